@@ -1,0 +1,9 @@
+"""Mistakes of the user's. Everything else that goes wrong is a bug and keeps its traceback."""
+
+
+class AutoshardError(Exception):
+    """One line: which field, its value, the other side's value, what would work. The command line prints it and exits with 2."""
+
+
+class NoLayoutFits(AutoshardError):
+    """Every layout was dropped; the text names the nearest miss and what would fit."""

@@ -1,0 +1,40 @@
+"""Units are converted here and nowhere else: SI inside, people's units at the edges."""
+
+KB, MB, GB, TB = 1e3, 1e6, 1e9, 1e12
+KIB, MIB, GIB = 2.0**10, 2.0**20, 2.0**30
+US, MS = 1e-6, 1e-3
+TFLOPS = 1e12
+GBIT_PER_S = 1e9 / 8
+"""Bytes per second in one gigabit per second."""
+
+
+def format_bytes(count: float) -> str:
+    """Decimal, three digits: 15_900_000_000 -> '15.9 GB'."""
+    for unit, size in (("TB", TB), ("GB", GB), ("MB", MB), ("KB", KB)):
+        if abs(count) >= size:
+            return f"{_three_digits(count / size)} {unit}"
+    return f"{count:.0f} B"
+
+
+def format_seconds(seconds: float) -> str:
+    """Three digits: 134.9 -> '135 s', 0.0021 -> '2.10 ms'."""
+    if abs(seconds) >= 1:
+        return f"{_three_digits(seconds)} s"
+    if abs(seconds) >= MS:
+        return f"{_three_digits(seconds / MS)} ms"
+    return f"{_three_digits(seconds / US)} us"
+
+
+def format_count(count: float) -> str:
+    """Three digits: 70_553_706_496 -> '70.6 B', as parameters and tokens are counted."""
+    for unit, size in (("T", TB), ("B", GB), ("M", MB), ("K", KB)):
+        if abs(count) >= size:
+            return f"{_three_digits(count / size)} {unit}"
+    return f"{count:g}"
+
+
+def _three_digits(value: float) -> str:
+    magnitude = abs(value)
+    if magnitude >= 99.95:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if magnitude >= 9.995 else f"{value:.2f}"
