@@ -1,0 +1,51 @@
+# make demo    from nothing to a plan and a rehearsal of it
+# make test    lint, types and every test, as continuous integration runs them
+# make clean   remove the environment and what was built
+#
+# Needs python3 (3.10 to 3.13, with venv) and make. PYTHON=python3.12 chooses the interpreter of a new .venv.
+
+SHELL := /usr/bin/env bash
+PYTHON ?= python3
+VENV := .venv
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+# An interrupted `venv` leaves a python without pip behind: make it anew.
+CREATE_VENV = $(VENV)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+INSTALL = $(VENV)/bin/python -m pip install -qq --constraint constraints.txt --editable
+
+.PHONY: help demo test lint types clean
+
+help:
+	@sed -n 's/^# make/make/p' Makefile
+
+demo: $(VENV)/.demo
+	autoshard plan --model llama3-70b --nodes 16
+	autoshard run plan.json
+
+test: lint types
+	python -m pytest tests/unit tests/golden tests/validation
+	python -m pytest tests/multiprocess
+
+lint: $(VENV)/.test
+	ruff check
+	ruff format --check
+
+types: $(VENV)/.test
+	mypy
+
+# Newer than pyproject.toml and constraints.txt when what they ask for is installed.
+$(VENV)/.demo: pyproject.toml constraints.txt
+	@echo "installing autoshard[torch,wandb,plot] into $(VENV)"
+	@$(CREATE_VENV)
+	@$(INSTALL) '.[torch,wandb,plot]'
+	@touch $@
+
+$(VENV)/.test: pyproject.toml constraints.txt
+	@echo "installing autoshard[torch,wandb,plot,dev] into $(VENV)"
+	@$(CREATE_VENV)
+	@$(INSTALL) '.[torch,wandb,plot,dev]'
+	@touch $(VENV)/.demo $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""The models that autoshard knows by name, one folder a family; installed as `autoshard.models`."""

@@ -1,0 +1,13 @@
+"""Marks tests/multiprocess, so that `-m "not multiprocess"` leaves out what starts several torch processes."""
+
+from pathlib import Path
+
+import pytest
+
+MULTIPROCESS = Path(__file__).parent / "multiprocess"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if MULTIPROCESS in item.path.parents:
+            item.add_marker(pytest.mark.multiprocess)
