@@ -1,0 +1,150 @@
+"""FLOPs, bytes, saved activations and collectives of a program, on one rank, for one microbatch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Iterator
+
+from autoshard.graph.ir import Graph
+from autoshard.graph.operators import KINDS
+from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, RedistributeStep, Step
+from autoshard.graph.redistribute import Transition, local_bytes
+from autoshard.graph.states import COLLECTIVES
+
+
+@dataclass(frozen=True, order=True)
+class Collective:
+    """phase: 'forward', 'recompute', 'backward' or 'sync' (once a step). bytes: larger of input and output buffer."""
+
+    phase: str
+    kind: str
+    axes: tuple[str, ...]
+    bytes: int
+
+
+@dataclass(frozen=True)
+class OperatorWork:
+    """Forward work of one operator on one rank. matmul is (M, N, K) for matrix products."""
+
+    name: str
+    kind: str
+    module: str
+    flops: float
+    bytes_moved: float
+    matmul: tuple[float, float, float] | None
+    backward_flops_ratio: float
+
+
+def operator_steps(step: Step) -> tuple[OperatorStep, ...]:
+    if isinstance(step, OperatorStep):
+        return (step,)
+    return step.einsums if isinstance(step, GatherEinsumStep) else ()
+
+
+def loop_sizes(program: Program, step: OperatorStep) -> dict[str, float]:
+    """Local size of each dim of the graph while this operator runs."""
+    sizes: dict[str, float] = dict(program.graph.sizes)
+    for axis, size in program.axes.items():
+        dim = step.choice.get(axis)
+        if dim in step.operator.loop_dims:
+            assert dim is not None
+            sizes[dim] /= size
+    return sizes
+
+
+def operator_work(program: Program, step: OperatorStep) -> OperatorWork:
+    op, graph = step.operator, program.graph
+    kind, sizes = KINDS[op.kind], loop_sizes(program, step)
+    moved = sum(local_bytes(graph, program.tensor(v).name, program.states[v], program.axes) for v in step.inputs)
+    if op.kind == "embedding":  # reads the rows it looks up, not the table
+        moved = local_bytes(graph, op.output, program.states[op.output], program.axes)
+    moved += local_bytes(graph, op.output, program.states[op.output], program.axes)
+    return OperatorWork(
+        op.name,
+        op.kind,
+        op.module,
+        kind.flops(op, graph, sizes),
+        float(moved),
+        kind.matmul_shape(op, graph, sizes),
+        kind.backward_flops_ratio(op),
+    )
+
+
+def saved_activations(program: Program, step: Step) -> dict[str, float]:
+    """Buffers, by name, that this step makes autograd keep for backward. Two steps that keep one buffer name it alike."""
+    kept: dict[str, float] = {}
+    for one in operator_steps(step):
+        op = one.operator
+        kind = KINDS[op.kind]
+        views = [one.inputs[index] for index in kind.saved_inputs(op, program.graph)]
+        if isinstance(step, GatherEinsumStep):
+            views = [step.gather.source if view == step.gather.target else view for view in views]
+        if kind.saves_output(op):
+            views.append(op.output)
+        for view in views:
+            tensor = program.tensor(view)
+            if tensor.role != "parameter" and tensor.differentiable:
+                kept[view] = float(local_bytes(program.graph, tensor.name, program.states[view], program.axes))
+        for extra in kind.extra_saved(op, program.graph, loop_sizes(program, one)):
+            kept[f"{op.name}:{extra.name}"] = extra.bytes
+    return kept
+
+
+def forward_collectives(program: Program, step: Step) -> Iterator[tuple[str, tuple[str, ...], int]]:
+    """(kind, axes, bytes) that running this step forward issues, in order."""
+    if isinstance(step, RedistributeStep):
+        yield from _moving(step.transitions, forward=True)
+        return
+    if isinstance(step, GatherEinsumStep):
+        yield from _moving(step.gather.transitions, forward=True)
+    for one in operator_steps(step):
+        op = one.operator
+        for kind, dim, size in KINDS[op.kind].internal_collectives(op, loop_sizes(program, one)):
+            axes = tuple(axis for axis in program.axes if one.choice.get(axis) == dim)
+            if axes:
+                yield kind, axes, int(size)
+
+
+def backward_collectives(program: Program, step: Step) -> Iterator[tuple[str, tuple[str, ...], int]]:
+    """(kind, axes, bytes) that this step's backward issues."""
+    if isinstance(step, RedistributeStep):
+        if program.tensor(step.source).differentiable:
+            yield from _moving(tuple(reversed(step.transitions)), forward=False)
+    elif isinstance(step, GatherEinsumStep):
+        yield from _moving(step.gather.transitions, forward=True)
+        yield from _moving(step.gather.transitions, forward=False)
+
+
+def _moving(transitions: tuple[Transition, ...], forward: bool) -> Iterator[tuple[str, tuple[str, ...], int]]:
+    for transition in transitions:
+        kind = transition.forward if forward else transition.backward
+        if kind in COLLECTIVES:
+            yield kind, transition.axes, transition.payload_bytes
+
+
+def microbatch_collectives(program: Program) -> Counter[Collective]:
+    """Every collective of one forward and backward without recompute."""
+    counts: Counter[Collective] = Counter()
+    for step in program.steps:
+        counts.update(Collective("forward", *one) for one in forward_collectives(program, step))
+        counts.update(Collective("backward", *one) for one in backward_collectives(program, step))
+    return counts
+
+
+def parameter_elements(program: Program) -> dict[str, int]:
+    """Local elements of each parameter on one rank."""
+    graph = program.graph
+    return {
+        tensor.name: local_bytes(graph, tensor.name, program.states[tensor.name], program.axes) // tensor.element_bytes
+        for tensor in graph.parameters()
+    }
+
+
+def total_flops(graph: Graph) -> float:
+    """Forward FLOPs of the whole graph, unsharded, matrix products and attention only (what MFU counts)."""
+    work = [op for op in graph.operators if op.kind in ("einsum", "attention")]
+    sizes: dict[str, float] = dict(graph.sizes)
+    return sum(KINDS[op.kind].flops(op, graph, sizes) for op in work)
+
+

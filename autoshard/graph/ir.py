@@ -1,0 +1,136 @@
+"""Operators over named dims: one description of the model for cost, search and runtime.
+
+A `Graph` is one pipeline stage for one microbatch. Sizes are global: `batch` holds the sequences of all data-parallel
+replicas, `seq` the whole sequence. How a mesh splits them is not known here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import prod
+from typing import Mapping
+
+INDEX_BYTES = 8
+"""Token ids and labels are int64, as torch's embedding and cross-entropy want them."""
+FLOAT32_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A value of the graph. role: 'parameter', 'input' (token ids, labels, a previous stage's output) or 'activation'."""
+
+    name: str
+    dims: tuple[str, ...]
+    role: str
+    element_bytes: int
+    differentiable: bool = True
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One node. loop_dims are the dims whose iterations are independent work and may be split over mesh axes.
+
+    module says which part of the block it belongs to ('core_attention', 'mlp', ...): recompute sets are named by it.
+    """
+
+    kind: str
+    name: str
+    inputs: tuple[str, ...]
+    output: str
+    loop_dims: tuple[str, ...]
+    module: str
+    attributes: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Operators in execution order over dims with global sizes."""
+
+    sizes: Mapping[str, int]
+    tensors: Mapping[str, Tensor]
+    operators: tuple[Operator, ...]
+
+    def parameters(self) -> tuple[Tensor, ...]:
+        return tuple(tensor for tensor in self.tensors.values() if tensor.role == "parameter")
+
+    def inputs(self) -> tuple[Tensor, ...]:
+        return tuple(tensor for tensor in self.tensors.values() if tensor.role == "input")
+
+    def num_elements(self, tensor: str) -> int:
+        return prod(self.sizes[dim] for dim in self.tensors[tensor].dims)
+
+    def num_parameters(self) -> int:
+        """Elements of all parameters; one that two operators share counts once."""
+        return sum(self.num_elements(tensor.name) for tensor in self.parameters())
+
+
+class GraphBuilder:
+    """Writes a graph operator by operator; the only mutable thing here, thrown away by `build`.
+
+    element_bytes: bytes of a parameter or activation element.
+    """
+
+    def __init__(self, sizes: Mapping[str, int], element_bytes: int):
+        self._sizes = dict(sizes)
+        self._element_bytes = element_bytes
+        self._tensors: dict[str, Tensor] = {}
+        self._operators: list[Operator] = []
+        self.module = ""
+        """Part of the block that the next operators belong to."""
+
+    def build(self) -> Graph:
+        return Graph(self._sizes, dict(self._tensors), tuple(self._operators))
+
+    def dims(self, tensor: str) -> tuple[str, ...]:
+        return self._tensors[tensor].dims
+
+    def parameter(self, name: str, dims: str) -> str:
+        """Asking twice for one name gives the same parameter: that is how embeddings are tied."""
+        return self._add(Tensor(name, tuple(dims.split()), "parameter", self._element_bytes))
+
+    def index_input(self, name: str, dims: str) -> str:
+        return self._add(Tensor(name, tuple(dims.split()), "input", INDEX_BYTES, differentiable=False))
+
+    def hidden_input(self, name: str, dims: str) -> str:
+        return self._add(Tensor(name, tuple(dims.split()), "input", self._element_bytes))
+
+    def operator(
+        self,
+        kind: str,
+        name: str,
+        inputs: tuple[str, ...],
+        output_dims: tuple[str, ...],
+        loop_dims: tuple[str, ...],
+        element_bytes: int | None = None,
+        **attributes: object,
+    ) -> str:
+        """Append an operator whose output tensor has the operator's name."""
+        self._add(Tensor(name, output_dims, "activation", element_bytes or self._element_bytes))
+        self._operators.append(Operator(kind, name, inputs, name, loop_dims, self.module, attributes))
+        return name
+
+    def einsum(self, name: str, expression: str, *inputs: str) -> str:
+        """`einsum("q", "batch seq embed, head headdim embed -> batch seq head headdim", x, w)`."""
+        left, right = expression.split("->")
+        operands = [tuple(part.split()) for part in left.split(",")]
+        for operand, tensor in zip(operands, inputs, strict=True):
+            assert operand == self.dims(tensor), (name, operand, self.dims(tensor))
+        loops = tuple(dict.fromkeys(dim for operand in operands for dim in operand))
+        output = tuple(right.split())
+        assert set(output) <= set(loops), (name, output, loops)
+        return self.operator("einsum", name, inputs, output, loops)
+
+    def elementwise(self, function: str, name: str, *inputs: str) -> str:
+        """The first input has all dims; the others may lack leading ones (a bias)."""
+        dims = self.dims(inputs[0])
+        for tensor in inputs[1:]:
+            have = self.dims(tensor)
+            assert dims[len(dims) - len(have) :] == have, (name, dims, have)
+        return self.operator("elementwise", name, inputs, dims, dims, function=function)
+
+    def _add(self, tensor: Tensor) -> str:
+        known = self._tensors.setdefault(tensor.name, tensor)
+        assert known == tensor and (known is tensor or tensor.role == "parameter"), (known, tensor)
+        unknown = [dim for dim in tensor.dims if dim not in self._sizes]
+        assert not unknown, (tensor.name, unknown)
+        return tensor.name

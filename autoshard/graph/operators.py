@@ -1,0 +1,269 @@
+"""What each kind of operator demands of its inputs, gives as output, computes, moves and keeps for backward.
+
+One rule serves all: along an axis on which the work is split over dim d, an input that has d is split along d, an input
+without d is `R`, an output without d is `P`. A kind overrides it where its mathematics says otherwise (attention over
+the query sequence, cross-entropy over the vocabulary).
+
+To add an operator: subclass `OperatorKind`, put it into `KINDS`, give the torch backend a kernel of the same name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Mapping
+
+from autoshard.graph.ir import FLOAT32_BYTES, Graph, Operator
+from autoshard.graph.states import INVARIANT, PARTIAL, REPLICATED
+
+Sizes = Mapping[str, float]
+"""Local size of each dim on one rank."""
+
+
+@dataclass(frozen=True)
+class Extra:
+    """A buffer that backward needs and that is not a tensor of the graph (softmax statistics, routing tables)."""
+
+    name: str
+    bytes: float
+
+
+class OperatorKind:
+    """The common rule. flops and bytes are of one rank, forward only, given local sizes."""
+
+    linear_input: int | None = None
+    """Input in which the operator is linear: it may then run on a partial sum and give one (choice `P`)."""
+
+    def input_state(self, op: Operator, dims: tuple[str, ...], index: int, choice: str) -> str:
+        if choice in (INVARIANT, REPLICATED):
+            return choice
+        if choice == PARTIAL:
+            return PARTIAL if index == self.linear_input else REPLICATED
+        return choice if choice in dims else REPLICATED
+
+    def output_state(self, op: Operator, dims: tuple[str, ...], choice: str) -> str:
+        if choice in (INVARIANT, REPLICATED, PARTIAL):
+            return choice
+        return choice if choice in dims else PARTIAL
+
+    def matmul_shape(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[float, float, float] | None:
+        """(M, N, K) of the matrix product that dominates, for kinds that are one."""
+        return None
+
+    def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        return 0.0
+
+    def backward_flops_ratio(self, op: Operator) -> float:
+        return 2.0
+
+    def saved_inputs(self, op: Operator, graph: Graph) -> tuple[int, ...]:
+        """Inputs (by position) that backward reads. Parameters are never charged: they are there anyway."""
+        return ()
+
+    def saves_output(self, op: Operator) -> bool:
+        return False
+
+    def extra_saved(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Extra, ...]:
+        return ()
+
+    def internal_collectives(self, op: Operator, sizes: Sizes) -> tuple[tuple[str, str, float], ...]:
+        """(kind, loop dim whose axes it runs over, bytes) of collectives inside the forward of the operator."""
+        return ()
+
+
+def _elements(graph: Graph, tensor: str, sizes: Sizes) -> float:
+    return prod(sizes[dim] for dim in graph.tensors[tensor].dims)
+
+
+class Einsum(OperatorKind):
+    """Matrix products: 2 FLOPs for each point of the loop nest, twice that backward; keeps both inputs."""
+
+    def matmul_shape(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[float, float, float]:
+        left, right = (graph.tensors[name].dims for name in op.inputs)
+        output = graph.tensors[op.output].dims
+        contracted = [dim for dim in left if dim not in output]
+        rows = [dim for dim in left if dim in output]
+        columns = [dim for dim in right if dim not in left]
+        return (prod(sizes[d] for d in rows), prod(sizes[d] for d in columns), prod(sizes[d] for d in contracted))
+
+    def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        return 2.0 * prod(sizes[dim] for dim in op.loop_dims)
+
+    def saved_inputs(self, op: Operator, graph: Graph) -> tuple[int, ...]:
+        return (0, 1)
+
+
+class Elementwise(OperatorKind):
+    """add keeps nothing; silu_mul(gate, up) keeps both; gelu its input."""
+
+    FLOPS = {"add": 1.0, "silu_mul": 5.0, "gelu": 8.0}
+
+    def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        return self.FLOPS[str(op.attributes["function"])] * prod(sizes[dim] for dim in op.loop_dims)
+
+    def saved_inputs(self, op: Operator, graph: Graph) -> tuple[int, ...]:
+        return () if op.attributes["function"] == "add" else tuple(range(len(op.inputs)))
+
+
+class Norm(OperatorKind):
+    """RMS or layer norm over the last dim: keeps its input and FP32 statistics of each row."""
+
+    def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        return 6.0 * _elements(graph, op.inputs[0], sizes)
+
+    def saved_inputs(self, op: Operator, graph: Graph) -> tuple[int, ...]:
+        return (0,)
+
+    def extra_saved(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Extra, ...]:
+        rows = prod(sizes[dim] for dim in op.loop_dims)
+        return (Extra("statistics", FLOAT32_BYTES * rows),)
+
+
+class Rope(OperatorKind):
+    """Rotary positions: linear with a constant table, so nothing is kept."""
+
+    def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        return 6.0 * _elements(graph, op.inputs[0], sizes)
+
+    def backward_flops_ratio(self, op: Operator) -> float:
+        return 1.0
+
+
+class Attention(OperatorKind):
+    """softmax(q k^T) v, causal, grouped-query. q: batch seq kvhead group headdim; k, v: batch seq kvhead headdim.
+
+    Split over the query sequence (context parallelism), keys and values are still needed whole: `R`.
+    kernel 'flash' keeps q, k, v, the output and one FP32 log-sum-exp a row, and its backward computes the scores again
+    (5 matrix products against 2 forward, Dao et al. 2022); 'plain' keeps the probabilities as well.
+    """
+
+    def input_state(self, op: Operator, dims: tuple[str, ...], index: int, choice: str) -> str:
+        if choice == "seq" and index > 0:
+            return REPLICATED
+        return super().input_state(op, dims, index, choice)
+
+    def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        """The fullest rank's share: with a contiguous split of the causal queries the last rank attends to most keys."""
+        whole, local = float(graph.sizes["seq"]), sizes["seq"]
+        window = op.attributes.get("sliding_window")
+        keys = whole - local / 2 if window is None else _mean_window_keys(whole, local, float(str(window)))
+        return 4.0 * _elements(graph, op.inputs[0], sizes) * keys
+
+    def backward_flops_ratio(self, op: Operator) -> float:
+        return 2.5 if op.attributes["kernel"] == "flash" else 2.0
+
+    def saved_inputs(self, op: Operator, graph: Graph) -> tuple[int, ...]:
+        return (0, 1, 2)
+
+    def saves_output(self, op: Operator) -> bool:
+        return op.attributes["kernel"] == "flash"
+
+    def extra_saved(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Extra, ...]:
+        rows = prod(sizes[dim] for dim in ("batch", "kvhead", "group", "seq"))
+        if op.attributes["kernel"] == "flash":
+            return (Extra("log_sum_exp", FLOAT32_BYTES * rows),)
+        element_bytes = graph.tensors[op.output].element_bytes
+        return (Extra("probabilities", element_bytes * rows * graph.sizes["seq"]),)
+
+
+def _mean_window_keys(whole: float, local: float, window: float) -> float:
+    """Mean number of keys that a query of the last `local` positions sees, causal with a window."""
+    first = whole - local
+    if first >= window:
+        return window
+    ramp = min(window, whole) - first
+    return ((first + ramp / 2) * ramp + window * (local - ramp)) / local
+
+
+class Embedding(OperatorKind):
+    """Row look-up; split over the vocabulary, each rank adds the rows it holds: the output is `P` by the common rule."""
+
+    def backward_flops_ratio(self, op: Operator) -> float:
+        return 1.0
+
+
+class PositionEmbedding(OperatorKind):
+    """Adds a learned row for each position: x[batch seq embed] + table[position embed]."""
+
+    def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        return _elements(graph, op.inputs[0], sizes)
+
+    def backward_flops_ratio(self, op: Operator) -> float:
+        return 1.0
+
+
+class CrossEntropy(OperatorKind):
+    """Mean negative log-likelihood over all tokens. Split over the vocabulary, two all-reduces of row statistics inside.
+
+    Computed in FP32: the probabilities are kept for backward (4 bytes a logit), the logits themselves are not.
+    """
+
+    def output_state(self, op: Operator, dims: tuple[str, ...], choice: str) -> str:
+        return INVARIANT if choice == "vocab" else super().output_state(op, dims, choice)
+
+    def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        return 5.0 * prod(sizes[dim] for dim in op.loop_dims)
+
+    def backward_flops_ratio(self, op: Operator) -> float:
+        return 0.5
+
+    def extra_saved(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Extra, ...]:
+        return (Extra("probabilities", FLOAT32_BYTES * prod(sizes[dim] for dim in op.loop_dims)),)
+
+    def internal_collectives(self, op: Operator, sizes: Sizes) -> tuple[tuple[str, str, float], ...]:
+        rows = sizes["batch"] * sizes["seq"]
+        return (
+            ("all_reduce", "vocab", FLOAT32_BYTES * rows),  # maximum of each row
+            ("all_reduce", "vocab", 2 * FLOAT32_BYTES * rows),  # sum of exponentials and the label's logit
+        )
+
+
+class TopKGate(OperatorKind):
+    """Softmax over the experts in FP32, the top k kept and normalised, zero elsewhere. Works on whole expert rows."""
+
+    def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        return 8.0 * _elements(graph, op.inputs[0], sizes)
+
+    def saved_inputs(self, op: Operator, graph: Graph) -> tuple[int, ...]:
+        return (0,)
+
+
+class Dispatch(OperatorKind):
+    """Copies each token into a slot of its experts: batch seq embed -> batch expert capacity embed.
+
+    Slots are given in sequence order, so it needs the whole sequence; tokens beyond the capacity are dropped.
+    """
+
+    def backward_flops_ratio(self, op: Operator) -> float:
+        return 1.0
+
+    def extra_saved(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Extra, ...]:
+        slots = sizes["batch"] * sizes["expert"] * sizes["capacity"]
+        return (Extra("slot_of_token", 8.0 * slots),)
+
+
+class Combine(OperatorKind):
+    """Weighted sum of the experts' answers per token: linear in them, so it can run on partial sums."""
+
+    linear_input = 0
+
+    def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        return 2.0 * _elements(graph, op.inputs[0], sizes)
+
+    def saved_inputs(self, op: Operator, graph: Graph) -> tuple[int, ...]:
+        return (0, 1)
+
+
+KINDS: dict[str, OperatorKind] = {
+    "einsum": Einsum(),
+    "elementwise": Elementwise(),
+    "norm": Norm(),
+    "rope": Rope(),
+    "attention": Attention(),
+    "embedding": Embedding(),
+    "position_embedding": PositionEmbedding(),
+    "cross_entropy": CrossEntropy(),
+    "top_k_gate": TopKGate(),
+    "dispatch": Dispatch(),
+    "combine": Combine(),
+}

@@ -1,0 +1,183 @@
+"""Graph + mesh + a choice for every operator -> the static SPMD program of one stage.
+
+The program is what cost prices, the runtime executes and the audit counts: operators on local tensors with
+redistributions inserted where states differ, each once however many operators read it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Mapping
+
+from autoshard.graph.ir import Graph, Operator, Tensor
+from autoshard.graph.operators import KINDS
+from autoshard.graph.redistribute import Axes, Transition, redistribute
+from autoshard.graph.states import INVARIANT, REPLICATED, State, without_gradient
+
+Choice = Mapping[str, str]
+"""What one operator does along each axis: split a loop dim, or `I` / `R` / `P`. An axis that is not named is `I`."""
+
+
+@dataclass(frozen=True)
+class OperatorStep:
+    """Run an operator on local tensors; inputs are names of tensors or of their redistributed views."""
+
+    operator: Operator
+    inputs: tuple[str, ...]
+    choice: Choice
+
+
+@dataclass(frozen=True)
+class RedistributeStep:
+    """Bring a tensor into another state; the result is a view with a name of its own."""
+
+    source: str
+    target: str
+    transitions: tuple[Transition, ...]
+
+
+@dataclass(frozen=True)
+class GatherEinsumStep:
+    """All-gather an activation and feed it to matrix products that alone read it.
+
+    Only the local piece is kept for backward, which gathers it again: Megatron's and NxD's rule for sequence parallelism.
+    """
+
+    gather: RedistributeStep
+    einsums: tuple[OperatorStep, ...]
+
+
+Step = OperatorStep | RedistributeStep | GatherEinsumStep
+
+
+@dataclass(frozen=True)
+class Program:
+    """One stage's SPMD program.
+
+    states: of every tensor and view. A parameter's is its storage.
+    gradient_sync: parameter -> axes over which its gradient is a partial sum until the end of the step.
+    outputs: views in the states that the caller asked for.
+    """
+
+    graph: Graph
+    axes: Axes
+    steps: tuple[Step, ...]
+    states: Mapping[str, State]
+    gradient_sync: Mapping[str, tuple[str, ...]]
+    outputs: tuple[str, ...]
+
+    def tensor(self, view: str) -> Tensor:
+        """The tensor behind a view's name."""
+        return self.graph.tensors[view.partition("@")[0]]
+
+
+def input_states(graph: Graph, op: Operator, choice: Choice, axes: Axes) -> tuple[State, ...]:
+    """States that the operator demands of its inputs, by its kind's rule."""
+    kind = KINDS[op.kind]
+    states = []
+    for index, name in enumerate(op.inputs):
+        tensor = graph.tensors[name]
+        state = tuple(kind.input_state(op, tensor.dims, index, choice.get(axis, INVARIANT)) for axis in axes)
+        states.append(state if tensor.differentiable else without_gradient(state))
+    return tuple(states)
+
+
+def output_state(graph: Graph, op: Operator, choice: Choice, axes: Axes) -> State:
+    kind = KINDS[op.kind]
+    dims = graph.tensors[op.output].dims
+    return tuple(kind.output_state(op, dims, choice.get(axis, INVARIANT)) for axis in axes)
+
+
+def partition(
+    graph: Graph,
+    axes: Axes,
+    choices: Mapping[str, Choice],
+    input_states_given: Mapping[str, State] | None = None,
+    outputs: Mapping[str, State | None] | None = None,
+) -> Program:
+    """Insert the redistributions that the choices need.
+
+    choices: by operator name.
+    input_states_given: states in which inputs arrive; others arrive as their first reader wants them.
+    outputs: tensors that leave the stage and the state they leave in (None: as produced).
+    """
+    return _Partitioner(graph, axes, choices, input_states_given or {}).run(outputs or {})
+
+
+class _Partitioner:
+    def __init__(self, graph: Graph, axes: Axes, choices: Mapping[str, Choice], given: Mapping[str, State]):
+        self._graph, self._axes, self._choices = graph, axes, choices
+        self._steps: list[OperatorStep | RedistributeStep] = []
+        self._states: dict[str, State] = dict(given)
+        self._sync: dict[str, tuple[str, ...]] = {}
+        self._uses: dict[str, set[State]] = {}
+        for op in graph.operators:
+            for name, state in zip(op.inputs, input_states(graph, op, choices[op.name], axes), strict=True):
+                self._uses.setdefault(name, set()).add(state)
+
+    def run(self, outputs: Mapping[str, State | None]) -> Program:
+        for op in self._graph.operators:
+            choice = self._choices[op.name]
+            states = input_states(self._graph, op, choice, self._axes)
+            views = tuple(self._view(name, state) for name, state in zip(op.inputs, states, strict=True))
+            self._steps.append(OperatorStep(op, views, choice))
+            self._states[op.output] = output_state(self._graph, op, choice, self._axes)
+        leaving = tuple(self._view(name, state or self._states[name]) for name, state in outputs.items())
+        steps = _fuse_gathers(self._graph, self._steps, leaving)
+        return Program(self._graph, self._axes, steps, self._states, self._sync, leaving)
+
+    def _view(self, name: str, state: State) -> str:
+        tensor = self._graph.tensors[name]
+        if name not in self._states:  # a parameter or input is stored as its first reader wants it
+            self._states[name] = without_gradient(state)
+        stored = self._states[name]
+        if stored == state:
+            return name
+        if tensor.role == "parameter" and self._may_defer(name, stored, state):
+            partial = {a for a, s, t in zip(self._axes, stored, state, strict=True) if s != t}
+            self._sync[name] = tuple(axis for axis in self._axes if axis in partial)
+            return name
+        view = f"{name}@{'.'.join(state)}"
+        if view not in self._states:
+            self._steps.append(RedistributeStep(name, view, redistribute(self._graph, name, stored, state, self._axes)))
+            self._states[view] = state
+        return view
+
+    def _may_defer(self, name: str, stored: State, state: State) -> bool:
+        """A parameter's I -> R moves nothing forward; its backward sum waits for the end of the step, once for all microbatches.
+
+        Not when uses differ (tied parameters): the deferred sum would count the other use's gradient several times.
+        """
+        only_sums = all(s == t or (s, t) == (INVARIANT, REPLICATED) for s, t in zip(stored, state, strict=True))
+        return only_sums and len(self._uses[name]) == 1
+
+
+def _fuse_gathers(
+    graph: Graph, steps: list[OperatorStep | RedistributeStep], outputs: tuple[str, ...]
+) -> tuple[Step, ...]:
+    """Fold an all-gather of an activation into the matrix products right behind it when nothing else reads it."""
+    fused: list[Step] = []
+    position = 0
+    while position < len(steps):
+        step = steps[position]
+        if isinstance(step, RedistributeStep) and _gathers_activation(graph, step) and step.target not in outputs:
+            readers = [s for s in steps[position:] if isinstance(s, OperatorStep) and step.target in s.inputs]
+            behind = steps[position + 1 : position + 1 + len(readers)]
+            if behind == readers and all(_is_projection(graph, s, step.target) for s in readers):
+                fused.append(GatherEinsumStep(step, tuple(readers)))
+                position += 1 + len(readers)
+                continue
+        fused.append(step)
+        position += 1
+    return tuple(fused)
+
+
+def _gathers_activation(graph: Graph, step: RedistributeStep) -> bool:
+    kinds = [(t.forward, t.backward) for t in step.transitions]
+    tensor = graph.tensors[step.source]
+    return kinds == [("all_gather", "reduce_scatter")] and tensor.role != "parameter" and tensor.differentiable
+
+
+def _is_projection(graph: Graph, step: OperatorStep, view: str) -> bool:
+    op = step.operator
+    return op.kind == "einsum" and step.inputs[0] == view and graph.tensors[op.inputs[1]].role == "parameter"

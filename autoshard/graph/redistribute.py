@@ -1,0 +1,128 @@
+"""From one state to another: which collectives, over which axes, with how many bytes, forward and backward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import permutations
+from math import prod
+from typing import Mapping
+
+from autoshard.graph.ir import Graph
+from autoshard.graph.states import COLLECTIVES, INVARIANT, PARTIAL, State, is_split, transition_kinds
+
+Axes = Mapping[str, int]
+"""Size of each axis of the stage's mesh, outermost first; the last one varies fastest over ranks."""
+
+
+@dataclass(frozen=True)
+class Transition:
+    """One collective or local move of a redistribution.
+
+    payload_bytes: the larger of its input and output buffer on one rank, the same forward and backward.
+    source_dim, target_dim: the dim that stops or starts being split, where there is one.
+    """
+
+    forward: str
+    backward: str
+    axes: tuple[str, ...]
+    source_dim: str | None
+    target_dim: str | None
+    payload_bytes: int
+
+
+class NoTransition(Exception):
+    """The state table has no way from one state to the other, or a dim does not divide."""
+
+
+def local_sizes(graph: Graph, dims: tuple[str, ...], state: State, axes: Axes) -> tuple[int, ...]:
+    """Shape of the tensor on one rank."""
+    sizes = {dim: graph.sizes[dim] for dim in dims}
+    for (axis, size), entry in zip(axes.items(), state, strict=True):
+        if entry in sizes:
+            if sizes[entry] % size:
+                raise NoTransition(f"{entry}={graph.sizes[entry]} does not divide over {axis}={size}")
+            sizes[entry] //= size
+    return tuple(sizes[dim] for dim in dims)
+
+
+def local_bytes(graph: Graph, tensor: str, state: State, axes: Axes) -> int:
+    value = graph.tensors[tensor]
+    return prod(local_sizes(graph, value.dims, state, axes)) * value.element_bytes
+
+
+def redistribute(graph: Graph, tensor: str, source: State, target: State, axes: Axes) -> tuple[Transition, ...]:
+    """The cheapest valid order of transitions from source to target.
+
+    A dim that several axes split is ordered as the mesh (outer axes hold the larger pieces), so an axis may only be added
+    inside or removed from the inside of the others: any other order would permute data silently. Axes with the same
+    change go together as one collective. Where no order is valid, the offending dims are gathered first.
+
+    Raises NoTransition where the state table has none.
+    """
+    changes: dict[tuple[str, str], list[str]] = {}
+    for axis, before, after in zip(axes, source, target, strict=True):
+        if before != after:
+            changes.setdefault((before, after), []).append(axis)
+    for before, after in changes:
+        if transition_kinds(before, after) is None:
+            raise NoTransition(f"{tensor}: nothing turns {before} into {after}")
+    candidates = [
+        steps
+        for order in permutations(changes.items())
+        if (steps := _apply_in_order(graph, tensor, source, order, axes)) is not None
+    ]
+    if candidates:
+        return min(candidates, key=_moved_bytes)
+    middle = _gather_conflicts(source, target)
+    if middle == source:
+        raise NoTransition(f"{tensor}: no valid order from {source} to {target}")
+    first = redistribute(graph, tensor, source, middle, axes)
+    return first + redistribute(graph, tensor, middle, target, axes)
+
+
+def _apply_in_order(
+    graph: Graph,
+    tensor: str,
+    source: State,
+    order: tuple[tuple[tuple[str, str], list[str]], ...],
+    axes: Axes,
+) -> tuple[Transition, ...] | None:
+    names = list(axes)
+    current = list(source)
+    steps = []
+    for (before, after), changing in order:
+        if is_split(before) and not _innermost(names, current, changing, before):
+            return None
+        if is_split(after) and not _innermost(names, current, changing, after):
+            return None
+        bytes_before = local_bytes(graph, tensor, tuple(current), axes)
+        for axis in changing:
+            current[names.index(axis)] = after
+        payload = max(bytes_before, local_bytes(graph, tensor, tuple(current), axes))
+        kinds = transition_kinds(before, after)
+        assert kinds is not None
+        source_dim = before if is_split(before) else None
+        target_dim = after if is_split(after) else None
+        steps.append(Transition(kinds[0], kinds[1], tuple(changing), source_dim, target_dim, payload))
+    return tuple(steps)
+
+
+def _innermost(names: list[str], current: list[str], changing: list[str], dim: str) -> bool:
+    """Whether every axis that goes on splitting dim lies outside the changing ones."""
+    staying = [i for i, entry in enumerate(current) if entry == dim and names[i] not in changing]
+    return all(i < names.index(axis) for i in staying for axis in changing)
+
+
+def _moved_bytes(steps: tuple[Transition, ...]) -> int:
+    ways = [(kind, step.payload_bytes) for step in steps for kind in (step.forward, step.backward)]
+    return sum(size * (2 if kind == "all_reduce" else 1) for kind, size in ways if kind in COLLECTIVES)
+
+
+def _gather_conflicts(source: State, target: State) -> State:
+    """Source with the dims that several axes fight over unsplit."""
+    entries = [entry for entry in source + target if is_split(entry)]
+    contested = {d for d in entries if sum(d in (s, t) for s, t in zip(source, target, strict=True)) > 1}
+    return tuple(
+        INVARIANT if before in contested or (before == PARTIAL and after in contested) else before
+        for before, after in zip(source, target, strict=True)
+    )

@@ -1,0 +1,59 @@
+"""Mixtral as operators over named dims: route, dispatch to expert slots, experts as batched matrix products, combine."""
+
+from __future__ import annotations
+
+from autoshard.graph.ir import GraphBuilder
+from autoshard.models.llama.graph import attention, embedding, head, rms_norm
+from autoshard.spec.model import ModelSpec
+
+__all__ = ["block", "embedding", "head"]
+
+SLOTS = "batch expert capacity"
+
+
+def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
+    prefix = f"model.layers.{layer}"
+    x = attention(b, model, x, prefix, kernel)
+    b.module = "mlp_norm"
+    h = rms_norm(b, model, f"{prefix}.post_attention_layernorm", x)
+    b.module = "mlp"
+    out = mixture(b, model, h, f"{prefix}.block_sparse_moe")
+    b.module = "residual"
+    return b.elementwise("add", f"{prefix}.mlp_residual", x, out)
+
+
+def mixture(b: GraphBuilder, model: ModelSpec, h: str, name: str) -> str:
+    """sum over the top k experts of gate * expert(h); slots per expert and sequence are the dim `capacity`."""
+    logits = b.einsum(
+        f"{name}.gate",
+        "batch seq embed, expert embed -> batch seq expert",
+        h,
+        b.parameter(f"{name}.gate.weight", "expert embed"),
+    )
+    gates = b.operator(
+        "top_k_gate",
+        f"{name}.top_k",
+        (logits,),
+        ("batch", "seq", "expert"),
+        ("batch", "seq"),
+        top_k=model.num_experts_per_tok,
+    )
+    slots = b.operator(
+        "dispatch", f"{name}.dispatch", (h, gates), (*SLOTS.split(), "embed"), ("batch", "embed")
+    )
+    w1, w3 = (
+        b.einsum(
+            f"{name}.experts.{part}",
+            f"{SLOTS} embed, expert ffn embed -> {SLOTS} ffn",
+            slots,
+            b.parameter(f"{name}.experts.{part}.weight", "expert ffn embed"),
+        )
+        for part in ("w1", "w3")
+    )
+    answers = b.einsum(
+        f"{name}.experts.w2",
+        f"{SLOTS} ffn, expert embed ffn -> {SLOTS} embed",
+        b.elementwise("silu_mul", f"{name}.experts.act_fn", w1, w3),
+        b.parameter(f"{name}.experts.w2.weight", "expert embed ffn"),
+    )
+    return b.operator("combine", f"{name}.combine", (answers, gates), ("batch", "seq", "embed"), ("batch", "embed"))

@@ -1,0 +1,85 @@
+"""The graph of one pipeline stage of any model: embedding, a range of blocks, head."""
+
+from __future__ import annotations
+
+from math import ceil
+from types import ModuleType
+
+from autoshard.errors import AutoshardError
+from autoshard.graph.ir import Graph, GraphBuilder
+from autoshard.models.gpt2 import graph as gpt2
+from autoshard.models.llama import graph as llama
+from autoshard.models.mixtral import graph as mixtral
+from autoshard.spec.model import ModelSpec
+
+FAMILIES: dict[str, ModuleType] = {"llama": llama, "mistral": llama, "mixtral": mixtral, "gpt2": gpt2}
+"""model_type -> module with `embedding(b, model)`, `block(b, model, x, layer, kernel)` and `head(b, model, x)`."""
+
+VOCABULARY_MULTIPLE = 8
+"""Padded vocabularies are a multiple of this on every rank: Megatron's and NxD's make_vocab_size_divisible_by."""
+
+
+def padded_vocab_size(vocab_size: int, tp: int) -> int:
+    """The vocabulary as stored: unchanged where tp divides it, else padded to a multiple of 8 tp."""
+    if vocab_size % tp == 0:
+        return vocab_size
+    multiple = VOCABULARY_MULTIPLE * tp
+    return ceil(vocab_size / multiple) * multiple
+
+
+def dim_sizes(model: ModelSpec, batch: int, seq: int, tp: int = 1, capacity_factor: float = 1.0) -> dict[str, int]:
+    """Global size of every dim for one microbatch.
+
+    batch: sequences of all data-parallel replicas. capacity_factor: slots per expert over the even share of a sequence's
+    tokens; num_local_experts / num_experts_per_tok gives every token a slot whatever the router does (dropless).
+    """
+    sizes = {
+        "batch": batch,
+        "seq": seq,
+        "embed": model.hidden_size,
+        "kvhead": model.num_key_value_heads,
+        "group": model.num_attention_heads // model.num_key_value_heads,
+        "headdim": model.head_dim,
+        "ffn": model.intermediate_size,
+        "vocab": padded_vocab_size(model.vocab_size, tp),
+    }
+    if model.rope_theta is None:
+        sizes["position"] = model.max_position_embeddings
+    if model.num_local_experts:
+        sizes["expert"] = model.num_local_experts
+        share = seq * model.num_experts_per_tok / model.num_local_experts
+        sizes["capacity"] = ceil(share * capacity_factor)
+    return sizes
+
+
+def stage_graph(
+    model: ModelSpec,
+    sizes: dict[str, int],
+    layers: range,
+    first: bool,
+    last: bool,
+    attention_kernel: str = "flash",
+    element_bytes: int = 2,
+) -> Graph:
+    """The stage that holds `layers`, with the embedding if first and the head and loss if last.
+
+    Raises AutoshardError for a model_type without a family.
+    """
+    family = FAMILIES.get(model.model_type)
+    if family is None:
+        raise AutoshardError(f"model_type={model.model_type!r} of {model.name} is not one of: {', '.join(FAMILIES)}")
+    b = GraphBuilder(sizes, element_bytes)
+    x = family.embedding(b, model) if first else b.hidden_input("hidden", "batch seq embed")
+    for layer in layers:
+        x = family.block(b, model, x, layer, attention_kernel)
+    if last:
+        family.head(b, model, x)
+    return b.build()
+
+
+def parameter_count(model: ModelSpec) -> int:
+    """Parameters of the whole model as published: unpadded, tied ones once."""
+    sizes = dim_sizes(model, batch=1, seq=1)
+    block = stage_graph(model, sizes, range(1), first=False, last=False).num_parameters()
+    ends = stage_graph(model, sizes, range(0), first=True, last=True).num_parameters()
+    return ends + model.num_hidden_layers * block
