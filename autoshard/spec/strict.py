@@ -1,0 +1,55 @@
+"""Read plain JSON objects strictly: every key that is wanted, and none left over. Errors name the object by its path."""
+
+from typing import Any
+
+from autoshard.errors import AutoshardError
+
+
+class Reader:
+    """One JSON object that must be used up: take each key once, then `finish`.
+
+    path: what an error calls the object, such as "plan.json: inputs.cluster".
+    """
+
+    def __init__(self, data: object, path: str) -> None:
+        if not isinstance(data, dict):
+            raise AutoshardError(f"{path} must be an object with named fields, not {_shown(data)}")
+        self.path = path
+        self._known: list[str] = []
+        self._left: dict[str, Any] = dict(data)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The keys not taken yet, in the order of the file."""
+        return tuple(self._left)
+
+    def any(self, name: str) -> Any:
+        """The value under `name`, whatever it is. Errors: missing."""
+        self._known.append(name)
+        if name not in self._left:
+            raise AutoshardError(f"{self.path} lacks {name}")
+        return self._left.pop(name)
+
+    def text(self, name: str) -> str:
+        """A non-empty string."""
+        value = self.any(name)
+        if not isinstance(value, str) or not value:
+            raise AutoshardError(f"{self.path}.{name} is {_shown(value)}; it must be a text")
+        return value
+
+    def child(self, name: str) -> "Reader":
+        """The object under `name`."""
+        return Reader(self.any(name), f"{self.path}.{name}")
+
+    def finish(self) -> None:
+        """Errors: keys that nobody took; an unknown key is more often a slip than a wish."""
+        if self._left:
+            unknown = ", ".join(_shown(name) for name in list(self._left)[:5])
+            raise AutoshardError(f"{self.path} has a field that is not known: {unknown}; known: {', '.join(self._known)}")
+
+
+def _shown(value: object) -> str:
+    """What kind of value it is, and the value itself when that is short."""
+    if isinstance(value, str) and len(value) <= 60:
+        return ascii(value)
+    return "null" if value is None else f"a {type(value).__name__}"
