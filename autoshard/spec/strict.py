@@ -1,4 +1,4 @@
-"""Read plain JSON objects strictly: every key that is wanted, and none left over. Errors name the object by its path."""
+"""Read plain JSON objects strictly: every key that is wanted, and none left over. Errors name the place."""
 
 from typing import Any
 
@@ -45,11 +45,21 @@ class Reader:
         """Errors: keys that nobody took; an unknown key is more often a slip than a wish."""
         if self._left:
             unknown = ", ".join(_shown(name) for name in list(self._left)[:5])
-            raise AutoshardError(f"{self.path} has a field that is not known: {unknown}; known: {', '.join(self._known)}")
+            raise AutoshardError(
+                f"{self.path} has a field that is not known: {unknown}; known: {', '.join(self._known)}"
+            )
 
 
 def _shown(value: object) -> str:
-    """What kind of value it is, and the value itself when that is short."""
+    """What kind of value it is; a short text itself."""
     if isinstance(value, str) and len(value) <= 60:
         return ascii(value)
-    return "null" if value is None else f"a {type(value).__name__}"
+    names = {
+        type(None): "null",
+        bool: "true or false",
+        int: "a number",
+        float: "a number",
+        str: "a text",
+        list: "a list",
+    }
+    return names.get(type(value), "an object")

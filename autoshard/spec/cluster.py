@@ -1,0 +1,290 @@
+"""The cluster: what one device computes and holds, and how groups of devices talk to each other.
+
+A *device* is what one rank drives: a logical NeuronCore on Trainium, a process on "cpu". Numbers come from the files in
+`autoshard/hardware/` (`spec/hardware_file.py` reads them); a plan holds the cluster by value and needs them no more.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from autoshard.errors import AutoshardError
+from autoshard.spec.fields import check_choice, check_integer, check_positive, show, values_for
+
+LAYOUT_RULES = ("trn1", "trn2", "none")
+
+
+def _check_text(of: str, field: str, value: object) -> None:
+    if not isinstance(value, str) or not value or not value.isprintable() or len(value) > 100:
+        raise AutoshardError(f"{field}={show(value)} of {of} must be a short printable text")
+
+
+def _check_not_negative(of: str, field: str, value: object) -> None:
+    if isinstance(value, bool) or value != 0:
+        check_positive(of, field, value)
+
+
+def _check_share(of: str, field: str, value: float) -> None:
+    check_positive(of, field, value)
+    if value > 1:
+        raise AutoshardError(f"{field}={show(value)} of {of} is a share of the peak, at most 1")
+
+
+@dataclass(frozen=True)
+class Link:
+    """A way between devices.
+
+    bandwidth_bytes_per_s: what one device achieves in one direction (nccl-tests' "busbw"), not the datasheet's.
+    latency_s: of one hop.
+    """
+
+    name: str
+    bandwidth_bytes_per_s: float
+    latency_s: float
+
+    def __post_init__(self) -> None:
+        _check_text("a link", "name", self.name)
+        check_positive(f"link {self.name}", "bandwidth_bytes_per_s", self.bandwidth_bytes_per_s)
+        _check_not_negative(f"link {self.name}", "latency_s", self.latency_s)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {"name": self.name, "bandwidth_bytes_per_s": self.bandwidth_bytes_per_s, "latency_s": self.latency_s}
+
+    @staticmethod
+    def from_dict(data: object, what: str = "link") -> "Link":
+        """From `to_dict`'s form. Errors: a key missing or unknown, a wrong value."""
+        return Link(**values_for(Link, data, what))
+
+
+@dataclass(frozen=True)
+class Device:
+    """One rank's processor and memory.
+
+    flops_per_s: dense peak by dtype name, sorted by name.
+    reserved_memory_bytes: of memory_bytes, what the model cannot use (microcode, runtime, compiled code, scratchpad).
+    matmul_efficiency: share of the peak that a large matmul reaches; contracting K reaches K / (K + matmul_k0) of that.
+    tile_rows, tile_columns: output tiles of the matrix unit; a dim is rounded up to whole tiles (1: no tiles).
+    memory_efficiency: share of the memory bandwidth that operators bound by memory reach.
+    operator_overhead_s: fixed cost of each operator that is launched.
+    """
+
+    name: str
+    flops_per_s: tuple[tuple[str, float], ...]
+    memory_bytes: float
+    reserved_memory_bytes: float
+    memory_bandwidth_bytes_per_s: float
+    matmul_efficiency: float
+    matmul_k0: float
+    tile_rows: int
+    tile_columns: int
+    memory_efficiency: float
+    operator_overhead_s: float
+
+    def __post_init__(self) -> None:
+        _check_text("a device", "name", self.name)
+        of = f"device {self.name}"
+        for dtype, peak in self.flops_per_s:
+            check_positive(of, f"flops_per_s.{dtype}", peak)
+        for field in ("memory_bytes", "memory_bandwidth_bytes_per_s"):
+            check_positive(of, field, getattr(self, field))
+        for field in ("reserved_memory_bytes", "matmul_k0", "operator_overhead_s"):
+            _check_not_negative(of, field, getattr(self, field))
+        for field in ("matmul_efficiency", "memory_efficiency"):
+            _check_share(of, field, getattr(self, field))
+        for field in ("tile_rows", "tile_columns"):
+            check_integer(of, field, getattr(self, field))
+        if self.reserved_memory_bytes >= self.memory_bytes:
+            raise AutoshardError(
+                f"reserved_memory_bytes={self.reserved_memory_bytes:g} of {of} leaves nothing of "
+                f"memory_bytes={self.memory_bytes:g}"
+            )
+
+    def peak_flops_per_s(self, dtype: str) -> float:
+        """Dense peak for a dtype such as "bfloat16". Errors: a dtype that the device file does not list."""
+        for name, value in self.flops_per_s:
+            if name == dtype:
+                return value
+        known = ", ".join(name for name, _ in self.flops_per_s)
+        raise AutoshardError(f"dtype {dtype} has no peak FLOP/s for device {self.name}; it lists {known}")
+
+    @property
+    def usable_memory_bytes(self) -> float:
+        """What a plan may fill."""
+        return self.memory_bytes - self.reserved_memory_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "name": self.name,
+            "flops_per_s": dict(self.flops_per_s),
+            "memory_bytes": self.memory_bytes,
+            "reserved_memory_bytes": self.reserved_memory_bytes,
+            "memory_bandwidth_bytes_per_s": self.memory_bandwidth_bytes_per_s,
+            "matmul_efficiency": self.matmul_efficiency,
+            "matmul_k0": self.matmul_k0,
+            "tile_rows": self.tile_rows,
+            "tile_columns": self.tile_columns,
+            "memory_efficiency": self.memory_efficiency,
+            "operator_overhead_s": self.operator_overhead_s,
+        }
+
+    @staticmethod
+    def from_dict(data: object, what: str = "device") -> "Device":
+        """From `to_dict`'s form. Errors: a key missing or unknown, a wrong value."""
+        values = values_for(Device, data, what)
+        peaks = values.pop("flops_per_s")
+        if not isinstance(peaks, dict):
+            raise AutoshardError(f"flops_per_s={show(peaks)} of {what} must be an object: FLOP/s by dtype")
+        return Device(flops_per_s=tuple(sorted(peaks.items())), **values)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Nodes of one instance type, all alike.
+
+    lnc: physical NeuronCores that one logical core joins (trn2; elsewhere 1).
+    intra_node: (devices, link) by rising devices: a group whose members lie within that many neighbouring devices of a
+        node uses that link; the last one covers the whole node.
+    adapters_per_node: network adapters of a node; a device uses those of its own chip.
+    inter_node: one network adapter (not one device).
+    collective_launch_s: fixed cost of a collective, whatever its group.
+    all_to_all_efficiency: share of the bus bandwidth that an all-to-all reaches inside a node (its ways are longer).
+    layout_rules: which accelerator's rules on degrees and groups apply: "trn1", "trn2" or "none".
+    """
+
+    instance: str
+    nodes: int
+    lnc: int
+    devices_per_node: int
+    devices_per_chip: int
+    device: Device
+    intra_node: tuple[tuple[int, Link], ...]
+    adapters_per_node: int
+    inter_node: Link
+    collective_launch_s: float
+    all_to_all_efficiency: float
+    price_per_node_hour_usd: float | None
+    layout_rules: str
+
+    def __post_init__(self) -> None:
+        _check_text("a cluster", "instance", self.instance)
+        of = f"cluster {self.instance}"
+        for field in ("nodes", "lnc", "devices_per_node", "devices_per_chip", "adapters_per_node"):
+            check_integer(of, field, getattr(self, field))
+        _check_not_negative(of, "collective_launch_s", self.collective_launch_s)
+        _check_share(of, "all_to_all_efficiency", self.all_to_all_efficiency)
+        if self.price_per_node_hour_usd is not None:
+            _check_not_negative(of, "price_per_node_hour_usd", self.price_per_node_hour_usd)
+        check_choice(of, "layout_rules", self.layout_rules, LAYOUT_RULES)
+        if self.devices_per_node % self.devices_per_chip:
+            raise AutoshardError(
+                f"devices_per_node={self.devices_per_node} of {of} must be a multiple of "
+                f"devices_per_chip={self.devices_per_chip}"
+            )
+        _check_intra_node(self)
+
+    @property
+    def world_size(self) -> int:
+        """Ranks: one a device."""
+        return self.nodes * self.devices_per_node
+
+    @property
+    def chips_per_node(self) -> int:
+        """Chips of one node."""
+        return self.devices_per_node // self.devices_per_chip
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.instance, self.nodes, self.lnc, self.device, self.intra_node, self.inter_node))
+
+    def __hash__(self) -> int:
+        """Computed once: search looks clusters up in caches all the time."""
+        return self._hash
+
+    def intra_node_link(self, devices: int) -> Link:
+        """The link of a group that spans so many neighbouring devices of one node."""
+        for limit, link in self.intra_node:
+            if devices <= limit:
+                return link
+        return self.intra_node[-1][1]
+
+    def inter_node_bandwidth_bytes_per_s(self, ranks: int) -> float:
+        """Of one rank, when so many neighbouring ranks of its node send to other nodes at once.
+
+        A rank reaches the adapters of its own chip: 4 ranks on one trn2 chip share one adapter, 64 ranks share all 16.
+        """
+        reached = max(1, min(self.adapters_per_node, -(-ranks * self.adapters_per_node // self.devices_per_node)))
+        return self.inter_node.bandwidth_bytes_per_s * reached / ranks
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; `from_dict` gives an equal Cluster back."""
+        return {
+            "instance": self.instance,
+            "nodes": self.nodes,
+            "lnc": self.lnc,
+            "devices_per_node": self.devices_per_node,
+            "devices_per_chip": self.devices_per_chip,
+            "device": self.device.to_dict(),
+            "intra_node": [{"devices": devices, "link": link.to_dict()} for devices, link in self.intra_node],
+            "adapters_per_node": self.adapters_per_node,
+            "inter_node": self.inter_node.to_dict(),
+            "collective_launch_s": self.collective_launch_s,
+            "all_to_all_efficiency": self.all_to_all_efficiency,
+            "price_per_node_hour_usd": self.price_per_node_hour_usd,
+            "layout_rules": self.layout_rules,
+        }
+
+    @staticmethod
+    def from_dict(data: object, what: str = "cluster") -> "Cluster":
+        """From `to_dict`'s form. Errors: a key missing or unknown, a wrong type or value, each named."""
+        values = values_for(Cluster, data, what)
+        steps = values.pop("intra_node")
+        if not isinstance(steps, list):
+            raise AutoshardError(f"intra_node={show(steps)} of {what} must be a list of devices and link")
+        return Cluster(
+            device=Device.from_dict(values.pop("device"), f"{what}.device"),
+            intra_node=tuple(_intra_node_step(step, f"{what}.intra_node") for step in steps),
+            inter_node=Link.from_dict(values.pop("inter_node"), f"{what}.inter_node"),
+            **values,
+        )
+
+
+def _intra_node_step(step: object, what: str) -> tuple[int, Link]:
+    if not isinstance(step, dict) or set(step) != {"devices", "link"}:
+        raise AutoshardError(f"{what} holds {show(step)}; each entry must be an object of devices and link")
+    return step["devices"], Link.from_dict(step["link"], f"{what}.link")
+
+
+def _check_intra_node(cluster: Cluster) -> None:
+    of = f"cluster {cluster.instance}"
+    spans = [devices for devices, _ in cluster.intra_node]
+    for devices in spans:
+        check_integer(of, "intra_node.devices", devices)
+    if not spans or spans != sorted(set(spans)) or spans[-1] != cluster.devices_per_node:
+        raise AutoshardError(
+            f"intra_node={spans} devices of {of} must rise and end at devices_per_node={cluster.devices_per_node}"
+        )
+
+
+def instances() -> tuple[str, ...]:
+    """The instance types that autoshard has a hardware file for, sorted."""
+    from autoshard.spec import hardware_file
+
+    return hardware_file.packaged_instances()
+
+
+def load_cluster(
+    instance: str | None, nodes: int, lnc: int | None = None, hardware_file: Path | None = None
+) -> Cluster:
+    """The cluster of so many nodes of an instance type.
+
+    lnc: physical cores per logical core; None takes the instance's default (2 on trn2, 1 elsewhere).
+    hardware_file: a file of the user's own, read in place of a packaged one; `instance` may then be None, else it must
+        agree with the file.
+    Errors: an unknown instance, fewer than one node, an lnc that the instance does not offer, a wrong hardware file.
+    """
+    from autoshard.spec import hardware_file as reader
+
+    return reader.read_cluster(reader.find(instance, hardware_file), instance, nodes, lnc)

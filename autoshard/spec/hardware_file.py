@@ -1,0 +1,147 @@
+"""Read a hardware file: one JSON file an instance type, every number with its source (autoshard/hardware/README.md)."""
+
+from pathlib import Path
+from typing import Any
+
+from autoshard.errors import AutoshardError
+from autoshard.interop.json_file import read_json
+from autoshard.spec.cluster import Cluster
+from autoshard.spec.fields import check_integer, check_positive, show
+from autoshard.spec.strict import Reader
+
+FOLDER = Path(__file__).parent.parent / "hardware"
+MAX_FILE_BYTES = 1_000_000
+FORMAT_VERSION = 1
+
+
+class Section(Reader):
+    """One object of a hardware file, in which every number stands as {"value": ..., "source": "..."}."""
+
+    def child(self, name: str) -> "Section":
+        """The object under `name`."""
+        return Section(self.any(name), f"{self.path}.{name}")
+
+    def sourced(self, name: str) -> Any:
+        """The value of a sourced entry. Errors: no source, or anything else beside the two."""
+        entry = self.child(name)
+        value = entry.any("value")
+        entry.text("source")
+        entry.finish()
+        return value
+
+    def number(self, name: str) -> float:
+        """A sourced number of at least 0."""
+        value = self.sourced(name)
+        if isinstance(value, bool) or value != 0:
+            check_positive(self.path, name, value)
+        return float(value)
+
+    def integer(self, name: str) -> int:
+        """A sourced whole number of at least 1."""
+        value = self.sourced(name)
+        check_integer(self.path, name, value)
+        return int(value)
+
+
+def packaged_instances() -> tuple[str, ...]:
+    """Names of the files that come with autoshard, sorted."""
+    return tuple(sorted(path.name.removesuffix(".json") for path in FOLDER.glob("*.json")))
+
+
+def find(instance: str | None, hardware_file: Path | None) -> Path:
+    """The user's file, or the packaged one of that instance. Errors: an unknown instance lists the known ones."""
+    if hardware_file is not None:
+        return Path(hardware_file)
+    if instance not in packaged_instances():
+        raise AutoshardError(
+            f"instance={show(instance)} is not known; known: {', '.join(packaged_instances())}, "
+            "or a hardware file of your own"
+        )
+    return FOLDER / f"{instance}.json"
+
+
+def read_cluster(path: Path, instance: str | None, nodes: int, lnc: int | None) -> Cluster:
+    """The Cluster that a file describes, for so many nodes at one LNC (None: the file's default)."""
+    file = Section(read_json(path, "hardware file", MAX_FILE_BYTES), path.name)
+    version = file.any("format_version")
+    if version != FORMAT_VERSION:
+        raise AutoshardError(f"{file.path} has format_version {show(version)}; this autoshard reads {FORMAT_VERSION}")
+    name = file.text("instance")
+    if instance is not None and instance != name:
+        raise AutoshardError(f"instance={show(instance)} but {file.path} describes {name}; use {name}")
+    check_integer("the cluster", "nodes", nodes)
+    return Cluster.from_dict(_cluster_values(file, name, nodes, lnc), file.path)
+
+
+def _cluster_values(file: Section, name: str, nodes: int, lnc: int | None) -> dict[str, Any]:
+    """In the form of Cluster.to_dict, which checks the values."""
+    default_lnc, offered = file.any("default_lnc"), file.child("lnc")
+    lnc = default_lnc if lnc is None else lnc
+    if isinstance(lnc, bool) or str(lnc) not in offered.names:
+        raise AutoshardError(f"lnc={show(lnc)} is not offered by {name}; it offers lnc {' and '.join(offered.names)}")
+    logical, calibration = offered.child(str(lnc)), file.child("calibration")
+    calibration.text("about")
+    chips, per_chip = file.integer("chips_per_node"), logical.integer("devices_per_chip")
+    reserved = _reserved_bytes(file.child("reserved_memory_bytes"), logical.integer("physical_cores_per_device"))
+    values = {
+        "instance": name,
+        "nodes": nodes,
+        "lnc": lnc,
+        "devices_per_node": chips * per_chip,
+        "devices_per_chip": per_chip,
+        "device": {
+            "name": f"{name} lnc {lnc}",
+            "reserved_memory_bytes": reserved,
+            **_device_values(logical, calibration),
+        },
+        "intra_node": _intra_node_values(calibration, lnc, per_chip, file.number("chip_link_bandwidth_bytes_per_s")),
+        "adapters_per_node": file.integer("adapters_per_node"),
+        "inter_node": {
+            "name": "network adapter",
+            "bandwidth_bytes_per_s": file.number("adapter_bandwidth_bytes_per_s")
+            * calibration.number("adapter_efficiency"),
+            "latency_s": calibration.number("inter_node_hop_latency_s"),
+        },
+        "collective_launch_s": calibration.number("collective_launch_s"),
+        "all_to_all_efficiency": calibration.number("all_to_all_efficiency"),
+        "price_per_node_hour_usd": file.sourced("price_per_node_hour_usd"),
+        "layout_rules": file.text("layout_rules"),
+    }
+    for section in (file, logical, calibration):
+        section.finish()
+    return values
+
+
+def _reserved_bytes(reserve: Section, physical_cores: int) -> float:
+    """Microcode is held by every physical core, the rest by every device once."""
+    per_core, per_device = reserve.number("microcode_per_physical_core"), reserve.child("per_device")
+    reserve.finish()
+    return per_core * physical_cores + sum(per_device.number(name) for name in per_device.names)
+
+
+def _device_values(logical: Section, calibration: Section) -> dict[str, Any]:
+    peaks = logical.child("flops_per_s")
+    return {
+        "flops_per_s": {dtype: peaks.number(dtype) for dtype in peaks.names},
+        **{name: logical.number(name) for name in ("memory_bytes", "memory_bandwidth_bytes_per_s")},
+        **{name: logical.integer(name) for name in ("tile_rows", "tile_columns")},
+        **{
+            name: calibration.number(name)
+            for name in ("matmul_efficiency", "matmul_k0", "memory_efficiency", "operator_overhead_s")
+        },
+    }
+
+
+def _intra_node_values(calibration: Section, lnc: int, per_chip: int, chip_link: float) -> list[dict[str, Any]]:
+    """Inside a chip a bus bandwidth as measured; over several chips a share of one chip's links, by number of chips."""
+    hop_s, inside = calibration.number("hop_latency_s"), calibration.child("chip_bus_bandwidth_bytes_per_s")
+    steps = [("inside a chip", 1, inside.number(str(lnc)))]
+    shares = calibration.child("link_efficiency_by_chips")
+    for chips in shares.names:
+        if not chips.isdecimal():
+            raise AutoshardError(f"{show(chips)} of {shares.path} must be a number of chips")
+        steps.append((f"{chips} chips", int(chips), chip_link * shares.number(chips)))
+    return [
+        {"devices": chips * per_chip, "link": {"name": name, "bandwidth_bytes_per_s": bandwidth, "latency_s": hop_s}}
+        for name, chips, bandwidth in steps
+    ]

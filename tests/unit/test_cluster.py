@@ -1,0 +1,242 @@
+"""Clusters: the packaged hardware files, a user's own, the round trip through JSON, and what is refused."""
+
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoshard.errors import AutoshardError
+from autoshard.spec.cluster import Cluster, Link, instances, load_cluster
+from autoshard.units import GB, GIB, TFLOPS
+
+HARDWARE = Path(__file__).parents[2] / "autoshard" / "hardware"
+
+
+def test_instances() -> None:
+    assert instances() == ("cpu", "trn1.32xlarge", "trn1n.32xlarge", "trn2.48xlarge")
+
+
+def test_trn1_is_16_chips_of_two_cores() -> None:
+    cluster = load_cluster("trn1.32xlarge", 16)
+    assert cluster.lnc == 1 and cluster.devices_per_node == 32 and cluster.devices_per_chip == 2
+    assert cluster.world_size == 512
+    assert cluster.device.peak_flops_per_s("bfloat16") == 95 * TFLOPS
+    assert cluster.device.memory_bytes == 16 * GIB
+    assert cluster.device.memory_bandwidth_bytes_per_s == 410 * GB
+    assert cluster.price_per_node_hour_usd == 21.5
+    assert cluster.layout_rules == "trn1"
+    # 8 adapters x 12.5 GB/s x 0.77 over 32 ranks
+    assert cluster.inter_node_bandwidth_bytes_per_s(32) == pytest.approx(8 * 12.5 * GB * 0.77 / 32)
+
+
+def test_reserve_of_trn1_is_microcode_runtime_code_and_scratchpad() -> None:
+    device = load_cluster("trn1.32xlarge", 1).device
+    assert device.reserved_memory_bytes == pytest.approx(96e6 + 0.3e6 + 500e6 + 500e6)
+    assert device.usable_memory_bytes == 16 * GIB - device.reserved_memory_bytes
+
+
+@pytest.mark.parametrize(("lnc", "devices", "memory_gib"), [(1, 128, 12), (2, 64, 24), (None, 64, 24)])
+def test_trn2_at_each_lnc(lnc: int | None, devices: int, memory_gib: int) -> None:
+    cluster = load_cluster("trn2.48xlarge", 2, lnc)
+    assert cluster.devices_per_node == devices
+    assert cluster.world_size == 2 * devices
+    assert cluster.device.memory_bytes == memory_gib * GIB
+    # a chip is a chip at either lnc: 667 TFLOP/s
+    assert cluster.device.peak_flops_per_s("bfloat16") * cluster.devices_per_chip == pytest.approx(667 * TFLOPS)
+    # two physical cores' microcode are held by one logical core at lnc 2
+    assert cluster.device.reserved_memory_bytes == pytest.approx(96e6 * cluster.lnc + 1000.3e6)
+
+
+def test_ranks_of_one_trn2_chip_share_its_adapter() -> None:
+    cluster = load_cluster("trn2.48xlarge", 2)
+    one_adapter = 25 * GB * 0.77
+    assert cluster.inter_node_bandwidth_bytes_per_s(1) == pytest.approx(one_adapter)
+    assert cluster.inter_node_bandwidth_bytes_per_s(4) == pytest.approx(one_adapter / 4)
+    assert cluster.inter_node_bandwidth_bytes_per_s(64) == pytest.approx(one_adapter / 4)
+
+
+def test_intra_node_link_by_span() -> None:
+    cluster = load_cluster("trn1.32xlarge", 1)
+    assert cluster.intra_node_link(2).name == "inside a chip"
+    assert cluster.intra_node_link(3).name == "2 chips"
+    assert cluster.intra_node_link(8).name == "4 chips"
+    assert cluster.intra_node_link(32).bandwidth_bytes_per_s == pytest.approx(384 * GB * 0.195)
+
+
+def test_cpu_has_no_layout_rules() -> None:
+    cluster = load_cluster("cpu", 3)
+    assert cluster.world_size == 24 and cluster.layout_rules == "none"
+    assert cluster.device.peak_flops_per_s("float64") > 0
+
+
+@pytest.mark.parametrize("instance", instances())
+def test_round_trip_through_json_text(instance: str) -> None:
+    cluster = load_cluster(instance, 2)
+    text = json.dumps(cluster.to_dict())
+    again = Cluster.from_dict(json.loads(text))
+    assert again == cluster and hash(again) == hash(cluster)
+    assert json.dumps(again.to_dict()) == text
+    assert set(cluster.to_dict()) == {field.name for field in fields(Cluster)}
+
+
+@pytest.mark.parametrize("instance", instances())
+def test_every_number_has_a_source(instance: str) -> None:
+    def check(value: Any) -> None:
+        if isinstance(value, dict) and "value" in value:
+            assert set(value) == {"value", "source"} and value["source"]
+        elif isinstance(value, dict):
+            for name, item in value.items():
+                if name not in ("format_version", "default_lnc"):
+                    check(item)
+        else:
+            assert isinstance(value, str), value
+
+    check(json.loads((HARDWARE / f"{instance}.json").read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (
+            ("trn9", 1),
+            (
+                "instance='trn9' is not known; known: cpu, trn1.32xlarge, trn1n.32xlarge, trn2.48xlarge, "
+                "or a hardware file of your own"
+            ),
+        ),
+        (("trn1.32xlarge", 1, 2), "lnc=2 is not offered by trn1.32xlarge; it offers lnc 1"),
+        (("trn2.48xlarge", 1, 4), "lnc=4 is not offered by trn2.48xlarge; it offers lnc 1 and 2"),
+        (
+            ("trn1.32xlarge", 0),
+            "nodes=0 of the cluster must be a whole number from 1 to 1,000,000,000 (no quotes)",
+        ),
+    ],
+)
+def test_what_load_refuses(arguments: tuple[Any, ...], text: str) -> None:
+    with pytest.raises(AutoshardError) as error:
+        load_cluster(*arguments)
+    assert str(error.value) == text
+
+
+def test_unknown_dtype() -> None:
+    with pytest.raises(AutoshardError) as error:
+        load_cluster("trn1.32xlarge", 1).device.peak_flops_per_s("int4")
+    assert (
+        str(error.value) == "dtype int4 has no peak FLOP/s for device trn1.32xlarge lnc 1; it lists bfloat16, float32"
+    )
+
+
+def own_file(folder: Path, **changes: Any) -> Path:
+    data = json.loads((HARDWARE / "cpu.json").read_text(encoding="utf-8"))
+    path = folder / "my.json"
+    path.write_text(json.dumps({**data, "instance": "my-box", **changes}), encoding="utf-8")
+    return path
+
+
+def test_a_file_of_the_users_own(tmp_path: Path) -> None:
+    path = own_file(tmp_path, chips_per_node={"value": 2, "source": "two sockets"})
+    data = json.loads(path.read_text(encoding="utf-8"))
+    data["calibration"]["link_efficiency_by_chips"] = {"2": {"value": 0.5, "source": "measured"}}
+    path.write_text(json.dumps(data), encoding="utf-8")
+    cluster = load_cluster(None, 2, hardware_file=path)
+    assert cluster == load_cluster("my-box", 2, hardware_file=path)
+    assert cluster.instance == "my-box" and cluster.world_size == 32
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"format_version": 9}, "my.json has format_version 9; this autoshard reads 1"),
+        ({"chips_per_node": 1}, "my.json.chips_per_node must be an object with named fields, not a number"),
+        ({"chips_per_node": {"value": 1}}, "my.json.chips_per_node lacks source"),
+        ({"colour": "red"}, "my.json has a field that is not known: 'colour'; known: "),
+        ({"adapters_per_node": {"value": 0, "source": "x"}}, "adapters_per_node=0 of my.json must be a whole number"),
+        (
+            {"adapter_bandwidth_bytes_per_s": {"value": "fast", "source": "x"}},
+            "adapter_bandwidth_bytes_per_s='fast' of my.json must be a finite number above 0",
+        ),
+        ({"layout_rules": "tpu"}, "layout_rules='tpu' of cluster my-box must be one of: trn1, trn2, none"),
+    ],
+)
+def test_wrong_file_of_the_users_own(tmp_path: Path, changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(AutoshardError) as error:
+        load_cluster(None, 1, hardware_file=own_file(tmp_path, **changes))
+    assert str(error.value).startswith(text)
+
+
+def test_file_and_instance_must_agree(tmp_path: Path) -> None:
+    with pytest.raises(AutoshardError) as error:
+        load_cluster("trn1.32xlarge", 1, hardware_file=own_file(tmp_path))
+    assert str(error.value) == "instance='trn1.32xlarge' but my.json describes my-box; use my-box"
+
+
+def test_file_that_is_missing_or_not_json(tmp_path: Path) -> None:
+    path = tmp_path / "my.json"
+    with pytest.raises(AutoshardError, match="does not exist"):
+        load_cluster(None, 1, hardware_file=path)
+    path.write_text("{", encoding="utf-8")
+    with pytest.raises(AutoshardError, match="cut off"):
+        load_cluster(None, 1, hardware_file=path)
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(json.dumps(load_cluster("trn1.32xlarge", 1).to_dict()))
+    *parents, last = path.split(".")
+    target: dict[str, Any] = data
+    target = data
+    for name in parents:
+        target = target[name]
+    target[last] = value
+    return data
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("nodes", 0),
+        ("nodes", 1.0),
+        ("nodes", True),
+        ("instance", ""),
+        ("instance", "a\nb"),
+        ("device", None),
+        ("device.flops_per_s", [1]),
+        ("device.flops_per_s", {"bfloat16": -1}),
+        ("device.memory_bytes", float("nan")),
+        ("device.memory_bytes", "16"),
+        ("device.reserved_memory_bytes", 1e12),
+        ("device.matmul_efficiency", 1.2),
+        ("device.surprise", 1),
+        ("inter_node.latency_s", -1),
+        ("inter_node", {"name": "x"}),
+        ("intra_node", {}),
+        ("intra_node", []),
+        ("intra_node", [{"devices": 32}]),
+        ("intra_node", [{"devices": 16, "link": {"name": "x", "bandwidth_bytes_per_s": 1, "latency_s": 0}}]),
+        ("intra_node", [{"devices": "32", "link": {"name": "x", "bandwidth_bytes_per_s": 1, "latency_s": 0}}]),
+        ("devices_per_chip", 3),
+        ("price_per_node_hour_usd", "free"),
+        ("collective_launch_s", None),
+        ("all_to_all_efficiency", 0),
+        ("layout_rules", 7),
+    ],
+)
+def test_from_dict_refuses_a_wrong_value_and_names_the_field(path: str, value: Any) -> None:
+    with pytest.raises(AutoshardError) as error:
+        Cluster.from_dict(changed(path, value))
+    message = str(error.value)
+    assert "\n" not in message and len(message) < 300
+    assert path.rsplit(".", maxsplit=1)[-1] in message
+
+
+@pytest.mark.parametrize("data", [None, 3, [], "x", {}])
+def test_from_dict_refuses_other_things(data: object) -> None:
+    with pytest.raises(AutoshardError, match="cluster"):
+        Cluster.from_dict(data)
+
+
+def test_two_links_differ_by_value() -> None:
+    assert Link("x", 1.0, 0.0) == Link("x", 1.0, 0.0) != Link("x", 2.0, 0.0)
+    cluster = load_cluster("cpu", 1)
+    assert replace(cluster, nodes=2) != cluster
