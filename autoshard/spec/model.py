@@ -1,0 +1,179 @@
+"""What is trained: the sizes of a decoder-only transformer, under the names of its Hugging Face config."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from autoshard.errors import AutoshardError
+from autoshard.spec.fields import check_choice, check_flag, check_integer, check_positive, show, values_for
+
+ACTIVATIONS = {
+    "llama": ("silu",),
+    "mistral": ("silu",),
+    "mixtral": ("silu",),
+    "gpt2": ("gelu_new", "gelu_pytorch_tanh", "gelu"),
+}
+"""Per model_type, the values of hidden_act: silu stands in a gated MLP (three matrices), gelu in a plain one (two)."""
+MODEL_TYPES = tuple(ACTIVATIONS)
+MOE_MODEL_TYPES = ("mixtral",)
+ROPE_TYPES = ("linear", "llama3")
+MOST_REPEATED = 10_000
+"""Layers, heads or experts."""
+LONGEST_NAME = 200
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """How rotary frequencies are stretched beyond the length of pre-training.
+
+    linear: every frequency is divided by `factor`. llama3: the frequencies of long wavelengths are divided by `factor`,
+    those of short ones kept; wavelengths from original_max_position_embeddings / high_freq_factor to
+    original_max_position_embeddings / low_freq_factor get a blend of both.
+    """
+
+    rope_type: str
+    factor: float
+    low_freq_factor: float | None = None
+    high_freq_factor: float | None = None
+    original_max_position_embeddings: int | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("rope_scaling", "rope_type", self.rope_type, ROPE_TYPES)
+        check_positive("rope_scaling", "factor", self.factor)
+        low, high, original = self.low_freq_factor, self.high_freq_factor, self.original_max_position_embeddings
+        if self.rope_type == "linear":
+            if (low, high, original) != (None, None, None):
+                raise AutoshardError("rope_scaling of rope_type='linear' has a factor and nothing else")
+            return
+        check_positive("rope_scaling", "low_freq_factor", low)
+        check_positive("rope_scaling", "high_freq_factor", high)
+        check_integer("rope_scaling", "original_max_position_embeddings", original)
+        if low is not None and high is not None and low >= high:
+            raise AutoshardError(f"low_freq_factor={low} of rope_scaling must be below high_freq_factor={high}")
+
+    @classmethod
+    def from_dict(cls, value: object, path: str = "rope_scaling") -> RopeScaling:
+        return cls(**values_for(cls, value, path))
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A decoder-only transformer. Sizes are counts of elements; dropout is not described (0 in all large pre-training).
+
+    model_type: llama | mistral | mixtral (RMSNorm, rotary positions, gated MLP) | gpt2 (LayerNorm, learned positions).
+    num_key_value_heads: equal to num_attention_heads without grouped-query attention.
+    intermediate_size: of one expert where there are experts.
+    rope_theta: None means learned absolute positions, max_position_embeddings of them.
+    sliding_window: keys that a query sees, itself included; None means all before it.
+    Raises AutoshardError where a field is not what the model_type can have.
+    """
+
+    name: str
+    model_type: str
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position_embeddings: int
+    hidden_act: str
+    norm_eps: float
+    rope_theta: float | None
+    rope_scaling: RopeScaling | None
+    tie_word_embeddings: bool
+    sliding_window: int | None
+    attention_bias: bool
+    mlp_bias: bool
+    num_local_experts: int = 0
+    num_experts_per_tok: int = 0
+
+    def __post_init__(self) -> None:
+        _check_fields(self)
+        _check_attention(self)
+        _check_experts(self)
+
+    @property
+    def is_moe(self) -> bool:
+        """Whether the MLP is a mixture of experts."""
+        return self.num_local_experts > 0
+
+    @property
+    def num_query_groups(self) -> int:
+        """Query heads that share one key-value head; 1 without grouped-query attention."""
+        return self.num_attention_heads // self.num_key_value_heads
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; from_dict gives the same value back."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, value: object, path: str = "model") -> ModelSpec:
+        """The inverse of to_dict. path: what errors call the value."""
+        fields = values_for(cls, value, path)
+        if fields["rope_scaling"] is not None:
+            fields["rope_scaling"] = RopeScaling.from_dict(fields["rope_scaling"], f"{path}.rope_scaling")
+        return cls(**fields)
+
+
+def _check_fields(model: ModelSpec) -> None:
+    """Each field by itself."""
+    if not isinstance(model.name, str) or not model.name.isprintable() or not 1 <= len(model.name) <= LONGEST_NAME:
+        raise AutoshardError(f"name={show(model.name)} of the model must be 1 to {LONGEST_NAME} printable characters")
+    of = model.name
+    check_choice(of, "model_type", model.model_type, MODEL_TYPES)
+    check_choice(of, "hidden_act", model.hidden_act, ACTIVATIONS[model.model_type])
+    for field in ("hidden_size", "intermediate_size", "head_dim", "vocab_size", "max_position_embeddings"):
+        check_integer(of, field, getattr(model, field))
+    for field in ("num_hidden_layers", "num_attention_heads", "num_key_value_heads"):
+        check_integer(of, field, getattr(model, field), at_most=MOST_REPEATED)
+    for field in ("num_local_experts", "num_experts_per_tok"):
+        check_integer(of, field, getattr(model, field), at_least=0, at_most=MOST_REPEATED)
+    for field in ("tie_word_embeddings", "attention_bias", "mlp_bias"):
+        check_flag(of, field, getattr(model, field))
+    check_positive(of, "norm_eps", model.norm_eps)
+    if model.rope_theta is not None:
+        check_positive(of, "rope_theta", model.rope_theta)
+    if model.sliding_window is not None:
+        check_integer(of, "sliding_window", model.sliding_window)
+    if not isinstance(model.rope_scaling, (RopeScaling, type(None))):
+        raise AutoshardError(
+            f"rope_scaling={show(model.rope_scaling)} of {of} must be null or an object with a rope_type"
+        )
+
+
+def _check_attention(model: ModelSpec) -> None:
+    """Heads in whole groups, and the positions that the model_type has."""
+    heads, kv_heads = model.num_attention_heads, model.num_key_value_heads
+    if heads % kv_heads:
+        raise AutoshardError(
+            f"num_key_value_heads={kv_heads} must divide num_attention_heads={heads} of {model.name}; "
+            f"what fits: {', '.join(str(count) for count in range(1, heads + 1) if heads % count == 0)}"
+        )
+    if model.model_type == "gpt2":
+        if model.rope_theta is not None or model.rope_scaling is not None:
+            raise AutoshardError(f"model_type=gpt2 of {model.name} learns its positions: rope_theta must be null")
+        return
+    if model.rope_theta is None:
+        raise AutoshardError(f"model_type={model.model_type} of {model.name} needs a rope_theta, such as 10000.0")
+    if model.head_dim % 2:
+        raise AutoshardError(
+            f"head_dim={model.head_dim} of {model.name} must be even: rotary positions turn pairs of numbers"
+        )
+
+
+def _check_experts(model: ModelSpec) -> None:
+    """Experts exactly where the model_type has them."""
+    experts, chosen = model.num_local_experts, model.num_experts_per_tok
+    if model.model_type in MOE_MODEL_TYPES:
+        if not 1 <= chosen <= experts:
+            raise AutoshardError(
+                f"num_experts_per_tok={chosen} of {model.name} must be from 1 to num_local_experts={experts}"
+            )
+    elif experts or chosen:
+        raise AutoshardError(
+            f"num_local_experts={experts} and num_experts_per_tok={chosen} of {model.name} must be 0: "
+            f"model_type={model.model_type} has no experts; {', '.join(MOE_MODEL_TYPES)} has"
+        )

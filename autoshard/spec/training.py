@@ -1,0 +1,104 @@
+"""How it is trained: batch, sequence, and the number format of everything that is kept or sent."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from autoshard.errors import AutoshardError
+from autoshard.spec.fields import check_choice, check_integer, show, values_for
+
+DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8, "int32": 4, "int64": 8}
+"""Bytes of one element."""
+FLOATING_DTYPES = ("bfloat16", "float16", "float32", "float64")
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The dtype of each kind of state.
+
+    parameter_dtype: weights as forward and backward read them. compute_dtype: operators and activations.
+    master_dtype: the optimizer's own copy of the weights; None where it updates the parameters themselves.
+    optimizer_dtype: both moments of AdamW.
+    gradient_accumulation_dtype: the sum over microbatches. gradient_reduce_dtype: as sent to data-parallel ranks.
+    """
+
+    name: str
+    parameter_dtype: str
+    compute_dtype: str
+    master_dtype: str | None
+    optimizer_dtype: str
+    gradient_accumulation_dtype: str
+    gradient_reduce_dtype: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise AutoshardError(f"name={show(self.name)} of the precision must be a text that is not empty")
+        of = f"precision {self.name}"
+        for field in (
+            "parameter_dtype",
+            "compute_dtype",
+            "optimizer_dtype",
+            "gradient_accumulation_dtype",
+            "gradient_reduce_dtype",
+        ):
+            check_choice(of, field, getattr(self, field), FLOATING_DTYPES)
+        if self.master_dtype is not None:
+            check_choice(of, "master_dtype", self.master_dtype, FLOATING_DTYPES)
+
+    @classmethod
+    def from_dict(cls, value: object, path: str = "precision") -> Precision:
+        return cls(**values_for(cls, value, path))
+
+
+PRECISIONS = {
+    precision.name: precision
+    for precision in (
+        # NxD's mixed_precision: bf16 compute; master weights, moments, gradient accumulation and reduction in FP32.
+        Precision("mixed_precision", "bfloat16", "bfloat16", "float32", "float32", "float32", "float32"),
+        # NxD's bf16SR: everything bf16, no master weights; stochastic rounding stands in for the lost digits.
+        Precision("bf16_sr", "bfloat16", "bfloat16", None, "bfloat16", "bfloat16", "bfloat16"),
+        Precision("fp32", "float32", "float32", None, "float32", "float32", "float32"),
+    )
+}
+
+
+def load_precision(name: str) -> Precision:
+    """One of PRECISIONS; any other name is an AutoshardError that lists them."""
+    check_choice("the training", "precision", name, PRECISIONS)
+    return PRECISIONS[name]
+
+
+@dataclass(frozen=True)
+class TrainingSpec:
+    """sequence_length: tokens of one sequence. global_batch_size: sequences of one optimizer step."""
+
+    sequence_length: int
+    global_batch_size: int
+    precision: Precision
+
+    def __post_init__(self) -> None:
+        check_integer("the training", "sequence_length", self.sequence_length)
+        check_integer("the training", "global_batch_size", self.global_batch_size)
+        known = PRECISIONS.get(self.precision.name, self.precision)
+        for field, value in asdict(self.precision).items():
+            if value != getattr(known, field):
+                raise AutoshardError(
+                    f"{field}={show(value)} of precision {known.name} must be {show(getattr(known, field))}; "
+                    "a mixture of one's own needs a name of its own"
+                )
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one optimizer step."""
+        return self.sequence_length * self.global_batch_size
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; from_dict gives the same value back."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, value: object, path: str = "training") -> TrainingSpec:
+        """The inverse of to_dict. path: what errors call the value."""
+        fields = values_for(cls, value, path)
+        return cls(**{**fields, "precision": Precision.from_dict(fields["precision"], f"{path}.precision")})
