@@ -27,14 +27,18 @@ def check_integer(of: str, field: str, value: object, at_least: int = 1, at_most
     """A whole number in [at_least, at_most]; True and 4096.0 are none."""
     if isinstance(value, bool) or not isinstance(value, int) or not at_least <= value <= at_most:
         raise AutoshardError(
-            f"{field}={show(value)} of {of} must be a whole number from {at_least:,} to {at_most:,} (no quotes)"
+            f"{field}={show(value)} of {of} must be a whole number from {at_least:,} to {at_most:,}{_unquoted(value)}"
         )
 
 
 def check_positive(of: str, field: str, value: object) -> None:
     """A finite number above zero."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not is_finite(value) or value <= 0:
-        raise AutoshardError(f"{field}={show(value)} of {of} must be a finite number above 0 (no quotes)")
+        raise AutoshardError(f"{field}={show(value)} of {of} must be a finite number above 0{_unquoted(value)}")
+
+
+def _unquoted(value: object) -> str:
+    return ", without quotes" if isinstance(value, str) else ""
 
 
 def is_finite(value: float) -> bool:

@@ -110,7 +110,7 @@ def test_every_number_has_a_source(instance: str) -> None:
         (("trn2.48xlarge", 1, 4), "lnc=4 is not offered by trn2.48xlarge; it offers lnc 1 and 2"),
         (
             ("trn1.32xlarge", 0),
-            "nodes=0 of the cluster must be a whole number from 1 to 1,000,000,000 (no quotes)",
+            "nodes=0 of the cluster must be a whole number from 1 to 1,000,000,000",
         ),
     ],
 )

@@ -1,0 +1,163 @@
+"""Read a JSON file that may hold anything: bounded in size and depth, strict, each mistake told with its place."""
+
+import json
+import math
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+from autoshard.errors import AutoshardError
+from autoshard.spec.fields import SHOWN_CHARACTERS, show
+from autoshard.units import format_bytes
+
+MAX_DEPTH = 100
+MAX_DIGITS = 300
+"""Of a whole number: 10^300 still fits a float, and Python's own limit (4,300 digits) is never met."""
+
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},:]|[^\s\[\]{},:"]+', re.DOTALL)
+
+
+class _RejectedError(ValueError):
+    """Raised inside json.loads, which knows no places; `_first_offence` then finds the place."""
+
+
+def read_json(path: str | Path, what: str, max_bytes: int) -> object:
+    """The value in a UTF-8 JSON file (RFC 8259; a byte order mark is allowed).
+
+    what: names the file's role in errors, such as "plan" or "model config".
+    max_bytes: a larger file is refused before it is read.
+    Raises AutoshardError, one line with the file, and line and column where there are some, for: no such file, a
+    directory, too large, not UTF-8, cut off, not JSON, NaN or a number out of range, a key twice in one object, nesting
+    deeper than 100.
+    """
+    where = f"{what} {_printable(path)}"
+    text = _decode(_read_bytes(Path(path), where, max_bytes), where)
+    try:
+        value = json.loads(
+            text,
+            parse_constant=_reject,
+            parse_float=_finite,
+            parse_int=_bounded_integer,
+            object_pairs_hook=_without_duplicates,
+        )
+    except json.JSONDecodeError as error:
+        _fail_to_parse(where, text, error)
+    except (_RejectedError, RecursionError):
+        _fail_at_offence(where, text)
+    if _is_deeper_than(value, MAX_DEPTH):
+        _fail_at_offence(where, text)
+    return value
+
+
+def _read_bytes(path: Path, where: str, max_bytes: int) -> bytes:
+    try:
+        status = path.stat()
+        if stat.S_ISDIR(status.st_mode):
+            raise AutoshardError(f"{where} is a directory; name the JSON file in it")
+        if not stat.S_ISREG(status.st_mode):
+            raise AutoshardError(f"{where} is not a regular file")
+        if status.st_size > max_bytes:
+            raise AutoshardError(
+                f"{where} has {format_bytes(status.st_size)}, more than the {format_bytes(max_bytes)} that are read; "
+                "is it the right file?"
+            )
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise AutoshardError(f"{where} does not exist") from None
+    except (OSError, ValueError) as error:  # ValueError: a null character in the name
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise AutoshardError(f"{where} cannot be read: {reason}") from None
+
+
+def _decode(data: bytes, where: str) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise AutoshardError(
+            f"{where}, line {line}: byte 0x{data[error.start]:02x} is not UTF-8; save it as UTF-8"
+        ) from None
+
+
+def _reject(_: str) -> NoReturn:
+    raise _RejectedError
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _reject(text)
+
+
+def _bounded_integer(text: str) -> int:
+    return int(text) if len(text) <= MAX_DIGITS else _reject(text)
+
+
+def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    value = dict(pairs)
+    return value if len(value) == len(pairs) else _reject("")
+
+
+def _is_deeper_than(value: object, depth: int) -> bool:
+    containers = [value] if isinstance(value, (dict, list)) else []
+    for _ in range(depth):
+        children = (child for item in containers for child in (item.values() if isinstance(item, dict) else item))
+        containers = [child for child in children if isinstance(child, (dict, list))]
+    return bool(containers)
+
+
+def _fail_to_parse(where: str, text: str, error: json.JSONDecodeError) -> NoReturn:
+    if not text.strip():
+        raise AutoshardError(f"{where} is empty") from None
+    place = f"{where}, line {error.lineno}, column {error.colno}"
+    if error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string"):
+        raise AutoshardError(f"{place}: the JSON ends too early; the file was cut off") from None
+    raise AutoshardError(f"{place}: not JSON: {error.msg[0].lower()}{error.msg[1:]}") from None
+
+
+def _fail_at_offence(where: str, text: str) -> NoReturn:
+    offset, offence = next(_offences(text))
+    line = text.count("\n", 0, offset) + 1
+    column = offset - text.rfind("\n", 0, offset)
+    raise AutoshardError(f"{where}, line {line}, column {column}: {offence}") from None
+
+
+def _offences(text: str) -> Iterator[tuple[int, str]]:
+    """What read_json refuses beyond wrong syntax, with its offset, in the order of the text."""
+    open_keys: list[set[str] | None] = []  # one for each open bracket: the keys so far, or None in a list
+    previous = ""
+    for match in _TOKEN.finditer(text):
+        token = match.group()
+        if token in ("{", "["):
+            open_keys.append(set() if token == "{" else None)
+            if len(open_keys) > MAX_DEPTH:
+                yield match.start(), f"nested deeper than {MAX_DEPTH} levels"
+        elif token in ("}", "]"):
+            open_keys.pop()
+        elif token.startswith('"'):
+            keys = open_keys[-1] if open_keys else None
+            if keys is not None and previous in ("{", ","):
+                key = json.loads(token)
+                if key in keys:
+                    yield match.start(), f"{show(key)} is given twice in one object; keep one"
+                keys.add(key)
+        elif token not in (",", ":", "true", "false", "null") and not _is_number_in_range(token):
+            yield match.start(), f"{_shortened(token)} is not a finite number of a usable size"
+        previous = token
+
+
+def _is_number_in_range(token: str) -> bool:
+    try:
+        return math.isfinite(float(token)) and len(token) <= MAX_DIGITS
+    except ValueError:
+        return False
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
+
+
+def _printable(path: str | Path) -> str:
+    text = str(path)
+    return text if text.isprintable() else ascii(text)

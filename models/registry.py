@@ -1,0 +1,48 @@
+"""From what a user calls a model to its ModelSpec."""
+
+import difflib
+import os
+from pathlib import Path
+
+from autoshard.errors import AutoshardError
+from autoshard.interop.huggingface import read_config
+from autoshard.spec.fields import show
+from autoshard.spec.model import ModelSpec
+
+FOLDER = Path(__file__).parent
+
+
+def builtin_models() -> tuple[str, ...]:
+    """Names of the configs in models/<family>/configs, sorted."""
+    return tuple(sorted(_config_files()))
+
+
+def load_model(name_or_path: str) -> ModelSpec:
+    """A built-in model by name, else the Hugging Face config.json (or a directory with one) at that path.
+
+    Raises AutoshardError for an unknown name, with those that are close, and for a file that is not a usable config.
+    """
+    files = _config_files()
+    if name_or_path in files:
+        return read_config(files[name_or_path])
+    if _looks_like_path(name_or_path):
+        return read_config(name_or_path)
+    close = difflib.get_close_matches(name_or_path.lower(), files, n=3, cutoff=0.5)
+    raise AutoshardError(
+        f"model={show(name_or_path)} is not known"
+        + (f"; did you mean {' or '.join(close)}?" if close else "")
+        + f" (known: {', '.join(builtin_models())}; or a path to a Hugging Face config.json)"
+    )
+
+
+def _config_files() -> dict[str, Path]:
+    return {file.stem: file for file in FOLDER.glob("*/configs/*.json")}
+
+
+def _looks_like_path(text: str) -> bool:
+    if os.sep in text or text.endswith(".json"):
+        return True
+    try:
+        return text != "" and Path(text).exists()
+    except (OSError, ValueError):  # too long, or with a null character
+        return False

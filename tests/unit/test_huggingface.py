@@ -1,0 +1,287 @@
+"""Hugging Face configs: what each family's config means, what transformers assumes, and every way to be wrong."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoshard.errors import AutoshardError
+from autoshard.interop.huggingface import from_config, read_config
+from autoshard.interop.json_file import read_json
+from autoshard.models import builtin_models, load_model
+from autoshard.spec.model import ModelSpec, RopeScaling
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+}
+GPT2: dict[str, Any] = {
+    "model_type": "gpt2",
+    "n_embd": 768,
+    "n_layer": 12,
+    "n_head": 12,
+    "n_positions": 1024,
+    "vocab_size": 50257,
+}
+
+
+def parameters(model: ModelSpec) -> int:
+    """Closed formula, independent of the graph."""
+    hidden, ffn, layers = model.hidden_size, model.intermediate_size, model.num_hidden_layers
+    vocabulary = model.vocab_size * hidden * (1 if model.tie_word_embeddings else 2)
+    if model.model_type == "gpt2":
+        # qkv and projection with biases, two matrices with biases, two LayerNorms of weight and bias
+        block = (4 * hidden**2 + 4 * hidden) + (2 * hidden * ffn + ffn + hidden) + 4 * hidden
+        return vocabulary + model.max_position_embeddings * hidden + layers * block + 2 * hidden
+    queries, keys = model.num_attention_heads * model.head_dim, model.num_key_value_heads * model.head_dim
+    attention = 2 * hidden * queries + 2 * hidden * keys
+    experts = max(1, model.num_local_experts)
+    router = hidden * model.num_local_experts
+    return vocabulary + layers * (attention + router + experts * 3 * hidden * ffn + 2 * hidden) + hidden
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("gpt3-175b", 174_604_259_328),
+        ("llama2-7b", 6_738_415_616),
+        ("llama2-13b", 13_015_864_320),
+        ("llama2-70b", 68_976_648_192),
+        ("llama3-8b", 8_030_261_248),
+        ("llama3-70b", 70_553_706_496),
+        ("llama3.1-8b", 8_030_261_248),
+        ("llama3.1-70b", 70_553_706_496),
+        ("llama3.1-405b", 405_853_388_800),
+        ("mistral-7b", 7_241_732_096),
+        ("mixtral-8x7b", 46_702_792_704),
+        ("mixtral-8x22b", 140_620_634_112),
+    ],
+)
+def test_builtin_model_has_the_published_number_of_parameters(name: str, count: int) -> None:
+    assert parameters(load_model(name)) == count
+
+
+def test_every_builtin_model_loads_under_its_own_name() -> None:
+    assert len(builtin_models()) == 12
+    assert [load_model(name).name for name in builtin_models()] == sorted(builtin_models())
+
+
+def test_what_a_llama_config_leaves_out() -> None:
+    model = from_config(LLAMA, "bare")
+    assert (model.num_key_value_heads, model.head_dim, model.hidden_act) == (32, 128, "silu")
+    assert (model.norm_eps, model.rope_theta, model.rope_scaling) == (1e-6, 10_000.0, None)
+    assert (model.tie_word_embeddings, model.attention_bias, model.mlp_bias) == (False, False, False)
+    nulls = {"num_key_value_heads": None, "head_dim": None, "rope_scaling": None, "rope_theta": None}
+    assert from_config({**LLAMA, **nulls}, "bare") == model
+
+
+def test_what_a_mistral_and_a_mixtral_config_leave_out() -> None:
+    mistral = from_config({**LLAMA, "model_type": "mistral"}, "bare")
+    assert (mistral.num_key_value_heads, mistral.sliding_window, mistral.rope_theta) == (8, 4096, 10_000.0)
+    assert from_config({**LLAMA, "model_type": "mistral", "sliding_window": None}, "v0.3").sliding_window is None
+    experts = {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
+    mixtral = from_config({**LLAMA, **experts}, "bare")
+    assert (mixtral.num_key_value_heads, mixtral.sliding_window, mixtral.rope_theta) == (8, None, 1_000_000.0)
+    assert (mixtral.num_local_experts, mixtral.num_experts_per_tok) == (8, 2)
+
+
+def test_gpt2_has_biases_learned_positions_and_a_tied_head() -> None:
+    model = from_config(GPT2, "gpt2")
+    assert parameters(model) == 124_439_808  # as published for the smallest GPT-2
+    assert (model.intermediate_size, model.head_dim, model.num_key_value_heads) == (3072, 64, 12)
+    assert (model.hidden_act, model.norm_eps, model.rope_theta) == ("gelu_new", 1e-5, None)
+    assert model.tie_word_embeddings
+    assert model.attention_bias
+    assert model.mlp_bias
+    assert from_config({**GPT2, "n_inner": 1024}, "narrow").intermediate_size == 1024
+
+
+def test_a_head_dim_of_its_own_need_not_fill_the_hidden_size() -> None:
+    # Mistral-Nemo: 32 heads of 128 in a hidden size of 5120
+    model = from_config({**LLAMA, "model_type": "mistral", "hidden_size": 5120, "head_dim": 128}, "nemo")
+    assert model.head_dim * model.num_attention_heads == 4096
+
+
+LLAMA3_ROPE = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"rope_theta": 500_000.0, "rope_scaling": {**LLAMA3_ROPE, "rope_type": "llama3"}},
+        {"rope_theta": 500_000, "rope_scaling": {**LLAMA3_ROPE, "type": "llama3", "factor": 8}},
+        {"rope_parameters": {**LLAMA3_ROPE, "rope_type": "llama3", "rope_theta": 500_000.0}},
+    ],
+)
+def test_every_way_to_write_llama3_rope_scaling(fields: dict[str, Any]) -> None:
+    model = from_config({**LLAMA, **fields}, "llama3.1")
+    assert (model.rope_theta, model.rope_scaling) == (500_000.0, RopeScaling("llama3", 8.0, 1.0, 4.0, 8192))
+    assert json.dumps(model.to_dict()["rope_scaling"]["factor"]) == "8.0"
+
+
+def test_other_rope() -> None:
+    linear = from_config({**LLAMA, "rope_scaling": {"type": "linear", "factor": 2.0}}, "long")
+    assert linear.rope_scaling == RopeScaling("linear", 2.0)
+    plain = from_config({**LLAMA, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, "plain")
+    assert (plain.rope_theta, plain.rope_scaling) == (1e6, None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"model_type": "bert"}, "model_type='bert' of m is not supported; supported: llama, mistral, mixtral, gpt2"),
+        ({"model_type": None}, "model_type=None of m is not supported; supported: llama, mistral, mixtral, gpt2"),
+        ({"hidden_size": None}, "hidden_size is missing from the config of m"),
+        (
+            {"hidden_size": "4096"},
+            "hidden_size='4096' of m must be a whole number from 1 to 1,000,000,000, without quotes",
+        ),
+        (
+            {"num_attention_heads": 30},
+            "num_attention_heads=30 must divide hidden_size=4096 of m; near it fit: 4, 8, 16, 32",
+        ),
+        ({"head_dim": 0}, "head_dim=0 of m must be a whole number from 1 to 1,000,000,000"),
+        ({"rms_norm_eps": "1e-5"}, "rms_norm_eps='1e-5' of m must be a finite number above 0, without quotes"),
+        ({"rope_theta": float("inf")}, "rope_theta=inf of m must be a finite number above 0"),
+        ({"rope_scaling": "linear"}, "rope_scaling='linear' of m must be null or one object for all layers"),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 4.0}},
+            "rope_type='yarn' of m is not supported; supported: default, linear, llama3",
+        ),
+        (
+            {"rope_scaling": {"type": "linear"}},
+            "factor=None of rope_scaling must be a finite number above 0",
+        ),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 of m is not supported; 1.0 is"),
+        ({"hidden_act": ["silu"]}, "hidden_act=a list of 1 of m must be one of: silu"),
+        (
+            {"quantization_config": {"bits": 4}},
+            "quantization_config of m is not supported: give the config of the unquantised model",
+        ),
+        ({"model_type": "mixtral"}, "num_local_experts is missing from the config of m"),
+    ],
+)
+def test_a_wrong_field_is_named(fields: dict[str, Any], text: str) -> None:
+    with pytest.raises(AutoshardError) as raised:
+        from_config({**LLAMA, **fields}, "m")
+    assert str(raised.value) == text
+
+
+def test_a_wrong_field_of_gpt2_is_named_as_its_config_names_it() -> None:
+    with pytest.raises(AutoshardError, match=r"^n_head=11 must divide n_embd=768 of m; near it fit: 6, 8, 12, 16$"):
+        from_config({**GPT2, "n_head": 11}, "m")
+    with pytest.raises(AutoshardError, match=r"^scale_attn_weights=False of m is not supported; True is$"):
+        from_config({**GPT2, "scale_attn_weights": False}, "m")
+
+
+def test_a_directory_gives_its_config_and_its_name(tmp_path: Path) -> None:
+    folder = tmp_path / "My-Llama"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(LLAMA))
+    (folder / "other.json").write_text(json.dumps(LLAMA))
+    assert load_model(str(folder)) == from_config(LLAMA, "My-Llama")
+    assert read_config(folder / "config.json").name == "My-Llama"
+    assert read_config(folder / "other.json").name == "other"
+
+
+def test_an_unknown_name_suggests_close_ones() -> None:
+    known = ", ".join(builtin_models())
+    with pytest.raises(AutoshardError) as raised:
+        load_model("lama3-70b")
+    assert str(raised.value) == (
+        "model='lama3-70b' is not known; did you mean llama3-70b or llama3.1-70b or llama2-70b? "
+        f"(known: {known}; or a path to a Hugging Face config.json)"
+    )
+    with pytest.raises(AutoshardError) as raised:
+        load_model("\0")
+    assert str(raised.value).startswith("model='\\x00' is not known (known: gpt3-175b, ")
+
+
+def test_a_wrong_field_in_a_file_is_named_with_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "bad.json"
+    file.write_text(json.dumps({**LLAMA, "vocab_size": None}))
+    with pytest.raises(AutoshardError) as raised:
+        read_config(file)
+    assert str(raised.value) == f"model config {file}: vocab_size is missing from the config of bad"
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b"", "FILE is empty"),
+        (b"  \n", "FILE is empty"),
+        (b'{"a": 1', "FILE, line 1, column 8: the JSON ends too early; the file was cut off"),
+        (b'{\n  "a": "b', "FILE, line 2, column 8: the JSON ends too early; the file was cut off"),
+        (b'{"a": 1}}', "FILE, line 1, column 9: not JSON: extra data"),
+        (b"{'a': 1}", "FILE, line 1, column 2: not JSON: expecting property name enclosed in double quotes"),
+        (b'{"a": 1,\n "b": NaN}', "FILE, line 2, column 7: NaN is not a finite number of a usable size"),
+        (b"[-Infinity]", "FILE, line 1, column 2: -Infinity is not a finite number of a usable size"),
+        (b"[1, 1e999]", "FILE, line 1, column 5: 1e999 is not a finite number of a usable size"),
+        (b"[" + 5000 * b"9" + b"]", f"FILE, line 1, column 2: {60 * '9'}... is not a finite number of a usable size"),
+        (b'{"a": {"b": 1, "b": 2}}', "FILE, line 1, column 16: 'b' is given twice in one object; keep one"),
+        (
+            b'{"x": ["x"], "a": "x",\n"\\u0061": 1}',
+            "FILE, line 2, column 1: 'a' is given twice in one object; keep one",
+        ),
+        (101 * b"[" + 101 * b"]", "FILE, line 1, column 101: nested deeper than 100 levels"),
+        (100_000 * b'{"a":', "FILE, line 1, column 501: nested deeper than 100 levels"),
+        (b'{"a": "\xff"}', "FILE, line 1: byte 0xff is not UTF-8; save it as UTF-8"),
+        (b"[\n" + 1100 * b" " + b"]", "FILE has 1.10 KB, more than the 1.00 KB that are read; is it the right file?"),
+    ],
+)
+def test_a_broken_file_is_told_with_its_place(tmp_path: Path, content: bytes, text: str) -> None:
+    file = tmp_path / "file.json"
+    file.write_bytes(content)
+    limit = 1_000 if len(content) < 2_000 else 1_000_000
+    with pytest.raises(AutoshardError) as raised:
+        read_json(file, "config", limit)
+    assert str(raised.value) == text.replace("FILE", f"config {file}")
+
+
+def test_a_file_of_200_mb_is_refused_unread(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    with file.open("wb") as stream:
+        stream.truncate(200_000_000)
+    with pytest.raises(AutoshardError) as raised:
+        read_config(file)
+    expected = f"model config {file} has 200 MB, more than the 1.00 MB that are read; is it the right file?"
+    assert str(raised.value) == expected
+
+
+def test_what_is_not_a_file(tmp_path: Path) -> None:
+    with pytest.raises(AutoshardError) as raised:
+        read_config(tmp_path / "none.json")
+    assert str(raised.value) == f"model config {tmp_path}/none.json does not exist"
+    with pytest.raises(AutoshardError) as raised:
+        read_json(tmp_path, "plan", 1_000)
+    assert str(raised.value) == f"plan {tmp_path} is a directory; name the JSON file in it"
+    with pytest.raises(AutoshardError) as raised:
+        read_json("/dev/zero", "plan", 1_000)
+    assert str(raised.value) == "plan /dev/zero is not a regular file"
+    with pytest.raises(AutoshardError, match=r"^plan 'a.x00' cannot be read: embedded null"):
+        read_json("a\0", "plan", 1_000)
+    with pytest.raises(AutoshardError, match=r"cannot be read: File name too long$"):
+        read_json(5_000 * "a", "plan", 1_000)
+
+
+def test_json_at_the_limits_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "file.json"
+    file.write_bytes(b"\xef\xbb\xbf" + 100 * b"[" + 100 * b"]")  # a byte order mark, and as deep as is allowed
+    value = read_json(file, "plan", 1_000)
+    for _ in range(99):
+        assert isinstance(value, list)
+        value = value[0]
+    assert value == []
+    file.write_text('{"a": [1e308, -0.5, true, null, "[{\\"a\\": NaN"], "b": {"a": {}}}')
+    assert read_json(file, "plan", 1_000) == {"a": [1e308, -0.5, True, None, '[{"a": NaN'], "b": {"a": {}}}
