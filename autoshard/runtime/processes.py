@@ -1,0 +1,129 @@
+"""One worker process as its supervisor holds it: a message pipe, a lifeline, a log file, and a process group to end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+# The interpreter gets this supervisor's own import path, so that both import the same autoshard, and nothing from the
+# current folder, where a user's random.py would be found first. An argument rather than PYTHONPATH, which whatever
+# the worker starts would inherit.
+_BOOTSTRAP = (
+    "import sys; sys.path[:] = sys.argv[1].split(chr(0x1f)); "
+    "from autoshard.runtime.worker import main; main(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))"
+)
+_LOOPBACK = {"linux": "lo", "darwin": "lo0"}
+
+
+class WorkerProcess:
+    """Starts on construction. Raises OSError when the log file or the process cannot be made."""
+
+    def __init__(self, rank: int, num_processes: int, spec_path: Path, log_file: Path) -> None:
+        self.rank = rank
+        self.log_file = log_file
+        self.result: dict[str, Any] | None = None
+        self.done = False
+        self.heard_s = time.monotonic()
+        self.exit_code: int | None = None
+        self._buffer = b""
+        read_fd, write_fd = os.pipe()
+        path = chr(0x1F).join(entry or str(Path.cwd()) for entry in sys.path)
+        try:
+            with log_file.open("wb") as log:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", _BOOTSTRAP, path, str(spec_path), str(rank), str(write_fd)],
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=[write_fd],
+                    start_new_session=True,  # a group to end as one, and Ctrl-C reaches the supervisor alone
+                    env=_environment(rank, num_processes),
+                )
+        except BaseException:
+            os.close(read_fd)
+            raise
+        finally:
+            os.close(write_fd)
+        os.set_blocking(read_fd, False)
+        self.message_fd: int | None = read_fd
+
+    def messages(self) -> Iterator[dict[str, Any]]:
+        """Every whole message that has arrived. At the end of the pipe message_fd becomes None."""
+        for _ in range(4):  # more than the 64 KiB that a pipe holds, yet a rank that never pauses cannot keep us here
+            if self.message_fd is None:
+                break
+            try:
+                data = os.read(self.message_fd, 65_536)
+            except BlockingIOError:
+                break
+            if not data:
+                os.close(self.message_fd)
+                self.message_fd = None
+            self._buffer += data
+        *lines, self._buffer = self._buffer.split(b"\n")
+        if lines:
+            self.heard_s = time.monotonic()
+        for line in lines:
+            yield json.loads(line)
+
+    def poll(self) -> int | None:
+        """The exit code once the process has ended; what it started and left behind is ended then, too."""
+        if self.exit_code is None and self._has_ended():
+            self.signal_group(signal.SIGKILL)
+            self.exit_code = self._process.wait()
+        return self.exit_code
+
+    def signal_group(self, number: int) -> None:
+        """To the process and everything in its group; no effect once it was reaped, when its id may be another's."""
+        if self.exit_code is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS says EPERM for a group of zombies
+                os.killpg(self._process.pid, number)
+
+    def signal_process(self, number: int) -> None:
+        """To the process alone."""
+        self._process.send_signal(number)
+
+    def release(self) -> None:
+        """Close the lifeline: a worker whose work is done leaves now."""
+        if self._process.stdin is not None and not self._process.stdin.closed:
+            self._process.stdin.close()
+
+    def close(self) -> None:
+        """End everything at once and free what this process holds for it."""
+        self.signal_group(signal.SIGKILL)
+        if self.exit_code is None:
+            self.exit_code = self._process.wait()
+        self.release()
+        if self.message_fd is not None:
+            os.close(self.message_fd)
+            self.message_fd = None
+
+    def _has_ended(self) -> bool:
+        if sys.platform == "darwin":  # has no waitid before Python 3.13
+            return self._process.poll() is not None
+        # Not reaped yet, so that the group's id cannot be another's by the time the group is ended.
+        return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _environment(rank: int, num_processes: int) -> dict[str, str]:
+    environment = {name: value for name, value in os.environ.items() if name not in ("MASTER_ADDR", "MASTER_PORT")}
+    # One thread each: the ranks share the machine's cores.
+    environment.setdefault("OMP_NUM_THREADS", "1")
+    # gloo would look up the machine's own name to find an interface, which need not resolve on a laptop.
+    if sys.platform in _LOOPBACK:
+        environment.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK[sys.platform])
+    return environment | {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(num_processes),
+        "LOCAL_WORLD_SIZE": str(num_processes),
+        "PYTHONUNBUFFERED": "1",  # what a killed rank had printed is in its log
+    }

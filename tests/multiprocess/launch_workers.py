@@ -1,0 +1,97 @@
+"""What test_launch.py runs in its processes; no torch except where a function imports it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from autoshard.errors import AutoshardError
+from autoshard.runtime.launch import Message, run_processes
+from autoshard.runtime.worker import Reporter, peak_memory_bytes
+
+
+def square(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
+    print(f"rank {reporter.rank} prints")
+    for step in range(arguments["steps"]):
+        reporter.last_action = f"step {step}"
+        reporter.report("step", step=step, loss=float("nan"))
+    return {"square": reporter.rank**2, "memory_bytes": peak_memory_bytes(), "folder": sys.path[0]}
+
+
+def sleep(arguments: dict[str, Any], reporter: Reporter) -> None:
+    """Sleeps; with "stubborn" SIGTERM does not end it, with "child" it leaves one behind."""
+    if arguments.get("stubborn"):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if arguments.get("child"):
+        child = subprocess.Popen(["sleep", "60"])
+        reporter.report("pid", pid=child.pid)
+    reporter.last_action = "sleep"
+    reporter.report("pid", pid=os.getpid())
+    time.sleep(arguments.get("seconds", 60))
+
+
+def one_rank(arguments: dict[str, Any], reporter: Reporter) -> None:
+    """Rank 1 does as told, the others sleep."""
+    reporter.last_action = "warm-up"
+    reporter.report("pid", pid=os.getpid())
+    if reporter.rank != 1:
+        while True:
+            reporter.last_action = "waiting"
+            time.sleep(0.05)
+    reporter.last_action = "step 3, F2.0"
+    match arguments["does"]:
+        case "raise":
+            print("\x1b[31mred\x1b[0m words before the end")
+            raise ValueError("loss is nan")
+        case "user's mistake":
+            raise AutoshardError("data.txt holds 3 tokens; one batch needs 8")
+        case "exit":
+            sys.exit(0)
+        case "vanish":
+            os._exit(3)
+        case "hang":
+            time.sleep(60)
+
+
+def ring(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
+    """All-reduces for ever, or `steps` times; at step 3 rank 1 may raise."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group(
+        "gloo", init_method=reporter.init_method, rank=reporter.rank, world_size=reporter.world_size
+    )
+    tensor = torch.ones(4)
+    for step in range(arguments.get("steps", 1_000_000)):
+        reporter.last_action = f"all-reduce {step}"
+        if step == 3:
+            reporter.report("pid", pid=os.getpid())
+            if arguments.get("raise") and reporter.rank == 1:
+                raise ValueError("loss is nan")
+        dist.all_reduce(tensor, op=dist.ReduceOp.AVG if step % 2 else dist.ReduceOp.SUM)
+        time.sleep(0.01)
+    return {"sum": tensor[0].item(), "group_is_alive": dist.is_initialized()}
+
+
+def supervise(log_directory: str, function: str, arguments: dict[str, Any], num_processes: int, grace_s: float) -> None:
+    """A supervisor to send signals to: prints each message's values, then the outcome, as JSON lines."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a CI job in the background may have it ignored
+
+    def on_message(message: Message) -> None:
+        print(json.dumps(message.values), flush=True)
+
+    outcome = run_processes(
+        f"tests.multiprocess.launch_workers:{function}",
+        arguments,
+        num_processes,
+        on_message=on_message,
+        log_directory=Path(log_directory),
+        grace_s=grace_s,
+        trusted_prefix="tests.",
+    )
+    print(json.dumps({"message": outcome.message}), flush=True)
+    sys.exit(outcome.exit_code)

@@ -1,0 +1,87 @@
+"""Which of several failures is the cause, and the one message that tells it."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoshard.runtime.failures import RankFailure, cause, failure_message, log_tail
+from autoshard.runtime.last_action import LastActions
+from autoshard.runtime.worker import describe
+
+KILLED = RankFailure(3, "F2.0", 1.2, exit_code=-9)
+LOST = RankFailure(0, "all-reduce", 1.0, "RuntimeError", "Connection closed by peer", echo=True)
+ABORTED = RankFailure(1, "F2.0", 0.9, exit_code=-6)
+RAISED = RankFailure(2, "F3.0", 1.3, "ValueError", "loss is nan")
+
+
+def test_the_kill_is_the_cause_of_lost_connections_heard_of_before() -> None:
+    assert cause([LOST, KILLED, ABORTED]) == KILLED
+
+
+def test_the_first_clear_failure_wins() -> None:
+    assert cause([RAISED, LOST, KILLED]) == KILLED
+
+
+def test_without_a_clear_failure_an_abort_goes_before_a_lost_connection() -> None:
+    assert cause([LOST, ABORTED]) == ABORTED
+    assert cause([LOST]) == LOST
+
+
+@pytest.mark.parametrize(
+    ("failure", "headline"),
+    [
+        (KILLED, "rank 3 was killed by signal 9 (SIGKILL) in F2.0"),
+        (RAISED, "rank 2 failed in F3.0: ValueError: loss is nan"),
+        (RankFailure(0, "", 0.0, exit_code=1), "rank 0 exited with code 1 before its first action, its work not done"),
+        (RankFailure(5, "B7.1", 0.0, silent_s=30.2), "rank 5 hung in B7.1: nothing heard from it for 30 s"),
+    ],
+)
+def test_headlines(failure: RankFailure, headline: str) -> None:
+    assert failure.headline == headline
+
+
+def test_one_rank_has_no_others(tmp_path: Path) -> None:
+    message = failure_message(RankFailure(0, "F0.0", 0.0, exit_code=-11), 1, tmp_path / "rank-00.log")
+    assert message == "rank 0 was killed by signal 11 (SIGSEGV) in F0.0"
+
+
+def test_the_tail_of_a_log_is_20_clean_lines(tmp_path: Path) -> None:
+    log = tmp_path / "rank-00.log"
+    log.write_bytes(b"".join(b"line %d\n" % i for i in range(5000)) + b"\x1b[2J\xff" + b"x" * 1000 + b"\n\n")
+    tail = log_tail(log)
+    assert len(tail) == 20
+    assert tail[0] == "line 4981"
+    assert tail[-1] == "[2J\ufffd" + "x" * 296
+    assert log_tail(tmp_path / "missing.log") == []
+
+
+def test_lost_connections_are_echoes_wherever_they_are_in_the_chain() -> None:
+    def wrapped() -> None:
+        try:
+            raise RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer")
+        except RuntimeError as error:
+            raise ValueError("step 3 failed") from error
+
+    with pytest.raises(ValueError, match="step 3") as error:
+        wrapped()
+    assert describe(error.value) == {"error_type": "ValueError", "error_text": "step 3 failed", "echo": True}
+    assert describe(ValueError("loss is nan"))["echo"] is False
+    assert describe(AssertionError()) == {
+        "error_type": "AssertionError",
+        "error_text": "AssertionError()",
+        "echo": False,
+    }
+
+
+@given(st.lists(st.text(max_size=300), min_size=1, max_size=5))
+def test_the_last_action_is_the_last_one_written(tmp_path_factory: pytest.TempPathFactory, actions: list[str]) -> None:
+    actions = [action.encode("utf-8", "replace").decode() for action in actions]
+    memory = LastActions.create(tmp_path_factory.mktemp("actions") / "last_actions", 2)
+    for action in actions:
+        memory.write(1, action)
+    assert actions[-1].startswith(memory.read(1))
+    assert len(memory.read(1).encode()) >= min(len(actions[-1].encode()), 246 - 3)
+    assert (memory.count(1), memory.count(0), memory.read(0)) == (len(actions), 0, "")
+    memory.close()
