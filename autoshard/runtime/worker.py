@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import importlib
@@ -115,8 +116,9 @@ def main(spec_path: str, rank: int, report_fd: int) -> NoReturn:
         result = resolve(spec["worker"])(spec["arguments"], reporter)
         pipe.send({"type": "done", "result": result})
     except BaseException as error:  # whatever it is, the supervisor must hear of it
+        with contextlib.suppress(OSError):  # a full disk must not keep the message back
+            traceback.print_exception(error)  # first: the supervisor stops us once it knows
         pipe.send({"type": "failed", **describe(error), "last_action": reporter.last_action})
-        traceback.print_exception(error)
         exit_now(1)
     finished.set()
     # Stay until every rank is done: one that leaves early closes connections that others may still be using. Then the
