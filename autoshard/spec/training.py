@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from autoshard.errors import AutoshardError
-from autoshard.spec.fields import check_choice, check_integer, show, values_for
+from autoshard.spec.fields import check_choice, check_integer, check_positive, show, values_for
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8, "int32": 4, "int64": 8}
 """Bytes of one element."""
@@ -71,15 +71,21 @@ def load_precision(name: str) -> Precision:
 
 @dataclass(frozen=True)
 class TrainingSpec:
-    """sequence_length: tokens of one sequence. global_batch_size: sequences of one optimizer step."""
+    """One optimizer step.
+
+    sequence_length: tokens of one sequence. global_batch_size: sequences of the step.
+    expert_capacity_factor: slots of each expert over the even share of a sequence's tokens, where there are experts.
+    """
 
     sequence_length: int
     global_batch_size: int
     precision: Precision
+    expert_capacity_factor: float = 1.0
 
     def __post_init__(self) -> None:
         check_integer("the training", "sequence_length", self.sequence_length)
         check_integer("the training", "global_batch_size", self.global_batch_size)
+        check_positive("the training", "expert_capacity_factor", self.expert_capacity_factor)
         known = PRECISIONS.get(self.precision.name, self.precision)
         for field, value in asdict(self.precision).items():
             if value != getattr(known, field):

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from autoshard.graph.recompute import RECOMPUTE_SETS
-from autoshard.layout.strategy import SCHEDULES
 from autoshard.models import load_model
+from autoshard.schedules import SCHEDULES
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import PRECISIONS
 

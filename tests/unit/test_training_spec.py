@@ -31,7 +31,7 @@ def test_bytes_of_state_per_parameter(name: str, state_bytes: int) -> None:
 
 @pytest.mark.parametrize("name", PRECISIONS)
 def test_json_gives_the_same_value_back(name: str) -> None:
-    training = TrainingSpec(4096, 512, load_precision(name))
+    training = TrainingSpec(4096, 512, load_precision(name), expert_capacity_factor=1.25)
     assert TrainingSpec.from_dict(json.loads(json.dumps(training.to_dict()))) == training
 
 
@@ -61,5 +61,10 @@ def test_errors_name_the_field() -> None:
         Precision("odd", "bfloat16", "int8", None, "float32", "float32", "float32")
     with pytest.raises(AutoshardError, match=r"^training lacks precision$"):
         TrainingSpec.from_dict({"sequence_length": 8192, "global_batch_size": 1024})
+    with pytest.raises(
+        AutoshardError, match=r"^expert_capacity_factor=-1 of the training must be a finite number above 0$"
+    ):
+        TrainingSpec(8192, 1024, PRECISIONS["fp32"], -1)
+    fields = TrainingSpec(8192, 1024, PRECISIONS["fp32"]).to_dict()
     with pytest.raises(AutoshardError, match=r"^training\.precision must be an object with named fields, not 'fp32'$"):
-        TrainingSpec.from_dict({"sequence_length": 8192, "global_batch_size": 1024, "precision": "fp32"})
+        TrainingSpec.from_dict({**fields, "precision": "fp32"})
