@@ -1,0 +1,18 @@
+"""Pipeline schedules as plain data: for each pipeline rank the list of what it does, and what that takes on a clock."""
+
+from autoshard.schedules.action import Action, Order
+from autoshard.schedules.closed_form import step_time_s
+from autoshard.schedules.orders import SCHEDULES, actions, check_schedule, in_flight
+from autoshard.schedules.simulate import Timeline, simulate
+
+__all__ = [
+    "SCHEDULES",
+    "Action",
+    "Order",
+    "Timeline",
+    "actions",
+    "check_schedule",
+    "in_flight",
+    "simulate",
+    "step_time_s",
+]

@@ -1,0 +1,149 @@
+"""Schedules on a clock, and how the closed forms relate to it."""
+
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoshard.errors import AutoshardError
+from autoshard.schedules import SCHEDULES, Action, Order, Timeline, actions, simulate, step_time_s
+from autoshard.schedules.orders import Schedule, alternate
+from tests.unit.test_schedules import sizes
+
+SECONDS = st.floats(0.1, 10)
+Size = tuple[str, int, int, int]
+
+
+def simulated_s(size: Size, forward_s: Sequence[float], backward_s: Sequence[float], p2p_s: float = 0.0) -> float:
+    return simulate(actions(*size), forward_s, backward_s, p2p_s).total_s
+
+
+def order(text: str) -> Order:
+    return tuple(map(Action.parse, text.split()))
+
+
+def test_two_ranks_two_microbatches_by_hand() -> None:
+    #          0  1  2  3  4  5  6  7  8  9
+    # rank 0   F0 F1 .  .  B0 B0 .  B1 B1        forward 1, backward 2
+    # rank 1   .  F0 B0 B0 F1 B1 B1
+    timeline = simulate(actions("1f1b", 2, 2), (1, 1), (2, 2))
+    assert [list(spans) for spans in timeline.spans] == [
+        [(0, 1), (1, 2), (4, 6), (7, 9)],
+        [(1, 2), (2, 4), (4, 5), (5, 7)],
+    ]
+    assert timeline.total_s == 9 and list(timeline.busy_s) == [6, 6]
+    assert timeline.bubble_fraction == pytest.approx(6 / 18)
+
+
+def test_a_transfer_delays_the_next_rank() -> None:
+    # F0 0-1, sent until 1.5, F0 1.5-2.5, B0 2.5-4.5, sent until 5, B0 5-7
+    timeline = simulate(actions("1f1b", 2, 1), (1, 1), (2, 2), p2p_s=0.5)
+    assert [list(spans) for spans in timeline.spans] == [[(0, 1), (5, 7)], [(1.5, 2.5), (2.5, 4.5)]]
+
+
+def test_chunks_of_one_rank_need_no_transfer() -> None:
+    assert simulated_s(("interleaved", 1, 2, 2), (1, 1), (2, 2), p2p_s=5) == 12
+
+
+def test_lists_that_wait_for_each_other_deadlock() -> None:
+    orders = (order("F0.0 B0.0 F1.0 B1.0"), order("F0.0 F1.0 B0.0 B1.0"))
+    with pytest.raises(AutoshardError) as error:
+        simulate(orders, (1, 1), (1, 1))
+    assert str(error.value) == (
+        "the schedule deadlocks: rank 0 before B0.0, rank 1 before F1.0 wait for what no rank will send"
+    )
+
+
+def check_clock(timeline: Timeline, size: Size, forward_s: Sequence[float], p2p_s: float) -> None:
+    pp, stages = size[1], len(forward_s)
+    end: dict[tuple[str, int, int], float] = {}
+    start: dict[tuple[str, int, int], float] = {}
+    for rank, (actions_of_rank, spans) in enumerate(zip(actions(*size), timeline.spans, strict=True)):
+        assert all(before[1] <= after[0] for before, after in pairwise(spans))
+        for (kind, microbatch, chunk), span in zip(actions_of_rank, spans, strict=True):
+            start[kind, microbatch, chunk * pp + rank], end[kind, microbatch, chunk * pp + rank] = span
+    transfer_s = p2p_s if pp > 1 else 0
+    for kind, microbatch, stage in start:
+        if kind == "F" and stage > 0:
+            assert start[kind, microbatch, stage] >= end["F", microbatch, stage - 1] + transfer_s
+        if kind == "B":
+            before = ("F", microbatch, stage) if stage == stages - 1 else ("B", microbatch, stage + 1)
+            assert start[kind, microbatch, stage] >= end[before] + (0 if stage == stages - 1 else transfer_s)
+
+
+@given(sizes(), st.data(), st.floats(0, 1))
+def test_no_deadlock_and_no_action_before_its_input(size: Size, data: st.DataObject, p2p_s: float) -> None:
+    stages = size[1] * size[3]
+    forward_s, backward_s = (data.draw(st.lists(SECONDS, min_size=stages, max_size=stages)) for _ in range(2))
+    timeline = simulate(actions(*size), forward_s, backward_s, p2p_s)
+    check_clock(timeline, size, forward_s, p2p_s)
+    assert 0 <= timeline.bubble_fraction + 1e-12 <= 1
+    # never faster than the busiest rank, and the closed form is a lower bound
+    assert timeline.total_s >= max(timeline.busy_s) * (1 - 1e-12)
+    assert step_time_s(*size, forward_s, backward_s, p2p_s) <= timeline.total_s * (1 + 1e-12)
+
+
+@given(sizes(), SECONDS, SECONDS)
+def test_uniform_stages_are_exact(size: Size, forward_s: float, backward_s: float) -> None:
+    _, pp, num_microbatches, vpp = size
+    stages = pp * vpp
+    expected = num_microbatches * vpp * (forward_s + backward_s) + (pp - 1) * (forward_s + backward_s)
+    assert simulated_s(size, [forward_s] * stages, [backward_s] * stages) == pytest.approx(expected)
+    assert step_time_s(*size, [forward_s] * stages, [backward_s] * stages) == pytest.approx(expected)
+
+
+@given(st.integers(1, 24), st.integers(2, 8), st.floats(1, 2), st.floats(1, 2), st.floats(0.5, 3))
+def test_1f1b_with_heavier_ends_is_exact(m: int, pp: int, first: float, last: float, ratio: float) -> None:
+    forward_s = [first] + [1.0] * (pp - 2) + [last]
+    size, backward_s = ("1f1b", pp, m, 1), [ratio * time_s for time_s in forward_s]
+    assert step_time_s(*size, forward_s, backward_s) == pytest.approx(simulated_s(size, forward_s, backward_s))
+
+
+@given(st.integers(1, 24), st.lists(st.floats(0.9, 1.1), min_size=1, max_size=8), st.floats(0, 0.05))
+def test_1f1b_of_slightly_uneven_stages_is_close(m: int, forward_s: list[float], p2p_s: float) -> None:
+    size, backward_s = ("1f1b", len(forward_s), m, 1), [2 * time_s for time_s in forward_s]
+    bound, exact = step_time_s(*size, forward_s, backward_s, p2p_s), simulated_s(size, forward_s, backward_s, p2p_s)
+    assert exact <= 1.03 * bound
+
+
+@given(sizes().filter(lambda size: size[0] == "interleaved"), st.floats(1, 2))
+def test_interleaved_with_a_heavy_head_is_exact(size: Size, head: float) -> None:
+    forward_s = [1.0] * (size[1] * size[3] - 1) + [head]
+    backward_s = [2 * time_s for time_s in forward_s]
+    assert step_time_s(*size, forward_s, backward_s) == pytest.approx(simulated_s(size, forward_s, backward_s))
+
+
+@given(sizes(), st.data(), st.floats(1.01, 3))
+def test_a_slower_stage_is_never_faster(size: Size, data: st.DataObject, factor: float) -> None:
+    stages = size[1] * size[3]
+    forward_s = data.draw(st.lists(SECONDS, min_size=stages, max_size=stages))
+    slower = list(forward_s)
+    slower[data.draw(st.integers(0, stages - 1))] *= factor
+    for function in (simulated_s, lambda size, *times: step_time_s(*size, *times)):
+        assert function(size, slower, forward_s) >= function(size, forward_s, forward_s) * (1 - 1e-12)
+
+
+def test_a_schedule_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def all_forwards_first(pp: int, num_microbatches: int, num_virtual_stages: int) -> tuple[Order, ...]:
+        return alternate(pp, num_microbatches, num_virtual_stages, lambda *_: num_microbatches)
+
+    monkeypatch.setitem(SCHEDULES, "gpipe", Schedule(lambda *_: None, all_forwards_first))
+    assert " ".join(map(str, actions("gpipe", 2, 2)[1])) == "F0.0 F1.0 B0.0 B1.0"
+    # (m + pp - 1) * (f + b), as 1f1b
+    assert step_time_s("gpipe", 4, 8, 1, [1.0] * 4, [2.0] * 4) == 33
+
+
+@pytest.mark.parametrize(("size", "limit_s"), [(("1f1b", 8, 256, 1), 0.010), (("interleaved", 16, 1024, 2), 0.060)])
+def test_simulation_is_fast(size: Size, limit_s: float) -> None:
+    orders, times = actions(*size), [1.0] * (size[1] * size[3])
+    best_s = float("inf")
+    for _ in range(20):
+        begin = time.perf_counter()
+        simulate(orders, times, times)
+        best_s = min(best_s, time.perf_counter() - begin)
+        if best_s < limit_s:
+            break
+    assert best_s < limit_s
