@@ -3,6 +3,11 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# A slow moment of a shared machine is not a failure.
+settings.register_profile("autoshard", deadline=None)
+settings.load_profile("autoshard")
 
 MULTIPROCESS = Path(__file__).parent / "multiprocess"
 

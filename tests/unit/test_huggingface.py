@@ -1,10 +1,13 @@
 """Hugging Face configs: what each family's config means, what transformers assumes, and every way to be wrong."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from autoshard.errors import AutoshardError
 from autoshard.interop.huggingface import from_config, read_config
@@ -285,3 +288,37 @@ def test_json_at_the_limits_is_read(tmp_path: Path) -> None:
     assert value == []
     file.write_text('{"a": [1e308, -0.5, true, null, "[{\\"a\\": NaN"], "b": {"a": {}}}')
     assert read_json(file, "plan", 1_000) == {"a": [1e308, -0.5, True, None, '[{"a": NaN'], "b": {"a": {}}}
+
+
+def value_or_error(make: Callable[[], Any]) -> tuple[Any, str | None]:
+    try:
+        return make(), None
+    except AutoshardError as error:
+        return None, str(error)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.binary(max_size=200) | st.text(alphabet='{}[]":,\\ntrue1-.eNaN\n', max_size=60).map(str.encode))
+def test_any_bytes_are_a_value_or_one_line(tmp_path: Path, data: bytes) -> None:
+    file = tmp_path / "any.json"
+    file.write_bytes(data)
+    value, error = value_or_error(lambda: read_json(file, "plan", 1_000))
+    if error is None:
+        assert json.loads(data) == value
+    else:
+        assert error.startswith(f"plan {file}")
+        assert error.isprintable()
+
+
+ANY_VALUE: st.SearchStrategy[Any] = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.just([]), st.just({"factor": 2})
+)
+
+
+@given(key=st.sampled_from([*LLAMA, "head_dim", "num_key_value_heads", "rope_scaling", "rope_theta"]), value=ANY_VALUE)
+def test_any_value_of_any_field_is_a_model_or_one_line(key: str, value: Any) -> None:
+    model, error = value_or_error(lambda: from_config({**LLAMA, key: value}, "m"))
+    if error is None:
+        assert ModelSpec.from_dict(json.loads(json.dumps(model.to_dict()))) == model
+    else:
+        assert error.isprintable()
