@@ -7,8 +7,8 @@ from typing import Any, Mapping
 
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import RECOMPUTE_SETS
+from autoshard.schedules import SCHEDULES
 
-SCHEDULES = ("1f1b", "interleaved")
 ATTENTION_KERNELS = ("flash", "plain")
 
 
@@ -41,7 +41,7 @@ class Strategy:
             if type(value) is not int or value < 1:
                 raise AutoshardError(f"{name}={value!r} must be a whole number of at least 1")
         for name, known in (
-            ("schedule", SCHEDULES),
+            ("schedule", tuple(SCHEDULES)),
             ("recompute", tuple(RECOMPUTE_SETS)),
             ("attention_kernel", ATTENTION_KERNELS),
         ):

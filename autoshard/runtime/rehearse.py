@@ -1,0 +1,167 @@
+"""A plan for a cluster made small enough for this machine, with everything that could go wrong still in it.
+
+Kept: the axes that the plan uses (each at 2 or more), the schedule and its regime, virtual stages, uneven cuts, the
+recompute set, ZeRO-1 and the number formats, grouped-query ratio, KV replication, experts and their top k, sliding
+window, rope scaling, tied embeddings. Shrunk: degrees, layers, widths, vocabulary, sequence, batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+
+from autoshard.cost.estimate import estimate
+from autoshard.errors import AutoshardError
+from autoshard.layout.plan import Plan, make_plan
+from autoshard.layout.strategy import Strategy
+from autoshard.spec.cluster import Cluster, load_cluster
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.training import TrainingSpec
+
+HEAD_DIM = 16
+SEQUENCE_LENGTH = 128
+"""Tokens: long enough for text to be learned from, divisible by every axis of a rehearsal."""
+_AXES = ("pp", "tp", "ep", "cp", "dp")
+"""In the order in which they are kept when not all fit."""
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """plan: what runs here. left_out: axes of the original that had no room, with the processes that would show them."""
+
+    plan: Plan
+    left_out: tuple[str, ...]
+    processes_for_all: int
+
+
+def rehearse(original: Plan, max_processes: int, vocab_size: int) -> Rehearsal:
+    """Shrink a plan to at most max_processes ranks.
+
+    vocab_size: entries of the tokenizer. Raises AutoshardError when not even one axis fits.
+    """
+    used = {axis: size for axis, size in _degrees(original.strategy).items() if size > 1}
+    kept: dict[str, int] = {}
+    for axis in (axis for axis in _AXES if axis in used):
+        if prod(kept.values()) * 2 <= max_processes:
+            kept[axis] = 2
+    left_out = tuple(axis for axis in _AXES if axis in used and axis not in kept)
+    if used and not kept:
+        raise AutoshardError(
+            f"processes={max_processes} cannot rehearse {' x '.join(f'{a}={n}' for a, n in used.items())}: "
+            f"one axis takes 2 processes, all of them {2 ** len(used)}"
+        )
+    model = _model(original, kept, vocab_size)
+    strategy = _strategy(original, kept)
+    training = replace(
+        original.training,
+        sequence_length=SEQUENCE_LENGTH,
+        global_batch_size=_microbatches(original, kept.get("pp", 1)) * strategy.dp * strategy.microbatch_size,
+    )
+    model = replace(model, num_hidden_layers=sum(strategy.stage_layers))
+    return Rehearsal(_plan(model, training, strategy), left_out, 2 ** len(used))
+
+
+def one_process(plan: Plan) -> Plan:
+    """The same training on one device: one stage, nothing split, the same microbatches. What a sharded run must equal."""
+    strategy = plan.strategy
+    alone = replace(
+        strategy,
+        tp=1,
+        pp=1,
+        dp=1,
+        cp=1,
+        ep=1,
+        num_virtual_stages=1,
+        microbatch_size=strategy.microbatch_size * strategy.dp,
+        schedule="1f1b",
+        recompute="none",
+        sequence_parallel=False,
+        stage_layers=(plan.model.num_hidden_layers,),
+    )
+    return _plan(plan.model, plan.training, alone)
+
+
+def _plan(model: ModelSpec, training: TrainingSpec, strategy: Strategy) -> Plan:
+    cluster = local_cluster(strategy.world_size)
+    return make_plan(model, training, cluster, "torch", strategy, estimate(model, training, cluster, strategy))
+
+
+def local_cluster(processes: int) -> Cluster:
+    """This machine as a cluster of one node with so many CPU processes."""
+    machine = load_cluster("cpu", nodes=1)
+    _, link = machine.intra_node[-1]
+    return replace(machine, devices_per_node=processes, devices_per_chip=processes, intra_node=((processes, link),))
+
+
+def _degrees(strategy: Strategy) -> dict[str, int]:
+    """Size of each axis; with ep the data-parallel axis is what ep leaves of it."""
+    s = strategy
+    return {"pp": s.pp, "tp": s.tp, "ep": s.ep, "cp": s.cp, "dp": s.dp // s.ep}
+
+
+def _strategy(original: Plan, kept: dict[str, int]) -> Strategy:
+    strategy = original.strategy
+    size = {axis: kept.get(axis, 1) for axis in _AXES}
+    interleaved = strategy.num_virtual_stages > 1 and size["pp"] > 1
+    chunks = 2 if interleaved else 1
+    return replace(
+        strategy,
+        tp=size["tp"],
+        pp=size["pp"],
+        dp=size["dp"] * size["ep"],
+        cp=size["cp"],
+        ep=size["ep"],
+        num_virtual_stages=chunks,
+        schedule=strategy.schedule if interleaved else "1f1b",
+        microbatch_size=min(strategy.microbatch_size, 2),
+        sequence_parallel=strategy.sequence_parallel and size["tp"] > 1,
+        stage_layers=_stage_layers(strategy.stage_layers, size["pp"] * chunks),
+    )
+
+
+def _stage_layers(original: tuple[int, ...], stages: int) -> tuple[int, ...]:
+    """Two blocks a stage (one where there are many stages); where the plan cuts unevenly, its lightest end stage gets fewer."""
+    each = 2 if stages <= 2 else 1
+    layers = [each] * stages
+    if len(set(original)) > 1 and stages > 1:
+        light = 0 if original[0] <= original[-1] else stages - 1
+        layers = [each + (stage != light) for stage in range(stages)]
+    return tuple(layers)
+
+
+def _microbatches(original: Plan, pp: int) -> int:
+    """As many as show the plan's regime: fewer than, as many as, or twice as many as there are pipeline ranks."""
+    number, ranks = original.num_microbatches, original.strategy.pp
+    if ranks == 1 or pp == 1:
+        return min(number, 2)
+    if number < ranks:
+        return 1
+    return pp if number == ranks else 2 * pp
+
+
+def _model(original: Plan, kept: dict[str, int], vocab_size: int) -> ModelSpec:
+    """The same structure, narrow. Layers are set by the stages."""
+    model = original.model
+    tp = kept.get("tp", 1)
+    ratio = model.num_attention_heads // model.num_key_value_heads
+    replicated = original.strategy.tp > model.num_key_value_heads
+    group = 1 if ratio == 1 else max(2, min(ratio, 8 if replicated else 4) // 2 * 2)
+    kv_heads = 1 if replicated and ratio > 1 else (2 if ratio > 1 else 4)
+    assert group * kv_heads % tp == 0, (group, kv_heads, tp)
+    heads = kv_heads * group
+    hidden = HEAD_DIM * heads
+    ffn = max(32, round(hidden * model.intermediate_size / model.hidden_size / 32) * 32)
+    return replace(
+        model,
+        name=f"{model.name} (shrunk)",
+        hidden_size=hidden,
+        intermediate_size=ffn,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=HEAD_DIM,
+        vocab_size=vocab_size,
+        max_position_embeddings=max(SEQUENCE_LENGTH, min(model.max_position_embeddings, 4 * SEQUENCE_LENGTH)),
+        sliding_window=None if model.sliding_window is None else SEQUENCE_LENGTH // 2,
+        num_local_experts=min(model.num_local_experts, 4),
+        num_experts_per_tok=min(model.num_experts_per_tok, 2),
+    )

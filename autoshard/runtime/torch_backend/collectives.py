@@ -1,0 +1,119 @@
+"""Collectives on local tensors along a tensor dim, and redistributions with their autograd duals.
+
+Everything goes through torch's functional collectives, so that whoever watches the dispatcher sees each one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import torch
+
+from autoshard.graph.redistribute import Transition
+from autoshard.runtime.torch_backend.groups import Group, MeshGroups
+
+_c10d = torch.ops._c10d_functional
+Move = Callable[[torch.Tensor], torch.Tensor]
+
+
+def all_reduce(x: torch.Tensor, group: Group, reduction: str = "sum") -> torch.Tensor:
+    return _c10d.wait_tensor(_c10d.all_reduce(x.contiguous(), reduction, group.name))
+
+
+def all_gather(x: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
+    """Pieces of the group's ranks concatenated along dim, in mesh order."""
+    whole = _c10d.wait_tensor(_c10d.all_gather_into_tensor(x.contiguous(), group.size, group.name))
+    if prod(x.shape[:dim]) == 1:
+        return whole.view(*x.shape[:dim], group.size * x.shape[dim], *x.shape[dim + 1 :])
+    return torch.cat(whole.chunk(group.size, 0), dim)
+
+
+def reduce_scatter(x: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
+    """Sum over the group; this rank keeps its piece along dim."""
+    shape = list(x.shape)
+    shape[dim] //= group.size
+    pieces = x if prod(x.shape[:dim]) == 1 else torch.cat(x.chunk(group.size, dim), 0)
+    flat = pieces.contiguous().view(group.size * prod(shape[: dim + 1]), *shape[dim + 1 :])
+    return _c10d.wait_tensor(_c10d.reduce_scatter_tensor(flat, "sum", group.size, group.name)).view(shape)
+
+
+def all_to_all(x: torch.Tensor, group: Group, gather_dim: int, split_dim: int) -> torch.Tensor:
+    """Stop splitting gather_dim, start splitting split_dim."""
+    pieces = torch.stack(x.chunk(group.size, split_dim)).contiguous()
+    ones = [1] * group.size
+    received = _c10d.wait_tensor(_c10d.all_to_all_single(pieces, ones, ones, group.name))
+    return torch.cat(received.unbind(0), gather_dim)
+
+
+def take_piece(x: torch.Tensor, position: int, count: int, dim: int) -> torch.Tensor:
+    length = x.shape[dim] // count
+    return x.narrow(dim, position * length, length).contiguous()
+
+
+def _pad(x: torch.Tensor, position: int, count: int, dim: int) -> torch.Tensor:
+    """The whole tensor, zero but for this rank's piece: the gradient of taking a piece of a replicated value."""
+    shape = list(x.shape)
+    shape[dim] *= count
+    whole = x.new_zeros(shape)
+    whole.narrow(dim, position * x.shape[dim], x.shape[dim]).copy_(x)
+    return whole
+
+
+def _move(kind: str, groups: MeshGroups, axes: tuple[str, ...], from_dim: int | None, to_dim: int | None) -> Move:
+    """from_dim stops being split, to_dim starts being split."""
+    group, position = groups[axes], groups.position(axes)
+    match kind:
+        case "identity":
+            return lambda x: x.view_as(x)
+        case "all_reduce":
+            return lambda x: all_reduce(x, group)
+        case "scale":
+            return lambda x: x / group.size
+    if kind == "all_to_all":
+        assert from_dim is not None and to_dim is not None
+        gather_dim, split_dim = from_dim, to_dim
+        return lambda x: all_to_all(x, group, gather_dim, split_dim)
+    if kind in ("all_gather", "pad"):
+        assert from_dim is not None
+        dim = from_dim
+        if kind == "all_gather":
+            return lambda x: all_gather(x, group, dim)
+        return lambda x: _pad(x, position, group.size, dim)
+    assert to_dim is not None and kind in ("slice", "reduce_scatter"), kind
+    dim = to_dim
+    if kind == "slice":
+        return lambda x: take_piece(x, position, group.size, dim)
+    return lambda x: reduce_scatter(x, group, dim)
+
+
+def transition_moves(transition: Transition, dims: tuple[str, ...], groups: MeshGroups) -> tuple[Move, Move]:
+    """(forward, backward) on local tensors; the backward is the dual, with the dims exchanged."""
+    source = None if transition.source_dim is None else dims.index(transition.source_dim)
+    target = None if transition.target_dim is None else dims.index(transition.target_dim)
+    forward = _move(transition.forward, groups, transition.axes, source, target)
+    return forward, _move(transition.backward, groups, transition.axes, target, source)
+
+
+class _Redistribute(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, forward: Move, backward: Move) -> torch.Tensor:
+        ctx.backward_move = backward
+        return forward(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return ctx.backward_move(grads[0]), None, None
+
+
+def redistribution(transitions: tuple[Transition, ...], dims: tuple[str, ...], groups: MeshGroups) -> Move:
+    """All transitions of a redistribution as one differentiable function of the local tensor."""
+    moves = [transition_moves(transition, dims, groups) for transition in transitions]
+
+    def apply(x: torch.Tensor) -> torch.Tensor:
+        for forward, backward in moves:
+            x = _Redistribute.apply(x, forward, backward)
+        return x
+
+    return apply

@@ -1,0 +1,76 @@
+"""Process groups of the plan's mesh, and where this rank stands in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, RedistributeStep
+from autoshard.layout.mesh import Mesh
+
+AxisNames = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ranks that differ along some axes, in mesh order; index is this rank's place among them."""
+
+    name: str
+    handle: dist.ProcessGroup
+    ranks: tuple[int, ...]
+    index: int
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+
+class MeshGroups:
+    """One process group for each set of axes that the programs communicate over.
+
+    A plain value of the run: gloo aborts at exit when groups are reachable from module globals.
+    """
+
+    def __init__(self, mesh: Mesh, rank: int, axis_sets: Iterable[AxisNames]):
+        self.mesh, self.rank = mesh, rank
+        self.pipeline_rank, self.index = mesh.coordinates(rank)
+        self._groups: dict[AxisNames, Group] = {}
+        for axes in sorted(set(axis_sets)):  # the same order on every rank: new_group is collective
+            self._groups[axes] = self._create(mesh.groups(axes))
+
+    def __getitem__(self, axes: AxisNames) -> Group:
+        return self._groups[axes]
+
+    def position(self, axes: AxisNames) -> int:
+        """Place of this rank along several axes taken together, the last one varying fastest."""
+        position = 0
+        for axis in self.mesh.axes:
+            if axis.name in axes:
+                position = position * axis.size + self.index[axis.name]
+        return position
+
+    def _create(self, members: list[list[int]]) -> Group:
+        mine: Group | None = None
+        for ranks in members:
+            handle = dist.new_group(ranks)
+            if self.rank in ranks:
+                mine = Group(handle.group_name, handle, tuple(ranks), ranks.index(self.rank))
+        assert mine is not None
+        return mine
+
+
+def communicating_axes(program: Program) -> set[AxisNames]:
+    """Axis sets over which the program's own steps communicate."""
+    found: set[AxisNames] = set()
+    for step in program.steps:
+        if isinstance(step, RedistributeStep):
+            found.update(transition.axes for transition in step.transitions)
+        elif isinstance(step, GatherEinsumStep):
+            found.update(transition.axes for transition in step.gather.transitions)
+        elif isinstance(step, OperatorStep) and step.operator.kind == "cross_entropy":
+            axes = tuple(axis for axis in program.axes if step.choice.get(axis) == "vocab")
+            if axes:
+                found.add(axes)
+    return found

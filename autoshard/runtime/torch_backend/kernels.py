@@ -1,0 +1,339 @@
+"""What each kind of operator computes on local tensors. One factory a kind: (context, step) -> function of the inputs.
+
+Shapes are the operator's dims in the graph's order, local sizes. Nothing here communicates but the vocabulary-parallel
+cross-entropy, whose two all-reduces the operator declares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from autoshard.graph.ir import Graph
+from autoshard.graph.operators import KINDS
+from autoshard.graph.partition import OperatorStep, Program
+from autoshard.runtime.torch_backend.collectives import all_reduce
+from autoshard.runtime.torch_backend.groups import Group, MeshGroups
+
+Kernel = Callable[..., torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Context:
+    """The program and this rank's place in its mesh; groups is None on one device."""
+
+    program: Program
+    groups: MeshGroups | None
+
+    @property
+    def graph(self) -> Graph:
+        return self.program.graph
+
+    def piece(self, step: OperatorStep, dim: str) -> tuple[int, int]:
+        """(position, count) of this rank's piece of a loop dim while the operator runs."""
+        axes = tuple(axis for axis in self.program.axes if step.choice.get(axis) == dim)
+        if not axes:
+            return 0, 1
+        assert self.groups is not None
+        return self.groups.position(axes), self.groups.mesh.size(axes)
+
+    def group(self, step: OperatorStep, dim: str) -> Group | None:
+        axes = tuple(axis for axis in self.program.axes if step.choice.get(axis) == dim)
+        return self.groups[axes] if axes and self.groups is not None else None
+
+    def dims(self, tensor: str) -> tuple[str, ...]:
+        return self.graph.tensors[tensor].dims
+
+
+def kernel(context: Context, step: OperatorStep) -> Kernel:
+    return FACTORIES[step.operator.kind](context, step)
+
+
+@dataclass(frozen=True)
+class Projection:
+    """An einsum that is x[..., C] w[O, C]^T: contracted dims trail both operands and the weight's others trail the output."""
+
+    num_contracted: int
+    num_columns: int
+
+    @staticmethod
+    def of(x: tuple[str, ...], w: tuple[str, ...], out: tuple[str, ...]) -> Projection | None:
+        contracted = tuple(dim for dim in x if dim not in out)
+        rows = tuple(dim for dim in x if dim in out)
+        columns = tuple(dim for dim in w if dim not in contracted)
+        fits = rows + contracted == x and columns + contracted == w and rows + columns == out
+        return Projection(len(contracted), len(columns)) if fits and contracted and columns else None
+
+    def flat_input(self, x: torch.Tensor) -> torch.Tensor:
+        return x.flatten(-self.num_contracted)
+
+    def flat_weight(self, w: torch.Tensor) -> torch.Tensor:
+        return w.flatten(-self.num_contracted).flatten(0, -2)
+
+    def unflatten(self, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return y.unflatten(-1, w.shape[: self.num_columns])
+
+    def __call__(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return self.unflatten(F.linear(self.flat_input(x), self.flat_weight(w)), w)
+
+
+def _einsum(context: Context, step: OperatorStep) -> Kernel:
+    op = step.operator
+    left, right, out = (context.dims(name) for name in (*op.inputs, op.output))
+    projection = Projection.of(left, right, out)
+    if projection is not None:
+        return projection
+    letters = {dim: chr(ord("a") + i) for i, dim in enumerate(op.loop_dims)}
+    spell = ["".join(letters[dim] for dim in dims) for dims in (left, right, out)]
+    equation = f"{spell[0]},{spell[1]}->{spell[2]}"
+    return lambda x, w: torch.einsum(equation, x, w)
+
+
+def _elementwise(context: Context, step: OperatorStep) -> Kernel:
+    functions: dict[str, Kernel] = {
+        "add": torch.add,
+        "silu_mul": lambda gate, up: F.silu(gate) * up,
+        "gelu": lambda x: F.gelu(x, approximate="tanh"),
+    }
+    return functions[str(step.operator.attributes["function"])]
+
+
+def _norm(context: Context, step: OperatorStep) -> Kernel:
+    op = step.operator
+    size = (context.graph.sizes[context.dims(op.inputs[0])[-1]],)
+    eps: Any = op.attributes["eps"]
+    if op.attributes["function"] == "rms":
+        return lambda x, weight: F.rms_norm(x, size, weight, eps)
+    return lambda x, weight, bias: F.layer_norm(x, size, weight, bias, eps)
+
+
+def rope_frequencies(head_dim: int, theta: float, scaling: Any) -> torch.Tensor:
+    """Inverse frequencies [head_dim / 2]; 'linear' and 'llama3' scaling as in transformers' rope utilities."""
+    frequencies = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    if scaling is None:
+        return frequencies
+    if scaling.rope_type == "linear":
+        return frequencies / scaling.factor
+    assert scaling.rope_type == "llama3", scaling
+    wavelengths = 2 * torch.pi / frequencies
+    turns = scaling.original_max_position_embeddings / wavelengths
+    blend = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    smooth = blend.clamp(0, 1)  # 0: long waves, divided by the factor; 1: short waves, kept
+    return smooth * frequencies + (1 - smooth) * frequencies / scaling.factor
+
+
+def _rope(context: Context, step: OperatorStep) -> Kernel:
+    op = step.operator
+    dims = context.dims(op.output)
+    position, count = context.piece(step, "seq")
+    length = context.graph.sizes["seq"] // count
+    frequencies = rope_frequencies(context.graph.sizes["headdim"], op.attributes["theta"], op.attributes["scaling"])  # type: ignore[arg-type]
+    positions = torch.arange(position * length, (position + 1) * length, dtype=torch.float64)
+    angles = torch.outer(positions, frequencies).repeat(1, 2)
+    shape = [1] * len(dims)
+    shape[dims.index("seq")], shape[-1] = length, angles.shape[1]
+    table = torch.stack((angles.cos(), angles.sin())).view(2, *shape)
+    cached: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
+
+    def rotate(x: torch.Tensor) -> torch.Tensor:
+        key = (x.dtype, x.device)
+        if key not in cached:
+            cached[key] = table.to(device=x.device, dtype=x.dtype)
+        cos, sin = cached[key]
+        first, second = x.chunk(2, -1)
+        return x * cos + torch.cat((-second, first), -1) * sin
+
+    return rotate
+
+
+def _attention(context: Context, step: OperatorStep) -> Kernel:
+    """Grouped-query attention, causal; q may be a piece of the sequence while k and v are whole."""
+    op = step.operator
+    query_dims, key_dims = context.dims(op.inputs[0]), context.dims(op.inputs[1])
+    to_heads = [query_dims.index(dim) for dim in ("batch", "kvhead", "group", "seq", "headdim")]
+    keys_to_heads = [key_dims.index(dim) for dim in ("batch", "kvhead", "seq", "headdim")]
+    back = [to_heads.index(i) for i in range(len(to_heads))]
+    position, count = context.piece(step, "seq")
+    mask = _attention_mask(context.graph.sizes["seq"], position, count, op.attributes["sliding_window"])
+    attend = _plain_attention if op.attributes["kernel"] == "plain" else _fused_attention
+
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        nonlocal mask
+        if mask is not None and mask.device != q.device:
+            mask = mask.to(q.device)
+        q, k, v = q.permute(to_heads), k.permute(keys_to_heads), v.permute(keys_to_heads)
+        batch, kv_heads, group, length, head_dim = q.shape
+        if group > 1:
+            k, v = (t.unsqueeze(2).expand(-1, -1, group, -1, -1).flatten(1, 2) for t in (k, v))
+        out = attend(q.reshape(batch, kv_heads * group, length, head_dim), k, v, mask)
+        return out.reshape(batch, kv_heads, group, length, head_dim).permute(back)
+
+    return run
+
+
+def _attention_mask(seq: int, position: int, count: int, window: Any) -> torch.Tensor | None:
+    """Boolean [queries, keys], True where a query sees a key; None where plain causality over the whole sequence does."""
+    if count == 1 and (window is None or window >= seq):
+        return None
+    length = seq // count
+    query = torch.arange(position * length, (position + 1) * length).unsqueeze(1)
+    key = torch.arange(seq).unsqueeze(0)
+    seen = key <= query
+    return seen if window is None else seen & (key > query - window)
+
+
+def _fused_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+
+
+def _plain_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """Scores written out, softmax in FP32 (or FP64)."""
+    scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+    if mask is None:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+    scores = scores.masked_fill(~mask, float("-inf"))
+    accurate = torch.promote_types(q.dtype, torch.float32)
+    return torch.softmax(scores, -1, dtype=accurate).to(q.dtype) @ v
+
+
+def _embedding(context: Context, step: OperatorStep) -> Kernel:
+    position, count = context.piece(step, "vocab")
+    if count == 1:
+        return lambda ids, table: F.embedding(ids, table)
+
+    def look_up(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        rows = table.shape[0]
+        local = ids - position * rows
+        held = (local >= 0) & (local < rows)
+        return F.embedding(local.clamp(0, rows - 1), table) * held.unsqueeze(-1)
+
+    return look_up
+
+
+def _position_embedding(context: Context, step: OperatorStep) -> Kernel:
+    position, count = context.piece(step, "seq")
+    length = context.graph.sizes["seq"] // count
+    return lambda x, table: x + table[position * length : (position + 1) * length]
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """Sum of -log p(label) / tokens over local rows, vocabulary whole or split; probabilities are kept in FP32.
+
+    offset: first vocabulary entry of this rank; group: ranks that hold the other pieces.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: torch.Tensor, labels: torch.Tensor, tokens: int, valid: int, offset: int, group: Group | None
+    ) -> torch.Tensor:
+        scores = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
+        columns = scores.shape[-1]
+        if valid < offset + columns:
+            scores[..., max(valid - offset, 0) :] = float("-inf")
+        top = scores.amax(-1)
+        if group is not None:
+            top = all_reduce(top, group, "max")
+        exponentials = scores.sub_(top.unsqueeze(-1)).exp_()
+        local = labels - offset
+        held = (local >= 0) & (local < columns)
+        local = local.clamp(0, columns - 1)
+        picked = logits.gather(-1, local.unsqueeze(-1)).squeeze(-1).to(top.dtype)
+        sums = torch.stack((exponentials.sum(-1), (picked - top) * held))
+        total, label_score = (sums if group is None else all_reduce(sums, group)).unbind(0)
+        ctx.save_for_backward(exponentials.div_(total.unsqueeze(-1)), local, held)
+        ctx.tokens, ctx.dtype = tokens, logits.dtype
+        return (total.log() - label_score).sum() / tokens
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        probabilities, local, held = ctx.saved_tensors
+        grad = probabilities.clone()
+        grad.scatter_add_(-1, local.unsqueeze(-1), -held.unsqueeze(-1).to(grad.dtype))
+        return grad.mul_(grads[0] / ctx.tokens).to(ctx.dtype), None, None, None, None, None
+
+
+def _cross_entropy(context: Context, step: OperatorStep) -> Kernel:
+    sizes = context.graph.sizes
+    tokens = sizes["batch"] * sizes["seq"]
+    position, count = context.piece(step, "vocab")
+    offset = position * (sizes["vocab"] // count)
+    valid: Any = step.operator.attributes["valid_vocab"]
+    group = context.group(step, "vocab")
+    return lambda logits, labels: _CrossEntropy.apply(logits, labels, tokens, valid, offset, group)
+
+
+def _top_k_gate(context: Context, step: OperatorStep) -> Kernel:
+    top_k: Any = step.operator.attributes["top_k"]
+
+    def gate(logits: torch.Tensor) -> torch.Tensor:
+        weights = torch.softmax(logits, -1, dtype=torch.promote_types(logits.dtype, torch.float32))
+        best, experts = weights.topk(top_k, -1)
+        best = best / best.sum(-1, keepdim=True)
+        return torch.zeros_like(weights).scatter(-1, experts, best).to(logits.dtype)
+
+    return gate
+
+
+def _slots(gates: torch.Tensor, capacity: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Slot of each (token, expert) and whether it has one: tokens queue for an expert in sequence order."""
+    chosen = gates > 0
+    slot = chosen.cumsum(1) - 1
+    return slot.clamp(0, capacity - 1), chosen & (slot < capacity)
+
+
+def _dispatch(context: Context, step: OperatorStep) -> Kernel:
+    capacity = context.graph.sizes["capacity"]
+
+    def dispatch(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        """x [batch, seq, embed], gates [batch, seq, expert] -> [batch, expert, capacity, embed], zeros in free slots."""
+        slot, taken = _slots(gates.detach(), capacity)
+        batch, seq, experts = gates.shape
+        index = torch.arange(experts, device=x.device) * capacity + slot
+        spare = experts * capacity  # tokens without a slot point behind the last one
+        token = torch.full((batch, spare + 1), seq, device=x.device)
+        source = torch.arange(seq, device=x.device).view(1, seq, 1).expand(batch, seq, experts)
+        token.scatter_(1, torch.where(taken, index, spare).flatten(1), source.flatten(1))
+        token = token[:, :spare]
+        filled = (token < seq).unsqueeze(-1)
+        rows = token.clamp(max=seq - 1).unsqueeze(-1).expand(-1, -1, x.shape[-1])
+        return (x.gather(1, rows) * filled).view(batch, experts, capacity, x.shape[-1])
+
+    return dispatch
+
+
+def _combine(context: Context, step: OperatorStep) -> Kernel:
+    capacity = context.graph.sizes["capacity"]
+
+    def combine(answers: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        """answers [batch, expert, capacity, embed], gates [batch, seq, expert] -> [batch, seq, embed]."""
+        slot, taken = _slots(gates.detach(), capacity)
+        batch, seq, experts = gates.shape
+        flat = answers.flatten(1, 2)
+        out = answers.new_zeros(batch, seq, answers.shape[-1])
+        for expert in range(experts):
+            rows = (expert * capacity + slot[:, :, expert]).unsqueeze(-1).expand(-1, -1, answers.shape[-1])
+            weight = (gates[:, :, expert] * taken[:, :, expert]).unsqueeze(-1)
+            out = out + flat.gather(1, rows) * weight
+        return out
+
+    return combine
+
+
+FACTORIES: dict[str, Callable[[Context, OperatorStep], Kernel]] = {
+    "einsum": _einsum,
+    "elementwise": _elementwise,
+    "norm": _norm,
+    "rope": _rope,
+    "attention": _attention,
+    "embedding": _embedding,
+    "position_embedding": _position_embedding,
+    "cross_entropy": _cross_entropy,
+    "top_k_gate": _top_k_gate,
+    "dispatch": _dispatch,
+    "combine": _combine,
+}
+assert FACTORIES.keys() == KINDS.keys()

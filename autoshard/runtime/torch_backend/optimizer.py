@@ -1,0 +1,218 @@
+"""AdamW over flat buffers: gradients summed once a step, state and FP32 masters sharded over the data axes (ZeRO-1).
+
+Parameters whose gradients travel alike share a bucket: one flat buffer of parameters (the modules' parameters are views
+into it), one flat buffer of accumulated gradients, and this rank's shard of master weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import ceil
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from autoshard.graph.partition import Program
+from autoshard.layout.mesh import ZERO1_AXES, Mesh
+from autoshard.runtime.torch_backend.collectives import all_reduce
+from autoshard.runtime.torch_backend.groups import Group, MeshGroups
+from autoshard.runtime.torch_backend.stage_module import StageModule
+
+
+@dataclass(frozen=True)
+class BucketKey:
+    """What decides how a gradient travels.
+
+    sum_axes: all-reduced first (tensor-parallel axes: norms under sequence parallelism, replicated keys and values).
+    shard_axes: then reduce-scattered over these (all-reduced without ZeRO-1).
+    copies: ranks of the stage that then hold the same elements; the gradient norm counts them once.
+    decay: whether weight decay applies.
+    """
+
+    sum_axes: tuple[str, ...]
+    shard_axes: tuple[str, ...]
+    copies: int
+    decay: bool
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    learning_rate: float
+    weight_decay: float = 0.1
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    max_gradient_norm: float = 1.0
+    master_dtype: torch.dtype = torch.float32
+    gradient_dtype: torch.dtype = torch.float32
+    zero1: bool = True
+
+
+def bucket_key(program: Program, name: str, mesh: Mesh, tied_stages: int) -> BucketKey:
+    sync = program.gradient_sync.get(name, ())
+    state = program.states[name]
+    replicated = [axis for axis, entry in zip(program.axes, state, strict=True) if entry == "I"]
+    shard = tuple(axis for axis in sync if axis in ZERO1_AXES)
+    copies = mesh.size(axis for axis in replicated if axis not in shard) * tied_stages
+    decay = len(program.graph.tensors[name].dims) > 1 and not name.endswith(".bias")
+    return BucketKey(tuple(axis for axis in sync if axis not in ZERO1_AXES), shard, copies, decay)
+
+
+def gradient_axes(program: Program, mesh: Mesh) -> set[tuple[str, ...]]:
+    """Axis sets that the optimizer communicates over."""
+    keys = [bucket_key(program, tensor.name, mesh, 1) for tensor in program.graph.parameters()]
+    return {axes for key in keys for axes in (key.sum_axes, key.shard_axes) if axes}
+
+
+class Bucket:
+    """Flat storage of the parameters that share a key."""
+
+    def __init__(self, key: BucketKey, named: list[tuple[str, nn.Parameter]], groups: MeshGroups | None, s: OptimizerSettings):
+        self.key = key
+        self.names = [name for name, _ in named]
+        self.sum_group = groups[key.sum_axes] if groups and key.sum_axes else None
+        self.data_group = groups[key.shard_axes] if groups and key.shard_axes else None
+        self.shards = self.data_group.size if self.data_group and s.zero1 else 1
+        total = sum(parameter.numel() for _, parameter in named)
+        padded = ceil(total / self.shards) * self.shards
+        first = named[0][1]
+        self.parameters = first.new_zeros(padded)
+        self.gradients = torch.zeros(padded, dtype=s.gradient_dtype, device=first.device)
+        self._places: dict[str, tuple[int, torch.Size]] = {}
+        offset = 0
+        for name, parameter in named:
+            piece = slice(offset, offset + parameter.numel())
+            self._places[name] = (offset, parameter.shape)
+            self.parameters[piece] = parameter.detach().flatten()
+            parameter.data = self.parameters[piece].view(parameter.shape)
+            _accumulate_into(parameter, self.gradients[piece].view(parameter.shape))
+            offset += parameter.numel()
+        index = self.data_group.index if self.data_group and s.zero1 else 0
+        self._mine = slice(index * padded // self.shards, (index + 1) * padded // self.shards)
+        master = self.parameters[self._mine].to(s.master_dtype, copy=True)
+        self.master = nn.Parameter(master)
+
+    def reduce(self) -> torch.Tensor:
+        """Sum the gradients over every axis that needs it -> this rank's shard."""
+        gradients = self.gradients
+        if self.sum_group is not None:
+            gradients = all_reduce(gradients, self.sum_group)
+        if self.data_group is not None:
+            if self.shards > 1:
+                c10d = torch.ops._c10d_functional
+                scattered = c10d.reduce_scatter_tensor(gradients, "sum", self.shards, self.data_group.name)
+                return c10d.wait_tensor(scattered)
+            gradients = all_reduce(gradients, self.data_group)
+        return gradients
+
+    def by_name(self, shard: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The local tensors that a shard of this bucket is part of, gathered over the data axes."""
+        if self.shards > 1:
+            assert self.data_group is not None
+            c10d = torch.ops._c10d_functional
+            shard = c10d.wait_tensor(c10d.all_gather_into_tensor(shard, self.shards, self.data_group.name))
+        return {name: shard[start : start + shape.numel()].view(shape) for name, (start, shape) in self._places.items()}
+
+    def gradient(self, name: str) -> torch.Tensor:
+        """Accumulated local gradient of one parameter: a view of the flat buffer."""
+        start, shape = self._places[name]
+        return self.gradients[start : start + shape.numel()].view(shape)
+
+    def publish(self) -> None:
+        """Masters, rounded to the parameters' dtype, back into every rank's parameters."""
+        rounded = self.master.detach().to(self.parameters.dtype)
+        if self.shards == 1:
+            self.parameters.copy_(rounded)
+            return
+        assert self.data_group is not None
+        c10d = torch.ops._c10d_functional
+        whole = c10d.all_gather_into_tensor(rounded, self.shards, self.data_group.name)
+        self.parameters.copy_(c10d.wait_tensor(whole))
+
+
+def _accumulate_into(parameter: nn.Parameter, total: torch.Tensor) -> None:
+    """Add each microbatch's gradient into the flat buffer's precision and drop it."""
+
+    def hook(p: torch.Tensor) -> None:
+        assert p.grad is not None
+        total.add_(p.grad)
+        p.grad = None
+
+    parameter.register_post_accumulate_grad_hook(hook)
+
+
+class ShardedAdamW:
+    """AdamW on this rank's shards, with clipping by the norm of the whole model's gradient.
+
+    tied: for a parameter that lives on two pipeline stages, the group of the ranks that hold the same piece of it.
+    """
+
+    def __init__(
+        self,
+        modules: Iterable[StageModule],
+        mesh: Mesh,
+        groups: MeshGroups | None,
+        world: Group | None,
+        settings: OptimizerSettings,
+        tied: dict[str, Group],
+    ):
+        self._settings, self._world = settings, world
+        named: dict[BucketKey, list[tuple[str, nn.Parameter]]] = {}
+        for module in modules:
+            for tensor in module.program.graph.parameters():
+                key = bucket_key(module.program, tensor.name, mesh, 2 if tensor.name in tied else 1)
+                named.setdefault(key, []).append((tensor.name, module.parameter(tensor.name)))
+        order = sorted(named, key=lambda key: (key.sum_axes, key.shard_axes, key.copies, key.decay))
+        self.buckets = [Bucket(key, named[key], groups, settings) for key in order]
+        self._tied = [(b.gradient(name), tied[name]) for b in self.buckets for name in b.names if name in tied]
+        self._summed: list[torch.Tensor] = []
+        parameters = [
+            {"params": [b.master], "weight_decay": settings.weight_decay if b.key.decay else 0.0} for b in self.buckets
+        ]
+        self._adamw = torch.optim.AdamW(
+            parameters, lr=settings.learning_rate, betas=settings.betas, eps=settings.eps, fused=True
+        )
+
+    def step(self, learning_rate: float, keep_gradients: bool = False) -> float:
+        """Sum, clip, update, publish, clear -> the gradient norm before clipping.
+
+        keep_gradients: hold on to the summed gradients for `gradients()`.
+        """
+        for gradient, group in self._tied:
+            gradient.copy_(all_reduce(gradient, group))
+        shards = [bucket.reduce() for bucket in self.buckets]
+        self._summed = [shard.clone() for shard in shards] if keep_gradients else []
+        norm = self._norm(shards)
+        scale = min(1.0, self._settings.max_gradient_norm / (norm + 1e-6))
+        for bucket, shard in zip(self.buckets, shards, strict=True):
+            bucket.master.grad = (shard * scale).to(bucket.master.dtype)
+        for group in self._adamw.param_groups:
+            group["lr"] = learning_rate
+        self._adamw.step()
+        for bucket in self.buckets:
+            bucket.master.grad = None
+            bucket.publish()
+            bucket.gradients.zero_()
+        return norm
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """Summed gradients of the last step that kept them, local pieces by parameter name (collective)."""
+        pairs = zip(self.buckets, self._summed, strict=True)
+        return {name: value for bucket, shard in pairs for name, value in bucket.by_name(shard).items()}
+
+    def masters(self) -> dict[str, torch.Tensor]:
+        """Master weights, local pieces by parameter name (collective)."""
+        return {name: value for b in self.buckets for name, value in b.by_name(b.master.detach()).items()}
+
+    def _norm(self, shards: list[torch.Tensor]) -> float:
+        total = torch.zeros((), dtype=torch.float64, device=shards[0].device if shards else None)
+        for bucket, shard in zip(self.buckets, shards, strict=True):
+            copies = bucket.key.copies
+            if bucket.data_group is not None and bucket.shards == 1:
+                copies *= bucket.data_group.size
+            total += torch.linalg.vector_norm(shard, dtype=torch.float64) ** 2 / copies
+        if self._world is not None:
+            dist.all_reduce(total, group=self._world.handle)
+        return float(total.sqrt())
+

@@ -1,0 +1,83 @@
+"""Parameters: the same numbers whatever the layout, cut to this rank's piece."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import torch
+
+from autoshard.graph.ir import Tensor
+from autoshard.graph.partition import Program
+from autoshard.layout.mesh import Mesh
+from autoshard.spec.model import ModelSpec
+
+INIT_STD = 0.02
+"""GPT-2's and Llama's initializer_range."""
+_RESIDUAL_PROJECTIONS = ("o_proj.weight", "down_proj.weight", "c_proj.weight", "w2.weight")
+
+
+def initial_parameter(model: ModelSpec, tensor: Tensor, sizes: Mapping[str, int], seed: int) -> torch.Tensor:
+    """The whole parameter in FP32: a function of the seed and its name alone, so that every layout starts alike.
+
+    Projections into the residual stream are scaled by 1/sqrt(2 layers) (GPT-2). Padded vocabulary rows are zero.
+    """
+    shape = [sizes[dim] for dim in tensor.dims]
+    if tensor.name.endswith(".bias"):
+        return torch.zeros(shape)
+    if tensor.dims == ("embed",):
+        return torch.ones(shape)
+    std = INIT_STD
+    if tensor.name.endswith(_RESIDUAL_PROJECTIONS):
+        std /= (2 * model.num_hidden_layers) ** 0.5
+    digest = hashlib.sha256(f"{seed} {tensor.name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    published = [model.vocab_size if dim == "vocab" else sizes[dim] for dim in tensor.dims]
+    value = torch.randn(published, generator=generator) * std
+    if published != shape:
+        value = torch.cat((value, torch.zeros(shape[0] - published[0], *shape[1:])))
+    return value
+
+
+def local_piece(value: torch.Tensor, dims: tuple[str, ...], state: tuple[str, ...], mesh: Mesh, index: dict[str, int]) -> torch.Tensor:
+    """This rank's piece of a whole tensor; axes outside hold the larger pieces. state: by the mesh's splitting axes."""
+    for axis, entry in zip(mesh.stage_axes.items(), state, strict=True):
+        if entry in dims:
+            name, count = axis
+            dim = dims.index(entry)
+            length = value.shape[dim] // count
+            value = value.narrow(dim, index[name] * length, length)
+    return value.contiguous()
+
+
+def local_parameters(
+    model: ModelSpec, program: Program, mesh: Mesh, index: dict[str, int], seed: int, dtype: torch.dtype, device: torch.device
+) -> dict[str, torch.Tensor]:
+    """Every parameter of the stage, initialised and cut."""
+    return {
+        tensor.name: local_piece(
+            initial_parameter(model, tensor, program.graph.sizes, seed), tensor.dims, program.states[tensor.name], mesh, index
+        ).to(device=device, dtype=dtype)
+        for tensor in program.graph.parameters()
+    }
+
+
+def assemble(pieces: Mapping[int, torch.Tensor], dims: tuple[str, ...], state: tuple[str, ...], mesh: Mesh) -> torch.Tensor:
+    """The whole tensor from the pieces of one stage's ranks: the inverse of local_piece. pieces: by global rank."""
+    first = next(iter(pieces.values()))
+    axes = mesh.stage_axes
+    counts = [1] * len(dims)
+    for (_, count), entry in zip(axes.items(), state, strict=True):
+        if entry in dims:
+            counts[dims.index(entry)] *= count
+    whole = first.new_empty([size * count for size, count in zip(first.shape, counts, strict=True)])
+    for rank, piece in pieces.items():
+        _, index = mesh.coordinates(rank)
+        target = whole
+        for (name, count), entry in zip(axes.items(), state, strict=True):
+            if entry in dims:
+                dim = dims.index(entry)
+                length = target.shape[dim] // count
+                target = target.narrow(dim, index[name] * length, length)
+        target.copy_(piece)
+    return whole

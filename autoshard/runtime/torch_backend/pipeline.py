@@ -1,0 +1,140 @@
+"""Runs the plan's action lists: torch.distributed.pipelining executes them, in the plan's order, on every rank.
+
+`_PipelineScheduleRuntime` is private in torch (the project pins torch): it is the one runtime that takes any valid list
+of actions, checks it for deadlock and adds the sends and receives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
+
+from autoshard.graph.partition import Program
+from autoshard.graph.redistribute import local_sizes
+from autoshard.layout.plan import Plan, Stage
+from autoshard.runtime.torch_backend.groups import MeshGroups
+from autoshard.runtime.torch_backend.stage_module import StageModule
+from autoshard.schedules import actions
+
+
+class _Entered(nn.Module):
+    """A stage as the runtime calls it: token ids and labels come from this step's lists, not through the pipeline."""
+
+    def __init__(self, module: StageModule, stage: Stage, on_action: Callable[[str], None]):
+        super().__init__()
+        self.module, self._stage, self._on_action = module, stage, on_action
+        self.inputs: list[torch.Tensor] | None = None
+        self.labels: list[torch.Tensor] | None = None
+        self.losses: list[torch.Tensor] = []
+        self._microbatch = 0
+
+    def begin(self, inputs: list[torch.Tensor] | None, labels: list[torch.Tensor] | None) -> None:
+        self.inputs, self.labels, self.losses, self._microbatch = inputs, labels, [], 0
+
+    def forward(self, received: torch.Tensor) -> torch.Tensor:
+        """received: the previous stage's output; the first stage's is only the runtime's token for a microbatch."""
+        microbatch, self._microbatch = self._microbatch, self._microbatch + 1
+        self._on_action(f"F{microbatch}.{self._stage.chunk}")
+        values = {"hidden": received}
+        if self._stage.has_embedding:
+            assert self.inputs is not None
+            values["input_ids"] = self.inputs[microbatch]
+        if self._stage.has_head:
+            assert self.labels is not None
+            values["labels"] = self.labels[microbatch]
+        out = self.module(*(values[name] for name in self.module.input_names))
+        if self._stage.has_head:
+            self.losses.append(out.detach())
+            return out.view(1)  # the runtime's stages give tensors with at least one dim
+        return out
+
+
+class Pipeline:
+    """This rank's virtual stages and the order in which they run."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        stages: tuple[Stage, ...],
+        modules: dict[int, StageModule],
+        programs: dict[int, Program],
+        groups: MeshGroups | None,
+        device: torch.device,
+        dtype: torch.dtype,
+        on_action: Callable[[str], None],
+    ):
+        self._num_microbatches = plan.num_microbatches
+        self._entered = [_Entered(modules[stage.index], stage, on_action) for stage in stages]
+        self._runtime: _PipelineScheduleRuntime | None = None
+        self._device = device
+        if plan.strategy.pp > 1:
+            assert groups is not None
+            self._runtime = self._connect(plan, stages, programs, groups, dtype)
+
+    def run(self, inputs: list[torch.Tensor] | None, labels: list[torch.Tensor] | None) -> list[torch.Tensor]:
+        """Forward and backward of all microbatches -> their local losses, where the last stage is here."""
+        for one in self._entered:
+            one.begin(inputs, labels)
+        if self._runtime is None:
+            self._run_alone()
+        else:
+            starts = any(one._stage.has_embedding for one in self._entered)
+            ends = any(one._stage.has_head for one in self._entered)
+            token = torch.zeros(self._num_microbatches, 1, device=self._device)
+            arguments: tuple[Any, ...] = (token,) if starts else ()
+            self._runtime.step(*arguments, target=token if ends else None, return_outputs=False)
+        return [loss for one in self._entered for loss in one.losses]
+
+    def _run_alone(self) -> None:
+        (only,) = self._entered
+        for _ in range(self._num_microbatches):
+            loss = only(torch.empty(0))
+            (loss.sum() / self._num_microbatches).backward()
+
+    def _connect(
+        self, plan: Plan, stages: tuple[Stage, ...], programs: dict[int, Program], groups: MeshGroups, dtype: torch.dtype
+    ) -> _PipelineScheduleRuntime:
+        count = len(plan.stages)
+        pieces = [
+            PipelineStage(
+                one,
+                stage.index,
+                count,
+                self._device,
+                input_args=(self._example(programs, stage.index - 1, dtype),),
+                output_args=(self._example(programs, stage.index, dtype),),
+                group=groups[("pp",)].handle,
+            )
+            for one, stage in zip(self._entered, stages, strict=True)
+        ]
+        number = self._num_microbatches
+        runtime = _PipelineScheduleRuntime(
+            pieces, number, loss_fn=lambda loss, target: loss.sum() / number, scale_grads=False
+        )
+        strategy = plan.strategy
+        order = actions(strategy.schedule, strategy.pp, number, strategy.num_virtual_stages)
+        runtime._prepare_schedule_with_comms({rank: _spelled(own, rank, strategy.pp) for rank, own in enumerate(order)})
+        return runtime
+
+    def _example(self, programs: dict[int, Program], index: int, dtype: torch.dtype) -> torch.Tensor:
+        """A tensor like the one that leaves stage `index`: what the runtime derives its receive buffers from."""
+        if index < 0:
+            return torch.zeros(1, 1, device=self._device)
+        if index == len(programs) - 1:
+            return torch.zeros(1, device=self._device, requires_grad=True)
+        program = programs[index]
+        view = program.outputs[0]
+        shape = local_sizes(program.graph, program.tensor(view).dims, program.states[view], program.axes)
+        assert prod(shape) > 0
+        return torch.zeros(shape, dtype=dtype, device=self._device, requires_grad=True)
+
+
+def _spelled(own: tuple[Any, ...], rank: int, pp: int) -> list[_Action | None]:
+    """Our actions (microbatch, chunk) as torch's (stage, microbatch)."""
+    return [_Action.from_str(f"{action.chunk * pp + rank}{action.kind}{action.microbatch}") for action in own]

@@ -1,0 +1,133 @@
+"""One rank of a planned run: its stages, its optimizer, and `step`. It receives a plan and nothing else decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+
+from autoshard.graph.partition import Program
+from autoshard.layout.plan import Plan, Stage
+from autoshard.runtime.torch_backend.groups import Group, MeshGroups, communicating_axes
+from autoshard.runtime.torch_backend.optimizer import OptimizerSettings, ShardedAdamW, gradient_axes
+from autoshard.runtime.torch_backend.parameters import local_parameters, local_piece
+from autoshard.runtime.torch_backend.pipeline import Pipeline
+from autoshard.runtime.torch_backend.stage_module import StageModule
+
+Tokens = npt.NDArray[np.int64]
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """loss: mean over all tokens of the step; gradient_norm: of the whole model, before clipping."""
+
+    loss: float
+    gradient_norm: float
+
+
+class Session:
+    """Everything of one rank.
+
+    on_action: told what the rank is about to do, for error messages.
+    Without a process group (world size 1) nothing communicates.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        rank: int,
+        device: torch.device,
+        settings: OptimizerSettings,
+        seed: int,
+        on_action: Callable[[str], None] = lambda action: None,
+    ):
+        self.plan, self.rank, self.device = plan, rank, device
+        self.label = ""
+        """What the caller is doing, such as "step 3": part of error messages."""
+        self._on_action = on_action
+        mesh = plan.mesh
+        pipeline_rank, self._index = mesh.coordinates(rank)
+        dtype = DTYPES[plan.training.precision.parameter_dtype]
+        programs = {s.index: plan.program(s.layers, s.has_embedding, s.has_head) for s in plan.stages}
+        self.stages = tuple(stage for stage in plan.stages if stage.pipeline_rank == pipeline_rank)
+        self._groups, self._world, tied = self._connect(programs)
+        self.modules = {
+            stage.index: StageModule(
+                programs[stage.index],
+                local_parameters(plan.model, programs[stage.index], mesh, self._index, seed, dtype, device),
+                self._groups,
+                plan.strategy.recompute,
+            )
+            for stage in self.stages
+        }
+        self.optimizer = ShardedAdamW(self.modules.values(), mesh, self._groups, self._world, settings, tied)
+        self._pipeline = Pipeline(plan, self.stages, self.modules, programs, self._groups, device, dtype, on_action)
+
+    def step(self, inputs: Tokens, labels: Tokens, learning_rate: float, keep_gradients: bool = False) -> StepResult:
+        """One optimizer step on a global batch: arrays [global_batch, seq], the same on every rank."""
+        losses = self._pipeline.run(self._local(inputs, "input_ids"), self._local(labels, "labels"))
+        self._on_action("summing gradients and updating parameters")
+        norm = self.optimizer.step(learning_rate, keep_gradients)
+        return StepResult(self._mean_loss(losses), norm)
+
+    def is_first_holder(self, program: Program, name: str) -> bool:
+        """Whether this rank is the first of those that hold this piece of a parameter."""
+        state = program.states[name]
+        return all(self._index[axis] == 0 for axis, entry in zip(program.axes, state, strict=True) if entry == "I")
+
+    def _connect(self, programs: dict[int, Program]) -> tuple[MeshGroups | None, Group | None, dict[str, Group]]:
+        """All process groups; every rank creates all of them in one order."""
+        mesh = self.plan.mesh
+        if mesh.world_size == 1:
+            return None, None, {}
+        everything = ("pp", *(axis.name for axis in mesh.axes))
+        needed = {everything, ("pp",)}
+        for program in programs.values():
+            needed |= communicating_axes(program) | gradient_axes(program, mesh)
+        groups = MeshGroups(mesh, self.rank, needed)
+        return groups, groups[everything], self._tied_groups(programs)
+
+    def _tied_groups(self, programs: dict[int, Program]) -> dict[str, Group]:
+        """Groups of the two ranks that hold the same piece of a parameter of the first and the last stage."""
+        first, last = programs[0], programs[len(programs) - 1]
+        shared = {t.name for t in first.graph.parameters()} & {t.name for t in last.graph.parameters()}
+        if len(programs) == 1 or not shared:
+            return {}
+        mesh = self.plan.mesh
+        mine: Group | None = None
+        for local in range(mesh.stage_size):
+            ranks = [local, (mesh.pp - 1) * mesh.stage_size + local]
+            handle = dist.new_group(ranks)
+            if self.rank in ranks:
+                mine = Group(handle.group_name, handle, tuple(ranks), ranks.index(self.rank))
+        return {} if mine is None else dict.fromkeys(sorted(shared), mine)
+
+    def _local(self, tokens: Tokens, name: str) -> list[torch.Tensor] | None:
+        """This rank's pieces, one a microbatch, where one of its stages reads this input."""
+        for module in self.modules.values():
+            if name in module.input_names:
+                program = module.program
+                dims = program.graph.tensors[name].dims
+                whole = torch.from_numpy(tokens).to(self.device)
+                pieces = whole.chunk(self.plan.num_microbatches)
+                state = program.states[name]
+                return [local_piece(piece, dims, state, self.plan.mesh, self._index) for piece in pieces]
+        return None
+
+    def _mean_loss(self, losses: list[torch.Tensor]) -> float:
+        """Sum of the last stage's partial losses over ranks and microbatches, known to every rank."""
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        if losses:
+            program = self.modules[len(self.plan.stages) - 1].program
+            copies = self.plan.mesh.size(
+                axis for axis, entry in zip(program.axes, program.states["loss"], strict=True) if entry != "P"
+            )
+            total += torch.stack(losses).double().sum() / copies / len(losses)
+        if self._world is not None:
+            dist.all_reduce(total, group=self._world.handle)
+        return float(total)

@@ -1,0 +1,176 @@
+"""One pipeline stage as an nn.Module: the program's steps on local tensors, some of them recomputed in backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, RedistributeStep, Step
+from autoshard.graph.recompute import segments
+from autoshard.runtime.torch_backend.collectives import Move, redistribution, transition_moves
+from autoshard.runtime.torch_backend.groups import MeshGroups
+from autoshard.runtime.torch_backend.kernels import Context, Projection, kernel
+
+Environment = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class _Instruction:
+    """Read views, compute, write views."""
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    run: Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class _Section:
+    """Instructions run together; a recomputed one keeps only `inputs`. released: views that nothing reads afterwards."""
+
+    instructions: tuple[_Instruction, ...]
+    recomputed: bool
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    released: tuple[str, ...]
+
+
+class StageModule(nn.Module):
+    """Runs a program. Parameters are registered under their Hugging Face names with '.' written as '/'.
+
+    parameters: local tensors by name, already in the program's storage states.
+    """
+
+    def __init__(
+        self, program: Program, parameters: dict[str, torch.Tensor], groups: MeshGroups | None, recompute: str
+    ):
+        super().__init__()
+        self.program = program
+        self.input_names = tuple(tensor.name for tensor in program.graph.inputs())
+        for name, value in parameters.items():
+            self.register_parameter(_registered(name), nn.Parameter(value))
+        self._sections = _sections(program, groups, recompute)
+
+    def parameter(self, name: str) -> nn.Parameter:
+        return self.get_parameter(_registered(name))
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """inputs: local tensors in the order of input_names -> the stage's local output."""
+        env: Environment = dict(zip(self.input_names, inputs, strict=True))
+        parameters = {name.replace("/", "."): value for name, value in self.named_parameters()}
+        for section in self._sections:
+            if section.recomputed and torch.is_grad_enabled():
+                values = checkpoint(
+                    _replayable(section, parameters),
+                    *(env[view] for view in section.inputs),
+                    use_reentrant=False,
+                    preserve_rng_state=False,
+                )
+                env.update(zip(section.outputs, values, strict=True))
+            else:
+                _run(section.instructions, env, parameters)
+            for view in section.released:
+                env.pop(view, None)
+        return env[self.program.outputs[0]]
+
+
+def _registered(name: str) -> str:
+    return name.replace(".", "/")
+
+
+def _run(instructions: Sequence[_Instruction], env: Environment, parameters: Environment) -> None:
+    for one in instructions:
+        values = [env[view] if view in env else parameters[view] for view in one.inputs]
+        result = one.run(*values)
+        env.update(zip(one.outputs, result if isinstance(result, tuple) else (result,), strict=True))
+
+
+def _replayable(section: _Section, parameters: Environment) -> Callable[..., tuple[torch.Tensor, ...]]:
+    def run(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        env = dict(zip(section.inputs, inputs, strict=True))
+        _run(section.instructions, env, parameters)
+        return tuple(env[view] for view in section.outputs)
+
+    return run
+
+
+def _sections(program: Program, groups: MeshGroups | None, recompute: str) -> tuple[_Section, ...]:
+    """Recompute segments as they are; the rest one instruction at a time, so that values are released early."""
+    context = Context(program, groups)
+    runs: list[tuple[tuple[_Instruction, ...], bool]] = []
+    for segment in segments(program, recompute):
+        chunk = tuple(_instruction(context, step) for step in program.steps[segment.start : segment.stop])
+        runs += [(chunk, True)] if segment.recomputed else [((one,), False) for one in chunk]
+    kept = set(program.outputs)
+    sections: list[_Section] = []
+    needed = set(kept)
+    parameters = {tensor.name for tensor in program.graph.parameters()}
+    for chunk, recomputed in reversed(runs):
+        written = {view for one in chunk for view in one.outputs}
+        read = dict.fromkeys(view for one in chunk for view in one.inputs if view not in written)
+        inputs = tuple(view for view in read if view not in parameters)
+        outputs = tuple(view for one in chunk for view in one.outputs if view in needed)
+        released = tuple(view for view in (*inputs, *written) if view not in needed)
+        sections.append(_Section(chunk, recomputed, inputs, outputs, released))
+        needed |= set(inputs)
+    return tuple(reversed(sections))
+
+
+def _instruction(context: Context, step: Step) -> _Instruction:
+    program = context.program
+    if isinstance(step, OperatorStep):
+        return _Instruction(step.operator.name, step.inputs, (step.operator.output,), kernel(context, step))
+    if isinstance(step, RedistributeStep):
+        assert context.groups is not None
+        dims = program.tensor(step.source).dims
+        move = redistribution(step.transitions, dims, context.groups)
+        return _Instruction(f"redistribute {step.source}", (step.source,), (step.target,), move)
+    return _gather_instruction(context, step)
+
+
+def _gather_instruction(context: Context, step: GatherEinsumStep) -> _Instruction:
+    assert context.groups is not None
+    source = step.gather.source
+    gather, scatter = transition_moves(step.gather.transitions[0], context.program.tensor(source).dims, context.groups)
+    projections = []
+    for one in step.einsums:
+        dims = [context.dims(name) for name in (*one.operator.inputs, one.operator.output)]
+        projection = Projection.of(dims[0], dims[1], dims[2])
+        assert projection is not None, one.operator
+        projections.append(projection)
+    weights = tuple(one.inputs[1] for one in step.einsums)
+    outputs = tuple(one.operator.output for one in step.einsums)
+
+    def run(x: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        flat = (p.flat_weight(w) for p, w in zip(projections, weights, strict=True))
+        products = _GatherLinear.apply(x, gather, scatter, *flat)
+        return tuple(p.unflatten(y, w) for p, y, w in zip(projections, products, weights, strict=True))
+
+    return _Instruction(f"gather {source}", (source, *weights), outputs, run)
+
+
+class _GatherLinear(torch.autograd.Function):
+    """y_i = gather(x) w_i^T. Keeps the local x and gathers it again in backward (Korthikanti et al. 2022, section 4.2.2)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, gather: Move, scatter: Move, *weights: torch.Tensor) -> Any:
+        ctx.save_for_backward(x, *weights)
+        ctx.gather, ctx.scatter = gather, scatter
+        whole = gather(x)
+        return tuple(nn.functional.linear(whole, weight) for weight in weights)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        x, *weights = ctx.saved_tensors
+        whole = ctx.gather(x).flatten(0, -2)
+        flat = [grad.flatten(0, -2) for grad in grads]
+        partial = flat[0] @ weights[0]
+        for grad, weight in zip(flat[1:], weights[1:], strict=True):
+            partial = partial.addmm(grad, weight)
+        grad_x = ctx.scatter(partial.view(*grads[0].shape[:-1], partial.shape[-1]))
+        return (grad_x, None, None, *(grad.t() @ whole for grad in flat))

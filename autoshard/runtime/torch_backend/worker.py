@@ -1,0 +1,238 @@
+"""What each process of a run does: `train` in every rank of the plan, `compare` in the one process that checks it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from autoshard.errors import AutoshardError
+from autoshard.layout.plan import Plan
+from autoshard.layout.plan_json import read_plan
+from autoshard.runtime.data import TokenStream, load_token_stream
+from autoshard.runtime.rehearse import one_process
+from autoshard.runtime.tokenizer import load_tokenizer
+from autoshard.runtime.torch_backend.optimizer import OptimizerSettings
+from autoshard.runtime.torch_backend.parameters import assemble
+from autoshard.runtime.torch_backend.session import DTYPES, Session
+from autoshard.runtime.worker import Reporter, peak_memory_bytes
+from autoshard.spec.training import load_precision
+
+CHECK, TRAINED = "check", "trained"
+"""Prefixes of the compared tensors: one FP32 step, and the training itself in the plan's precision."""
+_GROUP_TIMEOUT = timedelta(minutes=30)
+
+
+def train(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
+    """Every rank: run the plan. With 'tensors' set, first an FP32 step, and leave what `compare` needs in that folder."""
+    plan = read_plan(Path(arguments["plan"]))
+    device = _device(arguments["device"], reporter.local_rank)
+    reporter.last_action = "connecting"
+    if reporter.world_size > 1:
+        torch.set_num_threads(1)
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(
+            backend,
+            init_method=reporter.init_method,
+            rank=reporter.rank,
+            world_size=reporter.world_size,
+            timeout=_GROUP_TIMEOUT,
+        )
+    stream = _stream(arguments, plan)
+    result: dict[str, Any] = {}
+    folder = arguments.get("tensors")
+    kept: dict[str, torch.Tensor] = {}
+    if folder:
+        session, result[CHECK] = _check_step(plan, arguments, stream, device, reporter)
+        kept.update(_comparable(session, CHECK))
+        del session
+    session, result[TRAINED] = _training(plan, arguments, stream, device, reporter, keep=bool(folder))
+    if folder:
+        kept.update(_comparable(session, TRAINED))
+        save_file(kept, Path(folder) / f"rank-{reporter.rank:05d}.safetensors")
+    result["peak_memory_bytes"] = _peak_memory(device)
+    result["stages"] = [stage.index for stage in session.stages]
+    return result
+
+
+def compare(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
+    """One process: the same training unsharded, then every tensor that the ranks left against it."""
+    plan = read_plan(Path(arguments["plan"]))
+    alone = one_process(plan)
+    device = torch.device("cpu")
+    stream = _stream(arguments, plan)
+    files = _RankFiles(Path(arguments["tensors"]))
+    session, check = _check_step(alone, arguments, stream, device, reporter)
+    differences = {CHECK: _differences(plan, session, files, CHECK)}
+    session, trained = _training(alone, arguments, stream, device, reporter, keep=True)
+    differences[TRAINED] = _differences(plan, session, files, TRAINED)
+    return {CHECK: check, TRAINED: trained, "differences": differences, "peak_memory_bytes": _peak_memory(device)}
+
+
+def _check_step(
+    plan: Plan, arguments: Mapping[str, Any], stream: TokenStream, device: torch.device, reporter: Reporter
+) -> tuple[Session, dict[str, Any]]:
+    """One step in FP32, in which a wrong layout cannot hide behind rounding."""
+    reporter.last_action = "FP32 check step"
+    exact = replace(plan, training=replace(plan.training, precision=load_precision("fp32")))
+    session = _session(exact, arguments, device, reporter, "FP32 check step")
+    inputs, labels = stream.batch(0)
+    outcome = session.step(inputs, labels, learning_rate=0.0, keep_gradients=True)
+    return session, {"loss": outcome.loss, "gradient_norm": outcome.gradient_norm}
+
+
+def _training(
+    plan: Plan, arguments: Mapping[str, Any], stream: TokenStream, device: torch.device, reporter: Reporter, keep: bool
+) -> tuple[Session, dict[str, Any]]:
+    session = _session(plan, arguments, device, reporter, "step 0")
+    steps: int = arguments["steps"]
+    losses, norms, times = [], [], []
+    for step in range(steps):
+        inputs, labels = stream.batch(step)
+        start = perf_counter()
+        session.label = f"step {step}"
+        rate = _learning_rate(step, arguments["learning_rate"], arguments["warmup_steps"])
+        outcome = session.step(inputs, labels, rate, keep_gradients=keep and step == steps - 1)
+        times.append(perf_counter() - start)
+        losses.append(outcome.loss)
+        norms.append(outcome.gradient_norm)
+        if reporter.rank == 0:
+            reporter.report(
+                "step",
+                step=step,
+                loss=outcome.loss,
+                gradient_norm=outcome.gradient_norm,
+                learning_rate=rate,
+                step_time_s=times[-1],
+                tokens_per_s=inputs.size / times[-1],
+            )
+    return session, {"losses": losses, "gradient_norms": norms, "step_times_s": times}
+
+
+def _learning_rate(step: int, peak: float, warmup_steps: int) -> float:
+    """Linear warm-up, then constant."""
+    return peak * min(1.0, (step + 1) / (warmup_steps + 1))
+
+
+def _session(
+    plan: Plan, arguments: Mapping[str, Any], device: torch.device, reporter: Reporter, label: str
+) -> Session:
+    precision = plan.training.precision
+    settings = OptimizerSettings(
+        learning_rate=arguments["learning_rate"],
+        master_dtype=DTYPES[precision.master_dtype or precision.parameter_dtype],
+        gradient_dtype=DTYPES[precision.gradient_accumulation_dtype],
+        zero1=plan.strategy.zero1,
+    )
+
+    def on_action(action: str) -> None:
+        reporter.last_action = f"{session.label}, {action}"
+
+    session = Session(plan, reporter.rank, device, settings, arguments["seed"], on_action)
+    session.label = label
+    return session
+
+
+def _stream(arguments: Mapping[str, Any], plan: Plan) -> TokenStream:
+    """The run's text as batches of the plan's shape. Raises AutoshardError for a tokenizer beyond the vocabulary."""
+    tokenizer = load_tokenizer(_path(arguments["tokenizer"]))
+    if tokenizer.vocab_size > plan.model.vocab_size:
+        raise AutoshardError(
+            f"tokenizer {tokenizer.name} has {tokenizer.vocab_size} ids; "
+            f"vocab_size={plan.model.vocab_size} of {plan.model.name} has no room for them"
+        )
+    stream, _ = load_token_stream(
+        _path(arguments["data"]),
+        tokenizer,
+        global_batch_size=plan.training.global_batch_size,
+        sequence_length=plan.training.sequence_length,
+        seed=arguments["seed"],
+    )
+    return stream
+
+
+def _path(value: str | None) -> Path | None:
+    return None if value is None else Path(value)
+
+
+def _device(name: str, local_rank: int) -> torch.device:
+    if name == "cuda":
+        torch.cuda.set_device(local_rank)
+        return torch.device("cuda", local_rank)
+    return torch.device(name)
+
+
+def _peak_memory(device: torch.device) -> int:
+    """Device memory on a GPU; on CPU the process's own high-water mark, libraries included."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_memory_bytes()
+
+
+def _comparable(session: Session, prefix: str) -> dict[str, torch.Tensor]:
+    """Gradients and master weights of the pieces that this rank is the first to hold, by '<prefix>.<what>/<name>'."""
+    found = {"gradient": session.optimizer.gradients(), "parameter": session.optimizer.masters()}
+    return {
+        f"{prefix}.{what}/{stage}/{name}": values[name].cpu().clone()
+        for what, values in found.items()
+        for stage, module in session.modules.items()
+        for name in (tensor.name for tensor in module.program.graph.parameters())
+        if session.is_first_holder(module.program, name)
+    }
+
+
+class _RankFiles:
+    """What the ranks left, read a tensor at a time."""
+
+    def __init__(self, folder: Path):
+        self._files = [safe_open(path, framework="pt") for path in sorted(folder.glob("rank-*.safetensors"))]
+        self._keys = [set(file.keys()) for file in self._files]
+
+    def pieces(self, key: str) -> dict[int, torch.Tensor]:
+        """By rank."""
+        return {r: self._files[r].get_tensor(key) for r, keys in enumerate(self._keys) if key in keys}
+
+
+def _differences(plan: Plan, session: Session, files: _RankFiles, prefix: str) -> dict[str, Any]:
+    """For gradients and parameters: the largest relative difference and the tensor that has it."""
+    (module,) = session.modules.values()
+    found = {"gradient": session.optimizer.gradients(), "parameter": session.optimizer.masters()}
+    worst: dict[str, Any] = {}
+    for what, values in found.items():
+        pairs = [
+            (_relative(whole, values[name]), name)
+            for name, whole in _whole_tensors(plan, files, f"{prefix}.{what}")
+            if name in values
+        ]
+        missing = {tensor.name for tensor in module.program.graph.parameters()} - {name for _, name in pairs}
+        assert not missing, f"no rank holds {sorted(missing)}"
+        difference, name = max(pairs)
+        worst[what] = {"relative_difference": difference, "tensor": name}
+    return worst
+
+
+def _whole_tensors(plan: Plan, files: _RankFiles, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
+    for stage in plan.stages:
+        program = plan.program(stage.layers, stage.has_embedding, stage.has_head)
+        for tensor in program.graph.parameters():
+            pieces = files.pieces(f"{prefix}/{stage.index}/{tensor.name}")
+            yield tensor.name, assemble(pieces, tensor.dims, program.states[tensor.name], plan.mesh)
+
+
+def _relative(sharded: torch.Tensor, alone: torch.Tensor) -> float:
+    """|sharded - alone| / |alone| in the 2-norm; padding beyond the unsharded size must be zero and is cut off."""
+    padded = sharded
+    for dim, size in enumerate(alone.shape):
+        sharded = sharded.narrow(dim, 0, size)
+    assert padded.count_nonzero() == sharded.count_nonzero(), "padding was trained"
+    scale = torch.linalg.vector_norm(alone, dtype=torch.float64)
+    difference = torch.linalg.vector_norm(sharded.double() - alone.double())
+    return float(difference / scale) if scale else float(difference)
+
+
