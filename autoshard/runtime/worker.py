@@ -89,8 +89,9 @@ def exit_now(code: int) -> NoReturn:
     gloo's threads are still running when C++ destroys its globals and abort the process then ("terminate called without
     an active exception"), although its work is done and reported.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(code)
 
 

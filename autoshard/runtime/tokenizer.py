@@ -1,0 +1,92 @@
+"""Text to token ids and back: bytes by default, a Hugging Face tokenizer from disk when one is named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoshard.errors import AutoshardError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+TOKENIZER_FILE = "tokenizer.json"
+
+
+class Tokenizer(Protocol):
+    """vocab_size: every id is below it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def encode(self, text: str) -> NDArray[np.int32]:
+        """Ids [tokens], without start or end markers."""
+
+    def decode(self, ids: Iterable[int]) -> str: ...
+
+
+class ByteTokenizer:
+    """The bytes of UTF-8: needs no file, knows every text."""
+
+    name = "bytes"
+    vocab_size = 256
+
+    def encode(self, text: str) -> NDArray[np.int32]:
+        return np.frombuffer(text.encode("utf-8"), dtype=np.uint8).astype(np.int32)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Bytes that are not UTF-8, as a model may produce, become U+FFFD."""
+        return bytes([int(i) for i in ids]).decode("utf-8", "replace")
+
+
+class HuggingFaceTokenizer:
+    """A tokenizer.json, read by the `tokenizers` library; nothing in it is executed."""
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer, name: str) -> None:
+        # A file saved for inference may cut or pad every text to one length.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+        self.name = name
+        # The highest id, not the count: ids may have gaps.
+        self.vocab_size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+
+    def encode(self, text: str) -> NDArray[np.int32]:
+        return np.asarray(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int32)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return str(self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False))
+
+
+def load_tokenizer(path: Path | None = None) -> Tokenizer:
+    """The tokenizer.json at `path` or in that folder; bytes without a path.
+
+    Raises AutoshardError when there is none, the library is missing or the file is not a tokenizer.
+    """
+    if path is None:
+        return ByteTokenizer()
+    file = path / TOKENIZER_FILE if path.is_dir() else path
+    if not file.is_file():
+        raise AutoshardError(
+            f"no tokenizer at {file}: give a Hugging Face {TOKENIZER_FILE}, or the folder that holds it, "
+            "or leave --tokenizer out for bytes"
+        )
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise AutoshardError(f"reading {file} needs the tokenizers library: pip install tokenizers") from error
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises plain Exception
+        raise AutoshardError(f"{file} is not a Hugging Face {TOKENIZER_FILE}: {error}") from error
+    result = HuggingFaceTokenizer(tokenizer, name=file.parent.name if file.name == TOKENIZER_FILE else file.stem)
+    if result.vocab_size == 0:
+        raise AutoshardError(f"{file} has an empty vocabulary: vocab_size must be 1 or more")
+    return result
