@@ -1,0 +1,165 @@
+"""Numbers of each step, to a JSONL file, TensorBoard and Weights & Biases; for the supervising process alone."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import netrc
+import os
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from urllib.parse import urlparse
+
+from autoshard.errors import AutoshardError
+from autoshard.runtime.tensorboard_events import EventFile
+
+METRICS_FILE = "metrics.jsonl"
+_WANDB_HOST = "api.wandb.ai"
+"""Where keys were stored for before wandb changed its default, and are still found."""
+_WANDB_INIT_TIMEOUT_S = 30.0
+"""A guess at what is longer than a slow network and shorter than a person's patience."""
+
+
+class MetricsWriter:
+    """Writes to metrics.jsonl and tensorboard/ in the run's directory and, when asked, to Weights & Biases.
+
+    directory: made when missing. project, name, config: what W&B shows; the name defaults to the directory's.
+    wandb: without an account (or with WANDB_MODE=offline) the run is kept in directory/wandb, for `wandb sync`.
+    Raises AutoshardError when a file cannot be written, and when wandb is asked for and missing or unreachable.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        wandb: bool = False,
+        project: str = "autoshard",
+        name: str | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.path = directory / METRICS_FILE
+        self._wandb: _WandbRun | None = None
+        with _disk_errors(directory):
+            directory.mkdir(parents=True, exist_ok=True)
+        with _disk_errors(self.path):
+            self._file = self.path.open("w", encoding="utf-8")
+        self._events: EventFile | None = None
+        try:
+            with _disk_errors(directory / "tensorboard"):
+                self._events = EventFile(directory / "tensorboard")
+            if wandb:
+                self._wandb = _WandbRun(directory, project, name or directory.resolve().name, config or {})
+        except BaseException:
+            self.close(exit_code=1)
+            raise
+
+    @property
+    def locations(self) -> tuple[str, ...]:
+        """One line for each place that the numbers go to, for people."""
+        lines = [str(self.path)]
+        if self._events is not None:
+            lines.append(f"tensorboard --logdir {self._events.path.parent}")
+        if self._wandb is not None:
+            lines.append(self._wandb.location)
+        return tuple(lines)
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """One step's numbers, on disk when this returns. In JSON, which has no NaN, it is the string "NaN"."""
+        record = {"step": step} | {name: _json_number(value) for name, value in values.items()}
+        with _disk_errors(self.path):
+            self._file.write(json.dumps(record) + "\n")
+            self._file.flush()
+        if self._events is not None:
+            with _disk_errors(self._events.path):
+                self._events.add_scalars(step, values)
+        if self._wandb is not None:
+            self._wandb.log(step, values)
+
+    def close(self, summary: Mapping[str, Any] | None = None, exit_code: int = 0) -> None:
+        """summary: numbers of the whole run, shown by W&B beside its name. Closing again does nothing."""
+        with suppress(OSError):  # what a full disk refused was told by write
+            self._file.close()
+        if self._events is not None:
+            self._events.close()
+        if self._wandb is not None:
+            self._wandb.finish(summary or {}, exit_code)
+            self._wandb = None
+
+    def __enter__(self) -> MetricsWriter:
+        return self
+
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close(exit_code=0 if error is None else 1)
+
+
+def has_wandb_key(environment: Mapping[str, str], home: Path, hosts: Collection[str]) -> bool:
+    """Whether credentials for one of the hosts are where wandb looks for them: its variables, the netrc file."""
+    if environment.get("WANDB_API_KEY") or environment.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    given = environment.get("NETRC")
+    for file in [Path(given)] if given else [home / ".netrc", home / "_netrc"]:
+        with suppress(OSError, netrc.NetrcParseError):
+            if any(netrc.netrc(str(file)).authenticators(host) for host in hosts):
+                return True
+    return False
+
+
+class _WandbRun:
+    def __init__(self, directory: Path, project: str, name: str, config: Mapping[str, Any]) -> None:
+        try:
+            self._module = importlib.import_module("wandb")
+        except ImportError as error:
+            raise AutoshardError("--wandb needs the wandb package: pip install 'autoshard[wandb]'") from error
+        settings = self._module.Settings(
+            silent=True, console="off", init_timeout=_WANDB_INIT_TIMEOUT_S, x_disable_stats=True, disable_git=True
+        )
+        given = os.environ.get("WANDB_BASE_URL")
+        hosts = [urlparse(given or settings.base_url).netloc] + ([] if given else [_WANDB_HOST])
+        # Left to wandb where it is configured: WANDB_MODE, or the `wandb offline` command, may say otherwise.
+        configured = "WANDB_MODE" in os.environ or has_wandb_key(os.environ, Path.home(), hosts)
+        try:
+            self._module.setup(settings=settings)  # before init, whose first words would not be silent
+            self._run = self._module.init(
+                project=project,
+                name=name,
+                dir=str(directory),
+                mode=None if configured else "offline",
+                config=dict(config),
+                settings=settings,
+            )
+        except Exception as error:  # wandb's own, the network's, or a folder that cannot be written
+            self._module.teardown()
+            reason = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
+            raise AutoshardError(
+                f"Weights & Biases did not start: {reason}; WANDB_MODE=offline needs neither account nor network"
+            ) from error
+        offline = self._run.settings.mode == "offline"
+        self.location = f"wandb sync {self._run.settings.sync_dir}" if offline else f"wandb: {self._run.url}"
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
+        self._run.summary.update(dict(summary))
+        self._run.finish(exit_code=exit_code)
+        self._module.teardown()  # or its helper process stays until this one ends
+
+
+def _json_number(value: float) -> float | str:
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+@contextmanager
+def _disk_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise AutoshardError(f"cannot write {error.filename or path}: {error.strerror or error}") from error
