@@ -30,8 +30,8 @@ def padded_vocab_size(vocab_size: int, tp: int) -> int:
 def dim_sizes(model: ModelSpec, batch: int, seq: int, tp: int = 1, capacity_factor: float = 1.0) -> dict[str, int]:
     """Global size of every dim for one microbatch.
 
-    batch: sequences of all data-parallel replicas. capacity_factor: slots per expert over the even share of a sequence's
-    tokens; num_local_experts / num_experts_per_tok gives every token a slot whatever the router does (dropless).
+    batch: sequences of all data-parallel replicas. capacity_factor: slots of an expert over its even share of a
+    sequence's tokens; num_local_experts / num_experts_per_tok gives every token a slot whatever the router does.
     """
     sizes = {
         "batch": batch,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Iterator
 
 from autoshard.graph.ir import Graph
 from autoshard.graph.operators import KINDS
@@ -72,7 +72,7 @@ def operator_work(program: Program, step: OperatorStep) -> OperatorWork:
 
 
 def saved_activations(program: Program, step: Step) -> dict[str, float]:
-    """Buffers, by name, that this step makes autograd keep for backward. Two steps that keep one buffer name it alike."""
+    """Buffers, by name, that autograd keeps for this step's backward. Two steps that keep one buffer name it alike."""
     kept: dict[str, float] = {}
     for one in operator_steps(step):
         op = one.operator
@@ -146,5 +146,3 @@ def total_flops(graph: Graph) -> float:
     work = [op for op in graph.operators if op.kind in ("einsum", "attention")]
     sizes: dict[str, float] = dict(graph.sizes)
     return sum(KINDS[op.kind].flops(op, graph, sizes) for op in work)
-
-

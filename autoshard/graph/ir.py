@@ -6,9 +6,9 @@ replicas, `seq` the whole sequence. How a mesh splits them is not known here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Mapping
 
 INDEX_BYTES = 8
 """Token ids and labels are int64, as torch's embedding and cross-entropy want them."""
@@ -17,7 +17,7 @@ FLOAT32_BYTES = 4
 
 @dataclass(frozen=True)
 class Tensor:
-    """A value of the graph. role: 'parameter', 'input' (token ids, labels, a previous stage's output) or 'activation'."""
+    """A value of the graph. role: 'parameter', 'input' (token ids, labels, a previous stage's output), 'activation'."""
 
     name: str
     dims: tuple[str, ...]

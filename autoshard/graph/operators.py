@@ -9,9 +9,9 @@ To add an operator: subclass `OperatorKind`, put it into `KINDS`, give the torch
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Mapping
 
 from autoshard.graph.ir import FLOAT32_BYTES, Graph, Operator
 from autoshard.graph.states import INVARIANT, PARTIAL, REPLICATED
@@ -143,7 +143,7 @@ class Attention(OperatorKind):
         return super().input_state(op, dims, index, choice)
 
     def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
-        """The fullest rank's share: with a contiguous split of the causal queries the last rank attends to most keys."""
+        """The fullest rank's share: where causal queries are split contiguously the last rank sees most keys."""
         whole, local = float(graph.sizes["seq"]), sizes["seq"]
         window = op.attributes.get("sliding_window")
         keys = whole - local / 2 if window is None else _mean_window_keys(whole, local, float(str(window)))
@@ -176,7 +176,7 @@ def _mean_window_keys(whole: float, local: float, window: float) -> float:
 
 
 class Embedding(OperatorKind):
-    """Row look-up; split over the vocabulary, each rank adds the rows it holds: the output is `P` by the common rule."""
+    """Row look-up; split over the vocabulary, each rank adds the rows it holds: the output is `P` by the rule."""
 
     def backward_flops_ratio(self, op: Operator) -> float:
         return 1.0
@@ -193,7 +193,7 @@ class PositionEmbedding(OperatorKind):
 
 
 class CrossEntropy(OperatorKind):
-    """Mean negative log-likelihood over all tokens. Split over the vocabulary, two all-reduces of row statistics inside.
+    """Mean negative log-likelihood of all tokens. Split over the vocabulary, two all-reduces of row statistics inside.
 
     Computed in FP32: the probabilities are kept for backward (4 bytes a logit), the logits themselves are not.
     """

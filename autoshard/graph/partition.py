@@ -6,8 +6,8 @@ redistributions inserted where states differ, each once however many operators r
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Mapping
 
 from autoshard.graph.ir import Graph, Operator, Tensor
 from autoshard.graph.operators import KINDS
@@ -40,7 +40,7 @@ class RedistributeStep:
 class GatherEinsumStep:
     """All-gather an activation and feed it to matrix products that alone read it.
 
-    Only the local piece is kept for backward, which gathers it again: Megatron's and NxD's rule for sequence parallelism.
+    Only the local piece is kept for backward, which gathers it again: Megatron's and NxD's sequence parallelism.
     """
 
     gather: RedistributeStep
@@ -144,7 +144,7 @@ class _Partitioner:
         return view
 
     def _may_defer(self, name: str, stored: State, state: State) -> bool:
-        """A parameter's I -> R moves nothing forward; its backward sum waits for the end of the step, once for all microbatches.
+        """A parameter's I -> R moves nothing forward; its sum waits for the end of the step, once for all microbatches.
 
         Not when uses differ (tied parameters): the deferred sum would count the other use's gradient several times.
         """

@@ -8,6 +8,7 @@ there, so a collective behind it is not repeated).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from autoshard.graph.count import operator_steps, saved_activations
 from autoshard.graph.partition import GatherEinsumStep, Program, RedistributeStep, Step
@@ -22,7 +23,7 @@ RECOMPUTE_SETS: dict[str, frozenset[str]] = {
     "core_attention+mlp": frozenset({"core_attention", "mlp"}),
     "full": frozenset(BLOCK_MODULES),
 }
-"""Named sets, least recompute first. NxD Training calls the middle two selective [CoreAttention], [CoreAttention, LlamaMLP]."""
+"""Named sets, least first. NxD Training calls the middle two selective [CoreAttention] and [CoreAttention, LlamaMLP]."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ def segments(program: Program, recompute: str) -> tuple[Segment, ...]:
     cuts = [i for i in range(len(keys)) if i == 0 or keys[i] != keys[i - 1]] + [len(keys)]
     return tuple(
         Segment(start, stop, keys[start] is not None, _replay_stop(program, start, stop))
-        for start, stop in zip(cuts, cuts[1:], strict=False)
+        for start, stop in pairwise(cuts)
     )
 
 
@@ -119,5 +120,3 @@ def _outputs(step: Step) -> tuple[str, ...]:
         return (step.target,)
     steps = step.einsums if isinstance(step, GatherEinsumStep) else (step,)
     return tuple(one.operator.output for one in steps)
-
-

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import permutations
 from math import prod
-from typing import Mapping
 
 from autoshard.graph.ir import Graph
 from autoshard.graph.states import COLLECTIVES, INVARIANT, PARTIAL, State, is_split, transition_kinds
@@ -53,9 +53,9 @@ def local_bytes(graph: Graph, tensor: str, state: State, axes: Axes) -> int:
 def redistribute(graph: Graph, tensor: str, source: State, target: State, axes: Axes) -> tuple[Transition, ...]:
     """The cheapest valid order of transitions from source to target.
 
-    A dim that several axes split is ordered as the mesh (outer axes hold the larger pieces), so an axis may only be added
-    inside or removed from the inside of the others: any other order would permute data silently. Axes with the same
-    change go together as one collective. Where no order is valid, the offending dims are gathered first.
+    A dim that several axes split is ordered as the mesh (outer axes hold the larger pieces), so an axis may only be
+    added inside or removed from the inside of the others: any other order would permute data silently. Axes with the
+    same change go together as one collective. Where no order is valid, the offending dims are gathered first.
 
     Raises NoTransition where the state table has none.
     """

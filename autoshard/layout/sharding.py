@@ -2,7 +2,7 @@
 
 This is Megatron's (column/row, sequence parallel, vocabulary parallel, KV replication) as a rule over loop dims, so it
 serves every family: along a tensor-parallel axis an operator splits the heads, the FFN or the vocabulary if it loops
-over one, and else the sequence. It names one point of the space that the propagation rule spans; a solver may emit others.
+over one, and else the sequence. It is one point of the space that the propagation rule spans; a solver may emit others.
 """
 
 from __future__ import annotations

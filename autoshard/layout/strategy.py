@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Mapping
+from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import RECOMPUTE_SETS

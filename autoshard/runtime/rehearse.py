@@ -27,7 +27,7 @@ _AXES = ("pp", "tp", "ep", "cp", "dp")
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """plan: what runs here. left_out: axes of the original that had no room, with the processes that would show them."""
+    """plan: what runs here. left_out: axes of the original without room; processes_for_all would show them."""
 
     plan: Plan
     left_out: tuple[str, ...]
@@ -62,7 +62,7 @@ def rehearse(original: Plan, max_processes: int, vocab_size: int) -> Rehearsal:
 
 
 def one_process(plan: Plan) -> Plan:
-    """The same training on one device: one stage, nothing split, the same microbatches. What a sharded run must equal."""
+    """The same training on one device: one stage, nothing split, the same microbatches. A sharded run must equal it."""
     strategy = plan.strategy
     alone = replace(
         strategy,
@@ -120,7 +120,7 @@ def _strategy(original: Plan, kept: dict[str, int]) -> Strategy:
 
 
 def _stage_layers(original: tuple[int, ...], stages: int) -> tuple[int, ...]:
-    """Two blocks a stage (one where there are many stages); where the plan cuts unevenly, its lightest end stage gets fewer."""
+    """Two blocks a stage (one where stages are many); where the plan cuts unevenly, its lighter end gets fewer."""
     each = 2 if stages <= 2 else 1
     layers = [each] * stages
     if len(set(original)) > 1 and stages > 1:

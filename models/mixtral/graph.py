@@ -1,4 +1,4 @@
-"""Mixtral as operators over named dims: route, dispatch to expert slots, experts as batched matrix products, combine."""
+"""Mixtral as operators over named dims: route, dispatch to slots, experts as batched matrix products, combine."""
 
 from __future__ import annotations
 
@@ -38,9 +38,7 @@ def mixture(b: GraphBuilder, model: ModelSpec, h: str, name: str) -> str:
         ("batch", "seq"),
         top_k=model.num_experts_per_tok,
     )
-    slots = b.operator(
-        "dispatch", f"{name}.dispatch", (h, gates), (*SLOTS.split(), "embed"), ("batch", "embed")
-    )
+    slots = b.operator("dispatch", f"{name}.dispatch", (h, gates), (*SLOTS.split(), "embed"), ("batch", "embed"))
     w1, w3 = (
         b.einsum(
             f"{name}.experts.{part}",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812  # the name that torch's own documentation uses
 
 from autoshard.graph.ir import Graph
 from autoshard.graph.operators import KINDS
@@ -55,7 +55,7 @@ def kernel(context: Context, step: OperatorStep) -> Kernel:
 
 @dataclass(frozen=True)
 class Projection:
-    """An einsum that is x[..., C] w[O, C]^T: contracted dims trail both operands and the weight's others trail the output."""
+    """An einsum that is x[..., C] w[O, C]^T: contracted dims trail both operands, the weight's others the output."""
 
     num_contracted: int
     num_columns: int
@@ -176,7 +176,7 @@ def _attention(context: Context, step: OperatorStep) -> Kernel:
 
 
 def _attention_mask(seq: int, position: int, count: int, window: Any) -> torch.Tensor | None:
-    """Boolean [queries, keys], True where a query sees a key; None where plain causality over the whole sequence does."""
+    """Boolean [queries, keys], True where a query sees a key; None where whole-sequence causality says it all."""
     if count == 1 and (window is None or window >= seq):
         return None
     length = seq // count
@@ -289,7 +289,7 @@ def _dispatch(context: Context, step: OperatorStep) -> Kernel:
     capacity = context.graph.sizes["capacity"]
 
     def dispatch(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
-        """x [batch, seq, embed], gates [batch, seq, expert] -> [batch, expert, capacity, embed], zeros in free slots."""
+        """x [batch, seq, embed], gates [batch, seq, expert] -> [batch, expert, capacity, embed], free slots zero."""
         slot, taken = _slots(gates.detach(), capacity)
         batch, seq, experts = gates.shape
         index = torch.arange(experts, device=x.device) * capacity + slot

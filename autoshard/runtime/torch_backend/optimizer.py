@@ -68,7 +68,9 @@ def gradient_axes(program: Program, mesh: Mesh) -> set[tuple[str, ...]]:
 class Bucket:
     """Flat storage of the parameters that share a key."""
 
-    def __init__(self, key: BucketKey, named: list[tuple[str, nn.Parameter]], groups: MeshGroups | None, s: OptimizerSettings):
+    def __init__(
+        self, key: BucketKey, named: list[tuple[str, nn.Parameter]], groups: MeshGroups | None, s: OptimizerSettings
+    ):
         self.key = key
         self.names = [name for name, _ in named]
         self.sum_group = groups[key.sum_axes] if groups and key.sum_axes else None
@@ -187,8 +189,8 @@ class ShardedAdamW:
         scale = min(1.0, self._settings.max_gradient_norm / (norm + 1e-6))
         for bucket, shard in zip(self.buckets, shards, strict=True):
             bucket.master.grad = (shard * scale).to(bucket.master.dtype)
-        for group in self._adamw.param_groups:
-            group["lr"] = learning_rate
+        for options in self._adamw.param_groups:
+            options["lr"] = learning_rate
         self._adamw.step()
         for bucket in self.buckets:
             bucket.master.grad = None
@@ -215,4 +217,3 @@ class ShardedAdamW:
         if self._world is not None:
             dist.all_reduce(total, group=self._world.handle)
         return float(total.sqrt())
-

@@ -39,7 +39,9 @@ def initial_parameter(model: ModelSpec, tensor: Tensor, sizes: Mapping[str, int]
     return value
 
 
-def local_piece(value: torch.Tensor, dims: tuple[str, ...], state: tuple[str, ...], mesh: Mesh, index: dict[str, int]) -> torch.Tensor:
+def local_piece(
+    value: torch.Tensor, dims: tuple[str, ...], state: tuple[str, ...], mesh: Mesh, index: dict[str, int]
+) -> torch.Tensor:
     """This rank's piece of a whole tensor; axes outside hold the larger pieces. state: by the mesh's splitting axes."""
     for axis, entry in zip(mesh.stage_axes.items(), state, strict=True):
         if entry in dims:
@@ -51,18 +53,30 @@ def local_piece(value: torch.Tensor, dims: tuple[str, ...], state: tuple[str, ..
 
 
 def local_parameters(
-    model: ModelSpec, program: Program, mesh: Mesh, index: dict[str, int], seed: int, dtype: torch.dtype, device: torch.device
+    model: ModelSpec,
+    program: Program,
+    mesh: Mesh,
+    index: dict[str, int],
+    seed: int,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> dict[str, torch.Tensor]:
     """Every parameter of the stage, initialised and cut."""
     return {
         tensor.name: local_piece(
-            initial_parameter(model, tensor, program.graph.sizes, seed), tensor.dims, program.states[tensor.name], mesh, index
+            initial_parameter(model, tensor, program.graph.sizes, seed),
+            tensor.dims,
+            program.states[tensor.name],
+            mesh,
+            index,
         ).to(device=device, dtype=dtype)
         for tensor in program.graph.parameters()
     }
 
 
-def assemble(pieces: Mapping[int, torch.Tensor], dims: tuple[str, ...], state: tuple[str, ...], mesh: Mesh) -> torch.Tensor:
+def assemble(
+    pieces: Mapping[int, torch.Tensor], dims: tuple[str, ...], state: tuple[str, ...], mesh: Mesh
+) -> torch.Tensor:
     """The whole tensor from the pieces of one stage's ranks: the inverse of local_piece. pieces: by global rank."""
     first = next(iter(pieces.values()))
     axes = mesh.stage_axes

@@ -98,7 +98,12 @@ class Pipeline:
             (loss.sum() / self._num_microbatches).backward()
 
     def _connect(
-        self, plan: Plan, stages: tuple[Stage, ...], programs: dict[int, Program], groups: MeshGroups, dtype: torch.dtype
+        self,
+        plan: Plan,
+        stages: tuple[Stage, ...],
+        programs: dict[int, Program],
+        groups: MeshGroups,
+        dtype: torch.dtype,
     ) -> _PipelineScheduleRuntime:
         count = len(plan.stages)
         pieces = [

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from autoshard.graph.partition import Program
-from autoshard.layout.plan import Plan, Stage
+from autoshard.layout.plan import Plan
 from autoshard.runtime.torch_backend.groups import Group, MeshGroups, communicating_axes
 from autoshard.runtime.torch_backend.optimizer import OptimizerSettings, ShardedAdamW, gradient_axes
 from autoshard.runtime.torch_backend.parameters import local_parameters, local_piece

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,7 @@ class _Instruction:
 
 @dataclass(frozen=True)
 class _Section:
-    """Instructions run together; a recomputed one keeps only `inputs`. released: views that nothing reads afterwards."""
+    """Instructions run together; a recomputed one keeps only `inputs`. released: views that nothing reads later."""
 
     instructions: tuple[_Instruction, ...]
     recomputed: bool
@@ -83,14 +83,14 @@ def _registered(name: str) -> str:
     return name.replace(".", "/")
 
 
-def _run(instructions: Sequence[_Instruction], env: Environment, parameters: Environment) -> None:
+def _run(instructions: Sequence[_Instruction], env: Environment, parameters: Mapping[str, torch.Tensor]) -> None:
     for one in instructions:
         values = [env[view] if view in env else parameters[view] for view in one.inputs]
         result = one.run(*values)
         env.update(zip(one.outputs, result if isinstance(result, tuple) else (result,), strict=True))
 
 
-def _replayable(section: _Section, parameters: Environment) -> Callable[..., tuple[torch.Tensor, ...]]:
+def _replayable(section: _Section, parameters: Mapping[str, torch.Tensor]) -> Callable[..., tuple[torch.Tensor, ...]]:
     def run(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         env = dict(zip(section.inputs, inputs, strict=True))
         _run(section.instructions, env, parameters)
@@ -155,7 +155,7 @@ def _gather_instruction(context: Context, step: GatherEinsumStep) -> _Instructio
 
 
 class _GatherLinear(torch.autograd.Function):
-    """y_i = gather(x) w_i^T. Keeps the local x and gathers it again in backward (Korthikanti et al. 2022, section 4.2.2)."""
+    """y_i = gather(x) w_i^T; keeps the local x and gathers it again in backward (Korthikanti et al. 2022, 4.2.2)."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, gather: Move, scatter: Move, *weights: torch.Tensor) -> Any:

@@ -32,7 +32,7 @@ _GROUP_TIMEOUT = timedelta(minutes=30)
 
 
 def train(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
-    """Every rank: run the plan. With 'tensors' set, first an FP32 step, and leave what `compare` needs in that folder."""
+    """Every rank: run the plan. With 'tensors' set, an FP32 step first; leaves what `compare` needs in that folder."""
     plan = read_plan(Path(arguments["plan"]))
     device = _device(arguments["device"], reporter.local_rank)
     reporter.last_action = "connecting"
@@ -122,9 +122,7 @@ def _learning_rate(step: int, peak: float, warmup_steps: int) -> float:
     return peak * min(1.0, (step + 1) / (warmup_steps + 1))
 
 
-def _session(
-    plan: Plan, arguments: Mapping[str, Any], device: torch.device, reporter: Reporter, label: str
-) -> Session:
+def _session(plan: Plan, arguments: Mapping[str, Any], device: torch.device, reporter: Reporter, label: str) -> Session:
     precision = plan.training.precision
     settings = OptimizerSettings(
         learning_rate=arguments["learning_rate"],
@@ -234,5 +232,3 @@ def _relative(sharded: torch.Tensor, alone: torch.Tensor) -> float:
     scale = torch.linalg.vector_norm(alone, dtype=torch.float64)
     difference = torch.linalg.vector_norm(sharded.double() - alone.double())
     return float(difference / scale) if scale else float(difference)
-
-
