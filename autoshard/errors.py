@@ -2,7 +2,7 @@
 
 
 class AutoshardError(Exception):
-    """One line: which field, its value, the other side's value, what would work. The command line prints it and exits with 2."""
+    """One line: which field, its value, the other side's value, what would work. The command line then exits with 2."""
 
 
 class NoLayoutFits(AutoshardError):

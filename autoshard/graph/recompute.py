@@ -23,7 +23,7 @@ RECOMPUTE_SETS: dict[str, frozenset[str]] = {
     "core_attention+mlp": frozenset({"core_attention", "mlp"}),
     "full": frozenset(BLOCK_MODULES),
 }
-"""Named sets, least first. NxD Training calls the middle two selective [CoreAttention] and [CoreAttention, LlamaMLP]."""
+"""Named sets, least first. NxD Training: selective [CoreAttention] and selective [CoreAttention, LlamaMLP]."""
 
 
 @dataclass(frozen=True)
