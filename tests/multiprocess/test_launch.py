@@ -81,7 +81,7 @@ def test_results_messages_and_logs_arrive_by_rank(run: Run) -> None:
 def test_a_worker_imports_from_where_its_supervisor_does(run: Run, tmp_path: Path) -> None:
     # A folder with a json.py of the user's own must not replace Python's.
     (tmp_path / "json.py").write_text("raise ImportError('the wrong json')\n")
-    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); sys.path.remove(''); " + supervisor_code(tmp_path, "square")
+    code = f"import sys; sys.path = [{str(ROOT)!r}, *filter(None, sys.path)]; " + supervisor_code(tmp_path, "square")
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=30)
     assert done.returncode == 0, done.stderr
 
