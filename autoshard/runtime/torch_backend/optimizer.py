@@ -8,33 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import ceil
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from autoshard.graph.partition import Program
-from autoshard.layout.mesh import ZERO1_AXES, Mesh
+from autoshard.layout.buckets import BucketKey, bucket_key, padded_elements
+from autoshard.layout.mesh import Mesh
 from autoshard.runtime.torch_backend.collectives import all_reduce
 from autoshard.runtime.torch_backend.groups import Group, MeshGroups
 from autoshard.runtime.torch_backend.stage_module import StageModule
-
-
-@dataclass(frozen=True)
-class BucketKey:
-    """What decides how a gradient travels.
-
-    sum_axes: all-reduced first (tensor-parallel axes: norms under sequence parallelism, replicated keys and values).
-    shard_axes: then reduce-scattered over these (all-reduced without ZeRO-1).
-    copies: ranks of the stage that then hold the same elements; the gradient norm counts them once.
-    decay: whether weight decay applies.
-    """
-
-    sum_axes: tuple[str, ...]
-    shard_axes: tuple[str, ...]
-    copies: int
-    decay: bool
 
 
 @dataclass(frozen=True)
@@ -49,19 +33,9 @@ class OptimizerSettings:
     zero1: bool = True
 
 
-def bucket_key(program: Program, name: str, mesh: Mesh, tied_stages: int) -> BucketKey:
-    sync = program.gradient_sync.get(name, ())
-    state = program.states[name]
-    replicated = [axis for axis, entry in zip(program.axes, state, strict=True) if entry == "I"]
-    shard = tuple(axis for axis in sync if axis in ZERO1_AXES)
-    copies = mesh.size(axis for axis in replicated if axis not in shard) * tied_stages
-    decay = len(program.graph.tensors[name].dims) > 1 and not name.endswith(".bias")
-    return BucketKey(tuple(axis for axis in sync if axis not in ZERO1_AXES), shard, copies, decay)
-
-
 def gradient_axes(program: Program, mesh: Mesh) -> set[tuple[str, ...]]:
     """Axis sets that the optimizer communicates over."""
-    keys = [bucket_key(program, tensor.name, mesh, 1) for tensor in program.graph.parameters()]
+    keys = [bucket_key(program, tensor.name, mesh, frozenset()) for tensor in program.graph.parameters()]
     return {axes for key in keys for axes in (key.sum_axes, key.shard_axes) if axes}
 
 
@@ -69,7 +43,12 @@ class Bucket:
     """Flat storage of the parameters that share a key."""
 
     def __init__(
-        self, key: BucketKey, named: list[tuple[str, nn.Parameter]], groups: MeshGroups | None, s: OptimizerSettings
+        self,
+        key: BucketKey,
+        named: list[tuple[str, nn.Parameter]],
+        mesh: Mesh,
+        groups: MeshGroups | None,
+        s: OptimizerSettings,
     ):
         self.key = key
         self.names = [name for name, _ in named]
@@ -77,7 +56,7 @@ class Bucket:
         self.data_group = groups[key.shard_axes] if groups and key.shard_axes else None
         self.shards = self.data_group.size if self.data_group and s.zero1 else 1
         total = sum(parameter.numel() for _, parameter in named)
-        padded = ceil(total / self.shards) * self.shards
+        padded = padded_elements(key, total, mesh, s.zero1)
         first = named[0][1]
         self.parameters = first.new_zeros(padded)
         self.gradients = torch.zeros(padded, dtype=s.gradient_dtype, device=first.device)
@@ -163,10 +142,9 @@ class ShardedAdamW:
         named: dict[BucketKey, list[tuple[str, nn.Parameter]]] = {}
         for module in modules:
             for tensor in module.program.graph.parameters():
-                key = bucket_key(module.program, tensor.name, mesh, 2 if tensor.name in tied else 1)
+                key = bucket_key(module.program, tensor.name, mesh, frozenset(tied))
                 named.setdefault(key, []).append((tensor.name, module.parameter(tensor.name)))
-        order = sorted(named, key=lambda key: (key.sum_axes, key.shard_axes, key.copies, key.decay))
-        self.buckets = [Bucket(key, named[key], groups, settings) for key in order]
+        self.buckets = [Bucket(key, named[key], mesh, groups, settings) for key in sorted(named)]
         self._tied = [(b.gradient(name), tied[name]) for b in self.buckets for name in b.names if name in tied]
         self._summed: list[torch.Tensor] = []
         parameters = [

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from autoshard.graph.partition import Program
+from autoshard.layout.buckets import tied_parameters
 from autoshard.layout.plan import Plan
 from autoshard.runtime.torch_backend.groups import Group, MeshGroups, communicating_axes
 from autoshard.runtime.torch_backend.optimizer import OptimizerSettings, ShardedAdamW, gradient_axes
@@ -94,9 +95,8 @@ class Session:
 
     def _tied_groups(self, programs: dict[int, Program]) -> dict[str, Group]:
         """Groups of the two ranks that hold the same piece of a parameter of the first and the last stage."""
-        first, last = programs[0], programs[len(programs) - 1]
-        shared = {t.name for t in first.graph.parameters()} & {t.name for t in last.graph.parameters()}
-        if len(programs) == 1 or not shared:
+        shared = tied_parameters(programs[0], programs[len(programs) - 1])
+        if not shared:
             return {}
         mesh = self.plan.mesh
         mine: Group | None = None

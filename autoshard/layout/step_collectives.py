@@ -1,0 +1,58 @@
+"""Every collective that a device issues in one optimizer step of a plan: the runtime executes these and no others."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from autoshard.graph.count import Collective, backward_collectives, forward_collectives, parameter_elements
+from autoshard.graph.partition import Program
+from autoshard.graph.recompute import segments
+from autoshard.layout.buckets import bucket_elements, tied_parameters
+from autoshard.layout.plan import Plan
+from autoshard.spec.training import DTYPE_BYTES
+
+
+def step_collectives(plan: Plan, pipeline_rank: int) -> Counter[Collective]:
+    """Of each device of one pipeline rank; sends and receives between stages are the schedule's and not counted here."""
+    programs = {stage.index: plan.program(stage.layers, stage.has_embedding, stage.has_head) for stage in plan.stages}
+    own = [programs[stage.index] for stage in plan.stages if stage.pipeline_rank == pipeline_rank]
+    total: Counter[Collective] = Counter()
+    for program in own:
+        for one, count in _microbatch(program, plan.strategy.recompute).items():
+            total[one] += count * plan.num_microbatches
+    tied = tied_parameters(programs[0], programs[len(programs) - 1])
+    total.update(_sync(plan, own, tied))
+    return total
+
+
+def _microbatch(program: Program, recompute: str) -> Counter[Collective]:
+    counts: Counter[Collective] = Counter()
+    for segment in segments(program, recompute):
+        for position in range(segment.start, segment.stop):
+            step = program.steps[position]
+            forward = list(forward_collectives(program, step))
+            counts.update(Collective("forward", *one) for one in forward)
+            if segment.recomputed and position < segment.replay_stop:
+                counts.update(Collective("recompute", *one) for one in forward)
+            counts.update(Collective("backward", *one) for one in backward_collectives(program, step))
+    return counts
+
+
+def _sync(plan: Plan, programs: list[Program], tied: frozenset[str]) -> list[Collective]:
+    """Gradient sums, and parameters gathered again under ZeRO-1. Left out: the 8-byte sums of norm and loss."""
+    precision, zero1 = plan.training.precision, plan.strategy.zero1
+    gradient_bytes = DTYPE_BYTES[precision.gradient_accumulation_dtype]
+    parameter_bytes = DTYPE_BYTES[precision.parameter_dtype]
+    found = []
+    for program in programs:
+        for name in sorted(tied & {tensor.name for tensor in program.graph.parameters()}):
+            found.append(Collective("sync", "all_reduce", ("pp",), parameter_elements(program)[name] * gradient_bytes))
+    for key, count in bucket_elements(programs, plan.mesh, tied, zero1).items():
+        if key.sum_axes:
+            found.append(Collective("sync", "all_reduce", key.sum_axes, count * gradient_bytes))
+        if key.shard_axes and zero1:
+            found.append(Collective("sync", "reduce_scatter", key.shard_axes, count * gradient_bytes))
+            found.append(Collective("sync", "all_gather", key.shard_axes, count * parameter_bytes))
+        elif key.shard_axes:
+            found.append(Collective("sync", "all_reduce", key.shard_axes, count * gradient_bytes))
+    return found

@@ -1,0 +1,157 @@
+"""Small models and layouts for the parity tests. Imported by the processes too, so no test code here."""
+
+from dataclasses import replace
+
+from autoshard.cost.estimate import estimate
+from autoshard.layout.plan import Plan, make_plan
+from autoshard.layout.strategy import Strategy
+from autoshard.runtime.rehearse import local_cluster
+from autoshard.spec.model import ModelSpec, RopeScaling
+from autoshard.spec.training import Precision, TrainingSpec
+
+FP64 = Precision("fp64", "float64", "float64", None, "float64", "float64", "float64")
+FP32 = Precision("fp32", "float32", "float32", None, "float32", "float32", "float32")
+
+LLAMA = ModelSpec(
+    name="tiny-llama",
+    model_type="llama",
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=4,
+    num_attention_heads=8,
+    num_key_value_heads=4,
+    head_dim=8,
+    vocab_size=96,
+    max_position_embeddings=64,
+    hidden_act="silu",
+    norm_eps=1e-5,
+    rope_theta=1e4,
+    rope_scaling=None,
+    tie_word_embeddings=False,
+    sliding_window=None,
+    attention_bias=False,
+    mlp_bias=False,
+)
+MODELS = {
+    "llama": LLAMA,
+    "few kv heads": replace(LLAMA, num_key_value_heads=2),
+    "one kv head": replace(LLAMA, num_key_value_heads=1),
+    "tied": replace(LLAMA, tie_word_embeddings=True),
+    "rope scaling": replace(LLAMA, rope_scaling=RopeScaling("llama3", 8.0, 1.0, 4.0, 8)),
+    "mistral": replace(LLAMA, model_type="mistral", sliding_window=9),
+    "mixtral": replace(LLAMA, model_type="mixtral", num_local_experts=4, num_experts_per_tok=2),
+    # 90 entries do not divide by tp: the vocabulary is padded
+    "gpt2": replace(
+        LLAMA,
+        model_type="gpt2",
+        num_key_value_heads=8,
+        rope_theta=None,
+        tie_word_embeddings=True,
+        attention_bias=True,
+        mlp_bias=True,
+        hidden_act="gelu_new",
+        vocab_size=91,
+    ),
+}
+
+
+def strategy(
+    tp: int = 1,
+    pp: int = 1,
+    dp: int = 1,
+    cp: int = 1,
+    ep: int = 1,
+    vpp: int = 1,
+    mbs: int = 1,
+    recompute: str = "none",
+    sp: bool = True,
+    zero1: bool = True,
+    kernel: str = "flash",
+    layers: tuple[int, ...] | None = None,
+) -> Strategy:
+    stages = pp * vpp
+    return Strategy(
+        tp=tp,
+        pp=pp,
+        dp=dp,
+        cp=cp,
+        ep=ep,
+        num_virtual_stages=vpp,
+        microbatch_size=mbs,
+        schedule="interleaved" if vpp > 1 else "1f1b",
+        recompute=recompute,
+        sequence_parallel=sp and tp > 1,
+        zero1=zero1,
+        attention_kernel=kernel,
+        stage_layers=layers or (4 // stages,) * stages,
+    )
+
+
+CASES: dict[int, dict[str, tuple[str, Strategy, int]]] = {
+    2: {
+        "tp": ("llama", strategy(tp=2), 2),
+        "tp, no sequence parallel": ("llama", strategy(tp=2, sp=False), 2),
+        "tp, plain attention": ("llama", strategy(tp=2, kernel="plain"), 2),
+        "dp": ("llama", strategy(dp=2), 2),
+        "dp, no ZeRO-1": ("llama", strategy(dp=2, zero1=False), 2),
+        "dp, microbatches of 2": ("llama", strategy(dp=2, mbs=2), 2),
+        "pp": ("llama", strategy(pp=2), 4),
+        "pp, interleaved": ("llama", strategy(pp=2, vpp=2), 4),
+        "pp, interleaved, m == pp": ("llama", strategy(pp=2, vpp=2), 2),
+        "pp, one microbatch": ("llama", strategy(pp=2), 1),
+        "pp, uneven": ("llama", strategy(pp=2, layers=(3, 1)), 3),
+        "pp, tied": ("tied", strategy(pp=2), 3),
+        "pp, gpt2": ("gpt2", strategy(pp=2), 3),
+        "cp": ("llama", strategy(cp=2), 2),
+        "cp, sliding window": ("mistral", strategy(cp=2), 2),
+        "cp, rope scaling": ("rope scaling", strategy(cp=2), 2),
+        "kv replicated": ("one kv head", strategy(tp=2), 2),
+        "tied tp": ("tied", strategy(tp=2), 2),
+        "gpt2 tp, padded vocabulary": ("gpt2", strategy(tp=2), 2),
+        "mixtral tp": ("mixtral", strategy(tp=2), 2),
+        "mixtral tp, no sequence parallel": ("mixtral", strategy(tp=2, sp=False), 2),
+        "mixtral ep": ("mixtral", strategy(dp=2, ep=2), 2),
+        "recompute attention": ("llama", strategy(tp=2, recompute="core_attention"), 2),
+        "recompute attention and MLP": ("llama", strategy(tp=2, recompute="core_attention+mlp"), 2),
+        "recompute all": ("llama", strategy(tp=2, recompute="full"), 2),
+        "recompute all, cp": ("llama", strategy(cp=2, recompute="full"), 2),
+        "recompute all, mixtral": ("mixtral", strategy(dp=2, ep=2, recompute="full"), 2),
+    },
+    4: {
+        "tp 4": ("llama", strategy(tp=4), 2),
+        "kv replicated twice": ("few kv heads", strategy(tp=4), 2),
+        "kv replicated, no sequence parallel": ("few kv heads", strategy(tp=4, sp=False), 2),
+        "kv replicated x cp": ("one kv head", strategy(tp=2, cp=2), 2),
+        "tp x dp": ("llama", strategy(tp=2, dp=2), 2),
+        "tp x pp, recompute": ("llama", strategy(tp=2, pp=2, recompute="core_attention+mlp"), 4),
+        "tp x cp": ("llama", strategy(tp=2, cp=2), 2),
+        "dp x cp": ("llama", strategy(dp=2, cp=2), 2),
+        "pp 4": ("llama", strategy(pp=4), 6),
+        "interleaved x dp x recompute": ("llama", strategy(pp=2, vpp=2, dp=2, recompute="full"), 4),
+        "gpt2 tp x pp": ("gpt2", strategy(tp=2, pp=2), 4),
+        "mixtral ep x tp": ("mixtral", strategy(dp=2, ep=2, tp=2), 2),
+        "mixtral ep x dp": ("mixtral", strategy(dp=4, ep=2), 2),
+        "mixtral ep x pp": ("mixtral", strategy(dp=2, ep=2, pp=2, recompute="full"), 4),
+    },
+    8: {
+        "tp x pp x dp": ("llama", strategy(tp=2, pp=2, dp=2), 4),
+        "kv replicated x pp x dp x recompute": (
+            "one kv head",
+            strategy(tp=2, pp=2, dp=2, recompute="core_attention+mlp"),
+            4,
+        ),
+        "tp x cp x pp interleaved": ("llama", strategy(tp=2, cp=2, pp=2, vpp=2), 4),
+    },
+}
+"""World size -> name -> (model, strategy, microbatches a step)."""
+
+
+def plan_of(model: ModelSpec, chosen: Strategy, num_microbatches: int, precision: Precision = FP64) -> Plan:
+    training = TrainingSpec(16, num_microbatches * chosen.dp * chosen.microbatch_size, precision)
+    cluster = local_cluster(chosen.world_size)
+    return make_plan(model, training, cluster, "torch", chosen, estimate(model, training, cluster, chosen))
+
+
+def case(world_size: int, name: str) -> Plan:
+    model, chosen, microbatches = CASES[world_size][name]
+    return plan_of(MODELS[model], chosen, microbatches)

@@ -1,0 +1,56 @@
+"""Sharded equals unsharded, whatever the layout; and the collectives executed are those that the plan lists."""
+
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import pytest
+
+from autoshard.runtime.launch import run_processes
+from tests.multiprocess.plans import CASES
+
+
+@cache
+def results(world_size: int) -> dict[str, Any]:
+    outcome = run_processes(
+        "tests.multiprocess.parity_workers:parity",
+        {},
+        world_size,
+        on_message=lambda message: None,
+        log_directory=Path(mkdtemp()),
+        hang_timeout_s=200,
+        trusted_prefix="tests.",
+    )
+    assert outcome.exit_code == 0, outcome.message
+    found = outcome.results[0]
+    assert found is not None
+    return found
+
+
+EVERY_CASE = pytest.mark.parametrize(
+    ("world_size", "name"), [(world_size, name) for world_size, cases in CASES.items() for name in cases]
+)
+
+
+@EVERY_CASE
+def test_three_steps_in_fp64_equal_one_process(world_size: int, name: str) -> None:
+    found = results(world_size)[name]["fp64"]
+    assert found["loss"] < 1e-12
+    assert found["norm"] < 1e-9
+    assert found["gradient"] < 1e-9
+    assert found["parameter"] < 1e-9
+
+
+@EVERY_CASE
+def test_gradients_in_fp32_equal_one_process(world_size: int, name: str) -> None:
+    found = results(world_size)[name]["fp32"]  # Adam amplifies rounding near zero: parameters are compared in FP64
+    assert found["loss"] < 1e-6
+    assert found["norm"] < 1e-5
+    assert found["gradient"] < 1e-5
+
+
+@EVERY_CASE
+def test_collectives_executed_are_the_planned_ones(world_size: int, name: str) -> None:
+    for rank, surplus in enumerate(results(world_size)[name]["collectives"]):
+        assert surplus == {"executed": "{}", "planned": "{}"}, f"rank {rank}"
