@@ -13,7 +13,7 @@ from autoshard.spec.training import DTYPE_BYTES
 
 
 def step_collectives(plan: Plan, pipeline_rank: int) -> Counter[Collective]:
-    """Of each device of one pipeline rank; sends and receives between stages are the schedule's and not counted here."""
+    """Of each device of one pipeline rank. Left out: the sends and receives between stages, which the schedule gives."""
     programs = {stage.index: plan.program(stage.layers, stage.has_embedding, stage.has_head) for stage in plan.stages}
     own = [programs[stage.index] for stage in plan.stages if stage.pipeline_rank == pipeline_rank]
     total: Counter[Collective] = Counter()
@@ -43,10 +43,12 @@ def _sync(plan: Plan, programs: list[Program], tied: frozenset[str]) -> list[Col
     precision, zero1 = plan.training.precision, plan.strategy.zero1
     gradient_bytes = DTYPE_BYTES[precision.gradient_accumulation_dtype]
     parameter_bytes = DTYPE_BYTES[precision.parameter_dtype]
-    found = []
-    for program in programs:
-        for name in sorted(tied & {tensor.name for tensor in program.graph.parameters()}):
-            found.append(Collective("sync", "all_reduce", ("pp",), parameter_elements(program)[name] * gradient_bytes))
+    found = [
+        Collective("sync", "all_reduce", ("pp",), elements * gradient_bytes)
+        for program in programs
+        for name, elements in parameter_elements(program).items()
+        if name in tied
+    ]
     for key, count in bucket_elements(programs, plan.mesh, tied, zero1).items():
         if key.sum_axes:
             found.append(Collective("sync", "all_reduce", key.sum_axes, count * gradient_bytes))

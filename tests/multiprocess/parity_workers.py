@@ -1,8 +1,8 @@
 """What test_parity.py runs in its processes: every plan of one world size, against one process."""
 
-import datetime
 from collections import Counter
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -56,7 +56,7 @@ def parity(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
         init_method=reporter.init_method,
         rank=reporter.rank,
         world_size=reporter.world_size,
-        timeout=datetime.timedelta(seconds=120),
+        timeout=timedelta(seconds=120),
     )
     found = {}
     for name in CASES[reporter.world_size]:
