@@ -1,0 +1,61 @@
+"""What a layout costs: the step time and the memory of every pipeline rank, term by term."""
+
+from __future__ import annotations
+
+from autoshard.cost.load import rank_load, telling_ranks
+from autoshard.cost.memory import MEMORY_TERMS, memory_values
+from autoshard.cost.stage import strategy_mesh, strategy_parts
+from autoshard.cost.step import TIME_TERMS, time_values
+from autoshard.cost.values import Estimate, StageMemory, Term
+from autoshard.graph.count import total_flops
+from autoshard.layout.strategy import Strategy
+from autoshard.models.stage import dim_sizes, stage_graph
+from autoshard.spec.cluster import Cluster
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.training import TrainingSpec
+
+__all__ = ["Estimate", "StageMemory", "Term", "estimate", "model_flops_per_step"]
+
+
+def estimate(model: ModelSpec, training: TrainingSpec, cluster: Cluster, strategy: Strategy) -> Estimate:
+    """The whole estimate of a legal layout (search.rules.check_strategy); it need not fit in memory."""
+    mesh, parts = strategy_mesh(model, cluster, strategy), strategy_parts(model, training, cluster, strategy)
+    count = strategy.num_microbatches(training.global_batch_size)
+    loads = tuple(rank_load(strategy, parts, count, rank) for rank in range(strategy.pp))
+    telling = tuple(loads[rank] for rank in telling_ranks(strategy))
+    times = time_values(strategy, telling, count, training.precision, mesh, cluster)
+    step_time_s, flops = sum(times), model_flops_per_step(model, training)
+    peak = cluster.world_size * cluster.device.peak_flops_per_s(training.precision.compute_dtype)
+    return Estimate(
+        step_time_s=step_time_s,
+        time_terms=tuple(map(Term, TIME_TERMS, times)),
+        memory=tuple(
+            StageMemory(
+                load.rank,
+                tuple(
+                    map(
+                        Term,
+                        MEMORY_TERMS,
+                        memory_values(load, training.precision, mesh, strategy.zero1, cluster.device),
+                    )
+                ),
+            )
+            for load in loads
+        ),
+        memory_capacity_bytes=cluster.device.memory_bytes,
+        tokens_per_s=training.tokens_per_step / step_time_s,
+        mfu=flops / (peak * step_time_s),
+        model_flops_per_step=flops,
+    )
+
+
+def model_flops_per_step(model: ModelSpec, training: TrainingSpec) -> float:
+    """Forward and backward (twice the forward) of all matrix products and of causal attention; no recompute, no
+    padding.
+
+    Experts count the tokens that are routed to them, not their slots.
+    """
+    sizes = dim_sizes(model, training.global_batch_size, training.sequence_length)
+    block = total_flops(stage_graph(model, sizes, range(1), first=False, last=False))
+    ends = total_flops(stage_graph(model, sizes, range(0), first=True, last=True))
+    return 3.0 * (model.num_hidden_layers * block + ends)

@@ -1,0 +1,86 @@
+"""Bytes on one device of a pipeline rank at the worst moment of a step, as named terms that add up.
+
+State lives all the time. The rest is either a microbatch in work or, when the last one is done, buckets of gradients
+and parameters on their way: the larger of the two counts.
+"""
+
+from __future__ import annotations
+
+from autoshard.cost.load import RankLoad
+from autoshard.layout.mesh import ZERO1_AXES, Mesh
+from autoshard.spec.cluster import Device
+from autoshard.spec.training import DTYPE_BYTES, Precision
+from autoshard.units import MIB
+
+BUCKET_BYTES = 1024 * MIB
+"""Largest buffer that gradients or parameters are joined in for one collective: bucket_size_collectives of NxD
+Training."""
+
+BOUNDARY_BUFFERS = 4
+"""Hidden activations on their way between stages: one received and one sent, forward and backward."""
+
+MEMORY_TERMS = (
+    "parameters",
+    "gradients",
+    "optimizer state",
+    "kept activations",
+    "logits and loss",
+    "recompute",
+    "working buffers",
+    "pipeline buffers",
+    "collective buckets",
+    "runtime and compiler reserve",
+)
+
+
+def memory_values(load: RankLoad, precision: Precision, mesh: Mesh, zero1: bool, device: Device) -> tuple[float, ...]:
+    """Bytes, in the order of MEMORY_TERMS.
+
+    parameters: as forward and backward read them. gradients: their sum over microbatches, whole on every rank.
+    optimizer state: master weights and two moments, under ZeRO-1 1/n of them on each of the n ranks that sum a
+    gradient. kept activations: of every microbatch in flight, chunk by chunk. logits and loss: what the head keeps.
+    recompute: what replaying one segment keeps. working buffers: the largest operator's activations and as many
+    gradients.
+    """
+    count, block = load.num_parameters, load.parts.block
+    master = 0 if precision.master_dtype is None else DTYPE_BYTES[precision.master_dtype]
+    state = owned_parameters(load, mesh, zero1) * (master + 2 * DTYPE_BYTES[precision.optimizer_dtype])
+    kept = load.in_flight * max(load.blocks) * block.kept_bytes
+    ends = sum((load.heads_in_flight if load.has_head else load.in_flight) * end.kept_bytes for end in load.ends)
+    replay = block.replay_bytes
+    working = max(part.working_bytes for part in (block, *load.ends))
+    boundary = 0.0 if mesh.pp == 1 else BOUNDARY_BUFFERS * load.parts.hidden_bytes
+    in_work = kept + ends + replay + 2 * working + boundary
+    buckets = max(0.0, _bucket_bytes(count, precision, mesh) - in_work)
+    return (
+        float(count * DTYPE_BYTES[precision.parameter_dtype]),
+        float(count * DTYPE_BYTES[precision.gradient_accumulation_dtype]),
+        state,
+        kept,
+        ends,
+        replay,
+        2 * working,
+        boundary,
+        buckets,
+        device.reserved_memory_bytes,
+    )
+
+
+def owned_parameters(load: RankLoad, mesh: Mesh, zero1: bool) -> float:
+    """Elements whose optimizer state a rank keeps."""
+    if not zero1:
+        return float(load.num_parameters)
+    return sum(count / mesh.size(zero1_axes(axes)) for axes, count in load.parameters.items())
+
+
+def zero1_axes(gradient_axes: tuple[str, ...]) -> tuple[str, ...]:
+    """Of the axes that sum a gradient, those that share its optimizer state; tensor-parallel ranks keep copies."""
+    return tuple(axis for axis in gradient_axes if axis in ZERO1_AXES)
+
+
+def _bucket_bytes(count: int, precision: Precision, mesh: Mesh) -> float:
+    """One bucket of gradients and one of parameters; none where no rank shares them."""
+    if mesh.size(ZERO1_AXES) == 1:
+        return 0.0
+    dtypes = (precision.gradient_reduce_dtype, precision.parameter_dtype)
+    return sum(min(BUCKET_BYTES, float(count * DTYPE_BYTES[dtype])) for dtype in dtypes)

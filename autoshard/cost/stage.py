@@ -1,0 +1,121 @@
+"""The three programs that price every stage: one block, the embedding, the head.
+
+A pipeline stage is its blocks plus, on the first and the last, embedding and head; all blocks are alike. So three small
+programs serve every layout with the same local shapes, whatever pp, dp and schedule are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from autoshard.cost.collectives import collective_time_s, group_shape
+from autoshard.cost.program import Part, PricedProgram, price_program
+from autoshard.layout.mesh import DATA_AXES, Mesh, build_mesh
+from autoshard.layout.sharding import stage_program
+from autoshard.layout.strategy import Strategy
+from autoshard.models.stage import dim_sizes, stage_graph
+from autoshard.spec.cluster import Cluster
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.training import DTYPE_BYTES, TrainingSpec
+
+
+@dataclass(frozen=True)
+class LocalShape:
+    """Everything of a strategy that decides what one microbatch costs one rank of a stage, apart from recompute."""
+
+    tp: int
+    cp: int
+    ep: int
+    microbatch_size: int
+    sequence_parallel: bool
+    attention_kernel: str
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The three parts under one recompute set.
+
+    tied_ends: embedding and head on one stage, where they share their table. hidden_bytes: what goes from stage to
+    stage.
+    """
+
+    block: Part
+    embedding: Part
+    head: Part
+    tied_ends: Part | None
+    hidden_bytes: float
+
+
+def stage_mesh(model: ModelSpec, cluster: Cluster, shape: LocalShape) -> Mesh:
+    """A mesh with this local shape and no pipeline: what a microbatch costs a rank does not depend on pp and dp.
+
+    At least 2 data-parallel ranks, so that the programs say which gradients they sum.
+    """
+    kv_inner = cluster.layout_rules != "trn2"
+    replicas = max(2, cluster.world_size // (shape.tp * shape.cp * shape.ep))
+    return build_mesh(shape.tp, 1, replicas * shape.ep, shape.cp, shape.ep, model.num_key_value_heads, kv_inner)
+
+
+def mesh_order(mesh: Mesh) -> tuple[tuple[str, int], ...]:
+    """(axis, size) of every axis, pp first, as the collectives want it."""
+    return (("pp", mesh.pp), *((axis.name, axis.size) for axis in mesh.axes))
+
+
+@lru_cache(maxsize=4096)
+def stage_parts(model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: LocalShape, recompute: str) -> Parts:
+    """What a stage of this local shape is made of."""
+    block, embedding, head, tied = _priced_parts(model, training, cluster, shape)
+    inside = shape.cp * (shape.tp if shape.sequence_parallel else 1)
+    elements = shape.microbatch_size * training.sequence_length * model.hidden_size // inside
+    return Parts(
+        block.part(recompute),
+        embedding.part(recompute),
+        head.part(recompute),
+        None if tied is None else tied.part(recompute),
+        elements * DTYPE_BYTES[training.precision.compute_dtype],
+    )
+
+
+@lru_cache(maxsize=1024)
+def _priced_parts(
+    model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: LocalShape
+) -> tuple[PricedProgram, PricedProgram, PricedProgram, PricedProgram | None]:
+    """Block, embedding, head, and embedding with head where they share a table."""
+    mesh = stage_mesh(model, cluster, shape)
+    batch = shape.microbatch_size * mesh.size(DATA_AXES)
+    sizes = dim_sizes(model, batch, training.sequence_length, shape.tp, training.expert_capacity_factor)
+    dtype = training.precision.compute_dtype
+    order = mesh_order(mesh)
+
+    def collective_s(kind: str, axes: tuple[str, ...], size: int) -> float:
+        return collective_time_s(kind, size, group_shape(order, axes, cluster.devices_per_node), cluster)
+
+    def priced(layers: int, first: bool, last: bool) -> PricedProgram:
+        graph = stage_graph(
+            model, sizes, range(layers), first, last, shape.attention_kernel, element_bytes=DTYPE_BYTES[dtype]
+        )
+        program = stage_program(graph, mesh.stage_axes, shape.sequence_parallel)
+        return price_program(program, cluster.device, dtype, collective_s)
+
+    tied = priced(0, True, True) if model.tie_word_embeddings else None
+    return priced(1, False, False), priced(0, True, False), priced(0, False, True), tied
+
+
+def strategy_mesh(model: ModelSpec, cluster: Cluster, strategy: Strategy) -> Mesh:
+    """Its mesh; trn2 orders the two axes of tensor parallelism beyond the key-value heads the other way."""
+    s = strategy
+    return build_mesh(s.tp, s.pp, s.dp, s.cp, s.ep, model.num_key_value_heads, cluster.layout_rules != "trn2")
+
+
+def strategy_parts(model: ModelSpec, training: TrainingSpec, cluster: Cluster, strategy: Strategy) -> Parts:
+    """What its stages are made of."""
+    shape = LocalShape(
+        strategy.tp,
+        strategy.cp,
+        strategy.ep,
+        strategy.microbatch_size,
+        strategy.sequence_parallel,
+        strategy.attention_kernel,
+    )
+    return stage_parts(model, training, cluster, shape, strategy.recompute)

@@ -1,0 +1,139 @@
+"""Seconds of one optimizer step as exposed terms that add up.
+
+All microbatches run through the pipeline; then every rank sums its gradients, updates its share of the optimizer
+state and gathers the new parameters. Nothing of that overlaps, as in NxD.
+"""
+
+from __future__ import annotations
+
+from autoshard.cost.collectives import collective_time_s, group_shape
+from autoshard.cost.compute import memory_s
+from autoshard.cost.load import RankLoad, virtual_stage_s
+from autoshard.cost.memory import BUCKET_BYTES, owned_parameters, zero1_axes
+from autoshard.cost.stage import Parts, mesh_order
+from autoshard.layout.mesh import Mesh
+from autoshard.layout.strategy import Strategy
+from autoshard.schedules.closed_form import step_time_s
+from autoshard.spec.cluster import Cluster, Device
+from autoshard.spec.training import DTYPE_BYTES, Precision
+
+TIME_TERMS = (
+    "matrix products and vector operators",
+    "attention",
+    "recompute",
+    "embedding and head",
+    "tensor-parallel collectives",
+    "context-parallel collectives",
+    "expert-parallel collectives",
+    "gradient accumulation",
+    "pipeline bubble",
+    "pipeline transfers",
+    "gradient reduce-scatter",
+    "parameter all-gather",
+    "other gradient sums",
+    "optimizer update",
+)
+
+
+def time_values(
+    strategy: Strategy,
+    loads: tuple[RankLoad, ...],
+    num_microbatches: int,
+    precision: Precision,
+    mesh: Mesh,
+    cluster: Cluster,
+) -> tuple[float, ...]:
+    """Seconds, in the order of TIME_TERMS. loads: one of each kind of pipeline rank.
+
+    The first eight are spent on all microbatches by the rank with most work; the bubble is what the pipeline takes
+    beyond that, transfers are what it takes longer because stages send to each other. The last four are those of the
+    rank for which they take longest.
+    """
+    parts, vpp = loads[0].parts, strategy.num_virtual_stages
+    accumulation_s = accumulation_s_per_parameter(precision, cluster.device)
+    stages_s = virtual_stage_s(strategy, parts, accumulation_s)
+    sizes = (strategy.schedule, mesh.pp, num_microbatches, vpp)
+    pipeline_s = with_transfers_s = step_time_s(*sizes, *stages_s)
+    if mesh.pp > 1:
+        with_transfers_s = step_time_s(*sizes, *stages_s, hop_s(parts, mesh, cluster))
+    busiest = max(loads, key=lambda load: load.work_s + accumulation_s * load.num_parameters)
+    work = _work_values(busiest, num_microbatches, accumulation_s)
+    after = max((_after_values(load, strategy.zero1, precision, mesh, cluster) for load in loads), key=sum)
+    return (*work, max(0.0, pipeline_s - sum(work)), with_transfers_s - pipeline_s, *after)
+
+
+def _work_values(load: RankLoad, num_microbatches: int, accumulation_s: float) -> tuple[float, ...]:
+    """The first eight terms. Collectives of replayed operators are collectives; the rest of a replay is 'recompute'."""
+    block, ends, count = load.parts.block, load.ends_seconds, num_microbatches
+    blocks, replays = count * load.num_blocks, block.recompute
+    return (
+        blocks * (block.forward.compute + block.backward.compute),
+        blocks * (block.forward.attention + block.backward.attention),
+        blocks * replays.operators,
+        count * ends.operators,
+        blocks * (block.forward.tensor_parallel + block.backward.tensor_parallel + replays.tensor_parallel)
+        + count * ends.tensor_parallel,
+        blocks * (block.forward.context_parallel + block.backward.context_parallel + replays.context_parallel)
+        + count * ends.context_parallel,
+        blocks * (block.forward.expert_parallel + block.backward.expert_parallel + replays.expert_parallel)
+        + count * ends.expert_parallel,
+        count * accumulation_s * load.num_parameters,
+    )
+
+
+def accumulation_s_per_parameter(precision: Precision, device: Device) -> float:
+    """Adding one microbatch's gradient to the sum: the gradient is read, the sum read and written."""
+    gradient, total = DTYPE_BYTES[precision.compute_dtype], DTYPE_BYTES[precision.gradient_accumulation_dtype]
+    return memory_s(gradient + 2 * total, device)
+
+
+def hop_s(parts: Parts, mesh: Mesh, cluster: Cluster) -> float:
+    """The hidden activation of one microbatch from a stage to the next."""
+    group = group_shape(mesh_order(mesh), ("pp",), cluster.devices_per_node)
+    return collective_time_s("send_recv", parts.hidden_bytes, group, cluster)
+
+
+def _after_values(load: RankLoad, zero1: bool, precision: Precision, mesh: Mesh, cluster: Cluster) -> tuple[float, ...]:
+    """The last four terms.
+
+    Sums over tensor-parallel axes come first (norms, replicated key-value heads), then one reduce-scatter of all
+    gradients over the axes that share the optimizer state and one all-gather of the new parameters; without ZeRO-1 an
+    all-reduce, counted under the first of both. Axes over which a gradient is whole on every rank are not summed over.
+    """
+    order, device = mesh_order(mesh), cluster.device
+    reduce_bytes, parameter_bytes = (
+        DTYPE_BYTES[dtype] for dtype in (precision.gradient_reduce_dtype, precision.parameter_dtype)
+    )
+
+    def buckets_s(kind: str, axes: tuple[str, ...], size: float) -> float:
+        shape = group_shape(order, tuple(sorted(axes)), cluster.devices_per_node)
+        full, rest = divmod(size, BUCKET_BYTES)
+        return full * collective_time_s(kind, BUCKET_BYTES, shape, cluster) + collective_time_s(
+            kind, rest, shape, cluster
+        )
+
+    scatter_s = gather_s = other_s = 0.0
+    counts: dict[tuple[str, ...], int] = {}
+    for axes, count in load.parameters.items():
+        shared = zero1_axes(axes)
+        counts[shared] = counts.get(shared, 0) + count
+        within = tuple(axis for axis in axes if axis not in shared)
+        if within:
+            other_s += buckets_s("all_reduce", within, count * reduce_bytes)
+    for axes, count in counts.items():
+        scatter_s += buckets_s("reduce_scatter" if zero1 else "all_reduce", axes, count * reduce_bytes)
+        if zero1:
+            gather_s += buckets_s("all_gather", axes, count * parameter_bytes)
+    update_s = owned_parameters(load, mesh, zero1) * memory_s(_update_bytes(precision), device)
+    return scatter_s, gather_s, other_s, update_s
+
+
+def _update_bytes(precision: Precision) -> float:
+    """Memory traffic of AdamW for one parameter: the gradient read (twice: its norm first), the weights and both
+    moments read and written, the parameter written where it is not the master itself."""
+    gradient = 2 * DTYPE_BYTES[precision.gradient_accumulation_dtype]
+    moments = 4 * DTYPE_BYTES[precision.optimizer_dtype]
+    parameter = DTYPE_BYTES[precision.parameter_dtype]
+    if precision.master_dtype is None:
+        return gradient + moments + 2 * parameter
+    return gradient + moments + 2 * DTYPE_BYTES[precision.master_dtype] + parameter

@@ -1,0 +1,114 @@
+"""Every layout that could be looked at, in a fixed order: degrees that fill the cluster, then batch, stages and
+recompute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from autoshard.errors import AutoshardError
+from autoshard.graph.recompute import RECOMPUTE_SETS
+from autoshard.layout.strategy import ATTENTION_KERNELS
+from autoshard.schedules import SCHEDULES
+from autoshard.search.result import Pins
+from autoshard.search.rules import KERNEL_RULES, Draft, Problem, divisors, first_broken
+from autoshard.spec.fields import check_choice, check_integer
+
+DEGREES = ("tp", "pp", "dp", "cp", "ep")
+NAMES = {"num_virtual_stages": "vpp"}
+"""What errors call a choice, where it is not the field's name."""
+
+
+def check_pins(problem: Problem, pins: Pins) -> None:
+    """Raises AutoshardError for a pin that is no such choice, and for two that contradict each other."""
+    for field in (*DEGREES, "num_virtual_stages", "microbatch_size"):
+        if getattr(pins, field) is not None:
+            check_integer("the pinned layout", NAMES.get(field, field), getattr(pins, field))
+    for field, known in (
+        ("schedule", tuple(SCHEDULES)),
+        ("recompute", tuple(RECOMPUTE_SETS)),
+        ("attention_kernel", ATTENTION_KERNELS),
+    ):
+        if getattr(pins, field) is not None:
+            check_choice("the pinned layout", field, getattr(pins, field), known)
+    _check_world(problem, pins)
+    if pins.schedule == "1f1b" and (pins.num_virtual_stages or 1) > 1:
+        raise AutoshardError(
+            f"schedule=1f1b has one chunk a rank, not vpp={pins.num_virtual_stages}; use vpp=1 or schedule=interleaved"
+        )
+    if pins.schedule == "interleaved" and pins.num_virtual_stages == 1:
+        raise AutoshardError("schedule=interleaved needs at least 2 chunks a rank, not vpp=1; use schedule=1f1b")
+    if (pins.num_virtual_stages or 1) > 1 and pins.pp == 1:
+        raise AutoshardError(
+            f"vpp={pins.num_virtual_stages} has nothing to interleave with pp=1; use vpp=1 or pp of 2 or more"
+        )
+    if pins.ep is not None and pins.dp is not None and pins.dp % pins.ep:
+        raise AutoshardError(f"ep={pins.ep} must divide dp={pins.dp}: experts are spread over data-parallel ranks")
+
+
+def _check_world(problem: Problem, pins: Pins) -> None:
+    """The pinned degrees must leave room for the others."""
+    fixed = {name: getattr(pins, name) for name in ("tp", "pp", "dp", "cp") if getattr(pins, name) is not None}
+    product, world = 1, problem.cluster.world_size
+    for degree in fixed.values():
+        product *= degree
+    if world % product == 0 and (len(fixed) < 4 or product == world):
+        return
+    names = " x ".join(f"{name}={degree}" for name, degree in fixed.items())
+    wants = "must be" if len(fixed) == 4 else "must divide"
+    cluster = problem.cluster
+    raise AutoshardError(
+        f"{names} is {product:,} devices, which {wants} the {world:,} of {cluster.nodes} x {cluster.instance}"
+    )
+
+
+def meshes(problem: Problem, pins: Pins) -> Iterator[Draft]:
+    """Every (tp, pp, dp, cp, ep) that fills the cluster, legal or not."""
+    world, experts = problem.cluster.world_size, problem.model.num_local_experts
+    for tp in _choices(pins.tp, divisors(world)):
+        for pp in _choices(pins.pp, divisors(world // tp)):
+            for cp in _choices(pins.cp, divisors(world // (tp * pp))):
+                dp = world // (tp * pp * cp)
+                if dp * tp * pp * cp != world or pins.dp not in (None, dp):
+                    continue
+                for ep in _choices(pins.ep, [ep for ep in divisors(dp) if ep <= max(1, experts)]):
+                    yield Draft(tp, pp, dp, cp, ep, sequence_parallel=tp > 1)
+
+
+def _choices(pinned: int | None, values: Sequence[int]) -> Sequence[int]:
+    """A pinned degree may be one that divides nothing: the rules say so."""
+    return values if pinned is None else (pinned,)
+
+
+def with_kernel(problem: Problem, pins: Pins, mesh: Draft) -> Draft:
+    """With the pinned attention kernel, else the first that the rules allow: flash keeps less and computes less.
+
+    Where none is allowed the result breaks a rule of KERNEL_RULES, and with flash says why.
+    """
+    names = ATTENTION_KERNELS if pins.attention_kernel is None else (pins.attention_kernel,)
+    drafts = [mesh._replace(attention_kernel=name) for name in names]
+    return next((draft for draft in drafts if first_broken(KERNEL_RULES, problem, draft) is None), drafts[0])
+
+
+def microbatch_sizes(problem: Problem, pins: Pins, mesh: Draft) -> Sequence[int]:
+    """Rising. One data-parallel rank's share of the batch in equal parts."""
+    if pins.microbatch_size is not None:
+        return (pins.microbatch_size,)
+    batch = problem.training.global_batch_size
+    return divisors(batch // mesh.dp) if batch % mesh.dp == 0 else (1,)
+
+
+def virtual_stages(problem: Problem, pins: Pins, mesh: Draft) -> list[tuple[str, int]]:
+    """(schedule, vpp): 1F1B with one chunk a rank, and interleaved with each number that divides a rank's blocks."""
+    layers = problem.model.num_hidden_layers
+    chunks: Sequence[int] = (1,)
+    if mesh.pp > 1 and layers % mesh.pp == 0:
+        chunks = divisors(layers // mesh.pp)
+    if pins.num_virtual_stages is not None:
+        chunks = (pins.num_virtual_stages,)
+    pairs = [("1f1b" if vpp == 1 else "interleaved", vpp) for vpp in chunks]
+    return [pair for pair in pairs if pins.schedule in (None, pair[0])]
+
+
+def recompute_sets(pins: Pins) -> tuple[str, ...]:
+    """Least recompute first."""
+    return tuple(RECOMPUTE_SETS) if pins.recompute is None else (pins.recompute,)
