@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from autoshard.errors import AutoshardError
 from autoshard.layout.plan import Plan
-from autoshard.layout.plan_json import read_plan
+from autoshard.layout.validate import read_plan
 from autoshard.runtime.data import TokenStream, load_token_stream
 from autoshard.runtime.rehearse import one_process
 from autoshard.runtime.tokenizer import load_tokenizer
@@ -28,13 +28,15 @@ from autoshard.spec.training import load_precision
 
 CHECK, TRAINED = "check", "trained"
 """Prefixes of the compared tensors: one FP32 step, and the training itself in the plan's precision."""
+NEGLIGIBLE_GRADIENT = 1e-5
+"""A gradient this much smaller than the largest is rounding, which Adam scales up: that of a key's bias is truly zero."""
 _GROUP_TIMEOUT = timedelta(minutes=30)
 
 
 def train(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     """Every rank: run the plan. With 'tensors' set, an FP32 step first; leaves what `compare` needs in that folder."""
     plan = read_plan(Path(arguments["plan"]))
-    device = _device(arguments["device"], reporter.local_rank)
+    device = _device(arguments, reporter.local_rank)
     reporter.last_action = "connecting"
     if reporter.world_size > 1:
         torch.set_num_threads(1)
@@ -161,11 +163,19 @@ def _path(value: str | None) -> Path | None:
     return None if value is None else Path(value)
 
 
-def _device(name: str, local_rank: int) -> torch.device:
-    if name == "cuda":
-        torch.cuda.set_device(local_rank)
-        return torch.device("cuda", local_rank)
-    return torch.device(name)
+def _device(arguments: Mapping[str, Any], local_rank: int) -> torch.device:
+    """auto is a rank's own GPU where it has one; a rehearsal, whose ranks share a machine, takes the CPU."""
+    name: str = arguments["device"]
+    if name == "auto":
+        name = "cuda" if torch.cuda.device_count() > local_rank and not arguments["rehearsal"] else "cpu"
+    if name != "cuda":
+        return torch.device(name)
+    if torch.cuda.device_count() <= local_rank:
+        raise AutoshardError(
+            f"device=cuda: this machine has {torch.cuda.device_count()} GPUs, rank {local_rank} needs one"
+        )
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)
 
 
 def _peak_memory(device: torch.device) -> int:
@@ -201,15 +211,13 @@ def _differences(plan: Plan, session: Session, files: _RankFiles, prefix: str) -
     """For gradients and parameters: the largest relative difference and the tensor that has it."""
     (module,) = session.modules.values()
     found = {"gradient": session.optimizer.gradients(), "parameter": session.optimizer.masters()}
+    norms = {name: float(torch.linalg.vector_norm(value)) for name, value in found["gradient"].items()}
+    rounding = NEGLIGIBLE_GRADIENT * max(norms.values())
     worst: dict[str, Any] = {}
     for what, values in found.items():
-        pairs = [
-            (_relative(whole, values[name]), name)
-            for name, whole in _whole_tensors(plan, files, f"{prefix}.{what}")
-            if name in values
-        ]
-        missing = {tensor.name for tensor in module.program.graph.parameters()} - {name for _, name in pairs}
-        assert not missing, f"no rank holds {sorted(missing)}"
+        wholes = dict(_whole_tensors(plan, files, f"{prefix}.{what}"))
+        assert wholes.keys() == {tensor.name for tensor in module.program.graph.parameters()}
+        pairs = [(_relative(whole, values[name]), name) for name, whole in wholes.items() if norms[name] > rounding]
         difference, name = max(pairs)
         worst[what] = {"relative_difference": difference, "tensor": name}
     return worst

@@ -1,0 +1,224 @@
+"""`autoshard run`: as planned where the plan's world is, a rehearsal everywhere smaller. Imports no torch itself."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from autoshard.errors import AutoshardError
+from autoshard.layout.plan import Plan
+from autoshard.layout.plan_json import write_plan
+from autoshard.runtime.environment import ClusterEnvironment, cluster_environment
+from autoshard.runtime.launch import Message, RunOutcome, run_in_cluster, run_processes
+from autoshard.runtime.metrics import MetricsWriter
+from autoshard.runtime.options import RunOptions
+from autoshard.runtime.progress import ProgressDisplay
+from autoshard.runtime.rehearse import one_process, rehearse
+from autoshard.runtime.report import Verdict, introduction, result_tables, run_summary, verdict
+
+_TRAIN = "autoshard.runtime.torch_backend.worker:train"
+_COMPARE = "autoshard.runtime.torch_backend.worker:compare"
+
+
+def run_plan(plan: Plan, options: RunOptions) -> int:
+    """Run or rehearse, print what happened -> exit code: 0, 1 when it failed or differs, 128 + signal when stopped.
+
+    Raises AutoshardError where the plan, the machine or the options do not go together.
+    """
+    if find_spec("torch") is None:
+        raise AutoshardError("autoshard run needs torch: pip install 'autoshard[torch]'")
+    environment = cluster_environment()
+    if environment is not None:
+        return _run_in_cluster(plan, options, environment)
+    if plan.cluster.instance == "cpu" and plan.mesh.world_size <= options.processes:
+        return _run_here(plan, options)
+    return _rehearse(plan, options)
+
+
+def _rehearse(plan: Plan, options: RunOptions) -> int:
+    from autoshard.runtime.tokenizer import load_tokenizer  # brings numpy
+
+    rehearsal = rehearse(plan, options.processes, load_tokenizer(options.tokenizer).vocab_size)
+    directory = _run_directory(plan, options, "rehearsal")
+    print(introduction(plan, rehearsal, _text_source(rehearsal.plan, options)), flush=True)
+    write_plan(rehearsal.plan, directory / "rehearsal_plan.json")
+    with TemporaryDirectory(prefix="autoshard-tensors-") as tensors:
+        arguments = _arguments(directory / "rehearsal_plan.json", options, tensors)
+        with _metrics(directory, plan, options) as metrics:
+            sharded = _train(rehearsal.plan, arguments, options, directory, metrics, "sharded")
+        if sharded.exit_code:
+            return _failed(sharded)
+        alone = _compare(rehearsal.plan, arguments, options, directory)
+        if alone.exit_code:
+            return _failed(alone)
+    found = verdict(rehearsal.plan, sharded.results, alone.results[0])
+    print(result_tables(found), flush=True)
+    _write_result(directory, found)
+    _say_where(metrics, directory)
+    print(found.line, flush=True)
+    return 0 if found.ok else 1
+
+
+def _run_here(plan: Plan, options: RunOptions) -> int:
+    """The plan is for processes of this machine: nothing is shrunk, nothing is compared."""
+    directory = _run_directory(plan, options, "run")
+    write_plan(plan, directory / "plan.json")
+    print(f"Running as planned: {plan.mesh.world_size} processes of this machine", flush=True)
+    arguments = _arguments(directory / "plan.json", options, tensors=None)
+    with _metrics(directory, plan, options) as metrics:
+        outcome = _train(plan, arguments, options, directory, metrics, "training")
+    if outcome.exit_code:
+        return _failed(outcome)
+    print(run_summary(plan, outcome.results), flush=True)
+    _say_where(metrics, directory)
+    return 0
+
+
+def _run_in_cluster(plan: Plan, options: RunOptions, environment: ClusterEnvironment) -> int:
+    """One rank of torchrun or Slurm, which started as many processes as the plan has ranks."""
+    from autoshard.runtime.worker import exit_now
+
+    if environment.world_size != plan.mesh.world_size:
+        raise AutoshardError(
+            f"{environment.launcher} started {environment.world_size} processes; the plan has "
+            f"{plan.mesh.world_size} ranks: start as many, or none (without {environment.launcher} it is rehearsed)"
+        )
+    first = environment.rank == 0
+    with TemporaryDirectory(prefix="autoshard-plan-") as folder:
+        write_plan(plan, Path(folder) / "plan.json")
+        arguments = _arguments(Path(folder) / "plan.json", options, tensors=None)
+        if not first:
+            outcome = run_in_cluster(_TRAIN, arguments, environment, on_message=lambda message: None)
+        else:
+            directory = _run_directory(plan, options, "run")
+            print(f"Running as planned: {environment.world_size} ranks of {environment.launcher}", flush=True)
+            with _metrics(directory, plan, options) as metrics, _progress(plan, options, "training") as progress:
+                outcome = run_in_cluster(_TRAIN, arguments, environment, on_message=_recorder(metrics, progress))
+            if outcome.exit_code == 0:
+                print(run_summary(plan, outcome.results), flush=True)
+                _say_where(metrics, directory)
+    if outcome.message:
+        print(f"autoshard: error: {outcome.message}", file=sys.stderr, flush=True)
+    exit_now(outcome.exit_code)
+
+
+def _train(
+    plan: Plan,
+    arguments: Mapping[str, Any],
+    options: RunOptions,
+    directory: Path,
+    metrics: MetricsWriter,
+    description: str,
+) -> RunOutcome:
+    with _progress(plan, options, description) as progress:
+        return run_processes(
+            _TRAIN,
+            arguments,
+            plan.mesh.world_size,
+            on_message=_recorder(metrics, progress),
+            log_directory=directory / "logs",
+            hang_timeout_s=options.timeout_s,
+        )
+
+
+def _compare(plan: Plan, arguments: Mapping[str, Any], options: RunOptions, directory: Path) -> RunOutcome:
+    with _progress(one_process(plan), options, "one process") as progress:
+        return run_processes(
+            _COMPARE,
+            arguments,
+            1,
+            on_message=_recorder(None, progress),
+            log_directory=directory / "logs" / "one-process",
+            hang_timeout_s=options.timeout_s,
+        )
+
+
+def _recorder(metrics: MetricsWriter | None, progress: ProgressDisplay) -> Callable[[Message], None]:
+    def record(message: Message) -> None:
+        if message.kind == "step":
+            values = dict(message.values)
+            step = values.pop("step")
+            progress.update(step + 1, values["loss"])
+            if metrics is not None:
+                metrics.write(step, values)
+
+    return record
+
+
+def _progress(plan: Plan, options: RunOptions, description: str) -> ProgressDisplay:
+    return ProgressDisplay(options.steps, tokens_per_step=plan.training.tokens_per_step, description=description)
+
+
+def _metrics(directory: Path, plan: Plan, options: RunOptions) -> MetricsWriter:
+    config = {"model": plan.model.name, "instance": plan.cluster.instance, **plan.strategy.to_dict()}
+    return MetricsWriter(directory, wandb=options.wandb, project=options.wandb_project, config=config)
+
+
+def _arguments(plan: Path, options: RunOptions, tensors: str | None) -> dict[str, Any]:
+    """What the worker functions take, as plain values."""
+    return {
+        "plan": str(plan),
+        "tensors": tensors,
+        "steps": options.steps,
+        "learning_rate": options.learning_rate,
+        "warmup_steps": options.warmup_steps,
+        "seed": options.seed,
+        "data": None if options.data is None else str(options.data.resolve()),
+        "tokenizer": None if options.tokenizer is None else str(options.tokenizer.resolve()),
+        "device": options.device,
+        "rehearsal": tensors is not None,
+    }
+
+
+def _text_source(plan: Plan, options: RunOptions) -> str:
+    """One line on the text; raises AutoshardError here, in one process, when it will not do."""
+    from autoshard.runtime.data import load_token_stream
+    from autoshard.runtime.tokenizer import load_tokenizer
+
+    training = plan.training
+    _, description = load_token_stream(
+        options.data,
+        load_tokenizer(options.tokenizer),
+        global_batch_size=training.global_batch_size,
+        sequence_length=training.sequence_length,
+        seed=options.seed,
+    )
+    return description
+
+
+def _run_directory(plan: Plan, options: RunOptions, kind: str) -> Path:
+    """A new folder for this run: two runs never write into one."""
+    name = f"{Path(plan.model.name).name}-{kind}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
+    for number in range(1, 1000):
+        directory = options.output / (name if number == 1 else f"{name}-{number}")
+        try:
+            directory.mkdir(parents=True)
+        except FileExistsError:
+            if directory.is_dir():
+                continue
+            raise AutoshardError(f"output={options.output} is a file: name a folder") from None
+        except OSError as error:
+            raise AutoshardError(f"cannot make {directory}: {error.strerror or error}") from error
+        return directory
+    raise AutoshardError(f"output={options.output} holds a thousand runs named {name}")
+
+
+def _write_result(directory: Path, found: Verdict) -> None:
+    from autoshard.interop.atomic_file import write_atomically
+    from autoshard.layout.plan_json import compact_json
+
+    write_atomically(directory / "result.json", compact_json(found.to_dict()) + "\n")
+
+
+def _failed(outcome: RunOutcome) -> int:
+    print(f"autoshard: error: {outcome.message}", file=sys.stderr, flush=True)
+    return outcome.exit_code
+
+
+def _say_where(metrics: MetricsWriter, directory: Path) -> None:
+    print(f"{directory}: " + ", ".join(metrics.locations), flush=True)
