@@ -1,0 +1,41 @@
+"""Write a file whole or not at all."""
+
+import os
+from pathlib import Path
+
+from autoshard.errors import AutoshardError
+
+
+def write_text(path: str | Path, text: str, what: str) -> None:
+    """Replace the file at `path` in one step: whatever goes wrong, it holds its old text or the new one.
+
+    what: names the file's role in errors, such as "plan". A link is followed; what is not a regular file (/dev/null, a
+    pipe) is written to directly.
+    Raises AutoshardError, naming the path, for a directory, a missing or unwritable folder and a full disk.
+    """
+    target = Path(os.path.realpath(path))
+    data = text.encode()
+    try:
+        if target.exists() and not target.is_file() and not target.is_dir():
+            target.write_bytes(data)
+        elif target.is_dir():
+            raise AutoshardError(f"{what} {path} is a directory; name a file in it")
+        else:
+            _replace(target, data)
+    except (OSError, ValueError) as error:  # ValueError: a null character in the name
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise AutoshardError(f"{what} {path} cannot be written: {reason}") from None
+
+
+def _replace(target: Path, data: bytes) -> None:
+    """The temporary file lies in the same folder, so that the rename cannot cross file systems."""
+    temporary = target.with_name(f".{target.name[:100]}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

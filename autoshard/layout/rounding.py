@@ -1,0 +1,25 @@
+"""Six significant digits: no prediction is better, and the last bit must not depend on the machine."""
+
+from autoshard.cost.values import Estimate, StageMemory, Term
+
+
+def rounded(estimate: Estimate) -> Estimate:
+    """Every predicted number with six digits; the capacity is an input and stays exact."""
+    memory = tuple(StageMemory(one.pipeline_rank, _rounded_terms(one.terms)) for one in estimate.memory)
+    return Estimate(
+        step_time_s=six_digits(estimate.step_time_s),
+        time_terms=_rounded_terms(estimate.time_terms),
+        memory=memory,
+        memory_capacity_bytes=estimate.memory_capacity_bytes,
+        tokens_per_s=six_digits(estimate.tokens_per_s),
+        mfu=six_digits(estimate.mfu),
+        model_flops_per_step=six_digits(estimate.model_flops_per_step),
+    )
+
+
+def _rounded_terms(terms: tuple[Term, ...]) -> tuple[Term, ...]:
+    return tuple(Term(term.name, six_digits(term.value)) for term in terms)
+
+
+def six_digits(value: float) -> float:
+    return float(f"{value:.6g}")

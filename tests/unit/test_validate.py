@@ -1,0 +1,209 @@
+"""A plan that anything is wrong with is refused in one line that names field, value and what would work."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from autoshard.errors import AutoshardError
+from autoshard.layout.plan_json import SECTIONS, plan_to_dict, plan_to_json
+from autoshard.layout.validate import MAX_PLAN_BYTES, plan_from_dict, read_plan
+from tests.unit.plan_examples import plan_70b, plan_interleaved, plan_mixtral, plan_one_device
+
+EXAMPLES = {
+    make.__name__: json.loads(plan_to_json(make()))
+    for make in (plan_70b, plan_mixtral, plan_interleaved, plan_one_device)
+}
+REMOVED = object()
+
+
+def changed(path: str, value: object, plan: str = "plan_70b") -> dict[str, Any]:
+    """A copy with one field changed or removed. path: 'stages.3.first_layer'."""
+    data: dict[str, Any] = copy.deepcopy(EXAMPLES[plan])
+    *parents, last = [int(part) if part.isdecimal() else part for part in path.split("/")]
+    node: Any = data
+    for part in parents:
+        node = node[part]
+    if value is REMOVED:
+        del node[last]
+    else:
+        node[last] = value
+    return data
+
+
+CASES: list[tuple[str, object, str]] = [
+    ("format_version", 9, "plan.json has format_version 9; this autoshard reads 1"),
+    ("format_version", "1", "plan.json has format_version '1'; this autoshard reads 1"),
+    ("format_version", True, "plan.json has format_version True; this autoshard reads 1"),
+    ("format_version", REMOVED, "this is not a plan: it lacks format_version"),
+    ("mesh", REMOVED, "plan lacks mesh"),
+    ("extra", 1, f"plan has a field that is not known: 'extra'; known: {', '.join(SECTIONS)}"),
+    ("backend", "jax", "backend='jax' must be one of: nxd, torch"),
+    ("inputs/model/hidden_size", REMOVED, "inputs.model lacks hidden_size"),
+    ("strategy/tp", "32", "strategy: tp='32' must be a whole number of at least 1"),
+    ("strategy/tp", REMOVED, "strategy has no tp"),
+    ("strategy", [], "strategy must be an object with named fields, not a list of 0"),
+    (
+        "strategy/dp",
+        4,
+        "strategy: tp=32 x pp=8 x dp=4 x cp=1 is 1,024 devices; 16 x trn1.32xlarge has 512",
+    ),
+    (
+        "inputs/cluster/nodes",
+        8,
+        "strategy: tp=32 x pp=8 x dp=2 x cp=1 is 512 devices; 8 x trn1.32xlarge has 256",
+    ),
+    (
+        "inputs/training/global_batch_size",
+        1023,
+        "strategy: dp=2 x microbatch_size=1 must divide global_batch_size=1023",
+    ),
+    (
+        "inputs/model/intermediate_size",
+        28671,
+        "strategy: tp=32 must divide intermediate_size=28671 of llama3-70b",
+    ),
+    (
+        "strategy/stage_layers",
+        [10] * 7 + [9],
+        "strategy: stage_layers=[10, 10, 10, 10, 10, 10, 10, 9] is 79 blocks; llama3-70b has 80",
+    ),
+    ("strategy/stage_layers", [10] * 7, "strategy: stage_layers has 7 stages; pp=8 x num_virtual_stages=1 needs 8"),
+    ("stages/3/first_layer", 31, "stages[3].first_layer is 31, but strategy.stage_layers gives 30"),
+    ("stages/3/stop_layer", 41, "stages[3].stop_layer is 41, but strategy.stage_layers gives 40"),
+    ("stages/7", REMOVED, "stages has 7 entries, but strategy.stage_layers gives 8"),
+    ("stages/0/has_head", 0, "stages[0].has_head is 0, but strategy.stage_layers gives False"),
+    ("mesh/axes/0/size", 4, "mesh.axes[0].size is 4, but the degrees in strategy give 2"),
+    ("mesh/pp", 4, "mesh.pp is 4, but the degrees in strategy give 8"),
+    ("schedule/num_microbatches", 256, "schedule.num_microbatches is 256, but inputs and strategy give 512"),
+    ("schedule/extra", 1, "schedule has 'extra', which does not belong there; inputs and strategy give name, num_microbatches, num_virtual_stages"),  # noqa: E501
+    ("recompute/operators/0", "x", "recompute.operators[0] is 'x', but strategy.recompute gives 'model.layers.*.self_attn.core_attention'"),  # noqa: E501
+    ("optimizer/zero1", False, "optimizer.zero1 is False, but strategy and inputs.training.precision give True"),
+    ("precision/compute_dtype", "float32", "precision.compute_dtype is 'float32', but inputs.training.precision gives 'bfloat16'"),  # noqa: E501
+    (
+        "operators/model.layers.*.mlp.up_proj/choice/tp0",
+        "I",
+        "operators.model.layers.*.mlp.up_proj.choice.tp0 is 'I', but strategy gives 'ffn'",
+    ),
+    (
+        "parameters/lm_head.weight/shape/0",
+        128000,
+        "parameters.lm_head.weight.shape[0] is 128000, but inputs and strategy give 128256",
+    ),
+    ("activations/loss", REMOVED, "activations lacks 'loss'; inputs and strategy give an object of 2"),
+    ("collectives/0/forward/0/bytes", 1, "collectives[0].forward[0].bytes is 1, but inputs and strategy give 134217728"),  # noqa: E501
+    ("inputs/pins/tp", 8, "inputs.pins.tp is 8, but strategy.tp is 32"),
+    ("estimate/step_time_s", 300, "estimate.time_terms add up to 180 s, but estimate.step_time_s is 300 s"),
+    ("estimate/step_time_s", None, "estimate.step_time_s is None; it must be a finite number above 0"),
+    ("estimate/time_terms", {}, "estimate.time_terms is empty; it must hold at least one term"),
+    ("estimate/time_terms/attention", -1, "estimate.time_terms.attention is -1; it must be a finite number of at least 0"),  # noqa: E501
+    ("estimate/time_terms/attention", math.inf, "estimate.time_terms.attention is inf; it must be a finite number of at least 0"),  # noqa: E501
+    ("estimate/tokens_per_s", 1, "estimate.tokens_per_s is 1, but inputs and estimate.step_time_s give 46512.2"),
+    ("estimate/mfu", 0.5, "estimate.mfu is 0.5, but inputs and estimate.step_time_s give 0.249511"),
+    ("estimate/memory/7", REMOVED, "estimate.memory has 7 pipeline ranks, but pp=8"),
+    ("estimate/memory/1/pipeline_rank", 0, "estimate.memory[1].pipeline_rank is 0, but its place in the list gives 1"),
+    ("estimate/memory/0/total_bytes", 1e9, "estimate.memory[0].terms add up to 7,335,155,000 bytes, but total_bytes is 1,000,000,000"),  # noqa: E501
+    ("search/fitting", 1251, "search.considered is 1,250, but search.fitting and search.rejections add up to 2,451"),
+    ("search/rejections/0/count", -1, "search.rejections[0].count is -1; it must be a whole number of at least 0"),
+    ("runners_up/0/loses", "nothing", "runners_up[0].loses is 'nothing', but the rest of the plan gives '+16.0 s recompute, +5.33 s tensor-parallel collectives'"),  # noqa: E501
+    ("runners_up/1/strategy/tp", 5, "runners_up[1].strategy: tp=5 x pp=4 x dp=4 x cp=1 is 80 devices; 16 x trn1.32xlarge has 512"),  # noqa: E501
+    ("runners_up", {}, "runners_up is an object of 0; it must be a list"),
+    ("notes/0", "two\nlines", "notes[0] is 'two\\nlines'; it must be 1 to 2,000 printable characters"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"), CASES, ids=[f"{path}={value!r}"[:60] for path, value, _ in CASES]
+)
+def test_one_line_names_what_is_wrong(path: str, value: object, message: str) -> None:
+    with pytest.raises(AutoshardError) as caught:
+        plan_from_dict(changed(path, value))
+    assert str(caught.value) == message
+
+
+def test_not_an_object() -> None:
+    with pytest.raises(AutoshardError, match=r"^a plan must be an object with named fields, not a list of 0$"):
+        plan_from_dict([])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (b"\x00\xff\xfe", "is not UTF-8; save it as UTF-8"),
+        (b"[" * 100_000, "nested deeper than 100 levels"),
+        (plan_to_json(plan_70b())[:5000].encode(), "the JSON ends too early; the file was cut off"),
+        (plan_to_json(plan_70b()).replace('"mfu": ', '"mfu": NaN, "x": ', 1).encode(), "NaN is not a finite number of a usable size"),  # noqa: E501
+        (plan_to_json(plan_70b()).replace('"format_version": 1,', '"format_version": 1, "format_version": 2,').encode(), "'format_version' is given twice in one object; keep one"),  # noqa: E501
+        (b'{"format_version": 9}', "plan.json has format_version 9; this autoshard reads 1"),
+    ],
+    ids=["empty", "binary", "deep", "truncated", "nan", "twice", "version"],
+)  # fmt: skip
+def test_broken_files(content: bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_bytes(content)
+    with pytest.raises(AutoshardError) as caught:
+        read_plan(path)
+    assert str(path) in str(caught.value)
+    assert str(caught.value).endswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_200_mb_file_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    with path.open("wb") as file:
+        file.truncate(200_000_000)
+    with pytest.raises(
+        AutoshardError, match=rf"^plan {path} has 200 MB, more than the 8.00 MB that are read; is it the right file\?$"
+    ):
+        read_plan(path)
+    assert MAX_PLAN_BYTES == 8e6
+
+
+def leaves(node: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    if isinstance(node, dict):
+        return [leaf for key, child in node.items() for leaf in leaves(child, (*path, key))]
+    if isinstance(node, list):
+        return [leaf for index, child in enumerate(node) for leaf in leaves(child, (*path, index))]
+    return [path]
+
+
+values = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(10**20), 10**20),
+    st.integers(0, 64),
+    st.floats(),
+    st.sampled_from(
+        ["", "tp", "dp", "seq", "I", "R", "none", "full", "flash", "plain", "float32", "bfloat16", "trn2", "gpt2"]
+    ),
+    st.text(max_size=5),
+    st.sampled_from([[], {}, [1], {"a": 1}]),
+)
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data(), name=st.sampled_from(sorted(EXAMPLES)))
+def test_any_changed_leaf_is_refused_or_kept(data: st.DataObject, name: str) -> None:
+    """Never another exception, and never a plan that says other than the file."""
+    plan = copy.deepcopy(EXAMPLES[name])
+    *parents, last = data.draw(st.sampled_from(leaves(plan)))
+    node = plan
+    for part in parents:
+        node = node[part]
+    old = node[last]
+    near = [st.just(old * 2), st.just(old + 1), st.just(old - 1)] if type(old) in (int, float) else []
+    node[last] = data.draw(st.one_of(values, *near))
+    try:
+        read = plan_from_dict(plan)
+    except AutoshardError as error:
+        assert str(error).isprintable()  # noqa: PT017 - both ways out are right
+        return
+    assert plan_to_dict(read) == plan
