@@ -1,0 +1,221 @@
+"""A plan as people ask about it: numbers with names. Every renderer reads this and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from typing import Any
+
+from autoshard.cost.values import Estimate, Term
+from autoshard.layout.compare import loses, term_differences
+from autoshard.layout.mesh import Mesh
+from autoshard.layout.plan import Plan
+from autoshard.layout.strategy import Strategy
+from autoshard.models.stage import parameter_count
+from autoshard.search.result import Rejection
+
+CAVEAT = (
+    "~ marks predictions of a cost model. Some of its constants are datasheet or measured values, others are guesses; "
+    "nothing here was measured on this cluster."
+)
+
+
+@dataclass(frozen=True)
+class Share:
+    """A term of a sum. value: seconds or bytes. share: of the whole, 0 to 1."""
+
+    name: str
+    value: float
+    share: float
+
+
+@dataclass(frozen=True)
+class RunnerUp:
+    """slower: step time over the chosen one's, minus 1. differences: seconds more than there, by term."""
+
+    layout: str
+    step_time_s: float
+    slower: float
+    memory_bytes: float
+    loses: str
+    differences: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True)
+class Description:
+    """facts: (label, text) lines on how the layout works. memory_terms are of the fullest pipeline rank.
+
+    mfu: share of peak_flops_per_s, the dense peak of one device for peak_dtype.
+    memory_by_rank: bytes on a core of each pipeline rank. considered and fitting are None where nothing was searched.
+    """
+
+    made_by: str
+    model: str
+    num_parameters: int
+    cluster: str
+    num_devices: int
+    device: str
+    global_batch_size: int
+    sequence_length: int
+    tokens_per_step: int
+    precision: str
+    backend: str
+    layout: str
+    facts: tuple[tuple[str, str], ...]
+    step_time_s: float
+    time_terms: tuple[Share, ...]
+    tokens_per_s: float
+    mfu: float
+    peak_flops_per_s: float
+    peak_dtype: str
+    fullest_pipeline_rank: int
+    memory_bytes: float
+    memory_capacity_bytes: float
+    memory_terms: tuple[Share, ...]
+    memory_by_rank: tuple[float, ...]
+    considered: int | None
+    fitting: int | None
+    rejections: tuple[Rejection, ...]
+    runners_up: tuple[RunnerUp, ...]
+    notes: tuple[str, ...]
+    caveat: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values, each under the field's name."""
+        return asdict(self)
+
+
+def describe(plan: Plan) -> Description:
+    estimate, training = plan.estimate, plan.training
+    dtype = training.precision.compute_dtype
+    fullest = estimate.fullest
+    return Description(
+        made_by=plan.made_by,
+        model=plan.model.name,
+        num_parameters=parameter_count(plan.model),
+        cluster=f"{plan.cluster.nodes} x {plan.cluster.instance}",
+        num_devices=plan.cluster.world_size,
+        device=_DEVICES.get(plan.cluster.layout_rules, "process" if plan.cluster.instance == "cpu" else "device"),
+        global_batch_size=training.global_batch_size,
+        sequence_length=training.sequence_length,
+        tokens_per_step=training.tokens_per_step,
+        precision=training.precision.name,
+        backend=plan.backend,
+        layout=layout_name(plan.strategy),
+        facts=_facts(plan),
+        step_time_s=estimate.step_time_s,
+        time_terms=_shares(estimate.time_terms, estimate.step_time_s),
+        tokens_per_s=estimate.tokens_per_s,
+        mfu=estimate.mfu,
+        peak_flops_per_s=plan.cluster.device.peak_flops_per_s(dtype),
+        peak_dtype=dtype,
+        fullest_pipeline_rank=fullest.pipeline_rank,
+        memory_bytes=fullest.total_bytes,
+        memory_capacity_bytes=estimate.memory_capacity_bytes,
+        memory_terms=_shares(fullest.terms, estimate.memory_capacity_bytes),
+        memory_by_rank=tuple(stage.total_bytes for stage in estimate.memory),
+        considered=plan.search.considered if plan.search else None,
+        fitting=plan.search.fitting if plan.search else None,
+        rejections=plan.search.rejections if plan.search else (),
+        runners_up=tuple(_runner_up(estimate, one.strategy, one.estimate) for one in plan.runners_up),
+        notes=plan.notes,
+        caveat=CAVEAT,
+    )
+
+
+def layout_name(strategy: Strategy) -> str:
+    """'tp=32 pp=8 dp=2 mbs=1 recompute=none': tp, pp and dp always, the other degrees where they are not 1."""
+    s = strategy
+    parts = [f"tp={s.tp}", f"pp={s.pp}", f"dp={s.dp}"]
+    optional = (("cp", s.cp), ("ep", s.ep), ("vpp", s.num_virtual_stages))
+    parts += [f"{name}={value}" for name, value in optional if value > 1]
+    parts += [f"mbs={s.microbatch_size}", f"recompute={s.recompute}"]
+    parts += ["attention=plain"] if s.attention_kernel == "plain" else []
+    parts += ["sp=off"] if s.tp > 1 and not s.sequence_parallel else []
+    parts += ["zero1=off"] if not s.zero1 else []
+    return " ".join(parts)
+
+
+def _shares(terms: tuple[Term, ...], whole: float) -> tuple[Share, ...]:
+    return tuple(Share(term.name, term.value, term.value / whole) for term in terms)
+
+
+def _runner_up(best: Estimate, strategy: Strategy, estimate: Estimate) -> RunnerUp:
+    return RunnerUp(
+        layout_name(strategy),
+        estimate.step_time_s,
+        estimate.step_time_s / best.step_time_s - 1,
+        estimate.fullest.total_bytes,
+        loses(best, estimate),
+        term_differences(best, estimate),
+    )
+
+
+def _facts(plan: Plan) -> tuple[tuple[str, str], ...]:
+    strategy = plan.strategy
+    count = plan.num_microbatches
+    size = strategy.microbatch_size
+    each = f"{size} sequence{'s' if size > 1 else ''}"
+    return (
+        ("mesh", _mesh(plan.mesh)),
+        ("stages", _stages(strategy)),
+        ("microbatches", f"{count:,} of {each}" + (f" on each of {strategy.dp} replicas" if strategy.dp > 1 else "")),
+        ("schedule", _schedule(strategy)),
+        ("recompute", _RECOMPUTE[strategy.recompute]),
+        ("optimizer", _optimizer(plan)),
+        ("attention", _ATTENTION[strategy.attention_kernel]),
+    )
+
+
+_DEVICES = {"trn1": "NeuronCore", "trn2": "logical NeuronCore"}
+_RECOMPUTE = {
+    "none": "none: every activation is kept",
+    "core_attention": "core attention runs again in backward",
+    "core_attention+mlp": "core attention and MLP run again in backward",
+    "full": "full: each block runs again in backward, only its input is kept",
+}
+_ATTENTION = {
+    "flash": "flash kernel: scores are never stored",
+    "plain": "plain kernel: scores are stored",
+}
+
+
+def _mesh(mesh: Mesh) -> str:
+    """'pp 8 > dp 2 > tp1 4 > tp0 8 (tp0 varies fastest over ranks)'."""
+    axes = [("pp", mesh.pp), *((axis.name, axis.size) for axis in mesh.axes)]
+    used = [(name, size) for name, size in axes if size > 1]
+    if not used:
+        return "a single rank"
+    return " > ".join(f"{name} {size}" for name, size in used) + f" ({used[-1][0]} varies fastest over ranks)"
+
+
+def _stages(strategy: Strategy) -> str:
+    """'8: layers 10 10 10 ...' with equal runs folded."""
+    counts = strategy.stage_layers
+    if len(counts) == 1:
+        return f"1 with all {counts[0]} layers"
+    runs = [(layers, len(list(group))) for layers, group in groupby(counts)]
+    if len(runs) == 1:
+        layers = f"{counts[0]} layer{'s' * (counts[0] > 1)} each"
+    else:
+        layers = "layers " + " ".join(f"{times} x {n}" if times > 1 else str(n) for n, times in runs)
+    chunks = f", {strategy.num_virtual_stages} on each pipeline rank" if strategy.num_virtual_stages > 1 else ""
+    return f"{len(counts)}{chunks}: {layers}; embedding on the first, head and loss on the last"
+
+
+def _schedule(strategy: Strategy) -> str:
+    if strategy.pp == 1:
+        return "no pipeline: one microbatch after the other"
+    if strategy.schedule == "interleaved":
+        return f"interleaved 1F1B with {strategy.num_virtual_stages} virtual stages on each pipeline rank"
+    return "1F1B: one forward, one backward" if strategy.schedule == "1f1b" else strategy.schedule
+
+
+def _optimizer(plan: Plan) -> str:
+    """'AdamW, ZeRO-1 over dp 2; float32 master weights and moments'."""
+    precision = plan.training.precision
+    axes = plan.zero1_axes
+    shards = plan.mesh.size(axes)
+    state = f"ZeRO-1: state sharded {shards} ways over {' x '.join(axes)}" if axes else "state not sharded"
+    master = f"{precision.master_dtype} master weights" if precision.master_dtype else "no master weights"
+    return f"AdamW, {state}; {master}, {precision.optimizer_dtype} moments"

@@ -1,0 +1,77 @@
+"""Pieces of a page: lines of styled text, tables, paragraphs that hang behind a label."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+
+LEAST_LAST_COLUMN = 28
+"""A last column narrower than this moves to lines of its own."""
+
+Span = tuple[str, str]
+"""Text and its style (rich's words), '' for none."""
+Line = tuple[Span, ...]
+
+
+def wrap(text: str, width: int, first: str = "", other: str = "") -> list[str]:
+    """Lines of at most width columns, indented; words with hyphens stay whole."""
+    return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=other, break_on_hyphens=False)
+
+
+def paint(lines: Iterable[Line], width: int, color: bool) -> str:
+    """Lines of styled spans as text; rich is imported for colour only."""
+    if not color:
+        return "".join("".join(text for text, _ in line).rstrip() + "\n" for line in lines)
+    from io import StringIO
+
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(file=StringIO(), force_terminal=True, color_system="standard", width=width, no_color=False)
+    for line in lines:
+        console.print(Text.assemble(*line), soft_wrap=True)
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+def heading(name: str, text: str, width: int) -> list[Line]:
+    """A section's name with its main numbers."""
+    if not text:
+        return [((name, "bold cyan"),)]
+    (_, first), *rest = hanging(f"{name:<8}", text, width, "bold")
+    return [((f"{name:<8}", "bold cyan"), first), *rest]
+
+
+def wrapped(text: str, width: int, indent: str) -> list[Line]:
+    return [((line, ""),) for line in wrap(text, width, indent, indent)]
+
+
+def hanging(label: str, text: str, width: int, style: str = "", indent: int | None = None) -> list[Line]:
+    """A label, then text wrapped behind it."""
+    below = " " * (len(label) if indent is None else indent)
+    lines = wrap(text, width, " " * len(label), below) or [""]
+    first = (label, "dim"), (lines[0][len(label) :], style)
+    return [first, *(((line, style),) for line in lines[1:])]
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int, right: Sequence[int]) -> list[Line]:
+    """Columns two blanks apart; the last one wraps, below its row where it would be too narrow."""
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header) - 1)]
+    left = 2 + sum(widths) + 2 * len(widths)
+    below = width - left < LEAST_LAST_COLUMN
+    last_indent = " " * (6 if below else left)
+    lines: list[Line] = []
+    for number, row in enumerate([header, *rows]):
+        cells = [
+            cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=False))
+        ]
+        style = "dim" if number == 0 else ""
+        last = wrap(row[-1], width - len(last_indent)) or [""]
+        line = "  " + "  ".join(cells)
+        if below:
+            lines.append(((line, style),))
+        else:
+            lines.append(((f"{line}  {last[0]}", style),))
+            last = last[1:]
+        lines += [((last_indent + text, style or "dim"),) for text in last]
+    return lines

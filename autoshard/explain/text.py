@@ -1,0 +1,141 @@
+"""A description as a page of text: plain by default, coloured for a terminal, from 60 columns up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from autoshard.explain.describe import Description, RunnerUp, Share
+from autoshard.explain.page import Line, hanging, heading, paint, table, wrap, wrapped
+from autoshard.units import GB, TFLOPS, format_bytes, format_count, format_seconds
+
+NARROWEST, WIDEST = 60, 120
+BAR_WIDTH = 40
+LEAST_SHARE = 0.0005
+"""Terms below this share would show as 0.0 %."""
+NEARLY_FULL = 0.9
+
+
+def render(description: Description, width: int = 100, color: bool = False) -> str:
+    """The page, ending with a newline. width: columns of the terminal."""
+    width = max(NARROWEST, min(width, WIDEST))
+    sections: list[list[Line]] = [
+        _title(description, width),
+        _layout(description, width),
+        _step(description, width),
+        _memory(description, width),
+        _search(description, width),
+        _runners_up(description, width),
+        _notes(description, width),
+        [((line, "dim"),) for line in wrap(description.caveat, width)],
+    ]
+    lines: list[Line] = []
+    for section in sections:
+        if section:
+            lines.extend(section)
+            lines.append(())
+    return paint(lines[:-1], width, color)
+
+
+def _title(d: Description, width: int) -> list[Line]:
+    batch = f"{d.global_batch_size:,} sequences of {d.sequence_length:,} tokens"
+    facts = (
+        f"{format_count(d.num_parameters)} parameters, {d.num_devices:,} {_plural(d.device, d.num_devices)}; "
+        f"{batch} = {format_count(d.tokens_per_step)} tokens a step; {d.precision}; backend {d.backend}"
+    )
+    return [((f"{d.model} on {d.cluster}", "bold"),), *wrapped(facts, width, "  ")]
+
+
+def _plural(device: str, count: int) -> str:
+    if count == 1:
+        return device
+    return f"{device}es" if device.endswith("s") else f"{device}s"
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _layout(d: Description, width: int) -> list[Line]:
+    lines = heading("Layout", d.layout, width)
+    for label, text in d.facts:
+        lines += hanging(f"  {label:<14}", text, width)
+    return lines
+
+
+def _step(d: Description, width: int) -> list[Line]:
+    numbers = (
+        f"~{format_seconds(d.step_time_s)}, ~{_rate(d.tokens_per_s)} tokens/s, "
+        f"MFU ~{d.mfu:.1%} of {d.peak_flops_per_s / TFLOPS:g} TFLOP/s {d.peak_dtype} a {d.device}"
+    )
+    return [*heading("Step", numbers, width), *_terms(d.time_terms, d.step_time_s, format_seconds, "green")]
+
+
+def _memory(d: Description, width: int) -> list[Line]:
+    used = d.memory_bytes / d.memory_capacity_bytes
+    style = "red" if used > 1 else "yellow" if used > NEARLY_FULL else "green"
+    full = f"{format_bytes(d.memory_bytes)} of {format_bytes(d.memory_capacity_bytes)} ({used:.0%})"
+    numbers = f"~{full} on the fullest {d.device}"
+    if len(d.memory_by_rank) > 1:
+        numbers += f", on pipeline rank {d.fullest_pipeline_rank}"
+    lines = [*heading("Memory", numbers, width), *_terms(d.memory_terms, d.memory_capacity_bytes, format_bytes, style)]
+    if len(d.memory_by_rank) > 1:
+        each = " ".join(f"{size / GB:.1f}" for size in d.memory_by_rank)
+        lines += hanging("  by pipeline rank, GB: ", each, width, "dim", indent=4)
+    return lines
+
+
+def _terms(terms: Sequence[Share], whole: float, formatted: Callable[[float], str], style: str) -> list[Line]:
+    """Largest first: name, value, share of the whole and a bar; what is too small to show is summed up."""
+    shown = sorted((term for term in terms if term.share >= LEAST_SHARE), key=lambda term: -term.value)
+    small = [term for term in terms if 0 < term.share < LEAST_SHARE]
+    if small:
+        rest = sum(term.value for term in small)
+        shown.append(Share(small[0].name if len(small) == 1 else f"{len(small)} smaller terms", rest, rest / whole))
+    name_width = max((len(term.name) for term in shown), default=0)
+    values = [f"~{formatted(term.value)}" for term in shown]
+    value_width = max(map(len, values), default=0)
+    lines: list[Line] = []
+    for term, value in zip(shown, values, strict=True):
+        text = f"  {term.name:<{name_width}}  {value:>{value_width}}  {term.share:>6.1%}  "
+        lines.append(((text, ""), ("#" * round(min(term.share, 1) * BAR_WIDTH), style)))
+    return lines
+
+
+def _search(d: Description, width: int) -> list[Line]:
+    if d.considered is None:
+        return []
+    lines = heading("Search", f"{d.considered:,} layouts considered, {d.fitting or 0:,} fit", width)
+    rows = [(f"{one.count:,}", one.reason, one.example) for one in d.rejections]
+    if rows:
+        lines += table(("dropped", "because", "nearest"), rows, width, right=(0,))
+    return lines
+
+
+def _runners_up(d: Description, width: int) -> list[Line]:
+    if not d.runners_up:
+        return []
+    rows = [
+        (
+            one.layout,
+            f"~{format_seconds(one.step_time_s)}",
+            _slower(one),
+            f"~{format_bytes(one.memory_bytes)}",
+            one.loses,
+        )
+        for one in d.runners_up
+    ]
+    header = ("layout", "step", "slower", "memory", "what it loses")
+    return [*heading("Runners-up", "", width), *table(header, rows, width, right=(1, 2, 3))]
+
+
+def _slower(one: RunnerUp) -> str:
+    return f"{one.slower:+.1%}"
+
+
+def _notes(d: Description, width: int) -> list[Line]:
+    if not d.notes:
+        return []
+    lines = heading("Notes", "", width)
+    for note in d.notes:
+        lines += hanging("  - ", note, width)
+    return lines
