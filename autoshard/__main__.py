@@ -1,0 +1,7 @@
+"""`python -m autoshard` is `autoshard`."""
+
+import sys
+
+from autoshard.cli import main
+
+sys.exit(main())

@@ -1,0 +1,64 @@
+"""The command line: parse, call one function, print. Nothing heavy is imported before a command needs it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+import autoshard
+from autoshard.commands import explain, plan, run, sweep, validate
+from autoshard.commands.completion import PrintCompletion
+from autoshard.commands.parser import Parser
+from autoshard.errors import AutoshardError
+
+COMMANDS: dict[str, ModuleType] = {"plan": plan, "explain": explain, "validate": validate, "run": run, "sweep": sweep}
+DESCRIPTION = """\
+Plan how a large model is sharded over AWS Trainium, prove the plan, run it.
+
+  autoshard plan --model llama3-70b --nodes 16    search a layout, print why, write plan.json
+  autoshard run plan.json                         execute it, or rehearse it on this machine
+
+`autoshard COMMAND --help` has the options of a command. Errors go to stderr in one line, with exit code 2."""
+USAGE = "autoshard [--version] [--print-completion SHELL] COMMAND ..."
+USER_ERROR, INTERRUPTED = 2, 128 + signal.SIGINT
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code: 0, 1 (a run FAILED), 2 (a mistake of the user's) or 130 (Ctrl-C)."""
+    try:
+        code = _run(sys.argv[1:] if arguments is None else list(arguments))
+        sys.stdout.flush()
+    except AutoshardError as error:
+        print(f"autoshard: error: {error}", file=sys.stderr)
+        return USER_ERROR
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader (head, less) has left. Python would complain once more when it flushes stdout at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    return code
+
+
+def _run(arguments: Sequence[str]) -> int:
+    parsed = build_parser(arguments[0] if arguments else "").parse_args(list(arguments))
+    values = vars(parsed[parsed.command])
+    code: int = COMMANDS[parsed.command].run(values)
+    return code
+
+
+def build_parser(command: str = "") -> Parser:
+    """With all commands; with the options of `command` only, where it is one: building them all takes time."""
+    wanted = {command} if command in COMMANDS else set(COMMANDS)
+    parser = Parser(prog="autoshard", usage=USAGE, description=DESCRIPTION, version=autoshard.__version__)
+    parser.add_argument("--print-completion", action=PrintCompletion, build=build_parser)
+    subcommands = parser.add_subcommands(dest="command", metavar="COMMAND", title="commands", description=None)
+    for name, module in COMMANDS.items():
+        if name in wanted:
+            child = Parser(usage=module.USAGE, description=module.DESCRIPTION)
+            module.add_arguments(child)
+            subcommands.add_subcommand(name, child, help=module.SUMMARY)
+    return parser

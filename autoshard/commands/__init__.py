@@ -1,0 +1,1 @@
+"""The subcommands of `autoshard`: each module imports what it needs when it runs."""

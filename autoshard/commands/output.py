@@ -1,0 +1,44 @@
+"""Where commands print: width and colour of the terminal, plain text for pipes and NO_COLOR."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from autoshard.layout.plan import Plan
+
+PIPE_WIDTH = 100
+
+
+def wants_color() -> bool:
+    """On a terminal, unless NO_COLOR (https://no-color.org) is set or TERM is dumb; FORCE_COLOR overrules a pipe."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or (sys.stdout.isatty() and os.environ.get("TERM") != "dumb")
+
+
+def page_width() -> int:
+    """Columns of the terminal (or COLUMNS); a pipe gets 100."""
+    return shutil.get_terminal_size((PIPE_WIDTH, 0)).columns
+
+
+def say(*lines: str) -> None:
+    """To stdout, a newline after each."""
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+
+
+def show_plan(plan: Plan, form: str) -> None:
+    """Print the explanation of a plan. form: 'text' or 'json'."""
+    from autoshard.explain.describe import describe
+
+    description = describe(plan)
+    if form == "json":
+        say(json.dumps(description.to_dict(), indent=1))
+        return
+    from autoshard.explain.text import render
+
+    sys.stdout.write(render(description, page_width(), wants_color()))

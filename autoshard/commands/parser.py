@@ -1,0 +1,121 @@
+"""The argument parser of the command line: jsonargparse with errors of one line and help without Python's types."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import math
+import re
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from jsonargparse import ArgumentParser
+
+from autoshard.errors import AutoshardError
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Paragraphs of descriptions as written; option texts wrapped with room for long flags."""
+
+    def __init__(self, prog: str, **kwargs: Any) -> None:
+        super().__init__(prog, **{"max_help_position": 32, **kwargs})
+
+
+class Parser(ArgumentParser):
+    """Raises AutoshardError where argparse would print the usage and exit."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, formatter_class=HelpFormatter, print_config=None, **kwargs)
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        raise AutoshardError(_one_line(message, self)) from None
+
+
+def _one_line(message: str, parser: argparse.ArgumentParser) -> str:
+    """argparse's and jsonargparse's words, with the flag first."""
+    if unknown := re.match(r"unrecognized arguments: (\S+)", message):
+        return _unknown_argument(unknown[1], parser)
+    if missing := re.search(r'expected "command" to be one of \{(.*)\}', message):
+        return f"a command is missing: {missing[1].replace(',', ', ')}; see autoshard --help"
+    if wrong := re.match(r"argument COMMAND: invalid choice: '?(.*?)'? \(choose from (.*)\)", message):
+        return f"{wrong[1]} is not a command; commands: {wrong[2].replace(chr(39), '')}"
+    if required := re.match(r"the following arguments are required: (?:\w+\.)?(.*)", message):
+        return f"{required[1].upper()} is missing; see --help"
+    if config := re.match(r"Subcommand '(\w+)' does not accept option '(.*)'", message):
+        return f"the config file has {config[2]}, which is not an option of autoshard {config[1]}"
+    message = re.sub(
+        r'^Parser key "config": ', "--config: ", re.sub(r"^Problems parsing config: ", "--config: ", message)
+    )
+    message = re.sub(r'^Parser key "([\w.]+)": ', r"\1: ", re.sub(r"^argument ", "", message))
+    return " ".join(message.split())
+
+
+def _unknown_argument(given: str, parser: argparse.ArgumentParser) -> str:
+    if not given.startswith("-"):
+        return f"{given} is one argument too many; see --help"
+    flag = given.partition("=")[0]
+    known = [option for one in parsers(parser) for action in one._actions for option in action.option_strings]
+    close = difflib.get_close_matches(flag, known, n=1, cutoff=0.75)
+    return f"{flag} is not an option here" + (f"; did you mean {close[0]}?" if close else "; see --help")
+
+
+def parsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
+    """The parser and those of its subcommands."""
+    subparsers = [action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return [parser, *(one for choices in subparsers for one in choices.values())]
+
+
+class _WrongValueError(argparse.ArgumentTypeError, ValueError):
+    """argparse shows the text of the one, jsonargparse that of the other."""
+
+
+def whole(at_least: int = 1) -> Callable[[Any], int]:
+    """A whole number, from the command line (text) or a config file (a number)."""
+
+    def parse(value: Any) -> int:
+        text = str(value)
+        if isinstance(value, bool) or not re.fullmatch(r"[+-]?\d{1,15}", text) or int(text) < at_least:
+            raise _WrongValueError(f"{_short(text)} must be a whole number of at least {at_least}")
+        return int(text)
+
+    return parse
+
+
+def number(value: Any) -> float:
+    """A finite number above zero."""
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        found = math.nan
+    if isinstance(value, bool) or not found > 0 or math.isinf(found):
+        raise _WrongValueError(f"{_short(str(value))} must be a number above 0")
+    return found
+
+
+class one_of:  # noqa: N801 - reads as a function, and completion asks what it knows
+    """One of a few words."""
+
+    def __init__(self, *known: str) -> None:
+        self.known = known
+
+    def __call__(self, value: Any) -> str:
+        if value not in self.known:
+            raise _WrongValueError(f"{_short(str(value))} must be one of: {', '.join(self.known)}")
+        return str(value)
+
+
+def text(value: Any) -> str:
+    """A text that is not empty, such as a name or a path."""
+    if not isinstance(value, (str, int, float)) or value == "" or "\0" in str(value):
+        raise _WrongValueError(f"{_short(repr(value))} must be a text")
+    return str(value)
+
+
+def path(value: Any) -> str:
+    """A text that completion takes for a path."""
+    return text(value)
+
+
+def _short(value: str) -> str:
+    printable = value if value.isprintable() else ascii(value)
+    return printable if len(printable) <= 60 else f"{printable[:60]}..."

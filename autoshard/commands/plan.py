@@ -1,0 +1,64 @@
+"""`autoshard plan`: search the best layout, print it with its reasons, write plan.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from autoshard.commands.output import say, show_plan
+from autoshard.commands.parser import Parser, one_of, path, whole
+from autoshard.commands.plan_options import PINS, TOP, WHAT, Option, request_from
+from autoshard.errors import AutoshardError
+
+SUMMARY = "search the fastest layout that fits and write plan.json"
+USAGE = "autoshard plan --model MODEL [options]"
+DESCRIPTION = """\
+Search the fastest layout of a model on a cluster that fits into memory, and write it down with its reasons.
+
+  autoshard plan --model llama3-70b --nodes 16
+  autoshard plan --model ./config.json --instance trn2.48xlarge --nodes 4 --tp 16 --recompute full
+  autoshard plan --config recipes/llama3_70b_trn1_16nodes.yaml --out published.json"""
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.add_argument(
+        "--config", action="config", metavar="FILE", help="recipe (YAML): these options, with underscores"
+    )
+    _add(parser.add_argument_group("what to train, on what"), WHAT)
+    pins = parser.add_argument_group("pins", "Fix a choice; what is not pinned is searched.")
+    _add(pins, PINS)
+    output = parser.add_argument_group("output")
+    output.add_argument("--top", type=whole(0), metavar="K", default=TOP, help=f"runners-up to keep (default: {TOP})")
+    output.add_argument(
+        "--out", type=path, metavar="FILE", default="plan.json", help="where the plan goes (default: plan.json)"
+    )
+    output.add_argument(
+        "--format",
+        type=one_of("text", "json"),
+        metavar="text|json",
+        default="text",
+        help="what is printed (default: text)",
+    )
+
+
+def _add(group: Any, options: tuple[Option, ...]) -> None:
+    for option in options:
+        group.add_argument(
+            option.flag, type=option.parse, metavar=option.metavar, default=option.default, help=option.help
+        )
+
+
+def run(values: Mapping[str, Any]) -> int:
+    if values["model"] is None:
+        from autoshard.models.registry import builtin_models
+
+        raise AutoshardError(f"--model is missing; built-in: {', '.join(builtin_models())}; or a path to a config.json")
+    from autoshard.commands.planning import plan_for
+    from autoshard.layout.plan_json import write_plan
+
+    plan = plan_for(request_from(values, values["top"]))
+    write_plan(plan, values["out"])
+    show_plan(plan, values["format"])
+    if values["format"] == "text":
+        say("", f"wrote {values['out']}; next: autoshard run {values['out']}")
+    return 0

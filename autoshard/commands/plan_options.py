@@ -1,0 +1,115 @@
+"""The options of `autoshard plan`, which recipes and sweeps use under the same names, and what they ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from autoshard.commands.parser import one_of, path, text, whole
+
+INSTANCE = "trn1.32xlarge"
+SEQUENCE_LENGTH = 8192
+GLOBAL_BATCH = 1024
+TOP = 5
+SEARCHED = "auto"
+"""A pin with this value is none."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """name: with underscores; the flag has dashes. parse: turns text, or a value of a recipe, into a checked value."""
+
+    name: str
+    parse: Callable[[Any], Any]
+    metavar: str
+    help: str
+    default: Any = None
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+
+def _pin_degree(name: str, what: str) -> Option:
+    return Option(name, whole(), "N", what)
+
+
+WHAT = (
+    Option("model", text, "MODEL", "built-in name, or path to a Hugging Face config.json (required)"),
+    Option("instance", text, "TYPE", f"EC2 instance type, or cpu (default: {INSTANCE})"),
+    Option("nodes", whole(), "N", "instances (default: 1)", 1),
+    Option("lnc", whole(), "N", "physical NeuronCores in a logical one: 1 or 2 on trn2 (default: the instance's)"),
+    Option("hardware", path, "FILE", "hardware file (JSON) in place of a packaged one"),
+    Option(
+        "seq_len",
+        whole(),
+        "TOKENS",
+        f"tokens of a sequence (default: {SEQUENCE_LENGTH}, or the model's limit if shorter)",
+    ),
+    Option(
+        "global_batch", whole(), "SEQUENCES", f"sequences of an optimizer step (default: {GLOBAL_BATCH})", GLOBAL_BATCH
+    ),
+    Option(
+        "precision",
+        one_of("mixed_precision", "bf16_sr", "fp32"),
+        "NAME",
+        "mixed_precision (bf16, FP32 master weights), bf16_sr (all bf16, stochastic rounding) or fp32 "
+        "(default: mixed_precision)",
+        "mixed_precision",
+    ),
+    Option(
+        "backend",
+        one_of("auto", "nxd", "torch"),
+        "NAME",
+        "whose rules hold: auto, nxd (NeuronX Distributed) or torch (default: auto, nxd on Trainium)",
+        "auto",
+    ),
+)
+PINS = (
+    _pin_degree("tp", "tensor-parallel degree"),
+    _pin_degree("pp", "pipeline stages"),
+    _pin_degree("dp", "data-parallel replicas"),
+    _pin_degree("cp", "context-parallel degree"),
+    _pin_degree("ep", "expert-parallel degree, carved out of dp"),
+    _pin_degree("vpp", "virtual stages on each pipeline rank"),
+    _pin_degree("micro_batch", "sequences of a microbatch on one data-parallel rank"),
+    Option("schedule", one_of(SEARCHED, "1f1b", "interleaved"), "NAME", "1f1b or interleaved"),
+    Option(
+        "recompute",
+        one_of(SEARCHED, "none", "core_attention", "core_attention+mlp", "full"),
+        "SET",
+        "what backward computes again: none, core_attention, core_attention+mlp or full",
+    ),
+    Option("attention_kernel", one_of(SEARCHED, "flash", "plain"), "NAME", "flash or plain"),
+)
+PIN_FIELDS = {"vpp": "num_virtual_stages", "micro_batch": "microbatch_size"}
+"""Options whose field in search.Pins has another name."""
+OPTIONS = {option.name: option for option in (*WHAT, *PINS)}
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """One problem to plan. seq_len None: the default for the model. pins: those that are set, by option name."""
+
+    model: str
+    instance: str | None = None
+    nodes: int = 1
+    lnc: int | None = None
+    hardware: Path | None = None
+    seq_len: int | None = None
+    global_batch: int = GLOBAL_BATCH
+    precision: str = "mixed_precision"
+    backend: str = "auto"
+    top: int = TOP
+    pins: Mapping[str, Any] = field(default_factory=dict)
+
+
+def request_from(values: Mapping[str, Any], top: int = TOP) -> PlanRequest:
+    """From parsed options; those that are absent or None take the defaults."""
+    given = {name: value for name, value in values.items() if name in OPTIONS and value is not None}
+    pins = {option.name: given.pop(option.name) for option in PINS if option.name in given}
+    if "hardware" in given:
+        given["hardware"] = Path(given["hardware"])
+    return PlanRequest(**given, top=top, pins={name: value for name, value in pins.items() if value != SEARCHED})

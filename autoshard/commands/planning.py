@@ -1,0 +1,84 @@
+"""From a request to a plan: load what it names, search, write down what was decided on the way."""
+
+from __future__ import annotations
+
+from autoshard.commands.plan_options import INSTANCE, PIN_FIELDS, SEQUENCE_LENGTH, PlanRequest
+from autoshard.errors import AutoshardError
+from autoshard.layout.plan import Plan, SearchSummary, make_plan
+from autoshard.models.registry import load_model
+from autoshard.search import Pins, SearchResult, check_strategy, search
+from autoshard.search.rules import Problem, warnings
+from autoshard.spec.cluster import Cluster, load_cluster
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.training import TrainingSpec, load_precision
+
+
+def plan_for(request: PlanRequest) -> Plan:
+    """The fastest plan that fits. Raises AutoshardError for a wrong request and NoLayoutFits where nothing fits."""
+    model = load_model(request.model)
+    instance = request.instance or (None if request.hardware else INSTANCE)
+    cluster = load_cluster(instance, request.nodes, request.lnc, request.hardware)
+    length, notes = _sequence_length(request, model)
+    training = TrainingSpec(length, request.global_batch, load_precision(request.precision))
+    pins = Pins(**{PIN_FIELDS.get(name, name): value for name, value in request.pins.items()})
+    backend, result, backend_notes = _search(model, training, cluster, pins, request)
+    problem = Problem(model, training, cluster, backend)
+    return make_plan(
+        model,
+        training,
+        cluster,
+        backend,
+        result.best.strategy,
+        result.best.estimate,
+        SearchSummary(result.considered, result.fitting, result.rejections),
+        result.runners_up,
+        (*notes, *backend_notes, *warnings(problem, result.best.strategy)),
+        pins,
+    )
+
+
+def _sequence_length(request: PlanRequest, model: ModelSpec) -> tuple[int, tuple[str, ...]]:
+    """The length and a note where it is not the usual one."""
+    limit = model.max_position_embeddings
+    if request.seq_len is None:
+        if limit >= SEQUENCE_LENGTH:
+            return SEQUENCE_LENGTH, ()
+        return limit, (f"seq-len {limit:,}, not {SEQUENCE_LENGTH:,}: {model.name} has {limit:,} positions",)
+    if request.seq_len <= limit:
+        return request.seq_len, ()
+    if model.rope_theta is None:
+        raise AutoshardError(
+            f"seq-len={request.seq_len} is beyond max_position_embeddings={limit} of {model.name}, "
+            f"which learned no more positions; at most {limit} works"
+        )
+    return request.seq_len, (
+        f"seq-len {request.seq_len:,} is beyond the {limit:,} positions that {model.name} was made for",
+    )
+
+
+def _search(
+    model: ModelSpec, training: TrainingSpec, cluster: Cluster, pins: Pins, request: PlanRequest
+) -> tuple[str, SearchResult, tuple[str, ...]]:
+    """(backend, result, notes). With backend auto, torch steps in where NxD's rules leave nothing."""
+    on_trainium = cluster.layout_rules != "none"
+    backend = request.backend if request.backend != "auto" else "nxd" if on_trainium else "torch"
+    try:
+        return backend, search(model, training, cluster, pins, backend, request.top), ()
+    except AutoshardError as error:
+        if request.backend != "auto" or backend == "torch":
+            raise
+        refused = error
+    try:
+        result = search(model, training, cluster, pins, "torch", request.top)
+    except AutoshardError:
+        raise refused from None
+    return "torch", result, (_why_not_nxd(Problem(model, training, cluster, "nxd"), result, refused),)
+
+
+def _why_not_nxd(problem: Problem, result: SearchResult, refused: AutoshardError) -> str:
+    """The rule of NxD that stands against the chosen layout, or what search said."""
+    try:
+        check_strategy(*problem, result.best.strategy)
+    except AutoshardError as rule:
+        return f"backend torch, because the rules of nxd leave no layout: {rule}"
+    return f"backend torch, because nxd has no layout: {refused}"

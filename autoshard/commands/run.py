@@ -1,0 +1,117 @@
+"""`autoshard run`: execute a plan, or rehearse it on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from autoshard.commands.parser import Parser, number, one_of, path, text, whole
+from autoshard.errors import AutoshardError
+from autoshard.runtime.options import DEVICES, RunOptions
+
+SUMMARY = "execute a plan, or rehearse it on this machine"
+USAGE = "autoshard run PLAN [options]"
+DESCRIPTION = """\
+Execute a plan. At the plan's world size (torchrun, Slurm) it runs as planned. On anything smaller it rehearses: the
+same schedule, recompute and ZeRO-1 on a shrunken mesh and model, compared with one process.
+Exit code 0 when they agree, 1 when they do not.
+
+  autoshard run plan.json
+  autoshard run plan.json --processes 4 --steps 10
+  torchrun --nnodes 16 --nproc-per-node 32 $(command -v autoshard) run plan.json --data corpus/"""
+
+DEFAULTS = RunOptions()
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.add_argument("plan", type=path, metavar="PLAN", help="plan.json")
+    training = parser.add_argument_group("training")
+    training.add_argument(
+        "--steps",
+        type=whole(),
+        metavar="N",
+        default=DEFAULTS.steps,
+        help=f"optimizer steps (default: {DEFAULTS.steps})",
+    )
+    training.add_argument(
+        "--learning-rate",
+        type=number,
+        metavar="X",
+        default=DEFAULTS.learning_rate,
+        help=f"its peak (default: {DEFAULTS.learning_rate})",
+    )
+    training.add_argument(
+        "--warmup-steps",
+        type=whole(0),
+        metavar="N",
+        default=DEFAULTS.warmup_steps,
+        help=f"steps up to that peak (default: {DEFAULTS.warmup_steps})",
+    )
+    training.add_argument(
+        "--seed",
+        type=whole(0),
+        metavar="N",
+        default=DEFAULTS.seed,
+        help=f"of weights and data (default: {DEFAULTS.seed})",
+    )
+    training.add_argument(
+        "--data", type=path, metavar="PATH", help="text file or folder (default: English text found on this machine)"
+    )
+    training.add_argument("--tokenizer", type=path, metavar="FILE", help="tokenizer.json (default: bytes)")
+    machine = parser.add_argument_group("machine")
+    machine.add_argument(
+        "--processes",
+        type=whole(),
+        metavar="N",
+        default=DEFAULTS.processes,
+        help=f"at most so many in a rehearsal (default: {DEFAULTS.processes})",
+    )
+    machine.add_argument(
+        "--device", type=one_of(*DEVICES), metavar="NAME", default="auto", help="auto, cpu or cuda (default: auto)"
+    )
+    machine.add_argument(
+        "--timeout",
+        dest="timeout_s",
+        type=number,
+        metavar="SECONDS",
+        help="end the run after this long (default: never)",
+    )
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "--output",
+        type=path,
+        metavar="FOLDER",
+        default=str(DEFAULTS.output),
+        help=f"gets a folder for each run: metrics.jsonl, TensorBoard (default: {DEFAULTS.output})",
+    )
+    output.add_argument("--wandb", action="store_true", help="log to Weights & Biases too (offline without an account)")
+    output.add_argument(
+        "--wandb-project",
+        type=text,
+        metavar="NAME",
+        default=DEFAULTS.wandb_project,
+        help=f"(default: {DEFAULTS.wandb_project})",
+    )
+
+
+def run(values: Mapping[str, Any]) -> int:
+    options = run_options(values)
+    from autoshard.layout.validate import read_plan
+
+    plan = read_plan(values["plan"])
+    try:
+        from autoshard.runtime.run import run_plan
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("autoshard"):
+            raise
+        raise AutoshardError(f"autoshard run needs {error.name}: pip install 'autoshard[torch]'") from None
+    return run_plan(plan, options)
+
+
+def run_options(values: Mapping[str, Any]) -> RunOptions:
+    """Raises AutoshardError for a path that does not exist."""
+    paths = ("data", "tokenizer", "output")
+    given: dict[str, Any] = {name: values[name] for name in RunOptions.__dataclass_fields__}
+    given.update({name: Path(given[name]) for name in paths if given[name] is not None})
+    return RunOptions(**given)
