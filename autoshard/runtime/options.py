@@ -22,7 +22,7 @@ class RunOptions:
     """
 
     steps: int = 30
-    learning_rate: float = 3e-3
+    learning_rate: float = 5e-4
     warmup_steps: int = 5
     seed: int = 0
     processes: int = 8

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from math import inf
 from typing import Any
 
 from autoshard.explain.describe import layout_name
@@ -19,11 +20,16 @@ FP32_TOLERANCE = 1e-5
 
 FP32 has 6e-8; sums of thousands of terms in another order lose a digit or two. A wrong layout is off by 0.1 and more.
 """
-TRAINED_TOLERANCES = {"loss": 0.01, "gradient": 0.5, "parameter": 0.02}
-"""The same after training in the plan's precision, where bf16's rounding (4e-3) has been fed back for many steps.
+ROUNDING_FACTOR = 3.0
+"""After training in the plan's precision, sharding may change a run this many times as much as rounding alone does.
 
-A guess from runs of these sizes: losses stay within 0.3 %, parameters within 0.5 %, single gradients within 20 %.
+Rounding's own share is measured: the one process trains once more in the next finer precision. Many steps at a high
+learning rate amplify any rounding (training is chaotic); the FP32 step is then the test that decides.
 """
+CHAOTIC = 0.5
+"""Where rounding alone changes a quantity by more than this share, it is not judged: the run forgot where it came from."""
+ROUNDING_FLOORS = {"loss": 1e-3, "gradient": 0.05, "parameter": 5e-3}
+"""Allowed whatever was measured: about ten times a bf16 run of 30 steps (2e-4, 2e-2, 2e-3)."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,10 @@ class Verdict:
         return "FAILED: " + ", ".join(wrong + ([] if self.loss_falls else ["the loss does not fall"]))
 
     def to_dict(self) -> dict[str, Any]:
-        return {"ok": self.ok, "loss_falls": self.loss_falls, **asdict(self)}
+        values = asdict(self)
+        for one in values["trained"]:
+            one["tolerance"] = None if one["tolerance"] == inf else one["tolerance"]
+        return {"ok": self.ok, "loss_falls": self.loss_falls, **values}
 
 
 def verdict(plan: Plan, ranks: Sequence[Result | None], alone: Result | None) -> Verdict:
@@ -89,18 +98,9 @@ def verdict(plan: Plan, ranks: Sequence[Result | None], alone: Result | None) ->
         ),
         _difference("gradients (FP32, one step)", alone["differences"]["check"]["gradient"], FP32_TOLERANCE),
     ]
-    name = plan.training.precision.name
-    after = f"({name}, after {len(losses)} steps)"
-    worst = max(_off(a, b) for a, b in zip(losses, losses_alone, strict=True))
-    differences = alone["differences"]["trained"]
-    trained = [
-        Difference(f"loss ({name}, worst of {len(losses)} steps)", worst, TRAINED_TOLERANCES["loss"]),
-        _difference(f"gradients {after}", differences["gradient"], TRAINED_TOLERANCES["gradient"]),
-        _difference(f"parameters {after}", differences["parameter"], TRAINED_TOLERANCES["parameter"]),
-    ]
     return Verdict(
         tuple(check),
-        tuple(trained),
+        _after_training(plan, losses, alone),
         tuple(losses),
         tuple(losses_alone),
         tuple(result["peak_memory_bytes"] for result in results),
@@ -108,6 +108,30 @@ def verdict(plan: Plan, ranks: Sequence[Result | None], alone: Result | None) ->
         _median(first["trained"]["step_times_s"]),
         _median(alone["trained"]["step_times_s"]),
     )
+
+
+def _after_training(plan: Plan, losses: Sequence[float], alone: Result) -> tuple[Difference, ...]:
+    """In the plan's precision, against what rounding alone does to the one process."""
+    name, differences = plan.training.precision.name, alone["differences"]
+    after = f"({name}, after {len(losses)} steps)"
+
+    def allowed(what: str, rounding: float) -> float:
+        return inf if rounding > CHAOTIC else max(ROUNDING_FLOORS[what], ROUNDING_FACTOR * rounding)
+
+    def worst(values: Sequence[float]) -> float:
+        return max(_off(a, b) for a, b in zip(values, alone["trained"]["losses"], strict=True))
+
+    rounded = worst(alone["rounding"]["losses"])
+    loss = Difference(f"loss ({name}, worst of {len(losses)} steps)", worst(losses), allowed("loss", rounded))
+    tensors = [
+        _difference(
+            f"{what}s {after}",
+            differences["trained"][what],
+            allowed(what, differences["rounding"][what]["relative_difference"]),
+        )
+        for what in ("gradient", "parameter")
+    ]
+    return (loss, *tensors)
 
 
 def introduction(plan: Plan, rehearsal: Rehearsal, text: str) -> str:
@@ -144,9 +168,7 @@ def result_tables(found: Verdict) -> str:
     count = len(found.losses)
     shown = sorted({0, count // 2, count - 1})
     losses = [(f"step {step + 1}", f"{found.losses[step]:.4f}", f"{found.losses_alone[step]:.4f}") for step in shown]
-    differences = [
-        (one.what, f"{one.value:.1e}", f"{one.tolerance:.0e}", one.tensor) for one in (*found.check, *found.trained)
-    ]
+    differences = [(one.what, f"{one.value:.1e}", _allowed(one), one.tensor) for one in (*found.check, *found.trained)]
     memory = [
         (str(rank), " ".join(map(str, stages)), format_bytes(size))
         for rank, (size, stages) in enumerate(zip(found.peak_memory_bytes, found.stages_of_rank, strict=True))
@@ -159,7 +181,10 @@ def result_tables(found: Verdict) -> str:
         [("largest relative difference", "value", "allowed", "where"), *differences],
         [("rank", "stages", "peak memory, libraries included"), *memory],
     )
-    return "\n".join([*(line for rows in tables for line in ("", *_table(rows))), "", times])
+    lines = [line for rows in tables for line in ("", *_table(rows))]
+    if any(one.tolerance == inf for one in found.trained):
+        lines += ["", "not judged: rounding alone changes one process as much; a lower --learning-rate would tell"]
+    return "\n".join([*lines, "", times])
 
 
 def run_summary(plan: Plan, results: Sequence[Result | None]) -> str:
@@ -191,7 +216,7 @@ def _compared(plan: Plan, small: Plan) -> list[tuple[str, str, str]]:
         row("layout", lambda p: layout_name(p.strategy)),
         row("mesh", lambda p: " ".join([f"pp {p.mesh.pp}", *(f"{a.name} {a.size}" for a in p.mesh.axes)])),
         row("schedule", lambda p: _schedule(p.strategy, p.num_microbatches)),
-        row("blocks of each stage", lambda p: " ".join(map(str, p.strategy.stage_layers))),
+        row("blocks of each stage", lambda p: _run_lengths(p.strategy.stage_layers)),
         row("recompute", lambda p: p.strategy.recompute),
         row("blocks", lambda p: p.model.num_hidden_layers),
         row("hidden, FFN", lambda p: f"{p.model.hidden_size}, {p.model.intermediate_size}"),
@@ -202,6 +227,17 @@ def _compared(plan: Plan, small: Plan) -> list[tuple[str, str, str]]:
         row("global batch", lambda p: f"{p.training.global_batch_size:,}"),
         row("precision", lambda p: p.training.precision.name),
     ]
+
+
+def _run_lengths(values: Sequence[int]) -> str:
+    """(3, 1, 1, 1) -> '3, 3 x 1'."""
+    runs: list[tuple[int, int]] = []
+    for value in values:
+        if runs and runs[-1][1] == value:
+            runs[-1] = (runs[-1][0] + 1, value)
+        else:
+            runs.append((1, value))
+    return ", ".join(str(value) if count == 1 else f"{count} x {value}" for count, value in runs)
 
 
 def _schedule(strategy: Strategy, num_microbatches: int) -> str:
@@ -218,6 +254,10 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def _difference(what: str, found: Result, tolerance: float) -> Difference:
     return Difference(what, found["relative_difference"], tolerance, found["tensor"])
+
+
+def _allowed(one: Difference) -> str:
+    return "not judged" if one.tolerance == inf else f"{one.tolerance:.0e}"
 
 
 def _off(value: float, reference: float) -> float:

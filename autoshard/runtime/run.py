@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -127,7 +128,8 @@ def _train(
 
 
 def _compare(plan: Plan, arguments: Mapping[str, Any], options: RunOptions, directory: Path) -> RunOutcome:
-    with _progress(one_process(plan), options, "one process") as progress:
+    # twice as many steps: it trains once more in the next finer precision
+    with _progress(one_process(plan), replace(options, steps=2 * options.steps), "one process") as progress:
         return run_processes(
             _COMPARE,
             arguments,
@@ -209,10 +211,10 @@ def _run_directory(plan: Plan, options: RunOptions, kind: str) -> Path:
 
 
 def _write_result(directory: Path, found: Verdict) -> None:
-    from autoshard.interop.atomic_file import write_atomically
+    from autoshard.interop.atomic_file import write_text
     from autoshard.layout.plan_json import compact_json
 
-    write_atomically(directory / "result.json", compact_json(found.to_dict()) + "\n")
+    write_text(directory / "result.json", compact_json(found.to_dict()) + "\n", "result")
 
 
 def _failed(outcome: RunOutcome) -> int:

@@ -24,13 +24,15 @@ from autoshard.runtime.torch_backend.optimizer import OptimizerSettings
 from autoshard.runtime.torch_backend.parameters import assemble
 from autoshard.runtime.torch_backend.session import DTYPES, Session
 from autoshard.runtime.worker import Reporter, peak_memory_bytes
-from autoshard.spec.training import load_precision
+from autoshard.spec.training import Precision, load_precision
 
-CHECK, TRAINED = "check", "trained"
-"""Prefixes of the compared tensors: one FP32 step, and the training itself in the plan's precision."""
+CHECK, TRAINED, ROUNDING = "check", "trained", "rounding"
+"""What is compared: one FP32 step, the training in the plan's precision, and that training in the next finer one."""
 NEGLIGIBLE_GRADIENT = 1e-5
-"""A gradient this much smaller than the largest is rounding, which Adam scales up: that of a key's bias is truly zero."""
+"""A gradient this much smaller than the largest is rounding, which Adam scales up: a key's bias has none."""
 _GROUP_TIMEOUT = timedelta(minutes=30)
+Tensors = dict[str, dict[str, torch.Tensor]]
+"""'gradient' and 'parameter' -> whole tensors by name."""
 
 
 def train(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
@@ -66,17 +68,30 @@ def train(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
 
 
 def compare(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
-    """One process: the same training unsharded, then every tensor that the ranks left against it."""
+    """One process: the same training unsharded, then every tensor that the ranks left against it.
+
+    Trains once more in the next finer precision: the difference is what rounding alone does to this run, the yardstick
+    for what sharding does to it.
+    """
     plan = read_plan(Path(arguments["plan"]))
     alone = one_process(plan)
     device = torch.device("cpu")
     stream = _stream(arguments, plan)
     files = _RankFiles(Path(arguments["tensors"]))
     session, check = _check_step(alone, arguments, stream, device, reporter)
-    differences = {CHECK: _differences(plan, session, files, CHECK)}
+    differences = {CHECK: _differences(_sharded_tensors(plan, files, CHECK), session)}
     session, trained = _training(alone, arguments, stream, device, reporter, keep=True)
-    differences[TRAINED] = _differences(plan, session, files, TRAINED)
-    return {CHECK: check, TRAINED: trained, "differences": differences, "peak_memory_bytes": _peak_memory(device)}
+    differences[TRAINED] = _differences(_sharded_tensors(plan, files, TRAINED), session)
+    finer = replace(alone, training=replace(alone.training, precision=_finer(alone.training.precision)))
+    other, finer_trained = _training(finer, arguments, stream, device, reporter, keep=True, offset=arguments["steps"])
+    differences[ROUNDING] = _differences(_own_tensors(other), session)
+    return {
+        CHECK: check,
+        TRAINED: trained,
+        ROUNDING: finer_trained,
+        "differences": differences,
+        "peak_memory_bytes": _peak_memory(device),
+    }
 
 
 def _check_step(
@@ -92,8 +107,15 @@ def _check_step(
 
 
 def _training(
-    plan: Plan, arguments: Mapping[str, Any], stream: TokenStream, device: torch.device, reporter: Reporter, keep: bool
+    plan: Plan,
+    arguments: Mapping[str, Any],
+    stream: TokenStream,
+    device: torch.device,
+    reporter: Reporter,
+    keep: bool,
+    offset: int = 0,
 ) -> tuple[Session, dict[str, Any]]:
+    """Train for the asked number of steps. offset: added to the step numbers that are reported."""
     session = _session(plan, arguments, device, reporter, "step 0")
     steps: int = arguments["steps"]
     losses, norms, times = [], [], []
@@ -109,7 +131,7 @@ def _training(
         if reporter.rank == 0:
             reporter.report(
                 "step",
-                step=step,
+                step=offset + step,
                 loss=outcome.loss,
                 gradient_norm=outcome.gradient_norm,
                 learning_rate=rate,
@@ -139,6 +161,12 @@ def _session(plan: Plan, arguments: Mapping[str, Any], device: torch.device, rep
     session = Session(plan, reporter.rank, device, settings, arguments["seed"], on_action)
     session.label = label
     return session
+
+
+def _finer(precision: Precision) -> Precision:
+    """FP32 for anything coarser, else FP64."""
+    name = "float64" if precision.parameter_dtype in ("float32", "float64") else "float32"
+    return Precision(f"all {name}", name, name, None, name, name, name)
 
 
 def _stream(arguments: Mapping[str, Any], plan: Plan) -> TokenStream:
@@ -207,20 +235,27 @@ class _RankFiles:
         return {r: self._files[r].get_tensor(key) for r, keys in enumerate(self._keys) if key in keys}
 
 
-def _differences(plan: Plan, session: Session, files: _RankFiles, prefix: str) -> dict[str, Any]:
-    """For gradients and parameters: the largest relative difference and the tensor that has it."""
-    (module,) = session.modules.values()
-    found = {"gradient": session.optimizer.gradients(), "parameter": session.optimizer.masters()}
-    norms = {name: float(torch.linalg.vector_norm(value)) for name, value in found["gradient"].items()}
+def _differences(others: Tensors, session: Session) -> dict[str, Any]:
+    """For gradients and parameters: the largest relative difference to the session's, and the tensor that has it."""
+    mine = _own_tensors(session)
+    norms = {name: float(torch.linalg.vector_norm(value)) for name, value in mine["gradient"].items()}
     rounding = NEGLIGIBLE_GRADIENT * max(norms.values())
     worst: dict[str, Any] = {}
-    for what, values in found.items():
-        wholes = dict(_whole_tensors(plan, files, f"{prefix}.{what}"))
-        assert wholes.keys() == {tensor.name for tensor in module.program.graph.parameters()}
-        pairs = [(_relative(whole, values[name]), name) for name, whole in wholes.items() if norms[name] > rounding]
+    for what, values in mine.items():
+        assert others[what].keys() == values.keys()
+        pairs = [(_relative(others[what][name], values[name]), name) for name in values if norms[name] > rounding]
         difference, name = max(pairs)
         worst[what] = {"relative_difference": difference, "tensor": name}
     return worst
+
+
+def _own_tensors(session: Session) -> Tensors:
+    """Of a session that is one process: whole tensors."""
+    return {"gradient": session.optimizer.gradients(), "parameter": session.optimizer.masters()}
+
+
+def _sharded_tensors(plan: Plan, files: _RankFiles, prefix: str) -> Tensors:
+    return {what: dict(_whole_tensors(plan, files, f"{prefix}.{what}")) for what in ("gradient", "parameter")}
 
 
 def _whole_tensors(plan: Plan, files: _RankFiles, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
