@@ -87,16 +87,16 @@ def telling_ranks(strategy: Strategy) -> tuple[int, ...]:
 
 
 def virtual_stage_s(
-    strategy: Strategy, parts: Parts, s_per_parameter: float
+    strategy: Strategy, parts: Parts, s_per_pass: float, s_per_parameter: float
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """(forward, backward) seconds of one microbatch through each virtual stage.
 
-    s_per_parameter: what a backward does besides, for each parameter: adding its gradient to the others.
+    s_per_pass: to launch either. s_per_parameter: what a backward does besides: adding each gradient to the sum.
     """
     block, stages = parts.block, len(strategy.stage_layers)
     block_backward_s = block.backward_s + s_per_parameter * block.num_parameters
-    forward = [layers * block.forward_s for layers in strategy.stage_layers]
-    backward = [layers * block_backward_s for layers in strategy.stage_layers]
+    forward = [s_per_pass + layers * block.forward_s for layers in strategy.stage_layers]
+    backward = [s_per_pass + layers * block_backward_s for layers in strategy.stage_layers]
     for stage in {0, stages - 1}:
         for end in rank_ends(parts, stage == 0, stage == stages - 1):
             forward[stage] += end.forward_s

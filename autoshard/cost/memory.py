@@ -36,7 +36,8 @@ MEMORY_TERMS = (
 def memory_values(load: RankLoad, precision: Precision, mesh: Mesh, zero1: bool, device: Device) -> tuple[float, ...]:
     """Bytes, in the order of MEMORY_TERMS.
 
-    parameters: as forward and backward read them. gradients: their sum over microbatches, whole on every rank.
+    parameters: as forward and backward read them. gradients: their sum over microbatches, whole on every rank, and
+    where that has a dtype of its own the gradients that one backward, a compiled graph, hands over at its end.
     optimizer state: master weights and two moments, under ZeRO-1 1/n of them on each of the n ranks that sum a
     gradient. kept activations: of every microbatch in flight, chunk by chunk. logits and loss: what the head keeps.
     recompute: what replaying one segment keeps. working buffers: the largest operator's activations and as many
@@ -50,11 +51,12 @@ def memory_values(load: RankLoad, precision: Precision, mesh: Mesh, zero1: bool,
     replay = block.replay_bytes
     working = max(part.working_bytes for part in (block, *load.ends))
     boundary = 0.0 if mesh.pp == 1 else BOUNDARY_BUFFERS * load.parts.hidden_bytes
+    handed_over = _handed_over_bytes(load, precision)
     in_work = kept + ends + replay + 2 * working + boundary
     buckets = max(0.0, _bucket_bytes(count, precision, mesh) - in_work)
     return (
         float(count * DTYPE_BYTES[precision.parameter_dtype]),
-        float(count * DTYPE_BYTES[precision.gradient_accumulation_dtype]),
+        float(count * DTYPE_BYTES[precision.gradient_accumulation_dtype]) + handed_over,
         state,
         kept,
         ends,
@@ -64,6 +66,14 @@ def memory_values(load: RankLoad, precision: Precision, mesh: Mesh, zero1: bool,
         buckets,
         device.reserved_memory_bytes,
     )
+
+
+def _handed_over_bytes(load: RankLoad, precision: Precision) -> float:
+    """Gradients of one chunk, which holds at most this share of the rank's blocks and all of its ends."""
+    if precision.gradient_accumulation_dtype == precision.parameter_dtype:
+        return 0.0
+    count = max(load.blocks) * load.parts.block.num_parameters + sum(end.num_parameters for end in load.ends)
+    return float(count * DTYPE_BYTES[precision.parameter_dtype])
 
 
 def owned_parameters(load: RankLoad, mesh: Mesh, zero1: bool) -> float:

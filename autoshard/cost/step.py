@@ -26,6 +26,7 @@ TIME_TERMS = (
     "context-parallel collectives",
     "expert-parallel collectives",
     "gradient accumulation",
+    "launches",
     "pipeline bubble",
     "pipeline transfers",
     "gradient reduce-scatter",
@@ -45,25 +46,27 @@ def time_values(
 ) -> tuple[float, ...]:
     """Seconds, in the order of TIME_TERMS. loads: one of each kind of pipeline rank.
 
-    The first eight are spent on all microbatches by the rank with most work; the bubble is what the pipeline takes
+    The first nine are spent on all microbatches by the rank with most work; the bubble is what the pipeline takes
     beyond that, transfers are what it takes longer because stages send to each other. The last four are those of the
     rank for which they take longest.
     """
     parts, vpp = loads[0].parts, strategy.num_virtual_stages
     accumulation_s = accumulation_s_per_parameter(precision, cluster.device)
-    stages_s = virtual_stage_s(strategy, parts, accumulation_s)
+    stages_s = virtual_stage_s(strategy, parts, cluster.device.pass_launch_s, accumulation_s)
     sizes = (strategy.schedule, mesh.pp, num_microbatches, vpp)
     pipeline_s = with_transfers_s = step_time_s(*sizes, *stages_s)
     if mesh.pp > 1:
         with_transfers_s = step_time_s(*sizes, *stages_s, hop_s(parts, mesh, cluster))
     busiest = max(loads, key=lambda load: load.work_s + accumulation_s * load.num_parameters)
-    work = _work_values(busiest, num_microbatches, accumulation_s)
+    launches_s = 2 * vpp * num_microbatches * cluster.device.pass_launch_s
+    work = (*_work_values(busiest, num_microbatches, accumulation_s), launches_s)
     after = max((_after_values(load, strategy.zero1, precision, mesh, cluster) for load in loads), key=sum)
     return (*work, max(0.0, pipeline_s - sum(work)), with_transfers_s - pipeline_s, *after)
 
 
 def _work_values(load: RankLoad, num_microbatches: int, accumulation_s: float) -> tuple[float, ...]:
-    """The first eight terms. Collectives of replayed operators are collectives; the rest of a replay is 'recompute'."""
+    """All but the last of the first nine terms. Collectives of replayed operators are collectives; the rest of a
+    replay is 'recompute'."""
     block, ends, count = load.parts.block, load.ends_seconds, num_microbatches
     blocks, replays = count * load.num_blocks, block.recompute
     return (

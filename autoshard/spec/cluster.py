@@ -68,6 +68,8 @@ class Device:
     tile_rows, tile_columns: output tiles of the matrix unit; a dim is rounded up to whole tiles (1: no tiles).
     memory_efficiency: share of the memory bandwidth that operators bound by memory reach.
     operator_overhead_s: fixed cost of each operator that is launched.
+    pass_launch_s: fixed cost of each forward or backward of a microbatch through a pipeline stage: one compiled graph
+    is started.
     """
 
     name: str
@@ -81,6 +83,7 @@ class Device:
     tile_columns: int
     memory_efficiency: float
     operator_overhead_s: float
+    pass_launch_s: float
 
     def __post_init__(self) -> None:
         _check_text("a device", "name", self.name)
@@ -89,7 +92,7 @@ class Device:
             check_positive(of, f"flops_per_s.{dtype}", peak)
         for field in ("memory_bytes", "memory_bandwidth_bytes_per_s"):
             check_positive(of, field, getattr(self, field))
-        for field in ("reserved_memory_bytes", "matmul_k0", "operator_overhead_s"):
+        for field in ("reserved_memory_bytes", "matmul_k0", "operator_overhead_s", "pass_launch_s"):
             _check_not_negative(of, field, getattr(self, field))
         for field in ("matmul_efficiency", "memory_efficiency"):
             _check_share(of, field, getattr(self, field))
@@ -128,6 +131,7 @@ class Device:
             "tile_columns": self.tile_columns,
             "memory_efficiency": self.memory_efficiency,
             "operator_overhead_s": self.operator_overhead_s,
+            "pass_launch_s": self.pass_launch_s,
         }
 
     @staticmethod

@@ -127,7 +127,7 @@ def _device_values(logical: Section, calibration: Section) -> dict[str, Any]:
         **{name: logical.integer(name) for name in ("tile_rows", "tile_columns")},
         **{
             name: calibration.number(name)
-            for name in ("matmul_efficiency", "matmul_k0", "memory_efficiency", "operator_overhead_s")
+            for name in ("matmul_efficiency", "matmul_k0", "memory_efficiency", "operator_overhead_s", "pass_launch_s")
         },
     }
 

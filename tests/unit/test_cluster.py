@@ -27,8 +27,8 @@ def test_trn1_is_16_chips_of_two_cores() -> None:
     assert cluster.device.memory_bandwidth_bytes_per_s == 410 * GB
     assert cluster.price_per_node_hour_usd == 21.5
     assert cluster.layout_rules == "trn1"
-    # 8 adapters x 12.5 GB/s x 0.77 over 32 ranks
-    assert cluster.inter_node_bandwidth_bytes_per_s(32) == pytest.approx(8 * 12.5 * GB * 0.77 / 32)
+    # 8 adapters x 12.5 GB/s x 0.52 over 32 ranks
+    assert cluster.inter_node_bandwidth_bytes_per_s(32) == pytest.approx(8 * 12.5 * GB * 0.52 / 32)
 
 
 def test_reserve_of_trn1_is_microcode_runtime_code_and_scratchpad() -> None:
@@ -62,7 +62,7 @@ def test_intra_node_link_by_span() -> None:
     assert cluster.intra_node_link(2).name == "inside a chip"
     assert cluster.intra_node_link(3).name == "2 chips"
     assert cluster.intra_node_link(8).name == "4 chips"
-    assert cluster.intra_node_link(32).bandwidth_bytes_per_s == pytest.approx(384 * GB * 0.195)
+    assert cluster.intra_node_link(32).bandwidth_bytes_per_s == pytest.approx(384 * GB * 0.3)
 
 
 def test_cpu_has_no_layout_rules() -> None:
