@@ -70,9 +70,9 @@ def stage_parts(model: ModelSpec, training: TrainingSpec, cluster: Cluster, shap
     elements = shape.microbatch_size * training.sequence_length * model.hidden_size // inside
     return Parts(
         block.part(recompute),
-        embedding.part(recompute),
-        head.part(recompute),
-        None if tied is None else tied.part(recompute),
+        embedding,
+        head,
+        tied,
         elements * DTYPE_BYTES[training.precision.compute_dtype],
     )
 
@@ -80,8 +80,8 @@ def stage_parts(model: ModelSpec, training: TrainingSpec, cluster: Cluster, shap
 @lru_cache(maxsize=1024)
 def _priced_parts(
     model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: LocalShape
-) -> tuple[PricedProgram, PricedProgram, PricedProgram, PricedProgram | None]:
-    """Block, embedding, head, and embedding with head where they share a table."""
+) -> tuple[PricedProgram, Part, Part, Part | None]:
+    """Block, embedding, head, and embedding with head where they share a table. Only blocks are ever recomputed."""
     mesh = stage_mesh(model, cluster, shape)
     batch = shape.microbatch_size * mesh.size(DATA_AXES)
     sizes = dim_sizes(model, batch, training.sequence_length, shape.tp, training.expert_capacity_factor)
@@ -98,8 +98,9 @@ def _priced_parts(
         program = stage_program(graph, mesh.stage_axes, shape.sequence_parallel)
         return price_program(program, cluster.device, dtype, collective_s)
 
-    tied = priced(0, True, True) if model.tie_word_embeddings else None
-    return priced(1, False, False), priced(0, True, False), priced(0, False, True), tied
+    embedding, head = priced(0, True, False).part("none"), priced(0, False, True).part("none")
+    tied = priced(0, True, True).part("none") if model.tie_word_embeddings else None
+    return priced(1, False, False), embedding, head, tied
 
 
 def strategy_mesh(model: ModelSpec, cluster: Cluster, strategy: Strategy) -> Mesh:

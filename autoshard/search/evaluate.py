@@ -74,15 +74,9 @@ class Evaluation:
 
 def evaluations(problem: Problem, draft: Draft, recompute: str, parts: Parts) -> list[Evaluation]:
     """One for each way of cutting the stages that is worth a look. draft: legal but for its stage_layers."""
-    embedding, head, block = parts.embedding, parts.head, parts.block
-    cuts = stage_cuts(
-        problem.model.num_hidden_layers,
-        draft.pp,
-        draft.num_virtual_stages,
-        block.forward_s + block.backward_s,
-        embedding.forward_s + embedding.backward_s,
-        head.forward_s + head.backward_s,
-    )
+    block_s = parts.block.forward_s + parts.block.backward_s
+    embedding, head = ((end.forward_s + end.backward_s) / block_s for end in (parts.embedding, parts.head))
+    cuts = stage_cuts(problem.model.num_hidden_layers, draft.pp, draft.num_virtual_stages, embedding, head)
     strategies = [Strategy(**{**draft._asdict(), "recompute": recompute, "stage_layers": cut}) for cut in cuts]
     mesh = strategy_mesh(problem.model, problem.cluster, strategies[0])
     return [Evaluation(problem, strategy, mesh, parts) for strategy in strategies]

@@ -155,10 +155,16 @@ def _nothing(problem: Problem, pins: Pins, tally: Tally) -> AutoshardError:
     needed = tally.nearest_miss(MEMORY)
     capacity = cluster.device.memory_bytes
     larger = smallest_cluster(problem, pins)
-    cure = f"no cluster of up to {MOST_NODES:,} nodes would do"
+    cure = f"no cluster of up to {MOST_NODES:,} nodes would do{_kept_out(tally)}"
     if larger is not None:
         cure = f"{larger[0]:,} nodes would fit ({describe(larger[1])})"
     return NoLayoutFits(
         f"no layout fits {name} on {where}: the smallest needs {format_bytes(needed)} a device, "
         f"which has {format_bytes(capacity)}; {cure}"
     )
+
+
+def _kept_out(tally: Tally) -> str:
+    """The last rule on degrees that dropped some: with more nodes than enough, rules are why nothing fits."""
+    broken = [rule.reason for rule in MESH_RULES if rule.reason in tally.counts]
+    return f" ({tally.nearest[broken[-1]][1]})" if broken else ""
