@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import signal
 import sys
@@ -29,18 +31,30 @@ USER_ERROR, INTERRUPTED = 2, 128 + signal.SIGINT
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code: 0, 1 (a run FAILED), 2 (a mistake of the user's) or 130 (Ctrl-C)."""
     try:
+        if isinstance(sys.stdout, io.TextIOWrapper):  # a path may hold bytes that are no text
+            sys.stdout.reconfigure(errors="backslashreplace")
         code = _run(sys.argv[1:] if arguments is None else list(arguments))
         sys.stdout.flush()
     except AutoshardError as error:
-        print(f"autoshard: error: {error}", file=sys.stderr)
+        sys.stderr.write(f"autoshard: error: {error}\n")
         return USER_ERROR
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader (head, less) has left. Python would complain once more when it flushes stdout at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader (head, less) has left
+        _drop_output()
         return 128 + signal.SIGPIPE
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _drop_output()
+        sys.stderr.write("autoshard: error: the output cannot be written: the disk is full\n")
+        return USER_ERROR
     return code
+
+
+def _drop_output() -> None:
+    """Python would complain once more when it flushes stdout at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(arguments: Sequence[str]) -> int:

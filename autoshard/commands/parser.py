@@ -43,6 +43,8 @@ def _one_line(message: str, parser: argparse.ArgumentParser) -> str:
         return f"{required[1].upper()} is missing; see --help"
     if config := re.match(r"Subcommand '(\w+)' does not accept option '(.*)'", message):
         return f"the config file has {config[2]}, which is not an option of autoshard {config[1]}"
+    if config := re.match(r"""Parser key "config": File does not exist: '(.*)'""", message):
+        return f"--config {config[1]} does not exist"
     message = re.sub(
         r'^Parser key "config": ', "--config: ", re.sub(r"^Problems parsing config: ", "--config: ", message)
     )

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.commands.parser import Parser, number, one_of, path, text, whole
-from autoshard.errors import AutoshardError
 from autoshard.runtime.options import DEVICES, RunOptions
 
 SUMMARY = "execute a plan, or rehearse it on this machine"
@@ -98,15 +97,9 @@ def add_arguments(parser: Parser) -> None:
 def run(values: Mapping[str, Any]) -> int:
     options = run_options(values)
     from autoshard.layout.validate import read_plan
+    from autoshard.runtime.run import run_plan
 
-    plan = read_plan(values["plan"])
-    try:
-        from autoshard.runtime.run import run_plan
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("autoshard"):
-            raise
-        raise AutoshardError(f"autoshard run needs {error.name}: pip install 'autoshard[torch]'") from None
-    return run_plan(plan, options)
+    return run_plan(read_plan(values["plan"]), options)
 
 
 def run_options(values: Mapping[str, Any]) -> RunOptions:

@@ -10,6 +10,8 @@ from autoshard.errors import AutoshardError
 from autoshard.sweep.grid import Point, Sweep
 from autoshard.sweep.table import OK, Outcome
 
+WIDE = 32
+"""Beyond this ratio of the last tick to the first, a log scale; below it, linear scaling is a straight line."""
 INSTALL = "the plot needs matplotlib: pip install 'autoshard[plot]'"
 
 
@@ -50,6 +52,7 @@ def write_plot(sweep: Sweep, outcomes: Sequence[tuple[Point, Outcome]], path: Pa
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
     except ImportError:
         raise AutoshardError(INSTALL) from None
     figure = Figure(figsize=(11, 4.8), dpi=130, layout="constrained")
@@ -61,6 +64,9 @@ def write_plot(sweep: Sweep, outcomes: Sequence[tuple[Point, Outcome]], path: Pa
         throughput.plot(xs, [outcome.tokens_per_s for _, outcome in points], marker="o", label=label)
         ys = efficiencies(points) if scaling else [outcome.mfu or 0.0 for _, outcome in points]
         efficiency.plot(xs, [100 * y for y in ys], marker="o", label=label)
+    throughput.set_ylim(bottom=0)
+    efficiency.yaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
+    efficiency.margins(y=0.2)
     _decorate(throughput, sweep, x, "tokens/s (predicted)")
     _decorate(efficiency, sweep, x, "tokens/s per device, % of the first point" if scaling else "MFU, % (predicted)")
     throughput.legend(fontsize="small", frameon=False)
@@ -74,11 +80,10 @@ def write_plot(sweep: Sweep, outcomes: Sequence[tuple[Point, Outcome]], path: Pa
 
 def _decorate(axes: Any, sweep: Sweep, x: str, label: str) -> None:
     ticks = sorted(float(value) for value in sweep.grid[x])
-    if ticks[-1] >= 4 * ticks[0] > 0:
+    if ticks[-1] > WIDE * ticks[0] > 0:
         axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [f"{tick:,g}" for tick in ticks])
     axes.minorticks_off()
-    axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.set_xlabel(x.replace("_", " "))
     axes.set_ylabel(label)

@@ -8,6 +8,7 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import autoshard
 from autoshard.commands.plan_options import OPTIONS
@@ -30,7 +31,7 @@ class Outcome:
 
     status: str
     reason: str = ""
-    backend: str | None = None
+    chosen_backend: str | None = None
     devices: int | None = None
     layout: str | None = None
     step_time_s: float | None = None
@@ -38,6 +39,10 @@ class Outcome:
     mfu: float | None = None
     memory_bytes: float | None = None
     memory_capacity_bytes: float | None = None
+
+
+RESULTS = tuple(field.name for field in fields(Outcome))
+"""Columns behind those of the options."""
 
 
 @dataclass(frozen=True)
@@ -96,15 +101,21 @@ def files_digest(point: Point) -> str:
 def write_table(path: Path, rows: Sequence[Row]) -> None:
     """Columns: the options that any row names, then the outcome. Raises AutoshardError where it cannot be written."""
     used = [name for name in OPTIONS if any(row.values.get(name) for row in rows)]
-    results = [field.name for field in fields(Outcome)]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*used, *results, "files", "autoshard_version"])
+    writer.writerow([*used, *RESULTS, "files", "autoshard_version"])
     for row in rows:
         outcome = asdict(row.outcome)
-        cells = ["" if outcome[name] is None else outcome[name] for name in results]
+        cells = [_cell(outcome[name]) for name in RESULTS]
         writer.writerow([*(row.values.get(name, "") for name in used), *cells, row.files, row.version])
     write_text(path, text.getvalue(), "table")
+
+
+def _cell(value: Any) -> str:
+    """Whole numbers of bytes without '.0'."""
+    if value is None:
+        return ""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def read_table(path: Path) -> tuple[Row, ...]:
@@ -114,6 +125,8 @@ def read_table(path: Path) -> tuple[Row, ...]:
     try:
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file, strict=True)
+            if not {*RESULTS, "files", "autoshard_version"} <= set(reader.fieldnames or ()):
+                raise AutoshardError(f"table {path} is not that of a sweep; choose another --out or remove it")
             return tuple(_row(path, reader.line_num, cells) for cells in reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise AutoshardError(f"table {path} cannot be read: {error}; choose another --out or remove it") from None
@@ -125,7 +138,7 @@ def _row(path: Path, line: int, cells: Mapping[str, str | None]) -> Row:
         outcome = Outcome(
             numbers["status"],
             numbers["reason"],
-            numbers["backend"] or None,
+            numbers["chosen_backend"] or None,
             int(numbers["devices"]) if numbers["devices"] else None,
             numbers["layout"] or None,
             *(float(numbers[f.name]) if numbers[f.name] else None for f in fields(Outcome)[5:]),

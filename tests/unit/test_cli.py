@@ -1,0 +1,288 @@
+"""The command line as a user meets it: help, errors of one line, files written or not, nothing heavy imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import autoshard
+from autoshard.cli import COMMANDS, build_parser, main
+from autoshard.commands.plan_options import OPTIONS, request_from
+from autoshard.commands.planning import plan_for
+from autoshard.layout.plan_json import write_plan
+from autoshard.layout.validate import read_plan
+from autoshard.runtime.options import RunOptions
+from tests.unit.plan_examples import plan_70b
+
+REPOSITORY = Path(__file__).parents[2]
+SMALL = ["plan", "--model", "llama3-8b", "--tp", "8", "--cp", "1", "--vpp", "1", "--micro-batch", "1"]
+"""Pinned, so that the search takes a moment only."""
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line on stderr of a command that must fail with 2 and write nothing."""
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert list(Path().iterdir()) == []
+    assert captured.err.startswith("autoshard: error: ")
+    assert captured.err.count("\n") == 1
+    return captured.err.removeprefix("autoshard: error: ").rstrip("\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("", "a command is missing: plan, explain, validate, run, sweep; see autoshard --help"),
+        ("fly", "fly is not a command; commands: plan, explain, validate, run, sweep"),
+        ("plan --model llama3-8b --nodse 4", "--nodse is not an option here; did you mean --nodes?"),
+        ("plan --model llama3-8b --frobnicate", "--frobnicate is not an option here; see --help"),
+        ("plan --model llama3-8b 16", "16 is one argument too many; see --help"),
+        ("plan --model llama3-8b --nodes", "--nodes: expected one argument"),
+        ("plan --model llama3-8b --nodes two", "--nodes: two must be a whole number of at least 1"),
+        ("plan --model llama3-8b --nodes 0", "--nodes: 0 must be a whole number of at least 1"),
+        ("plan --model llama3-8b --nodes 1.5", "--nodes: 1.5 must be a whole number of at least 1"),
+        ("plan --precision fp8", "--precision: fp8 must be one of: mixed_precision, bf16_sr, fp32"),
+        ("plan --recompute some", "--recompute: some must be one of: auto, none, core_attention, core_attention+mlp, full"),  # noqa: E501
+        ("plan --format xml", "--format: xml must be one of: text, json"),
+        ("plan --config /missing.yaml", "--config /missing.yaml does not exist"),
+        ("plan --model llama3-8b --out missing/plan.json", "plan missing/plan.json cannot be written: No such file or directory"),  # noqa: E501
+        ("validate", "PLAN is missing; see --help"),
+        ("validate missing.json", "plan missing.json does not exist"),
+        ("explain missing.json", "plan missing.json does not exist"),
+        ("run missing.json", "plan missing.json does not exist"),
+        ("run missing.json --steps 0", "--steps: 0 must be a whole number of at least 1"),
+        ("run missing.json --learning-rate -1", "--learning-rate: -1 must be a number above 0"),
+        ("run missing.json --data missing.txt", "data=missing.txt does not exist"),
+        ("run missing.json --device tpu", "--device: tpu must be one of: auto, cpu, cuda"),
+        ("sweep missing.yaml", "sweep missing.yaml does not exist"),
+        ("--print-completion fish", "--print-completion: invalid choice: 'fish' (choose from 'bash', 'zsh', 'tcsh')"),
+    ],
+)  # fmt: skip
+def test_errors(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert error_of(capsys, *arguments.split()) == message
+
+
+def test_errors_of_what_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    assert error_of(capsys, "plan").startswith("--model is missing; built-in: gpt3-175b, llama2-13b")
+    assert "did you mean llama3-8b" in error_of(capsys, "plan", "--model", "llama3-8")
+    assert error_of(capsys, *SMALL, "--tp", "3").startswith("tp=3 x cp=1 is 3 devices, which must divide the 32")
+    assert error_of(capsys, "plan", "--model", "llama3-70b").startswith(
+        "no layout fits llama3-70b on 1 x trn1.32xlarge: the smallest needs"
+    )
+    assert error_of(capsys, "plan", "--model", "gpt3-175b", "--seq-len", "4096") == (
+        "seq-len=4096 is beyond max_position_embeddings=2048 of gpt3-175b, which learned no more positions; "
+        "at most 2048 works"
+    )
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        ("model: llama3-8b\nnoodles: 3\n", "the config file has noodles, which is not an option of autoshard plan"),
+        ("model: llama3-8b\nnodes: three\n", "nodes: three must be a whole number of at least 1"),
+        ("model: llama3-8b\nnodes: true\n", "nodes: True must be a whole number of at least 1"),
+        ("model: [llama3-8b\n", "--config: while parsing a flow sequence"),
+    ],
+)
+def test_errors_in_a_recipe(recipe: str, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path.parent / f"{tmp_path.name}.yaml"
+    path.write_text(recipe)
+    assert error_of(capsys, "plan", "--config", str(path)).startswith(message)
+
+
+def test_plan_explain_validate(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--out", "my.json"]) == 0
+    planned = capsys.readouterr().out
+    assert planned.startswith("llama3-8b on 1 x trn1.32xlarge\n  8.03 B parameters, 32 NeuronCores;")
+    assert planned.endswith("\nwrote my.json; next: autoshard run my.json\n")
+    assert "\x1b" not in planned
+    assert main(["explain", "my.json"]) == 0
+    assert planned.startswith(capsys.readouterr().out)
+    assert main(["validate", "my.json"]) == 0
+    plan = read_plan("my.json")
+    assert capsys.readouterr().out.startswith("my.json is valid: llama3-8b on 1 x trn1.32xlarge, tp=8 pp=")
+    assert (plan.pins.tp, plan.pins.cp, plan.pins.pp) == (8, 1, None)
+    assert plan.strategy.tp == 8
+    assert len(plan.runners_up) == 5
+
+
+def test_json_is_all_that_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--top", "2", "--format", "json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["model"] == "llama3-8b"
+    assert len(printed["runners_up"]) == 2
+    assert main(["explain", "plan.json", "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out) == printed
+
+
+def test_a_recipe_and_a_flag_behind_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = REPOSITORY / "recipes" / "llama3_8b_trn1_4nodes.yaml"
+    assert main(["plan", "--config", str(recipe), "--recompute", "full", "--top", "0"]) == 0
+    strategy = read_plan("plan.json").strategy
+    assert (strategy.tp, strategy.pp, strategy.dp) == (32, 1, 4)
+    assert strategy.recompute == "full"
+    assert "recompute=full" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("recipe", sorted((REPOSITORY / "recipes").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_recipe_plans_as_published(recipe: Path) -> None:
+    import yaml
+
+    values = yaml.safe_load(recipe.read_text())
+    plan = plan_for(request_from(values, top=0))
+    s = plan.strategy
+    found = {"tp": s.tp, "pp": s.pp, "dp": s.dp, "cp": s.cp, "recompute": s.recompute, "micro_batch": s.microbatch_size}
+    assert found == {name: values[name] for name in found}
+    assert plan.backend == "nxd"
+
+
+def test_a_shorter_model_gets_its_own_length_and_a_note() -> None:
+    plan = plan_for(request_from({"model": "llama2-7b", "tp": 8, "cp": 1}))
+    assert plan.training.sequence_length == 4096
+    assert plan.notes[0] == "seq-len 4,096, not 8,192: llama2-7b has 4,096 positions"
+
+
+def test_torch_steps_in_where_nxd_has_no_layout() -> None:
+    plan = plan_for(request_from({"model": "gpt3-175b", "nodes": 32, "tp": 8, "cp": 1, "vpp": 1}))
+    assert plan.backend == "torch"
+    assert plan.notes[1] == (
+        "backend torch, because the rules of nxd leave no layout: "
+        f"pp={plan.strategy.pp} with tied embeddings is not supported by NxD; gpt3-175b needs pp=1"
+    )
+
+
+def test_pins_that_say_auto_are_none() -> None:
+    assert request_from({"model": "m", "attention_kernel": "auto", "tp": 4}).pins == {"tp": 4}
+
+
+def test_run_passes_its_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    write_plan(plan_70b(), "plan.json")
+    seen: list[Any] = []
+    module = ModuleType("autoshard.runtime.run")
+    module.run_plan = lambda plan, options: seen.append((plan, options)) or 1  # type: ignore[attr-defined, func-returns-value]
+    monkeypatch.setitem(sys.modules, "autoshard.runtime.run", module)
+    arguments = ["--steps", "3", "--learning-rate", "1e-4", "--data", str(tmp_path), "--timeout", "60", "--wandb"]
+    assert main(["run", "plan.json", *arguments]) == 1
+    assert seen == [
+        (plan_70b(), RunOptions(steps=3, learning_rate=1e-4, data=tmp_path, timeout_s=60.0, wandb=True)),
+    ]
+
+
+def test_help_reads_well(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("", *COMMANDS):
+        with pytest.raises(SystemExit) as stopped:
+            main([*command.split(), "--help"])
+        assert stopped.value.code == 0
+        text = capsys.readouterr().out
+        assert text.startswith(f"usage: autoshard {command}".rstrip())
+        assert f"  autoshard {command}" in text, "an example"
+        assert "function" not in text
+        assert "null" not in text
+        assert max(map(len, text.splitlines())) <= 120
+
+
+def test_options_of_plan() -> None:
+    """The names that recipes, scripts and the issue rely on."""
+    assert [option.flag for option in OPTIONS.values()] == [
+        "--model", "--instance", "--nodes", "--lnc", "--hardware", "--seq-len", "--global-batch", "--precision",
+        "--backend", "--tp", "--pp", "--dp", "--cp", "--ep", "--vpp", "--micro-batch", "--schedule", "--recompute",
+        "--attention-kernel",
+    ]  # fmt: skip
+    assert build_parser("plan").parse_args(["plan"]).plan.out == "plan.json"
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["--version"])
+    assert stopped.value.code == 0
+    assert capsys.readouterr().out == f"autoshard {autoshard.__version__}\n"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
+def test_completion(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["--print-completion", shell])
+    assert stopped.value.code == 0
+    script = capsys.readouterr().out
+    assert "llama3-70b" in script
+    assert "--global-batch" in script or "global-batch" in script
+    if shell == "bash":
+        subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+
+
+def test_interrupt_ends_quietly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(values: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(COMMANDS["validate"], "run", interrupted)
+    assert main(["validate", "plan.json"]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """With `autoshard` as the command of this interpreter, from this folder."""
+    prelude = f'set -o pipefail; autoshard() {{ "{sys.executable}" -m autoshard "$@"; }}; '
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY), **environment}
+    return subprocess.run(["bash", "-c", prelude + command], capture_output=True, text=True, env=env, timeout=120)
+
+
+def test_a_closed_pipe_is_quiet() -> None:
+    write_plan(plan_70b(), "plan.json")
+    done = shell("autoshard explain plan.json | true; autoshard explain plan.json | head -1")
+    assert done.stdout == "llama3-70b on 16 x trn1.32xlarge\n"
+    assert done.stderr == ""
+
+
+def test_a_full_disk_is_one_line() -> None:
+    write_plan(plan_70b(), "plan.json")
+    done = shell("autoshard explain plan.json > /dev/full")
+    assert done.returncode == 2
+    assert done.stderr == "autoshard: error: the output cannot be written: the disk is full\n"
+
+
+def test_colour_only_where_it_is_wanted() -> None:
+    write_plan(plan_70b(), "plan.json")
+    assert "\x1b[" not in shell("autoshard explain plan.json").stdout
+    assert "\x1b[" in shell("autoshard explain plan.json", FORCE_COLOR="1").stdout
+    assert "\x1b[" not in shell("autoshard explain plan.json", FORCE_COLOR="1", NO_COLOR="1").stdout
+
+
+def test_two_processes_write_the_same_bytes() -> None:
+    """Whatever the hash seed; and the whole planner in less than a second of CPU time, without heavy imports."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    for seed in ("1", "2"):
+        done = shell(
+            f"autoshard plan --model llama3-70b --nodes 16 --out {seed}.json > {seed}.txt", PYTHONHASHSEED=seed
+        )
+        assert done.returncode == 0, done.stderr
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert Path("1.json").read_bytes() == Path("2.json").read_bytes()
+    assert after.ru_utime - before.ru_utime < 2 * 1.0
+
+
+def test_planning_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from autoshard.cli import main; "
+        f"assert main({[*SMALL, '--out', 'plan.json']!r}) == 0; "
+        "heavy = {'torch', 'numpy', 'wandb', 'matplotlib', 'rich', 'jsonschema', 'tensorboard'} & set(sys.modules); "
+        "sys.exit(f'imported: {heavy}' if heavy else 0)"
+    )
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=120)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,243 @@
+"""A sweep plans what is missing, keeps its table whole, draws it, and says what is wrong with its file in one line."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoshard.cli import main
+from autoshard.commands.plan_options import OPTIONS, PlanRequest
+from autoshard.errors import AutoshardError, NoLayoutFits
+from autoshard.layout.plan import Plan
+from autoshard.sweep.grid import Sweep, read_sweep
+from autoshard.sweep.plot import efficiencies, lines, write_plot, x_option
+from autoshard.sweep.run import run_sweep
+from autoshard.sweep.table import DOES_NOT_FIT, INVALID, OK, Outcome, key_of, outcome_of, read_table, write_table
+from tests.unit.plan_examples import plan_70b
+
+REPOSITORY = Path(__file__).parents[2]
+SWEEP = Sweep("toy", {"model": "llama3-70b"}, {"nodes": (8, 16), "global_batch": (512, 1024)})
+
+
+class Planner:
+    """Stands in for the search: 8 nodes are too few for a batch of 512, and it remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, int]] = []
+
+    def __call__(self, request: PlanRequest) -> Plan:
+        self.asked.append((request.nodes, request.global_batch))
+        if (request.nodes, request.global_batch) == (8, 512):
+            raise NoLayoutFits("no layout fits: 8 nodes are too few, 9 would do")
+        plan = plan_70b()
+        return replace(plan, cluster=replace(plan.cluster, nodes=request.nodes))
+
+
+def run(folder: Path, plan_for: Callable[[PlanRequest], Plan], sweep: Sweep = SWEEP) -> tuple[list[Any], int]:
+    return run_sweep(sweep, folder, plan_for, lambda word: None)
+
+
+def test_every_point_in_grid_order(tmp_path: Path) -> None:
+    planner = Planner()
+    outcomes, planned = run(tmp_path, planner)
+    assert planner.asked == [(8, 512), (8, 1024), (16, 512), (16, 1024)]
+    assert planned == 4
+    assert [outcome.status for _, outcome in outcomes] == [DOES_NOT_FIT, OK, OK, OK]
+    with (tmp_path / "results.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert rows[0]["reason"] == "no layout fits: 8 nodes are too few, 9 would do"
+    assert rows[0]["step_time_s"] == ""
+    assert (rows[1]["nodes"], rows[1]["global_batch"], rows[1]["devices"]) == ("8", "1024", "256")
+    assert rows[1]["layout"] == "tp=32 pp=8 dp=2 mbs=1 recompute=core_attention"
+    assert float(rows[1]["step_time_s"]) == plan_70b().estimate.step_time_s
+
+
+def test_a_second_run_plans_what_is_missing(tmp_path: Path) -> None:
+    first, _ = run(tmp_path, Planner())
+    again = Planner()
+    assert run(tmp_path, again) == (first, 0)
+    wider = replace(SWEEP, grid={**SWEEP.grid, "nodes": (8, 16, 32)})
+    outcomes, planned = run(tmp_path, again, wider)
+    assert again.asked == [(32, 512), (32, 1024)]
+    assert (len(outcomes), planned) == (6, 2)
+
+
+def test_what_is_done_survives_an_interrupt(tmp_path: Path) -> None:
+    planner = Planner()
+
+    def interrupted(request: PlanRequest) -> Plan:
+        if len(planner.asked) == 2:
+            raise KeyboardInterrupt
+        return planner(request)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, interrupted)
+    again = Planner()
+    run(tmp_path, again)
+    assert again.asked == [(16, 512), (16, 1024)]
+
+
+def test_another_version_and_another_file_plan_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tmp_path / "config.json"
+    config.write_text("{}")
+    point = {"model": str(config), "nodes": 1}
+    keys = {key_of(point)}
+    config.write_text('{"hidden_size": 1}')
+    keys.add(key_of(point))
+    monkeypatch.setattr("autoshard.__version__", "9.9.9")
+    keys.add(key_of(point))
+    assert len(keys) == 3
+
+
+def test_the_table_reads_back(tmp_path: Path) -> None:
+    run(tmp_path, Planner())
+    rows = read_table(tmp_path / "results.csv")
+    write_table(tmp_path / "again.csv", rows)
+    assert (tmp_path / "again.csv").read_text() == (tmp_path / "results.csv").read_text()
+    assert rows[3].outcome == outcome_of(plan_70b())
+    assert not set(OPTIONS) & {field.name for field in fields(Outcome)}, "columns must not share a name"
+
+
+@pytest.mark.parametrize("content", ["a,b\n1,2\n", "status\nfine\n", "\x00\n", '"open'])
+def test_a_foreign_table_is_not_overwritten(content: str, tmp_path: Path) -> None:
+    table = tmp_path / "results.csv"
+    table.write_text(content)
+    with pytest.raises(AutoshardError, match=r"^table .*results.csv.*choose another --out or remove it$"):
+        run(tmp_path, Planner())
+    assert table.read_text() == content
+
+
+def test_nothing_can_be_planned(tmp_path: Path) -> None:
+    def wrong(request: PlanRequest) -> Plan:
+        raise AutoshardError("model='nope' is not known")
+
+    with pytest.raises(AutoshardError, match=r"^no point of the sweep can be planned: model='nope' is not known$"):
+        run(tmp_path, wrong)
+    assert {row.outcome.status for row in read_table(tmp_path / "results.csv")} == {INVALID}
+
+
+def test_the_recipe_that_comes_with_autoshard() -> None:
+    sweep = read_sweep(REPOSITORY / "recipes" / "sweeps" / "llama3_70b_nodes.yaml")
+    assert sweep.name == "llama3_70b_nodes"
+    assert len(sweep.points) == 16
+    assert sweep.points[0] == {
+        "model": "llama3-70b",
+        "instance": "trn1.32xlarge",
+        "precision": "mixed_precision",
+        "nodes": 8,
+        "seq_len": 4096,
+        "global_batch": 512,
+    }
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "sweep {path} must have a grid: option names with lists of values, such as nodes: [8, 16]"),
+        ("model: x", "sweep {path} must have a grid: option names with lists of values, such as nodes: [8, 16]"),
+        ("grid: {nodes: [1]}", "sweep {path} names no model"),
+        ("model: x\ngrid: {nodes: 8}", "grid.nodes of sweep {path} is 8; it must be a list of values"),
+        ("model: x\ngrid: {nodes: []}", "grid.nodes of sweep {path} is a list of 0; it must be a list of values"),
+        ("model: x\ngrid: {nodes: [8, 8]}", "grid.nodes of sweep {path} holds a value twice"),
+        ("model: x\ngrid: {nodes: [0]}", "nodes of sweep {path}: 0 must be a whole number of at least 1"),
+        ("model: x\ngrid: {nodes: [[1]]}", "nodes of sweep {path}: [1] must be a whole number of at least 1"),
+        ("model: x\nnodes: 1\ngrid: {nodes: [8]}", "sweep {path} has nodes beside the grid and in it; keep one"),
+        ("model: x\ngrid: {nodes: [8]\n", "sweep {path}, line 3, column 1: not YAML: expected ',' or '}}', but got '<stream end>'"),  # noqa: E501
+        ("model: !!python/object:os.system x\ngrid: {nodes: [8]}", "sweep {path}, line 1, column 8: not YAML: None"),
+    ],
+)  # fmt: skip
+def test_wrong_files(content: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_text(content)
+    with pytest.raises(AutoshardError) as caught:
+        read_sweep(path)
+    if "python/object" in content:
+        assert "could not determine a constructor" in str(caught.value)
+    else:
+        assert str(caught.value) == message.format(path=path)
+
+
+def test_an_unknown_option(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_text("model: x\ngrid: {nodse: [8]}")
+    with pytest.raises(AutoshardError, match=r"has 'nodse', which is not an option; options: model, instance, nodes,"):
+        read_sweep(path)
+
+
+def test_too_many_points(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_text(f"model: x\ngrid:\n  nodes: {list(range(1, 200))}\n  tp: {list(range(1, 200))}\n")
+    with pytest.raises(AutoshardError, match=r"has 39,601 points; at most 10,000 are planned in one sweep$"):
+        read_sweep(path)
+
+
+def outcome(devices: int, tokens_per_s: float) -> Outcome:
+    return Outcome(OK, "", "nxd", devices, "tp=1", 1.0, tokens_per_s, 0.4, 1e9, 2e9)
+
+
+def test_lines_of_the_plot() -> None:
+    assert x_option(SWEEP) == "nodes"
+    points = list(SWEEP.points)
+    outcomes = [Outcome(DOES_NOT_FIT), outcome(256, 100.0), outcome(512, 150.0), outcome(512, 190.0)]
+    found = lines(SWEEP, list(zip(points, outcomes, strict=True)), "nodes")
+    assert {label: [x for x, _ in line] for label, line in found.items()} == {
+        "global_batch 1,024": [8.0, 16.0],
+        "global_batch 512": [16.0],
+    }
+    # 100 tokens/s on 256 devices, 190 on 512: 95 % of linear scaling
+    assert efficiencies(found["global_batch 1,024"]) == pytest.approx([1.0, 0.95])
+
+
+def test_plot_is_a_png(tmp_path: Path) -> None:
+    outcomes, _ = run(tmp_path, Planner())
+    assert write_plot(SWEEP, outcomes, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    assert not write_plot(replace(SWEEP, grid={"recompute": ("full",)}), outcomes, tmp_path / "none.png")
+
+
+def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The table is there without matplotlib, and one line says what to install."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr("autoshard.commands.planning.plan_for", Planner())
+    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
+    Path("toy.yaml").write_text("model: llama3-70b\ngrid: {nodes: [8, 16], global_batch: [512, 1024]}\n")
+    assert main(["sweep", "toy.yaml"]) == 0
+    printed, errors = capsys.readouterr()
+    assert errors == "autoshard: the plot needs matplotlib: pip install 'autoshard[plot]'\n"
+    assert printed.splitlines()[0].split() == [
+        "nodes",
+        "global",
+        "batch",
+        "step",
+        "tokens/s",
+        "MFU",
+        "memory",
+        "layout",
+    ]
+    assert "does not fit: no layout fits: 8 nodes are too few" in " ".join(printed.split())
+    assert printed.endswith("\nsweeps/toy/results.csv\n")
+    assert main(["sweep", "toy.yaml", "--format", "json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values[3]["options"] == {"model": "llama3-70b", "nodes": 16, "global_batch": 1024}
+    assert values[3]["step_time_s"] == plan_70b().estimate.step_time_s
+
+
+def test_wandb_gets_every_point_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from autoshard.sweep.run import log_to_wandb
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    outcomes, _ = run(tmp_path, Planner())
+    places = log_to_wandb(SWEEP, outcomes, tmp_path, "autoshard")
+    assert places[-1].startswith(f"wandb sync {tmp_path}/wandb/offline-run-")
+    steps = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [step["fits"] for step in steps] == [0.0, 1.0, 1.0, 1.0]
+    assert steps[3]["tokens_per_s"] == plan_70b().estimate.tokens_per_s
+    assert steps[3]["nodes"] == 16
