@@ -1,0 +1,206 @@
+"""`autoshard run` as a user runs it: rehearsals, plans for this machine, torchrun, and what goes wrong."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from safetensors.torch import load_file, save_file
+
+from autoshard.layout.plan_json import write_plan
+from autoshard.runtime.launch import run_processes
+from autoshard.runtime.report import result_tables, verdict
+from tests.multiprocess.plans import FP32, MODELS, plan_of, strategy
+
+TINY = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 256,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+}
+
+
+def autoshard(folder: Path, *arguments: str, seconds: float = 120) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
+    return subprocess.run(
+        [sys.executable, "-m", "autoshard", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        env={**environment, "HOME": str(folder), "WANDB_MODE": "offline"},
+    )
+
+
+def tiny_plan(folder: Path, *options: str) -> Path:
+    """A plan for 8 processes of this machine."""
+    (folder / "config.json").write_text(json.dumps(TINY))
+    made = autoshard(
+        folder, "plan", "--model", "config.json", "--instance", "cpu", "--nodes", "1", "--seq-len", "64",
+        "--global-batch", "8", *options,
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    return folder / "plan.json"
+
+
+def test_a_70b_plan_is_rehearsed(tmp_path: Path) -> None:
+    assert autoshard(tmp_path, "plan", "--model", "llama3-70b", "--nodes", "16").returncode == 0
+    ran = autoshard(tmp_path, "run", "plan.json", "--steps", "6", "--wandb")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "REHEARSAL of llama3-70b on 16 x trn1.32xlarge" in ran.stdout
+    assert ran.stdout.rstrip().endswith("OK: the sharded run equals one process")
+    assert "\x1b" not in ran.stdout
+    (directory,) = (tmp_path / "runs").iterdir()
+    steps = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    assert [one["step"] for one in steps] == list(range(6))
+    assert steps[-1]["loss"] < steps[0]["loss"]
+    assert list((directory / "tensorboard").iterdir())
+    assert list((directory / "wandb").glob("offline-run-*"))
+    result = json.loads((directory / "result.json").read_text())
+    assert result["ok"] is True
+    assert len(result["peak_memory_bytes"]) == 8
+
+
+def test_a_moe_plan_with_expert_parallelism_is_rehearsed(tmp_path: Path) -> None:
+    pins = ("--tp", "8", "--pp", "4", "--ep", "4")
+    made = autoshard(tmp_path, "plan", "--model", "mixtral-8x7b", "--nodes", "8", *pins)
+    assert made.returncode == 0, made.stderr
+    ran = autoshard(tmp_path, "run", "plan.json", "--steps", "3")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "not rehearsed: dp (all axes together take --processes 16)" in ran.stdout
+
+
+def test_a_plan_for_this_machine_runs_as_planned(tmp_path: Path) -> None:
+    tiny_plan(tmp_path, "--tp", "2", "--pp", "2")
+    ran = autoshard(tmp_path, "run", "plan.json", "--steps", "3")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "Running as planned: 8 processes of this machine" in ran.stdout
+    assert "in 3 steps" in ran.stdout
+
+
+def test_torchrun_with_the_plans_world_size_runs_as_planned(tmp_path: Path) -> None:
+    tiny_plan(tmp_path, "--tp", "2", "--dp", "2", "--pp", "2", "--cp", "1")
+    ran = torchrun(tmp_path, 8)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "Running as planned: 8 ranks of torchrun" in ran.stdout
+    (directory,) = (tmp_path / "runs").iterdir()
+    assert len((directory / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_torchrun_with_another_world_size_is_refused(tmp_path: Path) -> None:
+    tiny_plan(tmp_path)
+    ran = torchrun(tmp_path, 2)
+    assert ran.returncode != 0
+    assert (
+        "autoshard: error: torchrun started 2 processes; the plan has 8 ranks: start as many, or none "
+        "(without torchrun it is rehearsed)" in ran.stderr
+    )
+    assert not (tmp_path / "runs").exists()
+
+
+def torchrun(folder: Path, processes: int) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    return subprocess.run(
+        [*command, "-m", "autoshard", "run", "plan.json", "--steps", "2"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+@pytest.mark.parametrize(("blow", "expected"), [("kill a rank", 1), ("Ctrl-C", 130)])
+def test_a_blow_ends_every_process_with_one_message(tmp_path: Path, blow: str, expected: int) -> None:
+    tiny_plan(tmp_path, "--tp", "2", "--dp", "2", "--pp", "2")
+    command = [sys.executable, "-m", "autoshard", "run", "plan.json", "--steps", "100000"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    workers = wait_for_workers(tmp_path, process)
+    start = time.monotonic()
+    if blow == "Ctrl-C":
+        process.send_signal(signal.SIGINT)
+    else:
+        workers[3].send_signal(signal.SIGKILL)
+    _, stderr = process.communicate(timeout=20)
+    assert time.monotonic() - start < 10
+    assert process.returncode == expected, stderr
+    lines = [line for line in stderr.splitlines() if line.startswith("autoshard: error:")]
+    assert len(lines) == 1
+    if blow == "kill a rank":
+        assert "rank " in lines[0]
+        assert "SIGKILL" in lines[0]
+    _, alive = psutil.wait_procs(workers, timeout=5)
+    assert not alive
+
+
+def wait_for_workers(folder: Path, process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """The 8 ranks, once the first step is done."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()
+        metrics = list((folder / "runs").glob("*/metrics.jsonl"))
+        if metrics and metrics[0].read_text():
+            return psutil.Process(process.pid).children()
+        time.sleep(0.1)
+    raise AssertionError("no step within a minute")
+
+
+def test_a_wrong_gradient_is_found_and_named(tmp_path: Path) -> None:
+    plan = plan_of(replace(MODELS["llama"], vocab_size=256), strategy(tp=2), 2, FP32)
+    write_plan(plan, tmp_path / "plan.json")
+    arguments = {
+        "plan": str(tmp_path / "plan.json"),
+        "tensors": str(tmp_path),
+        "steps": 2,
+        "learning_rate": 1e-3,
+        "warmup_steps": 0,
+        "seed": 0,
+        "data": str(small_text(tmp_path)),
+        "tokenizer": None,
+        "device": "cpu",
+        "rehearsal": True,
+    }
+    sharded = run(tmp_path, "train", arguments, 2)
+    spoil(tmp_path / "rank-00001.safetensors", "check.gradient/0/model.layers.2.mlp.up_proj.weight")
+    alone = run(tmp_path, "compare", arguments, 1)
+    found = verdict(plan, sharded, alone[0])
+    assert not found.ok
+    assert found.line.startswith("FAILED: gradients (FP32, one step) differs by ")
+    assert "model.layers.2.mlp.up_proj.weight" in result_tables(found)
+
+
+def small_text(folder: Path) -> Path:
+    text = folder / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog. " * 50)
+    return text
+
+
+def run(folder: Path, name: str, arguments: dict[str, object], processes: int) -> tuple[dict[str, object] | None, ...]:
+    outcome = run_processes(
+        f"autoshard.runtime.torch_backend.worker:{name}",
+        arguments,
+        processes,
+        on_message=lambda message: None,
+        log_directory=folder / "logs",
+        hang_timeout_s=100,
+    )
+    assert outcome.exit_code == 0, outcome.message
+    return outcome.results
+
+
+def spoil(path: Path, key: str) -> None:
+    """One number of a hundred off by a factor of two."""
+    tensors = load_file(path)
+    tensors[key].view(-1)[::100] *= 2
+    save_file(tensors, path)
