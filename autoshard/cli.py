@@ -8,15 +8,17 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import autoshard
-from autoshard.commands import explain, plan, run, sweep, validate
-from autoshard.commands.completion import PrintCompletion
-from autoshard.commands.parser import Parser
 from autoshard.errors import AutoshardError
 
-COMMANDS: dict[str, ModuleType] = {"plan": plan, "explain": explain, "validate": validate, "run": run, "sweep": sweep}
+if TYPE_CHECKING:
+    from autoshard.commands.parser import Parser
+
+COMMANDS = ("plan", "explain", "validate", "run", "sweep")
 DESCRIPTION = """\
 Plan how a large model is sharded over AWS Trainium, prove the plan, run it.
 
@@ -60,18 +62,27 @@ def _drop_output() -> None:
 def _run(arguments: Sequence[str]) -> int:
     parsed = build_parser(arguments[0] if arguments else "").parse_args(list(arguments))
     values = vars(parsed[parsed.command])
-    code: int = COMMANDS[parsed.command].run(values)
+    code: int = command_module(parsed.command).run(values)
     return code
+
+
+def command_module(name: str) -> ModuleType:
+    """Imported here and not above, so that Ctrl-C is met by `main` from the start."""
+    return import_module(f"autoshard.commands.{name}")
 
 
 def build_parser(command: str = "") -> Parser:
     """With all commands; with the options of `command` only, where it is one: building them all takes time."""
+    from autoshard.commands.completion import PrintCompletion
+    from autoshard.commands.parser import Parser
+
     wanted = {command} if command in COMMANDS else set(COMMANDS)
     parser = Parser(prog="autoshard", usage=USAGE, description=DESCRIPTION, version=autoshard.__version__)
     parser.add_argument("--print-completion", action=PrintCompletion, build=build_parser)
     subcommands = parser.add_subcommands(dest="command", metavar="COMMAND", title="commands", description=None)
-    for name, module in COMMANDS.items():
+    for name in COMMANDS:
         if name in wanted:
+            module = command_module(name)
             child = Parser(usage=module.USAGE, description=module.DESCRIPTION)
             module.add_arguments(child)
             subcommands.add_subcommand(name, child, help=module.SUMMARY)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import autoshard
-from autoshard.cli import COMMANDS, build_parser, main
+from autoshard.cli import COMMANDS, build_parser, command_module, main
 from autoshard.commands.plan_options import OPTIONS, request_from
 from autoshard.commands.planning import plan_for
 from autoshard.layout.plan_json import write_plan
@@ -230,7 +230,7 @@ def test_interrupt_ends_quietly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     def interrupted(values: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(COMMANDS["validate"], "run", interrupted)
+    monkeypatch.setattr(command_module("validate"), "run", interrupted)
     assert main(["validate", "plan.json"]) == 130
     assert capsys.readouterr() == ("", "")
 
