@@ -16,15 +16,16 @@ from autoshard.schedules import SCHEDULES
 class RankLoad:
     """One pipeline rank. blocks: of each of its chunks. ends: embedding or head or both, whichever it has.
 
-    in_flight: most chunk activations that it holds at once. heads_in_flight: most microbatches whose head it holds.
+    in_flight: most chunk activations that it holds at once. embeddings_in_flight, heads_in_flight: most microbatches
+    whose embedding or head it holds.
     """
 
     rank: int
     parts: Parts
     blocks: tuple[int, ...]
     ends: tuple[Part, ...]
-    has_head: bool
     in_flight: int
+    embeddings_in_flight: int
     heads_in_flight: int
 
     @cached_property
@@ -40,7 +41,7 @@ class RankLoad:
 
     @cached_property
     def ends_seconds(self) -> Seconds:
-        return add_up(seconds for end in self.ends for seconds in (end.forward, end.backward))
+        return add_up(seconds for end in self.ends for seconds in (end.forward, end.recompute, end.backward))
 
     @cached_property
     def num_parameters(self) -> int:
@@ -59,14 +60,16 @@ class RankLoad:
 def rank_load(strategy: Strategy, parts: Parts, num_microbatches: int, rank: int) -> RankLoad:
     """What pipeline rank `rank` has under a strategy whose schedule is legal."""
     pp, vpp = strategy.pp, strategy.num_virtual_stages
-    has_head = rank == pp - 1
+    first, last = rank == 0, rank == pp - 1
     warm_up = SCHEDULES[strategy.schedule].warm_up
     assert warm_up is not None, strategy.schedule
     in_flight = warm_up(rank, pp, num_microbatches, vpp)
-    # Before its first backward a rank runs pp microbatches through each chunk in turn, the head's chunk last.
-    heads = max(1, in_flight - (vpp - 1) * pp) if has_head else 0
-    ends = rank_ends(parts, rank == 0, has_head)
-    return RankLoad(rank, parts, strategy.stage_layers[rank::pp], ends, has_head, in_flight, heads)
+    # Before its first backward a rank runs pp microbatches through each chunk in turn: the head's chunk comes last, and
+    # two turns of the embedding's chunk come before the first backward through it.
+    embeddings = min(in_flight, 2 * pp if vpp > 1 and num_microbatches > pp else pp) if first else 0
+    heads = max(1, in_flight - (vpp - 1) * pp) if last else 0
+    blocks, ends = strategy.stage_layers[rank::pp], rank_ends(parts, first, last)
+    return RankLoad(rank, parts, blocks, ends, in_flight, embeddings, heads)
 
 
 def rank_ends(parts: Parts, first: bool, last: bool) -> tuple[Part, ...]:

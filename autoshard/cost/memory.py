@@ -24,7 +24,7 @@ MEMORY_TERMS = (
     "gradients",
     "optimizer state",
     "kept activations",
-    "logits and loss",
+    "embedding, logits and loss",
     "recompute",
     "working buffers",
     "pipeline buffers",
@@ -39,7 +39,8 @@ def memory_values(load: RankLoad, precision: Precision, mesh: Mesh, zero1: bool,
     parameters: as forward and backward read them. gradients: their sum over microbatches, whole on every rank, and
     where that has a dtype of its own the gradients that one backward, a compiled graph, hands over at its end.
     optimizer state: master weights and two moments, under ZeRO-1 1/n of them on each of the n ranks that sum a
-    gradient. kept activations: of every microbatch in flight, chunk by chunk. logits and loss: what the head keeps.
+    gradient. kept activations: of every microbatch in flight, chunk by chunk. embedding, logits and loss: what the
+    ends of the model keep.
     recompute: what replaying one segment keeps. working buffers: the largest operator's activations and as many
     gradients.
     """
@@ -47,8 +48,8 @@ def memory_values(load: RankLoad, precision: Precision, mesh: Mesh, zero1: bool,
     master = 0 if precision.master_dtype is None else DTYPE_BYTES[precision.master_dtype]
     state = owned_parameters(load, mesh, zero1) * (master + 2 * DTYPE_BYTES[precision.optimizer_dtype])
     kept = load.in_flight * max(load.blocks) * block.kept_bytes
-    ends = sum((load.heads_in_flight if load.has_head else load.in_flight) * end.kept_bytes for end in load.ends)
-    replay = block.replay_bytes
+    ends = sum(max(load.embeddings_in_flight, load.heads_in_flight) * end.kept_bytes for end in load.ends)
+    replay = max(part.replay_bytes for part in (block, *load.ends))
     working = max(part.working_bytes for part in (block, *load.ends))
     boundary = 0.0 if mesh.pp == 1 else BOUNDARY_BUFFERS * load.parts.hidden_bytes
     handed_over = _handed_over_bytes(load, precision)

@@ -4,7 +4,7 @@ live."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 
 from autoshard.cost.compute import operator_seconds
@@ -49,17 +49,15 @@ class Seconds:
     def collectives(self) -> float:
         return self.tensor_parallel + self.context_parallel + self.expert_parallel
 
-    def __add__(self, other: Seconds) -> Seconds:
-        return Seconds(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Seconds)))
-
-    def __mul__(self, count: float) -> Seconds:
-        return Seconds(*(count * getattr(self, f.name) for f in fields(Seconds)))
+    @property
+    def values(self) -> tuple[float, ...]:
+        """In the order of the fields."""
+        return (self.compute, self.attention, self.tensor_parallel, self.context_parallel, self.expert_parallel)
 
 
 def add_up(seconds: Iterable[Seconds]) -> Seconds:
     """Sum, field by field."""
-    items = tuple(seconds)
-    return Seconds(*(sum(getattr(item, f.name) for item in items) for f in fields(Seconds)))
+    return Seconds(*map(sum, zip(Seconds().values, *(item.values for item in seconds), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -126,8 +124,8 @@ def price_program(program: Program, device: Device, dtype: str, collective_s: Co
     forward, backward = [], []
     for step in program.steps:
         ahead, back = _operators(program, step, device, dtype)
-        forward.append(ahead + _collectives(forward_collectives(program, step), collective_s))
-        backward.append(back + _collectives(backward_collectives(program, step), collective_s))
+        forward.append(add_up((ahead, _collectives(forward_collectives(program, step), collective_s))))
+        backward.append(add_up((back, _collectives(backward_collectives(program, step), collective_s))))
     parameters: dict[tuple[str, ...], int] = {}
     for name, count in parameter_elements(program).items():
         axes = program.gradient_sync.get(name, ())

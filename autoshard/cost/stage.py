@@ -6,11 +6,13 @@ programs serve every layout with the same local shapes, whatever pp, dp and sche
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from autoshard.cost.collectives import collective_time_s, group_shape
-from autoshard.cost.program import Part, PricedProgram, price_program
+from autoshard.cost.program import Part, PricedProgram, Seconds, price_program
+from autoshard.graph.recompute import RECOMPUTE_SETS
 from autoshard.layout.mesh import DATA_AXES, Mesh, build_mesh
 from autoshard.layout.sharding import stage_program
 from autoshard.layout.strategy import Strategy
@@ -18,6 +20,9 @@ from autoshard.models.stage import dim_sizes, stage_graph
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import DTYPE_BYTES, TrainingSpec
+
+FIRST_MODULE = "attention_norm"
+"""Of a block: what reads the activation that the stage before or the embedding hands over."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +70,16 @@ def mesh_order(mesh: Mesh) -> tuple[tuple[str, int], ...]:
 @lru_cache(maxsize=4096)
 def stage_parts(model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: LocalShape, recompute: str) -> Parts:
     """What a stage of this local shape is made of."""
-    block, embedding, head, tied = _priced_parts(model, training, cluster, shape)
+    priced, embedding, head, tied = _priced_parts(model, training, cluster, shape)
+    block = priced.part(recompute)
+    if FIRST_MODULE in RECOMPUTE_SETS[recompute]:
+        first = _first_block(model, training, cluster, shape).part(recompute)
+        tied = None if tied is None else _with_replay(tied, embedding, first, block)
+        embedding = _with_replay(embedding, embedding, first, block)
     inside = shape.cp * (shape.tp if shape.sequence_parallel else 1)
     elements = shape.microbatch_size * training.sequence_length * model.hidden_size // inside
     return Parts(
-        block.part(recompute),
+        block,
         embedding,
         head,
         tied,
@@ -82,6 +92,37 @@ def _priced_parts(
     model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: LocalShape
 ) -> tuple[PricedProgram, Part, Part, Part | None]:
     """Block, embedding, head, and embedding with head where they share a table. Only blocks are ever recomputed."""
+    priced = stage_pricer(model, training, cluster, shape)
+    embedding, head = priced(0, True, False).part("none"), priced(0, False, True).part("none")
+    tied = priced(0, True, True).part("none") if model.tie_word_embeddings else None
+    return priced(1, False, False), embedding, head, tied
+
+
+@lru_cache(maxsize=1024)
+def _first_block(model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: LocalShape) -> PricedProgram:
+    """The embedding and a block behind it."""
+    return stage_pricer(model, training, cluster, shape)(1, True, False)
+
+
+def _with_replay(end: Part, embedding: Part, first_block: Part, block: Part) -> Part:
+    """An end of the model where the block behind the embedding is recomputed.
+
+    Its segment begins with the embedding's output before that is redistributed: what the first block of a model repeats
+    and keeps more than other blocks is charged to the embedding.
+    """
+    more = zip(first_block.recompute.values, block.recompute.values, strict=True)
+    return replace(
+        end,
+        recompute=Seconds(*(max(0.0, first - other) for first, other in more)),
+        kept_bytes=end.kept_bytes + first_block.kept_bytes - block.kept_bytes - embedding.kept_bytes,
+        replay_bytes=first_block.replay_bytes,
+    )
+
+
+def stage_pricer(
+    model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: LocalShape
+) -> Callable[[int, bool, bool], PricedProgram]:
+    """(blocks, with embedding, with head) -> their program at this local shape, priced."""
     mesh = stage_mesh(model, cluster, shape)
     batch = shape.microbatch_size * mesh.size(DATA_AXES)
     sizes = dim_sizes(model, batch, training.sequence_length, shape.tp, training.expert_capacity_factor)
@@ -98,9 +139,7 @@ def _priced_parts(
         program = stage_program(graph, mesh.stage_axes, shape.sequence_parallel)
         return price_program(program, cluster.device, dtype, collective_s)
 
-    embedding, head = priced(0, True, False).part("none"), priced(0, False, True).part("none")
-    tied = priced(0, True, True).part("none") if model.tie_word_embeddings else None
-    return priced(1, False, False), embedding, head, tied
+    return priced
 
 
 def strategy_mesh(model: ModelSpec, cluster: Cluster, strategy: Strategy) -> Mesh:

@@ -1,0 +1,164 @@
+"""Bytes on one rank: cases worked by hand against the schedule's own action lists."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from autoshard.cost.estimate import estimate
+from autoshard.cost.load import rank_load, telling_ranks
+from autoshard.cost.memory import BUCKET_BYTES, MEMORY_TERMS, memory_values
+from autoshard.cost.stage import Parts, strategy_mesh, strategy_parts
+from autoshard.layout.strategy import Strategy, even_stage_layers
+from autoshard.models.registry import load_model
+from autoshard.models.stage import parameter_count
+from autoshard.schedules import actions, in_flight
+from autoshard.spec.cluster import Cluster, load_cluster
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.training import TrainingSpec, load_precision
+
+MODEL = replace(
+    load_model("llama3-8b"),
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=8,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    vocab_size=256,
+)
+TRAINING = TrainingSpec(sequence_length=32, global_batch_size=16, precision=load_precision("mixed_precision"))
+
+
+def strategy(**changes: Any) -> Strategy:
+    fields: dict[str, Any] = dict.fromkeys(("tp", "pp", "dp", "cp", "ep", "num_virtual_stages", "microbatch_size"), 1)
+    fields |= {"schedule": "1f1b", "recompute": "none", "sequence_parallel": changes.get("tp", 1) > 1, "zero1": True}
+    fields |= {"attention_kernel": "flash", **changes}
+    stages = fields["pp"] * fields["num_virtual_stages"]
+    return Strategy(**{"stage_layers": even_stage_layers(MODEL.num_hidden_layers, stages), **fields})
+
+
+def cluster_of(s: Strategy) -> Cluster:
+    """As many CPU devices as the strategy has ranks, on one node."""
+    cluster = load_cluster("cpu", 1)
+    link = cluster.intra_node[-1][1]
+    return replace(cluster, devices_per_node=s.world_size, devices_per_chip=1, intra_node=((s.world_size, link),))
+
+
+def terms(s: Strategy, rank: int = 0, training: TrainingSpec = TRAINING, model: ModelSpec = MODEL) -> dict[str, float]:
+    memory = estimate(model, training, cluster_of(s), s).memory[rank]
+    return {term.name: term.value for term in memory.terms}
+
+
+def toy_parts(s: Strategy) -> Parts:
+    return strategy_parts(MODEL, TRAINING, cluster_of(s), s)
+
+
+def test_state_of_one_device() -> None:
+    count = parameter_count(MODEL)
+    one = terms(strategy())
+    assert one["parameters"] == 2 * count
+    # the FP32 sum, and the bf16 gradients that one backward hands over
+    assert one["gradients"] == (4 + 2) * count
+    # FP32 master weights and two FP32 moments
+    assert one["optimizer state"] == 12 * count
+
+
+def test_zero1_shares_the_optimizer_state_and_nothing_else() -> None:
+    one, four = terms(strategy()), terms(strategy(dp=4))
+    assert four["optimizer state"] == pytest.approx(one["optimizer state"] / 4)
+    assert four["parameters"] == one["parameters"] and four["gradients"] == one["gradients"]
+    assert terms(strategy(dp=4, zero1=False))["optimizer state"] == one["optimizer state"]
+
+
+def test_context_parallel_ranks_share_the_optimizer_state_too() -> None:
+    assert terms(strategy(dp=2, cp=2))["optimizer state"] == pytest.approx(terms(strategy())["optimizer state"] / 4)
+
+
+def test_everything_in_bf16_has_no_master_and_no_gradients_handed_over() -> None:
+    training = replace(TRAINING, precision=load_precision("bf16_sr"))
+    one, count = terms(strategy(), training=training), parameter_count(MODEL)
+    assert (one["parameters"], one["gradients"], one["optimizer state"]) == (2 * count, 2 * count, 4 * count)
+
+
+def test_tensor_parallel_norms_are_on_every_rank() -> None:
+    # 2 norms a block and the last one are not split; the rest is halved
+    norms = (2 * MODEL.num_hidden_layers + 1) * MODEL.hidden_size
+    assert terms(strategy(tp=2))["parameters"] == 2 * ((parameter_count(MODEL) - norms) / 2 + norms)
+
+
+def test_first_of_four_stages_holds_four_microbatches() -> None:
+    s = strategy(pp=4)
+    kept = toy_parts(s).block.kept_bytes
+    assert [terms(s, rank)["kept activations"] for rank in range(4)] == [
+        4 * 2 * kept,
+        3 * 2 * kept,
+        2 * 2 * kept,
+        2 * kept,
+    ]
+    # the head is on the last stage, for one microbatch
+    assert [terms(s, rank)["embedding, logits and loss"] > 0 for rank in range(4)] == [False, False, False, True]
+
+
+def test_full_recompute_keeps_one_hidden_activation_a_block() -> None:
+    # 32 tokens x 64 x 2 bytes for each of 8 blocks
+    assert terms(strategy(recompute="full"))["kept activations"] == 8 * 32 * 64 * 2
+    assert terms(strategy())["recompute"] == 0 < terms(strategy(recompute="full"))["recompute"]
+
+
+def test_logits_are_kept_in_fp32() -> None:
+    # probabilities 32 x 256 x 4 bytes, the norm's input and the projection's 32 x 64 x 2 each, one FP32 statistic a row
+    assert terms(strategy())["embedding, logits and loss"] == 32 * 256 * 4 + 2 * 32 * 64 * 2 + 32 * 4
+
+
+def test_one_device_has_neither_pipeline_buffers_nor_buckets() -> None:
+    one = terms(strategy())
+    assert one["pipeline buffers"] == one["collective buckets"] == 0
+    # received and sent, forward and backward: 4 x 32 x 64 x 2 bytes
+    assert terms(strategy(pp=2))["pipeline buffers"] == 4 * 32 * 64 * 2
+
+
+def test_buckets_count_as_far_as_activations_leave_no_room() -> None:
+    s = strategy(dp=4)
+    one = terms(s)
+    in_work = ("kept activations", "embedding, logits and loss", "recompute", "working buffers", "pipeline buffers")
+    # FP32 gradients and bf16 parameters on their way: less than a bucket each
+    wanted = (4 + 2) * parameter_count(MODEL)
+    assert wanted < BUCKET_BYTES
+    assert one["collective buckets"] == pytest.approx(max(0, wanted - sum(one[name] for name in in_work)))
+
+
+@pytest.mark.parametrize(
+    ("pp", "count", "vpp"), [(1, 4, 1), (4, 2, 1), (4, 16, 1), (2, 2, 2), (2, 8, 4), (4, 4, 2), (4, 8, 2)]
+)
+def test_microbatches_in_flight_are_those_of_the_schedule(pp: int, count: int, vpp: int) -> None:
+    schedule = "1f1b" if vpp == 1 else "interleaved"
+    s = strategy(pp=pp, num_virtual_stages=vpp, schedule=schedule)
+    orders = actions(schedule, pp, count, vpp)
+    peaks = in_flight(orders)
+    for rank in range(pp):
+        load = rank_load(s, toy_parts(s), count, rank)
+        held, most = 0, 0
+        for action in orders[rank]:
+            held += 1 if action.kind == "F" else -1
+            most = max(most, held)
+        assert load.in_flight == most
+        assert load.embeddings_in_flight == (peaks[rank][0] if rank == 0 else 0)
+        assert load.heads_in_flight == (peaks[rank][-1] if rank == pp - 1 else 0)
+
+
+@pytest.mark.parametrize("layers", [(2, 2, 2, 2), (1, 2, 3, 2), (2, 3, 2, 1), (3, 1, 1, 3)])
+def test_telling_ranks_hold_the_fullest(layers: tuple[int, ...]) -> None:
+    s = strategy(pp=4, stage_layers=layers)
+    mesh, parts = strategy_mesh(MODEL, cluster_of(s), s), toy_parts(s)
+    device = cluster_of(s).device
+    totals = [
+        sum(memory_values(rank_load(s, parts, 16, rank), TRAINING.precision, mesh, True, device)) for rank in range(4)
+    ]
+    assert max(totals[rank] for rank in telling_ranks(s)) == max(totals)
+
+
+def test_terms_are_named_once_and_end_with_the_reserve() -> None:
+    assert tuple(terms(strategy())) == MEMORY_TERMS
+    assert len(set(MEMORY_TERMS)) == len(MEMORY_TERMS)
+    assert terms(strategy())["runtime and compiler reserve"] == cluster_of(strategy()).device.reserved_memory_bytes
