@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
@@ -105,9 +105,3 @@ def progress(total: int, shown: bool) -> Iterator[Advance]:
     with bar as running:
         task = running.add_task("planning", total=total, word="")
         yield lambda word: running.update(task, advance=1, word=word)
-
-
-def best(outcomes: Sequence[tuple[Point, Outcome]]) -> tuple[Point, Outcome] | None:
-    """The point with the most tokens per second."""
-    fitting = [one for one in outcomes if one[1].status == OK]
-    return max(fitting, key=lambda one: one[1].tokens_per_s or 0.0, default=None)
