@@ -13,7 +13,7 @@ from autoshard.spec.training import DTYPE_BYTES
 
 
 def step_collectives(plan: Plan, pipeline_rank: int) -> Counter[Collective]:
-    """Of each device of one pipeline rank. Left out: the sends and receives between stages, which the schedule gives."""
+    """Of each device of one pipeline rank. Left out: what stages send to each other, which the schedule gives."""
     programs = {stage.index: plan.program(stage.layers, stage.has_embedding, stage.has_head) for stage in plan.stages}
     own = [programs[stage.index] for stage in plan.stages if stage.pipeline_rank == pipeline_rank]
     total: Counter[Collective] = Counter()
