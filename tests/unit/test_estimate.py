@@ -114,7 +114,7 @@ def _parameters(part: Part) -> float:
 
 def test_megatron_collectives_of_a_block() -> None:
     # tp=2 with sequence parallelism on a link of 1 GB/s and 1 us: half of a hidden activation of 32 x 64 x 2 bytes
-    # comes from the other rank. Forward 2 all-gathers and 2 reduce-scatters; backward their duals and both gathers again.
+    # comes from the other rank. Forward 2 all-gathers and 2 reduce-scatters; backward their duals, the gathers twice.
     cluster, shape = _devices(2), replace(SHAPE, tp=2, sequence_parallel=True)
     one_s = cluster.collective_launch_s + 1e-6 + 32 * 64 * 2 / 2 / 1e9
     block = stage_parts(LLAMA, TRAINING, cluster, shape, "none").block

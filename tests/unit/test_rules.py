@@ -1,0 +1,247 @@
+"""Every layout rule: what it says of a layout that breaks it, word for word, and that legal ones pass."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from autoshard.errors import AutoshardError
+from autoshard.layout.strategy import Strategy, even_stage_layers
+from autoshard.models.registry import load_model
+from autoshard.search.rules import ALL_RULES, Problem, check_strategy, divisors, warnings
+from autoshard.spec.cluster import load_cluster
+from autoshard.spec.training import TrainingSpec, load_precision
+
+LLAMA_70B, LLAMA_8B, LLAMA_13B = (load_model(name) for name in ("llama3-70b", "llama3-8b", "llama2-13b"))
+MIXTRAL, GPT3 = load_model("mixtral-8x7b"), load_model("gpt3-175b")
+TRN1, TRN2, CPU = load_cluster("trn1.32xlarge", 16), load_cluster("trn2.48xlarge", 4), load_cluster("cpu", 1)
+TRAINING = TrainingSpec(8192, 1024, load_precision("mixed_precision"))
+
+
+def problem(**changes: Any) -> Problem:
+    return Problem(**{"model": LLAMA_70B, "training": TRAINING, "cluster": TRN1, "backend": "nxd", **changes})
+
+
+def strategy(layers: int = 80, **changes: Any) -> Strategy:
+    """The published layout of llama3-70b on 16 trn1 nodes, with changes."""
+    fields: dict[str, Any] = {"tp": 32, "pp": 8, "dp": 2, "cp": 1, "ep": 1, "num_virtual_stages": 1}
+    fields |= {"microbatch_size": 1, "schedule": "1f1b", "recompute": "core_attention+mlp", "zero1": True}
+    fields |= {"attention_kernel": "flash", **changes}
+    fields.setdefault("sequence_parallel", fields["tp"] > 1)
+    stages = fields["pp"] * fields["num_virtual_stages"]
+    return Strategy(**{"stage_layers": even_stage_layers(layers, stages), **fields})
+
+
+def length(tokens: int, batch: int = 1024) -> TrainingSpec:
+    return replace(TRAINING, sequence_length=tokens, global_batch_size=batch)
+
+
+def on(cluster: str, nodes: int, lnc: int | None = None) -> dict[str, Any]:
+    return {"cluster": load_cluster(cluster, nodes, lnc)}
+
+
+BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({}, {"dp": 4}, "tp=32 x pp=8 x dp=4 x cp=1 is 1,024 devices; 16 x trn1.32xlarge has 512"),
+    ({}, {"tp": 4, "dp": 16}, "tp=4 is not a group of trn1.32xlarge at lnc 1; degrees that are: 1, 2, 8, 32"),
+    ({}, {"tp": 64, "dp": 1}, "tp=64 is not a group of trn1.32xlarge at lnc 1; degrees that are: 1, 2, 8, 32"),
+    (
+        on("trn2.48xlarge", 8),
+        {"tp": 32, "dp": 2},
+        "tp=32 is not a group of trn2.48xlarge at lnc 2; degrees that are: 1, 4, 16, 64",
+    ),
+    (
+        on("trn2.48xlarge", 4, 1),
+        {"tp": 16, "dp": 4},
+        "tp=16 is not a group of trn2.48xlarge at lnc 1; degrees that are: 1, 4, 8, 32",
+    ),
+    (
+        {"model": LLAMA_13B, **on("trn1.32xlarge", 4)},
+        {"tp": 32, "pp": 2, "layers": 40},
+        "tp=32 must divide num_attention_heads=40 of llama2-13b; degrees that fit here: 1, 2, 4, 8",
+    ),
+    (
+        {"model": replace(LLAMA_70B, num_attention_heads=96, num_key_value_heads=12)},
+        {},
+        (
+            "tp=32 must divide num_key_value_heads=12 of llama3-70b or be a multiple of it; "
+            "degrees that fit here: 1, 2, 3, 4, 6, 12, 24, 48, 96"
+        ),
+    ),
+    (
+        {"model": replace(LLAMA_70B, intermediate_size=28656)},
+        {},
+        "tp=32 must divide intermediate_size=28656 of llama3-70b",
+    ),
+    ({"training": length(8208)}, {}, "cp=1 x tp=32 must divide sequence_length=8208"),
+    (
+        {},
+        {"dp": 2, "ep": 2},
+        "ep=2 has no experts to split: llama3-70b has none; use ep=1",
+    ),
+    (
+        {"model": replace(MIXTRAL, num_local_experts=6), **on("trn1.32xlarge", 4)},
+        {"pp": 1, "dp": 4, "ep": 4, "layers": 32},
+        "ep=4 must divide num_local_experts=6 of mixtral-8x7b; degrees that fit here: 1, 2",
+    ),
+    (
+        {"model": MIXTRAL, **on("trn1.32xlarge", 8)},
+        {"pp": 4, "dp": 1, "cp": 2, "layers": 32},
+        "cp=2 with experts is not supported: mixtral-8x7b routes whole sequences; use cp=1",
+    ),
+    (
+        on("trn1.32xlarge", 3),
+        {"tp": 8, "pp": 4, "dp": 3},
+        "tp x cp x dp=24 straddles nodes unevenly; it must divide their 32 devices or be a multiple of them",
+    ),
+    (
+        on("trn1.32xlarge", 4),
+        {"tp": 8, "pp": 8, "dp": 2},
+        "dp=2 must be 1 or at least 4 with tp=8 where pp=8 is more than 1: NxD Training checks it",
+    ),
+    (
+        on("trn1.32xlarge", 1),
+        {"tp": 1, "pp": 8, "dp": 4},
+        "dp=4 must be 1, 8 or at least 32 where pp=8 is more than 1: NxD Training checks it",
+    ),
+    (
+        {"model": GPT3, "training": length(2048)},
+        {"layers": 96, "attention_kernel": "plain"},
+        "pp=8 with tied embeddings is not supported by NxD; gpt3-175b needs pp=1",
+    ),
+    (
+        {"training": length(6144 + 1024)},
+        {},
+        "attention_kernel=flash needs sequence_length=7168 to be a multiple of 2048; use plain",
+    ),
+    (
+        {"training": length(6144)},
+        {"dp": 1, "cp": 4, "pp": 4},
+        "cp=4 is ring attention here: sequence_length=6144 must be a multiple of 4096",
+    ),
+    (
+        {},
+        {"dp": 1, "cp": 2, "attention_kernel": "plain"},
+        "attention_kernel=plain with cp=2: context parallelism of NxD is ring attention; use flash",
+    ),
+    (
+        {"model": replace(GPT3, tie_word_embeddings=False), "training": length(2048)},
+        {"layers": 96},
+        "attention_kernel=flash: NxD Training has none for gpt2 models; use plain",
+    ),
+    ({"training": length(8192, 1001)}, {}, "dp=2 x microbatch_size=1 must divide global_batch_size=1001"),
+    (
+        on("trn1.32xlarge", 256),
+        {"pp": 128, "stage_layers": (1,) * 80 + (0,) * 48},
+        "pp=128 x vpp=1 is 128 stages; llama3-70b has 80 blocks",
+    ),
+    (
+        {},
+        {"num_virtual_stages": 4, "schedule": "interleaved"},
+        "pp=8 x vpp=4 must divide the 80 blocks of llama3-70b",
+    ),
+    (
+        {},
+        {"num_virtual_stages": 2},
+        "schedule=1f1b has one chunk a rank, not vpp=2; use vpp=1 or schedule=interleaved",
+    ),
+    (
+        {"training": length(8192, 24)},
+        {"num_virtual_stages": 2, "schedule": "interleaved"},
+        "schedule=interleaved needs a multiple of pp=8 as num_microbatches, not 12; 8 or 16 would do",
+    ),
+    (
+        on("trn1.32xlarge", 2),
+        {"pp": 1, "schedule": "interleaved", "num_virtual_stages": 2},
+        "schedule=interleaved has nothing to interleave with pp=1; use 1f1b",
+    ),
+    ({}, {"stage_layers": (10,) * 7 + (9,)}, f"stage_layers={[10] * 7 + [9]} is 79 blocks; llama3-70b has 80"),
+    (
+        {},
+        {"stage_layers": (20,) + (10,) * 6 + (0,)},
+        f"stage_layers={[20] + [10] * 6 + [0]} leaves a stage without blocks",
+    ),
+    (
+        {},
+        {"num_virtual_stages": 2, "schedule": "interleaved", "stage_layers": (6, 4) + (5,) * 14},
+        f"stage_layers={[6, 4] + [5] * 14} must be alike with vpp=2",
+    ),
+    (
+        on("trn1.32xlarge", 8),
+        {"tp": 1, "dp": 32, "sequence_parallel": True},
+        "sequence_parallel splits over tensor-parallel ranks; tp=1 has none",
+    ),
+    (
+        {"training": replace(TRAINING, precision=load_precision("bf16_sr"))},
+        {"dp": 1, "cp": 2, "zero1": False},
+        "cp=2 without zero1 makes NxD apply gradients 2 times too large; use zero1",
+    ),
+    ({}, {"zero1": False}, "precision mixed_precision keeps master weights, which NxD does with zero1 only"),
+]
+
+
+@pytest.mark.parametrize(("given", "choices", "message"), BROKEN, ids=range(len(BROKEN)))
+def test_a_broken_rule_says_what_would_work(given: dict[str, Any], choices: dict[str, Any], message: str) -> None:
+    with pytest.raises(AutoshardError) as error:
+        check_strategy(*problem(**given), strategy(**choices))
+    assert str(error.value) == message
+
+
+def test_every_rule_is_broken_once() -> None:
+    """So that a new rule gets a case above."""
+    names = set()
+    for given, choices, _ in BROKEN:
+        case, layout = problem(**given), strategy(**choices)
+        for rule in ALL_RULES:
+            if rule.check(case, layout) is not None:  # type: ignore[arg-type]  # a Strategy has all that a Draft has
+                names.add(rule.reason)
+                break
+    assert names == {rule.reason for rule in ALL_RULES}
+
+
+LEGAL: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {}),
+    ({}, {"dp": 1, "cp": 2}),
+    ({}, {"num_virtual_stages": 2, "schedule": "interleaved"}),
+    ({}, {"stage_layers": (11, *(10,) * 6, 9)}),
+    (on("trn1.32xlarge", 1), {"tp": 1, "pp": 4, "dp": 8}),
+    ({"model": MIXTRAL, **on("trn1.32xlarge", 8)}, {"pp": 4, "ep": 2, "layers": 32}),
+    ({"model": LLAMA_8B, **on("trn2.48xlarge", 1)}, {"tp": 16, "pp": 1, "dp": 4, "layers": 32}),
+    # NxD's own rules are not torch's
+    ({"model": GPT3, "training": length(2048), "backend": "torch"}, {"layers": 96}),
+    ({"backend": "torch"}, {"zero1": False}),
+    ({**on("trn1.32xlarge", 4), "backend": "torch"}, {"tp": 8, "pp": 8, "dp": 2}),
+    ({"backend": "torch"}, {"dp": 1, "cp": 2, "attention_kernel": "plain"}),
+    # and a CPU has arithmetic alone
+    ({"model": LLAMA_8B, "cluster": CPU, "training": length(100, 8)}, {"tp": 4, "pp": 2, "dp": 1, "layers": 32}),
+]
+
+
+@pytest.mark.parametrize(("given", "choices"), LEGAL, ids=range(len(LEGAL)))
+def test_a_legal_layout_passes(given: dict[str, Any], choices: dict[str, Any]) -> None:
+    check_strategy(*problem(**given), strategy(**choices))
+
+
+@pytest.mark.parametrize("backend", ["nxd", "torch"])
+def test_device_rules_hold_for_every_backend(backend: str) -> None:
+    with pytest.raises(AutoshardError, match="tp=4 is not a group of trn1"):
+        check_strategy(*problem(backend=backend), strategy(tp=4, dp=16))
+
+
+def test_warnings_name_what_nxd_gets_wrong() -> None:
+    assert warnings(problem(), strategy(dp=1, cp=2)) == (
+        (
+            "cp=2: optimizer checkpoints of NxD 0.18.0 lack a context-parallel rank in their names and overwrite each "
+            "other; a resumed run continues wrongly"
+        ),
+        (
+            "tp=32 replicates 8 key-value heads: the gradient norm of NxD 0.18.0 counts them 4 times, so clipping sets "
+            "in early"
+        ),
+    )
+    assert warnings(problem(), strategy(tp=8, dp=8)) == ()
+    assert warnings(problem(backend="torch"), strategy(dp=1, cp=2)) == ()
+
+
+@pytest.mark.parametrize(("count", "expected"), [(1, (1,)), (12, (1, 2, 3, 4, 6, 12)), (49, (1, 7, 49))])
+def test_divisors_rise(count: int, expected: tuple[int, ...]) -> None:
+    assert divisors(count) == expected

@@ -1,0 +1,321 @@
+"""The search against brute force, its pins, its errors, and what it says it did."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import product
+from time import process_time
+from typing import Any
+
+import pytest
+
+from autoshard.cost.estimate import estimate
+from autoshard.errors import AutoshardError, NoLayoutFits
+from autoshard.graph.recompute import RECOMPUTE_SETS
+from autoshard.layout.strategy import Strategy, even_stage_layers
+from autoshard.models.registry import load_model
+from autoshard.search import Pins, SearchResult, check_strategy, search
+from autoshard.search.cuts import balanced_stage_layers, stage_cuts
+from autoshard.search.evaluate import draft_parts, evaluations
+from autoshard.search.rules import Draft, Problem, divisors
+from autoshard.spec.cluster import Cluster, Link, load_cluster
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.training import TrainingSpec, load_precision
+from autoshard.units import GB, MB, format_bytes
+
+LLAMA_70B, LLAMA_8B, GPT3 = (load_model(name) for name in ("llama3-70b", "llama3-8b", "gpt3-175b"))
+TRAINING = TrainingSpec(8192, 1024, load_precision("mixed_precision"))
+TRN1 = load_cluster("trn1.32xlarge", 16)
+
+
+def toy_model(kind: str, **sizes: int) -> ModelSpec:
+    fields: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "vocab_size": 256}
+    fields |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, **sizes}
+    return replace(load_model(kind), **fields)
+
+
+def toy_cluster(devices: int, memory_bytes: float) -> Cluster:
+    cluster = load_cluster("cpu", 1)
+    link = Link("toy", 1 * GB, 1e-6)
+    device = replace(cluster.device, memory_bytes=memory_bytes, reserved_memory_bytes=0.0)
+    return replace(cluster, devices_per_node=devices, devices_per_chip=1, intra_node=((devices, link),), device=device)
+
+
+def every_layout(problem: Problem) -> list[Strategy]:
+    """By nested loops, no bounds: legal ones with each way of cutting stages that the search looks at."""
+    model, training, cluster, backend = problem
+    found = []
+    degrees = divisors(cluster.world_size)
+    kernel = "plain" if (backend, model.model_type) == ("nxd", "gpt2") else "flash"
+    for tp, pp, cp, ep in product(degrees, degrees, degrees, degrees):
+        if cluster.world_size % (tp * pp * cp):
+            continue
+        dp = cluster.world_size // (tp * pp * cp)
+        for size, vpp, recompute in product(
+            range(1, training.global_batch_size + 1), range(1, model.num_hidden_layers + 1), RECOMPUTE_SETS
+        ):
+            if pp * vpp > model.num_hidden_layers or dp % ep:
+                continue
+            schedule = "1f1b" if vpp == 1 else "interleaved"
+            draft = Draft(tp, pp, dp, cp, ep, size, vpp, schedule, kernel, sequence_parallel=tp > 1)
+            even = even_stage_layers(model.num_hidden_layers, pp * vpp)
+            one = Strategy(**{**draft._asdict(), "recompute": recompute, "stage_layers": even})
+            try:
+                check_strategy(model, training, cluster, backend, one)
+            except AutoshardError:
+                continue
+            parts = draft_parts(problem, draft, recompute)
+            found += [evaluation.strategy for evaluation in evaluations(problem, draft, recompute, parts)]
+    return found
+
+
+def brute_force(problem: Problem, count: int) -> tuple[int, list[Strategy]]:
+    """(layouts that fit, the fastest of each kind)."""
+    costs = [(one, estimate(problem.model, problem.training, problem.cluster, one)) for one in every_layout(problem)]
+    fitting = [(one, cost) for one, cost in costs if cost.fits]
+    layouts = {(*_kind(one), one.num_virtual_stages) for one, _ in fitting}
+    best: dict[tuple[Any, ...], tuple[tuple[Any, ...], Strategy]] = {}
+    for one, cost in fitting:
+        key = (float(f"{cost.step_time_s:.9g}"), *_simplicity(one))
+        if _kind(one) not in best or key < best[_kind(one)][0]:
+            best[_kind(one)] = (key, one)
+    ranked = sorted(best.values(), key=lambda pair: pair[0])
+    return len(layouts), [one for _, one in ranked[:count]]
+
+
+def _kind(s: Strategy) -> tuple[Any, ...]:
+    return s.tp, s.pp, s.dp, s.cp, s.ep, s.schedule, s.recompute, s.microbatch_size
+
+
+def _simplicity(s: Strategy) -> tuple[Any, ...]:
+    axes = sum(degree > 1 for degree in (s.tp, s.pp, s.cp, s.ep))
+    recompute = list(RECOMPUTE_SETS).index(s.recompute)
+    uneven = s.stage_layers != even_stage_layers(sum(s.stage_layers), len(s.stage_layers))
+    degrees = (s.pp, s.num_virtual_stages, recompute, s.cp, s.ep, s.tp, s.microbatch_size)
+    return (axes, *degrees, uneven, s.stage_layers)
+
+
+def random_problem(seed: int) -> Problem:
+    rng = random.Random(seed)
+    kind = rng.choice(["llama3-8b", "mixtral-8x7b", "gpt3-175b"])
+    sizes = {"num_hidden_layers": rng.choice([1, 2, 3, 4, 6]), "vocab_size": rng.choice([64, 500, 4000])}
+    if kind == "gpt3-175b":
+        sizes["num_key_value_heads"] = 4
+    training = TrainingSpec(rng.choice([32, 64]), rng.choice([1, 4, 6, 8, 12]), load_precision(rng.choice(PRECISIONS)))
+    cluster = toy_cluster(rng.choice([1, 2, 4, 6, 8]), rng.choice([0.6, 1, 2, 4, 100]) * MB)
+    return Problem(toy_model(kind, **sizes), training, cluster, rng.choice(["nxd", "torch"]))
+
+
+PRECISIONS = ["mixed_precision", "bf16_sr", "fp32"]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_search_is_brute_force(seed: int) -> None:
+    problem = random_problem(seed)
+    fitting, expected = brute_force(problem, 4)
+    if not expected:
+        with pytest.raises(AutoshardError):
+            search(*problem[:3], backend=problem.backend)
+        return
+    result = search(*problem[:3], backend=problem.backend, top=3)
+    assert [one.strategy for one in (result.best, *result.runners_up)] == expected
+    assert result.fitting == fitting
+    assert result.considered == fitting + sum(rejection.count for rejection in result.rejections)
+
+
+def test_random_problems_are_not_all_alike() -> None:
+    outcomes = {len(brute_force(random_problem(seed), 4)[1]) for seed in range(40)}
+    assert {0, 4} <= outcomes
+
+
+def llama_70b(pins: Pins | None = None, **changes: Any) -> SearchResult:
+    arguments: dict[str, Any] = {"model": LLAMA_70B, "training": TRAINING, "cluster": TRN1, **changes}
+    return search(**arguments, pins=pins or Pins())
+
+
+def test_every_answer_is_legal_and_fits() -> None:
+    result = llama_70b()
+    for one in (result.best, *result.runners_up):
+        check_strategy(LLAMA_70B, TRAINING, TRN1, "nxd", one.strategy)
+        assert one.estimate == estimate(LLAMA_70B, TRAINING, TRN1, one.strategy)
+        assert one.estimate.fits
+    times = [one.estimate.step_time_s for one in (result.best, *result.runners_up)]
+    assert times == sorted(times) and len(times) == 6
+    assert len({_kind(one.strategy) for one in (result.best, *result.runners_up)}) == 6
+
+
+def test_the_same_question_has_the_same_answer() -> None:
+    assert llama_70b() == llama_70b()
+
+
+@pytest.mark.parametrize(
+    "pins",
+    [
+        Pins(tp=32, pp=8),
+        Pins(tp=32, pp=8, dp=2, cp=1, recompute="core_attention+mlp", microbatch_size=1),
+        Pins(cp=2),
+        Pins(num_virtual_stages=5),
+        Pins(schedule="interleaved", recompute="full"),
+        Pins(attention_kernel="plain", dp=2),
+    ],
+    ids=str,
+)
+def test_pins_are_never_changed(pins: Pins) -> None:
+    result = llama_70b(pins)
+    free = llama_70b()
+    assert result.considered < free.considered
+    assert result.best.estimate.step_time_s >= free.best.estimate.step_time_s
+    for one in (result.best, *result.runners_up):
+        assert {name: getattr(one.strategy, name) for name in pins.fixed} == pins.fixed
+
+
+@pytest.mark.parametrize(
+    ("pins", "message"),
+    [
+        (
+            Pins(tp=32, pp=32, cp=2),
+            "tp=32 x pp=32 x cp=2 is 2,048 devices, which must divide the 512 of 16 x trn1.32xlarge",
+        ),
+        (Pins(tp=3), "tp=3 is 3 devices, which must divide the 512 of 16 x trn1.32xlarge"),
+        (
+            Pins(tp=8, pp=8, dp=2, cp=2),
+            "tp=8 x pp=8 x dp=2 x cp=2 is 256 devices, which must be the 512 of 16 x trn1.32xlarge",
+        ),
+        (Pins(tp=0), "tp=0 of the pinned layout must be a whole number from 1 to 1,000,000,000"),
+        (
+            Pins(recompute="some"),
+            "recompute='some' of the pinned layout must be one of: none, core_attention, core_attention+mlp, full",
+        ),
+        (
+            Pins(schedule="1f1b", num_virtual_stages=2),
+            "schedule=1f1b has one chunk a rank, not vpp=2; use vpp=1 or schedule=interleaved",
+        ),
+        (
+            Pins(schedule="interleaved", num_virtual_stages=1),
+            "schedule=interleaved needs at least 2 chunks a rank, not vpp=1; use schedule=1f1b",
+        ),
+        (
+            Pins(pp=1, num_virtual_stages=2),
+            "vpp=2 has nothing to interleave with pp=1; use vpp=1 or pp of 2 or more",
+        ),
+        (Pins(ep=4, dp=2), "ep=4 must divide dp=2: experts are spread over data-parallel ranks"),
+        (
+            Pins(tp=4),
+            (
+                "no layout of llama3-70b on 16 x trn1.32xlarge with tp=4 is legal: "
+                "tp=4 is not a group of trn1.32xlarge at lnc 1; degrees that are: 1, 2, 8, 32"
+            ),
+        ),
+        (
+            Pins(microbatch_size=3),
+            (
+                "no layout of llama3-70b on 16 x trn1.32xlarge with microbatch_size=3 is legal: "
+                "dp=512 x microbatch_size=3 must divide global_batch_size=1024"
+            ),
+        ),
+        (
+            Pins(cp=2, attention_kernel="plain"),
+            (
+                "no layout of llama3-70b on 16 x trn1.32xlarge with cp=2 attention_kernel=plain is legal: "
+                "attention_kernel=plain with cp=2: context parallelism of NxD is ring attention; use flash"
+            ),
+        ),
+    ],
+    ids=str,
+)
+def test_pins_that_contradict_are_one_error(pins: Pins, message: str) -> None:
+    with pytest.raises(AutoshardError) as error:
+        llama_70b(pins)
+    assert str(error.value) == message
+    assert type(error.value) is AutoshardError
+
+
+def test_nothing_fits_names_the_nearest_miss_and_what_would_fit() -> None:
+    with pytest.raises(NoLayoutFits) as error:
+        llama_70b(cluster=load_cluster("trn1.32xlarge", 1))
+    text = str(error.value)
+    assert text.startswith("no layout fits llama3-70b on 1 x trn1.32xlarge: the smallest needs ")
+    needed, _, cure = text.partition(" a device, which has 17.2 GB; ")
+    assert cure.endswith(" recompute)") and " nodes would fit (tp=" in cure
+    nodes = int(cure.split()[0])
+    result = llama_70b(cluster=load_cluster("trn1.32xlarge", nodes))
+    assert result.best.estimate.fits
+    with pytest.raises(NoLayoutFits, match=f"{nodes} nodes would fit"):
+        llama_70b(cluster=load_cluster("trn1.32xlarge", nodes - 1))
+    assert needed.endswith("GB")
+
+
+def test_the_nearest_miss_is_the_smallest_of_all() -> None:
+    problem = Problem(toy_model("llama3-8b"), replace(TRAINING, sequence_length=64, global_batch_size=8), TOY, "torch")
+    needs = [estimate(*problem[:3], one).fullest.total_bytes for one in every_layout(problem)]
+    with pytest.raises(NoLayoutFits) as error:
+        search(*problem[:3], backend="torch")
+    assert f"the smallest needs {format_bytes(min(needs))} a device" in str(error.value)
+
+
+TOY = toy_cluster(4, 0.1 * MB)
+
+
+def test_tied_embeddings_keep_gpt3_off_nxd_pipelines() -> None:
+    training = replace(TRAINING, sequence_length=2048)
+    with pytest.raises(NoLayoutFits) as error:
+        search(GPT3, training, TRN1)
+    assert str(error.value).endswith(
+        "no cluster of up to 4,096 nodes would do "
+        "(pp=2 with tied embeddings is not supported by NxD; gpt3-175b needs pp=1)"
+    )
+    assert search(GPT3, training, TRN1, backend="torch").best.strategy.pp > 1
+
+
+def test_rejections_are_counted_and_have_an_example() -> None:
+    result = llama_70b()
+    assert [rejection.count for rejection in result.rejections] == sorted(
+        (r.count for r in result.rejections), reverse=True
+    )
+    by_reason = {rejection.reason: rejection.example for rejection in result.rejections}
+    assert " GB of 17.2 GB" in by_reason["does not fit in memory"]
+    assert all(by_reason.values())
+
+
+def partitions(total: int, parts: int) -> list[tuple[int, ...]]:
+    if parts == 1:
+        return [(total,)]
+    return [(first, *rest) for first in range(1, total - parts + 2) for rest in partitions(total - first, parts - 1)]
+
+
+@pytest.mark.parametrize("ends", [(0.0, 0.0), (0.1, 1.2), (0.0, 3.5), (2.0, 0.0), (0.4, 0.9), (7.0, 9.0)])
+@pytest.mark.parametrize(("layers", "stages"), [(8, 4), (9, 4), (10, 3), (5, 5), (12, 2)])
+def test_balanced_cut_is_the_best_of_all_cuts(layers: int, stages: int, ends: tuple[float, float]) -> None:
+    def slowest(cut: tuple[int, ...]) -> float:
+        return max(max(cut), cut[0] + ends[0], cut[-1] + ends[1])
+
+    balanced = balanced_stage_layers(layers, stages, *ends)
+    assert sum(balanced) == layers and len(balanced) == stages and min(balanced) >= 1
+    assert slowest(balanced) == pytest.approx(min(map(slowest, partitions(layers, stages))))
+
+
+def test_a_heavy_head_takes_blocks_off_the_last_stage() -> None:
+    assert stage_cuts(80, 8, 1, 0.0, 1.2) == ((10,) * 8, (10, 10, 10, 10, 10, 10, 11, 9))
+    assert stage_cuts(80, 8, 1, 0.0, 0.9) == ((10,) * 8,)
+    assert stage_cuts(80, 8, 2, 0.0, 3.0) == ((5,) * 16,)
+    assert stage_cuts(80, 1, 1, 0.0, 3.0) == ((80,),)
+
+
+def test_search_is_fast() -> None:
+    """Of the second that a whole plan may take; a generous bound, since machines differ."""
+    from autoshard.cost import stage
+
+    for cached in (stage.stage_parts, stage._priced_parts, stage._first_block):
+        cached.cache_clear()
+    begin = process_time()
+    llama_70b()
+    assert process_time() - begin < 0.7
+
+
+def test_search_imports_neither_torch_nor_numpy() -> None:
+    code = "import autoshard.search, sys; print([name for name in ('torch', 'numpy') if name in sys.modules])"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert shown.stdout == "[]\n"
