@@ -87,7 +87,7 @@ def stage_parts(model: ModelSpec, training: TrainingSpec, cluster: Cluster, shap
     )
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)
 def _priced_parts(
     model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: LocalShape
 ) -> tuple[PricedProgram, Part, Part, Part | None]:
@@ -98,7 +98,7 @@ def _priced_parts(
     return priced(1, False, False), embedding, head, tied
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)
 def _first_block(model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: LocalShape) -> PricedProgram:
     """The embedding and a block behind it."""
     return stage_pricer(model, training, cluster, shape)(1, True, False)

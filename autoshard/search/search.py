@@ -113,7 +113,10 @@ def _fitting(problem: Problem, pins: Pins, drafts: list[Draft], tally: Tally) ->
 
 def _miss(evaluation: Evaluation) -> str:
     needed, capacity = evaluation.memory_bytes, evaluation.problem.cluster.device.memory_bytes
-    return f"{describe(evaluation.strategy)} needs {format_bytes(needed)} of {format_bytes(capacity)}"
+    too_much = format_bytes(needed - capacity)
+    return (
+        f"{describe(evaluation.strategy)} needs {format_bytes(needed)} of {format_bytes(capacity)}, {too_much} too much"
+    )
 
 
 def describe(strategy: Strategy) -> str:

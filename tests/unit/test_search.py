@@ -126,6 +126,20 @@ def test_search_is_brute_force(seed: int) -> None:
     assert result.considered == fitting + sum(rejection.count for rejection in result.rejections)
 
 
+@pytest.mark.parametrize("seed", range(0, 40, 2))
+def test_more_memory_is_never_slower(seed: int) -> None:
+    problem = random_problem(seed)
+    try:
+        before = search(*problem[:3], backend=problem.backend)
+    except AutoshardError:
+        return
+    device = replace(problem.cluster.device, memory_bytes=1.5 * problem.cluster.device.memory_bytes)
+    roomy = replace(problem.cluster, device=device)
+    after = search(problem.model, problem.training, roomy, backend=problem.backend)
+    assert after.best.estimate.step_time_s <= before.best.estimate.step_time_s
+    assert after.fitting >= before.fitting and after.considered == before.considered
+
+
 def test_random_problems_are_not_all_alike() -> None:
     outcomes = {len(brute_force(random_problem(seed), 4)[1]) for seed in range(40)}
     assert {0, 4} <= outcomes
@@ -276,7 +290,8 @@ def test_rejections_are_counted_and_have_an_example() -> None:
         (r.count for r in result.rejections), reverse=True
     )
     by_reason = {rejection.reason: rejection.example for rejection in result.rejections}
-    assert " GB of 17.2 GB" in by_reason["does not fit in memory"]
+    assert " recompute needs 17." in by_reason["does not fit in memory"]
+    assert by_reason["does not fit in memory"].endswith(" MB too much")
     assert all(by_reason.values())
 
 
