@@ -39,7 +39,7 @@ class Segment:
 def segments(program: Program, recompute: str) -> tuple[Segment, ...]:
     """Cut the program where membership in the recompute set changes.
 
-    A redistribution belongs to the module of the operator that reads it first; a block boundary ends a segment.
+    A redistribution belongs to the module of the operator that reads it first; a block's end ends a segment.
     """
     chosen = RECOMPUTE_SETS[recompute]
     keys = _segment_keys(program, chosen)
@@ -51,14 +51,20 @@ def segments(program: Program, recompute: str) -> tuple[Segment, ...]:
 
 
 def _segment_keys(program: Program, chosen: frozenset[str]) -> list[str | None]:
-    """For each step the block it is recomputed in, or None."""
+    """For each step the block it is recomputed in, or None.
+
+    What brings the embedding's output into the first block's state stays outside: its replay would keep that output,
+    unsummed, for every microbatch in flight.
+    """
+    outside = {op.output for op in program.graph.operators if op.module not in BLOCK_MODULES}
     keys: list[str | None] = []
     following: str | None = None
     for step in reversed(program.steps):
         if operators := operator_steps(step):
             op = operators[0].operator
             following = block_of(op.name) if op.module in chosen else None
-        keys.append(following)
+        from_outside = isinstance(step, RedistributeStep) and step.source in outside
+        keys.append(None if from_outside else following)
     return keys[::-1]
 
 

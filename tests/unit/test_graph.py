@@ -84,6 +84,14 @@ def test_full_recompute_keeps_the_blocks_input_alone() -> None:
     assert kept_activations(program, "full") == {"hidden": 2 * 8192 * 8192 / 8}
 
 
+def test_the_embeddings_unsummed_output_is_not_kept_for_replay() -> None:
+    model, seq, tp = load_model("llama3-70b"), 8192, 8
+    graph = stage_graph(model, dim_sizes(model, 1, seq, tp), range(1), first=True, last=False)
+    kept = kept_activations(stage_program(graph, {"tp": tp}, sequence_parallel=True), "full")
+    # the vocabulary-parallel embedding gives partial sums of the whole sequence; the block starts from its own piece
+    assert kept == {"model.embed_tokens@seq": 2 * seq * model.hidden_size / tp}
+
+
 def test_each_larger_recompute_set_keeps_less_and_repeats_more() -> None:
     program = block(load_model("llama3-70b"), {"tp": 8}, 8192)
     kept = [sum(kept_activations(program, name).values()) for name in ("none", "core_attention+mlp", "full")]
