@@ -44,7 +44,7 @@ $(VENV)/.demo: pyproject.toml constraints.txt
 $(VENV)/.test: pyproject.toml constraints.txt
 	@echo "installing autoshard[torch,wandb,plot,dev] into $(VENV)"
 	@$(CREATE_VENV)
-	@$(INSTALL) '.[torch,wandb,plot,dev]'
+	@$(INSTALL) '.[torch,data,wandb,plot,dev]'
 	@touch $(VENV)/.demo $@
 
 clean:

@@ -55,7 +55,16 @@ def add_arguments(parser: Parser) -> None:
         help=f"of weights and data (default: {DEFAULTS.seed})",
     )
     training.add_argument(
-        "--data", type=path, metavar="PATH", help="text file or folder (default: English text found on this machine)"
+        "--data",
+        type=path,
+        metavar="PATH",
+        help="file or folder: text, JSONL, Parquet, Arrow, a saved dataset (default: English text of this machine)",
+    )
+    training.add_argument(
+        "--text-field",
+        type=text,
+        metavar="NAME",
+        help="column of --data that holds the text (default: text)",
     )
     training.add_argument("--tokenizer", type=path, metavar="FILE", help="tokenizer.json (default: bytes)")
     machine = parser.add_argument_group("machine")

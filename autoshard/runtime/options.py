@@ -16,8 +16,9 @@ class RunOptions:
     """How long, on what, and where results go; never what the plan decides.
 
     steps: optimizer steps. warmup_steps: steps over which the learning rate rises to learning_rate.
-    processes: at most so many in a rehearsal. data: a text file or a folder of them; None looks for English text on
-    this machine. tokenizer: a tokenizer.json; None takes bytes. output: folder that gets one folder for each run.
+    processes: at most so many in a rehearsal. data: files of text, JSONL, Parquet or Arrow; None takes English text
+    that is on this machine. text_field: the column that holds the text; None is "text", or what the rows are plainly
+    made of. tokenizer: a tokenizer.json; None takes bytes. output: folder that gets one folder for each run.
     device: where ranks compute; "auto" is cuda where there are enough GPUs, else cpu. timeout_s: None waits for ever.
     """
 
@@ -28,6 +29,7 @@ class RunOptions:
     processes: int = 8
     data: Path | None = None
     tokenizer: Path | None = None
+    text_field: str | None = None
     output: Path = Path("runs")
     wandb: bool = False
     wandb_project: str = "autoshard"

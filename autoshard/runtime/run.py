@@ -9,7 +9,7 @@ from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autoshard.errors import AutoshardError
 from autoshard.layout.plan import Plan
@@ -22,8 +22,13 @@ from autoshard.runtime.progress import ProgressDisplay
 from autoshard.runtime.rehearse import one_process, rehearse
 from autoshard.runtime.report import Verdict, introduction, result_tables, run_summary, verdict
 
+if TYPE_CHECKING:
+    from autoshard.runtime.data import TokenFile
+
 _TRAIN = "autoshard.runtime.torch_backend.worker:train"
 _COMPARE = "autoshard.runtime.torch_backend.worker:compare"
+_TOKENS = ".tokens"
+"""Folder inside the output folder, shared by its runs."""
 
 
 def run_plan(plan: Plan, options: RunOptions) -> int:
@@ -42,14 +47,14 @@ def run_plan(plan: Plan, options: RunOptions) -> int:
 
 
 def _rehearse(plan: Plan, options: RunOptions) -> int:
-    from autoshard.runtime.tokenizer import load_tokenizer  # brings numpy
-
-    rehearsal = rehearse(plan, options.processes, load_tokenizer(options.tokenizer).vocab_size)
+    data = _data(options)
+    rehearsal = rehearse(plan, options.processes, data.vocab_size)
+    _check_data(rehearsal.plan, data)
     directory = _run_directory(plan, options, "rehearsal")
-    print(introduction(plan, rehearsal, _text_source(rehearsal.plan, options)), flush=True)
+    print(introduction(plan, rehearsal, data.made_of), flush=True)
     write_plan(rehearsal.plan, directory / "rehearsal_plan.json")
     with TemporaryDirectory(prefix="autoshard-tensors-") as tensors:
-        arguments = _arguments(directory / "rehearsal_plan.json", options, tensors)
+        arguments = _arguments(directory / "rehearsal_plan.json", options, data, tensors)
         with _metrics(directory, plan, options) as metrics:
             sharded = _train(rehearsal.plan, arguments, options, directory, metrics, "sharded")
         if sharded.exit_code:
@@ -67,10 +72,12 @@ def _rehearse(plan: Plan, options: RunOptions) -> int:
 
 def _run_here(plan: Plan, options: RunOptions) -> int:
     """The plan is for processes of this machine: nothing is shrunk, nothing is compared."""
+    data = _data(options)
+    _check_data(plan, data)
     directory = _run_directory(plan, options, "run")
     write_plan(plan, directory / "plan.json")
-    print(f"Running as planned: {plan.mesh.world_size} processes of this machine", flush=True)
-    arguments = _arguments(directory / "plan.json", options, tensors=None)
+    print(f"Running as planned: {plan.mesh.world_size} processes of this machine\ntext: {data.made_of}", flush=True)
+    arguments = _arguments(directory / "plan.json", options, data, tensors=None)
     with _metrics(directory, plan, options) as metrics:
         outcome = _train(plan, arguments, options, directory, metrics, "training")
     if outcome.exit_code:
@@ -90,14 +97,17 @@ def _run_in_cluster(plan: Plan, options: RunOptions, environment: ClusterEnviron
             f"{plan.mesh.world_size} ranks: start as many, or none (without {environment.launcher} it is rehearsed)"
         )
     first = environment.rank == 0
+    data = _data(options)
+    _check_data(plan, data)
     with TemporaryDirectory(prefix="autoshard-plan-") as folder:
         write_plan(plan, Path(folder) / "plan.json")
-        arguments = _arguments(Path(folder) / "plan.json", options, tensors=None)
+        arguments = _arguments(Path(folder) / "plan.json", options, data, tensors=None)
         if not first:
             outcome = run_in_cluster(_TRAIN, arguments, environment, on_message=lambda message: None)
         else:
             directory = _run_directory(plan, options, "run")
             print(f"Running as planned: {environment.world_size} ranks of {environment.launcher}", flush=True)
+            print(f"text: {data.made_of}", flush=True)
             with _metrics(directory, plan, options) as metrics, _progress(plan, options, "training") as progress:
                 outcome = run_in_cluster(_TRAIN, arguments, environment, on_message=_recorder(metrics, progress))
             if outcome.exit_code == 0:
@@ -161,7 +171,7 @@ def _metrics(directory: Path, plan: Plan, options: RunOptions) -> MetricsWriter:
     return MetricsWriter(directory, wandb=options.wandb, project=options.wandb_project, config=config)
 
 
-def _arguments(plan: Path, options: RunOptions, tensors: str | None) -> dict[str, Any]:
+def _arguments(plan: Path, options: RunOptions, data: TokenFile, tensors: str | None) -> dict[str, Any]:
     """What the worker functions take, as plain values."""
     return {
         "plan": str(plan),
@@ -170,27 +180,32 @@ def _arguments(plan: Path, options: RunOptions, tensors: str | None) -> dict[str
         "learning_rate": options.learning_rate,
         "warmup_steps": options.warmup_steps,
         "seed": options.seed,
-        "data": None if options.data is None else str(options.data.resolve()),
-        "tokenizer": None if options.tokenizer is None else str(options.tokenizer.resolve()),
+        "data": str(data.path.resolve()),
         "device": options.device,
         "rehearsal": tensors is not None,
     }
 
 
-def _text_source(plan: Plan, options: RunOptions) -> str:
-    """One line on the text; raises AutoshardError here, in one process, when it will not do."""
-    from autoshard.runtime.data import load_token_stream
+def _data(options: RunOptions) -> TokenFile:
+    """The data as tokens on this machine's disk: whoever comes first makes them, ranks and later runs find them."""
+    from autoshard.runtime.data import DataSource, prepare  # brings numpy
     from autoshard.runtime.tokenizer import load_tokenizer
 
+    source = DataSource(options.data, load_tokenizer(options.tokenizer), options.text_field)
+    return prepare(source, options.output / _TOKENS)
+
+
+def _check_data(plan: Plan, data: TokenFile) -> None:
+    """Here, in one process: raises AutoshardError for ids beyond the vocabulary and for less than one batch."""
+    from autoshard.runtime.data import open_stream
+
+    if data.vocab_size > plan.model.vocab_size:
+        raise AutoshardError(
+            f"{data.made_of}: vocab_size={plan.model.vocab_size} of {plan.model.name} has no room for "
+            f"{data.vocab_size} ids"
+        )
     training = plan.training
-    _, description = load_token_stream(
-        options.data,
-        load_tokenizer(options.tokenizer),
-        global_batch_size=training.global_batch_size,
-        sequence_length=training.sequence_length,
-        seed=options.seed,
-    )
-    return description
+    open_stream(data, global_batch_size=training.global_batch_size, sequence_length=training.sequence_length)
 
 
 def _run_directory(plan: Plan, options: RunOptions, kind: str) -> Path:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +17,14 @@ if TYPE_CHECKING:
     import tokenizers
 
 TOKENIZER_FILE = "tokenizer.json"
+CONFIG_FILE = "tokenizer_config.json"
 
 
 class Tokenizer(Protocol):
-    """vocab_size: every id is below it."""
+    """vocab_size: every id is below it. digest: differs for tokenizers that encode differently.
+
+    end_of_text: the id that ends a document; None where there is none.
+    """
 
     @property
     def name(self) -> str: ...
@@ -26,8 +32,17 @@ class Tokenizer(Protocol):
     @property
     def vocab_size(self) -> int: ...
 
+    @property
+    def digest(self) -> str: ...
+
+    @property
+    def end_of_text(self) -> int | None: ...
+
     def encode(self, text: str) -> NDArray[np.int32]:
         """Ids [tokens], without start or end markers."""
+
+    def encode_many(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+        """Each text by itself."""
 
     def decode(self, ids: Iterable[int]) -> str: ...
 
@@ -37,9 +52,14 @@ class ByteTokenizer:
 
     name = "bytes"
     vocab_size = 256
+    digest = "bytes"
+    end_of_text = None
 
     def encode(self, text: str) -> NDArray[np.int32]:
         return np.frombuffer(text.encode("utf-8"), dtype=np.uint8).astype(np.int32)
+
+    def encode_many(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+        return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Bytes that are not UTF-8, as a model may produce, become U+FFFD."""
@@ -49,7 +69,8 @@ class ByteTokenizer:
 class HuggingFaceTokenizer:
     """A tokenizer.json, read by the `tokenizers` library; nothing in it is executed."""
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, name: str) -> None:
+    def __init__(self, tokenizer: tokenizers.Tokenizer, name: str, config: dict[str, Any] | None = None) -> None:
+        """config: what tokenizer_config.json says."""
         # A file saved for inference may cut or pad every text to one length.
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -57,12 +78,29 @@ class HuggingFaceTokenizer:
         self.name = name
         # The highest id, not the count: ids may have gaps.
         self.vocab_size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+        self.config = config or {}
+        end = special_token(self.config, "eos_token")
+        self.end_of_text = None if end is None else tokenizer.token_to_id(end)
+        content = f"{tokenizer.to_str()} {json.dumps(self.config, sort_keys=True)}"
+        self.digest = hashlib.sha256(content.encode()).hexdigest()
 
     def encode(self, text: str) -> NDArray[np.int32]:
         return np.asarray(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int32)
 
+    def encode_many(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+        found = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [np.asarray(one.ids, dtype=np.int32) for one in found]
+
     def decode(self, ids: Iterable[int]) -> str:
         return str(self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False))
+
+
+def special_token(config: dict[str, Any], name: str) -> str | None:
+    """As tokenizer_config.json spells it: the text, or an object that holds it."""
+    value = config.get(name)
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) and value else None
 
 
 def load_tokenizer(path: Path | None = None) -> Tokenizer:
@@ -86,7 +124,21 @@ def load_tokenizer(path: Path | None = None) -> Tokenizer:
         tokenizer = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises plain Exception
         raise AutoshardError(f"{file} is not a Hugging Face {TOKENIZER_FILE}: {error}") from error
-    result = HuggingFaceTokenizer(tokenizer, name=file.parent.name if file.name == TOKENIZER_FILE else file.stem)
+    name = file.parent.name if file.name == TOKENIZER_FILE else file.stem
+    result = HuggingFaceTokenizer(tokenizer, name, _config(file.with_name(CONFIG_FILE)))
     if result.vocab_size == 0:
         raise AutoshardError(f"{file} has an empty vocabulary: vocab_size must be 1 or more")
     return result
+
+
+def _config(file: Path) -> dict[str, Any]:
+    """Of the file beside the tokenizer, which need not exist."""
+    if not file.is_file():
+        return {}
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise AutoshardError(f"cannot read {file}: {error}") from error
+    if not isinstance(config, dict):
+        raise AutoshardError(f"{file} is not a JSON object")
+    return config

@@ -14,8 +14,10 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from autoshard.layout.plan_json import write_plan
+from autoshard.runtime.data import DataSource, prepare
 from autoshard.runtime.launch import run_processes
 from autoshard.runtime.report import result_tables, verdict
+from autoshard.runtime.tokenizer import ByteTokenizer
 from tests.multiprocess.plans import FP32, MODELS, plan_of, strategy
 
 TINY = {
@@ -61,7 +63,7 @@ def test_a_70b_plan_is_rehearsed(tmp_path: Path) -> None:
     assert "REHEARSAL of llama3-70b on 16 x trn1.32xlarge" in ran.stdout
     assert ran.stdout.rstrip().endswith("OK: the sharded run equals one process")
     assert "\x1b" not in ran.stdout
-    (directory,) = (tmp_path / "runs").iterdir()
+    (directory,) = (tmp_path / "runs").glob("[!.]*")
     steps = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     assert [one["step"] for one in steps] == list(range(6))
     assert steps[-1]["loss"] < steps[0]["loss"]
@@ -94,7 +96,7 @@ def test_torchrun_with_the_plans_world_size_runs_as_planned(tmp_path: Path) -> N
     ran = torchrun(tmp_path, 8)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "Running as planned: 8 ranks of torchrun" in ran.stdout
-    (directory,) = (tmp_path / "runs").iterdir()
+    (directory,) = (tmp_path / "runs").glob("[!.]*")
     assert len((directory / "metrics.jsonl").read_text().splitlines()) == 2
 
 
@@ -166,8 +168,7 @@ def test_a_wrong_gradient_is_found_and_named(tmp_path: Path) -> None:
         "learning_rate": 1e-3,
         "warmup_steps": 0,
         "seed": 0,
-        "data": str(small_text(tmp_path)),
-        "tokenizer": None,
+        "data": str(prepare(DataSource(small_text(tmp_path), ByteTokenizer()), tmp_path).path),
         "device": "cpu",
         "rehearsal": True,
     }

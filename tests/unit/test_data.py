@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,36 +12,48 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoshard.errors import AutoshardError
-from autoshard.runtime.data import TokenStream, load_text, load_token_stream
+from autoshard.runtime.data import DataPosition, DataSource, TokenStream, open_stream, prepare, read_token_file
+from autoshard.runtime.data.shuffle import shuffled
+from autoshard.runtime.data.text import text_windows
 from autoshard.runtime.tokenizer import ByteTokenizer, load_tokenizer
 
 
-def test_the_default_text_is_english_and_on_every_machine() -> None:
-    text = load_text()
-    assert text.source == "the Python manual"
-    assert len(text.text) > 400_000
-    assert text.text.count(" the ") > 2_000
-    assert load_text() == text
+def read(path: Path | None, cache: Path, text_field: str | None = None) -> str:
+    """What the bytes of the prepared tokens spell."""
+    file = prepare(DataSource(path, ByteTokenizer(), text_field), cache)
+    return ByteTokenizer().decode(file.tokens())
 
 
-def test_a_python_without_its_manual(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_text_is_english_and_on_every_machine(tmp_path: Path) -> None:
+    text = read(None, tmp_path)
+    assert len(text) > 400_000
+    assert text.count(" the ") > 2_000
+    file = prepare(DataSource(None, ByteTokenizer()), tmp_path)
+    assert re.fullmatch(r"the Python manual: \d+ K tokens \(bytes, 256 ids\)", file.made_of)
+    assert open_stream(file, global_batch_size=8, sequence_length=128).rows_per_epoch > 2_400
+
+
+def test_a_python_without_its_manual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
     with pytest.raises(AutoshardError, match=r"comes without its manual \(pydoc_data\): give a text by --data"):
-        load_text()
+        read(None, tmp_path)
 
 
 def test_a_folder_is_read_in_the_order_of_its_paths(tmp_path: Path) -> None:
-    (tmp_path / "b.txt").write_text("second")
-    (tmp_path / "c.py").write_text("not text")
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "z.md").write_text("first")
-    assert load_text(tmp_path).text == "first\n\nsecond"
-    assert load_text(tmp_path).source == f"{tmp_path} (2 files)"
+    folder = tmp_path / "texts"
+    (folder / "a").mkdir(parents=True)
+    (folder / "b.txt").write_text("second")
+    (folder / "c.py").write_text("not text")
+    (folder / "blank.md").write_text(" \n")
+    (folder / "a" / "z.md").write_text("first")
+    assert read(folder, tmp_path) == "first\n\nsecond"
+    file = prepare(DataSource(folder, ByteTokenizer()), tmp_path)
+    assert file.made_of == f"{folder} (3 files): 13 tokens (bytes, 256 ids)"
 
 
 def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfword")
-    assert load_text(tmp_path / "a.txt").text == "word"
+    assert read(tmp_path / "a.txt", tmp_path) == "word"
 
 
 @pytest.mark.parametrize(
@@ -49,6 +62,7 @@ def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
         (b"", "--data {file} holds no text"),
         (b" \n\n", "--data {file} holds no text"),
         (b"caf\xe9 au lait", "--data {file} is not text in UTF-8: byte 3 of 12 is 0xe9"),
+        (b"\xef\xbb\xbfcaf\xe9", "--data {file} is not text in UTF-8: byte 6 of 7 is 0xe9"),
         (b"PK\x03\x00", "--data {file} is binary: it has a zero byte at 3 of 4"),
     ],
 )
@@ -56,15 +70,61 @@ def test_files_that_are_no_text(tmp_path: Path, content: bytes, message: str) ->
     file = tmp_path / "data.bin"
     file.write_bytes(content)
     with pytest.raises(AutoshardError) as error:
-        load_text(file)
+        read(file, tmp_path)
     assert str(error.value) == message.format(file=file)
+    assert not list(tmp_path.glob("*.part"))
 
 
 def test_paths_that_hold_nothing(tmp_path: Path) -> None:
-    with pytest.raises(AutoshardError, match=r"does not exist: give a text file or a folder of \.txt, \.md"):
-        load_text(tmp_path / "missing")
-    with pytest.raises(AutoshardError, match=r"has no file ending in \.txt or \.md"):
-        load_text(tmp_path)
+    kinds = r"\.txt, \.md, \.jsonl, \.parquet or \.arrow"
+    with pytest.raises(AutoshardError, match=rf"does not exist: give a file or folder of {kinds}"):
+        read(tmp_path / "missing", tmp_path)
+    with pytest.raises(AutoshardError, match=rf"has no file ending in {kinds}"):
+        read(tmp_path, tmp_path)
+
+
+@given(st.text(alphabet="aé\u20ac\U0001f600 \n", min_size=1), st.integers(4, 12))
+def test_windows_of_a_text_are_the_text(tmp_path_factory: pytest.TempPathFactory, text: str, window: int) -> None:
+    file = tmp_path_factory.mktemp("windows") / "a.txt"
+    file.write_bytes(text.encode())
+    pieces = list(text_windows(file, window))
+    assert "".join(pieces) == text
+    assert max(len(piece.encode()) for piece in pieces) <= window + 3 + max(map(len, text.encode().splitlines()))
+
+
+def test_tokens_are_made_once(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one")
+    first = prepare(DataSource(tmp_path / "a.txt", ByteTokenizer()), tmp_path / "cache")
+    written = first.path.with_suffix(".tokens").stat().st_mtime_ns
+    again = prepare(DataSource(tmp_path / "a.txt", ByteTokenizer()), tmp_path / "cache")
+    assert again == first
+    assert first.path.with_suffix(".tokens").stat().st_mtime_ns == written
+    (tmp_path / "a.txt").write_text("other")
+    assert read(tmp_path / "a.txt", tmp_path / "cache") == "other"
+
+
+def test_damaged_tokens_are_made_again(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one")
+    file = prepare(DataSource(tmp_path / "a.txt", ByteTokenizer()), tmp_path)
+    file.path.with_suffix(".tokens").write_bytes(b"half")
+    assert read_token_file(file.path) is None
+    assert read(tmp_path / "a.txt", tmp_path) == "one"
+    file.path.write_text("{}")
+    assert read(tmp_path / "a.txt", tmp_path) == "one"
+
+
+def test_a_file_larger_than_the_memory_it_is_read_in(tmp_path: Path) -> None:
+    # 40 MB of JSONL and text; the bytes alone, as Python text and tokens, would be 240 MB
+    import tracemalloc
+
+    with (tmp_path / "a.jsonl").open("w") as file:
+        for row in range(40_000):
+            file.write(json.dumps({"text": f"{row:08d}" * 120}) + "\n")
+    tracemalloc.start()
+    found = prepare(DataSource(tmp_path / "a.jsonl", ByteTokenizer()), tmp_path)
+    assert found.num_tokens == 40_000 * 962 - 2
+    assert tracemalloc.get_traced_memory()[1] < 80e6
+    tracemalloc.stop()
 
 
 def test_bytes_are_tokens() -> None:
@@ -128,8 +188,8 @@ def test_labels_are_one_token_later() -> None:
 def test_a_step_is_the_same_from_release_to_release() -> None:
     # Written down once: a resumed run, under any numpy, must see these rows.
     stream = TokenStream(np.arange(1007, dtype=np.int32), global_batch_size=3, sequence_length=9, seed=7)
-    assert (stream.rows_per_epoch, stream.steps_per_epoch, stream.tokens_per_step) == (100, 33, 27)
-    assert [stream.starts(step).tolist() for step in (0, 32, 33)] == [[83, 463, 753], [413, 953, 893], [553, 573, 863]]
+    assert (stream.rows_per_epoch, stream.tokens_per_step) == (100, 27)
+    assert [stream.starts(step).tolist() for step in (0, 32, 33)] == [[833, 553, 963], [773, 903, 33], [853, 133, 263]]
 
 
 streams = st.builds(
@@ -142,16 +202,24 @@ streams = st.builds(
 
 
 @given(streams, st.integers(0, 3))
-def test_rows_of_an_epoch_never_overlap_and_the_next_epoch_differs(stream: TokenStream, epoch: int) -> None:
-    steps = range(epoch * stream.steps_per_epoch, (epoch + 1) * stream.steps_per_epoch)
+def test_an_epoch_takes_every_row_once_and_rows_never_overlap(stream: TokenStream, epoch: int) -> None:
+    rows, size = stream.rows_per_epoch, stream.global_batch_size
+    steps = range(epoch * rows // size, (epoch + 1) * rows // size + 1)
     starts = np.concatenate([stream.starts(step) for step in steps])
-    seen = (starts[:, None] + np.arange(stream.sequence_length + 1)).ravel()
-    assert len(set(seen.tolist())) == len(seen) == len(steps) * stream.global_batch_size * (stream.sequence_length + 1)
+    mine = starts[epoch * rows - steps.start * size :][:rows]
+    seen = (mine[:, None] + np.arange(stream.sequence_length + 1)).ravel()
+    assert len(set(seen.tolist())) == len(seen) == rows * (stream.sequence_length + 1)
     assert seen.min() >= 0
     assert seen.max() < len(stream.tokens)
-    if stream.rows_per_epoch >= 20:
-        following = [stream.starts(step).tolist() for step in range(steps.stop, steps.stop + len(steps))]
-        assert np.concatenate(following).tolist() != starts.tolist()
+
+
+@given(st.integers(1, 5000), st.integers(0, 2**64), st.integers(0, 5))
+def test_a_shuffle_is_a_permutation(count: int, seed: int, epoch: int) -> None:
+    order = shuffled(np.arange(count), count, seed, epoch)
+    assert sorted(order.tolist()) == list(range(count))
+    assert shuffled(np.array([count - 1]), count, seed, epoch)[0] == order[-1]
+    if count >= 20:
+        assert shuffled(np.arange(count), count, seed, epoch + 1).tolist() != order.tolist()
 
 
 @given(streams, st.integers(0, 1000))
@@ -161,31 +229,53 @@ def test_a_step_is_a_pure_function(stream: TokenStream, step: int) -> None:
     assert (stream.batch(step)[0] == again.batch(step)[0]).all()
 
 
+@given(streams, st.integers(0, 1000))
+def test_a_position_leads_back_to_its_step(stream: TokenStream, step: int) -> None:
+    saved = json.loads(json.dumps(stream.position(step).to_dict()))
+    assert stream.step_at(DataPosition.from_dict(saved)) == step
+
+
+def test_a_position_in_other_data_is_refused() -> None:
+    stream = TokenStream(np.arange(100, dtype=np.int32), 4, 7, seed=1, digest="a")
+    position = stream.position(3)
+    assert position == DataPosition(12, 1, "a")
+    for other, message in (
+        (replace(position, digest="b"), "saved with other data or tokenizer: the order of rows would be another"),
+        (replace(position, seed=2), "saved with seed=2, not 1: the order of rows would be another"),
+        (replace(position, sequences=13), "13 sequences, is in the middle of a batch of 4"),
+    ):
+        with pytest.raises(AutoshardError, match=message):
+            stream.step_at(other)
+    with pytest.raises(AutoshardError, match="must have sequences, seed and digest"):
+        DataPosition.from_dict({"sequences": "12", "seed": 1, "digest": "a"})
+
+
 def test_seeds_differ() -> None:
     tokens = np.arange(1000, dtype=np.int32)
     orders = {tuple(TokenStream(tokens, 50, 9, seed).starts(0).tolist()) for seed in range(20)}
     assert len(orders) == 20
 
 
-def test_the_shuffle_is_even() -> None:
-    # Over 400 epochs each of 20 rows comes first about 20 times; 5 standard deviations are 22.
-    stream = TokenStream(np.arange(40, dtype=np.int32), global_batch_size=20, sequence_length=1)
-    first = np.bincount([int(stream.starts(step)[0]) // 2 for step in range(400)], minlength=20)
-    assert first.sum() == 400
-    assert first.max() <= 42
+@pytest.mark.parametrize("count", [2, 3, 20])
+def test_the_shuffle_is_even(count: int) -> None:
+    # Over 400 epochs each of n rows comes first about 400/n times, within 5 standard deviations.
+    first = np.bincount([int(shuffled(np.array([0]), count, 0, epoch)[0]) for epoch in range(400)], minlength=count)
+    deviation = (400 * (1 / count) * (1 - 1 / count)) ** 0.5
+    assert np.abs(first - 400 / count).max() < 5 * deviation
+
+
+def test_neighbours_are_parted() -> None:
+    # Of 10,000 shuffled rows about 2 are followed by the one that followed it before: the network leaves no runs.
+    order = shuffled(np.arange(10_000), 10_000, seed=3, epoch=0)
+    assert (np.diff(order) == 1).sum() < 10
 
 
 def test_a_text_shorter_than_a_batch(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x" * 1031)
+    file = prepare(DataSource(tmp_path / "a.txt", ByteTokenizer()), tmp_path)
     with pytest.raises(AutoshardError) as error:
-        load_token_stream(tmp_path / "a.txt", ByteTokenizer(), global_batch_size=8, sequence_length=128)
+        open_stream(file, global_batch_size=8, sequence_length=128)
     assert str(error.value) == (
         "the text has 1,031 tokens; one batch of 8 sequences x (128 + 1) tokens needs 1,032: "
         "give more text or a smaller batch"
     )
-
-
-def test_a_stream_says_what_it_is_made_of() -> None:
-    stream, made_of = load_token_stream(None, ByteTokenizer(), global_batch_size=8, sequence_length=128)
-    assert re.fullmatch(r"the Python manual: \d+ K tokens \(bytes, 256 ids\)", made_of)
-    assert stream.steps_per_epoch > 300

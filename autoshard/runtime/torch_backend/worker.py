@@ -17,9 +17,8 @@ from safetensors.torch import save_file
 from autoshard.errors import AutoshardError
 from autoshard.layout.plan import Plan
 from autoshard.layout.validate import read_plan
-from autoshard.runtime.data import TokenStream, load_token_stream
+from autoshard.runtime.data import TokenStream, open_stream, read_token_file
 from autoshard.runtime.rehearse import one_process
-from autoshard.runtime.tokenizer import load_tokenizer
 from autoshard.runtime.torch_backend.optimizer import OptimizerSettings
 from autoshard.runtime.torch_backend.parameters import assemble
 from autoshard.runtime.torch_backend.session import DTYPES, Session
@@ -170,25 +169,17 @@ def _finer(precision: Precision) -> Precision:
 
 
 def _stream(arguments: Mapping[str, Any], plan: Plan) -> TokenStream:
-    """The run's text as batches of the plan's shape. Raises AutoshardError for a tokenizer beyond the vocabulary."""
-    tokenizer = load_tokenizer(_path(arguments["tokenizer"]))
-    if tokenizer.vocab_size > plan.model.vocab_size:
-        raise AutoshardError(
-            f"tokenizer {tokenizer.name} has {tokenizer.vocab_size} ids; "
-            f"vocab_size={plan.model.vocab_size} of {plan.model.name} has no room for them"
-        )
-    stream, _ = load_token_stream(
-        _path(arguments["data"]),
-        tokenizer,
-        global_batch_size=plan.training.global_batch_size,
-        sequence_length=plan.training.sequence_length,
+    """The run's prepared tokens as batches of the plan's shape."""
+    file = read_token_file(Path(arguments["data"]))
+    if file is None:
+        raise AutoshardError(f"the tokens at {arguments['data']} are gone: run again")
+    training = plan.training
+    return open_stream(
+        file,
+        global_batch_size=training.global_batch_size,
+        sequence_length=training.sequence_length,
         seed=arguments["seed"],
     )
-    return stream
-
-
-def _path(value: str | None) -> Path | None:
-    return None if value is None else Path(value)
 
 
 def _device(arguments: Mapping[str, Any], local_rank: int) -> torch.device:

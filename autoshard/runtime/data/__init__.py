@@ -1,0 +1,16 @@
+"""Files to tokens to batches that no layout can change."""
+
+from autoshard.runtime.data.prepare import DataSource, prepare
+from autoshard.runtime.data.stream import NOT_LEARNED, DataPosition, TokenStream, open_stream
+from autoshard.runtime.data.token_file import TokenFile, read_token_file
+
+__all__ = [
+    "NOT_LEARNED",
+    "DataPosition",
+    "DataSource",
+    "TokenFile",
+    "TokenStream",
+    "open_stream",
+    "prepare",
+    "read_token_file",
+]

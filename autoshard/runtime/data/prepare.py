@@ -1,0 +1,177 @@
+"""Everything that a path names, as tokens on disk: made once, in windows, whatever its size."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoshard.errors import AutoshardError
+from autoshard.runtime.data.files import TEXT, DataFiles, find_files
+from autoshard.runtime.data.records import Record, column_names, records
+from autoshard.runtime.data.text import WINDOW_BYTES, python_manual, text_windows
+from autoshard.runtime.data.token_file import FORMAT, TokenFile, TokenWriter, one_at_a_time, read_token_file
+from autoshard.runtime.tokenizer import Tokenizer
+from autoshard.units import format_count
+
+TOKENS_FIELD = "input_ids"
+"""The column of a dataset that was tokenized before."""
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """What a run says of its data.
+
+    path: None takes the Python manual. text_field: the column of a table that holds the text; None is "text", unless
+    the table was tokenized before.
+    """
+
+    path: Path | None
+    tokenizer: Tokenizer
+    text_field: str | None = None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Part of a document: text, or ids of a table that was tokenized. starts: the document starts here."""
+
+    text: str
+    ids: NDArray[np.int32] | None = None
+    starts: bool = True
+
+
+def prepare(source: DataSource, cache: Path) -> TokenFile:
+    """The tokens of a source, from the cache folder where they are there already.
+
+    Documents are joined by the tokenizer's end-of-text token, by a blank line where it has none, and as they are where
+    they were tokenized before. Memory stays bounded by a window of text (4 MiB) and one row. Files that change their
+    size or time are read again.
+    Raises AutoshardError, naming file and row, for what cannot be read.
+    """
+    files = None if source.path is None else find_files(source.path)
+    digest = _digest(source, files)
+    path = cache / f"{digest}.json"
+    with one_at_a_time(path):
+        found = read_token_file(path)
+        return found or _write(source, files, digest, path)
+
+
+def _write(source: DataSource, files: DataFiles | None, digest: str, path: Path) -> TokenFile:
+    tokenizer = source.tokenizer
+    name = "the Python manual" if files is None else files.source
+    tokenized = files is not None and _is_tokenized(source, files)
+    writer = TokenWriter(path)
+    try:
+        for tokens in _token_runs(_pieces(source, files, tokenized), tokenizer):
+            writer.append(tokens)
+        if not writer.num_tokens:
+            raise AutoshardError(f"--data {source.path} holds no text")
+        by = "tokenized before" if tokenized else f"{tokenizer.name}, {tokenizer.vocab_size} ids"
+        return writer.finish(
+            digest,
+            row_length=0,
+            vocab_size=writer.largest_id + 1 if tokenized else tokenizer.vocab_size,
+            made_of=f"{name}: {format_count(writer.num_tokens)} tokens ({by})",
+        )
+    except OSError as error:
+        raise AutoshardError(f"cannot write {error.filename or path}: {error.strerror or error}") from error
+    finally:
+        writer.discard()
+
+
+def _is_tokenized(source: DataSource, files: DataFiles) -> bool:
+    if files.kind == TEXT or source.text_field is not None:
+        return False
+    columns = column_names(files)
+    if TOKENS_FIELD in columns:
+        return True
+    if columns and "text" not in columns:
+        raise AutoshardError(
+            f"--data {files.source} has no column 'text' or '{TOKENS_FIELD}' but {', '.join(columns)}: "
+            "name one by --text-field"
+        )
+    return False
+
+
+def _pieces(source: DataSource, files: DataFiles | None, tokenized: bool) -> Iterator[Piece]:
+    """Of every document that is not blank."""
+    if files is None:
+        yield Piece(python_manual())
+    elif files.kind == TEXT:
+        for file in files.paths:
+            starts = True
+            for window in text_windows(file):
+                if window.strip() or not starts:
+                    yield Piece(window, starts=starts)
+                    starts = False
+    elif tokenized:
+        for record in records(files, (TOKENS_FIELD,)):
+            ids = _ids(record)
+            if len(ids):
+                yield Piece("", ids)
+    else:
+        field = source.text_field or "text"
+        for record in records(files, (field,)):
+            text = _text(record, field)
+            if text.strip():
+                yield Piece(text)
+
+
+def _text(record: Record, field: str) -> str:
+    text = record.values.get(field)
+    if not isinstance(text, str):
+        what = "has no" if field not in record.values else f"has {type(text).__name__} for"
+        raise AutoshardError(f"{record.place} {what} {field!r}: every row needs a text there (--text-field names it)")
+    return text
+
+
+def _ids(record: Record) -> NDArray[np.int32]:
+    values = record.values.get(TOKENS_FIELD)
+    if not isinstance(values, list) or not all(type(one) is int and 0 <= one < 2**31 for one in values):
+        raise AutoshardError(f"{record.place} has {TOKENS_FIELD} that are no list of token ids")
+    return np.array(values, dtype=np.int32)
+
+
+def _token_runs(pieces: Iterator[Piece], tokenizer: Tokenizer) -> Iterator[NDArray[np.int32]]:
+    """Tokens with separators, from about a window of text at a time, so that the tokenizer may use its threads."""
+    end = tokenizer.end_of_text
+    separator = tokenizer.encode("\n\n") if end is None else np.array([end], dtype=np.int32)
+    waiting: list[Piece] = []
+    size, first = 0, True
+    for piece in pieces:
+        waiting.append(piece)
+        size += len(piece.text) + (0 if piece.ids is None else 4 * len(piece.ids))
+        if size >= WINDOW_BYTES:
+            yield from _encoded(waiting, tokenizer, separator, first)
+            waiting, size, first = [], 0, False
+    yield from _encoded(waiting, tokenizer, separator, first)
+
+
+def _encoded(
+    pieces: list[Piece], tokenizer: Tokenizer, separator: NDArray[np.int32], first: bool
+) -> Iterator[NDArray[np.int32]]:
+    """first: nothing is before the first of these pieces."""
+    encoded = iter(tokenizer.encode_many([piece.text for piece in pieces if piece.ids is None]))
+    for position, piece in enumerate(pieces):
+        if piece.ids is None and piece.starts and not (first and position == 0):
+            yield separator
+        yield next(encoded) if piece.ids is None else piece.ids
+
+
+def _digest(source: DataSource, files: DataFiles | None) -> str:
+    """Of what the tokens depend on: each file's name, size and time, and the tokenizer."""
+    stats = [] if files is None else [(str(file.resolve()), file.stat()) for file in files.paths]
+    content = [
+        FORMAT,
+        hashlib.sha256(python_manual().encode()).hexdigest() if files is None else files.kind,
+        [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats],
+        source.tokenizer.digest,
+        source.text_field,
+        WINDOW_BYTES,
+    ]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:24]

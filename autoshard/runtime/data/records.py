@@ -1,0 +1,122 @@
+"""Rows of JSONL, Parquet and Arrow files as plain values, a few at a time."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autoshard.errors import AutoshardError
+from autoshard.runtime.data.files import ARROW, JSONL, PARQUET, DataFiles
+
+ROWS_AT_ONCE = 256
+"""Rows of a Parquet file that are in memory as Python values; a guess that keeps rows of a megabyte harmless."""
+
+_FILE_MAGIC = b"ARROW1"
+
+
+@dataclass(frozen=True)
+class Record:
+    """values: the row's columns. file, row: where it is, the first row being 1."""
+
+    values: dict[str, Any]
+    file: Path
+    row: int
+
+    @property
+    def place(self) -> str:
+        return f"--data {self.file} row {self.row:,}"
+
+
+def records(files: DataFiles, columns: tuple[str, ...] | None = None) -> Iterator[Record]:
+    """Every row of every file, with the named columns (all: None).
+
+    Raises AutoshardError, with file and row, for what is not a row of that kind.
+    """
+    read = {JSONL: _jsonl, PARQUET: _parquet, ARROW: _arrow}[files.kind]
+    for file in files.paths:
+        yield from _readable(file, read(file, columns))
+
+
+def column_names(files: DataFiles) -> tuple[str, ...]:
+    """Of the first row; empty where there is none."""
+    for record in records(files):
+        return tuple(record.values)
+    return ()
+
+
+def _readable(file: Path, rows: Iterator[Record]) -> Iterator[Record]:
+    try:
+        yield from rows
+    except OSError as error:  # pyarrow raises it for damaged files, too
+        raise AutoshardError(f"cannot read --data {file}: {error.strerror or _first_line(error)}") from error
+
+
+def _jsonl(file: Path, columns: tuple[str, ...] | None) -> Iterator[Record]:
+    with file.open("rb") as lines:
+        for row, line in enumerate(lines, start=1):
+            text = line.removeprefix(b"\xef\xbb\xbf") if row == 1 else line
+            if not text.strip():
+                continue
+            try:
+                values = json.loads(text)
+            except (ValueError, RecursionError) as error:
+                raise AutoshardError(f"--data {file} row {row:,} is not JSON: {_first_line(error)}") from error
+            if not isinstance(values, dict):
+                raise AutoshardError(f"--data {file} row {row:,} is not a JSON object")
+            yield Record(values, file, row)
+
+
+def _parquet(file: Path, columns: tuple[str, ...] | None) -> Iterator[Record]:
+    pyarrow, parquet = _module("pyarrow", file), _module("pyarrow.parquet", file)
+    try:
+        with parquet.ParquetFile(file) as table:
+            wanted = None if columns is None else [name for name in columns if name in table.schema_arrow.names]
+            yield from _batches(table.iter_batches(batch_size=ROWS_AT_ONCE, columns=wanted), file)
+    except pyarrow.ArrowException as error:
+        raise AutoshardError(f"--data {file} is not Parquet: {_first_line(error)}") from error
+
+
+def _arrow(file: Path, columns: tuple[str, ...] | None) -> Iterator[Record]:
+    """Both of Arrow's formats: the stream, in which datasets are saved, and the file."""
+    pyarrow = _module("pyarrow", file)
+    try:
+        with pyarrow.memory_map(str(file)) as source:
+            is_file = source.read(len(_FILE_MAGIC)) == _FILE_MAGIC
+            source.seek(0)
+            if is_file:
+                reader = pyarrow.ipc.open_file(source)
+                batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
+                yield from _batches(_selected(batches, columns), file)
+            else:
+                yield from _batches(_selected(pyarrow.ipc.open_stream(source), columns), file)
+    except pyarrow.ArrowException as error:
+        raise AutoshardError(f"--data {file} is not Arrow: {_first_line(error)}") from error
+
+
+def _selected(batches: Any, columns: tuple[str, ...] | None) -> Iterator[Any]:
+    for batch in batches:
+        yield batch if columns is None else batch.select([name for name in columns if name in batch.schema.names])
+
+
+def _batches(batches: Any, file: Path) -> Iterator[Record]:
+    row = 0
+    for batch in batches:
+        for start in range(0, batch.num_rows, ROWS_AT_ONCE):
+            for values in batch.slice(start, ROWS_AT_ONCE).to_pylist():
+                row += 1
+                yield Record(values, file, row)
+
+
+def _module(name: str, file: Path) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise AutoshardError(f"reading --data {file} needs pyarrow: pip install 'autoshard[data]'") from error
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__

@@ -1,0 +1,135 @@
+"""Tokens to batches. What step k trains on depends on the tokens, the seed and k: never on the layout.
+
+Every rank computes the same global batch and takes its rows, so no rank has to be told where another one reads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoshard.errors import AutoshardError
+from autoshard.runtime.data.shuffle import hashed, shuffled
+from autoshard.runtime.data.token_file import TokenFile
+
+NOT_LEARNED = -100
+"""The label of a token that a model is not to learn: what torch's cross-entropy leaves out by default."""
+
+Tokens = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class DataPosition:
+    """How far a run is in its data: all that a checkpoint must hold to go on with the next row.
+
+    sequences: rows taken so far, over all epochs. seed, digest: of the order and of the tokens.
+    """
+
+    sequences: int
+    seed: int
+    digest: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(values: dict[str, Any]) -> DataPosition:
+        """Raises AutoshardError for anything but what to_dict gave."""
+        types = {"sequences": int, "seed": int, "digest": str}
+        if values.keys() != types.keys() or any(type(values[name]) is not types[name] for name in types):
+            raise AutoshardError(f"data position {values!r} must have sequences, seed and digest")
+        return DataPosition(**values)
+
+
+@dataclass(frozen=True)
+class TokenStream:
+    """Batches of rows of sequence_length + 1 tokens.
+
+    tokens: [tokens]. An epoch cuts them into rows that never overlap and shuffles the rows; the next one shuffles anew
+    and starts its cut elsewhere. A batch takes the next rows, beyond an epoch's end where it must.
+    learned: [tokens], 0 where a token is no label; None: all are. digest: names the tokens in a DataPosition.
+    """
+
+    tokens: NDArray[np.int32]
+    global_batch_size: int  # sequences
+    sequence_length: int
+    seed: int = 0
+    learned: NDArray[np.uint8] | None = None
+    digest: str = ""
+
+    def __post_init__(self) -> None:
+        assert self.tokens.ndim == 1 and self.global_batch_size >= 1 and self.sequence_length >= 1
+        if self.rows_per_epoch < self.global_batch_size:
+            needed = self.global_batch_size * (self.sequence_length + 1)
+            raise AutoshardError(
+                f"the text has {len(self.tokens):,} tokens; one batch of {self.global_batch_size} sequences x "
+                f"({self.sequence_length} + 1) tokens needs {needed:,}: give more text or a smaller batch"
+            )
+
+    @property
+    def rows_per_epoch(self) -> int:
+        return len(self.tokens) // (self.sequence_length + 1)
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.global_batch_size * self.sequence_length
+
+    def position(self, step: int) -> DataPosition:
+        """Before this step."""
+        return DataPosition(step * self.global_batch_size, self.seed, self.digest)
+
+    def step_at(self, position: DataPosition) -> int:
+        """The step that goes on from there. Raises AutoshardError when it is a position in other data."""
+        if (position.seed, position.digest) != (self.seed, self.digest):
+            what = f"seed={position.seed}, not {self.seed}" if position.seed != self.seed else "other data or tokenizer"
+            raise AutoshardError(f"the data position was saved with {what}: the order of rows would be another")
+        step, rest = divmod(position.sequences, self.global_batch_size)
+        if rest:
+            raise AutoshardError(
+                f"the data position, {position.sequences:,} sequences, is in the middle of a batch of "
+                f"{self.global_batch_size}"
+            )
+        return step
+
+    def starts(self, step: int) -> NDArray[np.int64]:
+        """Where each row of the step's batch starts in the tokens: [global_batch_size]."""
+        first = step * self.global_batch_size
+        taken = np.arange(first, first + self.global_batch_size, dtype=np.int64)
+        row_length = self.sequence_length + 1
+        spare = len(self.tokens) - self.rows_per_epoch * row_length
+        found = np.empty_like(taken)
+        for epoch in range(first // self.rows_per_epoch, int(taken[-1]) // self.rows_per_epoch + 1):
+            here = taken // self.rows_per_epoch == epoch
+            offset = int(hashed(np.array([epoch], dtype=np.uint64), self.seed)[0] % np.uint64(spare + 1))
+            rows = shuffled(taken[here] % self.rows_per_epoch, self.rows_per_epoch, self.seed, epoch)
+            found[here] = rows * row_length + offset
+        return found
+
+    def batch(self, step: int) -> tuple[Tokens, Tokens]:
+        """Inputs and labels of one step, each [global_batch_size, sequence_length]; labels are one token later."""
+        return self._cut(self.starts(step))
+
+    def in_order(self, batch: int) -> tuple[Tokens, Tokens]:
+        """The batch of that number of all rows in their own order, as an evaluation takes them."""
+        rows = np.arange(batch * self.global_batch_size, (batch + 1) * self.global_batch_size, dtype=np.int64)
+        assert rows[-1] < self.rows_per_epoch, (batch, self.rows_per_epoch)
+        return self._cut(rows * (self.sequence_length + 1))
+
+    def _cut(self, starts: NDArray[np.int64]) -> tuple[Tokens, Tokens]:
+        indices = starts[:, None] + np.arange(self.sequence_length + 1, dtype=np.int64)
+        rows = self.tokens[indices].astype(np.int64)
+        labels = rows[:, 1:].copy()
+        if self.learned is not None:
+            labels[self.learned[indices[:, 1:]] == 0] = NOT_LEARNED
+        return rows[:, :-1].copy(), labels
+
+
+def open_stream(file: TokenFile, *, global_batch_size: int, sequence_length: int, seed: int = 0) -> TokenStream:
+    """Batches of prepared tokens. Rows that must stay whole must be of this sequence length."""
+    assert file.row_length in (0, sequence_length + 1), (file.row_length, sequence_length)
+    return TokenStream(
+        file.tokens(), global_batch_size, sequence_length, seed, learned=file.learned(), digest=file.digest
+    )

@@ -1,0 +1,120 @@
+"""Tokens on disk: one flat file that every rank maps into memory, and a description of it beside it.
+
+A folder keeps them by a digest of what they were made of, so ranks and later runs find what one process has made.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoshard.errors import AutoshardError
+from autoshard.interop.atomic_file import write_text
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class TokenFile:
+    """What is known of prepared tokens; the file itself is beside the description.
+
+    path: the description, a JSON file. num_tokens: int32 each. digest: of everything that they were made of.
+    row_length: tokens of a row that must stay whole; 0 where they are one run of text.
+    masked: whether a second file says which tokens are learned. vocab_size: every id is below it.
+    made_of: one line for people.
+    """
+
+    path: Path
+    digest: str
+    num_tokens: int
+    row_length: int
+    masked: bool
+    vocab_size: int
+    made_of: str
+
+    def tokens(self) -> NDArray[np.int32]:
+        """[num_tokens], read from disk as they are used."""
+        return np.memmap(self.path.with_suffix(".tokens"), dtype="<i4", mode="r", shape=(self.num_tokens,))
+
+    def learned(self) -> NDArray[np.uint8] | None:
+        """[num_tokens], 1 where a model is to learn to write the token; None: everywhere."""
+        if not self.masked:
+            return None
+        return np.memmap(self.path.with_suffix(".learned"), dtype=np.uint8, mode="r", shape=(self.num_tokens,))
+
+
+def read_token_file(path: Path) -> TokenFile | None:
+    """None where there is none, or not all of it, or one of another version."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if values.pop("format_version") != FORMAT:
+            return None
+        found = TokenFile(path, **values)
+        sizes = {".tokens": 4 * found.num_tokens} | ({".learned": found.num_tokens} if found.masked else {})
+        whole = all(path.with_suffix(suffix).stat().st_size == size for suffix, size in sizes.items())
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found if whole else None
+
+
+class TokenWriter:
+    """Appends tokens, and learned marks where the first call has them, to files that get their names at the end."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._parts: dict[str, Path] = {}
+        self.num_tokens = 0
+        self.largest_id = -1
+
+    def append(self, tokens: NDArray[np.int32], learned: NDArray[np.uint8] | None = None) -> None:
+        if not len(tokens):
+            return
+        self.num_tokens += len(tokens)
+        self.largest_id = max(self.largest_id, int(tokens.max()))
+        self._append(".tokens", np.ascontiguousarray(tokens, dtype="<i4"))
+        if learned is not None:
+            self._append(".learned", np.ascontiguousarray(learned, dtype=np.uint8))
+
+    def finish(self, digest: str, row_length: int, vocab_size: int, made_of: str) -> TokenFile:
+        found = TokenFile(
+            self._path, digest, self.num_tokens, row_length, ".learned" in self._parts, vocab_size, made_of
+        )
+        for suffix, part in self._parts.items():
+            part.replace(self._path.with_suffix(suffix))
+        values = {"format_version": FORMAT, **asdict(found)}
+        del values["path"]
+        write_text(self._path, json.dumps(values) + "\n", "token file")
+        return found
+
+    def discard(self) -> None:
+        for part in self._parts.values():
+            part.unlink(missing_ok=True)
+
+    def _append(self, suffix: str, values: NDArray[np.int32] | NDArray[np.uint8]) -> None:
+        if suffix not in self._parts:
+            self._parts[suffix] = self._path.with_suffix(f"{suffix}.{os.getpid()}.part")
+            self._parts[suffix].write_bytes(b"")
+        with self._parts[suffix].open("ab") as file:
+            file.write(values.tobytes())
+
+
+@contextmanager
+def one_at_a_time(path: Path) -> Iterator[None]:
+    """Processes of this machine take turns: the second one finds what the first one has made."""
+    lock = path.with_suffix(".lock")
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        file = lock.open("w")
+    except OSError as error:
+        raise AutoshardError(f"cannot write {lock}: {error.strerror or error}") from error
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

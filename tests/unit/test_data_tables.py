@@ -1,0 +1,216 @@
+"""JSONL, Parquet, Arrow and saved datasets as training data; every slip in them is told by file and row."""
+
+import json
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from autoshard.errors import AutoshardError
+from autoshard.runtime.data import DataSource, TokenFile, prepare
+from autoshard.runtime.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
+
+ROWS = [{"text": "first", "id": 1}, {"text": "  ", "id": 2}, {"text": "zweité", "id": 3}]
+
+
+def write_jsonl(file: Path, rows: list[Any]) -> Path:
+    file.write_text("\n".join(json.dumps(row) for row in rows) + "\n")
+    return file
+
+
+def write_parquet(file: Path, rows: list[dict[str, Any]]) -> Path:
+    pq.write_table(pa.Table.from_pylist(rows), file, row_group_size=2)
+    return file
+
+
+def write_arrow_stream(file: Path, rows: list[dict[str, Any]]) -> Path:
+    """As datasets.save_to_disk does."""
+    table = pa.Table.from_pylist(rows)
+    with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=2)
+    return file
+
+
+def write_arrow_file(file: Path, rows: list[dict[str, Any]]) -> Path:
+    table = pa.Table.from_pylist(rows)
+    with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    return file
+
+
+def write_saved_dataset(folder: Path, rows: list[dict[str, Any]]) -> Path:
+    folder.mkdir(parents=True)
+    half = len(rows) // 2
+    names = [f"data-{part:05d}-of-00002.arrow" for part in range(2)]
+    write_arrow_stream(folder / names[0], rows[:half])
+    write_arrow_stream(folder / names[1], rows[half:])
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names]}))
+    return folder
+
+
+def made(path: Path, tokenizer: Tokenizer | None = None, text_field: str | None = None) -> TokenFile:
+    return prepare(DataSource(path, tokenizer or ByteTokenizer(), text_field), path.parent / "cache")
+
+
+def spelled(path: Path, text_field: str | None = None) -> str:
+    return ByteTokenizer().decode(made(path, text_field=text_field).tokens())
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("a.jsonl", write_jsonl),
+        ("a.parquet", write_parquet),
+        ("a.arrow", write_arrow_stream),
+        ("b.arrow", write_arrow_file),
+        ("saved", write_saved_dataset),
+    ],
+)
+def test_every_kind_holds_the_same_text(tmp_path: Path, name: str, write: Any) -> None:
+    assert spelled(write(tmp_path / name, ROWS)) == "first\n\nzweité"
+
+
+def test_a_folder_of_tables_is_read_without_its_readme(tmp_path: Path) -> None:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    (folder / "README.md").write_text("no data")
+    write_jsonl(folder / "2.jsonl", [{"text": "b"}])
+    write_jsonl(folder / "1.jsonl", [{"text": "a"}])
+    assert spelled(folder) == "a\n\nb"
+    write_parquet(folder / "3.parquet", ROWS)
+    with pytest.raises(AutoshardError) as error:
+        made(folder)
+    assert str(error.value) == f"--data {folder} has files of JSONL and Parquet: name a folder of one kind"
+
+
+def test_another_column_is_named(tmp_path: Path) -> None:
+    file = write_jsonl(tmp_path / "a.jsonl", [{"story": "a"}, {"story": "b"}])
+    assert spelled(file, text_field="story") == "a\n\nb"
+    with pytest.raises(AutoshardError) as error:
+        made(file)
+    assert str(error.value) == f"--data {file} has no column 'text' or 'input_ids' but story: name one by --text-field"
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"text": "a"}, {"words": "b"}], "row 2 has no 'text': every row needs a text there (--text-field names it)"),
+        ([{"text": None}], "row 1 has NoneType for 'text': every row needs a text there (--text-field names it)"),
+        ([{"text": "a"}, ["b"]], "row 2 is not a JSON object"),
+        ([{"input_ids": [1, 2]}, {"input_ids": [3, -1]}], "row 2 has input_ids that are no list of token ids"),
+        ([{"input_ids": [1, True]}], "row 1 has input_ids that are no list of token ids"),
+        ([{"text": " "}], None),
+    ],
+)
+def test_rows_that_will_not_do(tmp_path: Path, rows: list[Any], message: str | None) -> None:
+    file = write_jsonl(tmp_path / "a.jsonl", rows)
+    with pytest.raises(AutoshardError) as error:
+        made(file)
+    assert str(error.value) == (f"--data {file} {message}" if message else f"--data {file} holds no text")
+
+
+def test_a_line_that_is_not_json(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"text": "a"}\n\n{"text": "b"\n')
+    with pytest.raises(AutoshardError, match=r"a\.jsonl row 3 is not JSON: Expecting ',' delimiter"):
+        made(file)
+    file.write_text('{"text": ' + "[" * 100_000)
+    with pytest.raises(AutoshardError, match=r"a\.jsonl row 1 is not JSON: "):
+        made(file)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("a.parquet", "Parquet"), ("a.arrow", "Arrow")])
+def test_files_that_are_no_tables(tmp_path: Path, name: str, kind: str) -> None:
+    file = tmp_path / name
+    file.write_bytes(b"not a table at all")
+    with pytest.raises(AutoshardError, match=rf"--data {file} is not {kind}: |cannot read --data {file}: "):
+        made(file)
+
+
+def test_a_truncated_table(tmp_path: Path) -> None:
+    file = write_arrow_stream(tmp_path / "a.arrow", [{"text": "word " * 1000}] * 50)
+    file.write_bytes(file.read_bytes()[:-100_000])
+    with pytest.raises(AutoshardError, match=rf"--data {file} is not Arrow: |cannot read --data {file}: "):
+        made(file)
+
+
+def test_a_dataset_that_was_tokenized_before(tmp_path: Path) -> None:
+    rows = [{"input_ids": [5, 600, 7], "attention_mask": [1, 1, 1]}, {"input_ids": [8]}]
+    folder = write_saved_dataset(tmp_path / "saved", rows)
+    found = made(folder)
+    assert found.tokens().tolist() == [5, 600, 7, 8]
+    assert found.vocab_size == 601
+    assert found.made_of == f"{folder} (saved dataset, 2 files): 4 tokens (tokenized before)"
+
+
+def test_a_dataset_dict_gives_its_training_split(tmp_path: Path) -> None:
+    write_saved_dataset(tmp_path / "saved" / "train", ROWS)
+    splits = tmp_path / "saved" / "dataset_dict.json"
+    splits.write_text(json.dumps({"splits": ["train", "test"]}))
+    assert spelled(tmp_path / "saved") == "first\n\nzweité"
+    splits.write_text(json.dumps({"splits": ["test"]}))
+    with pytest.raises(AutoshardError, match=r"has no split 'train' but \['test'\]: name the folder of one split"):
+        made(tmp_path / "saved")
+
+
+def test_saved_datasets_that_will_not_do(tmp_path: Path) -> None:
+    folder = write_saved_dataset(tmp_path / "saved", ROWS)
+    for state, message in (
+        ({"_data_files": [{"filename": "gone.arrow"}]}, "gone.arrow, listed in state.json, is missing"),
+        ({"_data_files": [{"filename": "../other.arrow"}]}, "lists no files of its own folder in _data_files"),
+        ({"_data_files": []}, "lists no files of its own folder in _data_files"),
+        ({"_indices_data_files": [{}]}, r"stored with an index of its rows: save it after flatten_indices\(\)"),
+        ([], "is not a JSON object"),
+    ):
+        (folder / "state.json").write_text(json.dumps(state))
+        with pytest.raises(AutoshardError, match=message):
+            made(folder)
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return exec, ("raise SystemExit('a pickle was executed')",)
+
+
+def test_no_pickle_is_ever_executed(tmp_path: Path) -> None:
+    # pyarrow before 14 unpickled what a file names as a Python extension type (CVE-2023-47248)
+    bomb = {b"ARROW:extension:name": b"arrow.py_extension_type", b"ARROW:extension:metadata": pickle.dumps(Bomb())}
+    field = pa.field("text", pa.string(), metadata=bomb)
+    table = pa.Table.from_arrays([pa.array(["harmless"])], schema=pa.schema([field]))
+    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    pq.write_table(table, tmp_path / "a.parquet")
+    assert spelled(tmp_path / "a.arrow") == spelled(tmp_path / "a.parquet") == "harmless"
+    (tmp_path / "a.txt").write_bytes(pickle.dumps(Bomb()))
+    with pytest.raises(AutoshardError, match=r"is not text in UTF-8|is binary"):
+        made(tmp_path / "a.txt")
+
+
+def test_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write_parquet(tmp_path / "a.parquet", ROWS)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(AutoshardError) as error:
+        made(file)
+    assert str(error.value) == f"reading --data {file} needs pyarrow: pip install 'autoshard[data]'"
+
+
+def test_documents_are_joined_by_the_tokenizers_end_of_text(tmp_path: Path) -> None:
+    folder = tmp_path / "words"
+    folder.mkdir()
+    content = {
+        "version": "1.0",
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "model": {"type": "WordLevel", "vocab": {"?": 0, "one": 1, "two": 2, "<end>": 3}, "unk_token": "?"},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    data = write_jsonl(tmp_path / "a.jsonl", [{"text": "one two"}, {"text": "two"}])
+    for end in ("<end>", {"content": "<end>", "special": True}):
+        (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": end}))
+        assert made(data, load_tokenizer(folder)).tokens().tolist() == [1, 2, 3, 2]
+    (folder / "tokenizer_config.json").write_text("[]")
+    with pytest.raises(AutoshardError, match=r"tokenizer_config\.json is not a JSON object"):
+        load_tokenizer(folder)
