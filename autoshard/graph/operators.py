@@ -46,6 +46,10 @@ class OperatorKind:
             return choice
         return choice if choice in dims else PARTIAL
 
+    def passes_gradient(self, op: Operator, index: int) -> bool:
+        """Whether the output depends smoothly on this input; if not, none of its gradient comes from here."""
+        return True
+
     def matmul_shape(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[float, float, float] | None:
         """(M, N, K) of the matrix product that dominates, for kinds that are one."""
         return None
@@ -232,7 +236,11 @@ class Dispatch(OperatorKind):
     """Copies each token into a slot of its experts: batch seq embed -> batch expert capacity embed.
 
     Slots are given in sequence order, so it needs the whole sequence; tokens beyond the capacity are dropped.
+    The gates only say which: they are weighed in `combine`.
     """
+
+    def passes_gradient(self, op: Operator, index: int) -> bool:
+        return index == 0
 
     def backward_flops_ratio(self, op: Operator) -> float:
         return 1.0

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from autoshard.graph.ir import Graph, Operator, Tensor
 from autoshard.graph.operators import KINDS
 from autoshard.graph.redistribute import Axes, Transition, redistribute
-from autoshard.graph.states import INVARIANT, REPLICATED, State, without_gradient
+from autoshard.graph.states import INVARIANT, PARTIAL, REPLICATED, State, without_gradient
 
 Choice = Mapping[str, str]
 """What one operator does along each axis: split a loop dim, or `I` / `R` / `P`. An axis that is not named is `I`."""
@@ -56,6 +56,7 @@ class Program:
 
     states: of every tensor and view. A parameter's is its storage.
     gradient_sync: parameter -> axes over which its gradient is a partial sum until the end of the step.
+    without_gradient: redistributed views whose readers pass no gradient on: nothing moves backward.
     outputs: views in the states that the caller asked for.
     """
 
@@ -65,6 +66,7 @@ class Program:
     states: Mapping[str, State]
     gradient_sync: Mapping[str, tuple[str, ...]]
     outputs: tuple[str, ...]
+    without_gradient: frozenset[str] = frozenset()
 
     def tensor(self, view: str) -> Tensor:
         """The tensor behind a view's name."""
@@ -111,6 +113,7 @@ class _Partitioner:
         self._states: dict[str, State] = dict(given)
         self._sync: dict[str, tuple[str, ...]] = {}
         self._uses: dict[str, set[State]] = {}
+        self._with_gradient: set[str] = set()
         for op in graph.operators:
             for name, state in zip(op.inputs, input_states(graph, op, choices[op.name], axes), strict=True):
                 self._uses.setdefault(name, set()).add(state)
@@ -118,13 +121,18 @@ class _Partitioner:
     def run(self, outputs: Mapping[str, State | None]) -> Program:
         for op in self._graph.operators:
             choice = self._choices[op.name]
+            known = (*op.loop_dims, INVARIANT, REPLICATED, PARTIAL)
+            assert all(choice.get(axis, INVARIANT) in known for axis in self._axes), (op, choice)
             states = input_states(self._graph, op, choice, self._axes)
             views = tuple(self._view(name, state) for name, state in zip(op.inputs, states, strict=True))
+            self._with_gradient.update(v for i, v in enumerate(views) if KINDS[op.kind].passes_gradient(op, i))
             self._steps.append(OperatorStep(op, views, choice))
             self._states[op.output] = output_state(self._graph, op, choice, self._axes)
         leaving = tuple(self._view(name, state or self._states[name]) for name, state in outputs.items())
         steps = _fuse_gathers(self._graph, self._steps, leaving)
-        return Program(self._graph, self._axes, steps, self._states, self._sync, leaving)
+        moved = {step.target for step in self._steps if isinstance(step, RedistributeStep)}
+        without_gradient = frozenset(moved - self._with_gradient - set(leaving))
+        return Program(self._graph, self._axes, steps, self._states, self._sync, leaving, without_gradient)
 
     def _view(self, name: str, state: State) -> str:
         tensor = self._graph.tensors[name]
@@ -179,5 +187,13 @@ def _gathers_activation(graph: Graph, step: RedistributeStep) -> bool:
 
 
 def _is_projection(graph: Graph, step: OperatorStep, view: str) -> bool:
+    """x[rows, contracted] w[columns, contracted]^T with a parameter w, as torch's linear: a product of two matrices."""
     op = step.operator
-    return op.kind == "einsum" and step.inputs[0] == view and graph.tensors[op.inputs[1]].role == "parameter"
+    if op.kind != "einsum" or step.inputs[0] != view or graph.tensors[op.inputs[1]].role != "parameter":
+        return False
+    x, w, out = (graph.tensors[name].dims for name in (*op.inputs, op.output))
+    contracted = tuple(dim for dim in x if dim not in out)
+    rows = tuple(dim for dim in x if dim in out)
+    columns = tuple(dim for dim in w if dim not in contracted)
+    fits = rows + contracted == x and columns + contracted == w and rows + columns == out
+    return fits and bool(contracted) and bool(columns)

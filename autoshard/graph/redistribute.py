@@ -59,6 +59,24 @@ def redistribute(graph: Graph, tensor: str, source: State, target: State, axes: 
 
     Raises NoTransition where the state table has none.
     """
+    direct = _in_cheapest_order(graph, tensor, source, target, axes)
+    if direct is not None:
+        return direct
+    for state in (source, target):
+        local_sizes(graph, graph.tensors[tensor].dims, state, axes)
+    detours = []
+    for middle in _gathered(source, target):
+        first = _in_cheapest_order(graph, tensor, source, middle, axes)
+        second = _in_cheapest_order(graph, tensor, middle, target, axes)
+        if first is not None and second is not None:
+            detours.append(first + second)
+    return min(detours, key=_moved_bytes)
+
+
+def _in_cheapest_order(
+    graph: Graph, tensor: str, source: State, target: State, axes: Axes
+) -> tuple[Transition, ...] | None:
+    """None where no order is valid. Raises NoTransition where the state table has no way along one axis."""
     changes: dict[tuple[str, str], list[str]] = {}
     for axis, before, after in zip(axes, source, target, strict=True):
         if before != after:
@@ -71,13 +89,7 @@ def redistribute(graph: Graph, tensor: str, source: State, target: State, axes: 
         for order in permutations(changes.items())
         if (steps := _apply_in_order(graph, tensor, source, order, axes)) is not None
     ]
-    if candidates:
-        return min(candidates, key=_moved_bytes)
-    middle = _gather_conflicts(source, target)
-    if middle == source:
-        raise NoTransition(f"{tensor}: no valid order from {source} to {target}")
-    first = redistribute(graph, tensor, source, middle, axes)
-    return first + redistribute(graph, tensor, middle, target, axes)
+    return min(candidates, key=_moved_bytes, default=None)
 
 
 def _apply_in_order(
@@ -87,6 +99,7 @@ def _apply_in_order(
     order: tuple[tuple[tuple[str, str], list[str]], ...],
     axes: Axes,
 ) -> tuple[Transition, ...] | None:
+    """None where an axis would enter or leave a dim between others, or a dim be split by more than it divides by."""
     names = list(axes)
     current = list(source)
     steps = []
@@ -98,7 +111,10 @@ def _apply_in_order(
         bytes_before = local_bytes(graph, tensor, tuple(current), axes)
         for axis in changing:
             current[names.index(axis)] = after
-        payload = max(bytes_before, local_bytes(graph, tensor, tuple(current), axes))
+        try:
+            payload = max(bytes_before, local_bytes(graph, tensor, tuple(current), axes))
+        except NoTransition:
+            return None
         kinds = transition_kinds(before, after)
         assert kinds is not None
         source_dim = before if is_split(before) else None
@@ -118,11 +134,19 @@ def _moved_bytes(steps: tuple[Transition, ...]) -> int:
     return sum(size * (2 if kind == "all_reduce" else 1) for kind, size in ways if kind in COLLECTIVES)
 
 
-def _gather_conflicts(source: State, target: State) -> State:
-    """Source with the dims that several axes fight over unsplit."""
+def _gathered(source: State, target: State) -> tuple[State, ...]:
+    """States between the two: the dims that several axes fight over unsplit; and every axis that changes replicated.
+
+    From the second any target is reached: each dim is split by all of its axes at once.
+    """
     entries = [entry for entry in source + target if is_split(entry)]
     contested = {d for d in entries if sum(d in (s, t) for s, t in zip(source, target, strict=True)) > 1}
-    return tuple(
+    mild = tuple(
         INVARIANT if before in contested or (before == PARTIAL and after in contested) else before
         for before, after in zip(source, target, strict=True)
     )
+    plain = tuple(
+        INVARIANT if before != after or before in contested else before
+        for before, after in zip(source, target, strict=True)
+    )
+    return mild, plain

@@ -1,0 +1,310 @@
+"""Every operator kind in numpy: a kernel returns the output, and a function from its gradient to those of the inputs.
+
+Arrays are [*mesh, *local dims in the graph's order]: all simulated ranks at once. Gradient None: the input has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from autoshard.graph.ir import FLOAT32_BYTES, Graph
+from autoshard.graph.partition import OperatorStep
+from autoshard.spec.model import RopeScaling
+from tests.spmd.collectives import Array, Axes, all_reduce
+
+Gradients = tuple[Array | None, ...]
+Backward = Callable[[Array], Gradients]
+Result = tuple[Array, Backward]
+Report = Callable[[str, tuple[str, ...], int], None]
+"""(kind, axes, bytes on one rank) of a collective inside an operator."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """The operator's step, its graph and its mesh."""
+
+    step: OperatorStep
+    graph: Graph
+    axes: Axes
+    report: Report
+
+    @property
+    def attributes(self) -> Mapping[str, Any]:
+        return self.step.operator.attributes
+
+    def dims(self, index: int) -> tuple[str, ...]:
+        return self.graph.tensors[self.step.operator.inputs[index]].dims
+
+    @property
+    def output_dims(self) -> tuple[str, ...]:
+        return self.graph.tensors[self.step.operator.output].dims
+
+    def over(self, dim: str) -> tuple[str, ...]:
+        """Axes that split the work along a loop dim."""
+        return tuple(axis for axis in self.axes if self.step.choice.get(axis) == dim)
+
+    def indices(self, dim: str, length: int) -> Array:
+        """[*mesh, length]: the global indices along a dim that each rank works on."""
+        position = np.zeros(tuple(self.axes.values()), np.int64)
+        for at, (axis, size) in enumerate(self.axes.items()):
+            if axis in self.over(dim):
+                shape = [1] * len(self.axes)
+                shape[at] = size
+                position = position * size + np.arange(size).reshape(shape)
+        return position[..., None] * length + np.arange(length)
+
+
+def run(place: Place, inputs: tuple[Array, ...]) -> Result:
+    return KERNELS[place.step.operator.kind](place, *inputs)
+
+
+def contract(*operands: tuple[Array, tuple[str, ...]], out: tuple[str, ...]) -> Array:
+    """einsum over named dims, the mesh in front of each operand; a dim of out that no operand has must not occur."""
+    letters = {dim: chr(ord("a") + i) for i, dim in enumerate(dict.fromkeys(d for _, dims in operands for d in dims))}
+    left = ",".join("..." + "".join(letters[dim] for dim in dims) for _, dims in operands)
+    result: Array = np.einsum(f"{left}->...{''.join(letters[d] for d in out)}", *(x for x, _ in operands))
+    return result
+
+
+def _spread(x: Array, place: Place, have: tuple[str, ...], want: tuple[str, ...]) -> Array:
+    """Lacking dims become size 1."""
+    mesh = x.shape[: len(place.axes)]
+    sizes = dict(zip(have, x.shape[len(mesh) :], strict=True))
+    return x.reshape(*mesh, *(sizes.get(dim, 1) for dim in want))
+
+
+def _einsum(place: Place, x: Array, w: Array) -> Result:
+    left, right, out = place.dims(0), place.dims(1), place.output_dims
+
+    def gradient(grad: Array, other: Array, other_dims: tuple[str, ...], like: Array, dims: tuple[str, ...]) -> Array:
+        if set(dims) <= {*out, *other_dims}:
+            return contract((grad, out), (other, other_dims), out=dims)
+        ones = np.ones_like(like)  # a dim that only this operand has was summed: its gradient is spread over it
+        return contract((grad, out), (other, other_dims), (ones, dims), out=dims)
+
+    def backward(grad: Array) -> Gradients:
+        return gradient(grad, w, right, x, left), gradient(grad, x, left, w, right)
+
+    return contract((x, left), (w, right), out=out), backward
+
+
+def _sigmoid(x: Array) -> Array:
+    result: Array = (1 + np.tanh(x / 2)) / 2
+    return result
+
+
+def _elementwise(place: Place, *inputs: Array) -> Result:
+    dims = place.output_dims
+    have = [place.dims(index) for index in range(len(inputs))]
+    spread = [_spread(x, place, own, dims) for x, own in zip(inputs, have, strict=True)]
+    value, slopes = ELEMENTWISE[str(place.attributes["function"])](*spread)
+
+    def backward(grad: Array) -> Gradients:
+        found = []
+        for slope, x, own in zip(slopes, inputs, have, strict=True):
+            lacking = tuple(len(place.axes) + i for i, dim in enumerate(dims) if dim not in own)
+            found.append((grad * slope).sum(lacking).reshape(x.shape))
+        return tuple(found)
+
+    return value, backward
+
+
+def _add(*inputs: Array) -> tuple[Array, tuple[Any, ...]]:
+    return sum(inputs[1:], inputs[0]), (1.0,) * len(inputs)
+
+
+def _silu_mul(gate: Array, up: Array) -> tuple[Array, tuple[Any, ...]]:
+    sigmoid = _sigmoid(gate)
+    return gate * sigmoid * up, (up * sigmoid * (1 + gate * (1 - sigmoid)), gate * sigmoid)
+
+
+def _gelu(x: Array) -> tuple[Array, tuple[Any, ...]]:
+    """The tanh approximation."""
+    root = (2 / np.pi) ** 0.5
+    tanh = np.tanh(root * (x + 0.044715 * x**3))
+    return x * (1 + tanh) / 2, ((1 + tanh) / 2 + x / 2 * (1 - tanh**2) * root * (1 + 3 * 0.044715 * x**2),)
+
+
+ELEMENTWISE: dict[str, Callable[..., tuple[Array, tuple[Any, ...]]]] = {
+    "add": _add,
+    "silu_mul": _silu_mul,
+    "gelu": _gelu,
+}
+"""Value, and the derivative by each input."""
+
+
+def _norm(place: Place, x: Array, weight: Array, *bias: Array) -> Result:
+    rows = tuple(range(len(place.axes), x.ndim - 1))
+    centred = x - x.mean(-1, keepdims=True) if place.attributes["function"] == "layer" else x
+    scale = (np.square(centred).mean(-1, keepdims=True) + place.attributes["eps"]) ** -0.5
+    normal = centred * scale
+    affine = [_spread(one, place, place.dims(1), place.output_dims) for one in (weight, *bias)]
+
+    def backward(grad: Array) -> Gradients:
+        weighted = grad * affine[0]
+        grad_x = weighted - normal * (weighted * normal).mean(-1, keepdims=True)
+        if place.attributes["function"] == "layer":
+            grad_x = grad_x - weighted.mean(-1, keepdims=True)
+        return (grad_x * scale, (grad * normal).sum(rows), *(grad.sum(rows) for _ in bias))
+
+    return normal * affine[0] + sum(affine[1:]), backward
+
+
+def _frequencies(half: int, theta: float, scaling: RopeScaling | None) -> Array:
+    """Of each pair of numbers; 'llama3' divides those of long waves by the factor, with a ramp to short ones."""
+    frequencies: Array = theta ** (-np.arange(half) / half)
+    if scaling is None:
+        return frequencies
+    assert scaling.low_freq_factor and scaling.high_freq_factor and scaling.original_max_position_embeddings
+    turns = scaling.original_max_position_embeddings * frequencies / (2 * np.pi)
+    ramp = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    kept = np.minimum(np.maximum(ramp, 0), 1)
+    return frequencies * (kept + (1 - kept) / scaling.factor)
+
+
+def _rope(place: Place, x: Array) -> Result:
+    dims = place.output_dims
+    at = len(place.axes) + dims.index("seq")
+    half = x.shape[-1] // 2
+    frequencies = _frequencies(half, float(place.attributes["theta"]), place.attributes["scaling"])
+    angles = place.indices("seq", x.shape[at])[..., None] * frequencies
+    angles = _spread(np.concatenate((angles, angles), -1), place, ("seq", "headdim"), dims)
+    cos, sin = np.cos(angles), np.sin(angles)
+
+    def backward(grad: Array) -> Gradients:
+        turned = grad * sin
+        return (grad * cos + np.concatenate((turned[..., half:], -turned[..., :half]), -1),)
+
+    return x * cos + np.concatenate((-x[..., half:], x[..., :half]), -1) * sin, backward
+
+
+def _attention(place: Place, q: Array, k: Array, v: Array) -> Result:
+    qd, kd, od = place.dims(0), place.dims(1), place.output_dims
+    keys = tuple("key" if dim == "seq" else dim for dim in kd)
+    grid = ("batch", "kvhead", "group", "seq", "key")
+    query_at = place.indices("seq", q.shape[len(place.axes) + qd.index("seq")])[..., :, None]
+    key_at = np.arange(k.shape[len(place.axes) + kd.index("seq")])
+    seen = key_at <= query_at
+    if place.attributes["sliding_window"] is not None:
+        seen = seen & (key_at > query_at - place.attributes["sliding_window"])
+    scale = q.shape[-1] ** -0.5
+    scores = np.where(_spread(seen, place, ("seq", "key"), grid), contract((q, qd), (k, keys), out=grid) * scale, -1e30)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights = weights / weights.sum(-1, keepdims=True)
+
+    def backward(grad: Array) -> Gradients:
+        by_weight = contract((grad, od), (v, keys), out=grid)
+        by_score = weights * (by_weight - (by_weight * weights).sum(-1, keepdims=True)) * scale
+        return (
+            contract((by_score, grid), (k, keys), out=qd),
+            contract((by_score, grid), (q, qd), out=keys),
+            contract((weights, grid), (grad, od), out=keys),
+        )
+
+    return contract((weights, grid), (v, keys), out=od), backward
+
+
+def _embedding(place: Place, ids: Array, table: Array) -> Result:
+    rows = place.indices("vocab", table.shape[len(place.axes)])
+    picked = (ids[..., None] == _spread(rows, place, ("vocab",), ("batch", "seq", "vocab"))).astype(float)
+
+    def backward(grad: Array) -> Gradients:
+        return None, np.einsum("...bsv,...bse->...ve", picked, grad)
+
+    return np.einsum("...bsv,...ve->...bse", picked, table), backward
+
+
+def _position_embedding(place: Place, x: Array, table: Array) -> Result:
+    at = place.indices("seq", x.shape[len(place.axes) + 1])
+    picked = (at[..., None] == np.arange(table.shape[len(place.axes)])).astype(float)
+
+    def backward(grad: Array) -> Gradients:
+        return grad, np.einsum("...sp,...bse->...pe", picked, grad)
+
+    return x + np.einsum("...sp,...pe->...se", picked, table)[..., None, :, :], backward
+
+
+def _cross_entropy(place: Place, logits: Array, labels: Array) -> Result:
+    over = place.over("vocab")
+    columns = place.indices("vocab", logits.shape[-1])[..., None, None, :]
+    scores = np.where(columns < place.attributes["valid_vocab"], logits, -1e30)
+    tokens = place.graph.sizes["batch"] * place.graph.sizes["seq"]
+    rows = int(np.prod(labels.shape[len(place.axes) :]))
+
+    def across(x: Array, reduction: str, count: int) -> Array:
+        if not over:
+            return x
+        place.report("all_reduce", over, count * FLOAT32_BYTES)
+        return all_reduce(x, place.axes, over, reduction)
+
+    top = across(scores.max(-1), "max", rows)
+    exponentials = np.exp(scores - top[..., None])
+    picked = (columns == labels[..., None]).astype(float)
+    sums = np.stack((exponentials.sum(-1), ((scores - top[..., None]) * picked).sum(-1)), -1)
+    total, label = np.moveaxis(across(sums, "sum", 2 * rows), -1, 0)
+
+    def backward(grad: Array) -> Gradients:
+        return (exponentials / total[..., None] - picked) * grad[..., None, None, None] / tokens, None
+
+    return (np.log(total) - label).sum((-1, -2)) / tokens, backward
+
+
+def _top_k_gate(place: Place, logits: Array) -> Result:
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    weights = weights / weights.sum(-1, keepdims=True)
+    order = np.argsort(np.argsort(-weights, -1), -1)
+    chosen = order < place.attributes["top_k"]
+    total = (weights * chosen).sum(-1, keepdims=True)
+    gates = weights * chosen / total
+
+    def backward(grad: Array) -> Gradients:
+        by_weight = np.where(chosen, grad - (grad * gates).sum(-1, keepdims=True), 0) / total
+        return (weights * (by_weight - (by_weight * weights).sum(-1, keepdims=True)),)
+
+    return gates, backward
+
+
+def _slots(place: Place, gates: Array) -> Array:
+    """[*mesh, batch, seq, expert, capacity]: 1 where a token has that slot; tokens queue in sequence order."""
+    chosen = gates > 0
+    slot = chosen.cumsum(-2) - 1
+    result: Array = (chosen[..., None] & (slot[..., None] == np.arange(place.graph.sizes["capacity"]))).astype(float)
+    return result
+
+
+def _dispatch(place: Place, x: Array, gates: Array) -> Result:
+    slots = _slots(place, gates)
+    return (
+        np.einsum("...bsec,...bsd->...becd", slots, x),
+        lambda grad: (np.einsum("...bsec,...becd->...bsd", slots, grad), None),
+    )
+
+
+def _combine(place: Place, answers: Array, gates: Array) -> Result:
+    slots = _slots(place, gates)
+
+    def backward(grad: Array) -> Gradients:
+        by_slot = np.einsum("...bsec,...bsd->...becd", slots * gates[..., None], grad)
+        by_gate = np.einsum("...bsec,...becd,...bsd->...bse", slots, answers, grad)
+        return by_slot, by_gate
+
+    return np.einsum("...bsec,...becd->...bsd", slots * gates[..., None], answers), backward
+
+
+KERNELS: dict[str, Callable[..., Result]] = {
+    "einsum": _einsum,
+    "elementwise": _elementwise,
+    "norm": _norm,
+    "rope": _rope,
+    "attention": _attention,
+    "embedding": _embedding,
+    "position_embedding": _position_embedding,
+    "cross_entropy": _cross_entropy,
+    "top_k_gate": _top_k_gate,
+    "dispatch": _dispatch,
+    "combine": _combine,
+}

@@ -1,0 +1,59 @@
+"""The models' own graphs on simulated ranks: under random choices for every operator, and under named layouts."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from autoshard.graph.ir import Graph
+from autoshard.graph.partition import partition
+from autoshard.layout.mesh import build_mesh
+from autoshard.layout.sharding import stage_program
+from autoshard.models.stage import dim_sizes, stage_graph
+from tests.multiprocess.plans import MODELS
+from tests.spmd.check import check_program
+from tests.spmd.random_programs import ELEMENT_BYTES, random_choices, unread
+
+CASES = 12
+
+
+def graph_of(name: str, tp: int, kernel: str = "flash") -> Graph:
+    """Embedding, one block, head and loss: 4 sequences of 8 tokens."""
+    model = replace(MODELS[name], hidden_size=32, intermediate_size=16)
+    sizes = dim_sizes(model, batch=4, seq=8, tp=tp, capacity_factor=1.5)
+    return stage_graph(model, sizes, range(1), True, True, kernel, ELEMENT_BYTES)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("axes", [{"p": 2, "q": 2}, {"p": 2, "q": 2, "r": 2}], ids=["2x2", "2x2x2"])
+def test_random_choices(name: str, axes: dict[str, int]) -> None:
+    graph = graph_of(name, tp=8)
+    for seed in range(CASES):
+        choices = random_choices(graph, axes, Random(seed))
+        check_program(partition(graph, axes, choices, {}, dict.fromkeys(unread(graph))), seed)
+
+
+LAYOUTS = {
+    "tp": (4, 1, 1, 1),
+    "tp x dp": (2, 2, 1, 1),
+    "tp x cp x dp": (2, 2, 2, 1),
+    "tp x ep": (2, 2, 1, 2),
+    "ep x dp": (1, 4, 1, 2),
+}
+"""tp, dp, cp, ep."""
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        (name, layout)
+        for name, model in MODELS.items()
+        for layout, (_, _, cp, ep) in LAYOUTS.items()
+        if (cp == 1 if model.is_moe else ep == 1)  # as the planner's rules have it
+    ],
+)
+@pytest.mark.parametrize("sequence_parallel", [True, False], ids=["sp", "no sp"])
+def test_layouts(name: str, layout: str, sequence_parallel: bool) -> None:
+    tp, dp, cp, ep = LAYOUTS[layout]
+    mesh = build_mesh(tp=tp, pp=1, dp=dp, cp=cp, ep=ep, num_key_value_heads=MODELS[name].num_key_value_heads)
+    check_program(stage_program(graph_of(name, tp), mesh.stage_axes, sequence_parallel), seed=0)
