@@ -83,6 +83,12 @@ PINS = (
         "what backward computes again: none, core_attention, core_attention+mlp or full",
     ),
     Option("attention_kernel", one_of(SEARCHED, "flash", "plain"), "NAME", "flash or plain"),
+    Option(
+        "context_parallel",
+        one_of(SEARCHED, "zigzag_ring", "ring", "ulysses", "all_gather"),
+        "NAME",
+        "how ranks that share a sequence attend to it: zigzag_ring, ring, ulysses or all_gather",
+    ),
 )
 PIN_FIELDS = {"vpp": "num_virtual_stages", "micro_batch": "microbatch_size"}
 """Options whose field in search.Pins has another name."""

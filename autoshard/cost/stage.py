@@ -13,6 +13,7 @@ from functools import lru_cache
 from autoshard.cost.collectives import collective_time_s, group_shape
 from autoshard.cost.program import Part, PricedProgram, Seconds, price_program
 from autoshard.graph.recompute import RECOMPUTE_SETS
+from autoshard.layout.context_parallel import UNUSED, with_context_parallel
 from autoshard.layout.mesh import DATA_AXES, Mesh, build_mesh
 from autoshard.layout.sharding import stage_program
 from autoshard.layout.strategy import Strategy
@@ -35,6 +36,7 @@ class LocalShape:
     microbatch_size: int
     sequence_parallel: bool
     attention_kernel: str
+    context_parallel: str = UNUSED
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,7 @@ def stage_pricer(
         graph = stage_graph(
             model, sizes, range(layers), first, last, shape.attention_kernel, element_bytes=DTYPE_BYTES[dtype]
         )
+        graph = with_context_parallel(graph, shape.context_parallel, shape.cp)
         program = stage_program(graph, mesh.stage_axes, shape.sequence_parallel)
         return price_program(program, cluster.device, dtype, collective_s)
 
@@ -157,5 +160,6 @@ def strategy_parts(model: ModelSpec, training: TrainingSpec, cluster: Cluster, s
         strategy.microbatch_size,
         strategy.sequence_parallel,
         strategy.attention_kernel,
+        strategy.context_parallel,
     )
     return stage_parts(model, training, cluster, shape, strategy.recompute)

@@ -130,6 +130,7 @@ def layout_name(strategy: Strategy) -> str:
     optional = (("cp", s.cp), ("ep", s.ep), ("vpp", s.num_virtual_stages))
     parts += [f"{name}={value}" for name, value in optional if value > 1]
     parts += [f"mbs={s.microbatch_size}", f"recompute={s.recompute}"]
+    parts += [f"context={s.context_parallel}"] if s.cp > 1 else []
     parts += ["attention=plain"] if s.attention_kernel == "plain" else []
     parts += ["sp=off"] if s.tp > 1 and not s.sequence_parallel else []
     parts += ["zero1=off"] if not s.zero1 else []
@@ -163,7 +164,7 @@ def _facts(plan: Plan) -> tuple[tuple[str, str], ...]:
         ("schedule", _schedule(strategy)),
         ("recompute", _RECOMPUTE[strategy.recompute]),
         ("optimizer", _optimizer(plan)),
-        ("attention", _ATTENTION[strategy.attention_kernel]),
+        ("attention", _attention(strategy)),
     )
 
 
@@ -177,6 +178,13 @@ _RECOMPUTE = {
 _ATTENTION = {
     "flash": "flash kernel: scores are never stored",
     "plain": "plain kernel: scores are stored",
+}
+
+_CONTEXT_PARALLEL = {
+    "all_gather": "keys and values are gathered over cp",
+    "ring": "keys and values go round a ring over cp",
+    "zigzag_ring": "keys and values go round a ring over cp, each rank has an early and a late part of the sequence",
+    "ulysses": "over cp the sequence is exchanged for the heads",
 }
 
 
@@ -209,6 +217,11 @@ def _schedule(strategy: Strategy) -> str:
     if strategy.schedule == "interleaved":
         return f"interleaved 1F1B with {strategy.num_virtual_stages} virtual stages on each pipeline rank"
     return "1F1B: one forward, one backward" if strategy.schedule == "1f1b" else strategy.schedule
+
+
+def _attention(strategy: Strategy) -> str:
+    kernel = _ATTENTION[strategy.attention_kernel]
+    return f"{kernel}; {_CONTEXT_PARALLEL[strategy.context_parallel]}" if strategy.cp > 1 else kernel
 
 
 def _optimizer(plan: Plan) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from autoshard.graph.ir import Graph
-from autoshard.graph.operators import KINDS
+from autoshard.graph.operators import KINDS, Internal
 from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, RedistributeStep, Step
 from autoshard.graph.redistribute import Transition, local_bytes
 from autoshard.graph.states import COLLECTIVES
@@ -99,21 +99,30 @@ def forward_collectives(program: Program, step: Step) -> Iterator[tuple[str, tup
     if isinstance(step, GatherEinsumStep):
         yield from _moving(step.gather.transitions, forward=True)
     for one in operator_steps(step):
-        op = one.operator
-        for kind, dim, size in KINDS[op.kind].internal_collectives(op, loop_sizes(program, one)):
-            axes = tuple(axis for axis in program.axes if one.choice.get(axis) == dim)
-            if axes:
-                yield kind, axes, int(size)
+        kind, sizes = KINDS[one.operator.kind], loop_sizes(program, one)
+        yield from _inside(program, one, kind.internal_collectives(one.operator, program.graph, sizes))
 
 
 def backward_collectives(program: Program, step: Step) -> Iterator[tuple[str, tuple[str, ...], int]]:
     """(kind, axes, bytes) that this step's backward issues."""
     if isinstance(step, RedistributeStep):
-        if program.tensor(step.source).differentiable and step.target not in program.without_gradient:
+        if program.tensor(step.source).differentiable:
             yield from _moving(tuple(reversed(step.transitions)), forward=False)
     elif isinstance(step, GatherEinsumStep):
         yield from _moving(step.gather.transitions, forward=True)
         yield from _moving(step.gather.transitions, forward=False)
+    for one in operator_steps(step):
+        kind, sizes = KINDS[one.operator.kind], loop_sizes(program, one)
+        yield from _inside(program, one, kind.internal_backward_collectives(one.operator, program.graph, sizes))
+
+
+def _inside(
+    program: Program, step: OperatorStep, issued: tuple[Internal, ...]
+) -> Iterator[tuple[str, tuple[str, ...], int]]:
+    for kind, dim, size in issued:
+        axes = tuple(axis for axis in program.axes if step.choice.get(axis) == dim)
+        if axes:
+            yield kind, axes, int(size)
 
 
 def _moving(transitions: tuple[Transition, ...], forward: bool) -> Iterator[tuple[str, tuple[str, ...], int]]:

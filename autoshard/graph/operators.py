@@ -20,6 +20,10 @@ Sizes = Mapping[str, float]
 """Local size of each dim on one rank."""
 
 
+Internal = tuple[str, str, float]
+"""A collective inside an operator: kind, loop dim over whose axes it runs, bytes of its larger buffer."""
+
+
 @dataclass(frozen=True)
 class Extra:
     """A buffer that backward needs and that is not a tensor of the graph (softmax statistics, routing tables)."""
@@ -70,8 +74,12 @@ class OperatorKind:
     def extra_saved(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Extra, ...]:
         return ()
 
-    def internal_collectives(self, op: Operator, sizes: Sizes) -> tuple[tuple[str, str, float], ...]:
-        """(kind, loop dim whose axes it runs over, bytes) of collectives inside the forward of the operator."""
+    def internal_collectives(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Internal, ...]:
+        """Collectives inside the forward of the operator, in order."""
+        return ()
+
+    def internal_backward_collectives(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Internal, ...]:
+        """Collectives inside its backward, in order."""
         return ()
 
 
@@ -136,13 +144,17 @@ class Rope(OperatorKind):
 class Attention(OperatorKind):
     """softmax(q k^T) v, causal, grouped-query. q: batch seq kvhead group headdim; k, v: batch seq kvhead headdim.
 
-    Split over the query sequence (context parallelism), keys and values are still needed whole: `R`.
     kernel 'flash' keeps q, k, v, the output and one FP32 log-sum-exp a row, and its backward computes the scores again
     (5 matrix products against 2 forward, Dao et al. 2022); 'plain' keeps the probabilities as well.
+
+    Split over the query sequence (context parallelism), the attribute context_parallel says how a rank gets to see the
+    other ranks' keys and values (layout/context_parallel.py): 'all_gather' (the default) takes them whole, as `R`; the
+    others take pieces and communicate inside. Rings pass the pieces of keys and values from rank to rank, and their
+    gradients, accumulated in FP32, with them; 'ulysses' exchanges the sequence for the heads and back.
     """
 
     def input_state(self, op: Operator, dims: tuple[str, ...], index: int, choice: str) -> str:
-        if choice == "seq" and index > 0:
+        if choice == "seq" and index > 0 and _context_parallel(op) == "all_gather":
             return REPLICATED
         return super().input_state(op, dims, index, choice)
 
@@ -150,7 +162,16 @@ class Attention(OperatorKind):
         """The fullest rank's share: where causal queries are split contiguously the last rank sees most keys."""
         whole, local = float(graph.sizes["seq"]), sizes["seq"]
         window = op.attributes.get("sliding_window")
-        keys = whole - local / 2 if window is None else _mean_window_keys(whole, local, float(str(window)))
+        width = whole if window is None else min(whole, float(str(window)))
+        match _context_parallel(op):
+            case "ulysses":
+                keys = _mean_keys(0.0, whole, width)
+            case "zigzag_ring":
+                ranks, piece = round(whole / local), local / 2
+                pieces = [_mean_keys(index * piece, piece, width) for index in range(2 * ranks)]
+                keys = max(early + late for early, late in zip(pieces, reversed(pieces), strict=True)) / 2
+            case _:
+                keys = _mean_keys(whole - local, local, width)
         return 4.0 * _elements(graph, op.inputs[0], sizes) * keys
 
     def backward_flops_ratio(self, op: Operator) -> float:
@@ -164,19 +185,48 @@ class Attention(OperatorKind):
 
     def extra_saved(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Extra, ...]:
         rows = prod(sizes[dim] for dim in ("batch", "kvhead", "group", "seq"))
-        if op.attributes["kernel"] == "flash":
-            return (Extra("log_sum_exp", FLOAT32_BYTES * rows),)
         element_bytes = graph.tensors[op.output].element_bytes
-        return (Extra("probabilities", element_bytes * rows * graph.sizes["seq"]),)
+        if op.attributes["kernel"] != "flash":
+            return (Extra("probabilities", element_bytes * rows * graph.sizes["seq"]),)
+        statistics = Extra("log_sum_exp", FLOAT32_BYTES * rows)
+        if _context_parallel(op) == "ulysses" and sizes["seq"] < graph.sizes["seq"]:
+            return (statistics, Extra("output_by_heads", element_bytes * _elements(graph, op.output, sizes)))
+        return (statistics,)
+
+    def internal_collectives(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Internal, ...]:
+        query, key = (
+            graph.tensors[name].element_bytes * _elements(graph, name, sizes) for name in (op.inputs[0], op.inputs[1])
+        )
+        match _context_parallel(op):
+            case "ulysses":
+                return tuple(("all_to_all", "seq", size) for size in (query, key, key, query))
+            case "ring" | "zigzag_ring":
+                return (("send_recv", "seq", 2 * key),) * (_ring_size(graph, sizes) - 1)
+        return ()
+
+    def internal_backward_collectives(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Internal, ...]:
+        """A ring passes keys and values on as in forward; their gradients travel one rank further, back home."""
+        if _context_parallel(op) not in ("ring", "zigzag_ring"):
+            return self.internal_collectives(op, graph, sizes)
+        elements, element_bytes = 2 * _elements(graph, op.inputs[1], sizes), graph.tensors[op.inputs[1]].element_bytes
+        values = ("send_recv", "seq", element_bytes * elements)
+        gradients = ("send_recv", "seq", max(FLOAT32_BYTES, element_bytes) * elements)
+        ranks = _ring_size(graph, sizes)
+        return (values, gradients) * (ranks - 1) + (gradients,) * (ranks > 1)
 
 
-def _mean_window_keys(whole: float, local: float, window: float) -> float:
-    """Mean number of keys that a query of the last `local` positions sees, causal with a window."""
-    first = whole - local
-    if first >= window:
-        return window
-    ramp = min(window, whole) - first
-    return ((first + ramp / 2) * ramp + window * (local - ramp)) / local
+def _context_parallel(op: Operator) -> str:
+    return str(op.attributes.get("context_parallel", "all_gather"))
+
+
+def _ring_size(graph: Graph, sizes: Sizes) -> int:
+    return round(graph.sizes["seq"] / sizes["seq"])
+
+
+def _mean_keys(start: float, length: float, window: float) -> float:
+    """Mean number of keys that a query of the positions [start, start + length) sees, causal, at most `window`."""
+    ramp = min(max(window - start, 0.0), length)  # queries whose window still reaches the first position
+    return ((start + ramp / 2) * ramp + window * (length - ramp)) / length
 
 
 class Embedding(OperatorKind):
@@ -214,7 +264,7 @@ class CrossEntropy(OperatorKind):
     def extra_saved(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Extra, ...]:
         return (Extra("probabilities", FLOAT32_BYTES * prod(sizes[dim] for dim in op.loop_dims)),)
 
-    def internal_collectives(self, op: Operator, sizes: Sizes) -> tuple[tuple[str, str, float], ...]:
+    def internal_collectives(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Internal, ...]:
         rows = sizes["batch"] * sizes["seq"]
         return (
             ("all_reduce", "vocab", FLOAT32_BYTES * rows),  # maximum of each row

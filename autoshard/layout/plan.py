@@ -12,6 +12,7 @@ from autoshard.cost.values import Estimate
 from autoshard.graph.ir import Graph
 from autoshard.graph.partition import Choice, Program
 from autoshard.graph.redistribute import NoTransition
+from autoshard.layout.context_parallel import with_context_parallel
 from autoshard.layout.mesh import ZERO1_AXES, Mesh
 from autoshard.layout.rounding import rounded
 from autoshard.layout.sharding import hidden_state, operator_choice, partition_stage
@@ -109,8 +110,10 @@ class Plan:
     def graph(self, layers: range, has_embedding: bool, has_head: bool) -> Graph:
         """The graph of one microbatch over these blocks."""
         element_bytes = DTYPE_BYTES[self.training.precision.compute_dtype]
-        kernel = self.strategy.attention_kernel
-        return stage_graph(self.model, self.dim_sizes, layers, has_embedding, has_head, kernel, element_bytes)
+        strategy = self.strategy
+        kernel = strategy.attention_kernel
+        graph = stage_graph(self.model, self.dim_sizes, layers, has_embedding, has_head, kernel, element_bytes)
+        return with_context_parallel(graph, strategy.context_parallel, strategy.cp)
 
     def program(self, layers: range, has_embedding: bool, has_head: bool) -> Program:
         """What every rank of a stage with these blocks runs for one microbatch, with the plan's choices.

@@ -25,6 +25,7 @@ SECTIONS = (
     "mesh",
     "stages",
     "schedule",
+    "sequence",
     "recompute",
     "precision",
     "optimizer",

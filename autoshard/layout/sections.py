@@ -10,6 +10,7 @@ from autoshard.graph.count import backward_collectives, forward_collectives
 from autoshard.graph.partition import GatherEinsumStep, Program, RedistributeStep, Step
 from autoshard.graph.recompute import RECOMPUTE_SETS
 from autoshard.graph.states import State
+from autoshard.layout.context_parallel import sequence_pieces
 from autoshard.layout.mesh import Mesh
 from autoshard.layout.plan import Plan
 from autoshard.layout.template import template_of
@@ -27,6 +28,7 @@ def derived_sections(plan: Plan) -> dict[str, Any]:
             "num_microbatches": plan.num_microbatches,
             "num_virtual_stages": plan.strategy.num_virtual_stages,
         },
+        "sequence": sequence_section(plan),
         "recompute": recompute_section(plan),
         "precision": _without_name(asdict(plan.training.precision)),
         "optimizer": {
@@ -49,6 +51,12 @@ def mesh_section(mesh: Mesh) -> Section:
         "axes": [{"name": axis.name, "size": axis.size} for axis in mesh.axes],
         "rank_order": f"pp outermost, then {names}; neighbours along {mesh.axes[-1].name} have neighbouring ranks",
     }
+
+
+def sequence_section(plan: Plan) -> Section:
+    """Which piece of each sequence comes where along the dim `seq`; its ranks hold equal parts of that list."""
+    kind, cp = plan.strategy.context_parallel, plan.strategy.cp
+    return {"context_parallel": kind, "ranks": cp, "pieces": list(sequence_pieces(kind, cp))}
 
 
 def recompute_section(plan: Plan) -> Section:

@@ -8,6 +8,7 @@ from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import RECOMPUTE_SETS
+from autoshard.layout.context_parallel import CONTEXT_PARALLEL, UNUSED
 from autoshard.schedules import SCHEDULES
 
 ATTENTION_KERNELS = ("flash", "plain")
@@ -20,6 +21,7 @@ class Strategy:
     dp counts all data-parallel replicas; ep is carved out of it.
     stage_layers: transformer blocks of each of the pp * num_virtual_stages virtual stages, in model order;
     stage s runs on pipeline rank s % pp as chunk s // pp.
+    context_parallel: how ranks that share a sequence attend to all of it; "all_gather" where cp is 1.
     """
 
     tp: int
@@ -35,6 +37,7 @@ class Strategy:
     zero1: bool
     attention_kernel: str
     stage_layers: tuple[int, ...]
+    context_parallel: str = UNUSED
 
     def __post_init__(self) -> None:
         for name in ("tp", "pp", "dp", "cp", "ep", "num_virtual_stages", "microbatch_size"):
@@ -45,6 +48,7 @@ class Strategy:
             ("schedule", tuple(SCHEDULES)),
             ("recompute", tuple(RECOMPUTE_SETS)),
             ("attention_kernel", ATTENTION_KERNELS),
+            ("context_parallel", CONTEXT_PARALLEL),
         ):
             if getattr(self, name) not in known:
                 raise AutoshardError(f"{name}={getattr(self, name)!r} is not one of: {', '.join(known)}")

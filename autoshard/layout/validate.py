@@ -33,6 +33,7 @@ SOURCES = {
     "mesh": "the degrees in strategy give",
     "stages": "strategy.stage_layers gives",
     "schedule": "inputs and strategy give",
+    "sequence": "strategy.context_parallel and strategy.cp give",
     "recompute": "strategy.recompute gives",
     "precision": "inputs.training.precision gives",
     "optimizer": "strategy and inputs.training.precision give",

@@ -12,6 +12,7 @@ from math import prod
 
 from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError
+from autoshard.layout.context_parallel import UNUSED
 from autoshard.layout.plan import Plan, make_plan
 from autoshard.layout.strategy import Strategy
 from autoshard.spec.cluster import Cluster, load_cluster
@@ -70,6 +71,7 @@ def one_process(plan: Plan) -> Plan:
         pp=1,
         dp=1,
         cp=1,
+        context_parallel=UNUSED,
         ep=1,
         num_virtual_stages=1,
         microbatch_size=strategy.microbatch_size * strategy.dp,
@@ -110,6 +112,7 @@ def _strategy(original: Plan, kept: dict[str, int]) -> Strategy:
         pp=size["pp"],
         dp=size["dp"] * size["ep"],
         cp=size["cp"],
+        context_parallel=strategy.context_parallel if size["cp"] > 1 else UNUSED,
         ep=size["ep"],
         num_virtual_stages=chunks,
         schedule=strategy.schedule if interleaved else "1f1b",

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import RECOMPUTE_SETS
+from autoshard.layout.context_parallel import CONTEXT_PARALLEL, UNUSED
 from autoshard.layout.strategy import ATTENTION_KERNELS
 from autoshard.schedules import SCHEDULES
 from autoshard.search.result import Pins
@@ -27,6 +28,7 @@ def check_pins(problem: Problem, pins: Pins) -> None:
         ("schedule", tuple(SCHEDULES)),
         ("recompute", tuple(RECOMPUTE_SETS)),
         ("attention_kernel", ATTENTION_KERNELS),
+        ("context_parallel", CONTEXT_PARALLEL),
     ):
         if getattr(pins, field) is not None:
             check_choice("the pinned layout", field, getattr(pins, field), known)
@@ -80,12 +82,18 @@ def _choices(pinned: int | None, values: Sequence[int]) -> Sequence[int]:
 
 
 def with_kernel(problem: Problem, pins: Pins, mesh: Draft) -> Draft:
-    """With the pinned attention kernel, else the first that the rules allow: flash keeps less and computes less.
+    """With the pinned attention kernel and kind of context parallelism, else the first ones that the rules allow.
 
-    Where none is allowed the result breaks a rule of KERNEL_RULES, and with flash says why.
+    Flash keeps less and computes less, so it comes before plain; kinds come in the order of CONTEXT_PARALLEL. Where
+    nothing is allowed the result breaks a rule of KERNEL_RULES, and with flash says why.
     """
     names = ATTENTION_KERNELS if pins.attention_kernel is None else (pins.attention_kernel,)
-    drafts = [mesh._replace(attention_kernel=name) for name in names]
+    kinds = CONTEXT_PARALLEL if mesh.cp > 1 else (UNUSED,)
+    if problem.backend == "nxd" and mesh.cp > 1:
+        kinds = ("ring",)
+    if pins.context_parallel is not None:
+        kinds = (pins.context_parallel,)
+    drafts = [mesh._replace(attention_kernel=name, context_parallel=kind) for name in names for kind in kinds]
     return next((draft for draft in drafts if first_broken(KERNEL_RULES, problem, draft) is None), drafts[0])
 
 

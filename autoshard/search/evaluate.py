@@ -85,7 +85,13 @@ def evaluations(problem: Problem, draft: Draft, recompute: str, parts: Parts) ->
 def draft_parts(problem: Problem, draft: Draft, recompute: str) -> Parts:
     """What the stages of a layout are made of."""
     shape = LocalShape(
-        draft.tp, draft.cp, draft.ep, draft.microbatch_size, draft.sequence_parallel, draft.attention_kernel
+        draft.tp,
+        draft.cp,
+        draft.ep,
+        draft.microbatch_size,
+        draft.sequence_parallel,
+        draft.attention_kernel,
+        draft.context_parallel,
     )
     return stage_parts(problem.model, problem.training, problem.cluster, shape, recompute)
 

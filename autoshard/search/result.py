@@ -24,6 +24,7 @@ class Pins:
     schedule: str | None = None
     recompute: str | None = None
     attention_kernel: str | None = None
+    context_parallel: str | None = None
 
     @property
     def fixed(self) -> dict[str, Any]:

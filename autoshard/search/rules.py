@@ -14,6 +14,7 @@ from math import isqrt
 from typing import NamedTuple
 
 from autoshard.errors import AutoshardError
+from autoshard.layout.context_parallel import RINGS, UNUSED
 from autoshard.layout.strategy import Strategy
 from autoshard.schedules import SCHEDULES
 from autoshard.spec.cluster import Cluster
@@ -64,6 +65,7 @@ class Draft(NamedTuple):
     stage_layers: tuple[int, ...] = ()
     sequence_parallel: bool = True
     zero1: bool = True
+    context_parallel: str = UNUSED
 
 
 @dataclass(frozen=True)
@@ -260,6 +262,25 @@ def kernel_fits_sequence(problem: Problem, draft: Draft) -> str | None:
     return None
 
 
+def context_parallelism_works(problem: Problem, draft: Draft) -> str | None:
+    """[NxD modules/attention: ring attention is its only one] Zigzag wants two pieces a rank, Ulysses whole heads."""
+    kind, tp, cp = draft.context_parallel, draft.tp, draft.cp
+    length, kv_heads = problem.training.sequence_length, problem.model.num_key_value_heads
+    if cp == 1:
+        wrong = f"context_parallel={kind} has no ranks to share a sequence with cp=1; use {UNUSED}"
+        return None if kind == UNUSED else wrong
+    if problem.backend == "nxd" and kind != "ring":
+        return f"context_parallel={kind} with cp={cp}: NxD has ring alone; use ring"
+    if kind in RINGS and draft.attention_kernel != "flash":
+        return f"attention_kernel={draft.attention_kernel}: context_parallel={kind} never has all scores; use flash"
+    if kind == "zigzag_ring" and length % (2 * cp):
+        return f"context_parallel=zigzag_ring cuts sequence_length={length} into 2 x cp={cp} pieces; use ring"
+    if kind == "ulysses" and kv_heads % (tp * cp):
+        name = problem.model.name
+        return f"context_parallel=ulysses: tp={tp} x cp={cp} must divide num_key_value_heads={kv_heads} of {name}"
+    return None
+
+
 def kernel_knows_the_model(problem: Problem, draft: Draft) -> str | None:
     """[SDK archive/nxd-training/known_issues.rst: flash attention serves Hugging Face style models only]"""
     if problem.backend == "nxd" and draft.attention_kernel == "flash" and problem.model.model_type == "gpt2":
@@ -321,8 +342,9 @@ BATCH_RULES = (Rule("the global batch does not split over dp and microbatches", 
 KERNEL_RULES = (
     Rule("the attention kernel does not take the sequence", kernel_fits_sequence),
     Rule("the attention kernel does not know the model", kernel_knows_the_model),
+    Rule("context parallelism does not go with the rest", context_parallelism_works),
 )
-"""Read cp and attention_kernel."""
+"""Read tp, cp, attention_kernel and context_parallel."""
 SCHEDULE_RULES = (
     Rule("more stages than blocks", every_stage_has_blocks),
     Rule("virtual stages are not alike", virtual_stages_are_alike),

@@ -50,6 +50,7 @@ def strategy(row: Row) -> Strategy:
         zero1=row["zero1"] == "true",
         attention_kernel="plain" if "no flash attention" in row["source"] else "flash",
         stage_layers=even_stage_layers(model.num_hidden_layers, pp * vpp),
+        context_parallel="ring" if cp > 1 else "all_gather",
     )
 
 
@@ -83,7 +84,7 @@ def test_it_is_what_its_own_pins_give(row: Row) -> None:
     """With every choice pinned the search has nothing left but where to cut the stages."""
     s = strategy(row)
     fields = ("tp", "pp", "dp", "cp", "ep", "num_virtual_stages", "microbatch_size", "schedule", "recompute")
-    pins = Pins(**{field: getattr(s, field) for field in (*fields, "attention_kernel")})
+    pins = Pins(**{field: getattr(s, field) for field in (*fields, "attention_kernel", "context_parallel")})
     result = search(*problem(row), pins)
     assert (result.considered, result.fitting, result.runners_up) == (1, 1, ())
     assert result.best.estimate.step_time_s <= estimate(*problem(row), s).step_time_s

@@ -41,6 +41,8 @@ class CollectiveCounter(TorchDispatchMode):
         namespace, _, name = func._schema.name.partition("::")
         if namespace == "_c10d_functional" and name != "wait_tensor":
             kind = name.replace("_into_tensor", "").replace("_tensor", "").replace("_single", "")
+            if kind == "all_to_all" and len(set(args[1])) > 1:  # one destination, one source
+                kind = "send_recv"
             size = max(tensor.numel() * tensor.element_size() for tensor in (args[0], out))
             inside_backward = torch._C._current_graph_task_id() != -1
             phase = "backward" if inside_backward and self.phase == "forward" else self.phase

@@ -68,6 +68,7 @@ def strategy(
     zero1: bool = True,
     kernel: str = "flash",
     layers: tuple[int, ...] | None = None,
+    attention: str = "all_gather",
 ) -> Strategy:
     stages = pp * vpp
     return Strategy(
@@ -84,6 +85,7 @@ def strategy(
         zero1=zero1,
         attention_kernel=kernel,
         stage_layers=layers or (4 // stages,) * stages,
+        context_parallel=attention,
     )
 
 
@@ -105,6 +107,14 @@ CASES: dict[int, dict[str, tuple[str, Strategy, int]]] = {
         "cp": ("llama", strategy(cp=2), 2),
         "cp, sliding window": ("mistral", strategy(cp=2), 2),
         "cp, rope scaling": ("rope scaling", strategy(cp=2), 2),
+        "ring": ("llama", strategy(cp=2, attention="ring"), 2),
+        "ring, sliding window": ("mistral", strategy(cp=2, attention="ring"), 2),
+        "zigzag ring": ("llama", strategy(cp=2, attention="zigzag_ring"), 2),
+        "zigzag ring, sliding window": ("mistral", strategy(cp=2, attention="zigzag_ring"), 2),
+        "zigzag ring, learned positions": ("gpt2", strategy(cp=2, attention="zigzag_ring"), 2),
+        "ring, recompute all": ("llama", strategy(cp=2, attention="ring", recompute="full"), 2),
+        "ulysses": ("llama", strategy(cp=2, attention="ulysses"), 2),
+        "ulysses, sliding window, plain": ("mistral", strategy(cp=2, attention="ulysses", kernel="plain"), 2),
         "kv replicated": ("one kv head", strategy(tp=2), 2),
         "tied tp": ("tied", strategy(tp=2), 2),
         "gpt2 tp, padded vocabulary": ("gpt2", strategy(tp=2), 2),
@@ -125,6 +135,19 @@ CASES: dict[int, dict[str, tuple[str, Strategy, int]]] = {
         "tp x dp": ("llama", strategy(tp=2, dp=2), 2),
         "tp x pp, recompute": ("llama", strategy(tp=2, pp=2, recompute="core_attention+mlp"), 4),
         "tp x cp": ("llama", strategy(tp=2, cp=2), 2),
+        "zigzag ring of 4": ("llama", strategy(cp=4, attention="zigzag_ring"), 2),
+        "ring of 4, sliding window": ("mistral", strategy(cp=4, attention="ring"), 2),
+        "tp x zigzag ring, recompute attention": (
+            "llama",
+            strategy(tp=2, cp=2, attention="zigzag_ring", recompute="core_attention"),
+            2,
+        ),
+        "kv replicated x zigzag ring": ("one kv head", strategy(tp=2, cp=2, attention="zigzag_ring"), 2),
+        "tp x ulysses, recompute attention": (
+            "llama",
+            strategy(tp=2, cp=2, attention="ulysses", recompute="core_attention"),
+            2,
+        ),
         "dp x cp": ("llama", strategy(dp=2, cp=2), 2),
         "pp 4": ("llama", strategy(pp=4), 6),
         "interleaved x dp x recompute": ("llama", strategy(pp=2, vpp=2, dp=2, recompute="full"), 4),
@@ -141,6 +164,7 @@ CASES: dict[int, dict[str, tuple[str, Strategy, int]]] = {
             4,
         ),
         "tp x cp x pp interleaved": ("llama", strategy(tp=2, cp=2, pp=2, vpp=2), 4),
+        "dp x zigzag ring x pp": ("llama", strategy(dp=2, cp=2, pp=2, attention="zigzag_ring"), 2),
     },
 }
 """World size -> name -> (model, strategy, microbatches a step)."""

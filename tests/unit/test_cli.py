@@ -202,7 +202,7 @@ def test_options_of_plan() -> None:
     assert [option.flag for option in OPTIONS.values()] == [
         "--model", "--instance", "--nodes", "--lnc", "--hardware", "--seq-len", "--global-batch", "--precision",
         "--backend", "--tp", "--pp", "--dp", "--cp", "--ep", "--vpp", "--micro-batch", "--schedule", "--recompute",
-        "--attention-kernel",
+        "--attention-kernel", "--context-parallel",
     ]  # fmt: skip
     assert build_parser("plan").parse_args(["plan"]).plan.out == "plan.json"
 

@@ -123,6 +123,27 @@ BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {"dp": 1, "cp": 2, "attention_kernel": "plain"},
         "attention_kernel=plain with cp=2: context parallelism of NxD is ring attention; use flash",
     ),
+    ({}, {"dp": 1, "cp": 2}, "context_parallel=all_gather with cp=2: NxD has ring alone; use ring"),
+    (
+        {},
+        {"context_parallel": "ulysses"},
+        "context_parallel=ulysses has no ranks to share a sequence with cp=1; use all_gather",
+    ),
+    (
+        {"backend": "torch"},
+        {"dp": 1, "cp": 2, "context_parallel": "zigzag_ring", "attention_kernel": "plain"},
+        "attention_kernel=plain: context_parallel=zigzag_ring never has all scores; use flash",
+    ),
+    (
+        {"backend": "torch"},
+        {"dp": 1, "cp": 2, "context_parallel": "ulysses"},
+        "context_parallel=ulysses: tp=32 x cp=2 must divide num_key_value_heads=8 of llama3-70b",
+    ),
+    (
+        {"model": LLAMA_8B, "cluster": CPU, "training": length(12, 8), "backend": "torch"},
+        {"tp": 1, "pp": 1, "dp": 2, "cp": 4, "layers": 32, "context_parallel": "zigzag_ring"},
+        "context_parallel=zigzag_ring cuts sequence_length=12 into 2 x cp=4 pieces; use ring",
+    ),
     (
         {"model": replace(GPT3, tie_word_embeddings=False), "training": length(2048)},
         {"layers": 96},
@@ -172,7 +193,7 @@ BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ),
     (
         {"training": replace(TRAINING, precision=load_precision("bf16_sr"))},
-        {"dp": 1, "cp": 2, "zero1": False},
+        {"dp": 1, "cp": 2, "context_parallel": "ring", "zero1": False},
         "cp=2 without zero1 makes NxD apply gradients 2 times too large; use zero1",
     ),
     ({}, {"zero1": False}, "precision mixed_precision keeps master weights, which NxD does with zero1 only"),
@@ -200,7 +221,7 @@ def test_every_rule_is_broken_once() -> None:
 
 LEGAL: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {}),
-    ({}, {"dp": 1, "cp": 2}),
+    ({}, {"dp": 1, "cp": 2, "context_parallel": "ring"}),
     ({}, {"num_virtual_stages": 2, "schedule": "interleaved"}),
     ({}, {"stage_layers": (11, *(10,) * 6, 9)}),
     (on("trn1.32xlarge", 1), {"tp": 1, "pp": 4, "dp": 8}),
@@ -211,6 +232,12 @@ LEGAL: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"backend": "torch"}, {"zero1": False}),
     ({**on("trn1.32xlarge", 4), "backend": "torch"}, {"tp": 8, "pp": 8, "dp": 2}),
     ({"backend": "torch"}, {"dp": 1, "cp": 2, "attention_kernel": "plain"}),
+    ({"backend": "torch"}, {"dp": 1, "cp": 2, "context_parallel": "zigzag_ring"}),
+    ({"backend": "torch"}, {"tp": 8, "dp": 8, "cp": 1}),
+    (
+        {**on("trn1.32xlarge", 4), "backend": "torch"},
+        {"tp": 2, "dp": 2, "cp": 4, "context_parallel": "ulysses"},
+    ),
     # and a CPU has arithmetic alone
     ({"model": LLAMA_8B, "cluster": CPU, "training": length(100, 8)}, {"tp": 4, "pp": 2, "dp": 1, "layers": 32}),
 ]

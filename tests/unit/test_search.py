@@ -60,7 +60,10 @@ def every_layout(problem: Problem) -> list[Strategy]:
             if pp * vpp > model.num_hidden_layers or dp % ep:
                 continue
             schedule = "1f1b" if vpp == 1 else "interleaved"
-            draft = Draft(tp, pp, dp, cp, ep, size, vpp, schedule, kernel, sequence_parallel=tp > 1)
+            sharing = "all_gather" if cp == 1 else "ring" if backend == "nxd" else "zigzag_ring"
+            draft = Draft(
+                tp, pp, dp, cp, ep, size, vpp, schedule, kernel, sequence_parallel=tp > 1, context_parallel=sharing
+            )
             even = even_stage_layers(model.num_hidden_layers, pp * vpp)
             one = Strategy(**{**draft._asdict(), "recompute": recompute, "stage_layers": even})
             try:
@@ -323,7 +326,7 @@ def test_search_is_fast() -> None:
     """Of the second that a whole plan may take; a generous bound, since machines differ."""
     from autoshard.cost import stage
 
-    for cached in (stage.stage_parts, stage._priced_parts, stage._first_block):
+    for cached in (stage.stage_parts, stage._priced_parts, stage._first_block, stage.stage_work):
         cached.cache_clear()
     begin = process_time()
     llama_70b()

@@ -47,6 +47,17 @@ def all_to_all(x: torch.Tensor, group: Group, gather_dim: int, split_dim: int) -
     return torch.cat(received.unbind(0), gather_dim)
 
 
+def pass_on(x: torch.Tensor, group: Group) -> Callable[[], torch.Tensor]:
+    """Send to the next rank of the group, receive from the one before; call the result when the tensor is needed.
+
+    An all-to-all with one destination: on NCCL a send and a receive, and it is seen where other collectives are.
+    """
+    sent, received = [0] * group.size, [0] * group.size
+    sent[(group.index + 1) % group.size] = received[group.index - 1] = x.numel()
+    arriving = _c10d.all_to_all_single(x.contiguous().flatten(), received, sent, group.name)
+    return lambda: _c10d.wait_tensor(arriving).view(x.shape)
+
+
 def take_piece(x: torch.Tensor, position: int, count: int, dim: int) -> torch.Tensor:
     length = x.shape[dim] // count
     return x.narrow(dim, position * length, length).contiguous()
@@ -105,6 +116,11 @@ class _Redistribute(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         return ctx.backward_move(grads[0]), None, None
+
+
+def differentiable(forward: Move, backward: Move) -> Move:
+    """A move of local tensors whose gradient moves the other way."""
+    return lambda x: _Redistribute.apply(x, forward, backward)
 
 
 def redistribution(transitions: tuple[Transition, ...], dims: tuple[str, ...], groups: MeshGroups) -> Move:

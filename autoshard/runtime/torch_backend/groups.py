@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, RedistributeStep
+from autoshard.graph.count import forward_collectives
+from autoshard.graph.partition import GatherEinsumStep, Program, RedistributeStep
 from autoshard.layout.mesh import Mesh
 
 AxisNames = tuple[str, ...]
@@ -69,8 +70,6 @@ def communicating_axes(program: Program) -> set[AxisNames]:
             found.update(transition.axes for transition in step.transitions)
         elif isinstance(step, GatherEinsumStep):
             found.update(transition.axes for transition in step.gather.transitions)
-        elif isinstance(step, OperatorStep) and step.operator.kind == "cross_entropy":
-            axes = tuple(axis for axis in program.axes if step.choice.get(axis) == "vocab")
-            if axes:
-                found.add(axes)
+        else:  # inside the operator
+            found.update(axes for _, axes, _ in forward_collectives(program, step))
     return found

@@ -1,7 +1,7 @@
 """What each kind of operator computes on local tensors. One factory a kind: (context, step) -> function of the inputs.
 
-Shapes are the operator's dims in the graph's order, local sizes. Nothing here communicates but the vocabulary-parallel
-cross-entropy, whose two all-reduces the operator declares.
+Shapes are the operator's dims in the graph's order, local sizes. Nothing communicates but the vocabulary-parallel
+cross-entropy and attention over shared sequences, with the collectives that the operator declares.
 """
 
 from __future__ import annotations
@@ -13,40 +13,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812  # the name that torch's own documentation uses
 
-from autoshard.graph.ir import Graph
 from autoshard.graph.operators import KINDS
-from autoshard.graph.partition import OperatorStep, Program
+from autoshard.graph.partition import OperatorStep
+from autoshard.runtime.torch_backend.attention import attention
 from autoshard.runtime.torch_backend.collectives import all_reduce
-from autoshard.runtime.torch_backend.groups import Group, MeshGroups
-
-Kernel = Callable[..., torch.Tensor]
-
-
-@dataclass(frozen=True)
-class Context:
-    """The program and this rank's place in its mesh; groups is None on one device."""
-
-    program: Program
-    groups: MeshGroups | None
-
-    @property
-    def graph(self) -> Graph:
-        return self.program.graph
-
-    def piece(self, step: OperatorStep, dim: str) -> tuple[int, int]:
-        """(position, count) of this rank's piece of a loop dim while the operator runs."""
-        axes = tuple(axis for axis in self.program.axes if step.choice.get(axis) == dim)
-        if not axes:
-            return 0, 1
-        assert self.groups is not None
-        return self.groups.position(axes), self.groups.mesh.size(axes)
-
-    def group(self, step: OperatorStep, dim: str) -> Group | None:
-        axes = tuple(axis for axis in self.program.axes if step.choice.get(axis) == dim)
-        return self.groups[axes] if axes and self.groups is not None else None
-
-    def dims(self, tensor: str) -> tuple[str, ...]:
-        return self.graph.tensors[tensor].dims
+from autoshard.runtime.torch_backend.context import Context, Kernel
+from autoshard.runtime.torch_backend.groups import Group
 
 
 def kernel(context: Context, step: OperatorStep) -> Kernel:
@@ -129,13 +101,11 @@ def rope_frequencies(head_dim: int, theta: float, scaling: Any) -> torch.Tensor:
 def _rope(context: Context, step: OperatorStep) -> Kernel:
     op = step.operator
     dims = context.dims(op.output)
-    position, count = context.piece(step, "seq")
-    length = context.graph.sizes["seq"] // count
+    positions = context.positions(step).double()
     frequencies = rope_frequencies(context.graph.sizes["headdim"], op.attributes["theta"], op.attributes["scaling"])  # type: ignore[arg-type]
-    positions = torch.arange(position * length, (position + 1) * length, dtype=torch.float64)
     angles = torch.outer(positions, frequencies).repeat(1, 2)
     shape = [1] * len(dims)
-    shape[dims.index("seq")], shape[-1] = length, angles.shape[1]
+    shape[dims.index("seq")], shape[-1] = angles.shape
     table = torch.stack((angles.cos(), angles.sin())).view(2, *shape)
     cached: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
 
@@ -148,56 +118,6 @@ def _rope(context: Context, step: OperatorStep) -> Kernel:
         return x * cos + torch.cat((-second, first), -1) * sin
 
     return rotate
-
-
-def _attention(context: Context, step: OperatorStep) -> Kernel:
-    """Grouped-query attention, causal; q may be a piece of the sequence while k and v are whole."""
-    op = step.operator
-    query_dims, key_dims = context.dims(op.inputs[0]), context.dims(op.inputs[1])
-    to_heads = [query_dims.index(dim) for dim in ("batch", "kvhead", "group", "seq", "headdim")]
-    keys_to_heads = [key_dims.index(dim) for dim in ("batch", "kvhead", "seq", "headdim")]
-    back = [to_heads.index(i) for i in range(len(to_heads))]
-    position, count = context.piece(step, "seq")
-    mask = _attention_mask(context.graph.sizes["seq"], position, count, op.attributes["sliding_window"])
-    attend = _plain_attention if op.attributes["kernel"] == "plain" else _fused_attention
-
-    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        nonlocal mask
-        if mask is not None and mask.device != q.device:
-            mask = mask.to(q.device)
-        q, k, v = q.permute(to_heads), k.permute(keys_to_heads), v.permute(keys_to_heads)
-        batch, kv_heads, group, length, head_dim = q.shape
-        if group > 1:
-            k, v = (t.unsqueeze(2).expand(-1, -1, group, -1, -1).flatten(1, 2) for t in (k, v))
-        out = attend(q.reshape(batch, kv_heads * group, length, head_dim), k, v, mask)
-        return out.reshape(batch, kv_heads, group, length, head_dim).permute(back)
-
-    return run
-
-
-def _attention_mask(seq: int, position: int, count: int, window: Any) -> torch.Tensor | None:
-    """Boolean [queries, keys], True where a query sees a key; None where whole-sequence causality says it all."""
-    if count == 1 and (window is None or window >= seq):
-        return None
-    length = seq // count
-    query = torch.arange(position * length, (position + 1) * length).unsqueeze(1)
-    key = torch.arange(seq).unsqueeze(0)
-    seen = key <= query
-    return seen if window is None else seen & (key > query - window)
-
-
-def _fused_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
-
-
-def _plain_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Scores written out, softmax in FP32 (or FP64)."""
-    scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
-    if mask is None:
-        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
-    scores = scores.masked_fill(~mask, float("-inf"))
-    accurate = torch.promote_types(q.dtype, torch.float32)
-    return torch.softmax(scores, -1, dtype=accurate).to(q.dtype) @ v
 
 
 def _embedding(context: Context, step: OperatorStep) -> Kernel:
@@ -215,9 +135,8 @@ def _embedding(context: Context, step: OperatorStep) -> Kernel:
 
 
 def _position_embedding(context: Context, step: OperatorStep) -> Kernel:
-    position, count = context.piece(step, "seq")
-    length = context.graph.sizes["seq"] // count
-    return lambda x, table: x + table[position * length : (position + 1) * length]
+    rows = context.positions(step)
+    return lambda x, table: x + table[rows.to(table.device)]
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -328,7 +247,7 @@ FACTORIES: dict[str, Callable[[Context, OperatorStep], Kernel]] = {
     "elementwise": _elementwise,
     "norm": _norm,
     "rope": _rope,
-    "attention": _attention,
+    "attention": attention,
     "embedding": _embedding,
     "position_embedding": _position_embedding,
     "cross_entropy": _cross_entropy,

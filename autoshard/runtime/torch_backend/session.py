@@ -12,7 +12,9 @@ import torch.distributed as dist
 
 from autoshard.graph.partition import Program
 from autoshard.layout.buckets import tied_parameters
+from autoshard.layout.context_parallel import sequence_pieces
 from autoshard.layout.plan import Plan
+from autoshard.runtime.torch_backend.context import in_pieces
 from autoshard.runtime.torch_backend.groups import Group, MeshGroups, communicating_axes
 from autoshard.runtime.torch_backend.optimizer import OptimizerSettings, ShardedAdamW, gradient_axes
 from autoshard.runtime.torch_backend.parameters import local_parameters, local_piece
@@ -56,6 +58,8 @@ class Session:
         dtype = DTYPES[plan.training.precision.parameter_dtype]
         programs = {s.index: plan.program(s.layers, s.has_embedding, s.has_head) for s in plan.stages}
         self.stages = tuple(stage for stage in plan.stages if stage.pipeline_rank == pipeline_rank)
+        strategy = plan.strategy
+        self._order = in_pieces(plan.training.sequence_length, sequence_pieces(strategy.context_parallel, strategy.cp))
         self._groups, self._world, tied = self._connect(programs)
         self.modules = {
             stage.index: StageModule(
@@ -113,7 +117,7 @@ class Session:
             if name in module.input_names:
                 program = module.program
                 dims = program.graph.tensors[name].dims
-                whole = torch.from_numpy(tokens).to(self.device)
+                whole = torch.from_numpy(tokens)[:, self._order].to(self.device)
                 pieces = whole.chunk(self.plan.num_microbatches)
                 state = program.states[name]
                 return [local_piece(piece, dims, state, self.plan.mesh, self._index) for piece in pieces]

@@ -13,8 +13,9 @@ from torch.utils.checkpoint import checkpoint
 from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, RedistributeStep, Step
 from autoshard.graph.recompute import segments
 from autoshard.runtime.torch_backend.collectives import Move, redistribution, transition_moves
+from autoshard.runtime.torch_backend.context import Context
 from autoshard.runtime.torch_backend.groups import MeshGroups
-from autoshard.runtime.torch_backend.kernels import Context, Projection, kernel
+from autoshard.runtime.torch_backend.kernels import Projection, kernel
 
 Environment = dict[str, torch.Tensor]
 

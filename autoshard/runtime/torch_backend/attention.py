@@ -1,0 +1,115 @@
+"""Causal grouped-query attention: on whole sequences, on gathered keys and values, with heads exchanged, in a ring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812  # the name that torch's own documentation uses
+
+from autoshard.graph.partition import OperatorStep
+from autoshard.runtime.torch_backend.collectives import all_to_all, differentiable
+from autoshard.runtime.torch_backend.context import Context, Kernel
+from autoshard.runtime.torch_backend.groups import Group
+from autoshard.runtime.torch_backend.ring_attention import Ring, ring_attention
+
+
+def attention(context: Context, step: OperatorStep) -> Kernel:
+    """q [batch seq kvhead group headdim], k and v [batch seq kvhead headdim] in the graph's dim order -> like q."""
+    op = step.operator
+    query_dims, key_dims = context.dims(op.inputs[0]), context.dims(op.inputs[1])
+    to_heads = [query_dims.index(dim) for dim in ("batch", "kvhead", "group", "seq", "headdim")]
+    keys_to_heads = [key_dims.index(dim) for dim in ("batch", "kvhead", "seq", "headdim")]
+    back = [to_heads.index(i) for i in range(len(to_heads))]
+    core = _core(context, step)
+
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return core(q.permute(to_heads), k.permute(keys_to_heads), v.permute(keys_to_heads)).permute(back)
+
+    return run
+
+
+def _core(context: Context, step: OperatorStep) -> Kernel:
+    """The same on q [batch kvhead group seq headdim], k and v [batch kvhead seq headdim]."""
+    op = step.operator
+    seq = context.graph.sizes["seq"]
+    window: Any = op.attributes["sliding_window"]
+    position, count = context.piece(step, "seq")
+    kind, group = op.attributes.get("context_parallel"), context.group(step, "seq")
+    attend = _plain_attention if op.attributes["kernel"] == "plain" else _fused_attention
+    if group is None or kind is None:
+        return _grouped(attend, _attention_mask(seq, position, count, window))
+    if kind == "ulysses":
+        return _over_heads(_grouped(attend, _attention_mask(seq, 0, 1, window)), group)
+    pieces: Any = op.attributes["sequence_pieces"]
+    ring = Ring(group, pieces, seq // len(pieces), seq if window is None else window)
+    return lambda q, k, v: ring_attention(q, k, v, ring)
+
+
+def _grouped(attend: Kernel, mask: torch.Tensor | None) -> Kernel:
+    """Each key-value head repeated for the query heads that share it. q may be a piece of the sequence, k and v not."""
+
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        nonlocal mask
+        if mask is not None and mask.device != q.device:
+            mask = mask.to(q.device)
+        batch, kv_heads, group, length, head_dim = q.shape
+        if group > 1:
+            k, v = (t.unsqueeze(2).expand(-1, -1, group, -1, -1).flatten(1, 2) for t in (k, v))
+        out = attend(q.reshape(batch, kv_heads * group, length, head_dim), k, v, mask)
+        return out.reshape(batch, kv_heads, group, length, head_dim)
+
+    return run
+
+
+def _over_heads(whole: Kernel, group: Group) -> Kernel:
+    """Ulysses: each rank gets all of the sequence for its share of the heads, and gives back its part for all heads."""
+
+    def exchange(gather_dim: int, split_dim: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        return differentiable(
+            lambda x: all_to_all(x, group, gather_dim, split_dim), lambda x: all_to_all(x, group, split_dim, gather_dim)
+        )
+
+    heads, query_rows, key_rows = 1, 3, 2
+    queries, keys, back = exchange(query_rows, heads), exchange(key_rows, heads), exchange(heads, query_rows)
+    return lambda q, k, v: _ReplayMark.apply(back(whole(queries(q), keys(k), keys(v))))
+
+
+class _ReplayMark(torch.autograd.Function):
+    """Nothing, but a replay under recompute runs up to here: it stops behind the last tensor that was saved."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x.new_empty(0))
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        assert ctx.saved_tensors
+        return grads[0]
+
+
+def _attention_mask(seq: int, position: int, count: int, window: Any) -> torch.Tensor | None:
+    """Boolean [queries, keys], True where a query sees a key; None where whole-sequence causality says it all."""
+    if count == 1 and (window is None or window >= seq):
+        return None
+    length = seq // count
+    query = torch.arange(position * length, (position + 1) * length).unsqueeze(1)
+    key = torch.arange(seq).unsqueeze(0)
+    seen = key <= query
+    return seen if window is None else seen & (key > query - window)
+
+
+def _fused_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+
+
+def _plain_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """Scores written out, softmax in FP32 (or FP64)."""
+    scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+    if mask is None:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+    scores = scores.masked_fill(~mask, float("-inf"))
+    accurate = torch.promote_types(q.dtype, torch.float32)
+    return torch.softmax(scores, -1, dtype=accurate).to(q.dtype) @ v

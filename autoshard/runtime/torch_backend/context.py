@@ -1,0 +1,55 @@
+"""What kernels know beside their inputs: the program, this rank's place in its mesh, and positions in the sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from autoshard.graph.ir import Graph
+from autoshard.graph.partition import OperatorStep, Program
+from autoshard.runtime.torch_backend.groups import Group, MeshGroups
+
+Kernel = Callable[..., torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Context:
+    """The program and this rank's place in its mesh; groups is None on one device."""
+
+    program: Program
+    groups: MeshGroups | None
+
+    @property
+    def graph(self) -> Graph:
+        return self.program.graph
+
+    def piece(self, step: OperatorStep, dim: str) -> tuple[int, int]:
+        """(position, count) of this rank's piece of a loop dim while the operator runs."""
+        axes = tuple(axis for axis in self.program.axes if step.choice.get(axis) == dim)
+        if not axes:
+            return 0, 1
+        assert self.groups is not None
+        return self.groups.position(axes), self.groups.mesh.size(axes)
+
+    def group(self, step: OperatorStep, dim: str) -> Group | None:
+        axes = tuple(axis for axis in self.program.axes if step.choice.get(axis) == dim)
+        return self.groups[axes] if axes and self.groups is not None else None
+
+    def positions(self, step: OperatorStep) -> torch.Tensor:
+        """Places in the original sequence of this rank's part of the dim `seq`."""
+        position, count = self.piece(step, "seq")
+        seq = self.graph.sizes["seq"]
+        pieces: Any = step.operator.attributes.get("sequence_pieces")
+        return in_pieces(seq, pieces).chunk(count)[position]
+
+    def dims(self, tensor: str) -> tuple[str, ...]:
+        return self.graph.tensors[tensor].dims
+
+
+def in_pieces(seq: int, pieces: tuple[int, ...] | None) -> torch.Tensor:
+    """Positions 0 .. seq - 1, equal pieces in the given order."""
+    positions = torch.arange(seq)
+    return positions if pieces is None else positions.view(len(pieces), -1)[list(pieces)].flatten()
