@@ -171,7 +171,9 @@ def _fuse_gathers(
         if isinstance(step, RedistributeStep) and _gathers_activation(graph, step) and step.target not in outputs:
             readers = [s for s in steps[position:] if isinstance(s, OperatorStep) and step.target in s.inputs]
             behind = steps[position + 1 : position + 1 + len(readers)]
-            if behind == readers and all(_is_projection(graph, s, step.target) for s in readers):
+            if behind == readers and all(
+                s.inputs[0] == step.target and is_projection(graph, s.operator) for s in readers
+            ):
                 fused.append(GatherEinsumStep(step, tuple(readers)))
                 position += 1 + len(readers)
                 continue
@@ -186,10 +188,9 @@ def _gathers_activation(graph: Graph, step: RedistributeStep) -> bool:
     return kinds == [("all_gather", "reduce_scatter")] and tensor.role != "parameter" and tensor.differentiable
 
 
-def _is_projection(graph: Graph, step: OperatorStep, view: str) -> bool:
+def is_projection(graph: Graph, op: Operator) -> bool:
     """x[rows, contracted] w[columns, contracted]^T with a parameter w, as torch's linear: a product of two matrices."""
-    op = step.operator
-    if op.kind != "einsum" or step.inputs[0] != view or graph.tensors[op.inputs[1]].role != "parameter":
+    if op.kind != "einsum" or graph.tensors[op.inputs[1]].role != "parameter":
         return False
     x, w, out = (graph.tensors[name].dims for name in (*op.inputs, op.output))
     contracted = tuple(dim for dim in x if dim not in out)

@@ -1,0 +1,1 @@
+"""Operator shardings by integer program."""

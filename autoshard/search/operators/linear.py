@@ -1,0 +1,89 @@
+"""A mixed-integer linear program as rows and columns, and its solution by HiGHS."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from math import inf
+from typing import Any
+
+from autoshard.errors import AutoshardError
+
+TIME_LIMIT_S = 60.0
+
+
+@dataclass
+class LinearProgram:
+    """Minimise the cost. Every variable lies between 0 and `upper`; mutable while it is built."""
+
+    costs: list[float] = field(default_factory=list)
+    uppers: list[float] = field(default_factory=list)
+    integers: list[bool] = field(default_factory=list)
+    rows: list[tuple[dict[int, float], float, float]] = field(default_factory=list)
+
+    def variable(self, cost: float = 0.0, integer: bool = False, upper: float = 1.0) -> int:
+        self.costs.append(cost)
+        self.uppers.append(upper)
+        self.integers.append(integer)
+        return len(self.costs) - 1
+
+    def row(self, coefficients: Mapping[int, float], low: float = -inf, high: float = inf) -> None:
+        """low <= sum of coefficients x variables <= high."""
+        self.rows.append(({index: value for index, value in coefficients.items() if value}, low, high))
+
+    def at_least(self, variable: int, parts: Mapping[int, float], constant: float = 0.0) -> None:
+        """variable >= sum of parts + constant."""
+        coefficients = {index: -value for index, value in parts.items()}
+        coefficients[variable] = coefficients.get(variable, 0.0) + 1.0
+        self.row(coefficients, low=constant)
+
+
+def minimise(program: LinearProgram) -> list[float] | None:
+    """Values of the optimum; None where no values obey all rows.
+
+    Raises AutoshardError where HiGHS is not installed, or gives up after TIME_LIMIT_S.
+    """
+    try:
+        highspy: Any = import_module("highspy")
+        np: Any = import_module("numpy")
+    except ImportError:
+        raise AutoshardError("operators=solver needs HiGHS: pip install 'autoshard[solver]'") from None
+    solver = highspy.Highs()
+    for name, value in _OPTIONS.items():
+        solver.setOptionValue(name, value)
+    model = highspy.HighsLp()
+    model.num_col_, model.num_row_ = len(program.costs), len(program.rows)
+    model.col_cost_ = np.array(program.costs)
+    model.col_lower_ = np.zeros(len(program.costs))
+    model.col_upper_ = np.array(program.uppers)
+    model.row_lower_ = np.array([low for _, low, _ in program.rows])
+    model.row_upper_ = np.array([high for _, _, high in program.rows])
+    model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+    lengths = [len(coefficients) for coefficients, _, _ in program.rows]
+    model.a_matrix_.start_ = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+    model.a_matrix_.index_ = np.array([index for row, _, _ in program.rows for index in row], dtype=np.int32)
+    model.a_matrix_.value_ = np.array([value for row, _, _ in program.rows for value in row.values()])
+    kinds = highspy.HighsVarType
+    model.integrality_ = [kinds.kInteger if whole else kinds.kContinuous for whole in program.integers]
+    solver.passModel(model)
+    solver.run()
+    status = solver.getModelStatus()
+    if status == highspy.HighsModelStatus.kOptimal:
+        return list(solver.getSolution().col_value)
+    if status in (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible):
+        return None
+    raise AutoshardError(f"HiGHS gave up on the operators of a block: {solver.modelStatusToString(status)}")
+
+
+_OPTIONS: dict[str, object] = {
+    "output_flag": False,
+    "threads": 1,
+    "random_seed": 0,
+    "mip_rel_gap": 0.0,
+    "mip_abs_gap": 1e-9,
+    "mip_feasibility_tolerance": 1e-9,
+    "primal_feasibility_tolerance": 1e-9,
+    "dual_feasibility_tolerance": 1e-9,
+    "time_limit": TIME_LIMIT_S,
+}

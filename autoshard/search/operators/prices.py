@@ -1,0 +1,120 @@
+"""What the integer program is told: seconds and bytes of operators, redistributions and parameters.
+
+`program_price` says the same of a finished program; the integer program must agree with it to the last digit where
+nothing is recomputed, and tests hold it to that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from autoshard.graph.count import (
+    backward_collectives,
+    forward_collectives,
+    loop_sizes,
+    operator_steps,
+    parameter_elements,
+)
+from autoshard.graph.operators import KINDS
+from autoshard.graph.partition import OperatorStep, Program, RedistributeStep, Step
+from autoshard.graph.recompute import RECOMPUTE_SETS, kept_activations, replayed_activations, segments
+from autoshard.graph.redistribute import local_bytes
+
+Axes = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class MemoryRow:
+    """One rank's memory, as far as choices decide it, and what is left for that.
+
+    state_bytes: of one local element of a parameter whose gradient is summed over these axes, all blocks of the rank
+    together. kept, replay, working: how many times the rank holds what one microbatch keeps in one block, what a
+    replayed segment keeps, and the activations of the largest operator.
+    """
+
+    state_bytes: Callable[[Axes], float]
+    kept: float
+    replay: float
+    working: float
+    capacity_bytes: float
+
+
+@dataclass(frozen=True)
+class Prices:
+    """operator_s: (forward, backward) of one operator on local tensors. collective_s: (kind, axes, bytes) -> seconds.
+
+    parameter_s: of one local element, summed over these axes, as its share of one microbatch. recompute: a named set.
+    """
+
+    operator_s: Callable[[Program, OperatorStep], tuple[float, float]]
+    collective_s: Callable[[str, Axes, int], float]
+    parameter_s: Callable[[Axes], float]
+    memory: tuple[MemoryRow, ...]
+    recompute: str = "none"
+
+    @property
+    def replayed_modules(self) -> frozenset[str]:
+        return RECOMPUTE_SETS[self.recompute]
+
+
+@dataclass(frozen=True)
+class Price:
+    """Of one microbatch through a program on one rank. memory_bytes: of each memory row."""
+
+    seconds: float
+    memory_bytes: tuple[float, ...]
+
+
+def program_price(program: Program, prices: Prices) -> Price:
+    """The price of a whole program, step by step."""
+    forward = [_forward_s(program, step, prices) for step in program.steps]
+    seconds = sum(forward) + sum(_backward_s(program, step, prices) for step in program.steps)
+    replay = 0.0
+    for segment in segments(program, prices.recompute):
+        if segment.recomputed:
+            seconds += sum(forward[segment.start : segment.replay_stop])
+            replay = max(replay, replayed_activations(program, segment))
+    kept = sum(kept_activations(program, prices.recompute).values())
+    working = max((working_bytes(program, step) for step in program.steps), default=0.0)
+    elements = [(count, program.gradient_sync.get(name, ())) for name, count in parameter_elements(program).items()]
+    seconds += sum(count * prices.parameter_s(axes) for count, axes in elements)
+    memory = tuple(
+        sum(count * row.state_bytes(axes) for count, axes in elements)
+        + row.kept * kept
+        + row.replay * replay
+        + row.working * working
+        for row in prices.memory
+    )
+    return Price(seconds, memory)
+
+
+def _forward_s(program: Program, step: Step, prices: Prices) -> float:
+    own = sum(prices.operator_s(program, one)[0] for one in operator_steps(step))
+    return own + sum(prices.collective_s(*one) for one in forward_collectives(program, step))
+
+
+def _backward_s(program: Program, step: Step, prices: Prices) -> float:
+    own = sum(prices.operator_s(program, one)[1] for one in operator_steps(step))
+    return own + sum(prices.collective_s(*one) for one in backward_collectives(program, step))
+
+
+def working_bytes(program: Program, step: Step) -> float:
+    """Activations that a step reads and writes at once, gathered where it gathers them."""
+    if isinstance(step, RedistributeStep):
+        return view_bytes(program, step.source) + view_bytes(program, step.target)
+    return max(operator_bytes(program, one) for one in operator_steps(step))
+
+
+def operator_bytes(program: Program, step: OperatorStep) -> float:
+    op = step.operator
+    extra = KINDS[op.kind].extra_saved(op, program.graph, loop_sizes(program, step))
+    return sum(view_bytes(program, view) for view in (*step.inputs, op.output)) + sum(one.bytes for one in extra)
+
+
+def view_bytes(program: Program, view: str) -> float:
+    """0 for a parameter: it is charged where it is stored."""
+    tensor = program.tensor(view)
+    if tensor.role == "parameter":
+        return 0.0
+    return float(local_bytes(program.graph, tensor.name, program.states[view], program.axes))
