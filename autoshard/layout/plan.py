@@ -9,7 +9,7 @@ from functools import cached_property
 import autoshard
 from autoshard.cost.stage import strategy_mesh
 from autoshard.cost.values import Estimate
-from autoshard.graph.ir import Graph
+from autoshard.graph.ir import Graph, Operator
 from autoshard.graph.partition import Choice, Program
 from autoshard.graph.redistribute import NoTransition
 from autoshard.layout.context_parallel import with_context_parallel
@@ -139,11 +139,18 @@ def made_by() -> str:
     return f"autoshard {autoshard.__version__}"
 
 
+def operator_templates(model: ModelSpec, strategy: Strategy) -> dict[str, Operator]:
+    """One operator for each template, in the order of the model."""
+    graph = stage_graph(model, dim_sizes(model, 1, 1), range(1), True, True, strategy.attention_kernel)
+    graph = with_context_parallel(graph, strategy.context_parallel, strategy.cp)
+    return {template_of(op.name): op for op in graph.operators}
+
+
 def operator_choices(model: ModelSpec, cluster: Cluster, strategy: Strategy) -> dict[str, Choice]:
     """The choice of every operator template, by the rule of layout/sharding.py."""
     axes = strategy_mesh(model, cluster, strategy).stage_axes
-    graph = stage_graph(model, dim_sizes(model, 1, 1), range(1), True, True, strategy.attention_kernel)
-    return {template_of(op.name): operator_choice(op, axes, strategy.sequence_parallel) for op in graph.operators}
+    templates = operator_templates(model, strategy)
+    return {name: operator_choice(op, axes, strategy.sequence_parallel) for name, op in templates.items()}
 
 
 def make_plan(
@@ -157,8 +164,12 @@ def make_plan(
     runners_up: tuple[Candidate, ...] = (),
     notes: tuple[str, ...] = (),
     pins: Pins | None = None,
+    operators: Mapping[str, Choice] | None = None,
 ) -> Plan:
-    """The plan for a strategy that obeys the rules (`search.check_strategy`); estimates keep six significant digits."""
+    """The plan for a strategy that obeys the rules (`search.check_strategy`); estimates keep six significant digits.
+
+    operators: choices by template that are not the rule's as a whole.
+    """
     plan = Plan(
         made_by(),
         model,
@@ -167,7 +178,7 @@ def make_plan(
         backend,
         pins or Pins(),
         strategy,
-        operator_choices(model, cluster, strategy),
+        operators or operator_choices(model, cluster, strategy),
         rounded(estimate),
         search,
         tuple(Candidate(one.strategy, rounded(one.estimate)) for one in runners_up),

@@ -7,13 +7,20 @@ over one, and else the sequence. It is one point of the space that the propagati
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from autoshard.graph.ir import Graph, Operator
+from autoshard.graph.operators import KINDS
 from autoshard.graph.partition import Choice, Program, partition
 from autoshard.graph.redistribute import Axes
 from autoshard.graph.states import INVARIANT, PARTIAL, REPLICATED, State
 from autoshard.layout.mesh import DATA_AXES, TENSOR_PARALLEL_AXES
+from autoshard.layout.template import template_of
 
 HIDDEN_DIMS = ("batch", "seq", "embed")
+
+OperatorChoices = tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
+"""(template of an operator's name, its choice as pairs of axis and value): what differs from the rule, hashable."""
 
 
 def operator_choice(op: Operator, axes: Axes, sequence_parallel: bool) -> dict[str, str]:
@@ -52,17 +59,57 @@ def hidden_state(axes: Axes, sequence_parallel: bool) -> State:
     return tuple(states.get(axis, inside) for axis in axes)
 
 
-def choices(graph: Graph, axes: Axes, sequence_parallel: bool) -> dict[str, Choice]:
-    return {op.name: operator_choice(op, axes, sequence_parallel) for op in graph.operators}
+def choices(graph: Graph, axes: Axes, sequence_parallel: bool, others: OperatorChoices = ()) -> dict[str, Choice]:
+    """By operator name: the rule's, but for the templates and axes that `others` names."""
+    given = {template: dict(choice) for template, choice in others}
+    found: dict[str, Choice] = {}
+    for op in graph.operators:
+        own = given.get(template_of(op.name), {})
+        rule = operator_choice(op, axes, sequence_parallel)
+        found[op.name] = {axis: own.get(axis, value) for axis, value in rule.items()}
+    return found
 
 
-def stage_program(graph: Graph, axes: Axes, sequence_parallel: bool) -> Program:
+def differing(chosen: Mapping[str, Choice], rule: Mapping[str, Choice]) -> OperatorChoices:
+    """Of choices by template those that are not the rule's."""
+    return tuple((name, tuple(choice.items())) for name, choice in chosen.items() if dict(choice) != dict(rule[name]))
+
+
+def legal_values(op: Operator, axis: str, rule: Choice, backend: str) -> tuple[str, ...]:
+    """What an operator can do along an axis, the rule's first.
+
+    Only along tensor-parallel axes is there anything else than the rule. NxD has layers for what the rule gives with
+    and without sequence parallelism. Attention that passes pieces of a sequence around leaves no part of it to others.
+    """
+    if axis not in TENSOR_PARALLEL_AXES:
+        return (rule[axis],)
+    if backend == "nxd":
+        without = "seq" if rule[axis] == INVARIANT else rule[axis]
+        other = INVARIANT if without == "seq" else without
+        return tuple(dict.fromkeys((rule[axis], without, other)))
+    dims = op.loop_dims
+    if op.kind == "attention" and "context_parallel" in op.attributes:
+        dims = tuple(dim for dim in dims if dim != "seq")
+    linear = () if KINDS[op.kind].linear_input is None else (PARTIAL,)
+    return tuple(dict.fromkeys((rule[axis], *dims, INVARIANT, REPLICATED, *linear)))
+
+
+def divides(graph: Graph, op: Operator, choice: Choice, axes: Axes) -> bool:
+    """Whether every dim that the choice splits divides over its axes."""
+    pieces: dict[str, int] = {}
+    for axis, size in axes.items():
+        if choice[axis] in op.loop_dims:
+            pieces[choice[axis]] = pieces.get(choice[axis], 1) * size
+    return all(graph.sizes[dim] % count == 0 for dim, count in pieces.items())
+
+
+def stage_program(graph: Graph, axes: Axes, sequence_parallel: bool, others: OperatorChoices = ()) -> Program:
     """Partition a stage's graph; hidden activations cross its boundary in the state that all stages share.
 
     Raises NoTransition where a dim does not divide over its axes.
     """
     hidden = hidden_state(axes, sequence_parallel)
-    return partition_stage(graph, axes, choices(graph, axes, sequence_parallel), hidden)
+    return partition_stage(graph, axes, choices(graph, axes, sequence_parallel, others), hidden)
 
 
 def partition_stage(graph: Graph, axes: Axes, chosen: dict[str, Choice], hidden: State) -> Program:

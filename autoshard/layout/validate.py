@@ -9,10 +9,12 @@ from typing import Any, NoReturn, TypeVar
 
 from autoshard.cost.values import Estimate, StageMemory, Term
 from autoshard.errors import AutoshardError
+from autoshard.graph.partition import Choice
 from autoshard.graph.redistribute import NoTransition
 from autoshard.interop.json_file import read_json
-from autoshard.layout.plan import BACKENDS, Plan, SearchSummary, operator_choices
+from autoshard.layout.plan import BACKENDS, Plan, SearchSummary, operator_choices, operator_templates
 from autoshard.layout.plan_json import FORMAT_VERSION, SECTIONS, plan_to_dict
+from autoshard.layout.sharding import legal_values
 from autoshard.layout.strategy import Strategy
 from autoshard.search.result import Candidate, Pins, Rejection
 from autoshard.search.rules import check_strategy
@@ -38,9 +40,9 @@ SOURCES = {
     "precision": "inputs.training.precision gives",
     "optimizer": "strategy and inputs.training.precision give",
     "operators": "strategy gives",
-    "parameters": "inputs and strategy give",
-    "activations": "inputs and strategy give",
-    "collectives": "inputs and strategy give",
+    "parameters": "inputs, strategy and operators give",
+    "activations": "inputs, strategy and operators give",
+    "collectives": "inputs, strategy and operators give",
 }
 """Derived section -> what it has to agree with, as the start of an error's last part."""
 
@@ -72,7 +74,7 @@ def plan_from_dict(data: object) -> Plan:
     try:
         expected = plan_to_dict(plan)
     except NoTransition as error:
-        raise AutoshardError(f"strategy does not divide the model: {error}") from None
+        raise AutoshardError(f"strategy or operators do not divide the model: {error}") from None
     for name in SECTIONS:
         _compare(values[name], expected[name], name, SOURCES.get(name, "the rest of the plan gives"))
     return plan
@@ -107,7 +109,7 @@ def _plan_from_sections(values: dict[str, Any]) -> Plan:
         backend=backend,
         pins=pins,
         strategy=strategy,
-        operators=operator_choices(model, cluster, strategy),
+        operators=_operators(values["operators"], model, cluster, strategy, backend),
         estimate=estimate,
         search=None if values["search"] is None else _search(values["search"]),
         runners_up=tuple(
@@ -126,6 +128,28 @@ def _strategy(
     strategy = _at(where, lambda: Strategy.from_dict(data))
     _at(where, lambda: check_strategy(model, training, cluster, backend, strategy))
     return strategy
+
+
+def _operators(data: object, model: ModelSpec, cluster: Cluster, strategy: Strategy, backend: str) -> dict[str, Choice]:
+    """The choices in the file as far as each is one that its operator has; the rest of a plan is derived from them.
+
+    What is missing or of another form is taken from the rule, so that comparing tells of it.
+    """
+    found = operator_choices(model, cluster, strategy)
+    for name, op in operator_templates(model, strategy).items():
+        entry = data.get(name) if isinstance(data, dict) else None
+        choice = entry.get("choice") if isinstance(entry, dict) else None
+        if not isinstance(choice, dict) or set(choice) != set(found[name]):
+            continue
+        for axis in found[name]:
+            known = legal_values(op, axis, found[name], backend)
+            if choice[axis] not in known:
+                raise AutoshardError(
+                    f"operators.{name}.choice.{axis} is {show(choice[axis])}; "
+                    f"with this strategy and backend {backend} it can be: {', '.join(known)}"
+                )
+        found[name] = {axis: choice[axis] for axis in found[name]}
+    return found
 
 
 def _check_pins(pins: Pins, strategy: Strategy) -> None:

@@ -90,15 +90,30 @@ CASES: list[tuple[str, object, str]] = [
     (
         "operators/model.layers.*.mlp.up_proj/choice/tp0",
         "I",
-        "operators.model.layers.*.mlp.up_proj.choice.tp0 is 'I', but strategy gives 'ffn'",
+        "operators.model.layers.*.mlp.up_proj.choice.tp0 is 'I'; with this strategy and backend nxd it can be: ffn",
+    ),
+    (
+        "operators/model.layers.*.mlp.up_proj/choice/dp",
+        "seq",
+        "operators.model.layers.*.mlp.up_proj.choice.dp is 'seq'; with this strategy and backend nxd it can be: batch",
+    ),
+    (
+        "operators/model.layers.*.mlp.up_proj/choice/tp0",
+        REMOVED,
+        "operators.model.layers.*.mlp.up_proj.choice lacks 'tp0'; strategy gives 'ffn'",
+    ),
+    (
+        "operators/model.norm/choice/tp0",
+        "I",
+        "parameters.model.norm.weight.gradient_sync has 3 entries, but inputs, strategy and operators give 2",
     ),
     (
         "parameters/lm_head.weight/shape/0",
         128000,
-        "parameters.lm_head.weight.shape[0] is 128000, but inputs and strategy give 128256",
+        "parameters.lm_head.weight.shape[0] is 128000, but inputs, strategy and operators give 128256",
     ),
-    ("activations/loss", REMOVED, "activations lacks 'loss'; inputs and strategy give an object of 2"),
-    ("collectives/0/forward/0/bytes", 1, "collectives[0].forward[0].bytes is 1, but inputs and strategy give 134217728"),  # noqa: E501
+    ("activations/loss", REMOVED, "activations lacks 'loss'; inputs, strategy and operators give an object of 2"),
+    ("collectives/0/forward/0/bytes", 1, "collectives[0].forward[0].bytes is 1, but inputs, strategy and operators give 134217728"),  # noqa: E501
     ("inputs/pins/tp", 8, "inputs.pins.tp is 8, but strategy.tp is 32"),
     ("estimate/step_time_s", 300, "estimate.time_terms add up to 180 s, but estimate.step_time_s is 300 s"),
     ("estimate/step_time_s", None, "estimate.step_time_s is None; it must be a finite number above 0"),

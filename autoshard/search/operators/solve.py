@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from autoshard.graph.ir import Graph
 from autoshard.graph.partition import Choice, Program, partition
 from autoshard.graph.redistribute import Axes
-from autoshard.graph.states import State
-from autoshard.layout.sharding import HIDDEN_DIMS
+from autoshard.layout.sharding import HIDDEN_DIMS, hidden_state
 from autoshard.search.operators.linear import minimise
 from autoshard.search.operators.options import operator_options
 from autoshard.search.operators.prices import Price, Prices, program_price
@@ -29,13 +28,14 @@ class OperatorSolution:
     price: Price
 
 
-def block_problem(graph: Graph, axes: Axes, hidden: State, prices: Prices, backend: str) -> OperatorProblem:
-    """Hidden activations enter and leave in the state `hidden`; each operator does what the backend can."""
+def block_problem(graph: Graph, axes: Axes, sequence_parallel: bool, prices: Prices, backend: str) -> OperatorProblem:
+    """Hidden activations enter and leave as all stages share them; each operator does what the backend can."""
+    hidden = hidden_state(axes, sequence_parallel)
     last = graph.operators[-1].output
     return OperatorProblem(
         graph,
         axes,
-        {op.name: operator_options(graph, op, axes, backend) for op in graph.operators},
+        {op.name: operator_options(graph, op, axes, backend, sequence_parallel) for op in graph.operators},
         {tensor.name: hidden for tensor in graph.inputs() if tensor.dims == HIDDEN_DIMS},
         {last: hidden if graph.tensors[last].dims == HIDDEN_DIMS else None},
         prices,
