@@ -40,7 +40,7 @@ class CollectiveCounter(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         namespace, _, name = func._schema.name.partition("::")
         if namespace == "_c10d_functional" and name != "wait_tensor":
-            kind = name.replace("_into_tensor", "").replace("_tensor", "").replace("_single", "")
+            kind = name.replace("_into_tensor", "").replace("_tensor", "").replace("_single", "").replace("_out", "")
             if kind == "all_to_all" and len(set(args[1])) > 1:  # one destination, one source
                 kind = "send_recv"
             size = max(tensor.numel() * tensor.element_size() for tensor in (args[0], out))

@@ -108,8 +108,9 @@ class Bucket:
             return
         assert self.data_group is not None
         c10d = torch.ops._c10d_functional
-        whole = c10d.all_gather_into_tensor(rounded, self.shards, self.data_group.name)
-        self.parameters.copy_(c10d.wait_tensor(whole))
+        c10d.wait_tensor(
+            c10d.all_gather_into_tensor_out(rounded, self.shards, self.data_group.name, out=self.parameters)
+        )
 
 
 def _accumulate_into(parameter: nn.Parameter, total: torch.Tensor) -> None:
@@ -166,7 +167,7 @@ class ShardedAdamW:
         norm = self._norm(shards)
         scale = min(1.0, self._settings.max_gradient_norm / (norm + 1e-6))
         for bucket, shard in zip(self.buckets, shards, strict=True):
-            bucket.master.grad = (shard * scale).to(bucket.master.dtype)
+            bucket.master.grad = shard.mul_(scale).to(bucket.master.dtype)
         for options in self._adamw.param_groups:
             options["lr"] = learning_rate
         self._adamw.step()

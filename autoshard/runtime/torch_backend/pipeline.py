@@ -89,6 +89,13 @@ class _Stage(PipelineStage):
         _without_buffers(self.grad_recv_info[bwd_chunk_id])
         return received
 
+    def backward_one_chunk(
+        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
+    ) -> None:
+        super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+        if loss is not None and full_backward:  # torch keeps it, and its graph would keep what was received
+            loss.detach_()
+
     def _allocate(self, infos: tuple[Any, ...]) -> None:
         for info in infos:
             if not info.is_root_arg:
