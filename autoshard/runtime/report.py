@@ -27,7 +27,7 @@ Rounding's own share is measured: the one process trains once more in the next f
 learning rate amplify any rounding (training is chaotic); the FP32 step is then the test that decides.
 """
 CHAOTIC = 0.5
-"""A quantity that rounding alone changes by more than this share is not judged: such a run forgets where it came from."""
+"""A quantity that rounding alone changes by more than this share is not judged: the run forgot where it came from."""
 ROUNDING_FLOORS = {"loss": 1e-3, "gradient": 0.05, "parameter": 5e-3}
 """Allowed whatever was measured: about ten times a bf16 run of 30 steps (2e-4, 2e-2, 2e-3)."""
 
