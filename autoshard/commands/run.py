@@ -58,13 +58,20 @@ def add_arguments(parser: Parser) -> None:
         "--data",
         type=path,
         metavar="PATH",
-        help="file or folder: text, JSONL, Parquet, Arrow, a saved dataset (default: English text of this machine)",
+        help="file or folder: text, JSONL, Parquet, Arrow, a saved dataset; conversations where rows have messages "
+        "(default: English text of this machine)",
     )
     training.add_argument(
         "--text-field",
         type=text,
         metavar="NAME",
         help="column of --data that holds the text (default: text)",
+    )
+    training.add_argument(
+        "--no-packing",
+        dest="packing",
+        action="store_false",
+        help="each conversation of --data gets a row of its own",
     )
     training.add_argument("--tokenizer", type=path, metavar="FILE", help="tokenizer.json (default: bytes)")
     machine = parser.add_argument_group("machine")

@@ -18,8 +18,9 @@ class RunOptions:
     steps: optimizer steps. warmup_steps: steps over which the learning rate rises to learning_rate.
     processes: at most so many in a rehearsal. data: files of text, JSONL, Parquet or Arrow; None takes English text
     that is on this machine. text_field: the column that holds the text; None is "text", or what the rows are plainly
-    made of. tokenizer: a tokenizer.json; None takes bytes. output: folder that gets one folder for each run.
-    device: where ranks compute; "auto" is cuda where there are enough GPUs, else cpu. timeout_s: None waits for ever.
+    made of. packing: several conversations share a row. tokenizer: a tokenizer.json; None takes bytes. output: folder
+    that gets one folder for each run. device: where ranks compute; "auto" is cuda where there are enough GPUs, else
+    cpu. timeout_s: None waits for ever.
     """
 
     steps: int = 30
@@ -30,6 +31,7 @@ class RunOptions:
     data: Path | None = None
     tokenizer: Path | None = None
     text_field: str | None = None
+    packing: bool = True
     output: Path = Path("runs")
     wandb: bool = False
     wandb_project: str = "autoshard"

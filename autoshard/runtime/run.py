@@ -19,7 +19,7 @@ from autoshard.runtime.launch import Message, RunOutcome, run_in_cluster, run_pr
 from autoshard.runtime.metrics import MetricsWriter
 from autoshard.runtime.options import RunOptions
 from autoshard.runtime.progress import ProgressDisplay
-from autoshard.runtime.rehearse import one_process, rehearse
+from autoshard.runtime.rehearse import SEQUENCE_LENGTH, one_process, rehearse
 from autoshard.runtime.report import Verdict, introduction, result_tables, run_summary, verdict
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def run_plan(plan: Plan, options: RunOptions) -> int:
 
 
 def _rehearse(plan: Plan, options: RunOptions) -> int:
-    data = _data(options)
+    data = _data(options, SEQUENCE_LENGTH)
     rehearsal = rehearse(plan, options.processes, data.vocab_size)
     _check_data(rehearsal.plan, data)
     directory = _run_directory(plan, options, "rehearsal")
@@ -72,7 +72,7 @@ def _rehearse(plan: Plan, options: RunOptions) -> int:
 
 def _run_here(plan: Plan, options: RunOptions) -> int:
     """The plan is for processes of this machine: nothing is shrunk, nothing is compared."""
-    data = _data(options)
+    data = _data(options, plan.training.sequence_length)
     _check_data(plan, data)
     directory = _run_directory(plan, options, "run")
     write_plan(plan, directory / "plan.json")
@@ -97,7 +97,7 @@ def _run_in_cluster(plan: Plan, options: RunOptions, environment: ClusterEnviron
             f"{plan.mesh.world_size} ranks: start as many, or none (without {environment.launcher} it is rehearsed)"
         )
     first = environment.rank == 0
-    data = _data(options)
+    data = _data(options, plan.training.sequence_length)
     _check_data(plan, data)
     with TemporaryDirectory(prefix="autoshard-plan-") as folder:
         write_plan(plan, Path(folder) / "plan.json")
@@ -186,12 +186,13 @@ def _arguments(plan: Path, options: RunOptions, data: TokenFile, tensors: str | 
     }
 
 
-def _data(options: RunOptions) -> TokenFile:
+def _data(options: RunOptions, sequence_length: int) -> TokenFile:
     """The data as tokens on this machine's disk: whoever comes first makes them, ranks and later runs find them."""
     from autoshard.runtime.data import DataSource, prepare  # brings numpy
     from autoshard.runtime.tokenizer import load_tokenizer
 
-    source = DataSource(options.data, load_tokenizer(options.tokenizer), options.text_field)
+    tokenizer = load_tokenizer(options.tokenizer)
+    source = DataSource(options.data, tokenizer, options.text_field, sequence_length, options.packing)
     return prepare(source, options.output / _TOKENS)
 
 

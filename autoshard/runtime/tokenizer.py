@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,12 +18,15 @@ if TYPE_CHECKING:
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
+TEMPLATE_FILE = "chat_template.jinja"
+SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 class Tokenizer(Protocol):
     """vocab_size: every id is below it. digest: differs for tokenizers that encode differently.
 
-    end_of_text: the id that ends a document; None where there is none.
+    end_of_text: the id that ends a document; None where there is none. padding: the id that fills rows up.
+    chat_template: Jinja source; None where there is none. special_tokens: text by name, as templates use them.
     """
 
     @property
@@ -37,6 +40,15 @@ class Tokenizer(Protocol):
 
     @property
     def end_of_text(self) -> int | None: ...
+
+    @property
+    def padding(self) -> int: ...
+
+    @property
+    def chat_template(self) -> str | None: ...
+
+    @property
+    def special_tokens(self) -> Mapping[str, str]: ...
 
     def encode(self, text: str) -> NDArray[np.int32]:
         """Ids [tokens], without start or end markers."""
@@ -54,6 +66,9 @@ class ByteTokenizer:
     vocab_size = 256
     digest = "bytes"
     end_of_text = None
+    padding = 0
+    chat_template = None
+    special_tokens: Mapping[str, str] = {}
 
     def encode(self, text: str) -> NDArray[np.int32]:
         return np.frombuffer(text.encode("utf-8"), dtype=np.uint8).astype(np.int32)
@@ -69,8 +84,13 @@ class ByteTokenizer:
 class HuggingFaceTokenizer:
     """A tokenizer.json, read by the `tokenizers` library; nothing in it is executed."""
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, name: str, config: dict[str, Any] | None = None) -> None:
-        """config: what tokenizer_config.json says."""
+    def __init__(
+        self,
+        tokenizer: tokenizers.Tokenizer,
+        name: str,
+        special_tokens: Mapping[str, str],
+        chat_template: str | None,
+    ) -> None:
         # A file saved for inference may cut or pad every text to one length.
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -78,11 +98,11 @@ class HuggingFaceTokenizer:
         self.name = name
         # The highest id, not the count: ids may have gaps.
         self.vocab_size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
-        self.config = config or {}
-        end = special_token(self.config, "eos_token")
-        self.end_of_text = None if end is None else tokenizer.token_to_id(end)
-        content = f"{tokenizer.to_str()} {json.dumps(self.config, sort_keys=True)}"
-        self.digest = hashlib.sha256(content.encode()).hexdigest()
+        self.special_tokens, self.chat_template = special_tokens, chat_template
+        self.end_of_text = self._id("eos_token")
+        self.padding = self._id("pad_token") or self.end_of_text or 0
+        content = [tokenizer.to_str(), sorted(special_tokens.items()), chat_template]
+        self.digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     def encode(self, text: str) -> NDArray[np.int32]:
         return np.asarray(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int32)
@@ -94,13 +114,8 @@ class HuggingFaceTokenizer:
     def decode(self, ids: Iterable[int]) -> str:
         return str(self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False))
 
-
-def special_token(config: dict[str, Any], name: str) -> str | None:
-    """As tokenizer_config.json spells it: the text, or an object that holds it."""
-    value = config.get(name)
-    if isinstance(value, dict):
-        value = value.get("content")
-    return value if isinstance(value, str) and value else None
+    def _id(self, name: str) -> int | None:
+        return self._tokenizer.token_to_id(self.special_tokens[name]) if name in self.special_tokens else None
 
 
 def load_tokenizer(path: Path | None = None) -> Tokenizer:
@@ -125,7 +140,8 @@ def load_tokenizer(path: Path | None = None) -> Tokenizer:
     except Exception as error:  # the library raises plain Exception
         raise AutoshardError(f"{file} is not a Hugging Face {TOKENIZER_FILE}: {error}") from error
     name = file.parent.name if file.name == TOKENIZER_FILE else file.stem
-    result = HuggingFaceTokenizer(tokenizer, name, _config(file.with_name(CONFIG_FILE)))
+    config = _config(file.with_name(CONFIG_FILE))
+    result = HuggingFaceTokenizer(tokenizer, name, _special_tokens(config), _chat_template(file, config))
     if result.vocab_size == 0:
         raise AutoshardError(f"{file} has an empty vocabulary: vocab_size must be 1 or more")
     return result
@@ -142,3 +158,25 @@ def _config(file: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise AutoshardError(f"{file} is not a JSON object")
     return config
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """As tokenizer_config.json spells them: the text, or an object that holds it."""
+    values = {name: config.get(name) for name in SPECIAL_TOKENS}
+    texts = {name: one.get("content") if isinstance(one, dict) else one for name, one in values.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str) and text}
+
+
+def _chat_template(file: Path, config: dict[str, Any]) -> str | None:
+    """From its own file beside the tokenizer, or the configuration: a text, or the default of several."""
+    own = file.with_name(TEMPLATE_FILE)
+    if own.is_file():
+        try:
+            return own.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise AutoshardError(f"cannot read {own}: {error}") from error
+    value = config.get("chat_template")
+    if isinstance(value, list):
+        named = {one.get("name"): one.get("template") for one in value if isinstance(one, dict)}
+        value = named.get("default")
+    return value if isinstance(value, str) else None

@@ -92,7 +92,9 @@ def test_another_column_is_named(tmp_path: Path) -> None:
     assert spelled(file, text_field="story") == "a\n\nb"
     with pytest.raises(AutoshardError) as error:
         made(file)
-    assert str(error.value) == f"--data {file} has no column 'text' or 'input_ids' but story: name one by --text-field"
+    assert str(error.value) == (
+        f"--data {file} has no column 'text', 'input_ids' or 'messages' but story: name one by --text-field"
+    )
 
 
 @pytest.mark.parametrize(

@@ -12,28 +12,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.errors import AutoshardError
+from autoshard.runtime.data.chat import MESSAGES_FIELD, chat_template, conversation
 from autoshard.runtime.data.files import TEXT, DataFiles, find_files
+from autoshard.runtime.data.packing import Packer
 from autoshard.runtime.data.records import Record, column_names, records
 from autoshard.runtime.data.text import WINDOW_BYTES, python_manual, text_windows
 from autoshard.runtime.data.token_file import FORMAT, TokenFile, TokenWriter, one_at_a_time, read_token_file
 from autoshard.runtime.tokenizer import Tokenizer
 from autoshard.units import format_count
 
-TOKENS_FIELD = "input_ids"
-"""The column of a dataset that was tokenized before."""
+TOKENS_FIELD, TEXT_FIELD = "input_ids", "text"
+"""Columns of a dataset that was tokenized before, and of one that was not."""
+TEXTS, TOKENIZED, CHAT = "texts", "tokenized before", "chat"
+"""What data are made of."""
 
 
 @dataclass(frozen=True)
 class DataSource:
     """What a run says of its data.
 
-    path: None takes the Python manual. text_field: the column of a table that holds the text; None is "text", unless
-    the table was tokenized before.
+    path: None takes the Python manual. text_field: the column of a table that holds the text; None is what the table's
+    columns say: conversations, token ids or "text". sequence_length: conversations are packed into rows of one token
+    more. packing: False gives each conversation a row of its own.
     """
 
     path: Path | None
     tokenizer: Tokenizer
     text_field: str | None = None
+    sequence_length: int = 2
+    packing: bool = True
 
 
 @dataclass(frozen=True)
@@ -54,51 +61,81 @@ def prepare(source: DataSource, cache: Path) -> TokenFile:
     Raises AutoshardError, naming file and row, for what cannot be read.
     """
     files = None if source.path is None else find_files(source.path)
-    digest = _digest(source, files)
+    content = _content(source, files)
+    digest = _digest(source, files, content)
     path = cache / f"{digest}.json"
     with one_at_a_time(path):
-        found = read_token_file(path)
-        return found or _write(source, files, digest, path)
+        return read_token_file(path) or _write(source, files, content, digest, path)
 
 
-def _write(source: DataSource, files: DataFiles | None, digest: str, path: Path) -> TokenFile:
-    tokenizer = source.tokenizer
-    name = "the Python manual" if files is None else files.source
-    tokenized = files is not None and _is_tokenized(source, files)
+def _content(source: DataSource, files: DataFiles | None) -> str:
+    """By the columns of the first row."""
+    if files is None or files.kind == TEXT or source.text_field is not None:
+        return TEXTS
+    columns = column_names(files)
+    for field, content in ((MESSAGES_FIELD, CHAT), (TOKENS_FIELD, TOKENIZED), (TEXT_FIELD, TEXTS)):
+        if field in columns:
+            return content
+    if not columns:
+        raise AutoshardError(f"--data {source.path} holds no text")
+    raise AutoshardError(
+        f"--data {source.path} has no column '{TEXT_FIELD}', '{TOKENS_FIELD}' or '{MESSAGES_FIELD}' but "
+        f"{', '.join(columns)}: name one by --text-field"
+    )
+
+
+def _write(source: DataSource, files: DataFiles | None, content: str, digest: str, path: Path) -> TokenFile:
     writer = TokenWriter(path)
     try:
-        for tokens in _token_runs(_pieces(source, files, tokenized), tokenizer):
-            writer.append(tokens)
-        if not writer.num_tokens:
-            raise AutoshardError(f"--data {source.path} holds no text")
-        by = "tokenized before" if tokenized else f"{tokenizer.name}, {tokenizer.vocab_size} ids"
-        return writer.finish(
-            digest,
-            row_length=0,
-            vocab_size=writer.largest_id + 1 if tokenized else tokenizer.vocab_size,
-            made_of=f"{name}: {format_count(writer.num_tokens)} tokens ({by})",
-        )
+        if files is not None and content == CHAT:
+            return _write_rows(source, files, digest, writer)
+        return _write_run(source, files, content, digest, writer)
     except OSError as error:
         raise AutoshardError(f"cannot write {error.filename or path}: {error.strerror or error}") from error
     finally:
         writer.discard()
 
 
-def _is_tokenized(source: DataSource, files: DataFiles) -> bool:
-    if files.kind == TEXT or source.text_field is not None:
-        return False
-    columns = column_names(files)
-    if TOKENS_FIELD in columns:
-        return True
-    if columns and "text" not in columns:
-        raise AutoshardError(
-            f"--data {files.source} has no column 'text' or '{TOKENS_FIELD}' but {', '.join(columns)}: "
-            "name one by --text-field"
-        )
-    return False
+def _write_run(
+    source: DataSource, files: DataFiles | None, content: str, digest: str, writer: TokenWriter
+) -> TokenFile:
+    """One run of tokens, that rows may be cut from anywhere."""
+    tokenizer = source.tokenizer
+    for tokens in _token_runs(_pieces(source, files, content), tokenizer):
+        writer.append(tokens)
+    if not writer.num_tokens:
+        raise AutoshardError(f"--data {source.path} holds no text")
+    name = "the Python manual" if files is None else files.source
+    by = content if content == TOKENIZED else f"{tokenizer.name}, {tokenizer.vocab_size} ids"
+    return writer.finish(
+        digest,
+        row_length=0,
+        vocab_size=writer.largest_id + 1 if content == TOKENIZED else tokenizer.vocab_size,
+        made_of=f"{name}: {format_count(writer.num_tokens)} tokens ({by})",
+    )
 
 
-def _pieces(source: DataSource, files: DataFiles | None, tokenized: bool) -> Iterator[Piece]:
+def _write_rows(source: DataSource, files: DataFiles, digest: str, writer: TokenWriter) -> TokenFile:
+    """Rows of whole conversations, in which answers alone are learned."""
+    tokenizer, length = source.tokenizer, source.sequence_length + 1
+    template = chat_template(tokenizer)
+    packer = Packer(length, tokenizer.padding, source.packing)
+    for ids, learned in packer.pack(conversation(record, template, tokenizer) for record in records(files)):
+        writer.append(ids, learned)
+    shortened = f" ({packer.shortened:,} longer than a row, shortened)" if packer.shortened else ""
+    return writer.finish(
+        digest,
+        row_length=length,
+        vocab_size=tokenizer.vocab_size,
+        made_of=(
+            f"{files.source}: {packer.conversations:,} conversations{shortened} in {packer.rows:,} rows of {length:,} "
+            f"tokens, {packer.tokens / (packer.rows * length):.0%} full, {format_count(packer.learned)} tokens of "
+            f"answers ({template.name}, {tokenizer.name}, {tokenizer.vocab_size} ids)"
+        ),
+    )
+
+
+def _pieces(source: DataSource, files: DataFiles | None, content: str) -> Iterator[Piece]:
     """Of every document that is not blank."""
     if files is None:
         yield Piece(python_manual())
@@ -109,13 +146,13 @@ def _pieces(source: DataSource, files: DataFiles | None, tokenized: bool) -> Ite
                 if window.strip() or not starts:
                     yield Piece(window, starts=starts)
                     starts = False
-    elif tokenized:
+    elif content == TOKENIZED:
         for record in records(files, (TOKENS_FIELD,)):
             ids = _ids(record)
             if len(ids):
                 yield Piece("", ids)
     else:
-        field = source.text_field or "text"
+        field = source.text_field or TEXT_FIELD
         for record in records(files, (field,)):
             text = _text(record, field)
             if text.strip():
@@ -163,15 +200,15 @@ def _encoded(
         yield next(encoded) if piece.ids is None else piece.ids
 
 
-def _digest(source: DataSource, files: DataFiles | None) -> str:
-    """Of what the tokens depend on: each file's name, size and time, and the tokenizer."""
+def _digest(source: DataSource, files: DataFiles | None, content: str) -> str:
+    """Of what the tokens depend on: each file's name, size and time, the tokenizer, and rows where they are packed."""
     stats = [] if files is None else [(str(file.resolve()), file.stat()) for file in files.paths]
-    content = [
+    depends = [
         FORMAT,
         hashlib.sha256(python_manual().encode()).hexdigest() if files is None else files.kind,
         [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats],
         source.tokenizer.digest,
         source.text_field,
-        WINDOW_BYTES,
+        [source.sequence_length, source.packing] if content == CHAT else WINDOW_BYTES,
     ]
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:24]
+    return hashlib.sha256(json.dumps(depends).encode()).hexdigest()[:24]

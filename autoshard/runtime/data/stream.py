@@ -62,6 +62,11 @@ class TokenStream:
 
     def __post_init__(self) -> None:
         assert self.tokens.ndim == 1 and self.global_batch_size >= 1 and self.sequence_length >= 1
+        if self.learned is not None and self.rows_per_epoch < self.global_batch_size:
+            raise AutoshardError(
+                f"the conversations fill {self.rows_per_epoch:,} rows of {self.sequence_length} + 1 tokens; one batch "
+                f"has {self.global_batch_size}: give more conversations or a smaller batch"
+            )
         if self.rows_per_epoch < self.global_batch_size:
             needed = self.global_batch_size * (self.sequence_length + 1)
             raise AutoshardError(

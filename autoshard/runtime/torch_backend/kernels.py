@@ -142,6 +142,7 @@ def _position_embedding(context: Context, step: OperatorStep) -> Kernel:
 class _CrossEntropy(torch.autograd.Function):
     """Sum of -log p(label) / tokens over local rows, vocabulary whole or split; probabilities are kept in FP32.
 
+    Negative labels (data.NOT_LEARNED) add nothing, in any vocabulary piece.
     offset: first vocabulary entry of this rank; group: ranks that hold the other pieces.
     """
 
@@ -163,16 +164,18 @@ class _CrossEntropy(torch.autograd.Function):
         picked = logits.gather(-1, local.unsqueeze(-1)).squeeze(-1).to(top.dtype)
         sums = torch.stack((exponentials.sum(-1), (picked - top) * held))
         total, label_score = (sums if group is None else all_reduce(sums, group)).unbind(0)
-        ctx.save_for_backward(exponentials.div_(total.unsqueeze(-1)), local, held)
+        learned = labels >= 0
+        ctx.save_for_backward(exponentials.div_(total.unsqueeze(-1)), local, held, learned)
         ctx.tokens, ctx.dtype = tokens, logits.dtype
-        return (total.log() - label_score).sum() / tokens
+        return ((total.log() - label_score) * learned).sum() / tokens
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        probabilities, local, held = ctx.saved_tensors
+        probabilities, local, held, learned = ctx.saved_tensors
         grad = probabilities.clone()
         grad.scatter_add_(-1, local.unsqueeze(-1), -held.unsqueeze(-1).to(grad.dtype))
-        return grad.mul_(grads[0] / ctx.tokens).to(ctx.dtype), None, None, None, None, None
+        scale = (grads[0] / ctx.tokens * learned).unsqueeze(-1)
+        return grad.mul_(scale).to(ctx.dtype), None, None, None, None, None
 
 
 def _cross_entropy(context: Context, step: OperatorStep) -> Kernel:

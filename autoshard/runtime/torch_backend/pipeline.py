@@ -123,6 +123,7 @@ class Pipeline:
         on_action: Callable[[str], None],
     ):
         self._num_microbatches = plan.num_microbatches
+        self._weight = 1.0
         self._entered = [_Entered(modules[stage.index], stage, on_action) for stage in stages]
         self._runtime: _PipelineScheduleRuntime | None = None
         self._device = device
@@ -130,8 +131,14 @@ class Pipeline:
             assert groups is not None
             self._runtime = self._connect(plan, stages, programs, groups, dtype)
 
-    def run(self, inputs: list[torch.Tensor] | None, labels: list[torch.Tensor] | None) -> list[torch.Tensor]:
-        """Forward and backward of all microbatches -> their local losses, where the last stage is here."""
+    def run(
+        self, inputs: list[torch.Tensor] | None, labels: list[torch.Tensor] | None, weight: float
+    ) -> list[torch.Tensor]:
+        """Forward and backward of all microbatches -> their local losses, where the last stage is here.
+
+        weight: gradients are those of the microbatches' mean loss times this.
+        """
+        self._weight = weight
         for one in self._entered:
             one.begin(inputs, labels)
         if self._runtime is None:
@@ -148,7 +155,10 @@ class Pipeline:
         (only,) = self._entered
         for _ in range(self._num_microbatches):
             loss = only(torch.empty(0))
-            (loss.sum() / self._num_microbatches).backward()
+            self._scaled(loss).backward()
+
+    def _scaled(self, loss: torch.Tensor) -> torch.Tensor:
+        return loss.sum() * (self._weight / self._num_microbatches)
 
     def _connect(
         self,
@@ -173,7 +183,7 @@ class Pipeline:
         ]
         number = self._num_microbatches
         runtime = _PipelineScheduleRuntime(
-            pieces, number, loss_fn=lambda loss, target: loss.sum() / number, scale_grads=False
+            pieces, number, loss_fn=lambda loss, target: self._scaled(loss), scale_grads=False
         )
         strategy = plan.strategy
         order = actions(strategy.schedule, strategy.pp, number, strategy.num_virtual_stages)

@@ -27,7 +27,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch
 
 @dataclass(frozen=True)
 class StepResult:
-    """loss: mean over all tokens of the step; gradient_norm: of the whole model, before clipping."""
+    """loss: mean over all learned tokens of the step; gradient_norm: of the whole model, before clipping."""
 
     loss: float
     gradient_norm: float
@@ -74,11 +74,15 @@ class Session:
         self._pipeline = Pipeline(plan, self.stages, self.modules, programs, self._groups, device, dtype, on_action)
 
     def step(self, inputs: Tokens, labels: Tokens, learning_rate: float, keep_gradients: bool = False) -> StepResult:
-        """One optimizer step on a global batch: arrays [global_batch, seq], the same on every rank."""
-        losses = self._pipeline.run(self._local(inputs, "input_ids"), self._local(labels, "labels"))
+        """One optimizer step on a global batch: arrays [global_batch, seq], the same on every rank.
+
+        Negative labels are not learned: the loss is the mean over the others, which every rank counts for itself.
+        """
+        weight = _weight(labels)
+        losses = self._pipeline.run(self._local(inputs, "input_ids"), self._local(labels, "labels"), weight)
         self._on_action("summing gradients and updating parameters")
         norm = self.optimizer.step(learning_rate, keep_gradients)
-        return StepResult(self._mean_loss(losses), norm)
+        return StepResult(weight * self._mean_loss(losses), norm)
 
     def is_first_holder(self, program: Program, name: str) -> bool:
         """Whether this rank is the first of those that hold this piece of a parameter."""
@@ -124,7 +128,7 @@ class Session:
         return None
 
     def _mean_loss(self, losses: list[torch.Tensor]) -> float:
-        """Sum of the last stage's partial losses over ranks and microbatches, known to every rank."""
+        """Sum of the last stage's losses over ranks, mean over microbatches, known to every rank."""
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         if losses:
             program = self.modules[len(self.plan.stages) - 1].program
@@ -135,3 +139,10 @@ class Session:
         if self._world is not None:
             dist.all_reduce(total, group=self._world.handle)
         return float(total)
+
+
+def _weight(labels: Tokens) -> float:
+    """The kernel divides by all tokens of a microbatch: what turns that into the mean over the step's learned ones."""
+    learned = int((labels >= 0).sum())
+    assert learned, "a batch without a label"
+    return labels.size / learned

@@ -1,0 +1,62 @@
+"""What test_masked_labels.py runs in its processes."""
+
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from autoshard.layout.plan import Plan
+from autoshard.runtime.data import NOT_LEARNED
+from autoshard.runtime.rehearse import one_process
+from autoshard.runtime.torch_backend.optimizer import OptimizerSettings
+from autoshard.runtime.torch_backend.session import Session
+from autoshard.runtime.worker import Reporter
+from tests.multiprocess.plans import MODELS, plan_of, strategy
+
+LAYOUTS = {
+    "tp": strategy(tp=2),
+    "pp": strategy(pp=2),
+    "dp": strategy(dp=2),
+    "cp": strategy(cp=2),
+}
+STEPS = 3
+
+
+def masked(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
+    """By layout: [loss, gradient norm] of each step, sharded and (rank 0) in one process."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=reporter.init_method,
+        rank=reporter.rank,
+        world_size=reporter.world_size,
+        timeout=timedelta(seconds=100),
+    )
+    found = {}
+    for name, chosen in LAYOUTS.items():
+        plan = plan_of(MODELS["llama"], chosen, 4)
+        found[name] = {
+            "sharded": train(plan, reporter.rank),
+            "alone": train(one_process(plan), 0) if reporter.rank == 0 else [],
+        }
+    return found
+
+
+def train(plan: Plan, rank: int) -> list[list[float]]:
+    settings = OptimizerSettings(1e-2, master_dtype=torch.float64, gradient_dtype=torch.float64)
+    session = Session(plan, rank, torch.device("cpu"), settings, seed=0)
+    outcomes = [session.step(*batch(plan, step), 1e-2) for step in range(STEPS)]
+    return [[one.loss, one.gradient_norm] for one in outcomes]
+
+
+def batch(plan: Plan, step: int) -> tuple[Any, Any]:
+    """Row r learns its last r % 5 tokens: ranks and microbatches with many, few and none."""
+    numbers = np.random.default_rng(step)
+    rows, length = plan.training.global_batch_size, plan.training.sequence_length
+    tokens = numbers.integers(0, plan.model.vocab_size, (rows, length + 1))
+    labels = tokens[:, 1:].copy()
+    unlearned = length - np.arange(rows) % 5
+    labels[np.arange(length)[None, :] < unlearned[:, None]] = NOT_LEARNED
+    return tokens[:, :-1].copy(), labels

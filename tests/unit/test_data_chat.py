@@ -1,0 +1,194 @@
+"""Conversations as data: templates, what of them is learned, and rows that several of them share."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoshard.errors import AutoshardError
+from autoshard.runtime.data import NOT_LEARNED, DataSource, TokenFile, open_stream, prepare
+from autoshard.runtime.data.chat import ChatTemplate, Conversation
+from autoshard.runtime.data.packing import OPEN_ROWS, Packer
+from autoshard.runtime.tokenizer import ByteTokenizer, load_tokenizer
+
+ASK = {"role": "user", "content": "2+2?"}
+ANSWER = {"role": "assistant", "content": "4"}
+
+
+def turn(role: str, content: str) -> str:
+    return f"<|im_start|>{role}\n{content}<|im_end|>\n"
+
+
+def made(file: Path, rows: list[Any], sequence_length: int = 127, packing: bool = True) -> TokenFile:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return prepare(DataSource(file, ByteTokenizer(), None, sequence_length, packing), file.parent / "cache")
+
+
+def learned_text(file: TokenFile) -> str:
+    marks = file.learned()
+    assert marks is not None
+    return ByteTokenizer().decode(file.tokens()[marks == 1])
+
+
+def test_answers_alone_are_learned(tmp_path: Path) -> None:
+    thanks, welcome = {"role": "user", "content": "thanks"}, {"role": "assistant", "content": "any time"}
+    file = made(tmp_path / "a.jsonl", [{"messages": [ASK, ANSWER, thanks, welcome, thanks]}], 255)
+    assert learned_text(file) == "4<|im_end|>\nany time<|im_end|>\n"
+    text = ByteTokenizer().decode(file.tokens())
+    whole = turn("user", "2+2?") + turn("assistant", "4") + turn("user", "thanks") + turn("assistant", "any time")
+    assert text == whole + "\0" * (256 - len(whole))  # what comes after the last answer teaches nothing
+    assert file.row_length == 256
+    size = tmp_path / "a.jsonl"
+    assert file.made_of == (
+        f"{size}: 1 conversations in 1 rows of 256 tokens, {len(whole) / 256:.0%} full, "
+        "31 tokens of answers (ChatML, bytes, 256 ids)"
+    )
+
+
+def test_labels_of_what_is_not_learned(tmp_path: Path) -> None:
+    file = made(tmp_path / "a.jsonl", [{"messages": [ASK, ANSWER]}])
+    inputs, labels = open_stream(file, global_batch_size=1, sequence_length=127).batch(0)
+    answer = ByteTokenizer().encode("4<|im_end|>\n")
+    start = len(turn("user", "2+2?") + "<|im_start|>assistant\n") - 1
+    assert labels[0, start : start + len(answer)].tolist() == answer.tolist()
+    assert (labels[0] != NOT_LEARNED).sum() == len(answer)
+    assert inputs[0, start + 1] == ord("4")
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"messages": "hello"}, "row 2 has no list 'messages'"),
+        ({"messages": []}, "row 2 has no list 'messages'"),
+        ({"messages": [ASK, {"role": "assistant"}]}, "row 2: message 2 has no text 'content'"),
+        ({"messages": [{"content": "x"}]}, "row 2: message 1 has no text 'role'"),
+        ({"messages": ["x"]}, "row 2: message 1 has no text 'role'"),
+        ({"messages": [ASK]}, "row 2 has no message of role 'assistant': there is nothing to learn"),
+    ],
+)
+def test_rows_that_are_no_conversations(tmp_path: Path, row: Any, message: str) -> None:
+    with pytest.raises(AutoshardError) as error:
+        made(tmp_path / "a.jsonl", [{"messages": [ASK, ANSWER]}, row])
+    assert str(error.value) == f"--data {tmp_path / 'a.jsonl'} {message}"
+
+
+def test_a_long_conversation_keeps_its_last_answer(tmp_path: Path) -> None:
+    long = {"role": "user", "content": "why? " * 100}
+    file = made(tmp_path / "a.jsonl", [{"messages": [long, ANSWER]}])
+    assert file.num_tokens == 128
+    assert learned_text(file) == "4<|im_end|>\n"
+    assert "1 conversations (1 longer than a row, shortened) in 1 rows" in file.made_of
+
+
+def test_too_few_conversations(tmp_path: Path) -> None:
+    file = made(tmp_path / "a.jsonl", [{"messages": [ASK, ANSWER]}] * 2)
+    with pytest.raises(AutoshardError) as error:
+        open_stream(file, global_batch_size=8, sequence_length=127)
+    assert str(error.value) == (
+        "the conversations fill 2 rows of 127 + 1 tokens; one batch has 8: give more conversations or a smaller batch"
+    )
+
+
+def test_packing_can_be_refused(tmp_path: Path) -> None:
+    rows = [{"messages": [ASK, ANSWER]}] * 4
+    assert made(tmp_path / "a.jsonl", rows, 255).num_tokens == 2 * 256
+    assert made(tmp_path / "a.jsonl", rows, 255, packing=False).num_tokens == 4 * 256
+
+
+lengths = st.lists(st.integers(1, 40), min_size=1, max_size=200)
+
+
+@given(lengths, st.integers(2, 30), st.booleans())
+def test_packing_loses_nothing_and_splits_nothing(lengths: list[int], row_length: int, together: bool) -> None:
+    """Conversation n is n + 1 repeated; a longer one than a row keeps a row."""
+    packer = Packer(row_length, pad=0, together=together)
+    given_ = [Conversation(np.full(n, i + 1, np.int32), np.ones(n, np.uint8)) for i, n in enumerate(lengths)]
+    rows = list(packer.pack(given_))
+    ids = np.concatenate([row for row, _ in rows])
+    counts = np.bincount(ids, minlength=len(lengths) + 1)[1:]
+    assert counts.tolist() == [min(n, row_length) for n in lengths]
+    assert all(len(row) == row_length and not marks[row == 0].any() for row, marks in rows)
+    assert all(
+        len({i for i, (row, _) in enumerate(rows) if (row == one).any()}) == 1 for one in set(ids.tolist()) - {0}
+    )
+    assert packer.rows == len(rows)
+    assert packer.shortened == sum(n > row_length for n in lengths)
+    if not together:
+        assert len(rows) == len(lengths)
+    elif len(lengths) <= OPEN_ROWS:
+        used = sorted(int((row > 0).sum()) for row, _ in rows)
+        assert len(used) < 2 or used[0] + used[1] > row_length  # no two rows could have been one
+
+
+def template(source: str | None) -> ChatTemplate:
+    return ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"})
+
+
+MISTRAL_LIKE = (
+    "{{ bos_token }}{%- for message in messages %}{%- if message['role'] == 'user' %}"
+    "{{ '[INST] ' + message['content'] + ' [/INST]' }}{%- elif message.role == 'assistant' %}"
+    "{% generation %}{{ ' ' + message['content'] + eos_token }}{% endgeneration %}"
+    "{%- else %}{{ raise_exception('only user and assistant roles') }}{%- endif %}{%- endfor %}"
+)
+
+
+def test_a_tokenizers_own_template() -> None:
+    assert template(MISTRAL_LIKE).segments([ASK, ANSWER], "row") == [
+        ("<s>[INST] 2+2? [/INST]", False),
+        (" 4</s>", True),
+    ]
+    with pytest.raises(
+        AutoshardError, match=r"^row: the tokenizer's chat template refuses it: only user and assistant"
+    ):
+        template(MISTRAL_LIKE).segments([{"role": "tool", "content": "x"}, ANSWER], "row")
+
+
+def test_a_template_that_rewrites_the_past() -> None:
+    source = "{{ messages | length }} {% for m in messages %}{{ m.content }}{% endfor %}"
+    with pytest.raises(AutoshardError) as error:
+        template(source).segments([ASK, ANSWER], "row")
+    assert str(error.value) == "row: the tokenizer's chat template writes turn 2 otherwise when it is answered"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.append(1) }}",
+        "{{ self.__init__.__globals__ }}",
+        "{% for i in range(10**9) %}x{% endfor %}",
+        "{% include '/etc/passwd' %}",
+        "{{ undefined_name.attribute }}",
+        "{{ 1 / 0 }}",
+    ],
+)
+def test_a_malicious_template_gets_an_error(source: str) -> None:
+    with pytest.raises(AutoshardError, match=r"^row: the tokenizer's chat template refuses it: "):
+        template(source).segments([ASK, ANSWER], "row")
+
+
+def test_no_template_at_all() -> None:
+    with pytest.raises(AutoshardError, match=r"^the tokenizer's chat template is not a Jinja template: "):
+        template("{% for %}")
+
+
+def test_where_a_tokenizers_template_is_found(tmp_path: Path) -> None:
+    vocabulary = {"?": 0, "<pad>": 1, "<eos>": 2}
+    content = {"version": "1.0", "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "?"}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    config = tmp_path / "tokenizer_config.json"
+    assert load_tokenizer(tmp_path).chat_template is None
+    config.write_text(json.dumps({"chat_template": "one", "eos_token": "<eos>"}))
+    plain = load_tokenizer(tmp_path)
+    assert (plain.chat_template, plain.padding, plain.end_of_text) == ("one", 2, 2)
+    several = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "two"}]
+    config.write_text(json.dumps({"chat_template": several, "pad_token": {"content": "<pad>"}}))
+    padded = load_tokenizer(tmp_path)
+    assert (padded.chat_template, padded.padding, padded.end_of_text) == ("two", 1, None)
+    assert padded.digest != plain.digest
+    (tmp_path / "chat_template.jinja").write_text("three")
+    assert load_tokenizer(tmp_path).chat_template == "three"
