@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
+from typing import NamedTuple
 
+from autoshard.cost.software import COMPILED, Software
 from autoshard.graph.count import loop_sizes, operator_work
 from autoshard.graph.operators import KINDS
 from autoshard.graph.partition import OperatorStep, Program
 from autoshard.spec.cluster import Device
 
-PLAIN_ATTENTION_PASSES = 1
-"""Times that plain attention moves all scores through memory forward: the softmax is fused with the product before
-it, and only the probabilities are written. Set by hand to published Llama-2-7B results on trn1; unfused it would be
-4."""
-PLAIN_ATTENTION_BACKWARD_PASSES = 2
-"""Backward: the probabilities are read and their gradient is written. Set as above; unfused it would be 7."""
+ALIGNMENT = 8
+"""Elements: matrix units read 16 bytes at a time; a head dim that is no multiple takes slower kernels."""
 
 
 @dataclass(frozen=True)
@@ -46,48 +44,98 @@ def memory_s(count: float, device: Device) -> float:
     return count / (device.memory_bandwidth_bytes_per_s * device.memory_efficiency)
 
 
-def operator_seconds(program: Program, step: OperatorStep, device: Device, dtype: str) -> OperatorSeconds:
-    """Forward and backward of one operator. dtype: of the matrix products, such as "bfloat16".
+class OperatorNeeds(NamedTuple):
+    """Of one operator on one rank for one microbatch, whatever the device.
+
+    kind: "matmul" (m x k by k x n), "flash" or "plain" attention (m query rows, n keys, k the head dim), "norm",
+    "loss" (n ranks share the vocabulary) or "vector".
+    scores_bytes: of one pass over all attention scores. backward_ratio: of its backward FLOPs or bytes to forward.
+    """
+
+    kind: str
+    m: float
+    n: float
+    k: float
+    moving_bytes: float
+    scores_bytes: float
+    flops: float
+    backward_ratio: float
+
+
+def operator_needs(program: Program, step: OperatorStep) -> OperatorNeeds:
+    """What an operator asks of a device: products, and bytes through memory."""
+    op, work, sizes = step.operator, operator_work(program, step), loop_sizes(program, step)
+    if op.kind == "attention":
+        head_dim = float(program.graph.sizes["headdim"])
+        rows = sizes["batch"] * sizes["seq"] * sizes["kvhead"] * sizes["group"]
+        plain = op.attributes["kernel"] == "plain"
+        keys = float(program.graph.sizes["seq"]) if plain else work.flops / (4.0 * rows * head_dim)
+        scores = rows * keys * program.graph.tensors[op.output].element_bytes
+        kind = "plain" if plain else "flash"
+        return OperatorNeeds(kind, rows, keys, head_dim, work.bytes_moved, scores, work.flops, 2.5)
+    extra = sum(e.bytes for e in KINDS[op.kind].extra_saved(op, program.graph, sizes))
+    m, n, k = work.matmul or (0.0, 0.0, 0.0)
+    if op.kind == "cross_entropy":
+        shards = program.graph.sizes["vocab"] / sizes["vocab"]
+        return OperatorNeeds("loss", m, shards, k, work.bytes_moved + extra, 0.0, work.flops, work.backward_flops_ratio)
+    kind = "matmul" if work.matmul is not None else "norm" if op.kind == "norm" else "vector"
+    return OperatorNeeds(kind, m, n, k, work.bytes_moved + extra, 0.0, work.flops, work.backward_flops_ratio)
+
+
+def operator_seconds(
+    program: Program, step: OperatorStep, device: Device, dtype: str, software: Software = COMPILED
+) -> OperatorSeconds:
+    """Forward and backward of one operator. dtype: of the matrix products, such as "bfloat16"."""
+    return seconds_of(operator_needs(program, step), device, device.peak_flops_per_s(dtype), software)
+
+
+def seconds_of(needs: OperatorNeeds, device: Device, peak: float, software: Software) -> OperatorSeconds:
+    """Forward and backward seconds of what an operator needs. peak: FLOP/s of the compute dtype.
 
     A matrix product's backward is two products of the same size, contracted over n and over m. Attention: see below.
-    Everything else moves its bytes, `backward_flops_ratio` times as many backward.
+    Everything else moves its bytes, `backward_ratio` times as many backward.
     """
-    op = step.operator
-    if op.kind == "attention":
-        return _attention_seconds(program, step, device, dtype)
-    work = operator_work(program, step)
-    extra = sum(e.bytes for e in KINDS[op.kind].extra_saved(op, program.graph, loop_sizes(program, step)))
-    moving = memory_s(work.bytes_moved + extra, device)
-    launch = device.operator_overhead_s
-    if work.matmul is None:
-        return OperatorSeconds(moving + launch, work.backward_flops_ratio * moving + launch)
-    peak = device.peak_flops_per_s(dtype)
-    m, n, k = work.matmul
-    forward = matmul_s(m, n, k, device, peak)
-    to_input, to_weight = matmul_s(m, k, n, device, peak), matmul_s(k, n, m, device, peak)
+    if needs.kind in ("flash", "plain"):
+        return _attention_seconds(needs, device, peak, software)
+    slow, launch = software.compute_slowdown, device.operator_overhead_s
+    moving = memory_s(needs.moving_bytes, device) * slow
+    if needs.kind == "norm":
+        moving = moving * software.norm_passes
+    if needs.kind == "loss":
+        moving = moving * software.loss_passes * (needs.n if software.whole_logits else 1.0)
+    if needs.kind in ("norm", "loss", "vector"):
+        return OperatorSeconds(moving + launch, needs.backward_ratio * moving + launch)
+    peak = peak * software.matmul_speedup / slow
+    m, n, k = needs.m, needs.n, needs.k
+    casting = software.cast_passes * moving
+    forward = matmul_s(m, n, k, device, peak) + casting
+    to_input, to_weight = matmul_s(m, k, n, device, peak) + casting, matmul_s(k, n, m, device, peak) + casting
     return OperatorSeconds(max(forward, moving) + launch, max(to_input, moving) + max(to_weight, moving) + 2 * launch)
 
 
-def _attention_seconds(program: Program, step: OperatorStep, device: Device, dtype: str) -> OperatorSeconds:
+def _attention_seconds(needs: OperatorNeeds, device: Device, peak: float, software: Software) -> OperatorSeconds:
     """scores = q k^T contracts over the head dim, values = p v over the keys.
 
-    'flash' skips what the mask hides and stays on the core; backward is 2 products like scores and 3 like values.
+    'flash' skips what the mask hides and stays on the core; backward is 2 products like scores and 3 like values, or
+    `backward_ratio` times the forward where the kernel's own efficiency is known.
     'plain' computes the whole square and moves it through memory; backward is 1 like scores and 3 like values.
     """
-    op, work, sizes = step.operator, operator_work(program, step), loop_sizes(program, step)
-    peak, launch = device.peak_flops_per_s(dtype), device.operator_overhead_s
-    head_dim = float(program.graph.sizes["headdim"])
-    rows = sizes["batch"] * sizes["seq"] * sizes["kvhead"] * sizes["group"]
-    plain = op.attributes["kernel"] == "plain"
-    keys = float(program.graph.sizes["seq"]) if plain else work.flops / (4.0 * rows * head_dim)
-    scores = matmul_s(rows, keys, head_dim, device, peak)
-    values = matmul_s(rows, head_dim, keys, device, peak)
-    moving = memory_s(work.bytes_moved, device)
-    if not plain:
+    slow, launch = software.compute_slowdown, device.operator_overhead_s
+    rows, keys, head_dim = needs.m, needs.n, needs.k
+    moving = memory_s(needs.moving_bytes, device) * slow
+    if needs.kind == "flash" and software.attention_efficiency is not None:
+        kernel = needs.flops / (peak * software.attention_efficiency) * slow
+        return OperatorSeconds(max(kernel, moving) + launch, max(needs.backward_ratio * kernel, 2 * moving) + launch)
+    scores = matmul_s(rows, keys, head_dim, device, peak / slow)
+    values = matmul_s(rows, head_dim, keys, device, peak / slow)
+    if head_dim % ALIGNMENT:
+        scores, values = scores * software.misaligned_slowdown, values * software.misaligned_slowdown
+    if needs.kind == "flash":
         forward = max(scores + values, moving)
         return OperatorSeconds(forward + launch, max(2 * scores + 3 * values, 2 * moving) + launch)
-    one_pass = memory_s(rows * keys * program.graph.tensors[op.output].element_bytes, device)
+    one_pass = memory_s(needs.scores_bytes, device) * slow
+    ahead, back = software.plain_attention_passes
     return OperatorSeconds(
-        scores + values + moving + PLAIN_ATTENTION_PASSES * one_pass + 3 * launch,
-        scores + 3 * values + 2 * moving + PLAIN_ATTENTION_BACKWARD_PASSES * one_pass + 5 * launch,
+        scores + values + moving + ahead * one_pass + 3 * launch,
+        scores + 3 * values + 2 * moving + back * one_pass + 5 * launch,
     )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from autoshard.cost.load import rank_load, telling_ranks
 from autoshard.cost.memory import MEMORY_TERMS, memory_values
+from autoshard.cost.software import COMPILED, Software
 from autoshard.cost.stage import strategy_mesh, strategy_parts
 from autoshard.cost.step import TIME_TERMS, time_values
 from autoshard.cost.values import Estimate, StageMemory, Term
 from autoshard.graph.count import total_flops
+from autoshard.layout.sharding import OperatorChoices
 from autoshard.layout.strategy import Strategy
 from autoshard.models.stage import dim_sizes, stage_graph
 from autoshard.spec.cluster import Cluster
@@ -17,13 +19,26 @@ from autoshard.spec.training import TrainingSpec
 __all__ = ["Estimate", "StageMemory", "Term", "estimate", "model_flops_per_step"]
 
 
-def estimate(model: ModelSpec, training: TrainingSpec, cluster: Cluster, strategy: Strategy) -> Estimate:
-    """The whole estimate of a legal layout (search.rules.check_strategy); it need not fit in memory."""
-    mesh, parts = strategy_mesh(model, cluster, strategy), strategy_parts(model, training, cluster, strategy)
+def estimate(
+    model: ModelSpec,
+    training: TrainingSpec,
+    cluster: Cluster,
+    strategy: Strategy,
+    software: Software = COMPILED,
+    operators: OperatorChoices = (),
+) -> Estimate:
+    """The whole estimate of a legal layout (search.rules.check_strategy); it need not fit in memory.
+
+    operators: choices that differ from the rule of layout/sharding.py.
+    """
+    mesh, parts = (
+        strategy_mesh(model, cluster, strategy),
+        strategy_parts(model, training, cluster, strategy, software, operators),
+    )
     count = strategy.num_microbatches(training.global_batch_size)
     loads = tuple(rank_load(strategy, parts, count, rank) for rank in range(strategy.pp))
     telling = tuple(loads[rank] for rank in telling_ranks(strategy))
-    times = time_values(strategy, telling, count, training.precision, mesh, cluster)
+    times = time_values(strategy, telling, count, training.precision, mesh, cluster, software)
     step_time_s, flops = sum(times), model_flops_per_step(model, training)
     peak = cluster.world_size * cluster.device.peak_flops_per_s(training.precision.compute_dtype)
     return Estimate(
@@ -36,7 +51,7 @@ def estimate(model: ModelSpec, training: TrainingSpec, cluster: Cluster, strateg
                     map(
                         Term,
                         MEMORY_TERMS,
-                        memory_values(load, training.precision, mesh, strategy.zero1, cluster.device),
+                        memory_values(load, training.precision, mesh, strategy.zero1, cluster.device, software),
                     )
                 ),
             )

@@ -7,6 +7,7 @@ and parameters on their way: the larger of the two counts.
 from __future__ import annotations
 
 from autoshard.cost.load import RankLoad
+from autoshard.cost.software import COMPILED, Software
 from autoshard.layout.mesh import ZERO1_AXES, Mesh
 from autoshard.spec.cluster import Device
 from autoshard.spec.training import DTYPE_BYTES, Precision
@@ -33,7 +34,9 @@ MEMORY_TERMS = (
 )
 
 
-def memory_values(load: RankLoad, precision: Precision, mesh: Mesh, zero1: bool, device: Device) -> tuple[float, ...]:
+def memory_values(
+    load: RankLoad, precision: Precision, mesh: Mesh, zero1: bool, device: Device, software: Software = COMPILED
+) -> tuple[float, ...]:
     """Bytes, in the order of MEMORY_TERMS.
 
     parameters: as forward and backward read them. gradients: their sum over microbatches, whole on every rank, and

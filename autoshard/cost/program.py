@@ -4,10 +4,12 @@ live."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 
-from autoshard.cost.compute import operator_seconds
+from autoshard.cost.compute import OperatorNeeds, operator_needs, seconds_of
+from autoshard.cost.software import COMPILED, Software
 from autoshard.graph.count import (
     backward_collectives,
     forward_collectives,
@@ -21,6 +23,9 @@ from autoshard.graph.recompute import kept_activations, replayed_activations, se
 from autoshard.graph.redistribute import local_bytes
 from autoshard.layout.mesh import TENSOR_PARALLEL_AXES
 from autoshard.spec.cluster import Device
+
+BACKWARD_OPERATORS = 2
+"""Launches of backward for each one of forward."""
 
 CollectiveSeconds = Callable[[str, tuple[str, ...], int], float]
 """(kind, axes, bytes of the larger buffer) -> seconds."""
@@ -68,6 +73,7 @@ class Part:
     kept_bytes: from forward to backward. replay_bytes: beyond that, while backward works through the largest recomputed
     segment. working_bytes: activations that the largest operator reads and writes; as many hold gradients in its
     backward. parameters: elements on one rank, by the axes over which their gradient is summed once a step.
+    host_s: of forward and of backward with recompute, what the host needs to launch their operators: neither is faster.
     """
 
     forward: Seconds
@@ -77,15 +83,21 @@ class Part:
     replay_bytes: float
     working_bytes: float
     parameters: Mapping[tuple[str, ...], int]
+    host_s: tuple[float, float] = (0.0, 0.0)
 
     @cached_property
     def forward_s(self) -> float:
-        return self.forward.total
+        return max(self.forward.total, self.host_s[0])
 
     @cached_property
     def backward_s(self) -> float:
         """With recompute."""
-        return self.recompute.total + self.backward.total
+        return max(self.recompute.total + self.backward.total, self.host_s[1])
+
+    @cached_property
+    def waiting_s(self) -> float:
+        """For the host, forward and backward."""
+        return self.forward_s + self.backward_s - self.forward.total - self.recompute.total - self.backward.total
 
     @cached_property
     def num_parameters(self) -> int:
@@ -93,53 +105,121 @@ class Part:
 
 
 @dataclass(frozen=True)
+class Recompute:
+    """What a named recompute set means for one program. repeated: [start, stop) steps that run forward again."""
+
+    repeated: tuple[tuple[int, int], ...]
+    kept_bytes: float
+    replay_bytes: float
+
+
+Issued = tuple[tuple[str, tuple[str, ...], int], ...]
+"""Collectives: kind, axes, bytes of the larger buffer."""
+
+
+@dataclass(frozen=True, eq=False)
+class ProgramWork:
+    """What each step of a program asks for, whatever the device: found once, priced as often as need be."""
+
+    program: Program
+    operators: tuple[tuple[OperatorNeeds, ...], ...]
+    forward: tuple[Issued, ...]
+    backward: tuple[Issued, ...]
+    working_bytes: float
+    parameters: Mapping[tuple[str, ...], int]
+    _recompute: dict[str, Recompute] = field(default_factory=dict)
+
+    def recompute(self, name: str) -> Recompute:
+        """Of one named recompute set: segments of it run forward again, up to where nothing more is needed."""
+        if name not in self._recompute:
+            repeated = [segment for segment in segments(self.program, name) if segment.recomputed]
+            self._recompute[name] = Recompute(
+                tuple((segment.start, segment.replay_stop) for segment in repeated),
+                sum(kept_activations(self.program, name).values()),
+                max((replayed_activations(self.program, segment) for segment in repeated), default=0.0),
+            )
+        return self._recompute[name]
+
+
+@dataclass(frozen=True)
 class PricedProgram:
     """A program with the forward and backward seconds of each of its steps."""
 
-    program: Program
+    work: ProgramWork
     forward: tuple[Seconds, ...]
     backward: tuple[Seconds, ...]
-    working_bytes: float
-    parameters: Mapping[tuple[str, ...], int]
+    software: Software
 
     def part(self, recompute: str) -> Part:
-        """Under one named recompute set: segments of it run forward again, up to where nothing more is needed."""
-        repeated = [segment for segment in segments(self.program, recompute) if segment.recomputed]
+        """Under one named recompute set."""
+        found, work = self.work.recompute(recompute), self.work
+        again = add_up(seconds for start, stop in found.repeated for seconds in self.forward[start:stop])
+        slower = self.software.replay_slowdown
+        if self.software is not COMPILED:
+            again = Seconds(again.compute * slower, again.attention * slower, *again.values[2:])
+        ahead = sum(map(len, work.operators))
+        replayed = sum(len(step) for start, stop in found.repeated for step in work.operators[start:stop])
+        launch_s = self.software.cpu_s_per_operator
         return Part(
             add_up(self.forward),
-            add_up(seconds for segment in repeated for seconds in self.forward[segment.start : segment.replay_stop]),
+            again,
             add_up(self.backward),
-            sum(kept_activations(self.program, recompute).values()),
-            max((replayed_activations(self.program, segment) for segment in repeated), default=0.0),
-            self.working_bytes,
-            self.parameters,
+            found.kept_bytes,
+            found.replay_bytes,
+            work.working_bytes,
+            work.parameters,
+            (launch_s * ahead, launch_s * (replayed + BACKWARD_OPERATORS * ahead)),
         )
 
 
-def price_program(program: Program, device: Device, dtype: str, collective_s: CollectiveSeconds) -> PricedProgram:
-    """Price every step: its operators on the device, and exactly the collectives that the program issues.
-
-    dtype: of the matrix products.
-    """
-    forward, backward = [], []
-    for step in program.steps:
-        ahead, back = _operators(program, step, device, dtype)
-        forward.append(add_up((ahead, _collectives(forward_collectives(program, step), collective_s))))
-        backward.append(add_up((back, _collectives(backward_collectives(program, step), collective_s))))
+def program_work(program: Program) -> ProgramWork:
+    """Of every step: its operators' needs, and exactly the collectives that it issues."""
     parameters: dict[tuple[str, ...], int] = {}
     for name, count in parameter_elements(program).items():
         axes = program.gradient_sync.get(name, ())
         parameters[axes] = parameters.get(axes, 0) + count
-    working = max((_working_bytes(program, step) for step in program.steps), default=0.0)
-    return PricedProgram(program, tuple(forward), tuple(backward), working, parameters)
+    return ProgramWork(
+        program,
+        tuple(tuple(operator_needs(program, one) for one in operator_steps(step)) for step in program.steps),
+        tuple(tuple(forward_collectives(program, step)) for step in program.steps),
+        tuple(tuple(backward_collectives(program, step)) for step in program.steps),
+        max((_working_bytes(program, step) for step in program.steps), default=0.0),
+        parameters,
+    )
 
 
-def _operators(program: Program, step: Step, device: Device, dtype: str) -> tuple[Seconds, Seconds]:
+def price_program(
+    work: ProgramWork, device: Device, dtype: str, collective_s: CollectiveSeconds, software: Software = COMPILED
+) -> PricedProgram:
+    """Price every step on a device. dtype: of the matrix products."""
+    peak, forward, backward = device.peak_flops_per_s(dtype), [], []
+    for operators, issued, issued_back in zip(work.operators, work.forward, work.backward, strict=True):
+        ahead, back = _operators(operators, device, peak, software)
+        if software.whole_logits and operators and operators[0].kind == "loss":
+            issued = (*issued, *_gathered_logits(work.program))
+        forward.append(add_up((ahead, _collectives(issued, collective_s))) if issued else ahead)
+        backward.append(add_up((back, _collectives(issued_back, collective_s))) if issued_back else back)
+    return PricedProgram(work, tuple(forward), tuple(backward), software)
+
+
+def _gathered_logits(program: Program) -> Issued:
+    """What a stack issues that gathers the logits before the loss."""
+    axes = tuple(axis for axis in program.axes if axis in TENSOR_PARALLEL_AXES)
+    if not axes:
+        return ()
+    logits = next(op.inputs[0] for op in program.graph.operators if op.kind == "cross_entropy")
+    shards = prod(program.axes[axis] for axis in axes)
+    return (("all_gather", axes, shards * local_bytes(program.graph, logits, program.states[logits], program.axes)),)
+
+
+def _operators(
+    operators: tuple[OperatorNeeds, ...], device: Device, peak: float, software: Software
+) -> tuple[Seconds, Seconds]:
     """(forward, backward) of the operators of a step."""
     compute, attention = [0.0, 0.0], [0.0, 0.0]
-    for one in operator_steps(step):
-        seconds = operator_seconds(program, one, device, dtype)
-        spent = attention if one.operator.kind == "attention" else compute
+    for needs in operators:
+        seconds = seconds_of(needs, device, peak, software)
+        spent = attention if needs.kind in ("flash", "plain") else compute
         spent[0] += seconds.forward
         spent[1] += seconds.backward
     return Seconds(compute[0], attention[0]), Seconds(compute[1], attention[1])

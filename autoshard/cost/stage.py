@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from autoshard.cost.collectives import collective_time_s, group_shape
-from autoshard.cost.program import Part, PricedProgram, Seconds, price_program
+from autoshard.cost.program import Part, PricedProgram, ProgramWork, Seconds, price_program, program_work
+from autoshard.cost.software import COMPILED, Software
 from autoshard.graph.recompute import RECOMPUTE_SETS
 from autoshard.layout.context_parallel import UNUSED, with_context_parallel
 from autoshard.layout.mesh import DATA_AXES, Mesh, build_mesh
-from autoshard.layout.sharding import stage_program
+from autoshard.layout.sharding import OperatorChoices, stage_program
 from autoshard.layout.strategy import Strategy
 from autoshard.models.stage import dim_sizes, stage_graph
 from autoshard.spec.cluster import Cluster
@@ -37,6 +38,7 @@ class LocalShape:
     sequence_parallel: bool
     attention_kernel: str
     context_parallel: str = UNUSED
+    operators: OperatorChoices = ()
 
 
 @dataclass(frozen=True)
@@ -70,14 +72,24 @@ def mesh_order(mesh: Mesh) -> tuple[tuple[str, int], ...]:
 
 
 @lru_cache(maxsize=4096)
-def stage_parts(model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: LocalShape, recompute: str) -> Parts:
+def stage_parts(
+    model: ModelSpec,
+    training: TrainingSpec,
+    cluster: Cluster,
+    shape: LocalShape,
+    recompute: str,
+    software: Software = COMPILED,
+) -> Parts:
     """What a stage of this local shape is made of."""
-    priced, embedding, head, tied = _priced_parts(model, training, cluster, shape)
+    priced, embedding, head, tied = _priced_parts(model, training, cluster, shape, software)
     block = priced.part(recompute)
     if FIRST_MODULE in RECOMPUTE_SETS[recompute]:
-        first = _first_block(model, training, cluster, shape).part(recompute)
+        first = _first_block(model, training, cluster, shape, software).part(recompute)
         tied = None if tied is None else _with_replay(tied, embedding, first, block)
         embedding = _with_replay(embedding, embedding, first, block)
+    if software.replays_head and recompute == "full":
+        head = replace(head, recompute=head.forward)
+        tied = None if tied is None else replace(tied, recompute=head.forward)
     inside = shape.cp * (shape.tp if shape.sequence_parallel else 1)
     elements = shape.microbatch_size * training.sequence_length * model.hidden_size // inside
     return Parts(
@@ -91,19 +103,21 @@ def stage_parts(model: ModelSpec, training: TrainingSpec, cluster: Cluster, shap
 
 @lru_cache(maxsize=256)
 def _priced_parts(
-    model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: LocalShape
+    model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: LocalShape, software: Software
 ) -> tuple[PricedProgram, Part, Part, Part | None]:
     """Block, embedding, head, and embedding with head where they share a table. Only blocks are ever recomputed."""
-    priced = stage_pricer(model, training, cluster, shape)
+    priced = stage_pricer(model, training, cluster, shape, software)
     embedding, head = priced(0, True, False).part("none"), priced(0, False, True).part("none")
     tied = priced(0, True, True).part("none") if model.tie_word_embeddings else None
     return priced(1, False, False), embedding, head, tied
 
 
 @lru_cache(maxsize=256)
-def _first_block(model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: LocalShape) -> PricedProgram:
+def _first_block(
+    model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: LocalShape, software: Software
+) -> PricedProgram:
     """The embedding and a block behind it."""
-    return stage_pricer(model, training, cluster, shape)(1, True, False)
+    return stage_pricer(model, training, cluster, shape, software)(1, True, False)
 
 
 def _with_replay(end: Part, embedding: Part, first_block: Part, block: Part) -> Part:
@@ -122,27 +136,55 @@ def _with_replay(end: Part, embedding: Part, first_block: Part, block: Part) -> 
 
 
 def stage_pricer(
-    model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: LocalShape
+    model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: LocalShape, software: Software = COMPILED
 ) -> Callable[[int, bool, bool], PricedProgram]:
     """(blocks, with embedding, with head) -> their program at this local shape, priced."""
-    mesh = stage_mesh(model, cluster, shape)
-    batch = shape.microbatch_size * mesh.size(DATA_AXES)
-    sizes = dim_sizes(model, batch, training.sequence_length, shape.tp, training.expert_capacity_factor)
-    dtype = training.precision.compute_dtype
-    order = mesh_order(mesh)
+    order = mesh_order(stage_mesh(model, cluster, shape))
+    dtype, slower = training.precision.compute_dtype, software.link_slowdown
+    kv_inner = cluster.layout_rules != "trn2"
 
     def collective_s(kind: str, axes: tuple[str, ...], size: int) -> float:
-        return collective_time_s(kind, size, group_shape(order, axes, cluster.devices_per_node), cluster)
+        return slower * collective_time_s(kind, size, group_shape(order, axes, cluster.devices_per_node), cluster)
 
     def priced(layers: int, first: bool, last: bool) -> PricedProgram:
-        graph = stage_graph(
-            model, sizes, range(layers), first, last, shape.attention_kernel, element_bytes=DTYPE_BYTES[dtype]
+        work = stage_work(
+            model,
+            training.sequence_length,
+            training.expert_capacity_factor,
+            dtype,
+            shape,
+            kv_inner,
+            layers,
+            first,
+            last,
         )
-        graph = with_context_parallel(graph, shape.context_parallel, shape.cp)
-        program = stage_program(graph, mesh.stage_axes, shape.sequence_parallel)
-        return price_program(program, cluster.device, dtype, collective_s)
+        return price_program(work, cluster.device, dtype, collective_s, software)
 
     return priced
+
+
+@lru_cache(maxsize=2048)
+def stage_work(
+    model: ModelSpec,
+    sequence_length: int,
+    capacity_factor: float,
+    dtype: str,
+    shape: LocalShape,
+    kv_inner: bool,
+    layers: int,
+    first: bool,
+    last: bool,
+) -> ProgramWork:
+    """What a stage of this local shape asks for. It does not depend on the devices, nor on how many replicas there are:
+    with 2, the program says which gradients they sum."""
+    mesh = build_mesh(shape.tp, 1, 2 * shape.ep, shape.cp, shape.ep, model.num_key_value_heads, kv_inner)
+    batch = shape.microbatch_size * mesh.size(DATA_AXES)
+    sizes = dim_sizes(model, batch, sequence_length, shape.tp, capacity_factor)
+    graph = stage_graph(
+        model, sizes, range(layers), first, last, shape.attention_kernel, element_bytes=DTYPE_BYTES[dtype]
+    )
+    graph = with_context_parallel(graph, shape.context_parallel, shape.cp)
+    return program_work(stage_program(graph, mesh.stage_axes, shape.sequence_parallel, shape.operators))
 
 
 def strategy_mesh(model: ModelSpec, cluster: Cluster, strategy: Strategy) -> Mesh:
@@ -151,7 +193,14 @@ def strategy_mesh(model: ModelSpec, cluster: Cluster, strategy: Strategy) -> Mes
     return build_mesh(s.tp, s.pp, s.dp, s.cp, s.ep, model.num_key_value_heads, cluster.layout_rules != "trn2")
 
 
-def strategy_parts(model: ModelSpec, training: TrainingSpec, cluster: Cluster, strategy: Strategy) -> Parts:
+def strategy_parts(
+    model: ModelSpec,
+    training: TrainingSpec,
+    cluster: Cluster,
+    strategy: Strategy,
+    software: Software = COMPILED,
+    operators: OperatorChoices = (),
+) -> Parts:
     """What its stages are made of."""
     shape = LocalShape(
         strategy.tp,
@@ -161,5 +210,6 @@ def strategy_parts(model: ModelSpec, training: TrainingSpec, cluster: Cluster, s
         strategy.sequence_parallel,
         strategy.attention_kernel,
         strategy.context_parallel,
+        operators,
     )
-    return stage_parts(model, training, cluster, shape, strategy.recompute)
+    return stage_parts(model, training, cluster, shape, strategy.recompute, software)

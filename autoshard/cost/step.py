@@ -10,6 +10,7 @@ from autoshard.cost.collectives import collective_time_s, group_shape
 from autoshard.cost.compute import memory_s
 from autoshard.cost.load import RankLoad, virtual_stage_s
 from autoshard.cost.memory import BUCKET_BYTES, owned_parameters, zero1_axes
+from autoshard.cost.software import COMPILED, Software
 from autoshard.cost.stage import Parts, mesh_order
 from autoshard.layout.mesh import Mesh
 from autoshard.layout.strategy import Strategy
@@ -43,6 +44,7 @@ def time_values(
     precision: Precision,
     mesh: Mesh,
     cluster: Cluster,
+    software: Software = COMPILED,
 ) -> tuple[float, ...]:
     """Seconds, in the order of TIME_TERMS. loads: one of each kind of pipeline rank.
 
@@ -56,12 +58,39 @@ def time_values(
     sizes = (strategy.schedule, mesh.pp, num_microbatches, vpp)
     pipeline_s = with_transfers_s = step_time_s(*sizes, *stages_s)
     if mesh.pp > 1:
-        with_transfers_s = step_time_s(*sizes, *stages_s, hop_s(parts, mesh, cluster))
+        transfer_s = software.link_slowdown * hop_s(parts, mesh, cluster)
+        if software.transfer_share is None:
+            with_transfers_s = step_time_s(*sizes, *stages_s, transfer_s)
+        else:
+            blocked_s = software.transfer_share * transfer_s
+            forward_s, backward_s = ([one + blocked_s for one in passes] for passes in stages_s)
+            with_transfers_s = step_time_s(*sizes, forward_s, backward_s)
     busiest = max(loads, key=lambda load: load.work_s + accumulation_s * load.num_parameters)
-    launches_s = 2 * vpp * num_microbatches * cluster.device.pass_launch_s
+    waiting_s = busiest.num_blocks * parts.block.waiting_s + sum(end.waiting_s for end in busiest.ends)
+    launches_s = num_microbatches * (2 * vpp * cluster.device.pass_launch_s + waiting_s)
     work = (*_work_values(busiest, num_microbatches, accumulation_s), launches_s)
-    after = max((_after_values(load, strategy.zero1, precision, mesh, cluster) for load in loads), key=sum)
+    after = max((_after_values(load, strategy.zero1, precision, mesh, cluster, software) for load in loads), key=sum)
+    if software is not COMPILED:
+        after = _overlapped(after, busiest, num_microbatches, software)
     return (*work, max(0.0, pipeline_s - sum(work)), with_transfers_s - pipeline_s, *after)
+
+
+def _overlapped(
+    after: tuple[float, ...], load: RankLoad, num_microbatches: int, software: Software
+) -> tuple[float, ...]:
+    """Data-parallel transfers hide behind a share of the last microbatch's backward and of the next one's forward; with
+    sharded parameters they run in every microbatch, twice the gathers, and hide behind a share of all its work."""
+    scatter_s, gather_s, other_s, update_s = after
+    window_s = software.overlap * load.work_s
+    if software.sharded_parameters or software.sharded_gradients:
+        gathers = 2 if software.sharded_parameters else 1 / num_microbatches
+        sent_s = num_microbatches * (scatter_s + gathers * gather_s)
+        exposed_s = max(0.0, sent_s - num_microbatches * window_s)
+    else:
+        sent_s = scatter_s + gather_s
+        exposed_s = max(0.0, sent_s - window_s)
+    share = exposed_s / (scatter_s + gather_s) if sent_s else 0.0
+    return share * scatter_s, share * gather_s, other_s, update_s + software.step_overhead_s
 
 
 def _work_values(load: RankLoad, num_microbatches: int, accumulation_s: float) -> tuple[float, ...]:
@@ -96,7 +125,9 @@ def hop_s(parts: Parts, mesh: Mesh, cluster: Cluster) -> float:
     return collective_time_s("send_recv", parts.hidden_bytes, group, cluster)
 
 
-def _after_values(load: RankLoad, zero1: bool, precision: Precision, mesh: Mesh, cluster: Cluster) -> tuple[float, ...]:
+def _after_values(
+    load: RankLoad, zero1: bool, precision: Precision, mesh: Mesh, cluster: Cluster, software: Software
+) -> tuple[float, ...]:
     """The last four terms.
 
     Sums over tensor-parallel axes come first (norms, replicated key-value heads), then one reduce-scatter of all
@@ -111,9 +142,8 @@ def _after_values(load: RankLoad, zero1: bool, precision: Precision, mesh: Mesh,
     def buckets_s(kind: str, axes: tuple[str, ...], size: float) -> float:
         shape = group_shape(order, tuple(sorted(axes)), cluster.devices_per_node)
         full, rest = divmod(size, BUCKET_BYTES)
-        return full * collective_time_s(kind, BUCKET_BYTES, shape, cluster) + collective_time_s(
-            kind, rest, shape, cluster
-        )
+        seconds = full * collective_time_s(kind, BUCKET_BYTES, shape, cluster)
+        return software.link_slowdown * (seconds + collective_time_s(kind, rest, shape, cluster))
 
     scatter_s = gather_s = other_s = 0.0
     counts: dict[tuple[str, ...], int] = {}

@@ -1,0 +1,63 @@
+"""The training stack that runs on the devices, as far as it changes what a step costs.
+
+How a stack behaves is stated (what it shards, overlaps, keeps); how well it does it is four fitted constants. The
+planner's own runtimes are `COMPILED`: neutral constants, nothing overlaps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, eq=False)
+class Software:
+    """A named stack on one family of devices.
+
+    Fitted to a stack, 1 or 0 where nothing is known:
+      compute_slowdown, link_slowdown: of all work on the device and of all transfers against the device's constants.
+      cpu_s_per_operator: the host needs that long to launch one; a pass lasts at least as long as its launches.
+      replay_slowdown: of recomputed forward work against the first one.
+    Fitted to a family of devices:
+      attention_efficiency: share of the peak that a flash kernel reaches; None: its products run like any others.
+      plain_attention_passes: times that attention without a flash kernel moves all scores, forward and backward.
+      misaligned_slowdown: of that attention's products where the head dim is no multiple of 8.
+      norm_passes: times that a norm moves its input and output; more than 1 where it is not one kernel.
+      loss_passes: times that the loss moves the logits.
+      transfer_share: of a transfer between stages, what each pass waits for; None: transfers run beside the work and
+      delay only what needs them.
+      matmul_speedup: of linear layers, such as by FP8, against the compute dtype's peak. cast_passes: times that their
+      inputs and outputs move besides, to be cast.
+      overlap: share of the work behind which data-parallel transfers hide.
+      step_overhead_s: once a step.
+    Stated:
+      whole_logits: every tensor-parallel rank gathers all logits and works on them.
+      replays_head: full recompute repeats the head as well.
+      sharded_parameters: FSDP (ZeRO-3): each microbatch gathers parameters for forward and for backward and scatters
+      gradients. sharded_gradients: ZeRO-2, which scatters them in each microbatch.
+    """
+
+    name: str
+    compute_slowdown: float = 1.0
+    link_slowdown: float = 1.0
+    cpu_s_per_operator: float = 0.0
+    replay_slowdown: float = 1.0
+    attention_efficiency: float | None = None
+    plain_attention_passes: tuple[float, float] = (1.0, 2.0)
+    misaligned_slowdown: float = 1.0
+    norm_passes: float = 1.0
+    loss_passes: float = 1.0
+    whole_logits: bool = False
+    replays_head: bool = False
+    transfer_share: float | None = None
+    matmul_speedup: float = 1.0
+    cast_passes: float = 0.0
+    overlap: float = 0.0
+    sharded_parameters: bool = False
+    sharded_gradients: bool = False
+    step_overhead_s: float = 0.0
+
+
+COMPILED = Software("compiled")
+"""Both backends of autoshard: one compiled graph a pass. Passes of plain attention set by hand to published Llama-2-7B
+results on trn1: the softmax is fused with the product before it and only the probabilities are written; backward, they
+are read and their gradient is written. Unfused it would be 4 and 7."""
