@@ -8,11 +8,23 @@ from types import ModuleType
 from autoshard.errors import AutoshardError
 from autoshard.graph.ir import Graph, GraphBuilder
 from autoshard.models.gpt2 import graph as gpt2
+from autoshard.models.gpt_neox import graph as gpt_neox
 from autoshard.models.llama import graph as llama
 from autoshard.models.mixtral import graph as mixtral
+from autoshard.models.qwen import graph as qwen
 from autoshard.spec.model import ModelSpec
 
-FAMILIES: dict[str, ModuleType] = {"llama": llama, "mistral": llama, "mixtral": mixtral, "gpt2": gpt2}
+FAMILIES: dict[str, ModuleType] = {
+    "llama": llama,
+    "mistral": llama,
+    "mixtral": mixtral,
+    "gpt2": gpt2,
+    "gpt_neox": gpt_neox,
+    "qwen2": llama,
+    "qwen3": llama,
+    "qwen2_moe": qwen,
+    "qwen3_moe": qwen,
+}
 """model_type -> module with `embedding(b, model)`, `block(b, model, x, layer, kernel)` and `head(b, model, x)`."""
 
 VOCABULARY_MULTIPLE = 8
@@ -49,6 +61,8 @@ def dim_sizes(model: ModelSpec, batch: int, seq: int, tp: int = 1, capacity_fact
         sizes["expert"] = model.num_local_experts
         share = seq * model.num_experts_per_tok / model.num_local_experts
         sizes["capacity"] = ceil(share * capacity_factor)
+    if model.shared_expert_intermediate_size:
+        sizes["shared_ffn"] = model.shared_expert_intermediate_size
     return sizes
 
 

@@ -121,11 +121,11 @@ class GraphBuilder:
         return self.operator("einsum", name, inputs, output, loops)
 
     def elementwise(self, function: str, name: str, *inputs: str) -> str:
-        """The first input has all dims; the others may lack leading ones (a bias)."""
+        """The first input has all dims; the others may lack some (a bias the leading ones, a gate the last)."""
         dims = self.dims(inputs[0])
         for tensor in inputs[1:]:
             have = self.dims(tensor)
-            assert dims[len(dims) - len(have) :] == have, (name, dims, have)
+            assert tuple(dim for dim in dims if dim in have) == have, (name, dims, have)
         return self.operator("elementwise", name, inputs, dims, dims, function=function)
 
     def _add(self, tensor: Tensor) -> str:

@@ -106,9 +106,12 @@ class Einsum(OperatorKind):
 
 
 class Elementwise(OperatorKind):
-    """add keeps nothing; silu_mul(gate, up) keeps both; gelu its input."""
+    """add keeps nothing; silu_mul(gate, up) keeps both; gelu its input.
 
-    FLOPS = {"add": 1.0, "silu_mul": 5.0, "gelu": 8.0}
+    gelu is the tanh approximation, gelu_erf the exact one; sigmoid_mul(x, gate) is x sigmoid(gate).
+    """
+
+    FLOPS = {"add": 1.0, "silu_mul": 5.0, "gelu": 8.0, "gelu_erf": 8.0, "sigmoid_mul": 5.0}
 
     def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
         return self.FLOPS[str(op.attributes["function"])] * prod(sizes[dim] for dim in op.loop_dims)

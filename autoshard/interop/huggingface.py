@@ -24,14 +24,20 @@ class _Defaults:
     rope_theta: float
     num_key_value_heads: int | None = None
     sliding_window: int | None = None
+    head_dim: int | None = None
 
 
 _DEFAULTS = {
     "llama": _Defaults(norm_eps=1e-6, rope_theta=10_000.0),
     "mistral": _Defaults(norm_eps=1e-6, rope_theta=10_000.0, num_key_value_heads=8, sliding_window=4096),
     "mixtral": _Defaults(norm_eps=1e-5, rope_theta=1_000_000.0, num_key_value_heads=8),
+    "qwen2": _Defaults(norm_eps=1e-6, rope_theta=10_000.0, num_key_value_heads=32, sliding_window=4096),
+    "qwen2_moe": _Defaults(norm_eps=1e-6, rope_theta=10_000.0, num_key_value_heads=16, sliding_window=4096),
+    "qwen3": _Defaults(norm_eps=1e-6, rope_theta=10_000.0, num_key_value_heads=32, sliding_window=4096, head_dim=128),
+    "qwen3_moe": _Defaults(norm_eps=1e-6, rope_theta=10_000.0, num_key_value_heads=4, sliding_window=4096),
 }
-SUPPORTED = (*_DEFAULTS, "gpt2")
+_QWEN = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
+SUPPORTED = (*_DEFAULTS, "gpt2", "gpt_neox")
 
 _UNSUPPORTED_VALUES: dict[str, tuple[tuple[str, object], ...]] = {
     "gpt2": (
@@ -82,7 +88,13 @@ def from_config(config: object, name: str) -> ModelSpec:
             f"quantization_config of {name} is not supported: give the config of the unquantised model"
         )
     fields = _Config(config, name)
-    return _gpt2(fields) if model_type == "gpt2" else _llama(fields, model_type)
+    match model_type:
+        case "gpt2":
+            return _gpt2(fields)
+        case "gpt_neox":
+            return _gpt_neox(fields)
+        case _:
+            return _llama(fields, model_type)
 
 
 class _Config:
@@ -130,20 +142,22 @@ class _Config:
 
 
 def _llama(config: _Config, model_type: str) -> ModelSpec:
-    """Llama, Mistral and Mixtral: one form, different defaults."""
+    """Llama, Mistral, Mixtral and Qwen: one form, different defaults."""
     defaults = _DEFAULTS[model_type]
     heads = config.integer("num_attention_heads", at_most=MOST_REPEATED)
     rope_theta, rope_scaling = _rope(config, defaults.rope_theta)
-    is_llama, is_moe = model_type == "llama", model_type in MOE_MODEL_TYPES
+    is_llama = model_type == "llama"
     return ModelSpec(
         name=config.name,
         model_type=model_type,
         hidden_size=config.value("hidden_size"),
-        intermediate_size=config.value("intermediate_size"),
+        intermediate_size=config.value(
+            "moe_intermediate_size" if model_type in ("qwen2_moe", "qwen3_moe") else "intermediate_size"
+        ),
         num_hidden_layers=config.value("num_hidden_layers"),
         num_attention_heads=heads,
         num_key_value_heads=config.value("num_key_value_heads", defaults.num_key_value_heads or heads),
-        head_dim=_head_dim(config, "hidden_size", "num_attention_heads"),
+        head_dim=_head_dim(config, "hidden_size", "num_attention_heads", defaults.head_dim),
         vocab_size=config.value("vocab_size"),
         max_position_embeddings=config.value("max_position_embeddings"),
         hidden_act=config.value("hidden_act", "silu"),
@@ -151,12 +165,66 @@ def _llama(config: _Config, model_type: str) -> ModelSpec:
         rope_theta=rope_theta,
         rope_scaling=rope_scaling,
         tie_word_embeddings=config.value("tie_word_embeddings", False),
-        sliding_window=None if is_llama else config.window(defaults.sliding_window),
-        attention_bias=is_llama and config.value("attention_bias", False),
+        sliding_window=None if is_llama else _window(config, model_type, defaults.sliding_window),
+        attention_bias=_attention_bias(config, model_type),
         mlp_bias=is_llama and config.value("mlp_bias", False),
-        num_local_experts=config.value("num_local_experts") if is_moe else 0,
-        num_experts_per_tok=config.value("num_experts_per_tok") if is_moe else 0,
+        **_experts(config, model_type),
     )
+
+
+def _attention_bias(config: _Config, model_type: str) -> Any:
+    match model_type:
+        case "llama" | "qwen3" | "qwen3_moe":
+            return config.value("attention_bias", False)
+        case "qwen2":
+            return True
+        case "qwen2_moe":
+            return config.value("qkv_bias", True)
+    return False
+
+
+def _window(config: _Config, model_type: str, default: int | None) -> Any:
+    """Qwen has a window only if use_sliding_window says so, and then on the layers from max_window_layers on."""
+    if model_type not in _QWEN:
+        return config.window(default)
+    if config.value("use_sliding_window", False) is False:
+        return None
+    if model_type == "qwen2_moe":
+        raise AutoshardError(f"use_sliding_window=True of {config.name} is not supported for qwen2_moe; False is")
+    window, first = config.window(default), 0 if model_type == "qwen3_moe" else config.value("max_window_layers", 28)
+    if window is None or (isinstance(first, int) and first >= config.integer("num_hidden_layers")):
+        return None
+    if first != 0:
+        raise AutoshardError(
+            f"max_window_layers={show(first)} of {config.name} is not supported with use_sliding_window=True: "
+            "all layers must be alike; 0 is"
+        )
+    return window
+
+
+def _experts(config: _Config, model_type: str) -> dict[str, Any]:
+    """Fields of ModelSpec that only a mixture of experts has; every layer must have one."""
+    if model_type not in MOE_MODEL_TYPES:
+        return {}
+    if model_type == "mixtral":
+        return {name: config.value(name) for name in ("num_local_experts", "num_experts_per_tok")}
+    sparse_step, dense = config.value("decoder_sparse_step", 1), config.value("mlp_only_layers", [])
+    if sparse_step != 1:
+        raise AutoshardError(
+            f"decoder_sparse_step={show(sparse_step)} of {config.name} is not supported: "
+            "every layer must have experts; 1 is"
+        )
+    if dense != []:
+        raise AutoshardError(
+            f"mlp_only_layers={show(dense)} of {config.name} is not supported: every layer must have experts; [] is"
+        )
+    shared = model_type == "qwen2_moe"
+    return {
+        "num_local_experts": config.value("num_experts"),
+        "num_experts_per_tok": config.value("num_experts_per_tok"),
+        "shared_expert_intermediate_size": config.value("shared_expert_intermediate_size") if shared else 0,
+        "norm_topk_prob": config.value("norm_topk_prob", False),
+    }
 
 
 def _gpt2(config: _Config) -> ModelSpec:
@@ -185,11 +253,52 @@ def _gpt2(config: _Config) -> ModelSpec:
     )
 
 
-def _head_dim(config: _Config, size_key: str, heads_key: str) -> int:
-    """head_dim where the config gives one, else the hidden size shared out over the heads."""
+def _gpt_neox(config: _Config) -> ModelSpec:
+    """GPT-NeoX and Pythia: LayerNorm and biases everywhere, rotary positions on a quarter of each head."""
+    heads = config.integer("num_attention_heads", at_most=MOST_REPEATED)
+    rope_theta, rope_scaling = _rope(config, config.positive("rotary_emb_base", 10_000.0), partial_is_known=True)
+    attention_bias = config.value("attention_bias", True)
+    if attention_bias is not True:
+        raise AutoshardError(f"attention_bias={show(attention_bias)} of {config.name} is not supported; True is")
+    return ModelSpec(
+        name=config.name,
+        model_type="gpt_neox",
+        hidden_size=config.value("hidden_size"),
+        intermediate_size=config.value("intermediate_size"),
+        num_hidden_layers=config.value("num_hidden_layers"),
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        head_dim=_head_dim(config, "hidden_size", "num_attention_heads"),
+        vocab_size=config.value("vocab_size"),
+        max_position_embeddings=config.value("max_position_embeddings"),
+        hidden_act=config.value("hidden_act", "gelu"),
+        norm_eps=config.positive("layer_norm_eps", 1e-5),
+        rope_theta=rope_theta,
+        rope_scaling=rope_scaling,
+        tie_word_embeddings=config.value("tie_word_embeddings", False),
+        sliding_window=None,
+        attention_bias=True,
+        mlp_bias=True,
+        partial_rotary_factor=_neox_rotary_part(config),
+        use_parallel_residual=config.value("use_parallel_residual", True),
+    )
+
+
+def _neox_rotary_part(config: _Config) -> float:
+    """rotary_pct, or under rope_parameters as transformers 5 writes it."""
+    part = config.rope().get("partial_rotary_factor")
+    part = config.value("rotary_pct", 0.25) if part is None else part
+    check_positive(config.name, "rotary_pct", part)
+    return float(part)
+
+
+def _head_dim(config: _Config, size_key: str, heads_key: str, default: int | None = None) -> int:
+    """head_dim where the config gives one, else the family's, else the hidden size shared out over the heads."""
     size, heads = config.integer(size_key), config.integer(heads_key, at_most=MOST_REPEATED)
     if config.gives("head_dim"):
         return config.integer("head_dim")
+    if default is not None:
+        return default
     if size % heads:
         fitting = ", ".join([str(count) for count in range(1, 2 * heads) if size % count == 0][-4:])
         raise AutoshardError(
@@ -198,7 +307,7 @@ def _head_dim(config: _Config, size_key: str, heads_key: str) -> int:
     return size // heads
 
 
-def _rope(config: _Config, default_theta: float) -> tuple[float, RopeScaling | None]:
+def _rope(config: _Config, default_theta: float, partial_is_known: bool = False) -> tuple[float, RopeScaling | None]:
     """rope_theta, and how it is stretched; both have moved between versions of transformers."""
     rope = config.rope()
     theta = rope.get("rope_theta")
@@ -208,7 +317,7 @@ def _rope(config: _Config, default_theta: float) -> tuple[float, RopeScaling | N
     partial = rope.get("partial_rotary_factor")
     if partial is None:
         partial = config.value("partial_rotary_factor", 1.0)
-    if partial != 1:
+    if partial != 1 and not partial_is_known:
         raise AutoshardError(f"partial_rotary_factor={show(partial)} of {config.name} is not supported; 1.0 is")
     rope_type = rope.get("rope_type", rope.get("type", "default"))
     if rope_type == "default":

@@ -42,7 +42,7 @@ def _along(op: Operator, axis: str, sequence_parallel: bool) -> str:
         if axis == "tp1":
             return "group" if "group" in op.loop_dims else REPLICATED
         return "kvhead"
-    for dim in ("ffn", "vocab"):
+    for dim in ("ffn", "shared_ffn", "vocab"):
         if dim in op.loop_dims:
             return dim
     return "seq" if sequence_parallel else INVARIANT

@@ -165,6 +165,7 @@ def _model(original: Plan, kept: dict[str, int], vocab_size: int) -> ModelSpec:
         vocab_size=vocab_size,
         max_position_embeddings=max(SEQUENCE_LENGTH, min(model.max_position_embeddings, 4 * SEQUENCE_LENGTH)),
         sliding_window=None if model.sliding_window is None else SEQUENCE_LENGTH // 2,
+        shared_expert_intermediate_size=2 * ffn if model.shared_expert_intermediate_size else 0,
         num_local_experts=min(model.num_local_experts, 4),
         num_experts_per_tok=min(model.num_experts_per_tok, 2),
     )

@@ -135,10 +135,11 @@ def kv_heads_are_shared_evenly(problem: Problem, draft: Draft) -> str | None:
 
 
 def tp_divides_ffn(problem: Problem, draft: Draft) -> str | None:
-    ffn = problem.model.intermediate_size
-    if ffn % draft.tp == 0:
-        return None
-    return f"tp={draft.tp} must divide intermediate_size={ffn} of {problem.model.name}"
+    model = problem.model
+    for field in ("intermediate_size", "shared_expert_intermediate_size"):
+        if getattr(model, field) % draft.tp:
+            return f"tp={draft.tp} must divide {field}={getattr(model, field)} of {model.name}"
+    return None
 
 
 def sequence_splits(problem: Problem, draft: Draft) -> str | None:

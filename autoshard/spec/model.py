@@ -13,10 +13,16 @@ ACTIVATIONS = {
     "mistral": ("silu",),
     "mixtral": ("silu",),
     "gpt2": ("gelu_new", "gelu_pytorch_tanh", "gelu"),
+    "gpt_neox": ("gelu", "gelu_fast", "gelu_new", "gelu_pytorch_tanh"),
+    "qwen2": ("silu",),
+    "qwen2_moe": ("silu",),
+    "qwen3": ("silu",),
+    "qwen3_moe": ("silu",),
 }
 """Per model_type, the values of hidden_act: silu stands in a gated MLP (three matrices), gelu in a plain one (two)."""
 MODEL_TYPES = tuple(ACTIVATIONS)
-MOE_MODEL_TYPES = ("mixtral",)
+MOE_MODEL_TYPES = ("mixtral", "qwen2_moe", "qwen3_moe")
+SHARED_EXPERT_MODEL_TYPES = ("qwen2_moe",)
 ROPE_TYPES = ("linear", "llama3")
 MOST_REPEATED = 10_000
 """Layers, heads or experts."""
@@ -61,11 +67,17 @@ class RopeScaling:
 class ModelSpec:
     """A decoder-only transformer. Sizes are counts of elements; dropout is not described (0 in all large pre-training).
 
-    model_type: llama | mistral | mixtral (RMSNorm, rotary positions, gated MLP) | gpt2 (LayerNorm, learned positions).
+    model_type: llama | mistral | mixtral | qwen2 | qwen2_moe | qwen3 | qwen3_moe (RMSNorm, rotary positions, gated MLP)
+    | gpt2 (LayerNorm, learned positions) | gpt_neox (LayerNorm, rotary positions on part of each head).
     num_key_value_heads: equal to num_attention_heads without grouped-query attention.
     intermediate_size: of one expert where there are experts.
     rope_theta: None means learned absolute positions, max_position_embeddings of them.
     sliding_window: keys that a query sees, itself included; None means all before it.
+    attention_bias: of all four projections, but of Qwen2's output projection, which never has one.
+    shared_expert_intermediate_size: of the expert that every token goes to besides its own; 0 without.
+    norm_topk_prob: whether the weights of a token's experts are made to add up to 1.
+    partial_rotary_factor: the part of each head, from its start, that rotary positions turn.
+    use_parallel_residual: attention and MLP both read the block's input, instead of one after the other.
     Raises AutoshardError where a field is not what the model_type can have.
     """
 
@@ -89,6 +101,10 @@ class ModelSpec:
     mlp_bias: bool
     num_local_experts: int = 0
     num_experts_per_tok: int = 0
+    shared_expert_intermediate_size: int = 0
+    norm_topk_prob: bool = True
+    partial_rotary_factor: float = 1.0
+    use_parallel_residual: bool = False
 
     def __post_init__(self) -> None:
         _check_fields(self)
@@ -99,6 +115,21 @@ class ModelSpec:
     def is_moe(self) -> bool:
         """Whether the MLP is a mixture of experts."""
         return self.num_local_experts > 0
+
+    @property
+    def output_projection_bias(self) -> bool:
+        """Whether attention's output projection has a bias, as the others do where attention_bias is set."""
+        return self.attention_bias and self.model_type not in ("qwen2", "qwen2_moe")
+
+    @property
+    def normalizes_heads(self) -> bool:
+        """Whether each head's query and key have an RMSNorm of their own."""
+        return self.model_type in ("qwen3", "qwen3_moe")
+
+    @property
+    def rotary_dim(self) -> int:
+        """Numbers of each head that rotary positions turn."""
+        return int(self.head_dim * self.partial_rotary_factor)
 
     @property
     def num_query_groups(self) -> int:
@@ -131,7 +162,9 @@ def _check_fields(model: ModelSpec) -> None:
         check_integer(of, field, getattr(model, field), at_most=MOST_REPEATED)
     for field in ("num_local_experts", "num_experts_per_tok"):
         check_integer(of, field, getattr(model, field), at_least=0, at_most=MOST_REPEATED)
-    for field in ("tie_word_embeddings", "attention_bias", "mlp_bias"):
+    check_integer(of, "shared_expert_intermediate_size", model.shared_expert_intermediate_size, at_least=0)
+    check_positive(of, "partial_rotary_factor", model.partial_rotary_factor)
+    for field in ("tie_word_embeddings", "attention_bias", "mlp_bias", "norm_topk_prob", "use_parallel_residual"):
         check_flag(of, field, getattr(model, field))
     check_positive(of, "norm_eps", model.norm_eps)
     if model.rope_theta is not None:
@@ -158,15 +191,26 @@ def _check_attention(model: ModelSpec) -> None:
         return
     if model.rope_theta is None:
         raise AutoshardError(f"model_type={model.model_type} of {model.name} needs a rope_theta, such as 10000.0")
-    if model.head_dim % 2:
+    if model.partial_rotary_factor > 1 or model.rotary_dim % 2 or model.rotary_dim == 0:
+        part = "" if model.partial_rotary_factor == 1 else f" times partial_rotary_factor={model.partial_rotary_factor}"
         raise AutoshardError(
-            f"head_dim={model.head_dim} of {model.name} must be even: rotary positions turn pairs of numbers"
+            f"head_dim={model.head_dim}{part} of {model.name} must be even: rotary positions turn pairs of numbers"
         )
 
 
 def _check_experts(model: ModelSpec) -> None:
     """Experts exactly where the model_type has them."""
     experts, chosen = model.num_local_experts, model.num_experts_per_tok
+    if model.shared_expert_intermediate_size and model.model_type not in SHARED_EXPERT_MODEL_TYPES:
+        raise AutoshardError(
+            f"shared_expert_intermediate_size={model.shared_expert_intermediate_size} of {model.name} must be 0: "
+            f"model_type={model.model_type} has no shared expert; {', '.join(SHARED_EXPERT_MODEL_TYPES)} has"
+        )
+    if model.use_parallel_residual and model.model_type != "gpt_neox":
+        raise AutoshardError(
+            f"use_parallel_residual=True of {model.name} must be False: model_type={model.model_type} "
+            "runs attention and MLP one after the other; gpt_neox can run them side by side"
+        )
     if model.model_type in MOE_MODEL_TYPES:
         if not 1 <= chosen <= experts:
             raise AutoshardError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autoshard.graph.ir import GraphBuilder
-from autoshard.models.llama.graph import HIDDEN, core_attention, cross_entropy
+from autoshard.models.llama.graph import HIDDEN, core_attention, cross_entropy, linear, with_bias
 from autoshard.spec.model import ModelSpec
 
 
@@ -26,18 +26,16 @@ def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) ->
     prefix = f"transformer.h.{layer}"
     x = _attention(b, model, x, prefix, kernel)
     b.module = "mlp_norm"
-    h = _layer_norm(b, model, f"{prefix}.ln_2", x)
+    h = layer_norm(b, model, f"{prefix}.ln_2", x)
     b.module = "mlp"
-    up = _linear(b, f"{prefix}.mlp.c_fc", h, "batch seq embed, ffn embed -> batch seq ffn", "ffn")
-    act = b.elementwise("gelu", f"{prefix}.mlp.act", up)
-    down = _linear(b, f"{prefix}.mlp.c_proj", act, "batch seq ffn, embed ffn -> batch seq embed", "embed")
+    down = plain_mlp(b, model, h, f"{prefix}.mlp", "c_fc", "c_proj")
     b.module = "residual"
     return b.elementwise("add", f"{prefix}.mlp_residual", x, down)
 
 
 def head(b: GraphBuilder, model: ModelSpec, x: str) -> str:
     b.module = "head"
-    h = _layer_norm(b, model, "transformer.ln_f", x)
+    h = layer_norm(b, model, "transformer.ln_f", x)
     table = "transformer.wte.weight" if model.tie_word_embeddings else "lm_head.weight"
     logits = b.einsum("lm_head", f"{HIDDEN}, vocab embed -> batch seq vocab", h, b.parameter(table, "vocab embed"))
     return cross_entropy(b, model, logits)
@@ -46,39 +44,39 @@ def head(b: GraphBuilder, model: ModelSpec, x: str) -> str:
 def _attention(b: GraphBuilder, model: ModelSpec, x: str, prefix: str, kernel: str) -> str:
     name = f"{prefix}.attn"
     b.module = "attention_norm"
-    h = _layer_norm(b, model, f"{prefix}.ln_1", x)
+    h = layer_norm(b, model, f"{prefix}.ln_1", x)
     b.module = "attention"
-    heads = {"q": "kvhead group headdim", "k": "kvhead headdim", "v": "kvhead headdim"}
-    products = {
-        part: b.einsum(
-            f"{name}.{part}_proj.matmul",
-            f"{HIDDEN}, {dims} embed -> batch seq {dims}",
-            h,
-            b.parameter(f"{name}.{part}_proj.weight", f"{dims} embed"),
-        )
-        for part, dims in heads.items()
-    }
-    q, k, v = (
-        b.elementwise("add", f"{name}.{part}_proj", product, b.parameter(f"{name}.{part}_proj.bias", heads[part]))
-        for part, product in products.items()
-    )
+    q, k, v = biased_heads(b, name, h)
     b.module = "core_attention"
     context = core_attention(b, model, f"{name}.core_attention", q, k, v, kernel)
     b.module = "attention"
     expression = "batch seq kvhead group headdim, embed kvhead group headdim -> batch seq embed"
-    out = _linear(b, f"{name}.c_proj", context, expression, "embed")
+    out = with_bias(b, f"{name}.c_proj", linear(b, f"{name}.c_proj", context, expression, True), "embed", True)
     b.module = "residual"
     return b.elementwise("add", f"{prefix}.attention_residual", x, out)
 
 
-def _linear(b: GraphBuilder, name: str, x: str, expression: str, out_dims: str) -> str:
-    """Matrix product plus bias; a contracted split is summed before the bias is added, once."""
-    weight_dims = expression.split(",")[1].split("->")[0].strip()
-    product = b.einsum(f"{name}.matmul", expression, x, b.parameter(f"{name}.weight", weight_dims))
-    return b.elementwise("add", name, product, b.parameter(f"{name}.bias", out_dims))
+def biased_heads(b: GraphBuilder, name: str, h: str) -> tuple[str, str, str]:
+    """Query, key and value; the products first: behind one another, they share one gathered input."""
+    heads = {"q_proj": "kvhead group headdim", "k_proj": "kvhead headdim", "v_proj": "kvhead headdim"}
+    products = {
+        part: linear(b, f"{name}.{part}", h, f"{HIDDEN}, {dims} embed -> batch seq {dims}", True)
+        for part, dims in heads.items()
+    }
+    q, k, v = (with_bias(b, f"{name}.{part}", products[part], dims, True) for part, dims in heads.items())
+    return q, k, v
 
 
-def _layer_norm(b: GraphBuilder, model: ModelSpec, name: str, x: str) -> str:
+def plain_mlp(b: GraphBuilder, model: ModelSpec, h: str, name: str, up_name: str, down_name: str) -> str:
+    """down(gelu(up(h))), with biases."""
+    up = linear(b, f"{name}.{up_name}", h, f"{HIDDEN}, ffn embed -> batch seq ffn", True)
+    function = "gelu_erf" if model.hidden_act == "gelu" else "gelu"
+    act = b.elementwise(function, f"{name}.act", with_bias(b, f"{name}.{up_name}", up, "ffn", True))
+    down = linear(b, f"{name}.{down_name}", act, "batch seq ffn, embed ffn -> batch seq embed", True)
+    return with_bias(b, f"{name}.{down_name}", down, "embed", True)
+
+
+def layer_norm(b: GraphBuilder, model: ModelSpec, name: str, x: str) -> str:
     weight, bias = (b.parameter(f"{name}.{part}", "embed") for part in ("weight", "bias"))
     dims = b.dims(x)
     return b.operator("norm", name, (x, weight, bias), dims, dims[:2], function="layer", eps=model.norm_eps)

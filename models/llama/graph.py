@@ -27,7 +27,7 @@ def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) ->
     b.module = "mlp_norm"
     h = rms_norm(b, model, f"{prefix}.post_attention_layernorm", x)
     b.module = "mlp"
-    down = gated_mlp(b, h, f"{prefix}.mlp")
+    down = gated_mlp(b, model, h, f"{prefix}.mlp")
     b.module = "residual"
     return b.elementwise("add", f"{prefix}.mlp_residual", x, down)
 
@@ -38,41 +38,51 @@ def attention(b: GraphBuilder, model: ModelSpec, x: str, prefix: str, kernel: st
     b.module = "attention_norm"
     h = rms_norm(b, model, f"{prefix}.input_layernorm", x)
     b.module = "attention"
-    q = _projection(b, model, f"{name}.q_proj", h, "kvhead group headdim")
-    k = _projection(b, model, f"{name}.k_proj", h, "kvhead headdim")
-    v = _projection(b, model, f"{name}.v_proj", h, "kvhead headdim")
-    q = _rope(b, model, f"{name}.q_rope", q)
-    k = _rope(b, model, f"{name}.k_rope", k)
+    heads = {"q_proj": "kvhead group headdim", "k_proj": "kvhead headdim", "v_proj": "kvhead headdim"}
+    # the products first: behind one another, they share one gathered input
+    products = {
+        part: linear(b, f"{name}.{part}", h, f"{HIDDEN}, {dims} embed -> batch seq {dims}", model.attention_bias)
+        for part, dims in heads.items()
+    }
+    q, k, v = (
+        with_bias(b, f"{name}.{part}", products[part], dims, model.attention_bias) for part, dims in heads.items()
+    )
+    if model.normalizes_heads:
+        q, k = (_head_norm(b, model, f"{name}.{part}", x) for part, x in (("q_norm", q), ("k_norm", k)))
+    q = rope(b, model, f"{name}.q_rope", q)
+    k = rope(b, model, f"{name}.k_rope", k)
     b.module = "core_attention"
     context = core_attention(b, model, f"{name}.core_attention", q, k, v, kernel)
     b.module = "attention"
-    out = b.einsum(
-        f"{name}.o_proj",
-        "batch seq kvhead group headdim, embed kvhead group headdim -> batch seq embed",
-        context,
-        b.parameter(f"{name}.o_proj.weight", "embed kvhead group headdim"),
-    )
+    expression = "batch seq kvhead group headdim, embed kvhead group headdim -> batch seq embed"
+    out = linear(b, f"{name}.o_proj", context, expression, model.output_projection_bias)
+    out = with_bias(b, f"{name}.o_proj", out, "embed", model.output_projection_bias)
     b.module = "residual"
     return b.elementwise("add", f"{prefix}.attention_residual", x, out)
 
 
-def gated_mlp(b: GraphBuilder, h: str, name: str) -> str:
-    """down(silu(gate(h)) * up(h))."""
-    gate, up = (
-        b.einsum(
-            f"{name}.{part}",
-            f"{HIDDEN}, ffn embed -> batch seq ffn",
-            h,
-            b.parameter(f"{name}.{part}.weight", "ffn embed"),
-        )
+def gated_mlp(b: GraphBuilder, model: ModelSpec, h: str, name: str, ffn: str = "ffn") -> str:
+    """down(silu(gate(h)) * up(h)). ffn: the dim that gate and up project to."""
+    bias = model.mlp_bias
+    products = {
+        part: linear(b, f"{name}.{part}", h, f"{HIDDEN}, {ffn} embed -> batch seq {ffn}", bias)
         for part in ("gate_proj", "up_proj")
-    )
-    return b.einsum(
-        f"{name}.down_proj",
-        "batch seq ffn, embed ffn -> batch seq embed",
-        b.elementwise("silu_mul", f"{name}.act_fn", gate, up),
-        b.parameter(f"{name}.down_proj.weight", "embed ffn"),
-    )
+    }
+    gate, up = (with_bias(b, f"{name}.{part}", product, ffn, bias) for part, product in products.items())
+    act = b.elementwise("silu_mul", f"{name}.act_fn", gate, up)
+    down = linear(b, f"{name}.down_proj", act, f"batch seq {ffn}, embed {ffn} -> batch seq embed", bias)
+    return with_bias(b, f"{name}.down_proj", down, "embed", bias)
+
+
+def linear(b: GraphBuilder, name: str, x: str, expression: str, bias: bool) -> str:
+    """The matrix product of a linear layer with the parameter `<name>.weight`; `with_bias` adds the bias."""
+    weight = b.parameter(f"{name}.weight", expression.split(",")[1].split("->")[0].strip())
+    return b.einsum(f"{name}.matmul" if bias else name, expression, x, weight)
+
+
+def with_bias(b: GraphBuilder, name: str, product: str, dims: str, bias: bool) -> str:
+    """A product that a contracted split left partial is summed before the bias is added, once."""
+    return b.elementwise("add", name, product, b.parameter(f"{name}.bias", dims)) if bias else product
 
 
 def head(b: GraphBuilder, model: ModelSpec, x: str) -> str:
@@ -117,15 +127,24 @@ def cross_entropy(b: GraphBuilder, model: ModelSpec, logits: str) -> str:
     )
 
 
-def _projection(b: GraphBuilder, model: ModelSpec, name: str, h: str, heads: str) -> str:
-    weight = b.parameter(f"{name}.weight", f"{heads} embed")
-    if not model.attention_bias:
-        return b.einsum(name, f"{HIDDEN}, {heads} embed -> batch seq {heads}", h, weight)
-    product = b.einsum(f"{name}.matmul", f"{HIDDEN}, {heads} embed -> batch seq {heads}", h, weight)
-    return b.elementwise("add", name, product, b.parameter(f"{name}.bias", heads))
+def _head_norm(b: GraphBuilder, model: ModelSpec, name: str, x: str) -> str:
+    """RMS norm of each head by itself, one weight for all."""
+    dims = b.dims(x)
+    weight = b.parameter(f"{name}.weight", "headdim")
+    return b.operator("norm", name, (x, weight), dims, dims[:-1], function="rms", eps=model.norm_eps)
 
 
-def _rope(b: GraphBuilder, model: ModelSpec, name: str, x: str) -> str:
+def rope(b: GraphBuilder, model: ModelSpec, name: str, x: str) -> str:
+    """rotary_dim: numbers of each head that turn, from its start; the others pass."""
     dims = b.dims(x)
     loops = tuple(dim for dim in dims if dim != "headdim")
-    return b.operator("rope", name, (x,), dims, loops, theta=model.rope_theta, scaling=model.rope_scaling)
+    return b.operator(
+        "rope",
+        name,
+        (x,),
+        dims,
+        loops,
+        theta=model.rope_theta,
+        scaling=model.rope_scaling,
+        rotary_dim=model.rotary_dim,
+    )

@@ -22,8 +22,19 @@ def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) ->
     return b.elementwise("add", f"{prefix}.mlp_residual", x, out)
 
 
-def mixture(b: GraphBuilder, model: ModelSpec, h: str, name: str) -> str:
-    """sum over the top k experts of gate * expert(h); slots per expert and sequence are the dim `capacity`."""
+def mixture(
+    b: GraphBuilder,
+    model: ModelSpec,
+    h: str,
+    name: str,
+    gate: str = "w1",
+    up: str = "w3",
+    down: str = "w2",
+) -> str:
+    """sum over the top k experts of weight * down(silu(gate(h)) * up(h)); slots per expert and sequence are `capacity`.
+
+    gate, up, down: what the family calls an expert's matrices.
+    """
     logits = b.einsum(
         f"{name}.gate",
         "batch seq embed, expert embed -> batch seq expert",
@@ -37,21 +48,22 @@ def mixture(b: GraphBuilder, model: ModelSpec, h: str, name: str) -> str:
         ("batch", "seq", "expert"),
         ("batch", "seq"),
         top_k=model.num_experts_per_tok,
+        normalized=model.norm_topk_prob,
     )
     slots = b.operator("dispatch", f"{name}.dispatch", (h, gates), (*SLOTS.split(), "embed"), ("batch", "embed"))
-    w1, w3 = (
+    gated, raised = (
         b.einsum(
             f"{name}.experts.{part}",
             f"{SLOTS} embed, expert ffn embed -> {SLOTS} ffn",
             slots,
             b.parameter(f"{name}.experts.{part}.weight", "expert ffn embed"),
         )
-        for part in ("w1", "w3")
+        for part in (gate, up)
     )
     answers = b.einsum(
-        f"{name}.experts.w2",
+        f"{name}.experts.{down}",
         f"{SLOTS} ffn, expert embed ffn -> {SLOTS} embed",
-        b.elementwise("silu_mul", f"{name}.experts.act_fn", w1, w3),
-        b.parameter(f"{name}.experts.w2.weight", "expert embed ffn"),
+        b.elementwise("silu_mul", f"{name}.experts.act_fn", gated, raised),
+        b.parameter(f"{name}.experts.{down}.weight", "expert embed ffn"),
     )
     return b.operator("combine", f"{name}.combine", (answers, gates), ("batch", "seq", "embed"), ("batch", "embed"))

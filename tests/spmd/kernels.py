@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import erf
 from typing import Any
 
 import numpy as np
@@ -129,10 +130,22 @@ def _gelu(x: Array) -> tuple[Array, tuple[Any, ...]]:
     return x * (1 + tanh) / 2, ((1 + tanh) / 2 + x / 2 * (1 - tanh**2) * root * (1 + 3 * 0.044715 * x**2),)
 
 
+def _gelu_erf(x: Array) -> tuple[Array, tuple[Any, ...]]:
+    below = (1 + np.vectorize(erf)(x / 2**0.5)) / 2
+    return x * below, (below + x * np.exp(-(x**2) / 2) / (2 * np.pi) ** 0.5,)
+
+
+def _sigmoid_mul(x: Array, gate: Array) -> tuple[Array, tuple[Any, ...]]:
+    sigmoid = _sigmoid(gate)
+    return x * sigmoid, (sigmoid, x * sigmoid * (1 - sigmoid))
+
+
 ELEMENTWISE: dict[str, Callable[..., tuple[Array, tuple[Any, ...]]]] = {
     "add": _add,
     "silu_mul": _silu_mul,
     "gelu": _gelu,
+    "gelu_erf": _gelu_erf,
+    "sigmoid_mul": _sigmoid_mul,
 }
 """Value, and the derivative by each input."""
 
@@ -169,17 +182,18 @@ def _frequencies(half: int, theta: float, scaling: RopeScaling | None) -> Array:
 def _rope(place: Place, x: Array) -> Result:
     dims = place.output_dims
     at = len(place.axes) + dims.index("seq")
-    half = x.shape[-1] // 2
+    half = place.attributes["rotary_dim"] // 2
     frequencies = _frequencies(half, float(place.attributes["theta"]), place.attributes["scaling"])
     angles = place.indices("seq", x.shape[at])[..., None] * frequencies
     angles = _spread(np.concatenate((angles, angles), -1), place, ("seq", "headdim"), dims)
     cos, sin = np.cos(angles), np.sin(angles)
 
-    def backward(grad: Array) -> Gradients:
-        turned = grad * sin
-        return (grad * cos + np.concatenate((turned[..., half:], -turned[..., :half]), -1),)
+    def turn(x: Array, sin: Array) -> Array:
+        first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+        turned = x[..., : 2 * half] * cos + np.concatenate((-second, first), -1) * sin
+        return np.concatenate((turned, rest), -1)
 
-    return x * cos + np.concatenate((-x[..., half:], x[..., :half]), -1) * sin, backward
+    return turn(x, sin), lambda grad: (turn(grad, -sin),)
 
 
 def _attention(place: Place, q: Array, k: Array, v: Array) -> Result:
@@ -258,11 +272,13 @@ def _top_k_gate(place: Place, logits: Array) -> Result:
     weights = weights / weights.sum(-1, keepdims=True)
     order = np.argsort(np.argsort(-weights, -1), -1)
     chosen = order < place.attributes["top_k"]
-    total = (weights * chosen).sum(-1, keepdims=True)
+    normalized = place.attributes["normalized"]
+    total = (weights * chosen).sum(-1, keepdims=True) if normalized else 1.0
     gates = weights * chosen / total
 
     def backward(grad: Array) -> Gradients:
-        by_weight = np.where(chosen, grad - (grad * gates).sum(-1, keepdims=True), 0) / total
+        common = (grad * gates).sum(-1, keepdims=True) if normalized else 0.0
+        by_weight = np.where(chosen, grad - common, 0) / total
         return (weights * (by_weight - (by_weight * weights).sum(-1, keepdims=True)),)
 
     return gates, backward

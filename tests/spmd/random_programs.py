@@ -143,7 +143,9 @@ def _random_transformer(rng: Random) -> Graph:
     if rng.random() < 0.5:
         hidden.append(_embedding(b, rng))
     for i in range(rng.randint(1, 4)):
-        part = rng.choice((_gated, _tied_mlp, _attention, _mixture, _linear_attention, _residual, _norm_of_hidden))
+        part = rng.choice(
+            (_gated, _tied_mlp, _attention, _mixture, _linear_attention, _residual, _gated_token, _norm_of_hidden)
+        )
         hidden.append(part(b, rng, f"p{i}", rng.choice(hidden[-2:]), rng.choice(hidden)))
     if rng.random() < 0.5:
         table = b.parameter("embed.weight" if rng.random() < 0.7 else "head.weight", "vocab embed")
@@ -177,6 +179,12 @@ def _residual(b: GraphBuilder, rng: Random, name: str, x: str, y: str) -> str:
     return b.elementwise("add", name, x, y, *((b.parameter(f"{name}.bias", "embed"),) if rng.random() < 0.5 else ()))
 
 
+def _gated_token(b: GraphBuilder, rng: Random, name: str, x: str, y: str) -> str:
+    """One number for each token, as the shared expert of Qwen 2 has."""
+    gate = b.einsum(f"{name}.gate", f"{HIDDEN}, embed -> batch seq", y, b.parameter(f"{name}.w", "embed"))
+    return b.elementwise("sigmoid_mul", name, x, gate)
+
+
 def _norm_of_hidden(b: GraphBuilder, rng: Random, name: str, x: str, y: str) -> str:
     return _norm(b, rng, name, x)
 
@@ -195,7 +203,7 @@ def _tied_mlp(b: GraphBuilder, rng: Random, name: str, x: str, y: str) -> str:
     weight = b.parameter("shared.weight", "ffn embed")
     up = b.einsum(f"{name}.up", f"{HIDDEN}, ffn embed -> batch seq ffn", x, weight)
     up = b.elementwise("add", f"{name}.biased", up, b.parameter(f"{name}.bias", "ffn"))
-    act = b.elementwise("gelu", f"{name}.act", up)
+    act = b.elementwise(rng.choice(("gelu", "gelu_erf")), f"{name}.act", up)
     return b.einsum(f"{name}.down", f"batch seq ffn, ffn embed -> {HIDDEN}", act, weight)
 
 
@@ -212,7 +220,7 @@ def _attention(b: GraphBuilder, rng: Random, name: str, x: str, y: str) -> str:
         for part, dims in heads.items()
     )
     if rng.random() < 0.5:
-        q, k = (_rope(b, f"{one}.rope", one) for one in (q, k))
+        q, k = (_rope(b, rng, f"{one}.rope", one) for one in (q, k))
     context = b.operator(
         "attention",
         f"{name}.core",
@@ -227,16 +235,25 @@ def _attention(b: GraphBuilder, rng: Random, name: str, x: str, y: str) -> str:
     return b.einsum(f"{name}.o", expression, context, out)
 
 
-def _rope(b: GraphBuilder, name: str, x: str) -> str:
+def _rope(b: GraphBuilder, rng: Random, name: str, x: str) -> str:
     dims = b.dims(x)
-    return b.operator("rope", name, (x,), dims, dims[:-1], theta=100.0, scaling=None)
+    turned = rng.choice((2, 4))
+    return b.operator("rope", name, (x,), dims, dims[:-1], theta=100.0, scaling=None, rotary_dim=turned)
 
 
 def _mixture(b: GraphBuilder, rng: Random, name: str, x: str, y: str) -> str:
     router = b.parameter(f"{name}.router", "expert embed")
     logits = b.einsum(f"{name}.gate", f"{HIDDEN}, expert embed -> batch seq expert", y, router)
     dims, slots = ("batch", "seq", "expert"), "batch expert capacity"
-    gates = b.operator("top_k_gate", f"{name}.top_k", (logits,), dims, dims[:2], top_k=rng.choice((1, 2)))
+    gates = b.operator(
+        "top_k_gate",
+        f"{name}.top_k",
+        (logits,),
+        dims,
+        dims[:2],
+        top_k=rng.choice((1, 2)),
+        normalized=rng.random() < 0.5,
+    )
     x = b.operator("dispatch", f"{name}.dispatch", (x, gates), (*slots.split(), "embed"), ("batch", "embed"))
     w1, w2 = b.parameter(f"{name}.w1", "expert ffn embed"), b.parameter(f"{name}.w2", "expert embed ffn")
     up = b.einsum(f"{name}.up", f"{slots} embed, expert ffn embed -> {slots} ffn", x, w1)

@@ -13,6 +13,7 @@ from autoshard.errors import AutoshardError
 from autoshard.interop.huggingface import from_config, read_config
 from autoshard.interop.json_file import read_json
 from autoshard.models import builtin_models, load_model
+from autoshard.models.stage import parameter_count
 from autoshard.spec.model import ModelSpec, RopeScaling
 
 LLAMA: dict[str, Any] = {
@@ -34,6 +35,9 @@ GPT2: dict[str, Any] = {
 }
 
 
+FAMILIES = "llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe, gpt2, gpt_neox"
+
+
 def parameters(model: ModelSpec) -> int:
     """Closed formula, independent of the graph."""
     hidden, ffn, layers = model.hidden_size, model.intermediate_size, model.num_hidden_layers
@@ -44,9 +48,19 @@ def parameters(model: ModelSpec) -> int:
         return vocabulary + model.max_position_embeddings * hidden + layers * block + 2 * hidden
     queries, keys = model.num_attention_heads * model.head_dim, model.num_key_value_heads * model.head_dim
     attention = 2 * hidden * queries + 2 * hidden * keys
+    if model.model_type == "gpt_neox":  # as GPT-2, without positions and with a head of its own
+        block = (attention + 4 * hidden) + (2 * hidden * ffn + ffn + hidden) + 4 * hidden
+        return vocabulary + layers * block + 2 * hidden
+    if model.model_type in ("qwen2", "qwen2_moe"):  # biases of q, k and v
+        attention += queries + 2 * keys
+    if model.model_type in ("qwen3", "qwen3_moe"):  # a norm of a head's queries and one of its keys
+        attention += 2 * model.head_dim
     experts = max(1, model.num_local_experts)
     router = hidden * model.num_local_experts
-    return vocabulary + layers * (attention + router + experts * 3 * hidden * ffn + 2 * hidden) + hidden
+    shared = 3 * hidden * model.shared_expert_intermediate_size
+    shared_gate = hidden if shared else 0
+    mixture = router + experts * 3 * hidden * ffn + shared + shared_gate
+    return vocabulary + layers * (attention + mixture + 2 * hidden) + hidden
 
 
 @pytest.mark.parametrize(
@@ -64,14 +78,21 @@ def parameters(model: ModelSpec) -> int:
         ("mistral-7b", 7_241_732_096),
         ("mixtral-8x7b", 46_702_792_704),
         ("mixtral-8x22b", 140_620_634_112),
+        ("gpt-neox-20b", 20_554_567_680),
+        ("qwen2-7b", 7_615_616_512),
+        ("qwen2-57b-a14b", 57_408_658_944),
+        ("qwen2.5-72b", 72_706_203_648),
+        ("qwen3-8b", 8_190_735_360),
+        ("qwen3-32b", 32_762_123_264),
+        ("qwen3-30b-a3b", 30_532_122_624),
     ],
 )
 def test_builtin_model_has_the_published_number_of_parameters(name: str, count: int) -> None:
-    assert parameters(load_model(name)) == count
+    assert parameters(load_model(name)) == parameter_count(load_model(name)) == count
 
 
 def test_every_builtin_model_loads_under_its_own_name() -> None:
-    assert len(builtin_models()) == 12
+    assert len(builtin_models()) == 19
     assert [load_model(name).name for name in builtin_models()] == sorted(builtin_models())
 
 
@@ -103,6 +124,83 @@ def test_gpt2_has_biases_learned_positions_and_a_tied_head() -> None:
     assert model.attention_bias
     assert model.mlp_bias
     assert from_config({**GPT2, "n_inner": 1024}, "narrow").intermediate_size == 1024
+
+
+QWEN2_MOE: dict[str, Any] = {
+    **LLAMA,
+    "model_type": "qwen2_moe",
+    "num_experts": 60,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 1408,
+    "shared_expert_intermediate_size": 5632,
+}
+GPT_NEOX: dict[str, Any] = {**LLAMA, "model_type": "gpt_neox"}
+
+
+def test_what_qwen_configs_leave_out() -> None:
+    qwen2 = from_config({**LLAMA, "model_type": "qwen2"}, "bare")
+    assert (qwen2.attention_bias, qwen2.output_projection_bias, qwen2.normalizes_heads) == (True, False, False)
+    assert (qwen2.sliding_window, qwen2.num_key_value_heads, qwen2.head_dim) == (None, 32, 128)
+    qwen3 = from_config({**LLAMA, "model_type": "qwen3", "num_attention_heads": 64}, "bare")
+    assert (qwen3.attention_bias, qwen3.normalizes_heads, qwen3.head_dim) == (False, True, 128)
+    moe = from_config(QWEN2_MOE, "bare")
+    assert (moe.num_local_experts, moe.intermediate_size, moe.shared_expert_intermediate_size) == (60, 1408, 5632)
+    assert (moe.norm_topk_prob, moe.num_key_value_heads, moe.is_moe) == (False, 16, True)
+    moe = from_config({**QWEN2_MOE, "model_type": "qwen3_moe", "norm_topk_prob": True}, "bare")
+    assert (moe.norm_topk_prob, moe.shared_expert_intermediate_size, moe.num_key_value_heads) == (True, 0, 4)
+
+
+def test_qwen_has_a_window_only_where_it_says_so() -> None:
+    windowed = {**LLAMA, "model_type": "qwen2", "sliding_window": 128, "use_sliding_window": True}
+    assert from_config({**windowed, "max_window_layers": 0}, "m").sliding_window == 128
+    assert from_config({**windowed, "max_window_layers": 32}, "m").sliding_window is None
+    assert from_config({**windowed, "use_sliding_window": False}, "m").sliding_window is None
+    assert from_config({**windowed, **QWEN2_MOE, "model_type": "qwen3_moe"}, "m").sliding_window == 128
+
+
+def test_what_a_gpt_neox_config_leaves_out() -> None:
+    model = from_config(GPT_NEOX, "bare")
+    assert (model.partial_rotary_factor, model.rotary_dim, model.use_parallel_residual) == (0.25, 32, True)
+    assert (model.hidden_act, model.norm_eps, model.rope_theta) == ("gelu", 1e-5, 10_000.0)
+    assert (model.attention_bias, model.mlp_bias, model.tie_word_embeddings) == (True, True, False)
+    newer = {"rope_parameters": {"rope_type": "default", "rope_theta": 5e4, "partial_rotary_factor": 0.5}}
+    model = from_config({**GPT_NEOX, **newer, "use_parallel_residual": False}, "pythia")
+    assert (model.rotary_dim, model.rope_theta, model.use_parallel_residual) == (64, 5e4, False)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        (
+            {**QWEN2_MOE, "decoder_sparse_step": 2},
+            "decoder_sparse_step=2 of m is not supported: every layer must have experts; 1 is",
+        ),
+        (
+            {**QWEN2_MOE, "mlp_only_layers": [0]},
+            "mlp_only_layers=a list of 1 of m is not supported: every layer must have experts; [] is",
+        ),
+        (
+            {**QWEN2_MOE, "use_sliding_window": True},
+            "use_sliding_window=True of m is not supported for qwen2_moe; False is",
+        ),
+        (
+            {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 28},
+            "max_window_layers=28 of m is not supported with use_sliding_window=True: all layers must be alike; 0 is",
+        ),
+        ({**GPT_NEOX, "attention_bias": False}, "attention_bias=False of m is not supported; True is"),
+        (
+            {**GPT_NEOX, "rotary_pct": 0.2578125},
+            (
+                "head_dim=128 times partial_rotary_factor=0.2578125 of m must be even: "
+                "rotary positions turn pairs of numbers"
+            ),
+        ),
+    ],
+)
+def test_what_a_family_cannot_have_is_named(fields: dict[str, Any], text: str) -> None:
+    with pytest.raises(AutoshardError) as raised:
+        from_config({**LLAMA, **fields}, "m")
+    assert str(raised.value) == text
 
 
 def test_a_head_dim_of_its_own_need_not_fill_the_hidden_size() -> None:
@@ -143,8 +241,8 @@ def test_other_rope() -> None:
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"model_type": "bert"}, "model_type='bert' of m is not supported; supported: llama, mistral, mixtral, gpt2"),
-        ({"model_type": None}, "model_type=None of m is not supported; supported: llama, mistral, mixtral, gpt2"),
+        ({"model_type": "bert"}, f"model_type='bert' of m is not supported; supported: {FAMILIES}"),
+        ({"model_type": None}, f"model_type=None of m is not supported; supported: {FAMILIES}"),
         ({"hidden_size": None}, "hidden_size is missing from the config of m"),
         (
             {"hidden_size": "4096"},
@@ -208,7 +306,7 @@ def test_an_unknown_name_suggests_close_ones() -> None:
     )
     with pytest.raises(AutoshardError) as raised:
         load_model("\0")
-    assert str(raised.value).startswith("model='\\x00' is not known (known: gpt3-175b, ")
+    assert str(raised.value).startswith("model='\\x00' is not known (known: gpt-neox-20b, ")
 
 
 def test_a_wrong_field_in_a_file_is_named_with_the_file(tmp_path: Path) -> None:

@@ -34,6 +34,9 @@ SMALL = ModelSpec(
 LLAMA3 = RopeScaling("llama3", 8.0, 1.0, 4.0, 8192)
 
 
+FAMILIES = "llama, mistral, mixtral, gpt2, gpt_neox, qwen2, qwen2_moe, qwen3, qwen3_moe"
+
+
 def changed(**fields: Any) -> ModelSpec:
     return dataclasses.replace(SMALL, **fields)
 
@@ -49,8 +52,22 @@ def test_eight_query_heads_on_two_key_value_heads_are_groups_of_four() -> None:
     [
         ({"name": ""}, "name='' of the model must be 1 to 200 printable characters"),
         ({"name": "a\nb"}, "name='a\\nb' of the model must be 1 to 200 printable characters"),
-        ({"model_type": "bert"}, "model_type='bert' of small must be one of: llama, mistral, mixtral, gpt2"),
-        ({"model_type": ["llama"]}, "model_type=a list of 1 of small must be one of: llama, mistral, mixtral, gpt2"),
+        ({"model_type": "bert"}, f"model_type='bert' of small must be one of: {FAMILIES}"),
+        ({"model_type": ["llama"]}, f"model_type=a list of 1 of small must be one of: {FAMILIES}"),
+        (
+            {"shared_expert_intermediate_size": 8},
+            (
+                "shared_expert_intermediate_size=8 of small must be 0: "
+                "model_type=llama has no shared expert; qwen2_moe has"
+            ),
+        ),
+        (
+            {"use_parallel_residual": True},
+            (
+                "use_parallel_residual=True of small must be False: model_type=llama runs attention and MLP "
+                "one after the other; gpt_neox can run them side by side"
+            ),
+        ),
         ({"hidden_act": "relu"}, "hidden_act='relu' of small must be one of: silu"),
         (
             {"hidden_size": "64"},
@@ -98,7 +115,7 @@ def test_eight_query_heads_on_two_key_value_heads_are_groups_of_four() -> None:
             {"num_local_experts": 8, "num_experts_per_tok": 2},
             (
                 "num_local_experts=8 and num_experts_per_tok=2 of small must be 0: "
-                "model_type=llama has no experts; mixtral has"
+                "model_type=llama has no experts; mixtral, qwen2_moe, qwen3_moe has"
             ),
         ),
         (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
@@ -65,13 +66,23 @@ def _einsum(context: Context, step: OperatorStep) -> Kernel:
     return lambda x, w: torch.einsum(equation, x, w)
 
 
+_ELEMENTWISE: dict[str, Kernel] = {
+    "add": lambda *terms: reduce(torch.add, terms),
+    "silu_mul": lambda gate, up: F.silu(gate) * up,
+    "gelu": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_erf": lambda x: F.gelu(x),
+    "sigmoid_mul": lambda x, gate: x * torch.sigmoid(gate),
+}
+
+
 def _elementwise(context: Context, step: OperatorStep) -> Kernel:
-    functions: dict[str, Kernel] = {
-        "add": torch.add,
-        "silu_mul": lambda gate, up: F.silu(gate) * up,
-        "gelu": lambda x: F.gelu(x, approximate="tanh"),
-    }
-    return functions[str(step.operator.attributes["function"])]
+    op = step.operator
+    function, dims = _ELEMENTWISE[str(op.attributes["function"])], context.dims(op.output)
+    inputs = [context.dims(name) for name in op.inputs]
+    if all(dims[len(dims) - len(have) :] == have for have in inputs):
+        return function
+    indices = [tuple(slice(None) if dim in have else None for dim in dims) for have in inputs]
+    return lambda *values: function(*(x[index] for x, index in zip(values, indices, strict=True)))
 
 
 def _norm(context: Context, step: OperatorStep) -> Kernel:
@@ -83,9 +94,9 @@ def _norm(context: Context, step: OperatorStep) -> Kernel:
     return lambda x, weight, bias: F.layer_norm(x, size, weight, bias, eps)
 
 
-def rope_frequencies(head_dim: int, theta: float, scaling: Any) -> torch.Tensor:
-    """Inverse frequencies [head_dim / 2]; 'linear' and 'llama3' scaling as in transformers' rope utilities."""
-    frequencies = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+def rope_frequencies(rotary_dim: int, theta: float, scaling: Any) -> torch.Tensor:
+    """Inverse frequencies [rotary_dim / 2]; 'linear' and 'llama3' scaling as in transformers' rope utilities."""
+    frequencies = 1.0 / theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim)
     if scaling is None:
         return frequencies
     if scaling.rope_type == "linear":
@@ -102,7 +113,8 @@ def _rope(context: Context, step: OperatorStep) -> Kernel:
     op = step.operator
     dims = context.dims(op.output)
     positions = context.positions(step).double()
-    frequencies = rope_frequencies(context.graph.sizes["headdim"], op.attributes["theta"], op.attributes["scaling"])  # type: ignore[arg-type]
+    turned: Any = op.attributes["rotary_dim"]
+    frequencies = rope_frequencies(turned, op.attributes["theta"], op.attributes["scaling"])  # type: ignore[arg-type]
     angles = torch.outer(positions, frequencies).repeat(1, 2)
     shape = [1] * len(dims)
     shape[dims.index("seq")], shape[-1] = angles.shape
@@ -117,7 +129,9 @@ def _rope(context: Context, step: OperatorStep) -> Kernel:
         first, second = x.chunk(2, -1)
         return x * cos + torch.cat((-second, first), -1) * sin
 
-    return rotate
+    if turned == context.graph.sizes["headdim"]:
+        return rotate
+    return lambda x: torch.cat((rotate(x[..., :turned]), x[..., turned:]), -1)
 
 
 def _embedding(context: Context, step: OperatorStep) -> Kernel:
@@ -194,7 +208,8 @@ def _top_k_gate(context: Context, step: OperatorStep) -> Kernel:
     def gate(logits: torch.Tensor) -> torch.Tensor:
         weights = torch.softmax(logits, -1, dtype=torch.promote_types(logits.dtype, torch.float32))
         best, experts = weights.topk(top_k, -1)
-        best = best / best.sum(-1, keepdim=True)
+        if step.operator.attributes["normalized"]:
+            best = best / best.sum(-1, keepdim=True)
         return torch.zeros_like(weights).scatter(-1, experts, best).to(logits.dtype)
 
     return gate

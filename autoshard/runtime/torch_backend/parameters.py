@@ -14,7 +14,9 @@ from autoshard.spec.model import ModelSpec
 
 INIT_STD = 0.02
 """GPT-2's and Llama's initializer_range."""
-_RESIDUAL_PROJECTIONS = ("o_proj.weight", "down_proj.weight", "c_proj.weight", "w2.weight")
+_RESIDUAL_PROJECTIONS = tuple(
+    f"{name}.weight" for name in ("o_proj", "down_proj", "c_proj", "w2", "attention.dense", "dense_4h_to_h")
+)
 
 
 def initial_parameter(model: ModelSpec, tensor: Tensor, sizes: Mapping[str, int], seed: int) -> torch.Tensor:
@@ -25,7 +27,7 @@ def initial_parameter(model: ModelSpec, tensor: Tensor, sizes: Mapping[str, int]
     shape = [sizes[dim] for dim in tensor.dims]
     if tensor.name.endswith(".bias"):
         return torch.zeros(shape)
-    if tensor.dims == ("embed",):
+    if _is_norm(tensor.name):
         return torch.ones(shape)
     std = INIT_STD
     if tensor.name.endswith(_RESIDUAL_PROJECTIONS):
@@ -37,6 +39,12 @@ def initial_parameter(model: ModelSpec, tensor: Tensor, sizes: Mapping[str, int]
     if published != shape:
         value = torch.cat((value, torch.zeros(shape[0] - published[0], *shape[1:])))
     return value
+
+
+def _is_norm(name: str) -> bool:
+    """'model.layers.3.self_attn.q_norm.weight', 'transformer.h.0.ln_1.weight'."""
+    module = name.split(".")[-2]
+    return module.endswith("norm") or module.startswith("ln_")
 
 
 def local_piece(

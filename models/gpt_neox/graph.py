@@ -1,0 +1,53 @@
+"""GPT-NeoX as operators over named dims. The fused query_key_value is written as its three projections."""
+
+from __future__ import annotations
+
+from autoshard.graph.ir import GraphBuilder
+from autoshard.models.gpt2.graph import biased_heads, layer_norm, plain_mlp
+from autoshard.models.llama.graph import HIDDEN, core_attention, cross_entropy, linear, rope, with_bias
+from autoshard.spec.model import ModelSpec
+
+
+def embedding(b: GraphBuilder, model: ModelSpec) -> str:
+    b.module = "embedding"
+    table = b.parameter("gpt_neox.embed_in.weight", "vocab embed")
+    ids = b.index_input("input_ids", "batch seq")
+    return b.operator(
+        "embedding", "gpt_neox.embed_in", (ids, table), ("batch", "seq", "embed"), ("batch", "seq", "vocab", "embed")
+    )
+
+
+def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
+    """x + attention(norm(x)) + mlp(norm(x)); without the parallel residual the MLP reads the sum of the first two."""
+    prefix = f"gpt_neox.layers.{layer}"
+    attended = _attention(b, model, x, prefix, kernel)
+    if not model.use_parallel_residual:
+        b.module = "residual"
+        x = b.elementwise("add", f"{prefix}.attention_residual", x, attended)
+    b.module = "mlp_norm"
+    h = layer_norm(b, model, f"{prefix}.post_attention_layernorm", x)
+    b.module = "mlp"
+    down = plain_mlp(b, model, h, f"{prefix}.mlp", "dense_h_to_4h", "dense_4h_to_h")
+    b.module = "residual"
+    return b.elementwise("add", f"{prefix}.residual", x, down, *((attended,) if model.use_parallel_residual else ()))
+
+
+def head(b: GraphBuilder, model: ModelSpec, x: str) -> str:
+    b.module = "head"
+    h = layer_norm(b, model, "gpt_neox.final_layer_norm", x)
+    table = b.parameter("gpt_neox.embed_in.weight" if model.tie_word_embeddings else "embed_out.weight", "vocab embed")
+    return cross_entropy(b, model, b.einsum("embed_out", f"{HIDDEN}, vocab embed -> batch seq vocab", h, table))
+
+
+def _attention(b: GraphBuilder, model: ModelSpec, x: str, prefix: str, kernel: str) -> str:
+    name = f"{prefix}.attention"
+    b.module = "attention_norm"
+    h = layer_norm(b, model, f"{prefix}.input_layernorm", x)
+    b.module = "attention"
+    q, k, v = biased_heads(b, name, h)
+    q, k = rope(b, model, f"{name}.q_rope", q), rope(b, model, f"{name}.k_rope", k)
+    b.module = "core_attention"
+    context = core_attention(b, model, f"{name}.core_attention", q, k, v, kernel)
+    b.module = "attention"
+    expression = "batch seq kvhead group headdim, embed kvhead group headdim -> batch seq embed"
+    return with_bias(b, f"{name}.dense", linear(b, f"{name}.dense", context, expression, True), "embed", True)

@@ -1,0 +1,33 @@
+"""The mixtures of Qwen 2 and 3 as operators over named dims; the dense ones are Llama's graph.
+
+Qwen 2's has a shared expert besides: every token goes to it, weighed by a gate of its own.
+"""
+
+from __future__ import annotations
+
+from autoshard.graph.ir import GraphBuilder
+from autoshard.models.llama.graph import HIDDEN, attention, embedding, gated_mlp, head, rms_norm
+from autoshard.models.mixtral.graph import mixture
+from autoshard.spec.model import ModelSpec
+
+__all__ = ["block", "embedding", "head"]
+
+
+def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
+    prefix = f"model.layers.{layer}"
+    x = attention(b, model, x, prefix, kernel)
+    b.module = "mlp_norm"
+    h = rms_norm(b, model, f"{prefix}.post_attention_layernorm", x)
+    b.module = "mlp"
+    out = mixture(b, model, h, f"{prefix}.mlp", "gate_proj", "up_proj", "down_proj")
+    shared = (_shared_expert(b, model, h, f"{prefix}.mlp"),) if model.shared_expert_intermediate_size else ()
+    b.module = "residual"
+    return b.elementwise("add", f"{prefix}.mlp_residual", x, out, *shared)
+
+
+def _shared_expert(b: GraphBuilder, model: ModelSpec, h: str, name: str) -> str:
+    """sigmoid(h . gate) * mlp(h): one number for each token."""
+    out = gated_mlp(b, model, h, f"{name}.shared_expert", "shared_ffn")
+    weight = b.parameter(f"{name}.shared_expert_gate.weight", "embed")
+    gate = b.einsum(f"{name}.shared_expert_gate", f"{HIDDEN}, embed -> batch seq", h, weight)
+    return b.elementwise("sigmoid_mul", f"{name}.shared_expert_gated", out, gate)
