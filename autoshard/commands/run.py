@@ -74,6 +74,23 @@ def add_arguments(parser: Parser) -> None:
         help="each conversation of --data gets a row of its own",
     )
     training.add_argument("--tokenizer", type=path, metavar="FILE", help="tokenizer.json (default: bytes)")
+    evaluation = parser.add_argument_group("evaluation")
+    evaluation.add_argument(
+        "--eval-data", type=path, metavar="PATH", help="data to measure a loss on and not to learn from, as --data"
+    )
+    evaluation.add_argument(
+        "--eval-fraction", type=number, metavar="X", help="hold out the last part of --data instead, such as 0.01"
+    )
+    evaluation.add_argument(
+        "--eval-every", type=whole(), metavar="N", help="measure after every N steps (default: at the end)"
+    )
+    evaluation.add_argument(
+        "--eval-batches",
+        type=whole(),
+        metavar="N",
+        default=DEFAULTS.eval_batches,
+        help=f"global batches that are measured, at most (default: {DEFAULTS.eval_batches})",
+    )
     machine = parser.add_argument_group("machine")
     machine.add_argument(
         "--processes",
@@ -120,7 +137,7 @@ def run(values: Mapping[str, Any]) -> int:
 
 def run_options(values: Mapping[str, Any]) -> RunOptions:
     """Raises AutoshardError for a path that does not exist."""
-    paths = ("data", "tokenizer", "output")
+    paths = ("data", "tokenizer", "output", "eval_data")
     given: dict[str, Any] = {name: values[name] for name in RunOptions.__dataclass_fields__}
     given.update({name: Path(given[name]) for name in paths if given[name] is not None})
     return RunOptions(**given)

@@ -21,6 +21,8 @@ class RunOptions:
     made of. packing: several conversations share a row. tokenizer: a tokenizer.json; None takes bytes. output: folder
     that gets one folder for each run. device: where ranks compute; "auto" is cuda where there are enough GPUs, else
     cpu. timeout_s: None waits for ever.
+    eval_data, eval_fraction: data that are not learned, from files of their own or the last part of data. The loss on
+    eval_batches global batches of them (or as many as there are) is measured at the end, and every eval_every steps.
     """
 
     steps: int = 30
@@ -32,6 +34,10 @@ class RunOptions:
     tokenizer: Path | None = None
     text_field: str | None = None
     packing: bool = True
+    eval_every: int | None = None
+    eval_data: Path | None = None
+    eval_fraction: float | None = None
+    eval_batches: int = 8
     output: Path = Path("runs")
     wandb: bool = False
     wandb_project: str = "autoshard"
@@ -39,7 +45,7 @@ class RunOptions:
     timeout_s: float | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("steps", 1), ("warmup_steps", 0), ("seed", 0), ("processes", 1)):
+        for name, least in (("steps", 1), ("warmup_steps", 0), ("seed", 0), ("processes", 1), ("eval_batches", 1)):
             value = getattr(self, name)
             if type(value) is not int or value < least:
                 raise AutoshardError(f"{name}={value!r} must be a whole number of at least {least}")
@@ -49,7 +55,19 @@ class RunOptions:
                 raise AutoshardError(f"{name}={value!r} must be a finite number above 0")
         if self.device not in DEVICES:
             raise AutoshardError(f"device={self.device!r} is not one of: {', '.join(DEVICES)}")
-        for name in ("data", "tokenizer"):
+        self._check_evaluation()
+        for name in ("data", "tokenizer", "eval_data"):
             path = getattr(self, name)
             if path is not None and not path.exists():
                 raise AutoshardError(f"{name}={path} does not exist")
+
+    def _check_evaluation(self) -> None:
+        every, fraction = self.eval_every, self.eval_fraction
+        if every is not None and (type(every) is not int or every < 1):
+            raise AutoshardError(f"eval_every={every!r} must be a whole number of at least 1")
+        if fraction is not None and not 0 < fraction < 1:
+            raise AutoshardError(f"eval_fraction={fraction!r} must be between 0 and 1")
+        if fraction is not None and self.eval_data is not None:
+            raise AutoshardError(f"eval_fraction={fraction} and eval_data={self.eval_data}: give one of them")
+        if every is not None and fraction is None and self.eval_data is None:
+            raise AutoshardError(f"eval_every={every} needs data to evaluate on: eval_data or eval_fraction")

@@ -193,9 +193,11 @@ def run_summary(plan: Plan, results: Sequence[Result | None]) -> str:
     trained = result["trained"]
     step_time_s = _median(trained["step_times_s"])
     tokens_per_s = plan.training.tokens_per_step / step_time_s
+    held_out = trained["held_out_losses"]
     return "\n".join(
         [
-            f"loss {trained['losses'][0]:.4f} -> {trained['losses'][-1]:.4f} in {len(trained['losses'])} steps",
+            f"loss {trained['losses'][0]:.4f} -> {trained['losses'][-1]:.4f} in {len(trained['losses'])} steps"
+            + (f", {held_out[-1]:.4f} on held-out data" if held_out else ""),
             (
                 f"step time {format_seconds(step_time_s)} (planned ~{format_seconds(plan.estimate.step_time_s)}), "
                 f"{format_count(tokens_per_s)} tokens/s"

@@ -48,10 +48,10 @@ def run_plan(plan: Plan, options: RunOptions) -> int:
 
 def _rehearse(plan: Plan, options: RunOptions) -> int:
     data = _data(options, SEQUENCE_LENGTH)
-    rehearsal = rehearse(plan, options.processes, data.vocab_size)
-    _check_data(rehearsal.plan, data)
+    rehearsal = rehearse(plan, options.processes, max(one.vocab_size for one in data))
+    _check_data(rehearsal.plan, options, data)
     directory = _run_directory(plan, options, "rehearsal")
-    print(introduction(plan, rehearsal, data.made_of), flush=True)
+    print(introduction(plan, rehearsal, _made_of(options, data)), flush=True)
     write_plan(rehearsal.plan, directory / "rehearsal_plan.json")
     with TemporaryDirectory(prefix="autoshard-tensors-") as tensors:
         arguments = _arguments(directory / "rehearsal_plan.json", options, data, tensors)
@@ -73,10 +73,13 @@ def _rehearse(plan: Plan, options: RunOptions) -> int:
 def _run_here(plan: Plan, options: RunOptions) -> int:
     """The plan is for processes of this machine: nothing is shrunk, nothing is compared."""
     data = _data(options, plan.training.sequence_length)
-    _check_data(plan, data)
+    _check_data(plan, options, data)
     directory = _run_directory(plan, options, "run")
     write_plan(plan, directory / "plan.json")
-    print(f"Running as planned: {plan.mesh.world_size} processes of this machine\ntext: {data.made_of}", flush=True)
+    print(
+        f"Running as planned: {plan.mesh.world_size} processes of this machine\ntext: {_made_of(options, data)}",
+        flush=True,
+    )
     arguments = _arguments(directory / "plan.json", options, data, tensors=None)
     with _metrics(directory, plan, options) as metrics:
         outcome = _train(plan, arguments, options, directory, metrics, "training")
@@ -98,7 +101,7 @@ def _run_in_cluster(plan: Plan, options: RunOptions, environment: ClusterEnviron
         )
     first = environment.rank == 0
     data = _data(options, plan.training.sequence_length)
-    _check_data(plan, data)
+    _check_data(plan, options, data)
     with TemporaryDirectory(prefix="autoshard-plan-") as folder:
         write_plan(plan, Path(folder) / "plan.json")
         arguments = _arguments(Path(folder) / "plan.json", options, data, tensors=None)
@@ -107,7 +110,7 @@ def _run_in_cluster(plan: Plan, options: RunOptions, environment: ClusterEnviron
         else:
             directory = _run_directory(plan, options, "run")
             print(f"Running as planned: {environment.world_size} ranks of {environment.launcher}", flush=True)
-            print(f"text: {data.made_of}", flush=True)
+            print(f"text: {_made_of(options, data)}", flush=True)
             with _metrics(directory, plan, options) as metrics, _progress(plan, options, "training") as progress:
                 outcome = run_in_cluster(_TRAIN, arguments, environment, on_message=_recorder(metrics, progress))
             if outcome.exit_code == 0:
@@ -155,6 +158,8 @@ def _recorder(metrics: MetricsWriter | None, progress: ProgressDisplay) -> Calla
         if message.kind == "step":
             values = dict(message.values)
             step = values.pop("step")
+            if "held_out_loss" in values:
+                progress.note(f"step {step + 1}: loss on held-out data {values['held_out_loss']:.4f}")
             progress.update(step + 1, values["loss"])
             if metrics is not None:
                 metrics.write(step, values)
@@ -171,7 +176,7 @@ def _metrics(directory: Path, plan: Plan, options: RunOptions) -> MetricsWriter:
     return MetricsWriter(directory, wandb=options.wandb, project=options.wandb_project, config=config)
 
 
-def _arguments(plan: Path, options: RunOptions, data: TokenFile, tensors: str | None) -> dict[str, Any]:
+def _arguments(plan: Path, options: RunOptions, data: tuple[TokenFile, ...], tensors: str | None) -> dict[str, Any]:
     """What the worker functions take, as plain values."""
     return {
         "plan": str(plan),
@@ -180,33 +185,51 @@ def _arguments(plan: Path, options: RunOptions, data: TokenFile, tensors: str | 
         "learning_rate": options.learning_rate,
         "warmup_steps": options.warmup_steps,
         "seed": options.seed,
-        "data": str(data.path.resolve()),
+        "data": str(data[0].path.resolve()),
+        "eval_data": str(data[1].path.resolve()) if len(data) > 1 else None,
+        "eval_fraction": options.eval_fraction,
+        "eval_every": options.eval_every,
+        "eval_batches": options.eval_batches,
         "device": options.device,
         "rehearsal": tensors is not None,
     }
 
 
-def _data(options: RunOptions, sequence_length: int) -> TokenFile:
-    """The data as tokens on this machine's disk: whoever comes first makes them, ranks and later runs find them."""
+def _data(options: RunOptions, sequence_length: int) -> tuple[TokenFile, ...]:
+    """The data, and those to evaluate on where they have files of their own, as tokens on this machine's disk.
+
+    Whoever comes first makes them, ranks and later runs find them.
+    """
     from autoshard.runtime.data import DataSource, prepare  # brings numpy
     from autoshard.runtime.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(options.tokenizer)
-    source = DataSource(options.data, tokenizer, options.text_field, sequence_length, options.packing)
-    return prepare(source, options.output / _TOKENS)
+    paths = [options.data] if options.eval_data is None else [options.data, options.eval_data]
+    sources = [DataSource(path, tokenizer, options.text_field, sequence_length, options.packing) for path in paths]
+    return tuple(prepare(source, options.output / _TOKENS) for source in sources)
 
 
-def _check_data(plan: Plan, data: TokenFile) -> None:
+def _check_data(plan: Plan, options: RunOptions, data: tuple[TokenFile, ...]) -> None:
     """Here, in one process: raises AutoshardError for ids beyond the vocabulary and for less than one batch."""
-    from autoshard.runtime.data import open_stream
+    from autoshard.runtime.data import held_out, open_stream
 
-    if data.vocab_size > plan.model.vocab_size:
-        raise AutoshardError(
-            f"{data.made_of}: vocab_size={plan.model.vocab_size} of {plan.model.name} has no room for "
-            f"{data.vocab_size} ids"
+    training, model = plan.training, plan.model
+    for file in data:
+        if file.vocab_size > model.vocab_size:
+            raise AutoshardError(
+                f"{file.made_of}: vocab_size={model.vocab_size} of {model.name} has no room for {file.vocab_size} ids"
+            )
+        stream = open_stream(
+            file, global_batch_size=training.global_batch_size, sequence_length=training.sequence_length
         )
-    training = plan.training
-    open_stream(data, global_batch_size=training.global_batch_size, sequence_length=training.sequence_length)
+        if options.eval_fraction is not None:
+            held_out(stream, options.eval_fraction)
+
+
+def _made_of(options: RunOptions, data: tuple[TokenFile, ...]) -> str:
+    if options.eval_fraction is not None:
+        return f"{data[0].made_of}, the last {options.eval_fraction:.3%} held out"
+    return "; held out: ".join(file.made_of for file in data)
 
 
 def _run_directory(plan: Plan, options: RunOptions, kind: str) -> Path:

@@ -20,12 +20,13 @@ LAYOUTS = {
     "pp": strategy(pp=2),
     "dp": strategy(dp=2),
     "cp": strategy(cp=2),
+    "pp, interleaved": strategy(pp=2, vpp=2),
 }
 STEPS = 3
 
 
 def masked(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
-    """By layout: [loss, gradient norm] of each step, sharded and (rank 0) in one process."""
+    """By layout: [loss, gradient norm, loss on other data] of each step, sharded and (rank 0) in one process."""
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
@@ -47,8 +48,11 @@ def masked(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
 def train(plan: Plan, rank: int) -> list[list[float]]:
     settings = OptimizerSettings(1e-2, master_dtype=torch.float64, gradient_dtype=torch.float64)
     session = Session(plan, rank, torch.device("cpu"), settings, seed=0)
-    outcomes = [session.step(*batch(plan, step), 1e-2) for step in range(STEPS)]
-    return [[one.loss, one.gradient_norm] for one in outcomes]
+    outcomes = []
+    for step in range(STEPS):
+        one = session.step(*batch(plan, step), 1e-2)
+        outcomes.append([one.loss, one.gradient_norm, session.evaluate(*batch(plan, 100 + step))])
+    return outcomes
 
 
 def batch(plan: Plan, step: int) -> tuple[Any, Any]:

@@ -11,7 +11,21 @@ import torch.nn.functional as F  # noqa: N812
 
 from autoshard.runtime.launch import run_processes
 from autoshard.runtime.torch_backend.kernels import _CrossEntropy
-from tests.multiprocess.masked_workers import LAYOUTS
+from autoshard.runtime.torch_backend.optimizer import OptimizerSettings
+from autoshard.runtime.torch_backend.session import Session
+from tests.multiprocess.masked_workers import LAYOUTS, batch
+from tests.multiprocess.plans import MODELS, plan_of, strategy
+
+
+def test_an_evaluation_learns_nothing_and_sees_what_a_step_sees() -> None:
+    plan = plan_of(MODELS["llama"], strategy(), 4)
+    settings = OptimizerSettings(1e-2, master_dtype=torch.float64, gradient_dtype=torch.float64)
+    session = Session(plan, 0, torch.device("cpu"), settings, seed=0)
+    inputs, labels = batch(plan, 0)
+    before = session.evaluate(inputs, labels)
+    assert session.evaluate(inputs, labels) == before
+    assert session.step(inputs, labels, 1e-2).loss == pytest.approx(before, rel=1e-14)
+    assert session.evaluate(inputs, labels) < before
 
 
 @cache
@@ -32,8 +46,9 @@ def results() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_sharded_equals_one_process(layout: str) -> None:
+def test_steps_and_evaluations_equal_one_process(layout: str) -> None:
     found = results()[layout]
+    assert len(found["sharded"]) == 3
     for sharded, alone in zip(found["sharded"], found["alone"], strict=True):
         assert sharded == pytest.approx(alone, rel=1e-9)
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -85,10 +86,16 @@ def test_a_moe_plan_with_expert_parallelism_is_rehearsed(tmp_path: Path) -> None
 
 def test_a_plan_for_this_machine_runs_as_planned(tmp_path: Path) -> None:
     tiny_plan(tmp_path, "--tp", "2", "--pp", "2")
-    ran = autoshard(tmp_path, "run", "plan.json", "--steps", "3")
+    evaluation = ("--eval-fraction", "0.1", "--eval-every", "2", "--eval-batches", "2")
+    ran = autoshard(tmp_path, "run", "plan.json", "--steps", "3", *evaluation)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "Running as planned: 8 processes of this machine" in ran.stdout
-    assert "in 3 steps" in ran.stdout
+    assert "the last 10.000% held out" in ran.stdout
+    assert "\nstep 2: loss on held-out data 5." in ran.stdout
+    assert re.search(r"in 3 steps, 5\.\d+ on held-out data", ran.stdout)
+    (metrics,) = (tmp_path / "runs").glob("*/metrics.jsonl")
+    steps = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert ["held_out_loss" in one for one in steps] == [False, True, True]
 
 
 def test_torchrun_with_the_plans_world_size_runs_as_planned(tmp_path: Path) -> None:
@@ -169,6 +176,10 @@ def test_a_wrong_gradient_is_found_and_named(tmp_path: Path) -> None:
         "warmup_steps": 0,
         "seed": 0,
         "data": str(prepare(DataSource(small_text(tmp_path), ByteTokenizer()), tmp_path).path),
+        "eval_data": None,
+        "eval_fraction": 0.2,
+        "eval_every": 1,
+        "eval_batches": 2,
         "device": "cpu",
         "rehearsal": True,
     }

@@ -12,7 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoshard.errors import AutoshardError
-from autoshard.runtime.data import DataPosition, DataSource, TokenStream, open_stream, prepare, read_token_file
+from autoshard.runtime.data import (
+    DataPosition,
+    DataSource,
+    TokenStream,
+    held_out,
+    open_stream,
+    prepare,
+    read_token_file,
+)
 from autoshard.runtime.data.shuffle import shuffled
 from autoshard.runtime.data.text import text_windows
 from autoshard.runtime.tokenizer import ByteTokenizer, load_tokenizer
@@ -278,4 +286,27 @@ def test_a_text_shorter_than_a_batch(tmp_path: Path) -> None:
     assert str(error.value) == (
         "the text has 1,031 tokens; one batch of 8 sequences x (128 + 1) tokens needs 1,032: "
         "give more text or a smaller batch"
+    )
+
+
+@given(streams, st.floats(0.01, 0.6))
+def test_what_is_held_out_is_never_learned(stream: TokenStream, fraction: float) -> None:
+    size, row_length = stream.global_batch_size, stream.sequence_length + 1
+    if stream.rows_per_epoch < 4 * size:
+        return
+    learned, other = held_out(stream, fraction)
+    assert other.rows_per_epoch == max(1, round(fraction * stream.rows_per_epoch / size)) * size
+    assert len(learned.tokens) + len(other.tokens) == len(stream.tokens)
+    assert not set(learned.tokens.tolist()) & set(other.tokens.tolist())
+    seen = np.concatenate([other.in_order(batch)[0] for batch in range(other.rows_per_epoch // size)])
+    assert seen[:, 0].tolist() == other.tokens[::row_length].tolist()
+    with pytest.raises(AutoshardError, match="other data or tokenizer"):
+        stream.step_at(learned.position(1))
+
+
+def test_holding_out_too_much() -> None:
+    with pytest.raises(AutoshardError) as error:
+        held_out(TokenStream(np.arange(80, dtype=np.int32), 4, 9), 0.8)
+    assert str(error.value) == (
+        "eval_fraction=0.8 of 8 rows leaves less than a batch of 4 to learn from: give more data or a smaller batch"
     )

@@ -1,7 +1,7 @@
 """Files to tokens to batches that no layout can change."""
 
 from autoshard.runtime.data.prepare import DataSource, prepare
-from autoshard.runtime.data.stream import NOT_LEARNED, DataPosition, TokenStream, open_stream
+from autoshard.runtime.data.stream import NOT_LEARNED, DataPosition, TokenStream, held_out, open_stream
 from autoshard.runtime.data.token_file import TokenFile, read_token_file
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "DataSource",
     "TokenFile",
     "TokenStream",
+    "held_out",
     "open_stream",
     "prepare",
     "read_token_file",

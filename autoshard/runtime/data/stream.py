@@ -5,7 +5,7 @@ Every rank computes the same global batch and takes its rows, so no rank has to 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -138,3 +138,26 @@ def open_stream(file: TokenFile, *, global_batch_size: int, sequence_length: int
     return TokenStream(
         file.tokens(), global_batch_size, sequence_length, seed, learned=file.learned(), digest=file.digest
     )
+
+
+def held_out(stream: TokenStream, fraction: float) -> tuple[TokenStream, TokenStream]:
+    """The stream without its last rows, and those: the fraction of all, rounded to whole batches, one at least."""
+    size, row_length = stream.global_batch_size, stream.sequence_length + 1
+    rows = max(1, round(fraction * stream.rows_per_epoch / size)) * size
+    if stream.rows_per_epoch - rows < size:
+        raise AutoshardError(
+            f"eval_fraction={fraction} of {stream.rows_per_epoch:,} rows leaves less than a batch of {size} to learn "
+            "from: give more data or a smaller batch"
+        )
+    cut = len(stream.tokens) - rows * row_length
+    digest = f"{stream.digest} without the last {rows} rows"
+    parts = [
+        replace(
+            stream,
+            tokens=stream.tokens[part],
+            learned=None if stream.learned is None else stream.learned[part],
+            digest=digest,
+        )
+        for part in (slice(0, cut), slice(cut, None))
+    ]
+    return parts[0], parts[1]

@@ -15,6 +15,7 @@ from autoshard.layout.buckets import tied_parameters
 from autoshard.layout.context_parallel import sequence_pieces
 from autoshard.layout.plan import Plan
 from autoshard.runtime.torch_backend.context import in_pieces
+from autoshard.runtime.torch_backend.evaluation import Evaluation
 from autoshard.runtime.torch_backend.groups import Group, MeshGroups, communicating_axes
 from autoshard.runtime.torch_backend.optimizer import OptimizerSettings, ShardedAdamW, gradient_axes
 from autoshard.runtime.torch_backend.parameters import local_parameters, local_piece
@@ -72,6 +73,10 @@ class Session:
         }
         self.optimizer = ShardedAdamW(self.modules.values(), mesh, self._groups, self._world, settings, tied)
         self._pipeline = Pipeline(plan, self.stages, self.modules, programs, self._groups, device, dtype, on_action)
+        stage_group = self._groups[("pp",)] if self._groups is not None else None
+        self._evaluation = Evaluation(
+            plan, pipeline_rank, self.modules, programs, stage_group, device, dtype, on_action
+        )
 
     def step(self, inputs: Tokens, labels: Tokens, learning_rate: float, keep_gradients: bool = False) -> StepResult:
         """One optimizer step on a global batch: arrays [global_batch, seq], the same on every rank.
@@ -83,6 +88,11 @@ class Session:
         self._on_action("summing gradients and updating parameters")
         norm = self.optimizer.step(learning_rate, keep_gradients)
         return StepResult(weight * self._mean_loss(losses), norm)
+
+    def evaluate(self, inputs: Tokens, labels: Tokens) -> float:
+        """Mean loss over the learned tokens of a global batch; nothing is learned from it."""
+        losses = self._evaluation.run(self._local(inputs, "input_ids"), self._local(labels, "labels"))
+        return _weight(labels) * self._mean_loss(losses)
 
     def is_first_holder(self, program: Program, name: str) -> bool:
         """Whether this rank is the first of those that hold this piece of a parameter."""

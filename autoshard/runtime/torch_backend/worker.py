@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from time import perf_counter
@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from autoshard.errors import AutoshardError
 from autoshard.layout.plan import Plan
 from autoshard.layout.validate import read_plan
-from autoshard.runtime.data import TokenStream, open_stream, read_token_file
+from autoshard.runtime.data import TokenStream, held_out, open_stream, read_token_file
 from autoshard.runtime.rehearse import one_process
 from autoshard.runtime.torch_backend.optimizer import OptimizerSettings
 from autoshard.runtime.torch_backend.parameters import assemble
@@ -32,6 +32,14 @@ NEGLIGIBLE_GRADIENT = 1e-5
 _GROUP_TIMEOUT = timedelta(minutes=30)
 Tensors = dict[str, dict[str, torch.Tensor]]
 """'gradient' and 'parameter' -> whole tensors by name."""
+
+
+@dataclass(frozen=True)
+class _Data:
+    """What is learned, and what only shows how much was."""
+
+    learned: TokenStream
+    held_out: TokenStream | None
 
 
 def train(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
@@ -49,15 +57,15 @@ def train(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
             world_size=reporter.world_size,
             timeout=_GROUP_TIMEOUT,
         )
-    stream = _stream(arguments, plan)
+    data = _data(arguments, plan)
     result: dict[str, Any] = {}
     folder = arguments.get("tensors")
     kept: dict[str, torch.Tensor] = {}
     if folder:
-        session, result[CHECK] = _check_step(plan, arguments, stream, device, reporter)
+        session, result[CHECK] = _check_step(plan, arguments, data, device, reporter)
         kept.update(_comparable(session, CHECK))
         del session
-    session, result[TRAINED] = _training(plan, arguments, stream, device, reporter, keep=bool(folder))
+    session, result[TRAINED] = _training(plan, arguments, data, device, reporter, keep=bool(folder))
     if folder:
         kept.update(_comparable(session, TRAINED))
         save_file(kept, Path(folder) / f"rank-{reporter.rank:05d}.safetensors")
@@ -75,14 +83,14 @@ def compare(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     plan = read_plan(Path(arguments["plan"]))
     alone = one_process(plan)
     device = torch.device("cpu")
-    stream = _stream(arguments, plan)
+    data = _data(arguments, plan)
     files = _RankFiles(Path(arguments["tensors"]))
-    session, check = _check_step(alone, arguments, stream, device, reporter)
+    session, check = _check_step(alone, arguments, data, device, reporter)
     differences = {CHECK: _differences(_sharded_tensors(plan, files, CHECK), session)}
-    session, trained = _training(alone, arguments, stream, device, reporter, keep=True)
+    session, trained = _training(alone, arguments, data, device, reporter, keep=True)
     differences[TRAINED] = _differences(_sharded_tensors(plan, files, TRAINED), session)
     finer = replace(alone, training=replace(alone.training, precision=_finer(alone.training.precision)))
-    other, finer_trained = _training(finer, arguments, stream, device, reporter, keep=True, offset=arguments["steps"])
+    other, finer_trained = _training(finer, arguments, data, device, reporter, keep=True, offset=arguments["steps"])
     differences[ROUNDING] = _differences(_own_tensors(other), session)
     return {
         CHECK: check,
@@ -94,13 +102,13 @@ def compare(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
 
 
 def _check_step(
-    plan: Plan, arguments: Mapping[str, Any], stream: TokenStream, device: torch.device, reporter: Reporter
+    plan: Plan, arguments: Mapping[str, Any], data: _Data, device: torch.device, reporter: Reporter
 ) -> tuple[Session, dict[str, Any]]:
     """One step in FP32, in which a wrong layout cannot hide behind rounding."""
     reporter.last_action = "FP32 check step"
     exact = replace(plan, training=replace(plan.training, precision=load_precision("fp32")))
     session = _session(exact, arguments, device, reporter, "FP32 check step")
-    inputs, labels = stream.batch(0)
+    inputs, labels = data.learned.batch(0)
     outcome = session.step(inputs, labels, learning_rate=0.0, keep_gradients=True)
     return session, {"loss": outcome.loss, "gradient_norm": outcome.gradient_norm}
 
@@ -108,7 +116,7 @@ def _check_step(
 def _training(
     plan: Plan,
     arguments: Mapping[str, Any],
-    stream: TokenStream,
+    data: _Data,
     device: torch.device,
     reporter: Reporter,
     keep: bool,
@@ -118,8 +126,10 @@ def _training(
     session = _session(plan, arguments, device, reporter, "step 0")
     steps: int = arguments["steps"]
     losses, norms, times = [], [], []
+    held_out_losses: dict[int, float] = {}
+    every: int = arguments["eval_every"] or steps
     for step in range(steps):
-        inputs, labels = stream.batch(step)
+        inputs, labels = data.learned.batch(step)
         start = perf_counter()
         session.label = f"step {step}"
         rate = _learning_rate(step, arguments["learning_rate"], arguments["warmup_steps"])
@@ -127,7 +137,10 @@ def _training(
         times.append(perf_counter() - start)
         losses.append(outcome.loss)
         norms.append(outcome.gradient_norm)
+        if data.held_out is not None and ((step + 1) % every == 0 or step == steps - 1):
+            held_out_losses[step] = _evaluate(session, data.held_out, arguments["eval_batches"])
         if reporter.rank == 0:
+            measured = {"held_out_loss": held_out_losses[step]} if step in held_out_losses else {}
             reporter.report(
                 "step",
                 step=offset + step,
@@ -136,8 +149,24 @@ def _training(
                 learning_rate=rate,
                 step_time_s=times[-1],
                 tokens_per_s=inputs.size / times[-1],
+                **measured,
             )
-    return session, {"losses": losses, "gradient_norms": norms, "step_times_s": times}
+    return session, {
+        "losses": losses,
+        "gradient_norms": norms,
+        "step_times_s": times,
+        "held_out_losses": list(held_out_losses.values()),
+    }
+
+
+def _evaluate(session: Session, stream: TokenStream, most: int) -> float:
+    """Mean loss over the learned tokens of the stream's first batches."""
+    total, tokens = 0.0, 0
+    for batch in range(min(most, stream.rows_per_epoch // stream.global_batch_size)):
+        inputs, labels = stream.in_order(batch)
+        learned = int((labels >= 0).sum())
+        total, tokens = total + learned * session.evaluate(inputs, labels), tokens + learned
+    return total / tokens
 
 
 def _learning_rate(step: int, peak: float, warmup_steps: int) -> float:
@@ -168,11 +197,20 @@ def _finer(precision: Precision) -> Precision:
     return Precision(f"all {name}", name, name, None, name, name, name)
 
 
-def _stream(arguments: Mapping[str, Any], plan: Plan) -> TokenStream:
+def _data(arguments: Mapping[str, Any], plan: Plan) -> _Data:
     """The run's prepared tokens as batches of the plan's shape."""
-    file = read_token_file(Path(arguments["data"]))
+    learned = _stream(arguments["data"], arguments, plan)
+    if arguments["eval_data"] is not None:
+        return _Data(learned, _stream(arguments["eval_data"], arguments, plan))
+    if arguments["eval_fraction"] is not None:
+        return _Data(*held_out(learned, arguments["eval_fraction"]))
+    return _Data(learned, None)
+
+
+def _stream(path: str, arguments: Mapping[str, Any], plan: Plan) -> TokenStream:
+    file = read_token_file(Path(path))
     if file is None:
-        raise AutoshardError(f"the tokens at {arguments['data']} are gone: run again")
+        raise AutoshardError(f"the tokens at {path} are gone: run again")
     training = plan.training
     return open_stream(
         file,

@@ -1,0 +1,99 @@
+"""Forward alone through the pipeline, for a loss on data that are not learned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.distributed as dist
+
+from autoshard.graph.partition import Program
+from autoshard.graph.redistribute import local_sizes
+from autoshard.layout.plan import Plan, Stage
+from autoshard.runtime.torch_backend.groups import Group
+from autoshard.runtime.torch_backend.stage_module import StageModule
+
+Pieces = list[torch.Tensor]
+
+
+class Evaluation:
+    """Runs every stage of this rank on all microbatches, one stage after the other.
+
+    No backward waits, so nothing is gained by the plan's order of actions. What goes back to a lower pipeline rank is
+    sent when the stage is done: no rank waits for one that waits for it, however little a transport buffers.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        pipeline_rank: int,
+        modules: Mapping[int, StageModule],
+        programs: Mapping[int, Program],
+        group: Group | None,
+        device: torch.device,
+        dtype: torch.dtype,
+        on_action: Callable[[str], None],
+    ):
+        self._stages, self._rank, self._modules, self._programs = plan.stages, pipeline_rank, modules, programs
+        self._num_microbatches, self._group = plan.num_microbatches, group
+        self._device, self._dtype, self._on_action = device, dtype, on_action
+        self._sends: list[tuple[dist.Work, torch.Tensor]] = []
+
+    @torch.no_grad()
+    def run(self, inputs: Pieces | None, labels: Pieces | None) -> Pieces:
+        """-> the microbatches' local losses, where the last stage is here."""
+        outputs: Pieces = []
+        for stage in self._stages:
+            if stage.pipeline_rank == self._rank:
+                outputs = self._run_stage(stage, outputs, inputs, labels)
+        for work, _ in self._sends:
+            work.wait()
+        self._sends = []
+        return outputs if self._rank == self._stages[-1].pipeline_rank else []
+
+    def _run_stage(self, stage: Stage, previous: Pieces, inputs: Pieces | None, labels: Pieces | None) -> Pieces:
+        """previous: outputs of the stage before, where that one is here too."""
+        module, outputs = self._modules[stage.index], []
+        for microbatch in range(self._num_microbatches):
+            self._on_action(f"evaluation, F{microbatch}.{stage.chunk}")
+            values = {}
+            for name in module.input_names:
+                if name == "hidden":
+                    values[name] = self._received(stage, previous, microbatch)
+                else:
+                    pieces = inputs if name == "input_ids" else labels
+                    assert pieces is not None
+                    values[name] = pieces[microbatch]
+            outputs.append(module(*(values[name] for name in module.input_names)))
+            if self._goes_up(stage):
+                self._send(stage, outputs[-1])
+        if not self._goes_up(stage):
+            for output in outputs:
+                self._send(stage, output)
+        return outputs
+
+    def _received(self, stage: Stage, previous: Pieces, microbatch: int) -> torch.Tensor:
+        before = self._stages[stage.index - 1]
+        if before.pipeline_rank == self._rank:
+            return previous[microbatch]
+        program = self._programs[before.index]
+        view = program.outputs[0]
+        shape = local_sizes(program.graph, program.tensor(view).dims, program.states[view], program.axes)
+        hidden = torch.empty(shape, dtype=self._dtype, device=self._device)
+        assert self._group is not None
+        dist.recv(hidden, src=self._group.ranks[before.pipeline_rank], group=self._group.handle)
+        return hidden
+
+    def _goes_up(self, stage: Stage) -> bool:
+        return not stage.has_head and self._stages[stage.index + 1].pipeline_rank > self._rank
+
+    def _send(self, stage: Stage, output: torch.Tensor) -> None:
+        """To the next stage, unless that is here or there is none."""
+        if stage.has_head or self._stages[stage.index + 1].pipeline_rank == self._rank:
+            return
+        assert self._group is not None
+        target = self._group.ranks[self._stages[stage.index + 1].pipeline_rank]
+        output = output.contiguous()
+        work = dist.isend(output, dst=target, group=self._group.handle)
+        assert work is not None
+        self._sends.append((work, output))  # kept until it is sent

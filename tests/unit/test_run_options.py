@@ -1,0 +1,28 @@
+"""What `autoshard run` may be told, and what it says to what it may not."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoshard.errors import AutoshardError
+from autoshard.runtime.options import RunOptions
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"steps": 0}, "steps=0 must be a whole number of at least 1"),
+        ({"learning_rate": float("nan")}, "learning_rate=nan must be a finite number above 0"),
+        ({"eval_fraction": 1.5}, "eval_fraction=1.5 must be between 0 and 1"),
+        ({"eval_every": 5}, "eval_every=5 needs data to evaluate on: eval_data or eval_fraction"),
+        ({"eval_every": 0, "eval_fraction": 0.1}, "eval_every=0 must be a whole number of at least 1"),
+        ({"eval_data": Path("/"), "eval_fraction": 0.1}, "eval_fraction=0.1 and eval_data=/: give one of them"),
+        ({"eval_data": Path("/no such file")}, "eval_data=/no such file does not exist"),
+        ({"eval_batches": 0, "eval_fraction": 0.1}, "eval_batches=0 must be a whole number of at least 1"),
+    ],
+)
+def test_options_that_will_not_do(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(AutoshardError) as error:
+        RunOptions(**values)
+    assert str(error.value) == message
