@@ -20,6 +20,10 @@ Training."""
 BOUNDARY_BUFFERS = 4
 """Hidden activations on their way between stages: one received and one sent, forward and backward."""
 
+REPLAYED_LOGITS = 0.6
+"""Share of the buffers of the loss that a head holds whose forward runs again in backward. Set by hand to which
+published runs fit."""
+
 MEMORY_TERMS = (
     "parameters",
     "gradients",
@@ -48,19 +52,37 @@ def memory_values(
     gradients.
     """
     count, block = load.num_parameters, load.parts.block
+    shards = mesh.size(ZERO1_AXES)
+    whole = 1 if not software.sharded_parameters else 1 / shards
+    summed = whole if not software.sharded_gradients else 1 / shards
     master = 0 if precision.master_dtype is None else DTYPE_BYTES[precision.master_dtype]
     state = owned_parameters(load, mesh, zero1) * (master + 2 * DTYPE_BYTES[precision.optimizer_dtype])
-    kept = load.in_flight * max(load.blocks) * block.kept_bytes
+    norms = software.norm_copies * load.parts.hidden_bytes
+    scores = software.score_copies * block.scores_bytes
+    scale, replayed = software.activation_scale, max(part.replay_bytes for part in (block, *load.ends))
+    only_inputs = block.kept_bytes <= load.parts.hidden_bytes  # of blocks that are replayed whole
+    kept_bytes = (
+        block.kept_bytes
+        if only_inputs
+        else scale * (block.kept_bytes + norms) + (0.0 if block.replay_bytes else scores)
+    )
+    kept = load.in_flight * max(load.blocks) * kept_bytes
     ends = sum(max(load.embeddings_in_flight, load.heads_in_flight) * end.kept_bytes for end in load.ends)
-    replay = max(part.replay_bytes for part in (block, *load.ends))
-    working = max(part.working_bytes for part in (block, *load.ends))
+    if load.heads_in_flight:
+        replayed_head = software.replays_head and only_inputs
+        ends += (REPLAYED_LOGITS if replayed_head else 1.0) * software.logits_bytes * load.parts.num_logits
+    replay = scale * (replayed + norms) if only_inputs else replayed
+    replay += scores if block.replay_bytes else 0.0
+    working = software.working_scale * max(part.working_bytes for part in (block, *load.ends))
+    if software.sharded_parameters:  # two blocks whole at a time: one in work, the next on its way
+        working += block.num_parameters * DTYPE_BYTES[precision.parameter_dtype]
     boundary = 0.0 if mesh.pp == 1 else BOUNDARY_BUFFERS * load.parts.hidden_bytes
-    handed_over = _handed_over_bytes(load, precision)
+    handed_over = _handed_over_bytes(load, precision) if software.hands_over_gradients else 0.0
     in_work = kept + ends + replay + 2 * working + boundary
     buckets = max(0.0, _bucket_bytes(count, precision, mesh) - in_work)
     return (
-        float(count * DTYPE_BYTES[precision.parameter_dtype]),
-        float(count * DTYPE_BYTES[precision.gradient_accumulation_dtype]) + handed_over,
+        float(count * DTYPE_BYTES[precision.parameter_dtype]) * whole,
+        float(count * DTYPE_BYTES[precision.gradient_accumulation_dtype]) * summed + handed_over,
         state,
         kept,
         ends,
@@ -68,7 +90,7 @@ def memory_values(
         2 * working,
         boundary,
         buckets,
-        device.reserved_memory_bytes,
+        device.reserved_memory_bytes + software.reserved_bytes,
     )
 
 

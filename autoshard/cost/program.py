@@ -74,6 +74,7 @@ class Part:
     segment. working_bytes: activations that the largest operator reads and writes; as many hold gradients in its
     backward. parameters: elements on one rank, by the axes over which their gradient is summed once a step.
     host_s: of forward and of backward with recompute, what the host needs to launch their operators: neither is faster.
+    scores_bytes: one copy of all attention scores, where a kernel writes them.
     """
 
     forward: Seconds
@@ -84,6 +85,7 @@ class Part:
     working_bytes: float
     parameters: Mapping[tuple[str, ...], int]
     host_s: tuple[float, float] = (0.0, 0.0)
+    scores_bytes: float = 0.0
 
     @cached_property
     def forward_s(self) -> float:
@@ -169,6 +171,7 @@ class PricedProgram:
             work.working_bytes,
             work.parameters,
             (launch_s * ahead, launch_s * (replayed + BACKWARD_OPERATORS * ahead)),
+            sum(needs.scores_bytes for step in work.operators for needs in step if needs.kind == "plain"),
         )
 
 

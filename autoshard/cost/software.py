@@ -29,7 +29,14 @@ class Software:
       inputs and outputs move besides, to be cast.
       overlap: share of the work behind which data-parallel transfers hide.
       step_overhead_s: once a step.
+    Memory, fitted to a stack:
+      activation_scale: kept activations against those that the programs keep.
+      norm_copies: further hidden activations that the two norms of a block keep where they are not one kernel.
+      score_copies: of the attention scores that a kernel other than flash keeps, beyond the probabilities.
+      logits_bytes: a logit, beyond what the program's loss keeps. working_scale: of working buffers.
+      reserved_bytes: of each device, beyond what the device file reserves.
     Stated:
+      hands_over_gradients: a backward hands its gradients over at its end, beside their sum.
       whole_logits: every tensor-parallel rank gathers all logits and works on them.
       replays_head: full recompute repeats the head as well.
       sharded_parameters: FSDP (ZeRO-3): each microbatch gathers parameters for forward and for backward and scatters
@@ -52,6 +59,13 @@ class Software:
     matmul_speedup: float = 1.0
     cast_passes: float = 0.0
     overlap: float = 0.0
+    activation_scale: float = 1.0
+    norm_copies: float = 0.0
+    score_copies: float = 0.0
+    logits_bytes: float = 0.0
+    working_scale: float = 1.0
+    reserved_bytes: float = 0.0
+    hands_over_gradients: bool = True
     sharded_parameters: bool = False
     sharded_gradients: bool = False
     step_overhead_s: float = 0.0

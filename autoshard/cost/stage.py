@@ -18,7 +18,7 @@ from autoshard.layout.context_parallel import UNUSED, with_context_parallel
 from autoshard.layout.mesh import DATA_AXES, Mesh, build_mesh
 from autoshard.layout.sharding import OperatorChoices, stage_program
 from autoshard.layout.strategy import Strategy
-from autoshard.models.stage import dim_sizes, stage_graph
+from autoshard.models.stage import dim_sizes, padded_vocab_size, stage_graph
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import DTYPE_BYTES, TrainingSpec
@@ -46,7 +46,7 @@ class Parts:
     """The three parts under one recompute set.
 
     tied_ends: embedding and head on one stage, where they share their table. hidden_bytes: what goes from stage to
-    stage.
+    stage. num_logits: of one microbatch on a rank with the head, before the loss.
     """
 
     block: Part
@@ -54,6 +54,7 @@ class Parts:
     head: Part
     tied_ends: Part | None
     hidden_bytes: float
+    num_logits: float = 0.0
 
 
 def stage_mesh(model: ModelSpec, cluster: Cluster, shape: LocalShape) -> Mesh:
@@ -98,6 +99,10 @@ def stage_parts(
         head,
         tied,
         elements * DTYPE_BYTES[training.precision.compute_dtype],
+        shape.microbatch_size
+        * (training.sequence_length / shape.cp)
+        * padded_vocab_size(model.vocab_size, shape.tp)
+        / (1 if software.whole_logits else shape.tp),
     )
 
 
