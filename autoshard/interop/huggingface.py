@@ -220,7 +220,8 @@ def _experts(config: _Config, model_type: str) -> dict[str, Any]:
         )
     shared = model_type == "qwen2_moe"
     return {
-        "num_local_experts": config.value("num_experts"),
+        # transformers 5 writes Qwen 3's as num_local_experts
+        "num_local_experts": config.value("num_local_experts" if config.gives("num_local_experts") else "num_experts"),
         "num_experts_per_tok": config.value("num_experts_per_tok"),
         "shared_expert_intermediate_size": config.value("shared_expert_intermediate_size") if shared else 0,
         "norm_topk_prob": config.value("norm_topk_prob", False),

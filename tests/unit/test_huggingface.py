@@ -146,6 +146,8 @@ def test_what_qwen_configs_leave_out() -> None:
     moe = from_config(QWEN2_MOE, "bare")
     assert (moe.num_local_experts, moe.intermediate_size, moe.shared_expert_intermediate_size) == (60, 1408, 5632)
     assert (moe.norm_topk_prob, moe.num_key_value_heads, moe.is_moe) == (False, 16, True)
+    renamed = {**QWEN2_MOE, "num_experts": None, "num_local_experts": 60}
+    assert from_config(renamed, "bare") == moe
     moe = from_config({**QWEN2_MOE, "model_type": "qwen3_moe", "norm_topk_prob": True}, "bare")
     assert (moe.norm_topk_prob, moe.shared_expert_intermediate_size, moe.num_key_value_heads) == (True, 0, 4)
 

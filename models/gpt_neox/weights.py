@@ -1,0 +1,33 @@
+"""How Hugging Face checkpoints of GPT-NeoX hold our parameters: query_key_value holds the three head by head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autoshard.interop.weights import Part
+from autoshard.models.gpt2.weights import layer_norm
+from autoshard.spec.model import ModelSpec
+
+HEADS = {"q_proj": "kvhead group part headdim", "k_proj": "kvhead part headdim", "v_proj": "kvhead part headdim"}
+
+
+def block(model: ModelSpec, layer: int) -> Iterator[Part]:
+    prefix = f"gpt_neox.layers.{layer}"
+    name = f"{prefix}.attention"
+    for index, (part, heads) in enumerate(HEADS.items()):
+        yield Part(f"{name}.query_key_value.weight", f"({heads}) embed", f"{name}.{part}.weight", index, len(HEADS))
+        yield Part(f"{name}.query_key_value.bias", f"({heads})", f"{name}.{part}.bias", index, len(HEADS))
+    yield Part.same(f"{name}.dense.weight", "embed (kvhead group headdim)")
+    yield Part.same(f"{name}.dense.bias", "embed")
+    for part, rows, columns in (("dense_h_to_4h", "ffn", "embed"), ("dense_4h_to_h", "embed", "ffn")):
+        yield Part.same(f"{prefix}.mlp.{part}.weight", f"{rows} {columns}")
+        yield Part.same(f"{prefix}.mlp.{part}.bias", rows)
+    for norm in ("input_layernorm", "post_attention_layernorm"):
+        yield from layer_norm(f"{prefix}.{norm}")
+
+
+def ends(model: ModelSpec) -> Iterator[Part]:
+    yield Part.same("gpt_neox.embed_in.weight", "vocab embed")
+    yield from layer_norm("gpt_neox.final_layer_norm")
+    if not model.tie_word_embeddings:
+        yield Part.same("embed_out.weight", "vocab embed")

@@ -1,0 +1,47 @@
+"""How Hugging Face checkpoints of the Llama form hold our parameters: same names, heads flattened into rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autoshard.interop.weights import Part
+from autoshard.spec.model import ModelSpec
+
+PROJECTIONS = {"q_proj": "(kvhead group headdim)", "k_proj": "(kvhead headdim)", "v_proj": "(kvhead headdim)"}
+
+
+def block(model: ModelSpec, layer: int) -> Iterator[Part]:
+    prefix = f"model.layers.{layer}"
+    yield from attention(model, prefix)
+    yield from gated_mlp(model, f"{prefix}.mlp", "ffn")
+
+
+def ends(model: ModelSpec) -> Iterator[Part]:
+    yield Part.same("model.embed_tokens.weight", "vocab embed")
+    yield Part.same("model.norm.weight", "embed")
+    if not model.tie_word_embeddings:
+        yield Part.same("lm_head.weight", "vocab embed")
+
+
+def attention(model: ModelSpec, prefix: str) -> Iterator[Part]:
+    """With the two norms of the block."""
+    name = f"{prefix}.self_attn"
+    for part, rows in PROJECTIONS.items():
+        yield Part.same(f"{name}.{part}.weight", f"{rows} embed")
+        if model.attention_bias:
+            yield Part.same(f"{name}.{part}.bias", rows)
+    yield Part.same(f"{name}.o_proj.weight", "embed (kvhead group headdim)")
+    if model.output_projection_bias:
+        yield Part.same(f"{name}.o_proj.bias", "embed")
+    if model.normalizes_heads:
+        yield Part.same(f"{name}.q_norm.weight", "headdim")
+        yield Part.same(f"{name}.k_norm.weight", "headdim")
+    yield Part.same(f"{prefix}.input_layernorm.weight", "embed")
+    yield Part.same(f"{prefix}.post_attention_layernorm.weight", "embed")
+
+
+def gated_mlp(model: ModelSpec, name: str, ffn: str) -> Iterator[Part]:
+    for part, rows, columns in (("gate_proj", ffn, "embed"), ("up_proj", ffn, "embed"), ("down_proj", "embed", ffn)):
+        yield Part.same(f"{name}.{part}.weight", f"{rows} {columns}")
+        if model.mlp_bias:
+            yield Part.same(f"{name}.{part}.bias", rows)

@@ -1,0 +1,26 @@
+"""How Hugging Face checkpoints of Mixtral hold our parameters: one tensor for each expert."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autoshard.interop.weights import Part
+from autoshard.models.llama.weights import attention, ends
+from autoshard.spec.model import ModelSpec
+
+__all__ = ["block", "ends", "mixture"]
+
+
+def block(model: ModelSpec, layer: int) -> Iterator[Part]:
+    prefix = f"model.layers.{layer}"
+    yield from attention(model, prefix)
+    yield from mixture(model, f"{prefix}.block_sparse_moe", {"w1": "ffn embed", "w3": "ffn embed", "w2": "embed ffn"})
+
+
+def mixture(model: ModelSpec, name: str, matrices: dict[str, str]) -> Iterator[Part]:
+    """matrices: name and layout of an expert's."""
+    yield Part.same(f"{name}.gate.weight", "expert embed")
+    for matrix, layout in matrices.items():
+        for expert in range(model.num_local_experts):
+            hub = f"{name}.experts.{expert}.{matrix}.weight"
+            yield Part(hub, layout, f"{name}.experts.{matrix}.weight", expert=expert)

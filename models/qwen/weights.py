@@ -1,0 +1,23 @@
+"""How Hugging Face checkpoints of Qwen's mixtures hold our parameters. The dense ones are of the Llama form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autoshard.interop.weights import Part
+from autoshard.models.llama.weights import attention, ends, gated_mlp
+from autoshard.models.mixtral.weights import mixture
+from autoshard.spec.model import ModelSpec
+
+__all__ = ["block", "ends"]
+
+MATRICES = {"gate_proj": "ffn embed", "up_proj": "ffn embed", "down_proj": "embed ffn"}
+
+
+def block(model: ModelSpec, layer: int) -> Iterator[Part]:
+    prefix = f"model.layers.{layer}"
+    yield from attention(model, prefix)
+    yield from mixture(model, f"{prefix}.mlp", MATRICES)
+    if model.shared_expert_intermediate_size:
+        yield from gated_mlp(model, f"{prefix}.mlp.shared_expert", "shared_ffn")
+        yield Part.same(f"{prefix}.mlp.shared_expert_gate.weight", "1 embed")

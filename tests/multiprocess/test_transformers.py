@@ -1,0 +1,132 @@
+"""The same weights give the same logits as Hugging Face's own modules, for every family."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM, logging
+
+from autoshard.graph.partition import partition
+from autoshard.interop.huggingface import read_config
+from autoshard.interop.weights import from_checkpoint, to_checkpoint
+from autoshard.models import builtin_models
+from autoshard.models.registry import FOLDER
+from autoshard.models.stage import dim_sizes, parameter_count, stage_graph
+from autoshard.models.weights import checkpoint_parts, parameter_dims
+from autoshard.runtime.torch_backend.stage_module import StageModule
+from autoshard.spec.model import ModelSpec
+
+logging.disable_progress_bar()
+
+SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 96,
+    "max_position_embeddings": 64,
+}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 1e4,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8,
+}
+GPT2 = {"n_embd": 64, "n_layer": 2, "n_head": 8, "n_positions": 64, "vocab_size": 96}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": {**SMALL, "model_type": "llama"},
+    "llama, tied": {**SMALL, "model_type": "llama", "tie_word_embeddings": True},
+    "llama, biases": {**SMALL, "model_type": "llama", "attention_bias": True, "mlp_bias": True},
+    "llama, rope scaling": {**SMALL, "model_type": "llama", "rope_parameters": LLAMA3_ROPE},
+    "mistral": {**SMALL, "model_type": "mistral", "sliding_window": 9},
+    "mixtral": {**SMALL, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
+    "gpt2": {**GPT2, "model_type": "gpt2"},
+    "gpt2, exact GELU": {**GPT2, "model_type": "gpt2", "activation_function": "gelu"},
+    "gpt neox": {**SMALL, "model_type": "gpt_neox", "rotary_pct": 0.25, "intermediate_size": 256},
+    "gpt neox, one after the other": {**SMALL, "model_type": "gpt_neox", "use_parallel_residual": False},
+    "qwen2": {**SMALL, "model_type": "qwen2"},
+    "qwen2, window": {
+        **SMALL,
+        "model_type": "qwen2",
+        "use_sliding_window": True,
+        "sliding_window": 9,
+        "max_window_layers": 0,
+    },
+    "qwen3": {**SMALL, "model_type": "qwen3", "head_dim": 16},
+    "qwen2 moe": {**SMALL, **EXPERTS, "model_type": "qwen2_moe", "shared_expert_intermediate_size": 48},
+    "qwen3 moe": {**SMALL, **EXPERTS, "model_type": "qwen3_moe", "head_dim": 16, "norm_topk_prob": True},
+}
+
+
+def published(config: dict[str, Any], folder: Path) -> torch.nn.Module:
+    """A model as Hugging Face saves it, with biases and norms that are not at their initial zeros and ones."""
+    values = {key: value for key, value in config.items() if key != "model_type"}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(config["model_type"], **values)).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(noise * 0.1 + (parameter if parameter.dim() == 1 else 0))
+    model.save_pretrained(folder)
+    return model
+
+
+def logits(model: ModelSpec, parameters: dict[str, torch.Tensor], ids: torch.Tensor) -> torch.Tensor:
+    """Of our graph on one device; every token has a slot with each of its experts."""
+    enough = model.num_local_experts / max(1, model.num_experts_per_tok)
+    sizes = dim_sizes(model, ids.shape[0], ids.shape[1], capacity_factor=enough)
+    graph = stage_graph(model, sizes, range(model.num_hidden_layers), True, True, element_bytes=4)
+    head = graph.operators[-1].inputs[0]
+    program = partition(graph, {}, {op.name: {} for op in graph.operators}, {}, {head: None})
+    module = StageModule(program, parameters, None, "none")
+    by_name = {"input_ids": ids, "labels": torch.zeros_like(ids)}
+    with torch.no_grad():
+        return module(*(by_name[name] for name in module.input_names))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
+    reference = published(CONFIGS[name], tmp_path)
+    model = read_config(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    dims, sizes = parameter_dims(model)
+    loaded = from_checkpoint(checkpoint_parts(model), dims, sizes, tensors, lambda tensor: tensors[tensor].numpy())
+    parameters = {parameter: torch.from_numpy(value.copy()) for parameter, value in loaded}
+    ids = torch.randint(model.vocab_size, (3, 24), generator=torch.Generator().manual_seed(1))
+    expected = reference(ids).logits.detach()
+    torch.testing.assert_close(logits(model, parameters, ids), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_what_we_write_is_what_transformers_reads(name: str, tmp_path: Path) -> None:
+    reference = published(CONFIGS[name], tmp_path)
+    model = read_config(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    dims, sizes = parameter_dims(model)
+    parts = checkpoint_parts(model)
+    loaded = dict(from_checkpoint(parts, dims, sizes, tensors, lambda tensor: tensors[tensor].numpy()))
+    written = {
+        tensor: torch.from_numpy(value) for tensor, value in to_checkpoint(parts, dims, sizes, loaded.__getitem__)
+    }
+    assert written.keys() == tensors.keys()
+    save_file(written, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    for parameter, value in reference.state_dict().items():
+        torch.testing.assert_close(again.state_dict()[parameter], value, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", builtin_models())
+def test_parameters_of_built_in_models_are_as_many_as_those_of_transformers(name: str) -> None:
+    (file,) = FOLDER.glob(f"*/configs/{name}.json")
+    config = json.loads(file.read_text())
+    values = {key: value for key, value in config.items() if key not in ("model_type", "architectures")}
+    with torch.device("meta"):
+        reference = AutoModelForCausalLM.from_config(AutoConfig.for_model(config["model_type"], **values))
+    assert parameter_count(read_config(file)) == sum(parameter.numel() for parameter in reference.parameters())
