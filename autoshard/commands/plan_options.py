@@ -66,6 +66,14 @@ WHAT = (
         "whose rules hold: auto, nxd (NeuronX Distributed) or torch (default: auto, nxd on Trainium)",
         "auto",
     ),
+    Option(
+        "operators",
+        one_of("megatron", "solver"),
+        "HOW",
+        "who shards operators over tp: megatron (by rule) or solver (integer program; needs autoshard[solver]) "
+        "(default: megatron)",
+        "megatron",
+    ),
 )
 PINS = (
     _pin_degree("tp", "tensor-parallel degree"),
@@ -75,7 +83,12 @@ PINS = (
     _pin_degree("ep", "expert-parallel degree, carved out of dp"),
     _pin_degree("vpp", "virtual stages on each pipeline rank"),
     _pin_degree("micro_batch", "sequences of a microbatch on one data-parallel rank"),
-    Option("schedule", one_of(SEARCHED, "1f1b", "interleaved"), "NAME", "1f1b or interleaved"),
+    Option(
+        "schedule",
+        one_of(SEARCHED, "1f1b", "interleaved", "gpipe", "zero_bubble"),
+        "NAME",
+        "1f1b or interleaved; with backend torch gpipe or zero_bubble too, when they are named",
+    ),
     Option(
         "recompute",
         one_of(SEARCHED, "none", "core_attention", "core_attention+mlp", "full"),
@@ -108,6 +121,7 @@ class PlanRequest:
     global_batch: int = GLOBAL_BATCH
     precision: str = "mixed_precision"
     backend: str = "auto"
+    operators: str = "megatron"
     top: int = TOP
     pins: Mapping[str, Any] = field(default_factory=dict)
 

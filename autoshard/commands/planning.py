@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from autoshard.commands.plan_options import INSTANCE, PIN_FIELDS, SEQUENCE_LENGTH, PlanRequest
 from autoshard.errors import AutoshardError
+from autoshard.graph.partition import Choice
 from autoshard.layout.plan import Plan, SearchSummary, make_plan
 from autoshard.models.registry import load_model
-from autoshard.search import Pins, SearchResult, check_strategy, search
+from autoshard.search import Candidate, Pins, SearchResult, check_strategy, search
 from autoshard.search.rules import Problem, warnings
 from autoshard.spec.cluster import Cluster, load_cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec, load_precision
+from autoshard.units import format_seconds
 
 
 def plan_for(request: PlanRequest) -> Plan:
@@ -23,6 +28,10 @@ def plan_for(request: PlanRequest) -> Plan:
     pins = Pins(**{PIN_FIELDS.get(name, name): value for name, value in request.pins.items()})
     backend, result, backend_notes = _search(model, training, cluster, pins, request)
     problem = Problem(model, training, cluster, backend)
+    operators = None
+    if request.operators == "solver":
+        result, operators, solver_notes = _solved(problem, result)
+        backend_notes += solver_notes
     return make_plan(
         model,
         training,
@@ -34,7 +43,34 @@ def plan_for(request: PlanRequest) -> Plan:
         result.runners_up,
         (*notes, *backend_notes, *warnings(problem, result.best.strategy)),
         pins,
+        operators,
     )
+
+
+def _solved(
+    problem: Problem, result: SearchResult
+) -> tuple[SearchResult, Mapping[str, Choice] | None, tuple[str, ...]]:
+    """The result with the solver's operators where they pay, those operators, and a note of what they bring."""
+    from autoshard.search.operators.improve import WORTH, improve
+
+    found, tried = improve(problem, result), 1 + len(result.runners_up)
+    if found is None:
+        note = (
+            f"operators: in the {tried} best layouts the solver has none that make the step {WORTH:.1%} faster than "
+            "Megatron's, which stay"
+        )
+        return result, None, (note,)
+    layouts = (result.best, *result.runners_up)
+    others = tuple(one for one in layouts if one.strategy != found.strategy)[: len(result.runners_up)]
+    step, before, best_before = (
+        format_seconds(one.step_time_s) for one in (found.estimate, found.before, result.best.estimate)
+    )
+    note = (
+        f"operators by the solver: {step} a step; Megatron's would take {before} in this layout and {best_before} in "
+        f"the best one for them. Only the {tried} best layouts under Megatron's were solved"
+    )
+    best = Candidate(found.strategy, found.estimate)
+    return replace(result, best=best, runners_up=others), found.operators, (note,)
 
 
 def _sequence_length(request: PlanRequest, model: ModelSpec) -> tuple[int, tuple[str, ...]]:

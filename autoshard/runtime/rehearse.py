@@ -12,9 +12,12 @@ from math import prod
 
 from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError
+from autoshard.graph.redistribute import NoTransition
 from autoshard.layout.context_parallel import UNUSED
 from autoshard.layout.plan import Plan, make_plan
+from autoshard.layout.sharding import divides
 from autoshard.layout.strategy import Strategy
+from autoshard.layout.template import template_of
 from autoshard.spec.cluster import Cluster, load_cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec
@@ -59,7 +62,7 @@ def rehearse(original: Plan, max_processes: int, vocab_size: int) -> Rehearsal:
         global_batch_size=_microbatches(original, kept.get("pp", 1)) * strategy.dp * strategy.microbatch_size,
     )
     model = replace(model, num_hidden_layers=sum(strategy.stage_layers))
-    return Rehearsal(_plan(model, training, strategy), left_out, 2 ** len(used))
+    return Rehearsal(_with_operators(_plan(model, training, strategy), original), left_out, 2 ** len(used))
 
 
 def one_process(plan: Plan) -> Plan:
@@ -86,6 +89,23 @@ def one_process(plan: Plan) -> Plan:
 def _plan(model: ModelSpec, training: TrainingSpec, strategy: Strategy) -> Plan:
     cluster = local_cluster(strategy.world_size)
     return make_plan(model, training, cluster, "torch", strategy, estimate(model, training, cluster, strategy))
+
+
+def _with_operators(plan: Plan, original: Plan) -> Plan:
+    """The original's choices for each operator, where the shrunken dims divide; else the rule's."""
+    graph = plan.graph(range(1), True, True)
+    axes, found = plan.mesh.stage_axes, dict(plan.operators)
+    for op in graph.operators:
+        name = template_of(op.name)
+        choice = {axis: original.operators[name].get(axis, rule) for axis, rule in found[name].items()}
+        if divides(graph, op, choice, axes):
+            found[name] = choice
+    kept = replace(plan, operators=found)
+    try:
+        assert kept.sample_programs
+    except NoTransition:
+        return plan
+    return kept
 
 
 def local_cluster(processes: int) -> Cluster:
@@ -115,7 +135,7 @@ def _strategy(original: Plan, kept: dict[str, int]) -> Strategy:
         context_parallel=strategy.context_parallel if size["cp"] > 1 else UNUSED,
         ep=size["ep"],
         num_virtual_stages=chunks,
-        schedule=strategy.schedule if interleaved else "1f1b",
+        schedule=strategy.schedule if size["pp"] > 1 else "1f1b",
         microbatch_size=min(strategy.microbatch_size, 2),
         sequence_parallel=strategy.sequence_parallel and size["tp"] > 1,
         stage_layers=_stage_layers(strategy.stage_layers, size["pp"] * chunks),

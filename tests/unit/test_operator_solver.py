@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from functools import cache
 from itertools import product
-from math import inf, prod
+from math import inf
 
 import pytest
 
 from autoshard.graph.ir import Graph, GraphBuilder
-from autoshard.graph.partition import Choice, OperatorStep, Program
+from autoshard.graph.partition import Choice
 from autoshard.graph.redistribute import NoTransition
 from autoshard.search.operators.options import operator_options
-from autoshard.search.operators.prices import MemoryRow, Price, Prices
+from autoshard.search.operators.prices import MemoryRow, Price
 from autoshard.search.operators.program import OperatorProblem
 from autoshard.search.operators.solve import priced, solve
+from tests.unit.operator_prices import random_prices
 
 HIDDEN = "batch seq embed"
 
@@ -46,28 +46,6 @@ def random_graph(rng: random.Random) -> Graph:
         else:
             hidden.append(b.elementwise(rng.choice(("add", "silu_mul")), name, x, rng.choice(hidden)))
     return b.build()
-
-
-def random_prices(rng: random.Random, memory: tuple[MemoryRow, ...] = ()) -> Prices:
-    """Any numbers: what is right for one hardware must be right for all."""
-    seed = rng.random()
-
-    @cache
-    def number(*key: object) -> float:
-        return random.Random(f"{seed} {key}").uniform(0.0, 1.0)
-
-    def operator_s(program: Program, step: OperatorStep) -> tuple[float, float]:
-        size = prod(program.axes.values())
-        choice = tuple(sorted(step.choice.items()))
-        return number(step.operator.name, choice) / size, 2 * number(step.operator.name, choice, 1)
-
-    def collective_s(kind: str, axes: tuple[str, ...], size: int) -> float:
-        return 0.1 * number(kind, axes) + size / 2048 * number(kind, axes, "bandwidth")
-
-    def parameter_s(axes: tuple[str, ...]) -> float:
-        return number("parameter", axes) / 500
-
-    return Prices(operator_s, collective_s, parameter_s, memory)
 
 
 def random_problem(seed: int) -> OperatorProblem:

@@ -1,0 +1,225 @@
+"""From layouts that the search found to operator choices that beat the rule of layout/sharding.py in them.
+
+The search prices every layout with the rule. Here the integer program is solved for a few of the best, each under the
+memory that the layout leaves; the cost model then prices the whole layout with the choices, and only that counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from autoshard.cost.collectives import collective_law, collective_time_s, group_shape
+from autoshard.cost.compute import memory_s, operator_seconds
+from autoshard.cost.estimate import Estimate, estimate
+from autoshard.cost.load import RankLoad, rank_load, telling_ranks
+from autoshard.cost.memory import memory_values, zero1_axes
+from autoshard.cost.stage import mesh_order, strategy_mesh, strategy_parts
+from autoshard.cost.step import accumulation_s_per_parameter
+from autoshard.graph.ir import Graph
+from autoshard.graph.partition import Choice, OperatorStep, Program
+from autoshard.layout.context_parallel import with_context_parallel
+from autoshard.layout.mesh import TENSOR_PARALLEL_AXES, Mesh
+from autoshard.layout.sharding import choices, differing
+from autoshard.layout.strategy import Strategy
+from autoshard.layout.template import template_of
+from autoshard.models.stage import dim_sizes, stage_graph
+from autoshard.search.operators.prices import Axes, MemoryRow, Prices
+from autoshard.search.operators.solve import OperatorSolution, block_problem, priced, solve
+from autoshard.search.result import SearchResult
+from autoshard.search.rules import Problem
+from autoshard.spec.training import DTYPE_BYTES, Precision
+
+WORTH = 1e-3
+"""Share of the step that choices must save: below it a plan is as fast, and Megatron's choices are simpler."""
+ATTEMPTS = 3
+"""Memory that the rows do not see (whole buckets, other stages' ends) may push a solution over: it is solved again with
+that much less."""
+
+
+@dataclass(frozen=True)
+class Improvement:
+    """operators: by template, all of them. before: of the same strategy with the rule."""
+
+    strategy: Strategy
+    operators: dict[str, Choice]
+    estimate: Estimate
+    before: Estimate
+
+
+def improve(problem: Problem, result: SearchResult) -> Improvement | None:
+    """The fastest of the search's layouts with solved operators; None where none beats the best without.
+
+    Raises AutoshardError where HiGHS is not installed.
+    """
+    best: Improvement | None = None
+    limit = result.best.estimate.step_time_s * (1 - WORTH)
+    for candidate in (result.best, *result.runners_up):
+        found = solve_layout(problem, candidate.strategy, candidate.estimate)
+        if found is not None and found.estimate.step_time_s < limit:
+            best, limit = found, found.estimate.step_time_s
+    return best
+
+
+def solve_layout(problem: Problem, strategy: Strategy, before: Estimate) -> Improvement | None:
+    """One layout with solved operators that fits in memory; None where there is nothing to solve or nothing fits."""
+    mesh = strategy_mesh(problem.model, problem.cluster, strategy)
+    if not set(mesh.stage_axes) & set(TENSOR_PARALLEL_AXES):
+        return None
+    reserve = 0.0
+    rule = _rule(problem, strategy, mesh)
+    for _ in range(ATTEMPTS):
+        solved = _solve_parts(problem, strategy, mesh, reserve)
+        operators = {name: solved.get(name, choice) for name, choice in rule.items()}
+        others = differing(operators, rule)
+        cost = estimate(problem.model, problem.training, problem.cluster, strategy, operators=others)
+        if cost.fits:
+            return Improvement(strategy, operators, cost, before)
+        reserve += 1.01 * (cost.fullest.total_bytes - cost.memory_capacity_bytes)
+    return None
+
+
+def graphs(problem: Problem, strategy: Strategy) -> tuple[Graph, ...]:
+    """One block, the embedding and the head, as the layout's microbatches run through them; tied ends are one."""
+    model, training = problem.model, problem.training
+    batch = strategy.microbatch_size * strategy.dp
+    sizes = dim_sizes(model, batch, training.sequence_length, strategy.tp, training.expert_capacity_factor)
+    ends = ((0, True, True),) if model.tie_word_embeddings else ((0, True, False), (0, False, True))
+    size, kernel = DTYPE_BYTES[training.precision.compute_dtype], strategy.attention_kernel
+    return tuple(
+        with_context_parallel(
+            stage_graph(model, sizes, range(layers), first, last, kernel, size), strategy.context_parallel, strategy.cp
+        )
+        for layers, first, last in ((1, False, False), *ends)
+    )
+
+
+def _rule(problem: Problem, strategy: Strategy, mesh: Mesh) -> dict[str, Choice]:
+    found: dict[str, Choice] = {}
+    for graph in graphs(problem, strategy):
+        own = choices(graph, mesh.stage_axes, strategy.sequence_parallel)
+        found.update({template_of(name): choice for name, choice in own.items()})
+    return found
+
+
+def _solve_parts(problem: Problem, strategy: Strategy, mesh: Mesh, reserve_bytes: float) -> dict[str, Choice]:
+    """By template. Embedding and head within the memory that they have by the rule, then the block with all the rest.
+
+    A table that embedding and head share is left to the rule.
+    """
+    block, *ends = graphs(problem, strategy)
+    found: dict[str, Choice] = {}
+    for graph in ends if not problem.model.tie_word_embeddings else ():
+        found.update(_solve_end(problem, strategy, mesh, graph))
+    prices = layout_prices(problem, strategy, mesh)
+    whole = block_problem(block, mesh.stage_axes, strategy.sequence_parallel, prices, problem.backend)
+    before = priced(whole, choices(block, mesh.stage_axes, strategy.sequence_parallel))
+    rows = _with_room(problem, strategy, mesh, before, reserve_bytes)
+    solution = solve(replace(whole, prices=replace(prices, memory=rows)), before.price)
+    found.update(_by_template(solution))
+    return found
+
+
+def _by_template(solution: OperatorSolution | None) -> dict[str, Choice]:
+    return {} if solution is None else {template_of(name): choice for name, choice in solution.choices.items()}
+
+
+def _solve_end(problem: Problem, strategy: Strategy, mesh: Mesh, graph: Graph) -> dict[str, Choice]:
+    prices = replace(layout_prices(problem, strategy, mesh), recompute="none")
+    rows = tuple(replace(row, kept=1.0) for row in prices.memory[:1])
+    whole = block_problem(
+        graph, mesh.stage_axes, strategy.sequence_parallel, replace(prices, memory=rows), problem.backend
+    )
+    before = priced(whole, choices(graph, mesh.stage_axes, strategy.sequence_parallel))
+    capped = tuple(
+        replace(row, capacity_bytes=size * (1 + 1e-9))
+        for row, size in zip(rows, before.price.memory_bytes, strict=True)
+    )
+    return _by_template(solve(replace(whole, prices=replace(prices, memory=capped)), before.price))
+
+
+def layout_prices(problem: Problem, strategy: Strategy, mesh: Mesh) -> Prices:
+    """What the cost model says of one block of the layout; the rows of memory have no capacity yet."""
+    training, cluster = problem.training, problem.cluster
+    order, dtype = mesh_order(mesh), training.precision.compute_dtype
+    count = strategy.num_microbatches(training.global_batch_size)
+
+    def operator_s(program: Program, step: OperatorStep) -> tuple[float, float]:
+        seconds = operator_seconds(program, step, cluster.device, dtype)
+        return seconds.forward, seconds.backward
+
+    def collective_s(kind: str, axes: Axes, size: int) -> float:
+        return collective_time_s(kind, size, group_shape(order, axes, cluster.devices_per_node), cluster)
+
+    def parameter_s(axes: Axes) -> float:
+        once = _sync_s(problem, strategy, mesh, axes) + _update_s(problem, strategy, mesh, axes)
+        return accumulation_s_per_parameter(training.precision, cluster.device) + once / count
+
+    return Prices(operator_s, collective_s, parameter_s, _rows(problem, strategy, mesh), strategy.recompute)
+
+
+def _sync_s(problem: Problem, strategy: Strategy, mesh: Mesh, axes: Axes) -> float:
+    """Once a step, of one element of a parameter: its gradient summed, the parameter gathered; latency left out."""
+    cluster, precision = problem.cluster, problem.training.precision
+    order, shared = mesh_order(mesh), zero1_axes(axes)
+    within = tuple(axis for axis in axes if axis not in shared)
+
+    def s_per_byte(kind: str, over: Axes) -> float:
+        shape = group_shape(order, tuple(sorted(over)), cluster.devices_per_node)
+        return collective_law(kind, shape, cluster).seconds_per_byte
+
+    reduce_bytes = DTYPE_BYTES[precision.gradient_reduce_dtype]
+    seconds = reduce_bytes * s_per_byte("all_reduce", within) if within else 0.0
+    if shared and strategy.zero1:
+        gathered = DTYPE_BYTES[precision.parameter_dtype] * s_per_byte("all_gather", shared)
+        return seconds + reduce_bytes * s_per_byte("reduce_scatter", shared) + gathered
+    return seconds + (reduce_bytes * s_per_byte("all_reduce", shared) if shared else 0.0)
+
+
+def _update_s(problem: Problem, strategy: Strategy, mesh: Mesh, axes: Axes) -> float:
+    """The optimizer reads and writes the state of one element, on each rank its share."""
+    share = 1 / mesh.size(zero1_axes(axes)) if strategy.zero1 else 1.0
+    return 2 * share * memory_s(_state_bytes(problem.training.precision), problem.cluster.device)
+
+
+def _state_bytes(precision: Precision) -> float:
+    """Master weight and both moments of an element."""
+    master = 0 if precision.master_dtype is None else DTYPE_BYTES[precision.master_dtype]
+    return master + 2.0 * DTYPE_BYTES[precision.optimizer_dtype]
+
+
+def _loads(problem: Problem, strategy: Strategy) -> tuple[RankLoad, ...]:
+    count = strategy.num_microbatches(problem.training.global_batch_size)
+    parts = strategy_parts(problem.model, problem.training, problem.cluster, strategy)
+    return tuple(rank_load(strategy, parts, count, rank) for rank in telling_ranks(strategy))
+
+
+def _rows(problem: Problem, strategy: Strategy, mesh: Mesh) -> tuple[MemoryRow, ...]:
+    """One for each kind of pipeline rank, as cost/memory.py counts them."""
+    return tuple(_row(problem, strategy, mesh, load) for load in _loads(problem, strategy))
+
+
+def _row(problem: Problem, strategy: Strategy, mesh: Mesh, load: RankLoad) -> MemoryRow:
+    precision = problem.training.precision
+    parameter = DTYPE_BYTES[precision.parameter_dtype]
+    apart = precision.gradient_accumulation_dtype != precision.parameter_dtype
+    whole = load.num_blocks * (parameter + DTYPE_BYTES[precision.gradient_accumulation_dtype])
+    handed_over = max(load.blocks) * parameter if apart else 0
+
+    def state_bytes(axes: Axes) -> float:
+        share = 1 / mesh.size(zero1_axes(axes)) if strategy.zero1 else 1.0
+        return whole + handed_over + load.num_blocks * _state_bytes(precision) * share
+
+    return MemoryRow(state_bytes, float(load.in_flight * max(load.blocks)), 1.0, 2.0, float("inf"))
+
+
+def _with_room(
+    problem: Problem, strategy: Strategy, mesh: Mesh, before: OperatorSolution, reserve_bytes: float
+) -> tuple[MemoryRow, ...]:
+    """The rows with what the rest of each rank leaves of its memory."""
+    precision, device = problem.training.precision, problem.cluster.device
+    rows = []
+    known = zip(_loads(problem, strategy), _rows(problem, strategy, mesh), before.price.memory_bytes, strict=True)
+    for load, row, own in known:
+        total = sum(memory_values(load, precision, mesh, strategy.zero1, device))
+        rows.append(replace(row, capacity_bytes=max(1.0, device.memory_bytes - (total - own) - reserve_bytes)))
+    return tuple(rows)

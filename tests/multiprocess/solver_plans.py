@@ -1,0 +1,60 @@
+"""Plans whose operators the solver chose under random prices: no two alike, and none is Megatron's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+from autoshard.graph.partition import Choice
+from autoshard.layout.plan import Plan
+from autoshard.layout.template import template_of
+from autoshard.search.operators.solve import block_problem, priced, solve
+from tests.multiprocess.plans import MODELS, plan_of, strategy
+from tests.unit.operator_prices import random_prices
+
+LAYOUTS = {
+    2: {
+        "tp": ("llama", strategy(tp=2), 2),
+        "tp, no sequence parallel": ("llama", strategy(tp=2, sp=False), 2),
+        "tp, microbatches of 2": ("llama", strategy(tp=2, mbs=2, recompute="core_attention+mlp"), 2),
+        "plain attention": ("mistral", strategy(tp=2, kernel="plain", recompute="full"), 2),
+        "mixtral": ("mixtral", strategy(tp=2), 2),
+        "gpt2": ("gpt2", strategy(tp=2), 2),
+    },
+    4: {
+        "kv replicated": ("few kv heads", strategy(tp=4), 2),
+        "tp x dp": ("llama", strategy(tp=2, dp=2, recompute="core_attention"), 2),
+        "tp x cp": ("llama", strategy(tp=2, cp=2), 2),
+        "tp x pp": ("llama", strategy(tp=2, pp=2), 4),
+        "mixtral ep x tp": ("mixtral", strategy(tp=2, dp=2, ep=2), 2),
+    },
+}
+SEEDS = range(2)
+CASES = {
+    world_size: {f"{name}, seed {seed}": (*layout, seed) for name, layout in layouts.items() for seed in SEEDS}
+    for world_size, layouts in LAYOUTS.items()
+}
+"""World size -> name -> (model, strategy, microbatches a step, seed)."""
+
+
+def case(world_size: int, name: str) -> Plan:
+    model, chosen, microbatches, seed = CASES[world_size][name]
+    plan = plan_of(MODELS[model], chosen, microbatches)
+    return replace(plan, operators={**plan.operators, **solved(plan, seed)})
+
+
+def solved(plan: Plan, seed: int) -> dict[str, Choice]:
+    """By template; a table that embedding and head share stays as the rule has it."""
+    parts = [(range(1), False, False)]
+    if not plan.model.tie_word_embeddings:
+        parts += [(range(0), True, False), (range(0), False, True)]
+    found: dict[str, Choice] = {}
+    for number, (layers, first, last) in enumerate(parts):
+        graph, axes = plan.graph(layers, first, last), plan.mesh.stage_axes
+        prices = random_prices(Random(10 * seed + number))
+        problem = block_problem(graph, axes, plan.strategy.sequence_parallel, prices, "torch")
+        rule = priced(problem, {op.name: plan.operators[template_of(op.name)] for op in graph.operators})
+        solution = solve(problem, rule.price)
+        assert solution is not None
+        found.update({template_of(name): choice for name, choice in solution.choices.items()})
+    return found
