@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,10 +17,14 @@ Kernel = Callable[..., torch.Tensor]
 
 @dataclass(frozen=True)
 class Context:
-    """The program and this rank's place in its mesh; groups is None on one device."""
+    """The program and this rank's place in its mesh; groups is None on one device.
+
+    tables: constants that operators share, made by the first that needs them.
+    """
 
     program: Program
     groups: MeshGroups | None
+    tables: dict[Any, torch.Tensor] = field(default_factory=dict)
 
     @property
     def graph(self) -> Graph:

@@ -85,12 +85,35 @@ def _elementwise(context: Context, step: OperatorStep) -> Kernel:
     return lambda *values: function(*(x[index] for x, index in zip(values, indices, strict=True)))
 
 
+class _RmsNorm(torch.autograd.Function):
+    """x / sqrt(mean(x^2) + eps) * weight over the last dim, computed in FP32 (or FP64).
+
+    Keeps x and one number a row; torch's own, which is made of several functions on CPU, keeps two wide copies of x.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+        ctx.save_for_backward(x, weight, scale)
+        return (wide * scale * weight).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        x, weight, scale = ctx.saved_tensors
+        normal, grad = x.to(scale.dtype) * scale, grads[0].to(scale.dtype)
+        grad_weight = (grad * normal).flatten(0, -2).sum(0)
+        grad = grad * weight
+        grad_x = (grad - normal * (grad * normal).mean(-1, keepdim=True)) * scale
+        return grad_x.to(x.dtype), grad_weight.to(weight.dtype), None
+
+
 def _norm(context: Context, step: OperatorStep) -> Kernel:
     op = step.operator
     size = (context.graph.sizes[context.dims(op.inputs[0])[-1]],)
     eps: Any = op.attributes["eps"]
     if op.attributes["function"] == "rms":
-        return lambda x, weight: F.rms_norm(x, size, weight, eps)
+        return lambda x, weight: _RmsNorm.apply(x, weight, eps)
     return lambda x, weight, bias: F.layer_norm(x, size, weight, bias, eps)
 
 
@@ -115,17 +138,17 @@ def _rope(context: Context, step: OperatorStep) -> Kernel:
     positions = context.positions(step).double()
     turned: Any = op.attributes["rotary_dim"]
     frequencies = rope_frequencies(turned, op.attributes["theta"], op.attributes["scaling"])  # type: ignore[arg-type]
-    angles = torch.outer(positions, frequencies).repeat(1, 2)
     shape = [1] * len(dims)
-    shape[dims.index("seq")], shape[-1] = angles.shape
-    table = torch.stack((angles.cos(), angles.sin())).view(2, *shape)
-    cached: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
+    shape[dims.index("seq")], shape[-1] = len(positions), turned
 
     def rotate(x: torch.Tensor) -> torch.Tensor:
-        key = (x.dtype, x.device)
-        if key not in cached:
-            cached[key] = table.to(device=x.device, dtype=x.dtype)
-        cos, sin = cached[key]
+        key = ("rope", context.piece(step, "seq"), turned, op.attributes["theta"], op.attributes["scaling"])
+        place = (key, x.dtype, x.device)
+        if place not in context.tables:  # one for all blocks
+            angles = torch.outer(positions, frequencies).repeat(1, 2)
+            table = torch.stack((angles.cos(), angles.sin()))
+            context.tables[place] = table.to(device=x.device, dtype=x.dtype)
+        cos, sin = context.tables[place].view(2, *shape)
         first, second = x.chunk(2, -1)
         return x * cos + torch.cat((-second, first), -1) * sin
 
