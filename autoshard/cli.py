@@ -18,7 +18,7 @@ from autoshard.errors import AutoshardError
 if TYPE_CHECKING:
     from autoshard.commands.parser import Parser
 
-COMMANDS = ("plan", "explain", "validate", "run", "sweep")
+COMMANDS = ("plan", "score", "explain", "validate", "run", "sweep")
 DESCRIPTION = """\
 Plan how a large model is sharded over AWS Trainium, prove the plan, run it.
 

@@ -20,13 +20,9 @@ from autoshard.units import format_seconds
 
 def plan_for(request: PlanRequest) -> Plan:
     """The fastest plan that fits. Raises AutoshardError for a wrong request and NoLayoutFits where nothing fits."""
-    model = load_model(request.model)
-    instance = request.instance or (None if request.hardware else INSTANCE)
-    cluster = load_cluster(instance, request.nodes, request.lnc, request.hardware)
-    length, notes = _sequence_length(request, model)
-    training = TrainingSpec(length, request.global_batch, load_precision(request.precision))
-    pins = Pins(**{PIN_FIELDS.get(name, name): value for name, value in request.pins.items()})
-    backend, result, backend_notes = _search(model, training, cluster, pins, request)
+    model, training, cluster, notes = inputs_of(request)
+    pins = pins_of(request)
+    backend, result, backend_notes = search_backends(model, training, cluster, pins, request)
     problem = Problem(model, training, cluster, backend)
     operators = None
     if request.operators == "solver":
@@ -45,6 +41,19 @@ def plan_for(request: PlanRequest) -> Plan:
         pins,
         operators,
     )
+
+
+def inputs_of(request: PlanRequest) -> tuple[ModelSpec, TrainingSpec, Cluster, tuple[str, ...]]:
+    """What is trained on what, and notes."""
+    model = load_model(request.model)
+    instance = request.instance or (None if request.hardware else INSTANCE)
+    cluster = load_cluster(instance, request.nodes, request.lnc, request.hardware)
+    length, notes = _sequence_length(request, model)
+    return model, TrainingSpec(length, request.global_batch, load_precision(request.precision)), cluster, notes
+
+
+def pins_of(request: PlanRequest) -> Pins:
+    return Pins(**{PIN_FIELDS.get(name, name): value for name, value in request.pins.items()})
 
 
 def _solved(
@@ -92,7 +101,7 @@ def _sequence_length(request: PlanRequest, model: ModelSpec) -> tuple[int, tuple
     )
 
 
-def _search(
+def search_backends(
     model: ModelSpec, training: TrainingSpec, cluster: Cluster, pins: Pins, request: PlanRequest
 ) -> tuple[str, SearchResult, tuple[str, ...]]:
     """(backend, result, notes). With backend auto, torch steps in where NxD's rules leave nothing."""

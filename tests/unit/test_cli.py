@@ -48,8 +48,8 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("", "a command is missing: plan, explain, validate, run, sweep; see autoshard --help"),
-        ("fly", "fly is not a command; commands: plan, explain, validate, run, sweep"),
+        ("", "a command is missing: plan, score, explain, validate, run, sweep; see autoshard --help"),
+        ("fly", "fly is not a command; commands: plan, score, explain, validate, run, sweep"),
         ("plan --model llama3-8b --nodse 4", "--nodse is not an option here; did you mean --nodes?"),
         ("plan --model llama3-8b --frobnicate", "--frobnicate is not an option here; see --help"),
         ("plan --model llama3-8b 16", "16 is one argument too many; see --help"),
@@ -201,8 +201,8 @@ def test_options_of_plan() -> None:
     """The names that recipes, scripts and the issue rely on."""
     assert [option.flag for option in OPTIONS.values()] == [
         "--model", "--instance", "--nodes", "--lnc", "--hardware", "--seq-len", "--global-batch", "--precision",
-        "--backend", "--tp", "--pp", "--dp", "--cp", "--ep", "--vpp", "--micro-batch", "--schedule", "--recompute",
-        "--attention-kernel", "--context-parallel",
+        "--backend", "--operators", "--tp", "--pp", "--dp", "--cp", "--ep", "--vpp", "--micro-batch", "--schedule",
+        "--recompute", "--attention-kernel", "--context-parallel",
     ]  # fmt: skip
     assert build_parser("plan").parse_args(["plan"]).plan.out == "plan.json"
 

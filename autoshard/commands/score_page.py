@@ -1,0 +1,111 @@
+"""A score as a page of text and as JSON: the layout, what it breaks, and each term beside the best layout's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from autoshard.cost.values import Estimate, Term
+from autoshard.explain.describe import layout_name
+from autoshard.explain.page import Line, hanging, heading, paint, table, wrapped
+from autoshard.layout.plan_json import estimate_to_dict
+from autoshard.layout.rounding import rounded
+from autoshard.search.result import Candidate
+from autoshard.search.rules import Problem
+from autoshard.search.score import Score
+from autoshard.units import format_bytes, format_seconds
+
+LEAST_SHARE = 0.0005
+
+
+def score_page(
+    problem: Problem, score: Score, best: Candidate | None, form: str, notes: tuple[str, ...], width: int, color: bool
+) -> str:
+    """Ends with a newline."""
+    width = max(60, min(width, 120))
+    cluster = problem.cluster
+    lines: list[Line] = [((f"{problem.model.name} on {cluster.nodes} x {cluster.instance}, {form}", "bold"),), ()]
+    lines += heading("Layout", layout_name(score.strategy), width)
+    for wrong in score.broken:
+        lines += hanging("  breaks  ", wrong, width, "red")
+    if not score.broken:
+        lines += wrapped(f"obeys every rule of backend {problem.backend}", width, "  ")
+    if best is not None:
+        lines += heading("Best", layout_name(best.strategy), width)
+    lines.append(())
+    if score.estimate is None:
+        lines += wrapped("It has no price: what it breaks leaves no order of work.", width, "")
+    else:
+        lines += _compared(score.estimate, None if best is None else best.estimate, width)
+    for note in notes:
+        lines += [*hanging("note    ", note, width)]
+    return paint(lines, width, color)
+
+
+def _compared(own: Estimate, best: Estimate | None, width: int) -> list[Line]:
+    lines = heading("Step", _verdict(own, best), width)
+    other = None if best is None else best.time_terms
+    lines += _terms("term", own.time_terms, other, own.step_time_s, format_seconds, width)
+    lines.append(())
+    full, capacity = own.fullest, own.memory_capacity_bytes
+    fits = "fits" if own.fits else f"does not fit, {format_bytes(full.total_bytes - capacity)} too much"
+    lines += heading("Memory", f"~{format_bytes(full.total_bytes)} of {format_bytes(capacity)} a device: {fits}", width)
+    other = None if best is None else best.fullest.terms
+    lines += _terms("fullest device", full.terms, other, full.total_bytes, format_bytes, width)
+    lines.append(())
+    return lines
+
+
+def _verdict(own: Estimate, best: Estimate | None) -> str:
+    text = f"~{format_seconds(own.step_time_s)}, ~{own.tokens_per_s:,.0f} tokens/s, MFU ~{own.mfu:.1%}"
+    if best is None:
+        return text
+    more = own.step_time_s / best.step_time_s - 1
+    if abs(more) < LEAST_SHARE:
+        return f"{text}; as fast as the best"
+    return f"{text}; the best takes ~{format_seconds(best.step_time_s)}, so this one is {abs(more):.1%} " + (
+        "slower" if more > 0 else "faster"
+    )
+
+
+def _terms(
+    title: str,
+    own: tuple[Term, ...],
+    best: tuple[Term, ...] | None,
+    whole: float,
+    formatted: Callable[[float], str],
+    width: int,
+) -> list[Line]:
+    """Largest first; those that are next to nothing in both are left out."""
+    others = {term.name: term.value for term in best or ()}
+    rows = []
+    for term in sorted(own, key=lambda one: -one.value):
+        other = others.get(term.name, 0.0)
+        if max(term.value, other) < LEAST_SHARE * whole:
+            continue
+        row = [term.name, f"~{formatted(term.value)}"]
+        if best is not None:
+            sign = "-" if term.value < other else "+"
+            row += [f"~{formatted(other)}", f"{sign}{formatted(abs(term.value - other))}"]
+        rows.append(row)
+    header = [title, "this"] + (["best", "difference"] if best is not None else [])
+    return table(header, rows, width, right=range(1, len(header)))
+
+
+def score_to_dict(
+    problem: Problem, score: Score, best: Candidate | None, form: str, notes: tuple[str, ...]
+) -> dict[str, Any]:
+    """Plain JSON values."""
+    return {
+        "form": form,
+        "model": problem.model.name,
+        "backend": problem.backend,
+        "strategy": score.strategy.to_dict(),
+        "broken": list(score.broken),
+        "fits": None if score.estimate is None else score.estimate.fits,
+        "estimate": None if score.estimate is None else estimate_to_dict(rounded(score.estimate)),
+        "best": None
+        if best is None
+        else {"strategy": best.strategy.to_dict(), "estimate": estimate_to_dict(rounded(best.estimate))},
+        "notes": list(notes),
+    }

@@ -1,0 +1,81 @@
+"""torchtitan's configurations (TOML) as layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from autoshard.errors import AutoshardError
+from autoshard.interop.written_layout import WrittenLayout, whole_number
+
+DEGREES = {
+    "tp": "tensor_parallel_degree",
+    "pp": "pipeline_parallel_degree",
+    "cp": "context_parallel_degree",
+    "ep": "expert_parallel_degree",
+}
+MODELS = {
+    ("llama3", "8B"): "llama3-8b",
+    ("llama3", "70B"): "llama3-70b",
+    ("llama3", "405B"): "llama3.1-405b",
+}
+RECOMPUTE = {"none": "none", "full": "full", "selective": "core_attention+mlp"}
+
+
+def torchtitan_layout(text: str) -> WrittenLayout:
+    """Degrees default to 1; shards and replicas of the data are what is left of the devices, as there."""
+    data = _toml(text)
+    parallelism, training = _section(data, "parallelism"), _section(data, "training")
+    experimental = _section(data, "experimental")
+    options: dict[str, Any] = {}
+    for name, key in DEGREES.items():
+        value = next((part[key] for part in (parallelism, experimental, training) if key in part), 1)
+        options[name] = whole_number(key, value)
+    for name, keys in {"seq_len": ("seq_len",), "local": ("local_batch_size", "batch_size")}.items():
+        for key in keys:
+            if key in training:
+                options[name] = whole_number(f"training.{key}", training[key])
+    local = options.pop("local", 1)
+    options["micro_batch"] = local if options["pp"] == 1 else parallelism.get("pipeline_parallel_microbatch_size", 1)
+    batch = training.get("global_batch_size", -1)
+    fields: dict[str, Any] = {"sequence_parallel": options["tp"] > 1, "zero1": True}
+    if batch != -1:
+        options["global_batch"] = whole_number("training.global_batch_size", batch)
+    else:
+        fields["sequences_per_replica"] = local
+    interleaved = "interleaved" in str(parallelism.get("pipeline_parallel_schedule", "1F1B")).lower()
+    options["vpp"] = 2 if interleaved and options["pp"] > 1 else 1
+    options["schedule"] = "interleaved" if options["vpp"] > 1 else "1f1b"
+    mode = str(_section(data, "activation_checkpoint").get("mode", "selective"))
+    if mode not in RECOMPUTE:
+        raise AutoshardError(f"activation_checkpoint.mode is {mode[:40]!r}; it must be none, selective or full")
+    options["recompute"] = RECOMPUTE[mode]
+    options["precision"], options["backend"] = "mixed_precision", "torch"
+    model = _section(data, "model")
+    known = MODELS.get((str(model.get("name")), str(model.get("flavor"))))
+    if known:
+        options["model"] = known
+    notes = ["FSDP shards parameters and gradients too; it is priced as ZeRO-1, which shards the optimizer state"]
+    if mode == "selective":
+        notes.append("activation_checkpoint.mode=selective is priced as core_attention+mlp")
+    return WrittenLayout("torchtitan configuration", options, fields, notes=tuple(notes))
+
+
+def _toml(text: str) -> Mapping[str, Any]:
+    try:
+        parser: Any = import_module("tomllib")
+    except ImportError:  # Python 3.10
+        parser = import_module("tomli")
+    try:
+        found: Mapping[str, Any] = parser.loads(text)
+    except ValueError as error:
+        raise AutoshardError(f"it is not TOML: {error}") from None
+    return found
+
+
+def _section(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = data.get(name, {})
+    if not isinstance(found, Mapping):
+        raise AutoshardError(f"{name} must be a table")
+    return found

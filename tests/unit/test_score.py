@@ -1,0 +1,193 @@
+"""`autoshard score`: layouts in five formats, legal or not, beside the best."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoshard.cli import main
+from autoshard.errors import AutoshardError
+from autoshard.interop.written_layout import WrittenLayout, read_written_layout
+from autoshard.layout.plan_json import plan_to_json
+from autoshard.search.search import search
+from autoshard.spec.cluster import load_cluster
+from tests.unit.plan_examples import plan_70b
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+NXDT = """\
+name: hf_llama
+trainer: {devices: 32, num_nodes: 16, gradient_clip_val: 1.0}
+distributed_strategy:
+  tensor_model_parallel_size: 32
+  pipeline_model_parallel_size: 8
+  virtual_pipeline_model_parallel_size: 1
+  zero1: True
+  sequence_parallel: True
+  kv_replicator: 4
+data: {micro_batch_size: 1, global_batch_size: 1024, seq_length: "${model.encoder_seq_length}"}
+model:
+  model_config: /home/ubuntu/config.json
+  encoder_seq_length: 8192
+  max_position_embeddings: ${.encoder_seq_length}
+  num_layers: 80
+  hidden_size: 8192
+  activations_checkpoint_granularity: selective
+  activations_checkpoint_recompute: [CoreAttention, LlamaMLP]
+  fusions: {softmax: True, flash_attention: True}
+precision: {type: mixed_precision}
+"""
+MEGATRON = r"""
+#!/bin/bash
+torchrun --nnodes 16 --nproc_per_node=32 pretrain_gpt.py \
+    --num-layers 80 --hidden-size 8192 --ffn-hidden-size 28672 --num-attention-heads 64 --num-query-groups 8 \
+    --tensor-model-parallel-size 32 --pipeline-model-parallel-size 8 --sequence-parallel --use-distributed-optimizer \
+    --num-layers-per-virtual-pipeline-stage 5 --micro-batch-size 1 --global-batch-size=1024 --seq-length 8192 \
+    --recompute-granularity full --recompute-method uniform --bf16  # the usual
+"""
+TITAN = """\
+[model]
+name = "llama3"
+flavor = "70B"
+[training]
+local_batch_size = 2
+seq_len = 8192
+[parallelism]
+data_parallel_shard_degree = -1
+tensor_parallel_degree = 8
+pipeline_parallel_degree = 8
+pipeline_parallel_schedule = "1F1B"
+[activation_checkpoint]
+mode = "full"
+"""
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def scored(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main(["score", *arguments, "--format", "json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def written(name: str, text: str) -> str:
+    Path(name).write_text(text)
+    return name
+
+
+def test_a_recipe_with_all_pins(capsys: pytest.CaptureFixture[str]) -> None:
+    found = scored(capsys, str(RECIPES / "llama3_70b_trn1_16nodes.yaml"))
+    assert found["form"] == "recipe" and found["broken"] == [] and found["fits"] is True
+    own, best = found["estimate"], found["best"]["estimate"]
+    assert own["step_time_s"] > best["step_time_s"]
+    assert own["time_terms"].keys() == best["time_terms"].keys()
+    plan = plan_70b()
+    result = search(plan.model, plan.training, load_cluster("trn1.32xlarge", 16), top=0)
+    assert found["best"]["strategy"] == result.best.strategy.to_dict()
+
+
+def test_the_same_layout_in_other_words(capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = scored(capsys, str(RECIPES / "llama3_70b_trn1_16nodes.yaml"))
+    nxdt = scored(capsys, written("nxdt.yaml", NXDT), "--model", "llama3-70b")
+    assert (nxdt["strategy"], nxdt["estimate"]) == (recipe["strategy"], recipe["estimate"])
+    assert nxdt["form"] == "NxDT configuration"
+    mutable = json.loads(plan_to_json(plan_70b()))
+    mutable["strategy"] = recipe["strategy"]
+    plan = scored(capsys, written("plan.json", json.dumps(mutable)))
+    assert plan["form"] == "plan" and plan["estimate"] == recipe["estimate"]
+
+
+def test_megatron_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    found = scored(capsys, written("train.sh", MEGATRON), "--model", "llama3-70b")
+    strategy = found["strategy"]
+    names = ("tp", "pp", "dp", "num_virtual_stages", "schedule", "recompute", "sequence_parallel", "zero1")
+    assert [strategy[name] for name in names] == [32, 8, 2, 2, "interleaved", "full", True, True]
+    assert found["estimate"] and found["broken"] == []
+
+
+def test_torchtitan(capsys: pytest.CaptureFixture[str]) -> None:
+    found = scored(capsys, written("train.toml", TITAN), "--nodes", "16")
+    assert found["model"] == "llama3-70b" and found["backend"] == "torch"
+    strategy = found["strategy"]
+    assert [strategy[name] for name in ("tp", "pp", "dp", "microbatch_size", "recompute")] == [8, 8, 8, 1, "full"]
+    assert found["estimate"]["tokens_per_s"] == pytest.approx(2 * 8 * 8192 / found["estimate"]["step_time_s"], rel=1e-4)
+    assert any("ZeRO-1" in note for note in found["notes"])
+
+
+def test_a_recipe_with_open_choices_is_completed_by_the_search(capsys: pytest.CaptureFixture[str]) -> None:
+    found = scored(capsys, written("r.yaml", "model: llama3-8b\nnodes: 4\ntp: 32\n"))
+    assert found["strategy"]["tp"] == 32 and found["broken"] == [] and found["fits"] is True
+
+
+def test_what_breaks_rules_and_memory_has_a_price_all_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "model: llama3-70b\nnodes: 16\ntp: 4\npp: 2\ndp: 64\nmicro_batch: 4\nrecompute: none\n"
+    found = scored(capsys, written("r.yaml", text))
+    assert found["broken"] == ["tp=4 is not a group of trn1.32xlarge at lnc 1; degrees that are: 1, 2, 8, 32"]
+    assert found["fits"] is False and found["estimate"]["step_time_s"] > 0
+    assert main(["score", "r.yaml"]) == 0
+    page = capsys.readouterr().out
+    assert "  breaks  tp=4 is not a group of trn1.32xlarge at lnc 1; degrees that are: 1, 2, 8, 32\n" in page
+    assert " a device: does not fit, " in page and " too much\n" in page
+
+
+def test_what_has_no_order_of_work_has_no_price(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "model: llama3-70b\nnodes: 16\ntp: 8\npp: 64\nvpp: 2\nrecompute: none\n"
+    found = scored(capsys, written("r.yaml", text))
+    assert found["estimate"] is None and found["fits"] is None
+    assert "pp=64 x vpp=2 is 128 stages; llama3-70b has 80 blocks" in found["broken"]
+    assert main(["score", "r.yaml"]) == 0
+    assert "It has no price: what it breaks leaves no order of work.\n" in capsys.readouterr().out
+
+
+def test_pipeline_cuts_name_the_last_block_of_a_stage() -> None:
+    cuts = "  pipeline_cuts: ['model.layers.18', 'model.layers.39', 'model.layers.60']\nprecision:"
+    Path("c.yaml").write_text(NXDT.replace("precision:", cuts))
+    assert read_written_layout("c.yaml").fields["stage_layers"] == (19, 21, 21, 19)
+
+
+def layout(text: str, name: str = "l.yaml") -> WrittenLayout:
+    return read_written_layout(written(name, text))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("l.yaml", "a: [", "l.yaml: it is not YAML: "),
+        ("l.yaml", "- a", "l.yaml: it must hold named fields"),
+        ("l.toml", "a = ", "l.toml: it is not TOML: "),
+        ("l.toml", "model = 3", "l.toml: model must be a table"),
+        ("l.txt", "hello", "l.txt is no layout: a plan (.json), a recipe or "),
+        ("l.txt", "--tensor-model-parallel-size x", "l.txt: --tensor-model-parallel-size is 'x'; it must be a whole "),
+        ("l.txt", "--recompute-granularity some", "l.txt: --recompute-granularity is 'some'; it must be full or "),
+        ("l.txt", "--a 'b", "l.txt: it is no command line: No closing quotation"),
+        ("l.yaml", NXDT.replace("_size: 32", "_size: two"), "l.yaml: distributed_strategy.tensor_model_parallel_size "),
+        (
+            "l.yaml",
+            NXDT.replace("8192\n  max", "${.encoder_seq_length}\n  max"),
+            "l.yaml: model.encoder_seq_length ref",
+        ),
+    ],
+)
+def test_errors(name: str, text: str, message: str) -> None:
+    with pytest.raises(AutoshardError) as error:
+        layout(text, name)
+    assert str(error.value).startswith(message) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text", "message"),
+    [
+        ([], "tp: 8\n", "r.yaml does not say which model of those built in it is for; --model does"),
+        ([], "model: llama3-8b\nnodse: 4\n", "r.yaml has nodse, which is not an option of autoshard plan"),
+        ([], "model: llama3-8b\ntp: two\n", "r.yaml: tp: two must be a whole number of at least 1"),
+        ([], "model: llama3-8b\ntp: 3\n", "tp=3 x pp=1 x cp=1 is 3 devices, which must divide the 32 of 1 x trn1"),
+    ],
+)
+def test_errors_of_recipes(arguments: list[str], text: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["score", written("r.yaml", text), *arguments]) == 2
+    assert capsys.readouterr().err.startswith(f"autoshard: error: {message}")
