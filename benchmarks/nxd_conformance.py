@@ -5,8 +5,8 @@
 A file is a list of cases, or an object whose `cases` is one. A case of groups has `case` (world, tp, pp, cp, ep, lnc,
 target, lws: NxD's LOCAL_WORLD_SIZE) and `groups`, or an `error` where NxD refuses; one of schedules has pp,
 num_microbatches, vpp, `order` or `error`, and schedule (else interleaved where vpp > 1). The order of groups among each
-other does not count, that of the ranks in a group does. Exit code 0 when all are equal, 1 when one differs, 2 for a file
-that is no such thing.
+other does not count, that of the ranks in a group does. Exit code 0 when all are equal, 1 when one differs, 2 for
+another sort of file.
 """
 
 from __future__ import annotations
