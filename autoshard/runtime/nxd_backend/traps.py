@@ -1,0 +1,172 @@
+"""What neuronx-distributed 0.18.0 (NxD) and NxD Training accept and get wrong: repaired with a sentence, or refused.
+
+The list is known from running the library on CPU and from its source. A repair is something that
+`configuration.py` writes into the configuration; a refusal is an AutoshardError that says what would work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from autoshard.errors import AutoshardError
+from autoshard.layout.plan import Plan
+from autoshard.runtime.nxd_backend.rank_groups import mesh_groups, plan_case, rank_groups
+from autoshard.search.rules import check_strategy
+
+
+def nxd_repairs(plan: Plan) -> tuple[str, ...]:
+    """What the configuration of this plan does to stay clear of NxD's traps, a sentence each.
+
+    Raises AutoshardError where nothing can be done: the layout is one that NxD executes wrongly or not at all.
+    """
+    for refuse in REFUSALS:
+        refuse(plan)
+    check_strategy(plan.model, plan.training, plan.cluster, "nxd", plan.strategy)
+    return tuple(sentence for repair in REPAIRS if (sentence := repair(plan)) is not None)
+
+
+def kv_size_multiplier(plan: Plan) -> int:
+    """How often NxD's GQAQKVColumnParallelLinear repeats each key-value head; 1 where tp does not exceed them."""
+    return max(1, plan.strategy.tp // plan.model.num_key_value_heads)
+
+
+def key_value_block_of_rank(plan: Plan) -> tuple[int, ...]:
+    """For each tensor-parallel rank the block of key-value heads that it holds."""
+    tp, multiplier = plan.strategy.tp, kv_size_multiplier(plan)
+    if plan.cluster.layout_rules == "trn2":
+        return tuple(rank // multiplier for rank in range(tp))
+    return tuple(rank % (tp // multiplier) for rank in range(tp))
+
+
+def _context_parallel_gradients(plan: Plan) -> None:
+    if plan.strategy.cp > 1 and not plan.strategy.zero1:
+        raise AutoshardError(
+            f"cp={plan.strategy.cp} without zero1: NxD applies gradients that are {plan.strategy.cp} times too large; "
+            "use zero1"
+        )
+
+
+def _folded_groups(plan: Plan) -> None:
+    """Refused with dp=1 too: the plan's ranks are consecutive, NxD's are not."""
+    case = plan_case(plan)
+    if case.is_folded:
+        raise AutoshardError(
+            f"tp={case.tp} at lnc {case.lnc} on {plan.cluster.instance} has folded rank groups: with dp > 1 NxD sums "
+            f"gradients of different shards and leaves model files out; use another tp"
+        )
+
+
+def _other_groups(plan: Plan) -> None:
+    nxd, own = rank_groups(plan_case(plan)).by_name(), mesh_groups(plan).by_name()
+    for kind, groups in nxd.items():
+        if sorted(groups) != sorted(own[kind]):
+            raise AutoshardError(
+                f"tp={plan.strategy.tp} on {plan.cluster.instance}: {kind} of NxD are {list(groups[0])}, ..., "
+                f"of the plan {list(own[kind][0])}, ...; use another tp"
+            )
+
+
+def _expert_stages(plan: Plan) -> None:
+    strategy = plan.strategy
+    if strategy.ep == 1 or strategy.pp == 1:
+        return
+    empty = [stage.index for stage in plan.stages if not stage.layers]
+    if empty:
+        raise AutoshardError(
+            f"ep={strategy.ep}: stage {empty[0]} has no blocks, so no experts, and NxD skips the expert gradient sum "
+            "there; give each stage a block"
+        )
+
+
+def _truncated_batch(plan: Plan) -> None:
+    strategy, batch = plan.strategy, plan.training.global_batch_size
+    if batch % (strategy.dp * strategy.microbatch_size):
+        raise AutoshardError(
+            f"global_batch_size={batch} is no multiple of dp={strategy.dp} x microbatch_size="
+            f"{strategy.microbatch_size}: NxD Training would drop the rest without a word"
+        )
+
+
+def _unknown_precision(plan: Plan) -> None:
+    name = plan.training.precision.name
+    if name not in NXDT_PRECISIONS:
+        raise AutoshardError(
+            f"precision {name} has no counterpart in NxD; {', '.join(NXDT_PRECISIONS)} have one "
+            "(NxD Training rejects its own mixed_precisionSR)"
+        )
+
+
+def _unknown_family(plan: Plan) -> None:
+    from autoshard.runtime.nxd_backend.configuration import MODULE_CLASSES
+
+    if plan.model.model_type not in MODULE_CLASSES:
+        raise AutoshardError(
+            f"model_type={plan.model.model_type} of {plan.model.name} has no NxD model; "
+            f"{', '.join(MODULE_CLASSES)} have one"
+        )
+
+
+def _optimizer_files(plan: Plan) -> str | None:
+    if plan.strategy.cp == 1:
+        return None
+    return (
+        f"cp={plan.strategy.cp}: NxD's optimizer files lack a context-parallel rank and overwrite each other, so only "
+        "the model is saved; a resumed run starts its optimizer anew"
+    )
+
+
+def _fused_qkv(plan: Plan) -> str | None:
+    if plan.strategy.tp == 1:
+        return None
+    return (
+        f"tp={plan.strategy.tp}: fuse_qkv is off, because NxD's fused weight loses its tensor-parallel mark and the "
+        "gradient norm then depends on tp"
+    )
+
+
+def _key_value_init(plan: Plan) -> str | None:
+    if plan.cluster.layout_rules != "trn2" or kv_size_multiplier(plan) == 1:
+        return None
+    return (
+        f"kv_size_multiplier={kv_size_multiplier(plan)} on {plan.cluster.instance}: NxD's random initial weights "
+        "repeat rows, not heads, so key-value weights are loaded head by head (key_value_block_of_rank)"
+    )
+
+
+def _embedding(plan: Plan) -> str | None:
+    if not plan.strategy.sequence_parallel:
+        return None
+    return (
+        "sequence_parallel: the embedding scatters along sequence_dimension 0, because NxD's returns unsummed parts "
+        "along any other"
+    )
+
+
+def _gradient_norm(plan: Plan) -> str | None:
+    if kv_size_multiplier(plan) == 1:
+        return None
+    return (
+        f"kv_size_multiplier={kv_size_multiplier(plan)}: NxD's gradient norm counts key-value weights that often, so "
+        "its clipping is off and gradients are clipped by a norm that counts them once"
+    )
+
+
+NXDT_PRECISIONS = {"mixed_precision": "mixed_precision", "bf16_sr": "bf16SR", "fp32": "fp32"}
+"""The plan's name -> precision.type of NxD Training."""
+
+REFUSALS: tuple[Callable[[Plan], None], ...] = (
+    _unknown_family,
+    _unknown_precision,
+    _context_parallel_gradients,
+    _folded_groups,
+    _other_groups,
+    _expert_stages,
+    _truncated_batch,
+)
+REPAIRS: tuple[Callable[[Plan], str | None], ...] = (
+    _optimizer_files,
+    _fused_qkv,
+    _key_value_init,
+    _embedding,
+    _gradient_norm,
+)

@@ -1,0 +1,189 @@
+"""NxD's configuration of a plan, and each of its traps: repaired with a sentence or refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from autoshard.errors import AutoshardError
+from autoshard.layout.plan import Plan, make_plan
+from autoshard.runtime.nxd_backend.configuration import (
+    activation_checkpoint_config,
+    neuronx_distributed_config,
+    nxd_configuration,
+    pipeline_cuts,
+)
+from autoshard.runtime.nxd_backend.traps import key_value_block_of_rank, kv_size_multiplier, nxd_repairs
+from autoshard.spec.cluster import load_cluster
+from autoshard.spec.training import PRECISIONS, TrainingSpec
+from tests.unit.plan_examples import by_hand, plan_70b, plan_mixtral
+from tests.unit.published_plans import published_plans
+
+
+def changed(
+    plan: Plan, instance: str = "trn1.32xlarge", nodes: int = 16, lnc: int | None = None, **fields: Any
+) -> Plan:
+    """The plan with another strategy on another cluster, whether or not the rules allow it."""
+    chosen, cluster = replace(plan.strategy, **fields), load_cluster(instance, nodes, lnc)
+    made = by_hand(plan.model, plan.training, cluster, chosen)
+    return make_plan(plan.model, plan.training, cluster, "nxd", chosen, made)
+
+
+def test_cuts_name_the_last_block_of_each_stage() -> None:
+    assert pipeline_cuts(plan_70b()) == tuple(f"model.layers.{last}" for last in (9, 19, 29, 39, 49, 59, 69))
+    uneven = changed(plan_70b(), stage_layers=(8, 10, 10, 11, 11, 11, 10, 9))
+    assert pipeline_cuts(uneven)[:4] == ("model.layers.7", "model.layers.17", "model.layers.27", "model.layers.38")
+
+
+def test_interleaved_has_a_cut_after_every_chunk() -> None:
+    plan = changed(plan_70b(), schedule="interleaved", num_virtual_stages=2, stage_layers=(5,) * 16)
+    config = neuronx_distributed_config(plan)["pipeline_config"]
+    assert len(config["pipeline_cuts"]) == 8 * 2 - 1
+    assert (config["virtual_pipeline_size"], config["num_microbatches"]) == (2, 512)
+    assert config["auto_partition"] is False
+
+
+def test_one_stage_has_no_pipeline() -> None:
+    config = neuronx_distributed_config(published_plans()["hf_llama_7B"])
+    assert config["pipeline_config"] is None
+    assert config["model_init_config"]["meta_device_init"] is False
+
+
+@pytest.mark.parametrize(
+    ("recompute", "classes"),
+    [
+        ("none", None),
+        ("core_attention", ["CoreAttention"]),
+        ("core_attention+mlp", ["CoreAttention", "LlamaMLP"]),
+        ("full", "full"),
+    ],
+)
+def test_recompute_sets_are_classes(recompute: str, classes: object) -> None:
+    assert activation_checkpoint_config(changed(plan_70b(), recompute=recompute)) == classes
+
+
+def test_master_weights_and_accumulation_follow_the_precision() -> None:
+    def of(name: str) -> dict[str, bool]:
+        plan = plan_70b()
+        training = TrainingSpec(8192, 1024, PRECISIONS[name])
+        one = make_plan(plan.model, training, plan.cluster, "nxd", plan.strategy, plan.estimate)
+        found: dict[str, bool] = neuronx_distributed_config(one)["mixed_precision_config"]
+        return found
+
+    assert list(of("mixed_precision").values()) == [True, True, False]
+    assert list(of("bf16_sr").values()) == [False, False, False]
+    assert list(of("fp32").values()) == [False, False, False]
+
+
+def test_key_value_heads_are_where_the_mesh_has_them() -> None:
+    for instance, lnc, tp in (("trn1.32xlarge", 1, 32), ("trn2.48xlarge", 2, 16)):
+        plan = changed(plan_70b(), instance, 8, lnc, tp=tp, pp=8, dp=1 if tp == 32 else 4)
+        axes = [plan.mesh.coordinates(rank)[1] for rank in range(tp)]
+        assert key_value_block_of_rank(plan) == tuple(index["tp0"] for index in axes)
+        assert kv_size_multiplier(plan) == tp // 8
+    narrow = changed(plan_70b(), tp=8, dp=8)
+    assert key_value_block_of_rank(narrow) == tuple(range(8))
+
+
+def test_repairs_of_the_published_70b_layouts() -> None:
+    plans = published_plans()
+    fused = (
+        "tp=32: fuse_qkv is off, because NxD's fused weight loses its tensor-parallel mark and the gradient norm then "
+        "depends on tp"
+    )
+    embedding = (
+        "sequence_parallel: the embedding scatters along sequence_dimension 0, because NxD's returns unsummed parts "
+        "along any other"
+    )
+    norm = (
+        "kv_size_multiplier=4: NxD's gradient norm counts key-value weights that often, so its clipping is off and "
+        "gradients are clipped by a norm that counts them once"
+    )
+    assert nxd_repairs(plans["hf_llama3_70B"]) == (fused, embedding, norm)
+    files = (
+        "cp=2: NxD's optimizer files lack a context-parallel rank and overwrite each other, so only the model is saved"
+        "; a resumed run starts its optimizer anew"
+    )
+    assert nxd_repairs(plans["hf_llama3_70B_CP"]) == (files, fused, embedding, norm)
+    config = nxd_configuration(plans["hf_llama3_70B_CP"])
+    assert config["checkpoint"] == {"save_model": True, "save_optimizer": False}
+    assert config["clipping"] == {"max_norm": 1.0, "by": "autoshard", "key_value_weights_count": 0.25}
+    assert config["neuronx_distributed_config"]["optimizer_config"]["grad_clipping"] is False
+    assert config["layers"]["qkv"]["fuse_qkv"] is False
+    assert config["layers"]["embedding"]["sequence_dimension"] == 0
+
+
+def test_without_a_trap_nothing_is_repaired() -> None:
+    plan = changed(plan_70b(), tp=1, dp=64, sequence_parallel=False)
+    assert nxd_repairs(plan) == ()
+    assert nxd_configuration(plan)["clipping"]["by"] == "NxD"
+
+
+def test_key_value_weights_on_trn2_are_loaded_by_head() -> None:
+    plan = changed(plan_70b(), "trn2.48xlarge", 8, 2, tp=16, pp=8, dp=4)
+    assert (
+        "kv_size_multiplier=2 on trn2.48xlarge: NxD's random initial weights repeat rows, not heads, so key-value "
+        "weights are loaded head by head (key_value_block_of_rank)"
+    ) in nxd_repairs(plan)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (
+            lambda: changed(plan_70b(), dp=1, cp=2, zero1=False, context_parallel="ring"),
+            "cp=2 without zero1: NxD applies gradients that are 2 times too large; use zero1",
+        ),
+        (
+            lambda: changed(plan_70b(), "trn2.48xlarge", 8, 2, tp=32, dp=2),
+            (
+                "tp=32 at lnc 2 on trn2.48xlarge has folded rank groups: with dp > 1 NxD sums gradients of different "
+                "shards and leaves model files out; use another tp"
+            ),
+        ),
+        (
+            lambda: changed(plan_70b(), tp=4, dp=16),
+            (
+                "tp=4 on trn1.32xlarge: tp_groups of NxD are [0, 8, 16, 24], ..., of the plan [0, 1, 2, 3], ...; "
+                "use another tp"
+            ),
+        ),
+        (
+            lambda: changed(plan_mixtral(), nodes=8, stage_layers=(0, 8, 12, 12)),
+            (
+                "ep=2: stage 0 has no blocks, so no experts, and NxD skips the expert gradient sum there; "
+                "give each stage a block"
+            ),
+        ),
+        (
+            lambda: changed(plan_70b(), microbatch_size=3),
+            (
+                "global_batch_size=1024 is no multiple of dp=2 x microbatch_size=3: NxD Training would drop the rest "
+                "without a word"
+            ),
+        ),
+        (
+            lambda: changed(plan_70b(), zero1=False),
+            "precision mixed_precision keeps master weights, which NxD does with zero1 only",
+        ),
+    ],
+)
+def test_what_nxd_would_get_wrong_is_refused(make: Any, text: str) -> None:
+    with pytest.raises(AutoshardError) as error:
+        nxd_configuration(make())
+    assert str(error.value) == text
+
+
+def test_a_precision_and_a_family_that_nxd_has_not() -> None:
+    plan = plan_70b()
+    own = replace(PRECISIONS["mixed_precision"], name="mixed_precisionSR")
+    training = TrainingSpec(8192, 1024, own)
+    with pytest.raises(
+        AutoshardError, match=r"^precision mixed_precisionSR has no counterpart in NxD; mixed_precision, "
+    ):
+        nxd_repairs(make_plan(plan.model, training, plan.cluster, "nxd", plan.strategy, plan.estimate))
+    qwen = replace(plan.model, model_type="qwen3", name="q")
+    with pytest.raises(AutoshardError, match=r"^model_type=qwen3 of q has no NxD model; llama, mistral, mixtral have"):
+        nxd_repairs(make_plan(qwen, plan.training, plan.cluster, "nxd", plan.strategy, plan.estimate))
