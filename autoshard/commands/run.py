@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.commands.parser import Parser, number, one_of, path, text, whole
+from autoshard.runtime.learning_rate import SCHEDULES
 from autoshard.runtime.options import DEVICES, RunOptions
 
 SUMMARY = "execute a plan, or rehearse it on this machine"
@@ -46,6 +47,13 @@ def add_arguments(parser: Parser) -> None:
         metavar="N",
         default=DEFAULTS.warmup_steps,
         help=f"steps up to that peak (default: {DEFAULTS.warmup_steps})",
+    )
+    training.add_argument(
+        "--lr-schedule",
+        type=one_of(*SCHEDULES),
+        metavar="NAME",
+        default=DEFAULTS.lr_schedule,
+        help=f"how it goes on from there: {', '.join(SCHEDULES)} (default: {DEFAULTS.lr_schedule})",
     )
     training.add_argument(
         "--seed",
@@ -101,6 +109,11 @@ def add_arguments(parser: Parser) -> None:
     )
     machine.add_argument(
         "--device", type=one_of(*DEVICES), metavar="NAME", default="auto", help="auto, cpu or cuda (default: auto)"
+    )
+    machine.add_argument(
+        "--debug-nan",
+        action="store_true",
+        help="look at what each operator computes and name the first that is not finite (slow)",
     )
     machine.add_argument(
         "--timeout",

@@ -17,7 +17,7 @@ class RankLoad:
     """One pipeline rank. blocks: of each of its chunks. ends: embedding or head or both, whichever it has.
 
     in_flight: most chunk activations that it holds at once. embeddings_in_flight, heads_in_flight: most microbatches
-    whose embedding or head it holds.
+    whose embedding or head it holds. weights_waiting: most microbatches whose gradients of weights wait besides.
     """
 
     rank: int
@@ -27,6 +27,7 @@ class RankLoad:
     in_flight: int
     embeddings_in_flight: int
     heads_in_flight: int
+    weights_waiting: int = 0
 
     @cached_property
     def num_blocks(self) -> int:
@@ -61,15 +62,18 @@ def rank_load(strategy: Strategy, parts: Parts, num_microbatches: int, rank: int
     """What pipeline rank `rank` has under a strategy whose schedule is legal."""
     pp, vpp = strategy.pp, strategy.num_virtual_stages
     first, last = rank == 0, rank == pp - 1
-    warm_up = SCHEDULES[strategy.schedule].warm_up
+    schedule = SCHEDULES[strategy.schedule]
+    warm_up = schedule.warm_up
     assert warm_up is not None, strategy.schedule
     in_flight = warm_up(rank, pp, num_microbatches, vpp)
     # Before its first backward a rank runs pp microbatches through each chunk in turn: the head's chunk comes last, and
     # two turns of the embedding's chunk come before the first backward through it.
-    embeddings = min(in_flight, 2 * pp if vpp > 1 and num_microbatches > pp else pp) if first else 0
+    turns = 2 * pp if num_microbatches > pp else pp
+    embeddings = (min(in_flight, turns) if vpp > 1 else in_flight) if first else 0
     heads = max(1, in_flight - (vpp - 1) * pp) if last else 0
     blocks, ends = strategy.stage_layers[rank::pp], rank_ends(parts, first, last)
-    return RankLoad(rank, parts, blocks, ends, in_flight, embeddings, heads)
+    waiting = min(rank, num_microbatches) if schedule.weights_apart else 0
+    return RankLoad(rank, parts, blocks, ends, in_flight, embeddings, heads, waiting)
 
 
 def rank_ends(parts: Parts, first: bool, last: bool) -> tuple[Part, ...]:
@@ -83,10 +87,22 @@ def telling_ranks(strategy: Strategy) -> tuple[int, ...]:
     """The lowest of the pipeline ranks that hold the same: it has the most microbatches in flight, so the others fit
     too."""
     pp, layers = strategy.pp, strategy.stage_layers
+    if SCHEDULES[strategy.schedule].weights_apart:  # the highest ranks let most gradients wait
+        return tuple(range(pp))
     lowest: dict[tuple[tuple[int, ...], bool, bool], int] = {}
     for rank in range(pp):
         lowest.setdefault((layers[rank::pp], rank == 0, rank == pp - 1), rank)
     return tuple(lowest.values())
+
+
+def weight_gradients_s(strategy: Strategy, parts: Parts) -> tuple[float, ...]:
+    """Of the backward of one microbatch through each virtual stage, the part that a schedule may put off."""
+    stages = len(strategy.stage_layers)
+    return tuple(
+        layers * parts.block.weight_gradients_s
+        + sum(end.weight_gradients_s for end in rank_ends(parts, stage == 0, stage == stages - 1))
+        for stage, layers in enumerate(strategy.stage_layers)
+    )
 
 
 def virtual_stage_s(

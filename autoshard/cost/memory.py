@@ -46,10 +46,11 @@ def memory_values(
     parameters: as forward and backward read them. gradients: their sum over microbatches, whole on every rank, and
     where that has a dtype of its own the gradients that one backward, a compiled graph, hands over at its end.
     optimizer state: master weights and two moments, under ZeRO-1 1/n of them on each of the n ranks that sum a
-    gradient. kept activations: of every microbatch in flight, chunk by chunk. embedding, logits and loss: what the
-    ends of the model keep.
-    recompute: what replaying one segment keeps. working buffers: the largest operator's activations and as many
-    gradients.
+    gradient. kept activations: of every microbatch in flight, chunk by chunk, and what waits for gradients of weights.
+    embedding, logits and loss: what the ends of the model keep.
+    recompute: what replaying one segment keeps. working buffers: gradients and gathered activations of one operator.
+    pipeline buffers: hidden activations on their way, and the outputs of all microbatches in flight, which both runtimes
+    keep for their backward.
     """
     count, block = load.num_parameters, load.parts.block
     shards = mesh.size(ZERO1_AXES)
@@ -59,7 +60,8 @@ def memory_values(
     state = owned_parameters(load, mesh, zero1) * (master + 2 * DTYPE_BYTES[precision.optimizer_dtype])
     norms = software.norm_copies * load.parts.hidden_bytes
     scores = software.score_copies * block.scores_bytes
-    scale, replayed = software.activation_scale, max(part.replay_bytes for part in (block, *load.ends))
+    scale = software.activation_scale
+    replayed, worked = _in_work(load)
     only_inputs = block.kept_bytes <= load.parts.hidden_bytes  # of blocks that are replayed whole
     kept_bytes = (
         block.kept_bytes
@@ -67,18 +69,21 @@ def memory_values(
         else scale * (block.kept_bytes + norms) + (0.0 if block.replay_bytes else scores)
     )
     kept = load.in_flight * max(load.blocks) * kept_bytes
+    kept += load.weights_waiting * max(load.blocks) * block.weights_waiting_bytes
     ends = sum(max(load.embeddings_in_flight, load.heads_in_flight) * end.kept_bytes for end in load.ends)
+    ends += load.weights_waiting * sum(end.weights_waiting_bytes for end in load.ends)
     if load.heads_in_flight:
         replayed_head = software.replays_head and only_inputs
         ends += (REPLAYED_LOGITS if replayed_head else 1.0) * software.logits_bytes * load.parts.num_logits
     replay = scale * (replayed + norms) if only_inputs else replayed
     replay += scores if block.replay_bytes else 0.0
-    working = software.working_scale * max(part.working_bytes for part in (block, *load.ends))
+    working = software.working_scale * worked
     if software.sharded_parameters:  # two blocks whole at a time: one in work, the next on its way
         working += block.num_parameters * DTYPE_BYTES[precision.parameter_dtype]
-    boundary = 0.0 if mesh.pp == 1 else BOUNDARY_BUFFERS * load.parts.hidden_bytes
+    leaving = load.in_flight - load.heads_in_flight
+    boundary = 0.0 if mesh.pp == 1 else (BOUNDARY_BUFFERS + leaving) * load.parts.hidden_bytes
     handed_over = _handed_over_bytes(load, precision) if software.hands_over_gradients else 0.0
-    in_work = kept + ends + replay + 2 * working + boundary
+    in_work = kept + ends + replay + working + boundary
     buckets = max(0.0, _bucket_bytes(count, precision, mesh) - in_work)
     return (
         float(count * DTYPE_BYTES[precision.parameter_dtype]) * whole,
@@ -87,11 +92,22 @@ def memory_values(
         kept,
         ends,
         replay,
-        2 * working,
+        working,
         boundary,
         buckets,
         device.reserved_memory_bytes + software.reserved_bytes,
     )
+
+
+def _in_work(load: RankLoad) -> tuple[float, float]:
+    """(replay, working) of the part that holds most in backward: of a block, or of an end of the model.
+
+    What the block behind the embedding replays more than others is charged to the embedding.
+    """
+    replayed = max(part.replay_bytes for part in (load.parts.block, *load.ends))
+    at_ends = max((end.working_bytes for end in load.ends), default=0.0)
+    in_block = load.parts.block.working_bytes
+    return (0.0, at_ends) if at_ends > replayed + in_block else (replayed, in_block)
 
 
 def _handed_over_bytes(load: RankLoad, precision: Precision) -> float:

@@ -18,9 +18,10 @@ from autoshard.graph.count import (
     parameter_elements,
 )
 from autoshard.graph.operators import KINDS
-from autoshard.graph.partition import OperatorStep, Program, RedistributeStep, Step
+from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, RedistributeStep, Step
 from autoshard.graph.recompute import kept_activations, replayed_activations, segments
 from autoshard.graph.redistribute import local_bytes
+from autoshard.graph.weight_gradients import projections, waiting_bytes
 from autoshard.layout.mesh import TENSOR_PARALLEL_AXES
 from autoshard.spec.cluster import Device
 
@@ -71,8 +72,9 @@ class Part:
 
     recompute: what backward repeats of forward, collectives included; backward is without it.
     kept_bytes: from forward to backward. replay_bytes: beyond that, while backward works through the largest recomputed
-    segment. working_bytes: activations that the largest operator reads and writes; as many hold gradients in its
-    backward. parameters: elements on one rank, by the axes over which their gradient is summed once a step.
+    segment. working_bytes: gradients and gathered activations while the backward of the largest operator runs. parameters: elements on one rank, by the axes over which their gradient is summed once a step.
+    weight_gradients_s: of backward, what a schedule may put off, half of each projection's; weights_waiting_bytes: what
+    waits with it.
     host_s: of forward and of backward with recompute, what the host needs to launch their operators: neither is faster.
     scores_bytes: one copy of all attention scores, where a kernel writes them.
     """
@@ -86,6 +88,9 @@ class Part:
     parameters: Mapping[tuple[str, ...], int]
     host_s: tuple[float, float] = (0.0, 0.0)
     scores_bytes: float = 0.0
+
+    weight_gradients_s: float = 0.0
+    weights_waiting_bytes: float = 0.0
 
     @cached_property
     def forward_s(self) -> float:
@@ -129,6 +134,8 @@ class ProgramWork:
     backward: tuple[Issued, ...]
     working_bytes: float
     parameters: Mapping[tuple[str, ...], int]
+    projections: tuple[OperatorNeeds, ...]
+    weights_waiting_bytes: float
     _recompute: dict[str, Recompute] = field(default_factory=dict)
 
     def recompute(self, name: str) -> Recompute:
@@ -151,6 +158,7 @@ class PricedProgram:
     forward: tuple[Seconds, ...]
     backward: tuple[Seconds, ...]
     software: Software
+    weight_gradients_s: float
 
     def part(self, recompute: str) -> Part:
         """Under one named recompute set."""
@@ -172,6 +180,8 @@ class PricedProgram:
             work.parameters,
             (launch_s * ahead, launch_s * (replayed + BACKWARD_OPERATORS * ahead)),
             sum(needs.scores_bytes for step in work.operators for needs in step if needs.kind == "plain"),
+            weight_gradients_s=self.weight_gradients_s,
+            weights_waiting_bytes=work.weights_waiting_bytes,
         )
 
 
@@ -188,6 +198,8 @@ def program_work(program: Program) -> ProgramWork:
         tuple(tuple(backward_collectives(program, step)) for step in program.steps),
         max((_working_bytes(program, step) for step in program.steps), default=0.0),
         parameters,
+        tuple(operator_needs(program, one) for one in projections(program)),
+        waiting_bytes(program),
     )
 
 
@@ -202,7 +214,8 @@ def price_program(
             issued = (*issued, *_gathered_logits(work.program))
         forward.append(add_up((ahead, _collectives(issued, collective_s))) if issued else ahead)
         backward.append(add_up((back, _collectives(issued_back, collective_s))) if issued_back else back)
-    return PricedProgram(work, tuple(forward), tuple(backward), software)
+    weights = sum(seconds_of(needs, device, peak, software).backward for needs in work.projections) / 2
+    return PricedProgram(work, tuple(forward), tuple(backward), software, weights)
 
 
 def _gathered_logits(program: Program) -> Issued:
@@ -243,13 +256,15 @@ def _collectives(issued: Iterable[tuple[str, tuple[str, ...], int]], collective_
 
 
 def _working_bytes(program: Program, step: Step) -> float:
-    """Activations of a step: what it reads (gathered, where it gathers), writes, and keeps of its own."""
+    """Backward of a step beside what forward kept: gradients of what it read and wrote, what it gathers again.
+
+    Of its own the loss makes the gradient of probabilities, and plain attention that of its scores.
+    """
     if isinstance(step, RedistributeStep):
         return _view_bytes(program, step.source) + _view_bytes(program, step.target)
-    return max(_operator_bytes(program, one) for one in operator_steps(step))
-
-
-def _operator_bytes(program: Program, step: OperatorStep) -> float:
+    if isinstance(step, GatherEinsumStep):
+        written = sum(_view_bytes(program, one.operator.output) for one in step.einsums)
+        return 2 * _view_bytes(program, step.gather.target) + written
     op = step.operator
     extra = KINDS[op.kind].extra_saved(op, program.graph, loop_sizes(program, step))
     return sum(_view_bytes(program, view) for view in (*step.inputs, op.output)) + sum(e.bytes for e in extra)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from autoshard.cost.collectives import collective_time_s, group_shape
 from autoshard.cost.compute import memory_s
-from autoshard.cost.load import RankLoad, virtual_stage_s
+from autoshard.cost.load import RankLoad, virtual_stage_s, weight_gradients_s
 from autoshard.cost.memory import BUCKET_BYTES, owned_parameters, zero1_axes
 from autoshard.cost.software import COMPILED, Software
 from autoshard.cost.stage import Parts, mesh_order
@@ -56,15 +56,16 @@ def time_values(
     accumulation_s = accumulation_s_per_parameter(precision, cluster.device)
     stages_s = virtual_stage_s(strategy, parts, cluster.device.pass_launch_s, accumulation_s)
     sizes = (strategy.schedule, mesh.pp, num_microbatches, vpp)
-    pipeline_s = with_transfers_s = step_time_s(*sizes, *stages_s)
+    weights_s = weight_gradients_s(strategy, parts)
+    pipeline_s = with_transfers_s = step_time_s(*sizes, *stages_s, weight_s=weights_s)
     if mesh.pp > 1:
         transfer_s = software.link_slowdown * hop_s(parts, mesh, cluster)
         if software.transfer_share is None:
-            with_transfers_s = step_time_s(*sizes, *stages_s, transfer_s)
+            with_transfers_s = step_time_s(*sizes, *stages_s, transfer_s, weights_s)
         else:
             blocked_s = software.transfer_share * transfer_s
             forward_s, backward_s = ([one + blocked_s for one in passes] for passes in stages_s)
-            with_transfers_s = step_time_s(*sizes, forward_s, backward_s)
+            with_transfers_s = step_time_s(*sizes, forward_s, backward_s, weight_s=weights_s)
     busiest = max(loads, key=lambda load: load.work_s + accumulation_s * load.num_parameters)
     waiting_s = busiest.num_blocks * parts.block.waiting_s + sum(end.waiting_s for end in busiest.ends)
     launches_s = num_microbatches * (2 * vpp * cluster.device.pass_launch_s + waiting_s)

@@ -180,6 +180,11 @@ _ATTENTION = {
     "plain": "plain kernel: scores are stored",
 }
 
+_SCHEDULES = {
+    "1f1b": "1F1B: one forward, one backward",
+    "gpipe": "GPipe: all forwards, then all backwards",
+    "zero_bubble": "zero-bubble (ZB-H1): 1F1B whose weight gradients wait until there is time",
+}
 _CONTEXT_PARALLEL = {
     "all_gather": "keys and values are gathered over cp",
     "ring": "keys and values go round a ring over cp",
@@ -216,7 +221,7 @@ def _schedule(strategy: Strategy) -> str:
         return "no pipeline: one microbatch after the other"
     if strategy.schedule == "interleaved":
         return f"interleaved 1F1B with {strategy.num_virtual_stages} virtual stages on each pipeline rank"
-    return "1F1B: one forward, one backward" if strategy.schedule == "1f1b" else strategy.schedule
+    return _SCHEDULES[strategy.schedule]
 
 
 def _attention(strategy: Strategy) -> str:

@@ -41,7 +41,7 @@ def _microbatch(program: Program, recompute: str) -> Counter[Collective]:
 def _sync(plan: Plan, programs: list[Program], tied: frozenset[str]) -> list[Collective]:
     """Gradient sums, and parameters gathered again under ZeRO-1. Left out: the 8-byte sums of norm and loss."""
     precision, zero1 = plan.training.precision, plan.strategy.zero1
-    gradient_bytes = DTYPE_BYTES[precision.gradient_accumulation_dtype]
+    gradient_bytes = DTYPE_BYTES[precision.gradient_reduce_dtype]
     parameter_bytes = DTYPE_BYTES[precision.parameter_dtype]
     found = [
         Collective("sync", "all_reduce", ("pp",), elements * gradient_bytes)

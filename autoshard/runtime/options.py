@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autoshard.errors import AutoshardError
+from autoshard.runtime.learning_rate import SCHEDULES
 
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -15,7 +16,8 @@ DEVICES = ("auto", "cpu", "cuda")
 class RunOptions:
     """How long, on what, and where results go; never what the plan decides.
 
-    steps: optimizer steps. warmup_steps: steps over which the learning rate rises to learning_rate.
+    steps: optimizer steps. warmup_steps: steps over which the learning rate rises to learning_rate. lr_schedule: how it
+    goes on: constant, or linear or cosine to zero. debug_nan: name the first operator whose result is not finite.
     processes: at most so many in a rehearsal. data: files of text, JSONL, Parquet or Arrow; None takes English text
     that is on this machine. text_field: the column that holds the text; None is "text", or what the rows are plainly
     made of. packing: several conversations share a row. tokenizer: a tokenizer.json; None takes bytes. output: folder
@@ -28,6 +30,7 @@ class RunOptions:
     steps: int = 30
     learning_rate: float = 5e-4
     warmup_steps: int = 5
+    lr_schedule: str = "constant"
     seed: int = 0
     processes: int = 8
     data: Path | None = None
@@ -43,6 +46,7 @@ class RunOptions:
     wandb_project: str = "autoshard"
     device: str = "auto"
     timeout_s: float | None = None
+    debug_nan: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("warmup_steps", 0), ("seed", 0), ("processes", 1), ("eval_batches", 1)):
@@ -55,6 +59,8 @@ class RunOptions:
                 raise AutoshardError(f"{name}={value!r} must be a finite number above 0")
         if self.device not in DEVICES:
             raise AutoshardError(f"device={self.device!r} is not one of: {', '.join(DEVICES)}")
+        if self.lr_schedule not in SCHEDULES:
+            raise AutoshardError(f"lr_schedule={self.lr_schedule!r} is not one of: {', '.join(SCHEDULES)}")
         self._check_evaluation()
         for name in ("data", "tokenizer", "eval_data"):
             path = getattr(self, name)

@@ -184,6 +184,8 @@ def _arguments(plan: Path, options: RunOptions, data: tuple[TokenFile, ...], ten
         "steps": options.steps,
         "learning_rate": options.learning_rate,
         "warmup_steps": options.warmup_steps,
+        "lr_schedule": options.lr_schedule,
+        "debug_nan": options.debug_nan,
         "seed": options.seed,
         "data": str(data[0].path.resolve()),
         "eval_data": str(data[1].path.resolve()) if len(data) > 1 else None,

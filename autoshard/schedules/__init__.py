@@ -2,10 +2,11 @@
 
 from autoshard.schedules.action import Action, Order
 from autoshard.schedules.closed_form import step_time_s
-from autoshard.schedules.orders import SCHEDULES, actions, check_schedule, in_flight
+from autoshard.schedules.orders import NXD_SCHEDULES, SCHEDULES, actions, check_schedule, in_flight, weights_waiting
 from autoshard.schedules.simulate import Timeline, simulate
 
 __all__ = [
+    "NXD_SCHEDULES",
     "SCHEDULES",
     "Action",
     "Order",
@@ -15,4 +16,5 @@ __all__ = [
     "in_flight",
     "simulate",
     "step_time_s",
+    "weights_waiting",
 ]

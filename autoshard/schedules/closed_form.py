@@ -27,17 +27,19 @@ def step_time_s(
     forward_s: Sequence[float],
     backward_s: Sequence[float],
     p2p_s: float = 0.0,
+    weight_s: Sequence[float] | None = None,
 ) -> float:
     """Seconds from the first forward to the last backward: a lower bound of `simulate`, often equal to it.
 
     forward_s, backward_s: of one microbatch, by virtual stage (stage = chunk * pp + rank). p2p_s: between ranks.
+    weight_s: the part of backward_s that a schedule with weights apart may put off; the others do not care.
     A schedule without a closed form is simulated. Sizes are taken to be legal (`check_schedule`).
     """
     transfer_s = p2p_s if pp > 1 else 0.0
     warm_up = SCHEDULES[schedule].warm_up
-    if warm_up is None:
+    if warm_up is None or SCHEDULES[schedule].weights_apart:
         orders = actions(schedule, pp, num_microbatches, num_virtual_stages)
-        return simulate(orders, forward_s, backward_s, transfer_s).total_s
+        return simulate(orders, forward_s, backward_s, transfer_s, weight_s).total_s
     bound = _rank_bound_s(warm_up, pp, num_microbatches, num_virtual_stages, forward_s, backward_s, transfer_s)
     if schedule == "1f1b" and transfer_s:
         return max(bound, _round_trip_bound_s(pp, num_microbatches, forward_s, backward_s, transfer_s))

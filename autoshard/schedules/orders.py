@@ -1,4 +1,7 @@
-"""The schedules by name: when each is legal, and what every pipeline rank does in order. Equal to NxD's task orders."""
+"""The schedules by name: when each is legal, and what every pipeline rank does in order.
+
+1f1b and interleaved equal NxD's task orders; gpipe and zero_bubble are the torch backend's alone.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,11 +21,13 @@ class Schedule:
     objection: why the schedule cannot be used with these sizes, in one line, or None.
     orders: what each rank does, one tuple of Actions a rank.
     warm_up: set when the orders are `alternate(..., warm_up)`, for which there is a closed form; else search simulates.
+    weights_apart: backwards come as `I` and `W`. The orders then are those of `alternate` but for that, and simulated.
     """
 
     objection: Callable[[int, int, int], str | None]
     orders: Callable[[int, int, int], tuple[Order, ...]]
     warm_up: WarmUp | None = None
+    weights_apart: bool = False
 
 
 def alternate(pp: int, num_microbatches: int, num_virtual_stages: int, warm_up: WarmUp) -> tuple[Order, ...]:
@@ -63,6 +68,50 @@ def _1f1b(pp: int, num_microbatches: int, num_virtual_stages: int) -> tuple[Orde
     return alternate(pp, num_microbatches, num_virtual_stages, _1f1b_warm_up)
 
 
+def _gpipe_objection(pp: int, num_microbatches: int, num_virtual_stages: int) -> str | None:
+    if num_virtual_stages != 1:
+        return f"schedule=gpipe has one chunk a rank, not vpp={num_virtual_stages}; use vpp=1 or schedule=interleaved"
+    return None
+
+
+def _gpipe_warm_up(rank: int, pp: int, num_microbatches: int, num_virtual_stages: int) -> int:
+    """All forwards, then all backwards (Huang et al. 2019)."""
+    return num_microbatches
+
+
+def _gpipe(pp: int, num_microbatches: int, num_virtual_stages: int) -> tuple[Order, ...]:
+    return alternate(pp, num_microbatches, num_virtual_stages, _gpipe_warm_up)
+
+
+def _zero_bubble_objection(pp: int, num_microbatches: int, num_virtual_stages: int) -> str | None:
+    if num_virtual_stages != 1:
+        return f"schedule=zero_bubble has one chunk a rank, not vpp={num_virtual_stages}; use vpp=1"
+    return None
+
+
+def _zero_bubble(pp: int, num_microbatches: int, num_virtual_stages: int) -> tuple[Order, ...]:
+    """1F1B with weight gradients apart: ZB-H1 of Qi et al. 2023, "Zero Bubble Pipeline Parallelism".
+
+    Rank r lets r of them wait: with the pp - r microbatches between its forward and its backward it then holds as much
+    as the first rank of 1F1B, and what waits fills the gaps of the last backwards.
+    """
+    return tuple(_weights_apart(order, rank) for rank, order in enumerate(_1f1b(pp, num_microbatches, 1)))
+
+
+def _weights_apart(order: Order, most_waiting: int) -> Order:
+    apart: list[Action] = []
+    waiting: list[Action] = []
+    for action in order:
+        if action.kind == "F":
+            apart.append(action)
+            continue
+        apart.append(action._replace(kind="I"))
+        waiting.append(action._replace(kind="W"))
+        if len(waiting) > most_waiting:
+            apart.append(waiting.pop(0))
+    return (*apart, *waiting)
+
+
 def _interleaved_objection(pp: int, num_microbatches: int, num_virtual_stages: int) -> str | None:
     if num_virtual_stages < 2:
         return f"schedule=interleaved needs at least 2 chunks a rank, not vpp={num_virtual_stages}; use schedule=1f1b"
@@ -92,7 +141,11 @@ def _interleaved(pp: int, num_microbatches: int, num_virtual_stages: int) -> tup
 SCHEDULES: dict[str, Schedule] = {
     "1f1b": Schedule(_1f1b_objection, _1f1b, _1f1b_warm_up),
     "interleaved": Schedule(_interleaved_objection, _interleaved, _interleaved_warm_up),
+    "gpipe": Schedule(_gpipe_objection, _gpipe, _gpipe_warm_up),
+    "zero_bubble": Schedule(_zero_bubble_objection, _zero_bubble, _1f1b_warm_up, weights_apart=True),
 }
+NXD_SCHEDULES = ("1f1b", "interleaved")
+"""Those that NxD has as well."""
 
 
 def check_schedule(schedule: str, pp: int, num_microbatches: int, num_virtual_stages: int) -> None:
@@ -115,17 +168,22 @@ def actions(schedule: str, pp: int, num_microbatches: int, num_virtual_stages: i
 
 
 def in_flight(orders: tuple[Order, ...]) -> tuple[tuple[int, ...], ...]:
-    """By rank and chunk: the most microbatches whose forward has run and whose backward has not.
+    """By rank and chunk: the most microbatches whose forward has run and whose backward (or `I`) has not.
 
     Each of them holds the chunk's saved activations. The peaks of two chunks of a rank need not fall together.
     """
-    return tuple(_peaks(order) for order in orders)
+    return tuple(_peaks(order, "F", "BI") for order in orders)
 
 
-def _peaks(order: Order) -> tuple[int, ...]:
+def weights_waiting(orders: tuple[Order, ...]) -> tuple[tuple[int, ...], ...]:
+    """By rank and chunk: the most microbatches whose `I` has run and whose `W` has not."""
+    return tuple(_peaks(order, "I", "W") for order in orders)
+
+
+def _peaks(order: Order, begins: str, ends: str) -> tuple[int, ...]:
     held = [0] * (1 + max((action.chunk for action in order), default=0))
     peaks = list(held)
     for kind, _, chunk in order:
-        held[chunk] += 1 if kind == "F" else -1
+        held[chunk] += (kind in begins) - (kind in ends)
         peaks[chunk] = max(peaks[chunk], held[chunk])
     return tuple(peaks)

@@ -28,18 +28,25 @@ class Timeline:
 
 
 def simulate(
-    orders: Sequence[Order], forward_s: Sequence[float], backward_s: Sequence[float], p2p_s: float = 0.0
+    orders: Sequence[Order],
+    forward_s: Sequence[float],
+    backward_s: Sequence[float],
+    p2p_s: float = 0.0,
+    weight_s: Sequence[float] | None = None,
 ) -> Timeline:
     """Every rank does its actions in order, each as soon as its input has come.
 
     orders: one list of actions a pipeline rank; chunk c of rank r is virtual stage c * pp + r.
     forward_s, backward_s: seconds of one microbatch, by virtual stage.
+    weight_s: the part of backward_s that `W` takes; `I` takes the rest. Without it half.
     p2p_s: from the end of an action until its output has come to the next rank; with pp = 1 there is nothing to send.
     Leaves out contention: a transfer delays who waits for it and nobody else.
     Errors: lists that deadlock.
     """
     pp, stages = len(orders), len(forward_s)
     assert pp >= 1, "a rank at least"
+    weight_s = [time_s / 2 for time_s in backward_s] if weight_s is None else weight_s
+    input_s = [whole - part for whole, part in zip(backward_s, weight_s, strict=True)]
     assert stages == len(backward_s) and stages % pp == 0, "one duration for each virtual stage"
     count = 1 + max((action.microbatch for order in orders for action in order), default=-1)
     assert all(action.chunk < stages // pp for order in orders for action in order), "a chunk without durations"
@@ -62,6 +69,8 @@ def simulate(
                 clock,
                 forward_s,
                 backward_s,
+                input_s,
+                weight_s,
                 transfer_s,
                 forward_ready,
                 backward_ready,
@@ -70,10 +79,8 @@ def simulate(
         if left == before:
             raise AutoshardError(_deadlock(orders, spans))
         ranks.reverse()  # forwards travel up the ranks and backwards down: sweep both ways
-    busy = tuple(
-        sum((forward_s if kind == "F" else backward_s)[chunk * pp + rank] for kind, _, chunk in order)
-        for rank, order in enumerate(orders)
-    )
+    seconds = {"F": forward_s, "B": backward_s, "I": input_s, "W": weight_s}
+    busy = tuple(sum(seconds[kind][chunk * pp + rank] for kind, _, chunk in order) for rank, order in enumerate(orders))
     return Timeline(max(clock), busy, tuple(map(tuple, spans)))
 
 
@@ -85,6 +92,8 @@ def _run_until_blocked(
     clock: list[float],
     forward_s: Sequence[float],
     backward_s: Sequence[float],
+    input_s: Sequence[float],
+    weight_s: Sequence[float],
     transfer_s: float,
     forward_ready: list[list[float]],
     backward_ready: list[list[float]],
@@ -106,13 +115,16 @@ def _run_until_blocked(
                 backward_ready[stage][microbatch] = now
             else:
                 forward_ready[stage + 1][microbatch] = now + transfer_s
+        elif kind == "W":  # its `I` came before on this rank
+            start = now
+            now += weight_s[stage]
         else:
             start = backward_ready[stage][microbatch]
             if start < 0:
                 break
             if start < now:
                 start = now
-            now = start + backward_s[stage]
+            now = start + (backward_s[stage] if kind == "B" else input_s[stage])
             backward_ready[stage - 1][microbatch] = now + transfer_s
         append((start, now))
     clock[rank] = now

@@ -9,7 +9,7 @@ from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import RECOMPUTE_SETS
 from autoshard.layout.context_parallel import CONTEXT_PARALLEL, UNUSED
 from autoshard.layout.strategy import ATTENTION_KERNELS
-from autoshard.schedules import SCHEDULES
+from autoshard.schedules import NXD_SCHEDULES, SCHEDULES
 from autoshard.search.result import Pins
 from autoshard.search.rules import KERNEL_RULES, Draft, Problem, divisors, first_broken
 from autoshard.spec.fields import check_choice, check_integer
@@ -106,7 +106,12 @@ def microbatch_sizes(problem: Problem, pins: Pins, mesh: Draft) -> Sequence[int]
 
 
 def virtual_stages(problem: Problem, pins: Pins, mesh: Draft) -> list[tuple[str, int]]:
-    """(schedule, vpp): 1F1B with one chunk a rank, and interleaved with each number that divides a rank's blocks."""
+    """(schedule, vpp): 1F1B with one chunk a rank, and interleaved with each number that divides a rank's blocks.
+
+    Others where they are pinned: GPipe is never faster than 1F1B, and zero-bubble has no closed form to search with.
+    """
+    if pins.schedule is not None and pins.schedule not in NXD_SCHEDULES:
+        return [(pins.schedule, pins.num_virtual_stages or 1)]
     layers = problem.model.num_hidden_layers
     chunks: Sequence[int] = (1,)
     if mesh.pp > 1 and layers % mesh.pp == 0:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from autoshard.errors import AutoshardError
 from autoshard.layout.context_parallel import RINGS, UNUSED
 from autoshard.layout.strategy import Strategy
-from autoshard.schedules import SCHEDULES
+from autoshard.schedules import NXD_SCHEDULES, SCHEDULES
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec
@@ -292,8 +292,10 @@ def kernel_knows_the_model(problem: Problem, draft: Draft) -> str | None:
 def schedule_accepts_microbatches(problem: Problem, draft: Draft) -> str | None:
     """[NxD pipeline/scheduler.py]"""
     count = problem.training.global_batch_size // (draft.dp * draft.microbatch_size)
-    if draft.schedule == "interleaved" and draft.pp == 1:
-        return "schedule=interleaved has nothing to interleave with pp=1; use 1f1b"
+    if draft.schedule != "1f1b" and draft.pp == 1:
+        return f"schedule={draft.schedule} has nothing to interleave with pp=1; use 1f1b"
+    if problem.backend == "nxd" and draft.schedule not in NXD_SCHEDULES:
+        return f"schedule={draft.schedule} is not one of NxD's: {', '.join(NXD_SCHEDULES)}"
     return SCHEDULES[draft.schedule].objection(draft.pp, count, draft.num_virtual_stages)
 
 

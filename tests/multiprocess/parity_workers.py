@@ -14,11 +14,12 @@ from autoshard.graph.count import Collective
 from autoshard.layout.plan import Plan
 from autoshard.layout.step_collectives import step_collectives
 from autoshard.runtime.rehearse import one_process
-from autoshard.runtime.torch_backend.optimizer import OptimizerSettings
+from autoshard.runtime.torch_backend.optimizer import optimizer_settings
 from autoshard.runtime.torch_backend.parameters import assemble
-from autoshard.runtime.torch_backend.session import DTYPES, Session
+from autoshard.runtime.torch_backend.session import Session
 from autoshard.runtime.worker import Reporter
-from tests.multiprocess.plans import CASES, FP32, case
+from autoshard.spec.training import Precision
+from tests.multiprocess.plans import BF16, CASES, FP32, IN_BF16, case
 
 STEPS = 3
 LEARNING_RATE = 1e-2
@@ -33,6 +34,8 @@ class CollectiveCounter(TorchDispatchMode):
         super().__init__()
         self.seen: Counter[tuple[str, str, tuple[str, ...], int]] = Counter()
         self.phase = "forward"
+        self.actions: list[str] = []
+        """What the rank said that it was about to do."""
         groups = session._groups
         self._axes = {} if groups is None else {group.name: axes for axes, group in groups._groups.items()}
 
@@ -61,37 +64,59 @@ def parity(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
         timeout=timedelta(seconds=120),
     )
     found = {}
-    for name in CASES[reporter.world_size]:
+    for name in arguments.get("names", CASES[reporter.world_size]):
         reporter.last_action = name
         plan = case(reporter.world_size, name)
         single = replace(plan, training=replace(plan.training, precision=FP32))
         exact, rounded = _train(plan, reporter, STEPS), _train(single, reporter, 1)
         gathered: list[Any] = [None] * reporter.world_size
         dist.all_gather_object(
-            gathered, (_local_tensors(exact[0]), _local_tensors(rounded[0]), _surplus(single, rounded[0], rounded[2]))
+            gathered,
+            (
+                _local_tensors(exact[0]),
+                _local_tensors(rounded[0]),
+                _surplus(single, rounded[0], rounded[2]),
+                rounded[2].actions,
+            ),
         )
         if reporter.rank == 0:
             found[name] = {
-                "fp64": _against_one_process(plan, exact[1], [one for one, _, _ in gathered]),
-                "fp32": _against_one_process(single, rounded[1], [one for _, one, _ in gathered]),
-                "collectives": [surplus for _, _, surplus in gathered],
+                "fp64": _against_one_process(plan, exact[1], [one[0] for one in gathered]),
+                "fp32": _against_one_process(single, rounded[1], [one[1] for one in gathered]),
+                "collectives": [one[2] for one in gathered],
+                "actions": [one[3] for one in gathered],
             }
+        if name in IN_BF16:
+            differences = [_bf16_difference(plan, precision, reporter) for precision in BF16]
+            if reporter.rank == 0:
+                found[name]["bf16"] = differences
     return found
+
+
+def _bf16_difference(plan: Plan, precision: Precision, reporter: Reporter) -> dict[str, Any]:
+    """Of three steps' losses, against one process that rounds where this one does."""
+    rounded = replace(plan, training=replace(plan.training, precision=precision))
+    session, outcomes, counter = _train(rounded, reporter, 1)
+    surplus = _surplus(rounded, session, counter)
+    _, outcomes, _ = _train(rounded, reporter, STEPS)
+    expected = _train(one_process(rounded), None, STEPS)[1] if reporter.rank == 0 else outcomes
+    pairs = zip(outcomes, expected, strict=True)
+    return {"loss": max(abs(a[0] - b[0]) / b[0] for a, b in pairs), "collectives": surplus}
 
 
 def _train(
     plan: Plan, reporter: Reporter | None, steps: int
 ) -> tuple[Session, list[tuple[float, float]], CollectiveCounter]:
-    dtype = DTYPES[plan.training.precision.parameter_dtype]
-    settings = OptimizerSettings(LEARNING_RATE, master_dtype=dtype, gradient_dtype=dtype, zero1=plan.strategy.zero1)
+    settings = optimizer_settings(plan.training.precision, LEARNING_RATE, plan.strategy.zero1, seed=0)
     rank = reporter.rank if reporter else 0
-    session = Session(plan, rank, torch.device("cpu"), settings, seed=0)
-    counter = CollectiveCounter(session)
 
     def on_action(action: str) -> None:
-        counter.phase = "sync" if action.startswith("summing") else "forward"
+        counter.phase = "sync" if action.startswith("summing") else "backward" if action[0] == "W" else "forward"
+        counter.actions.append(action)
 
-    session._on_action = on_action
+    session = Session(plan, rank, torch.device("cpu"), settings, seed=0, on_action=on_action)
+    counter = CollectiveCounter(session)
+
     numbers = np.random.default_rng(0)
     outcomes = []
     for _ in range(steps):

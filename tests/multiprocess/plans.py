@@ -7,9 +7,14 @@ from autoshard.layout.plan import Plan, make_plan
 from autoshard.layout.strategy import Strategy
 from autoshard.runtime.rehearse import local_cluster
 from autoshard.spec.model import ModelSpec, RopeScaling
-from autoshard.spec.training import Precision, TrainingSpec
+from autoshard.spec.training import Precision, TrainingSpec, load_precision
 
 FP64 = Precision("fp64", "float64", "float64", None, "float64", "float64", "float64")
+BF16 = (
+    load_precision("mixed_precision"),
+    load_precision("bf16_sr"),
+    Precision("FP32 sums, reduced in bf16", "bfloat16", "bfloat16", "float32", "float32", "float32", "bfloat16"),
+)
 FP32 = Precision("fp32", "float32", "float32", None, "float32", "float32", "float32")
 
 LLAMA = ModelSpec(
@@ -92,6 +97,7 @@ def strategy(
     kernel: str = "flash",
     layers: tuple[int, ...] | None = None,
     attention: str = "all_gather",
+    schedule: str | None = None,
 ) -> Strategy:
     stages = pp * vpp
     return Strategy(
@@ -102,7 +108,7 @@ def strategy(
         ep=ep,
         num_virtual_stages=vpp,
         microbatch_size=mbs,
-        schedule="interleaved" if vpp > 1 else "1f1b",
+        schedule=schedule or ("interleaved" if vpp > 1 else "1f1b"),
         recompute=recompute,
         sequence_parallel=sp and tp > 1,
         zero1=zero1,
@@ -127,6 +133,11 @@ CASES: dict[int, dict[str, tuple[str, Strategy, int]]] = {
         "pp, uneven": ("llama", strategy(pp=2, layers=(3, 1)), 3),
         "pp, tied": ("tied", strategy(pp=2), 3),
         "pp, gpt2": ("gpt2", strategy(pp=2), 3),
+        "pp, gpipe": ("llama", strategy(pp=2, schedule="gpipe"), 3),
+        "pp, zero bubble": ("llama", strategy(pp=2, schedule="zero_bubble"), 4),
+        "pp, zero bubble, one microbatch": ("tied", strategy(pp=2, schedule="zero_bubble"), 1),
+        "pp, zero bubble, gpt2": ("gpt2", strategy(pp=2, schedule="zero_bubble"), 3),
+        "pp, zero bubble, mixtral": ("mixtral", strategy(pp=2, schedule="zero_bubble", recompute="full"), 3),
         "cp": ("llama", strategy(cp=2), 2),
         "cp, sliding window": ("mistral", strategy(cp=2), 2),
         "cp, rope scaling": ("rope scaling", strategy(cp=2), 2),
@@ -180,6 +191,12 @@ CASES: dict[int, dict[str, tuple[str, Strategy, int]]] = {
             2,
         ),
         "dp x cp": ("llama", strategy(dp=2, cp=2), 2),
+        "tp x pp, zero bubble, recompute": (
+            "llama",
+            strategy(tp=2, pp=2, schedule="zero_bubble", recompute="core_attention+mlp"),
+            4,
+        ),
+        "pp 4, zero bubble": ("llama", strategy(pp=4, schedule="zero_bubble"), 6),
         "pp 4": ("llama", strategy(pp=4), 6),
         "interleaved x dp x recompute": ("llama", strategy(pp=2, vpp=2, dp=2, recompute="full"), 4),
         "gpt2 tp x pp": ("gpt2", strategy(tp=2, pp=2), 4),
@@ -199,10 +216,14 @@ CASES: dict[int, dict[str, tuple[str, Strategy, int]]] = {
             4,
         ),
         "tp x cp x pp interleaved": ("llama", strategy(tp=2, cp=2, pp=2, vpp=2), 4),
+        "tp x dp x pp, gpipe": ("llama", strategy(tp=2, dp=2, pp=2, schedule="gpipe"), 3),
         "dp x zigzag ring x pp": ("llama", strategy(dp=2, cp=2, pp=2, attention="zigzag_ring"), 2),
     },
 }
 """World size -> name -> (model, strategy, microbatches a step)."""
+
+IN_BF16 = ("dp", "tp", "zigzag ring", "pp, zero bubble", "tp x dp")
+"""Cases that are run in BF16 as well."""
 
 
 def plan_of(model: ModelSpec, chosen: Strategy, num_microbatches: int, precision: Precision = FP64) -> Plan:

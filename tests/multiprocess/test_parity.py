@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from autoshard.runtime.launch import run_processes
-from tests.multiprocess.plans import CASES
+from autoshard.schedules import actions
+from tests.multiprocess.plans import BF16, CASES, IN_BF16, case
 
 
 @cache
@@ -54,3 +55,21 @@ def test_gradients_in_fp32_equal_one_process(world_size: int, name: str) -> None
 def test_collectives_executed_are_the_planned_ones(world_size: int, name: str) -> None:
     for rank, surplus in enumerate(results(world_size)[name]["collectives"]):
         assert surplus == {"executed": "{}", "planned": "{}"}, f"rank {rank}"
+
+
+@EVERY_CASE
+def test_the_order_executed_is_the_plans(world_size: int, name: str) -> None:
+    plan = case(world_size, name)
+    strategy = plan.strategy
+    orders = actions(strategy.schedule, strategy.pp, plan.num_microbatches, strategy.num_virtual_stages)
+    for rank, executed in enumerate(results(world_size)[name]["actions"]):
+        pipeline_rank, _ = plan.mesh.coordinates(rank)
+        assert executed[:-1] == list(map(str, orders[pipeline_rank])), f"rank {rank}"
+        assert executed[-1] == "summing gradients and updating parameters"
+
+
+@pytest.mark.parametrize(("world_size", "name"), [(n, name) for n in CASES for name in CASES[n] if name in IN_BF16])
+def test_losses_in_bf16_follow_one_process_that_rounds_alike(world_size: int, name: str) -> None:
+    for precision, found in zip(BF16, results(world_size)[name]["bf16"], strict=True):
+        assert found["loss"] < 1e-3, precision.name
+        assert found["collectives"] == {"executed": "{}", "planned": "{}"}, precision.name

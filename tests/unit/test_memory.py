@@ -129,22 +129,44 @@ def test_buckets_count_as_far_as_activations_leave_no_room() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pp", "count", "vpp"), [(1, 4, 1), (4, 2, 1), (4, 16, 1), (2, 2, 2), (2, 8, 4), (4, 4, 2), (4, 8, 2)]
+    ("schedule", "pp", "count", "vpp"),
+    [
+        *(("1f1b", *size, 1) for size in ((1, 4), (4, 2), (4, 16))),
+        *(("interleaved", *size) for size in ((2, 2, 2), (2, 8, 4), (4, 4, 2), (4, 8, 2))),
+        *((name, 4, count, 1) for name in ("gpipe", "zero_bubble") for count in (1, 2, 8)),
+    ],
 )
-def test_microbatches_in_flight_are_those_of_the_schedule(pp: int, count: int, vpp: int) -> None:
-    schedule = "1f1b" if vpp == 1 else "interleaved"
+def test_microbatches_in_flight_are_those_of_the_schedule(schedule: str, pp: int, count: int, vpp: int) -> None:
     s = strategy(pp=pp, num_virtual_stages=vpp, schedule=schedule)
     orders = actions(schedule, pp, count, vpp)
     peaks = in_flight(orders)
     for rank in range(pp):
         load = rank_load(s, toy_parts(s), count, rank)
-        held, most = 0, 0
+        held, waiting, most = 0, 0, 0
         for action in orders[rank]:
-            held += 1 if action.kind == "F" else -1
+            held += (action.kind == "F") - (action.kind in "BI")
+            waiting += (action.kind == "I") - (action.kind == "W")
             most = max(most, held)
+            assert held < load.in_flight or waiting <= load.weights_waiting
         assert load.in_flight == most
         assert load.embeddings_in_flight == (peaks[rank][0] if rank == 0 else 0)
         assert load.heads_in_flight == (peaks[rank][-1] if rank == pp - 1 else 0)
+
+
+def test_what_waits_for_gradients_of_weights_is_kept() -> None:
+    """The last of two ranks lets one wait: each projection's input and the gradient of its output."""
+    s = strategy(pp=2, schedule="zero_bubble")
+    hidden, q, kv, ffn, vocab = (
+        2 * TRAINING.sequence_length * size
+        for size in (MODEL.hidden_size, 64, 2 * 16, MODEL.intermediate_size, MODEL.vocab_size)
+    )
+    # q, k, v read one input, gate and up another; o and down read their own
+    block = (hidden + q + 2 * kv) + (q + hidden) + (hidden + 2 * ffn) + (ffn + hidden)
+    apart, together = terms(s, 1), terms(replace(s, schedule="1f1b"), 1)
+    assert apart["kept activations"] - together["kept activations"] == s.stage_layers[1] * block
+    more = apart["embedding, logits and loss"] - together["embedding, logits and loss"]
+    assert more == hidden + vocab
+    assert terms(s) == terms(replace(s, schedule="1f1b"))
 
 
 @pytest.mark.parametrize("layers", [(2, 2, 2, 2), (1, 2, 3, 2), (2, 3, 2, 1), (3, 1, 1, 3)])

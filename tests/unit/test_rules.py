@@ -175,6 +175,12 @@ BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {"pp": 1, "schedule": "interleaved", "num_virtual_stages": 2},
         "schedule=interleaved has nothing to interleave with pp=1; use 1f1b",
     ),
+    ({}, {"schedule": "zero_bubble"}, "schedule=zero_bubble is not one of NxD's: 1f1b, interleaved"),
+    (
+        {"backend": "torch", **on("trn1.32xlarge", 2)},
+        {"pp": 1, "schedule": "gpipe"},
+        "schedule=gpipe has nothing to interleave with pp=1; use 1f1b",
+    ),
     ({}, {"stage_layers": (10,) * 7 + (9,)}, f"stage_layers={[10] * 7 + [9]} is 79 blocks; llama3-70b has 80"),
     (
         {},
@@ -230,6 +236,8 @@ LEGAL: list[tuple[dict[str, Any], dict[str, Any]]] = [
     # NxD's own rules are not torch's
     ({"model": GPT3, "training": length(2048), "backend": "torch"}, {"layers": 96}),
     ({"backend": "torch"}, {"zero1": False}),
+    ({"backend": "torch"}, {"schedule": "gpipe"}),
+    ({"backend": "torch"}, {"schedule": "zero_bubble"}),
     ({**on("trn1.32xlarge", 4), "backend": "torch"}, {"tp": 8, "pp": 8, "dp": 2}),
     ({"backend": "torch"}, {"dp": 1, "cp": 2, "attention_kernel": "plain"}),
     ({"backend": "torch"}, {"dp": 1, "cp": 2, "context_parallel": "zigzag_ring"}),

@@ -1,6 +1,7 @@
 """The orders of the schedules: equal to NxD's, complete, and holding no more microbatches than they should."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoshard.errors import AutoshardError
-from autoshard.schedules import SCHEDULES, Action, actions, check_schedule, in_flight
+from autoshard.schedules import SCHEDULES, Action, actions, check_schedule, in_flight, weights_waiting
 
 NXD = json.loads((Path(__file__).parents[1] / "golden" / "nxd_schedules.json").read_text(encoding="utf-8"))["cases"]
 
@@ -18,7 +19,7 @@ NXD = json.loads((Path(__file__).parents[1] / "golden" / "nxd_schedules.json").r
 def sizes(draw: st.DrawFn) -> tuple[str, int, int, int]:
     """A legal (schedule, pp, num_microbatches, num_virtual_stages)."""
     schedule, pp = draw(st.sampled_from(sorted(SCHEDULES))), draw(st.integers(1, 8))
-    if schedule == "1f1b":
+    if schedule != "interleaved":
         return schedule, pp, draw(st.integers(1, 24)), 1
     return schedule, pp, pp * draw(st.integers(1, 5)), draw(st.integers(2, 4))
 
@@ -28,17 +29,17 @@ def test_text_of_an_action() -> None:
     assert Action.parse("B12.0") == Action("B", 12, 0)
 
 
-@given(st.sampled_from("FB"), st.integers(0, 10**6), st.integers(0, 100))
+@given(st.sampled_from("FBIW"), st.integers(0, 10**6), st.integers(0, 100))
 def test_text_round_trip(kind: str, microbatch: int, chunk: int) -> None:
     action = Action(kind, microbatch, chunk)
     assert Action.parse(str(action)) == action
 
 
 @pytest.mark.parametrize(
-    "text", ["", "F", "F3", "F3.", "W3.1", "F-1.0", "F03.1", "F3.1 ", "f3.1", "F3.1\n", "F" + "9" * 99]
+    "text", ["", "F", "F3", "F3.", "X3.1", "F-1.0", "F03.1", "F3.1 ", "f3.1", "F3.1\n", "F" + "9" * 99]
 )
 def test_text_that_is_no_action(text: str) -> None:
-    with pytest.raises(AutoshardError, match=r"one reads F3\.1 or B3\.1"):
+    with pytest.raises(AutoshardError, match=r"one reads F3\.1, B3\.1, I3\.1 or W3\.1"):
         Action.parse(text)
 
 
@@ -75,20 +76,42 @@ def test_interleaved_with_one_block_runs_all_forwards_first() -> None:
 
 @given(sizes())
 def test_every_action_once_and_forward_before_backward(size: tuple[str, int, int, int]) -> None:
-    _, pp, num_microbatches, vpp = size
+    name, pp, num_microbatches, vpp = size
     orders = actions(*size)
     assert len(orders) == pp
-    everything = {Action(kind, m, c) for kind in "FB" for m in range(num_microbatches) for c in range(vpp)}
+    kinds = "FIW" if SCHEDULES[name].weights_apart else "FB"
+    everything = {Action(kind, m, c) for kind in kinds for m in range(num_microbatches) for c in range(vpp)}
     for order in orders:
         assert len(order) == len(everything) and set(order) == everything
         position = {action: index for index, action in enumerate(order)}
-        assert all(position[Action("F", *a[1:])] < position[a] for a in order if a.kind == "B")
+        for before, after in pairwise(kinds):
+            assert all(position[Action(before, *a[1:])] < position[a] for a in order if a.kind == after)
 
 
 @given(st.integers(1, 12), st.integers(1, 40))
 def test_in_flight_of_1f1b(pp: int, num_microbatches: int) -> None:
     peaks = in_flight(actions("1f1b", pp, num_microbatches))
     assert peaks == tuple((min(pp - rank, num_microbatches),) for rank in range(pp))
+
+
+def test_gpipe_of_two_ranks() -> None:
+    assert [" ".join(map(str, order)) for order in actions("gpipe", 2, 3)] == ["F0.0 F1.0 F2.0 B0.0 B1.0 B2.0"] * 2
+    assert in_flight(actions("gpipe", 4, 9)) == ((9,),) * 4
+
+
+def test_zero_bubble_of_two_ranks() -> None:
+    """The last rank lets one gradient of weights wait, the first none."""
+    first, last = actions("zero_bubble", 2, 3)
+    assert " ".join(map(str, first)) == "F0.0 F1.0 I0.0 W0.0 F2.0 I1.0 W1.0 I2.0 W2.0"
+    assert " ".join(map(str, last)) == "F0.0 I0.0 F1.0 I1.0 W0.0 F2.0 I2.0 W1.0 W2.0"
+
+
+@given(st.integers(1, 12), st.integers(1, 40))
+def test_zero_bubble_holds_no_more_than_the_first_rank_of_1f1b(pp: int, num_microbatches: int) -> None:
+    """Of each, the one whose `I` has just run included."""
+    orders = actions("zero_bubble", pp, num_microbatches)
+    assert in_flight(orders) == in_flight(actions("1f1b", pp, num_microbatches))
+    assert weights_waiting(orders) == tuple((min(rank + 1, num_microbatches),) for rank in range(pp))
 
 
 def test_in_flight_of_interleaved() -> None:
@@ -101,11 +124,16 @@ def test_in_flight_of_interleaved() -> None:
 @pytest.mark.parametrize(
     ("size", "text"),
     [
-        (("1f2b", 2, 2, 1), "schedule='1f2b' is not known; known: 1f1b, interleaved"),
+        (("1f2b", 2, 2, 1), "schedule='1f2b' is not known; known: 1f1b, interleaved, gpipe, zero_bubble"),
         (("1f1b", 0, 2, 1), "pp=0 must be at least 1"),
         (("1f1b", 2, 0, 1), "num_microbatches=0 must be at least 1"),
         (("1f1b", 2, 2, 0), "vpp=0 must be at least 1"),
         (("1f1b", 2, 2, 2), "schedule=1f1b has one chunk a rank, not vpp=2; use vpp=1 or schedule=interleaved"),
+        (
+            ("gpipe", 2, 2, 2),
+            "schedule=gpipe has one chunk a rank, not vpp=2; use vpp=1 or schedule=interleaved",
+        ),
+        (("zero_bubble", 2, 2, 2), "schedule=zero_bubble has one chunk a rank, not vpp=2; use vpp=1"),
         (
             ("interleaved", 2, 2, 1),
             "schedule=interleaved needs at least 2 chunks a rank, not vpp=1; use schedule=1f1b",

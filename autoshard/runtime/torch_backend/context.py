@@ -11,6 +11,7 @@ import torch
 from autoshard.graph.ir import Graph
 from autoshard.graph.partition import OperatorStep, Program
 from autoshard.runtime.torch_backend.groups import Group, MeshGroups
+from autoshard.runtime.torch_backend.weight_gradients import WeightGradients
 
 Kernel = Callable[..., torch.Tensor]
 
@@ -19,11 +20,13 @@ Kernel = Callable[..., torch.Tensor]
 class Context:
     """The program and this rank's place in its mesh; groups is None on one device.
 
-    tables: constants that operators share, made by the first that needs them.
+    later: where backwards leave gradients of weights, None where they compute them themselves. tables: constants that
+    operators share, made by the first that needs them.
     """
 
     program: Program
     groups: MeshGroups | None
+    later: WeightGradients | None = None
     tables: dict[Any, torch.Tensor] = field(default_factory=dict)
 
     @property

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # the name that torch's own documentation uses
+from torch import nn
 
 from autoshard.graph.operators import KINDS
 from autoshard.graph.partition import OperatorStep
@@ -20,6 +21,7 @@ from autoshard.runtime.torch_backend.attention import attention
 from autoshard.runtime.torch_backend.collectives import all_reduce
 from autoshard.runtime.torch_backend.context import Context, Kernel
 from autoshard.runtime.torch_backend.groups import Group
+from autoshard.runtime.torch_backend.weight_gradients import LaterLinear, WeightGradients
 
 
 def kernel(context: Context, step: OperatorStep) -> Kernel:
@@ -53,13 +55,24 @@ class Projection:
     def __call__(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return self.unflatten(F.linear(self.flat_input(x), self.flat_weight(w)), w)
 
+    def leaving_weights(self, later: WeightGradients) -> Kernel:
+        """The same, but backward leaves the gradient of a parameter for later."""
+
+        def run(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            if not isinstance(w, nn.Parameter):
+                return self(x, w)
+            (y,) = LaterLinear.apply(self.flat_input(x), None, None, later, (w,), self.flat_weight(w))
+            return self.unflatten(y, w)
+
+        return run
+
 
 def _einsum(context: Context, step: OperatorStep) -> Kernel:
     op = step.operator
     left, right, out = (context.dims(name) for name in (*op.inputs, op.output))
     projection = Projection.of(left, right, out)
     if projection is not None:
-        return projection
+        return projection if context.later is None else projection.leaving_weights(context.later)
     letters = {dim: chr(ord("a") + i) for i, dim in enumerate(op.loop_dims)}
     spell = ["".join(letters[dim] for dim in dims) for dims in (left, right, out)]
     equation = f"{spell[0]},{spell[1]}->{spell[2]}"

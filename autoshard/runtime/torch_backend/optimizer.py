@@ -6,23 +6,36 @@ into it), one flat buffer of accumulated gradients, and this rank's shard of mas
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import isfinite
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from autoshard.errors import AutoshardError
 from autoshard.graph.partition import Program
 from autoshard.layout.buckets import BucketKey, bucket_key, padded_elements
 from autoshard.layout.mesh import Mesh
 from autoshard.runtime.torch_backend.collectives import all_reduce
 from autoshard.runtime.torch_backend.groups import Group, MeshGroups
+from autoshard.runtime.torch_backend.parameters import piece_of
+from autoshard.runtime.torch_backend.rounded_adamw import Piece, RoundedAdamW
 from autoshard.runtime.torch_backend.stage_module import StageModule
+from autoshard.spec.training import Precision
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
+PieceShape = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class OptimizerSettings:
+    """gradient_dtype: of the sum over microbatches; reduce_dtype: of the sums over ranks, None: the same.
+
+    stochastic_rounding: weights and moments are bf16 and rounded at random, by a function of the seed.
+    """
+
     learning_rate: float
     weight_decay: float = 0.1
     betas: tuple[float, float] = (0.9, 0.95)
@@ -31,6 +44,23 @@ class OptimizerSettings:
     master_dtype: torch.dtype = torch.float32
     gradient_dtype: torch.dtype = torch.float32
     zero1: bool = True
+    reduce_dtype: torch.dtype | None = None
+    stochastic_rounding: bool = False
+    seed: int = 0
+
+
+def optimizer_settings(precision: Precision, learning_rate: float, zero1: bool, seed: int) -> OptimizerSettings:
+    """Of a plan's precision: bf16 weights without a master copy are rounded at random."""
+    parameter = precision.parameter_dtype
+    return OptimizerSettings(
+        learning_rate,
+        master_dtype=DTYPES[precision.master_dtype or parameter],
+        gradient_dtype=DTYPES[precision.gradient_accumulation_dtype],
+        zero1=zero1,
+        reduce_dtype=DTYPES[precision.gradient_reduce_dtype],
+        stochastic_rounding=precision.master_dtype is None and parameter == "bfloat16",
+        seed=seed,
+    )
 
 
 def gradient_axes(program: Program, mesh: Mesh) -> set[tuple[str, ...]]:
@@ -50,7 +80,7 @@ class Bucket:
         groups: MeshGroups | None,
         s: OptimizerSettings,
     ):
-        self.key = key
+        self.key, self.named = key, named
         self.names = [name for name, _ in named]
         self.sum_group = groups[key.sum_axes] if groups and key.sum_axes else None
         self.data_group = groups[key.shard_axes] if groups and key.shard_axes else None
@@ -71,12 +101,15 @@ class Bucket:
             offset += parameter.numel()
         index = self.data_group.index if self.data_group and s.zero1 else 0
         self._mine = slice(index * padded // self.shards, (index + 1) * padded // self.shards)
+        self._reduce_dtype = s.reduce_dtype or s.gradient_dtype
         master = self.parameters[self._mine].to(s.master_dtype, copy=True)
         self.master = nn.Parameter(master)
 
     def reduce(self) -> torch.Tensor:
-        """Sum the gradients over every axis that needs it -> this rank's shard."""
+        """Sum the gradients over every axis that needs it, in the dtype for that -> this rank's shard."""
         gradients = self.gradients
+        if self.sum_group is not None or self.data_group is not None:
+            gradients = gradients.to(self._reduce_dtype)
         if self.sum_group is not None:
             gradients = all_reduce(gradients, self.sum_group)
         if self.data_group is not None:
@@ -100,6 +133,16 @@ class Bucket:
         start, shape = self._places[name]
         return self.gradients[start : start + shape.numel()].view(shape)
 
+    def pieces(self, shapes: Mapping[str, PieceShape]) -> list[Piece]:
+        """The parameters that this rank's shard holds parts of."""
+        found = []
+        for name, (first, shape) in self._places.items():
+            start, stop = max(first, self._mine.start), min(first + shape.numel(), self._mine.stop)
+            if start < stop:
+                shard = self._mine.start
+                found.append(Piece(name, start - shard, stop - shard, start - first, *shapes[name]))
+        return found
+
     def publish(self) -> None:
         """Masters, rounded to the parameters' dtype, back into every rank's parameters."""
         rounded = self.master.detach().to(self.parameters.dtype)
@@ -117,11 +160,23 @@ def _accumulate_into(parameter: nn.Parameter, total: torch.Tensor) -> None:
     """Add each microbatch's gradient into the flat buffer's precision and drop it."""
 
     def hook(p: torch.Tensor) -> None:
-        assert p.grad is not None
-        total.add_(p.grad)
-        p.grad = None
+        if p.grad is not None:  # it is where backward left the gradient for later
+            total.add_(p.grad)
+            p.grad = None
 
     parameter.register_post_accumulate_grad_hook(hook)
+
+
+def _piece_shapes(modules: Iterable[StageModule], mesh: Mesh, groups: MeshGroups | None) -> dict[str, PieceShape]:
+    """By parameter: shape of the whole, starts and lengths of this rank's piece."""
+    index = groups.index if groups is not None else {}
+    found = {}
+    for module in modules:
+        program = module.program
+        for tensor in program.graph.parameters():
+            shape = tuple(program.graph.sizes[dim] for dim in tensor.dims)
+            found[tensor.name] = (shape, *piece_of(shape, tensor.dims, program.states[tensor.name], mesh, index))
+    return found
 
 
 class ShardedAdamW:
@@ -141,36 +196,54 @@ class ShardedAdamW:
     ):
         self._settings, self._world = settings, world
         named: dict[BucketKey, list[tuple[str, nn.Parameter]]] = {}
+        modules = tuple(modules)
         for module in modules:
             for tensor in module.program.graph.parameters():
                 key = bucket_key(module.program, tensor.name, mesh, frozenset(tied))
                 named.setdefault(key, []).append((tensor.name, module.parameter(tensor.name)))
         self.buckets = [Bucket(key, named[key], mesh, groups, settings) for key in sorted(named)]
+        for module in modules:
+            if module.later is not None:
+                module.later.accumulate = {p: b.gradient(name).add_ for b in self.buckets for name, p in b.named}
         self._tied = [(b.gradient(name), tied[name]) for b in self.buckets for name in b.names if name in tied]
         self._summed: list[torch.Tensor] = []
         parameters = [
             {"params": [b.master], "weight_decay": settings.weight_decay if b.key.decay else 0.0} for b in self.buckets
         ]
-        self._adamw = torch.optim.AdamW(
-            parameters, lr=settings.learning_rate, betas=settings.betas, eps=settings.eps, fused=True
-        )
+        self._adamw: torch.optim.AdamW | None = None
+        self._rounded: list[RoundedAdamW] = []
+        if settings.stochastic_rounding:
+            shapes = _piece_shapes(modules, mesh, groups)
+            self._rounded = [RoundedAdamW(b.master.detach(), b.pieces(shapes), settings.seed) for b in self.buckets]
+        else:
+            self._adamw = torch.optim.AdamW(
+                parameters, lr=settings.learning_rate, betas=settings.betas, eps=settings.eps, fused=True
+            )
 
     def step(self, learning_rate: float, keep_gradients: bool = False) -> float:
         """Sum, clip, update, publish, clear -> the gradient norm before clipping.
 
         keep_gradients: hold on to the summed gradients for `gradients()`.
         """
+        s = self._settings
         for gradient, group in self._tied:
-            gradient.copy_(all_reduce(gradient, group))
+            gradient.copy_(all_reduce(gradient.to(s.reduce_dtype or gradient.dtype), group))
         shards = [bucket.reduce() for bucket in self.buckets]
         self._summed = [shard.clone() for shard in shards] if keep_gradients else []
         norm = self._norm(shards)
-        scale = min(1.0, self._settings.max_gradient_norm / (norm + 1e-6))
+        if not isfinite(norm):
+            raise AutoshardError(f"the gradient norm is {norm}")
+        scale = min(1.0, s.max_gradient_norm / (norm + 1e-6))
         for bucket, shard in zip(self.buckets, shards, strict=True):
             bucket.master.grad = shard.mul_(scale).to(bucket.master.dtype)
-        for options in self._adamw.param_groups:
-            options["lr"] = learning_rate
-        self._adamw.step()
+        for rounded, bucket in zip(self._rounded, self.buckets, strict=False):
+            assert bucket.master.grad is not None
+            decay = s.weight_decay if bucket.key.decay else 0.0
+            rounded.step(bucket.master.grad, learning_rate, s.betas, s.eps, decay)
+        if self._adamw is not None:
+            for options in self._adamw.param_groups:
+                options["lr"] = learning_rate
+            self._adamw.step()
         for bucket in self.buckets:
             bucket.master.grad = None
             bucket.publish()

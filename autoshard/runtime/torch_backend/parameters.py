@@ -60,6 +60,19 @@ def local_piece(
     return value.contiguous()
 
 
+def piece_of(
+    shape: tuple[int, ...], dims: tuple[str, ...], state: tuple[str, ...], mesh: Mesh, index: Mapping[str, int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(starts, lengths) along each dim of what local_piece cuts out of a parameter of this shape."""
+    starts, lengths = [0] * len(dims), list(shape)
+    for (name, count), entry in zip(mesh.stage_axes.items(), state, strict=True):
+        if entry in dims:
+            dim = dims.index(entry)
+            lengths[dim] //= count
+            starts[dim] += index[name] * lengths[dim]
+    return tuple(starts), tuple(lengths)
+
+
 def local_parameters(
     model: ModelSpec,
     program: Program,

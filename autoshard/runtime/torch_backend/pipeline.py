@@ -16,12 +16,13 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
 
+from autoshard.errors import AutoshardError
 from autoshard.graph.partition import Program
 from autoshard.graph.redistribute import local_sizes
 from autoshard.layout.plan import Plan, Stage
 from autoshard.runtime.torch_backend.groups import MeshGroups
 from autoshard.runtime.torch_backend.stage_module import StageModule
-from autoshard.schedules import actions
+from autoshard.schedules import Action, actions
 
 
 class _Entered(nn.Module):
@@ -38,10 +39,13 @@ class _Entered(nn.Module):
     def begin(self, inputs: list[torch.Tensor] | None, labels: list[torch.Tensor] | None) -> None:
         self.inputs, self.labels, self.losses, self._microbatch = inputs, labels, [], 0
 
+    def tell(self, kind: str, microbatch: int) -> None:
+        self._on_action(str(Action(kind, microbatch, self._stage.chunk)))
+
     def forward(self, received: torch.Tensor) -> torch.Tensor:
         """received: the previous stage's output; the first stage's is only the runtime's token for a microbatch."""
         microbatch, self._microbatch = self._microbatch, self._microbatch + 1
-        self._on_action(f"F{microbatch}.{self._stage.chunk}")
+        self.tell("F", microbatch)
         values = {"hidden": received}
         if self._stage.has_embedding:
             assert self.inputs is not None
@@ -61,7 +65,22 @@ class _Stage(PipelineStage):
 
     torch's own allocates a buffer for every microbatch of the step before the first one runs, in both directions:
     8 GiB a rank for 128 microbatches of 8,192 x 8,192 split over tp=8 on two virtual stages.
+    Tells what it is about to do; forwards tell it themselves.
     """
+
+    submod: _Entered
+
+    def backward_one_chunk(
+        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
+    ) -> None:
+        self.submod.tell("B" if full_backward else "I", bwd_chunk_id)
+        super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+        if loss is not None:  # torch keeps it, and its graph would keep what was received
+            loss.detach_()
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
+        self.submod.tell("W", bwd_chunk_id)
+        super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
 
     def _setup_forward_recv_info(self, num_microbatches: int, has_backward: bool) -> None:
         super()._setup_forward_recv_info(1, has_backward)
@@ -88,13 +107,6 @@ class _Stage(PipelineStage):
         received = super()._retrieve_recv_grads(bwd_chunk_id)
         _without_buffers(self.grad_recv_info[bwd_chunk_id])
         return received
-
-    def backward_one_chunk(
-        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
-    ) -> None:
-        super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
-        if loss is not None and full_backward:  # torch keeps it, and its graph would keep what was received
-            loss.detach_()
 
     def _allocate(self, infos: tuple[Any, ...]) -> None:
         for info in infos:
@@ -148,13 +160,17 @@ class Pipeline:
             ends = any(one._stage.has_head for one in self._entered)
             token = torch.zeros(self._num_microbatches, 1, device=self._device)
             arguments: tuple[Any, ...] = (token,) if starts else ()
-            self._runtime.step(*arguments, target=token if ends else None, return_outputs=False)
+            try:
+                self._runtime.step(*arguments, target=token if ends else None, return_outputs=False)
+            except RuntimeError as error:  # torch wraps what a stage raises
+                raise _ours(error) from error
         return [loss for one in self._entered for loss in one.losses]
 
     def _run_alone(self) -> None:
         (only,) = self._entered
-        for _ in range(self._num_microbatches):
+        for microbatch in range(self._num_microbatches):
             loss = only(torch.empty(0))
+            only.tell("B", microbatch)
             self._scaled(loss).backward()
 
     def _scaled(self, loss: torch.Tensor) -> torch.Tensor:
@@ -178,6 +194,7 @@ class Pipeline:
                 input_args=(self._example(programs, stage.index - 1, dtype),),
                 output_args=(self._example(programs, stage.index, dtype),),
                 group=groups[("pp",)].handle,
+                dw_builder=None if one.module.later is None else one.module.later.take,
             )
             for one, stage in zip(self._entered, stages, strict=True)
         ]
@@ -201,6 +218,14 @@ class Pipeline:
         shape = local_sizes(program.graph, program.tensor(view).dims, program.states[view], program.axes)
         assert prod(shape) > 0
         return torch.zeros(shape, dtype=dtype, device=self._device, requires_grad=True)
+
+
+def _ours(error: BaseException) -> BaseException:
+    """The AutoshardError behind an error, else the error itself."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, AutoshardError):
+        cause = cause.__cause__
+    return cause or error
 
 
 def _spelled(own: tuple[Any, ...], rank: int, pp: int) -> list[_Action | None]:

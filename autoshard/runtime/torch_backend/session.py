@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import isfinite
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
+from autoshard.errors import AutoshardError
 from autoshard.graph.partition import Program
 from autoshard.layout.buckets import tied_parameters
 from autoshard.layout.context_parallel import sequence_pieces
@@ -17,13 +19,14 @@ from autoshard.layout.plan import Plan
 from autoshard.runtime.torch_backend.context import in_pieces
 from autoshard.runtime.torch_backend.evaluation import Evaluation
 from autoshard.runtime.torch_backend.groups import Group, MeshGroups, communicating_axes
+from autoshard.runtime.torch_backend.optimizer import DTYPES as DTYPES
 from autoshard.runtime.torch_backend.optimizer import OptimizerSettings, ShardedAdamW, gradient_axes
 from autoshard.runtime.torch_backend.parameters import local_parameters, local_piece
 from autoshard.runtime.torch_backend.pipeline import Pipeline
 from autoshard.runtime.torch_backend.stage_module import StageModule
+from autoshard.schedules import SCHEDULES
 
 Tokens = npt.NDArray[np.int64]
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class StepResult:
 class Session:
     """Everything of one rank.
 
-    on_action: told what the rank is about to do, for error messages.
+    on_action: told what the rank is about to do, for error messages. debug_nan: look at what each operator computes.
     Without a process group (world size 1) nothing communicates.
     """
 
@@ -49,6 +52,7 @@ class Session:
         settings: OptimizerSettings,
         seed: int,
         on_action: Callable[[str], None] = lambda action: None,
+        debug_nan: bool = False,
     ):
         self.plan, self.rank, self.device = plan, rank, device
         self.label = ""
@@ -67,7 +71,9 @@ class Session:
                 programs[stage.index],
                 local_parameters(plan.model, programs[stage.index], mesh, self._index, seed, dtype, device),
                 self._groups,
-                plan.strategy.recompute,
+                strategy.recompute,
+                SCHEDULES[strategy.schedule].weights_apart,
+                debug_nan,
             )
             for stage in self.stages
         }
@@ -86,8 +92,10 @@ class Session:
         weight = _weight(labels)
         losses = self._pipeline.run(self._local(inputs, "input_ids"), self._local(labels, "labels"), weight)
         self._on_action("summing gradients and updating parameters")
-        norm = self.optimizer.step(learning_rate, keep_gradients)
-        return StepResult(weight * self._mean_loss(losses), norm)
+        loss = weight * self._mean_loss(losses)
+        if not isfinite(loss):
+            raise AutoshardError(f"the loss is {loss}; --debug-nan names the operator that it comes from")
+        return StepResult(loss, self.optimizer.step(learning_rate, keep_gradients))
 
     def evaluate(self, inputs: Tokens, labels: Tokens) -> float:
         """Mean loss over the learned tokens of a global batch; nothing is learned from it."""

@@ -10,12 +10,14 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from autoshard.errors import AutoshardError
 from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, RedistributeStep, Step
 from autoshard.graph.recompute import segments
 from autoshard.runtime.torch_backend.collectives import Move, redistribution, transition_moves
 from autoshard.runtime.torch_backend.context import Context
 from autoshard.runtime.torch_backend.groups import MeshGroups
 from autoshard.runtime.torch_backend.kernels import Projection, kernel
+from autoshard.runtime.torch_backend.weight_gradients import LaterLinear, WeightGradients
 
 Environment = dict[str, torch.Tensor]
 
@@ -44,18 +46,26 @@ class _Section:
 class StageModule(nn.Module):
     """Runs a program. Parameters are registered under their Hugging Face names with '.' written as '/'.
 
-    parameters: local tensors by name, already in the program's storage states.
+    parameters: local tensors by name, already in the program's storage states. weights_apart: backward leaves gradients
+    of weights in `later`. debug_nan: AutoshardError at the first operator whose result is not finite.
     """
 
     def __init__(
-        self, program: Program, parameters: dict[str, torch.Tensor], groups: MeshGroups | None, recompute: str
+        self,
+        program: Program,
+        parameters: dict[str, torch.Tensor],
+        groups: MeshGroups | None,
+        recompute: str,
+        weights_apart: bool = False,
+        debug_nan: bool = False,
     ):
         super().__init__()
+        self.later = WeightGradients() if weights_apart else None
         self.program = program
         self.input_names = tuple(tensor.name for tensor in program.graph.inputs())
         for name, value in parameters.items():
             self.register_parameter(_registered(name), nn.Parameter(value))
-        self._sections = _sections(program, groups, recompute)
+        self._sections = _sections(Context(program, groups, self.later), recompute, debug_nan)
 
     def parameter(self, name: str) -> nn.Parameter:
         return self.get_parameter(_registered(name))
@@ -100,12 +110,14 @@ def _replayable(section: _Section, parameters: Mapping[str, torch.Tensor]) -> Ca
     return run
 
 
-def _sections(program: Program, groups: MeshGroups | None, recompute: str) -> tuple[_Section, ...]:
+def _sections(context: Context, recompute: str, debug_nan: bool) -> tuple[_Section, ...]:
     """Recompute segments as they are; the rest one instruction at a time, so that values are released early."""
-    context = Context(program, groups)
+    program = context.program
     runs: list[tuple[tuple[_Instruction, ...], bool]] = []
     for segment in segments(program, recompute):
         chunk = tuple(_instruction(context, step) for step in program.steps[segment.start : segment.stop])
+        if debug_nan:
+            chunk = tuple(map(_checked, chunk))
         runs += [(chunk, True)] if segment.recomputed else [((one,), False) for one in chunk]
     kept = set(program.outputs)
     sections: list[_Section] = []
@@ -120,6 +132,20 @@ def _sections(program: Program, groups: MeshGroups | None, recompute: str) -> tu
         sections.append(_Section(chunk, recomputed, inputs, outputs, released))
         needed |= set(inputs)
     return tuple(reversed(sections))
+
+
+def _checked(one: _Instruction) -> _Instruction:
+    """The same, but it raises where the result is not finite."""
+
+    def run(*values: torch.Tensor) -> Any:
+        result = one.run(*values)
+        for value in result if isinstance(result, tuple) else (result,):
+            if not value.isfinite().all():
+                what = "nan" if value.isnan().any() else "inf"
+                raise AutoshardError(f"{one.name} is the first operator with {what}")
+        return result
+
+    return _Instruction(one.name, one.inputs, one.outputs, run)
 
 
 def _instruction(context: Context, step: Step) -> _Instruction:
@@ -144,12 +170,15 @@ def _gather_instruction(context: Context, step: GatherEinsumStep) -> _Instructio
         projection = Projection.of(dims[0], dims[1], dims[2])
         assert projection is not None, one.operator
         projections.append(projection)
-    weights = tuple(one.inputs[1] for one in step.einsums)
+    weights, later = tuple(one.inputs[1] for one in step.einsums), context.later
     outputs = tuple(one.operator.output for one in step.einsums)
 
     def run(x: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
         flat = (p.flat_weight(w) for p, w in zip(projections, weights, strict=True))
-        products = _GatherLinear.apply(x, gather, scatter, *flat)
+        if later is not None and all(isinstance(w, nn.Parameter) for w in weights):
+            products = LaterLinear.apply(x, gather, scatter, later, weights, *flat)
+        else:
+            products = _GatherLinear.apply(x, gather, scatter, *flat)
         return tuple(p.unflatten(y, w) for p, y, w in zip(projections, products, weights, strict=True))
 
     return _Instruction(f"gather {source}", (source, *weights), outputs, run)

@@ -18,10 +18,11 @@ from autoshard.errors import AutoshardError
 from autoshard.layout.plan import Plan
 from autoshard.layout.validate import read_plan
 from autoshard.runtime.data import TokenStream, held_out, open_stream, read_token_file
+from autoshard.runtime.learning_rate import learning_rate
 from autoshard.runtime.rehearse import one_process
-from autoshard.runtime.torch_backend.optimizer import OptimizerSettings
+from autoshard.runtime.torch_backend.optimizer import optimizer_settings
 from autoshard.runtime.torch_backend.parameters import assemble
-from autoshard.runtime.torch_backend.session import DTYPES, Session
+from autoshard.runtime.torch_backend.session import Session
 from autoshard.runtime.worker import Reporter, peak_memory_bytes
 from autoshard.spec.training import Precision, load_precision
 
@@ -132,7 +133,9 @@ def _training(
         inputs, labels = data.learned.batch(step)
         start = perf_counter()
         session.label = f"step {step}"
-        rate = _learning_rate(step, arguments["learning_rate"], arguments["warmup_steps"])
+        rate = learning_rate(
+            arguments["lr_schedule"], step, steps, arguments["learning_rate"], arguments["warmup_steps"]
+        )
         outcome = session.step(inputs, labels, rate, keep_gradients=keep and step == steps - 1)
         times.append(perf_counter() - start)
         losses.append(outcome.loss)
@@ -169,24 +172,14 @@ def _evaluate(session: Session, stream: TokenStream, most: int) -> float:
     return total / tokens
 
 
-def _learning_rate(step: int, peak: float, warmup_steps: int) -> float:
-    """Linear warm-up, then constant."""
-    return peak * min(1.0, (step + 1) / (warmup_steps + 1))
-
-
 def _session(plan: Plan, arguments: Mapping[str, Any], device: torch.device, reporter: Reporter, label: str) -> Session:
-    precision = plan.training.precision
-    settings = OptimizerSettings(
-        learning_rate=arguments["learning_rate"],
-        master_dtype=DTYPES[precision.master_dtype or precision.parameter_dtype],
-        gradient_dtype=DTYPES[precision.gradient_accumulation_dtype],
-        zero1=plan.strategy.zero1,
-    )
+    seed: int = arguments["seed"]
+    settings = optimizer_settings(plan.training.precision, arguments["learning_rate"], plan.strategy.zero1, seed)
 
     def on_action(action: str) -> None:
         reporter.last_action = f"{session.label}, {action}"
 
-    session = Session(plan, reporter.rank, device, settings, arguments["seed"], on_action)
+    session = Session(plan, reporter.rank, device, settings, seed, on_action, arguments["debug_nan"])
     session.label = label
     return session
 

@@ -1,0 +1,67 @@
+"""AdamW whose weights and moments are bf16: each step is computed in FP32 and rounded at random."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from autoshard.runtime.torch_backend.stochastic_rounding import places, random_bits, random_key, rounded
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Elements [start, stop) of a shard: elements from `skipped` on of a rank's piece of a parameter.
+
+    shape: of the whole parameter. starts, lengths: of the rank's piece, along each dim.
+    """
+
+    name: str
+    start: int
+    stop: int
+    skipped: int
+    shape: tuple[int, ...]
+    starts: tuple[int, ...]
+    lengths: tuple[int, ...]
+
+    def places(self, device: torch.device) -> torch.Tensor:
+        """Of its elements in the whole parameter."""
+        whole = places(self.shape, self.starts, self.lengths, device)
+        return whole[self.skipped : self.skipped + self.stop - self.start]
+
+
+class RoundedAdamW:
+    """State of one shard. pieces: the parameters that it holds parts of; what lies between them is padding.
+
+    Two runs with different layouts round every element alike if its exact value is the same.
+    """
+
+    def __init__(self, weights: torch.Tensor, pieces: Sequence[Piece], seed: int):
+        self.weights, self._pieces, self._seed = weights, tuple(pieces), seed
+        self.first_moment, self.second_moment = torch.zeros_like(weights), torch.zeros_like(weights)
+        self._step = 0
+
+    @torch.no_grad()
+    def step(
+        self, gradient: torch.Tensor, learning_rate: float, betas: tuple[float, float], eps: float, weight_decay: float
+    ) -> None:
+        """gradient: of the shard, summed and clipped."""
+        self._step += 1
+        corrections = tuple(1 - beta**self._step for beta in betas)
+        for piece in self._pieces:
+            part = slice(piece.start, piece.stop)
+            grad = gradient[part].float()
+            first = self.first_moment[part].float().lerp_(grad, 1 - betas[0])
+            second = self.second_moment[part].float().lerp_(grad.square(), 1 - betas[1])
+            weights = self.weights[part].float().mul_(1 - learning_rate * weight_decay)
+            denominator = (second / corrections[1]).sqrt_().add_(eps)
+            weights.addcdiv_(first, denominator, value=-learning_rate / corrections[0])
+            where = piece.places(grad.device)
+            for what, exact, kept in (
+                ("weight", weights, self.weights),
+                ("first moment", first, self.first_moment),
+                ("second moment", second, self.second_moment),
+            ):
+                bits = random_bits(where, random_key(self._seed, self._step, f"{what} of {piece.name}"))
+                kept[part] = rounded(exact, bits)

@@ -1,0 +1,87 @@
+"""Weight gradients that backward leaves for the schedule's action `W` (zero-bubble pipelines).
+
+torch splits a backward by walking the autograd graph twice, which would run a custom function, and its collectives,
+twice. Here a projection's backward computes the gradient of its input and leaves a closure; `W` runs the closures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from autoshard.runtime.torch_backend.collectives import Move
+
+Work = Callable[[], None]
+
+
+class WeightGradients:
+    """Of one stage: what the backward that just ran left over.
+
+    accumulate: set by the optimizer; adds a gradient to where those of the parameter are summed.
+    """
+
+    def __init__(self) -> None:
+        self._left: list[Work] = []
+        self.accumulate: dict[nn.Parameter, Callable[[torch.Tensor], object]] = {}
+
+    def leave(self, work: Work) -> None:
+        self._left.append(work)
+
+    def add(self, weight: nn.Parameter, gradient: torch.Tensor) -> None:
+        self.accumulate[weight](gradient.view(weight.shape))
+
+    def take(self) -> Work:
+        """All that was left since the last call, as one piece of work."""
+        left, self._left = self._left, []
+
+        @torch.no_grad()
+        def run() -> None:
+            for work in left:
+                work()
+
+        return run
+
+
+class LaterLinear(torch.autograd.Function):
+    """y_i = whole(x) w_i^T with flat weights w_i of the parameters `owners`; their gradients are left for later.
+
+    gather, scatter: where x is a piece that every product needs whole; the whole is not kept, `W` gathers it again.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        gather: Move | None,
+        scatter: Move | None,
+        later: WeightGradients,
+        owners: tuple[nn.Parameter, ...],
+        *weights: torch.Tensor,
+    ) -> Any:
+        ctx.save_for_backward(x, *weights)
+        ctx.gather, ctx.scatter, ctx.later, ctx.owners = gather, scatter, later, owners
+        whole = x if gather is None else gather(x)
+        return tuple(nn.functional.linear(whole, weight) for weight in weights)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        x, *weights = ctx.saved_tensors
+        gather, later, owners = ctx.gather, ctx.later, ctx.owners
+        flat = [grad.flatten(0, -2) for grad in grads]
+
+        def weight_gradients() -> None:
+            whole = (x if gather is None else gather(x)).flatten(0, -2)
+            for owner, grad in zip(owners, flat, strict=True):
+                later.add(owner, grad.t() @ whole)
+
+        later.leave(weight_gradients)
+        grad_x = flat[0] @ weights[0]
+        for grad, weight in zip(flat[1:], weights[1:], strict=True):
+            grad_x = grad_x.addmm(grad, weight)
+        grad_x = grad_x.view(*grads[0].shape[:-1], grad_x.shape[-1])
+        if ctx.scatter is not None:
+            grad_x = ctx.scatter(grad_x)
+        return (grad_x, None, None, None, None, *(None for _ in weights))
