@@ -83,6 +83,16 @@ def whole(at_least: int = 1) -> Callable[[Any], int]:
     return parse
 
 
+def whole_or(word: str) -> Callable[[Any], int | str]:
+    """A whole number of at least 1, or one word."""
+    parse = whole()
+
+    def parse_either(value: Any) -> int | str:
+        return word if value == word else parse(value)
+
+    return parse_either
+
+
 def number(value: Any) -> float:
     """A finite number above zero."""
     try:

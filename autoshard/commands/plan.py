@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
-from autoshard.commands.output import say, show_plan
+from autoshard.commands.output import page_width, say, show_plan, wants_color
 from autoshard.commands.parser import Parser, one_of, path, whole
 from autoshard.commands.plan_options import PINS, TOP, WHAT, Option, request_from
 from autoshard.errors import AutoshardError
@@ -28,6 +29,11 @@ def add_arguments(parser: Parser) -> None:
     pins = parser.add_argument_group("pins", "Fix a choice; what is not pinned is searched.")
     _add(pins, PINS)
     output = parser.add_argument_group("output")
+    output.add_argument(
+        "--pareto",
+        action="store_true",
+        help="list the fastest step of 1, 2, 4, ... up to --nodes nodes; no plan is written",
+    )
     output.add_argument("--top", type=whole(0), metavar="K", default=TOP, help=f"runners-up to keep (default: {TOP})")
     output.add_argument(
         "--out", type=path, metavar="FILE", default="plan.json", help="where the plan goes (default: plan.json)"
@@ -56,9 +62,23 @@ def run(values: Mapping[str, Any]) -> int:
     from autoshard.commands.planning import plan_for
     from autoshard.layout.plan_json import write_plan
 
+    if values["pareto"]:
+        return _show_frontier(values)
     plan = plan_for(request_from(values, values["top"]))
     write_plan(plan, values["out"])
     show_plan(plan, values["format"])
     if values["format"] == "text":
         say("", f"wrote {values['out']}; next: autoshard run {values['out']}")
+    return 0
+
+
+def _show_frontier(values: Mapping[str, Any]) -> int:
+    from autoshard.commands.frontier_page import frontier_page, frontier_to_list
+    from autoshard.commands.objectives import frontier
+
+    points = frontier(request_from(values, 0))
+    if values["format"] == "json":
+        say(json.dumps(frontier_to_list(points), indent=1))
+    else:
+        say(frontier_page(points, page_width(), wants_color()).rstrip("\n"))
     return 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autoshard.commands.parser import one_of, path, text, whole
+from autoshard.commands.parser import number, one_of, path, text, whole, whole_or
 
 INSTANCE = "trn1.32xlarge"
 SEQUENCE_LENGTH = 8192
@@ -40,7 +40,12 @@ WHAT = (
     Option("model", text, "MODEL", "built-in name, or path to a Hugging Face config.json (required)"),
     Option("instance", text, "TYPE", f"EC2 instance type, or cpu (default: {INSTANCE})"),
     Option("nodes", whole(), "N", "instances (default: 1)", 1),
-    Option("lnc", whole(), "N", "physical NeuronCores in a logical one: 1 or 2 on trn2 (default: the instance's)"),
+    Option(
+        "lnc",
+        whole_or(SEARCHED),
+        "N",
+        "physical NeuronCores in a logical one: 1 or 2 on trn2, or auto (default: the instance's)",
+    ),
     Option("hardware", path, "FILE", "hardware file (JSON) in place of a packaged one"),
     Option(
         "seq_len",
@@ -74,6 +79,17 @@ WHAT = (
         "(default: megatron)",
         "megatron",
     ),
+    Option(
+        "objective",
+        one_of("time", "cost", "nodes"),
+        "WHAT",
+        "time: the fastest step on --nodes; cost: least money for a token on up to --nodes; nodes: the fewest that see "
+        "--tokens in --days (default: time)",
+        "time",
+    ),
+    Option("price_per_node_hour", number, "USD", "price of a node (default: that of the hardware file)"),
+    Option("tokens", number, "N", "tokens of the whole training, such as 15e12"),
+    Option("days", number, "N", "days that the training may take"),
 )
 PINS = (
     _pin_degree("tp", "tensor-parallel degree"),
@@ -115,15 +131,24 @@ class PlanRequest:
     model: str
     instance: str | None = None
     nodes: int = 1
-    lnc: int | None = None
+    lnc: int | str | None = None
     hardware: Path | None = None
     seq_len: int | None = None
     global_batch: int = GLOBAL_BATCH
     precision: str = "mixed_precision"
     backend: str = "auto"
     operators: str = "megatron"
+    objective: str = "time"
+    price_per_node_hour: float | None = None
+    tokens: float | None = None
+    days: float | None = None
     top: int = TOP
     pins: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def objective_is_plain(self) -> bool:
+        """The fastest step on one given cluster."""
+        return self.objective == "time" and self.lnc != SEARCHED
 
 
 def request_from(values: Mapping[str, Any], top: int = TOP) -> PlanRequest:

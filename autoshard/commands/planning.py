@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from autoshard.commands.plan_options import INSTANCE, PIN_FIELDS, SEQUENCE_LENGTH, PlanRequest
+from autoshard.commands.plan_options import INSTANCE, PIN_FIELDS, SEARCHED, SEQUENCE_LENGTH, PlanRequest
 from autoshard.errors import AutoshardError
 from autoshard.graph.partition import Choice
 from autoshard.layout.plan import Plan, SearchSummary, make_plan
@@ -18,27 +18,47 @@ from autoshard.spec.training import TrainingSpec, load_precision
 from autoshard.units import format_seconds
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What one cluster can do. notes: what was decided on the way there."""
+
+    problem: Problem
+    result: SearchResult
+    notes: tuple[str, ...]
+
+
 def plan_for(request: PlanRequest) -> Plan:
-    """The fastest plan that fits. Raises AutoshardError for a wrong request and NoLayoutFits where nothing fits."""
+    """The best plan by the request's objective. Raises AutoshardError for a wrong request, NoLayoutFits where nothing
+    fits or meets it."""
+    if not request.objective_is_plain:
+        from autoshard.commands.objectives import best_answer
+
+        return plan_of(request, best_answer(request))
+    return plan_of(request, answer(request))
+
+
+def answer(request: PlanRequest) -> Answer:
+    """The fastest layouts on exactly the cluster of the request."""
     model, training, cluster, notes = inputs_of(request)
-    pins = pins_of(request)
-    backend, result, backend_notes = search_backends(model, training, cluster, pins, request)
-    problem = Problem(model, training, cluster, backend)
+    backend, result, backend_notes = search_backends(model, training, cluster, pins_of(request), request)
+    return Answer(Problem(model, training, cluster, backend), result, (*notes, *backend_notes))
+
+
+def plan_of(request: PlanRequest, found: Answer) -> Plan:
+    """Written down, with the solver's operators where they are asked for and pay."""
+    problem, result, notes = found.problem, found.result, found.notes
     operators = None
     if request.operators == "solver":
         result, operators, solver_notes = _solved(problem, result)
-        backend_notes += solver_notes
+        notes += solver_notes
     return make_plan(
-        model,
-        training,
-        cluster,
-        backend,
+        *problem,
         result.best.strategy,
         result.best.estimate,
         SearchSummary(result.considered, result.fitting, result.rejections),
         result.runners_up,
-        (*notes, *backend_notes, *warnings(problem, result.best.strategy)),
-        pins,
+        (*notes, *warnings(problem, result.best.strategy)),
+        pins_of(request),
         operators,
     )
 
@@ -47,7 +67,11 @@ def inputs_of(request: PlanRequest) -> tuple[ModelSpec, TrainingSpec, Cluster, t
     """What is trained on what, and notes."""
     model = load_model(request.model)
     instance = request.instance or (None if request.hardware else INSTANCE)
-    cluster = load_cluster(instance, request.nodes, request.lnc, request.hardware)
+    lnc = None if request.lnc == SEARCHED else request.lnc
+    assert lnc is None or isinstance(lnc, int), lnc
+    cluster = load_cluster(instance, request.nodes, lnc, request.hardware)
+    if request.price_per_node_hour is not None:
+        cluster = replace(cluster, price_per_node_hour_usd=request.price_per_node_hour)
     length, notes = _sequence_length(request, model)
     return model, TrainingSpec(length, request.global_batch, load_precision(request.precision)), cluster, notes
 

@@ -1,0 +1,106 @@
+"""Money, the fewest nodes, the frontier, and what a logical core may be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoshard.cli import main
+from autoshard.commands.objectives import _powers_of_two, _sizes, best_answer, frontier, usd_per_billion_tokens
+from autoshard.commands.plan_options import PlanRequest
+from autoshard.commands.planning import answer, plan_for
+from autoshard.errors import AutoshardError, NoLayoutFits
+
+PINS = {"tp": 8, "cp": 1, "vpp": 1, "micro_batch": 1, "recompute": "none"}
+"""So that each search takes a moment."""
+
+
+def request(**changes: Any) -> PlanRequest:
+    return PlanRequest(**{"model": "llama3-8b", "pins": PINS, "top": 0, **changes})
+
+
+def test_usd_per_billion_tokens_by_hand() -> None:
+    found = answer(request(nodes=4, price_per_node_hour=30.0))
+    # 4 nodes x 30 USD/h, and a billion tokens take 1e9 / tokens_per_s seconds
+    seconds = 1e9 / found.result.best.estimate.tokens_per_s
+    assert usd_per_billion_tokens(found) == pytest.approx(4 * 30.0 * seconds / 3600)
+
+
+def test_cheapest_is_the_least_of_all_sizes() -> None:
+    found = best_answer(request(nodes=8, objective="cost"))
+    costs = {nodes: usd_per_billion_tokens(answer(request(nodes=nodes))) for nodes in (1, 2, 4, 8) if nodes > 0}
+    known = {nodes: cost for nodes, cost in costs.items() if cost is not None}
+    assert found.problem.cluster.nodes == min(known, key=lambda nodes: known[nodes])
+    assert found.notes[-1].startswith("objective cost: ") and found.notes[-1].endswith("the least of 1, 2, 4, 8 nodes")
+
+
+def test_a_price_may_be_given_and_is_in_the_plan() -> None:
+    plan = plan_for(request(nodes=4, objective="cost", price_per_node_hour=12.5))
+    assert plan.cluster.price_per_node_hour_usd == 12.5
+
+
+def test_cost_without_a_price_is_one_error() -> None:
+    with pytest.raises(AutoshardError) as error:
+        plan_for(request(instance="cpu", nodes=1, objective="cost"))
+    assert str(error.value) == (
+        "objective=cost needs a price, and the hardware file of cpu has none; --price-per-node-hour gives it"
+    )
+
+
+def test_fewest_nodes_that_meet_a_deadline() -> None:
+    day = {"tokens": 1e11, "days": 5.0}
+    found = best_answer(request(objective="nodes", **day))
+    nodes, wanted = found.problem.cluster.nodes, 1e11 / (5 * 86400)
+    assert found.result.best.estimate.tokens_per_s >= wanted
+    fewer = frontier(request(nodes=nodes - 1))
+    assert all(one.result.best.estimate.tokens_per_s < wanted for one in fewer)
+    assert found.notes[-1].startswith(f"objective nodes: {nodes} nodes see 100 B tokens in ")
+
+
+def test_a_deadline_that_nothing_meets() -> None:
+    with pytest.raises(NoLayoutFits) as error:
+        plan_for(request(objective="nodes", nodes=4, tokens=1e12, days=0.5))
+    assert str(error.value).startswith("no cluster of up to 4 nodes sees 1.00 T tokens in 0.5 days")
+    with pytest.raises(AutoshardError, match=r"^objective=nodes: .*; --days is missing$"):
+        plan_for(request(objective="nodes", tokens=1e12))
+
+
+def test_frontier_only_gets_faster() -> None:
+    points = frontier(request(nodes=8))
+    steps = [one.result.best.estimate.step_time_s for one in points]
+    nodes = [one.problem.cluster.nodes for one in points]
+    assert steps == sorted(steps, reverse=True) and len(set(steps)) == len(steps)
+    assert nodes == sorted(nodes) and set(nodes) <= {1, 2, 4, 8}
+
+
+def test_sizes() -> None:
+    assert _powers_of_two(1) == (1,) and _powers_of_two(12) == (1, 2, 4, 8, 12)
+    sizes = list(_sizes(1, 70))
+    assert sizes[:33] == [*range(1, 33), 34] and sizes[-2:] == [64, 68]
+    assert list(_sizes(30, 36)) == [30, 31, 32, 34, 36]
+
+
+def test_lnc_auto_takes_the_faster_and_says_so() -> None:
+    trn2 = {"instance": "trn2.48xlarge", "pins": {"cp": 1, "vpp": 1, "micro_batch": 1, "recompute": "none"}}
+    best = plan_for(request(**trn2, lnc="auto"))
+    each = {lnc: plan_for(request(**trn2, lnc=lnc)).estimate.step_time_s for lnc in (1, 2)}
+    assert best.cluster.lnc == min(each, key=lambda lnc: each[lnc])
+    assert any(note.startswith(f"lnc {best.cluster.lnc}: ") for note in best.notes)
+    assert plan_for(request(nodes=1, lnc="auto")).cluster.lnc == 1  # trn1 has one kind
+
+
+def test_pareto_on_the_command_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = "--model llama3-8b --nodes 4 --tp 8 --cp 1 --vpp 1 --micro-batch 1 --recompute none --pareto"
+    flags = text.split()
+    assert main(["plan", *flags]) == 0
+    page = capsys.readouterr().out
+    assert page.startswith("Pareto  llama3-8b on trn1.32xlarge\n  nodes ")
+    assert main(["plan", *flags, "--format", "json"]) == 0
+    points = json.loads(capsys.readouterr().out)
+    assert [point["nodes"] for point in points][-1] == 4 and list(tmp_path.iterdir()) == []
