@@ -212,8 +212,8 @@ def price_program(
         ahead, back = _operators(operators, device, peak, software)
         if software.whole_logits and operators and operators[0].kind == "loss":
             issued = (*issued, *_gathered_logits(work.program))
-        forward.append(add_up((ahead, _collectives(issued, collective_s))) if issued else ahead)
-        backward.append(add_up((back, _collectives(issued_back, collective_s))) if issued_back else back)
+        forward.append(add_up((ahead, _collectives(issued, collective_s, ahead.attention))) if issued else ahead)
+        backward.append(add_up((back, _collectives(issued_back, collective_s, back.attention))) if issued_back else back)
     weights = sum(seconds_of(needs, device, peak, software).backward for needs in work.projections) / 2
     return PricedProgram(work, tuple(forward), tuple(backward), software, weights)
 
@@ -241,17 +241,22 @@ def _operators(
     return Seconds(compute[0], attention[0]), Seconds(compute[1], attention[1])
 
 
-def _collectives(issued: Iterable[tuple[str, tuple[str, ...], int]], collective_s: CollectiveSeconds) -> Seconds:
-    tensor = context = expert = 0.0
+def _collectives(issued: Issued, collective_s: CollectiveSeconds, attention_s: float) -> Seconds:
+    """Of one step. attention_s: of the same step, whose ring sends the next piece while it works on the one at hand."""
+    tensor = context = expert = ring = 0.0
+    hops = sum(kind == "send_recv" for kind, _, _ in issued)
     for kind, axes, size in issued:
         seconds = collective_s(kind, axes, size)
-        if "ep" in axes:
+        if kind == "send_recv":
+            ring += seconds
+        elif "ep" in axes:
             expert += seconds
         elif any(axis in TENSOR_PARALLEL_AXES for axis in axes):
             tensor += seconds
         else:
             assert axes == ("cp",), axes
             context += seconds
+    context += max(0.0, ring - attention_s * hops / (hops + 1))
     return Seconds(0.0, 0.0, tensor, context, expert)
 
 

@@ -20,7 +20,7 @@ def results(world_size: int) -> dict[str, Any]:
         world_size,
         on_message=lambda message: None,
         log_directory=Path(mkdtemp()),
-        hang_timeout_s=200,
+        hang_timeout_s=400,
         trusted_prefix="tests.",
     )
     assert outcome.exit_code == 0, outcome.message

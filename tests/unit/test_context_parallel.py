@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from autoshard.cost.program import price_program, program_work
 from autoshard.graph.count import backward_collectives, forward_collectives, operator_work
 from autoshard.graph.partition import OperatorStep, Program
 from autoshard.layout.context_parallel import sequence_pieces, with_context_parallel
 from autoshard.layout.sharding import stage_program
 from autoshard.models.stage import dim_sizes, stage_graph
+from autoshard.spec.cluster import load_cluster
 from tests.multiprocess.plans import MODELS
 
 SEQ, BATCH = 64, 1
@@ -86,3 +88,15 @@ def test_the_model_graph_knows_nothing_of_it() -> None:
     assert [replace(op, attributes={}) for op in told.operators] == [
         replace(op, attributes={}) for op in graph.operators
     ]
+
+
+def test_a_ring_hides_behind_the_attention_to_the_piece_at_hand() -> None:
+    """3 hops of 4 pieces: three quarters of the attention run while something is on its way."""
+    program, step = attention("zigzag_ring", 4)
+    index = program.steps.index(step)
+    device, work = load_cluster("trn1.32xlarge", 1).device, program_work(program)
+    slow = price_program(work, device, "bfloat16", lambda *_: 1.0)
+    exposed = 3 - slow.forward[index].attention * 3 / 4
+    assert slow.forward[index].context_parallel == pytest.approx(exposed)
+    fast = price_program(work, device, "bfloat16", lambda *_: slow.forward[index].attention / 4)
+    assert fast.forward[index].context_parallel == 0
