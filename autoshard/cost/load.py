@@ -9,7 +9,8 @@ from functools import cached_property
 from autoshard.cost.program import Part, Seconds, add_up
 from autoshard.cost.stage import Parts
 from autoshard.layout.strategy import Strategy
-from autoshard.schedules import SCHEDULES
+from autoshard.schedules import SCHEDULES, actions
+from autoshard.schedules import in_flight as peaks_in_flight
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,10 @@ def rank_load(strategy: Strategy, parts: Parts, num_microbatches: int, rank: int
     first, last = rank == 0, rank == pp - 1
     schedule = SCHEDULES[strategy.schedule]
     warm_up = schedule.warm_up
-    assert warm_up is not None, strategy.schedule
-    in_flight = warm_up(rank, pp, num_microbatches, vpp)
+    if warm_up is not None:
+        in_flight = warm_up(rank, pp, num_microbatches, vpp)
+    else:
+        in_flight = sum(peaks_in_flight(actions(strategy.schedule, pp, num_microbatches, vpp))[rank])
     # Before its first backward a rank runs pp microbatches through each chunk in turn: the head's chunk comes last, and
     # two turns of the embedding's chunk come before the first backward through it.
     turns = 2 * pp if num_microbatches > pp else pp
