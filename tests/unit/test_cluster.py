@@ -15,7 +15,8 @@ HARDWARE = Path(__file__).parents[2] / "autoshard" / "hardware"
 
 
 def test_instances() -> None:
-    assert instances() == ("cpu", "trn1.32xlarge", "trn1n.32xlarge", "trn2.48xlarge")
+    gpus = ("a100-40gb", "a100-80gb", "b200-180gb", "gb200-186gb", "h100-80gb", "h200-141gb")
+    assert sorted(instances()) == sorted(("cpu", *gpus, "trn1.32xlarge", "trn1n.32xlarge", "trn2.48xlarge"))
 
 
 def test_trn1_is_16_chips_of_two_cores() -> None:
@@ -102,7 +103,8 @@ def test_every_number_has_a_source(instance: str) -> None:
         (
             ("trn9", 1),
             (
-                "instance='trn9' is not known; known: cpu, trn1.32xlarge, trn1n.32xlarge, trn2.48xlarge, "
+                "instance='trn9' is not known; known: a100-40gb, a100-80gb, b200-180gb, cpu, gb200-186gb, "
+                "h100-80gb, h200-141gb, trn1.32xlarge, trn1n.32xlarge, trn2.48xlarge, "
                 "or a hardware file of your own"
             ),
         ),

@@ -1,0 +1,77 @@
+"""The fitted constants by name, with what each means, its prior and how far it may stray from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Constant:
+    """prior: where the fit starts and what an unmeasured stack takes. spread: of its logarithm."""
+
+    prior: float
+    spread: float
+    meaning: str
+
+
+FAMILY = {
+    "matmul_efficiency": Constant(0.82, 0.1, "share of the peak that a large matrix product reaches"),
+    "matmul_k0": Constant(500.0, 0.4, "contracting K reaches K / (K + k0) of that"),
+    "memory_efficiency": Constant(0.75, 0.15, "share of the memory bandwidth"),
+    "flash_attention_2": Constant(0.60, 0.2, "share of the peak of the kernel"),
+    "flash_attention_1": Constant(0.35, 0.2, "share of the peak of the kernel"),
+    "cudnn": Constant(0.65, 0.2, "share of the peak of the kernel"),
+    "plain_attention_passes": Constant(4.0, 0.4, "times that all scores move through memory forward"),
+    "torch_attention": Constant(1.5, 0.3, "passes of unfused attention against a fused softmax"),
+    "misaligned_slowdown": Constant(4.0, 0.5, "of plain attention's products where the head dim is no multiple of 8"),
+    "norm_passes": Constant(8.0, 0.4, "times that a norm which is not one kernel moves its input and output"),
+    "loss_passes": Constant(2.0, 0.5, "times that the loss moves the logits"),
+    "transfer_share": Constant(0.5, 0.5, "of the transfers between pipeline stages, what is exposed"),
+    "fp8_speedup": Constant(1.9, 0.1, "of matrix products in FP8 against bfloat16"),
+    "fp8_cast_passes": Constant(0.5, 0.5, "times that inputs and outputs of such products move to be cast"),
+    "link_efficiency": Constant(0.7, 0.3, "share of NVLink that collectives reach"),
+    "network_efficiency": Constant(0.7, 0.4, "share of the network adapters that collectives reach"),
+    "collective_launch_s": Constant(2e-5, 0.7, "once a collective"),
+    "network_hop_latency_s": Constant(1e-5, 0.7, "a hop between nodes"),
+    "pass_launch_s": Constant(2e-4, 1.0, "once a pass of a microbatch through a stage"),
+    "overlap": Constant(0.5, 0.5, "share of the work behind which transfers hide where the stack overlaps them"),
+    "step_overhead_s": Constant(5e-3, 1.0, "once a step"),
+}
+STACK = {
+    "compute_slowdown": Constant(1.0, 0.13, "of all work on the device"),
+    "link_slowdown": Constant(1.0, 0.4, "of all transfers"),
+    "cpu_s_per_operator": Constant(6e-5, 0.5, "to launch one operator from the host"),
+    "replay_slowdown": Constant(1.0, 0.1, "of recomputed work"),
+}
+MEMORY = {
+    "activation_scale": Constant(1.0, 0.3, "kept activations against those of the programs"),
+    "logits_bytes": Constant(6.0, 0.7, "a logit beyond the loss of the programs"),
+    "working_scale": Constant(0.5, 0.7, "of the largest operator's buffers"),
+    "reserved_bytes": Constant(3e9, 0.7, "of each device: buffers of the stack, and what its allocator loses"),
+    "score_copies": Constant(1.5, 0.5, "of plain attention's scores, kept beyond the probabilities"),
+    "norm_copies": Constant(4.0, 0.5, "hidden activations that norms of several kernels keep in a block"),
+}
+FIXED = {"hop_latency_s": 1e-6, "all_to_all_efficiency": 0.6}
+
+STACKS = (
+    ("aa-scaling", "AA-Scaling", False),
+    ("megatron-deepspeed 1f1b", "Megatron-DeepSpeed 1F1B", False),
+    ("megatron-deepspeed", "Megatron-DeepSpeed", False),
+    ("megatron-lm (scatter", "Megatron-LM 2021", False),
+    ("megatron-lm", "Megatron-LM", False),
+    ("nemo", "NeMo", True),
+    ("llm-foundry", "llm-foundry FSDP", True),
+    ("torchtitan fsdp2 +compile", "torchtitan compiled", True),
+    ("torchtitan", "torchtitan", True),
+    ("nanotron", "nanotron", False),
+)
+"""How a row's framework begins, in small letters; the stack; whether it hides data-parallel transfers behind work."""
+
+
+def stack_of(framework: str) -> tuple[str | None, bool]:
+    """(name of a measured stack or None, whether it overlaps)."""
+    lowered = framework.lower()
+    for start, name, overlaps in STACKS:
+        if lowered.startswith(start):
+            return name, overlaps
+    return None, "fsdp" in lowered or "megatron-core" in lowered

@@ -1,0 +1,154 @@
+"""Predicted against measured: `python -m benchmarks.predicted_vs_measured [--trainium CSV] [--gpu CSV] [--json]`.
+
+Any files with the columns of data/measured_trainium.csv and data/measured_gpu.csv. A row whose group was fitted is
+predicted with constants that were fitted without its group; a row of any other group with those of all groups. The
+last line is JSON: {source: scores}. Rows that cannot be scored are listed with the reason.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from argparse import ArgumentParser
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from math import erf, exp, log, sqrt
+from pathlib import Path
+from statistics import quantiles
+
+from benchmarks.fit import capacity, estimates
+from benchmarks.fitted import DATA, Fitted, load
+from benchmarks.measured_rows import Case, Row, gpu_case
+from benchmarks.regimes import fitted_layout, regime
+from benchmarks.scores import KEYS, Scored, score
+from benchmarks.trainium_rows import TrainiumCase, left_out_predictions, trainium_case
+
+Missing = tuple[str, str, str]
+"""Row, source, reason."""
+TRAINIUM_SPREAD = 0.23
+"""Half width of the 90 % interval of log time on Trainium where no two groups are there to tell: releases of the SDK
+differ by 6 to 27 % on the same layout."""
+
+
+def gpu_scores(rows: Sequence[Row], fitted: Fitted) -> Iterator[Scored | Missing]:
+    """Every row, scored or with the reason why not."""
+    for row in rows:
+        source = row.get("source_id") or "unknown"
+        yield _gpu_score(row, source, fitted)
+
+
+def _gpu_score(row: Row, source: str, fitted: Fitted) -> Scored | Missing:
+    try:
+        case = gpu_case({**row, "source_id": source})
+        (expected,) = estimates([case], fitted.values_for(case))
+        share = expected.fullest.total_bytes / expected.memory_capacity_bytes
+        interval = fitted.interval_for(case, regime(case))
+        return Scored(
+            case.key,
+            tuple(_sources(case)),
+            case.group,
+            expected.step_time_s,
+            expected.step_time_s * exp(interval.low),
+            expected.step_time_s * exp(interval.high),
+            case.time_s,
+            share,
+            case.memory_bytes / capacity(case) if case.memory_bytes else None,
+            0.5 * (1 + erf(-log(share) / interval.memory_spread / sqrt(2))),
+            case.fits,
+        )
+    except Exception as error:  # a row may hold anything; what goes wrong with it is its reason
+        return row.get("row_id") or "?", source, _reason(error)
+
+
+def _reason(error: Exception) -> str:
+    text = str(error).strip() or type(error).__name__
+    return f"missing column {text}" if isinstance(error, KeyError) else text[:200]
+
+
+def _sources(case: Case) -> Iterator[str]:
+    yield case.source
+    if case.source == "hagemann" and case.kernel == "flash_attention_2":
+        yield "hagemann/flash_attention2"
+    if case.source.startswith("ultrascale") and fitted_layout(case):
+        yield f"{case.source}/tp<=8 and pp=1"
+
+
+def trainium_scores(rows: Sequence[Row]) -> Iterator[Scored | Missing]:
+    """Every model is left out in turn; its interval comes from what the others are missed by."""
+    asked = [_trainium_case(row) for row in rows]
+    yield from (one for one in asked if isinstance(one, tuple))
+    cases = [one for one in asked if isinstance(one, TrainiumCase)]
+    found = left_out_predictions(cases) if cases else []
+    residuals = [log(case.time_s / seconds) for case, seconds in zip(cases, found, strict=True)]
+    for case, seconds in zip(cases, found, strict=True):
+        others = [abs(r) for r, other in zip(residuals, cases, strict=True) if other.group != case.group]
+        width = quantiles(others, n=20)[17] if len(others) >= 8 else TRAINIUM_SPREAD
+        width = max(width, TRAINIUM_SPREAD / 1.5)
+        ends = seconds * exp(-width), seconds * exp(width)
+        yield Scored(case.key, ("trainium",), case.group, seconds, *ends, case.time_s, 0.0, None, 1.0, True)
+
+
+def _trainium_case(row: Row) -> TrainiumCase | Missing:
+    try:
+        return trainium_case(row)
+    except Exception as error:  # a row may hold anything; what goes wrong with it is its reason
+        return row.get("id") or "?", "trainium", _reason(error)
+
+
+def read(path: Path) -> list[Row]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        return [{name: value or "" for name, value in row.items() if name} for row in csv.DictReader(file)]
+
+
+def scoreboard(found: Sequence[Scored | Missing]) -> dict[str, dict[str, float | int | None]]:
+    """source -> scores."""
+    rows: dict[str, list[Scored]] = defaultdict(list)
+    unscored: Counter[str] = Counter()
+    for one in found:
+        if isinstance(one, Scored):
+            for source in one.sources:
+                rows[source].append(one)
+        else:
+            unscored[one[1]] += 1
+    return {source: score(rows[source], unscored[source]) for source in sorted(rows.keys() | unscored.keys())}
+
+
+def table(board: dict[str, dict[str, float | int | None]]) -> Iterator[str]:
+    """One line a source; fractions as percent."""
+    counts = ("rows", "unscored", "oom_picks")
+    width = max((len(source) for source in board), default=6)
+    yield f"{'source':{width}} " + " ".join(f"{key:>{max(len(key), 6)}}" for key in KEYS)
+    for source, scores in board.items():
+        cells = []
+        for key in KEYS:
+            value = scores[key]
+            text = "-" if value is None else str(value) if key in counts else f"{100 * value:.1f}"
+            cells.append(f"{text:>{max(len(key), 6)}}")
+        yield f"{source:{width}} " + " ".join(cells)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = ArgumentParser(description=__doc__)
+    parser.add_argument("--trainium", type=Path, default=DATA / "measured_trainium.csv")
+    parser.add_argument("--gpu", type=Path, default=DATA / "measured_gpu.csv")
+    parser.add_argument("--json", action="store_true", help="print only the JSON")
+    parser.add_argument("--rows", action="store_true", help="print every row")
+    options = parser.parse_args(arguments)
+    found = [*gpu_scores(read(options.gpu), load()), *trainium_scores(read(options.trainium))]
+    board = scoreboard(found)
+    if not options.json:
+        for one in found:
+            if not isinstance(one, Scored):
+                print(f"not scored: {one[0]} of {one[1]}: {one[2]}")
+            elif options.rows:
+                measured = f"{one.measured_s:.3f}" if one.measured_s else "-"
+                print(f"{one.key:24} {one.group:40} {one.predicted_s:9.3f} {measured:>9} {one.predicted_share:6.2f}")
+        print("percent, but for rows, unscored and oom_picks; groups that were fitted are left out of their own fit")
+        print("\n".join(table(board)))
+    print(json.dumps(board))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

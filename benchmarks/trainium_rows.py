@@ -1,0 +1,172 @@
+"""Rows of measured_trainium.csv: what the cost model is asked, and what it answers when a model is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, log
+from typing import Any
+
+from autoshard.cost.estimate import estimate
+from autoshard.errors import AutoshardError
+from autoshard.layout.strategy import Strategy, even_stage_layers
+from autoshard.spec.cluster import Cluster, Device, Link, load_cluster
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.training import TrainingSpec, load_precision
+from benchmarks.measured_rows import Row, Unscored, integer, number
+
+RECOMPUTE = {"core_attention": ("CoreAttention",), "core_attention+mlp": ("CoreAttention", "MLP")}
+
+
+@dataclass(frozen=True)
+class TrainiumCase:
+    """One row. group: all rows of one model, which share their layout and differ in the software's release."""
+
+    key: str
+    group: str
+    model: ModelSpec
+    training: TrainingSpec
+    cluster: Cluster
+    strategy: Strategy
+    time_s: float
+
+
+def trainium_case(row: Row) -> TrainiumCase:
+    """Raises Unscored where something that the model needs is missing."""
+    time_s = number(row, "step_time_s")
+    if time_s is None:
+        rate, batch = number(row, "seq_per_s"), number(row, "global_batch")
+        if rate is None or batch is None:
+            raise Unscored("neither step_time_s nor seq_per_s was measured")
+        time_s = batch / rate
+    try:
+        precision = load_precision("mixed_precision" if "FP32Optimizer" in row.get("precision", "") else "bf16_sr")
+        training = TrainingSpec(integer(row, "seq_len"), integer(row, "global_batch"), precision)
+        cluster = load_cluster(row["instance"].split("/")[0], integer(row, "nodes"))
+        model, strategy = row_model(row), row_strategy(row)
+    except AutoshardError as error:
+        raise Unscored(str(error)) from error
+    if strategy.world_size != cluster.world_size:
+        raise Unscored(f"tp x pp x dp x cp = {strategy.world_size} is not the cluster's {cluster.world_size}")
+    return TrainiumCase(
+        row.get("id") or "?", f"{row['model']} tp{strategy.tp}", model, training, cluster, strategy, time_s
+    )
+
+
+def row_model(row: Row) -> ModelSpec:
+    """The shape as the row gives it. What it leaves open (norms, positions, biases) follows from the family."""
+    gpt = row["model"].startswith("GPT")
+    heads, hidden = integer(row, "heads"), integer(row, "hidden")
+    return ModelSpec(
+        name=row["model"],
+        model_type="gpt2" if gpt else "llama",
+        hidden_size=hidden,
+        intermediate_size=integer(row, "ffn"),
+        num_hidden_layers=integer(row, "layers"),
+        num_attention_heads=heads,
+        num_key_value_heads=integer(row, "kv_heads", heads),
+        head_dim=hidden // heads,
+        vocab_size=integer(row, "vocab"),
+        max_position_embeddings=integer(row, "seq_len"),
+        hidden_act="gelu_new" if gpt else "silu",
+        norm_eps=1e-5,
+        rope_theta=None if gpt else 10000.0,
+        rope_scaling=None,
+        tie_word_embeddings=False,
+        sliding_window=None,
+        attention_bias=gpt,
+        mlp_bias=gpt,
+    )
+
+
+def row_strategy(row: Row) -> Strategy:
+    """The layout; stages as even as can be."""
+    vpp, pp = integer(row, "vpp", 1), integer(row, "pp", 1)
+    return Strategy(
+        tp=integer(row, "tp", 1),
+        pp=pp,
+        dp=integer(row, "dp", 1),
+        cp=integer(row, "cp", 1),
+        ep=integer(row, "ep", 1),
+        num_virtual_stages=vpp,
+        microbatch_size=integer(row, "micro_batch", 1),
+        schedule="1f1b" if vpp == 1 else "interleaved",
+        recompute=_recompute(row.get("recompute", "")),
+        sequence_parallel=row.get("sp") == "yes",
+        zero1=row.get("zero1", "").startswith("yes"),
+        attention_kernel="flash" if row.get("flash_attn") == "yes" else "plain",
+        stage_layers=even_stage_layers(integer(row, "layers"), pp * vpp),
+    )
+
+
+def _recompute(text: str) -> str:
+    lowered = text.lower()
+    if "full" in lowered:
+        return "full"
+    if "mlp" in lowered:
+        return "core_attention+mlp"
+    return "core_attention" if "selective" in lowered else "none"
+
+
+SPREAD = {
+    "matmul_efficiency": 0.2,
+    "memory_efficiency": 0.2,
+    "pass_launch_s": 0.7,
+    "link_efficiency": 0.3,
+}
+"""Constants that are fitted again without a group, with the spread of their logarithm around the hand-set value."""
+NOISE = 0.06
+
+
+def predicted_s(case: TrainiumCase, changes: Mapping[str, float]) -> float:
+    """Seconds with constants multiplied by `changes`."""
+    cluster = case.cluster
+    device, links = cluster.device, cluster.intra_node
+    factor = changes.get("link_efficiency", 1.0)
+    changed = {
+        name: getattr(device, name) * changes.get(name, 1.0)
+        for name in ("matmul_efficiency", "memory_efficiency", "pass_launch_s")
+    }
+    altered = _with(
+        cluster,
+        device=_with(device, **changed),
+        intra_node=tuple(
+            (span, _with(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * factor)) for span, link in links
+        ),
+    )
+    return estimate(case.model, case.training, altered, case.strategy).step_time_s
+
+
+def _with(like: Any, **changes: Any) -> Any:
+    assert isinstance(like, (Cluster, Device, Link))
+    values = {name: getattr(like, name) for name in like.__dataclass_fields__}
+    return type(like)(**{**values, **changes})
+
+
+def left_out_predictions(cases: Sequence[TrainiumCase]) -> list[float]:
+    """Seconds of each case with constants fitted to all other groups: one straight line through the hand-set ones, each
+    group counting as one row."""
+    import numpy as np
+
+    names, step = list(SPREAD), 0.02
+    base = [predicted_s(case, {}) for case in cases]
+    jacobian = np.array(
+        [
+            [log(predicted_s(case, {name: exp(step)}) / seconds) / step for name in names]
+            for case, seconds in zip(cases, base, strict=True)
+        ]
+    )
+    residual = np.array([log(seconds / case.time_s) for case, seconds in zip(cases, base, strict=True)])
+    groups = [case.group for case in cases]
+    found = []
+    for case in cases:
+        rows = [index for index, group in enumerate(groups) if group != case.group]
+        if not rows:
+            found.append(predicted_s(case, {}))
+            continue
+        weights = np.array([1 / groups.count(groups[index]) for index in rows]) / NOISE**2
+        J, r = jacobian[rows], residual[rows]
+        A = (J * weights[:, None]).T @ J + np.diag([SPREAD[name] ** -2 for name in names])
+        change = np.linalg.solve(A, -(J * weights[:, None]).T @ r)
+        found.append(predicted_s(case, dict(zip(names, np.exp(change).tolist(), strict=True))))
+    return found

@@ -1,0 +1,173 @@
+"""Runs all fits and writes their files."""
+
+from __future__ import annotations
+
+import csv
+import json
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from autoshard.spec.hardware_file import FOLDER
+from benchmarks.constants import FAMILY, FIXED
+from benchmarks.fit import Linearised, Values, capacity, constant, fit, fitted_cases, left_out, predictions
+from benchmarks.fitted import FITTED, LEFT_OUT, changed, save
+from benchmarks.machine import FAMILIES, hardware
+from benchmarks.measured_rows import Case, Unscored, gpu_case
+from benchmarks.regimes import UNMEASURED, interval, intervals, regime
+
+
+def write(path: Path) -> None:
+    """Fits step times by device family and memory by stack; from both, intervals and what each group's absence does."""
+    cases = read(path)
+    values, by_group, counts = _fit_all(cases)
+    residuals, memory = held_out(cases, values, by_group)
+    found = intervals(cases, residuals, memory)
+    found[UNMEASURED] = interval([case.source for case in cases], *unseen_stacks(cases, values))
+    without = {}
+    for name in found.keys() - {UNMEASURED}:
+        rows = [i for i, case in enumerate(cases) if regime(case) == name]
+        for group in {cases[i].group for i in rows}:
+            others = [i for i in rows if cases[i].group != group]
+            if others:
+                one = interval(
+                    [cases[i].group for i in others], [residuals[i] for i in others], [memory[i] for i in others]
+                )
+                without[f"{group} {name}"] = vars(one)
+    now = datetime.now(timezone.utc).date().isoformat()
+    about = {"written_by": "python -m benchmarks.fit", "data": path.name, "date": now}
+    constants = [_entry(key, value, counts) for key, value in sorted(values.items())]
+    save(FITTED, {**about, "constants": constants, "intervals": {name: vars(one) for name, one in found.items()}})
+    different = {group: changed(own, values) for group, own in sorted(by_group.items())}
+    save(LEFT_OUT, {**about, "constants": different, "intervals": dict(sorted(without.items()))})
+    _write_hardware(values, counts, now, path.name)
+
+
+def read(path: Path) -> list[Case]:
+    """Every row that can be scored."""
+    cases = []
+    with path.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            try:
+                case = gpu_case(row)
+                hardware(case)
+            except Unscored:
+                continue
+            cases.append(case)
+    return cases
+
+
+def _fit_all(cases: list[Case]) -> tuple[Values, dict[str, Values], dict[str, tuple[int, float]]]:
+    """(constants, constants by left-out group, points and mean error by what was fitted)."""
+    values: Values = {}
+    by_group: dict[str, Values] = {}
+    counts: dict[str, tuple[int, float]] = {}
+
+    def record(line: Linearised, of: str) -> None:
+        error = np.abs(np.exp(line.residual[~line.only_fits]) - 1)
+        counts[of] = (len(line.cases), float(error.mean()) if len(error) else 0.0)
+        for group, own in left_out(line).items():
+            by_group.setdefault(group, {}).update({key: own[key] for key in line.keys})
+
+    timed, measured = fitted_cases(cases, memory=False), fitted_cases(cases, memory=True)
+    values, line = fit(timed)
+    record(line, "step times")
+    for family in sorted({hardware(case)[1] for case in timed}):
+        rows = [index for index, case in enumerate(line.cases) if hardware(case)[1] == family]
+        counts[family] = (len(rows), float(np.abs(np.exp(line.residual[rows]) - 1).mean()))
+    for source in sorted({case.source for case in measured}):
+        own, line = fit([case for case in measured if case.source == source], memory=True)
+        values.update(own)
+        record(line, f"memory of {source}")
+    return values, by_group, counts
+
+
+def held_out(cases: list[Case], values: Values, by_group: dict[str, Values]) -> tuple[list[float], list[float | None]]:
+    """log(measured / predicted) of time and of memory, with constants that did not see the row's group."""
+    residuals = [float("nan")] * len(cases)
+    memory: list[float | None] = [None] * len(cases)
+    for group in sorted({case.group for case in cases}):
+        rows = [i for i, case in enumerate(cases) if case.group == group]
+        own = {**values, **by_group.get(group, {})}
+        for i, seconds in zip(rows, predictions([cases[i] for i in rows], own), strict=True):
+            if time_s := cases[i].time_s:
+                residuals[i] = float(np.log(time_s / seconds))
+        for i, share in zip(rows, predictions([cases[i] for i in rows], own, memory=True), strict=True):
+            if bytes_ := cases[i].memory_bytes:
+                memory[i] = float(np.log(bytes_ / capacity(cases[i]) / share))
+    return residuals, memory
+
+
+def unseen_stacks(cases: list[Case], values: Values) -> tuple[list[float], list[float | None]]:
+    """As held_out, but with every stack's constants at their priors and its families fitted without it."""
+    residuals = [float("nan")] * len(cases)
+    memory: list[float | None] = [None] * len(cases)
+    timed = [i for i, case in enumerate(cases) if case in set(fitted_cases(cases, memory=False))]
+    for source in sorted({cases[i].source for i in timed}):
+        rows = [i for i in timed if cases[i].source == source]
+        families = {hardware(cases[i])[1] for i in rows}
+        others = [cases[i] for i in timed if cases[i].source != source and hardware(cases[i])[1] in families]
+        own = _without_stacks(fit(others, rounds=4)[0]) if others else {}
+        for i, seconds in zip(rows, predictions([cases[i] for i in rows], own), strict=True):
+            residuals[i] = float(np.log((cases[i].time_s or 0) / seconds))
+    return residuals, memory
+
+
+def _without_stacks(values: Values) -> Values:
+    return {key: value for key, value in values.items() if key[1] in FAMILY}
+
+
+def _entry(key: tuple[str, str], value: float, counts: dict[str, tuple[int, float]]) -> dict[str, Any]:
+    of, name = key
+    entry = {"of": of, "constant": name, "value": float(f"{value:.4g}"), "prior": constant(key).prior}
+    if of in counts:
+        entry |= {"points": counts[of][0], "mean_error": round(counts[of][1], 4)}
+    return {**entry, "meaning": constant(key).meaning}
+
+
+def _write_hardware(values: Values, counts: dict[str, tuple[int, float]], date: str, data: str) -> None:
+    """The calibration section of each GPU's hardware file."""
+    for name, family in FAMILIES_OF_FILES.items():
+        path = FOLDER / f"{name}.json"
+        content = json.loads(path.read_text(encoding="utf-8"))
+        points, error = counts[family]
+        source = f"fitted by benchmarks/fit.py on {date} to {points} results on {family.upper()} in {data}"
+        source += f", mean error {error:.1%}"
+        if family not in name:
+            source += "; none of them on this device"
+        calibration = content["calibration"]
+        calibration["about"] = source
+        for target, constant_name in TARGETS.items():
+            value = values.get((family, constant_name), FIXED.get(constant_name))
+            assert value is not None
+            entry = {"value": float(f"{min(value, 1.0):.4g}"), "source": source}
+            if target == "link_efficiency_by_chips":
+                calibration[target] = {str(content["chips_per_node"]["value"]): entry}
+            else:
+                calibration[target] = entry
+        path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+FAMILIES_OF_FILES = {
+    "a100-40gb": "a100",
+    "a100-80gb": "a100",
+    "h100-80gb": "h100",
+    "h200-141gb": "h100",
+    "b200-180gb": "h100",
+    "gb200-186gb": "h100",
+}
+assert set(FAMILIES_OF_FILES.values()) == set(FAMILIES.values())
+TARGETS = {
+    "matmul_efficiency": "matmul_efficiency",
+    "memory_efficiency": "memory_efficiency",
+    "pass_launch_s": "pass_launch_s",
+    "collective_launch_s": "collective_launch_s",
+    "hop_latency_s": "hop_latency_s",
+    "link_efficiency_by_chips": "link_efficiency",
+    "adapter_efficiency": "network_efficiency",
+    "inter_node_hop_latency_s": "network_hop_latency_s",
+    "all_to_all_efficiency": "all_to_all_efficiency",
+}
+"""Key of the hardware file's calibration -> fitted constant; matmul_k0 is written besides."""
