@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from keyword import iskeyword
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from autoshard.errors import AutoshardError
 if TYPE_CHECKING:
     from autoshard.commands.parser import Parser
 
-COMMANDS = ("plan", "score", "explain", "validate", "run", "sweep")
+COMMANDS = ("plan", "score", "explain", "validate", "run", "sweep", "export", "import")
 DESCRIPTION = """\
 Plan how a large model is sharded over AWS Trainium, prove the plan, run it.
 
@@ -68,7 +69,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 def command_module(name: str) -> ModuleType:
     """Imported here and not above, so that Ctrl-C is met by `main` from the start."""
-    return import_module(f"autoshard.commands.{name}")
+    return import_module(f"autoshard.commands.{name}{'_' if iskeyword(name) else ''}")
 
 
 def build_parser(command: str = "") -> Parser:

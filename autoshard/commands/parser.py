@@ -35,8 +35,9 @@ def _one_line(message: str, parser: argparse.ArgumentParser) -> str:
     """argparse's and jsonargparse's words, with the flag first."""
     if unknown := re.match(r"unrecognized arguments: (\S+)", message):
         return _unknown_argument(unknown[1], parser)
-    if missing := re.search(r'expected "command" to be one of \{(.*)\}', message):
-        return f"a command is missing: {missing[1].replace(',', ', ')}; see autoshard --help"
+    if 'expected "command" to be one of {' in message:
+        commands = [name for action in _subparsers(parser) for name in action.choices]
+        return f"a command is missing: {', '.join(commands)}; see autoshard --help"
     if wrong := re.match(r"argument COMMAND: invalid choice: '?(.*?)'? \(choose from (.*)\)", message):
         return f"{wrong[1]} is not a command; commands: {wrong[2].replace(chr(39), '')}"
     if required := re.match(r"the following arguments are required: (?:\w+\.)?(.*)", message):
@@ -63,8 +64,11 @@ def _unknown_argument(given: str, parser: argparse.ArgumentParser) -> str:
 
 def parsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
     """The parser and those of its subcommands."""
-    subparsers = [action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    return [parser, *(one for choices in subparsers for one in choices.values())]
+    return [parser, *(one for action in _subparsers(parser) for one in action.choices.values())]
+
+
+def _subparsers(parser: argparse.ArgumentParser) -> list[argparse._SubParsersAction[argparse.ArgumentParser]]:
+    return [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
 
 
 class _WrongValueError(argparse.ArgumentTypeError, ValueError):

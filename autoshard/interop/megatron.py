@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shlex
+from itertools import takewhile
 from typing import Any
 
 from autoshard.errors import AutoshardError
@@ -26,6 +28,10 @@ SIZES = {
     "num-query-groups": "num_key_value_heads",
 }
 RECOMPUTE = {"full": "full", "selective": "core_attention"}
+CONTEXT_PARALLEL = {"p2p": "zigzag_ring", "a2a": "ulysses", "allgather": "all_gather", "all_gather": "all_gather"}
+SEVERAL = ("recompute-modules",)
+"""Flags that take more than one word."""
+KERNELS = {"flash": "flash", "fused": "flash", "unfused": "plain", "local": "plain"}
 
 
 def megatron_layout(text: str) -> WrittenLayout:
@@ -36,7 +42,12 @@ def megatron_layout(text: str) -> WrittenLayout:
         if flag in flags:
             options[name] = whole_number(f"--{flag}", flags[flag])
     sizes = {name: whole_number(f"--{flag}", flags[flag]) for flag, name in SIZES.items() if flag in flags}
-    model = builtin_model_with(**sizes)
+    hints = {
+        "num_local_experts": number(flags.get("num-experts")) or 0,
+        "rope_theta": number(flags.get("rotary-base")),
+        "max_position_embeddings": number(flags.get("max-position-embeddings")),
+    }
+    model = builtin_model_with(hints, **sizes)
     if model:
         options["model"] = model
     options["vpp"] = _virtual_stages(flags, sizes.get("num_hidden_layers"), options["pp"])
@@ -45,13 +56,60 @@ def megatron_layout(text: str) -> WrittenLayout:
     if granularity is not None and granularity not in RECOMPUTE:
         raise AutoshardError(f"--recompute-granularity is {granularity[:40]!r}; it must be full or selective")
     options["recompute"] = "none" if granularity is None else RECOMPUTE[granularity]
+    if granularity == "selective" and set(flags.get("recompute-modules", "").split()) & {"mlp", "moe"}:
+        options["recompute"] = "core_attention+mlp"
+    if flags.get("attention-backend") in KERNELS:
+        options["attention_kernel"] = KERNELS[flags["attention-backend"]]
+    if options["cp"] > 1 and flags.get("cp-comm-type", "p2p") in CONTEXT_PARALLEL:
+        options["context_parallel"] = CONTEXT_PARALLEL[flags.get("cp-comm-type", "p2p")]
     options["precision"] = "mixed_precision" if flags.keys() & {"bf16", "fp16"} else "fp32"
     notes = ("--fp16 is priced as bf16",) if "fp16" in flags else ()
-    fields = {
+    fields: dict[str, Any] = {
         "sequence_parallel": "sequence-parallel" in flags and options["tp"] > 1,
         "zero1": "use-distributed-optimizer" in flags,
     }
-    return WrittenLayout("Megatron arguments", options, fields, notes=notes)
+    if "pipeline-model-parallel-layout" in flags:
+        fields["stage_layers"] = layout_layers(flags["pipeline-model-parallel-layout"])
+        options["vpp"] = max(1, len(fields["stage_layers"]) // options["pp"])
+        options["schedule"] = "interleaved" if options["vpp"] > 1 else "1f1b"
+    capacity = number(flags.get("moe-expert-capacity-factor"))
+    return WrittenLayout(
+        "Megatron arguments",
+        options,
+        fields,
+        notes=notes,
+        model_fields={name: sizes[name] for name in ("num_hidden_layers", "hidden_size") if name in sizes},
+        training_fields={"expert_capacity_factor": capacity} if capacity else {},
+        left_out=tuple(f"--{flag}" for flag in flags if flag not in READ),
+    )
+
+
+READ = (
+    *NUMBERS,
+    *SIZES,
+    *("num-experts", "rotary-base", "max-position-embeddings", "moe-expert-capacity-factor", "moe-router-topk"),
+    *("recompute-activations", "recompute-granularity", "recompute-modules", "recompute-method"),
+    *("recompute-num-layers", "attention-backend", "cp-comm-type", "bf16", "fp16", "sequence-parallel"),
+    *("use-distributed-optimizer", "pipeline-model-parallel-layout", "num-virtual-stages-per-pipeline-rank"),
+    *("num-layers-per-virtual-pipeline-stage", "nproc-per-node", "group-query-attention"),
+)
+"""Flags that say something about the layout, or about the model that it is found by."""
+
+
+def layout_layers(layout: str) -> tuple[int, ...]:
+    """Blocks of each stage in Megatron's notation: 'Et*3|(t|)*2t*4L' is 3, 1, 1, 4."""
+    text = re.sub(r"\(([^()]*)\)\*(\d{1,3})", lambda found: found[1] * int(found[2]), layout[:500].replace(",", ""))
+    text = re.sub(r"([EtmL])\*(\d{1,3})", lambda found: found[1] * int(found[2]), text[:5000])
+    if len(layout) > 500 or not re.fullmatch(r"[EtmL|]+", text):
+        raise AutoshardError(f"--pipeline-model-parallel-layout is {layout[:60]!r}; one reads Et*3|t*4|t*4|t*3L")
+    return tuple(stage.count("t") for stage in text.split("|"))
+
+
+def number(text: str | None) -> float | None:
+    try:
+        return float(text) if text else None
+    except ValueError:
+        return None
 
 
 def _flags(text: str) -> dict[str, str]:
@@ -64,8 +122,9 @@ def _flags(text: str) -> dict[str, str]:
     for index, word in enumerate(words):
         if word.startswith("--"):
             name, _, value = word[2:].partition("=")
-            after = words[index + 1] if index + 1 < len(words) and not words[index + 1].startswith("--") else ""
-            flags[name.replace("_", "-")] = value or after
+            after = list(takewhile(lambda word: not word.startswith("--"), words[index + 1 :]))
+            several = name.replace("_", "-") in SEVERAL
+            flags[name.replace("_", "-")] = value or " ".join(after if several else after[:1])
     return flags
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -17,7 +17,11 @@ DEGREES = {
     "cp": "context_parallel_size",
     "ep": "expert_model_parallel_size",
 }
-RECOMPUTE = {("CoreAttention",): "core_attention", ("CoreAttention", "LlamaMLP"): "core_attention+mlp"}
+RECOMPUTE = {
+    ("CoreAttention",): "core_attention",
+    ("CoreAttention", "LlamaMLP"): "core_attention+mlp",
+    ("CoreAttention", "MoE"): "core_attention+mlp",
+}
 PRECISIONS = {"mixed_precision": "mixed_precision", "bf16SR": "bf16_sr", "fp32": "fp32"}
 
 
@@ -38,15 +42,25 @@ def nxdt_layout(data: Mapping[str, Any]) -> WrittenLayout:
         options["instance"] = "trn1.32xlarge" if devices == 32 and lnc is None else "trn2.48xlarge"
     if lnc is not None:
         options["lnc"] = lnc
-    options["recompute"], notes = _recompute(found)
-    flash = found.get("model.fusions.flash_attention") or found.get("model.fusions.ring_attention")
+    ring = bool(found.get("model.fusions.ring_attention"))
+    flash = bool(found.get("model.fusions.flash_attention")) or ring
+    options["recompute"], notes = _recompute(found, flash)
     options["attention_kernel"] = "flash" if flash else "plain"
+    if options["cp"] > 1:
+        options["context_parallel"] = "ring"
     precision = str(found.get("precision.type") or "mixed_precision")
     options["precision"] = PRECISIONS.get(precision, "mixed_precision")
     if precision not in PRECISIONS:
         notes += (f"precision.type={precision} is priced as mixed_precision",)
+    layers, moe = found.whole("model.num_layers"), found.get("model.moe.num_experts")
+    hints = {
+        "num_local_experts": moe or 0,
+        "rope_theta": _number(found.get("model.rope_theta")),
+        "max_position_embeddings": found.get("model.max_position_embeddings"),
+    }
     model = builtin_model_with(
-        num_hidden_layers=found.whole("model.num_layers"),
+        hints,
+        num_hidden_layers=layers,
         hidden_size=found.whole("model.hidden_size"),
         intermediate_size=found.whole("model.ffn_hidden_size"),
         num_key_value_heads=found.whole("model.num_kv_heads"),
@@ -57,10 +71,48 @@ def nxdt_layout(data: Mapping[str, Any]) -> WrittenLayout:
         "sequence_parallel": bool(found.get("distributed_strategy.sequence_parallel")) and options["tp"] > 1,
         "zero1": bool(found.get("distributed_strategy.zero1")),
     }
-    cuts = found.get("model.pipeline_cuts")
+    cuts, stages = found.get("model.pipeline_cuts"), options["pp"] * options["vpp"]
     if cuts:
-        fields["stage_layers"] = _stage_layers(cuts, found.whole("model.num_layers"))
-    return WrittenLayout("NxDT configuration", options, fields, notes=notes)
+        fields["stage_layers"] = _stage_layers(cuts, layers)
+    elif layers is not None and layers > stages and layers % stages:
+        fields["stage_layers"] = auto_partition(layers, stages)
+    capacity = _number(found.get("model.moe.capacity_factor"))
+    training_fields = {"expert_capacity_factor": capacity} if moe and capacity else {}
+    model_fields = {"num_hidden_layers": layers, "hidden_size": found.whole("model.hidden_size")}
+    return WrittenLayout(
+        "NxDT configuration",
+        options,
+        fields,
+        notes=notes,
+        model_fields={name: value for name, value in model_fields.items() if value is not None},
+        training_fields=training_fields,
+        left_out=found.left_out(),
+    )
+
+
+def auto_partition(layers: int, stages: int) -> tuple[int, ...]:
+    """NxD's even cut (pipeline/partition.py): the remainder goes to the last stages."""
+    base, extra = divmod(layers, stages)
+    return tuple(base + (stage >= stages - extra) for stage in range(stages))
+
+
+def _number(value: object) -> float | None:
+    """YAML 1.1 takes 1e-5 for a text."""
+    try:
+        return float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else None
+    except ValueError:
+        return None
+
+
+FOLLOWS = (
+    "distributed_strategy.kv_replicator",
+    "exp_manager.checkpoint_callback_params.model_parallel_size",
+    "model.qkv_linear",
+    "model.fuse_qkv",
+    "name",
+    "model_source",
+)
+"""Keys that follow from the rest of a layout."""
 
 
 class _Values:
@@ -68,8 +120,14 @@ class _Values:
 
     def __init__(self, data: Mapping[str, Any]):
         self._data = data
+        self._asked = set(FOLLOWS)
+
+    def left_out(self) -> tuple[str, ...]:
+        """Paths that nobody asked for, in the order of the file."""
+        return tuple(path for path in _paths(self._data) if path not in self._asked)
 
     def get(self, path: str, depth: int = 0) -> Any:
+        self._asked.add(path)
         node: Any = self._data
         for part in path.split("."):
             if not isinstance(node, Mapping) or part not in node:
@@ -88,11 +146,21 @@ class _Values:
         return None if value is None else whole_number(path, value)
 
 
-def _recompute(found: _Values) -> tuple[str, tuple[str, ...]]:
+def _paths(node: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for name, value in node.items():
+        if isinstance(value, Mapping):
+            yield from _paths(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def _recompute(found: _Values, flash: bool) -> tuple[str, tuple[str, ...]]:
+    """NxDT's Llama recomputes core attention where nothing is said and there is no flash attention."""
     granularity = found.get("model.activations_checkpoint_granularity")
     modules = found.get("model.activations_checkpoint_recompute")
     if granularity is None:
-        return "none", ()
+        source, moe = found.get("model_source"), found.get("model.moe")
+        return ("core_attention" if source == "hf" and not moe and not flash else "none"), ()
     if granularity == "full":
         return "full", ()
     names = tuple(map(str, modules)) if isinstance(modules, list) else ("CoreAttention",)

@@ -22,6 +22,25 @@ MODELS = {
 }
 RECOMPUTE = {"none": "none", "full": "full", "selective": "core_attention+mlp"}
 
+CONTEXT_PARALLEL = {"allgather": "all_gather", "alltoall": "zigzag_ring"}
+"""context_parallel_rotate_method: its all-to-all passes keys and values around; the sequence is balanced by zigzag."""
+READ = {
+    "model": ("name", "flavor"),
+    "training": (*DEGREES.values(), "seq_len", "local_batch_size", "batch_size", "global_batch_size"),
+    "experimental": tuple(DEGREES.values()),
+    "activation_checkpoint": ("mode",),
+    "parallelism": (
+        *DEGREES.values(),
+        "data_parallel_shard_degree",
+        "enable_sequence_parallel",
+        "pipeline_parallel_schedule",
+        "pipeline_parallel_microbatch_size",
+        "module_fqns_per_model_part",
+        "context_parallel_rotate_method",
+    ),
+}
+"""Keys that say something about the layout, or the model that it is for, by section."""
+
 
 def torchtitan_layout(text: str) -> WrittenLayout:
     """Degrees default to 1; shards and replicas of the data are what is left of the devices, as there."""
@@ -39,13 +58,22 @@ def torchtitan_layout(text: str) -> WrittenLayout:
     local = options.pop("local", 1)
     options["micro_batch"] = local if options["pp"] == 1 else parallelism.get("pipeline_parallel_microbatch_size", 1)
     batch = training.get("global_batch_size", -1)
-    fields: dict[str, Any] = {"sequence_parallel": options["tp"] > 1, "zero1": True}
+    fields: dict[str, Any] = {
+        "sequence_parallel": options["tp"] > 1 and parallelism.get("enable_sequence_parallel", True) is not False,
+        "zero1": parallelism.get("data_parallel_shard_degree", -1) != 1,
+    }
     if batch != -1:
         options["global_batch"] = whole_number("training.global_batch_size", batch)
     else:
         fields["sequences_per_replica"] = local
     interleaved = "interleaved" in str(parallelism.get("pipeline_parallel_schedule", "1F1B")).lower()
     options["vpp"] = 2 if interleaved and options["pp"] > 1 else 1
+    if parts := parallelism.get("module_fqns_per_model_part"):
+        fields["stage_layers"] = stage_layers(parts)
+        options["vpp"] = max(1, len(fields["stage_layers"]) // options["pp"])
+    rotate = str(parallelism.get("context_parallel_rotate_method", "allgather"))
+    if options["cp"] > 1:
+        options["context_parallel"] = CONTEXT_PARALLEL.get(rotate, "all_gather")
     options["schedule"] = "interleaved" if options["vpp"] > 1 else "1f1b"
     mode = str(_section(data, "activation_checkpoint").get("mode", "selective"))
     if mode not in RECOMPUTE:
@@ -59,7 +87,21 @@ def torchtitan_layout(text: str) -> WrittenLayout:
     notes = ["FSDP shards parameters and gradients too; it is priced as ZeRO-1, which shards the optimizer state"]
     if mode == "selective":
         notes.append("activation_checkpoint.mode=selective is priced as core_attention+mlp")
-    return WrittenLayout("torchtitan configuration", options, fields, notes=tuple(notes))
+    left_out = tuple(
+        f"{section}.{name}"
+        for section, values in data.items()
+        if isinstance(values, Mapping)
+        for name in values
+        if name not in READ.get(section, ())
+    )
+    return WrittenLayout("torchtitan configuration", options, fields, notes=tuple(notes), left_out=left_out)
+
+
+def stage_layers(parts: object) -> tuple[int, ...]:
+    """Blocks of each stage from the lists of its modules' names."""
+    if not isinstance(parts, list) or not all(isinstance(part, list) for part in parts):
+        raise AutoshardError("parallelism.module_fqns_per_model_part must be a list of lists of names")
+    return tuple(sum(str(name).startswith("layers.") for name in part) for part in parts)
 
 
 def _toml(text: str) -> Mapping[str, Any]:

@@ -17,7 +17,9 @@ class WrittenLayout:
     """options: by the names of `autoshard plan`, pins included; what the file does not say is absent.
 
     fields: of Strategy, beyond what can be pinned. complete: what is absent has the format's default, rather than being
-    left to the search. notes: what could not be taken over as it is.
+    left to the search. notes: what could not be taken over as it is. model_fields, training_fields: of ModelSpec and
+    TrainingSpec, where the file overrules the model's own or what `autoshard plan` takes. left_out: what the file says
+    and a layout does not, by its names there.
     """
 
     form: str
@@ -25,6 +27,9 @@ class WrittenLayout:
     fields: Mapping[str, Any] = field(default_factory=dict)
     complete: bool = True
     notes: tuple[str, ...] = ()
+    model_fields: Mapping[str, Any] = field(default_factory=dict)
+    training_fields: Mapping[str, Any] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
 
 
 def read_written_layout(path: str) -> WrittenLayout:
@@ -91,16 +96,19 @@ def whole_number(name: str, value: object) -> int:
     return int(text)
 
 
-def builtin_model_with(**sizes: int | None) -> str | None:
-    """The built-in model that alone has these sizes (fields of ModelSpec; None is not compared)."""
+def builtin_model_with(hints: Mapping[str, Any] | None = None, **sizes: int | None) -> str | None:
+    """The built-in model that alone has these sizes (fields of ModelSpec; None is not compared).
+
+    hints: fields that choose among several such models, one after another; one that none of them has is passed over.
+    """
     from autoshard.models.registry import builtin_models, load_model
 
     known = {name: value for name, value in sizes.items() if value is not None}
     if not known:
         return None
-    found = [
-        name
-        for name in builtin_models()
-        if all(getattr(load_model(name), field) == value for field, value in known.items())
-    ]
-    return found[0] if len(found) == 1 else None
+    models = [load_model(name) for name in builtin_models()]
+    found = [one for one in models if all(getattr(one, field) == value for field, value in known.items())]
+    for name, value in (hints or {}).items():
+        narrowed = [one for one in found if value is not None and getattr(one, name) == value]
+        found = narrowed or found
+    return found[0].name if len(found) == 1 else None

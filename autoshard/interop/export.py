@@ -1,0 +1,64 @@
+"""A plan in the words of another framework; what those words cannot say is listed, not dropped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from autoshard.errors import AutoshardError
+
+if TYPE_CHECKING:
+    from autoshard.layout.plan import Plan
+
+FORMS = {"nxdt": "YAML", "torchtitan": "TOML", "megatron": "arguments"}
+"""Framework -> what its layouts are written in."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """text: the whole file. left_out: what of the plan is not in it, a sentence each."""
+
+    text: str
+    left_out: tuple[str, ...]
+
+
+def export(plan: Plan, form: str) -> Exported:
+    """The layout and what belongs to it: sizes of the model, batch, precision. Paths and data are the user's.
+
+    Raises AutoshardError for a model that the framework does not have.
+    """
+    match form:
+        case "nxdt":
+            from autoshard.interop.export_nxdt import nxdt_yaml
+
+            return nxdt_yaml(plan)
+        case "torchtitan":
+            from autoshard.interop.export_torchtitan import torchtitan_toml
+
+            return torchtitan_toml(plan)
+        case "megatron":
+            from autoshard.interop.export_megatron import megatron_arguments
+
+            return megatron_arguments(plan)
+    raise AutoshardError(f"form={form} is not one of: {', '.join(FORMS)}")
+
+
+def title(plan: Plan, comment: str) -> str:
+    """The first lines of every exported file."""
+    strategy, cluster = plan.strategy, plan.cluster
+    degrees = f"tp={strategy.tp} pp={strategy.pp} dp={strategy.dp} cp={strategy.cp} ep={strategy.ep}"
+    return (
+        f"{comment} {plan.model.name} on {cluster.nodes} x {cluster.instance}, {degrees}; written by {plan.made_by}.\n"
+        f"{comment} It holds what the plan determines; data, optimizer, checkpoints and paths are yours to add.\n"
+    )
+
+
+def common_left_out(plan: Plan) -> tuple[str, ...]:
+    """What no other framework's configuration can say."""
+    from autoshard.layout.plan import operator_choices
+
+    rule = operator_choices(plan.model, plan.cluster, plan.strategy)
+    others = [name for name, choice in plan.operators.items() if dict(choice) != dict(rule[name])]
+    if not others:
+        return ()
+    return (f"{len(others)} operators are sharded otherwise than by Megatron's rule: {', '.join(others)}",)

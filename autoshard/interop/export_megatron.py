@@ -1,0 +1,104 @@
+"""A plan as Megatron-LM's command-line arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autoshard.interop.export import Exported, common_left_out, title
+from autoshard.layout.plan import Plan
+
+COMMUNICATION = {"zigzag_ring": "p2p", "ulysses": "a2a", "all_gather": "allgather"}
+
+
+def megatron_arguments(plan: Plan) -> Exported:
+    """Lines of a shell array; the first is for torchrun, the rest for pretrain_gpt.py."""
+    torchrun = f"--nnodes {plan.cluster.nodes} --nproc-per-node {plan.cluster.devices_per_node}"
+    lines = [*_model(plan), *_layout(plan), *_batch(plan)]
+    body = "".join(f"    {line}\n" for line in lines)
+    text = f"{title(plan, '#')}TORCHRUN_ARGUMENTS=(\n    {torchrun}\n)\nMEGATRON_ARGUMENTS=(\n{body})\n"
+    return Exported(text, _left_out(plan))
+
+
+def _model(plan: Plan) -> Iterator[str]:
+    model = plan.model
+    yield f"--num-layers {model.num_hidden_layers} --hidden-size {model.hidden_size}"
+    yield f"--ffn-hidden-size {model.intermediate_size} --num-attention-heads {model.num_attention_heads}"
+    yield f"--kv-channels {model.head_dim} --max-position-embeddings {model.max_position_embeddings}"
+    yield f"--vocab-size {model.vocab_size}"
+    if model.num_key_value_heads != model.num_attention_heads:
+        yield f"--group-query-attention --num-query-groups {model.num_key_value_heads}"
+    if model.rope_theta is None:
+        yield "--position-embedding-type learned_absolute"
+    else:
+        yield f"--position-embedding-type rope --rotary-base {model.rope_theta:.0f}"
+        if model.partial_rotary_factor != 1:
+            yield f"--rotary-percent {model.partial_rotary_factor:g}"
+    if model.hidden_act == "silu":
+        yield "--swiglu --normalization RMSNorm"
+    yield f"--norm-epsilon {model.norm_eps:g}"
+    if not (model.attention_bias or model.mlp_bias):
+        yield "--disable-bias-linear"
+    if not model.tie_word_embeddings:
+        yield "--untie-embeddings-and-output-weights"
+    if model.normalizes_heads:
+        yield "--qk-layernorm"
+    if model.is_moe:
+        factor = plan.training.expert_capacity_factor
+        yield f"--num-experts {model.num_local_experts} --moe-router-topk {model.num_experts_per_tok}"
+        yield f"--moe-expert-capacity-factor {factor:g}"
+
+
+def _layout(plan: Plan) -> Iterator[str]:
+    strategy = plan.strategy
+    yield f"--tensor-model-parallel-size {strategy.tp} --pipeline-model-parallel-size {strategy.pp}"
+    yield f"--context-parallel-size {strategy.cp} --expert-model-parallel-size {strategy.ep}"
+    if strategy.cp > 1:
+        yield f"--cp-comm-type {COMMUNICATION.get(strategy.context_parallel, 'p2p')}"
+    if len(set(strategy.stage_layers)) > 1:
+        stages = "|".join(
+            f"{'E' if stage.has_embedding else ''}t*{len(stage.layers)}{'L' if stage.has_head else ''}"
+            for stage in plan.stages
+        )
+        yield f"--pipeline-model-parallel-layout '{stages}'"
+    elif strategy.num_virtual_stages > 1:
+        yield f"--num-virtual-stages-per-pipeline-rank {strategy.num_virtual_stages}"
+    if strategy.sequence_parallel:
+        yield "--sequence-parallel"
+    if strategy.zero1:
+        yield "--use-distributed-optimizer"
+    yield f"--attention-backend {'flash' if strategy.attention_kernel == 'flash' else 'unfused'}"
+    match strategy.recompute:
+        case "full":
+            yield "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+        case "core_attention":
+            yield "--recompute-granularity selective --recompute-modules core_attn"
+        case "core_attention+mlp":
+            mlp = "moe" if plan.model.is_moe else "mlp"
+            yield f"--recompute-granularity selective --recompute-modules core_attn {mlp}"
+
+
+def _batch(plan: Plan) -> Iterator[str]:
+    training = plan.training
+    yield f"--micro-batch-size {plan.strategy.microbatch_size} --global-batch-size {training.global_batch_size}"
+    yield f"--seq-length {training.sequence_length}"
+    if training.precision.parameter_dtype == "bfloat16":
+        yield "--bf16"
+
+
+def _left_out(plan: Plan) -> tuple[str, ...]:
+    strategy, model, found = plan.strategy, plan.model, list(common_left_out(plan))
+    if strategy.schedule not in ("1f1b", "interleaved"):
+        found.append(f"schedule={strategy.schedule}: Megatron runs 1f1b instead")
+    if strategy.cp > 1 and strategy.context_parallel not in COMMUNICATION:
+        found.append(f"context_parallel={strategy.context_parallel}: written as p2p, Megatron's zigzag ring")
+    if plan.training.precision.name == "bf16_sr":
+        found.append("precision=bf16_sr: written as --bf16, which keeps FP32 master weights and rounds to nearest")
+    if model.sliding_window is not None:
+        found.append(f"sliding_window={model.sliding_window}: Megatron takes it with Transformer Engine only")
+    if model.rope_scaling is not None:
+        found.append(f"rope_scaling {model.rope_scaling.rope_type}: check Megatron's --use-rope-scaling")
+    if model.shared_expert_intermediate_size:
+        found.append(f"shared_expert_intermediate_size={model.shared_expert_intermediate_size}: add the shared expert")
+    if plan.cluster.layout_rules != "none":
+        found.append(f"instance={plan.cluster.instance}: Megatron-LM runs on GPUs")
+    return tuple(found)

@@ -1,0 +1,156 @@
+"""A plan as a configuration of NxD Training (YAML)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autoshard.errors import AutoshardError
+from autoshard.interop.export import Exported, common_left_out, title
+from autoshard.layout.plan import Plan
+from autoshard.search.rules import check_strategy
+
+NAMES = {"llama": "hf_llama", "mistral": "hf_llama", "mixtral": "hf_mixtral"}
+"""model_type -> `name` of NxD Training's model."""
+PRECISION_TYPES = {"mixed_precision": "mixed_precision", "bf16_sr": "bf16SR", "fp32": "fp32"}
+MODEL_CONFIG = "config.json"
+
+
+def nxdt_yaml(plan: Plan) -> Exported:
+    """Raises AutoshardError for a model or a precision that NxD Training does not have."""
+    import yaml
+
+    model, precision = plan.model, plan.training.precision.name
+    if model.model_type not in NAMES:
+        raise AutoshardError(
+            f"model_type={model.model_type} of {model.name} has no NxD Training model that a plan can be written for; "
+            f"{', '.join(NAMES)} have one"
+        )
+    if precision not in PRECISION_TYPES:
+        raise AutoshardError(
+            f"precision {precision} is unknown to NxD Training; {', '.join(PRECISION_TYPES)} are known"
+        )
+    values = {
+        "name": NAMES[model.model_type],
+        "model_source": "hf",
+        "trainer": _trainer(plan),
+        "exp_manager": {"checkpoint_callback_params": {"model_parallel_size": plan.strategy.tp * plan.strategy.pp}},
+        "distributed_strategy": _distributed_strategy(plan),
+        "data": {
+            "micro_batch_size": plan.strategy.microbatch_size,
+            "global_batch_size": plan.training.global_batch_size,
+        },
+        "model": _model(plan),
+        "precision": _precision(plan),
+    }
+    return Exported(title(plan, "#") + str(yaml.safe_dump(values, sort_keys=False, width=120)), _left_out(plan))
+
+
+def _trainer(plan: Plan) -> dict[str, Any]:
+    lnc = {"lnc": plan.cluster.lnc} if plan.cluster.layout_rules == "trn2" else {}
+    return {"devices": plan.cluster.devices_per_node, **lnc, "num_nodes": plan.cluster.nodes}
+
+
+def _distributed_strategy(plan: Plan) -> dict[str, Any]:
+    strategy = plan.strategy
+    values = {
+        "tensor_model_parallel_size": strategy.tp,
+        "pipeline_model_parallel_size": strategy.pp,
+        "virtual_pipeline_model_parallel_size": strategy.num_virtual_stages,
+        "zero1": strategy.zero1,
+        "sequence_parallel": strategy.sequence_parallel,
+        "kv_replicator": max(1, strategy.tp // plan.model.num_key_value_heads),
+    }
+    if strategy.cp > 1:
+        values["context_parallel_size"] = strategy.cp
+    if plan.model.is_moe:
+        values["expert_model_parallel_size"] = strategy.ep
+    return values
+
+
+def _model(plan: Plan) -> dict[str, Any]:
+    """fuse_qkv is off: NxD's fused weight loses its tensor-parallel mark, and the gradient norm depends on tp."""
+    model, strategy = plan.model, plan.strategy
+    granularity, modules = _recompute(plan)
+    ring = strategy.cp > 1
+    values: dict[str, Any] = {
+        "model_config": MODEL_CONFIG,
+        "encoder_seq_length": plan.training.sequence_length,
+        "max_position_embeddings": max(model.max_position_embeddings, plan.training.sequence_length),
+        "num_layers": model.num_hidden_layers,
+        "hidden_size": model.hidden_size,
+        "rope_theta": model.rope_theta,
+        "qkv_linear": strategy.tp > model.num_key_value_heads,
+        "fuse_qkv": False,
+    }
+    if len(strategy.stage_layers) > 1:
+        values["pipeline_cuts"] = [f"model.layers.{stage.stop_layer - 1}" for stage in plan.stages[:-1]]
+    if model.is_moe:
+        values["moe"] = {
+            "num_experts": model.num_local_experts,
+            "top_k": model.num_experts_per_tok,
+            "frequency": 1,
+            "capacity_factor": plan.training.expert_capacity_factor,
+            "dropless": False,
+            "normalize_top_k_affinities": model.norm_topk_prob,
+        }
+    values["activations_checkpoint_granularity"] = granularity
+    values["activations_checkpoint_recompute"] = modules
+    values["fusions"] = {"flash_attention": strategy.attention_kernel == "flash" and not ring, "ring_attention": ring}
+    return values
+
+
+def _recompute(plan: Plan) -> tuple[str | None, list[str] | None]:
+    mlp = "MoE" if plan.model.is_moe else "LlamaMLP"
+    match plan.strategy.recompute:
+        case "none":
+            return None, None
+        case "full":
+            return "full", None
+        case "core_attention":
+            return "selective", ["CoreAttention"]
+        case _:
+            return "selective", ["CoreAttention", mlp]
+
+
+def _precision(plan: Plan) -> dict[str, Any]:
+    """The type; and what it stands for [NxDT examples/training_orchestrator.py], which `manual` would read."""
+    name = plan.training.precision.name
+    mixed, rounded = name == "mixed_precision", name == "bf16_sr"
+    return {
+        "type": PRECISION_TYPES[name],
+        "master_weights": mixed,
+        "fp32_grad_acc": mixed,
+        "xla_use_bf16": "1" if rounded else "0",
+        "xla_downcast_bf16": "1" if mixed else "0",
+        "neuron_rt_stochastic_rounding_en": "1" if rounded else "0",
+        "parallel_layers_reduce_dtype": "fp32" if name == "fp32" else "bf16",
+    }
+
+
+def _left_out(plan: Plan) -> tuple[str, ...]:
+    strategy, found = plan.strategy, list(common_left_out(plan))
+    found.append(
+        f"model.model_config={MODEL_CONFIG}: NxD Training reads the model's other sizes from the file named there"
+    )
+    try:
+        check_strategy(plan.model, plan.training, plan.cluster, "nxd", strategy)
+    except AutoshardError as error:
+        found.append(f"the layout breaks a rule of NxD: {error}")
+    if strategy.recompute == "none" and strategy.attention_kernel == "plain" and not plan.model.is_moe:
+        found.append("recompute=none: without flash attention NxD Training recomputes core attention all the same")
+    if strategy.schedule not in ("1f1b", "interleaved"):
+        found.append(f"schedule={strategy.schedule}: NxD runs 1f1b instead")
+    if strategy.cp > 1:
+        if strategy.context_parallel != "ring":
+            found.append(f"context_parallel={strategy.context_parallel}: NxD Training has ring attention alone")
+        found.append(
+            f"cp={strategy.cp}: NxD's optimizer checkpoints overwrite each other; a resumed run continues wrongly"
+        )
+    if strategy.tp > plan.model.num_key_value_heads:
+        found.append(
+            f"kv_replicator={strategy.tp // plan.model.num_key_value_heads}: NxD's gradient norm counts key-value "
+            "weights that often, so gradient_clip_val sets in early"
+        )
+    if plan.cluster.layout_rules == "none":
+        found.append(f"instance={plan.cluster.instance}: NxD Training runs on Trainium")
+    return tuple(found)

@@ -1,0 +1,95 @@
+"""A plan as a torchtitan configuration (TOML)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from autoshard.interop.export import Exported, common_left_out, title
+from autoshard.interop.torchtitan import MODELS
+from autoshard.layout.plan import Plan
+
+FLAVORS = {**{name: flavor for flavor, name in MODELS.items()}, "llama3.1-8b": ("llama3", "8B")}
+FLAVORS["llama3.1-70b"] = ("llama3", "70B")
+SCHEDULES = {"1f1b": "1F1B", "interleaved": "Interleaved1F1B", "gpipe": "GPipe"}
+RECOMPUTE = {"none": "none", "full": "full", "core_attention": "selective", "core_attention+mlp": "selective"}
+ROTATE = {"all_gather": "allgather", "zigzag_ring": "alltoall"}
+
+
+def torchtitan_toml(plan: Plan) -> Exported:
+    """Every plan has one; what torchtitan does otherwise is in left_out."""
+    strategy, training = plan.strategy, plan.training
+    local_batch = strategy.microbatch_size * (plan.num_microbatches if strategy.pp > 1 else 1)
+    sections: dict[str, dict[str, Any]] = {
+        "model": dict(zip(("name", "flavor"), FLAVORS.get(plan.model.name, ()), strict=False)),
+        "training": {
+            "local_batch_size": local_batch,
+            "global_batch_size": training.global_batch_size,
+            "seq_len": training.sequence_length,
+            "mixed_precision_param": training.precision.parameter_dtype,
+            "mixed_precision_reduce": "float32",
+        },
+        "parallelism": _parallelism(plan),
+        "activation_checkpoint": {"mode": RECOMPUTE[strategy.recompute]},
+    }
+    return Exported(title(plan, "#") + "".join(map(_section, sections.items())), _left_out(plan))
+
+
+def _parallelism(plan: Plan) -> dict[str, Any]:
+    strategy = plan.strategy
+    values: dict[str, Any] = {
+        "data_parallel_replicate_degree": 1 if strategy.zero1 else strategy.dp,
+        "data_parallel_shard_degree": strategy.dp
+        if strategy.zero1 and strategy.dp > 1
+        else (-1, 1)[not strategy.zero1],
+        "fsdp_reshard_after_forward": "never",
+        "tensor_parallel_degree": strategy.tp,
+        "enable_sequence_parallel": strategy.sequence_parallel,
+        "context_parallel_degree": strategy.cp,
+        "expert_parallel_degree": strategy.ep,
+        "pipeline_parallel_degree": strategy.pp,
+    }
+    if strategy.cp > 1:
+        values["context_parallel_rotate_method"] = ROTATE.get(strategy.context_parallel, "alltoall")
+    if strategy.pp > 1:
+        values["pipeline_parallel_schedule"] = SCHEDULES.get(strategy.schedule, "1F1B")
+        values["pipeline_parallel_microbatch_size"] = strategy.microbatch_size
+        values["module_fqns_per_model_part"] = [
+            [
+                *(["tok_embeddings"] if stage.has_embedding else []),
+                *(f"layers.{layer}" for layer in stage.layers),
+                *(["norm", "output"] if stage.has_head else []),
+            ]
+            for stage in plan.stages
+        ]
+    return values
+
+
+def _section(section: tuple[str, dict[str, Any]]) -> str:
+    """JSON's numbers, texts, lists, true and false are TOML's too."""
+    name, values = section
+    return f"\n[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
+
+
+def _left_out(plan: Plan) -> tuple[str, ...]:
+    strategy, found = plan.strategy, list(common_left_out(plan))
+    if plan.model.name not in FLAVORS:
+        found.append(f"model {plan.model.name}: no torchtitan flavor is known for it; set model.name and model.flavor")
+    found.append(f"cluster: start {plan.cluster.nodes} x {plan.cluster.devices_per_node} processes")
+    if strategy.zero1 and strategy.dp > 1:
+        found.append("zero1: FSDP without resharding shards gradients and parameters too, between steps")
+    if strategy.recompute.startswith("core_attention"):
+        found.append(f"recompute={strategy.recompute}: torchtitan's selective mode chooses other operators")
+    if strategy.attention_kernel == "plain":
+        found.append("attention_kernel=plain: torchtitan takes the kernel that torch chooses")
+    if strategy.schedule not in SCHEDULES:
+        found.append(f"schedule={strategy.schedule}: written as 1F1B")
+    if strategy.cp > 1 and strategy.context_parallel not in ROTATE:
+        found.append(f"context_parallel={strategy.context_parallel}: written as alltoall, torch's zigzag ring")
+    if plan.training.precision.name == "bf16_sr":
+        found.append("precision=bf16_sr: torchtitan keeps FP32 parameters and has no stochastic rounding")
+    if plan.model.is_moe:
+        found.append(
+            f"expert_capacity_factor={plan.training.expert_capacity_factor:g}: torchtitan drops no tokens of an expert"
+        )
+    return tuple(found)
