@@ -130,6 +130,9 @@ def add_arguments(parser: Parser) -> None:
         default=str(DEFAULTS.output),
         help=f"gets a folder for each run: metrics.jsonl, TensorBoard (default: {DEFAULTS.output})",
     )
+    output.add_argument(
+        "--profile", action="store_true", help="write trace.json: three steps of every rank beside the planned ones"
+    )
     output.add_argument("--wandb", action="store_true", help="log to Weights & Biases too (offline without an account)")
     output.add_argument(
         "--wandb-project",

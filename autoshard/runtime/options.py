@@ -25,6 +25,7 @@ class RunOptions:
     cpu. timeout_s: None waits for ever.
     eval_data, eval_fraction: data that are not learned, from files of their own or the last part of data. The loss on
     eval_batches global batches of them (or as many as there are) is measured at the end, and every eval_every steps.
+    profile: watch three steps and write what every rank did in them beside what was planned.
     """
 
     steps: int = 30
@@ -41,6 +42,7 @@ class RunOptions:
     eval_data: Path | None = None
     eval_fraction: float | None = None
     eval_batches: int = 8
+    profile: bool = False
     output: Path = Path("runs")
     wandb: bool = False
     wandb_project: str = "autoshard"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from importlib.util import find_spec
@@ -59,13 +60,14 @@ def _rehearse(plan: Plan, options: RunOptions) -> int:
             sharded = _train(rehearsal.plan, arguments, options, directory, metrics, "sharded")
         if sharded.exit_code:
             return _failed(sharded)
+        files = _write_measured(directory, rehearsal.plan, sharded.results)
         alone = _compare(rehearsal.plan, arguments, options, directory)
         if alone.exit_code:
             return _failed(alone)
     found = verdict(rehearsal.plan, sharded.results, alone.results[0])
     print(result_tables(found), flush=True)
     _write_result(directory, found)
-    _say_where(metrics, directory)
+    _say_where(metrics, directory, files)
     print(found.line, flush=True)
     return 0 if found.ok else 1
 
@@ -86,7 +88,7 @@ def _run_here(plan: Plan, options: RunOptions) -> int:
     if outcome.exit_code:
         return _failed(outcome)
     print(run_summary(plan, outcome.results), flush=True)
-    _say_where(metrics, directory)
+    _say_where(metrics, directory, _write_measured(directory, plan, outcome.results))
     return 0
 
 
@@ -104,7 +106,7 @@ def _run_in_cluster(plan: Plan, options: RunOptions, environment: ClusterEnviron
     _check_data(plan, options, data)
     with TemporaryDirectory(prefix="autoshard-plan-") as folder:
         write_plan(plan, Path(folder) / "plan.json")
-        arguments = _arguments(Path(folder) / "plan.json", options, data, tensors=None)
+        arguments = {**_arguments(Path(folder) / "plan.json", options, data, tensors=None), "gather": True}
         if not first:
             outcome = run_in_cluster(_TRAIN, arguments, environment, on_message=lambda message: None)
         else:
@@ -113,9 +115,10 @@ def _run_in_cluster(plan: Plan, options: RunOptions, environment: ClusterEnviron
             print(f"text: {_made_of(options, data)}", flush=True)
             with _metrics(directory, plan, options) as metrics, _progress(plan, options, "training") as progress:
                 outcome = run_in_cluster(_TRAIN, arguments, environment, on_message=_recorder(metrics, progress))
-            if outcome.exit_code == 0:
-                print(run_summary(plan, outcome.results), flush=True)
-                _say_where(metrics, directory)
+            if outcome.exit_code == 0 and outcome.results[0] is not None:
+                ranks = outcome.results[0]["ranks"]
+                print(run_summary(plan, ranks), flush=True)
+                _say_where(metrics, directory, _write_measured(directory, plan, ranks))
     if outcome.message:
         print(f"autoshard: error: {outcome.message}", file=sys.stderr, flush=True)
     exit_now(outcome.exit_code)
@@ -194,6 +197,8 @@ def _arguments(plan: Path, options: RunOptions, data: tuple[TokenFile, ...], ten
         "eval_batches": options.eval_batches,
         "device": options.device,
         "rehearsal": tensors is not None,
+        "profile": options.profile,
+        "gather": False,
     }
 
 
@@ -263,5 +268,19 @@ def _failed(outcome: RunOutcome) -> int:
     return outcome.exit_code
 
 
-def _say_where(metrics: MetricsWriter, directory: Path) -> None:
-    print(f"{directory}: " + ", ".join(metrics.locations), flush=True)
+def _write_measured(directory: Path, plan: Plan, results: Sequence[dict[str, Any] | None]) -> tuple[str, ...]:
+    """run.json and, of a profiled run, trace.json -> where they are, for people."""
+    from autoshard.interop.atomic_file import write_text
+    from autoshard.layout.plan_json import compact_json
+    from autoshard.runtime.measured import measured, trace
+
+    values = measured(plan, results)
+    write_text(directory / "run.json", compact_json(values) + "\n", "measured run")
+    if values["profile"] is None:
+        return (str(directory / "run.json"),)
+    write_text(directory / "trace.json", json.dumps(trace(plan, results)) + "\n", "trace")
+    return str(directory / "run.json"), f"{directory / 'trace.json'} (for https://ui.perfetto.dev)"
+
+
+def _say_where(metrics: MetricsWriter, directory: Path, files: Sequence[str]) -> None:
+    print(f"{directory}: " + ", ".join((*metrics.locations, *files)), flush=True)

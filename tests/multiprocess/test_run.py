@@ -15,10 +15,12 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from autoshard.layout.plan_json import write_plan
+from autoshard.layout.validate import read_plan
 from autoshard.runtime.data import DataSource, prepare
 from autoshard.runtime.launch import run_processes
 from autoshard.runtime.report import result_tables, verdict
 from autoshard.runtime.tokenizer import ByteTokenizer
+from autoshard.schedules import actions
 from tests.multiprocess.plans import FP32, MODELS, plan_of, strategy
 
 TINY = {
@@ -98,6 +100,25 @@ def test_a_plan_for_this_machine_runs_as_planned(tmp_path: Path) -> None:
     assert ["held_out_loss" in one for one in steps] == [False, True, True]
 
 
+def test_a_profile_shows_the_plans_actions_in_the_plans_order(tmp_path: Path) -> None:
+    tiny_plan(tmp_path, "--tp", "2", "--pp", "2", "--dp", "2")
+    ran = autoshard(tmp_path, "run", "plan.json", "--steps", "4", "--profile")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    (directory,) = (tmp_path / "runs").glob("[!.]*")
+    events = json.loads((directory / "trace.json").read_text())["traceEvents"]
+    plan = read_plan(directory / "plan.json")
+    order = actions(plan.strategy.schedule, 2, plan.num_microbatches, plan.strategy.num_virtual_stages)
+    for rank in range(8):
+        executed = [one["name"] for one in events if (one["pid"], one["tid"], one.get("cat")) == (1, rank, "action")]
+        assert executed == 3 * [str(action) for action in order[plan.mesh.coordinates(rank)[0]]]
+    run = json.loads((directory / "run.json").read_text())
+    assert len(run["ranks"]) == 8
+    for one in run["profile"]["ranks"]:
+        assert 0 < one["collectives_s"] < one["actions_s"] < one["step_s"]
+        parts = ("actions_s", "waiting_s", "gradient_sync_s", "parameter_gather_s", "update_s")
+        assert sum(one[part] for part in parts) == pytest.approx(one["step_s"], rel=0.1)
+
+
 def test_torchrun_with_the_plans_world_size_runs_as_planned(tmp_path: Path) -> None:
     tiny_plan(tmp_path, "--tp", "2", "--dp", "2", "--pp", "2", "--cp", "1")
     ran = torchrun(tmp_path, 8)
@@ -105,6 +126,7 @@ def test_torchrun_with_the_plans_world_size_runs_as_planned(tmp_path: Path) -> N
     assert "Running as planned: 8 ranks of torchrun" in ran.stdout
     (directory,) = (tmp_path / "runs").glob("[!.]*")
     assert len((directory / "metrics.jsonl").read_text().splitlines()) == 2
+    assert [one["rank"] for one in json.loads((directory / "run.json").read_text())["ranks"]] == list(range(8))
 
 
 def test_torchrun_with_another_world_size_is_refused(tmp_path: Path) -> None:
@@ -184,6 +206,8 @@ def test_a_wrong_gradient_is_found_and_named(tmp_path: Path) -> None:
         "eval_batches": 2,
         "device": "cpu",
         "rehearsal": True,
+        "profile": False,
+        "gather": False,
     }
     sharded = run(tmp_path, "train", arguments, 2)
     spoil(tmp_path / "rank-00001.safetensors", "check.gradient/0/model.layers.2.mlp.up_proj.weight")

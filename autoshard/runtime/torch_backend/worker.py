@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from autoshard.runtime.learning_rate import learning_rate
 from autoshard.runtime.rehearse import one_process
 from autoshard.runtime.torch_backend.optimizer import optimizer_settings
 from autoshard.runtime.torch_backend.parameters import assemble
+from autoshard.runtime.torch_backend.profile import StepProfiler
 from autoshard.runtime.torch_backend.session import Session
 from autoshard.runtime.worker import Reporter, peak_memory_bytes
 from autoshard.spec.training import Precision, load_precision
@@ -30,6 +32,8 @@ CHECK, TRAINED, ROUNDING = "check", "trained", "rounding"
 """What is compared: one FP32 step, the training in the plan's precision, and that training in the next finer one."""
 NEGLIGIBLE_GRADIENT = 1e-5
 """A gradient this much smaller than the largest is rounding, which Adam scales up: a key's bias has none."""
+PROFILED_STEPS = 3
+"""After the first two, which warm up, where there are so many."""
 _GROUP_TIMEOUT = timedelta(minutes=30)
 Tensors = dict[str, dict[str, torch.Tensor]]
 """'gradient' and 'parameter' -> whole tensors by name."""
@@ -72,7 +76,18 @@ def train(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
         save_file(kept, Path(folder) / f"rank-{reporter.rank:05d}.safetensors")
     result["peak_memory_bytes"] = _peak_memory(device)
     result["stages"] = [stage.index for stage in session.stages]
+    if arguments["gather"]:
+        result["ranks"] = _gathered(result, reporter)
     return result
+
+
+def _gathered(result: dict[str, Any], reporter: Reporter) -> list[dict[str, Any]] | None:
+    """What every rank returns, on rank 0: for where no supervisor hears them all."""
+    found: list[Any] | None = [None] * reporter.world_size if reporter.rank == 0 else None
+    if reporter.world_size == 1:
+        return [dict(result)]
+    dist.gather_object(dict(result), found)
+    return found
 
 
 def compare(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
@@ -81,6 +96,7 @@ def compare(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     Trains once more in the next finer precision: the difference is what rounding alone does to this run, the yardstick
     for what sharding does to it.
     """
+    arguments = {**arguments, "profile": False}
     plan = read_plan(Path(arguments["plan"]))
     alone = one_process(plan)
     device = torch.device("cpu")
@@ -126,6 +142,9 @@ def _training(
     """Train for the asked number of steps. offset: added to the step numbers that are reported."""
     session = _session(plan, arguments, device, reporter, "step 0")
     steps: int = arguments["steps"]
+    profiler = StepProfiler(session, _common_zero_s(reporter)) if arguments["profile"] else None
+    first = min(2, max(0, steps - PROFILED_STEPS))
+    profiled = range(first, min(first + PROFILED_STEPS, steps)) if profiler else range(0)
     losses, norms, times = [], [], []
     held_out_losses: dict[int, float] = {}
     every: int = arguments["eval_every"] or steps
@@ -136,7 +155,8 @@ def _training(
         rate = learning_rate(
             arguments["lr_schedule"], step, steps, arguments["learning_rate"], arguments["warmup_steps"]
         )
-        outcome = session.step(inputs, labels, rate, keep_gradients=keep and step == steps - 1)
+        with profiler.step() if profiler and step in profiled else nullcontext():
+            outcome = session.step(inputs, labels, rate, keep_gradients=keep and step == steps - 1)
         times.append(perf_counter() - start)
         losses.append(outcome.loss)
         norms.append(outcome.gradient_norm)
@@ -159,7 +179,16 @@ def _training(
         "gradient_norms": norms,
         "step_times_s": times,
         "held_out_losses": list(held_out_losses.values()),
+        "profiled_steps": list(profiled),
+        "profile": {"steps": profiler.steps, "spans": profiler.spans} if profiler else None,
     }
+
+
+def _common_zero_s(reporter: Reporter) -> float:
+    """About the same moment on every rank, on its own clock: machines start theirs at different times."""
+    if reporter.world_size > 1:
+        dist.barrier()
+    return monotonic()
 
 
 def _evaluate(session: Session, stream: TokenStream, most: int) -> float:

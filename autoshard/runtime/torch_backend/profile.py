@@ -1,0 +1,149 @@
+"""Watches a few steps of a session: when each action ran, and what of it was communication."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from autoshard.runtime.torch_backend.session import Session
+
+Span = tuple[str, str, float, float]
+"""category ('action', 'collective', 'optimizer'), name, start and end in seconds."""
+
+
+class StepProfiler:
+    """Records spans of the steps that run inside `step`. Attached to a session for good: outside it costs nothing much.
+
+    zero_s: the moment on this machine's monotonic clock that counts as 0.
+    On a GPU every span waits for the device, so that what would overlap is shown one after the other.
+    """
+
+    def __init__(self, session: Session, zero_s: float) -> None:
+        self.spans: list[Span] = []
+        self.steps: list[tuple[float, float]] = []
+        self._zero_s, self._device = zero_s, session.device
+        self._watching = False
+        self._attach(session)
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        self._watching = True
+        start = self._now_s()
+        try:
+            with _Collectives(self):
+                yield
+        finally:
+            self._watching = False
+        self.steps.append((start, self._now_s()))
+
+    @contextmanager
+    def span(self, category: str, name: str) -> Iterator[None]:
+        if not self._watching:
+            yield
+            return
+        start = self._now_s()
+        yield
+        self.spans.append((category, name, start, self._now_s()))
+
+    def _now_s(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.monotonic() - self._zero_s
+
+    def _attach(self, session: Session) -> None:
+        """Around the methods of this session's own objects; its classes stay as they are."""
+        pipeline = session._pipeline
+        for entered in pipeline._entered:
+            self._watch_forward(entered, entered._stage.chunk)
+        if pipeline._runtime is None:
+            self._watch_lone_backward(pipeline)
+        else:
+            for stage, entered in zip(pipeline._runtime._stages, pipeline._entered, strict=True):
+                self._watch_backward(stage, entered._stage.chunk)
+        for bucket in session.optimizer.buckets:
+            self._wrap(bucket, "reduce", "optimizer", "gradient sync")
+            self._wrap(bucket, "publish", "optimizer", "parameter gather")
+        self._wrap(session.optimizer, "step", "optimizer", "optimizer step")
+
+    def _wrap(self, owner: Any, method: str, category: str, name: str) -> None:
+        original: Callable[..., Any] = getattr(owner, method)
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            with self.span(category, name):
+                return original(*args, **kwargs)
+
+        setattr(owner, method, watched)
+
+    def _watch_forward(self, entered: Any, chunk: int) -> None:
+        original = entered.forward
+
+        def forward(*args: Any) -> Any:
+            with self.span("action", f"F{entered._microbatch}.{chunk}"):
+                return original(*args)
+
+        entered.forward = forward
+
+    def _watch_backward(self, stage: Any, chunk: int) -> None:
+        backward, weight = stage.backward_one_chunk, stage.backward_weight_one_chunk
+
+        def backward_one_chunk(
+            bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
+        ) -> None:
+            with self.span("action", f"{'B' if full_backward else 'I'}{bwd_chunk_id}.{chunk}"):
+                backward(bwd_chunk_id, loss=loss, full_backward=full_backward, last_backward=last_backward)
+
+        def backward_weight_one_chunk(bwd_chunk_id: int, last_backward: bool = False) -> None:
+            with self.span("action", f"W{bwd_chunk_id}.{chunk}"):
+                weight(bwd_chunk_id, last_backward=last_backward)
+
+        stage.backward_one_chunk = backward_one_chunk
+        stage.backward_weight_one_chunk = backward_weight_one_chunk
+
+    def _watch_lone_backward(self, pipeline: Any) -> None:
+        """Without a pipeline a backward begins when its loss is scaled, and ends with the next action or the run."""
+        scaled, run = pipeline._scaled, pipeline.run
+        microbatch = 0
+        begun_s: float | None = None
+
+        def end() -> None:
+            nonlocal begun_s
+            if begun_s is not None and self._watching:
+                self.spans.append(("action", f"B{microbatch - 1}.0", begun_s, self._now_s()))
+            begun_s = None
+
+        def watched_scaled(loss: torch.Tensor) -> torch.Tensor:
+            nonlocal begun_s, microbatch
+            begun_s, microbatch = self._now_s(), microbatch + 1
+            found: torch.Tensor = scaled(loss)
+            return found
+
+        def watched_run(*args: Any) -> Any:
+            nonlocal microbatch
+            microbatch = 0
+            losses = run(*args)
+            end()
+            return losses
+
+        (only,) = pipeline._entered
+        only.register_forward_pre_hook(lambda module, args: end())
+        pipeline._scaled, pipeline.run = watched_scaled, watched_run
+
+
+class _Collectives(TorchDispatchMode):
+    """Every functional collective, and the wait for it, as a span."""
+
+    def __init__(self, profiler: StepProfiler) -> None:
+        super().__init__()
+        self._profiler = profiler
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        namespace, _, name = func._schema.name.partition("::")
+        if namespace != "_c10d_functional":
+            return func(*args, **(kwargs or {}))
+        with self._profiler.span("collective", name):
+            return func(*args, **(kwargs or {}))

@@ -1,0 +1,89 @@
+"""run.json and trace.json from what ranks return."""
+
+import hashlib
+from typing import Any
+
+import pytest
+
+from autoshard.layout.plan_json import plan_to_json
+from autoshard.runtime.measured import measured, percentile, planned_timeline, trace
+from autoshard.schedules import actions
+from tests.multiprocess.plans import MODELS, plan_of, strategy
+
+PLAN = plan_of(MODELS["llama"], strategy(pp=2), 2)
+
+
+def result(rank: int, profile: dict[str, Any] | None) -> dict[str, Any]:
+    return {
+        "stages": [rank],
+        "peak_memory_bytes": 1000 + rank,
+        "trained": {
+            "losses": [5.0, 4.5, 4.25, 4.0],
+            "step_times_s": [9.0, 2.0, 7.0, 1.0],
+            "profiled_steps": [2] if profile else [],
+            "profile": profile,
+        },
+    }
+
+
+def profile(start_s: float) -> dict[str, Any]:
+    """A step of 10 s: F of 2 s with a collective of 0.5 s, B of 3 s, then 1 s of sync and 2 s more of the optimizer."""
+    spans = [
+        ("action", "F0.0", 1.0, 3.0),
+        ("collective", "all_reduce", 1.5, 2.0),
+        ("action", "B0.0", 4.0, 7.0),
+        ("optimizer", "gradient sync", 7.0, 8.0),
+        ("collective", "reduce_scatter_tensor", 7.0, 8.0),
+        ("optimizer", "parameter gather", 9.5, 9.75),
+        ("optimizer", "optimizer step", 7.0, 10.0),
+    ]
+    moved = [(category, name, start_s + a, start_s + b) for category, name, a, b in spans]
+    return {"steps": [(start_s, start_s + 10.0)], "spans": moved}
+
+
+def test_percentiles_are_of_the_nearest_rank() -> None:
+    values = [float(value) for value in range(10, 0, -1)]
+    assert [percentile(values, share) for share in (0.1, 0.5, 0.9, 1.0)] == [1, 5, 9, 10]
+    assert percentile([3.0], 0.1) == percentile([3.0], 0.9) == 3.0
+
+
+def test_a_run_without_a_profile() -> None:
+    found = measured(PLAN, [result(0, None), result(1, None)])
+    assert found["plan_sha256"] == hashlib.sha256(plan_to_json(PLAN).encode()).hexdigest()
+    assert found["step_time_s"] == {"median": 2.0, "p10": 1.0, "p90": 7.0}  # the first step warms up
+    assert found["tokens_per_s"] == 2 * 16 / 2.0
+    assert (found["first_loss"], found["last_loss"], found["steps"]) == (5.0, 4.0, 4)
+    assert found["ranks"][1] == {"rank": 1, "stages": [1], "peak_memory_bytes": 1001}
+    assert found["profile"] is None
+
+
+def test_what_a_profiled_step_took() -> None:
+    found = measured(PLAN, [result(0, profile(100.0)), None])
+    assert found["step_time_s"] == {"median": 1.0, "p10": 1.0, "p90": 2.0}  # nor does a watched step count
+    (rank,) = found["profile"]["ranks"]
+    assert rank == pytest.approx(
+        {
+            "rank": 0,
+            "step_s": 10,
+            "actions_s": 5,
+            "waiting_s": 2,
+            "collectives_s": 0.5,
+            "gradient_sync_s": 1,
+            "parameter_gather_s": 0.25,
+            "update_s": 1.75,
+        }
+    )
+    assert found["profile"]["bubble_fraction"] == pytest.approx(2 / 7)
+    assert found["profile"]["planned_bubble_fraction"] == planned_timeline(PLAN)[1].bubble_fraction
+
+
+def test_the_trace_has_planned_and_executed_actions_side_by_side() -> None:
+    events = trace(PLAN, [result(0, profile(100.0)), result(1, profile(100.5))])["traceEvents"]
+    names = {(one["pid"], one["tid"], one["args"]["name"]) for one in events if one["name"] == "thread_name"}
+    assert (0, 1, "pipeline rank 1") in names
+    assert (1, 1, "rank 1 (pp 1 dp 0 cp 0 tp 0)") in names
+    spans = [one for one in events if one["ph"] == "X"]
+    planned = [one["name"] for one in spans if one["pid"] == 0 and one["tid"] == 1]
+    assert planned == [str(action) for action in actions("1f1b", 2, 2)[1]]
+    second = next(one for one in spans if one["pid"] == 1 and one["tid"] == 1 and one["name"] == "F0.0")
+    assert (second["ts"], second["dur"], second["cat"]) == (1.5e6, 2e6, "action")  # 0.5 s after rank 0 began
