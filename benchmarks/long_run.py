@@ -96,6 +96,8 @@ def train(layout: str, steps: int, folder: Path) -> dict[str, Any]:
         "steps": steps,
         "learning_rate": 5e-4,
         "warmup_steps": min(100, steps // 10),
+        "lr_schedule": "constant",
+        "debug_nan": False,
         "seed": 0,
         "data": str(prepare(DataSource(None, ByteTokenizer()), folder / "tokens").path),
         "eval_data": None,
