@@ -157,7 +157,10 @@ class Bucket:
 
 
 def _accumulate_into(parameter: nn.Parameter, total: torch.Tensor) -> None:
-    """Add each microbatch's gradient into the flat buffer's precision and drop it."""
+    """Add each microbatch's gradient into the flat buffer. Where that has another precision, convert it and drop it."""
+    if total.dtype == parameter.dtype:
+        parameter.grad = total  # autograd adds in place to what is there
+        return
 
     def hook(p: torch.Tensor) -> None:
         if p.grad is not None:  # it is where backward left the gradient for later

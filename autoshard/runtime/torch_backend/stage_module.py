@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,8 @@ from autoshard.runtime.torch_backend.groups import MeshGroups
 from autoshard.runtime.torch_backend.kernels import Projection, kernel
 from autoshard.runtime.torch_backend.weight_gradients import LaterLinear, WeightGradients
 
-Environment = dict[str, torch.Tensor]
+Environment = dict[str, Any]
+"""Tensors by the name of their view; parameters too."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class StageModule(nn.Module):
         self.input_names = tuple(tensor.name for tensor in program.graph.inputs())
         for name, value in parameters.items():
             self.register_parameter(_registered(name), nn.Parameter(value))
+        self._names = {name: _registered(name) for name in parameters}
         self._sections = _sections(Context(program, groups, self.later), recompute, debug_nan)
 
     def parameter(self, name: str) -> nn.Parameter:
@@ -72,8 +74,9 @@ class StageModule(nn.Module):
 
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
         """inputs: local tensors in the order of input_names -> the stage's local output."""
-        env: Environment = dict(zip(self.input_names, inputs, strict=True))
-        parameters = {name.replace("/", "."): value for name, value in self.named_parameters()}
+        own = self._parameters
+        parameters = {name: own[registered] for name, registered in self._names.items()}
+        env: Environment = {**parameters, **dict(zip(self.input_names, inputs, strict=True))}
         for section in self._sections:
             if section.recomputed and torch.is_grad_enabled():
                 values = checkpoint(
@@ -84,7 +87,7 @@ class StageModule(nn.Module):
                 )
                 env.update(zip(section.outputs, values, strict=True))
             else:
-                _run(section.instructions, env, parameters)
+                _run(section.instructions, env)
             for view in section.released:
                 env.pop(view, None)
         return env[self.program.outputs[0]]
@@ -94,17 +97,19 @@ def _registered(name: str) -> str:
     return name.replace(".", "/")
 
 
-def _run(instructions: Sequence[_Instruction], env: Environment, parameters: Mapping[str, torch.Tensor]) -> None:
+def _run(instructions: Sequence[_Instruction], env: Environment) -> None:
     for one in instructions:
-        values = [env[view] if view in env else parameters[view] for view in one.inputs]
-        result = one.run(*values)
-        env.update(zip(one.outputs, result if isinstance(result, tuple) else (result,), strict=True))
+        result = one.run(*[env[view] for view in one.inputs])
+        if isinstance(result, tuple):
+            env.update(zip(one.outputs, result, strict=True))
+        else:
+            env[one.outputs[0]] = result
 
 
-def _replayable(section: _Section, parameters: Mapping[str, torch.Tensor]) -> Callable[..., tuple[torch.Tensor, ...]]:
+def _replayable(section: _Section, parameters: Environment) -> Callable[..., tuple[torch.Tensor, ...]]:
     def run(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        env = dict(zip(section.inputs, inputs, strict=True))
-        _run(section.instructions, env, parameters)
+        env = {**parameters, **dict(zip(section.inputs, inputs, strict=True))}
+        _run(section.instructions, env)
         return tuple(env[view] for view in section.outputs)
 
     return run
