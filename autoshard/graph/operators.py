@@ -286,7 +286,7 @@ class TopKGate(OperatorKind):
 
 
 class Dispatch(OperatorKind):
-    """Copies each token into a slot of its experts: batch seq embed -> batch expert capacity embed.
+    """Copies each token into a slot of its experts: batch seq embed -> expert batch capacity embed.
 
     Slots are given in sequence order, so it needs the whole sequence; tokens beyond the capacity are dropped.
     The gates only say which: they are weighed in `combine`.

@@ -8,7 +8,8 @@ from autoshard.spec.model import ModelSpec
 
 __all__ = ["block", "embedding", "head"]
 
-SLOTS = "batch expert capacity"
+SLOTS = "expert batch capacity"
+"""Experts outermost: their products are one batched product of matrices that lie as it wants them, without copies."""
 
 
 def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:

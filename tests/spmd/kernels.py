@@ -295,8 +295,8 @@ def _slots(place: Place, gates: Array) -> Array:
 def _dispatch(place: Place, x: Array, gates: Array) -> Result:
     slots = _slots(place, gates)
     return (
-        np.einsum("...bsec,...bsd->...becd", slots, x),
-        lambda grad: (np.einsum("...bsec,...becd->...bsd", slots, grad), None),
+        np.einsum("...bsec,...bsd->...ebcd", slots, x),
+        lambda grad: (np.einsum("...bsec,...ebcd->...bsd", slots, grad), None),
     )
 
 
@@ -304,11 +304,11 @@ def _combine(place: Place, answers: Array, gates: Array) -> Result:
     slots = _slots(place, gates)
 
     def backward(grad: Array) -> Gradients:
-        by_slot = np.einsum("...bsec,...bsd->...becd", slots * gates[..., None], grad)
-        by_gate = np.einsum("...bsec,...becd,...bsd->...bse", slots, answers, grad)
+        by_slot = np.einsum("...bsec,...bsd->...ebcd", slots * gates[..., None], grad)
+        by_gate = np.einsum("...bsec,...ebcd,...bsd->...bse", slots, answers, grad)
         return by_slot, by_gate
 
-    return np.einsum("...bsec,...becd->...bsd", slots * gates[..., None], answers), backward
+    return np.einsum("...bsec,...ebcd->...bsd", slots * gates[..., None], answers), backward
 
 
 KERNELS: dict[str, Callable[..., Result]] = {

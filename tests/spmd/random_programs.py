@@ -244,7 +244,7 @@ def _rope(b: GraphBuilder, rng: Random, name: str, x: str) -> str:
 def _mixture(b: GraphBuilder, rng: Random, name: str, x: str, y: str) -> str:
     router = b.parameter(f"{name}.router", "expert embed")
     logits = b.einsum(f"{name}.gate", f"{HIDDEN}, expert embed -> batch seq expert", y, router)
-    dims, slots = ("batch", "seq", "expert"), "batch expert capacity"
+    dims, slots = ("batch", "seq", "expert"), "expert batch capacity"
     gates = b.operator(
         "top_k_gate",
         f"{name}.top_k",

@@ -12,6 +12,7 @@ from autoshard.graph.partition import OperatorStep
 from autoshard.runtime.torch_backend.collectives import all_to_all, differentiable
 from autoshard.runtime.torch_backend.context import Context, Kernel
 from autoshard.runtime.torch_backend.groups import Group
+from autoshard.runtime.torch_backend.lean import MaskedSoftmax
 from autoshard.runtime.torch_backend.ring_attention import Ring, ring_attention
 
 
@@ -48,15 +49,15 @@ def _core(context: Context, step: OperatorStep) -> Kernel:
 
 
 def _grouped(attend: Kernel, mask: torch.Tensor | None) -> Kernel:
-    """Each key-value head repeated for the query heads that share it. q may be a piece of the sequence, k and v not."""
+    """Query heads side by side, those that share a key-value head neighbours. q may be a piece of the sequence."""
 
     def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         nonlocal mask
-        if mask is not None and mask.device != q.device:
+        if mask is not None and attend is _fused_attention:
+            mask = _added(mask, q)
+        elif mask is not None:
             mask = mask.to(q.device)
         batch, kv_heads, group, length, head_dim = q.shape
-        if group > 1:
-            k, v = (t.unsqueeze(2).expand(-1, -1, group, -1, -1).flatten(1, 2) for t in (k, v))
         out = attend(q.reshape(batch, kv_heads * group, length, head_dim), k, v, mask)
         return out.reshape(batch, kv_heads, group, length, head_dim)
 
@@ -101,15 +102,24 @@ def _attention_mask(seq: int, position: int, count: int, window: Any) -> torch.T
     return seen if window is None else seen & (key > query - window)
 
 
+def _added(mask: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """As numbers to add to scores of this dtype: else torch makes and keeps such a copy for every microbatch."""
+    if mask.dtype == torch.bool:
+        mask = torch.zeros(mask.shape, dtype=scores.dtype).masked_fill_(~mask, float("-inf"))
+    return mask.to(scores)
+
+
 def _fused_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+    shared = q.shape[1] > k.shape[1]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=shared)
 
 
 def _plain_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Scores written out, softmax in FP32 (or FP64)."""
-    scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+    """Scores written out, softmax in FP32 (or FP64). Query heads that share keys are more rows of one product."""
+    batch, heads, length, head_dim = q.shape
+    rows = (batch, k.shape[1], heads // k.shape[1] * length)
+    scores = q.reshape(*rows, head_dim) @ k.transpose(-1, -2) * head_dim**-0.5
     if mask is None:
-        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
-    scores = scores.masked_fill(~mask, float("-inf"))
-    accurate = torch.promote_types(q.dtype, torch.float32)
-    return torch.softmax(scores, -1, dtype=accurate).to(q.dtype) @ v
+        mask = torch.ones(length, k.shape[-2], dtype=torch.bool, device=q.device).tril()
+    weights = MaskedSoftmax.apply(scores.view(batch, heads, length, -1), mask)
+    return (weights.view(*rows, -1) @ v).view(batch, heads, length, head_dim)

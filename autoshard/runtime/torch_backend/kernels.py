@@ -21,6 +21,7 @@ from autoshard.runtime.torch_backend.attention import attention
 from autoshard.runtime.torch_backend.collectives import all_reduce
 from autoshard.runtime.torch_backend.context import Context, Kernel
 from autoshard.runtime.torch_backend.groups import Group
+from autoshard.runtime.torch_backend.lean import SiluMul
 from autoshard.runtime.torch_backend.weight_gradients import LaterLinear, WeightGradients
 
 
@@ -81,7 +82,7 @@ def _einsum(context: Context, step: OperatorStep) -> Kernel:
 
 _ELEMENTWISE: dict[str, Kernel] = {
     "add": lambda *terms: reduce(torch.add, terms),
-    "silu_mul": lambda gate, up: F.silu(gate) * up,
+    "silu_mul": SiluMul.apply,
     "gelu": lambda x: F.gelu(x, approximate="tanh"),
     "gelu_erf": lambda x: F.gelu(x),
     "sigmoid_mul": lambda x, gate: x * torch.sigmoid(gate),
@@ -258,22 +259,33 @@ def _slots(gates: torch.Tensor, capacity: int) -> tuple[torch.Tensor, torch.Tens
     return slot.clamp(0, capacity - 1), chosen & (slot < capacity)
 
 
+def _tokens(gates: torch.Tensor, capacity: int) -> torch.Tensor:
+    """[expert, batch, capacity]: the token in each slot; the sequence's length where a slot is free."""
+    slot, taken = _slots(gates.detach(), capacity)
+    batch, seq, experts = gates.shape
+    index = torch.arange(experts, device=gates.device) * capacity + slot
+    spare = experts * capacity  # tokens without a slot point behind the last one
+    token = torch.full((batch, spare + 1), seq, device=gates.device)
+    source = torch.arange(seq, device=gates.device).view(1, seq, 1).expand(batch, seq, experts)
+    token.scatter_(1, torch.where(taken, index, spare).flatten(1), source.flatten(1))
+    return token[:, :spare].view(batch, experts, capacity).transpose(0, 1).contiguous()
+
+
+def _first_rows(batch: int, seq: int, device: torch.device) -> torch.Tensor:
+    """[batch, 1]: where each sequence begins when all follow one another."""
+    return torch.arange(batch, device=device).mul_(seq).unsqueeze(1)
+
+
 def _dispatch(context: Context, step: OperatorStep) -> Kernel:
     capacity = context.graph.sizes["capacity"]
 
     def dispatch(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
-        """x [batch, seq, embed], gates [batch, seq, expert] -> [batch, expert, capacity, embed], free slots zero."""
-        slot, taken = _slots(gates.detach(), capacity)
-        batch, seq, experts = gates.shape
-        index = torch.arange(experts, device=x.device) * capacity + slot
-        spare = experts * capacity  # tokens without a slot point behind the last one
-        token = torch.full((batch, spare + 1), seq, device=x.device)
-        source = torch.arange(seq, device=x.device).view(1, seq, 1).expand(batch, seq, experts)
-        token.scatter_(1, torch.where(taken, index, spare).flatten(1), source.flatten(1))
-        token = token[:, :spare]
+        """x [batch, seq, embed], gates [batch, seq, expert] -> [expert, batch, capacity, embed], free slots zero."""
+        token = _tokens(gates, capacity)
+        batch, seq, embed = x.shape
         filled = (token < seq).unsqueeze(-1)
-        rows = token.clamp(max=seq - 1).unsqueeze(-1).expand(-1, -1, x.shape[-1])
-        return (x.gather(1, rows) * filled).view(batch, experts, capacity, x.shape[-1])
+        rows = (token.clamp(max=seq - 1) + _first_rows(batch, seq, x.device)).flatten()
+        return x.flatten(0, 1).index_select(0, rows).view(*token.shape, embed) * filled
 
     return dispatch
 
@@ -282,16 +294,16 @@ def _combine(context: Context, step: OperatorStep) -> Kernel:
     capacity = context.graph.sizes["capacity"]
 
     def combine(answers: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
-        """answers [batch, expert, capacity, embed], gates [batch, seq, expert] -> [batch, seq, embed]."""
-        slot, taken = _slots(gates.detach(), capacity)
-        batch, seq, experts = gates.shape
-        flat = answers.flatten(1, 2)
-        out = answers.new_zeros(batch, seq, answers.shape[-1])
-        for expert in range(experts):
-            rows = (expert * capacity + slot[:, :, expert]).unsqueeze(-1).expand(-1, -1, answers.shape[-1])
-            weight = (gates[:, :, expert] * taken[:, :, expert]).unsqueeze(-1)
-            out = out + flat.gather(1, rows) * weight
-        return out
+        """answers [expert, batch, capacity, embed], gates [batch, seq, expert] -> [batch, seq, embed]."""
+        batch, seq, _ = gates.shape
+        embed = answers.shape[-1]
+        token = _tokens(gates, capacity)
+        # a free slot weighs nothing and goes to a row behind the last token's
+        weight = F.pad(gates, (0, 0, 0, 1)).permute(2, 0, 1).gather(2, token).unsqueeze(-1)
+        rows = (token + _first_rows(batch, seq + 1, answers.device)).flatten().unsqueeze(-1).expand(-1, embed)
+        out = answers.new_zeros(batch * (seq + 1), embed)
+        # index_add would keep what it adds
+        return out.scatter_add(0, rows, (answers * weight).flatten(0, 2)).view(batch, seq + 1, embed)[:, :seq]
 
     return combine
 

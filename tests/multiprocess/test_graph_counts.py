@@ -1,0 +1,15 @@
+"""FLOPs and kept activations counted on the graph are what torch counts on the modules that run it."""
+
+import pytest
+import torch
+
+from autoshard.graph.recompute import RECOMPUTE_SETS
+from benchmarks.graph_counts import TOLERANCE, measure, small
+
+
+@pytest.mark.parametrize("recompute", RECOMPUTE_SETS)
+@pytest.mark.parametrize("name", ["gpt3-175b", "qwen3-8b", "qwen2-57b-a14b"])
+def test_counts_are_torchs(name: str, recompute: str) -> None:
+    torch.set_num_threads(1)
+    for row in measure(small(name), name, recompute):
+        assert abs(row.difference) < (1e-12 if row.quantity == "flops" else TOLERANCE), row
