@@ -10,13 +10,15 @@ from typing import Any
 
 import numpy as np
 
+from autoshard.cost.interval import FILE as INTERVALS
 from autoshard.spec.hardware_file import FOLDER
-from benchmarks.constants import FAMILY, FIXED
+from benchmarks.constants import FAMILY, FIXED, stack_of
 from benchmarks.fit import Linearised, Values, capacity, constant, fit, fitted_cases, left_out, predictions
-from benchmarks.fitted import FITTED, LEFT_OUT, changed, save
+from benchmarks.fitted import FITTED, LEFT_OUT, Interval, changed, save
 from benchmarks.machine import FAMILIES, hardware
 from benchmarks.measured_rows import Case, Unscored, gpu_case
 from benchmarks.regimes import UNMEASURED, interval, intervals, regime
+from benchmarks.trainium_rows import left_out_predictions, trainium_case
 
 
 def write(path: Path) -> None:
@@ -43,6 +45,7 @@ def write(path: Path) -> None:
     different = {group: changed(own, values) for group, own in sorted(by_group.items())}
     save(LEFT_OUT, {**about, "constants": different, "intervals": dict(sorted(without.items()))})
     _write_hardware(values, counts, now, path.name)
+    _write_intervals(cases, found[UNMEASURED], about)
 
 
 def read(path: Path) -> list[Case]:
@@ -125,6 +128,29 @@ def _entry(key: tuple[str, str], value: float, counts: dict[str, tuple[int, floa
     if of in counts:
         entry |= {"points": counts[of][0], "mean_error": round(counts[of][1], 4)}
     return {**entry, "meaning": constant(key).meaning}
+
+
+def _write_intervals(cases: list[Case], unseen: Interval, about: dict[str, str]) -> None:
+    """What the planner's own estimates say of their error: as on trn1, or as with a stack that was never measured."""
+    with (FITTED.parent / "measured_trainium.csv").open(encoding="utf-8", newline="") as file:
+        measured = [trainium_case(row) for row in csv.DictReader(file)]
+    ratios = [
+        float(np.log(case.time_s / seconds))
+        for case, seconds in zip(measured, left_out_predictions(measured), strict=True)
+    ]
+    groups = [case.group for case in measured]
+    trn1 = interval(groups, ratios, [None] * len(groups))
+    width = max(-trn1.low, trn1.high)
+    stacks = len({stack_of(case.stack)[0] for case in cases})
+    content = {
+        "trn1": {"low": -width, "high": width, "results": len(groups), "groups": len(set(groups))},
+        "unmeasured": {"low": unseen.low, "high": unseen.high, "results": len(cases), "groups": stacks},
+    }
+    for one in content.values():
+        one["memory_spread"] = unseen.memory_spread
+    about = {**about, "data": "measured_trainium.csv and measured_gpu.csv"}
+    note = "memory_spread: of published GPU runs that were held out; no memory on Trainium was published"
+    save(INTERVALS, {**about, "note": note, "regimes": content})
 
 
 def _write_hardware(values: Values, counts: dict[str, tuple[int, float]], date: str, data: str) -> None:

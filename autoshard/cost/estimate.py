@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from autoshard.cost.interval import fits_probability, step_time_factors
 from autoshard.cost.load import rank_load, telling_ranks
 from autoshard.cost.memory import MEMORY_TERMS, memory_values
 from autoshard.cost.software import COMPILED, Software
@@ -41,26 +42,32 @@ def estimate(
     times = time_values(strategy, telling, count, training.precision, mesh, cluster, software)
     step_time_s, flops = sum(times), model_flops_per_step(model, training)
     peak = cluster.world_size * cluster.device.peak_flops_per_s(training.precision.compute_dtype)
+    low, high = step_time_factors(cluster, strategy)
+    memory = tuple(
+        StageMemory(
+            load.rank,
+            tuple(
+                map(
+                    Term,
+                    MEMORY_TERMS,
+                    memory_values(load, training.precision, mesh, strategy.zero1, cluster.device, software),
+                )
+            ),
+        )
+        for load in loads
+    )
+    fullest_bytes = max(stage.total_bytes for stage in memory)
     return Estimate(
         step_time_s=step_time_s,
         time_terms=tuple(map(Term, TIME_TERMS, times)),
-        memory=tuple(
-            StageMemory(
-                load.rank,
-                tuple(
-                    map(
-                        Term,
-                        MEMORY_TERMS,
-                        memory_values(load, training.precision, mesh, strategy.zero1, cluster.device, software),
-                    )
-                ),
-            )
-            for load in loads
-        ),
+        memory=memory,
         memory_capacity_bytes=cluster.device.memory_bytes,
         tokens_per_s=training.tokens_per_step / step_time_s,
         mfu=flops / (peak * step_time_s),
         model_flops_per_step=flops,
+        step_time_low_s=low * step_time_s,
+        step_time_high_s=high * step_time_s,
+        fits_probability=fits_probability(float(fullest_bytes), cluster.device.memory_bytes, cluster),
     )
 
 

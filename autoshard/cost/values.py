@@ -38,6 +38,8 @@ class Estimate:
     time_terms: exposed seconds on the busiest pipeline rank and what it waits for; they add up to step_time_s.
     memory: one for each pipeline rank, in order; each counts what the runtime and the compiler reserve, so it is held
     against memory_capacity_bytes, the whole memory of a device.
+    step_time_low_s, step_time_high_s: the step takes between them with 90 % probability. fits_probability: of the
+    fullest rank, to stay within its memory.
     tokens_per_s: of the whole cluster. mfu: model_flops_per_step, which leave recompute out, over what all devices
     could do at their peak in step_time_s.
     """
@@ -49,6 +51,9 @@ class Estimate:
     tokens_per_s: float
     mfu: float
     model_flops_per_step: float
+    step_time_low_s: float
+    step_time_high_s: float
+    fits_probability: float
 
     @property
     def fullest(self) -> StageMemory:

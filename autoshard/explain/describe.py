@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any
 
+from autoshard.cost.interval import interval_note
 from autoshard.cost.values import Estimate, Term
 from autoshard.layout.compare import loses, term_differences
 from autoshard.layout.mesh import Mesh
@@ -46,7 +47,8 @@ class Description:
     """facts: (label, text) lines on how the layout works. memory_terms are of the fullest pipeline rank.
 
     mfu: share of peak_flops_per_s, the dense peak of one device for peak_dtype.
-    memory_by_rank: bytes on a core of each pipeline rank. considered and fitting are None where nothing was searched.
+    memory_by_rank: bytes on a core of each pipeline rank. considered, fitting and optimality are None where nothing was
+    searched.
     """
 
     made_by: str
@@ -63,6 +65,8 @@ class Description:
     layout: str
     facts: tuple[tuple[str, str], ...]
     step_time_s: float
+    step_time_low_s: float
+    step_time_high_s: float
     time_terms: tuple[Share, ...]
     tokens_per_s: float
     mfu: float
@@ -71,10 +75,12 @@ class Description:
     fullest_pipeline_rank: int
     memory_bytes: float
     memory_capacity_bytes: float
+    fits_probability: float
     memory_terms: tuple[Share, ...]
     memory_by_rank: tuple[float, ...]
     considered: int | None
     fitting: int | None
+    optimality: str | None
     rejections: tuple[Rejection, ...]
     runners_up: tuple[RunnerUp, ...]
     notes: tuple[str, ...]
@@ -104,6 +110,8 @@ def describe(plan: Plan) -> Description:
         layout=layout_name(plan.strategy),
         facts=_facts(plan),
         step_time_s=estimate.step_time_s,
+        step_time_low_s=estimate.step_time_low_s,
+        step_time_high_s=estimate.step_time_high_s,
         time_terms=_shares(estimate.time_terms, estimate.step_time_s),
         tokens_per_s=estimate.tokens_per_s,
         mfu=estimate.mfu,
@@ -112,13 +120,15 @@ def describe(plan: Plan) -> Description:
         fullest_pipeline_rank=fullest.pipeline_rank,
         memory_bytes=fullest.total_bytes,
         memory_capacity_bytes=estimate.memory_capacity_bytes,
+        fits_probability=estimate.fits_probability,
         memory_terms=_shares(fullest.terms, estimate.memory_capacity_bytes),
         memory_by_rank=tuple(stage.total_bytes for stage in estimate.memory),
         considered=plan.search.considered if plan.search else None,
         fitting=plan.search.fitting if plan.search else None,
+        optimality=plan.search.optimality if plan.search else None,
         rejections=plan.search.rejections if plan.search else (),
         runners_up=tuple(_runner_up(estimate, one.strategy, one.estimate) for one in plan.runners_up),
-        notes=plan.notes,
+        notes=(*plan.notes, interval_note(plan.cluster, plan.strategy)),
         caveat=CAVEAT,
     )
 

@@ -64,10 +64,18 @@ def _layout(d: Description, width: int) -> list[Line]:
 
 def _step(d: Description, width: int) -> list[Line]:
     numbers = (
-        f"~{format_seconds(d.step_time_s)}, ~{_rate(d.tokens_per_s)} tokens/s, "
+        f"~{format_seconds(d.step_time_s)} (90 %: {_between(d.step_time_low_s, d.step_time_high_s)}), "
+        f"~{_rate(d.tokens_per_s)} tokens/s, "
         f"MFU ~{d.mfu:.1%} of {d.peak_flops_per_s / TFLOPS:g} TFLOP/s {d.peak_dtype} a {d.device}"
     )
     return [*heading("Step", numbers, width), *_terms(d.time_terms, d.step_time_s, format_seconds, "green")]
+
+
+def _between(low_s: float, high_s: float) -> str:
+    """'117-141' where both have the unit of the prediction between them, else '980 ms to 1.41 s'."""
+    low, high = format_seconds(low_s), format_seconds(high_s)
+    (number, unit), (higher, other) = low.split(), high.split()
+    return f"{number}-{higher}" if unit == other else f"{low} to {high}"
 
 
 def _memory(d: Description, width: int) -> list[Line]:
@@ -77,11 +85,17 @@ def _memory(d: Description, width: int) -> list[Line]:
     numbers = f"~{full} on the fullest {d.device}"
     if len(d.memory_by_rank) > 1:
         numbers += f", on pipeline rank {d.fullest_pipeline_rank}"
+    numbers += f"; fits with {_percent(d.fits_probability)}"
     lines = [*heading("Memory", numbers, width), *_terms(d.memory_terms, d.memory_capacity_bytes, format_bytes, style)]
     if len(d.memory_by_rank) > 1:
         each = " ".join(f"{size / GB:.1f}" for size in d.memory_by_rank)
         lines += hanging("  by pipeline rank, GB: ", each, width, "dim", indent=4)
     return lines
+
+
+def _percent(probability: float) -> str:
+    """Never 100 %: nothing is that sure."""
+    return "more than 99.9 %" if probability > 0.999 else f"{probability:.1%}".replace("%", " %")
 
 
 def _terms(terms: Sequence[Share], whole: float, formatted: Callable[[float], str], style: str) -> list[Line]:
@@ -105,6 +119,7 @@ def _search(d: Description, width: int) -> list[Line]:
     if d.considered is None:
         return []
     lines = heading("Search", f"{d.considered:,} layouts considered, {d.fitting or 0:,} fit", width)
+    lines += wrapped(d.optimality or "", width, "  ")
     rows = [(f"{one.count:,}", one.reason, one.example) for one in d.rejections]
     if rows:
         lines += table(("dropped", "because", "nearest"), rows, width, right=(0,))

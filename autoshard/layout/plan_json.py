@@ -76,11 +76,14 @@ def write_plan(plan: Plan, path: str | Path) -> None:
 def estimate_to_dict(estimate: Estimate) -> dict[str, Any]:
     return {
         "step_time_s": estimate.step_time_s,
+        "step_time_low_s": estimate.step_time_low_s,
+        "step_time_high_s": estimate.step_time_high_s,
         "time_terms": _terms_to_dict(estimate.time_terms),
         "tokens_per_s": estimate.tokens_per_s,
         "mfu": estimate.mfu,
         "model_flops_per_step": estimate.model_flops_per_step,
         "memory_capacity_bytes": estimate.memory_capacity_bytes,
+        "fits_probability": estimate.fits_probability,
         "memory": [
             {
                 "pipeline_rank": one.pipeline_rank,
@@ -100,7 +103,12 @@ def _terms_to_dict(terms: tuple[Term, ...]) -> dict[str, float]:
 
 def _search_to_dict(search: SearchSummary) -> dict[str, Any]:
     rejections = [{"reason": one.reason, "count": one.count, "example": one.example} for one in search.rejections]
-    return {"considered": search.considered, "fitting": search.fitting, "rejections": rejections}
+    return {
+        "considered": search.considered,
+        "fitting": search.fitting,
+        "optimality": search.optimality,
+        "rejections": rejections,
+    }
 
 
 def _runner_up_to_dict(best: Estimate, one: Candidate) -> dict[str, Any]:

@@ -14,6 +14,9 @@ def rounded(estimate: Estimate) -> Estimate:
         tokens_per_s=six_digits(estimate.tokens_per_s),
         mfu=six_digits(estimate.mfu),
         model_flops_per_step=six_digits(estimate.model_flops_per_step),
+        step_time_low_s=six_digits(estimate.step_time_low_s),
+        step_time_high_s=six_digits(estimate.step_time_high_s),
+        fits_probability=six_digits(estimate.fits_probability),
     )
 
 

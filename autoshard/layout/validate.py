@@ -179,6 +179,9 @@ def _estimate(data: object, where: str, strategy: Strategy, training: TrainingSp
         mfu=_number(reader, "mfu"),
         model_flops_per_step=_number(reader, "model_flops_per_step"),
         memory_capacity_bytes=_number(reader, "memory_capacity_bytes", above_zero=True),
+        step_time_low_s=_number(reader, "step_time_low_s", above_zero=True),
+        step_time_high_s=_number(reader, "step_time_high_s", above_zero=True),
+        fits_probability=_number(reader, "fits_probability"),
         memory=tuple(
             _stage_memory(one, f"{where}.memory[{i}]", i)
             for i, one in enumerate(_list(reader.any("memory"), f"{where}.memory"))
@@ -194,7 +197,20 @@ def _estimate(data: object, where: str, strategy: Strategy, training: TrainingSp
     if len(estimate.memory) != strategy.pp:
         raise AutoshardError(f"{where}.memory has {len(estimate.memory)} pipeline ranks, but pp={strategy.pp}")
     _check_rates(estimate, where, training, cluster)
+    _check_uncertainty(estimate, where)
     return estimate
+
+
+def _check_uncertainty(estimate: Estimate, where: str) -> None:
+    """An interval holds its prediction; a probability is at most 1."""
+    low, high = estimate.step_time_low_s, estimate.step_time_high_s
+    if not low <= estimate.step_time_s <= high:
+        raise AutoshardError(
+            f"{where}.step_time_s is {estimate.step_time_s:.6g}, outside of its interval: "
+            f"step_time_low_s is {low:.6g}, step_time_high_s is {high:.6g}"
+        )
+    if estimate.fits_probability > 1:
+        raise AutoshardError(f"{where}.fits_probability is {estimate.fits_probability:.6g}; a probability is at most 1")
 
 
 def _check_rates(estimate: Estimate, where: str, training: TrainingSpec, cluster: Cluster) -> None:
@@ -244,6 +260,7 @@ def _number(reader: Reader, name: str, above_zero: bool = False) -> float:
 def _search(data: object) -> SearchSummary:
     reader = Reader(data, "search")
     considered, fitting = (_count(reader, name) for name in ("considered", "fitting"))
+    optimality = _text(reader.any("optimality"), "search.optimality")
     rejections = tuple(
         _rejection(one, f"search.rejections[{i}]")
         for i, one in enumerate(_list(reader.any("rejections"), "search.rejections"))
@@ -254,7 +271,7 @@ def _search(data: object) -> SearchSummary:
         raise AutoshardError(
             f"search.considered is {considered:,}, but search.fitting and search.rejections add up to {total:,}"
         )
-    return SearchSummary(considered, fitting, rejections)
+    return SearchSummary(considered, fitting, rejections, optimality)
 
 
 def _rejection(data: object, where: str) -> Rejection:

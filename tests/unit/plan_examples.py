@@ -150,4 +150,7 @@ def by_hand(model: ModelSpec, training: TrainingSpec, cluster: Cluster, chosen: 
         tokens_per_s=training.tokens_per_step / step_time_s,
         mfu=flops / (peak * step_time_s),
         model_flops_per_step=flops,
+        step_time_low_s=0.9 * step_time_s,
+        step_time_high_s=1.25 * step_time_s,
+        fits_probability=0.97,
     )
