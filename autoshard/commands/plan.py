@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from autoshard.commands.output import page_width, say, show_plan, wants_color
@@ -28,6 +29,11 @@ def add_arguments(parser: Parser) -> None:
     _add(parser.add_argument_group("what to train, on what"), WHAT)
     pins = parser.add_argument_group("pins", "Fix a choice; what is not pinned is searched.")
     _add(pins, PINS)
+    parser.add_argument(
+        "--exhaustive",
+        action="store_true",
+        help="price every layout, also those that a bound says cannot win: slower, and the same answer",
+    )
     output = parser.add_argument_group("output")
     output.add_argument(
         "--pareto",
@@ -64,7 +70,7 @@ def run(values: Mapping[str, Any]) -> int:
 
     if values["pareto"]:
         return _show_frontier(values)
-    plan = plan_for(request_from(values, values["top"]))
+    plan = plan_for(replace(request_from(values, values["top"]), exhaustive=values["exhaustive"]))
     write_plan(plan, values["out"])
     show_plan(plan, values["format"])
     if values["format"] == "text":

@@ -143,6 +143,7 @@ class PlanRequest:
     tokens: float | None = None
     days: float | None = None
     top: int = TOP
+    exhaustive: bool = False
     pins: Mapping[str, Any] = field(default_factory=dict)
 
     @property

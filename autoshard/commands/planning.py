@@ -55,7 +55,7 @@ def plan_of(request: PlanRequest, found: Answer) -> Plan:
         *problem,
         result.best.strategy,
         result.best.estimate,
-        SearchSummary(result.considered, result.fitting, result.rejections),
+        SearchSummary(result.considered, result.fitting, result.rejections, result.optimality),
         result.runners_up,
         (*notes, *warnings(problem, result.best.strategy)),
         pins_of(request),
@@ -103,7 +103,8 @@ def _solved(
         f"the best one for them. Only the {tried} best layouts under Megatron's were solved"
     )
     best = Candidate(found.strategy, found.estimate)
-    return replace(result, best=best, runners_up=others), found.operators, (note,)
+    unproven = f"not proven to be optimal: operators were solved in the {tried} best layouts only"
+    return replace(result, best=best, runners_up=others, optimality=unproven), found.operators, (note,)
 
 
 def _sequence_length(request: PlanRequest, model: ModelSpec) -> tuple[int, tuple[str, ...]]:
@@ -132,13 +133,13 @@ def search_backends(
     on_trainium = cluster.layout_rules != "none"
     backend = request.backend if request.backend != "auto" else "nxd" if on_trainium else "torch"
     try:
-        return backend, search(model, training, cluster, pins, backend, request.top), ()
+        return backend, search(model, training, cluster, pins, backend, request.top, request.exhaustive), ()
     except AutoshardError as error:
         if request.backend != "auto" or backend == "torch":
             raise
         refused = error
     try:
-        result = search(model, training, cluster, pins, "torch", request.top)
+        result = search(model, training, cluster, pins, "torch", request.top, request.exhaustive)
     except AutoshardError:
         raise refused from None
     return "torch", result, (_why_not_nxd(Problem(model, training, cluster, "nxd"), result, refused),)

@@ -19,7 +19,7 @@ from autoshard.layout.sharding import hidden_state, operator_choice, partition_s
 from autoshard.layout.strategy import Strategy
 from autoshard.layout.template import template_of
 from autoshard.models.stage import dim_sizes, stage_graph
-from autoshard.search.result import Candidate, Pins, Rejection
+from autoshard.search.result import OPTIMAL, Candidate, Pins, Rejection
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import DTYPE_BYTES, TrainingSpec
@@ -46,11 +46,12 @@ class Stage:
 
 @dataclass(frozen=True)
 class SearchSummary:
-    """How the strategy was found. considered, fitting: whole layouts."""
+    """How the strategy was found. considered, fitting: whole layouts. optimality: what is proven of the answer."""
 
     considered: int
     fitting: int
     rejections: tuple[Rejection, ...]
+    optimality: str = OPTIMAL
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,10 @@ class Rejection:
         return rejection
 
 
+OPTIMAL = "optimal within this model: no layout considered is faster, each cut into stages evenly and by balance"
+"""What a search that ended says of its answer."""
+
+
 @dataclass(frozen=True)
 class SearchResult:
     """best: the fastest layout that fits. runners_up: the best of other layouts, fastest first.
@@ -82,3 +86,4 @@ class SearchResult:
     considered: int
     fitting: int
     rejections: tuple[Rejection, ...]
+    optimality: str = OPTIMAL

@@ -34,8 +34,11 @@ def search(
     pins: Pins = Pins(),  # noqa: B008  a frozen value
     backend: str = "nxd",
     top: int = 5,
+    exhaustive: bool = False,
 ) -> SearchResult:
     """The fastest layout that fits, and up to `top` other ones.
+
+    exhaustive: price every legal layout in full, instead of leaving out what bounds say cannot fit or win.
 
     Raises AutoshardError where pins contradict each other or no layout is legal, NoLayoutFits where none fits in
     memory.
@@ -43,15 +46,15 @@ def search(
     problem = Problem(model, training, cluster, backend)
     check_pins(problem, pins)
     tally = Tally()
-    fitting = list(fitting_layouts(problem, pins, tally))
+    fitting = list(fitting_layouts(problem, pins, tally, exhaustive))
     if not fitting:
         raise _nothing(problem, pins, tally)
-    ranked = rank(fitting, top + 1)
+    ranked = rank(fitting, top + 1, exhaustive)
     best, *others = (Candidate(one.strategy, estimate(model, training, cluster, one.strategy)) for one in ranked)
     return SearchResult(best, tuple(others), tally.considered, tally.fitting, tally.rejections())
 
 
-def fitting_layouts(problem: Problem, pins: Pins, tally: Tally) -> Iterator[Evaluation]:
+def fitting_layouts(problem: Problem, pins: Pins, tally: Tally, exhaustive: bool = False) -> Iterator[Evaluation]:
     """Every layout that breaks no rule and fits, once for each way of cutting its stages that fits.
 
     Degrees that hold too much state whatever else is chosen come last: they are only looked at to name the nearest
@@ -66,10 +69,10 @@ def fitting_layouts(problem: Problem, pins: Pins, tally: Tally) -> Iterator[Eval
             continue
         drafts = _legal(problem, pins, mesh, tally)
         state = state_at_least_bytes(problem, mesh)
-        if state > problem.cluster.device.memory_bytes:
+        if state > problem.cluster.device.memory_bytes and not exhaustive:
             too_large.append((state, drafts))
         else:
-            yield from _fitting(problem, pins, drafts, tally)
+            yield from _fitting(problem, pins, drafts, tally, exhaustive)
     for state, drafts in sorted(too_large, key=lambda pair: pair[0]):
         if state < tally.nearest_miss(MEMORY):
             yield from _fitting(problem, pins, drafts, tally)
@@ -91,13 +94,15 @@ def _legal(problem: Problem, pins: Pins, mesh: Draft, tally: Tally) -> list[Draf
     return legal
 
 
-def _fitting(problem: Problem, pins: Pins, drafts: list[Draft], tally: Tally) -> Iterator[Evaluation]:
+def _fitting(
+    problem: Problem, pins: Pins, drafts: list[Draft], tally: Tally, exhaustive: bool = False
+) -> Iterator[Evaluation]:
     """Memory grows with the microbatch: once one does not fit, larger ones are counted and not looked at."""
     capacity = problem.cluster.device.memory_bytes
     for recompute in recompute_sets(pins):
         full: tuple[str, int] | None = None
         for draft in drafts:
-            if (draft.schedule, draft.num_virtual_stages) == full:
+            if (draft.schedule, draft.num_virtual_stages) == full and not exhaustive:
                 tally.drop(MEMORY, "", inf)
                 continue
             variants = evaluations(problem, draft, recompute, draft_parts(problem, draft, recompute))
@@ -127,7 +132,7 @@ def describe(strategy: Strategy) -> str:
     return f"{shown}, microbatch {strategy.microbatch_size}, {strategy.recompute} recompute"
 
 
-def rank(layouts: list[Evaluation], count: int) -> list[Evaluation]:
+def rank(layouts: list[Evaluation], count: int, exhaustive: bool = False) -> list[Evaluation]:
     """The fastest layout of each of the `count` fastest kinds; of equally fast ones the simplest.
 
     Looked at in the order of what they take at least, until that is more than the slowest that counts: so it is exact.
@@ -135,7 +140,7 @@ def rank(layouts: list[Evaluation], count: int) -> list[Evaluation]:
     best: dict[tuple[object, ...], tuple[float, tuple[object, ...], Evaluation]] = {}
     limit = inf
     for layout in sorted(layouts, key=lambda one: one.at_least_s):
-        if layout.at_least_s > limit:
+        if layout.at_least_s > limit and not exhaustive:
             break
         entry = (float(f"{layout.step_time_s:.9g}"), layout.simplicity, layout)
         known = best.get(layout.kind)

@@ -36,6 +36,13 @@ def test_it_is_faster_and_says_by_how_much() -> None:
     assert megatron.operators == operator_choices(megatron.model, megatron.cluster, megatron.strategy)
 
 
+def test_nobody_says_that_it_is_optimal() -> None:
+    solved, megatron = plan("solver").search, plan("megatron").search
+    assert solved is not None and megatron is not None
+    assert solved.optimality == "not proven to be optimal: operators were solved in the 6 best layouts only"
+    assert megatron.optimality.startswith("optimal within this model: ")
+
+
 def test_the_file_says_the_same() -> None:
     text = plan_to_json(plan("solver"))
     assert plan_to_json(plan_from_dict(json.loads(text))) == text

@@ -129,6 +129,20 @@ def test_search_is_brute_force(seed: int) -> None:
     assert result.considered == fitting + sum(rejection.count for rejection in result.rejections)
 
 
+@pytest.mark.parametrize("seed", range(40, 140))
+def test_bounds_leave_out_nothing_that_wins(seed: int) -> None:
+    problem = random_problem(seed)
+    try:
+        quick = search(*problem[:3], backend=problem.backend, top=3)
+    except AutoshardError:
+        with pytest.raises(AutoshardError):
+            search(*problem[:3], backend=problem.backend, top=3, exhaustive=True)
+        return
+    slow = search(*problem[:3], backend=problem.backend, top=3, exhaustive=True)
+    assert (quick.best, quick.runners_up) == (slow.best, slow.runners_up)
+    assert (quick.considered, quick.fitting) == (slow.considered, slow.fitting)
+
+
 @pytest.mark.parametrize("seed", range(0, 40, 2))
 def test_more_memory_is_never_slower(seed: int) -> None:
     problem = random_problem(seed)
