@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
-from autoshard.runtime.launch import run_processes
+from autoshard.runtime.launch import RunOutcome, run_processes
 from autoshard.schedules import actions
 from tests.multiprocess.plans import BF16, CASES, IN_BF16, case
 
 
 @cache
-def results(world_size: int) -> dict[str, Any]:
-    outcome = run_processes(
+def outcome(world_size: int) -> RunOutcome:
+    """Of all plans of one world size: they run once, even where that fails."""
+    return run_processes(
         "tests.multiprocess.parity_workers:parity",
         {},
         world_size,
@@ -23,10 +24,13 @@ def results(world_size: int) -> dict[str, Any]:
         hang_timeout_s=400,
         trusted_prefix="tests.",
     )
-    assert outcome.exit_code == 0, outcome.message
-    found = outcome.results[0]
-    assert found is not None
-    return found
+
+
+def results(world_size: int) -> dict[str, Any]:
+    found = outcome(world_size)
+    assert found.exit_code == 0, found.message
+    assert found.results[0] is not None
+    return found.results[0]
 
 
 EVERY_CASE = pytest.mark.parametrize(

@@ -1,0 +1,239 @@
+"""How fast the torch runtime is: against a plain nn.Module, against DTensor, against one process, against its schedule.
+
+Ratios within one run, peers taking turns, the fastest of several rounds of each; so a busy machine moves both sides.
+The last line is JSON. CPU, gloo, one thread a process; about three minutes on 2 cores.
+
+  python benchmarks/runtime_speed.py
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import spawn
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # this folder is no package
+
+from autoshard.cost.estimate import estimate
+from autoshard.layout.plan import Plan, make_plan
+from autoshard.layout.strategy import Strategy, even_stage_layers
+from autoshard.models.registry import load_model
+from autoshard.runtime.rehearse import local_cluster
+from autoshard.runtime.torch_backend.optimizer import optimizer_settings
+from autoshard.runtime.torch_backend.pipeline import _Stage
+from autoshard.runtime.torch_backend.session import Session
+from autoshard.schedules import actions, simulate
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.training import TrainingSpec, load_precision
+from benchmarks.plain_llama import PlainLlama, with_dtensors
+
+TOY = replace(
+    load_model("llama3-8b"),
+    name="toy",
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    vocab_size=256,
+)
+HEAVY = replace(
+    TOY,
+    name="heavy",
+    hidden_size=384,
+    intermediate_size=1024,
+    num_attention_heads=8,
+    num_key_value_heads=4,
+    head_dim=48,
+    vocab_size=2048,
+)
+SIZES: dict[str, tuple[ModelSpec, int, int, int]] = {"toy": (TOY, 64, 2, 40), "heavy": (HEAVY, 512, 1, 5)}
+"""Name -> (model, tokens of a sequence, sequences of a microbatch, rounds)."""
+Work = Callable[[], Any]
+
+
+def plan_of(model: ModelSpec, seq: int, microbatches: int, **degrees: Any) -> Plan:
+    fields: dict[str, Any] = dict.fromkeys(("tp", "pp", "dp", "cp", "ep", "num_virtual_stages", "microbatch_size"), 1)
+    fields |= {"schedule": "1f1b", "recompute": "none", "zero1": True, "attention_kernel": "flash", **degrees}
+    fields["sequence_parallel"] = fields["tp"] > 1
+    strategy = Strategy(stage_layers=even_stage_layers(model.num_hidden_layers, fields["pp"]), **fields)
+    batch = microbatches * strategy.dp * strategy.microbatch_size
+    training, cluster = TrainingSpec(seq, batch, load_precision("fp32")), local_cluster(strategy.world_size)
+    return make_plan(model, training, cluster, "torch", strategy, estimate(model, training, cluster, strategy))
+
+
+def session_of(plan: Plan, rank: int) -> Session:
+    settings = optimizer_settings(plan.training.precision, 1e-4, plan.strategy.zero1, seed=0)
+    return Session(plan, rank, torch.device("cpu"), settings, seed=0)
+
+
+def batch_of(plan: Plan) -> tuple[Any, Any]:
+    shape = (plan.training.global_batch_size, plan.training.sequence_length + 1)
+    tokens = np.random.default_rng(0).integers(0, plan.model.vocab_size, shape)
+    return tokens[:, :-1].copy(), tokens[:, 1:].copy()
+
+
+def fastest(works: dict[str, Work], rounds: int) -> dict[str, float]:
+    """Seconds of each in its fastest round; they take turns, after one round that does not count."""
+    best = dict.fromkeys(works, float("inf"))
+    for turn in range(rounds + 1):
+        for name, work in works.items():
+            begin = time.perf_counter()
+            work()
+            if turn:
+                best[name] = min(best[name], time.perf_counter() - begin)
+    return best
+
+
+def our_pass(session: Session, plan: Plan) -> Work:
+    """Forward and backward of one microbatch, gradients added up."""
+    inputs, labels = batch_of(plan)
+    ids, wanted = session._local(inputs, "input_ids"), session._local(labels, "labels")
+    return lambda: session._pipeline.run(ids, wanted, 1.0)
+
+
+def plain_pass(module: PlainLlama, plan: Plan) -> Work:
+    ids, labels = (torch.from_numpy(one) for one in batch_of(plan))
+    return lambda: module(ids, labels).backward()
+
+
+def overhead() -> dict[str, float]:
+    """One process, forward and backward: ours over the plain module's."""
+    torch.set_num_threads(1)
+    found = {}
+    for name, (model, seq, size, rounds) in SIZES.items():
+        plan = plan_of(model, seq, 1, microbatch_size=size)
+        works = {"ours": our_pass(session_of(plan, 0), plan), "plain": plain_pass(PlainLlama(model, seq), plan)}
+        seconds = fastest(works, rounds)
+        found[name] = seconds["ours"] / seconds["plain"]
+        print(f"one process, {name}: {seconds['ours'] * 1e3:.2f} ms, plain module {seconds['plain'] * 1e3:.2f} ms")
+    return found
+
+
+def against_dtensor(rank: int) -> dict[str, list[float]]:
+    """tp=2 with sequence parallelism, forward and backward: (ours, DTensor) seconds."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import loss_parallel
+
+    found = {}
+    for name, (model, seq, size, rounds) in SIZES.items():
+        plan = plan_of(model, seq, 1, tp=2, microbatch_size=size)
+        theirs = with_dtensors(PlainLlama(model, seq), init_device_mesh("cpu", (2,)))
+        run = plain_pass(theirs, plan)
+
+        def dtensors(run: Work = run) -> None:
+            with loss_parallel():
+                run()
+
+        seconds = fastest({"ours": our_pass(session_of(plan, rank), plan), "dtensor": dtensors}, rounds)
+        found[name] = [seconds["ours"], seconds["dtensor"]]
+    return found
+
+
+SHARDED: dict[str, dict[str, Any]] = {"tp": {"tp": 2}, "dp": {"dp": 2}, "pp": {"pp": 2}, "cp": {"cp": 2}}
+SHARDED["cp"]["context_parallel"] = "zigzag_ring"
+MICROBATCHES = 4
+"""Sequences of a step, split over dp where there is any."""
+
+
+def cpu_of_a_step(rank: int, degrees: dict[str, Any]) -> float:
+    """Processor seconds of this process for a step, optimizer included: the lesser of two."""
+    plan = plan_of(HEAVY, 512, MICROBATCHES // degrees.get("dp", 1), **degrees)
+    session, batch = session_of(plan, rank), batch_of(plan)
+    spent = []
+    for _ in range(3):
+        begin = time.process_time()
+        session.step(*batch, 1e-4)
+        spent.append(time.process_time() - begin)
+    return min(spent[1:])
+
+
+def cpu_time(rank: int) -> dict[str, float]:
+    return {name: cpu_of_a_step(rank, degrees) for name, degrees in SHARDED.items()}
+
+
+class _Timed:
+    """Seconds that this process spends in each kind of action."""
+
+    def __init__(self) -> None:
+        self.spent: dict[str, list[float]] = {"F": [], "B": []}
+
+    def wrap(self, kind: str, method: Any) -> Any:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            begin = time.perf_counter()
+            result = method(*args, **kwargs)
+            self.spent[kind].append(time.perf_counter() - begin)
+            return result
+
+        return timed
+
+
+def bubble(rank: int) -> list[float]:
+    """(forward, backward, whole) seconds of this rank for 8 microbatches on 2 stages: the fastest of three steps."""
+    plan = plan_of(HEAVY, 512, 8, pp=2)
+    session, (inputs, labels), timed = session_of(plan, rank), batch_of(plan), _Timed()
+    ids, wanted = session._local(inputs, "input_ids"), session._local(labels, "labels")
+    runtime = session._pipeline._runtime
+    assert runtime is not None
+    for stage in runtime._stages:
+        assert isinstance(stage, _Stage)
+        for kind, method in (("F", "forward_one_chunk"), ("B", "backward_one_chunk")):
+            stage.__dict__[method] = timed.wrap(kind, getattr(stage, method))
+    best = [0.0, 0.0, float("inf")]
+    for turn in range(4):
+        for spent in timed.spent.values():
+            spent.clear()
+        dist.barrier()
+        begin = time.perf_counter()
+        session._pipeline.run(ids, wanted, 1.0)
+        whole = time.perf_counter() - begin
+        if turn and whole < best[2]:
+            best = [sum(timed.spent["F"]) / 8, sum(timed.spent["B"]) / 8, whole]
+    return best
+
+
+def worker(rank: int, world_size: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size)
+    found = {"dtensor": against_dtensor(rank), "cpu": cpu_time(rank), "bubble": bubble(rank)}
+    (Path(folder) / f"{rank}.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    result: dict[str, Any] = {"overhead": overhead()}
+    alone = cpu_of_a_step(0, {})
+    with TemporaryDirectory() as folder:
+        spawn(worker, (2, folder), nprocs=2)  # type: ignore[no-untyped-call]
+        ranks = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(2)]
+    result["against_dtensor"] = {}
+    for name in SIZES:
+        ours, theirs = (max(rank["dtensor"][name][i] for rank in ranks) for i in range(2))
+        print(f"tp=2 with sequence parallelism, {name}: {ours * 1e3:.1f} ms, DTensor {theirs * 1e3:.1f} ms")
+        result["against_dtensor"][name] = ours / theirs
+    result["cpu_time"] = {name: sum(rank["cpu"][name] for rank in ranks) / alone for name in SHARDED}
+    for name, ratio in result["cpu_time"].items():
+        print(f"processor time of a step, {name}=2: {ratio:.3f} of one process")
+    times = [rank["bubble"] for rank in ranks]
+    planned = simulate(actions("1f1b", 2, 8), [one[0] for one in times], [one[1] for one in times]).bubble_fraction
+    whole = max(one[2] for one in times)
+    measured = 1 - sum(8 * (one[0] + one[1]) for one in times) / (2 * whole)
+    print(f"pipeline bubble, 2 stages, 8 microbatches: measured {measured:.1%}, simulated {planned:.1%}")
+    result["bubble"] = {"measured": measured, "simulated": planned}
+    print(json.dumps({key: {name: round(value, 4) for name, value in found.items()} for key, found in result.items()}))
+
+
+if __name__ == "__main__":
+    main()
