@@ -265,11 +265,10 @@ def kernel_fits_sequence(problem: Problem, draft: Draft) -> str | None:
 
 def context_parallelism_works(problem: Problem, draft: Draft) -> str | None:
     """[NxD modules/attention: ring attention is its only one] Zigzag wants two pieces a rank, Ulysses whole heads."""
-    kind, tp, cp = draft.context_parallel, draft.tp, draft.cp
+    kind, tp, cp, name = draft.context_parallel, draft.tp, draft.cp, problem.model.name
     length, kv_heads = problem.training.sequence_length, problem.model.num_key_value_heads
     if cp == 1:
-        wrong = f"context_parallel={kind} has no ranks to share a sequence with cp=1; use {UNUSED}"
-        return None if kind == UNUSED else wrong
+        return None if kind == UNUSED else f"context_parallel={kind} has nothing to share with cp=1; use {UNUSED}"
     if problem.backend == "nxd" and kind != "ring":
         return f"context_parallel={kind} with cp={cp}: NxD has ring alone; use ring"
     if kind in RINGS and draft.attention_kernel != "flash":
@@ -277,7 +276,6 @@ def context_parallelism_works(problem: Problem, draft: Draft) -> str | None:
     if kind == "zigzag_ring" and length % (2 * cp):
         return f"context_parallel=zigzag_ring cuts sequence_length={length} into 2 x cp={cp} pieces; use ring"
     if kind == "ulysses" and kv_heads % (tp * cp):
-        name = problem.model.name
         return f"context_parallel=ulysses: tp={tp} x cp={cp} must divide num_key_value_heads={kv_heads} of {name}"
     return None
 

@@ -127,7 +127,7 @@ BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (
         {},
         {"context_parallel": "ulysses"},
-        "context_parallel=ulysses has no ranks to share a sequence with cp=1; use all_gather",
+        "context_parallel=ulysses has nothing to share with cp=1; use all_gather",
     ),
     (
         {"backend": "torch"},
