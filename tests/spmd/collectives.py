@@ -95,6 +95,45 @@ def move(kind: str, x: Array, axes: Axes, over: tuple[str, ...], from_dim: int |
     return (take_piece if kind == "slice" else reduce_scatter)(x, axes, over, to_dim)
 
 
+def ring_gather(x: Array, axes: Axes, over: tuple[str, ...], dim: int) -> Array:
+    """As all_gather, but each rank passes on what it has to the next one, count - 1 times."""
+    count = _count(axes, over)
+    held = [_grouped(x, axes, over)]
+    for _ in range(count - 1):
+        held.append(np.roll(held[-1], 1, 0))  # after s passes rank r has the piece of rank r - s
+    rank, piece = np.arange(count)[:, None], np.arange(count)
+    pieces = np.stack(held)[(rank - piece) % count, rank]  # [rank, piece, rest of the mesh, local]
+    at = 2 + len(axes) - len(over) + dim
+    moved = np.moveaxis(pieces, 1, at - 1)
+    whole = moved.reshape(*moved.shape[: at - 1], -1, *moved.shape[at + 1 :])
+    return _ungrouped(whole, axes, over)
+
+
+def ring_reduce(x: Array, axes: Axes, over: tuple[str, ...], dim: int) -> Array:
+    """As reduce_scatter, but sums travel: each rank adds its part and passes on, until a sum is home after count."""
+    count = _count(axes, over)
+    grouped = _grouped(x, axes, over)
+    at = 1 + len(axes) - len(over) + dim
+    pieces = grouped.reshape(*grouped.shape[:at], count, -1, *grouped.shape[at + 1 :])
+    rank = np.arange(count)
+    total = np.zeros_like(np.moveaxis(pieces, at, 1)[rank, 0])
+    for passes in range(count):
+        total = np.roll(total, 1, 0) if passes else total
+        total = total + np.moveaxis(pieces, at, 1)[rank, (rank - passes) % count]
+    return _ungrouped(np.roll(total, 1, 0), axes, over)
+
+
+def _grouped(x: Array, axes: Axes, over: tuple[str, ...]) -> Array:
+    """[ranks along `over`, rest of the mesh, local]."""
+    moved = np.moveaxis(x, _positions(axes, over), range(len(over)))
+    return moved.reshape(-1, *moved.shape[len(over) :])
+
+
+def _ungrouped(x: Array, axes: Axes, over: tuple[str, ...]) -> Array:
+    unflattened = x.reshape(*(axes[axis] for axis in over), *x.shape[1:])
+    return np.moveaxis(unflattened, range(len(over)), _positions(axes, over))
+
+
 def _positions(axes: Axes, over: tuple[str, ...]) -> tuple[int, ...]:
     names = list(axes)
     at = tuple(names.index(axis) for axis in over)

@@ -60,7 +60,8 @@ def _forward(execution: Execution, step: object) -> list[Backward]:
         values[step.gather.target] = _redistribute(execution, step.gather, values[step.gather.source], "forward")
     found = []
     for one in _operators(step):
-        place = Place(one, program.graph, program.axes, _reporter(execution, "forward"))
+        forward, backward_too = (_reporter(execution, phase) for phase in ("forward", "backward"))
+        place = Place(one, program.graph, program.axes, forward, backward_too)
         values[one.operator.output], backward = run(place, tuple(values[view] for view in one.inputs))
         found.append(backward)
     return found

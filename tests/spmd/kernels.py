@@ -15,7 +15,7 @@ import numpy as np
 from autoshard.graph.ir import FLOAT32_BYTES, Graph
 from autoshard.graph.partition import OperatorStep
 from autoshard.spec.model import RopeScaling
-from tests.spmd.collectives import Array, Axes, all_reduce
+from tests.spmd.collectives import Array, Axes, all_reduce, all_to_all, ring_gather, ring_reduce
 
 Gradients = tuple[Array | None, ...]
 Backward = Callable[[Array], Gradients]
@@ -32,6 +32,7 @@ class Place:
     graph: Graph
     axes: Axes
     report: Report
+    report_backward: Report
 
     @property
     def attributes(self) -> Mapping[str, Any]:
@@ -57,6 +58,17 @@ class Place:
                 shape[at] = size
                 position = position * size + np.arange(size).reshape(shape)
         return position[..., None] * length + np.arange(length)
+
+    def positions(self, length: int) -> Array:
+        """[*mesh, length]: places in the original sequence of each rank's part of the dim `seq`."""
+        return self.order[self.indices("seq", length)]
+
+    @property
+    def order(self) -> Array:
+        """The place in the original sequence at each index of the dim `seq`."""
+        places = np.arange(self.graph.sizes["seq"])
+        pieces = self.attributes.get("sequence_pieces")
+        return places if pieces is None else places.reshape(len(pieces), -1)[list(pieces)].ravel()
 
 
 def run(place: Place, inputs: tuple[Array, ...]) -> Result:
@@ -184,7 +196,7 @@ def _rope(place: Place, x: Array) -> Result:
     at = len(place.axes) + dims.index("seq")
     half = place.attributes["rotary_dim"] // 2
     frequencies = _frequencies(half, float(place.attributes["theta"]), place.attributes["scaling"])
-    angles = place.indices("seq", x.shape[at])[..., None] * frequencies
+    angles = place.positions(x.shape[at])[..., None] * frequencies
     angles = _spread(np.concatenate((angles, angles), -1), place, ("seq", "headdim"), dims)
     cos, sin = np.cos(angles), np.sin(angles)
 
@@ -197,11 +209,67 @@ def _rope(place: Place, x: Array) -> Result:
 
 
 def _attention(place: Place, q: Array, k: Array, v: Array) -> Result:
+    over, kind = place.over("seq"), place.attributes.get("context_parallel", "all_gather")
+    if over and kind == "ulysses":
+        return _exchanging(place, q, k, v, over)
+    query_at = place.positions(q.shape[len(place.axes) + place.dims(0).index("seq")])
+    if over and kind != "all_gather":
+        return _in_a_ring(place, q, k, v, over, query_at)
+    return _attend(place, q, k, v, query_at)
+
+
+def _in_a_ring(place: Place, q: Array, k: Array, v: Array, over: tuple[str, ...], query_at: Array) -> Result:
+    """Keys and values travel together, so do their gradients, in FP32 at least."""
+    dim, count = place.dims(1).index("seq"), int(np.prod([place.axes[axis] for axis in over]))
+    keys, values = (ring_gather(x, place.axes, over, dim) for x in (k, v))
+    elements = 2 * k.size // int(np.prod(tuple(place.axes.values())))
+    element_bytes = place.graph.tensors[place.step.operator.inputs[1]].element_bytes
+    value, attended = _attend(place, q, keys, values, query_at)
+    for _ in range(count - 1):
+        place.report("send_recv", over, element_bytes * elements)
+
+    def backward(grad: Array) -> Gradients:
+        by_query, *others = attended(grad)
+        for _ in range(count - 1):
+            place.report_backward("send_recv", over, element_bytes * elements)
+        for _ in range(count):
+            place.report_backward("send_recv", over, max(FLOAT32_BYTES, element_bytes) * elements)
+        return (by_query, *(ring_reduce(x, place.axes, over, dim) for x in others if x is not None))
+
+    return value, backward
+
+
+def _exchanging(place: Place, q: Array, k: Array, v: Array, over: tuple[str, ...]) -> Result:
+    """Ulysses: the whole sequence for a part of the heads."""
+    query, key = place.dims(0), place.dims(1)
+    ranks = int(np.prod(tuple(place.axes.values())))
+
+    def exchange(x: Array, dims: tuple[str, ...], gather: str, split: str, report: Report) -> Array:
+        element_bytes = place.graph.tensors[place.step.operator.inputs[0]].element_bytes
+        report("all_to_all", over, x.size // ranks * element_bytes)
+        return all_to_all(x, place.axes, over, dims.index(gather), dims.index(split))
+
+    heads = [exchange(x, dims, "seq", "kvhead", place.report) for x, dims in ((q, query), (k, key), (v, key))]
+    everywhere = np.broadcast_to(place.order, (*place.axes.values(), len(place.order)))
+    value, attended = _attend(place, heads[0], heads[1], heads[2], everywhere)
+
+    def backward(grad: Array) -> Gradients:
+        by_heads = attended(exchange(grad, query, "seq", "kvhead", place.report_backward))
+        return tuple(
+            exchange(x, dims, "kvhead", "seq", place.report_backward)
+            for x, dims in zip(by_heads, (query, key, key), strict=True)
+            if x is not None
+        )
+
+    return exchange(value, query, "kvhead", "seq", place.report), backward
+
+
+def _attend(place: Place, q: Array, k: Array, v: Array, positions: Array) -> Result:
+    """positions: of the queries, [*mesh, length]; keys and values are whole."""
     qd, kd, od = place.dims(0), place.dims(1), place.output_dims
     keys = tuple("key" if dim == "seq" else dim for dim in kd)
     grid = ("batch", "kvhead", "group", "seq", "key")
-    query_at = place.indices("seq", q.shape[len(place.axes) + qd.index("seq")])[..., :, None]
-    key_at = np.arange(k.shape[len(place.axes) + kd.index("seq")])
+    query_at, key_at = positions[..., :, None], place.order
     seen = key_at <= query_at
     if place.attributes["sliding_window"] is not None:
         seen = seen & (key_at > query_at - place.attributes["sliding_window"])
@@ -233,7 +301,7 @@ def _embedding(place: Place, ids: Array, table: Array) -> Result:
 
 
 def _position_embedding(place: Place, x: Array, table: Array) -> Result:
-    at = place.indices("seq", x.shape[len(place.axes) + 1])
+    at = place.positions(x.shape[len(place.axes) + 1])
     picked = (at[..., None] == np.arange(table.shape[len(place.axes)])).astype(float)
 
     def backward(grad: Array) -> Gradients:
@@ -247,6 +315,7 @@ def _cross_entropy(place: Place, logits: Array, labels: Array) -> Result:
     columns = place.indices("vocab", logits.shape[-1])[..., None, None, :]
     scores = np.where(columns < place.attributes["valid_vocab"], logits, -1e30)
     tokens = place.graph.sizes["batch"] * place.graph.sizes["seq"]
+    learned = labels >= 0
     rows = int(np.prod(labels.shape[len(place.axes) :]))
 
     def across(x: Array, reduction: str, count: int) -> Array:
@@ -262,9 +331,10 @@ def _cross_entropy(place: Place, logits: Array, labels: Array) -> Result:
     total, label = np.moveaxis(across(sums, "sum", 2 * rows), -1, 0)
 
     def backward(grad: Array) -> Gradients:
-        return (exponentials / total[..., None] - picked) * grad[..., None, None, None] / tokens, None
+        wrong = (exponentials / total[..., None] - picked) * learned[..., None]
+        return wrong * grad[..., None, None, None] / tokens, None
 
-    return (np.log(total) - label).sum((-1, -2)) / tokens, backward
+    return ((np.log(total) - label) * learned).sum((-1, -2)) / tokens, backward
 
 
 def _top_k_gate(place: Place, logits: Array) -> Result:

@@ -54,7 +54,8 @@ def random_numbers(graph: Graph, seed: int) -> dict[str, Array]:
         if tensor.differentiable:
             found[tensor.name] = numbers.standard_normal(shape) * (1 / 3 if tensor.role == "parameter" else 1)
         else:
-            found[tensor.name] = numbers.integers(0, _valid_vocab(graph), shape)
+            not_learned = -1 if tensor.name == "labels" else 0
+            found[tensor.name] = numbers.integers(not_learned, _valid_vocab(graph), shape)
     return found
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from autoshard.graph.ir import Graph
 from autoshard.graph.partition import partition
+from autoshard.layout.context_parallel import CONTEXT_PARALLEL, RINGS, with_context_parallel
 from autoshard.layout.mesh import build_mesh
 from autoshard.layout.sharding import stage_program
 from autoshard.models.stage import dim_sizes, stage_graph
@@ -31,6 +32,25 @@ def test_random_choices(name: str, axes: dict[str, int]) -> None:
     for seed in range(CASES):
         choices = random_choices(graph, axes, Random(seed))
         check_program(partition(graph, axes, choices, {}, dict.fromkeys(unread(graph))), seed)
+
+
+@pytest.mark.parametrize("name", ["few kv heads", "mistral", "gpt2", "gpt neox"])
+@pytest.mark.parametrize("kind", RINGS)
+def test_random_choices_with_attention_in_a_ring(name: str, kind: str) -> None:
+    graph = with_context_parallel(graph_of(name, tp=4), kind, cp=2)
+    axes = {"p": 2, "q": 2}
+    for seed in range(CASES):
+        choices = random_choices(graph, axes, Random(seed))
+        check_program(partition(graph, axes, choices, {}, dict.fromkeys(unread(graph))), seed)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gpt2", "gpt neox"])
+@pytest.mark.parametrize("kind", CONTEXT_PARALLEL)
+@pytest.mark.parametrize(("tp", "cp"), [(1, 2), (2, 2), (1, 4)])
+def test_context_parallel_layouts(name: str, kind: str, tp: int, cp: int) -> None:
+    graph = with_context_parallel(graph_of(name, tp), kind, cp)
+    mesh = build_mesh(tp=tp, pp=1, dp=2, cp=cp, ep=1, num_key_value_heads=MODELS[name].num_key_value_heads)
+    check_program(stage_program(graph, mesh.stage_axes, tp > 1), seed=0)
 
 
 LAYOUTS = {
