@@ -1,0 +1,185 @@
+"""What the plan says that one rank does and holds in a step of so many microbatches."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from autoshard.audit.values import STATE_KINDS, Flops, Transfer
+from autoshard.graph.count import Collective, loop_sizes, operator_steps, operator_work, parameter_elements
+from autoshard.graph.operators import KINDS
+from autoshard.graph.partition import OperatorStep, Program, RedistributeStep, Step
+from autoshard.graph.recompute import segments
+from autoshard.graph.redistribute import local_bytes
+from autoshard.layout.buckets import bucket_elements, tied_parameters
+from autoshard.layout.plan import Plan
+from autoshard.layout.step_collectives import step_collectives
+from autoshard.layout.template import template_of
+from autoshard.schedules import actions
+from autoshard.spec.training import DTYPE_BYTES
+
+NUMBER_BYTES = 8
+"""The loss and the squared gradient norm are summed over all ranks, each in FP64."""
+RESERVE, BUCKETS = "runtime and compiler reserve", "collective buckets"
+_Bytes = tuple[dict[str, float], dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """As `Measurement`, by the plan. held: as far as this runtime has a counterpart; unmatched: the other bytes."""
+
+    parameter_elements: int
+    state: Mapping[str, float]
+    collectives: Counter[Collective]
+    transfers: Counter[Transfer]
+    flops: Mapping[Flops, float]
+    order: tuple[str, ...]
+    held: Mapping[str, float]
+    unmatched: Mapping[str, float]
+
+
+def shortened(plan: Plan, num_microbatches: int) -> Plan:
+    """The plan with fewer microbatches in a step."""
+    strategy = plan.strategy
+    batch = num_microbatches * strategy.dp * strategy.microbatch_size
+    return replace(plan, training=replace(plan.training, global_batch_size=batch))
+
+
+def telling_microbatches(plan: Plan) -> int:
+    """As few as show all: the fullest moment, and the steady state of the schedule twice.
+
+    1F1B: rank r holds pp - r microbatches from its warm-up on, then alternates. Interleaved: the warm-up takes
+    at most (vpp + 1) pp - 1 of the forwards, and the chunks repeat every pp microbatches; 3 pp leave a whole period and
+    more between warm-up and cool-down. With no more microbatches than that the plan runs as it is.
+    """
+    strategy = plan.strategy
+    if strategy.pp == 1:
+        wanted = 3
+    elif strategy.num_virtual_stages == 1:
+        wanted = strategy.pp + 3
+    else:
+        wanted = 3 * strategy.pp
+    return min(wanted, plan.num_microbatches)
+
+
+def expectation(plan: Plan, pipeline_rank: int) -> Expectation:
+    """Of each device of one pipeline rank."""
+    own = [stage for stage in plan.stages if stage.pipeline_rank == pipeline_rank]
+    programs = [plan.program(stage.layers, stage.has_embedding, stage.has_head) for stage in own]
+    collectives = step_collectives(plan, pipeline_rank)
+    if plan.mesh.world_size > 1:
+        everything = ("pp", *(axis.name for axis in plan.mesh.axes))
+        collectives[Collective("sync", "all_reduce", everything, NUMBER_BYTES)] += 2
+    flops: Counter[Flops] = Counter()
+    for program in programs:
+        flops.update(dict(program_flops(program, plan.strategy.recompute)))
+    strategy = plan.strategy
+    order = actions(strategy.schedule, strategy.pp, plan.num_microbatches, strategy.num_virtual_stages)[pipeline_rank]
+    elements = sum(sum(parameter_elements(program).values()) for program in programs)
+    first, last = (plan.program(s.layers, s.has_embedding, s.has_head) for s in (plan.stages[0], plan.stages[-1]))
+    tied = tied_parameters(first, last) if len(plan.stages) > 1 else frozenset()
+    held, unmatched = _memory(plan, programs, tied, pipeline_rank)
+    return Expectation(
+        elements,
+        {kind: held[kind] for kind in STATE_KINDS},
+        collectives,
+        _transfers(plan, pipeline_rank, programs[0]),
+        {key: value * plan.num_microbatches for key, value in flops.items()},
+        tuple(map(str, order)),
+        held,
+        unmatched,
+    )
+
+
+def label(step: Step) -> tuple[str, str]:
+    """(operator, kind) of a step: 'model.layers.*.mlp.gate_proj + up_proj', 'einsum'."""
+    if isinstance(step, RedistributeStep):
+        return f"redistribute {template_of(step.source)}", "redistribute"
+    operators = [one.operator for one in operator_steps(step)]
+    more = "".join(f" + {op.name.rpartition('.')[2]}" for op in operators[1:])
+    return template_of(operators[0].name) + more, operators[0].kind
+
+
+def program_flops(program: Program, recompute: str) -> Iterator[tuple[Flops, float]]:
+    """Of matrix products and attention, for one microbatch; each operator and phase once for every block."""
+    totals: Counter[Flops] = Counter()
+    for segment in segments(program, recompute):
+        for position in range(segment.start, segment.stop):
+            step = program.steps[position]
+            name, kind = label(step)
+            for one in operator_steps(step):
+                forward, backward = _operator_flops(program, one)
+                if not forward:
+                    continue
+                totals[Flops("forward", kind, name)] += forward  # type: ignore[assignment]
+                totals[Flops("backward", kind, name)] += backward  # type: ignore[assignment]
+                if segment.recomputed and position < segment.replay_stop:
+                    totals[Flops("recompute", kind, name)] += forward  # type: ignore[assignment]
+    yield from totals.items()
+
+
+def _operator_flops(program: Program, step: OperatorStep) -> tuple[float, float]:
+    """(forward, backward). Plain attention computes the whole square, where flash skips what the mask hides."""
+    op = step.operator
+    if op.kind not in ("einsum", "attention"):
+        return 0.0, 0.0
+    work = operator_work(program, step)
+    forward = work.flops
+    if op.kind == "attention" and op.attributes["kernel"] == "plain":
+        sizes = loop_sizes(program, step)
+        queries = sizes["batch"] * sizes["seq"] * sizes["kvhead"] * sizes["group"]
+        forward = 4.0 * queries * program.graph.sizes["headdim"] * program.graph.sizes["seq"]
+    return forward, forward * KINDS[op.kind].backward_flops_ratio(op)
+
+
+def _transfers(plan: Plan, pipeline_rank: int, program: Program) -> Counter[Transfer]:
+    """Hidden activations to the next stage and their gradients back, for each virtual stage that has a neighbour."""
+    found: Counter[Transfer] = Counter()
+    if plan.strategy.pp == 1:
+        return found
+    size = _hidden_bytes(plan, program)
+    for stage in plan.stages:
+        if stage.pipeline_rank == pipeline_rank:
+            neighbours = (not stage.has_embedding) + (not stage.has_head)
+            found[Transfer("send", size)] += neighbours * plan.num_microbatches
+            found[Transfer("receive", size)] += neighbours * plan.num_microbatches
+    return found
+
+
+def _hidden_bytes(plan: Plan, program: Program) -> int:
+    """Of the activation that crosses stages, on one rank."""
+    hidden = [tensor.name for tensor in program.graph.inputs() if tensor.name == "hidden"] or list(program.outputs)
+    return local_bytes(program.graph, program.tensor(hidden[0]).name, program.states[hidden[0]], program.axes)
+
+
+def _memory(plan: Plan, programs: list[Program], tied: frozenset[str], pipeline_rank: int) -> _Bytes:
+    """(bytes by kind, bytes without counterpart) out of the plan's terms."""
+    terms = {term.name: term.value for term in plan.estimate.memory[pipeline_rank].terms}
+    elements = sum(sum(parameter_elements(program).values()) for program in programs)
+    gradients = float(elements * DTYPE_BYTES[plan.training.precision.gradient_accumulation_dtype])
+    unmatched = {name: terms.pop(name) for name in (RESERVE, BUCKETS)}
+    unmatched["gradients that a compiled backward hands over at its end"] = terms["gradients"] - gradients
+    terms["gradients"] = gradients
+    held = {kind: terms.pop(kind) for kind in STATE_KINDS}
+    held["kept activations"] = sum(terms.pop(name) for name in ("kept activations", "embedding, logits and loss"))
+    held["working"] = sum(terms.values())
+    update = _update_bytes(plan, programs, tied)
+    if update > held["kept activations"] + held["working"]:
+        held["kept activations"], held["working"] = 0.0, update
+    held["token ids and labels"] = held["tables"] = 0.0
+    return held, {name: value for name, value in unmatched.items() if value > 0}
+
+
+def _update_bytes(plan: Plan, programs: list[Program], tied: frozenset[str]) -> float:
+    """At the end of a step this runtime has flat buffers where NxD has buckets of a limited size: the sums of all
+    gradients that this rank updates, and of one buffer the new parameters."""
+    precision, zero1 = plan.training.precision, plan.strategy.zero1
+    gradient_bytes = DTYPE_BYTES[precision.gradient_accumulation_dtype]
+    parameter_bytes = DTYPE_BYTES[precision.parameter_dtype]
+    summed, largest = 0.0, 0.0
+    for key, count in bucket_elements(programs, plan.mesh, tied, zero1).items():
+        owned = count / (plan.mesh.size(key.shard_axes) if zero1 else 1)
+        summed += owned * gradient_bytes if key.sum_axes or key.shard_axes else 0.0
+        largest = max(largest, owned * parameter_bytes if precision.master_dtype else 0.0)
+    return summed + largest

@@ -1,0 +1,81 @@
+"""Every storage of a run, from its allocation to its release; what was held at the fullest moment is read off later."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+
+
+@dataclass
+class Allocation:
+    """birth, death: places in the log's order of events; death None while it lives. action: index of the action.
+    received: a buffer that another rank wrote; read_at: event at which an operator first read it."""
+
+    size: int
+    birth: int
+    action: int
+    operator: str
+    death: int | None = None
+    received: bool = False
+    read_at: int | None = None
+
+    def lives(self, event: int) -> bool:
+        return self.birth <= event and (self.death is None or self.death > event)
+
+
+@dataclass
+class MemoryLog:
+    """The only thing that keeps count: append-only, read after the run."""
+
+    allocations: list[Allocation] = field(default_factory=list)
+    events: int = 0
+    _known: dict[int, tuple[Allocation, weakref.ref[torch.UntypedStorage]]] = field(default_factory=dict)
+
+    def see(self, tensor: torch.Tensor, action: int, operator: str) -> Allocation:
+        """The allocation behind a tensor, new or known."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        known = self._known.get(key)
+        if known is not None:
+            return known[0]
+        self.events += 1
+        allocation = Allocation(storage.nbytes(), self.events, action, operator)
+        self.allocations.append(allocation)
+
+        def released(reference: weakref.ref[torch.UntypedStorage]) -> None:
+            self.events += 1
+            allocation.death = self.events
+            del self._known[key]
+
+        self._known[key] = (allocation, weakref.ref(storage, released))
+        return allocation
+
+    def read(self, tensor: torch.Tensor) -> None:
+        """An operator reads it."""
+        known = self._known.get(tensor.untyped_storage()._cdata)
+        if known is not None and known[0].read_at is None:
+            known[0].read_at = self.events
+
+    def peak(self, start: int, stop: int) -> tuple[int, int]:
+        """(event, bytes) of the fullest moment among the events [start, stop)."""
+        return max(self.levels(start, stop), key=lambda level: level[1], default=(start, 0))
+
+    def levels(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """(event, bytes held after it), in order."""
+        changes: list[tuple[int, int]] = [(one.birth, one.size) for one in self.allocations]
+        changes += [(one.death, -one.size) for one in self.allocations if one.death is not None]
+        changes.sort()
+        held, found = 0, []
+        for event, change in changes:
+            held += change
+            if start <= event < stop:
+                found.append((event, held))
+        return found
+
+
+def storages(log: MemoryLog, tensors: Iterable[torch.Tensor]) -> set[int]:
+    """Identities of the allocations behind tensors that the log has seen."""
+    return {id(log.see(tensor, -1, "")) for tensor in tensors}

@@ -1,0 +1,125 @@
+"""What an audit looks at and what it sees, as plain values that JSON can hold. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from autoshard.graph.count import Collective
+
+STATE_KINDS = ("parameters", "gradients", "optimizer state")
+MEMORY_KINDS = (*STATE_KINDS, "kept activations", "working", "token ids and labels", "tables")
+"""STATE_KINDS: the optimizer's flat buffers. kept activations: of the microbatches in flight. working: everything else
+that the action at the peak has. tables: rotary positions and masks, kept for the whole run."""
+
+
+class Flops(NamedTuple):
+    """phase: 'forward', 'recompute' or 'backward'. kind: of the operator. operator: template of its name."""
+
+    phase: str
+    kind: str
+    operator: str
+
+
+class Transfer(NamedTuple):
+    """Between neighbouring stages. direction: 'send' or 'receive'."""
+
+    direction: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Role:
+    """Ranks that run the same program; one of them is audited.
+
+    stands_for: how many ranks. reason: why they are one role.
+    """
+
+    pipeline_rank: int
+    rank: int
+    stands_for: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one rank did in a step of `microbatches`, and what it held.
+
+    collectives, transfers, flops: of the whole step. order: the actions as they ran. irregular: what speaks against
+    more microbatches being more of the same.
+    held: bytes by kind at the peak; peak_at: the action and operator. state: bytes of STATE_KINDS, whenever.
+    """
+
+    microbatches: int
+    parameter_elements: int
+    state: Mapping[str, int]
+    collectives: Mapping[Collective, int]
+    transfers: Mapping[Transfer, int]
+    flops: Mapping[Flops, float]
+    order: tuple[str, ...]
+    irregular: tuple[str, ...]
+    held: Mapping[str, int]
+    peak_at: str
+
+    @property
+    def peak_bytes(self) -> int:
+        return sum(self.held.values())
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing in which the program is not as planned. what: memory, flops, collectives, ...; name: which."""
+
+    what: str
+    name: str
+    planned: float
+    measured: float
+    note: str = ""
+
+    @property
+    def relative(self) -> float:
+        return abs(self.measured - self.planned) / max(abs(self.planned), abs(self.measured), 1e-300)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One compared number of a role, agreeing or not. tolerance: relative; None where it is only shown."""
+
+    what: str
+    name: str
+    planned: float
+    measured: float
+    tolerance: float | None
+
+
+@dataclass(frozen=True)
+class RoleAudit:
+    """One role: every number beside its plan, and what differs, largest first. unmatched: planned bytes that have no
+    counterpart in this runtime."""
+
+    role: Role
+    rows: tuple[Row, ...]
+    differences: tuple[Difference, ...]
+    unmatched: Mapping[str, float]
+    peak_at: str
+    microbatches: int
+    seconds: float
+
+    @property
+    def agrees(self) -> bool:
+        return not self.differences
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "unmatched": dict(self.unmatched)}
+
+    @staticmethod
+    def from_dict(value: Mapping[str, Any]) -> RoleAudit:
+        return RoleAudit(
+            **{
+                **value,
+                "role": Role(**value["role"]),
+                "rows": tuple(Row(**row) for row in value["rows"]),
+                "differences": tuple(Difference(**one) for one in value["differences"]),
+            }
+        )

@@ -1,0 +1,77 @@
+"""`autoshard audit`: prove a plan at full size without its cluster."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from autoshard.commands.output import page_width, say, wants_color
+from autoshard.commands.parser import Parser, one_of, path, text
+from autoshard.errors import AutoshardError
+
+if TYPE_CHECKING:
+    from autoshard.audit.values import RoleAudit
+    from autoshard.layout.plan import Plan
+
+SUMMARY = "prove a plan at full size without its cluster"
+USAGE = "autoshard audit PLAN [--stages LIST] [--format text|json] [--no-cache]"
+DESCRIPTION = """\
+Build the program that the torch runtime would execute on every pipeline rank, at full size on fake tensors, run its
+forward, backward and optimizer step through the schedule, and compare with the plan: parameters and state, FLOPs by
+operator, every collective, order of actions, peak memory. Exit code 0 when all agree, 1 when something differs.
+
+  autoshard audit plan.json
+  autoshard audit plan.json --stages 0,7"""
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.add_argument("plan", type=path, metavar="PLAN", help="plan.json")
+    parser.add_argument("--stages", type=text, metavar="LIST", help="pipeline ranks, such as 0,7 (default: all)")
+    parser.add_argument(
+        "--format",
+        type=one_of("text", "json"),
+        metavar="text|json",
+        default="text",
+        help="what is printed (default: text)",
+    )
+    parser.add_argument("--no-cache", action="store_true", help="audit again what was audited before")
+
+
+def run(values: Mapping[str, Any]) -> int:
+    from autoshard.audit.report import render, to_dict
+    from autoshard.layout.validate import read_plan
+
+    plan = read_plan(values["plan"])
+    audits = _audits(plan, _stages(values["stages"]), use_cache=not values["no_cache"])
+    if values["format"] == "json":
+        say(json.dumps(to_dict(plan, audits), indent=1))
+    else:
+        sys.stdout.write(render(plan, audits, page_width(), wants_color()))
+    return 0 if all(one.agrees for one in audits) else 1
+
+
+def _audits(plan: Plan, stages: tuple[int, ...] | None, use_cache: bool) -> tuple[RoleAudit, ...]:
+    from autoshard.audit.cache import cache_file, load, save
+    from autoshard.audit.progress import RoleProgress
+    from autoshard.audit.roles import roles
+    from autoshard.audit.run import audit
+
+    wanted, file = roles(plan, stages), cache_file(plan)
+    found = load(file) if use_cache else {}
+    missing = sorted({role.pipeline_rank for role in wanted if role.rank not in found})
+    if missing:
+        with RoleProgress(sys.stderr) as progress:
+            found |= {one.role.rank: one for one in audit(plan, tuple(missing), progress.update)}
+        save(file, found)
+    return tuple(found[role.rank] for role in wanted)
+
+
+def _stages(given: str | None) -> tuple[int, ...] | None:
+    if given is None:
+        return None
+    if not re.fullmatch(r"\d{1,6}(,\d{1,6})*", given):
+        raise AutoshardError(f"--stages {given!r} is not a list of pipeline ranks such as 0,7")
+    return tuple(map(int, given.split(",")))

@@ -1,0 +1,51 @@
+"""Plans of four blocks of Llama-3-8B (or of another family) at full width, small enough to be audited in seconds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from autoshard.cost.estimate import estimate
+from autoshard.layout.plan import Plan, make_plan
+from autoshard.layout.strategy import Strategy, even_stage_layers
+from autoshard.models.registry import load_model
+from autoshard.runtime.rehearse import local_cluster
+from autoshard.spec.training import TrainingSpec, load_precision
+
+NUM_LAYERS = 4
+SEQUENCE_LENGTH = 4096
+PLANS: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "one device": ("llama3-8b", 4, {}),
+    "tp x dp": ("llama3-8b", 4, {"tp": 4, "dp": 2}),
+    "kv replicated": ("llama3-8b", 3, {"tp": 16, "dp": 2}),
+    "1f1b": ("llama3-8b", 12, {"tp": 2, "pp": 4, "dp": 2, "recompute": "full"}),
+    "interleaved": (
+        "llama3-8b",
+        16,
+        {"tp": 2, "pp": 2, "dp": 2, "num_virtual_stages": 2, "recompute": "core_attention"},
+    ),
+    "cp": ("llama3-8b", 2, {"tp": 2, "cp": 2, "dp": 2, "recompute": "core_attention+mlp"}),
+    "padded vocabulary": ("padded", 2, {"tp": 4, "pp": 2}),
+    "experts": ("mixtral-8x7b", 2, {"tp": 2, "dp": 4, "ep": 4, "recompute": "full"}),
+    "plain attention": ("llama3-8b", 2, {"tp": 2, "attention_kernel": "plain"}),
+}
+"""Name -> (model, microbatches of a step, what the strategy has other than 1)."""
+
+
+def plan(name: str) -> Plan:
+    model_name, microbatches, changes = PLANS[name]
+    if model_name == "padded":  # an odd vocabulary
+        model = replace(load_model("llama3-8b"), vocab_size=50257, num_hidden_layers=NUM_LAYERS)
+    else:
+        model = replace(load_model(model_name), num_hidden_layers=NUM_LAYERS)
+    fields: dict[str, Any] = dict.fromkeys(("tp", "pp", "dp", "cp", "ep", "num_virtual_stages", "microbatch_size"), 1)
+    fields |= {"schedule": "1f1b", "recompute": "none", "zero1": True, "attention_kernel": "flash", **changes}
+    fields["sequence_parallel"] = fields["tp"] > 1
+    if fields["num_virtual_stages"] > 1:
+        fields["schedule"] = "interleaved"
+    stages = fields["pp"] * fields["num_virtual_stages"]
+    strategy = Strategy(stage_layers=even_stage_layers(NUM_LAYERS, stages), **fields)
+    length = min(SEQUENCE_LENGTH, model.max_position_embeddings)
+    training = TrainingSpec(length, microbatches * strategy.dp, load_precision("mixed_precision"))
+    cluster = local_cluster(strategy.world_size)
+    return make_plan(model, training, cluster, "torch", strategy, estimate(model, training, cluster, strategy))

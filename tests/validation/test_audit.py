@@ -1,0 +1,234 @@
+"""The audit agrees with the runtime as it is, and names what is wrong with a runtime that has a fault."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from autoshard.audit.cache import cache_file, load, save
+from autoshard.audit.expected import shortened, telling_microbatches
+from autoshard.audit.measure import group_axes, measure
+from autoshard.audit.report import render, to_dict
+from autoshard.audit.roles import roles
+from autoshard.audit.run import audit_role, held_orders
+from autoshard.audit.values import Role, RoleAudit
+from autoshard.cli import main
+from autoshard.cost.estimate import estimate
+from autoshard.layout.plan import Plan, make_plan
+from autoshard.layout.plan_json import write_plan
+from autoshard.runtime.torch_backend import collectives, stage_module
+from autoshard.runtime.torch_backend.groups import MeshGroups
+from autoshard.schedules import actions
+from tests.validation.audit_plans import PLANS, plan
+
+
+def audited(p: Plan, role: Role | None = None) -> RoleAudit:
+    return audit_role(p, role or roles(p)[0], held_orders(p))
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_every_role_of_these_plans_agrees(name: str) -> None:
+    p = plan(name)
+    orders = held_orders(p)
+    for role in roles(p):
+        found = audit_role(p, role, orders)
+        assert found.agrees, found.differences
+        assert {row.what for row in found.rows} >= {"parameters", "memory", "peak memory", "FLOPs"}
+
+
+def test_an_audit_leaves_no_group_behind() -> None:
+    hook = sys.excepthook
+    measure(plan("tp x dp"), roles(plan("tp x dp"))[0])
+    assert not dist.is_initialized()
+    assert sys.excepthook is hook
+
+
+@pytest.mark.parametrize("name", ["1f1b", "interleaved"])
+def test_more_microbatches_are_more_of_the_same(name: str) -> None:
+    # what the audit leaves out repeats: run in full, the step holds as much and does that many times as much
+    p = plan(name)
+    whole = PLANS[name][1]
+    assert telling_microbatches(p) < whole
+    for role in roles(p):
+        short, full = measure(p, role), measure(p, role, whole)
+        assert short.microbatches < full.microbatches == whole
+        assert full.peak_bytes == pytest.approx(short.peak_bytes, rel=1e-5)
+        times = whole / short.microbatches
+        assert full.flops == {key: count * times for key, count in short.flops.items()}
+        assert full.collectives == {
+            one: count * (1 if one.phase == "sync" else times) for one, count in short.collectives.items()
+        }
+
+
+@pytest.mark.parametrize("name", ["kv replicated", "cp", "padded vocabulary"])
+def test_positions_of_one_role_run_the_same_program(name: str) -> None:
+    p = plan(name)
+    short = shortened(p, 1)
+    by_role = {role.rank: role for role in roles(p)}
+    last = p.mesh.world_size - 1  # another position along every axis
+    role = [role for role in by_role.values() if role.pipeline_rank == p.strategy.pp - 1][-1]
+    first, other = measure(short, role), measure(short, replace(role, rank=last))
+    assert last not in by_role or name == "padded vocabulary"
+    assert (first.collectives, first.flops, first.order) == (other.collectives, other.flops, other.order)
+    assert (first.held, first.state) == (other.held, other.state)
+
+
+def test_roles_cover_every_rank_once() -> None:
+    for name in PLANS:
+        p = plan(name)
+        assert sum(role.stands_for for role in roles(p)) == p.mesh.world_size
+
+
+def test_padding_of_the_vocabulary_is_a_role_of_its_own() -> None:
+    # 50,257 words on 4 ranks are padded to 50,272 = 4 x 12,568: the first three hold 37,704 words, the last has padding
+    p = plan("padded vocabulary")
+    assert [(role.pipeline_rank, role.rank, role.stands_for) for role in roles(p)] == [(0, 0, 4), (1, 4, 3), (1, 7, 1)]
+
+
+def test_groups_are_known_by_their_ranks() -> None:
+    mesh = plan("1f1b").mesh  # pp 4, dp 2, tp 2
+    assert group_axes(mesh, (0, 1)) == ("tp",)
+    assert group_axes(mesh, (0, 2)) == ("dp",)
+    assert group_axes(mesh, (0, 4, 8, 12)) == ("pp",)
+    assert group_axes(mesh, (0, 12)) == ("pp",)  # first and last: tied parameters
+    assert group_axes(mesh, (0, 3)) == ("ranks 0, 3",)
+    assert group_axes(mesh, (0, 4)) == ("ranks 0, 4",)
+
+
+def told(found: RoleAudit, what: str) -> str:
+    """Names of the differences of one kind."""
+    return "; ".join(one.name for one in found.differences if one.what == what)
+
+
+def test_a_collective_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slice_of_a_partial_sum(x: torch.Tensor, group: Any, dim: int) -> torch.Tensor:
+        return collectives.take_piece(x, group.index, group.size, dim)
+
+    monkeypatch.setattr(collectives, "reduce_scatter", slice_of_a_partial_sum)
+    found = audited(plan("tp x dp"))
+    assert "forward reduce_scatter over tp" in told(found, "collectives")
+    assert "backward reduce_scatter over tp" in told(found, "collectives")
+
+
+def test_a_wrong_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = MeshGroups.__getitem__
+
+    def wrong(self: MeshGroups, axes: tuple[str, ...]) -> Any:
+        return right(self, ("dp",) if axes == ("tp",) else axes)
+
+    monkeypatch.setattr(MeshGroups, "__getitem__", wrong)
+    p = plan("1f1b")
+    found = audited(replace(p, strategy=p.strategy))
+    assert "forward all_gather over tp" in told(found, "collectives")
+    assert "forward all_gather over dp" in told(found, "collectives")
+
+
+def test_a_tensor_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[Any] = []
+    right = stage_module._run
+
+    def keeping(instructions: Any, env: Any, *others: Any) -> None:
+        right(instructions, env, *others)
+        kept.append(list(env.values()))
+
+    monkeypatch.setattr(stage_module, "_run", keeping)
+    found = audited(plan("1f1b"), roles(plan("1f1b"))[1])
+    kept.clear()
+    assert "memory grows" in told(found, "steady state")
+    assert "at " in told(found, "peak memory")
+
+
+def test_a_wrong_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = actions
+
+    def swapped(*arguments: Any) -> Any:
+        orders = [list(order) for order in right(*arguments)]
+        for order in orders:  # the last two backwards of every rank
+            order[-1], order[-2] = order[-2], order[-1]
+        return tuple(map(tuple, orders))
+
+    p = plan("interleaved")
+    monkeypatch.setattr("autoshard.runtime.torch_backend.pipeline.actions", swapped)
+    found = audited(p)
+    assert "where the plan has" in told(found, "action order")
+
+
+def test_an_operator_that_computes_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = stage_module._GatherLinear.forward
+
+    def twice(ctx: Any, x: torch.Tensor, gather: Any, scatter: Any, *weights: torch.Tensor) -> Any:
+        right(ctx, x, gather, scatter, *weights)
+        return right(ctx, x, gather, scatter, *weights)
+
+    monkeypatch.setattr(stage_module._GatherLinear, "forward", staticmethod(twice))
+    found = audited(plan("tp x dp"))
+    assert "forward einsum model.layers.*.mlp.gate_proj + up_proj" in told(found, "FLOPs")
+
+
+def test_a_plan_that_expects_less_memory() -> None:
+    p = plan("tp x dp")
+    lean = replace(p.strategy, recompute="full")
+    expects = estimate(p.model, p.training, p.cluster, lean)
+    found = audited(make_plan(p.model, p.training, p.cluster, "torch", p.strategy, expects))
+    assert [one.what for one in found.differences] == ["peak memory"]
+    page = render(p, (found,), 100, color=False)
+    assert "differs from the plan: 0 of 1 roles agree" in page
+    assert "peak memory" in page.splitlines()[-1]
+    assert not to_dict(p, (found,))["agrees"]
+
+
+def test_results_are_kept_by_plan(tmp_path: Path) -> None:
+    p, other = plan("tp x dp"), plan("one device")
+    environment = {"XDG_CACHE_HOME": str(tmp_path)}
+    file = cache_file(p, environment)
+    assert file.is_relative_to(tmp_path) and file != cache_file(other, environment)
+    found = audited(p)
+    assert load(file) == {}
+    save(file, {found.role.rank: found})
+    assert load(file) == {0: found}
+    file.write_text("[{}]")
+    assert load(file) == {}
+
+
+def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    write_plan(plan("1f1b"), tmp_path / "plan.json")
+    path = str(tmp_path / "plan.json")
+    assert main(["audit", path, "--stages", "9"]) == 2
+    assert capsys.readouterr().err == "autoshard: error: --stages has 9; this plan's pipeline ranks are 0 to 3\n"
+    assert main(["audit", path, "--stages", "x"]) == 2
+    assert capsys.readouterr().err == "autoshard: error: --stages 'x' is not a list of pipeline ranks such as 0,7\n"
+    assert main(["audit", path, "--stages", "0,3"]) == 0
+    first = capsys.readouterr()
+    assert "audited 2 of 2" in first.err
+    assert "as planned: 2 of 2 roles agree" in first.out
+    assert main(["audit", path, "--stages", "0,3"]) == 0  # from the cache
+    again = capsys.readouterr()
+    assert (again.out, again.err) == (first.out, "")
+    assert main(["audit", path, "--stages", "3", "--format", "json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["agrees"] and [one["role"]["pipeline_rank"] for one in shown["roles"]] == [3]
+
+
+def test_the_command_imports_no_torch_for_what_is_known() -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys, autoshard.audit.run, autoshard.audit.report; print('torch' in sys.modules)",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ,
+    )
+    assert done.stdout == "False\n"
