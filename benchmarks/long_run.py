@@ -108,6 +108,7 @@ def train(layout: str, steps: int, folder: Path) -> dict[str, Any]:
         "rehearsal": False,
         "profile": False,
         "gather": False,
+        "collective_timeout_s": None,
     }
     start = perf_counter()
     outcome = run_processes(

@@ -120,7 +120,7 @@ def add_arguments(parser: Parser) -> None:
         dest="timeout_s",
         type=number,
         metavar="SECONDS",
-        help="end the run after this long (default: never)",
+        help="end the run when a rank is silent for so long (default: never)",
     )
     output = parser.add_argument_group("output")
     output.add_argument(

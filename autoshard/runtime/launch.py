@@ -24,6 +24,7 @@ from typing import Any
 from autoshard.errors import AutoshardError
 from autoshard.runtime.environment import ClusterEnvironment, cluster_environment
 from autoshard.runtime.failures import RankFailure, cause, failure_message, is_clear
+from autoshard.runtime.hang import is_waiting
 from autoshard.runtime.last_action import LastActions
 from autoshard.runtime.processes import WorkerProcess
 from autoshard.runtime.worker import Reporter, describe, resolve
@@ -33,6 +34,10 @@ __all__ = ["ClusterEnvironment", "Message", "RunOutcome", "cluster_environment",
 _SETTLE_S = 1.0
 """How long an unclear failure (a lost connection, an abort) waits for the one that caused it."""
 _TICK_S = 0.1
+_START_S = 60.0
+"""A guess at the longest that interpreters and torch take to start: silence until then is no hang."""
+_STACKS_S = 0.5
+"""How long ranks get to write where they are: they do it at once, on a machine that is not overloaded."""
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -80,7 +85,8 @@ def run_processes(
     on_message: called in this thread for every message of every rank; if it raises, all ranks end and it propagates.
     log_directory: rank-00.log, ... hold what each rank printed.
     grace_s: from SIGTERM to SIGKILL, for ranks that must be stopped.
-    hang_timeout_s: a rank with neither message nor new last_action for so long has failed; None: never.
+    hang_timeout_s: a rank with neither message nor new last_action for so long has failed, once every rank had its
+    first action or a minute to start; None: never.
     Call it from a thread that stays: Linux ends the workers with the thread that started them. Signals are handled when
     it is the main one.
     Raises AutoshardError when logs or processes cannot be made.
@@ -155,6 +161,7 @@ class _Supervisor:
         self._failures: dict[int, RankFailure] = {}
         self._selector = selectors.DefaultSelector()
         self._action_counts: dict[int, int] = {}
+        self._started_s = time.monotonic()
         self._stop_at_s: float | None = None  # SIGTERM is due
         self._kill_at_s: float | None = None  # SIGTERM was sent, SIGKILL is due
         self._actions: LastActions | None = None
@@ -252,13 +259,30 @@ class _Supervisor:
             if process.done or count != self._action_counts.get(process.rank):
                 self._action_counts[process.rank] = count
                 process.heard_s = now_s
-        # A rank that hangs makes the others wait for it: it is the one that was silent first.
-        process = min(self._workers, key=lambda process: process.heard_s)
-        silent_s = now_s - process.heard_s
-        if silent_s >= self._hang_timeout_s:
+        if now_s < self._started_s + _START_S and not all(
+            process.done or self._action_counts[process.rank] for process in self._workers
+        ):
+            for process in self._workers:
+                process.heard_s = now_s
+        if now_s - min(process.heard_s for process in self._workers) >= self._hang_timeout_s:
+            process = self._hanging(now_s - self._hang_timeout_s / 2)
+            silent_s = now_s - process.heard_s
+            self._fail(RankFailure(process.rank, self._action(process.rank), now_s, silent_s=silent_s), stop_in_s=0.0)
+
+    def _hanging(self, since_s: float) -> WorkerProcess:
+        """Of the ranks that are silent since then, one that does not wait for others; else the one silent first.
+
+        A rank that hangs makes the others wait for it within microseconds, so the times alone do not tell them apart.
+        """
+        silent = sorted((one for one in self._workers if one.heard_s <= since_s), key=lambda one: one.heard_s)
+        before = [one.log_bytes() for one in silent]
+        for process in silent:
             process.signal_process(signal.SIGUSR1)  # its stacks go to its log
-            failure = RankFailure(process.rank, self._action(process.rank), now_s, silent_s=silent_s)
-            self._fail(failure, stop_in_s=0.3)
+        time.sleep(_STACKS_S)
+        for process, start in zip(silent, before, strict=True):
+            if not is_waiting(process.log_text(start)):
+                return process
+        return silent[0]
 
     def _action(self, rank: int) -> str:
         assert self._actions is not None

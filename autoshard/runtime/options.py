@@ -22,7 +22,7 @@ class RunOptions:
     that is on this machine. text_field: the column that holds the text; None is "text", or what the rows are plainly
     made of. packing: several conversations share a row. tokenizer: a tokenizer.json; None takes bytes. output: folder
     that gets one folder for each run. device: where ranks compute; "auto" is cuda where there are enough GPUs, else
-    cpu. timeout_s: None waits for ever.
+    cpu. timeout_s: silence of a rank that ends the run; None waits for ever.
     eval_data, eval_fraction: data that are not learned, from files of their own or the last part of data. The loss on
     eval_batches global batches of them (or as many as there are) is measured at the end, and every eval_every steps.
     profile: watch three steps and write what every rank did in them beside what was planned.

@@ -91,6 +91,16 @@ class WorkerProcess:
         """To the process alone."""
         self._process.send_signal(number)
 
+    def log_bytes(self) -> int:
+        """How long its log is."""
+        return self.log_file.stat().st_size
+
+    def log_text(self, start: int) -> str:
+        """Of its log from a byte on."""
+        with self.log_file.open("rb") as log:
+            log.seek(start)
+            return log.read().decode("utf-8", "replace")
+
     def release(self) -> None:
         """Close the lifeline: a worker whose work is done leaves now."""
         if self._process.stdin is not None and not self._process.stdin.closed:

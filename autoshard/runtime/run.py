@@ -106,7 +106,8 @@ def _run_in_cluster(plan: Plan, options: RunOptions, environment: ClusterEnviron
     _check_data(plan, options, data)
     with TemporaryDirectory(prefix="autoshard-plan-") as folder:
         write_plan(plan, Path(folder) / "plan.json")
-        arguments = {**_arguments(Path(folder) / "plan.json", options, data, tensors=None), "gather": True}
+        arguments = _arguments(Path(folder) / "plan.json", options, data, tensors=None)
+        arguments.update(gather=True, collective_timeout_s=options.timeout_s)  # no supervisor hears all ranks here
         if not first:
             outcome = run_in_cluster(_TRAIN, arguments, environment, on_message=lambda message: None)
         else:
@@ -199,6 +200,7 @@ def _arguments(plan: Path, options: RunOptions, data: tuple[TokenFile, ...], ten
         "rehearsal": tensors is not None,
         "profile": options.profile,
         "gather": False,
+        "collective_timeout_s": None,
     }
 
 

@@ -175,6 +175,27 @@ def test_a_blow_ends_every_process_with_one_message(tmp_path: Path, blow: str, e
     assert not alive
 
 
+def test_a_rank_that_hangs_is_named_with_its_stage_and_action(tmp_path: Path) -> None:
+    tiny_plan(tmp_path, "--tp", "2", "--dp", "2", "--pp", "2")
+    command = [sys.executable, "-m", "autoshard", "run", "plan.json", "--steps", "100000", "--timeout", "6"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    workers = wait_for_workers(tmp_path, process)
+    stopped = next(one for one in workers if one.environ()["RANK"] == "5")
+    stopped.suspend()  # the other seven wait for it in collectives, and look just as silent
+    start = time.monotonic()
+    _, stderr = process.communicate(timeout=60)
+    assert time.monotonic() - start < 6 + 10
+    assert process.returncode == 1
+    line = next(line for line in stderr.splitlines() if line.startswith("autoshard: error:"))
+    assert re.match(
+        r"autoshard: error: rank 5 hung in step \d+, pipeline stages? 1\b.*, .+: nothing heard from it for \d+ s; "
+        r"the other 7 ranks were stopped",
+        line,
+    ), line
+    _, alive = psutil.wait_procs(workers, timeout=5)
+    assert not alive
+
+
 def wait_for_workers(folder: Path, process: subprocess.Popen[str]) -> list[psutil.Process]:
     """The 8 ranks, once the first step is done."""
     deadline = time.monotonic() + 60
@@ -208,6 +229,7 @@ def test_a_wrong_gradient_is_found_and_named(tmp_path: Path) -> None:
         "rehearsal": True,
         "profile": False,
         "gather": False,
+        "collective_timeout_s": None,
     }
     sharded = run(tmp_path, "train", arguments, 2)
     spoil(tmp_path / "rank-00001.safetensors", "check.gradient/0/model.layers.2.mlp.up_proj.weight")

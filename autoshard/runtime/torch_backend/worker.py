@@ -34,7 +34,7 @@ NEGLIGIBLE_GRADIENT = 1e-5
 """A gradient this much smaller than the largest is rounding, which Adam scales up: a key's bias has none."""
 PROFILED_STEPS = 3
 """After the first two, which warm up, where there are so many."""
-_GROUP_TIMEOUT = timedelta(minutes=30)
+_GROUP_TIMEOUT_S = 30 * 60.0
 Tensors = dict[str, dict[str, torch.Tensor]]
 """'gradient' and 'parameter' -> whole tensors by name."""
 
@@ -60,7 +60,7 @@ def train(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
             init_method=reporter.init_method,
             rank=reporter.rank,
             world_size=reporter.world_size,
-            timeout=_GROUP_TIMEOUT,
+            timeout=_group_timeout(arguments["collective_timeout_s"]),
         )
     data = _data(arguments, plan)
     result: dict[str, Any] = {}
@@ -79,6 +79,10 @@ def train(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     if arguments["gather"]:
         result["ranks"] = _gathered(result, reporter)
     return result
+
+
+def _group_timeout(timeout_s: float | None) -> timedelta:
+    return timedelta(seconds=_GROUP_TIMEOUT_S if timeout_s is None else timeout_s)
 
 
 def _gathered(result: dict[str, Any], reporter: Reporter) -> list[dict[str, Any]] | None:
@@ -205,8 +209,11 @@ def _session(plan: Plan, arguments: Mapping[str, Any], device: torch.device, rep
     seed: int = arguments["seed"]
     settings = optimizer_settings(plan.training.precision, arguments["learning_rate"], plan.strategy.zero1, seed)
 
+    mine = [str(stage.index) for stage in plan.stages if stage.pipeline_rank == plan.mesh.coordinates(reporter.rank)[0]]
+    where = f"pipeline stage{'s' if len(mine) > 1 else ''} {' and '.join(mine)}"
+
     def on_action(action: str) -> None:
-        reporter.last_action = f"{session.label}, {action}"
+        reporter.last_action = f"{session.label}, {where}, {action}"
 
     session = Session(plan, reporter.rank, device, settings, seed, on_action, arguments["debug_nan"])
     session.label = label

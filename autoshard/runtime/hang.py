@@ -1,0 +1,28 @@
+"""Which of several silent ranks hangs, and which only wait for it: told by where each of them is."""
+
+from __future__ import annotations
+
+import re
+
+_FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line \d+ in (?P<function>.*)$')
+_NEAREST_FRAMES = 3
+_WAITING_FILES = ("torch/distributed/distributed_c10d.py", "torch/_ops.py", "torch_backend/collectives.py")
+"""A wait for another rank is one of torch's calls: collectives are its operators, the rest are methods of groups."""
+_WAITING_FUNCTIONS = ("_wait_batch_p2p", "wait")
+
+
+def is_waiting(stacks: str) -> bool:
+    """Whether a process waits for other ranks, by what faulthandler wrote of its threads (innermost frames first).
+
+    Nothing written, as by a process that is stopped, is not waiting.
+    """
+    return any(_waits(thread) for thread in re.split(r"^(?:Current t|T)hread 0x.*$", stacks, flags=re.MULTILINE)[1:])
+
+
+def _waits(thread: str) -> bool:
+    frames = [match for match in map(_FRAME.match, thread.splitlines()) if match][:_NEAREST_FRAMES]
+    return any(
+        frame["file"].endswith(_WAITING_FILES)
+        or ("/torch/" in frame["file"] and frame["function"] in _WAITING_FUNCTIONS)
+        for frame in frames
+    )
