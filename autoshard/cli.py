@@ -19,7 +19,7 @@ from autoshard.errors import AutoshardError
 if TYPE_CHECKING:
     from autoshard.commands.parser import Parser
 
-COMMANDS = ("plan", "score", "explain", "validate", "audit", "run", "sweep", "export", "import", "launch")
+COMMANDS = ("plan", "score", "explain", "validate", "audit", "run", "sweep", "export", "import", "launch", "doctor")
 DESCRIPTION = """\
 Plan how a large model is sharded over AWS Trainium, prove the plan, run it.
 

@@ -48,8 +48,8 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("", "a command is missing: plan, score, explain, validate, audit, run, sweep, export, import, launch; see autoshard --help"),
-        ("fly", "fly is not a command; commands: plan, score, explain, validate, audit, run, sweep, export, import, launch"),
+        ("", f"a command is missing: {', '.join(COMMANDS)}; see autoshard --help"),
+        ("fly", f"fly is not a command; commands: {', '.join(COMMANDS)}"),
         ("plan --model llama3-8b --nodse 4", "--nodse is not an option here; did you mean --nodes?"),
         ("plan --model llama3-8b --frobnicate", "--frobnicate is not an option here; see --help"),
         ("plan --model llama3-8b 16", "16 is one argument too many; see --help"),

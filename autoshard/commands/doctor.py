@@ -1,0 +1,67 @@
+"""`autoshard doctor`: what this machine has, and what would stop a plan here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from autoshard.commands.output import say
+from autoshard.commands.parser import Parser, one_of, path
+
+if TYPE_CHECKING:
+    from autoshard.doctor.findings import Finding
+
+SUMMARY = "what this machine has, and what would stop a plan here"
+USAGE = "autoshard doctor [PLAN] [--format text|json]"
+DESCRIPTION = """\
+Look at this machine: Neuron driver and devices, LNC, EFA, torch and NxD, disk, shared folder. With a plan it says what
+would stop it here; exit code 1 when something does.
+
+  autoshard doctor
+  autoshard doctor plan.json
+  srun --ntasks-per-node=1 autoshard doctor plan.json"""
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.add_argument("plan", type=path, nargs="?", metavar="PLAN", help="plan.json")
+    parser.add_argument(
+        "--format",
+        type=one_of("text", "json"),
+        metavar="text|json",
+        default="text",
+        help="what is printed (default: text)",
+    )
+
+
+def run(values: Mapping[str, Any]) -> int:
+    from autoshard.doctor.findings import STOPS, findings
+    from autoshard.doctor.machine import look
+    from autoshard.layout.validate import read_plan
+
+    plan = read_plan(values["plan"]) if values["plan"] is not None else None
+    found = findings(look(), plan)
+    stops = [one for one in found if one.level == STOPS]
+    if values["format"] == "json":
+        say(json.dumps([asdict(one) for one in found], indent=1))
+    else:
+        say(*page(found))
+        if plan is not None:
+            where = f"{plan.model.name} on {plan.cluster.nodes} x {plan.cluster.instance}"
+            verdict = f"{len(stops)} things stop" if len(stops) > 1 else "1 thing stops" if stops else "nothing stops"
+            say("", f"{verdict} {where} on this machine")
+    return 1 if stops else 0
+
+
+def page(found: Sequence[Finding]) -> list[str]:
+    """'stops    Neuron driver   none', and advice below."""
+    from autoshard.doctor.findings import OK
+
+    width = max(len(one.what) for one in found)
+    lines = []
+    for one in found:
+        lines.append(f"{'' if one.level == OK else one.level:<8} {one.what:<{width}}  {one.found}".rstrip())
+        if one.advice:
+            lines.append(f"{'':<8} {'':<{width}}  {one.advice}")
+    return lines

@@ -1,0 +1,1 @@
+"""What this machine has, and what of it would stop a plan."""

@@ -1,0 +1,156 @@
+"""What a machine has, a line each, and what of it stops or hinders a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from autoshard.doctor.machine import Machine
+from autoshard.layout.plan import Plan
+from autoshard.models.stage import parameter_count
+from autoshard.units import GB, format_bytes
+
+OK, WARNING, STOPS = "ok", "warning", "stops"
+NXD_TORCH, NXD_VERSION = "2.9", "0.18"
+"""The last release of NxD for training, and its torch [Neuron SDK 2.28]."""
+OPEN_FILES = 65_535
+"""[NxDT examples/train_setup.sh]"""
+COMPILE_CACHE_BYTES = 20 * GB
+"""Guess."""
+BYTES_PER_PARAMETER = {True: 14, False: 6}
+"""In a checkpoint: bf16 weights and two moments, in FP32 with FP32 master weights (2 + 12) or in bf16 (2 + 4)."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """level: ok, warning (it will not go as planned) or stops (it will not go). advice: empty where all is well."""
+
+    what: str
+    found: str
+    level: str = OK
+    advice: str = ""
+
+
+def findings(machine: Machine, plan: Plan | None) -> tuple[Finding, ...]:
+    """Without a plan nothing can be wrong: facts alone."""
+    return (
+        _instance(machine, plan),
+        *_neuron(machine, plan),
+        _network(machine, plan),
+        *_software(machine, plan),
+        *_host(machine, plan),
+    )
+
+
+def _for_trainium(plan: Plan | None) -> bool:
+    return plan is not None and plan.cluster.layout_rules != "none"
+
+
+def _instance(machine: Machine, plan: Plan | None) -> Finding:
+    found = machine.instance or "unknown"
+    if plan is None or not _for_trainium(plan) or found == plan.cluster.instance:
+        return Finding("instance", found)
+    advice = f"the plan is for {plan.cluster.nodes} x {plan.cluster.instance}; here autoshard run rehearses it"
+    return Finding("instance", found, WARNING, advice)
+
+
+def _neuron(machine: Machine, plan: Plan | None) -> Iterator[Finding]:
+    driver = machine.driver or "none"
+    if _for_trainium(plan) and machine.driver is None:
+        advice = "install aws-neuronx-dkms: without the driver there are no NeuronCores"
+        yield Finding("Neuron driver", driver, STOPS, advice)
+    else:
+        yield Finding("Neuron driver", driver)
+    cores = f", {machine.cores} physical cores" if machine.cores else ""
+    chips = f"{machine.chips}{cores}"
+    wanted = plan.cluster.chips_per_node if plan is not None and _for_trainium(plan) else 0
+    if machine.chips < wanted:
+        yield Finding("Neuron devices", chips, STOPS, f"the plan uses {wanted} of each node")
+    else:
+        yield Finding("Neuron devices", chips)
+    lnc = machine.lnc or "not set"
+    if plan is not None and plan.cluster.layout_rules == "trn2" and machine.lnc != str(plan.cluster.lnc):
+        advice = f"NEURON_LOGICAL_NC_CONFIG={plan.cluster.lnc} is what the plan needs; autoshard launch sets it"
+        yield Finding("LNC", lnc, WARNING, advice)
+    else:
+        yield Finding("LNC", lnc)
+
+
+def _network(machine: Machine, plan: Plan | None) -> Finding:
+    found = str(machine.adapters)
+    if plan is None or not _for_trainium(plan) or plan.cluster.nodes == 1:
+        return Finding("EFA adapters", found)
+    wanted = plan.cluster.adapters_per_node
+    if machine.adapters == 0:
+        return Finding(
+            "EFA adapters", found, STOPS, f"{plan.cluster.nodes} nodes talk over EFA: attach {wanted} a node"
+        )
+    if machine.adapters < wanted:
+        return Finding(
+            "EFA adapters", found, WARNING, f"the plan counts on {wanted} a node; collectives will be slower"
+        )
+    return Finding("EFA adapters", found)
+
+
+def _software(machine: Machine, plan: Plan | None) -> Iterator[Finding]:
+    packages = machine.packages
+    torch = packages.get("torch")
+    if torch is None:
+        level = OK if plan is None else STOPS
+        yield Finding("torch", "none", level, "pip install 'autoshard[torch]'" if plan is not None else "")
+    elif _uses_nxd(plan) and not _is(torch, NXD_TORCH):
+        yield Finding("torch", torch, STOPS, f"NxD {NXD_VERSION} needs torch {NXD_TORCH}")
+    else:
+        yield Finding("torch", torch)
+    nxd = packages.get("neuronx-distributed")
+    if _uses_nxd(plan) and nxd is None:
+        advice = "install neuronx-distributed from the Neuron SDK's package index, or plan with --backend torch"
+        yield Finding("NxD", "none", STOPS, advice)
+    elif _uses_nxd(plan) and nxd is not None and not _is(nxd, NXD_VERSION):
+        yield Finding("NxD", nxd, WARNING, f"the rules of the plan are those of {NXD_VERSION}")
+    else:
+        yield Finding("NxD", nxd or "none")
+    for name in ("torch-neuronx", "torch-xla", "neuronx-cc"):
+        yield Finding(name, packages.get(name, "none"))
+    if _for_trainium(plan):
+        yield Finding("autoshard run", "CPUs and GPUs", WARNING, "it does not compute on NeuronCores so far")
+    else:
+        yield Finding("autoshard run", "CPUs and GPUs")
+
+
+def _uses_nxd(plan: Plan | None) -> bool:
+    return plan is not None and plan.backend == "nxd"
+
+
+def _is(version: str, wanted: str) -> bool:
+    return version == wanted or version.startswith(f"{wanted}.")
+
+
+def _host(machine: Machine, plan: Plan | None) -> Iterator[Finding]:
+    memory = format_bytes(machine.memory_bytes) if machine.memory_bytes else "unknown"
+    yield Finding("processors", f"{machine.cpus}, {memory} memory" + (f", {machine.gpus} GPUs" if machine.gpus else ""))
+    free = format_bytes(machine.free_disk_bytes)
+    needed = checkpoint_bytes(plan) + (COMPILE_CACHE_BYTES if _for_trainium(plan) else 0) if plan is not None else 0
+    if machine.free_disk_bytes < needed:
+        checkpoint = format_bytes(checkpoint_bytes(plan))
+        advice = f"a checkpoint of {checkpoint} and the compiler's cache need {format_bytes(needed)}"
+        yield Finding("free disk", f"{free} in {machine.folder}", WARNING, advice)
+    else:
+        yield Finding("free disk", f"{free} in {machine.folder}")
+    kind = machine.file_system or "unknown"
+    if plan is not None and plan.cluster.nodes > 1 and not machine.has_shared_folder:
+        advice = f"all {plan.cluster.nodes} nodes must see plan, data and checkpoints: use FSx for Lustre, EFS or NFS"
+        yield Finding("shared folder", f"no ({kind})", WARNING, advice)
+    else:
+        yield Finding("shared folder", f"{'yes' if machine.has_shared_folder else 'no'} ({kind})")
+    if _for_trainium(plan) and machine.open_files < OPEN_FILES:
+        yield Finding("open files", f"{machine.open_files:,}", WARNING, f"raise ulimit -n to {OPEN_FILES:,}")
+    else:
+        yield Finding("open files", f"{machine.open_files:,}")
+
+
+def checkpoint_bytes(plan: Plan | None) -> int:
+    """Of the whole model and its optimizer, once."""
+    if plan is None:
+        return 0
+    return parameter_count(plan.model) * BYTES_PER_PARAMETER[plan.training.precision.optimizer_dtype == "float32"]

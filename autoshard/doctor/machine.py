@@ -1,0 +1,151 @@
+"""Facts about the machine that a plan would run on, each None or 0 where there is no such thing."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+PACKAGES = ("torch", "torch-neuronx", "torch-xla", "neuronx-distributed", "neuronx-cc", "numpy", "safetensors")
+SHARED_TYPES = (
+    "nfs",
+    "nfs4",
+    "lustre",
+    "efs",
+    "beegfs",
+    "gpfs",
+    "ceph",
+    "glusterfs",
+    "fuse.weka",
+    "wekafs",
+    "fuse.s3fs",
+)
+"""File systems that several nodes can mount."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """instance: EC2's name of the machine, from its firmware.
+
+    driver: version of the Neuron kernel module. chips: Neuron devices. cores: physical NeuronCores, 0 where the driver
+    does not say. lnc: what NEURON_LOGICAL_NC_CONFIG asks for. adapters: EFA. gpus: with NVIDIA's driver.
+    packages: version by name, of those that are installed. folder: where one stands; file_system: its type.
+    """
+
+    instance: str | None
+    driver: str | None
+    chips: int
+    cores: int
+    lnc: str | None
+    adapters: int
+    gpus: int
+    cpus: int
+    memory_bytes: int
+    packages: Mapping[str, str]
+    folder: str
+    file_system: str | None
+    free_disk_bytes: int
+    open_files: int
+
+    @property
+    def has_shared_folder(self) -> bool:
+        return self.file_system in SHARED_TYPES
+
+
+def look(
+    root: Path = Path("/"),
+    environment: Mapping[str, str] | None = None,
+    version: Callable[[str], str] = metadata.version,
+) -> Machine:
+    """root, environment, version: what stands for /, the variables and package metadata in a test."""
+    found = os.environ if environment is None else environment
+    folder = str(Path.cwd())
+    return Machine(
+        instance=_text(root / "sys/devices/virtual/dmi/id/product_name"),
+        driver=_driver(root),
+        chips=len(_names(root / "dev", r"neuron\d+")),
+        cores=_cores(root),
+        lnc=found.get("NEURON_LOGICAL_NC_CONFIG"),
+        adapters=_adapters(root),
+        gpus=len(_names(root / "proc/driver/nvidia/gpus", r".+")),
+        cpus=os.cpu_count() or 1,
+        memory_bytes=_memory_bytes(root),
+        packages=_packages(version),
+        folder=folder,
+        file_system=_file_system(root, folder),
+        free_disk_bytes=_free_bytes(folder),
+        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+    )
+
+
+def _text(file: Path) -> str | None:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace").strip() or None
+    except OSError:
+        return None
+
+
+def _names(folder: Path, pattern: str) -> list[str]:
+    try:
+        return sorted(entry.name for entry in folder.iterdir() if re.fullmatch(pattern, entry.name))
+    except OSError:
+        return []
+
+
+def _driver(root: Path) -> str | None:
+    module = root / "sys/module/neuron"
+    return (_text(module / "version") or "unknown version") if module.is_dir() else None
+
+
+def _cores(root: Path) -> int:
+    devices = root / "sys/devices/virtual/neuron_device"
+    counts = [_text(devices / name / "core_count") or "" for name in _names(devices, r"neuron\d+")]
+    return sum(int(count) for count in counts if count.isascii() and count.isdigit() and len(count) < 6)
+
+
+def _adapters(root: Path) -> int:
+    """RDMA devices whose kernel driver is efa."""
+    folder = root / "sys/class/infiniband"
+    links = [folder / name / "device" / "driver" for name in _names(folder, r".+")]
+    return sum(os.path.basename(os.path.realpath(link)) == "efa" for link in links)  # noqa: PTH119
+
+
+def _memory_bytes(root: Path) -> int:
+    total = re.search(r"MemTotal:\s+(\d+) kB", _text(root / "proc/meminfo") or "")
+    return int(total[1]) * 1024 if total else 0
+
+
+def _packages(version: Callable[[str], str]) -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except Exception:  # noqa: PERF203, S112 - a broken installation is one that is not there
+            continue
+    return found
+
+
+def _file_system(root: Path, folder: str) -> str | None:
+    """Of the innermost mount that holds the folder."""
+    best, kind = "", None
+    for line in (_text(root / "proc/mounts") or "").splitlines():
+        fields = line.split()
+        if len(fields) < 3:
+            continue
+        at = fields[1].replace("\\040", " ")
+        holds = folder == at or folder.startswith(at.rstrip("/") + "/")
+        if holds and len(at) >= len(best):
+            best, kind = at, fields[2]
+    return kind
+
+
+def _free_bytes(folder: str) -> int:
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return 0
