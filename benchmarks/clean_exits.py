@@ -3,7 +3,7 @@
 gloo is known to abort at exit now and then ("terminate called without an active exception"); one such run of 50 fails
 this. Looked for: an exit code that is not 0, a rank without a result, a word of an abort in a log, a process left over.
 
-    python -m benchmarks.clean_exits               # about 4 minutes on 2 cores; the last line is JSON
+    python -m benchmarks.clean_exits               # minutes on 2 idle cores; the last line is JSON
 """
 
 from __future__ import annotations
