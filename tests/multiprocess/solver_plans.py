@@ -25,6 +25,7 @@ LAYOUTS = {
         "kv replicated": ("few kv heads", strategy(tp=4), 2),
         "tp x dp": ("llama", strategy(tp=2, dp=2, recompute="core_attention"), 2),
         "tp x cp": ("llama", strategy(tp=2, cp=2), 2),
+        "tp x cp, zigzag ring": ("llama", strategy(tp=2, cp=2, attention="zigzag_ring"), 2),
         "tp x pp": ("llama", strategy(tp=2, pp=2), 4),
         "mixtral ep x tp": ("mixtral", strategy(tp=2, dp=2, ep=2), 2),
     },
