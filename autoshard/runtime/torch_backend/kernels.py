@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
+from math import prod
 from typing import Any
 
 import torch
@@ -45,13 +46,13 @@ class Projection:
         return Projection(len(contracted), len(columns)) if fits and contracted and columns else None
 
     def flat_input(self, x: torch.Tensor) -> torch.Tensor:
-        return x.flatten(-self.num_contracted)
+        return x if self.num_contracted == 1 else x.flatten(-self.num_contracted)
 
     def flat_weight(self, w: torch.Tensor) -> torch.Tensor:
-        return w.flatten(-self.num_contracted).flatten(0, -2)
+        return w if w.dim() == 2 else w.reshape(prod(w.shape[: self.num_columns]), -1)
 
     def unflatten(self, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return y.unflatten(-1, w.shape[: self.num_columns])
+        return y if self.num_columns == 1 else y.view(*y.shape[:-1], *w.shape[: self.num_columns])
 
     def __call__(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return self.unflatten(F.linear(self.flat_input(x), self.flat_weight(w)), w)
