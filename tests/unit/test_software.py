@@ -1,0 +1,121 @@
+"""What a software stack changes: attention kernels by hand, and laws that no stack may break."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autoshard.cost.compute import OperatorNeeds, seconds_of
+from autoshard.cost.estimate import estimate
+from autoshard.cost.software import COMPILED, Software
+from autoshard.layout.strategy import Strategy, even_stage_layers
+from autoshard.models.registry import load_model
+from autoshard.spec.cluster import Cluster, Link, load_cluster
+from autoshard.spec.training import TrainingSpec, load_precision
+
+A100 = replace(load_cluster("a100-80gb", 2).device, operator_overhead_s=0.0)
+PEAK = A100.peak_flops_per_s("bfloat16")
+MODEL = replace(load_model("llama3-8b"), num_hidden_layers=8, vocab_size=32000)
+TRAINING = TrainingSpec(2048, 64, load_precision("mixed_precision"))
+
+
+def test_a_flash_kernel_reaches_its_share_of_the_peak() -> None:
+    needs = OperatorNeeds("flash", 1.0, 1.0, 128.0, 0.0, 0.0, 1e12, 2.5)
+    found = seconds_of(needs, A100, PEAK, Software("s", compute_slowdown=1.1, attention_efficiency=0.5))
+    assert found.forward == pytest.approx(1.1 * 1e12 / (0.5 * 312e12))
+    assert found.backward == pytest.approx(2.5 * found.forward)
+
+
+def test_norms_and_losses_of_many_kernels_move_more() -> None:
+    norm = OperatorNeeds("norm", 0.0, 0.0, 0.0, 1e9, 0.0, 0.0, 2.0)
+    once = seconds_of(norm, A100, PEAK, COMPILED)
+    assert once.forward == pytest.approx(1e9 / (A100.memory_bandwidth_bytes_per_s * A100.memory_efficiency))
+    assert seconds_of(norm, A100, PEAK, Software("s", norm_passes=8.0)).forward == pytest.approx(8 * once.forward)
+    loss = norm._replace(kind="loss", n=4.0)
+    whole = Software("s", loss_passes=2.0, whole_logits=True)
+    assert seconds_of(loss, A100, PEAK, whole).forward == pytest.approx(8 * once.forward)
+
+
+def test_attention_with_an_odd_head_dim_is_slower() -> None:
+    needs = OperatorNeeds("plain", 4096.0, 2048.0, 108.0, 0.0, 0.0, 0.0, 2.5)
+    slow = Software("s", plain_attention_passes=(0.0, 0.0), misaligned_slowdown=3.0)
+    ordinary = replace(slow, misaligned_slowdown=1.0)
+    assert seconds_of(needs, A100, PEAK, slow).forward == pytest.approx(
+        3 * seconds_of(needs, A100, PEAK, ordinary).forward
+    )
+    even = needs._replace(k=112.0)
+    assert seconds_of(even, A100, PEAK, slow) == seconds_of(even, A100, PEAK, ordinary)
+
+
+STACKS = (
+    Software("megatron", 1.05, 1.2, 5e-5, 1.1, plain_attention_passes=(4.0, 8.0), transfer_share=0.3),
+    Software("fsdp", 1.1, 1.0, 5e-5, overlap=0.4, attention_efficiency=0.4, sharded_parameters=True),
+    Software("zero2", 1.1, 1.0, 5e-5, overlap=0.9, attention_efficiency=0.4, sharded_gradients=True),
+    Software("whole", 1.0, 1.0, 5e-5, whole_logits=True, replays_head=True, loss_passes=2.0, transfer_share=0.3),
+)
+
+
+def layout(tp: int, pp: int, recompute: str) -> Strategy:
+    return Strategy(
+        tp=tp,
+        pp=pp,
+        dp=16 // (tp * pp),
+        cp=1,
+        ep=1,
+        num_virtual_stages=1,
+        microbatch_size=1,
+        schedule="1f1b",
+        recompute=recompute,
+        sequence_parallel=tp > 1,
+        zero1=True,
+        attention_kernel="flash",
+        stage_layers=even_stage_layers(8, pp),
+    )
+
+
+LAYOUTS = [layout(tp, pp, recompute) for tp, pp in ((1, 1), (2, 2), (8, 1), (4, 4)) for recompute in ("none", "full")]
+FACTOR = st.floats(1.0, 50.0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(STACKS), st.sampled_from(LAYOUTS), FACTOR, FACTOR, FACTOR, FACTOR)
+def test_a_better_machine_is_never_slower_nor_fuller(
+    software: Software, one: Strategy, flops: float, memory: float, link: float, network: float
+) -> None:
+    before = load_cluster("a100-80gb", 2)
+    device = before.device
+    better = replace(
+        device,
+        flops_per_s=tuple((dtype, peak * flops) for dtype, peak in device.flops_per_s),
+        memory_bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s * memory,
+        memory_bytes=device.memory_bytes * memory,
+    )
+    after = replace(
+        before,
+        device=better,
+        intra_node=tuple((span, _faster(way, link)) for span, way in before.intra_node),
+        inter_node=_faster(before.inter_node, network),
+    )
+    slow, fast = (estimate(MODEL, TRAINING, cluster, one, software) for cluster in (before, after))
+    assert fast.step_time_s <= slow.step_time_s * (1 + 1e-12)
+    assert fast.fits_probability >= slow.fits_probability
+    assert sum(term.value for term in slow.time_terms) == pytest.approx(slow.step_time_s)
+    assert all(term.value >= 0 for term in slow.time_terms)
+
+
+def _faster(link: Link, factor: float) -> Link:
+    return replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * factor)
+
+
+def test_sharded_parameters_take_a_share_of_the_memory() -> None:
+    cluster: Cluster = load_cluster("a100-80gb", 2)
+    one = layout(1, 1, "full")
+    whole, sharded = (
+        {term.name: term.value for term in estimate(MODEL, TRAINING, cluster, one, stack).fullest.terms}
+        for stack in (STACKS[0], STACKS[1])
+    )
+    assert sharded["parameters"] == pytest.approx(whole["parameters"] / 16)
+    assert sharded["optimizer state"] == whole["optimizer state"]
