@@ -99,7 +99,7 @@ def _by_group(rows: Iterable[Scored]) -> tuple[list[float], list[float], int | N
 
 
 SURE = 0.8
-"""A pick should fit with at least this probability, as in the planner."""
+"""A pick should fit with at least this probability."""
 
 
 def pick(rows: Sequence[Scored]) -> Scored:
