@@ -49,8 +49,8 @@ def memory_values(
     gradient. kept activations: of every microbatch in flight, chunk by chunk, and what waits for gradients of weights.
     embedding, logits and loss: what the ends of the model keep.
     recompute: what replaying one segment keeps. working buffers: gradients and gathered activations of one operator.
-    pipeline buffers: hidden activations on their way, and the outputs of all microbatches in flight, which both runtimes
-    keep for their backward.
+    pipeline buffers: hidden activations on their way, and the outputs of all microbatches in flight, which both
+    runtimes keep for their backward.
     """
     count, block = load.num_parameters, load.parts.block
     shards = mesh.size(ZERO1_AXES)

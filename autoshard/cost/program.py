@@ -18,7 +18,7 @@ from autoshard.graph.count import (
     parameter_elements,
 )
 from autoshard.graph.operators import KINDS
-from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, RedistributeStep, Step
+from autoshard.graph.partition import GatherEinsumStep, Program, RedistributeStep, Step
 from autoshard.graph.recompute import kept_activations, replayed_activations, segments
 from autoshard.graph.redistribute import local_bytes
 from autoshard.graph.weight_gradients import projections, waiting_bytes
@@ -72,7 +72,8 @@ class Part:
 
     recompute: what backward repeats of forward, collectives included; backward is without it.
     kept_bytes: from forward to backward. replay_bytes: beyond that, while backward works through the largest recomputed
-    segment. working_bytes: gradients and gathered activations while the backward of the largest operator runs. parameters: elements on one rank, by the axes over which their gradient is summed once a step.
+    segment. working_bytes: gradients and gathered activations while the backward of the largest operator runs.
+    parameters: elements on one rank, by the axes over which their gradient is summed once a step.
     weight_gradients_s: of backward, what a schedule may put off, half of each projection's; weights_waiting_bytes: what
     waits with it.
     host_s: of forward and of backward with recompute, what the host needs to launch their operators: neither is faster.
@@ -213,7 +214,9 @@ def price_program(
         if software.whole_logits and operators and operators[0].kind == "loss":
             issued = (*issued, *_gathered_logits(work.program))
         forward.append(add_up((ahead, _collectives(issued, collective_s, ahead.attention))) if issued else ahead)
-        backward.append(add_up((back, _collectives(issued_back, collective_s, back.attention))) if issued_back else back)
+        backward.append(
+            add_up((back, _collectives(issued_back, collective_s, back.attention))) if issued_back else back
+        )
     weights = sum(seconds_of(needs, device, peak, software).backward for needs in work.projections) / 2
     return PricedProgram(work, tuple(forward), tuple(backward), software, weights)
 
