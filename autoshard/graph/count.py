@@ -106,7 +106,7 @@ def forward_collectives(program: Program, step: Step) -> Iterator[tuple[str, tup
 def backward_collectives(program: Program, step: Step) -> Iterator[tuple[str, tuple[str, ...], int]]:
     """(kind, axes, bytes) that this step's backward issues."""
     if isinstance(step, RedistributeStep):
-        if program.tensor(step.source).differentiable:
+        if program.tensor(step.source).differentiable and step.target not in program.without_gradient:
             yield from _moving(tuple(reversed(step.transitions)), forward=False)
     elif isinstance(step, GatherEinsumStep):
         yield from _moving(step.gather.transitions, forward=True)
