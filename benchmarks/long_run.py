@@ -29,8 +29,8 @@ from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec, load_precision
 
 TOLERANCE = 1e-4
-"""Of any step's loss, relative; 3e-5 was seen. Training amplifies rounding, 500 times by step 2,000 at this learning rate
-and far more at a higher one; a wrong layout is off by 0.1 within a few steps."""
+"""Of any step's loss, relative; 3e-5 was seen. Training amplifies rounding, here 500 times by step 2,000; at a higher
+learning rate far more. A wrong layout is off by 0.1 within a few steps."""
 MODEL = ModelSpec(
     name="long-run",
     model_type="llama",
