@@ -60,19 +60,21 @@ LAYOUTS: dict[str, dict[str, int]] = {
 
 def plan_of(layout: dict[str, int]) -> Plan:
     """The same 8 sequences of 64 tokens a step, in 2 microbatches."""
-    degrees = {"tp": 1, "pp": 1, "dp": 1, **layout}
+    tp, pp, dp = (layout.get(axis, 1) for axis in ("tp", "pp", "dp"))
     chosen = Strategy(
-        **degrees,
+        tp=tp,
+        pp=pp,
+        dp=dp,
         cp=1,
         ep=1,
         num_virtual_stages=1,
-        microbatch_size=4 // degrees["dp"],
+        microbatch_size=4 // dp,
         schedule="1f1b",
         recompute="none",
-        sequence_parallel=degrees["tp"] > 1,
+        sequence_parallel=tp > 1,
         zero1=True,
         attention_kernel="flash",
-        stage_layers=(2 // degrees["pp"],) * degrees["pp"],
+        stage_layers=(2 // pp,) * pp,
     )
     training, cluster = TrainingSpec(64, 8, load_precision("fp32")), local_cluster(chosen.world_size)
     return make_plan(MODEL, training, cluster, "torch", chosen, estimate(MODEL, training, cluster, chosen))
