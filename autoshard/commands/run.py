@@ -99,6 +99,34 @@ def add_arguments(parser: Parser) -> None:
         default=DEFAULTS.eval_batches,
         help=f"global batches that are measured, at most (default: {DEFAULTS.eval_batches})",
     )
+    saving = parser.add_argument_group("checkpoints")
+    saving.add_argument(
+        "--checkpoint-every",
+        type=whole(),
+        metavar="N",
+        help="save the state after every N steps and at the end (default: never)",
+    )
+    saving.add_argument(
+        "--checkpoint-dir", type=path, metavar="FOLDER", help="(default: checkpoints/MODEL in --output)"
+    )
+    saving.add_argument(
+        "--keep",
+        type=whole(),
+        metavar="N",
+        default=DEFAULTS.keep,
+        help=f"the newest N checkpoints stay (default: {DEFAULTS.keep})",
+    )
+    saving.add_argument(
+        "--resume",
+        type=path,
+        metavar="WHAT",
+        default=DEFAULTS.resume,
+        help="auto: go on from the newest complete checkpoint in --checkpoint-dir; never; or a checkpoint's path, made "
+        f"by any plan of the model (default: {DEFAULTS.resume})",
+    )
+    saving.add_argument(
+        "--checkpoint-sync", action="store_true", help="wait for the disk (default: write while training goes on)"
+    )
     machine = parser.add_argument_group("machine")
     machine.add_argument(
         "--processes",
@@ -153,7 +181,7 @@ def run(values: Mapping[str, Any]) -> int:
 
 def run_options(values: Mapping[str, Any]) -> RunOptions:
     """Raises AutoshardError for a path that does not exist."""
-    paths = ("data", "tokenizer", "output", "eval_data")
+    paths = ("data", "tokenizer", "output", "eval_data", "checkpoint_dir")
     given: dict[str, Any] = {name: values[name] for name in RunOptions.__dataclass_fields__}
     given.update({name: Path(given[name]) for name in paths if given[name] is not None})
     return RunOptions(**given)

@@ -33,7 +33,12 @@ def read_json(path: str | Path, what: str, max_bytes: int) -> object:
     deeper than 100.
     """
     where = f"{what} {_printable(path)}"
-    text = _decode(_read_bytes(Path(path), where, max_bytes), where)
+    return parse_json(_read_bytes(Path(path), where, max_bytes), where)
+
+
+def parse_json(data: bytes, where: str) -> object:
+    """The value in UTF-8 bytes, as read_json. where: what they are, in errors."""
+    text = _decode(data, where)
     try:
         value = json.loads(
             text,

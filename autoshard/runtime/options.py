@@ -26,6 +26,10 @@ class RunOptions:
     eval_data, eval_fraction: data that are not learned, from files of their own or the last part of data. The loss on
     eval_batches global batches of them (or as many as there are) is measured at the end, and every eval_every steps.
     profile: watch three steps and write what every rank did in them beside what was planned.
+    checkpoint_every: steps from one saved state to the next, and at the end; None saves none. keep: the newest so many
+    stay. checkpoint_dir: None is checkpoints/<model> in output. resume: "auto" goes on from the newest that is complete
+    in checkpoint_dir, "never" starts anew, anything else is the path of a checkpoint or of a folder of them.
+    checkpoint_sync: training waits for the disk.
     """
 
     steps: int = 30
@@ -44,6 +48,11 @@ class RunOptions:
     eval_batches: int = 8
     profile: bool = False
     output: Path = Path("runs")
+    checkpoint_every: int | None = None
+    checkpoint_dir: Path | None = None
+    keep: int = 3
+    resume: str = "auto"
+    checkpoint_sync: bool = False
     wandb: bool = False
     wandb_project: str = "autoshard"
     device: str = "auto"
@@ -64,6 +73,7 @@ class RunOptions:
         if self.lr_schedule not in SCHEDULES:
             raise AutoshardError(f"lr_schedule={self.lr_schedule!r} is not one of: {', '.join(SCHEDULES)}")
         self._check_evaluation()
+        self._check_checkpoints()
         for name in ("data", "tokenizer", "eval_data"):
             path = getattr(self, name)
             if path is not None and not path.exists():
@@ -79,3 +89,17 @@ class RunOptions:
             raise AutoshardError(f"eval_fraction={fraction} and eval_data={self.eval_data}: give one of them")
         if every is not None and fraction is None and self.eval_data is None:
             raise AutoshardError(f"eval_every={every} needs data to evaluate on: eval_data or eval_fraction")
+
+    @property
+    def uses_checkpoints(self) -> bool:
+        """Whether anything is saved or resumed."""
+        asked = self.checkpoint_every is not None or self.checkpoint_dir is not None
+        return asked or self.resume not in ("auto", "never")
+
+    def _check_checkpoints(self) -> None:
+        for name in ("checkpoint_every", "keep"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < 1):
+                raise AutoshardError(f"{name}={value!r} must be a whole number of at least 1")
+        if self.resume not in ("auto", "never") and not Path(self.resume).is_dir():
+            raise AutoshardError(f"resume={self.resume} is not auto, never or a folder with a checkpoint")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import datetime
 from importlib.util import find_spec
@@ -48,6 +49,11 @@ def run_plan(plan: Plan, options: RunOptions) -> int:
 
 
 def _rehearse(plan: Plan, options: RunOptions) -> int:
+    if options.uses_checkpoints:
+        raise AutoshardError(
+            f"checkpoints are of runs as planned, this would be a rehearsal: the plan has {plan.mesh.world_size} ranks "
+            f"on {plan.cluster.instance}, this machine runs processes={options.processes}"
+        )
     data = _data(options, SEQUENCE_LENGTH)
     rehearsal = rehearse(plan, options.processes, max(one.vocab_size for one in data))
     _check_data(rehearsal.plan, options, data)
@@ -82,8 +88,8 @@ def _run_here(plan: Plan, options: RunOptions) -> int:
         f"Running as planned: {plan.mesh.world_size} processes of this machine\ntext: {_made_of(options, data)}",
         flush=True,
     )
-    arguments = _arguments(directory / "plan.json", options, data, tensors=None)
-    with _metrics(directory, plan, options) as metrics:
+    arguments = _arguments(directory / "plan.json", options, data, None, _checkpoints(plan, options))
+    with _checkpoint_lock(plan, options), _metrics(directory, plan, options) as metrics:
         outcome = _train(plan, arguments, options, directory, metrics, "training")
     if outcome.exit_code:
         return _failed(outcome)
@@ -106,7 +112,7 @@ def _run_in_cluster(plan: Plan, options: RunOptions, environment: ClusterEnviron
     _check_data(plan, options, data)
     with TemporaryDirectory(prefix="autoshard-plan-") as folder:
         write_plan(plan, Path(folder) / "plan.json")
-        arguments = _arguments(Path(folder) / "plan.json", options, data, tensors=None)
+        arguments = _arguments(Path(folder) / "plan.json", options, data, None, _checkpoints(plan, options))
         arguments.update(gather=True, collective_timeout_s=options.timeout_s)  # no supervisor hears all ranks here
         if not first:
             outcome = run_in_cluster(_TRAIN, arguments, environment, on_message=lambda message: None)
@@ -114,7 +120,11 @@ def _run_in_cluster(plan: Plan, options: RunOptions, environment: ClusterEnviron
             directory = _run_directory(plan, options, "run")
             print(f"Running as planned: {environment.world_size} ranks of {environment.launcher}", flush=True)
             print(f"text: {_made_of(options, data)}", flush=True)
-            with _metrics(directory, plan, options) as metrics, _progress(plan, options, "training") as progress:
+            with (
+                _checkpoint_lock(plan, options),
+                _metrics(directory, plan, options) as metrics,
+                _progress(plan, options, "training") as progress,
+            ):
                 outcome = run_in_cluster(_TRAIN, arguments, environment, on_message=_recorder(metrics, progress))
             if outcome.exit_code == 0 and outcome.results[0] is not None:
                 ranks = outcome.results[0]["ranks"]
@@ -159,6 +169,8 @@ def _compare(plan: Plan, arguments: Mapping[str, Any], options: RunOptions, dire
 
 def _recorder(metrics: MetricsWriter | None, progress: ProgressDisplay) -> Callable[[Message], None]:
     def record(message: Message) -> None:
+        if message.kind == "note":
+            progress.note(message.values["text"])
         if message.kind == "step":
             values = dict(message.values)
             step = values.pop("step")
@@ -180,7 +192,38 @@ def _metrics(directory: Path, plan: Plan, options: RunOptions) -> MetricsWriter:
     return MetricsWriter(directory, wandb=options.wandb, project=options.wandb_project, config=config)
 
 
-def _arguments(plan: Path, options: RunOptions, data: tuple[TokenFile, ...], tensors: str | None) -> dict[str, Any]:
+def _checkpoint_directory(plan: Plan, options: RunOptions) -> Path:
+    return options.checkpoint_dir or options.output / "checkpoints" / Path(plan.model.name).name
+
+
+def _checkpoint_lock(plan: Plan, options: RunOptions) -> AbstractContextManager[None]:
+    """Where something is saved, no other run saves there."""
+    if options.checkpoint_every is None:
+        return nullcontext()
+    from autoshard.checkpoint.lock import directory_lock
+
+    return directory_lock(_checkpoint_directory(plan, options))
+
+
+def _checkpoints(plan: Plan, options: RunOptions) -> dict[str, Any] | None:
+    if not options.uses_checkpoints:
+        return None
+    return {
+        "directory": str(_checkpoint_directory(plan, options).resolve()),
+        "every": options.checkpoint_every,
+        "keep": options.keep,
+        "resume": options.resume if options.resume in ("auto", "never") else str(Path(options.resume).resolve()),
+        "synchronous": options.checkpoint_sync,
+    }
+
+
+def _arguments(
+    plan: Path,
+    options: RunOptions,
+    data: tuple[TokenFile, ...],
+    tensors: str | None,
+    checkpoints: dict[str, Any] | None = None,
+) -> dict[str, Any]:
     """What the worker functions take, as plain values."""
     return {
         "plan": str(plan),
@@ -201,6 +244,7 @@ def _arguments(plan: Path, options: RunOptions, data: tuple[TokenFile, ...], ten
         "profile": options.profile,
         "gather": False,
         "collective_timeout_s": None,
+        "checkpoints": checkpoints,
     }
 
 

@@ -262,6 +262,30 @@ class ShardedAdamW:
         """Master weights, local pieces by parameter name (collective)."""
         return {name: value for b in self.buckets for name, value in b.by_name(b.master.detach()).items()}
 
+    def state(self) -> list[tuple[torch.Tensor, ...]]:
+        """Of each bucket, this rank's shard of the masters and of both moments: themselves, not copies.
+
+        There are moments after the first step.
+        """
+        if self._adamw is None:
+            return [(one.weights, one.first_moment, one.second_moment) for one in self._rounded]
+        kept = [(bucket.master.detach(), self._adamw.state[bucket.master]) for bucket in self.buckets]
+        return [(master, moments["exp_avg"], moments["exp_avg_sq"]) for master, moments in kept]
+
+    def load_state(self, shards: list[tuple[torch.Tensor, ...]], steps: int) -> None:
+        """Go on after so many steps from what `state` gave then, in any layout (collective)."""
+        for bucket, (master, first, second) in zip(self.buckets, shards, strict=True):
+            bucket.master.data.copy_(master)
+            if self._adamw is not None:
+                self._adamw.state[bucket.master] = {
+                    "step": torch.tensor(float(steps), dtype=torch.float32, device=bucket.master.device),
+                    "exp_avg": first.to(bucket.master, copy=True),
+                    "exp_avg_sq": second.to(bucket.master, copy=True),
+                }
+            bucket.publish()
+        for rounded, (_, first, second) in zip(self._rounded, shards, strict=False):
+            rounded.load(first, second, steps)
+
     def _norm(self, shards: list[torch.Tensor]) -> float:
         total = torch.zeros((), dtype=torch.float64, device=shards[0].device if shards else None)
         for bucket, shard in zip(self.buckets, shards, strict=True):

@@ -42,6 +42,12 @@ class RoundedAdamW:
         self.first_moment, self.second_moment = torch.zeros_like(weights), torch.zeros_like(weights)
         self._step = 0
 
+    def load(self, first_moment: torch.Tensor, second_moment: torch.Tensor, steps: int) -> None:
+        """Go on after so many steps; the weights are another's to load."""
+        self.first_moment.copy_(first_moment)
+        self.second_moment.copy_(second_moment)
+        self._step = steps
+
     @torch.no_grad()
     def step(
         self, gradient: torch.Tensor, learning_rate: float, betas: tuple[float, float], eps: float, weight_decay: float

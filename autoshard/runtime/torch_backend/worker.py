@@ -21,9 +21,11 @@ from autoshard.layout.validate import read_plan
 from autoshard.runtime.data import TokenStream, held_out, open_stream, read_token_file
 from autoshard.runtime.learning_rate import learning_rate
 from autoshard.runtime.rehearse import one_process
+from autoshard.runtime.torch_backend.checkpoint import CheckpointOptions
 from autoshard.runtime.torch_backend.optimizer import optimizer_settings
 from autoshard.runtime.torch_backend.parameters import assemble
 from autoshard.runtime.torch_backend.profile import StepProfiler
+from autoshard.runtime.torch_backend.progress import Progress, checkpoint_options
 from autoshard.runtime.torch_backend.session import Session
 from autoshard.runtime.worker import Reporter, peak_memory_bytes
 from autoshard.spec.training import Precision, load_precision
@@ -70,7 +72,8 @@ def train(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
         session, result[CHECK] = _check_step(plan, arguments, data, device, reporter)
         kept.update(_comparable(session, CHECK))
         del session
-    session, result[TRAINED] = _training(plan, arguments, data, device, reporter, keep=bool(folder))
+    saved = checkpoint_options(arguments.get("checkpoints"))
+    session, result[TRAINED] = _training(plan, arguments, data, device, reporter, keep=bool(folder), saved=saved)
     if folder:
         kept.update(_comparable(session, TRAINED))
         save_file(kept, Path(folder) / f"rank-{reporter.rank:05d}.safetensors")
@@ -142,18 +145,20 @@ def _training(
     reporter: Reporter,
     keep: bool,
     offset: int = 0,
+    saved: CheckpointOptions | None = None,
 ) -> tuple[Session, dict[str, Any]]:
-    """Train for the asked number of steps. offset: added to the step numbers that are reported."""
+    """Train up to the asked number of steps. offset: added to the step numbers that are reported."""
     session = _session(plan, arguments, device, reporter, "step 0")
     steps: int = arguments["steps"]
+    progress = Progress(session, saved, arguments, data.learned, reporter)
     profiler = StepProfiler(session, _common_zero_s(reporter)) if arguments["profile"] else None
-    first = min(2, max(0, steps - PROFILED_STEPS))
+    first = min(progress.first_step + 2, max(progress.first_step, steps - PROFILED_STEPS))
     profiled = range(first, min(first + PROFILED_STEPS, steps)) if profiler else range(0)
     losses, norms, times = [], [], []
     held_out_losses: dict[int, float] = {}
     every: int = arguments["eval_every"] or steps
-    for step in range(steps):
-        inputs, labels = data.learned.batch(step)
+    for step in range(progress.first_step, steps):
+        inputs, labels = data.learned.batch(progress.batch_of(step))
         start = perf_counter()
         session.label = f"step {step}"
         rate = learning_rate(
@@ -178,6 +183,7 @@ def _training(
                 tokens_per_s=inputs.size / times[-1],
                 **measured,
             )
+        progress.after_step(step, rate)
     return session, {
         "losses": losses,
         "gradient_norms": norms,

@@ -1,0 +1,66 @@
+"""Rectangular parts of a tensor, by offsets and sizes along each dim."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+
+@dataclass(frozen=True)
+class Box:
+    """Elements [offset, offset + size) along each dim."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        return prod(self.sizes)
+
+    def within(self, offsets: tuple[int, ...]) -> Box:
+        """The same box seen from a tensor in which this one's origin lies at offsets."""
+        return Box(tuple(a + b for a, b in zip(self.offsets, offsets, strict=True)), self.sizes)
+
+    def common(self, other: Box) -> Box | None:
+        """What two boxes of one tensor share."""
+        offsets = tuple(max(a, b) for a, b in zip(self.offsets, other.offsets, strict=True))
+        stops = tuple(min(a, b) for a, b in zip(self.stops, other.stops, strict=True))
+        if any(stop <= offset for offset, stop in zip(offsets, stops, strict=True)):
+            return None
+        return Box(offsets, tuple(stop - offset for offset, stop in zip(offsets, stops, strict=True)))
+
+    @property
+    def stops(self) -> tuple[int, ...]:
+        return tuple(offset + size for offset, size in zip(self.offsets, self.sizes, strict=True))
+
+    def slices(self, origin: tuple[int, ...]) -> tuple[slice, ...]:
+        """For an array whose first element lies at origin."""
+        return tuple(slice(a - o, b - o) for a, b, o in zip(self.offsets, self.stops, origin, strict=True))
+
+
+def boxes_of_run(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:
+    """Elements [start, stop) of a tensor in row-major order, as boxes in that order: 2 dims - 1 of them at most.
+
+    A run begins and ends inside a row: what is left of the first row, whole rows, the beginning of the last one.
+    """
+    if start >= stop:
+        return
+    if len(shape) == 1:
+        yield Box((start,), (stop - start,))
+        return
+    row = prod(shape[1:])
+    first, last = -(-start // row), stop // row  # whole rows
+    if first > last:  # inside one row
+        yield from _in_row(shape, last, start, stop)
+        return
+    yield from _in_row(shape, first - 1, start, first * row)
+    if first < last:
+        yield Box((first, *(0 for _ in shape[1:])), (last - first, *shape[1:]))
+    yield from _in_row(shape, last, last * row, stop)
+
+
+def _in_row(shape: tuple[int, ...], index: int, start: int, stop: int) -> Iterator[Box]:
+    before = index * prod(shape[1:])
+    for box in boxes_of_run(shape[1:], start - before, stop - before):
+        yield Box((index, *box.offsets), (1, *box.sizes))

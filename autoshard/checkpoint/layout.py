@@ -1,0 +1,126 @@
+"""Which parts of which parameters a rank of a plan holds master weights and moments of: no gather finds it out.
+
+The optimizer keeps parameters flat, several in a bucket, and ZeRO-1 gives a rank one run of each bucket. A run of a
+local tensor is a few boxes of the whole tensor, and boxes have the same meaning in every layout.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from autoshard.checkpoint.boxes import Box, boxes_of_run
+from autoshard.graph.ir import Tensor
+from autoshard.graph.partition import Program
+from autoshard.layout.buckets import BucketKey, bucket_key, padded_elements, tied_parameters
+from autoshard.layout.mesh import Mesh
+from autoshard.layout.plan import Plan
+from autoshard.models.weights import parameter_dims
+from autoshard.spec.model import ModelSpec
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A box of a parameter, row-major at `start` of a rank's shard of a bucket.
+
+    writes: no other rank saves these elements.
+    """
+
+    name: str
+    box: Box
+    start: int
+    writes: bool
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A rank's part of one bucket of its optimizer; elements: with padding."""
+
+    elements: int
+    pieces: tuple[Piece, ...]
+
+
+def parameter_shapes(model: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Published shape of every parameter, by name: no padding, whatever the layout."""
+    dims, sizes = parameter_dims(model)
+    return {name: tuple(sizes[dim] for dim in of) for name, of in dims.items()}
+
+
+def rank_shards(plan: Plan, rank: int) -> tuple[Shard, ...]:
+    """One for each of the rank's buckets, in the optimizer's order. Padding of a vocabulary belongs to no piece."""
+    mesh = plan.mesh
+    pipeline_rank, index = mesh.coordinates(rank)
+    first, last = plan.stages[0], plan.stages[-1]
+    programs = {s.index: plan.program(s.layers, s.has_embedding, s.has_head) for s in plan.stages if s in (first, last)}
+    tied = tied_parameters(programs[first.index], programs[last.index])
+    buckets: dict[BucketKey, list[tuple[Program, Tensor, bool]]] = {}
+    for stage in (stage for stage in plan.stages if stage.pipeline_rank == pipeline_rank):
+        program = programs.get(stage.index) or plan.program(stage.layers, stage.has_embedding, stage.has_head)
+        for tensor in program.graph.parameters():
+            again = tensor.name in tied and stage is last
+            buckets.setdefault(bucket_key(program, tensor.name, mesh, tied), []).append((program, tensor, again))
+    shapes = parameter_shapes(plan.model)
+    return tuple(_shard(key, buckets[key], mesh, index, plan.strategy.zero1, shapes) for key in sorted(buckets))
+
+
+def _shard(
+    key: BucketKey,
+    held: list[tuple[Program, Tensor, bool]],
+    mesh: Mesh,
+    index: dict[str, int],
+    zero1: bool,
+    shapes: dict[str, tuple[int, ...]],
+) -> Shard:
+    sizes = [prod(_local_box(program, tensor, index).sizes) for program, tensor, _ in held]
+    axes = key.shard_axes if zero1 else ()
+    padded = padded_elements(key, sum(sizes), mesh, zero1)
+    elements = padded // mesh.size(axes)
+    begin = _position(mesh, axes, index) * elements
+    pieces: list[Piece] = []
+    offset = -begin  # of the tensor, in the shard
+    for (program, tensor, again), size in zip(held, sizes, strict=True):
+        local = _local_box(program, tensor, index)
+        writes = not again and _is_first(program, tensor, index, axes)
+        start, stop = max(0, -offset), min(size, elements - offset)
+        at = offset + start
+        for box in boxes_of_run(local.sizes, start, stop):
+            published = _published(box.within(local.offsets), shapes[tensor.name])
+            if published is not None:
+                pieces.append(Piece(tensor.name, published, at, writes))
+            at += box.elements
+        offset += size
+    return Shard(elements, tuple(pieces))
+
+
+def _local_box(program: Program, tensor: Tensor, index: dict[str, int]) -> Box:
+    """The rank's part of the whole tensor; axes outside hold the larger parts."""
+    sizes = [program.graph.sizes[dim] for dim in tensor.dims]
+    offsets = [0] * len(sizes)
+    for (axis, count), entry in zip(program.axes.items(), program.states[tensor.name], strict=True):
+        if entry in tensor.dims:
+            dim = tensor.dims.index(entry)
+            sizes[dim] //= count
+            offsets[dim] += index[axis] * sizes[dim]
+    return Box(tuple(offsets), tuple(sizes))
+
+
+def _position(mesh: Mesh, axes: tuple[str, ...], index: dict[str, int]) -> int:
+    """Place among the ranks that differ along these axes, in mesh order."""
+    position = 0
+    for axis in mesh.axes:
+        if axis.name in axes:
+            position = position * axis.size + index[axis.name]
+    return position
+
+
+def _is_first(program: Program, tensor: Tensor, index: dict[str, int], sharded: tuple[str, ...]) -> bool:
+    """Whether the rank is the first of those that hold the same elements. sharded: axes along which they differ."""
+    entries = zip(program.axes, program.states[tensor.name], strict=True)
+    return all(index[axis] == 0 for axis, entry in entries if entry not in tensor.dims and axis not in sharded)
+
+
+def _published(box: Box, shape: tuple[int, ...]) -> Box | None:
+    """Without the padding, which lies at the end of the first dim: what is left is contiguous too."""
+    found = box.common(Box((0,) * len(shape), shape))
+    assert found is None or found.sizes[1:] == box.sizes[1:], (box, shape)
+    return found

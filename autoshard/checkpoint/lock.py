@@ -1,0 +1,111 @@
+"""One run a folder of checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from autoshard.errors import AutoshardError
+
+LOCK = "lock"
+HEARTBEAT_S = 10.0
+STALE_AFTER_S = 120.0
+"""A holder on another machine that was not heard of for so long is gone. A guess: twelve heartbeats."""
+_UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+
+
+@contextmanager
+def directory_lock(directory: Path) -> Iterator[None]:
+    """Hold the folder, which is made if need be.
+
+    On one machine the kernel knows who holds the file and lets go when that process ends, however it ended. Another
+    machine's holder is known by its heartbeat, the age of which is measured by the file system's clock alone.
+    Raises AutoshardError when another run holds it, or when the folder cannot be written to.
+    """
+    path = directory / LOCK
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise AutoshardError(f"checkpoint_dir={directory} cannot be written to: {error.strerror or error}") from None
+    stop = threading.Event()
+    try:
+        held_here = _take(descriptor, path)
+        _refuse_living_holder(descriptor, directory, held_here)
+        me = {"pid": os.getpid(), "host": socket.gethostname()}
+        _write(descriptor, json.dumps(me), directory)
+        beat = threading.Thread(target=_beat, args=(descriptor, stop), daemon=True, name="checkpoint-lock")
+        beat.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            beat.join()
+            with contextlib.suppress(OSError):  # a full disk: an old heartbeat tells the same
+                os.ftruncate(descriptor, 0)
+    finally:
+        os.close(descriptor)
+
+
+def _take(descriptor: int, path: Path) -> bool:
+    """Whether the kernel gave the lock; false where the file system has none. Raises when another process has it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise AutoshardError(_held(path.parent, _holder(descriptor))) from None
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise AutoshardError(f"{path} cannot be locked: {error.strerror or error}") from None
+        return False
+    return True
+
+
+def _refuse_living_holder(descriptor: int, directory: Path, held_here: bool) -> None:
+    holder = _holder(descriptor)
+    if not holder or (held_here and holder.get("host") == socket.gethostname()):
+        return
+    probe = directory / f".{LOCK}.{os.getpid()}.tmp"
+    try:
+        probe.write_bytes(b"")
+        age_s = probe.stat().st_mtime - os.fstat(descriptor).st_mtime
+        probe.unlink()
+    except OSError as error:
+        raise AutoshardError(f"checkpoint_dir={directory} cannot be written to: {error.strerror or error}") from None
+    if age_s < STALE_AFTER_S:
+        raise AutoshardError(_held(directory, holder) + f"; if that run is gone, wait {STALE_AFTER_S:.0f} s")
+
+
+def _held(directory: Path, holder: dict[str, object]) -> str:
+    who = f"process {holder.get('pid')} on {holder.get('host')}" if holder else "another process"
+    return f"checkpoint_dir={directory} is in use by {who}: give each run its own"
+
+
+def _holder(descriptor: int) -> dict[str, object]:
+    """What the lock file says; empty when it was released or cannot be understood."""
+    with contextlib.suppress(OSError, ValueError):
+        value = json.loads(os.pread(descriptor, 4096, 0))
+        if isinstance(value, dict):
+            return value
+    return {}
+
+
+def _write(descriptor: int, text: str, directory: Path) -> None:
+    try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, text.encode(), 0)
+    except OSError as error:
+        raise AutoshardError(f"checkpoint_dir={directory} cannot be written to: {error.strerror or error}") from None
+
+
+def _beat(descriptor: int, stop: threading.Event) -> None:
+    while not stop.wait(HEARTBEAT_S):
+        with contextlib.suppress(OSError):
+            os.utime(descriptor)

@@ -1,0 +1,122 @@
+"""What a checkpoint holds, written last: a folder without a whole manifest is no checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from autoshard.checkpoint.layout import parameter_shapes
+from autoshard.errors import AutoshardError
+from autoshard.interop.json_file import read_json
+from autoshard.spec.fields import show
+from autoshard.spec.model import ModelSpec
+
+MANIFEST = "manifest.json"
+FORMAT_VERSION = 1
+QUANTITIES = ("master", "first_moment", "second_moment")
+"""Of every parameter: the weight as the optimizer keeps it, and AdamW's two moments."""
+_MAX_BYTES = 1_000_000_000
+_UNNAMED = ("name",)
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """A file of a checkpoint. tensors: names of the parameters that it has parts of."""
+
+    name: str
+    bytes: int
+    sha256: str
+    tensors: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "tensors": list(self.tensors)}
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """step: optimizer steps done. model: a ModelSpec as JSON. data_position: a DataPosition as JSON.
+
+    dtype: of the tensors, by safetensors' name. learning_rate: of the step done last. seed: all that a run's random
+    numbers come from. versions: of the software that wrote it. world_size: of its ranks, each of which wrote a file.
+    """
+
+    step: int
+    model: dict[str, Any]
+    data_position: dict[str, Any]
+    dtype: str
+    learning_rate: float
+    seed: int
+    versions: dict[str, str]
+    world_size: int
+    files: tuple[FileRecord, ...]
+
+    def to_json(self) -> str:
+        content = {**{field.name: getattr(self, field.name) for field in fields(self)}, "quantities": list(QUANTITIES)}
+        content["files"] = [one.to_dict() for one in self.files]
+        return json.dumps({"format_version": FORMAT_VERSION, "sha256": _digest(content), "content": content}) + "\n"
+
+    def check_model(self, model: ModelSpec, where: Path) -> None:
+        """Raises AutoshardError naming a field in which the model is another one; its name may be."""
+        mine = json.loads(json.dumps(model.to_dict()))
+        for field in sorted(mine.keys() | self.model.keys()):
+            if field not in _UNNAMED and mine.get(field) != self.model.get(field):
+                raise AutoshardError(
+                    f"checkpoint {where} is of another model: {field}={show(self.model.get(field))}, "
+                    f"the plan's has {show(mine.get(field))}"
+                )
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Raises AutoshardError for anything that to_json did not write."""
+    path = folder / MANIFEST
+    values = read_json(path, "checkpoint manifest", _MAX_BYTES)
+    if not isinstance(values, dict) or values.keys() != {"format_version", "sha256", "content"}:
+        raise AutoshardError(f"checkpoint manifest {path} is not one of autoshard's")
+    if values["format_version"] != FORMAT_VERSION:
+        raise AutoshardError(
+            f"checkpoint manifest {path} has format_version {show(values['format_version'])}; "
+            f"this autoshard reads {FORMAT_VERSION}"
+        )
+    content = values["content"]
+    if not isinstance(content, dict) or _digest(content) != values["sha256"]:
+        raise AutoshardError(f"checkpoint manifest {path} was changed after it was written: its SHA-256 is another")
+    try:
+        return _manifest(content)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise AutoshardError(f"checkpoint manifest {path} is not one of autoshard's: {error!r}") from None
+
+
+def shapes(manifest: Manifest) -> dict[str, tuple[int, ...]]:
+    """Of every parameter."""
+    return parameter_shapes(ModelSpec.from_dict(manifest.model))
+
+
+def _manifest(content: dict[str, Any]) -> Manifest:
+    """Raises what Python raises for values of other types."""
+    if tuple(content.pop("quantities")) != QUANTITIES:
+        raise ValueError("quantities")
+    files = tuple(_file(one) for one in content.pop("files"))
+    manifest = Manifest(**content, files=files)
+    for name, kind in (("step", int), ("world_size", int), ("seed", int), ("dtype", str)):
+        if type(getattr(manifest, name)) is not kind:
+            raise TypeError(name)
+    for name in ("model", "data_position", "versions"):
+        if type(getattr(manifest, name)) is not dict:
+            raise TypeError(name)
+    return manifest
+
+
+def _file(values: dict[str, Any]) -> FileRecord:
+    one = FileRecord(**{**values, "tensors": tuple(values["tensors"])})
+    if type(one.name) is not str or one.name != Path(one.name).name or one.name in ("", ".", ".."):
+        raise ValueError(f"file name {one.name!r}")
+    if type(one.bytes) is not int or type(one.sha256) is not str or any(type(name) is not str for name in one.tensors):
+        raise TypeError("files")
+    return one
+
+
+def _digest(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

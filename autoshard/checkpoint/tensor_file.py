@@ -1,0 +1,128 @@
+"""safetensors files: 8 bytes of header length, a JSON header, the tensors' bytes. Nothing in one is ever executed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoshard.errors import AutoshardError
+from autoshard.interop.json_file import parse_json
+
+Bytes = NDArray[np.uint8]
+ELEMENT_BYTES = {"BF16": 2, "F32": 4, "F64": 8}
+"""By safetensors' name of the dtype."""
+_CHUNK_BYTES = 1 << 22
+_MAX_HEADER_BYTES = 100_000_000
+"""The safetensors library's own limit."""
+
+
+@dataclass(frozen=True)
+class TensorBytes:
+    """A tensor to be written. data: its elements, row-major."""
+
+    key: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: Bytes
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor of a file. offset: of its first byte in the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def bytes(self) -> int:
+        return prod(self.shape) * ELEMENT_BYTES[self.dtype]
+
+
+def write_tensors(path: Path, tensors: Sequence[TensorBytes]) -> tuple[int, str]:
+    """A new file, on the disk when this returns -> (bytes, SHA-256), found while writing. Raises OSError."""
+    header: dict[str, Any] = {}
+    end = 0
+    for one in tensors:
+        assert one.data.nbytes == prod(one.shape) * ELEMENT_BYTES[one.dtype], one.key
+        header[one.key] = {"dtype": one.dtype, "shape": one.shape, "data_offsets": [end, end + one.data.nbytes]}
+        end += one.data.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    digest = hashlib.sha256()
+    with path.open("xb") as file:
+        for data in (memoryview(len(text).to_bytes(8, "little") + text), *(one.data.data for one in tensors)):
+            for start in range(0, len(data), _CHUNK_BYTES):
+                chunk = data[start : start + _CHUNK_BYTES]
+                digest.update(chunk)
+                file.write(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+    return 8 + len(text) + end, digest.hexdigest()
+
+
+def checksum(path: Path) -> str:
+    """SHA-256 of a file. Raises OSError."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def read_header(path: Path) -> dict[str, StoredTensor]:
+    """The tensors of a file. Raises AutoshardError for anything but a file whose tensors fill it exactly."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > min(size - 8, _MAX_HEADER_BYTES):
+                raise AutoshardError(f"{path} is not a safetensors file: its header of {length:,} bytes does not fit")
+            text = file.read(length)
+    except OSError as error:
+        raise AutoshardError(f"{path} cannot be read: {error.strerror or error}") from error
+    values = parse_json(text, f"header of {path}")
+    if not isinstance(values, dict):
+        raise AutoshardError(f"header of {path} is not an object")
+    values.pop("__metadata__", None)
+    found = {key: _stored(path, key, value, 8 + length) for key, value in values.items()}
+    end = 8 + length
+    for one in sorted(found.values(), key=lambda one: (one.offset, one.bytes)):
+        if one.offset != end:
+            raise AutoshardError(f"{path}: tensors overlap or leave a gap at byte {end:,}")
+        end += one.bytes
+    if end != size:
+        raise AutoshardError(f"{path} has {size:,} bytes; its header describes {end:,}")
+    return found
+
+
+def map_file(path: Path) -> Bytes:
+    """All bytes of a file with a header, mapped and not yet read."""
+    try:
+        mapped: Bytes = np.memmap(path, np.uint8, "r").view(np.ndarray)
+        return mapped
+    except (OSError, ValueError) as error:
+        raise AutoshardError(f"{path} cannot be read: {error}") from error
+
+
+def _stored(path: Path, key: str, value: object, base: int) -> StoredTensor:
+    if isinstance(value, dict) and value.keys() == {"dtype", "shape", "data_offsets"}:
+        dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
+        if dtype in ELEMENT_BYTES and _are_counts(shape) and _are_counts(offsets) and len(offsets) == 2:
+            stored = StoredTensor(dtype, tuple(shape), base + offsets[0])
+            if stored.bytes == offsets[1] - offsets[0]:
+                return stored
+    raise AutoshardError(f"{path}: tensor {key[:200]!r} has an entry that is not a dtype, a shape and its bytes")
+
+
+def _are_counts(value: object) -> bool:
+    return isinstance(value, list) and all(type(one) is int and 0 <= one < 2**62 for one in value)

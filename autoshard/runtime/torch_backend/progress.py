@@ -1,0 +1,60 @@
+"""Where a run starts, which batch a step takes and when it saves: from 0, or as a checkpoint left it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from autoshard.errors import AutoshardError
+from autoshard.runtime.data import DataPosition, TokenStream
+from autoshard.runtime.torch_backend.checkpoint import CheckpointOptions, Checkpoints
+from autoshard.runtime.torch_backend.session import Session
+from autoshard.runtime.worker import Reporter
+
+
+class Progress:
+    """Where training starts and which batch a step takes: from 0, or as a checkpoint left them."""
+
+    def __init__(
+        self,
+        session: Session,
+        options: CheckpointOptions | None,
+        arguments: Mapping[str, Any],
+        stream: TokenStream,
+        reporter: Reporter,
+    ):
+        self.first_step, self._ahead = 0, 0
+        self._steps: int = arguments["steps"]
+        self._stream, self._reporter, self._checkpoints = stream, reporter, None
+        if options is None:
+            return
+        reporter.last_action = "reading checkpoints"
+        self._checkpoints = Checkpoints(
+            session, options, arguments["seed"], lambda text: reporter.report("note", text=text)
+        )
+        manifest = self._checkpoints.resume()
+        if manifest is None:
+            return
+        self.first_step = manifest.step
+        self._ahead = stream.step_at(DataPosition.from_dict(manifest.data_position)) - manifest.step
+        if self.first_step >= self._steps:
+            raise AutoshardError(
+                f"the checkpoint in {options.directory} is at step {self.first_step}: steps={self._steps} leaves "
+                "nothing to train; give more steps, another folder or --resume never"
+            )
+
+    def batch_of(self, step: int) -> int:
+        """Its number in the data; a plan with another batch size counts its batches differently."""
+        return step + self._ahead
+
+    def after_step(self, step: int, learning_rate: float) -> None:
+        if self._checkpoints is not None:
+            self._reporter.last_action = f"step {step}, checkpoint"
+            position = self._stream.position(self.batch_of(step) + 1).to_dict()
+            self._checkpoints.after_step(step + 1, learning_rate, position, last=step + 1 == self._steps)
+
+
+def checkpoint_options(values: Mapping[str, Any] | None) -> CheckpointOptions | None:
+    """From plain values."""
+    return None if values is None else CheckpointOptions(**{**values, "directory": Path(values["directory"])})

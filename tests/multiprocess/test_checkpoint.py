@@ -1,0 +1,232 @@
+"""Runs that save, end, are killed, and resume: the losses are those of a run that nothing happened to."""
+
+import json
+import random
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from autoshard.layout.plan_json import write_plan
+from autoshard.layout.strategy import Strategy
+from autoshard.spec.training import Precision
+from tests.multiprocess.plans import FP32, FP64, MODELS, plan_of, strategy
+
+STEPS, MANY_STEPS = 8, 40
+MODEL = replace(MODELS["few kv heads"], vocab_size=256)
+ONE = ("one.json", strategy(), 4, FP32)
+TWO = ("two.json", strategy(dp=2), 2, FP32)
+ALONE = ("alone.json", strategy(), 4, FP64)
+FOUR = ("four.json", strategy(tp=2, pp=2), 4, FP64)
+EIGHT = ("eight.json", strategy(tp=2, pp=2, dp=2), 2, FP64)
+"""File, layout, microbatches and precision: all of one global batch."""
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
+    """Losses of whole runs, without checkpoints."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    found = {}
+    for layout, steps in ((ONE, STEPS), (TWO, MANY_STEPS), (ALONE, STEPS)):
+        assert run(folder, layout, steps=steps, save=False).returncode == 0
+        found[layout[0]] = losses(folder)[-1]
+    return found
+
+
+Layout = tuple[str, Strategy, int, Precision]
+
+
+def command(folder: Path, layout: Layout, *options: str, steps: int = STEPS, save: bool = True) -> list[str]:
+    name, chosen, microbatches, precision = layout
+    write_plan(plan_of(MODEL, chosen, microbatches, precision), folder / name)
+    saving = ("--checkpoint-every", "2", "--checkpoint-dir", "saved") if save else ()
+    given = ["run", name, "--steps", str(steps), "--processes", "8"]
+    return [sys.executable, "-m", "autoshard", *given, *saving, *options]
+
+
+def run(
+    folder: Path, layout: Layout, *options: str, steps: int = STEPS, save: bool = True
+) -> subprocess.CompletedProcess[str]:
+    arguments = command(folder, layout, *options, steps=steps, save=save)
+    return subprocess.run(arguments, cwd=folder, capture_output=True, text=True, timeout=150)
+
+
+def losses(folder: Path) -> list[list[float]]:
+    """Of each run in the folder, in order."""
+    files = sorted(folder.glob("runs/tiny*/metrics.jsonl"), key=lambda file: file.stat().st_mtime_ns)
+    return [[json.loads(line)["loss"] for line in file.read_text().splitlines()] for file in files]
+
+
+def complete(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "saved").glob("step-*"))
+
+
+def test_a_resumed_run_repeats_the_losses_exactly(tmp_path: Path, undisturbed: dict[str, list[float]]) -> None:
+    assert run(tmp_path, TWO, "--keep", "2", steps=5).returncode == 0
+    assert complete(tmp_path) == ["step-00000004", "step-00000005"]
+    assert (tmp_path / "saved" / "latest").read_text() == "step-00000005\n"
+    resumed = run(tmp_path, TWO)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "resumed from" in resumed.stdout
+    assert "step-00000005, after step 5" in resumed.stdout
+    before, after = losses(tmp_path)
+    assert before + after == undisturbed[TWO[0]][:STEPS]
+
+
+def test_eight_processes_lose_four_and_the_loss_goes_on(tmp_path: Path, undisturbed: dict[str, list[float]]) -> None:
+    assert run(tmp_path, EIGHT, steps=4).returncode == 0
+    resumed = run(tmp_path, FOUR)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "after step 4" in resumed.stdout
+    found = [loss for one in losses(tmp_path) for loss in one]
+    assert found == pytest.approx(undisturbed[ALONE[0]], rel=1e-9)
+
+
+def spoil_bit(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+def truncate(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+@pytest.fixture(scope="module")
+def saved_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved")
+    assert run(folder, ONE, "--checkpoint-sync", steps=4).returncode == 0
+    return folder
+
+
+DAMAGE: dict[str, tuple[str, Callable[[Path], None], str]] = {
+    "truncated": ("rank-00000.safetensors", truncate, r"rank-00000.safetensors has [\d,]+ bytes, not [\d,]+"),
+    "bit-flipped": ("rank-00000.safetensors", spoil_bit, "rank-00000.safetensors was changed: its SHA-256 is another"),
+    "missing": ("rank-00000.safetensors", Path.unlink, "rank-00000.safetensors is missing"),
+    "no manifest": ("manifest.json", Path.unlink, "checkpoint manifest .*manifest.json does not exist"),
+    "foreign plan": ("plan.json", truncate, "plan.json has [\\d,]+ bytes"),
+}
+
+
+def test_damaged_checkpoints_are_named_and_the_one_before_is_used(
+    saved_once: Path, tmp_path: Path, undisturbed: dict[str, list[float]]
+) -> None:
+    """Every kind of damage in one folder: steps 10, 11, ... are damaged copies of step 4."""
+    folder = tmp_path / "all"
+    subprocess.run(["cp", "-r", str(saved_once), str(folder)], check=True)
+    saved = folder / "saved"
+    for number, (file, damage, _) in enumerate(DAMAGE.values()):
+        copy = saved / f"step-{10 + number:08}"
+        subprocess.run(["cp", "-r", str(saved / "step-00000004"), str(copy)], check=True)
+        damage(copy / file)
+    (saved / "step-00000099.tmp").mkdir()
+    resumed = run(folder, ONE)
+    assert resumed.returncode == 0, resumed.stderr
+    for number, (_, _, expected) in enumerate(DAMAGE.values()):
+        assert re.search(f"skipped checkpoint step-{10 + number:08}: {expected}", resumed.stdout), expected
+    assert "saved/step-00000004, after step 4" in resumed.stdout
+    assert losses(folder)[-1] == undisturbed[ONE[0]][4:]
+    assert {name.partition(".aside")[0] for name in complete(folder) if "aside" in name} == {
+        f"step-{10 + number:08}" for number in range(len(DAMAGE))
+    }
+    assert not (saved / "step-00000099.tmp").exists()
+
+
+def test_what_cannot_be_resumed_is_one_line(saved_once: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "all"
+    subprocess.run(["cp", "-r", str(saved_once), str(folder)], check=True)
+    done = run(folder, ONE, steps=4)
+    assert done.returncode == 1
+    assert "is at step 4: steps=4 leaves nothing to train" in done.stderr
+    never = run(folder, ONE, "--resume", "never")
+    assert never.returncode == 1
+    assert "holds checkpoints of another run up to step 4: name another folder" in never.stderr
+    spoil_bit(folder / "saved" / "step-00000004" / "rank-00000.safetensors")
+    named = run(folder, ONE, "--resume", "saved/step-00000004")
+    assert named.returncode == 1
+    assert "has no complete checkpoint: rank-00000.safetensors was changed: its SHA-256 is another" in named.stderr
+    other = run(folder, ONE, "--seed", "1", "--resume", "saved/step-00000002")
+    assert other.returncode == 1
+    assert "the data position was saved with seed=0, not 1" in other.stderr
+    for failed in (done, never, named, other):
+        assert len(failed.stderr.splitlines()) == 1, failed.stderr
+
+
+def test_a_second_run_in_the_folder_is_refused_and_a_dead_ones_lock_is_not(tmp_path: Path) -> None:
+    first = subprocess.Popen(command(tmp_path, ONE, steps=100_000), cwd=tmp_path, stdout=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: bool(complete(tmp_path)), first)
+        second = run(tmp_path, ONE)
+        assert second.returncode == 2
+        assert re.search(rf"saved is in use by process {first.pid} on \S+: give each run its own", second.stderr)
+    finally:
+        first.kill()
+        first.wait()
+    third = run(tmp_path, ONE, steps=newest(tmp_path) + 10)
+    assert third.returncode == 0, third.stderr
+
+
+def test_kill_9_loses_no_checkpoint(tmp_path: Path, undisturbed: dict[str, list[float]]) -> None:
+    """One rank, then all of them and their supervisor, at a random moment of training and saving."""
+    arguments = command(tmp_path, TWO, "--checkpoint-every", "1", steps=MANY_STEPS)
+    reached = kill_soon(tmp_path, arguments, victims=1)
+    reached = kill_soon(tmp_path, arguments, victims=3, reached=reached)
+    last = run(tmp_path, TWO, "--checkpoint-every", "1", steps=MANY_STEPS)
+    assert last.returncode == 0, last.stderr
+    assert f"after step {reached}" in last.stdout
+    assert "skipped" not in last.stdout
+    found: dict[int, float] = {}
+    for file in tmp_path.glob("runs/tiny*/metrics.jsonl"):
+        for line in file.read_text().splitlines():
+            values = json.loads(line)
+            assert found.setdefault(values["step"], values["loss"]) == values["loss"]
+    assert [found[step] for step in sorted(found)] == undisturbed[TWO[0]]
+
+
+def kill_soon(folder: Path, arguments: list[str], victims: int, reached: int = 0) -> int:
+    """Kill a run a little after its first checkpoint beyond step `reached` -> step of the newest that it leaves."""
+    process = subprocess.Popen(arguments, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_for(lambda: newest(folder) > reached, process)
+    time.sleep(random.uniform(0, 0.2))
+    before = newest(folder)
+    for one in [*psutil.Process(process.pid).children(), psutil.Process(process.pid)][:victims]:
+        one.kill()
+    process.wait(timeout=30)
+    assert newest(folder) >= before
+    return newest(folder)
+
+
+def newest(folder: Path) -> int:
+    """Step of the newest complete checkpoint, 0 if there is none."""
+    return max((int(name[5:]) for name in complete(folder) if name[5:].isdecimal()), default=0)
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 100
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        assert process.poll() is None, "ended early"
+        time.sleep(0.02)
+
+
+def test_a_full_disk_is_one_message_and_training_goes_on(tmp_path: Path, undisturbed: dict[str, list[float]]) -> None:
+    # no file may grow beyond 512 KB: writing a checkpoint fails in the middle of a tensor
+    limited = ["bash", "-c", 'ulimit -f 512; exec "$@"', "bash", *command(tmp_path, ONE, steps=3)]
+    ran = subprocess.run(limited, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert ran.returncode == 0, ran.stderr
+    assert "checkpoint of step 2 NOT saved, training goes on, older ones are intact: rank 0: " in ran.stdout
+    assert ran.stdout.count("NOT saved") == 2  # at step 2 and at the end
+    assert losses(tmp_path)[-1] == undisturbed[ONE[0]][:3]
+    assert complete(tmp_path) == []
+
+
+def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path: Path) -> None:
+    ran = run(tmp_path, ONE, "--checkpoint-dir", "one.json/saved")
+    assert ran.returncode == 2
+    assert "autoshard: error: checkpoint_dir=one.json/saved cannot be written to: Not a directory" in ran.stderr

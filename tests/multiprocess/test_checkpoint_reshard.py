@@ -1,0 +1,171 @@
+"""A checkpoint of any layout loads under any other: every pair, with all ranks of both in this one process."""
+
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from autoshard.checkpoint.layout import Shard, parameter_shapes, rank_shards
+from autoshard.checkpoint.manifest import Manifest
+from autoshard.graph.partition import Program
+from autoshard.layout.plan import Plan
+from autoshard.layout.strategy import Strategy
+from autoshard.models.stage import dim_sizes
+from autoshard.models.weights import parameter_dims
+from autoshard.runtime.torch_backend.checkpoint import read_rank, write_rank
+from autoshard.runtime.torch_backend.groups import Group
+from autoshard.runtime.torch_backend.optimizer import OptimizerSettings, ShardedAdamW
+from autoshard.runtime.torch_backend.parameters import local_piece
+from tests.multiprocess.plans import FP32, MODELS, plan_of, strategy
+
+UNEVEN_VOCABULARY = replace(MODELS["few kv heads"], vocab_size=91)
+LAYOUTS: dict[str, dict[str, Strategy]] = {
+    "few kv heads": {
+        "one process": strategy(),
+        "tp": strategy(tp=2),
+        "tp, kv replicated": strategy(tp=4),
+        "dp": strategy(dp=4),
+        "dp of 3": strategy(dp=3),
+        "dp, no ZeRO-1": strategy(dp=2, zero1=False),
+        "pp": strategy(pp=4),
+        "pp, uneven": strategy(pp=2, layers=(3, 1)),
+        "pp of 3": strategy(pp=3, layers=(1, 2, 1)),
+        "interleaved": strategy(pp=2, vpp=2),
+        "cp": strategy(cp=2),
+        "tp x pp x dp": strategy(tp=2, pp=2, dp=2),
+        "tp x cp x dp, kv replicated": strategy(tp=4, cp=2, dp=2),
+        "tp x dp, no ZeRO-1": strategy(tp=2, dp=2, zero1=False, sp=False),
+    },
+    "tied": {
+        "one process": strategy(),
+        "tp": strategy(tp=2),
+        "pp": strategy(pp=2),
+        "tp x pp x dp": strategy(tp=2, pp=2, dp=2),
+    },
+    "mixtral": {
+        "one process": strategy(),
+        "ep": strategy(dp=4, ep=2),
+        "ep x tp": strategy(dp=2, ep=2, tp=2),
+        "ep x pp": strategy(dp=4, ep=4, pp=2),
+    },
+    "gpt2": {
+        "one process": strategy(),
+        "tp": strategy(tp=2),
+        "pp x dp": strategy(pp=2, dp=3),
+    },
+}
+PAIRS = [(model, a, b) for model, layouts in LAYOUTS.items() for a, b in product(layouts, layouts)]
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint, and what the optimizer of each rank held when it was written."""
+
+    plan: Plan
+    folder: Path
+    manifest: Manifest
+    states: tuple[list[tuple[torch.Tensor, ...]], ...]
+    shards: tuple[tuple[Shard, ...], ...]
+
+
+@dataclass(frozen=True)
+class Held:
+    """Of a stage's module, what the optimizer asks for."""
+
+    program: Program
+    parameters: dict[str, nn.Parameter]
+    later: None = None
+
+    def parameter(self, name: str) -> nn.Parameter:
+        return self.parameters[name]
+
+
+class Groups:
+    """Groups of a rank among ranks that do not exist."""
+
+    def __init__(self, plan: Plan, rank: int) -> None:
+        self.mesh, self.rank = plan.mesh, rank
+
+    def __getitem__(self, axes: tuple[str, ...]) -> Group:
+        (ranks,) = (one for one in self.mesh.groups(axes) if self.rank in one)
+        handle: Any = None
+        return Group(str(axes), handle, tuple(ranks), ranks.index(self.rank))
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+@cache
+def saved(model: str, layout: str, root: Path) -> Saved:
+    plan = plan_of(UNEVEN_VOCABULARY if model == "few kv heads" else MODELS[model], LAYOUTS[model][layout], 4, FP32)
+    folder = root / f"{model} {layout}"
+    folder.mkdir()
+    states = tuple(state_of(plan, rank) for rank in range(plan.mesh.world_size))
+    shards = tuple(rank_shards(plan, rank) for rank in range(plan.mesh.world_size))
+    files = [write_rank(folder, rank, shards[rank], state) for rank, state in enumerate(states)]
+    manifest = Manifest(1, plan.model.to_dict(), {}, "F32", 1e-3, 0, {}, plan.mesh.world_size, tuple(files))
+    return Saved(plan, folder, manifest, states, shards)
+
+
+def state_of(plan: Plan, rank: int) -> list[tuple[torch.Tensor, ...]]:
+    """What the rank's own optimizer holds when the whole parameters are those of `whole_parameters`."""
+    whole = whole_parameters(plan)
+    pipeline_rank, index = plan.mesh.coordinates(rank)
+    groups: Any = Groups(plan, rank) if plan.mesh.world_size > 1 else None
+    modules: list[Any] = []
+    for stage in (stage for stage in plan.stages if stage.pipeline_rank == pipeline_rank):
+        program = plan.program(stage.layers, stage.has_embedding, stage.has_head)
+        local = {
+            tensor.name: local_piece(whole[tensor.name], tensor.dims, program.states[tensor.name], plan.mesh, index)
+            for tensor in program.graph.parameters()
+        }
+        modules.append(Held(program, {name: nn.Parameter(value) for name, value in local.items()}))
+    tied: dict[str, Any] = {}
+    if plan.model.tie_word_embeddings and plan.strategy.pp > 1 and pipeline_rank in (0, plan.strategy.pp - 1):
+        tied = {name: groups["pp",] for name in whole if "embed" in name or "wte" in name}
+    settings = OptimizerSettings(1e-3, zero1=plan.strategy.zero1)
+    optimizer = ShardedAdamW(modules, plan.mesh, groups, None, settings, tied)
+    return [(b.master.detach(), 2 * b.master.detach(), b.master.detach() ** 2) for b in optimizer.buckets]
+
+
+def whole_parameters(plan: Plan) -> dict[str, torch.Tensor]:
+    """Random ones, padded with zeros as the plan pads the vocabulary."""
+    dims, _ = parameter_dims(plan.model)
+    sizes = dim_sizes(plan.model, 1, 1, plan.strategy.tp)
+    generator = torch.Generator().manual_seed(0)
+    found = {}
+    for name, shape in sorted(parameter_shapes(plan.model).items()):
+        found[name] = torch.zeros([sizes[dim] for dim in dims[name]])
+        found[name][: shape[0]] = torch.randn(shape, generator=generator)
+    return found
+
+
+@pytest.mark.parametrize(("model", "source", "target"), PAIRS)
+def test_every_layout_reads_every_other(model: str, source: str, target: str, root: Path) -> None:
+    written, wanted = saved(model, source, root), saved(model, target, root)
+    for rank, state in enumerate(wanted.states):
+        read = read_rank(written.folder, written.manifest, wanted.shards[rank])
+        assert len(read) == len(state)
+        for found, expected in zip(read, state, strict=True):
+            for one, other in zip(found, expected, strict=True):
+                assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(("model", "layout"), [(model, layout) for model in LAYOUTS for layout in LAYOUTS[model]])
+def test_every_element_is_written_once(model: str, layout: str, root: Path) -> None:
+    one = saved(model, layout, root)
+    shapes = parameter_shapes(one.plan.model)
+    counts = {name: torch.zeros(shape) for name, shape in shapes.items()}
+    for shards in one.shards:
+        for shard in shards:
+            for piece in shard.pieces:
+                if piece.writes:
+                    counts[piece.name][piece.box.slices((0,) * len(shapes[piece.name]))] += 1
+    assert all(bool((count == 1).all()) for count in counts.values())

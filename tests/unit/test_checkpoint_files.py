@@ -1,0 +1,247 @@
+"""Boxes, safetensors files, manifests, locks, folders: each by hand; what is broken or malicious is one error."""
+
+import json
+import multiprocessing
+import os
+import time
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
+
+from autoshard.checkpoint.boxes import Box, boxes_of_run
+from autoshard.checkpoint.directory import being_written, clean, commit, file_problem, step_folders
+from autoshard.checkpoint.layout import Piece
+from autoshard.checkpoint.lock import STALE_AFTER_S, directory_lock
+from autoshard.checkpoint.manifest import MANIFEST, QUANTITIES, FileRecord, Manifest, read_manifest
+from autoshard.checkpoint.read import CheckpointReader, tensor_key
+from autoshard.checkpoint.tensor_file import TensorBytes, checksum, read_header, write_tensors
+from autoshard.errors import AutoshardError
+from autoshard.models.registry import load_model
+
+LLAMA = load_model("llama3-8b")
+
+
+def bytes_of(values: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    return values.reshape(-1).view(np.uint8)
+
+
+def test_a_run_is_the_rest_of_a_row_whole_rows_and_the_start_of_one() -> None:
+    # rows of 4: [3] of row 0, rows 1 and 2, [0, 1] of row 3
+    assert list(boxes_of_run((5, 4), 3, 14)) == [
+        Box((0, 3), (1, 1)),
+        Box((1, 0), (2, 4)),
+        Box((3, 0), (1, 2)),
+    ]
+    assert list(boxes_of_run((5, 4), 5, 7)) == [Box((1, 1), (1, 2))]
+    assert list(boxes_of_run((5, 4), 0, 20)) == [Box((0, 0), (5, 4))]
+    assert list(boxes_of_run((5, 4), 7, 7)) == []
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.data())
+def test_a_runs_boxes_hold_its_elements_in_order(shape: list[int], data: st.DataObject) -> None:
+    size = prod(shape)
+    start = data.draw(st.integers(0, size))
+    stop = data.draw(st.integers(start, size))
+    array = np.arange(size).reshape(shape)
+    boxes = list(boxes_of_run(tuple(shape), start, stop))
+    found = [int(one) for box in boxes for one in array[box.slices((0,) * len(shape))].reshape(-1)]
+    assert found == list(range(start, stop))
+    assert len(boxes) <= 2 * len(shape) - 1
+
+
+def test_what_is_written_the_safetensors_library_reads(tmp_path: Path) -> None:
+    values = np.arange(6, dtype=np.float32)
+    tensors = [TensorBytes("a", "F32", (2, 3), bytes_of(values)), TensorBytes("b", "F32", (0,), bytes_of(values[:0]))]
+    size, digest = write_tensors(tmp_path / "x.safetensors", tensors)
+    assert size == (tmp_path / "x.safetensors").stat().st_size
+    assert digest == checksum(tmp_path / "x.safetensors")
+    assert load_file(tmp_path / "x.safetensors")["a"].tolist() == values.reshape(2, 3).tolist()
+    save_file({"c": values, "d": values[:2]}, tmp_path / "y.safetensors")
+    assert {key: one.shape for key, one in read_header(tmp_path / "y.safetensors").items()} == {"c": (6,), "d": (2,)}
+
+
+def raw(header: object, data: bytes = b"", length: int | None = None) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return (len(text) if length is None else length).to_bytes(8, "little") + text + data
+
+
+def entry(dtype: object = "F32", shape: object = (1,), offsets: object = (0, 4)) -> dict[str, object]:
+    return {"t": {"dtype": dtype, "shape": shape, "data_offsets": offsets}}
+
+
+BROKEN = {
+    "empty": b"",
+    "a pickle": b"\x80\x04\x95\x1b\x00\x00\x00\x00\x00\x00\x00\x8c\x05posix\x94\x8c\x06system\x94\x93\x94.",
+    "a header longer than the file": raw({}, length=2**63),
+    "no JSON": raw(b"{'a': 1}"),
+    "no object": raw([1]),
+    "a key twice": raw(b'{"t": 1, "t": 1}'),
+    "nested a million deep": raw(b"[" * 1_000_000),
+    "unknown dtype": raw(entry("O"), b"abcd"),
+    "a shape that is no list": raw(entry(shape="1"), b"abcd"),
+    "a negative size": raw(entry(shape=(-1,)), b"abcd"),
+    "a size that overflows": raw(entry(shape=(2**61, 2**61)), b"abcd"),
+    "offsets that disagree with the shape": raw(entry(offsets=(0, 2)), b"abcd"),
+    "data cut off": raw(entry(), b"abc"),
+    "data left over": raw(entry(), b"abcde"),
+    "data before the start": raw(entry(offsets=(-4, 0)), b"abcd"),
+    "overlapping tensors": raw({**entry(), "u": entry()["t"]}, b"abcd"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_tensor_file_is_one_error(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "x.safetensors"
+    file.write_bytes(BROKEN[name])
+    with pytest.raises(AutoshardError) as error:
+        read_header(file)
+    assert str(file) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def manifest(files: tuple[FileRecord, ...] = (), step: int = 4) -> Manifest:
+    return Manifest(step, json.loads(json.dumps(LLAMA.to_dict())), {}, "F32", 1e-3, 0, {"torch": "2"}, 1, files)
+
+
+def test_a_manifest_comes_back_as_it_was(tmp_path: Path) -> None:
+    one = manifest((FileRecord("rank-00000.safetensors", 8, "ab", ("a", "b")),))
+    (tmp_path / MANIFEST).write_text(one.to_json())
+    assert read_manifest(tmp_path) == one
+
+
+def changed(**values: object) -> str:
+    """A manifest with a valid checksum and other content."""
+    return replace(manifest(), **values).to_json()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is empty"),
+        ("[]", "is not one of autoshard's"),
+        (manifest().to_json().replace('"step": 4', '"step": 5'), "was changed after it was written"),
+        (manifest().to_json().replace('"format_version": 1', '"format_version": 2'), "this autoshard reads 1"),
+        (changed(step="4"), "is not one of autoshard's"),
+        (changed(model=[]), "is not one of autoshard's"),
+        (changed(files=(FileRecord("../../etc/passwd", 1, "", ()),)), "is not one of autoshard's"),
+        (changed(files=(FileRecord("/etc/passwd", 1, "", ()),)), "is not one of autoshard's"),
+        (changed(files=(FileRecord("..", 1, "", ()),)), "is not one of autoshard's"),
+        (changed(files=(FileRecord("a", 1.5, "", ()),)), "is not one of autoshard's"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_broken_manifest_is_one_error(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / MANIFEST).write_text(text)
+    with pytest.raises(AutoshardError, match=message) as error:
+        read_manifest(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_checkpoint_of_another_model_is_refused_by_the_field(tmp_path: Path) -> None:
+    manifest().check_model(replace(LLAMA, name="another name"), tmp_path)
+    with pytest.raises(AutoshardError, match="is of another model: hidden_size=4096, the plan's has 8192"):
+        manifest().check_model(replace(LLAMA, hidden_size=8192), tmp_path)
+
+
+def stored(folder: Path, key: str, shape: tuple[int, ...]) -> Manifest:
+    values = np.zeros(prod(shape), np.float32)
+    size, digest = write_tensors(folder / "r.safetensors", [TensorBytes(key, "F32", shape, bytes_of(values))])
+    return manifest((FileRecord("r.safetensors", size, digest, ("model.norm.weight",)),))
+
+
+def test_elements_that_no_file_has_are_an_error(tmp_path: Path) -> None:
+    one = stored(tmp_path, tensor_key("master", "model.norm.weight", Box((0,), (4000,))), (4000,))
+    reader = CheckpointReader(tmp_path, one, ["model.norm.weight"])
+    piece = Piece("model.norm.weight", Box((3900,), (196,)), 0, True)
+    with pytest.raises(AutoshardError, match=r"has 100 of 196 elements of the master of model.norm.weight"):
+        reader.fill(QUANTITIES[0], piece, np.zeros(4 * 196, np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("master/model.norm.weight@1", "lies outside the parameter"),
+        ("master/model.norm.weight@-1", "lies outside the parameter"),
+        ("master/model.norm.weight@99999999999999999999", "lies outside the parameter"),
+        ("master/model.norm.weight@0,0", "lies outside the parameter"),
+        ("master/no_such.weight@0", "is not a tensor of this checkpoint"),
+        ("pickle/model.norm.weight@0", "is not a tensor of this checkpoint"),
+        ("", "is not a tensor of this checkpoint"),
+    ],
+)
+def test_tensors_that_do_not_belong_are_an_error(tmp_path: Path, key: str, message: str) -> None:
+    one = stored(tmp_path, key, (4096,))
+    with pytest.raises(AutoshardError, match=message):
+        CheckpointReader(tmp_path, one, ["model.norm.weight"])
+
+
+def written(directory: Path, step: int) -> Manifest:
+    folder = being_written(directory, step)
+    folder.mkdir(parents=True)
+    size, digest = write_tensors(folder / "r.safetensors", [])
+    return manifest((FileRecord("r.safetensors", size, digest, ()),), step)
+
+
+def test_the_newest_stay_and_what_is_incomplete_goes(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        commit(tmp_path, written(tmp_path, step), keep=2)
+    written(tmp_path, 4)
+    assert [folder.name for folder in step_folders(tmp_path)] == ["step-00000003", "step-00000002"]
+    assert (tmp_path / "latest").read_text() == "step-00000003\n"
+    assert clean(tmp_path, 2) == ["step-00000003.aside-1"]
+    assert sorted(path.name for path in tmp_path.glob("step*")) == ["step-00000002", "step-00000003.aside-1"]
+    (record,) = read_manifest(tmp_path / "step-00000002").files
+    assert file_problem(tmp_path / "step-00000002", record) == ""
+
+
+def test_a_file_that_another_machine_has_is_not_committed(tmp_path: Path) -> None:
+    one = written(tmp_path, 1)
+    missing = replace(one, files=(*one.files, FileRecord("rank-00001.safetensors", 1, "", ())))
+    with pytest.raises(AutoshardError, match="was written, but not here: all ranks need to share"):
+        commit(tmp_path, missing, keep=2)
+
+
+def hold(directory: Path, seconds: float) -> None:
+    with directory_lock(directory):
+        (directory / "held").touch()
+        time.sleep(seconds)
+
+
+def test_one_run_a_folder_and_a_dead_one_lets_go(tmp_path: Path) -> None:
+    holder = multiprocessing.get_context("spawn").Process(target=hold, args=(tmp_path, 60))
+    holder.start()
+    try:
+        deadline = time.monotonic() + 50
+        while not (tmp_path / "held").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        with (
+            pytest.raises(AutoshardError, match=f"is in use by process {holder.pid} on ") as error,
+            directory_lock(tmp_path),
+        ):
+            raise AssertionError
+        assert str(error.value).endswith("give each run its own")
+    finally:
+        holder.kill()
+        holder.join()
+    with directory_lock(tmp_path):
+        assert json.loads((tmp_path / "lock").read_text())["pid"] == os.getpid()
+    assert (tmp_path / "lock").read_text() == ""
+
+
+def test_a_holder_on_another_machine_is_gone_when_its_heartbeat_is(tmp_path: Path) -> None:
+    (tmp_path / "lock").write_text('{"pid": 1, "host": "elsewhere"}')
+    with (
+        pytest.raises(AutoshardError, match=r"is in use by process 1 on elsewhere: .*, wait 120 s"),
+        directory_lock(tmp_path),
+    ):
+        raise AssertionError
+    old = time.time() - STALE_AFTER_S - 10
+    os.utime(tmp_path / "lock", (old, old))
+    with directory_lock(tmp_path):
+        pass
