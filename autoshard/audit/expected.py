@@ -162,7 +162,8 @@ def _memory(plan: Plan, programs: list[Program], tied: frozenset[str], pipeline_
     unmatched["gradients that a compiled backward hands over at its end"] = terms["gradients"] - gradients
     terms["gradients"] = gradients
     held = {kind: terms.pop(kind) for kind in STATE_KINDS}
-    held["kept activations"] = sum(terms.pop(name) for name in ("kept activations", "embedding, logits and loss"))
+    kept = ("kept activations", "embedding, logits and loss", "pipeline buffers")  # most of them outputs that are kept
+    held["kept activations"] = sum(terms.pop(name) for name in kept)
     held["working"] = sum(terms.values())
     update = _update_bytes(plan, programs, tied)
     if update > held["kept activations"] + held["working"]:

@@ -59,9 +59,9 @@ def peak(recorder: Recorder, state: dict[str, set[int]], ready: int) -> tuple[di
 def _kind(one: Allocation, ready: int, start: int) -> str:
     """start: the last event before the action at the peak. What outlives the actions between is kept for a backward,
     unless it is a gradient or an activation that came from another rank and waits to be read."""
+    if one.birth > ready and one.action < 0:
+        return "working" if one.received else "token ids and labels"
     if one.birth <= ready or one.death is None:
         return "tables"
-    if one.action < 0:
-        return "working" if one.received else "token ids and labels"
     waits = one.received and (one.read_at is None or one.read_at > start)
     return "kept activations" if one.birth <= start and not waits else "working"
