@@ -115,7 +115,9 @@ def program_flops(program: Program, recompute: str) -> Iterator[tuple[Flops, flo
                 totals[Flops("forward", kind, name)] += forward  # type: ignore[assignment]
                 totals[Flops("backward", kind, name)] += backward  # type: ignore[assignment]
                 if segment.recomputed and position < segment.replay_stop:
-                    totals[Flops("recompute", kind, name)] += forward  # type: ignore[assignment]
+                    last = position == segment.replay_stop - 1  # attention: up to the probabilities that it keeps
+                    again = forward / 2 if last and one.operator.attributes.get("kernel") == "plain" else forward
+                    totals[Flops("recompute", kind, name)] += again  # type: ignore[assignment]
     yield from totals.items()
 
 

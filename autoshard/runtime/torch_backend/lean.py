@@ -6,6 +6,7 @@ probabilities in FP32 as well.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -34,21 +35,30 @@ class SiluMul(torch.autograd.Function):
 
 
 class MaskedSoftmax(torch.autograd.Function):
-    """softmax in FP32 over what the mask leaves, in the dtype of the scores; keeps that result and no mask."""
+    """softmax in FP32 over what the mask leaves, in the dtype of the scores; keeps that result and no mask.
+
+    scores: [batch heads queries keys]. One head at a time: all of them in FP32 would be twice the scores and more.
+    """
 
     @staticmethod
     def forward(ctx: Any, scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        masked = scores.to(torch.promote_types(scores.dtype, torch.float32), copy=True)
-        masked.masked_fill_(~mask, float("-inf"))
-        exponentials = masked.sub_(masked.amax(-1, keepdim=True)).exp_()
-        weights = exponentials.div_(exponentials.sum(-1, keepdim=True)).to(scores.dtype)
+        weights, hidden = torch.empty_like(scores), ~mask
+        for score, weight in _heads(scores, weights):
+            weight.copy_(torch.softmax(_accurate(score).masked_fill(hidden, float("-inf")), -1))
         ctx.save_for_backward(weights)
         return weights
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
         (weights,) = ctx.saved_tensors
-        accurate = _accurate(weights)
-        products = grads[0] * accurate
-        inner = products.sum(-1, keepdim=True)
-        return products.addcmul_(accurate, inner, value=-1).to(weights.dtype), None
+        out = torch.empty_like(weights)
+        for weight, grad, grad_score in _heads(weights, grads[0], out):
+            accurate = _accurate(weight)
+            products = grad * accurate
+            grad_score.copy_(products.addcmul_(accurate, products.sum(-1, keepdim=True), value=-1))
+        return out, None
+
+
+def _heads(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Those of the same batch row and head, together."""
+    yield from zip(*(tensor.flatten(0, 1).unbind(0) for tensor in tensors), strict=True)
