@@ -6,7 +6,8 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from types import ModuleType
 
 from autoshard.audit.compare import differences, rows
@@ -36,9 +37,16 @@ def audit(
         orders = pool.submit(held_orders, plan).result()
         waiting = {pool.submit(audit_role, plan, role, orders): index for index, role in enumerate(wanted)}
         for one in as_completed(waiting):
-            found[waiting[one]] = one.result()
+            found[waiting[one]] = _outcome(one)
             on_role(len(found), len(wanted), found[waiting[one]])
     return tuple(found[index] for index in range(len(wanted)))
+
+
+def _outcome(one: Future[RoleAudit]) -> RoleAudit:
+    try:
+        return one.result()
+    except BrokenProcessPool:
+        raise AutoshardError("a process of the audit was ended from outside; was there enough memory?") from None
 
 
 def held_orders(plan: Plan) -> Orders:

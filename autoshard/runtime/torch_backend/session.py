@@ -139,10 +139,12 @@ class Session:
             if name in module.input_names:
                 program = module.program
                 dims = program.graph.tensors[name].dims
-                whole = torch.from_numpy(tokens)[:, self._order].to(self.device)
-                pieces = whole.chunk(self.plan.num_microbatches)
-                state = program.states[name]
-                return [local_piece(piece, dims, state, self.plan.mesh, self._index) for piece in pieces]
+                state, pieces = program.states[name], torch.from_numpy(tokens).chunk(self.plan.num_microbatches)
+                # A copy of its own for each: a view would keep the whole batch on the device.
+                return [
+                    local_piece(piece[:, self._order], dims, state, self.plan.mesh, self._index).clone().to(self.device)
+                    for piece in pieces
+                ]
         return None
 
     def _mean_loss(self, losses: list[torch.Tensor]) -> float:
