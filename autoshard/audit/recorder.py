@@ -122,7 +122,8 @@ class Recorder(TorchDispatchMode):
         elif func.namespace == _C10D:
             self._c10d(func._schema.name.partition("::")[2], args)
         elif func in _MATMULS:
-            self._flops(kind, operator, _MATMULS[func](*args))
+            share = self._attention.tile_share if kind == "attention" else 1.0
+            self._flops(kind, operator, share * _MATMULS[func](*args))
         elif flops := self._attention.flops(func, args, kwargs):
             self._flops(kind, operator, flops)
 

@@ -25,6 +25,7 @@ PLANS: dict[str, tuple[str, int, dict[str, Any]]] = {
         {"tp": 2, "pp": 2, "dp": 2, "num_virtual_stages": 2, "recompute": "core_attention"},
     ),
     "cp": ("llama3-8b", 2, {"tp": 2, "cp": 2, "dp": 2, "recompute": "core_attention+mlp"}),
+    "ring": ("llama3-8b", 2, {"tp": 2, "cp": 2, "context_parallel": "ring"}),
     "padded vocabulary": ("padded", 2, {"tp": 4, "pp": 2}),
     "experts": ("mixtral-8x7b", 2, {"tp": 2, "dp": 4, "ep": 4, "recompute": "full"}),
     "plain attention": ("llama3-8b", 2, {"tp": 2, "attention_kernel": "plain"}),
