@@ -1,5 +1,6 @@
-# make demo    from nothing to a plan and a rehearsal of it
+# make demo    from nothing to a plan, an audit of two of its stages and a rehearsal of it
 # make test    lint, types and every test, as continuous integration runs them
+# make benchmark  every recipe, published and as planned, audited: plan against audit
 # make clean   remove the environment and what was built
 #
 # Needs python3 (3.10 to 3.13, with venv) and make. PYTHON=python3.12 chooses the interpreter of a new .venv.
@@ -14,13 +15,14 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 CREATE_VENV = $(VENV)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 INSTALL = $(VENV)/bin/python -m pip install -qq --constraint constraints.txt --editable
 
-.PHONY: help demo test lint types clean
+.PHONY: help demo test benchmark lint types clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
 
 demo: $(VENV)/.demo
 	autoshard plan --model llama3-70b --nodes 16
+	autoshard audit plan.json --stages 0,7
 	autoshard run plan.json
 
 test: lint types
@@ -46,6 +48,9 @@ $(VENV)/.test: pyproject.toml constraints.txt
 	@$(CREATE_VENV)
 	@$(INSTALL) '.[torch,data,wandb,plot,dev]'
 	@touch $(VENV)/.demo $@
+
+benchmark: $(VENV)/.test
+	python -m benchmarks.audit_plans
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
