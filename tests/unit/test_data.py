@@ -1,6 +1,7 @@
 """Real text, tokens and batches that no layout can change."""
 
 import json
+import os
 import re
 import sys
 from dataclasses import replace
@@ -109,6 +110,24 @@ def test_tokens_are_made_once(tmp_path: Path) -> None:
     assert first.path.with_suffix(".tokens").stat().st_mtime_ns == written
     (tmp_path / "a.txt").write_text("other")
     assert read(tmp_path / "a.txt", tmp_path / "cache") == "other"
+
+
+def test_the_digest_is_of_the_tokens_alone(tmp_path: Path) -> None:
+    """A file that was moved or touched is the same data; another byte of the same length is not."""
+    first, moved = tmp_path / "a.txt", tmp_path / "elsewhere" / "b.txt"
+    moved.parent.mkdir()
+    first.write_text("some text\nand more")
+    os.utime(first, (0, 0))
+    original = prepare(DataSource(first, ByteTokenizer()), tmp_path / "cache")
+    first.rename(moved)
+    assert prepare(DataSource(moved, ByteTokenizer()), tmp_path / "cache").digest == original.digest
+    os.utime(moved, (1e9, 1e9))
+    touched = prepare(DataSource(moved, ByteTokenizer()), tmp_path / "cache")
+    assert touched.digest == original.digest
+    stream = open_stream(touched, global_batch_size=1, sequence_length=4)
+    assert stream.step_at(open_stream(original, global_batch_size=1, sequence_length=4).position(2)) == 2
+    moved.write_text("some text\nand mole")
+    assert prepare(DataSource(moved, ByteTokenizer()), tmp_path / "cache").digest != original.digest
 
 
 def test_damaged_tokens_are_made_again(tmp_path: Path) -> None:

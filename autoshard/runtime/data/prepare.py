@@ -57,15 +57,14 @@ def prepare(source: DataSource, cache: Path) -> TokenFile:
 
     Documents are joined by the tokenizer's end-of-text token, by a blank line where it has none, and as they are where
     they were tokenized before. Memory stays bounded by a window of text (4 MiB) and one row. Files that change their
-    size or time are read again.
+    place, size or time are read again; their digest is of the tokens alone.
     Raises AutoshardError, naming file and row, for what cannot be read.
     """
     files = None if source.path is None else find_files(source.path)
     content = _content(source, files)
-    digest = _digest(source, files, content)
-    path = cache / f"{digest}.json"
+    path = cache / f"{_cache_key(source, files, content)}.json"
     with one_at_a_time(path):
-        return read_token_file(path) or _write(source, files, content, digest, path)
+        return read_token_file(path) or _write(source, files, content, path)
 
 
 def _content(source: DataSource, files: DataFiles | None) -> str:
@@ -84,21 +83,19 @@ def _content(source: DataSource, files: DataFiles | None) -> str:
     )
 
 
-def _write(source: DataSource, files: DataFiles | None, content: str, digest: str, path: Path) -> TokenFile:
+def _write(source: DataSource, files: DataFiles | None, content: str, path: Path) -> TokenFile:
     writer = TokenWriter(path)
     try:
         if files is not None and content == CHAT:
-            return _write_rows(source, files, digest, writer)
-        return _write_run(source, files, content, digest, writer)
+            return _write_rows(source, files, writer)
+        return _write_run(source, files, content, writer)
     except OSError as error:
         raise AutoshardError(f"cannot write {error.filename or path}: {error.strerror or error}") from error
     finally:
         writer.discard()
 
 
-def _write_run(
-    source: DataSource, files: DataFiles | None, content: str, digest: str, writer: TokenWriter
-) -> TokenFile:
+def _write_run(source: DataSource, files: DataFiles | None, content: str, writer: TokenWriter) -> TokenFile:
     """One run of tokens, that rows may be cut from anywhere."""
     tokenizer = source.tokenizer
     for tokens in _token_runs(_pieces(source, files, content), tokenizer):
@@ -108,14 +105,13 @@ def _write_run(
     name = "the Python manual" if files is None else files.source
     by = content if content == TOKENIZED else f"{tokenizer.name}, {tokenizer.vocab_size} ids"
     return writer.finish(
-        digest,
         row_length=0,
         vocab_size=writer.largest_id + 1 if content == TOKENIZED else tokenizer.vocab_size,
         made_of=f"{name}: {format_count(writer.num_tokens)} tokens ({by})",
     )
 
 
-def _write_rows(source: DataSource, files: DataFiles, digest: str, writer: TokenWriter) -> TokenFile:
+def _write_rows(source: DataSource, files: DataFiles, writer: TokenWriter) -> TokenFile:
     """Rows of whole conversations, in which answers alone are learned."""
     tokenizer, length = source.tokenizer, source.sequence_length + 1
     template = chat_template(tokenizer)
@@ -124,7 +120,6 @@ def _write_rows(source: DataSource, files: DataFiles, digest: str, writer: Token
         writer.append(ids, learned)
     shortened = f" ({packer.shortened:,} longer than a row, shortened)" if packer.shortened else ""
     return writer.finish(
-        digest,
         row_length=length,
         vocab_size=tokenizer.vocab_size,
         made_of=(
@@ -200,8 +195,8 @@ def _encoded(
         yield next(encoded) if piece.ids is None else piece.ids
 
 
-def _digest(source: DataSource, files: DataFiles | None, content: str) -> str:
-    """Of what the tokens depend on: each file's name, size and time, the tokenizer, and rows where they are packed."""
+def _cache_key(source: DataSource, files: DataFiles | None, content: str) -> str:
+    """Names what the tokens depend on, cheaply: each file's path, size and time, the tokenizer, rows that are packed."""
     stats = [] if files is None else [(str(file.resolve()), file.stat()) for file in files.paths]
     depends = [
         FORMAT,

@@ -1,11 +1,12 @@
 """Tokens on disk: one flat file that every rank maps into memory, and a description of it beside it.
 
-A folder keeps them by a digest of what they were made of, so ranks and later runs find what one process has made.
+A folder keeps them by what they were made of, so ranks and later runs find what one process has made.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -19,14 +20,16 @@ from numpy.typing import NDArray
 from autoshard.errors import AutoshardError
 from autoshard.interop.atomic_file import write_text
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
 class TokenFile:
     """What is known of prepared tokens; the file itself is beside the description.
 
-    path: the description, a JSON file. num_tokens: int32 each. digest: of everything that they were made of.
+    path: the description, a JSON file. num_tokens: int32 each.
+    digest: SHA-256 of all tokens, of which ones are learned and of row_length. Two files with one digest train alike,
+    wherever their text lay and whatever it was called; any other token gives another digest.
     row_length: tokens of a row that must stay whole; 0 where they are one run of text.
     masked: whether a second file says which tokens are learned. vocab_size: every id is below it.
     made_of: one line for people.
@@ -71,6 +74,7 @@ class TokenWriter:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._parts: dict[str, Path] = {}
+        self._hashes: dict[str, hashlib._Hash] = {}
         self.num_tokens = 0
         self.largest_id = -1
 
@@ -83,7 +87,9 @@ class TokenWriter:
         if learned is not None:
             self._append(".learned", np.ascontiguousarray(learned, dtype=np.uint8))
 
-    def finish(self, digest: str, row_length: int, vocab_size: int, made_of: str) -> TokenFile:
+    def finish(self, row_length: int, vocab_size: int, made_of: str) -> TokenFile:
+        content = [row_length, {suffix: one.hexdigest() for suffix, one in sorted(self._hashes.items())}]
+        digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
         found = TokenFile(
             self._path, digest, self.num_tokens, row_length, ".learned" in self._parts, vocab_size, made_of
         )
@@ -102,8 +108,10 @@ class TokenWriter:
         if suffix not in self._parts:
             self._parts[suffix] = self._path.with_suffix(f"{suffix}.{os.getpid()}.part")
             self._parts[suffix].write_bytes(b"")
+            self._hashes[suffix] = hashlib.sha256()
+        self._hashes[suffix].update(values.data)
         with self._parts[suffix].open("ab") as file:
-            file.write(values.tobytes())
+            file.write(values.data)
 
 
 @contextmanager
