@@ -196,7 +196,7 @@ def _encoded(
 
 
 def _cache_key(source: DataSource, files: DataFiles | None, content: str) -> str:
-    """Names what the tokens depend on, cheaply: each file's path, size and time, the tokenizer, rows that are packed."""
+    """Names what the tokens depend on, cheaply: each file's path, size and time, the tokenizer, rows when packed."""
     stats = [] if files is None else [(str(file.resolve()), file.stat()) for file in files.paths]
     depends = [
         FORMAT,
