@@ -54,11 +54,12 @@ def interval(groups: Sequence[str], residuals: Sequence[float], memory: Sequence
         return Interval(-0.25, 0.25, memory_spread)
     weights = np.array([1 / np.sqrt(len(values)) for values in by_group.values() for _ in values])
     tail = (1 - COVERAGE) / 2 * len(by_group) / (len(by_group) + 1)
-    low, high = (_quantile(values, weights, share) for share in (tail, 1 - tail))
+    low, high = (weighted_quantile(values, weights, share) for share in (tail, 1 - tail))
     return Interval(round(min(low, -0.01), 4), round(max(high, 0.01), 4), round(memory_spread, 4))
 
 
-def _quantile(values: np.ndarray, weights: np.ndarray, share: float) -> float:
+def weighted_quantile(values: np.ndarray, weights: np.ndarray, share: float) -> float:
+    """The value below which that share of the weight lies."""
     order = np.argsort(values)
     places = (np.cumsum(weights[order]) - weights[order] / 2) / weights.sum()
     return float(np.interp(share, places, values[order]))

@@ -13,6 +13,7 @@ import numpy as np
 from autoshard.cost.interval import FILE as INTERVALS
 from autoshard.spec.hardware_file import FOLDER
 from benchmarks.constants import FAMILY, FIXED, stack_of
+from benchmarks.differences import coverage, pairs, widths
 from benchmarks.fit import Linearised, Values, capacity, constant, fit, fitted_cases, left_out, predictions
 from benchmarks.fitted import FITTED, LEFT_OUT, Interval, changed, save
 from benchmarks.machine import FAMILIES, hardware
@@ -45,7 +46,7 @@ def write(path: Path) -> None:
     different = {group: changed(own, values) for group, own in sorted(by_group.items())}
     save(LEFT_OUT, {**about, "constants": different, "intervals": dict(sorted(without.items()))})
     _write_hardware(values, counts, now, path.name)
-    _write_intervals(cases, found[UNMEASURED], about)
+    _write_intervals(cases, residuals, found[UNMEASURED], about)
 
 
 def read(path: Path) -> list[Case]:
@@ -130,7 +131,7 @@ def _entry(key: tuple[str, str], value: float, counts: dict[str, tuple[int, floa
     return {**entry, "meaning": constant(key).meaning}
 
 
-def _write_intervals(cases: list[Case], unseen: Interval, about: dict[str, str]) -> None:
+def _write_intervals(cases: list[Case], residuals: list[float], unseen: Interval, about: dict[str, str]) -> None:
     """What the planner's own estimates say of their error: as on trn1, or as with a stack that was never measured."""
     with (FITTED.parent / "measured_trainium.csv").open(encoding="utf-8", newline="") as file:
         measured = [trainium_case(row) for row in csv.DictReader(file)]
@@ -150,7 +151,14 @@ def _write_intervals(cases: list[Case], unseen: Interval, about: dict[str, str])
         one["memory_spread"] = unseen.memory_spread
     about = {**about, "data": "measured_trainium.csv and measured_gpu.csv"}
     note = "memory_spread: of published GPU runs that were held out; no memory on Trainium was published"
-    save(INTERVALS, {**about, "note": note, "regimes": content})
+    save(INTERVALS, {**about, "note": note, "regimes": content, "differences": _differences(cases, residuals)})
+
+
+def _differences(cases: list[Case], residuals: list[float]) -> dict[str, Any]:
+    """How far the ratio of two step times may be off."""
+    groups = pairs(cases, residuals)
+    counts = {"groups": len(groups), "pairs": sum(map(len, groups)), "held_out_coverage": round(coverage(groups), 3)}
+    return {**counts, "squared_half_widths": widths(groups)}
 
 
 def _write_hardware(values: Values, counts: dict[str, tuple[int, float]], date: str, data: str) -> None:

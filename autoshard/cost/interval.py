@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from functools import lru_cache
-from math import erf, exp, log, sqrt
+from math import erf, exp, log, log2, sqrt
 from pathlib import Path
 
 from autoshard.layout.strategy import Strategy
@@ -19,6 +19,13 @@ FILE = Path(__file__).parent / "intervals.json"
 UNMEASURED = "unmeasured"
 BEYOND = 1.5
 """How much wider an interval is, in logarithms, for what no measured layout of its device has. A guess."""
+
+
+DEGREES = {"communication": ("tp", "cp", "ep"), "pipeline": ("pp",), "microbatch": ("microbatch_size",)}
+CHANGES = (*DEGREES, "recompute", "kernel", "other")
+"""What two layouts may differ in; dp follows from the others. No pair of results differs in cp or ep: they count as tp
+does, a guess."""
+OTHER_CHOICES = ("num_virtual_stages", "schedule", "sequence_parallel", "zero1")
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,13 @@ def regimes() -> dict[str, Regime]:
     """By name: device families with results of their own, and `unmeasured`."""
     content = json.loads(FILE.read_text(encoding="utf-8"))["regimes"]
     return {name: Regime(**values) for name, values in content.items()}
+
+
+@lru_cache(maxsize=1)
+def differences() -> dict[str, float]:
+    """Squared half widths, of log(measured ratio / predicted ratio): `any` of every pair, and one for each change."""
+    found: dict[str, float] = json.loads(FILE.read_text(encoding="utf-8"))["differences"]["squared_half_widths"]
+    return found
 
 
 def regime_of(cluster: Cluster) -> str:
@@ -63,6 +77,42 @@ def step_time_factors(cluster: Cluster, strategy: Strategy) -> tuple[float, floa
     regime = regimes()[regime_of(cluster)]
     wider = BEYOND if regime_of(cluster) != UNMEASURED and unlike_measured(strategy) else 1.0
     return exp(wider * regime.low), exp(wider * regime.high)
+
+
+def changes(a: Strategy, b: Strategy) -> dict[str, float]:
+    """How much two layouts differ, by name of CHANGES: doublings of degrees, and how many of the other choices."""
+    found = {
+        name: sum(abs(log2(getattr(a, field) / getattr(b, field))) for field in fields)
+        for name, fields in DEGREES.items()
+    }
+    found["recompute"] = float(a.recompute != b.recompute)
+    found["kernel"] = float(a.attention_kernel != b.attention_kernel)
+    found["other"] = float(sum(getattr(a, name) != getattr(b, name) for name in OTHER_CHOICES))
+    return found
+
+
+def difference_factors(cluster: Cluster, a: Strategy, b: Strategy) -> tuple[float, float]:
+    """(low, high): step time of b over step time of a is between so many times the predicted ratio, with 90 %
+    probability, for two layouts of one model and batch on one cluster.
+
+    What misses both alike (device, stack, model) cancels; so it is narrower than their own intervals, and never wider
+    than if they were independent. From pairs of held-out results on GPUs: on Trainium no two layouts were published of
+    one release of the software.
+    """
+    if a == b:
+        return 1.0, 1.0
+    known, change = differences(), changes(a, b)
+    width = sqrt(known["any"] + sum(known[name] * change[name] for name in CHANGES))
+    own = [step_time_factors(cluster, strategy) for strategy in (a, b)]
+    independent = sqrt(sum((log(high / low) / 2) ** 2 for low, high in own))
+    width = min(width, independent)
+    return exp(-width), exp(width)
+
+
+def toss_up(cluster: Cluster, a: Strategy, a_s: float, b: Strategy, b_s: float) -> bool:
+    """Whether either of two layouts with predicted step times a_s and b_s may be the faster one."""
+    low, high = difference_factors(cluster, a, b)
+    return low <= a_s / b_s <= high
 
 
 def fits_probability(memory_bytes: float, capacity_bytes: float, cluster: Cluster) -> float:

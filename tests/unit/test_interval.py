@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import log
+from math import exp, log
 
 import pytest
 
@@ -11,11 +11,14 @@ from autoshard.cost.estimate import estimate
 from autoshard.cost.interval import (
     BEYOND,
     UNMEASURED,
+    difference_factors,
+    differences,
     fits_probability,
     interval_note,
     regime_of,
     regimes,
     step_time_factors,
+    toss_up,
 )
 from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import load_model
@@ -86,3 +89,30 @@ def test_published_results_lie_inside() -> None:
     """With the constants as shipped: at least 85 % of the 18 results on trn1."""
     inside = [one.step_time_low_s <= float(row["step_time_s"]) <= one.step_time_high_s for row, one in predictions()]
     assert sum(inside) >= 0.85 * len(inside)
+
+
+def test_the_ratio_of_two_layouts() -> None:
+    """What differs less is surer; the sure order does not depend on which is asked first."""
+    widths = differences()
+    other_cut = replace(MEASURED, pp=4, dp=4, stage_layers=(20,) * 4)
+    low, high = difference_factors(TRN1, MEASURED, other_cut)
+    assert log(high) ** 2 == pytest.approx(widths["any"] + widths["pipeline"])
+    assert low == pytest.approx(1 / high)
+    narrower = replace(MEASURED, tp=8, dp=8)
+    assert difference_factors(TRN1, MEASURED, narrower)[1] > high
+    assert difference_factors(TRN1, MEASURED, MEASURED) == (1.0, 1.0)
+
+
+def test_a_ratio_is_never_less_sure_than_two_results_that_have_nothing_in_common() -> None:
+    far = replace(MEASURED, tp=1, cp=4, ep=8, microbatch_size=64, dp=64, recompute="full", attention_kernel="plain")
+    own = [log(factor) for layout in (MEASURED, far) for factor in step_time_factors(TRN1, layout)]
+    high = difference_factors(TRN1, MEASURED, far)[1]
+    assert log(high) <= (own[1] ** 2 + own[3] ** 2) ** 0.5 * (1 + 1e-9)
+
+
+def test_toss_ups() -> None:
+    other = replace(MEASURED, pp=4, dp=4, stage_layers=(20,) * 4)
+    width = log(difference_factors(TRN1, MEASURED, other)[1])
+    assert toss_up(TRN1, MEASURED, 1.0, other, exp(0.9 * width))
+    assert toss_up(TRN1, other, exp(0.9 * width), MEASURED, 1.0)
+    assert not toss_up(TRN1, MEASURED, 1.0, other, exp(1.1 * width))
