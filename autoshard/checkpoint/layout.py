@@ -55,6 +55,8 @@ def rank_shards(plan: Plan, rank: int) -> tuple[Shard, ...]:
     tied = tied_parameters(programs[first.index], programs[last.index])
     buckets: dict[BucketKey, list[tuple[Program, Tensor, bool]]] = {}
     for stage in (stage for stage in plan.stages if stage.pipeline_rank == pipeline_rank):
+        if not (stage.layers or stage.has_embedding or stage.has_head):
+            continue  # it passes on what it receives and holds nothing
         program = programs.get(stage.index) or plan.program(stage.layers, stage.has_embedding, stage.has_head)
         for tensor in program.graph.parameters():
             again = tensor.name in tied and stage is last

@@ -34,6 +34,7 @@ LAYOUTS: dict[str, dict[str, Strategy]] = {
         "dp, no ZeRO-1": strategy(dp=2, zero1=False),
         "pp": strategy(pp=4),
         "pp, uneven": strategy(pp=2, layers=(3, 1)),
+        "pp, embedding and head alone": strategy(pp=3, dp=2, layers=(0, 4, 0)),
         "pp of 3": strategy(pp=3, layers=(1, 2, 1)),
         "interleaved": strategy(pp=2, vpp=2),
         "cp": strategy(cp=2),
@@ -45,6 +46,7 @@ LAYOUTS: dict[str, dict[str, Strategy]] = {
         "one process": strategy(),
         "tp": strategy(tp=2),
         "pp": strategy(pp=2),
+        "pp, embedding and head alone": strategy(pp=3, layers=(0, 4, 0)),
         "tp x pp x dp": strategy(tp=2, pp=2, dp=2),
     },
     "mixtral": {

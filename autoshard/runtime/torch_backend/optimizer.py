@@ -218,7 +218,7 @@ class ShardedAdamW:
         if settings.stochastic_rounding:
             shapes = _piece_shapes(modules, mesh, groups)
             self._rounded = [RoundedAdamW(b.master.detach(), b.pieces(shapes), settings.seed) for b in self.buckets]
-        else:
+        elif parameters:  # a rank without any has nothing to update
             self._adamw = torch.optim.AdamW(
                 parameters, lr=settings.learning_rate, betas=settings.betas, eps=settings.eps, fused=True
             )
