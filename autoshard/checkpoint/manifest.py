@@ -18,6 +18,8 @@ MANIFEST = "manifest.json"
 FORMAT_VERSION = 1
 QUANTITIES = ("master", "first_moment", "second_moment")
 """Of every parameter: the weight as the optimizer keeps it, and AdamW's two moments."""
+WEIGHTS = QUANTITIES[:1]
+"""Alone in what `autoshard convert` writes: weights to start from."""
 _MAX_BYTES = 1_000_000_000
 _UNNAMED = ("name",)
 
@@ -41,6 +43,7 @@ class Manifest:
 
     dtype: of the tensors, by safetensors' name. learning_rate: of the step done last. seed: all that a run's random
     numbers come from. versions: of the software that wrote it. world_size: of its ranks, each of which wrote a file.
+    quantities: of every parameter, QUANTITIES or WEIGHTS.
     """
 
     step: int
@@ -52,9 +55,11 @@ class Manifest:
     versions: dict[str, str]
     world_size: int
     files: tuple[FileRecord, ...]
+    quantities: tuple[str, ...] = QUANTITIES
 
     def to_json(self) -> str:
-        content = {**{field.name: getattr(self, field.name) for field in fields(self)}, "quantities": list(QUANTITIES)}
+        content = {field.name: getattr(self, field.name) for field in fields(self)}
+        content["quantities"] = list(self.quantities)
         content["files"] = [one.to_dict() for one in self.files]
         return json.dumps({"format_version": FORMAT_VERSION, "sha256": _digest(content), "content": content}) + "\n"
 
@@ -96,10 +101,11 @@ def shapes(manifest: Manifest) -> dict[str, tuple[int, ...]]:
 
 def _manifest(content: dict[str, Any]) -> Manifest:
     """Raises what Python raises for values of other types."""
-    if tuple(content.pop("quantities")) != QUANTITIES:
+    quantities = tuple(content.pop("quantities"))
+    if quantities not in (QUANTITIES, WEIGHTS):
         raise ValueError("quantities")
     files = tuple(_file(one) for one in content.pop("files"))
-    manifest = Manifest(**content, files=files)
+    manifest = Manifest(**content, files=files, quantities=quantities)
     for name, kind in (("step", int), ("world_size", int), ("seed", int), ("dtype", str)):
         if type(getattr(manifest, name)) is not kind:
             raise TypeError(name)

@@ -18,8 +18,11 @@ from autoshard.errors import AutoshardError
 from autoshard.interop.json_file import parse_json
 
 Bytes = NDArray[np.uint8]
-ELEMENT_BYTES = {"BF16": 2, "F32": 4, "F64": 8}
-"""By safetensors' name of the dtype."""
+ELEMENT_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
+"""Of weights, by safetensors' name of the dtype."""
+_OTHER_BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "I16": 2, "U16": 2, "I32": 4, "U32": 4}
+_OTHER_BYTES |= {"I64": 8, "U64": 8}
+"""That other people's files have beside them."""
 _CHUNK_BYTES = 1 << 22
 _MAX_HEADER_BYTES = 100_000_000
 """The safetensors library's own limit."""
@@ -45,7 +48,7 @@ class StoredTensor:
 
     @property
     def bytes(self) -> int:
-        return prod(self.shape) * ELEMENT_BYTES[self.dtype]
+        return prod(self.shape) * (ELEMENT_BYTES | _OTHER_BYTES)[self.dtype]
 
 
 def write_tensors(path: Path, tensors: Sequence[TensorBytes]) -> tuple[int, str]:
@@ -117,7 +120,8 @@ def map_file(path: Path) -> Bytes:
 def _stored(path: Path, key: str, value: object, base: int) -> StoredTensor:
     if isinstance(value, dict) and value.keys() == {"dtype", "shape", "data_offsets"}:
         dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
-        if dtype in ELEMENT_BYTES and _are_counts(shape) and _are_counts(offsets) and len(offsets) == 2:
+        known = isinstance(dtype, str) and dtype in ELEMENT_BYTES | _OTHER_BYTES
+        if known and _are_counts(shape) and _are_counts(offsets) and len(offsets) == 2:
             stored = StoredTensor(dtype, tuple(shape), base + offsets[0])
             if stored.bytes == offsets[1] - offsets[0]:
                 return stored

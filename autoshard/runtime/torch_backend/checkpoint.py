@@ -37,7 +37,7 @@ from autoshard.errors import AutoshardError
 from autoshard.layout.plan_json import plan_to_json
 from autoshard.runtime.torch_backend.session import DTYPES, Session
 
-DTYPE_NAMES = {torch.bfloat16: "BF16", torch.float32: "F32", torch.float64: "F64"}
+DTYPE_NAMES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32", torch.float64: "F64"}
 State = Sequence[tuple[torch.Tensor, ...]]
 Say = Callable[[str], None]
 WRITING, WRITTEN = 0, 1
@@ -212,6 +212,8 @@ class Checkpoints:
             manifest = read_manifest(folder)
         except AutoshardError as error:
             return str(error)
+        if manifest.quantities != QUANTITIES:
+            return "it holds weights and no optimizer state: --weights starts from it"
         rank, world = self._session.rank, self._session.plan.mesh.world_size
         found = (file_problem(folder, record) for record in manifest.files[rank::world])
         return next((problem for problem in found if problem), "")
