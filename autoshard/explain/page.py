@@ -5,6 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Sequence
 
+NARROWEST, WIDEST = 60, 120
+"""Columns of a page: a terminal outside of that gets the nearest."""
 LEAST_LAST_COLUMN = 28
 """A last column narrower than this moves to lines of its own."""
 
@@ -75,3 +77,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int, righ
             last = last[1:]
         lines += [((last_indent + text, style or "dim"),) for text in last]
     return lines
+
+
+def percent(probability: float) -> str:
+    """Never 100 %: nothing is that sure."""
+    return "more than 99.9 %" if probability > 0.999 else f"{probability * 100:.1f} %"

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from autoshard.explain.describe import Description, RunnerUp, Share
-from autoshard.explain.page import Line, hanging, heading, paint, table, wrap, wrapped
+from autoshard.explain.page import NARROWEST, WIDEST, Line, hanging, heading, paint, percent, table, wrap, wrapped
 from autoshard.units import GB, TFLOPS, format_bytes, format_count, format_seconds
 
-NARROWEST, WIDEST = 60, 120
 BAR_WIDTH = 40
 LEAST_SHARE = 0.0005
 """Terms below this share would show as 0.0 %."""
@@ -85,17 +84,12 @@ def _memory(d: Description, width: int) -> list[Line]:
     numbers = f"~{full} on the fullest {d.device}"
     if len(d.memory_by_rank) > 1:
         numbers += f", on pipeline rank {d.fullest_pipeline_rank}"
-    numbers += f"; fits with {_percent(d.fits_probability)}"
+    numbers += f"; fits with {percent(d.fits_probability)}"
     lines = [*heading("Memory", numbers, width), *_terms(d.memory_terms, d.memory_capacity_bytes, format_bytes, style)]
     if len(d.memory_by_rank) > 1:
         each = " ".join(f"{size / GB:.1f}" for size in d.memory_by_rank)
         lines += hanging("  by pipeline rank, GB: ", each, width, "dim", indent=4)
     return lines
-
-
-def _percent(probability: float) -> str:
-    """Never 100 %: nothing is that sure."""
-    return "more than 99.9 %" if probability > 0.999 else f"{probability:.1%}".replace("%", " %")
 
 
 def _terms(terms: Sequence[Share], whole: float, formatted: Callable[[float], str], style: str) -> list[Line]:

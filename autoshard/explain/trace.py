@@ -1,0 +1,178 @@
+"""A plan's step as a timeline in Chrome's trace format, for https://ui.perfetto.dev: predicted, and measured beside it.
+
+A process for each pipeline rank. Its row holds the actions; inside each, what computes and what communicates, at the
+share that the plan's terms give to collectives; between them what waits; behind the last the gradient sums and the
+update. A counter follows its memory. Measured ranks are processes of their own, behind the predicted ones.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from autoshard.errors import AutoshardError
+from autoshard.explain.measured import measured_run, read_run
+from autoshard.layout.plan import Plan
+from autoshard.runtime.measured import planned_timeline
+from autoshard.schedules import Order, Timeline
+from autoshard.units import GB
+
+COLLECTIVES = ("tensor-parallel collectives", "context-parallel collectives", "expert-parallel collectives")
+IN_PIPELINE = ("pipeline bubble", "pipeline transfers")
+BEHIND = ("other gradient sums", "gradient reduce-scatter", "optimizer update", "parameter all-gather")
+"""Terms behind the pipeline, in the order in which they come; with COLLECTIVES and IN_PIPELINE apart, the others are
+computing."""
+KEPT = "kept activations"
+MEASURED_PROCESS = 10_000
+"""Process numbers of measured ranks begin here."""
+MAX_TRACE_BYTES = 2e9
+Event = dict[str, Any]
+
+
+def predicted_events(plan: Plan) -> Iterator[Event]:
+    """Of every pipeline rank, one step long."""
+    orders, timeline = planned_timeline(plan)
+    share = communication_share(plan)
+    for rank, (order, spans) in enumerate(zip(orders, timeline.spans, strict=True)):
+        yield _named(rank, f"pipeline rank {rank}, predicted")
+        yield _sorted(rank, rank)
+        yield from _actions(rank, order, spans, share)
+        yield from _waits(rank, spans, timeline)
+        yield from _memory(plan, rank, order, spans)
+        yield from _behind(plan, rank, timeline)
+
+
+def communication_share(plan: Plan) -> float:
+    """Of the time in actions, that of collectives: on the busiest rank, whose terms the plan has."""
+    terms = {term.name: term.value for term in plan.estimate.time_terms}
+    inside = sum(value for name, value in terms.items() if name not in (*IN_PIPELINE, *BEHIND))
+    return sum(terms.get(name, 0.0) for name in COLLECTIVES) / inside if inside else 0.0
+
+
+def _actions(rank: int, order: Order, spans: Sequence[tuple[float, float]], share: float) -> Iterator[Event]:
+    for action, (start_s, end_s) in zip(order, spans, strict=True):
+        yield _span(rank, "action", str(action), start_s, end_s)
+        middle_s = end_s - share * (end_s - start_s)
+        yield _span(rank, "compute", "compute", start_s, middle_s)
+        if share:
+            yield _span(rank, "communication", "exposed communication", middle_s, end_s)
+
+
+def _waits(rank: int, spans: Sequence[tuple[float, float]], timeline: Timeline) -> Iterator[Event]:
+    before_s = 0.0
+    for start_s, end_s in (*spans, (timeline.total_s, timeline.total_s)):
+        if start_s - before_s > 1e-9:
+            yield _span(rank, "bubble", "bubble", before_s, start_s)
+        before_s = end_s
+
+
+def _memory(plan: Plan, rank: int, order: Order, spans: Sequence[tuple[float, float]]) -> Iterator[Event]:
+    """Kept activations rise with every forward and fall with its backward; at their peak the whole is the plan's."""
+    memory = plan.estimate.memory[rank]
+    kept = sum(term.value for term in memory.terms if term.name == KEPT)
+    held, peak = 0, max(_held(order))
+    yield _counter(rank, 0.0, memory.total_bytes - kept)
+    for action, (start_s, end_s) in zip(order, spans, strict=True):
+        held += {"F": 1, "B": -1, "I": -1}.get(action.kind, 0)
+        at_s = start_s if action.kind == "F" else end_s
+        yield _counter(rank, at_s, memory.total_bytes - kept * (1 - held / peak))
+
+
+def _held(order: Order) -> Iterator[int]:
+    held = 0
+    for action in order:
+        held += {"F": 1, "B": -1, "I": -1}.get(action.kind, 0)
+        yield held
+
+
+def _behind(plan: Plan, rank: int, timeline: Timeline) -> Iterator[Event]:
+    terms = {term.name: term.value for term in plan.estimate.time_terms}
+    start_s = timeline.total_s
+    for name in BEHIND:
+        if seconds := terms.get(name, 0.0):
+            yield _span(rank, "optimizer", name, start_s, start_s + seconds)
+            start_s += seconds
+
+
+def measured_events(plan: Plan, path: str) -> list[Event]:
+    """Of a profiled run. path: its trace.json, or its run.json, beside which trace.json is taken where it is.
+
+    Raises AutoshardError for a run of another plan, one that was not profiled, and for files that are something else.
+    """
+    file = Path(path)
+    if file.name == "trace.json":
+        return _executed(file)
+    measured_run(plan, path)
+    beside = file.with_name("trace.json")
+    if beside.exists():
+        return _executed(beside)
+    profile = read_run(path)["profile"]
+    if profile is None:
+        raise AutoshardError(
+            f"{path} has no profile and no trace.json beside it; `autoshard run --profile` writes both"
+        )
+    return [event for one in profile["ranks"] for event in _averages(one)]
+
+
+def _averages(one: Mapping[str, Any]) -> Iterator[Event]:
+    """A rank of which only the sums are known: one bar behind the other."""
+    process, start_s = MEASURED_PROCESS + one["rank"], 0.0
+    yield _named(process, f"rank {one['rank']}, measured (sums of a step)")
+    yield _sorted(process, process)
+    parts = (
+        ("compute", one["actions_s"] - one["collectives_s"]),
+        ("exposed communication", one["collectives_s"]),
+        ("bubble", one["waiting_s"]),
+        ("gradient sums", one["gradient_sync_s"]),
+        ("parameter all-gather", one["parameter_gather_s"]),
+        ("optimizer update", one["update_s"]),
+    )
+    for name, seconds in parts:
+        yield _span(process, "measured", name, start_s, start_s + seconds)
+        start_s += seconds
+
+
+def _executed(file: Path) -> list[Event]:
+    """The ranks of a run's own trace, each as a process."""
+    try:
+        if file.stat().st_size > MAX_TRACE_BYTES:
+            raise AutoshardError(f"{file} is too large: {file.stat().st_size / GB:.1f} GB")
+        events = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
+        executed = [event for event in events if event["pid"] == 1]
+        names = {event["tid"]: event["args"]["name"] for event in executed if event["name"] == "thread_name"}
+        spans = [
+            {**event, "pid": MEASURED_PROCESS + event["tid"], "tid": 0} for event in executed if event["ph"] == "X"
+        ]
+    except OSError as error:
+        raise AutoshardError(f"{file} cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError):
+        raise AutoshardError(f"{file} is no trace.json of `autoshard run --profile`") from None
+    titles = [_named(MEASURED_PROCESS + rank, f"{name}, measured") for rank, name in sorted(names.items())]
+    return [*titles, *(_sorted(MEASURED_PROCESS + rank, MEASURED_PROCESS + rank) for rank in sorted(names)), *spans]
+
+
+def _span(process: int, category: str, name: str, start_s: float, end_s: float) -> Event:
+    """Microseconds, as the format has it."""
+    start_us, end_us = round(start_s * 1e6, 3), round(end_s * 1e6, 3)
+    duration = round(end_us - start_us, 3)
+    return {"name": name, "cat": category, "ph": "X", "ts": start_us, "dur": duration, "pid": process, "tid": 0}
+
+
+def _counter(process: int, at_s: float, size: float) -> Event:
+    return {
+        "name": "memory",
+        "ph": "C",
+        "ts": round(at_s * 1e6, 3),
+        "pid": process,
+        "args": {"GB": round(size / GB, 4)},
+    }
+
+
+def _named(process: int, name: str) -> Event:
+    return {"name": "process_name", "ph": "M", "pid": process, "tid": 0, "args": {"name": name}}
+
+
+def _sorted(process: int, place: int) -> Event:
+    return {"name": "process_sort_index", "ph": "M", "pid": process, "tid": 0, "args": {"sort_index": place}}
