@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import erf, exp, log, sqrt
 
-from autoshard.cost.interval import difference_factors, toss_up
+from autoshard.cost.interval import difference_factors, regime_of, regimes, toss_up
 from autoshard.cost.values import Estimate, Term
 from autoshard.search.result import Candidate
 from autoshard.spec.cluster import Cluster
@@ -55,9 +55,9 @@ def doubt(cluster: Cluster, one: Candidate, other: Candidate) -> Doubt:
     return Doubt(ratio * low, ratio * high, faster, either)
 
 
-def memory_interval(estimate: Estimate, spread: float) -> tuple[float, float]:
-    """Bytes of the fullest rank, 90 %. spread: standard deviation of the logarithm of memory."""
-    used = estimate.fullest.total_bytes
+def memory_interval(cluster: Cluster, estimate: Estimate) -> tuple[float, float]:
+    """Bytes of the fullest rank, 90 %."""
+    used, spread = estimate.fullest.total_bytes, regimes()[regime_of(cluster)].memory_spread
     return used * exp(-NINETY * spread), used * exp(NINETY * spread)
 
 

@@ -1,0 +1,19 @@
+"""What a layout is called on every page."""
+
+from __future__ import annotations
+
+from autoshard.layout.strategy import Strategy
+
+
+def layout_name(strategy: Strategy) -> str:
+    """'tp=32 pp=8 dp=2 mbs=1 recompute=none': tp, pp and dp always, the other degrees where they are not 1."""
+    s = strategy
+    parts = [f"tp={s.tp}", f"pp={s.pp}", f"dp={s.dp}"]
+    optional = (("cp", s.cp), ("ep", s.ep), ("vpp", s.num_virtual_stages))
+    parts += [f"{name}={value}" for name, value in optional if value > 1]
+    parts += [f"mbs={s.microbatch_size}", f"recompute={s.recompute_name}"]
+    parts += [f"context={s.context_parallel}"] if s.cp > 1 else []
+    parts += ["attention=plain"] if s.attention_kernel == "plain" else []
+    parts += ["sp=off"] if s.tp > 1 and not s.sequence_parallel else []
+    parts += ["zero1=off"] if not s.zero1 else []
+    return " ".join(parts)
