@@ -19,7 +19,21 @@ from autoshard.errors import AutoshardError
 if TYPE_CHECKING:
     from autoshard.commands.parser import Parser
 
-COMMANDS = ("plan", "score", "explain", "validate", "audit", "run", "sweep", "export", "import", "launch", "doctor")
+COMMANDS = (
+    "plan",
+    "score",
+    "explain",
+    "compare",
+    "validate",
+    "audit",
+    "trace",
+    "run",
+    "sweep",
+    "export",
+    "import",
+    "launch",
+    "doctor",
+)
 DESCRIPTION = """\
 Plan how a large model is sharded over AWS Trainium, prove the plan, run it.
 

@@ -1,0 +1,45 @@
+"""`autoshard compare`: two plans side by side, differences first."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from autoshard.commands.output import page_width, say, wants_color
+from autoshard.commands.parser import Parser, one_of, path
+
+SUMMARY = "two plans side by side, differences first"
+USAGE = "autoshard compare PLAN PLAN [--format text|json]"
+DESCRIPTION = """\
+Print two plans side by side: what differs, then every term of time and memory with its difference, then what is alike.
+
+  autoshard compare plan.json other.json"""
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.add_argument("one", type=path, metavar="PLAN", help="plan.json")
+    parser.add_argument("other", type=path, metavar="PLAN", help="another plan.json")
+    parser.add_argument(
+        "--format",
+        type=one_of("text", "json"),
+        metavar="text|json",
+        default="text",
+        help="what is printed (default: text)",
+    )
+
+
+def run(values: Mapping[str, Any]) -> int:
+    from autoshard.explain.compare import compare
+    from autoshard.layout.validate import read_plan
+
+    names = values["one"], values["other"]
+    found = compare(*map(read_plan, names))
+    if values["format"] == "json":
+        say(json.dumps(found.to_dict(), indent=1))
+        return 0
+    from autoshard.explain.beside_text import compare_page
+
+    sys.stdout.write(compare_page(found, names, page_width(), wants_color()))
+    return 0

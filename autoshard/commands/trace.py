@@ -1,0 +1,53 @@
+"""`autoshard trace`: a plan's step as a timeline for Perfetto, with a run's beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from autoshard.commands.output import say
+from autoshard.commands.parser import Parser, path
+
+SUMMARY = "a plan's step as a timeline for Perfetto"
+USAGE = "autoshard trace PLAN [-o FILE] [--measured FILE]"
+DESCRIPTION = """\
+Write the predicted timeline of one step, all pipeline ranks: compute, exposed communication, bubble and a counter of
+memory, in Chrome's trace format for https://ui.perfetto.dev. With --measured what a profiled run did is beside it.
+
+  autoshard trace plan.json -o trace.json
+  autoshard trace runs/RUN/plan.json --measured runs/RUN/run.json"""
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.add_argument("plan", type=path, metavar="PLAN", help="plan.json")
+    parser.add_argument(
+        "-o",
+        "--out",
+        type=path,
+        metavar="FILE",
+        default="predicted_trace.json",
+        help="where the timeline goes (default: predicted_trace.json)",
+    )
+    parser.add_argument(
+        "--measured",
+        type=path,
+        metavar="FILE",
+        help="run.json or trace.json of a run of this plan with --profile",
+    )
+
+
+def run(values: Mapping[str, Any]) -> int:
+    from autoshard.explain.trace import measured_events, predicted_events
+    from autoshard.interop.atomic_file import write_text
+    from autoshard.layout.validate import read_plan
+
+    plan = read_plan(values["plan"])
+    events = list(predicted_events(plan))
+    if values["measured"]:
+        events += measured_events(plan, values["measured"])
+    text = json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, separators=(",", ":"))
+    write_text(Path(values["out"]), text + "\n", "trace")
+    say(f"wrote {values['out']}: {len(events):,} events for https://ui.perfetto.dev")
+    return 0
