@@ -34,6 +34,18 @@ class Box:
     def stops(self) -> tuple[int, ...]:
         return tuple(offset + size for offset, size in zip(self.offsets, self.sizes, strict=True))
 
+    def rows_around(self, inside: Box) -> Box:
+        """The smallest box that holds a box inside this one and is contiguous where this one is row-major."""
+        dim = next((d for d, size in enumerate(inside.sizes) if size != 1), len(self.sizes) - 1) + 1
+        return Box(inside.offsets[:dim] + self.offsets[dim:], inside.sizes[:dim] + self.sizes[dim:])
+
+    def position(self, inside: Box) -> int:
+        """Where the first element of a box inside this one lies, row-major."""
+        found = 0
+        for size, own, offset in zip(self.sizes, self.offsets, inside.offsets, strict=True):
+            found = found * size + offset - own
+        return found
+
     def slices(self, origin: tuple[int, ...]) -> tuple[slice, ...]:
         """For an array whose first element lies at origin."""
         return tuple(slice(a - o, b - o) for a, b, o in zip(self.offsets, self.stops, origin, strict=True))

@@ -1,112 +1,149 @@
-"""The folders of a run's checkpoints: step-00000030 is complete, step-00000030.tmp is being written."""
+"""Checkpoints in a folder: step-00000030 is complete, step-00000030.tmp is being written."""
 
 from __future__ import annotations
 
+import errno
 import os
-import re
 import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-from autoshard.checkpoint.manifest import MANIFEST, FileRecord, Manifest
-from autoshard.checkpoint.tensor_file import checksum
+from autoshard.checkpoint.lock import directory_lock
+from autoshard.checkpoint.manifest import MANIFEST
+from autoshard.checkpoint.store import LATEST, Folder, folder_name, is_step, step_of
+from autoshard.checkpoint.tensor_file import Bytes, map_file
 from autoshard.errors import AutoshardError
 from autoshard.interop.atomic_file import write_text
+from autoshard.interop.json_file import read_json
 
-LATEST = "latest"
-"""A text file with the name of the newest checkpoint, for people and scripts; resuming looks at the folders."""
-PLAN = "plan.json"
-_NAME = re.compile(r"step-(\d{8,})")
+_CHUNK_BYTES = 1 << 22
 
 
-def step_folder(directory: Path, step: int) -> Path:
-    return directory / f"step-{step:08}"
+class LocalFolder:
+    """One checkpoint of a file system."""
+
+    parallel_reads = 1
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._mapped: dict[str, Bytes] = {}
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def json(self, name: str, what: str, most_bytes: int) -> object:
+        return read_json(self.path / name, what, most_bytes)
+
+    def has(self, name: str) -> bool:
+        return (self.path / name).exists()
+
+    def size(self, name: str) -> int:
+        try:
+            return (self.path / name).stat().st_size
+        except OSError as error:
+            raise _unreadable(name, error) from None
+
+    def read(self, name: str, start: int, stop: int) -> Bytes:
+        """Mapped: only what is used is read."""
+        if name not in self._mapped:
+            self._mapped[name] = map_file(self.path / name)
+        return self._mapped[name][start:stop]
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        try:
+            with (self.path / name).open("rb") as file:
+                while chunk := file.read(_CHUNK_BYTES):
+                    yield chunk
+        except OSError as error:
+            raise _unreadable(name, error) from None
 
 
-def being_written(directory: Path, step: int) -> Path:
-    return directory / f"step-{step:08}.tmp"
+class LocalStore:
+    """The folders of a run's checkpoints, on one machine or a file system that all ranks share."""
 
+    def __init__(self, directory: Path):
+        self.directory = directory
 
-def step_folders(directory: Path) -> list[Path]:
-    """Newest first, complete or not. Raises AutoshardError for a folder that cannot be read."""
-    try:
-        found = [path for path in directory.iterdir() if _NAME.fullmatch(path.name)]
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise AutoshardError(f"checkpoint_dir={directory} cannot be read: {error.strerror or error}") from None
-    return sorted(found, key=step_of, reverse=True)
+    def __str__(self) -> str:
+        return str(self.directory)
 
+    def lock(self) -> AbstractContextManager[None]:
+        return directory_lock(self.directory)
 
-def step_of(folder: Path) -> int:
-    match = _NAME.match(folder.name)
-    assert match is not None, folder
-    return int(match[1])
+    def folders(self) -> Sequence[Folder]:
+        try:
+            found = [LocalFolder(path) for path in self.directory.iterdir() if is_step(path.name)]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise AutoshardError(f"checkpoint_dir={self.directory} cannot be read: {_reason(error)}") from None
+        return sorted(found, key=step_of, reverse=True)
 
+    def being_written(self, step: int) -> Path:
+        return self.directory / f"{folder_name(step)}.tmp"
 
-def file_problem(folder: Path, record: FileRecord) -> str:
-    """What is wrong with a file of a checkpoint: it is missing, shorter or longer, or a bit differs; "" if nothing."""
-    path = folder / record.name
-    try:
-        size = path.stat().st_size
-        if size != record.bytes:
-            return f"{record.name} has {size:,} bytes, not {record.bytes:,}"
-        return "" if checksum(path) == record.sha256 else f"{record.name} was changed: its SHA-256 is another"
-    except FileNotFoundError:
-        return f"{record.name} is missing"
-    except OSError as error:
-        return f"{record.name} cannot be read: {error.strerror or error}"
+    def write(self, step: int, name: str, chunks: Iterable[memoryview], size: int) -> None:
+        path = self.being_written(step) / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("xb") as file:
+                for chunk in chunks:
+                    file.write(chunk)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise AutoshardError(f"{path} cannot be written: {_reason(error)}") from None
 
+    def commit(self, step: int, manifest: str, sizes: Mapping[str, int]) -> Folder:
+        """A crash at any moment leaves every checkpoint that was complete before."""
+        written, final = self.being_written(step), LocalFolder(self.directory / folder_name(step))
+        for name in sizes:
+            if not (written / name).is_file():
+                raise AutoshardError(f"{name} was written, but not here: all ranks need to share {self.directory}")
+        write_text(written / MANIFEST, manifest, "checkpoint manifest")
+        try:
+            _sync(written)
+            written.rename(final.path)
+            _sync(self.directory)
+        except OSError as error:
+            raise AutoshardError(f"{final} cannot be written: {_reason(error)}") from None
+        return final
 
-def write_plan_file(folder: Path, text: str) -> FileRecord:
-    """The plan beside the tensors, checked as they are."""
-    path = folder / PLAN
-    write_text(path, text, "plan of a checkpoint")
-    return FileRecord(PLAN, path.stat().st_size, checksum(path), ())
+    def point_to(self, folder: Folder) -> None:
+        write_text(self.directory / LATEST, folder.name + "\n", "pointer to the latest checkpoint")
 
+    def delete(self, folder: Folder) -> None:
+        path = self.directory / folder.name
+        gone = path.with_name(f"{path.name}.tmp")
+        try:
+            path.rename(gone)
+        except OSError as error:
+            raise AutoshardError(f"{path} cannot be deleted: {_reason(error)}") from None
+        shutil.rmtree(gone, ignore_errors=True)
 
-def commit(directory: Path, manifest: Manifest, keep: int) -> Path:
-    """Make what all ranks have written a checkpoint, point to it, and delete all but the newest `keep`.
+    def discard(self, step: int) -> None:
+        shutil.rmtree(self.being_written(step), ignore_errors=True)
 
-    A crash at any moment leaves every checkpoint that was complete before. Raises AutoshardError or OSError.
-    """
-    written, final = being_written(directory, manifest.step), step_folder(directory, manifest.step)
-    for one in manifest.files:
-        if not (written / one.name).is_file():
-            raise AutoshardError(f"{one.name} was written, but not here: all ranks need to share {directory}")
-    write_text(written / MANIFEST, manifest.to_json(), "checkpoint manifest")
-    _sync(written)
-    written.rename(final)
-    _sync(directory)
-    write_text(directory / LATEST, final.name + "\n", "pointer to the latest checkpoint")
-    for old in step_folders(directory)[keep:]:
-        _delete(old)
-    return final
-
-
-def clean(directory: Path, step: int) -> list[str]:
-    """Before a run goes on after `step`: delete what was never complete, set aside what lies beyond -> the latter.
-
-    Beyond are damaged checkpoints that were skipped, and all that follow when an older one was asked for.
-    """
-    for path in directory.glob("step-*.tmp"):
-        _delete(path)
-    moved = []
-    for folder in step_folders(directory):
-        if step_of(folder) > step:
-            number = 1
-            while (aside := folder.with_name(f"{folder.name}.aside-{number}")).exists():
-                number += 1
-            folder.rename(aside)
-            moved.append(aside.name)
-    return moved
-
-
-def _delete(folder: Path) -> None:
-    """Whole or not at all for a reader: renamed first."""
-    gone = folder if folder.suffix == ".tmp" else folder.with_name(folder.name + ".tmp")
-    if gone != folder:
-        folder.rename(gone)
-    shutil.rmtree(gone, ignore_errors=True)
+    def clean(self, step: int) -> list[str]:
+        moved = []
+        try:
+            for path in self.directory.glob("step-*.tmp"):
+                shutil.rmtree(path, ignore_errors=True)
+            for folder in self.folders():
+                if step_of(folder) > step:
+                    number = 1
+                    while (aside := self.directory / f"{folder.name}.aside-{number}").exists():
+                        number += 1
+                    (self.directory / folder.name).rename(aside)
+                    moved.append(aside.name)
+        except OSError as error:
+            raise AutoshardError(f"checkpoint_dir={self.directory} cannot be written to: {_reason(error)}") from None
+        return moved
 
 
 def _sync(folder: Path) -> None:
@@ -116,3 +153,13 @@ def _sync(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _unreadable(name: str, error: OSError) -> AutoshardError:
+    if error.errno == errno.ENOENT:
+        return AutoshardError(f"{name} is missing")
+    return AutoshardError(f"{name} cannot be read: {_reason(error)}")
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error)

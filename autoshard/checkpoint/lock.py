@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,9 @@ LOCK = "lock"
 HEARTBEAT_S = 10.0
 STALE_AFTER_S = 120.0
 """A holder on another machine that was not heard of for so long is gone. A guess: twelve heartbeats."""
+WATCHED_S = 2.5 * HEARTBEAT_S
+"""A lock that seems to be left, or to come from the future, is watched for so long: clocks jump, a living holder does
+not miss two heartbeats."""
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
@@ -27,7 +31,8 @@ def directory_lock(directory: Path) -> Iterator[None]:
     """Hold the folder, which is made if need be.
 
     On one machine the kernel knows who holds the file and lets go when that process ends, however it ended. Another
-    machine's holder is known by its heartbeat, the age of which is measured by the file system's clock alone.
+    machine's holder is known by its heartbeat, the age of which is measured by the file system's clock alone; a lock
+    that seems to be left is watched before it is taken.
     Raises AutoshardError when another run holds it, or when the folder cannot be written to.
     """
     path = directory / LOCK
@@ -60,7 +65,7 @@ def _take(descriptor: int, path: Path) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise AutoshardError(_held(path.parent, _holder(descriptor))) from None
+        raise AutoshardError(held_message(path.parent, _holder(descriptor))) from None
     except OSError as error:
         if error.errno not in _UNSUPPORTED:
             raise AutoshardError(f"{path} cannot be locked: {error.strerror or error}") from None
@@ -79,11 +84,15 @@ def _refuse_living_holder(descriptor: int, directory: Path, held_here: bool) -> 
         probe.unlink()
     except OSError as error:
         raise AutoshardError(f"checkpoint_dir={directory} cannot be written to: {error.strerror or error}") from None
-    if age_s < STALE_AFTER_S:
-        raise AutoshardError(_held(directory, holder) + f"; if that run is gone, wait {STALE_AFTER_S:.0f} s")
+    before = os.fstat(descriptor).st_mtime_ns
+    if not 0 <= age_s < STALE_AFTER_S:
+        time.sleep(WATCHED_S)
+        if os.fstat(descriptor).st_mtime_ns == before:
+            return
+    raise AutoshardError(held_message(directory, holder) + f"; if that run is gone, wait {STALE_AFTER_S:.0f} s")
 
 
-def _held(directory: Path, holder: dict[str, object]) -> str:
+def held_message(directory: object, holder: dict[str, object]) -> str:
     who = f"process {holder.get('pid')} on {holder.get('host')}" if holder else "another process"
     return f"checkpoint_dir={directory} is in use by {who}: give each run its own"
 

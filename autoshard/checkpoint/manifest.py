@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.checkpoint.layout import parameter_shapes
+from autoshard.checkpoint.store import Folder
 from autoshard.errors import AutoshardError
 from autoshard.interop.json_file import read_json
 from autoshard.spec.fields import show
@@ -63,7 +64,7 @@ class Manifest:
         content["files"] = [one.to_dict() for one in self.files]
         return json.dumps({"format_version": FORMAT_VERSION, "sha256": _digest(content), "content": content}) + "\n"
 
-    def check_model(self, model: ModelSpec, where: Path) -> None:
+    def check_model(self, model: ModelSpec, where: Path | Folder) -> None:
         """Raises AutoshardError naming a field in which the model is another one; its name may be."""
         mine = json.loads(json.dumps(model.to_dict()))
         for field in sorted(mine.keys() | self.model.keys()):
@@ -74,10 +75,11 @@ class Manifest:
                 )
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path | Folder) -> Manifest:
     """Raises AutoshardError for anything that to_json did not write."""
-    path = folder / MANIFEST
-    values = read_json(path, "checkpoint manifest", _MAX_BYTES)
+    path = f"{folder}/{MANIFEST}"
+    what = "checkpoint manifest"
+    values = read_json(path, what, _MAX_BYTES) if isinstance(folder, Path) else folder.json(MANIFEST, what, _MAX_BYTES)
     if not isinstance(values, dict) or values.keys() != {"format_version", "sha256", "content"}:
         raise AutoshardError(f"checkpoint manifest {path} is not one of autoshard's")
     if values["format_version"] != FORMAT_VERSION:

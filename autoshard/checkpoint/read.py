@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.checkpoint.boxes import Box
+from autoshard.checkpoint.directory import LocalFolder
 from autoshard.checkpoint.layout import Piece
 from autoshard.checkpoint.manifest import QUANTITIES, Manifest, shapes
-from autoshard.checkpoint.tensor_file import ELEMENT_BYTES, Bytes, map_file, read_header
+from autoshard.checkpoint.store import Folder
+from autoshard.checkpoint.tensor_file import ELEMENT_BYTES, Bytes, parse_header
 from autoshard.errors import AutoshardError
 
 
@@ -24,10 +26,11 @@ def tensor_key(quantity: str, name: str, box: Box) -> str:
 
 @dataclass(frozen=True)
 class _Part:
-    """values: mapped from the file, as unsigned integers of the dtype's width, in the box's shape."""
+    """A box that a file has. offset: of its first byte in the file."""
 
     box: Box
-    values: NDArray[Any]
+    file: str
+    offset: int
 
 
 class CheckpointReader:
@@ -36,40 +39,59 @@ class CheckpointReader:
     Raises AutoshardError for files whose tensors are not what the manifest says.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, names: Iterable[str]):
-        self._folder, self._manifest = folder, manifest
+    def __init__(self, folder: Path | Folder, manifest: Manifest, names: Iterable[str]):
+        self._folder = LocalFolder(folder) if isinstance(folder, Path) else folder
+        self._manifest = manifest
         self._shapes = shapes(manifest)
         if manifest.dtype not in ELEMENT_BYTES:
             raise AutoshardError(f"checkpoint {folder} has dtype {manifest.dtype!r}, which is not read")
+        self._width = ELEMENT_BYTES[manifest.dtype]
         self._parts: dict[tuple[str, str], list[_Part]] = {}
         wanted = set(names)
         for record in manifest.files:
             if wanted.intersection(record.tensors):
-                self._index(folder / record.name)
+                self._index(record.name)
 
-    def fill(self, quantity: str, piece: Piece, shard: Bytes) -> None:
-        """Copy a piece into the bytes of the shard that it is part of.
+    def fill_all(self, wanted: Iterable[tuple[str, Piece, Bytes]]) -> int:
+        """Every (quantity, piece, shard), as `fill`: as many at a time as pay -> bytes of the files that it took."""
+        at_a_time = self._folder.parallel_reads
+        if at_a_time == 1:
+            return sum(self.fill(*one) for one in wanted)
+        with ThreadPoolExecutor(at_a_time) as pool:
+            return sum(done.result() for done in [pool.submit(self.fill, *one) for one in wanted])
+
+    def fill(self, quantity: str, piece: Piece, shard: Bytes) -> int:
+        """Copy a piece into the bytes of the shard that it is part of -> bytes of the files that it took.
 
         Raises AutoshardError when the checkpoint does not have all of it.
         """
-        width = ELEMENT_BYTES[self._manifest.dtype]
-        element = np.dtype(f"u{width}")
-        target = shard[piece.start * width : (piece.start + piece.box.elements) * width].view(element)
-        target = target.reshape(piece.box.sizes)
-        found = 0
+        target = shard[piece.start * self._width : (piece.start + piece.box.elements) * self._width]
+        target = target.view(f"u{self._width}").reshape(piece.box.sizes)
+        found = taken = 0
         for part in self._parts.get((quantity, piece.name), ()):
             common = piece.box.common(part.box)
             if common is not None:
-                target[common.slices(piece.box.offsets)] = part.values[common.slices(part.box.offsets)]
+                around = part.box.rows_around(common)
+                target[common.slices(piece.box.offsets)] = self._values(part, around)[common.slices(around.offsets)]
                 found += common.elements
+                taken += around.elements * self._width
         if found != piece.box.elements:
             raise AutoshardError(
                 f"checkpoint {self._folder} has {found:,} of {piece.box.elements:,} elements of the {quantity} of "
                 f"{piece.name} from {list(piece.box.offsets)} on"
             )
+        return taken
 
-    def _index(self, path: Path) -> None:
-        header, data = read_header(path), map_file(path)
+    def _values(self, part: _Part, box: Box) -> NDArray[Any]:
+        """Of a contiguous box of a part, as unsigned integers of the dtype's width."""
+        start = part.offset + part.box.position(box) * self._width
+        data = self._folder.read(part.file, start, start + box.elements * self._width)
+        values: NDArray[Any] = data.view(f"u{self._width}").reshape(box.sizes)
+        return values
+
+    def _index(self, file: str) -> None:
+        path, folder = f"{self._folder}/{file}", self._folder
+        header = parse_header(path, folder.size(file), lambda start, stop: folder.read(file, start, stop).tobytes())
         for key, stored in header.items():
             quantity, _, rest = key.partition("/")
             name, _, at = rest.rpartition("@")
@@ -80,5 +102,4 @@ class CheckpointReader:
             box = Box(offsets, stored.shape)
             if not len(offsets) == len(stored.shape) == len(shape) or box.common(Box((0,) * len(shape), shape)) != box:
                 raise AutoshardError(f"{path}: {key[:200]!r} lies outside the parameter, which is {list(shape)}")
-            values = data[stored.offset : stored.offset + stored.bytes].view(f"u{ELEMENT_BYTES[stored.dtype]}")
-            self._parts.setdefault((quantity, name), []).append(_Part(box, values.reshape(box.sizes)))
+            self._parts.setdefault((quantity, name), []).append(_Part(box, file, stored.offset))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,8 +51,16 @@ class StoredTensor:
         return prod(self.shape) * (ELEMENT_BYTES | _OTHER_BYTES)[self.dtype]
 
 
-def write_tensors(path: Path, tensors: Sequence[TensorBytes]) -> tuple[int, str]:
-    """A new file, on the disk when this returns -> (bytes, SHA-256), found while writing. Raises OSError."""
+@dataclass(frozen=True)
+class TensorStream:
+    """A file's bytes in order, some megabytes at a time, and how many there are."""
+
+    bytes: int
+    chunks: Iterator[memoryview]
+
+
+def tensor_stream(tensors: Sequence[TensorBytes]) -> TensorStream:
+    """What a file of these tensors holds; nothing is copied."""
     header: dict[str, Any] = {}
     end = 0
     for one in tensors:
@@ -61,16 +69,26 @@ def write_tensors(path: Path, tensors: Sequence[TensorBytes]) -> tuple[int, str]
         end += one.data.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    digest = hashlib.sha256()
+    start = memoryview(len(text).to_bytes(8, "little") + text)
+    return TensorStream(len(start) + end, _chunks((start, *(one.data.data for one in tensors))))
+
+
+def _chunks(parts: Iterable[memoryview]) -> Iterator[memoryview]:
+    for data in parts:
+        for start in range(0, len(data), _CHUNK_BYTES):
+            yield data[start : start + _CHUNK_BYTES]
+
+
+def write_tensors(path: Path, tensors: Sequence[TensorBytes]) -> tuple[int, str]:
+    """A new file, on the disk when this returns -> (bytes, SHA-256), found while writing. Raises OSError."""
+    stream, digest = tensor_stream(tensors), hashlib.sha256()
     with path.open("xb") as file:
-        for data in (memoryview(len(text).to_bytes(8, "little") + text), *(one.data.data for one in tensors)):
-            for start in range(0, len(data), _CHUNK_BYTES):
-                chunk = data[start : start + _CHUNK_BYTES]
-                digest.update(chunk)
-                file.write(chunk)
+        for chunk in stream.chunks:
+            digest.update(chunk)
+            file.write(chunk)
         file.flush()
         os.fsync(file.fileno())
-    return 8 + len(text) + end, digest.hexdigest()
+    return stream.bytes, digest.hexdigest()
 
 
 def checksum(path: Path) -> str:
@@ -85,27 +103,35 @@ def checksum(path: Path) -> str:
 def read_header(path: Path) -> dict[str, StoredTensor]:
     """The tensors of a file. Raises AutoshardError for anything but a file whose tensors fill it exactly."""
     try:
-        size = path.stat().st_size
         with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if size < 8 or length > min(size - 8, _MAX_HEADER_BYTES):
-                raise AutoshardError(f"{path} is not a safetensors file: its header of {length:,} bytes does not fit")
-            text = file.read(length)
+            return parse_header(path, path.stat().st_size, lambda start, stop: _at(file, start, stop))
     except OSError as error:
         raise AutoshardError(f"{path} cannot be read: {error.strerror or error}") from error
-    values = parse_json(text, f"header of {path}")
+
+
+def parse_header(where: object, size: int, read: Callable[[int, int], bytes]) -> dict[str, StoredTensor]:
+    """The same of a file that is anywhere. where: its name; read: bytes [start, stop) of it."""
+    length = int.from_bytes(read(0, min(8, size)), "little")
+    if size < 8 or length > min(size - 8, _MAX_HEADER_BYTES):
+        raise AutoshardError(f"{where} is not a safetensors file: its header of {length:,} bytes does not fit")
+    values = parse_json(read(8, 8 + length), f"header of {where}")
     if not isinstance(values, dict):
-        raise AutoshardError(f"header of {path} is not an object")
+        raise AutoshardError(f"header of {where} is not an object")
     values.pop("__metadata__", None)
-    found = {key: _stored(path, key, value, 8 + length) for key, value in values.items()}
+    found = {key: _stored(where, key, value, 8 + length) for key, value in values.items()}
     end = 8 + length
     for one in sorted(found.values(), key=lambda one: (one.offset, one.bytes)):
         if one.offset != end:
-            raise AutoshardError(f"{path}: tensors overlap or leave a gap at byte {end:,}")
+            raise AutoshardError(f"{where}: tensors overlap or leave a gap at byte {end:,}")
         end += one.bytes
     if end != size:
-        raise AutoshardError(f"{path} has {size:,} bytes; its header describes {end:,}")
+        raise AutoshardError(f"{where} has {size:,} bytes; its header describes {end:,}")
     return found
+
+
+def _at(file: BinaryIO, start: int, stop: int) -> bytes:
+    file.seek(start)
+    return file.read(stop - start)
 
 
 def map_file(path: Path) -> Bytes:
@@ -117,7 +143,7 @@ def map_file(path: Path) -> Bytes:
         raise AutoshardError(f"{path} cannot be read: {error}") from error
 
 
-def _stored(path: Path, key: str, value: object, base: int) -> StoredTensor:
+def _stored(where: object, key: str, value: object, base: int) -> StoredTensor:
     if isinstance(value, dict) and value.keys() == {"dtype", "shape", "data_offsets"}:
         dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
         known = isinstance(dtype, str) and dtype in ELEMENT_BYTES | _OTHER_BYTES
@@ -125,7 +151,7 @@ def _stored(path: Path, key: str, value: object, base: int) -> StoredTensor:
             stored = StoredTensor(dtype, tuple(shape), base + offsets[0])
             if stored.bytes == offsets[1] - offsets[0]:
                 return stored
-    raise AutoshardError(f"{path}: tensor {key[:200]!r} has an entry that is not a dtype, a shape and its bytes")
+    raise AutoshardError(f"{where}: tensor {key[:200]!r} has an entry that is not a dtype, a shape and its bytes")
 
 
 def _are_counts(value: object) -> bool:

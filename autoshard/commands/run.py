@@ -107,7 +107,10 @@ def add_arguments(parser: Parser) -> None:
         help="save the state after every N steps and at the end (default: never)",
     )
     saving.add_argument(
-        "--checkpoint-dir", type=path, metavar="FOLDER", help="(default: checkpoints/MODEL in --output)"
+        "--checkpoint-dir",
+        type=path,
+        metavar="PLACE",
+        help="a folder that all ranks share, or s3://BUCKET/PREFIX (default: checkpoints/MODEL in --output)",
     )
     saving.add_argument(
         "--keep",
@@ -117,12 +120,15 @@ def add_arguments(parser: Parser) -> None:
         help=f"the newest N checkpoints stay (default: {DEFAULTS.keep})",
     )
     saving.add_argument(
+        "--keep-every", type=whole(), metavar="N", help="those of every N-th step stay too (default: none)"
+    )
+    saving.add_argument(
         "--resume",
         type=path,
         metavar="WHAT",
         default=DEFAULTS.resume,
-        help="auto: go on from the newest complete checkpoint in --checkpoint-dir; never; or a checkpoint's path, made "
-        f"by any plan of the model (default: {DEFAULTS.resume})",
+        help="auto: go on from the newest complete checkpoint in --checkpoint-dir; never; or a checkpoint's place, "
+        f"made by any plan of the model (default: {DEFAULTS.resume})",
     )
     saving.add_argument(
         "--checkpoint-sync", action="store_true", help="wait for the disk (default: write while training goes on)"
@@ -181,7 +187,7 @@ def run(values: Mapping[str, Any]) -> int:
 
 def run_options(values: Mapping[str, Any]) -> RunOptions:
     """Raises AutoshardError for a path that does not exist."""
-    paths = ("data", "tokenizer", "output", "eval_data", "checkpoint_dir")
+    paths = ("data", "tokenizer", "output", "eval_data")
     given: dict[str, Any] = {name: values[name] for name in RunOptions.__dataclass_fields__}
     given.update({name: Path(given[name]) for name in paths if given[name] is not None})
     return RunOptions(**given)

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from autoshard.checkpoint.place import is_remote
 from autoshard.errors import AutoshardError
 from autoshard.runtime.learning_rate import SCHEDULES
 
@@ -27,9 +28,9 @@ class RunOptions:
     eval_batches global batches of them (or as many as there are) is measured at the end, and every eval_every steps.
     profile: watch three steps and write what every rank did in them beside what was planned.
     checkpoint_every: steps from one saved state to the next, and at the end; None saves none. keep: the newest so many
-    stay. checkpoint_dir: None is checkpoints/<model> in output. resume: "auto" goes on from the newest that is complete
-    in checkpoint_dir, "never" starts anew, anything else is the path of a checkpoint or of a folder of them.
-    checkpoint_sync: training waits for the disk.
+    stay, and those of every keep_every-th step. checkpoint_dir: a folder or s3://bucket/prefix; None is
+    checkpoints/<model> in output. resume: "auto" goes on from the newest that is complete in checkpoint_dir, "never"
+    starts anew, anything else is the place of a checkpoint or of several. checkpoint_sync: training waits for the disk.
     """
 
     steps: int = 30
@@ -49,8 +50,9 @@ class RunOptions:
     profile: bool = False
     output: Path = Path("runs")
     checkpoint_every: int | None = None
-    checkpoint_dir: Path | None = None
+    checkpoint_dir: str | None = None
     keep: int = 3
+    keep_every: int | None = None
     resume: str = "auto"
     checkpoint_sync: bool = False
     wandb: bool = False
@@ -97,9 +99,15 @@ class RunOptions:
         return asked or self.resume not in ("auto", "never")
 
     def _check_checkpoints(self) -> None:
-        for name in ("checkpoint_every", "keep"):
+        for name in ("checkpoint_every", "keep", "keep_every"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
                 raise AutoshardError(f"{name}={value!r} must be a whole number of at least 1")
-        if self.resume not in ("auto", "never") and not Path(self.resume).is_dir():
+        if self.keep_every is not None and self.keep_every % (self.checkpoint_every or self.keep_every):
+            raise AutoshardError(
+                f"keep_every={self.keep_every} is no multiple of checkpoint_every={self.checkpoint_every}: there is no "
+                f"checkpoint of step {self.keep_every} to keep"
+            )
+        known = self.resume in ("auto", "never") or is_remote(self.resume)
+        if not known and not Path(self.resume).is_dir():
             raise AutoshardError(f"resume={self.resume} is not auto, never or a folder with a checkpoint")

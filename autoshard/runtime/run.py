@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from autoshard.checkpoint.place import is_remote
 from autoshard.errors import AutoshardError
 from autoshard.layout.plan import Plan
 from autoshard.layout.plan_json import write_plan
@@ -192,27 +193,35 @@ def _metrics(directory: Path, plan: Plan, options: RunOptions) -> MetricsWriter:
     return MetricsWriter(directory, wandb=options.wandb, project=options.wandb_project, config=config)
 
 
-def _checkpoint_directory(plan: Plan, options: RunOptions) -> Path:
-    return options.checkpoint_dir or options.output / "checkpoints" / Path(plan.model.name).name
+def _checkpoint_place(plan: Plan, options: RunOptions) -> str:
+    """A whole path or s3://bucket/prefix."""
+    default = options.output / "checkpoints" / Path(plan.model.name).name
+    return _place(options.checkpoint_dir or str(default))
+
+
+def _place(location: str) -> str:
+    return location if is_remote(location) else str(Path(location).resolve())
 
 
 def _checkpoint_lock(plan: Plan, options: RunOptions) -> AbstractContextManager[None]:
     """Where something is saved, no other run saves there."""
     if options.checkpoint_every is None:
         return nullcontext()
-    from autoshard.checkpoint.lock import directory_lock
+    from autoshard.checkpoint.store import open_store
 
-    return directory_lock(_checkpoint_directory(plan, options))
+    place = options.checkpoint_dir or _checkpoint_place(plan, options)
+    return open_store(place).lock()
 
 
 def _checkpoints(plan: Plan, options: RunOptions) -> dict[str, Any] | None:
     if not options.uses_checkpoints:
         return None
     return {
-        "directory": str(_checkpoint_directory(plan, options).resolve()),
+        "location": _checkpoint_place(plan, options),
         "every": options.checkpoint_every,
         "keep": options.keep,
-        "resume": options.resume if options.resume in ("auto", "never") else str(Path(options.resume).resolve()),
+        "keep_every": options.keep_every,
+        "resume": options.resume if options.resume in ("auto", "never") else _place(options.resume),
         "synchronous": options.checkpoint_sync,
     }
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from autoshard.checkpoint.directory import LocalStore
 from autoshard.checkpoint.layout import Shard, parameter_shapes, rank_shards
 from autoshard.checkpoint.manifest import Manifest
 from autoshard.graph.partition import Program
@@ -17,10 +18,10 @@ from autoshard.layout.plan import Plan
 from autoshard.layout.strategy import Strategy
 from autoshard.models.stage import dim_sizes
 from autoshard.models.weights import parameter_dims
-from autoshard.runtime.torch_backend.checkpoint import read_rank, write_rank
 from autoshard.runtime.torch_backend.groups import Group
 from autoshard.runtime.torch_backend.optimizer import OptimizerSettings, ShardedAdamW
 from autoshard.runtime.torch_backend.parameters import local_piece
+from autoshard.runtime.torch_backend.shard_files import read_rank, write_rank
 from tests.multiprocess.plans import FP32, MODELS, plan_of, strategy
 
 UNEVEN_VOCABULARY = replace(MODELS["few kv heads"], vocab_size=91)
@@ -108,12 +109,12 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def saved(model: str, layout: str, root: Path) -> Saved:
     plan = plan_of(UNEVEN_VOCABULARY if model == "few kv heads" else MODELS[model], LAYOUTS[model][layout], 4, FP32)
     folder = root / f"{model} {layout}"
-    folder.mkdir()
+    store = LocalStore(folder)
     states = tuple(state_of(plan, rank) for rank in range(plan.mesh.world_size))
     shards = tuple(rank_shards(plan, rank) for rank in range(plan.mesh.world_size))
-    files = [write_rank(folder, rank, shards[rank], state) for rank, state in enumerate(states)]
+    files = [write_rank(store, 1, rank, shards[rank], state) for rank, state in enumerate(states)]
     manifest = Manifest(1, plan.model.to_dict(), {}, "F32", 1e-3, 0, {}, plan.mesh.world_size, tuple(files))
-    return Saved(plan, folder, manifest, states, shards)
+    return Saved(plan, store.being_written(1), manifest, states, shards)
 
 
 def state_of(plan: Plan, rank: int) -> list[tuple[torch.Tensor, ...]]:
@@ -153,7 +154,7 @@ def whole_parameters(plan: Plan) -> dict[str, torch.Tensor]:
 def test_every_layout_reads_every_other(model: str, source: str, target: str, root: Path) -> None:
     written, wanted = saved(model, source, root), saved(model, target, root)
     for rank, state in enumerate(wanted.states):
-        read = read_rank(written.folder, written.manifest, wanted.shards[rank])
+        read = read_rank(written.folder, written.manifest, wanted.shards[rank]).state
         assert len(read) == len(state)
         for found, expected in zip(read, state, strict=True):
             for one, other in zip(found, expected, strict=True):

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import threading
 import time
 from dataclasses import replace
 from math import prod
@@ -14,12 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
+from autoshard.checkpoint import lock
 from autoshard.checkpoint.boxes import Box, boxes_of_run
-from autoshard.checkpoint.directory import being_written, clean, commit, file_problem, step_folders
+from autoshard.checkpoint.directory import LocalStore
 from autoshard.checkpoint.layout import Piece
 from autoshard.checkpoint.lock import STALE_AFTER_S, directory_lock
 from autoshard.checkpoint.manifest import MANIFEST, QUANTITIES, FileRecord, Manifest, read_manifest
 from autoshard.checkpoint.read import CheckpointReader, tensor_key
+from autoshard.checkpoint.store import file_problem, prune
 from autoshard.checkpoint.tensor_file import TensorBytes, checksum, read_header, write_tensors
 from autoshard.errors import AutoshardError
 from autoshard.models.registry import load_model
@@ -41,6 +44,19 @@ def test_a_run_is_the_rest_of_a_row_whole_rows_and_the_start_of_one() -> None:
     assert list(boxes_of_run((5, 4), 5, 7)) == [Box((1, 1), (1, 2))]
     assert list(boxes_of_run((5, 4), 0, 20)) == [Box((0, 0), (5, 4))]
     assert list(boxes_of_run((5, 4), 7, 7)) == []
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3), st.integers(0, 2)), min_size=1, max_size=4))
+def test_the_rows_around_a_box_are_one_run_of_elements(dims: list[tuple[int, int, int]]) -> None:
+    outer = Box((5,) * len(dims), tuple(sum(one) for one in dims))
+    inner = Box(tuple(5 + before for before, _, _ in dims), tuple(size for _, size, _ in dims))
+    array = np.arange(outer.elements).reshape(outer.sizes)
+    around = outer.rows_around(inner)
+    elements = array[around.slices(outer.offsets)].reshape(-1)
+    assert list(elements) == list(range(outer.position(around), outer.position(around) + around.elements))
+    assert around.common(inner) == inner
+    found = elements.reshape(around.sizes)[inner.slices(around.offsets)]
+    assert (found == array[inner.slices(outer.offsets)]).all()
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.data())
@@ -180,30 +196,58 @@ def test_tensors_that_do_not_belong_are_an_error(tmp_path: Path, key: str, messa
         CheckpointReader(tmp_path, one, ["model.norm.weight"])
 
 
-def written(directory: Path, step: int) -> Manifest:
-    folder = being_written(directory, step)
-    folder.mkdir(parents=True)
-    size, digest = write_tensors(folder / "r.safetensors", [])
-    return manifest((FileRecord("r.safetensors", size, digest, ()),), step)
+def written(store: LocalStore, step: int) -> dict[str, int]:
+    store.write(step, "r.safetensors", [memoryview(b"data")], 4)
+    return {"r.safetensors": 4}
+
+
+def complete(store: LocalStore, *steps: int) -> None:
+    for step in steps:
+        store.point_to(store.commit(step, manifest(step=step).to_json(), written(store, step)))
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.glob("step*"))
 
 
 def test_the_newest_stay_and_what_is_incomplete_goes(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
     for step in (1, 2, 3):
-        commit(tmp_path, written(tmp_path, step), keep=2)
-    written(tmp_path, 4)
-    assert [folder.name for folder in step_folders(tmp_path)] == ["step-00000003", "step-00000002"]
+        complete(store, step)
+        prune(store, step, keep=2, keep_every=None)
+    written(store, 4)
+    assert [folder.name for folder in store.folders()] == ["step-00000003", "step-00000002"]
     assert (tmp_path / "latest").read_text() == "step-00000003\n"
-    assert clean(tmp_path, 2) == ["step-00000003.aside-1"]
-    assert sorted(path.name for path in tmp_path.glob("step*")) == ["step-00000002", "step-00000003.aside-1"]
-    (record,) = read_manifest(tmp_path / "step-00000002").files
-    assert file_problem(tmp_path / "step-00000002", record) == ""
+    assert store.clean(2) == ["step-00000003.aside-1"]
+    assert names(tmp_path) == ["step-00000002", "step-00000003.aside-1"]
+    digest = checksum(tmp_path / "step-00000002" / "r.safetensors")
+    assert file_problem(store.folders()[0], "r.safetensors", 4, digest) == ""
+
+
+def test_every_tenth_stays_beside_the_newest_two(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    for step in range(5, 50, 5):
+        complete(store, step)
+        prune(store, step, keep=2, keep_every=20)
+    assert [int(name[5:]) for name in names(tmp_path)] == [20, 40, 45]
+
+
+def test_the_order_is_that_of_steps_whatever_the_clock_said(tmp_path: Path) -> None:
+    """The clock was set back between two saves: the newer checkpoint is older by its times."""
+    store = LocalStore(tmp_path)
+    complete(store, 8, 9, 10)
+    for step, when in ((8, 4e9), (9, 1e9), (10, 1.0)):
+        os.utime(tmp_path / f"step-{step:08}", (when, when))
+    assert [folder.name[-2:] for folder in store.folders()] == ["10", "09", "08"]
+    prune(store, 10, keep=2, keep_every=None)
+    assert [folder.name[-2:] for folder in store.folders()] == ["10", "09"]
 
 
 def test_a_file_that_another_machine_has_is_not_committed(tmp_path: Path) -> None:
-    one = written(tmp_path, 1)
-    missing = replace(one, files=(*one.files, FileRecord("rank-00001.safetensors", 1, "", ())))
+    store = LocalStore(tmp_path)
+    sizes = written(store, 1) | {"rank-00001.safetensors": 1}
     with pytest.raises(AutoshardError, match="was written, but not here: all ranks need to share"):
-        commit(tmp_path, missing, keep=2)
+        store.commit(1, manifest(step=1).to_json(), sizes)
 
 
 def hold(directory: Path, seconds: float) -> None:
@@ -234,14 +278,32 @@ def test_one_run_a_folder_and_a_dead_one_lets_go(tmp_path: Path) -> None:
     assert (tmp_path / "lock").read_text() == ""
 
 
-def test_a_holder_on_another_machine_is_gone_when_its_heartbeat_is(tmp_path: Path) -> None:
+def test_a_holder_on_another_machine_is_gone_when_its_heartbeat_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "WATCHED_S", 0.01)
     (tmp_path / "lock").write_text('{"pid": 1, "host": "elsewhere"}')
     with (
         pytest.raises(AutoshardError, match=r"is in use by process 1 on elsewhere: .*, wait 120 s"),
         directory_lock(tmp_path),
     ):
         raise AssertionError
-    old = time.time() - STALE_AFTER_S - 10
-    os.utime(tmp_path / "lock", (old, old))
-    with directory_lock(tmp_path):
-        pass
+    for seconds in (-STALE_AFTER_S - 10, 1e8):  # or the clock was years ahead when that run ended
+        (tmp_path / "lock").write_text('{"pid": 1, "host": "elsewhere"}')
+        os.utime(tmp_path / "lock", (time.time() + seconds, time.time() + seconds))
+        with directory_lock(tmp_path):
+            pass
+
+
+def test_a_holder_that_lives_keeps_its_lock_when_the_clock_jumps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "WATCHED_S", 0.5)
+    path = tmp_path / "lock"
+    path.write_text('{"pid": 1, "host": "elsewhere"}')
+    os.utime(path, (1e9, 1e9))
+    heartbeat = threading.Timer(0.1, lambda: os.utime(path, (2e9, 2e9)))
+    heartbeat.start()
+    with pytest.raises(AutoshardError, match="is in use by process 1 on elsewhere"), directory_lock(tmp_path):
+        raise AssertionError
+    heartbeat.join()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from autoshard.errors import AutoshardError
@@ -40,7 +39,7 @@ class Progress:
         self._ahead = stream.step_at(DataPosition.from_dict(manifest.data_position)) - manifest.step
         if self.first_step >= self._steps:
             raise AutoshardError(
-                f"the checkpoint in {options.directory} is at step {self.first_step}: steps={self._steps} leaves "
+                f"the checkpoint in {options.location} is at step {self.first_step}: steps={self._steps} leaves "
                 "nothing to train; give more steps, another folder or --resume never"
             )
 
@@ -57,4 +56,4 @@ class Progress:
 
 def checkpoint_options(values: Mapping[str, Any] | None) -> CheckpointOptions | None:
     """From plain values."""
-    return None if values is None else CheckpointOptions(**{**values, "directory": Path(values["directory"])})
+    return None if values is None else CheckpointOptions(**values)

@@ -1,0 +1,11 @@
+"""How a place for checkpoints is written down: a path, or s3://bucket/prefix. Nothing heavy is imported here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+S3 = "s3://"
+
+
+def is_remote(location: str | Path) -> bool:
+    return str(location).startswith(S3)

@@ -1,0 +1,170 @@
+"""What a place for checkpoints can do: a folder of this machine or of a shared file system, or a prefix in S3."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol
+
+from autoshard.checkpoint.place import is_remote
+from autoshard.checkpoint.tensor_file import Bytes
+from autoshard.errors import AutoshardError
+
+LATEST = "latest"
+"""A text file with the name of the newest checkpoint, for people and scripts; resuming looks at the folders."""
+PLAN = "plan.json"
+_NAME = re.compile(r"step-(\d{8,})")
+
+
+class PlaceError(AutoshardError):
+    """The place cannot be used now, which says nothing about the checkpoints that it holds."""
+
+
+class Folder(Protocol):
+    """The files of one checkpoint, complete or not. Every method raises AutoshardError, naming the file."""
+
+    parallel_reads: int
+    """Reads that pay at a time: more than one where each waits for a network."""
+
+    @property
+    def name(self) -> str: ...
+
+    def __str__(self) -> str:
+        """The whole path, for people."""
+
+    def json(self, name: str, what: str, most_bytes: int) -> object:
+        """The value of a JSON file. what: its role, in errors."""
+
+    def has(self, name: str) -> bool: ...
+
+    def size(self, name: str) -> int: ...
+
+    def read(self, name: str, start: int, stop: int) -> Bytes:
+        """Bytes [start, stop) of a file."""
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        """All bytes of a file, some megabytes at a time."""
+
+
+class Store(Protocol):
+    """A run's checkpoints. Every method raises AutoshardError, in one line that says where."""
+
+    def lock(self) -> AbstractContextManager[None]:
+        """Hold the place, which is made if need be: no other run writes there."""
+
+    def folders(self) -> Sequence[Folder]:
+        """Newest first by their step's number, whatever a clock says; complete or not."""
+
+    def write(self, step: int, name: str, chunks: Iterable[memoryview], size: int) -> None:
+        """A file of a checkpoint that is not complete yet; it survives a loss of power when this returns."""
+
+    def commit(self, step: int, manifest: str, sizes: Mapping[str, int]) -> Folder:
+        """Make what all ranks have written a checkpoint, at once. sizes: in bytes, of every file that it must have."""
+
+    def point_to(self, folder: Folder) -> None:
+        """Name the checkpoint in `latest`."""
+
+    def delete(self, folder: Folder) -> None:
+        """Whole or not at all for a reader."""
+
+    def discard(self, step: int) -> None:
+        """Delete what was written of a checkpoint that is not complete."""
+
+    def clean(self, step: int) -> list[str]:
+        """Before a run goes on after `step`: delete what was never complete, set aside what lies beyond -> the latter.
+
+        Beyond are damaged checkpoints that were skipped, and all that follow when an older one was asked for.
+        """
+
+
+class Hashed:
+    """Chunks on their way to a file, and the SHA-256 of those that have passed."""
+
+    def __init__(self, chunks: Iterable[memoryview]):
+        self._chunks, self._digest = chunks, hashlib.sha256()
+
+    def __iter__(self) -> Iterator[memoryview]:
+        for chunk in self._chunks:
+            self._digest.update(chunk)
+            yield chunk
+
+    def hexdigest(self) -> str:
+        return self._digest.hexdigest()
+
+
+def open_store(location: str | Path) -> Store:
+    """The place that a path or s3://bucket/prefix names; nothing is made or looked at yet.
+
+    Raises AutoshardError for a wrong name, and where s3:// needs a library that is not there.
+    """
+    from autoshard.checkpoint.directory import LocalStore
+
+    if not is_remote(location):
+        return LocalStore(Path(location))
+    from autoshard.checkpoint.s3 import open_s3_store
+
+    return open_s3_store(str(location))
+
+
+def open_folder(location: str | Path) -> Folder:
+    """One checkpoint, by its path or s3://bucket/key."""
+    from autoshard.checkpoint.directory import LocalFolder
+
+    if not is_remote(location):
+        return LocalFolder(Path(location))
+    from autoshard.checkpoint.s3 import open_s3_folder
+
+    return open_s3_folder(str(location))
+
+
+def named_folders(location: str | Path, manifest: str) -> Sequence[Folder]:
+    """What a person names to go on from: one checkpoint, which has a file of that name, or a place with several."""
+    one = open_folder(location)
+    return [one] if one.has(manifest) else open_store(location).folders()
+
+
+def folder_name(step: int) -> str:
+    return f"step-{step:08}"
+
+
+def is_step(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None
+
+
+def step_of(folder: Folder) -> int:
+    return int(folder.name.removeprefix("step-"))
+
+
+def prune(store: Store, newest: int, keep: int, keep_every: int | None) -> None:
+    """Delete checkpoints up to step `newest`, but the last `keep` of them and those of every keep_every-th step."""
+    complete = [folder for folder in store.folders() if step_of(folder) <= newest]
+    for folder in complete[keep:]:
+        if keep_every is None or step_of(folder) % keep_every:
+            store.delete(folder)
+
+
+def checksum(folder: Folder, name: str) -> str:
+    """SHA-256 of a file."""
+    digest = hashlib.sha256()
+    for chunk in folder.chunks(name):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def file_problem(folder: Folder, name: str, size: int, sha256: str) -> str:
+    """What is wrong with a file of a checkpoint: it is missing, shorter or longer, or a bit differs; "" if nothing.
+
+    Raises PlaceError where nobody can tell.
+    """
+    try:
+        found = folder.size(name)
+        if found != size:
+            return f"{name} has {found:,} bytes, not {size:,}"
+        return "" if checksum(folder, name) == sha256 else f"{name} was changed: its SHA-256 is another"
+    except PlaceError:
+        raise
+    except AutoshardError as error:
+        return str(error)

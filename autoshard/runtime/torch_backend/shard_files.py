@@ -1,0 +1,82 @@
+"""One rank's shards of the optimizer's state, to its file of a checkpoint and back from the files of any layout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from autoshard.checkpoint.layout import Shard
+from autoshard.checkpoint.manifest import QUANTITIES, FileRecord, Manifest
+from autoshard.checkpoint.read import CheckpointReader, tensor_key
+from autoshard.checkpoint.store import Folder, Hashed, Store
+from autoshard.checkpoint.tensor_file import ELEMENT_BYTES, Bytes, TensorBytes, tensor_stream
+
+DTYPE_NAMES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32", torch.float64: "F64"}
+State = Sequence[tuple[torch.Tensor, ...]]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A rank's shards, and how many bytes of the checkpoint it took for them."""
+
+    state: list[tuple[torch.Tensor, ...]]
+    bytes_read: int
+
+
+def rank_file(rank: int) -> str:
+    return f"rank-{rank:05}.safetensors"
+
+
+def host_copy(state: State) -> list[tuple[torch.Tensor, ...]]:
+    return [tuple(one.detach().to("cpu", copy=True) for one in shard) for shard in state]
+
+
+def write_rank(store: Store, step: int, rank: int, shards: Sequence[Shard], state: State) -> FileRecord:
+    """The pieces that this rank is the first to hold. Raises AutoshardError."""
+    tensors = []
+    for shard, quantities in zip(shards, state, strict=True):
+        for quantity, values in zip(QUANTITIES, quantities, strict=True):
+            assert values.shape == (shard.elements,), (values.shape, shard.elements)
+            name, data = DTYPE_NAMES[values.dtype], _bytes_of(values)
+            width = ELEMENT_BYTES[name]
+            for piece in shard.pieces:
+                if piece.writes:
+                    part = data[piece.start * width : (piece.start + piece.box.elements) * width]
+                    tensors.append(
+                        TensorBytes(tensor_key(quantity, piece.name, piece.box), name, piece.box.sizes, part)
+                    )
+    stream = tensor_stream(tensors)
+    hashed = Hashed(stream.chunks)
+    store.write(step, rank_file(rank), hashed, stream.bytes)
+    names = sorted({piece.name for shard in shards for piece in shard.pieces if piece.writes})
+    return FileRecord(rank_file(rank), stream.bytes, hashed.hexdigest(), tuple(names))
+
+
+def read_rank(
+    folder: Folder | Path, manifest: Manifest, shards: Sequence[Shard], mine: Sequence[bool] | None = None
+) -> Loaded:
+    """This rank's shards, from a checkpoint of any layout; padding is zero. In the checkpoint's dtype.
+
+    mine: which of the shards to read, None: all; the others stay zero.
+    """
+    own = [True] * len(shards) if mine is None else mine
+    names = {piece.name for shard, is_own in zip(shards, own, strict=True) if is_own for piece in shard.pieces}
+    reader = CheckpointReader(folder, manifest, names)
+    dtypes = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+    found = [tuple(torch.zeros(shard.elements, dtype=dtypes[manifest.dtype]) for _ in QUANTITIES) for shard in shards]
+    taken = reader.fill_all(
+        (quantity, piece, _bytes_of(one))
+        for shard, is_own, values in zip(shards, own, found, strict=True)
+        if is_own
+        for quantity, one in zip(QUANTITIES, values, strict=True)
+        for piece in shard.pieces
+    )
+    return Loaded(found, taken)
+
+
+def _bytes_of(values: torch.Tensor) -> Bytes:
+    found: Bytes = values.view(torch.uint8).numpy()
+    return found
