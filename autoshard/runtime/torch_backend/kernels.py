@@ -23,7 +23,6 @@ from autoshard.runtime.torch_backend.collectives import all_reduce
 from autoshard.runtime.torch_backend.context import Context, Kernel
 from autoshard.runtime.torch_backend.groups import Group
 from autoshard.runtime.torch_backend.lean import SiluMul
-from autoshard.runtime.torch_backend.pointwise import pointwise
 from autoshard.runtime.torch_backend.weight_gradients import LaterLinear, WeightGradients
 
 
@@ -93,8 +92,7 @@ _ELEMENTWISE: dict[str, Kernel] = {
 
 def _elementwise(context: Context, step: OperatorStep) -> Kernel:
     op = step.operator
-    name, dims = str(op.attributes["function"]), context.dims(op.output)
-    function = pointwise(str(op.attributes["expression"])) if name == "pointwise" else _ELEMENTWISE[name]
+    function, dims = _ELEMENTWISE[str(op.attributes["function"])], context.dims(op.output)
     inputs = [context.dims(name) for name in op.inputs]
     if all(dims[len(dims) - len(have) :] == have for have in inputs):
         return function
@@ -130,8 +128,8 @@ def _norm(context: Context, step: OperatorStep) -> Kernel:
     size = (context.graph.sizes[context.dims(op.inputs[0])[-1]],)
     eps: Any = op.attributes["eps"]
     if op.attributes["function"] == "rms":
-        return lambda x, weight=None: _RmsNorm.apply(x, x.new_ones(size) if weight is None else weight, eps)
-    return lambda x, weight=None, bias=None: F.layer_norm(x, size, weight, bias, eps)
+        return lambda x, weight: _RmsNorm.apply(x, weight, eps)
+    return lambda x, weight, bias: F.layer_norm(x, size, weight, bias, eps)
 
 
 def rope_frequencies(rotary_dim: int, theta: float, scaling: Any) -> torch.Tensor:
@@ -154,28 +152,18 @@ def _rope(context: Context, step: OperatorStep) -> Kernel:
     dims = context.dims(op.output)
     positions = context.positions(step).double()
     turned: Any = op.attributes["rotary_dim"]
-    given: Any = op.attributes.get("frequencies")
-    if given is None:
-        frequencies = rope_frequencies(turned, op.attributes["theta"], op.attributes["scaling"])  # type: ignore[arg-type]
-    else:
-        frequencies = torch.tensor(given, dtype=torch.float64)
-    interleaved = bool(op.attributes.get("interleaved"))
+    frequencies = rope_frequencies(turned, op.attributes["theta"], op.attributes["scaling"])  # type: ignore[arg-type]
     shape = [1] * len(dims)
     shape[dims.index("seq")], shape[-1] = len(positions), turned
 
     def rotate(x: torch.Tensor) -> torch.Tensor:
-        form = (op.attributes["theta"], op.attributes["scaling"], given, interleaved)
-        key = ("rope", context.piece(step, "seq"), turned, *form)
+        key = ("rope", context.piece(step, "seq"), turned, op.attributes["theta"], op.attributes["scaling"])
         place = (key, x.dtype, x.device)
         if place not in context.tables:  # one for all blocks
-            angles = torch.outer(positions, frequencies)
-            angles = angles.repeat_interleave(2, 1) if interleaved else angles.repeat(1, 2)
+            angles = torch.outer(positions, frequencies).repeat(1, 2)
             table = torch.stack((angles.cos(), angles.sin()))
             context.tables[place] = table.to(device=x.device, dtype=x.dtype)
         cos, sin = context.tables[place].view(2, *shape)
-        if interleaved:
-            pairs = x.unflatten(-1, (-1, 2))
-            return x * cos + torch.stack((-pairs[..., 1], pairs[..., 0]), -1).flatten(-2) * sin
         first, second = x.chunk(2, -1)
         return x * cos + torch.cat((-second, first), -1) * sin
 

@@ -71,7 +71,7 @@ class Session:
                 programs[stage.index],
                 local_parameters(plan.model, programs[stage.index], mesh, self._index, seed, dtype, device),
                 self._groups,
-                strategy.recompute[stage.index],
+                strategy.recompute,
                 SCHEDULES[strategy.schedule].weights_apart,
                 debug_nan,
             )
