@@ -30,7 +30,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from autoshard.graph.count import operator_steps, operator_work
 from autoshard.graph.partition import Program
-from autoshard.graph.recompute import RECOMPUTE_SETS, kept_activations, segments
+from autoshard.graph.recompute import COMMON_SETS, kept_activations, segments
 from autoshard.layout.sharding import stage_program
 from autoshard.models import load_model
 from autoshard.models.stage import dim_sizes, stage_graph
@@ -187,7 +187,7 @@ def kept(module: StageModule, inputs: tuple[torch.Tensor, ...]) -> tuple[float, 
 def main() -> int:
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    rows = [row for name in FAMILIES for recompute in RECOMPUTE_SETS for row in measure(small(name), name, recompute)]
+    rows = [row for name in FAMILIES for recompute in COMMON_SETS for row in measure(small(name), name, recompute)]
     print(f"{'model':<16} {'recompute':<20} {'kernel':<6} {'quantity':<12} {'graph':>14} {'torch':>14} {'differs':>8}")
     for row in rows:
         print(

@@ -70,7 +70,7 @@ def plan_of(layout: dict[str, int]) -> Plan:
         num_virtual_stages=1,
         microbatch_size=4 // dp,
         schedule="1f1b",
-        recompute="none",
+        recompute=("none",),
         sequence_parallel=tp > 1,
         zero1=True,
         attention_kernel="flash",

@@ -207,7 +207,7 @@ def gpu_strategy(row: Row) -> Strategy:
         num_virtual_stages=vpp,
         microbatch_size=integer(row, "mbs", 1),
         schedule="1f1b" if vpp == 1 else "interleaved",
-        recompute=recompute(row.get("recompute", "")),
+        recompute=(recompute(row.get("recompute", "")),),
         sequence_parallel=integer(row, "sp", 0) == 1 and integer(row, "tp", 1) > 1,
         zero1=integer(row, "zero", 0) > 0,
         attention_kernel="plain" if kernel(row.get("attn_kernel", "")) in PLAIN_KERNELS else "flash",

@@ -91,7 +91,7 @@ def row_strategy(row: Row) -> Strategy:
         num_virtual_stages=vpp,
         microbatch_size=integer(row, "micro_batch", 1),
         schedule="1f1b" if vpp == 1 else "interleaved",
-        recompute=_recompute(row.get("recompute", "")),
+        recompute=(_recompute(row.get("recompute", "")),),
         sequence_parallel=row.get("sp") == "yes",
         zero1=row.get("zero1", "").startswith("yes"),
         attention_kernel="flash" if row.get("flash_attn") == "yes" else "plain",

@@ -72,8 +72,9 @@ def expectation(plan: Plan, pipeline_rank: int) -> Expectation:
         everything = ("pp", *(axis.name for axis in plan.mesh.axes))
         collectives[Collective("sync", "all_reduce", everything, NUMBER_BYTES)] += 2
     flops: Counter[Flops] = Counter()
-    for program in programs:
-        flops.update(dict(program_flops(program, plan.strategy.recompute)))
+    for stage, program in zip(own, programs, strict=True):
+        for key, value in program_flops(program, plan.strategy.recompute[stage.index]):
+            flops[key] += value  # type: ignore[assignment]
     strategy = plan.strategy
     order = actions(strategy.schedule, strategy.pp, plan.num_microbatches, strategy.num_virtual_stages)[pipeline_rank]
     elements = sum(sum(parameter_elements(program).values()) for program in programs)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.commands.parser import number, one_of, path, text, whole, whole_or
+from autoshard.graph.recompute import canonical
 
 INSTANCE = "trn1.32xlarge"
 SEQUENCE_LENGTH = 8192
@@ -34,6 +35,11 @@ class Option:
 
 def _pin_degree(name: str, what: str) -> Option:
     return Option(name, whole(), "N", what)
+
+
+def _recompute_set(value: Any) -> str:
+    name = text(value)
+    return name if name == SEARCHED else canonical(name)
 
 
 WHAT = (
@@ -107,9 +113,9 @@ PINS = (
     ),
     Option(
         "recompute",
-        one_of(SEARCHED, "none", "core_attention", "core_attention+mlp", "full"),
+        _recompute_set,
         "SET",
-        "what backward computes again: none, core_attention, core_attention+mlp or full",
+        "what backward computes again: none, full, or modules and operators of a block joined by +",
     ),
     Option("attention_kernel", one_of(SEARCHED, "flash", "plain"), "NAME", "flash or plain"),
     Option(

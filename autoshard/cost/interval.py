@@ -12,6 +12,7 @@ from functools import lru_cache
 from math import erf, exp, log, log2, sqrt
 from pathlib import Path
 
+from autoshard.graph.recompute import FULL_RECOMPUTE
 from autoshard.layout.strategy import Strategy
 from autoshard.spec.cluster import Cluster
 
@@ -65,7 +66,7 @@ def unlike_measured(strategy: Strategy) -> tuple[str, ...]:
     s = strategy
     found = (("cp", s.cp), ("ep", s.ep), ("vpp", s.num_virtual_stages))
     beyond = [f"{name}={value}" for name, value in found if value > 1]
-    if s.recompute == "full":
+    if FULL_RECOMPUTE in s.recompute:
         beyond.append("recompute=full")
     if s.tp not in (8, 32):
         beyond.append(f"tp={s.tp}")

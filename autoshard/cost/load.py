@@ -9,37 +9,68 @@ from functools import cached_property
 from autoshard.cost.program import Part, Seconds, add_up
 from autoshard.cost.stage import Parts
 from autoshard.layout.strategy import Strategy
-from autoshard.schedules import SCHEDULES, actions
+from autoshard.schedules import SCHEDULES, actions, held_together
 from autoshard.schedules import in_flight as peaks_in_flight
 
 
 @dataclass(frozen=True)
+class Chunk:
+    """The blocks of one virtual stage: `count` times `block`."""
+
+    block: Part
+    count: int
+
+
+@dataclass(frozen=True)
 class RankLoad:
-    """One pipeline rank. blocks: of each of its chunks. ends: embedding or head or both, whichever it has.
+    """One pipeline rank. parts: of its first chunk. ends: embedding or head or both, whichever it has.
 
     in_flight: most chunk activations that it holds at once. embeddings_in_flight, heads_in_flight: most microbatches
     whose embedding or head it holds. weights_waiting: most microbatches whose gradients of weights wait besides.
+    held: of each chunk, how many it holds, at every moment when no other one has more of all; empty where chunks
+    recompute alike.
     """
 
     rank: int
     parts: Parts
-    blocks: tuple[int, ...]
+    chunks: tuple[Chunk, ...]
     ends: tuple[Part, ...]
     in_flight: int
     embeddings_in_flight: int
     heads_in_flight: int
     weights_waiting: int = 0
+    held: tuple[tuple[int, ...], ...] = ()
 
     @cached_property
     def num_blocks(self) -> int:
-        return sum(self.blocks)
+        return sum(chunk.count for chunk in self.chunks)
+
+    @cached_property
+    def most_blocks(self) -> int:
+        """Of a chunk."""
+        return max(chunk.count for chunk in self.chunks)
+
+    @cached_property
+    def kinds(self) -> tuple[Chunk, ...]:
+        """All blocks of the rank, those that recompute the same counted together."""
+        counts: dict[int, int] = {}
+        blocks: dict[int, Part] = {}
+        for chunk in self.chunks:
+            counts[id(chunk.block)] = counts.get(id(chunk.block), 0) + chunk.count
+            blocks[id(chunk.block)] = chunk.block
+        return tuple(Chunk(blocks[key], count) for key, count in counts.items())
 
     @cached_property
     def work_s(self) -> float:
         """Of one microbatch through all chunks, forward and backward."""
-        block = self.parts.block
-        ends = sum(end.forward_s + end.backward_s for end in self.ends)
-        return self.num_blocks * (block.forward_s + block.backward_s) + ends
+        blocks = sum(kind.count * (kind.block.forward_s + kind.block.backward_s) for kind in self.kinds)
+        return blocks + sum(end.forward_s + end.backward_s for end in self.ends)
+
+    @cached_property
+    def waiting_s(self) -> float:
+        """Of one microbatch through all chunks, for the host."""
+        blocks = sum(kind.count * kind.block.waiting_s for kind in self.kinds)
+        return blocks + sum(end.waiting_s for end in self.ends)
 
     @cached_property
     def ends_seconds(self) -> Seconds:
@@ -59,8 +90,8 @@ class RankLoad:
         return counts
 
 
-def rank_load(strategy: Strategy, parts: Parts, num_microbatches: int, rank: int) -> RankLoad:
-    """What pipeline rank `rank` has under a strategy whose schedule is legal."""
+def rank_load(strategy: Strategy, parts: tuple[Parts, ...], num_microbatches: int, rank: int) -> RankLoad:
+    """What pipeline rank `rank` has under a strategy whose schedule is legal. parts: of each virtual stage."""
     pp, vpp = strategy.pp, strategy.num_virtual_stages
     first, last = rank == 0, rank == pp - 1
     schedule = SCHEDULES[strategy.schedule]
@@ -74,53 +105,58 @@ def rank_load(strategy: Strategy, parts: Parts, num_microbatches: int, rank: int
     turns = 2 * pp if num_microbatches > pp else pp
     embeddings = (min(in_flight, turns) if vpp > 1 else in_flight) if first else 0
     heads = max(1, in_flight - (vpp - 1) * pp) if last else 0
-    blocks, ends = strategy.stage_layers[rank::pp], rank_ends(parts, first, last)
+    own = parts[rank::pp]
+    chunks = tuple(Chunk(one.block, count) for one, count in zip(own, strategy.stage_layers[rank::pp], strict=True))
     waiting = min(rank, num_microbatches) if schedule.weights_apart else 0
-    return RankLoad(rank, parts, blocks, ends, in_flight, embeddings, heads, waiting)
+    ends = rank_ends(own[0], own[-1], first, last)
+    alike = len(set(strategy.recompute[rank::pp])) == 1
+    held = () if alike else held_together(strategy.schedule, pp, num_microbatches, vpp)[rank]
+    return RankLoad(rank, own[0], chunks, ends, in_flight, embeddings, heads, waiting, held)
 
 
-def rank_ends(parts: Parts, first: bool, last: bool) -> tuple[Part, ...]:
+def rank_ends(first_parts: Parts, last_parts: Parts, first: bool, last: bool) -> tuple[Part, ...]:
     """Embedding and head, as far as the first or last rank has them; one part where they share their table."""
-    if first and last and parts.tied_ends is not None:
-        return (parts.tied_ends,)
-    return (*((parts.embedding,) if first else ()), *((parts.head,) if last else ()))
+    if first and last and first_parts.tied_ends is not None:
+        return (first_parts.tied_ends,)
+    return (*((first_parts.embedding,) if first else ()), *((last_parts.head,) if last else ()))
 
 
 def telling_ranks(strategy: Strategy) -> tuple[int, ...]:
     """The lowest of the pipeline ranks that hold the same: it has the most microbatches in flight, so the others fit
     too."""
-    pp, layers = strategy.pp, strategy.stage_layers
+    pp, layers, recompute = strategy.pp, strategy.stage_layers, strategy.recompute
     if SCHEDULES[strategy.schedule].weights_apart:  # the highest ranks let most gradients wait
         return tuple(range(pp))
-    lowest: dict[tuple[tuple[int, ...], bool, bool], int] = {}
+    lowest: dict[tuple[object, ...], int] = {}
     for rank in range(pp):
-        lowest.setdefault((layers[rank::pp], rank == 0, rank == pp - 1), rank)
+        lowest.setdefault((layers[rank::pp], recompute[rank::pp], rank == 0, rank == pp - 1), rank)
     return tuple(lowest.values())
 
 
-def weight_gradients_s(strategy: Strategy, parts: Parts) -> tuple[float, ...]:
+def weight_gradients_s(strategy: Strategy, parts: tuple[Parts, ...]) -> tuple[float, ...]:
     """Of the backward of one microbatch through each virtual stage, the part that a schedule may put off."""
     stages = len(strategy.stage_layers)
     return tuple(
-        layers * parts.block.weight_gradients_s
-        + sum(end.weight_gradients_s for end in rank_ends(parts, stage == 0, stage == stages - 1))
+        layers * parts[stage].block.weight_gradients_s
+        + sum(end.weight_gradients_s for end in rank_ends(parts[0], parts[-1], stage == 0, stage == stages - 1))
         for stage, layers in enumerate(strategy.stage_layers)
     )
 
 
 def virtual_stage_s(
-    strategy: Strategy, parts: Parts, s_per_pass: float, s_per_parameter: float
+    strategy: Strategy, parts: tuple[Parts, ...], s_per_pass: float, s_per_parameter: float
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """(forward, backward) seconds of one microbatch through each virtual stage.
 
     s_per_pass: to launch either. s_per_parameter: what a backward does besides: adding each gradient to the sum.
     """
-    block, stages = parts.block, len(strategy.stage_layers)
-    block_backward_s = block.backward_s + s_per_parameter * block.num_parameters
-    forward = [s_per_pass + layers * block.forward_s for layers in strategy.stage_layers]
-    backward = [s_per_pass + layers * block_backward_s for layers in strategy.stage_layers]
+    stages = len(strategy.stage_layers)
+    forward, backward = [], []
+    for one, layers in zip(parts, strategy.stage_layers, strict=True):
+        forward.append(s_per_pass + layers * one.block.forward_s)
+        backward.append(s_per_pass + layers * (one.block.backward_s + s_per_parameter * one.block.num_parameters))
     for stage in {0, stages - 1}:
-        for end in rank_ends(parts, stage == 0, stage == stages - 1):
+        for end in rank_ends(parts[0], parts[-1], stage == 0, stage == stages - 1):
             forward[stage] += end.forward_s
             backward[stage] += end.backward_s + s_per_parameter * end.num_parameters
     return tuple(forward), tuple(backward)

@@ -7,6 +7,7 @@ and parameters on their way: the larger of the two counts.
 from __future__ import annotations
 
 from autoshard.cost.load import RankLoad
+from autoshard.cost.program import Part
 from autoshard.cost.software import COMPILED, Software
 from autoshard.layout.mesh import ZERO1_AXES, Mesh
 from autoshard.spec.cluster import Device
@@ -52,34 +53,23 @@ def memory_values(
     pipeline buffers: hidden activations on their way, and the outputs of all microbatches in flight, which both
     runtimes keep for their backward.
     """
-    count, block = load.num_parameters, load.parts.block
+    count = load.num_parameters
     shards = mesh.size(ZERO1_AXES)
     whole = 1 if not software.sharded_parameters else 1 / shards
     summed = whole if not software.sharded_gradients else 1 / shards
     master = 0 if precision.master_dtype is None else DTYPE_BYTES[precision.master_dtype]
     state = owned_parameters(load, mesh, zero1) * (master + 2 * DTYPE_BYTES[precision.optimizer_dtype])
-    norms = software.norm_copies * load.parts.hidden_bytes
-    scores = software.score_copies * block.scores_bytes
-    scale = software.activation_scale
-    replayed, worked = _in_work(load)
-    only_inputs = block.kept_bytes <= load.parts.hidden_bytes  # of blocks that are replayed whole
-    kept_bytes = (
-        block.kept_bytes
-        if only_inputs
-        else scale * (block.kept_bytes + norms) + (0.0 if block.replay_bytes else scores)
-    )
-    kept = load.in_flight * max(load.blocks) * kept_bytes
-    kept += load.weights_waiting * max(load.blocks) * block.weights_waiting_bytes
+    replay, worked = _in_work(load, software)
+    kept = _kept_bytes(load, software)
+    kept += load.weights_waiting * load.most_blocks * load.parts.block.weights_waiting_bytes
     ends = sum(max(load.embeddings_in_flight, load.heads_in_flight) * end.kept_bytes for end in load.ends)
     ends += load.weights_waiting * sum(end.weights_waiting_bytes for end in load.ends)
     if load.heads_in_flight:
-        replayed_head = software.replays_head and only_inputs
+        replayed_head = software.replays_head and _keeps_only_inputs(load, load.chunks[-1].block)
         ends += (REPLAYED_LOGITS if replayed_head else 1.0) * software.logits_bytes * load.parts.num_logits
-    replay = scale * (replayed + norms) if only_inputs else replayed
-    replay += scores if block.replay_bytes else 0.0
     working = software.working_scale * worked
     if software.sharded_parameters:  # two blocks whole at a time: one in work, the next on its way
-        working += block.num_parameters * DTYPE_BYTES[precision.parameter_dtype]
+        working += load.parts.block.num_parameters * DTYPE_BYTES[precision.parameter_dtype]
     leaving = load.in_flight - load.heads_in_flight
     boundary = 0.0 if mesh.pp == 1 else (BOUNDARY_BUFFERS + leaving) * load.parts.hidden_bytes
     handed_over = _handed_over_bytes(load, precision) if software.hands_over_gradients else 0.0
@@ -99,22 +89,50 @@ def memory_values(
     )
 
 
-def _in_work(load: RankLoad) -> tuple[float, float]:
+def _keeps_only_inputs(load: RankLoad, block: Part) -> bool:
+    """Whether the block is replayed whole."""
+    return block.kept_bytes <= load.parts.hidden_bytes
+
+
+def _kept_bytes(load: RankLoad, software: Software) -> float:
+    """Of all blocks, at the moment when most is held."""
+    norms = software.norm_copies * load.parts.hidden_bytes
+
+    def of(block: Part) -> float:
+        if _keeps_only_inputs(load, block):
+            return block.kept_bytes
+        scores = 0.0 if block.replay_bytes else software.score_copies * block.scores_bytes
+        return software.activation_scale * (block.kept_bytes + norms) + scores
+
+    if len(load.kinds) == 1:
+        return load.in_flight * load.most_blocks * of(load.parts.block)
+    sizes = [chunk.count * of(chunk.block) for chunk in load.chunks]
+    return max(sum(count * size for count, size in zip(held, sizes, strict=True)) for held in load.held)
+
+
+def _in_work(load: RankLoad, software: Software) -> tuple[float, float]:
     """(replay, working) of the part that holds most in backward: of a block, or of an end of the model.
 
     What the block behind the embedding replays more than others is charged to the embedding.
     """
-    replayed = max(part.replay_bytes for part in (load.parts.block, *load.ends))
+    return max((_in_work_with(load, kind.block, software) for kind in load.kinds), key=sum)
+
+
+def _in_work_with(load: RankLoad, block: Part, software: Software) -> tuple[float, float]:
+    replayed = max(part.replay_bytes for part in (block, *load.ends))
     at_ends = max((end.working_bytes for end in load.ends), default=0.0)
-    in_block = load.parts.block.working_bytes
-    return (0.0, at_ends) if at_ends > replayed + in_block else (replayed, in_block)
+    ends_win = at_ends > replayed + block.working_bytes
+    replayed, worked = (0.0, at_ends) if ends_win else (replayed, block.working_bytes)
+    if _keeps_only_inputs(load, block):
+        replayed = software.activation_scale * (replayed + software.norm_copies * load.parts.hidden_bytes)
+    return replayed + (software.score_copies * block.scores_bytes if block.replay_bytes else 0.0), worked
 
 
 def _handed_over_bytes(load: RankLoad, precision: Precision) -> float:
     """Gradients of one chunk, which holds at most this share of the rank's blocks and all of its ends."""
     if precision.gradient_accumulation_dtype == precision.parameter_dtype:
         return 0.0
-    count = max(load.blocks) * load.parts.block.num_parameters + sum(end.num_parameters for end in load.ends)
+    count = load.most_blocks * load.parts.block.num_parameters + sum(end.num_parameters for end in load.ends)
     return float(count * DTYPE_BYTES[precision.parameter_dtype])
 
 

@@ -103,6 +103,11 @@ class Part:
         return max(self.recompute.total + self.backward.total, self.host_s[1])
 
     @cached_property
+    def all_passes(self) -> Seconds:
+        """Forward, recompute and backward."""
+        return add_up((self.forward, self.recompute, self.backward))
+
+    @cached_property
     def waiting_s(self) -> float:
         """For the host, forward and backward."""
         return self.forward_s + self.backward_s - self.forward.total - self.recompute.total - self.backward.total

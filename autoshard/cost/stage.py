@@ -13,7 +13,7 @@ from functools import lru_cache
 from autoshard.cost.collectives import collective_time_s, group_shape
 from autoshard.cost.program import Part, PricedProgram, ProgramWork, Seconds, price_program, program_work
 from autoshard.cost.software import COMPILED, Software
-from autoshard.graph.recompute import RECOMPUTE_SETS
+from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE, is_recomputed
 from autoshard.layout.context_parallel import UNUSED, with_context_parallel
 from autoshard.layout.mesh import DATA_AXES, Mesh, build_mesh
 from autoshard.layout.sharding import OperatorChoices, stage_program
@@ -22,9 +22,6 @@ from autoshard.models.stage import dim_sizes, padded_vocab_size, stage_graph
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import DTYPE_BYTES, TrainingSpec
-
-FIRST_MODULE = "attention_norm"
-"""Of a block: what reads the activation that the stage before or the embedding hands over."""
 
 
 @dataclass(frozen=True)
@@ -84,11 +81,11 @@ def stage_parts(
     """What a stage of this local shape is made of."""
     priced, embedding, head, tied = _priced_parts(model, training, cluster, shape, software)
     block = priced.part(recompute)
-    if FIRST_MODULE in RECOMPUTE_SETS[recompute]:
+    if is_recomputed(priced.work.program.graph.operators[0], recompute):
         first = _first_block(model, training, cluster, shape, software).part(recompute)
         tied = None if tied is None else _with_replay(tied, embedding, first, block)
         embedding = _with_replay(embedding, embedding, first, block)
-    if software.replays_head and recompute == "full":
+    if software.replays_head and recompute == FULL_RECOMPUTE:
         head = replace(head, recompute=head.forward)
         tied = None if tied is None else replace(tied, recompute=head.forward)
     inside = shape.cp * (shape.tp if shape.sequence_parallel else 1)
@@ -112,8 +109,8 @@ def _priced_parts(
 ) -> tuple[PricedProgram, Part, Part, Part | None]:
     """Block, embedding, head, and embedding with head where they share a table. Only blocks are ever recomputed."""
     priced = stage_pricer(model, training, cluster, shape, software)
-    embedding, head = priced(0, True, False).part("none"), priced(0, False, True).part("none")
-    tied = priced(0, True, True).part("none") if model.tie_word_embeddings else None
+    embedding, head = priced(0, True, False).part(NO_RECOMPUTE), priced(0, False, True).part(NO_RECOMPUTE)
+    tied = priced(0, True, True).part(NO_RECOMPUTE) if model.tie_word_embeddings else None
     return priced(1, False, False), embedding, head, tied
 
 
@@ -205,8 +202,8 @@ def strategy_parts(
     strategy: Strategy,
     software: Software = COMPILED,
     operators: OperatorChoices = (),
-) -> Parts:
-    """What its stages are made of."""
+) -> tuple[Parts, ...]:
+    """What each of its virtual stages is made of; equal ones are one object."""
     shape = LocalShape(
         strategy.tp,
         strategy.cp,
@@ -217,4 +214,4 @@ def strategy_parts(
         strategy.context_parallel,
         operators,
     )
-    return stage_parts(model, training, cluster, shape, strategy.recompute, software)
+    return tuple(stage_parts(model, training, cluster, shape, one, software) for one in strategy.recompute)

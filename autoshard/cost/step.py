@@ -6,10 +6,13 @@ state and gathers the new parameters. Nothing of that overlaps, as in NxD.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from autoshard.cost.collectives import collective_time_s, group_shape
 from autoshard.cost.compute import memory_s
 from autoshard.cost.load import RankLoad, virtual_stage_s, weight_gradients_s
 from autoshard.cost.memory import BUCKET_BYTES, owned_parameters, zero1_axes
+from autoshard.cost.program import Part
 from autoshard.cost.software import COMPILED, Software
 from autoshard.cost.stage import Parts, mesh_order
 from autoshard.layout.mesh import Mesh
@@ -39,6 +42,7 @@ TIME_TERMS = (
 
 def time_values(
     strategy: Strategy,
+    parts: tuple[Parts, ...],
     loads: tuple[RankLoad, ...],
     num_microbatches: int,
     precision: Precision,
@@ -46,20 +50,20 @@ def time_values(
     cluster: Cluster,
     software: Software = COMPILED,
 ) -> tuple[float, ...]:
-    """Seconds, in the order of TIME_TERMS. loads: one of each kind of pipeline rank.
+    """Seconds, in the order of TIME_TERMS. parts: of each virtual stage. loads: one of each kind of pipeline rank.
 
     The first nine are spent on all microbatches by the rank with most work; the bubble is what the pipeline takes
     beyond that, transfers are what it takes longer because stages send to each other. The last four are those of the
     rank for which they take longest.
     """
-    parts, vpp = loads[0].parts, strategy.num_virtual_stages
+    vpp = strategy.num_virtual_stages
     accumulation_s = accumulation_s_per_parameter(precision, cluster.device)
     stages_s = virtual_stage_s(strategy, parts, cluster.device.pass_launch_s, accumulation_s)
     sizes = (strategy.schedule, mesh.pp, num_microbatches, vpp)
     weights_s = weight_gradients_s(strategy, parts)
     pipeline_s = with_transfers_s = step_time_s(*sizes, *stages_s, weight_s=weights_s)
     if mesh.pp > 1:
-        transfer_s = software.link_slowdown * hop_s(parts, mesh, cluster)
+        transfer_s = software.link_slowdown * hop_s(parts[0], mesh, cluster)
         if software.transfer_share is None:
             with_transfers_s = step_time_s(*sizes, *stages_s, transfer_s, weights_s)
         else:
@@ -67,8 +71,7 @@ def time_values(
             forward_s, backward_s = ([one + blocked_s for one in passes] for passes in stages_s)
             with_transfers_s = step_time_s(*sizes, forward_s, backward_s, weight_s=weights_s)
     busiest = max(loads, key=lambda load: load.work_s + accumulation_s * load.num_parameters)
-    waiting_s = busiest.num_blocks * parts.block.waiting_s + sum(end.waiting_s for end in busiest.ends)
-    launches_s = num_microbatches * (2 * vpp * cluster.device.pass_launch_s + waiting_s)
+    launches_s = num_microbatches * (2 * vpp * cluster.device.pass_launch_s + busiest.waiting_s)
     work = (*_work_values(busiest, num_microbatches, accumulation_s), launches_s)
     after = max((_after_values(load, strategy.zero1, precision, mesh, cluster, software) for load in loads), key=sum)
     if software is not COMPILED:
@@ -97,19 +100,19 @@ def _overlapped(
 def _work_values(load: RankLoad, num_microbatches: int, accumulation_s: float) -> tuple[float, ...]:
     """All but the last of the first nine terms. Collectives of replayed operators are collectives; the rest of a
     replay is 'recompute'."""
-    block, ends, count = load.parts.block, load.ends_seconds, num_microbatches
-    blocks, replays = count * load.num_blocks, block.recompute
+    ends, count = load.ends_seconds, num_microbatches
+
+    def blocks_s(seconds: Callable[[Part], float]) -> float:
+        return count * sum(kind.count * seconds(kind.block) for kind in load.kinds)
+
     return (
-        blocks * (block.forward.compute + block.backward.compute),
-        blocks * (block.forward.attention + block.backward.attention),
-        blocks * replays.operators,
+        blocks_s(lambda block: block.forward.compute + block.backward.compute),
+        blocks_s(lambda block: block.forward.attention + block.backward.attention),
+        blocks_s(lambda block: block.recompute.operators),
         count * ends.operators,
-        blocks * (block.forward.tensor_parallel + block.backward.tensor_parallel + replays.tensor_parallel)
-        + count * ends.tensor_parallel,
-        blocks * (block.forward.context_parallel + block.backward.context_parallel + replays.context_parallel)
-        + count * ends.context_parallel,
-        blocks * (block.forward.expert_parallel + block.backward.expert_parallel + replays.expert_parallel)
-        + count * ends.expert_parallel,
+        blocks_s(lambda block: block.all_passes.tensor_parallel) + count * ends.tensor_parallel,
+        blocks_s(lambda block: block.all_passes.context_parallel) + count * ends.context_parallel,
+        blocks_s(lambda block: block.all_passes.expert_parallel) + count * ends.expert_parallel,
         count * accumulation_s * load.num_parameters,
     )
 

@@ -1,29 +1,71 @@
 """Which steps of a block are run again in backward, and what then stays in memory.
 
-A recompute set names modules of the block. Consecutive steps that belong to it form a segment: only the segment's
-inputs are kept, and backward runs it forward again up to its last saved tensor (torch's non-reentrant checkpoint stops
-there, so a collective behind it is not repeated).
+A recompute set names modules of a block, or single operators of it, joined by "+". Consecutive steps that belong to it
+form a segment: only the segment's inputs are kept, and backward runs it forward again up to its last saved tensor
+(torch's non-reentrant checkpoint stops there, so a collective behind it is not repeated).
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
+from autoshard.errors import AutoshardError
 from autoshard.graph.count import operator_steps, saved_activations
+from autoshard.graph.ir import Operator
 from autoshard.graph.partition import GatherEinsumStep, Program, RedistributeStep, Step
 from autoshard.graph.redistribute import local_bytes
 
 BLOCK_MODULES = ("attention_norm", "attention", "core_attention", "mlp_norm", "mlp", "residual")
 """Modules of a transformer block; embedding and head lie outside of every recompute set."""
 
-RECOMPUTE_SETS: dict[str, frozenset[str]] = {
-    "none": frozenset(),
-    "core_attention": frozenset({"core_attention"}),
-    "core_attention+mlp": frozenset({"core_attention", "mlp"}),
-    "full": frozenset(BLOCK_MODULES),
-}
-"""Named sets, least first. NxD Training: selective [CoreAttention] and selective [CoreAttention, LlamaMLP]."""
+NO_RECOMPUTE, FULL_RECOMPUTE = "none", "full"
+
+COMMON_SETS = (NO_RECOMPUTE, "core_attention", "core_attention+mlp", FULL_RECOMPUTE)
+"""Least first. NxD Training: selective [CoreAttention] and selective [CoreAttention, LlamaMLP]."""
+
+FORM = f"none, full, or modules ({', '.join(BLOCK_MODULES)}) and operators of a block joined by +"
+
+
+@lru_cache(maxsize=1024)
+def members(recompute: str) -> frozenset[str]:
+    """The modules and operators that a set names: none of them for "none", all modules for "full"."""
+    if recompute == NO_RECOMPUTE:
+        return frozenset()
+    return frozenset(BLOCK_MODULES) if recompute == FULL_RECOMPUTE else frozenset(recompute.split("+"))
+
+
+def canonical(recompute: str) -> str:
+    """The one way to write a set: modules in the order of a block, then operators in that of the alphabet.
+
+    Raises AutoshardError for a text that is no set; whether a block has what it names says `check_members`.
+    """
+    if recompute in (NO_RECOMPUTE, FULL_RECOMPUTE):
+        return recompute
+    named = members(recompute)
+    if not all(re.fullmatch(r"[A-Za-z_][\w.]*", name) for name in named) or named & {NO_RECOMPUTE, FULL_RECOMPUTE}:
+        raise AutoshardError(f"recompute={recompute!r} must be {FORM}")
+    if named >= set(BLOCK_MODULES):
+        return FULL_RECOMPUTE
+    return "+".join([name for name in BLOCK_MODULES if name in named] + sorted(named.difference(BLOCK_MODULES)))
+
+
+def check_members(recompute: str, block: Iterable[Operator]) -> None:
+    """Raises AutoshardError where a set names what the operators of a block are not and do not belong to."""
+    known = [name_in_block(op.name) for op in block]
+    for name in sorted(members(recompute).difference(BLOCK_MODULES, known)):
+        raise AutoshardError(
+            f"recompute={recompute}: a block has no {name}; a set is {FORM}; operators here: {', '.join(known)}"
+        )
+
+
+def is_recomputed(op: Operator, recompute: str) -> bool:
+    """Whether a set names the operator or its module."""
+    chosen = members(recompute)
+    return op.module in BLOCK_MODULES and (op.module in chosen or name_in_block(op.name) in chosen)
 
 
 @dataclass(frozen=True)
@@ -41,8 +83,7 @@ def segments(program: Program, recompute: str) -> tuple[Segment, ...]:
 
     A redistribution belongs to the module of the operator that reads it first; a block's end ends a segment.
     """
-    chosen = RECOMPUTE_SETS[recompute]
-    keys = _segment_keys(program, chosen)
+    keys = _segment_keys(program, recompute)
     cuts = [i for i in range(len(keys)) if i == 0 or keys[i] != keys[i - 1]] + [len(keys)]
     return tuple(
         Segment(start, stop, keys[start] is not None, _replay_stop(program, start, stop))
@@ -50,7 +91,7 @@ def segments(program: Program, recompute: str) -> tuple[Segment, ...]:
     )
 
 
-def _segment_keys(program: Program, chosen: frozenset[str]) -> list[str | None]:
+def _segment_keys(program: Program, recompute: str) -> list[str | None]:
     """For each step the block it is recomputed in, or None.
 
     What brings the embedding's output into the first block's state stays outside: its replay would keep that output,
@@ -62,7 +103,7 @@ def _segment_keys(program: Program, chosen: frozenset[str]) -> list[str | None]:
     for step in reversed(program.steps):
         if operators := operator_steps(step):
             op = operators[0].operator
-            following = block_of(op.name) if op.module in chosen else None
+            following = block_of(op.name) if is_recomputed(op, recompute) else None
         from_outside = isinstance(step, RedistributeStep) and step.source in outside
         keys.append(None if from_outside else following)
     return keys[::-1]
@@ -73,6 +114,11 @@ def block_of(operator: str) -> str:
     parts = operator.split(".")
     index = next((i for i, part in enumerate(parts) if part.isdigit()), len(parts))
     return ".".join(parts[: index + 1])
+
+
+def name_in_block(operator: str) -> str:
+    """'model.layers.3.mlp.down' -> 'mlp.down'."""
+    return operator[len(block_of(operator)) + 1 :]
 
 
 def _replay_stop(program: Program, start: int, stop: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from autoshard.graph.recompute import COMMON_SETS
 from autoshard.interop.export import Exported, common_left_out, title
 from autoshard.layout.plan import Plan
 
@@ -67,14 +68,16 @@ def _layout(plan: Plan) -> Iterator[str]:
     if strategy.zero1:
         yield "--use-distributed-optimizer"
     yield f"--attention-backend {'flash' if strategy.attention_kernel == 'flash' else 'unfused'}"
-    match strategy.recompute:
-        case "full":
-            yield "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+    match strategy.uniform_recompute:
+        case "none":
+            pass
         case "core_attention":
             yield "--recompute-granularity selective --recompute-modules core_attn"
         case "core_attention+mlp":
             mlp = "moe" if plan.model.is_moe else "mlp"
             yield f"--recompute-granularity selective --recompute-modules core_attn {mlp}"
+        case _:
+            yield "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
 
 
 def _batch(plan: Plan) -> Iterator[str]:
@@ -89,6 +92,8 @@ def _left_out(plan: Plan) -> tuple[str, ...]:
     strategy, model, found = plan.strategy, plan.model, list(common_left_out(plan))
     if strategy.schedule not in ("1f1b", "interleaved"):
         found.append(f"schedule={strategy.schedule}: Megatron runs 1f1b instead")
+    if strategy.uniform_recompute not in COMMON_SETS:
+        found.append(f"recompute={strategy.recompute_name}: written as full, which fits wherever the plan does")
     if strategy.cp > 1 and strategy.context_parallel not in COMMUNICATION:
         found.append(f"context_parallel={strategy.context_parallel}: written as p2p, Megatron's zigzag ring")
     if plan.training.precision.name == "bf16_sr":

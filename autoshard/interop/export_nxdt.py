@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from autoshard.errors import AutoshardError
+from autoshard.graph.recompute import COMMON_SETS
 from autoshard.interop.export import Exported, common_left_out, title
 from autoshard.layout.plan import Plan
 from autoshard.search.rules import check_strategy
@@ -101,15 +102,15 @@ def _model(plan: Plan) -> dict[str, Any]:
 
 def _recompute(plan: Plan) -> tuple[str | None, list[str] | None]:
     mlp = "MoE" if plan.model.is_moe else "LlamaMLP"
-    match plan.strategy.recompute:
+    match plan.strategy.uniform_recompute:
         case "none":
             return None, None
-        case "full":
-            return "full", None
         case "core_attention":
             return "selective", ["CoreAttention"]
-        case _:
+        case "core_attention+mlp":
             return "selective", ["CoreAttention", mlp]
+        case _:
+            return "full", None
 
 
 def _precision(plan: Plan) -> dict[str, Any]:
@@ -136,7 +137,9 @@ def _left_out(plan: Plan) -> tuple[str, ...]:
         check_strategy(plan.model, plan.training, plan.cluster, "nxd", strategy)
     except AutoshardError as error:
         found.append(f"the layout breaks a rule of NxD: {error}")
-    if strategy.recompute == "none" and strategy.attention_kernel == "plain" and not plan.model.is_moe:
+    if strategy.uniform_recompute not in COMMON_SETS:
+        found.append(f"recompute={strategy.recompute_name}: written as full, which fits wherever the plan does")
+    if strategy.uniform_recompute == "none" and strategy.attention_kernel == "plain" and not plan.model.is_moe:
         found.append("recompute=none: without flash attention NxD Training recomputes core attention all the same")
     if strategy.schedule not in ("1f1b", "interleaved"):
         found.append(f"schedule={strategy.schedule}: NxD runs 1f1b instead")

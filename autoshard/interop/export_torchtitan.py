@@ -30,7 +30,7 @@ def torchtitan_toml(plan: Plan) -> Exported:
             "mixed_precision_reduce": "float32",
         },
         "parallelism": _parallelism(plan),
-        "activation_checkpoint": {"mode": RECOMPUTE[strategy.recompute]},
+        "activation_checkpoint": {"mode": RECOMPUTE.get(strategy.uniform_recompute or "", "full")},
     }
     return Exported(title(plan, "#") + "".join(map(_section, sections.items())), _left_out(plan))
 
@@ -78,8 +78,10 @@ def _left_out(plan: Plan) -> tuple[str, ...]:
     found.append(f"cluster: start {plan.cluster.nodes} x {plan.cluster.devices_per_node} processes")
     if strategy.zero1 and strategy.dp > 1:
         found.append("zero1: FSDP without resharding shards gradients and parameters too, between steps")
-    if strategy.recompute.startswith("core_attention"):
-        found.append(f"recompute={strategy.recompute}: torchtitan's selective mode chooses other operators")
+    if RECOMPUTE.get(strategy.uniform_recompute or "") == "selective":
+        found.append(f"recompute={strategy.recompute_name}: torchtitan's selective mode chooses other operators")
+    elif strategy.uniform_recompute not in RECOMPUTE:
+        found.append(f"recompute={strategy.recompute_name}: written as full, which fits wherever the plan does")
     if strategy.attention_kernel == "plain":
         found.append("attention_kernel=plain: torchtitan takes the kernel that torch chooses")
     if strategy.schedule not in SCHEDULES:

@@ -61,8 +61,9 @@ def graph_changes(old: Plan, new: Plan) -> tuple[str, ...]:
 
 def _compiled(plan: Plan) -> Iterator[tuple[str, Any]]:
     strategy, training = plan.strategy, plan.training
-    for name in ("tp", "pp", "dp", "cp", "ep", "num_virtual_stages", "microbatch_size", "recompute"):
+    for name in ("tp", "pp", "dp", "cp", "ep", "num_virtual_stages", "microbatch_size"):
         yield name, getattr(strategy, name)
+    yield "recompute", strategy.recompute_name
     for name in ("sequence_parallel", "zero1", "attention_kernel", "context_parallel", "stage_layers"):
         yield name, getattr(strategy, name)
     yield "microbatches", "one" if plan.num_microbatches == 1 else "several"

@@ -8,7 +8,7 @@ from typing import Any
 
 from autoshard.graph.count import backward_collectives, forward_collectives
 from autoshard.graph.partition import GatherEinsumStep, Program, RedistributeStep, Step
-from autoshard.graph.recompute import RECOMPUTE_SETS
+from autoshard.graph.recompute import is_recomputed
 from autoshard.graph.states import State
 from autoshard.layout.context_parallel import sequence_pieces
 from autoshard.layout.mesh import Mesh
@@ -60,10 +60,11 @@ def sequence_section(plan: Plan) -> Section:
 
 
 def recompute_section(plan: Plan) -> Section:
-    """Operators whose outputs backward computes again instead of finding them in memory."""
-    modules = RECOMPUTE_SETS[plan.strategy.recompute]
-    again = {template_of(op.name): None for op in _operators(plan) if op.module in modules}
-    return {"set": plan.strategy.recompute, "operators": list(again)}
+    """For each set the operators whose outputs backward computes again instead of finding them in memory."""
+    return {
+        name: list(dict.fromkeys(template_of(op.name) for op in _operators(plan) if is_recomputed(op, name)))
+        for name in dict.fromkeys(plan.strategy.recompute)
+    }
 
 
 def operators_section(plan: Plan) -> Section:

@@ -15,13 +15,13 @@ from autoshard.spec.training import DTYPE_BYTES
 def step_collectives(plan: Plan, pipeline_rank: int) -> Counter[Collective]:
     """Of each device of one pipeline rank. Left out: what stages send to each other, which the schedule gives."""
     programs = {stage.index: plan.program(stage.layers, stage.has_embedding, stage.has_head) for stage in plan.stages}
-    own = [programs[stage.index] for stage in plan.stages if stage.pipeline_rank == pipeline_rank]
+    own = [stage.index for stage in plan.stages if stage.pipeline_rank == pipeline_rank]
     total: Counter[Collective] = Counter()
-    for program in own:
-        for one, count in _microbatch(program, plan.strategy.recompute).items():
+    for index in own:
+        for one, count in _microbatch(programs[index], plan.strategy.recompute[index]).items():
             total[one] += count * plan.num_microbatches
     tied = tied_parameters(programs[0], programs[len(programs) - 1])
-    total.update(_sync(plan, own, tied))
+    total.update(_sync(plan, [programs[index] for index in own], tied))
     return total
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from itertools import groupby
 from typing import Any
 
 from autoshard.errors import AutoshardError
-from autoshard.graph.recompute import RECOMPUTE_SETS
+from autoshard.graph.recompute import canonical
 from autoshard.layout.context_parallel import CONTEXT_PARALLEL, UNUSED
 from autoshard.schedules import SCHEDULES
 
@@ -21,6 +22,7 @@ class Strategy:
     dp counts all data-parallel replicas; ep is carved out of it.
     stage_layers: transformer blocks of each of the pp * num_virtual_stages virtual stages, in model order;
     stage s runs on pipeline rank s % pp as chunk s // pp.
+    recompute: the set (graph/recompute.py) of each virtual stage's blocks; one that is everywhere may be written once.
     context_parallel: how ranks that share a sequence attend to all of it; "all_gather" where cp is 1.
     """
 
@@ -32,7 +34,7 @@ class Strategy:
     num_virtual_stages: int
     microbatch_size: int
     schedule: str
-    recompute: str
+    recompute: tuple[str, ...]
     sequence_parallel: bool
     zero1: bool
     attention_kernel: str
@@ -46,7 +48,6 @@ class Strategy:
                 raise AutoshardError(f"{name}={value!r} must be a whole number of at least 1")
         for name, known in (
             ("schedule", tuple(SCHEDULES)),
-            ("recompute", tuple(RECOMPUTE_SETS)),
             ("attention_kernel", ATTENTION_KERNELS),
             ("context_parallel", CONTEXT_PARALLEL),
         ):
@@ -65,6 +66,19 @@ class Strategy:
             )
         if any(type(n) is not int or n < 0 for n in self.stage_layers):
             raise AutoshardError(f"stage_layers={list(self.stage_layers)} must hold whole numbers of blocks")
+        object.__setattr__(self, "recompute", _for_each_stage(self.recompute, stages))
+
+    @property
+    def uniform_recompute(self) -> str | None:
+        """The set of all stages; None where they differ."""
+        return self.recompute[0] if len(set(self.recompute)) == 1 else None
+
+    @property
+    def recompute_name(self) -> str:
+        """'full', or 'full*3,none*5' for runs of virtual stages in model order."""
+        if self.uniform_recompute is not None:
+            return self.uniform_recompute
+        return ",".join(f"{name}*{len(list(run))}" for name, run in groupby(self.recompute))
 
     @property
     def world_size(self) -> int:
@@ -84,7 +98,7 @@ class Strategy:
 
     def to_dict(self) -> dict[str, Any]:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {**values, "stage_layers": list(self.stage_layers)}
+        return {**values, "recompute": list(self.recompute), "stage_layers": list(self.stage_layers)}
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> Strategy:
@@ -96,10 +110,22 @@ class Strategy:
         for name in values:
             if name not in known:
                 raise AutoshardError(f"strategy has an unknown field {name}; known: {', '.join(known)}")
-        layers = values["stage_layers"]
-        if not isinstance(layers, list):
-            raise AutoshardError(f"stage_layers={layers!r} must be a list of whole numbers")
-        return Strategy(**{**values, "stage_layers": tuple(layers)})
+        for name, items in (("recompute", "sets"), ("stage_layers", "whole numbers")):
+            if not isinstance(values[name], list):
+                raise AutoshardError(f"{name}={values[name]!r} must be a list of {items}, one for each virtual stage")
+        lists = {name: tuple(values[name]) for name in ("recompute", "stage_layers")}
+        return Strategy(**{**values, **lists})
+
+
+def _for_each_stage(recompute: tuple[str, ...] | str, stages: int) -> tuple[str, ...]:
+    sets = (recompute,) if isinstance(recompute, str) else recompute
+    if not isinstance(sets, tuple) or not all(isinstance(one, str) for one in sets):
+        raise AutoshardError(f"recompute={recompute!r} must hold the name of a set for each virtual stage")
+    sets = sets[:1] * stages if len(set(sets)) == 1 else sets
+    if len(sets) != stages:
+        raise AutoshardError(f"recompute has {len(sets)} sets; there are {stages} virtual stages")
+    names = {one: canonical(one) for one in dict.fromkeys(sets)}
+    return tuple(names[one] for one in sets)
 
 
 def even_stage_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:

@@ -154,10 +154,9 @@ def _operators(data: object, model: ModelSpec, cluster: Cluster, strategy: Strat
 
 def _check_pins(pins: Pins, strategy: Strategy) -> None:
     for name, value in pins.fixed.items():
-        if not _same(value, getattr(strategy, name)):
-            raise AutoshardError(
-                f"inputs.pins.{name} is {show(value)}, but strategy.{name} is {show(getattr(strategy, name))}"
-            )
+        found = strategy.recompute_name if name == "recompute" else getattr(strategy, name)
+        if not _same(value, found):
+            raise AutoshardError(f"inputs.pins.{name} is {show(value)}, but strategy.{name} is {show(found)}")
 
 
 def _at(where: str, read: Callable[[], T]) -> T:

@@ -85,7 +85,7 @@ def planned_timeline(plan: Plan) -> tuple[tuple[Order, ...], Timeline]:
     accumulation_s = accumulation_s_per_parameter(training.precision, cluster.device)
     stages = virtual_stage_s(strategy, parts, cluster.device.pass_launch_s, accumulation_s)
     orders = actions(strategy.schedule, strategy.pp, plan.num_microbatches, strategy.num_virtual_stages)
-    transfer_s = hop_s(parts, strategy_mesh(plan.model, cluster, strategy), cluster) if strategy.pp > 1 else 0.0
+    transfer_s = hop_s(parts[0], strategy_mesh(plan.model, cluster, strategy), cluster) if strategy.pp > 1 else 0.0
     return orders, simulate(orders, *stages, transfer_s)
 
 

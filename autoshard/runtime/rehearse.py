@@ -12,6 +12,7 @@ from math import prod
 
 from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError
+from autoshard.graph.recompute import NO_RECOMPUTE
 from autoshard.graph.redistribute import NoTransition
 from autoshard.layout.context_parallel import UNUSED
 from autoshard.layout.plan import Plan, make_plan
@@ -79,7 +80,7 @@ def one_process(plan: Plan) -> Plan:
         num_virtual_stages=1,
         microbatch_size=strategy.microbatch_size * strategy.dp,
         schedule="1f1b",
-        recompute="none",
+        recompute=(NO_RECOMPUTE,),
         sequence_parallel=False,
         stage_layers=(plan.model.num_hidden_layers,),
     )
@@ -138,6 +139,7 @@ def _strategy(original: Plan, kept: dict[str, int]) -> Strategy:
         schedule=strategy.schedule if size["pp"] > 1 else "1f1b",
         microbatch_size=min(strategy.microbatch_size, 2),
         sequence_parallel=strategy.sequence_parallel and size["tp"] > 1,
+        recompute=_recompute(strategy.recompute, size["pp"] * chunks),
         stage_layers=_stage_layers(strategy.stage_layers, size["pp"] * chunks),
     )
 
@@ -150,6 +152,11 @@ def _stage_layers(original: tuple[int, ...], stages: int) -> tuple[int, ...]:
         light = 0 if original[0] <= original[-1] else stages - 1
         layers = [each + (stage != light) for stage in range(stages)]
     return tuple(layers)
+
+
+def _recompute(original: tuple[str, ...], stages: int) -> tuple[str, ...]:
+    """Of as many stages, spread evenly from the first to the last."""
+    return tuple(original[stage * (len(original) - 1) // max(1, stages - 1)] for stage in range(stages))
 
 
 def _microbatches(original: Plan, pp: int) -> int:

@@ -219,7 +219,7 @@ def _compared(plan: Plan, small: Plan) -> list[tuple[str, str, str]]:
         row("mesh", lambda p: " ".join([f"pp {p.mesh.pp}", *(f"{a.name} {a.size}" for a in p.mesh.axes)])),
         row("schedule", lambda p: _schedule(p.strategy, p.num_microbatches)),
         row("blocks of each stage", lambda p: _run_lengths(p.strategy.stage_layers)),
-        row("recompute", lambda p: p.strategy.recompute),
+        row("recompute", lambda p: p.strategy.recompute_name),
         row("blocks", lambda p: p.model.num_hidden_layers),
         row("hidden, FFN", lambda p: f"{p.model.hidden_size}, {p.model.intermediate_size}"),
         row("query, key-value heads", lambda p: f"{p.model.num_attention_heads}, {p.model.num_key_value_heads}"),

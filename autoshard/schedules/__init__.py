@@ -2,7 +2,15 @@
 
 from autoshard.schedules.action import Action, Order
 from autoshard.schedules.closed_form import step_time_s
-from autoshard.schedules.orders import NXD_SCHEDULES, SCHEDULES, actions, check_schedule, in_flight, weights_waiting
+from autoshard.schedules.orders import (
+    NXD_SCHEDULES,
+    SCHEDULES,
+    actions,
+    check_schedule,
+    held_together,
+    in_flight,
+    weights_waiting,
+)
 from autoshard.schedules.simulate import Timeline, simulate
 
 __all__ = [
@@ -13,6 +21,7 @@ __all__ = [
     "Timeline",
     "actions",
     "check_schedule",
+    "held_together",
     "in_flight",
     "simulate",
     "step_time_s",

@@ -6,6 +6,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import ge
 
 from autoshard.errors import AutoshardError
 from autoshard.schedules.action import Action, Order
@@ -173,6 +174,30 @@ def in_flight(orders: tuple[Order, ...]) -> tuple[tuple[int, ...], ...]:
     Each of them holds the chunk's saved activations. The peaks of two chunks of a rank need not fall together.
     """
     return tuple(_peaks(order, "F", "BI") for order in orders)
+
+
+@lru_cache(maxsize=256)
+def held_together(
+    schedule: str, pp: int, num_microbatches: int, num_virtual_stages: int
+) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """By rank: how many microbatches of each chunk it holds, at every moment when no other moment has more of all.
+
+    Interleaved: more than 3 pp microbatches add no such moment, since its chunks repeat every pp microbatches and its
+    warm-up takes fewer than (vpp + 1) pp forwards; tested.
+    """
+    count = min(num_microbatches, 4 * pp) if schedule == "interleaved" else num_microbatches
+    return tuple(_most_held(order, num_virtual_stages) for order in actions(schedule, pp, count, num_virtual_stages))
+
+
+def _most_held(order: Order, num_virtual_stages: int) -> tuple[tuple[int, ...], ...]:
+    held, moments = [0] * num_virtual_stages, set()
+    for kind, _, chunk in order:
+        held[chunk] += (kind == "F") - (kind in "BI")
+        if kind == "F":
+            moments.add(tuple(held))
+    return tuple(
+        sorted(one for one in moments if not any(other != one and all(map(ge, other, one)) for other in moments))
+    )
 
 
 def weights_waiting(orders: tuple[Order, ...]) -> tuple[tuple[int, ...], ...]:

@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from autoshard.errors import AutoshardError
-from autoshard.graph.recompute import RECOMPUTE_SETS
+from autoshard.graph.recompute import COMMON_SETS, canonical
 from autoshard.layout.context_parallel import CONTEXT_PARALLEL, UNUSED
 from autoshard.layout.strategy import ATTENTION_KERNELS
 from autoshard.schedules import NXD_SCHEDULES, SCHEDULES
 from autoshard.search.result import Pins
-from autoshard.search.rules import KERNEL_RULES, Draft, Problem, divisors, first_broken
+from autoshard.search.rules import KERNEL_RULES, Draft, Problem, check_recompute, divisors, first_broken
 from autoshard.spec.fields import check_choice, check_integer
 
 DEGREES = ("tp", "pp", "dp", "cp", "ep")
@@ -26,12 +26,13 @@ def check_pins(problem: Problem, pins: Pins) -> None:
             check_integer("the pinned layout", NAMES.get(field, field), getattr(pins, field))
     for field, known in (
         ("schedule", tuple(SCHEDULES)),
-        ("recompute", tuple(RECOMPUTE_SETS)),
         ("attention_kernel", ATTENTION_KERNELS),
         ("context_parallel", CONTEXT_PARALLEL),
     ):
         if getattr(pins, field) is not None:
             check_choice("the pinned layout", field, getattr(pins, field), known)
+    if pins.recompute is not None:
+        check_recompute(problem, (canonical(pins.recompute),))
     _check_world(problem, pins)
     if pins.schedule == "1f1b" and (pins.num_virtual_stages or 1) > 1:
         raise AutoshardError(
@@ -124,4 +125,4 @@ def virtual_stages(problem: Problem, pins: Pins, mesh: Draft) -> list[tuple[str,
 
 def recompute_sets(pins: Pins) -> tuple[str, ...]:
     """Least recompute first."""
-    return tuple(RECOMPUTE_SETS) if pins.recompute is None else (pins.recompute,)
+    return COMMON_SETS if pins.recompute is None else (canonical(pins.recompute),)

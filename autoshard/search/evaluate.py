@@ -9,7 +9,7 @@ from autoshard.cost.load import RankLoad, rank_load, telling_ranks
 from autoshard.cost.memory import memory_values
 from autoshard.cost.stage import LocalShape, Parts, stage_parts, strategy_mesh
 from autoshard.cost.step import time_values
-from autoshard.graph.recompute import RECOMPUTE_SETS
+from autoshard.graph.recompute import members
 from autoshard.layout.mesh import Mesh
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.models.stage import parameter_count
@@ -35,7 +35,8 @@ class Evaluation:
     def loads(self) -> tuple[RankLoad, ...]:
         """One of each kind of pipeline rank."""
         count = self.num_microbatches
-        return tuple(rank_load(self.strategy, self.parts, count, rank) for rank in telling_ranks(self.strategy))
+        parts = (self.parts,) * len(self.strategy.stage_layers)
+        return tuple(rank_load(self.strategy, parts, count, rank) for rank in telling_ranks(self.strategy))
 
     @cached_property
     def memory_bytes(self) -> float:
@@ -53,14 +54,15 @@ class Evaluation:
     @cached_property
     def step_time_s(self) -> float:
         precision, cluster = self.problem.training.precision, self.problem.cluster
-        return sum(time_values(self.strategy, self.loads, self.num_microbatches, precision, self.mesh, cluster))
+        parts = (self.parts,) * len(self.strategy.stage_layers)
+        return sum(time_values(self.strategy, parts, self.loads, self.num_microbatches, precision, self.mesh, cluster))
 
     @cached_property
     def simplicity(self) -> tuple[object, ...]:
         """Less is simpler: decides between equally fast layouts, and in every case."""
         s = self.strategy
         axes = sum(degree > 1 for degree in (s.tp, s.pp, s.cp, s.ep))
-        recompute = tuple(RECOMPUTE_SETS).index(s.recompute)
+        recompute = sum(len(members(one)) for one in s.recompute)
         uneven = s.stage_layers != even_stage_layers(sum(s.stage_layers), len(s.stage_layers))
         degrees = (s.pp, s.num_virtual_stages, recompute, s.cp, s.ep, s.tp, s.microbatch_size)
         return (axes, *degrees, uneven, s.attention_kernel, s.stage_layers)

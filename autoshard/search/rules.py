@@ -14,8 +14,10 @@ from math import isqrt
 from typing import NamedTuple
 
 from autoshard.errors import AutoshardError
+from autoshard.graph.recompute import BLOCK_MODULES, COMMON_SETS, check_members, members
 from autoshard.layout.context_parallel import RINGS, UNUSED
 from autoshard.layout.strategy import Strategy
+from autoshard.models.stage import dim_sizes, stage_graph
 from autoshard.schedules import NXD_SCHEDULES, SCHEDULES
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.model import ModelSpec
@@ -377,9 +379,29 @@ def check_strategy(
 ) -> None:
     """Raises AutoshardError with the first rule that a whole layout breaks. Memory is the estimate's affair."""
     draft = Draft(**{name: getattr(strategy, name) for name in Draft._fields})
-    broken = first_broken(ALL_RULES, Problem(model, training, cluster, backend), draft)
+    problem = Problem(model, training, cluster, backend)
+    broken = first_broken(ALL_RULES, problem, draft)
     if broken is not None:
         raise AutoshardError(broken[1])
+    check_recompute(problem, strategy.recompute)
+
+
+def check_recompute(problem: Problem, recompute: tuple[str, ...]) -> None:
+    """Raises AutoshardError for a set that names what a block has not, or that the backend cannot run.
+
+    [NxD utils/activation_checkpoint.py: one list of classes for the whole model]
+    """
+    for one in dict.fromkeys(recompute):
+        if not members(one) <= set(BLOCK_MODULES):
+            sizes = dim_sizes(problem.model, 1, problem.training.sequence_length)
+            check_members(one, stage_graph(problem.model, sizes, range(1), False, False).operators)
+    if problem.backend != "nxd":
+        return
+    if len(set(recompute)) > 1:
+        names = ", ".join(dict.fromkeys(recompute))
+        raise AutoshardError(f"recompute={names} by stage: NxD has one set for all stages; use one")
+    if recompute[0] not in COMMON_SETS:
+        raise AutoshardError(f"recompute={recompute[0]}: NxD names classes; sets that it has: {', '.join(COMMON_SETS)}")
 
 
 def warnings(problem: Problem, strategy: Strategy) -> tuple[str, ...]:

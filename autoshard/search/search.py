@@ -129,7 +129,7 @@ def describe(strategy: Strategy) -> str:
     degrees = {"tp": strategy.tp, "pp": strategy.pp, "dp": strategy.dp, "cp": strategy.cp, "ep": strategy.ep}
     degrees["vpp"] = strategy.num_virtual_stages
     shown = " ".join(f"{name}={degree}" for name, degree in degrees.items() if degree > 1) or "one device"
-    return f"{shown}, microbatch {strategy.microbatch_size}, {strategy.recompute} recompute"
+    return f"{shown}, microbatch {strategy.microbatch_size}, {strategy.recompute_name} recompute"
 
 
 def rank(layouts: list[Evaluation], count: int, exhaustive: bool = False) -> list[Evaluation]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from autoshard.cost.estimate import estimate
-from autoshard.graph.recompute import RECOMPUTE_SETS
+from autoshard.graph.recompute import COMMON_SETS
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.models.registry import load_model
 from autoshard.search import Pins, check_strategy, search
@@ -45,7 +45,7 @@ def strategy(row: Row) -> Strategy:
         num_virtual_stages=vpp,
         microbatch_size=int(row["micro_batch"]),
         schedule="1f1b",
-        recompute=RECOMPUTE[row["recompute"]],
+        recompute=(RECOMPUTE[row["recompute"]],),
         sequence_parallel=row["sequence_parallel"] == "true",
         zero1=row["zero1"] == "true",
         attention_kernel="plain" if "no flash attention" in row["source"] else "flash",
@@ -59,7 +59,7 @@ ROWS = pytest.mark.parametrize("row", published(), ids=lambda row: row["name"])
 
 def test_there_are_six() -> None:
     assert len(published()) == 6
-    assert {RECOMPUTE[row["recompute"]] for row in published()} <= set(RECOMPUTE_SETS)
+    assert {RECOMPUTE[row["recompute"]] for row in published()} <= set(COMMON_SETS)
 
 
 @ROWS
@@ -83,8 +83,8 @@ def test_the_search_finds_one_at_least_as_fast(row: Row) -> None:
 def test_it_is_what_its_own_pins_give(row: Row) -> None:
     """With every choice pinned the search has nothing left but where to cut the stages."""
     s = strategy(row)
-    fields = ("tp", "pp", "dp", "cp", "ep", "num_virtual_stages", "microbatch_size", "schedule", "recompute")
-    pins = Pins(**{field: getattr(s, field) for field in (*fields, "attention_kernel", "context_parallel")})
+    fields = ("tp", "pp", "dp", "cp", "ep", "num_virtual_stages", "microbatch_size", "schedule", "attention_kernel")
+    pins = Pins(**{field: getattr(s, field) for field in (*fields, "context_parallel")}, recompute=s.recompute_name)
     result = search(*problem(row), pins)
     assert (result.considered, result.fitting, result.runners_up) == (1, 1, ())
     assert result.best.estimate.step_time_s <= estimate(*problem(row), s).step_time_s

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from autoshard.graph.recompute import RECOMPUTE_SETS
+from autoshard.graph.recompute import COMMON_SETS
 from benchmarks.graph_counts import TOLERANCE, measure, small
 
 
-@pytest.mark.parametrize("recompute", RECOMPUTE_SETS)
+@pytest.mark.parametrize("recompute", COMMON_SETS)
 @pytest.mark.parametrize("name", ["gpt3-175b", "qwen3-8b", "qwen2-57b-a14b"])
 def test_counts_are_torchs(name: str, recompute: str) -> None:
     torch.set_num_threads(1)

@@ -118,7 +118,7 @@ ACTIVATIONS_GB = {"none": 8.0, "core_attention": 6.0, "core_attention+mlp": 3.0,
 
 def by_hand(model: ModelSpec, training: TrainingSpec, cluster: Cluster, chosen: Strategy) -> Estimate:
     """100 s of compute, 40 s of collectives, 5 s of bubble a pipeline rank; memory that falls from rank to rank."""
-    again = RECOMPUTE_S[chosen.recompute]
+    again = RECOMPUTE_S[chosen.recompute_name]
     times = (
         Term("matrix products", 100.0),
         Term("tensor-parallel collectives", 40.0 + again / 3),
@@ -128,7 +128,7 @@ def by_hand(model: ModelSpec, training: TrainingSpec, cluster: Cluster, chosen: 
         Term("expert-parallel collectives", 0.0),
     )
     step_time_s = sum(term.value for term in times)
-    kept = ACTIVATIONS_GB[chosen.recompute] * GB * cluster.device.memory_bytes / (17.2 * GB) / chosen.pp
+    kept = ACTIVATIONS_GB[chosen.recompute_name] * GB * cluster.device.memory_bytes / (17.2 * GB) / chosen.pp
     memory = tuple(
         StageMemory(
             rank,

@@ -58,7 +58,7 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ("plan --model llama3-8b --nodes 0", "--nodes: 0 must be a whole number of at least 1"),
         ("plan --model llama3-8b --nodes 1.5", "--nodes: 1.5 must be a whole number of at least 1"),
         ("plan --precision fp8", "--precision: fp8 must be one of: mixed_precision, bf16_sr, fp32"),
-        ("plan --recompute some", "--recompute: some must be one of: auto, none, core_attention, core_attention+mlp, full"),  # noqa: E501
+        ("plan --recompute mlp+", "recompute='mlp+' must be none, full, or modules (attention_norm, attention, core_attention, mlp_norm, mlp, residual) and operators of a block joined by +"),  # noqa: E501
         ("plan --format xml", "--format: xml must be one of: text, json"),
         ("plan --config /missing.yaml", "--config /missing.yaml does not exist"),
         ("plan --model llama3-8b --out missing/plan.json", "plan missing/plan.json cannot be written: No such file or directory"),  # noqa: E501
@@ -136,7 +136,7 @@ def test_a_recipe_and_a_flag_behind_it(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["plan", "--config", str(recipe), "--recompute", "full", "--top", "0"]) == 0
     strategy = read_plan("plan.json").strategy
     assert (strategy.tp, strategy.pp, strategy.dp) == (32, 1, 4)
-    assert strategy.recompute == "full"
+    assert strategy.recompute_name == "full"
     assert "recompute=full" in capsys.readouterr().out
 
 
@@ -147,7 +147,14 @@ def test_every_recipe_plans_as_published(recipe: Path) -> None:
     values = yaml.safe_load(recipe.read_text())
     plan = plan_for(request_from(values, top=0))
     s = plan.strategy
-    found = {"tp": s.tp, "pp": s.pp, "dp": s.dp, "cp": s.cp, "recompute": s.recompute, "micro_batch": s.microbatch_size}
+    found = {
+        "tp": s.tp,
+        "pp": s.pp,
+        "dp": s.dp,
+        "cp": s.cp,
+        "recompute": s.recompute_name,
+        "micro_batch": s.microbatch_size,
+    }
     assert found == {name: values[name] for name in found}
     assert plan.backend == "nxd"
 

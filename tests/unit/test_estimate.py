@@ -19,7 +19,7 @@ from autoshard.cost.program import Part
 from autoshard.cost.stage import LocalShape, stage_parts, stage_pricer, strategy_parts
 from autoshard.cost.step import TIME_TERMS, accumulation_s_per_parameter
 from autoshard.errors import AutoshardError
-from autoshard.graph.recompute import RECOMPUTE_SETS
+from autoshard.graph.recompute import COMMON_SETS
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.models.registry import load_model
 from autoshard.models.stage import parameter_count
@@ -59,7 +59,7 @@ def values(result: Estimate) -> dict[str, float]:
 SHAPE = LocalShape(tp=1, cp=1, ep=1, microbatch_size=1, sequence_parallel=False, attention_kernel="flash")
 
 
-@pytest.mark.parametrize("recompute", RECOMPUTE_SETS)
+@pytest.mark.parametrize("recompute", COMMON_SETS)
 @pytest.mark.parametrize(
     ("model", "shape"),
     [

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autoshard.errors import AutoshardError
 from autoshard.graph.count import (
     Collective,
     OperatorWork,
@@ -17,7 +18,7 @@ from autoshard.graph.count import (
 )
 from autoshard.graph.ir import Graph, GraphBuilder
 from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program
-from autoshard.graph.recompute import kept_activations, segments
+from autoshard.graph.recompute import BLOCK_MODULES, canonical, kept_activations, segments
 from autoshard.graph.redistribute import NoTransition, redistribute
 from autoshard.layout.mesh import build_mesh
 from autoshard.layout.sharding import stage_program
@@ -102,6 +103,27 @@ def test_each_larger_recompute_set_keeps_less_and_repeats_more() -> None:
     assert kept == sorted(kept, reverse=True)
     assert repeated == sorted(repeated)
     assert repeated[0] == 0
+
+
+def test_a_set_is_written_in_one_way() -> None:
+    assert canonical("mlp.act_fn+mlp_norm+core_attention") == "core_attention+mlp_norm+mlp.act_fn"
+    assert canonical("+".join(reversed(BLOCK_MODULES))) == "full"
+    assert canonical("none") == "none"
+    for wrong in ("", "mlp+", "none+mlp", "full+mlp", "a b"):
+        with pytest.raises(AutoshardError, match=r"must be none, full, or modules \(attention_norm, "):
+            canonical(wrong)
+
+
+def test_two_operators_of_a_block_can_run_again() -> None:
+    """The product that the last projection reads is made anew from what the first two projections gave."""
+    program, name = block(load_model("llama3-70b"), {"tp": 8}, 8192), "mlp.act_fn+mlp.down_proj"
+    kept, again = kept_activations(program, "none"), kept_activations(program, name)
+    (output,) = (op.output for op in program.graph.operators if op.name == "model.layers.0.mlp.act_fn")
+    assert kept.keys() - again.keys() == {output}
+    assert kept[output] == 2 * 8192 * 28672 / 8
+    (segment,) = (one for one in segments(program, name) if one.recomputed)
+    repeated = program.steps[segment.start : segment.replay_stop]
+    assert [one.operator.name for one in repeated if isinstance(one, OperatorStep)] == ["model.layers.0.mlp.act_fn"]
 
 
 def test_full_recompute_repeats_nothing_behind_the_last_saved_tensor() -> None:

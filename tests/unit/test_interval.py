@@ -35,7 +35,7 @@ MEASURED = Strategy(
     num_virtual_stages=1,
     microbatch_size=1,
     schedule="1f1b",
-    recompute="core_attention",
+    recompute=("core_attention",),
     sequence_parallel=True,
     zero1=True,
     attention_kernel="flash",
@@ -53,7 +53,7 @@ def test_regimes() -> None:
 
 def test_what_nobody_measured_is_less_sure() -> None:
     low, high = step_time_factors(TRN1, MEASURED)
-    further = step_time_factors(TRN1, replace(MEASURED, recompute="full", tp=16, dp=4))
+    further = step_time_factors(TRN1, replace(MEASURED, recompute=("full",), tp=16, dp=4))
     assert [log(one) for one in further] == pytest.approx([BEYOND * log(low), BEYOND * log(high)])
     unmeasured = step_time_factors(TRN2, MEASURED)
     assert unmeasured[0] <= low and high <= unmeasured[1]
@@ -62,7 +62,7 @@ def test_what_nobody_measured_is_less_sure() -> None:
 def test_notes_say_why() -> None:
     known = interval_note(TRN1, MEASURED)
     assert known == "the 90 % interval comes from 18 published results on trn1, 5 layouts each left out in turn"
-    beyond = interval_note(TRN1, replace(MEASURED, recompute="full", tp=16, dp=4))
+    beyond = interval_note(TRN1, replace(MEASURED, recompute=("full",), tp=16, dp=4))
     assert beyond.endswith("none of them has recompute=full, tp=16")
     assert interval_note(TRN2, MEASURED).startswith("no published result on trn2.48xlarge was there to compare with")
 

@@ -1,6 +1,8 @@
 """Bytes on one rank: cases worked by hand against the schedule's own action lists."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from operator import mul
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from autoshard.cost.stage import Parts, strategy_mesh, strategy_parts
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.models.registry import load_model
 from autoshard.models.stage import parameter_count
-from autoshard.schedules import actions, in_flight
+from autoshard.schedules import Order, actions, held_together, in_flight
 from autoshard.spec.cluster import Cluster, load_cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec, load_precision
@@ -50,7 +52,7 @@ def terms(s: Strategy, rank: int = 0, training: TrainingSpec = TRAINING, model: 
     return {term.name: term.value for term in memory.terms}
 
 
-def toy_parts(s: Strategy) -> Parts:
+def toy_parts(s: Strategy) -> tuple[Parts, ...]:
     return strategy_parts(MODEL, TRAINING, cluster_of(s), s)
 
 
@@ -89,7 +91,7 @@ def test_tensor_parallel_norms_are_on_every_rank() -> None:
 
 def test_first_of_four_stages_holds_four_microbatches() -> None:
     s = strategy(pp=4)
-    kept = toy_parts(s).block.kept_bytes
+    kept = toy_parts(s)[0].block.kept_bytes
     assert [terms(s, rank)["kept activations"] for rank in range(4)] == [
         4 * 2 * kept,
         3 * 2 * kept,
@@ -104,6 +106,43 @@ def test_full_recompute_keeps_one_hidden_activation_a_block() -> None:
     # 32 tokens x 64 x 2 bytes for each of 8 blocks
     assert terms(strategy(recompute="full"))["kept activations"] == 8 * 32 * 64 * 2
     assert terms(strategy())["recompute"] == 0 < terms(strategy(recompute="full"))["recompute"]
+
+
+def walked(order: Order, sizes: Sequence[float]) -> float:
+    """Most that a rank holds at once, chunk c as sizes[c]."""
+    held = most = 0.0
+    for action in order:
+        held += sizes[action.chunk] * ((action.kind == "F") - (action.kind in "BI"))
+        most = max(most, held)
+    return most
+
+
+def test_recompute_by_stage_keeps_what_the_schedule_holds() -> None:
+    sets = ("full", "none", "core_attention", "mlp", "none", "full", "full", "none")
+    s = strategy(
+        pp=2, num_virtual_stages=4, schedule="interleaved", recompute=sets, stage_layers=(1, 2, 1, 1, 1, 1, 1, 2)
+    )
+    sizes = [one.block.kept_bytes * layers for one, layers in zip(toy_parts(s), s.stage_layers, strict=True)]
+    assert len(set(sizes)) > 4
+    for rank, order in enumerate(actions("interleaved", 2, 16, 4)):
+        assert terms(s, rank)["kept activations"] == pytest.approx(walked(order, sizes[rank::2]))
+
+
+def test_recompute_of_one_stage_leaves_the_others_alone() -> None:
+    none, full = strategy(pp=2), strategy(pp=2, recompute="full")
+    mixed = strategy(pp=2, recompute=("full", "none"))
+    assert terms(mixed, 0) == terms(full, 0)
+    assert terms(mixed, 1) == terms(none, 1)
+    assert mixed.recompute_name == "full*1,none*1"
+
+
+@pytest.mark.parametrize(("pp", "vpp"), [(2, 2), (2, 3), (3, 2), (4, 2), (4, 3)])
+def test_four_rounds_of_microbatches_show_all_that_is_held_together(pp: int, vpp: int) -> None:
+    longer = actions("interleaved", pp, 9 * pp, vpp)
+    for rank, moments in enumerate(held_together("interleaved", pp, 9 * pp, vpp)):
+        for sizes in ((1.0, 10.0, 100.0), (100.0, 10.0, 1.0), (1.0, 1.0, 1.0), (5.0, 0.1, 7.0)):
+            most = max(sum(map(mul, moment, sizes)) for moment in moments)
+            assert most == pytest.approx(walked(longer[rank], sizes))
 
 
 def test_logits_are_kept_in_fp32() -> None:

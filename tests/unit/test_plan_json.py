@@ -97,7 +97,7 @@ def test_sections_of_the_70b_plan() -> None:
     }
     # 1024 sequences / (dp 2 x 1)
     assert values["schedule"]["num_microbatches"] == 512
-    assert values["recompute"]["operators"] == ["model.layers.*.self_attn.core_attention"]
+    assert values["recompute"] == {"core_attention": ["model.layers.*.self_attn.core_attention"]}
     assert values["optimizer"]["sharded_over"] == ["dp"]
     # One microbatch of both replicas: 8192 tokens x 8192 wide x 2 bytes on each
     gathers = [

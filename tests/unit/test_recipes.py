@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from autoshard.graph.recompute import RECOMPUTE_SETS
+from autoshard.graph.recompute import COMMON_SETS
 from autoshard.models import load_model
 from autoshard.schedules import SCHEDULES
 from autoshard.spec.cluster import load_cluster
@@ -38,7 +38,7 @@ def test_recipe_fills_its_cluster_and_uses_known_words(path: Path) -> None:
     assert recipe["global_batch"] % (recipe["dp"] * recipe["micro_batch"]) == 0
     assert load_model(recipe["model"]).num_hidden_layers % (recipe["pp"] * recipe["vpp"]) == 0
     assert recipe["schedule"] in SCHEDULES
-    assert recipe["recompute"] in RECOMPUTE_SETS
+    assert recipe["recompute"] in COMMON_SETS
     assert recipe["precision"] in PRECISIONS
     assert recipe["attention_kernel"] in ("auto", "flash", "plain")
 

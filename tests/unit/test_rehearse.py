@@ -31,7 +31,7 @@ def plan(
         num_virtual_stages=vpp,
         microbatch_size=1,
         schedule="interleaved" if vpp > 1 else "1f1b",
-        recompute="core_attention+mlp",
+        recompute=("core_attention+mlp",),
         sequence_parallel=True,
         zero1=True,
         attention_kernel="flash",
@@ -44,7 +44,7 @@ def test_used_axes_shrink_to_two_and_the_rest_stays() -> None:
     small = rehearse(plan(), 8, 256).plan
     strategy = small.strategy
     assert (strategy.tp, strategy.pp, strategy.dp, strategy.cp, strategy.ep) == (2, 2, 2, 1, 1)
-    assert strategy.recompute == "core_attention+mlp"
+    assert strategy.recompute_name == "core_attention+mlp"
     assert strategy.zero1
     assert strategy.sequence_parallel
     assert small.training.precision.name == "mixed_precision"

@@ -251,6 +251,25 @@ LEGAL: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 
 
+def test_nxd_has_one_set_of_classes_for_all_stages() -> None:
+    mixed, mlp = ("full", *("none",) * 7), ("mlp",)
+    named = "none, core_attention, core_attention+mlp, full"
+    for recompute, message in (
+        (mixed, "recompute=full, none by stage: NxD has one set for all stages; use one"),
+        (mlp, f"recompute=mlp: NxD names classes; sets that it has: {named}"),
+    ):
+        with pytest.raises(AutoshardError) as error:
+            check_strategy(*problem(), strategy(recompute=recompute))
+        assert str(error.value) == message
+        check_strategy(*problem(backend="torch"), strategy(recompute=recompute))
+
+
+def test_a_recompute_set_names_what_a_block_has() -> None:
+    check_strategy(*problem(backend="torch"), strategy(recompute=("mlp.act_fn+mlp.down_proj",)))
+    with pytest.raises(AutoshardError, match=r"^recompute=mlp.fc1: a block has no mlp.fc1; a set is none, full, "):
+        check_strategy(*problem(backend="torch"), strategy(recompute=("mlp.fc1",)))
+
+
 @pytest.mark.parametrize(("given", "choices"), LEGAL, ids=range(len(LEGAL)))
 def test_a_legal_layout_passes(given: dict[str, Any], choices: dict[str, Any]) -> None:
     check_strategy(*problem(**given), strategy(**choices))

@@ -68,7 +68,7 @@ def layout(tp: int, pp: int, recompute: str) -> Strategy:
         num_virtual_stages=1,
         microbatch_size=1,
         schedule="1f1b",
-        recompute=recompute,
+        recompute=(recompute,),
         sequence_parallel=tp > 1,
         zero1=True,
         attention_kernel="flash",

@@ -84,7 +84,7 @@ CASES: list[tuple[str, object, str]] = [
     ("mesh/pp", 4, "mesh.pp is 4, but the degrees in strategy give 8"),
     ("schedule/num_microbatches", 256, "schedule.num_microbatches is 256, but inputs and strategy give 512"),
     ("schedule/extra", 1, "schedule has 'extra', which does not belong there; inputs and strategy give name, num_microbatches, num_virtual_stages"),  # noqa: E501
-    ("recompute/operators/0", "x", "recompute.operators[0] is 'x', but strategy.recompute gives 'model.layers.*.self_attn.core_attention'"),  # noqa: E501
+    ("recompute/core_attention/0", "x", "recompute.core_attention[0] is 'x', but strategy.recompute gives 'model.layers.*.self_attn.core_attention'"),  # noqa: E501
     ("optimizer/zero1", False, "optimizer.zero1 is False, but strategy and inputs.training.precision give True"),
     ("precision/compute_dtype", "float32", "precision.compute_dtype is 'float32', but inputs.training.precision gives 'bfloat16'"),  # noqa: E501
     (

@@ -176,7 +176,7 @@ def test_an_operator_that_computes_too_much(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_plan_that_expects_less_memory() -> None:
     p = plan("tp x dp")
-    lean = replace(p.strategy, recompute="full")
+    lean = replace(p.strategy, recompute=("full",))
     expects = estimate(p.model, p.training, p.cluster, lean)
     found = audited(make_plan(p.model, p.training, p.cluster, "torch", p.strategy, expects))
     assert [one.what for one in found.differences] == ["peak memory"]

@@ -71,7 +71,7 @@ class Session:
                 programs[stage.index],
                 local_parameters(plan.model, programs[stage.index], mesh, self._index, seed, dtype, device),
                 self._groups,
-                strategy.recompute,
+                strategy.recompute[stage.index],
                 SCHEDULES[strategy.schedule].weights_apart,
                 debug_nan,
             )

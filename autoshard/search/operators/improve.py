@@ -17,6 +17,7 @@ from autoshard.cost.stage import mesh_order, strategy_mesh, strategy_parts
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.graph.ir import Graph
 from autoshard.graph.partition import Choice, OperatorStep, Program
+from autoshard.graph.recompute import members
 from autoshard.layout.context_parallel import with_context_parallel
 from autoshard.layout.mesh import TENSOR_PARALLEL_AXES, Mesh
 from autoshard.layout.sharding import choices, differing
@@ -138,7 +139,10 @@ def _solve_end(problem: Problem, strategy: Strategy, mesh: Mesh, graph: Graph) -
 
 
 def layout_prices(problem: Problem, strategy: Strategy, mesh: Mesh) -> Prices:
-    """What the cost model says of one block of the layout; the rows of memory have no capacity yet."""
+    """What the cost model says of one block of the layout; the rows of memory have no capacity yet.
+
+    All blocks are sharded alike: where stages differ in what they recompute, as those that recompute least.
+    """
     training, cluster = problem.training, problem.cluster
     order, dtype = mesh_order(mesh), training.precision.compute_dtype
     count = strategy.num_microbatches(training.global_batch_size)
@@ -154,7 +158,8 @@ def layout_prices(problem: Problem, strategy: Strategy, mesh: Mesh) -> Prices:
         once = _sync_s(problem, strategy, mesh, axes) + _update_s(problem, strategy, mesh, axes)
         return accumulation_s_per_parameter(training.precision, cluster.device) + once / count
 
-    return Prices(operator_s, collective_s, parameter_s, _rows(problem, strategy, mesh), strategy.recompute)
+    least = min(strategy.recompute, key=lambda name: len(members(name)))
+    return Prices(operator_s, collective_s, parameter_s, _rows(problem, strategy, mesh), least)
 
 
 def _sync_s(problem: Problem, strategy: Strategy, mesh: Mesh, axes: Axes) -> float:
@@ -203,13 +208,13 @@ def _row(problem: Problem, strategy: Strategy, mesh: Mesh, load: RankLoad) -> Me
     parameter = DTYPE_BYTES[precision.parameter_dtype]
     apart = precision.gradient_accumulation_dtype != precision.parameter_dtype
     whole = load.num_blocks * (parameter + DTYPE_BYTES[precision.gradient_accumulation_dtype])
-    handed_over = max(load.blocks) * parameter if apart else 0
+    handed_over = load.most_blocks * parameter if apart else 0
 
     def state_bytes(axes: Axes) -> float:
         share = 1 / mesh.size(zero1_axes(axes)) if strategy.zero1 else 1.0
         return whole + handed_over + load.num_blocks * _state_bytes(precision) * share
 
-    return MemoryRow(state_bytes, float(load.in_flight * max(load.blocks)), 1.0, 2.0, float("inf"))
+    return MemoryRow(state_bytes, float(load.in_flight * load.most_blocks), 1.0, 2.0, float("inf"))
 
 
 def _with_room(

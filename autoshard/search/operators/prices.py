@@ -18,7 +18,7 @@ from autoshard.graph.count import (
 )
 from autoshard.graph.operators import KINDS
 from autoshard.graph.partition import OperatorStep, Program, RedistributeStep, Step
-from autoshard.graph.recompute import RECOMPUTE_SETS, kept_activations, replayed_activations, segments
+from autoshard.graph.recompute import kept_activations, replayed_activations, segments
 from autoshard.graph.redistribute import local_bytes
 
 Axes = tuple[str, ...]
@@ -52,10 +52,6 @@ class Prices:
     parameter_s: Callable[[Axes], float]
     memory: tuple[MemoryRow, ...]
     recompute: str = "none"
-
-    @property
-    def replayed_modules(self) -> frozenset[str]:
-        return RECOMPUTE_SETS[self.recompute]
 
 
 @dataclass(frozen=True)

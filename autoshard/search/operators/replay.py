@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from autoshard.graph.ir import Graph, Operator
 from autoshard.graph.operators import KINDS
-from autoshard.graph.recompute import RECOMPUTE_SETS, block_of
+from autoshard.graph.recompute import block_of, is_recomputed
 
 KEPT = 0
 """The store of what lives from forward to backward; each replayed segment has one of its own."""
@@ -18,8 +18,7 @@ class Replay:
     def __init__(self, graph: Graph, recompute: str):
         self._positions = {op.name: index for index, op in enumerate(graph.operators)}
         self._outputs = {op.output: index for index, op in enumerate(graph.operators)}
-        chosen = RECOMPUTE_SETS[recompute]
-        keys = [block_of(op.name) if op.module in chosen else None for op in graph.operators]
+        keys = [block_of(op.name) if is_recomputed(op, recompute) else None for op in graph.operators]
         self._stores = [KEPT] * len(keys)
         self._replayed = [False] * len(keys)
         cuts = [index for index in range(len(keys)) if index == 0 or keys[index] != keys[index - 1]] + [len(keys)]
