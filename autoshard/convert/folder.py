@@ -1,0 +1,67 @@
+"""The output folder: there when all of it is on the disk, and else not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from autoshard.errors import AutoshardError
+from autoshard.units import format_bytes
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """A folder to write into, which becomes `target` at the end; whatever goes wrong, Ctrl-C too, leaves nothing.
+
+    Raises AutoshardError when there is something at `target`, or nothing can be written beside it.
+    """
+    target = target.absolute()
+    check_free(target)
+    written = target.with_name(f".{target.name[:100]}.{os.getpid()}.tmp")
+    try:
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            written.mkdir()
+        except OSError as error:
+            raise AutoshardError(f"{target} cannot be written: {error.strerror or error}") from None
+        yield written
+        for folder in (*(path for path in written.rglob("*") if path.is_dir()), written):
+            _sync(folder)
+        written.rename(target)  # an empty folder gives way
+        _sync(target.parent)
+    except OSError as error:
+        raise AutoshardError(f"{target} cannot be written: {error.strerror or error}") from None
+    finally:
+        shutil.rmtree(written, ignore_errors=True)
+
+
+def check_free(target: Path) -> None:
+    """Raises AutoshardError when a file or a folder with something in it is in the way."""
+    if target.is_dir():
+        if any(target.iterdir()):
+            raise AutoshardError(f"{target} is a folder with something in it: name another, or delete it first")
+    elif target.exists() or target.is_symlink():
+        raise AutoshardError(f"{target} is a file: name a folder that is not there yet")
+
+
+def check_space(target: Path, needed_bytes: int) -> None:
+    """Raises AutoshardError when the disk has less room than what is to be written."""
+    there = target.absolute()
+    while not there.exists():
+        there = there.parent
+    free = shutil.disk_usage(there).free
+    if needed_bytes > free:
+        raise AutoshardError(
+            f"{target} needs {format_bytes(needed_bytes)}, its disk has {format_bytes(free)} left: nothing was written"
+        )
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,101 @@
+"""autoshard's checkpoints: a run's, of which the weights are read, and one of weights alone, cut for a plan."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import autoshard
+from autoshard.checkpoint.boxes import Box
+from autoshard.checkpoint.directory import LocalFolder, LocalStore
+from autoshard.checkpoint.layout import parameter_shapes, rank_shards
+from autoshard.checkpoint.manifest import MANIFEST, WEIGHTS, FileRecord, Manifest, read_manifest
+from autoshard.checkpoint.read import tensor_key
+from autoshard.checkpoint.store import PLAN, file_problem
+from autoshard.checkpoint.tensor_file import read_header
+from autoshard.convert.dtypes import WIDTHS
+from autoshard.convert.huggingface import CARRIED, CONFIG
+from autoshard.convert.output_file import OutputFile, plain_file, safetensors_file
+from autoshard.convert.places import TensorLayout, contiguous
+from autoshard.convert.regions import Region
+from autoshard.convert.source import Source
+from autoshard.errors import AutoshardError
+from autoshard.layout.plan import Plan
+from autoshard.layout.plan_json import plan_to_json
+from autoshard.spec.model import ModelSpec
+
+_MASTER = WEIGHTS[0]
+
+
+def checkpoint_folder(folder: Path) -> Path | None:
+    """The checkpoint at this path: the folder itself, or the newest in it; None: neither."""
+    if (folder / MANIFEST).exists():
+        return folder
+    return next((folder / one.name for one in LocalStore(folder).folders()), None)
+
+
+def checkpoint_source(folder: Path, checking: Callable[[int], None]) -> Source:
+    """checking: told how many bytes of the files were checked. Raises AutoshardError naming what is wrong with one."""
+    manifest = read_manifest(folder)
+    for record in manifest.files:
+        problem = file_problem(LocalFolder(folder), record.name, record.bytes, record.sha256)
+        if problem:
+            raise AutoshardError(f"checkpoint {folder}: {problem}")
+        checking(record.bytes)
+    model = ModelSpec.from_dict(manifest.model)
+    shapes = parameter_shapes(model)
+    if manifest.dtype not in WIDTHS:
+        raise AutoshardError(f"checkpoint {folder} has dtype {manifest.dtype!r}, which is not read")
+    regions: dict[str, list[Region]] = {}
+    for record in manifest.files:
+        if record.tensors:
+            for name, region in _regions(folder / record.name, shapes, manifest.dtype):
+                regions.setdefault(name, []).append(region)
+    carried = tuple(path for name in (CONFIG, *CARRIED) if (path := folder / name).is_file())
+    return Source(f"the checkpoint {folder}", model, dict.fromkeys(shapes, manifest.dtype), regions, carried)
+
+
+def _regions(path: Path, shapes: Mapping[str, tuple[int, ...]], dtype: str) -> list[tuple[str, Region]]:
+    found = []
+    for key, stored in read_header(path).items():
+        quantity, _, rest = key.partition("/")
+        name, _, at = rest.rpartition("@")
+        if quantity != _MASTER:
+            continue
+        offsets = tuple(int(one) for one in at.split(",") if one.isdecimal() and len(one) < 19)
+        shape = shapes.get(name)
+        if shape is None or stored.dtype != dtype:
+            raise AutoshardError(f"{path}: {key[:200]!r} is not a tensor of this checkpoint")
+        box = Box(offsets, stored.shape)
+        if not len(offsets) == len(stored.shape) == len(shape) or box.common(Box((0,) * len(shape), shape)) != box:
+            raise AutoshardError(f"{path}: {key[:200]!r} lies outside the parameter, which is {list(shape)}")
+        found.append((name, Region.of(contiguous(name, box), path, key, stored.offset, WIDTHS[dtype])))
+    return found
+
+
+def checkpoint_files(plan: Plan, dtype: str, carried: tuple[OutputFile, ...]) -> list[OutputFile]:
+    """A file for each rank that is the first to hold anything, as that rank would save it, and the plan."""
+    shapes = parameter_shapes(plan.model)
+    order = {name: index for index, name in enumerate(shapes)}
+    files = []
+    for rank in range(plan.mesh.world_size):
+        pieces = [piece for shard in rank_shards(plan, rank) for piece in shard.pieces if piece.writes]
+        pieces.sort(key=lambda piece: (order[piece.name], piece.box.offsets))
+        tensors = [
+            TensorLayout(tensor_key(_MASTER, one.name, one.box), one.box.sizes, (contiguous(one.name, one.box),))
+            for one in pieces
+        ]
+        if tensors:
+            dtypes = dict.fromkeys((one.name for one in tensors), dtype)
+            files.append(safetensors_file(Path(f"rank-{rank:05}.safetensors"), tensors, dtypes, sha256=True))
+    return [*files, plain_file(Path(PLAN), plan_to_json(plan).encode()), *carried]
+
+
+def manifest_of(plan: Plan, dtype: str, files: list[OutputFile], sha256: Mapping[Path, str]) -> Manifest:
+    """sha256: of every file."""
+    model = json.loads(json.dumps(plan.model.to_dict()))
+    versions = {"autoshard": autoshard.__version__, "python": platform.python_version()}
+    records = tuple(FileRecord(str(one.path), one.size, sha256[one.path], one.parameters) for one in files)
+    return Manifest(0, model, {}, dtype, 0.0, 0, versions, plan.mesh.world_size, records, WEIGHTS)

@@ -1,0 +1,81 @@
+"""Weights to be converted: which model they are of, and where on the disk every parameter lies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from autoshard.checkpoint.boxes import Box
+from autoshard.checkpoint.layout import parameter_shapes
+from autoshard.convert.dtypes import as_dtype, element_type
+from autoshard.convert.regions import Array, OpenFiles, Region, read_box
+from autoshard.errors import AutoshardError
+from autoshard.spec.model import ModelSpec
+
+
+@dataclass(frozen=True)
+class Source:
+    """form: what it is, for people. dtypes, regions: by parameter; the regions of one cover it and do not overlap.
+
+    carried: files of a Hugging Face folder that describe the model and its tokenizer, where it has them.
+    """
+
+    form: str
+    model: ModelSpec
+    dtypes: Mapping[str, str]
+    regions: Mapping[str, Sequence[Region]]
+    carried: tuple[Path, ...] = ()
+    shapes: Mapping[str, tuple[int, ...]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shapes", parameter_shapes(self.model))
+        for name, shape in self.shapes.items():
+            whole = Box((0,) * len(shape), shape)
+            held = sum(region.box.elements for region in self.regions.get(name, ()))
+            if held != whole.elements:
+                raise AutoshardError(f"{self.form} has {held:,} of {whole.elements:,} elements of {name}")
+
+    @property
+    def one_dtype(self) -> str | None:
+        """That all parameters have; None where they differ."""
+        found = set(self.dtypes.values())
+        return found.pop() if len(found) == 1 else None
+
+
+class WeightReader:
+    """Reads boxes of parameters. Used in a `with`."""
+
+    def __init__(self, source: Source):
+        self._source = source
+        self._files = OpenFiles()
+
+    def read(self, parameter: str, box: Box, dtype: str) -> Array:
+        """Elements of a box, as bits of the dtype. Raises AutoshardError naming the file where it cannot be read."""
+        have = self._source.dtypes[parameter]
+        values = np.empty(box.sizes, element_type(have))
+        found, path = 0, Path()
+        for region in self._source.regions[parameter]:
+            common = region.box.common(box)
+            if common is not None:
+                path = region.path
+                try:
+                    read_box(self._files[path], region, common, values[common.slices(box.offsets)])
+                except OSError as error:
+                    raise AutoshardError(f"{path} cannot be read: {error.strerror or error}") from None
+                found += common.elements
+        if found != box.elements:
+            raise AutoshardError(f"{self._source.form} has {found:,} of {box.elements:,} elements of {parameter}")
+        try:
+            return as_dtype(values, have, dtype)
+        except AutoshardError as error:
+            raise AutoshardError(f"{path}: {parameter} has {error}") from None
+
+    def __enter__(self) -> WeightReader:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self._files.close()

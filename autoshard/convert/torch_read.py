@@ -1,0 +1,124 @@
+"""Where a .pt file has its tensors. torch.load finds it out with weights_only and a mapped file: nothing is executed,
+no weight is read. The bytes are read later like those of any other file.
+"""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autoshard.convert.torch_file import XSER_REFERENCE
+from autoshard.errors import AutoshardError
+
+_LOCAL_HEADER = 30
+_EXPERT_RANK = re.compile(r"_ep_rank_\d+")
+_STATE_KEYS = ("model", "state_dict", "module")
+"""Where programs around NxD put the state."""
+
+
+@dataclass(frozen=True)
+class FoundTensor:
+    """offset: of its first element in the file, in bytes; strides: in elements."""
+
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+
+
+class TensorReference:
+    """What torch-xla's serialization puts in a tensor's place."""
+
+    tid: Any
+
+
+def read_state(path: Path) -> dict[str, FoundTensor]:
+    """The tensors of a dict in a .pt file, plain or with each tensor in a file of its own, by name.
+
+    Raises AutoshardError for anything else, a file that would run something above all.
+    """
+    state = _load(path)
+    for key in _STATE_KEYS:
+        if isinstance(state, dict) and isinstance(state.get(key), dict):
+            state = state[key]
+    if not isinstance(state, dict) or not state or any(type(name) is not str for name in state):
+        raise AutoshardError(f"{path} is not a dict of tensors by name")
+    referred = {name: value for name, value in state.items() if isinstance(value, TensorReference)}
+    plain = {name: value for name, value in state.items() if name not in referred}
+    found = _located(path, plain) if plain else {}
+    for name, reference in referred.items():
+        index = getattr(reference, "tid", None)
+        if type(index) is not int or not 0 <= index < 10**9:
+            raise AutoshardError(f"{path}: {name[:200]} refers to no tensor")
+        file = path.with_name(path.name + ".tensors") / f"tensor_{index}.pt"
+        if not file.exists():  # what all experts' ranks have is beside the first one's file
+            file = file.parent.with_name(_EXPERT_RANK.sub("_ep_rank_00", file.parent.name)) / file.name
+        found[name] = _located(file, {name: _load(file)})[name]
+    return found
+
+
+def _load(path: Path) -> Any:
+    import torch
+
+    if not path.is_file():
+        raise AutoshardError(f"{path} is missing")
+    try:
+        with torch.serialization.safe_globals([(TensorReference, XSER_REFERENCE)]):
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # whatever a broken or hostile file makes torch raise
+        raise AutoshardError(f"{path} {_reason(error)}") from None
+
+
+def _reason(error: Exception) -> str:
+    text = str(error)
+    for mark in ("GLOBAL ", "Unsupported global: GLOBAL "):
+        if "eights only load failed" in text and mark in text:
+            name = text.split(mark, 1)[1].split()[0]
+            return f"is refused: it asks to run {name[:100]}, and a file of weights has nothing to run"
+    if "eights only load failed" in text:
+        return "is refused: it holds something else than tensors"
+    return "is not a whole file of torch.save: cut off, damaged or of another kind"
+
+
+def _located(path: Path, tensors: Mapping[str, Any]) -> dict[str, FoundTensor]:
+    """The archive's records in their order are the storages in the order of their addresses: one distance for all."""
+    import torch
+
+    dtypes = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32", torch.float64: "F64"}
+    for name, value in tensors.items():
+        if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.dtype not in dtypes:
+            what = f"dtype {value.dtype}" if isinstance(value, torch.Tensor) else type(value).__name__
+            raise AutoshardError(f"{path}: {name[:200]} is {what}, not a tensor of {', '.join(dtypes.values())}")
+    storages = {value.untyped_storage().data_ptr(): value.untyped_storage().nbytes() for value in tensors.values()}
+    addresses = sorted(address for address, size in storages.items() if size)
+    records = _records(path)
+    distances = {address - offset for address, (offset, _) in zip(addresses, records, strict=False)}
+    sizes_agree = all(storages[address] == size for address, (_, size) in zip(addresses, records, strict=False))
+    if len(addresses) != len(records) or len(distances) > 1 or not sizes_agree:
+        raise AutoshardError(f"{path} is not laid out as torch.save does it, or holds more than the tensors of a model")
+    base = min(distances, default=0)
+    return {
+        name: FoundTensor(path, dtypes[value.dtype], tuple(value.shape), value.stride(), value.data_ptr() - base)
+        for name, value in tensors.items()
+    }
+
+
+def _records(path: Path) -> list[tuple[int, int]]:
+    """(first byte, bytes) of every storage that is not empty."""
+    found = []
+    with zipfile.ZipFile(path) as archive, path.open("rb") as file:
+        for one in archive.infolist():
+            _, _, inside = one.filename.partition("/")
+            if inside.startswith("data/") and one.file_size:
+                if one.compress_type != zipfile.ZIP_STORED:
+                    raise AutoshardError(f"{path} is compressed, which torch.save never does")
+                file.seek(one.header_offset + 26)
+                lengths = file.read(4)
+                name, extra = int.from_bytes(lengths[:2], "little"), int.from_bytes(lengths[2:], "little")
+                found.append((one.header_offset + _LOCAL_HEADER + name + extra, one.file_size))
+    return sorted(found)

@@ -1,0 +1,66 @@
+"""Weights from one layout of files to another and back: every bit, every family, every way to cut."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoshard.convert.convert import Conversion, convert, open_source
+from autoshard.interop.huggingface import from_config
+from autoshard.interop.huggingface_config import to_config
+from autoshard.layout.plan import Plan
+from autoshard.models.registry import builtin_models, load_model
+from tests.multiprocess.plans import MODELS
+from tests.unit.weight_folders import bytes_of, huggingface_folder, plan
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "one rank": {},
+    "tp x pp x dp": {"tp": 2, "pp": 2, "dp": 2},
+    "uneven, interleaved, no ZeRO-1": {"pp": 2, "vpp": 2, "dp": 3, "layers": (2, 1, 1, 0), "zero1": False},
+    "tp 4": {"tp": 4},
+}
+
+
+def run(source: Path, target: Path, form: str = "hf", to: Plan | None = None, **options: Any) -> None:
+    convert(open_source(source), target, Conversion(form, to, **options), lambda count: None, lambda count: None)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", MODELS)
+def test_to_a_plan_and_back_is_the_same_bit_by_bit(name: str, layout: str, tmp_path: Path) -> None:
+    hf = huggingface_folder(tmp_path / "hf", MODELS[name])
+    run(hf, tmp_path / "cut", "plan", plan(MODELS[name], **LAYOUTS[layout]))
+    run(tmp_path / "cut", tmp_path / "back")
+    assert bytes_of(tmp_path / "back") == bytes_of(hf)
+    assert (tmp_path / "back" / "config.json").read_bytes() == (hf / "config.json").read_bytes()
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F16", "F32"])
+@pytest.mark.parametrize("name", ["mixtral", "gpt2", "tied"])
+def test_every_dtype_and_sharded_files(name: str, dtype: str, tmp_path: Path) -> None:
+    hf = huggingface_folder(tmp_path / "hf", MODELS[name], dtype, files=3)
+    degrees = {"dp": 2, "ep": 2} if name == "mixtral" else {"tp": 2, "dp": 2}
+    run(hf, tmp_path / "cut", "plan", plan(MODELS[name], **degrees))
+    run(tmp_path / "cut", tmp_path / "back", shard_bytes=30_000)
+    files = sorted(path.name for path in (tmp_path / "back").glob("*.safetensors"))
+    assert len(files) > 2 and files[0] == f"model-00001-of-{len(files):05}.safetensors"
+    index = json.loads((tmp_path / "back" / "model.safetensors.index.json").read_text())
+    assert set(index["weight_map"].values()) == set(files)
+    assert index["metadata"]["total_size"] == sum(len(data) for _, _, data in bytes_of(hf).values())
+    assert bytes_of(tmp_path / "back") == bytes_of(hf)
+    again = huggingface_of(tmp_path / "back", tmp_path / "again")
+    assert bytes_of(again) == bytes_of(hf)
+
+
+def huggingface_of(source: Path, target: Path) -> Path:
+    run(source, target)
+    return target
+
+
+@pytest.mark.parametrize("name", [*builtin_models(), *MODELS])
+def test_a_config_that_we_write_is_read_as_the_same_model(name: str) -> None:
+    model = MODELS[name] if name in MODELS else load_model(name)
+    assert from_config(json.loads(json.dumps(to_config(model))), model.name) == model

@@ -1,0 +1,80 @@
+"""Hugging Face folders of toy models with weights that are all different, and plans to cut them for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from autoshard.interop.huggingface_config import to_config
+from autoshard.interop.weights import to_checkpoint
+from autoshard.layout.plan import Plan
+from autoshard.models.weights import checkpoint_parts, parameter_dims
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.training import load_precision
+from tests.multiprocess.plans import plan_of, strategy
+
+NUMPY = {"BF16": np.uint16, "F16": np.float16, "F32": np.float32}
+Tensors = dict[str, np.ndarray[Any, Any]]
+
+
+def weights(model: ModelSpec, dtype: str) -> Tensors:
+    """By the published names, reproducible; BF16 as bits."""
+    dims, sizes = parameter_dims(model)
+    random = np.random.default_rng(0)
+    parameters = {}
+    for name, own in dims.items():
+        values = random.standard_normal([sizes[dim] for dim in own]).astype(np.float32)
+        parameters[name] = (
+            (values.view(np.uint32) >> 16).astype(np.uint16) if dtype == "BF16" else values.astype(NUMPY[dtype])
+        )
+    return dict(to_checkpoint(checkpoint_parts(model), dims, sizes, parameters.__getitem__))
+
+
+def huggingface_folder(folder: Path, model: ModelSpec, dtype: str = "F32", files: int = 1) -> Path:
+    """With config.json and one file, or several and their index."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(to_config(model)))
+    tensors = weights(model, dtype)
+    names = sorted(tensors)
+    if files == 1:
+        write_safetensors(folder / "model.safetensors", tensors, dtype)
+        return folder
+    where = {}
+    for number in range(files):
+        own = names[number::files]
+        name = f"model-{number + 1:05}-of-{files:05}.safetensors"
+        write_safetensors(folder / name, {one: tensors[one] for one in own}, dtype)
+        where.update(dict.fromkeys(own, name))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    return folder
+
+
+def write_safetensors(path: Path, tensors: Tensors, dtype: str) -> None:
+    """By hand: numpy has no bfloat16."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, values in tensors.items():
+        header[name] = {"dtype": dtype, "shape": values.shape, "data_offsets": [end, end + values.nbytes]}
+        end += values.nbytes
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(one.tobytes() for one in tensors.values()))
+
+
+def plan(model: ModelSpec, **degrees: Any) -> Plan:
+    return plan_of(model, strategy(**degrees), 2, load_precision("fp32"))
+
+
+def bytes_of(folder: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    """Of every tensor of a Hugging Face folder: dtype, shape, data."""
+    found = {}
+    for path in folder.glob("*.safetensors"):
+        data = path.read_bytes()
+        length = int.from_bytes(data[:8], "little")
+        for name, one in json.loads(data[8 : 8 + length]).items():
+            if name != "__metadata__":
+                start, stop = one["data_offsets"]
+                found[name] = (one["dtype"], tuple(one["shape"]), data[8 + length + start : 8 + length + stop])
+    return found
