@@ -32,9 +32,9 @@ def changed(
 
 
 def test_cuts_name_the_last_block_of_each_stage() -> None:
-    assert pipeline_cuts(plan_70b()) == tuple(f"model.layers.{last}" for last in (9, 19, 29, 39, 49, 59, 69))
+    assert pipeline_cuts(plan_70b()) == tuple(f"layers.{last}" for last in (9, 19, 29, 39, 49, 59, 69))
     uneven = changed(plan_70b(), stage_layers=(8, 10, 10, 11, 11, 11, 10, 9))
-    assert pipeline_cuts(uneven)[:4] == ("model.layers.7", "model.layers.17", "model.layers.27", "model.layers.38")
+    assert pipeline_cuts(uneven)[:4] == ("layers.7", "layers.17", "layers.27", "layers.38")
 
 
 def test_interleaved_has_a_cut_after_every_chunk() -> None:
@@ -51,17 +51,15 @@ def test_one_stage_has_no_pipeline() -> None:
     assert config["model_init_config"]["meta_device_init"] is False
 
 
-@pytest.mark.parametrize(
-    ("recompute", "classes"),
-    [
-        ("none", None),
-        ("core_attention", ["CoreAttention"]),
-        ("core_attention+mlp", ["CoreAttention", "LlamaMLP"]),
-        ("full", "full"),
-    ],
-)
-def test_recompute_sets_are_classes(recompute: str, classes: object) -> None:
-    assert activation_checkpoint_config(changed(plan_70b(), recompute=recompute)) == classes
+def test_what_is_recomputed_is_one_class() -> None:
+    def of(*sets: str) -> list[str] | None:
+        plan = plan_70b()
+        return activation_checkpoint_config(replace(plan, strategy=replace(plan.strategy, recompute=sets)))
+
+    assert of(*["none"] * 8) is None
+    for one in ("core_attention", "core_attention+mlp", "full"):
+        assert of(*[one] * 8) == ["RecomputedSection"]
+    assert of("full", *["none"] * 7) == ["RecomputedSection"]
 
 
 def test_master_weights_and_accumulation_follow_the_precision() -> None:
@@ -103,16 +101,41 @@ def test_repairs_of_the_published_70b_layouts() -> None:
     )
     assert nxd_repairs(plans["hf_llama3_70B"]) == (fused, embedding, norm)
     files = (
-        "cp=2: NxD's optimizer files lack a context-parallel rank and overwrite each other, so only the model is saved"
-        "; a resumed run starts its optimizer anew"
+        "cp=2: NxD's optimizer files lack a context-parallel rank and overwrite each other, so checkpoints are written "
+        "in our own format, by name of the weights"
     )
     assert nxd_repairs(plans["hf_llama3_70B_CP"]) == (files, fused, embedding, norm)
     config = nxd_configuration(plans["hf_llama3_70B_CP"])
-    assert config["checkpoint"] == {"save_model": True, "save_optimizer": False}
     assert config["clipping"] == {"max_norm": 1.0, "by": "autoshard", "key_value_weights_count": 0.25}
-    assert config["neuronx_distributed_config"]["optimizer_config"]["grad_clipping"] is False
-    assert config["layers"]["qkv"]["fuse_qkv"] is False
-    assert config["layers"]["embedding"]["sequence_dimension"] == 0
+    assert config["neuronx_distributed_config"]["optimizer_config"]["grad_clipping"] is True
+    assert config["layers"]["model.layers.*.self_attn.k_proj"] == {
+        "layer": "GQAQKVColumnParallelLinear",
+        "sequence_parallel_enabled": True,
+        "kv_size_multiplier": 4,
+        "fuse_qkv": False,
+    }
+    assert config["layers"]["model.layers.*.mlp.down_proj"] == {
+        "layer": "RowParallelLinear",
+        "sequence_parallel_enabled": True,
+    }
+    assert config["layers"]["loss"] == {"layer": "parallel_cross_entropy"}
+
+
+def test_replicated_keys_and_values_without_zero1_are_clipped_beside_nxd() -> None:
+    """NxD clips between its own sums and the update then: it is told not to, and a hook does it."""
+    plan = plan_70b()
+    training = TrainingSpec(8192, 1024, PRECISIONS["fp32"])
+    one = make_plan(plan.model, training, plan.cluster, "nxd", replace(plan.strategy, zero1=False), plan.estimate)
+    assert neuronx_distributed_config(one)["optimizer_config"]["grad_clipping"] is False
+
+
+def test_random_rounding_needs_the_chip() -> None:
+    plan = plan_70b()
+    training = TrainingSpec(8192, 1024, PRECISIONS["bf16_sr"])
+    one = make_plan(plan.model, training, plan.cluster, "nxd", plan.strategy, plan.estimate)
+    assert nxd_repairs(one)
+    with pytest.raises(AutoshardError, match=r"^precision bf16_sr is rounded at random by the chip; NXD_CPU_MODE "):
+        nxd_repairs(one, cpu_mode=True)
 
 
 def test_without_a_trap_nothing_is_repaired() -> None:
@@ -158,6 +181,13 @@ def test_key_value_weights_on_trn2_are_loaded_by_head() -> None:
             ),
         ),
         (
+            lambda: changed(plan_70b(), stage_layers=(10, 0, 10, 10, 10, 10, 15, 15)),
+            (
+                "stage 1 of stage_layers=[10, 0, 10, 10, 10, 10, 15, 15] has neither block nor embedding: NxD cuts "
+                "behind modules; give it a block"
+            ),
+        ),
+        (
             lambda: changed(plan_70b(), microbatch_size=3),
             (
                 "global_batch_size=1024 is no multiple of dp=2 x microbatch_size=3: NxD Training would drop the rest "
@@ -176,7 +206,7 @@ def test_what_nxd_would_get_wrong_is_refused(make: Any, text: str) -> None:
     assert str(error.value) == text
 
 
-def test_a_precision_and_a_family_that_nxd_has_not() -> None:
+def test_a_precision_that_nxd_has_not() -> None:
     plan = plan_70b()
     own = replace(PRECISIONS["mixed_precision"], name="mixed_precisionSR")
     training = TrainingSpec(8192, 1024, own)
@@ -184,6 +214,3 @@ def test_a_precision_and_a_family_that_nxd_has_not() -> None:
         AutoshardError, match=r"^precision mixed_precisionSR has no counterpart in NxD; mixed_precision, "
     ):
         nxd_repairs(make_plan(plan.model, training, plan.cluster, "nxd", plan.strategy, plan.estimate))
-    qwen = replace(plan.model, model_type="qwen3", name="q")
-    with pytest.raises(AutoshardError, match=r"^model_type=qwen3 of q has no NxD model; llama, mistral, mixtral have"):
-        nxd_repairs(make_plan(qwen, plan.training, plan.cluster, "nxd", plan.strategy, plan.estimate))

@@ -10,18 +10,23 @@ from collections.abc import Callable
 
 from autoshard.errors import AutoshardError
 from autoshard.layout.plan import Plan
+from autoshard.runtime.nxd_backend.lowering import lower
 from autoshard.runtime.nxd_backend.rank_groups import mesh_groups, plan_case, rank_groups
 from autoshard.search.rules import check_strategy
 
 
-def nxd_repairs(plan: Plan) -> tuple[str, ...]:
-    """What the configuration of this plan does to stay clear of NxD's traps, a sentence each.
+def nxd_repairs(plan: Plan, cpu_mode: bool = False) -> tuple[str, ...]:
+    """What the backend does with this plan to stay clear of NxD's traps, a sentence each.
 
     Raises AutoshardError where nothing can be done: the layout is one that NxD executes wrongly or not at all.
     """
     for refuse in REFUSALS:
         refuse(plan)
+    if cpu_mode:
+        _stochastic_rounding(plan)
     check_strategy(plan.model, plan.training, plan.cluster, "nxd", plan.strategy)
+    for program in plan.sample_programs:
+        lower(program)
     return tuple(sentence for repair in REPAIRS if (sentence := repair(plan)) is not None)
 
 
@@ -96,13 +101,23 @@ def _unknown_precision(plan: Plan) -> None:
         )
 
 
-def _unknown_family(plan: Plan) -> None:
-    from autoshard.runtime.nxd_backend.configuration import MODULE_CLASSES
+def _stages_without_blocks(plan: Plan) -> None:
+    """A cut is behind a module, so two stages cannot end behind the same one."""
+    ends = [stage.stop_layer for stage in plan.stages[:-1]]
+    for index, end in enumerate(ends[1:], 1):
+        if end == ends[index - 1]:
+            raise AutoshardError(
+                f"stage {index} of stage_layers={list(plan.strategy.stage_layers)} has neither block nor embedding: "
+                "NxD cuts behind modules; give it a block"
+            )
 
-    if plan.model.model_type not in MODULE_CLASSES:
+
+def _stochastic_rounding(plan: Plan) -> None:
+    name = plan.training.precision.name
+    if name == "bf16_sr":
         raise AutoshardError(
-            f"model_type={plan.model.model_type} of {plan.model.name} has no NxD model; "
-            f"{', '.join(MODULE_CLASSES)} have one"
+            f"precision {name} is rounded at random by the chip; NXD_CPU_MODE rounds to nearest: "
+            "use mixed_precision or fp32, or --backend torch"
         )
 
 
@@ -110,8 +125,8 @@ def _optimizer_files(plan: Plan) -> str | None:
     if plan.strategy.cp == 1:
         return None
     return (
-        f"cp={plan.strategy.cp}: NxD's optimizer files lack a context-parallel rank and overwrite each other, so only "
-        "the model is saved; a resumed run starts its optimizer anew"
+        f"cp={plan.strategy.cp}: NxD's optimizer files lack a context-parallel rank and overwrite each other, so "
+        "checkpoints are written in our own format, by name of the weights"
     )
 
 
@@ -155,12 +170,12 @@ NXDT_PRECISIONS = {"mixed_precision": "mixed_precision", "bf16_sr": "bf16SR", "f
 """The plan's name -> precision.type of NxD Training."""
 
 REFUSALS: tuple[Callable[[Plan], None], ...] = (
-    _unknown_family,
     _unknown_precision,
     _context_parallel_gradients,
     _folded_groups,
     _other_groups,
     _expert_stages,
+    _stages_without_blocks,
     _truncated_batch,
 )
 REPAIRS: tuple[Callable[[Plan], str | None], ...] = (

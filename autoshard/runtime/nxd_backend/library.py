@@ -1,0 +1,89 @@
+"""neuronx-distributed itself: whether it is here, and what its CPU mode needs. Imports it inside functions alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from importlib.util import find_spec
+from typing import Any
+
+from autoshard.errors import AutoshardError
+from autoshard.layout.plan import Plan
+from autoshard.runtime.nxd_backend.rank_groups import mesh_groups
+
+VERSION = "0.18.0"
+INSTALL = (
+    "backend nxd needs neuronx-distributed, which is not installed: pip install "
+    "--extra-index-url=https://pip.repos.neuron.amazonaws.com neuronx-distributed==0.18.* torch-neuronx==2.9.* "
+    "neuronx-cc==2.*; --backend torch runs without it"
+)
+
+
+def require_library() -> None:
+    """Raises AutoshardError that says how to install neuronx-distributed where it is missing."""
+    if find_spec("neuronx_distributed") is None:
+        raise AutoshardError(INSTALL)
+
+
+def is_cpu_mode() -> bool:
+    """Whether NxD computes on CPU processes over gloo (NXD_CPU_MODE=1)."""
+    return os.environ.get("NXD_CPU_MODE", "0") not in ("", "0")
+
+
+def set_process_variables(rank: int, local_rank: int, world_size: int, local_world_size: int) -> None:
+    """What NxD and torch_xla read of a launcher; what one has set stays."""
+    values = {
+        "RANK": rank,
+        "LOCAL_RANK": local_rank,
+        "WORLD_SIZE": world_size,
+        "LOCAL_WORLD_SIZE": local_world_size,
+    }
+    for name, value in values.items():
+        os.environ.setdefault(name, str(value))
+    os.environ.setdefault("NXD_LOG_LEVEL", "error")
+    os.environ.setdefault("PJRT_DEVICE", "CPU" if is_cpu_mode() else "NEURON")
+
+
+def mend_cpu_mode() -> None:
+    """NxD 0.18.0's grads.py hands replica lists to a function that wants a process group in CPU mode."""
+    import torch_xla.core.xla_model as xm
+    from neuronx_distributed.parallel_layers import comm, grads
+
+    def all_reduce(op_type: str, tensors: Any, groups: Any, pin_layout: bool = True) -> Any:
+        if isinstance(groups, (list, tuple)):
+            return xm.all_reduce(op_type, tensors, groups=groups, pin_layout=pin_layout)
+        return comm.all_reduce(op_type, tensors, groups=groups, pin_layout=pin_layout)
+
+    grads.all_reduce = all_reduce
+
+
+def check_groups(plan: Plan) -> None:
+    """NxD's process groups as they are in this process against the plan's mesh. Raises AutoshardError."""
+    from neuronx_distributed.parallel_layers import parallel_state as state
+
+    made = {
+        "tp_groups": state.get_tensor_model_parallel_replica_groups(),
+        "dp_groups": state.get_data_parallel_replica_groups(),
+        "pp_groups": state.get_pipeline_model_parallel_replica_groups(),
+        "ep_model_groups": state.get_expert_model_parallel_replica_groups(),
+        "ep_data_groups": state.get_expert_data_parallel_replica_groups(),
+        "cp_groups": state.get_context_model_parallel_replica_groups(),
+    }
+    for kind, own in mesh_groups(plan).by_name().items():
+        _compare(kind, made[kind], own)
+
+
+def check_key_value_groups(plan: Plan) -> None:
+    """The ranks that hold the same keys and values, once a layer has made their groups. Raises AutoshardError."""
+    from neuronx_distributed.parallel_layers import parallel_state as state
+
+    _compare("groups of shared key-value heads", state.get_kv_shared_replica_groups(), plan.mesh.groups(("tp1",)))
+
+
+def _compare(kind: str, theirs: Iterable[Iterable[int]], ours: Iterable[Iterable[int]]) -> None:
+    found, wanted = (sorted(tuple(group) for group in groups) for groups in (theirs, ours))
+    if found != wanted:
+        raise AutoshardError(
+            f"{kind} of NxD on this machine are {list(found[0])}, ..., of the plan {list(wanted[0])}, ...: "
+            "plan for this instance type, LNC and number of nodes"
+        )

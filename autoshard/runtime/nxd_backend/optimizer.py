@@ -1,0 +1,217 @@
+"""NxD's optimizer: AdamW, ZeRO-1 with FP32 masters where the plan asks for it, and what NxD 0.18.0 leaves to us.
+
+Gradients of a bias behind replicated keys and values are summed here, and where keys and values are replicated the
+gradient norm counts them once: NxD counts each copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import isfinite, prod
+from typing import Any
+
+import torch
+import torch_xla.core.xla_model as xm
+from neuronx_distributed.parallel_layers import parallel_state as state
+from neuronx_distributed.trainer import initialize_parallel_optimizer
+from torch import distributed as dist
+from torch import nn
+
+from autoshard.errors import AutoshardError
+from autoshard.runtime.nxd_backend.layers import Held
+from autoshard.runtime.torch_backend.optimizer import OptimizerSettings
+
+State = list[tuple[torch.Tensor, ...]]
+
+
+@dataclass(frozen=True)
+class Owned:
+    """One parameter of NxD's layers on this rank. sizes: of the named pieces that it holds one behind another."""
+
+    parameter: nn.Parameter
+    held: Held
+    sizes: tuple[tuple[int, ...], ...]
+
+    @property
+    def decays(self) -> bool:
+        name = self.held.names[0]
+        return len(self.sizes[0]) > 1 and not name.endswith(".bias")
+
+
+class NxdOptimizer:
+    """The optimizer of one rank.
+
+    config: neuronx_distributed_config's value. multiplier: copies of keys and values within a tensor-parallel group.
+    """
+
+    def __init__(self, config: dict[str, Any], owned: Sequence[Owned], settings: OptimizerSettings, multiplier: int):
+        self._config, self._settings = config, settings
+        decayed = [one for one in owned if one.decays]
+        plain = [one for one in owned if not one.decays]
+        chosen = [(group, decay) for group, decay in ((decayed, settings.weight_decay), (plain, 0.0)) if group]
+        self.owned = [one for group, _ in chosen for one in group]
+        groups = [{"params": [one.parameter for one in group], "weight_decay": decay} for group, decay in chosen]
+        defaults: dict[str, Any] = {"lr": settings.learning_rate, "betas": settings.betas, "eps": settings.eps}
+        if settings.zero1:
+            defaults["optimizer_dtype"] = settings.master_dtype
+        self._nxd = initialize_parallel_optimizer(config, torch.optim.AdamW, groups, **defaults)
+        self._copies = {id(one.parameter): float(one.held.copies) for one in self.owned}
+        self._stash: dict[int, torch.Tensor] = {}
+        self._keeps = False
+        self._summed: dict[int, torch.Tensor] = {}
+        self._counts_once = multiplier > 1
+        self._norm: torch.Tensor | None = None
+        self._scale = 1.0
+        if settings.zero1:
+            for zero in self._zeros():
+                zero._get_params_and_grad_norm = self._norm_of(zero, zero._get_params_and_grad_norm)
+        elif self._counts_once:
+            self._nxd.optimizer.register_step_pre_hook(lambda *unused: self._clip())
+
+    def step(self, learning_rate: float, keep_gradients: bool = False) -> float:
+        """Sum, clip, update, clear -> the gradient norm before clipping."""
+        self._keeps, self._stash, self._summed = keep_gradients, {}, {}
+        for group in self._nxd.param_groups:
+            group["lr"] = learning_rate
+        for one in self.owned:
+            if one.held.sums == "kv":
+                dist.all_reduce(_gradient(one.parameter), group=state.get_kv_shared_group())
+        self._nxd.step()
+        norm = float(self._norm if self._norm is not None else self._nxd.grad_norm)
+        if not isfinite(norm):
+            raise AutoshardError(f"the gradient norm is {norm}")
+        if keep_gradients and not self._settings.zero1:
+            scale = min(1.0, self._settings.max_gradient_norm / (norm + 1e-6))
+            self._summed = {id(one.parameter): _gradient(one.parameter) / scale for one in self.owned}
+        self.zero_grad()
+        return norm
+
+    def zero_grad(self) -> None:
+        self._nxd.zero_grad(set_to_none=True)
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """Summed gradients of the last step that kept them, local pieces by parameter name (collective)."""
+        shards = self._stash if self._settings.zero1 else self._summed
+        return self._by_name(lambda one: shards[id(one.parameter)])
+
+    def masters(self) -> dict[str, torch.Tensor]:
+        """Master weights, local pieces by parameter name (collective)."""
+        masters = {id(one.parameter): shard for one, shard, _ in self._shards()}
+        return self._by_name(lambda one: masters[id(one.parameter)].detach())
+
+    def state(self) -> State:
+        """Of each parameter, this rank's shard of the masters and of both moments, flat. After the first step."""
+        return [
+            (master.detach().flatten(), moments["exp_avg"].flatten(), moments["exp_avg_sq"].flatten())
+            for _, master, moments in self._shards()
+        ]
+
+    def load_state(self, shards: Sequence[tuple[torch.Tensor, ...]], steps: int) -> None:
+        """Go on after so many steps from what `state` gave then, in any layout (collective)."""
+        for (one, master, moments), values in zip(self._shards(), shards, strict=True):
+            weights, first, second = (value.to(master).view_as(master) for value in values)
+            master.data.copy_(weights)
+            moments["step"] = torch.tensor(float(steps), dtype=torch.float32)
+            moments["exp_avg"], moments["exp_avg_sq"] = first.clone(), second.clone()
+            if not self._settings.zero1:
+                continue
+            whole = self._gathered(one, master.detach())
+            one.parameter.data.copy_(whole.view_as(one.parameter))
+
+    def shard_runs(self) -> list[tuple[Owned, int, int]]:
+        """Each parameter with [start, stop) of this rank's shard in it, flat; the end may be padding."""
+        found = []
+        for one, master, _ in self._shards():
+            position = self._shard_position(one)
+            found.append((one, position * master.numel(), (position + 1) * master.numel()))
+        return found
+
+    def _shards(self) -> list[tuple[Owned, torch.Tensor, dict[str, Any]]]:
+        """(parameter, this rank's shard of its master, its moments)."""
+        if not self._settings.zero1:
+            optimizer = self._nxd.optimizer
+            return [(one, one.parameter, optimizer.state[one.parameter]) for one in self.owned]
+        found = {}
+        for zero in self._zeros():
+            for group, shards in zip(zero.param_groups, zero.base_optimizer.param_groups, strict=True):
+                for parameter, shard in zip(group["params"], shards["params"], strict=True):
+                    found[id(parameter)] = (shard, zero.base_optimizer.state[shard])
+        return [(one, *found[id(one.parameter)]) for one in self.owned]
+
+    def _zeros(self) -> list[Any]:
+        """NxD's ZeRO-1 optimizers: two where experts are spread."""
+        zero = self._nxd.optimizer
+        if hasattr(zero, "ep_zero_optimizer"):
+            return [zero.non_ep_zero_optimizer, zero.ep_zero_optimizer]
+        return [zero]
+
+    def _norm_of(self, zero: Any, original: Callable[[float], Any]) -> Callable[[float], Any]:
+        def norm(norm_type: float) -> Any:
+            pairs = [
+                (parameter, shard)
+                for group, shards in zip(zero.param_groups, zero.base_optimizer.param_groups, strict=True)
+                for parameter, shard in zip(group["params"], shards["params"], strict=True)
+                if shard.grad is not None
+            ]
+            if self._keeps:
+                self._stash.update((id(parameter), shard.grad.clone()) for parameter, shard in pairs)
+            if not self._counts_once:
+                return original(norm_type)
+            total = self._squares([(id(parameter), shard.grad) for parameter, shard in pairs])
+            xm.all_reduce(xm.REDUCE_SUM, [total], groups=zero.sharding_groups)
+            return [shard for _, shard in pairs], total.sqrt()
+
+        return norm
+
+    def _squares(self, gradients: Sequence[tuple[int, torch.Tensor]]) -> torch.Tensor:
+        """Sum of squares over tensor and pipeline ranks, each element once."""
+        device = gradients[0][1].device
+        total = torch.zeros(1, dtype=torch.float32, device=device)
+        for key, gradient in gradients:
+            total += torch.linalg.vector_norm(gradient, dtype=torch.float32) ** 2 / self._copies[key]
+        dist.all_reduce(total, group=state.get_tensor_model_parallel_group())
+        dist.all_reduce(total, group=state.get_pipeline_model_parallel_group())
+        return total
+
+    def _clip(self) -> None:
+        """Without ZeRO-1, between NxD's sums and the update."""
+        gradients = [(id(one.parameter), one.parameter.grad) for one in self.owned if one.parameter.grad is not None]
+        self._norm = self._squares(gradients).sqrt()
+        scale = (self._settings.max_gradient_norm / (self._norm + 1e-6)).clamp(max=1.0)
+        for _, gradient in gradients:
+            gradient.mul_(scale)
+
+    def _by_name(self, shard_of: Callable[[Owned], torch.Tensor]) -> dict[str, torch.Tensor]:
+        found = {}
+        for one in self.owned:
+            whole = shard_of(one)
+            if self._settings.zero1:
+                whole = self._gathered(one, whole)
+            flat = whole.flatten()
+            start = 0
+            for name, sizes in zip(one.held.names, one.sizes, strict=True):
+                found[name] = flat[start : start + prod(sizes)].view(sizes)
+                start += prod(sizes)
+        return found
+
+    def _gathered(self, one: Owned, shard: torch.Tensor) -> torch.Tensor:
+        """The whole parameter from its shards, without NxD's padding rows."""
+        if len(self._sharding_ranks(one)) > 1:
+            shard = xm.all_gather(shard, groups=self._sharding_groups(one))
+        return shard.flatten()[: one.parameter.numel()]
+
+    def _sharding_ranks(self, one: Owned) -> list[int]:
+        return next(list(ranks) for ranks in self._sharding_groups(one) if dist.get_rank() in ranks)
+
+    def _sharding_groups(self, one: Owned) -> Any:
+        return self._zeros()[-1 if one.held.is_expert else 0].sharding_groups
+
+    def _shard_position(self, one: Owned) -> int:
+        return self._sharding_ranks(one).index(dist.get_rank()) if self._settings.zero1 else 0
+
+
+def _gradient(parameter: nn.Parameter) -> torch.Tensor:
+    gradient = parameter.grad if parameter.grad is not None else parameter.main_grad  # type: ignore[attr-defined]
+    assert isinstance(gradient, torch.Tensor)
+    return gradient

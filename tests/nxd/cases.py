@@ -1,0 +1,93 @@
+"""Layouts that the nxd backend must train as the torch backend does. Imported by the processes too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from autoshard.cost.estimate import estimate
+from autoshard.layout.plan import Plan, make_plan
+from autoshard.layout.strategy import Strategy
+from autoshard.runtime.rehearse import local_cluster
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.training import Precision, TrainingSpec, load_precision
+from tests.multiprocess.plans import MODELS, strategy
+
+FP32 = load_precision("fp32")
+MASTERS = Precision("mixed_precision", "float32", "float32", "float64", "float64", "float64", "float64")
+"""Weights rounded from wider masters, gradients summed wider, as with bf16 and FP32, but nearer than 1e-5."""
+
+CASES: dict[int, dict[str, dict[str, Any]]] = {
+    1: {
+        "one process": {},
+        "recompute core attention and mlp": {"recompute": "core_attention+mlp"},
+        "tied gpt2": {"model": "gpt2", "kernel": "plain"},
+        "mixture": {"model": "mixtral"},
+    },
+    2: {
+        "tp2": {"tp": 2},
+        "tp2, no sequence parallelism": {"tp": 2, "sp": False},
+        "tp2, no ZeRO-1": {"tp": 2, "zero1": False},
+        "tp2, recompute core attention": {"tp": 2, "recompute": "core_attention"},
+        "tp2, recompute core attention and mlp": {"tp": 2, "recompute": "core_attention+mlp"},
+        "tp2, full recompute": {"tp": 2, "recompute": "full"},
+        "tp2, one key-value head": {"model": "one kv head", "tp": 2},
+        "tp2, one key-value head, no ZeRO-1": {"model": "one kv head", "tp": 2, "zero1": False},
+        "tp2, mistral": {"model": "mistral", "tp": 2},
+        "tp2, gpt2": {"model": "gpt2", "tp": 2, "kernel": "plain"},
+        "tp2, gpt neox": {"model": "gpt neox", "tp": 2},
+        "tp2, qwen2": {"model": "qwen2", "tp": 2},
+        "tp2, qwen3": {"model": "qwen3", "tp": 2},
+        "tp2, qwen3, no sequence parallelism": {"model": "qwen3", "tp": 2, "sp": False},
+        "tp2, mixtral": {"model": "mixtral", "tp": 2},
+        "tp2, qwen2 moe": {"model": "qwen2 moe", "tp": 2},
+        "ep2": {"model": "mixtral", "dp": 2, "ep": 2},
+        "dp2": {"dp": 2},
+        "dp2, no ZeRO-1": {"dp": 2, "zero1": False},
+        "cp2": {"cp": 2, "attention": "ring"},
+        "pp2": {"pp": 2},
+        "pp2, no ZeRO-1": {"pp": 2, "zero1": False},
+        "pp2, uneven cuts": {"pp": 2, "layers": (1, 3)},
+        "pp2, interleaved": {"pp": 2, "vpp": 2},
+        "pp2, full recompute": {"pp": 2, "recompute": "full"},
+    },
+    4: {
+        "tp4": {"tp": 4},
+        "tp4, two key-value heads": {"model": "few kv heads", "tp": 4},
+        "tp4, one key-value head, biases": {"model": "qwen2 one kv head", "tp": 4},
+        "pp4": {"pp": 4},
+        "tp2 x pp2": {"tp": 2, "pp": 2},
+        "tp2 x pp2, one key-value head": {"model": "one kv head", "tp": 2, "pp": 2},
+        "dp4": {"dp": 4},
+        "dp2 x pp2": {"dp": 2, "pp": 2},
+        "dp2 x pp2, interleaved, recompute": {"dp": 2, "pp": 2, "vpp": 2, "recompute": "core_attention+mlp"},
+        "tp2 x dp2, one key-value head": {"model": "one kv head", "tp": 2, "dp": 2},
+        "tp2 x cp2": {"tp": 2, "cp": 2, "attention": "ring"},
+        "tp2 x ep2": {"model": "mixtral", "tp": 2, "dp": 2, "ep": 2},
+        "ep2 x pp2": {"model": "mixtral", "dp": 2, "ep": 2, "pp": 2},
+        "pp2 x dp2, masters": {"pp": 2, "dp": 2, "precision": MASTERS},
+        "tp2 x dp2, masters": {"tp": 2, "dp": 2, "precision": MASTERS},
+        "tp2 x dp2, bf16": {"tp": 2, "dp": 2, "precision": load_precision("mixed_precision")},
+    },
+}
+"""World size -> name -> what differs from one process of a small Llama in FP32."""
+
+SEQUENCE_LENGTH, GLOBAL_BATCH_SIZE = 32, 8
+
+
+def plan_of(model: str = "llama", precision: Precision = FP32, **layout: Any) -> Plan:
+    """A small plan on processes of this machine."""
+    spec, chosen = _model(model), strategy(**layout)
+    return on_this_machine(spec, precision, chosen)
+
+
+def on_this_machine(spec: ModelSpec, precision: Precision, chosen: Strategy) -> Plan:
+    training = TrainingSpec(SEQUENCE_LENGTH, GLOBAL_BATCH_SIZE, precision, 2.0)
+    cluster = local_cluster(chosen.world_size)
+    return make_plan(spec, training, cluster, "nxd", chosen, estimate(spec, training, cluster, chosen))
+
+
+def _model(name: str) -> ModelSpec:
+    if name == "qwen2 one kv head":
+        return replace(MODELS["qwen2"], num_key_value_heads=1)
+    return MODELS[name]
