@@ -1,0 +1,52 @@
+"""What test_checkpoint_saving.py runs in its processes: two data-parallel ranks that hold the same state."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from autoshard.runtime.torch_backend.checkpoint import CheckpointOptions, Checkpoints
+from autoshard.runtime.torch_backend.optimizer import optimizer_settings
+from autoshard.runtime.torch_backend.session import Session
+from autoshard.runtime.worker import Reporter
+from autoshard.spec.model import ModelSpec
+from tests.multiprocess.plans import FP32, LLAMA, plan_of, strategy
+
+
+def session(rank: int, dp: int = 1, zero1: bool = True, seed: int = 0, model: ModelSpec = LLAMA) -> Session:
+    plan = plan_of(model, strategy(dp=dp, zero1=zero1), 2, FP32)
+    return Session(plan, rank, torch.device("cpu"), optimizer_settings(FP32, 1e-3, zero1, seed), seed)
+
+
+def train(one: Session) -> None:
+    training = one.plan.training
+    shape = (training.global_batch_size, training.sequence_length + 1)
+    tokens = np.random.default_rng(0).integers(0, one.plan.model.vocab_size, shape)
+    one.step(tokens[:, :-1], tokens[:, 1:], 1e-3)
+
+
+def save_and_load(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
+    """Of both, with and without ZeRO-1: what was said of loading, and whether each rank has again what it had."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=reporter.init_method, rank=reporter.rank, world_size=reporter.world_size
+    )
+    found: dict[str, Any] = {}
+    for zero1 in (False, True):
+        options = CheckpointOptions(str(Path(arguments["folder"]) / str(zero1)), 1, 2, None, "auto", True)
+        said: list[str] = []
+        first = session(reporter.rank, 2, zero1)
+        train(first)
+        Checkpoints(first, options, 0, said.append).after_step(1, 1e-3, {}, last=True)
+        second = session(reporter.rank, 2, zero1, seed=1)
+        Checkpoints(second, replace(options, every=None), 0, said.append).resume()
+        same = all(
+            torch.equal(a, b)
+            for one, other in zip(first.optimizer.state(), second.optimizer.state(), strict=True)
+            for a, b in zip(one, other, strict=True)
+        )
+        found["ZeRO-1" if zero1 else "plain"] = {"said": said, "same": same}
+    return found

@@ -1,0 +1,131 @@
+"""What saving and loading cost: no waiting for the disk beyond one save, one copy of the state, each byte read once."""
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autoshard.checkpoint.directory import LocalStore
+from autoshard.checkpoint.store import Folder
+from autoshard.errors import AutoshardError
+from autoshard.models.stage import parameter_count
+from autoshard.runtime.launch import run_processes
+from autoshard.runtime.torch_backend import checkpoint
+from autoshard.runtime.torch_backend.checkpoint import CheckpointOptions, Checkpoints
+from autoshard.units import format_bytes
+from tests.multiprocess.plans import LLAMA
+from tests.multiprocess.saving_workers import session, train
+
+SLOW_S = 0.6
+
+
+def options(folder: Path) -> CheckpointOptions:
+    return CheckpointOptions(str(folder), 1, 2, None, "never", False)
+
+
+class SlowStore(LocalStore):
+    """What rank 0 does alone takes its time."""
+
+    def commit(self, step: int, manifest: str, sizes: Mapping[str, int]) -> Folder:
+        time.sleep(SLOW_S)
+        return super().commit(step, manifest, sizes)
+
+    def delete(self, folder: Folder) -> None:
+        time.sleep(SLOW_S)
+        super().delete(folder)
+
+
+def test_training_waits_for_no_manifest_and_no_pruning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "open_store", lambda location: SlowStore(Path(location)))
+    one = session(0)
+    train(one)
+    saved = Checkpoints(one, options(tmp_path), 0, print)
+    begin, waited = time.perf_counter(), []
+    for steps in (1, 2, 3):
+        start = time.perf_counter()
+        saved.after_step(steps, 1e-3, {}, last=False)
+        waited.append(time.perf_counter() - start)
+    assert max(waited) < SLOW_S
+    saved.after_step(4, 1e-3, {}, last=True)
+    assert time.perf_counter() - begin > 6 * SLOW_S  # four saves and two deletions
+    assert sorted(path.name for path in tmp_path.glob("step*")) == ["step-00000003", "step-00000004"]
+
+
+class FailingStore(LocalStore):
+    def point_to(self, folder: Folder) -> None:
+        raise AutoshardError("pointer cannot be written: no")
+
+    def delete(self, folder: Folder) -> None:
+        raise AutoshardError(f"{folder.name} cannot be deleted: no")
+
+
+def test_what_goes_wrong_after_a_save_is_said_and_the_save_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "open_store", lambda location: FailingStore(Path(location)))
+    one = session(0)
+    said: list[str] = []
+    train(one)
+    saved = Checkpoints(one, options(tmp_path), 0, said.append)
+    for steps in (1, 2, 3):
+        saved.after_step(steps, 1e-3, {}, last=steps == 3)
+    assert len(list(tmp_path.glob("step*"))) == 3
+    assert said == [
+        *(
+            f"checkpoint of step {step} is saved, but `latest` does not name it: pointer cannot be written: no"
+            for step in (1, 2, 3)
+        ),
+        "checkpoint of step 3 is saved, but older ones were not deleted: step-00000001 cannot be deleted: no",
+    ]
+
+
+def memory_bytes(field: str) -> int:
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) * 1024
+
+
+class SlowDisk(LocalStore):
+    """Each file takes longer than a step: saves catch up with each other."""
+
+    def write(self, step: int, name: str, chunks: Iterable[memoryview], size: int) -> None:
+        time.sleep(0.2)
+        super().write(step, name, chunks, size)
+
+
+def test_saves_that_catch_up_hold_one_copy_of_the_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "open_store", lambda location: SlowDisk(Path(location)))
+    model = replace(LLAMA, vocab_size=60_000)
+    one = session(0, model=model)
+    train(one)
+    state = 3 * 4 * parameter_count(model)
+    assert state > 90e6
+    saved = Checkpoints(one, options(tmp_path), 0, print)
+    before = memory_bytes("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    for steps in (1, 2, 3, 4):
+        saved.after_step(steps, 1e-3, {}, last=steps == 4)
+    extra = memory_bytes("VmHWM") - before
+    assert state * 0.9 < extra < state * 1.15 + 20e6
+    assert memory_bytes("VmRSS") - before < 0.15 * state + 20e6  # and it is given back
+
+
+def test_each_byte_is_read_by_one_data_parallel_rank(tmp_path: Path) -> None:
+    """Without ZeRO-1 both hold everything: the first reads and broadcasts. With it each reads its half."""
+    outcome = run_processes(
+        "tests.multiprocess.saving_workers:save_and_load",
+        {"folder": str(tmp_path)},
+        2,
+        on_message=print,
+        log_directory=tmp_path / "logs",
+        trusted_prefix="tests.multiprocess.",
+    )
+    assert outcome.exit_code == 0, outcome.message
+    first, second = outcome.results
+    assert first is not None and second is not None
+    size = format_bytes(3 * 4 * parameter_count(LLAMA))
+    for name, readers in (("plain", 1), ("ZeRO-1", 2)):
+        assert first[name]["same"] and second[name]["same"]
+        assert first[name]["said"][-1].endswith(f"after step 1: {size} read by {readers} of 2 ranks")
+        assert second[name]["said"] == []
