@@ -31,6 +31,7 @@ COMMANDS = (
     "sweep",
     "export",
     "import",
+    "convert",
     "launch",
     "doctor",
 )
