@@ -1,28 +1,49 @@
-"""`autoshard explain`: what a plan does and why it was chosen."""
+"""`autoshard explain`: what a plan does, why it was chosen, what would change the choice, and why not another."""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from autoshard.commands.output import show_plan
-from autoshard.commands.parser import Parser, one_of, path
+from autoshard.commands.output import page_width, say, wants_color
+from autoshard.commands.parser import Parser, one_of, path, text
 
-SUMMARY = "what a plan does and why it was chosen"
-USAGE = "autoshard explain PLAN [--format text|json]"
+if TYPE_CHECKING:
+    from autoshard.explain.page import Line
+    from autoshard.explain.sensitivity import Sensitivity
+    from autoshard.layout.plan import Plan
+
+SUMMARY = "what a plan does, why it was chosen and what would change the choice"
+USAGE = "autoshard explain PLAN [--why LAYOUT] [--schedule] [--operators] [--measured FILE] [options]"
 DESCRIPTION = """\
-Print what a plan does and why it was chosen over others: the page that `autoshard plan` prints.
+Print what a plan does, why it was chosen over others, and what would change the choice: the layouts are searched again
+at other bandwidths, memories, peaks, batches, sequence lengths, nodes and prices, which takes some seconds.
 
   autoshard explain plan.json
+  autoshard explain plan.json --why "tp=8 pp=16"
+  autoshard explain plan.json --schedule --operators
   autoshard explain plan.json --format json | jq .step_time_s"""
 
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("plan", type=path, metavar="PLAN", help="plan.json")
     parser.add_argument(
+        "--why", type=text, metavar="LAYOUT", help="why not this layout, named in part: 'tp=8 pp=16'; term by term"
+    )
+    parser.add_argument("--schedule", action="store_true", help="only the schedule: pipeline ranks against time")
+    parser.add_argument(
+        "--operators", action="store_true", help="only one block: each operator's sharding, its collectives, seconds"
+    )
+    parser.add_argument(
+        "--measured", type=path, metavar="FILE", help="only what a run measured (run.json) beside what was predicted"
+    )
+    parser.add_argument("--quick", action="store_true", help="leave out what would change the choice")
+    parser.add_argument(
         "--format",
-        type=one_of("text", "json"),
-        metavar="text|json",
+        type=one_of("text", "json", "markdown"),
+        metavar="text|json|markdown",
         default="text",
         help="what is printed (default: text)",
     )
@@ -31,5 +52,80 @@ def add_arguments(parser: Parser) -> None:
 def run(values: Mapping[str, Any]) -> int:
     from autoshard.layout.validate import read_plan
 
-    show_plan(read_plan(values["plan"]), values["format"])
+    plan, form = read_plan(values["plan"]), values["format"]
+    if values["why"]:
+        _show_why(plan, values["why"], form)
+    elif values["schedule"] or values["operators"] or values["measured"]:
+        _show_parts(plan, values, form)
+    else:
+        _show_page(plan, None if values["quick"] else _sensitivity(plan), form)
     return 0
+
+
+def _show_page(plan: Plan, found: Sensitivity | None, form: str) -> None:
+    from autoshard.explain.describe import describe
+
+    description = describe(plan, found)
+    if form == "json":
+        say(json.dumps(description.to_dict(), indent=1))
+    elif form == "markdown":
+        from autoshard.explain.markdown import render_markdown
+
+        sys.stdout.write(render_markdown(description))
+    else:
+        from autoshard.explain.text import render
+
+        sys.stdout.write(render(description, page_width(), wants_color()))
+
+
+def _sensitivity(plan: Plan) -> Sensitivity | None:
+    """With a line on a terminal of what is looked at."""
+    from autoshard.explain.sensitivity import sensitivity
+
+    shown = sys.stderr.isatty()
+
+    def on_search(what: str) -> None:
+        if shown:
+            sys.stderr.write(f"\r\x1b[Kwhat would change the choice: {what}")
+            sys.stderr.flush()
+
+    try:
+        return sensitivity(plan, on_search)
+    finally:
+        if shown:
+            sys.stderr.write("\r\x1b[K")
+
+
+def _show_why(plan: Plan, asked: str, form: str) -> None:
+    from autoshard.explain.partial import read_partial
+    from autoshard.explain.why import why
+
+    found = why(plan, asked, read_partial(asked))
+    if form == "json":
+        say(json.dumps(found.to_dict(plan.cluster), indent=1))
+        return
+    from autoshard.explain.beside_text import why_page
+
+    _write(why_page(found, plan.cluster, page_width(), form == "text" and wants_color()), form)
+
+
+def _show_parts(plan: Plan, values: Mapping[str, Any], form: str) -> None:
+    parts = [name for name in ("schedule", "operators", "measured") if values[name]]
+    if form == "json":
+        from autoshard.explain.parts import part_to_json
+
+        say(json.dumps({name: part_to_json(plan, name, values["measured"]) for name in parts}, indent=1))
+        return
+    from autoshard.explain.page import NARROWEST, WIDEST, paint
+    from autoshard.explain.parts import part_lines
+
+    width = max(NARROWEST, min(page_width(), WIDEST))
+    lines: list[Line] = []
+    for name in parts:
+        lines += [*([()] if lines else []), *part_lines(plan, name, values["measured"], width)]
+    _write(paint(lines, width, form == "text" and wants_color()), form)
+
+
+def _write(page: str, form: str) -> None:
+    """A page whose columns matter stands in a block in Markdown."""
+    sys.stdout.write(f"```text\n{page}```\n" if form == "markdown" else page)

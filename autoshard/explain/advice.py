@@ -6,10 +6,13 @@ from collections.abc import Iterator
 
 from autoshard.explain.beside import doubt
 from autoshard.explain.names import layout_name
+from autoshard.explain.page import percent
 from autoshard.layout.plan import Plan
 from autoshard.layout.strategy import Strategy
 from autoshard.search.result import Candidate
 
+EVEN = 2 / 3
+"""Of two layouts that cannot be told apart the simpler one is preferred where the other is faster less probably."""
 SURE_TO_FIT = 0.9
 """A layout that fits less probably is worth a word on room."""
 
@@ -30,13 +33,14 @@ def _sentences(plan: Plan) -> Iterator[str]:
             f"toss-ups: {count} runners-up; the difference is within the model's own error, so either may be faster. "
             "Measure them where it matters"
         )
-        simplest = min((chosen, *equals), key=lambda one: simplicity(one.strategy))
+        even = [one for one in equals if doubt(plan.cluster, chosen, one).first_is_faster < EVEN]
+        simplest = min((chosen, *even), key=lambda one: simplicity(one.strategy))
         if simplest is chosen:
-            yield "the chosen one is the simplest of them"
+            yield f"none that is about as fast (the chosen one faster with less than {percent(EVEN)}) is simpler"
         else:
             slower = simplest.estimate.step_time_s / chosen.estimate.step_time_s - 1
             yield (
-                f"the simplest of them is {layout_name(simplest.strategy)}, predicted {100 * slower:.1f} % slower: "
+                f"the simplest that is about as fast is {layout_name(simplest.strategy)}, predicted {100 * slower:.1f} % slower: "
                 f"prefer it unless a measurement says otherwise (autoshard plan {flags(simplest.strategy)})"
             )
     yield from _room(chosen, equals)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from autoshard.cost.values import Estimate
 from autoshard.explain.beside import Doubt, Pair, doubt, pairs
 from autoshard.explain.compare import Comparison
-from autoshard.explain.describe import Description, layout_name
+from autoshard.explain.describe import Description
+from autoshard.explain.names import layout_name
 from autoshard.explain.page import NARROWEST, WIDEST, Line, heading, paint, percent, table, wrapped
 from autoshard.explain.why import Why
 from autoshard.spec.cluster import Cluster
@@ -31,8 +32,8 @@ def pair_lines(
     rows = [
         (
             pair.name,
-            f"~{shown(pair.one)}",
-            f"~{shown(pair.other)}",
+            f"~{shown(pair.one)}" if pair.one else "-",
+            f"~{shown(pair.other)}" if pair.other else "-",
             f"{'-' if pair.difference < 0 else '+'}{shown(abs(pair.difference))}",
         )
         for pair in telling

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autoshard.cost.interval import interval_note
-from autoshard.cost.values import Estimate, Term
+from autoshard.cost.values import Term
+from autoshard.explain.advice import advice
+from autoshard.explain.beside import doubt, memory_interval
+from autoshard.explain.names import layout_name
 from autoshard.layout.compare import loses, term_differences
 from autoshard.layout.mesh import Mesh
 from autoshard.layout.plan import Plan
 from autoshard.layout.strategy import Strategy
 from autoshard.models.stage import parameter_count
-from autoshard.search.result import Rejection
+from autoshard.search.result import Candidate, Rejection
 
+if TYPE_CHECKING:
+    from autoshard.explain.sensitivity import Sensitivity
+
+__all__ = ["Description", "RunnerUp", "Share", "describe", "layout_name"]
 CAVEAT = (
     "~ marks predictions of a cost model. Some of its constants are datasheet or measured values, others are guesses; "
     "nothing here was measured on this cluster."
@@ -32,12 +39,22 @@ class Share:
 
 @dataclass(frozen=True)
 class RunnerUp:
-    """slower: step time over the chosen one's, minus 1. differences: seconds more than there, by term."""
+    """slower: step time over the chosen one's, minus 1; between slower_low and slower_high with 90 % probability.
+
+    chosen_is_faster: probability. toss_up: either may be the faster one. differences: seconds more than there, by term.
+    """
 
     layout: str
     step_time_s: float
+    step_time_low_s: float
+    step_time_high_s: float
     slower: float
+    slower_low: float
+    slower_high: float
+    chosen_is_faster: float
+    toss_up: bool
     memory_bytes: float
+    fits_probability: float
     loses: str
     differences: tuple[tuple[str, float], ...]
 
@@ -47,8 +64,10 @@ class Description:
     """facts: (label, text) lines on how the layout works. memory_terms are of the fullest pipeline rank.
 
     mfu: share of peak_flops_per_s, the dense peak of one device for peak_dtype.
+    memory_low_bytes, memory_high_bytes: 90 % interval of memory_bytes, as step_time_low_s and step_time_high_s are.
     memory_by_rank: bytes on a core of each pipeline rank. considered, fitting and optimality are None where nothing was
-    searched.
+    searched. advice: what is said of layouts that cannot be told apart, in sentences. sensitivity: None where it was
+    not asked for.
     """
 
     made_by: str
@@ -74,6 +93,8 @@ class Description:
     peak_dtype: str
     fullest_pipeline_rank: int
     memory_bytes: float
+    memory_low_bytes: float
+    memory_high_bytes: float
     memory_capacity_bytes: float
     fits_probability: float
     memory_terms: tuple[Share, ...]
@@ -83,6 +104,8 @@ class Description:
     optimality: str | None
     rejections: tuple[Rejection, ...]
     runners_up: tuple[RunnerUp, ...]
+    advice: tuple[str, ...]
+    sensitivity: Sensitivity | None
     notes: tuple[str, ...]
     caveat: str
 
@@ -91,8 +114,10 @@ class Description:
         return asdict(self)
 
 
-def describe(plan: Plan) -> Description:
+def describe(plan: Plan, sensitivity: Sensitivity | None = None) -> Description:
+    """sensitivity: of the same plan; it takes seconds to find, so it is asked for apart."""
     estimate, training = plan.estimate, plan.training
+    memory_low_bytes, memory_high_bytes = memory_interval(plan.cluster, estimate)
     dtype = training.precision.compute_dtype
     fullest = estimate.fullest
     return Description(
@@ -119,6 +144,8 @@ def describe(plan: Plan) -> Description:
         peak_dtype=dtype,
         fullest_pipeline_rank=fullest.pipeline_rank,
         memory_bytes=fullest.total_bytes,
+        memory_low_bytes=memory_low_bytes,
+        memory_high_bytes=memory_high_bytes,
         memory_capacity_bytes=estimate.memory_capacity_bytes,
         fits_probability=estimate.fits_probability,
         memory_terms=_shares(fullest.terms, estimate.memory_capacity_bytes),
@@ -127,39 +154,44 @@ def describe(plan: Plan) -> Description:
         fitting=plan.search.fitting if plan.search else None,
         optimality=plan.search.optimality if plan.search else None,
         rejections=plan.search.rejections if plan.search else (),
-        runners_up=tuple(_runner_up(estimate, one.strategy, one.estimate) for one in plan.runners_up),
+        runners_up=tuple(_runner_up(plan, one) for one in plan.runners_up),
+        advice=advice(plan),
+        sensitivity=sensitivity,
         notes=(*plan.notes, interval_note(plan.cluster, plan.strategy)),
         caveat=CAVEAT,
     )
-
-
-def layout_name(strategy: Strategy) -> str:
-    """'tp=32 pp=8 dp=2 mbs=1 recompute=none': tp, pp and dp always, the other degrees where they are not 1."""
-    s = strategy
-    parts = [f"tp={s.tp}", f"pp={s.pp}", f"dp={s.dp}"]
-    optional = (("cp", s.cp), ("ep", s.ep), ("vpp", s.num_virtual_stages))
-    parts += [f"{name}={value}" for name, value in optional if value > 1]
-    parts += [f"mbs={s.microbatch_size}", f"recompute={s.recompute}"]
-    parts += [f"context={s.context_parallel}"] if s.cp > 1 else []
-    parts += ["attention=plain"] if s.attention_kernel == "plain" else []
-    parts += ["sp=off"] if s.tp > 1 and not s.sequence_parallel else []
-    parts += ["zero1=off"] if not s.zero1 else []
-    return " ".join(parts)
 
 
 def _shares(terms: tuple[Term, ...], whole: float) -> tuple[Share, ...]:
     return tuple(Share(term.name, term.value, term.value / whole) for term in terms)
 
 
-def _runner_up(best: Estimate, strategy: Strategy, estimate: Estimate) -> RunnerUp:
+def _runner_up(plan: Plan, other: Candidate) -> RunnerUp:
+    best, estimate = plan.estimate, other.estimate
+    sure = doubt(plan.cluster, Candidate(plan.strategy, best), other)
     return RunnerUp(
-        layout_name(strategy),
+        layout_name(other.strategy),
         estimate.step_time_s,
+        estimate.step_time_low_s,
+        estimate.step_time_high_s,
         estimate.step_time_s / best.step_time_s - 1,
+        sure.low - 1,
+        sure.high - 1,
+        sure.first_is_faster,
+        sure.toss_up,
         estimate.fullest.total_bytes,
+        estimate.fits_probability,
         loses(best, estimate),
         term_differences(best, estimate),
     )
+
+
+def _recompute(strategy: Strategy) -> str:
+    """In words where all stages run the same again."""
+    name = strategy.uniform_recompute
+    if name in _RECOMPUTE:
+        return _RECOMPUTE[name]
+    return f"{strategy.recompute_name} run{'s' if name else ', by stage,'} again in backward"
 
 
 def _facts(plan: Plan) -> tuple[tuple[str, str], ...]:
@@ -172,7 +204,7 @@ def _facts(plan: Plan) -> tuple[tuple[str, str], ...]:
         ("stages", _stages(strategy)),
         ("microbatches", f"{count:,} of {each}" + (f" on each of {strategy.dp} replicas" if strategy.dp > 1 else "")),
         ("schedule", _schedule(strategy)),
-        ("recompute", _RECOMPUTE[strategy.recompute]),
+        ("recompute", _recompute(strategy)),
         ("optimizer", _optimizer(plan)),
         ("attention", _attention(strategy)),
     )

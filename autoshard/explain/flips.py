@@ -17,11 +17,9 @@ from autoshard.layout.strategy import Strategy
 from autoshard.search import Candidate, Pins, search
 from autoshard.search.rules import Problem
 
-FURTHEST = 4.0
-"""A quantity is looked at from so many times less to so many times more."""
 FINE = 1.01
 """A flip is known to this factor."""
-SEARCHES = 8
+SEARCHES = 6
 """Steps to narrow a flip down, at most: each searches once, the last one twice."""
 EQUAL = 1e-9
 """Step times closer than this are one."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 NARROWEST, WIDEST = 60, 120
 """Columns of a page: a terminal outside of that gets the nearest."""
@@ -82,3 +82,10 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int, righ
 def percent(probability: float) -> str:
     """Never 100 %: nothing is that sure."""
     return "more than 99.9 %" if probability > 0.999 else f"{probability * 100:.1f} %"
+
+
+def span(low: float, high: float, shown: Callable[[float], str]) -> str:
+    """'117-141 s' where both have one unit, else '980 ms to 1.41 s'."""
+    lower, higher = shown(low), shown(high)
+    (number, unit), other = lower.split(), higher.split()[1]
+    return f"{number}-{higher}" if unit == other else f"{lower} to {higher}"

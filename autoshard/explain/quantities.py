@@ -9,18 +9,22 @@ from autoshard.search.rules import Problem
 from autoshard.spec.cluster import Cluster, Link
 from autoshard.units import TFLOPS, format_bytes
 
+FURTHEST, FURTHEST_MEMORY = 4.0, 2.0
+
 
 @dataclass(frozen=True)
 class Quantity:
     """name: as the page shows it. now: its value, SI. shown: a value in people's units.
 
-    scaled: the problem with so many times of it. whole: it comes in whole numbers, looked at by doubling and halving.
+    scaled: the problem with so many times of it. furthest: it is looked at from so many times less to so many times
+    more. whole: it comes in whole numbers, looked at by doubling and halving.
     """
 
     name: str
     now: float
     shown: Callable[[float], str]
     scaled: Callable[[Problem, float], Problem]
+    furthest: float = FURTHEST
     whole: bool = False
 
 
@@ -37,7 +41,7 @@ def quantities(problem: Problem) -> tuple[Quantity, ...]:
         found.append(Quantity("network, each adapter", between, _rate, _with_inter_node))
     return (
         *found,
-        Quantity("memory, each device", cluster.device.memory_bytes, format_bytes, _with_memory),
+        Quantity("memory, each device", cluster.device.memory_bytes, format_bytes, _with_memory, FURTHEST_MEMORY),
         Quantity("peak, each device", cluster.device.peak_flops_per_s(dtype), _tflops, _with_flops),
         Quantity("batch, sequences", float(training.global_batch_size), _count, _with_batch, whole=True),
         Quantity("sequence length, tokens", float(training.sequence_length), _count, _with_length, whole=True),

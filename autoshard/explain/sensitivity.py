@@ -7,14 +7,15 @@ from dataclasses import dataclass, replace
 from math import log2
 
 from autoshard.cost.estimate import estimate
-from autoshard.errors import AutoshardError
-from autoshard.explain.describe import layout_name
-from autoshard.explain.flips import FURTHEST, Flip, flip, same_layout, winner
+from autoshard.errors import AutoshardError, NoLayoutFits
+from autoshard.explain.beside import doubt
+from autoshard.explain.flips import Flip, flip, same_layout, winner
+from autoshard.explain.names import layout_name
 from autoshard.explain.quantities import Quantity, quantities
-from autoshard.layout.compare import term_differences
+from autoshard.layout.compare import loses, term_differences
 from autoshard.layout.plan import Plan
 from autoshard.layout.strategy import Strategy
-from autoshard.search import Candidate, Pins, check_strategy
+from autoshard.search import Candidate, Pins, check_strategy, search
 from autoshard.search.rules import Problem
 from autoshard.spec.cluster import Cluster, instances, load_cluster
 from autoshard.units import format_bytes, format_seconds
@@ -43,6 +44,19 @@ class FlipRow:
     layout: str
     change: str
     because: str
+
+
+@dataclass(frozen=True)
+class DegreeRow:
+    """The best layout with another tp. slower: its step time over the plan's, minus 1. refusal: why there is none."""
+
+    tp: int
+    layout: str
+    step_time_s: float
+    slower: float
+    toss_up: bool
+    loses: str
+    refusal: str
 
 
 @dataclass(frozen=True)
@@ -87,6 +101,7 @@ class Sensitivity:
 
     agrees: bool
     now: str
+    degrees: tuple[DegreeRow, ...]
     flips: tuple[FlipRow, ...]
     sizes: tuple[SizeRow, ...]
     price_usd: float | None
@@ -107,6 +122,7 @@ def sensitivity(plan: Plan, on_search: OnSearch = lambda what: None) -> Sensitiv
     return Sensitivity(
         agrees,
         refusal if best is None else layout_name(best.strategy),
+        tuple(_degrees(plan, problem, on_search)),
         rows,
         tuple(_sizes(plan, on_search)),
         price,
@@ -115,10 +131,32 @@ def sensitivity(plan: Plan, on_search: OnSearch = lambda what: None) -> Sensitiv
     )
 
 
+def _degrees(plan: Plan, problem: Problem, on_search: OnSearch) -> Iterator[DegreeRow]:
+    """Every other power of two up to the devices of a node that the rules let through, or that does not fit."""
+    chosen = Candidate(plan.strategy, plan.estimate)
+    for tp in (2**power for power in range(plan.cluster.devices_per_node.bit_length())):
+        if tp == plan.strategy.tp or plan.cluster.instance == "cpu":
+            continue
+        on_search(f"tp={tp}")
+        try:
+            best = search(*problem[:3], Pins(tp=tp), problem.backend, top=0).best
+        except NoLayoutFits as error:
+            yield DegreeRow(tp, "", 0.0, 0.0, False, "", str(error))
+            continue
+        except AutoshardError:
+            continue
+        seconds = best.estimate.step_time_s
+        either = doubt(plan.cluster, chosen, best).toss_up
+        lost = loses(plan.estimate, best.estimate)
+        yield DegreeRow(
+            tp, layout_name(best.strategy), seconds, seconds / plan.estimate.step_time_s - 1, either, lost, ""
+        )
+
+
 def _flips(problem: Problem, pins: Pins, chosen: Strategy, on_search: OnSearch) -> Iterator[FlipRow]:
     for quantity in quantities(problem):
         on_search(quantity.name)
-        for furthest in (FURTHEST, 1 / FURTHEST):
+        for furthest in (quantity.furthest, 1 / quantity.furthest):
             yield _row(problem, chosen, quantity, furthest, flip(problem, pins, chosen, quantity, furthest))
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from autoshard.explain.describe import Description, RunnerUp, Share
-from autoshard.explain.page import NARROWEST, WIDEST, Line, hanging, heading, paint, percent, table, wrap, wrapped
+from autoshard.explain.page import NARROWEST, WIDEST, Line, hanging, heading, paint, percent, span, table, wrap, wrapped
+from autoshard.explain.sensitivity_text import sensitivity_lines
 from autoshard.units import GB, TFLOPS, format_bytes, format_count, format_seconds
 
 BAR_WIDTH = 40
@@ -24,6 +25,7 @@ def render(description: Description, width: int = 100, color: bool = False) -> s
         _memory(description, width),
         _search(description, width),
         _runners_up(description, width),
+        *(sensitivity_lines(description.sensitivity, width) if description.sensitivity else []),
         _notes(description, width),
         [((line, "dim"),) for line in wrap(description.caveat, width)],
     ]
@@ -62,26 +64,21 @@ def _layout(d: Description, width: int) -> list[Line]:
 
 
 def _step(d: Description, width: int) -> list[Line]:
+    slow, fast = d.step_time_s / d.step_time_high_s, d.step_time_s / d.step_time_low_s
     numbers = (
-        f"~{format_seconds(d.step_time_s)} (90 %: {_between(d.step_time_low_s, d.step_time_high_s)}), "
-        f"~{_rate(d.tokens_per_s)} tokens/s, "
-        f"MFU ~{d.mfu:.1%} of {d.peak_flops_per_s / TFLOPS:g} TFLOP/s {d.peak_dtype} a {d.device}"
+        f"~{format_seconds(d.step_time_s)} (90 %: {span(d.step_time_low_s, d.step_time_high_s, format_seconds)}), "
+        f"~{_rate(d.tokens_per_s)} tokens/s ({_rate(d.tokens_per_s * slow)}-{_rate(d.tokens_per_s * fast)}), "
+        f"MFU ~{d.mfu:.1%} ({d.mfu * slow:.1%}-{d.mfu * fast:.1%}) of {d.peak_flops_per_s / TFLOPS:g} TFLOP/s "
+        f"{d.peak_dtype} a {d.device}"
     )
     return [*heading("Step", numbers, width), *_terms(d.time_terms, d.step_time_s, format_seconds, "green")]
-
-
-def _between(low_s: float, high_s: float) -> str:
-    """'117-141' where both have the unit of the prediction between them, else '980 ms to 1.41 s'."""
-    low, high = format_seconds(low_s), format_seconds(high_s)
-    (number, unit), (higher, other) = low.split(), high.split()
-    return f"{number}-{higher}" if unit == other else f"{low} to {high}"
 
 
 def _memory(d: Description, width: int) -> list[Line]:
     used = d.memory_bytes / d.memory_capacity_bytes
     style = "red" if used > 1 else "yellow" if used > NEARLY_FULL else "green"
     full = f"{format_bytes(d.memory_bytes)} of {format_bytes(d.memory_capacity_bytes)} ({used:.0%})"
-    numbers = f"~{full} on the fullest {d.device}"
+    numbers = f"~{full} (90 %: {span(d.memory_low_bytes, d.memory_high_bytes, format_bytes)}) on the fullest {d.device}"
     if len(d.memory_by_rank) > 1:
         numbers += f", on pipeline rank {d.fullest_pipeline_rank}"
     numbers += f"; fits with {percent(d.fits_probability)}"
@@ -123,22 +120,23 @@ def _search(d: Description, width: int) -> list[Line]:
 def _runners_up(d: Description, width: int) -> list[Line]:
     if not d.runners_up:
         return []
-    rows = [
-        (
-            one.layout,
-            f"~{format_seconds(one.step_time_s)}",
-            _slower(one),
-            f"~{format_bytes(one.memory_bytes)}",
-            one.loses,
-        )
-        for one in d.runners_up
-    ]
-    header = ("layout", "step", "slower", "memory", "what it loses")
-    return [*heading("Runners-up", "", width), *table(header, rows, width, right=(1, 2, 3))]
+    lines = heading("Runners-up", "", width)
+    for one in d.runners_up:
+        lines += [((f"  {line}", "bold"),) for line in wrap(one.layout, width - 2)]
+        lines += wrapped(_numbers(one), width, "    ")
+        lines += hanging("    against the chosen one: ", one.loses, width, indent=6)
+    for sentence in d.advice:
+        lines += hanging("  - ", sentence, width)
+    return lines
 
 
-def _slower(one: RunnerUp) -> str:
-    return f"{one.slower:+.1%}"
+def _numbers(one: RunnerUp) -> str:
+    """Step, memory and how sure the order is."""
+    seconds = span(one.step_time_low_s, one.step_time_high_s, format_seconds)
+    order = "a toss-up" if one.toss_up else f"slower with {percent(one.chosen_is_faster)}"
+    slower = f"{one.slower:+.1%} (90 %: {one.slower_low:+.1%} to {one.slower_high:+.1%})"
+    memory = f"~{format_bytes(one.memory_bytes)}, fits with {percent(one.fits_probability)}"
+    return f"~{format_seconds(one.step_time_s)} (90 %: {seconds}), {slower}: {order}; {memory}"
 
 
 def _notes(d: Description, width: int) -> list[Line]:

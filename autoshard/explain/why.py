@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError, NoLayoutFits
+from autoshard.explain.beside import doubt, pairs
 from autoshard.explain.flips import same_layout
 from autoshard.layout.plan import Plan
 from autoshard.search import Candidate, Pins, search
 from autoshard.search.rules import Problem
+from autoshard.spec.cluster import Cluster
 
 MORE_MEMORY = (1.05, 1.1, 1.2, 1.3, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0, 16.0, 32.0, 64.0)
 """Times the memory of a device, tried in this order where a layout does not fit."""
@@ -31,6 +34,27 @@ class Why:
     @property
     def is_the_choice(self) -> bool:
         return self.best is not None and not self.refusal and same_layout(self.best.strategy, self.chosen.strategy)
+
+    def to_dict(self, cluster: Cluster) -> dict[str, Any]:
+        """Plain JSON values. differences: what `best` takes more than the chosen one, term by term."""
+        best = self.best
+        found: dict[str, Any] = {
+            "asked": self.asked,
+            "refusal": self.refusal or None,
+            "chosen": _candidate_to_dict(self.chosen),
+            "best": None if best is None else _candidate_to_dict(best),
+        }
+        if best is not None:
+            time = pairs(self.chosen.estimate.time_terms, best.estimate.time_terms)
+            memory = pairs(self.chosen.estimate.fullest.terms, best.estimate.fullest.terms)
+            found["time_differences_s"] = {pair.name: pair.difference for pair in time}
+            found["memory_differences_bytes"] = {pair.name: pair.difference for pair in memory}
+            found["doubt"] = asdict(doubt(cluster, self.chosen, best))
+        return found
+
+
+def _candidate_to_dict(one: Candidate) -> dict[str, Any]:
+    return {"strategy": one.strategy.to_dict(), "estimate": one.estimate.to_dict()}
 
 
 def why(plan: Plan, asked: str, pins: Pins) -> Why:

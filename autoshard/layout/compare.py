@@ -7,8 +7,8 @@ from autoshard.units import format_seconds
 
 WORTH_NAMING = 0.1
 """Terms below this share of all that is lost are not named."""
-TOSS_UP = 0.001
-"""Step times closer than this are called equal: far below what any cost model can tell apart."""
+EQUAL = 0.001
+"""Step times closer than this are called equal."""
 
 
 def term_differences(best: Estimate, other: Estimate) -> tuple[tuple[str, float], ...]:
@@ -17,7 +17,7 @@ def term_differences(best: Estimate, other: Estimate) -> tuple[tuple[str, float]
     theirs = {term.name: term.value for term in other.time_terms}
     names = [*theirs, *(name for name in ours if name not in theirs)]
     differences = [(name, theirs.get(name, 0.0) - ours.get(name, 0.0)) for name in names]
-    moved = [(name, seconds) for name, seconds in differences if abs(seconds) > TOSS_UP * best.step_time_s / 10]
+    moved = [(name, seconds) for name, seconds in differences if abs(seconds) > EQUAL * best.step_time_s / 10]
     return tuple(sorted(moved, key=lambda one: -one[1]))
 
 
@@ -33,9 +33,8 @@ def loses(best: Estimate, other: Estimate) -> str:
     if gains:
         saved = ", ".join(f"{format_seconds(-seconds)} {name}" for name, seconds in gains)
         text = f"{text}; saves {saved}" if text else f"saves {saved}"
-    if other.step_time_s <= best.step_time_s * (1 + TOSS_UP):
-        text = f"a toss-up: {text}" if text else "nothing: a toss-up"
-    return text or "a little in every term"
+    equal = other.step_time_s <= best.step_time_s * (1 + EQUAL)
+    return text or ("nothing" if equal else "a little in every term")
 
 
 def _over(estimate: Estimate) -> str:
