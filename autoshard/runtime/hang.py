@@ -6,7 +6,12 @@ import re
 
 _FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line \d+ in (?P<function>.*)$')
 _NEAREST_FRAMES = 3
-_WAITING_FILES = ("torch/distributed/distributed_c10d.py", "torch/_ops.py", "torch_backend/collectives.py")
+_WAITING_FILES = (
+    "torch/distributed/distributed_c10d.py",
+    "torch/_ops.py",
+    "torch_backend/collectives.py",
+    "torch_backend/direct.py",
+)
 """A wait for another rank is one of torch's calls: collectives are its operators, the rest are methods of groups."""
 _WAITING_FUNCTIONS = ("_wait_batch_p2p", "wait")
 

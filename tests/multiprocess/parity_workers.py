@@ -14,6 +14,7 @@ from autoshard.graph.count import Collective
 from autoshard.layout.plan import Plan
 from autoshard.layout.step_collectives import step_collectives
 from autoshard.runtime.rehearse import one_process
+from autoshard.runtime.torch_backend.direct import NAMESPACE
 from autoshard.runtime.torch_backend.optimizer import optimizer_settings
 from autoshard.runtime.torch_backend.parameters import assemble
 from autoshard.runtime.torch_backend.session import Session
@@ -30,7 +31,7 @@ NEGLIGIBLE = 1e-6
 
 
 class CollectiveCounter(TorchDispatchMode):
-    """Every functional collective that this process issues, by phase; recompute happens inside backward."""
+    """Every collective operator that this process issues, by phase; recompute happens inside backward."""
 
     def __init__(self, session: Session) -> None:
         super().__init__()
@@ -44,7 +45,7 @@ class CollectiveCounter(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         namespace, _, name = func._schema.name.partition("::")
-        if namespace == "_c10d_functional" and name != "wait_tensor":
+        if namespace in ("_c10d_functional", NAMESPACE) and name != "wait_tensor":
             kind = name.replace("_into_tensor", "").replace("_tensor", "").replace("_single", "").replace("_out", "")
             if kind == "all_to_all" and len(set(args[1])) > 1:  # one destination, one source
                 kind = "send_recv"

@@ -1,6 +1,7 @@
 """Collectives on local tensors along a tensor dim, and redistributions with their autograd duals.
 
-Everything goes through torch's functional collectives, so that whoever watches the dispatcher sees each one.
+Everything goes through torch's functional collectives, or operators like them, so that whoever watches the dispatcher
+sees each one.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from autoshard.graph.redistribute import Transition
 from autoshard.runtime.torch_backend.groups import Group, MeshGroups
 
-_c10d = torch.ops._c10d_functional
+_c10d, _direct = torch.ops._c10d_functional, torch.ops.autoshard
 Move = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -24,7 +25,7 @@ def all_reduce(x: torch.Tensor, group: Group, reduction: str = "sum") -> torch.T
 
 def all_gather(x: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
     """Pieces of the group's ranks concatenated along dim, in mesh order."""
-    whole = _c10d.wait_tensor(_c10d.all_gather_into_tensor(x.contiguous(), group.size, group.name))
+    whole = _gathered(x.contiguous(), group)
     if prod(x.shape[:dim]) == 1:
         return whole.view(*x.shape[:dim], group.size * x.shape[dim], *x.shape[dim + 1 :])
     return torch.cat(whole.chunk(group.size, 0), dim)
@@ -36,7 +37,23 @@ def reduce_scatter(x: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
     shape[dim] //= group.size
     pieces = x if prod(x.shape[:dim]) == 1 else torch.cat(x.chunk(group.size, dim), 0)
     flat = pieces.contiguous().view(group.size * prod(shape[: dim + 1]), *shape[dim + 1 :])
+    if group.direct:
+        return _direct.reduce_scatter_tensor(flat, group.size, group.name).view(shape)
     return _c10d.wait_tensor(_c10d.reduce_scatter_tensor(flat, "sum", group.size, group.name)).view(shape)
+
+
+def all_gather_into(out: torch.Tensor, x: torch.Tensor, group: Group) -> None:
+    """Pieces of the group's ranks side by side in `out`; both flat."""
+    if group.direct:
+        _direct.all_gather_into_tensor_out(x, group.size, group.name, out=out)
+    else:
+        _c10d.wait_tensor(_c10d.all_gather_into_tensor_out(x, group.size, group.name, out=out))
+
+
+def _gathered(x: torch.Tensor, group: Group) -> torch.Tensor:
+    if group.direct:
+        return _direct.all_gather_into_tensor(x, group.size, group.name)
+    return _c10d.wait_tensor(_c10d.all_gather_into_tensor(x, group.size, group.name))
 
 
 def all_to_all(x: torch.Tensor, group: Group, gather_dim: int, split_dim: int) -> torch.Tensor:

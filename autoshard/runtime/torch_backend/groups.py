@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -10,18 +10,27 @@ import torch.distributed as dist
 from autoshard.graph.count import forward_collectives
 from autoshard.graph.partition import GatherEinsumStep, Program, RedistributeStep
 from autoshard.layout.mesh import Mesh
+from autoshard.runtime.torch_backend import direct
 
 AxisNames = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Group:
-    """Ranks that differ along some axes, in mesh order; index is this rank's place among them."""
+    """Ranks that differ along some axes, in mesh order; index is this rank's place among them.
+
+    direct: gathers and reduce-scatters go from rank to rank (direct.py), not through torch's functional collectives.
+    """
 
     name: str
     handle: dist.ProcessGroup
     ranks: tuple[int, ...]
     index: int
+    direct: bool = False
+
+    @staticmethod
+    def of(handle: dist.ProcessGroup, ranks: Sequence[int], rank: int) -> Group:
+        return Group(handle.group_name, handle, tuple(ranks), ranks.index(rank), direct.works_for(handle))
 
     @property
     def size(self) -> int:
@@ -57,7 +66,7 @@ class MeshGroups:
         for ranks in members:
             handle = dist.new_group(ranks)
             if self.rank in ranks:
-                mine = Group(handle.group_name, handle, tuple(ranks), ranks.index(self.rank))
+                mine = Group.of(handle, ranks, self.rank)
         assert mine is not None
         return mine
 

@@ -22,7 +22,7 @@ from autoshard.runtime.torch_backend.attention import attention
 from autoshard.runtime.torch_backend.collectives import all_reduce
 from autoshard.runtime.torch_backend.context import Context, Kernel
 from autoshard.runtime.torch_backend.groups import Group
-from autoshard.runtime.torch_backend.lean import SiluMul
+from autoshard.runtime.torch_backend.lean import RmsNorm, Rotate, SiluMul, WholeCrossEntropy
 from autoshard.runtime.torch_backend.weight_gradients import LaterLinear, WeightGradients
 
 
@@ -100,35 +100,12 @@ def _elementwise(context: Context, step: OperatorStep) -> Kernel:
     return lambda *values: function(*(x[index] for x, index in zip(values, indices, strict=True)))
 
 
-class _RmsNorm(torch.autograd.Function):
-    """x / sqrt(mean(x^2) + eps) * weight over the last dim, computed in FP32 (or FP64).
-
-    Keeps x and one number a row; torch's own, which is made of several functions on CPU, keeps two wide copies of x.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-        ctx.save_for_backward(x, weight, scale)
-        return (wide * scale * weight).to(x.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-        x, weight, scale = ctx.saved_tensors
-        normal, grad = x.to(scale.dtype) * scale, grads[0].to(scale.dtype)
-        grad_weight = (grad * normal).flatten(0, -2).sum(0)
-        grad = grad * weight
-        grad_x = (grad - normal * (grad * normal).mean(-1, keepdim=True)) * scale
-        return grad_x.to(x.dtype), grad_weight.to(weight.dtype), None
-
-
 def _norm(context: Context, step: OperatorStep) -> Kernel:
     op = step.operator
     size = (context.graph.sizes[context.dims(op.inputs[0])[-1]],)
     eps: Any = op.attributes["eps"]
     if op.attributes["function"] == "rms":
-        return lambda x, weight: _RmsNorm.apply(x, weight, eps)
+        return lambda x, weight: RmsNorm.apply(x, weight, eps)
     return lambda x, weight, bias: F.layer_norm(x, size, weight, bias, eps)
 
 
@@ -156,16 +133,23 @@ def _rope(context: Context, step: OperatorStep) -> Kernel:
     shape = [1] * len(dims)
     shape[dims.index("seq")], shape[-1] = len(positions), turned
 
-    def rotate(x: torch.Tensor) -> torch.Tensor:
-        key = ("rope", context.piece(step, "seq"), turned, op.attributes["theta"], op.attributes["scaling"])
+    key = ("rope", context.piece(step, "seq"), turned, op.attributes["theta"], op.attributes["scaling"])
+    own: dict[Any, tuple[torch.Tensor, ...]] = {}
+
+    def tables(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         place = (key, x.dtype, x.device)
         if place not in context.tables:  # one for all blocks
-            angles = torch.outer(positions, frequencies).repeat(1, 2)
-            table = torch.stack((angles.cos(), angles.sin()))
+            angles = torch.outer(positions, frequencies)
+            cos, sin = angles.cos(), angles.sin()
+            table = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)))
             context.tables[place] = table.to(device=x.device, dtype=x.dtype)
-        cos, sin = context.tables[place].view(2, *shape)
-        first, second = x.chunk(2, -1)
-        return x * cos + torch.cat((-second, first), -1) * sin
+        return context.tables[place].view(2, *shape).unbind(0)
+
+    def rotate(x: torch.Tensor) -> torch.Tensor:
+        kind = (x.dtype, x.device)
+        if kind not in own:
+            own[kind] = tables(x)
+        return Rotate.apply(x, *own[kind])
 
     if turned == context.graph.sizes["headdim"]:
         return rotate
@@ -192,7 +176,7 @@ def _position_embedding(context: Context, step: OperatorStep) -> Kernel:
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Sum of -log p(label) / tokens over local rows, vocabulary whole or split; probabilities are kept in FP32.
+    """Sum of -log p(label) / tokens over local rows, vocabulary split or padded; probabilities are kept in FP32.
 
     Negative labels (data.NOT_LEARNED) add nothing, in any vocabulary piece.
     offset: first vocabulary entry of this rank; group: ranks that hold the other pieces.
@@ -237,6 +221,8 @@ def _cross_entropy(context: Context, step: OperatorStep) -> Kernel:
     offset = position * (sizes["vocab"] // count)
     valid: Any = step.operator.attributes["valid_vocab"]
     group = context.group(step, "vocab")
+    if count == 1 and valid == sizes["vocab"]:
+        return lambda logits, labels: WholeCrossEntropy.apply(logits, labels, tokens)
     return lambda logits, labels: _CrossEntropy.apply(logits, labels, tokens, valid, offset, group)
 
 

@@ -34,6 +34,68 @@ class SiluMul(torch.autograd.Function):
         return torch.ops.aten.silu_backward(grad * up, gate), grad_up
 
 
+class RmsNorm(torch.autograd.Function):
+    """x / sqrt(mean(x^2) + eps) * weight over the last dim, computed in FP32 (or FP64).
+
+    Keeps x and one number a row; torch's own, which is made of several functions on CPU, keeps two wide copies of x.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        out, scale = torch._fused_rms_norm(x, weight.shape, weight, eps)
+        ctx.save_for_backward(x, weight, scale)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        x, weight, scale = ctx.saved_tensors
+        normal, grad, factors = x * scale, grads[0].to(scale.dtype), weight.to(scale.dtype)
+        products = (grad * normal).flatten(0, -2)
+        along = products.mv(factors).view_as(scale)
+        grad_x = (grad * factors).addcmul_(normal, along, value=-1 / x.shape[-1]).mul_(scale)
+        return grad_x.to(x.dtype), products.sum(0).to(weight.dtype), None
+
+
+class Rotate(torch.autograd.Function):
+    """x cos + swap(x) sin, where swap exchanges the halves of the last dim; keeps nothing.
+
+    sin: minus the sine in the first half, the sine in the second, which makes the gradient the opposite turn.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        ctx.cos, ctx.sin = cos, sin
+        return (x * cos).addcmul_(x.roll(x.shape[-1] // 2, -1), sin)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (grad,) = grads
+        swapped = grad.roll(grad.shape[-1] // 2, -1)
+        return (grad * ctx.cos).addcmul_(swapped, ctx.sin, value=-1), None, None
+
+
+class WholeCrossEntropy(torch.autograd.Function):
+    """Sum of -log p(label) / tokens over the rows; keeps the logarithms of all probabilities in FP32.
+
+    Negative labels (data.NOT_LEARNED) add nothing.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, labels: torch.Tensor, tokens: int) -> torch.Tensor:
+        scores = torch.log_softmax(logits, -1, dtype=torch.promote_types(logits.dtype, torch.float32))
+        places, weights = labels.clamp(min=0).unsqueeze(-1), (labels >= 0).to(scores.dtype).div_(tokens).unsqueeze(-1)
+        ctx.save_for_backward(scores, places, weights)
+        ctx.dtype = logits.dtype
+        return scores.gather(-1, places).mul_(weights).sum().neg_()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        scores, places, weights = ctx.saved_tensors
+        grad = scores.exp()
+        grad.scatter_add_(-1, places, grad.new_full((1,), -1.0).expand(places.shape))
+        return grad.mul_(weights * grads[0]).to(ctx.dtype), None, None
+
+
 class MaskedSoftmax(torch.autograd.Function):
     """softmax in FP32 over what the mask leaves, in the dtype of the scores; keeps that result and no mask.
 

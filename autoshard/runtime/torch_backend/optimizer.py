@@ -18,7 +18,7 @@ from autoshard.errors import AutoshardError
 from autoshard.graph.partition import Program
 from autoshard.layout.buckets import BucketKey, bucket_key, padded_elements
 from autoshard.layout.mesh import Mesh
-from autoshard.runtime.torch_backend.collectives import all_reduce
+from autoshard.runtime.torch_backend.collectives import all_gather, all_gather_into, all_reduce, reduce_scatter
 from autoshard.runtime.torch_backend.groups import Group, MeshGroups
 from autoshard.runtime.torch_backend.parameters import piece_of
 from autoshard.runtime.torch_backend.rounded_adamw import Piece, RoundedAdamW
@@ -114,9 +114,7 @@ class Bucket:
             gradients = all_reduce(gradients, self.sum_group)
         if self.data_group is not None:
             if self.shards > 1:
-                c10d = torch.ops._c10d_functional
-                scattered = c10d.reduce_scatter_tensor(gradients, "sum", self.shards, self.data_group.name)
-                return c10d.wait_tensor(scattered)
+                return reduce_scatter(gradients, self.data_group, 0)
             gradients = all_reduce(gradients, self.data_group)
         return gradients
 
@@ -124,8 +122,7 @@ class Bucket:
         """The local tensors that a shard of this bucket is part of, gathered over the data axes."""
         if self.shards > 1:
             assert self.data_group is not None
-            c10d = torch.ops._c10d_functional
-            shard = c10d.wait_tensor(c10d.all_gather_into_tensor(shard, self.shards, self.data_group.name))
+            shard = all_gather(shard, self.data_group, 0)
         return {name: shard[start : start + shape.numel()].view(shape) for name, (start, shape) in self._places.items()}
 
     def gradient(self, name: str) -> torch.Tensor:
@@ -150,10 +147,7 @@ class Bucket:
             self.parameters.copy_(rounded)
             return
         assert self.data_group is not None
-        c10d = torch.ops._c10d_functional
-        c10d.wait_tensor(
-            c10d.all_gather_into_tensor_out(rounded, self.shards, self.data_group.name, out=self.parameters)
-        )
+        all_gather_into(self.parameters, rounded, self.data_group)
 
 
 def _accumulate_into(parameter: nn.Parameter, total: torch.Tensor) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from autoshard.runtime.torch_backend.direct import NAMESPACE
 from autoshard.runtime.torch_backend.session import Session
 
 Span = tuple[str, str, float, float]
@@ -135,7 +136,7 @@ class StepProfiler:
 
 
 class _Collectives(TorchDispatchMode):
-    """Every functional collective, and the wait for it, as a span."""
+    """Every collective operator, and the wait for it, as a span."""
 
     def __init__(self, profiler: StepProfiler) -> None:
         super().__init__()
@@ -143,7 +144,7 @@ class _Collectives(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         namespace, _, name = func._schema.name.partition("::")
-        if namespace != "_c10d_functional":
+        if namespace not in ("_c10d_functional", NAMESPACE):
             return func(*args, **(kwargs or {}))
         with self._profiler.span("collective", name):
             return func(*args, **(kwargs or {}))

@@ -130,7 +130,7 @@ class Session:
             ranks = [local, (mesh.pp - 1) * mesh.stage_size + local]
             handle = dist.new_group(ranks)
             if self.rank in ranks:
-                mine = Group(handle.group_name, handle, tuple(ranks), ranks.index(self.rank))
+                mine = Group.of(handle, ranks, self.rank)
         return {} if mine is None else dict.fromkeys(sorted(shared), mine)
 
     def _local(self, tokens: Tokens, name: str) -> list[torch.Tensor] | None:
