@@ -70,8 +70,6 @@ def conformance(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]
 
 def compared(plan: Plan, reporter: Reporter, name: str) -> dict[str, Any]:
     """Three steps and an evaluation by NxD; on rank 0 the torch backend's steps too. What fails is told."""
-    from neuronx_distributed.parallel_layers import parallel_state
-
     from autoshard.runtime.nxd_backend.session import NxdSession
 
     reporter.last_action = name
@@ -81,6 +79,4 @@ def compared(plan: Plan, reporter: Reporter, name: str) -> dict[str, Any]:
     if reporter.rank == 0:
         result["torch"] = alone(plan)
     dist.barrier()
-    parallel_state.destroy_model_parallel()
-    parallel_state.destroy_kv_group()
     return result

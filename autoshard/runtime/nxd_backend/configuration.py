@@ -52,7 +52,7 @@ def nxd_configuration(plan: Plan) -> dict[str, Any]:
 
 def layers(plan: Plan) -> dict[str, dict[str, Any]]:
     """By the template of an operator's name the layer that computes it; what computes locally is left out."""
-    found = {}
+    found: dict[str, dict[str, Any]] = {}
     for program in plan.sample_programs:
         for one in lower(program):
             if one.layer in (LOCAL, MAPPING):

@@ -107,6 +107,10 @@ class NxdOptimizer:
             for _, master, moments in self._shards()
         ]
 
+    def sharing_groups(self) -> list[None]:
+        """For each shard of `state`: every rank reads its own."""
+        return [None] * len(self.owned)
+
     def load_state(self, shards: Sequence[tuple[torch.Tensor, ...]], steps: int) -> None:
         """Go on after so many steps from what `state` gave then, in any layout (collective)."""
         for (one, master, moments), values in zip(self._shards(), shards, strict=True):

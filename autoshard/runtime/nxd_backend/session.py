@@ -76,6 +76,9 @@ class NxdSession:
         }
         if is_cpu_mode():
             mend_cpu_mode()
+        if state.model_parallel_is_initialized():  # by another session of this process
+            state.destroy_model_parallel()
+            state.destroy_kv_group()
         self._config = _with_classes(neuronx_distributed_config(**configuration.neuronx_distributed_config(plan)))
         check_groups(plan)
         state.initialize_kv_group(kv_size_multiplier(plan))  # here: it is collective, and not every rank has blocks

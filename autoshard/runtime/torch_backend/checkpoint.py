@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 
 import autoshard
-from autoshard.checkpoint.layout import rank_shards
 from autoshard.checkpoint.manifest import MANIFEST, QUANTITIES, Manifest, read_manifest
 from autoshard.checkpoint.store import Folder, PlaceError, file_problem, named_folders, open_folder, open_store, step_of
 from autoshard.errors import AutoshardError
@@ -54,7 +53,7 @@ class Checkpoints:
     def __init__(self, session: Session, options: CheckpointOptions, seed: int, say: Say):
         self._session, self._options, self._seed = session, options, seed
         self._say: Say = say if session.rank == 0 else lambda text: None
-        self._shards = rank_shards(session.plan, session.rank)
+        self._shards = session.shards()
         self._store = open_store(options.location)
         self._writer: Writer | None = None
         self._pending: Manifest | None = None
@@ -99,7 +98,7 @@ class Checkpoints:
     def _load(self, folder: Folder, manifest: Manifest) -> None:
         """What several data-parallel ranks hold alike, one of them reads; with ZeRO-1 each holds something else."""
         optimizer, device = self._session.optimizer, self._session.device
-        shared = [bucket.data_group if bucket.shards == 1 else None for bucket in optimizer.buckets]
+        shared = optimizer.sharing_groups()
         mine = [group is None or group.index == 0 for group in shared]
         loaded = read_rank(folder, manifest, self._shards, mine)
         state = []

@@ -266,6 +266,10 @@ class ShardedAdamW:
         kept = [(bucket.master.detach(), self._adamw.state[bucket.master]) for bucket in self.buckets]
         return [(master, moments["exp_avg"], moments["exp_avg_sq"]) for master, moments in kept]
 
+    def sharing_groups(self) -> list[Group | None]:
+        """For each shard of `state` the ranks that hold the same; None where it is read by each for itself."""
+        return [bucket.data_group if bucket.shards == 1 else None for bucket in self.buckets]
+
     def load_state(self, shards: list[tuple[torch.Tensor, ...]], steps: int) -> None:
         """Go on after so many steps from what `state` gave then, in any layout (collective)."""
         for bucket, (master, first, second) in zip(self.buckets, shards, strict=True):

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
+from autoshard.checkpoint.layout import Shard, rank_shards
 from autoshard.errors import AutoshardError
 from autoshard.graph.partition import Program
 from autoshard.layout.buckets import tied_parameters
@@ -101,6 +102,10 @@ class Session:
         """Mean loss over the learned tokens of a global batch; nothing is learned from it."""
         losses = self._evaluation.run(self._local(inputs, "input_ids"), self._local(labels, "labels"))
         return _weight(labels) * self._mean_loss(losses)
+
+    def shards(self) -> tuple[Shard, ...]:
+        """What `optimizer.state` holds, as boxes of the whole parameters."""
+        return rank_shards(self.plan, self.rank)
 
     def is_first_holder(self, program: Program, name: str) -> bool:
         """Whether this rank is the first of those that hold this piece of a parameter."""
