@@ -4,6 +4,7 @@ gloo is known to abort at exit now and then ("terminate called without an active
 this. Looked for: an exit code that is not 0, a rank without a result, a word of an abort in a log, a process left over.
 
     python -m benchmarks.clean_exits               # minutes on 2 idle cores; the last line is JSON
+    python -m benchmarks.clean_exits --runs 10 --results benchmarks/results/clean_exits.json
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
+from typing import Any
 
 import psutil
 
@@ -37,12 +39,24 @@ def clean_exit(number: int, folder: Path) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=50)
-    runs = parser.parse_args().runs
+    parser.add_argument("--results", type=Path, help="a JSON file: these runs are added to what it counts")
+    arguments = parser.parse_args()
+    runs = arguments.runs
     start = perf_counter()
     with TemporaryDirectory(prefix="autoshard-exits-") as folder:
         wrong = {number: found for number in range(runs) if (found := clean_exit(number, Path(folder)))}
     print(f"{runs - len(wrong)} of {runs} runs ended cleanly")
-    print(json.dumps({"runs": runs, "clean": runs - len(wrong), "wrong": wrong, "seconds": perf_counter() - start}))
+    found: dict[str, Any] = {
+        "runs": runs,
+        "clean": runs - len(wrong),
+        "wrong": sorted(wrong.values()),
+        "seconds": round(perf_counter() - start, 1),
+    }
+    if arguments.results is not None:
+        before = json.loads(arguments.results.read_text()) if arguments.results.exists() else {}
+        found = {name: before[name] + value if before else value for name, value in found.items()}
+        arguments.results.write_text(json.dumps(found) + "\n")
+    print(json.dumps(found))
     return 1 if wrong else 0
 
 

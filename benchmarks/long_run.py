@@ -153,7 +153,9 @@ def long_run(steps: int, layouts: tuple[str, ...] = tuple(LAYOUTS)) -> dict[str,
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=2000)
-    found = long_run(parser.parse_args().steps)
+    parser.add_argument("--layouts", nargs="*", choices=list(LAYOUTS)[1:], default=list(LAYOUTS)[1:])
+    arguments = parser.parse_args()
+    found = long_run(arguments.steps, ("one process", *arguments.layouts))
     for layout, one in found["layouts"].items():
         print(
             f"{layout:12}  loss {one['first_loss']:.4f} -> {one['last_loss']:.4f}, "
