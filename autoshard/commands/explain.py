@@ -11,8 +11,8 @@ from autoshard.commands.output import page_width, say, wants_color
 from autoshard.commands.parser import Parser, one_of, path, text
 
 if TYPE_CHECKING:
+    from autoshard.explain.answers import Sensitivity
     from autoshard.explain.page import Line
-    from autoshard.explain.sensitivity import Sensitivity
     from autoshard.layout.plan import Plan
 
 SUMMARY = "what a plan does, why it was chosen and what would change the choice"
@@ -79,18 +79,18 @@ def _show_page(plan: Plan, found: Sensitivity | None, form: str) -> None:
 
 
 def _sensitivity(plan: Plan) -> Sensitivity | None:
-    """With a line on a terminal of what is looked at."""
+    """With a line on a terminal of how far it is."""
     from autoshard.explain.sensitivity import sensitivity
 
     shown = sys.stderr.isatty()
 
-    def on_search(what: str) -> None:
+    def on_answer(done: int, total: int) -> None:
         if shown:
-            sys.stderr.write(f"\r\x1b[Kwhat would change the choice: {what}")
+            sys.stderr.write(f"\r\x1b[Kwhat would change the choice: {done} of {total} answers")
             sys.stderr.flush()
 
     try:
-        return sensitivity(plan, on_search)
+        return sensitivity(plan, on_answer)
     finally:
         if shown:
             sys.stderr.write("\r\x1b[K")

@@ -38,9 +38,9 @@ def _sentences(plan: Plan) -> Iterator[str]:
         if simplest is chosen:
             yield f"none that is about as fast (the chosen one faster with less than {percent(EVEN)}) is simpler"
         else:
-            slower = simplest.estimate.step_time_s / chosen.estimate.step_time_s - 1
+            slower = f"{100 * (simplest.estimate.step_time_s / chosen.estimate.step_time_s - 1):.1f} %"
             yield (
-                f"the simplest that is about as fast is {layout_name(simplest.strategy)}, predicted {100 * slower:.1f} % slower: "
+                f"the simplest that is about as fast is {layout_name(simplest.strategy)}, predicted {slower} slower: "
                 f"prefer it unless a measurement says otherwise (autoshard plan {flags(simplest.strategy)})"
             )
     yield from _room(chosen, equals)

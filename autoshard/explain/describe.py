@@ -19,7 +19,7 @@ from autoshard.models.stage import parameter_count
 from autoshard.search.result import Candidate, Rejection
 
 if TYPE_CHECKING:
-    from autoshard.explain.sensitivity import Sensitivity
+    from autoshard.explain.answers import Sensitivity
 
 __all__ = ["Description", "RunnerUp", "Share", "describe", "layout_name"]
 CAVEAT = (

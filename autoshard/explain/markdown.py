@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from autoshard.explain.answers import Sensitivity
 from autoshard.explain.describe import Description, Share
 from autoshard.explain.page import percent, span
-from autoshard.explain.sensitivity import Sensitivity
 from autoshard.explain.sensitivity_text import SIZE_HEADER, degree_lines, flips_by_quantity, price_lines, size_rows
 from autoshard.units import GB, TFLOPS, format_bytes, format_count, format_seconds
 

@@ -7,6 +7,19 @@ from autoshard.layout.strategy import Strategy
 
 def layout_name(strategy: Strategy) -> str:
     """'tp=32 pp=8 dp=2 mbs=1 recompute=none': tp, pp and dp always, the other degrees where they are not 1."""
+    return " ".join(layout_words(strategy))
+
+
+def changed_words(one: Strategy, other: Strategy) -> str:
+    """'tp=32 pp=4 dp=4 no vpp': of `other`'s name what is not in `one`'s, then what is gone."""
+    ours, theirs = layout_words(one), layout_words(other)
+    names = [word.partition("=")[0] for word in theirs]
+    gone = [name for name in (word.partition("=")[0] for word in ours) if name not in names]
+    return " ".join([*(word for word in theirs if word not in ours), *(f"no {name}" for name in gone)])
+
+
+def layout_words(strategy: Strategy) -> list[str]:
+    """The words of its name."""
     s = strategy
     parts = [f"tp={s.tp}", f"pp={s.pp}", f"dp={s.dp}"]
     optional = (("cp", s.cp), ("ep", s.ep), ("vpp", s.num_virtual_stages))
@@ -16,4 +29,4 @@ def layout_name(strategy: Strategy) -> str:
     parts += ["attention=plain"] if s.attention_kernel == "plain" else []
     parts += ["sp=off"] if s.tp > 1 and not s.sequence_parallel else []
     parts += ["zero1=off"] if not s.zero1 else []
-    return " ".join(parts)
+    return parts

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from autoshard.explain.answers import DegreeRow, FlipRow, PriceRow, Sensitivity, SizeRow
 from autoshard.explain.page import Line, hanging, heading, span, table
-from autoshard.explain.sensitivity import DegreeRow, FlipRow, PriceRow, Sensitivity, SizeRow
 from autoshard.units import format_seconds
 
+CLOSE = 1.03
+"""A flip that is known to this factor is given as one number."""
 SIZE_HEADER = ("nodes", "step", "90 %", "tokens/s", "of linear", "USD a billion tokens", "layout")
 
 
@@ -27,9 +29,12 @@ def _sentence(row: FlipRow) -> str:
     way = "up" if row.more else "down"
     if row.value is None:
         return f"{way} to {row.looked_at_text}: no flip"
+    start = f"from {row.value_text} {way}"
+    if max(row.value / row.holds, row.holds / row.value) > CLOSE:
+        start += f" (it holds {'up' if row.more else 'down'} to {row.holds_text})"
     if not row.layout:
-        return f"from {row.value_text} {way}: nothing is possible: {row.because}"
-    return f"from {row.value_text} {way}: {row.change or 'another cut of the stages'} ({row.because})"
+        return f"{start}: nothing is possible: {row.because}"
+    return f"{start}: {row.change or 'another cut of the stages'} ({row.because})"
 
 
 def size_rows(found: Sensitivity) -> list[tuple[str, ...]]:
