@@ -44,7 +44,7 @@ def main() -> int:
     runs = arguments.runs
     start = perf_counter()
     with TemporaryDirectory(prefix="autoshard-exits-") as folder:
-        wrong = {number: found for number in range(runs) if (found := clean_exit(number, Path(folder)))}
+        wrong = {number: why for number in range(runs) if (why := clean_exit(number, Path(folder)))}
     print(f"{runs - len(wrong)} of {runs} runs ended cleanly")
     found: dict[str, Any] = {
         "runs": runs,
