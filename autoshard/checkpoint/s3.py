@@ -53,7 +53,9 @@ class S3Folder:
         try:
             return self.bucket.size(self.key(name))
         except S3Error as error:
-            raise AutoshardError(f"{name} is missing" if error.code == "404" else str(error)) from None
+            if error.code != "404":
+                raise
+            raise AutoshardError(f"{name} is missing") from None
 
     def read(self, name: str, start: int, stop: int) -> Bytes:
         return np.frombuffer(self.bucket.get(self.key(name), start, stop), np.uint8)

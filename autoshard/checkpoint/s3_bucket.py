@@ -50,7 +50,7 @@ def s3_client(read_timeout_s: float = READ_TIMEOUT_S) -> Any:
         max_pool_connections=2 * PARTS_AT_A_TIME,
     )
     with errors_of("s3"):
-        return boto3.client("s3", config=config)
+        return boto3.session.Session().client("s3", config=config)
 
 
 @contextmanager
