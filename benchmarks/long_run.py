@@ -108,6 +108,7 @@ def train(layout: str, steps: int, folder: Path) -> dict[str, Any]:
         "eval_every": max(1, steps // 10),
         "eval_batches": 4,
         "device": "cpu",
+        "backend": "torch",
         "rehearsal": False,
         "profile": False,
         "gather": False,

@@ -8,7 +8,7 @@ from typing import Any
 
 from autoshard.commands.parser import Parser, number, one_of, path, text, whole
 from autoshard.runtime.learning_rate import SCHEDULES
-from autoshard.runtime.options import DEVICES, RunOptions
+from autoshard.runtime.options import BACKENDS, DEVICES, RunOptions
 
 SUMMARY = "execute a plan, or rehearse it on this machine"
 USAGE = "autoshard run PLAN [options]"
@@ -142,7 +142,19 @@ def add_arguments(parser: Parser) -> None:
         help=f"at most so many in a rehearsal (default: {DEFAULTS.processes})",
     )
     machine.add_argument(
-        "--device", type=one_of(*DEVICES), metavar="NAME", default="auto", help="auto, cpu or cuda (default: auto)"
+        "--device",
+        type=one_of(*DEVICES),
+        metavar="NAME",
+        default="auto",
+        help="auto, cpu, cuda or neuron, the native device (default: auto)",
+    )
+    machine.add_argument(
+        "--backend",
+        type=one_of(*BACKENDS),
+        metavar="NAME",
+        default="auto",
+        help="what executes the plan: torch, or nxd, which is neuronx-distributed (default: nxd on Trainium for plans "
+        "made for it, else torch)",
     )
     machine.add_argument(
         "--debug-nan",

@@ -10,7 +10,8 @@ from autoshard.checkpoint.place import is_remote
 from autoshard.errors import AutoshardError
 from autoshard.runtime.learning_rate import SCHEDULES
 
-DEVICES = ("auto", "cpu", "cuda")
+DEVICES = ("auto", "cpu", "cuda", "neuron")
+BACKENDS = ("auto", "torch", "nxd")
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,8 @@ class RunOptions:
     that is on this machine. text_field: the column that holds the text; None is "text", or what the rows are plainly
     made of. packing: several conversations share a row. tokenizer: a tokenizer.json; None takes bytes. output: folder
     that gets one folder for each run. device: where ranks compute; "auto" is cuda where there are enough GPUs, else
-    cpu. timeout_s: silence of a rank that ends the run; None waits for ever.
+    cpu. backend: what executes the plan; "auto" is nxd for a plan of that backend at its size on Trainium, else torch.
+    timeout_s: silence of a rank that ends the run; None waits for ever.
     eval_data, eval_fraction: data that are not learned, from files of their own or the last part of data. The loss on
     eval_batches global batches of them (or as many as there are) is measured at the end, and every eval_every steps.
     profile: watch three steps and write what every rank did in them beside what was planned.
@@ -58,6 +60,7 @@ class RunOptions:
     wandb: bool = False
     wandb_project: str = "autoshard"
     device: str = "auto"
+    backend: str = "auto"
     timeout_s: float | None = None
     debug_nan: bool = False
 
@@ -72,6 +75,12 @@ class RunOptions:
                 raise AutoshardError(f"{name}={value!r} must be a finite number above 0")
         if self.device not in DEVICES:
             raise AutoshardError(f"device={self.device!r} is not one of: {', '.join(DEVICES)}")
+        if self.backend not in BACKENDS:
+            raise AutoshardError(f"backend={self.backend!r} is not one of: {', '.join(BACKENDS)}")
+        if self.backend == "nxd" and self.device != "auto":
+            raise AutoshardError(f"device={self.device} with backend=nxd: NxD takes Trainium, or NXD_CPU_MODE=1's CPU")
+        if self.backend == "nxd" and self.profile:
+            raise AutoshardError("profile times the torch backend's actions; NxD's are its own: use backend=torch")
         if self.lr_schedule not in SCHEDULES:
             raise AutoshardError(f"lr_schedule={self.lr_schedule!r} is not one of: {', '.join(SCHEDULES)}")
         self._check_evaluation()

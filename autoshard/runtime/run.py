@@ -42,11 +42,25 @@ def run_plan(plan: Plan, options: RunOptions) -> int:
     if find_spec("torch") is None:
         raise AutoshardError("autoshard run needs torch: pip install 'autoshard[torch]'")
     environment = cluster_environment()
+    options = replace(options, backend=_backend(plan, options, environment is not None))
     if environment is not None:
         return _run_in_cluster(plan, options, environment)
     if plan.cluster.instance == "cpu" and plan.mesh.world_size <= options.processes:
         return _run_here(plan, options)
     return _rehearse(plan, options)
+
+
+def _backend(plan: Plan, options: RunOptions, in_cluster: bool) -> str:
+    """What executes the plan. Raises AutoshardError that says how to install NxD where it is missing."""
+    chosen = options.backend
+    if chosen == "auto":
+        on_trainium = in_cluster and plan.cluster.layout_rules != "none" and options.device == "auto"
+        chosen = plan.backend if on_trainium else "torch"
+    if chosen == "nxd":
+        from autoshard.runtime.nxd_backend.library import require_library
+
+        require_library()
+    return chosen
 
 
 def _rehearse(plan: Plan, options: RunOptions) -> int:
@@ -249,6 +263,7 @@ def _arguments(
         "eval_every": options.eval_every,
         "eval_batches": options.eval_batches,
         "device": options.device,
+        "backend": options.backend,
         "rehearsal": tensors is not None,
         "profile": options.profile,
         "gather": False,

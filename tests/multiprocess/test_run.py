@@ -226,6 +226,7 @@ def test_a_wrong_gradient_is_found_and_named(tmp_path: Path) -> None:
         "eval_every": 1,
         "eval_batches": 2,
         "device": "cpu",
+        "backend": "torch",
         "rehearsal": True,
         "profile": False,
         "gather": False,

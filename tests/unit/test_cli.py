@@ -69,7 +69,7 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ("run missing.json --steps 0", "--steps: 0 must be a whole number of at least 1"),
         ("run missing.json --learning-rate -1", "--learning-rate: -1 must be a number above 0"),
         ("run missing.json --data missing.txt", "data=missing.txt does not exist"),
-        ("run missing.json --device tpu", "--device: tpu must be one of: auto, cpu, cuda"),
+        ("run missing.json --device tpu", "--device: tpu must be one of: auto, cpu, cuda, neuron"),
         ("sweep missing.yaml", "sweep missing.yaml does not exist"),
         ("--print-completion fish", "--print-completion: invalid choice: 'fish' (choose from 'bash', 'zsh', 'tcsh')"),
     ],

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from pathlib import Path
 from time import monotonic, perf_counter
 from typing import Any
@@ -22,12 +21,13 @@ from autoshard.runtime.data import TokenStream, held_out, open_stream, read_toke
 from autoshard.runtime.learning_rate import learning_rate
 from autoshard.runtime.rehearse import one_process
 from autoshard.runtime.torch_backend.checkpoint import CheckpointOptions
+from autoshard.runtime.torch_backend.devices import connect, device_of, peak_memory
 from autoshard.runtime.torch_backend.optimizer import optimizer_settings
 from autoshard.runtime.torch_backend.parameters import assemble
 from autoshard.runtime.torch_backend.profile import StepProfiler
 from autoshard.runtime.torch_backend.progress import Progress, checkpoint_options
 from autoshard.runtime.torch_backend.session import Session
-from autoshard.runtime.worker import Reporter, peak_memory_bytes
+from autoshard.runtime.worker import Reporter
 from autoshard.spec.training import Precision, load_precision
 
 CHECK, TRAINED, ROUNDING = "check", "trained", "rounding"
@@ -36,7 +36,6 @@ NEGLIGIBLE_GRADIENT = 1e-5
 """A gradient this much smaller than the largest is rounding, which Adam scales up: a key's bias has none."""
 PROFILED_STEPS = 3
 """After the first two, which warm up, where there are so many."""
-_GROUP_TIMEOUT_S = 30 * 60.0
 Tensors = dict[str, dict[str, torch.Tensor]]
 """'gradient' and 'parameter' -> whole tensors by name."""
 
@@ -52,18 +51,9 @@ class _Data:
 def train(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     """Every rank: run the plan. With 'tensors' set, an FP32 step first; leaves what `compare` needs in that folder."""
     plan = read_plan(Path(arguments["plan"]))
-    device = _device(arguments, reporter.local_rank)
+    device = device_of(plan, arguments, reporter.local_rank)
     reporter.last_action = "connecting"
-    if reporter.world_size > 1:
-        torch.set_num_threads(1)
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(
-            backend,
-            init_method=reporter.init_method,
-            rank=reporter.rank,
-            world_size=reporter.world_size,
-            timeout=_group_timeout(arguments["collective_timeout_s"]),
-        )
+    connect(device, arguments, reporter)
     data = _data(arguments, plan)
     result: dict[str, Any] = {}
     folder = arguments.get("tensors")
@@ -77,15 +67,11 @@ def train(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     if folder:
         kept.update(_comparable(session, TRAINED))
         save_file(kept, Path(folder) / f"rank-{reporter.rank:05d}.safetensors")
-    result["peak_memory_bytes"] = _peak_memory(device)
+    result["peak_memory_bytes"] = peak_memory(device)
     result["stages"] = [stage.index for stage in session.stages]
     if arguments["gather"]:
         result["ranks"] = _gathered(result, reporter)
     return result
-
-
-def _group_timeout(timeout_s: float | None) -> timedelta:
-    return timedelta(seconds=_GROUP_TIMEOUT_S if timeout_s is None else timeout_s)
 
 
 def _gathered(result: dict[str, Any], reporter: Reporter) -> list[dict[str, Any]] | None:
@@ -103,7 +89,7 @@ def compare(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     Trains once more in the next finer precision: the difference is what rounding alone does to this run, the yardstick
     for what sharding does to it.
     """
-    arguments = {**arguments, "profile": False}
+    arguments = {**arguments, "profile": False, "backend": "torch"}
     plan = read_plan(Path(arguments["plan"]))
     alone = one_process(plan)
     device = torch.device("cpu")
@@ -121,7 +107,7 @@ def compare(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
         TRAINED: trained,
         ROUNDING: finer_trained,
         "differences": differences,
-        "peak_memory_bytes": _peak_memory(device),
+        "peak_memory_bytes": peak_memory(device),
     }
 
 
@@ -149,6 +135,9 @@ def _training(
 ) -> tuple[Session, dict[str, Any]]:
     """Train up to the asked number of steps. offset: added to the step numbers that are reported."""
     session = _session(plan, arguments, device, reporter, "step 0")
+    if reporter.rank == 0:
+        for sentence in getattr(session, "repairs", ()):
+            reporter.report("note", text=sentence)
     steps: int = arguments["steps"]
     progress = Progress(session, saved, arguments, data.learned, reporter)
     profiler = StepProfiler(session, _common_zero_s(reporter)) if arguments["profile"] else None
@@ -221,9 +210,17 @@ def _session(plan: Plan, arguments: Mapping[str, Any], device: torch.device, rep
     def on_action(action: str) -> None:
         reporter.last_action = f"{session.label}, {where}, {action}"
 
-    session = Session(plan, reporter.rank, device, settings, seed, on_action, arguments["debug_nan"])
+    make = _nxd_session if arguments["backend"] == "nxd" else Session
+    session = make(plan, reporter.rank, device, settings, seed, on_action, arguments["debug_nan"])
     session.label = label
     return session
+
+
+def _nxd_session(*arguments: Any) -> Any:
+    """A session on neuronx-distributed: what `Session` offers is offered there too."""
+    from autoshard.runtime.nxd_backend.session import NxdSession
+
+    return NxdSession(*arguments)
 
 
 def _finer(precision: Precision) -> Precision:
@@ -253,26 +250,6 @@ def _stream(path: str, arguments: Mapping[str, Any], plan: Plan) -> TokenStream:
         sequence_length=training.sequence_length,
         seed=arguments["seed"],
     )
-
-
-def _device(arguments: Mapping[str, Any], local_rank: int) -> torch.device:
-    """auto is a rank's own GPU where it has one; a rehearsal, whose ranks share a machine, takes the CPU."""
-    name: str = arguments["device"]
-    if name == "auto":
-        name = "cuda" if torch.cuda.device_count() > local_rank and not arguments["rehearsal"] else "cpu"
-    if name != "cuda":
-        return torch.device(name)
-    if torch.cuda.device_count() <= local_rank:
-        raise AutoshardError(
-            f"device=cuda: this machine has {torch.cuda.device_count()} GPUs, rank {local_rank} needs one"
-        )
-    torch.cuda.set_device(local_rank)
-    return torch.device("cuda", local_rank)
-
-
-def _peak_memory(device: torch.device) -> int:
-    """Device memory on a GPU; on CPU the process's own high-water mark, libraries included."""
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_memory_bytes()
 
 
 def _comparable(session: Session, prefix: str) -> dict[str, torch.Tensor]:
