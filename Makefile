@@ -26,7 +26,7 @@ demo: $(VENV)/.demo
 	autoshard run plan.json
 
 test: lint types
-	python -m pytest tests/unit tests/golden tests/validation
+	python -m pytest -n 2 --dist loadfile tests/unit tests/golden tests/validation
 	python -m pytest tests/multiprocess
 
 lint: $(VENV)/.test

@@ -21,7 +21,7 @@ EXAMPLES = {
     make.__name__: json.loads(plan_to_json(make()))
     for make in (plan_70b, plan_mixtral, plan_interleaved, plan_one_device)
 }
-REMOVED = object()
+REMOVED = type("Removed", (), {"__repr__": lambda self: "removed"})()
 
 
 def changed(path: str, value: object, plan: str = "plan_70b") -> dict[str, Any]:
