@@ -82,6 +82,12 @@ def add_arguments(parser: Parser) -> None:
         help="each conversation of --data gets a row of its own",
     )
     training.add_argument("--tokenizer", type=path, metavar="FILE", help="tokenizer.json (default: bytes)")
+    training.add_argument(
+        "--weights",
+        type=path,
+        metavar="FOLDER",
+        help="start from these: of autoshard convert, Hugging Face, NxD or a checkpoint (default: random)",
+    )
     evaluation = parser.add_argument_group("evaluation")
     evaluation.add_argument(
         "--eval-data", type=path, metavar="PATH", help="data to measure a loss on and not to learn from, as --data"
@@ -199,7 +205,7 @@ def run(values: Mapping[str, Any]) -> int:
 
 def run_options(values: Mapping[str, Any]) -> RunOptions:
     """Raises AutoshardError for a path that does not exist."""
-    paths = ("data", "tokenizer", "output", "eval_data")
+    paths = ("weights", "data", "tokenizer", "output", "eval_data")
     given: dict[str, Any] = {name: values[name] for name in RunOptions.__dataclass_fields__}
     given.update({name: Path(given[name]) for name in paths if given[name] is not None})
     return RunOptions(**given)

@@ -65,16 +65,22 @@ class Written:
     largest_bytes: int
 
 
-def open_source(folder: Path, model: ModelSpec | str | None = None, checking: Advance = lambda count: None) -> Source:
+def open_source(
+    folder: Path,
+    model: ModelSpec | str | None = None,
+    checking: Advance = lambda count: None,
+    share: tuple[int, int] = (0, 1),
+) -> Source:
     """Weights in any form that is read. model: of files that do not say theirs.
 
-    checking: told how many bytes were compared with their checksums.
+    checking: told how many bytes were compared with their checksums. share: (i, n) compares every n-th file from the
+    i-th on, where others do the rest.
     Raises AutoshardError for a folder that is none of them.
     """
     if not folder.is_dir():
         raise AutoshardError(f"{folder} is not a folder with weights")
     if (found := checkpoint_folder(folder)) is not None:
-        return checkpoint_source(found, checking)
+        return checkpoint_source(found, checking, share)
     if (found := nxd_folder(folder)) is not None:
         return nxd_source(found, _model(found, model))
     if is_huggingface(folder):
@@ -93,7 +99,7 @@ def convert(source: Source, target: Path, conversion: Conversion, starting: Adva
     """
     check_free(target)
     if conversion.plan is not None:
-        _check_model(source, conversion.plan)
+        check_same_model(source, conversion.plan)
     dtypes = _dtypes(source, conversion)
     files = _files(source, dtypes, conversion)
     check_space(target, sum(file.size for file in files))
@@ -110,9 +116,10 @@ def convert(source: Source, target: Path, conversion: Conversion, starting: Adva
 
 
 def _files(source: Source, dtypes: Mapping[str, str], conversion: Conversion) -> list[OutputFile]:
-    carried = carried_files(source.model, set(dtypes.values()), source.carried)
+    config_says = None if conversion.dtype is None else BY_CONFIG_NAME[conversion.dtype]
+    carried = carried_files(source.model, source.carried, config_says)
     if conversion.form == "hf":
-        return huggingface_files(source.model, dtypes, source.carried, conversion.shard_bytes)
+        return [*huggingface_files(source.model, dtypes, conversion.shard_bytes), *carried]
     assert conversion.plan is not None
     if conversion.form == "nxd":
         return [*nxd_files(conversion.plan, dtypes, conversion.nxd), *carried]
@@ -145,7 +152,8 @@ def _model(folder: Path, given: ModelSpec | str | None) -> ModelSpec:
     )
 
 
-def _check_model(source: Source, plan: Plan) -> None:
+def check_same_model(source: Source, plan: Plan) -> None:
+    """Raises AutoshardError naming a field in which the weights' model is another one; its name may be."""
     mine, theirs = plan.model.to_dict(), source.model.to_dict()
     for name, value in mine.items():
         if name != "name" and theirs[name] != value:

@@ -81,10 +81,8 @@ def huggingface_source(folder: Path) -> Source:
     return Source(f"the Hugging Face checkpoint {folder}", model, dtypes, regions, carried)
 
 
-def huggingface_files(
-    model: ModelSpec, dtypes: Mapping[str, str], carried: tuple[Path, ...], shard_bytes: int = SHARD_BYTES
-) -> list[OutputFile]:
-    """The files of a folder that transformers loads. dtypes: by parameter.
+def huggingface_files(model: ModelSpec, dtypes: Mapping[str, str], shard_bytes: int = SHARD_BYTES) -> list[OutputFile]:
+    """Weights and index of a folder that transformers loads. dtypes: by parameter.
 
     Raises AutoshardError for a tensor whose parameters differ in dtype.
     """
@@ -110,18 +108,18 @@ def huggingface_files(
         total = sum(prod(one.shape) * WIDTHS[dtype_of[one.name]] for one in tensors)
         where = {one.name: name for name, shard in zip(names, shards, strict=True) for one in shard}
         files.append(_json(INDEX, {"metadata": {"total_size": total}, "weight_map": where}))
-    return files + carried_files(model, set(dtype_of.values()), carried)
+    return files
 
 
-def carried_files(model: ModelSpec, dtypes: set[str], carried: tuple[Path, ...]) -> list[OutputFile]:
-    """config.json and what else came with the weights; the config says the dtype that the weights have."""
+def carried_files(model: ModelSpec, carried: tuple[Path, ...], dtype: str | None) -> list[OutputFile]:
+    """config.json and what else came with the weights. dtype: of all of them, for the config; None: not said there."""
     files = {path.name: plain_file(Path(path.name), _bytes(path)) for path in carried}
     config = parse_json(files[CONFIG].known[0][1], "model config") if CONFIG in files else to_config(model)
     assert isinstance(config, dict), "read as the model before"
-    name = CONFIG_NAMES[next(iter(dtypes))] if len(dtypes) == 1 else None
     key = "dtype" if "dtype" in config else "torch_dtype"
-    if CONFIG not in files or (name is not None and config.get(key, name) != name):
-        files[CONFIG] = _json(CONFIG, {**config, **({} if name is None else {key: name})})
+    said = {} if dtype is None else {key: CONFIG_NAMES[dtype]}
+    if CONFIG not in files or config != {**config, **said}:
+        files[CONFIG] = _json(CONFIG, {**config, **said})
     return list(files.values())
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import autoshard
@@ -18,6 +19,7 @@ from autoshard.checkpoint.tensor_file import read_header
 from autoshard.convert.dtypes import WIDTHS
 from autoshard.convert.huggingface import CARRIED, CONFIG
 from autoshard.convert.output_file import OutputFile, plain_file, safetensors_file
+from autoshard.convert.output_folder import THREADS
 from autoshard.convert.places import TensorLayout, contiguous
 from autoshard.convert.regions import Region
 from autoshard.convert.source import Source
@@ -36,14 +38,10 @@ def checkpoint_folder(folder: Path) -> Path | None:
     return next((folder / one.name for one in LocalStore(folder).folders()), None)
 
 
-def checkpoint_source(folder: Path, checking: Callable[[int], None]) -> Source:
-    """checking: told how many bytes of the files were checked. Raises AutoshardError naming what is wrong with one."""
+def checkpoint_source(folder: Path, checking: Callable[[int], None], share: tuple[int, int] = (0, 1)) -> Source:
+    """checking, share: as open_source takes them. Raises AutoshardError naming what is wrong with a file."""
     manifest = read_manifest(folder)
-    for record in manifest.files:
-        problem = file_problem(LocalFolder(folder), record.name, record.bytes, record.sha256)
-        if problem:
-            raise AutoshardError(f"checkpoint {folder}: {problem}")
-        checking(record.bytes)
+    _check_files(folder, manifest.files[share[0] :: share[1]], checking)
     model = ModelSpec.from_dict(manifest.model)
     shapes = parameter_shapes(model)
     if manifest.dtype not in WIDTHS:
@@ -55,6 +53,18 @@ def checkpoint_source(folder: Path, checking: Callable[[int], None]) -> Source:
                 regions.setdefault(name, []).append(region)
     carried = tuple(path for name in (CONFIG, *CARRIED) if (path := folder / name).is_file())
     return Source(f"the checkpoint {folder}", model, dict.fromkeys(shapes, manifest.dtype), regions, carried)
+
+
+def _check_files(folder: Path, records: Sequence[FileRecord], checking: Callable[[int], None]) -> None:
+    def problem(record: FileRecord) -> str:
+        return file_problem(LocalFolder(folder), record.name, record.bytes, record.sha256)
+
+    with ThreadPoolExecutor(THREADS) as threads:
+        for record, found in zip(records, threads.map(problem, records), strict=True):
+            if found:
+                threads.shutdown(cancel_futures=True)
+                raise AutoshardError(f"checkpoint {folder}: {found}")
+            checking(record.bytes)
 
 
 def _regions(path: Path, shapes: Mapping[str, tuple[int, ...]], dtype: str) -> list[tuple[str, Region]]:

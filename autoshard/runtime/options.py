@@ -28,6 +28,8 @@ class RunOptions:
     timeout_s: silence of a rank that ends the run; None waits for ever.
     eval_data, eval_fraction: data that are not learned, from files of their own or the last part of data. The loss on
     eval_batches global batches of them (or as many as there are) is measured at the end, and every eval_every steps.
+    weights: a folder that autoshard convert reads or writes, to start from; None starts from random ones. A checkpoint
+    to go on from comes first.
     profile: watch three steps and write what every rank did in them beside what was planned.
     checkpoint_every: steps from one saved state to the next, and at the end; None saves none. keep: the newest so many
     stay, and those of every keep_every-th step. checkpoint_dir: a folder or s3://bucket/prefix; None is
@@ -51,6 +53,7 @@ class RunOptions:
     eval_batches: int = 8
     profile: bool = False
     output: Path = Path("runs")
+    weights: Path | None = None
     checkpoint_every: int | None = None
     checkpoint_dir: str | None = None
     keep: int = 3
@@ -85,7 +88,7 @@ class RunOptions:
             raise AutoshardError(f"lr_schedule={self.lr_schedule!r} is not one of: {', '.join(SCHEDULES)}")
         self._check_evaluation()
         self._check_checkpoints()
-        for name in ("data", "tokenizer", "eval_data"):
+        for name in ("data", "tokenizer", "eval_data", "weights"):
             path = getattr(self, name)
             if path is not None and not path.exists():
                 raise AutoshardError(f"{name}={path} does not exist")

@@ -69,6 +69,12 @@ def _rehearse(plan: Plan, options: RunOptions) -> int:
             f"checkpoints are of runs as planned, this would be a rehearsal: the plan has {plan.mesh.world_size} ranks "
             f"on {plan.cluster.instance}, this machine runs processes={options.processes}"
         )
+    if options.weights is not None:
+        raise AutoshardError(
+            f"weights={options.weights} are of the whole model, this would be a rehearsal with a smaller one: the plan "
+            f"has {plan.mesh.world_size} ranks on {plan.cluster.instance}, this machine runs "
+            f"processes={options.processes}"
+        )
     data = _data(options, SEQUENCE_LENGTH)
     rehearsal = rehearse(plan, options.processes, max(one.vocab_size for one in data))
     _check_data(rehearsal.plan, options, data)
@@ -258,6 +264,7 @@ def _arguments(
         "debug_nan": options.debug_nan,
         "seed": options.seed,
         "data": str(data[0].path.resolve()),
+        "weights": None if options.weights is None else str(options.weights.resolve()),
         "eval_data": str(data[1].path.resolve()) if len(data) > 1 else None,
         "eval_fraction": options.eval_fraction,
         "eval_every": options.eval_every,

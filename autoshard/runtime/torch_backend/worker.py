@@ -22,6 +22,7 @@ from autoshard.runtime.learning_rate import learning_rate
 from autoshard.runtime.rehearse import one_process
 from autoshard.runtime.torch_backend.checkpoint import CheckpointOptions
 from autoshard.runtime.torch_backend.devices import connect, device_of, peak_memory
+from autoshard.runtime.torch_backend.initial_weights import load_weights
 from autoshard.runtime.torch_backend.optimizer import optimizer_settings
 from autoshard.runtime.torch_backend.parameters import assemble
 from autoshard.runtime.torch_backend.profile import StepProfiler
@@ -140,6 +141,9 @@ def _training(
             reporter.report("note", text=sentence)
     steps: int = arguments["steps"]
     progress = Progress(session, saved, arguments, data.learned, reporter)
+    if progress.first_step == 0 and arguments.get("weights"):
+        reporter.last_action = "reading weights"
+        load_weights(session, Path(arguments["weights"]))
     profiler = StepProfiler(session, _common_zero_s(reporter)) if arguments["profile"] else None
     first = min(progress.first_step + 2, max(progress.first_step, steps - PROFILED_STEPS))
     profiled = range(first, min(first + PROFILED_STEPS, steps)) if profiler else range(0)

@@ -1,0 +1,31 @@
+"""Weights that a run starts from: a Hugging Face folder, a checkpoint or NxD's files, by the boxes of this rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from autoshard.checkpoint.layout import rank_shards
+from autoshard.convert.convert import check_same_model, open_source
+from autoshard.convert.source import WeightReader
+from autoshard.runtime.torch_backend.session import Session
+from autoshard.runtime.torch_backend.shard_files import DTYPE_NAMES
+
+
+def load_weights(session: Session, folder: Path) -> None:
+    """Masters of this rank's shards from the files, parameters from the masters (collective).
+
+    Raises AutoshardError for files that are not whole weights of the plan's model.
+    """
+    plan, rank = session.plan, session.rank
+    source = open_source(folder, plan.model, share=(rank, plan.mesh.world_size))
+    check_same_model(source, plan)
+    with WeightReader(source) as reader:
+        for shard, bucket in zip(rank_shards(plan, rank), session.optimizer.buckets, strict=True):
+            master = bucket.master.data
+            for piece in shard.pieces:
+                bits = reader.read(piece.name, piece.box, DTYPE_NAMES[master.dtype])
+                values = torch.frombuffer(bytearray(bits.tobytes()), dtype=master.dtype)
+                master[piece.start : piece.start + piece.box.elements].copy_(values)
+            bucket.publish()

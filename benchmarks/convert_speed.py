@@ -1,0 +1,189 @@
+"""Two blocks of Llama-3-70B converted between all forms: peak memory against the largest file, speed against the disk.
+
+7.6 GB of bf16 weights, embedding and head included, with the shapes of the 70B. Every conversion is a process of its
+own, of which the peak resident memory is reported. Before and after each the same disk is timed: as many bytes as the
+conversion wrote, in a row to one file, and fsync.
+
+    python -m benchmarks.convert_speed                  # minutes; the last line is JSON
+    python -m benchmarks.convert_speed --folder /mnt/x  # needs 25 GB there
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from math import prod
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+
+import numpy as np
+
+from autoshard.convert.huggingface import huggingface_files
+from autoshard.convert.output_file import OutputFile
+from autoshard.cost.estimate import estimate
+from autoshard.interop.huggingface_config import to_config
+from autoshard.layout.plan import Plan, make_plan
+from autoshard.layout.plan_json import write_plan
+from autoshard.layout.strategy import Strategy
+from autoshard.models.registry import load_model
+from autoshard.models.weights import parameter_dims
+from autoshard.spec.cluster import load_cluster
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.training import TrainingSpec, load_precision
+
+MOST_MEMORY = 1.5
+"""Of the largest file that is written."""
+LEAST_SPEED = 0.5
+"""Of the disk's."""
+BLOCK_BYTES = 16_000_000
+CONVERSIONS: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "HF -> plan": ("hf", "plan", ("--plan", "plan.json")),
+    "plan -> HF": ("plan", "back", ("--to", "hf")),
+    "HF -> NxD": ("hf", "nxd", ("--plan", "plan.json", "--to", "nxd")),
+    "NxD -> HF": ("nxd", "back", ("--to", "hf")),
+    "HF -> NxD, xser": ("hf", "xser", ("--plan", "plan.json", "--to", "nxd", "--xser")),
+}
+"""Name -> (source, target, options); what is not read again goes at once."""
+KEPT_UNTIL = {"plan": "plan -> HF", "nxd": "NxD -> HF"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """disk_bytes_per_s: mean of before and after."""
+
+    conversion: str
+    bytes: int
+    largest_file_bytes: int
+    peak_memory_bytes: int
+    seconds: float
+    disk_bytes_per_s: float
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self.bytes / self.seconds
+
+    @property
+    def memory_ratio(self) -> float:
+        return self.peak_memory_bytes / self.largest_file_bytes
+
+    @property
+    def speed_ratio(self) -> float:
+        return self.bytes_per_s / self.disk_bytes_per_s
+
+
+def two_blocks() -> ModelSpec:
+    return replace(load_model("llama3-70b"), name="llama3-70b-two-blocks", num_hidden_layers=2)
+
+
+def plan_of(model: ModelSpec) -> Plan:
+    """tp=8 in two stages of one block."""
+    training = TrainingSpec(8192, 16, load_precision("mixed_precision"))
+    cluster = load_cluster("trn1.32xlarge", 1)
+    strategy = Strategy(8, 2, 2, 1, 1, 1, 1, "1f1b", ("none",), True, False, "flash", (1, 1))
+    return make_plan(model, training, cluster, "torch", strategy, estimate(model, training, cluster, strategy))
+
+
+def write_weights(folder: Path, model: ModelSpec) -> None:
+    """A Hugging Face folder; no two rows of a tensor are alike."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(to_config(model)))
+    dims, _ = parameter_dims(model)
+    random = np.random.default_rng(0)
+    block = random.integers(0, 2**15, BLOCK_BYTES // 2 + 4099, np.uint16)
+    for file in huggingface_files(model, dict.fromkeys(dims, "BF16")):
+        _write(folder / file.path, file, block)
+
+
+def _write(path: Path, file: OutputFile, block: np.ndarray[tuple[int], np.dtype[np.uint16]]) -> None:
+    with path.open("wb") as out:
+        out.write(file.known[0][1])
+        for number, (_, region) in enumerate(file.regions):
+            left = prod(region.box.sizes) * region.width
+            while left:
+                part = block[number % 4099 :][: min(left, BLOCK_BYTES) // 2]
+                out.write(part.data)
+                left -= part.nbytes
+
+
+def disk_bytes_per_s(folder: Path, size: int) -> float:
+    """One file of so many bytes, written in a row and on the disk."""
+    block = np.random.default_rng(1).integers(0, 256, BLOCK_BYTES, np.uint8)
+    path = folder / "disk"
+    start = perf_counter()
+    with path.open("wb") as file:
+        for _ in range(size // BLOCK_BYTES):
+            file.write(block.data)
+        file.flush()
+        os.fsync(file.fileno())
+    seconds = perf_counter() - start
+    path.unlink()
+    return size / seconds
+
+
+def measure(folder: Path) -> Iterator[Row]:
+    model = two_blocks()
+    write_plan(plan_of(model), folder / "plan.json")
+    write_weights(folder / "hf", model)
+    for name, (source, target, options) in CONVERSIONS.items():
+        size = sum(path.stat().st_size for path in (folder / "hf").iterdir())
+        before = disk_bytes_per_s(folder, size)
+        start = perf_counter()
+        peak = run(folder, source, target, *options)
+        seconds = perf_counter() - start
+        disk = (before + disk_bytes_per_s(folder, size)) / 2
+        sizes = [path.stat().st_size for path in (folder / target).rglob("*") if path.is_file()]
+        if target == "back":
+            assert same(folder / "hf", folder / "back"), name
+        for done in (target, source):
+            if KEPT_UNTIL.get(done, name) == name and done != "hf":
+                shutil.rmtree(folder / done)
+        yield Row(name, sum(sizes), max(sizes), peak, seconds, disk)
+
+
+def run(folder: Path, *arguments: str) -> int:
+    """-> the process's peak resident memory in bytes."""
+    process = subprocess.Popen([sys.executable, "-m", "autoshard", "convert", *arguments], cwd=folder)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(process.returncode)
+    return usage.ru_maxrss * 1024
+
+
+def same(one: Path, other: Path) -> bool:
+    """Whether the weights are equal, file by file."""
+    names = sorted(path.name for path in one.glob("*.safetensors"))
+    return all(subprocess.run(["cmp", "-s", one / name, other / name], check=False).returncode == 0 for name in names)
+
+
+def main() -> int:
+    """Exit code 1 where a limit is missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, help="where to write (default: the folder for temporary files)")
+    with TemporaryDirectory(prefix="convert-", dir=parser.parse_args().folder) as folder:
+        rows = []
+        columns = {"GB": 6, "largest MB": 12, "peak MB": 9, "ratio": 7, "GB/s": 7, "disk": 7, "ratio ": 7}
+        print("conversion".ljust(17) + "".join(name.rjust(width) for name, width in columns.items()))
+        for row in measure(Path(folder)):
+            rows.append(row)
+            print(
+                f"{row.conversion:17}{row.bytes / 1e9:6.2f}{row.largest_file_bytes / 1e6:12.0f}"
+                f"{row.peak_memory_bytes / 1e6:9.0f}{row.memory_ratio:7.2f}{row.bytes_per_s / 1e9:7.2f}"
+                f"{row.disk_bytes_per_s / 1e9:7.2f}{row.speed_ratio:7.2f}",
+                flush=True,
+            )
+    ok = all(row.memory_ratio <= MOST_MEMORY and row.speed_ratio >= LEAST_SPEED for row in rows)
+    print(f"{'OK' if ok else 'NOT OK'}: at most {MOST_MEMORY} of the largest file, at least {LEAST_SPEED} of the disk")
+    print(json.dumps({"ok": ok, "rows": [asdict(row) for row in rows]}))
+    return 0 if ok else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

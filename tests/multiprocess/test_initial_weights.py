@@ -1,0 +1,70 @@
+"""A run that starts from weights: every form of them, over any ranks, is the same start."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from autoshard.convert.convert import Conversion, convert, open_source
+from autoshard.layout.plan import Plan
+from autoshard.layout.plan_json import write_plan
+from autoshard.runtime.torch_backend.initial_weights import load_weights
+from autoshard.runtime.torch_backend.optimizer import optimizer_settings
+from autoshard.runtime.torch_backend.session import Session
+from tests.multiprocess.plans import MODELS
+from tests.unit.weight_folders import huggingface_folder, plan
+
+MODEL = replace(MODELS["few kv heads"], vocab_size=256)
+
+
+def session(to: Plan) -> Session:
+    settings = optimizer_settings(to.training.precision, 1e-3, zero1=True, seed=0)
+    return Session(to, 0, torch.device("cpu"), settings, seed=0)
+
+
+@pytest.fixture(scope="module")
+def forms(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the same weights in every form."""
+    folder = tmp_path_factory.mktemp("forms")
+    source = open_source(huggingface_folder(folder / "hf", MODEL, "BF16", files=2))
+    for form in ("plan", "nxd"):
+        conversion = Conversion(form, plan(MODEL, tp=4, pp=2))
+        convert(source, folder / form, conversion, lambda count: None, lambda count: None)
+    return folder
+
+
+def test_every_form_gives_the_same_masters(forms: Path) -> None:
+    masters = {}
+    for form in ("hf", "plan", "nxd"):
+        one = session(plan(MODEL))
+        load_weights(one, forms / form)
+        masters[form] = {name: value.clone() for name, value in one.optimizer.masters().items()}
+        for bucket in one.optimizer.buckets:
+            assert torch.equal(bucket.parameters, bucket.master.detach())
+    random = session(plan(MODEL)).optimizer.masters()
+    for name, value in masters["hf"].items():
+        assert torch.equal(masters["plan"][name], value) and torch.equal(masters["nxd"][name], value)
+        assert not torch.equal(random[name], value)
+
+
+def test_a_run_over_four_ranks_starts_where_one_process_does(forms: Path, tmp_path: Path) -> None:
+    write_plan(plan(MODEL, tp=2, dp=2), tmp_path / "plan.json")
+    given = ["run", "plan.json", "--weights", str(forms / "plan"), "--steps", "1", "--processes", "4"]
+    done = subprocess.run(
+        [sys.executable, "-m", "autoshard", *given], cwd=tmp_path, capture_output=True, text=True, timeout=150
+    )
+    assert done.returncode == 0, done.stderr
+    (metrics,) = tmp_path.glob("runs/tiny*/metrics.jsonl")
+    loss = json.loads(metrics.read_text())["loss"]
+    assert loss > 10  # random weights of the runtime give 5.5
+    write_plan(plan(MODEL, mbs=2), tmp_path / "one.json")
+    given[1], given[3] = "one.json", str(forms / "hf")
+    given += ["--output", "alone"]
+    assert subprocess.run([sys.executable, "-m", "autoshard", *given], cwd=tmp_path, timeout=150).returncode == 0
+    (metrics,) = tmp_path.glob("alone/tiny*/metrics.jsonl")
+    # the same batch of 4 sequences
+    assert json.loads(metrics.read_text())["loss"] == pytest.approx(loss, rel=1e-6)
