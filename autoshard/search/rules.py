@@ -138,9 +138,16 @@ def kv_heads_are_shared_evenly(problem: Problem, draft: Draft) -> str | None:
 
 def tp_divides_ffn(problem: Problem, draft: Draft) -> str | None:
     model = problem.model
-    for field in ("intermediate_size", "shared_expert_intermediate_size"):
-        if getattr(model, field) % draft.tp:
-            return f"tp={draft.tp} must divide {field}={getattr(model, field)} of {model.name}"
+    for field, size in model.inner_sizes.items():
+        if size % draft.tp:
+            return f"tp={draft.tp} must divide {field}={size} of {model.name}"
+    return None
+
+
+def traced_models_run_on_torch(problem: Problem, draft: Draft) -> str | None:
+    """NxD trains models that are written with its own layers."""
+    if problem.backend == "nxd" and problem.model.graph is not None:
+        return f"backend=nxd has no layers for {problem.model.name}, which was traced; use backend torch"
     return None
 
 
@@ -339,6 +346,7 @@ MESH_RULES = (
     Rule("groups straddle nodes unevenly", groups_sit_alike_in_nodes),
     Rule("NxD refuses dp with a pipeline", data_parallel_groups_of_pipelines),
     Rule("tied embeddings with a pipeline", tied_embeddings_stay_together),
+    Rule("NxD does not know a traced model", traced_models_run_on_torch),
 )
 """Read tp, pp, dp, cp, ep."""
 BATCH_RULES = (Rule("the global batch does not split over dp and microbatches", batch_splits),)
@@ -355,11 +363,15 @@ SCHEDULE_RULES = (
 )
 """Read pp, dp, microbatch_size, schedule, num_virtual_stages."""
 LAYOUT_RULES = (*BATCH_RULES, *SCHEDULE_RULES)
+STATE_RULES = (
+    Rule("context parallelism without ZeRO-1", context_parallel_needs_zero1),
+    Rule("master weights without ZeRO-1", master_weights_need_zero1),
+)
+"""Read cp and zero1."""
 STRATEGY_RULES = (
     Rule("stages do not hold the model", stages_hold_the_model),
     Rule("sequence parallelism without tensor parallelism", sequence_parallel_goes_with_tp),
-    Rule("context parallelism without ZeRO-1", context_parallel_needs_zero1),
-    Rule("master weights without ZeRO-1", master_weights_need_zero1),
+    *STATE_RULES,
 )
 """What search gets right by construction; a layout that a person wrote may not."""
 ALL_RULES = (*MESH_RULES, *KERNEL_RULES, *LAYOUT_RULES, *STRATEGY_RULES)

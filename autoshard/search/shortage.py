@@ -12,12 +12,12 @@ from autoshard.search.candidates import (
     meshes,
     microbatch_sizes,
     recompute_sets,
+    variants,
     virtual_stages,
-    with_kernel,
 )
-from autoshard.search.evaluate import draft_parts, evaluations, state_at_least_bytes
+from autoshard.search.layouts import state_at_least_bytes
 from autoshard.search.result import Pins
-from autoshard.search.rules import KERNEL_RULES, LAYOUT_RULES, MESH_RULES, Draft, Problem, first_broken
+from autoshard.search.rules import LAYOUT_RULES, Draft, Problem, first_broken
 
 MOST_NODES = 4096
 """Where the search for a larger cluster ends."""
@@ -42,31 +42,30 @@ def smallest_cluster(problem: Problem, pins: Pins) -> tuple[int, Strategy] | Non
 
 
 def _fits(problem: Problem, pins: Pins, nodes: int) -> Strategy | None:
-    """Some layout that fits on so many nodes, looked for where memory is smallest."""
+    """The fastest layout that fits on so many nodes, of those that hold least."""
+    from autoshard.search.grid.order import fastest_first
+    from autoshard.search.grid.table import Table
+
     larger = problem._replace(cluster=replace(problem.cluster, nodes=nodes))
-    capacity = larger.cluster.device.memory_bytes
     try:
         check_pins(larger, pins)
     except AutoshardError:
         return None  # the pinned degrees do not fill so many nodes
+    table = Table(larger, recompute_sets(larger, pins)[-1:])
     for draft in _frugal(larger, pins):
-        if state_at_least_bytes(larger, draft) > capacity:
-            continue
-        for recompute in reversed(recompute_sets(pins)):
-            for one in evaluations(larger, draft, recompute, draft_parts(larger, draft, recompute)):
-                if one.memory_bytes <= capacity:
-                    return one.strategy
-    return None
+        table.add(draft)
+    found = next(fastest_first(larger, [*table.price()]), None)
+    return None if found is None else found.strategy
 
 
 def _frugal(problem: Problem, pins: Pins) -> Iterator[Draft]:
-    """Legal layouts that hold least, most model parallelism first: the smallest microbatch, the fewest chunks."""
-    for degrees in sorted(meshes(problem, pins), key=lambda mesh: -mesh.tp * mesh.pp):
-        mesh = with_kernel(problem, pins, degrees)
-        if first_broken(MESH_RULES, problem, mesh) or first_broken(KERNEL_RULES, problem, mesh):
-            continue
-        for schedule, vpp in virtual_stages(problem, pins, mesh)[:1]:
-            size = microbatch_sizes(problem, pins, mesh)[0]
-            draft = mesh._replace(schedule=schedule, num_virtual_stages=vpp, microbatch_size=size)
-            if first_broken(LAYOUT_RULES, problem, draft) is None:
-                yield draft
+    """Legal layouts that hold least: the smallest microbatch, the fewest chunks, sequence parallelism and ZeRO-1."""
+    for mesh in meshes(problem, pins):
+        for variant in variants(problem, pins, mesh)[0][:1]:
+            if state_at_least_bytes(problem, variant) > problem.cluster.device.memory_bytes:
+                continue
+            for schedule, vpp in virtual_stages(problem, pins, mesh)[:1]:
+                size = microbatch_sizes(problem, pins, mesh)[0]
+                draft = variant._replace(schedule=schedule, num_virtual_stages=vpp, microbatch_size=size)
+                if first_broken(LAYOUT_RULES, problem, draft) is None:
+                    yield draft

@@ -29,9 +29,9 @@ class Tally:
     def nearest_miss(self, reason: str) -> float:
         return self.nearest.get(reason, (inf, ""))[0]
 
-    def keep(self) -> None:
-        self.considered += 1
-        self.fitting += 1
+    def keep(self, count: int) -> None:
+        self.considered += count
+        self.fitting += count
 
     def rejections(self) -> tuple[Rejection, ...]:
         """Most frequent first."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from time import process_time
@@ -13,14 +14,17 @@ from typing import Any
 import pytest
 
 from autoshard.cost.estimate import estimate
+from autoshard.cost.stage import strategy_parts
+from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.errors import AutoshardError, NoLayoutFits
-from autoshard.graph.recompute import COMMON_SETS, members
+from autoshard.graph.recompute import COMMON_SETS
+from autoshard.layout.context_parallel import CONTEXT_PARALLEL, UNUSED
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.models.registry import load_model
+from autoshard.schedules import SCHEDULES
 from autoshard.search import Pins, SearchResult, check_strategy, search
-from autoshard.search.cuts import balanced_stage_layers, stage_cuts
-from autoshard.search.evaluate import draft_parts, evaluations
-from autoshard.search.rules import Draft, Problem, divisors
+from autoshard.search.ranking import simplicity
+from autoshard.search.rules import Problem, divisors
 from autoshard.spec.cluster import Cluster, Link, load_cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec, load_precision
@@ -44,61 +48,90 @@ def toy_cluster(devices: int, memory_bytes: float) -> Cluster:
     return replace(cluster, devices_per_node=devices, devices_per_chip=1, intra_node=((devices, link),), device=device)
 
 
-def every_layout(problem: Problem) -> list[Strategy]:
+def every_layout(problem: Problem) -> Iterator[Strategy]:
     """By nested loops, no bounds: legal ones with each way of cutting stages that the search looks at."""
     model, training, cluster, backend = problem
-    found = []
     degrees = divisors(cluster.world_size)
     kernel = "plain" if (backend, model.model_type) == ("nxd", "gpt2") else "flash"
     for tp, pp, cp, ep in product(degrees, degrees, degrees, degrees):
         if cluster.world_size % (tp * pp * cp):
             continue
         dp = cluster.world_size // (tp * pp * cp)
-        for size, vpp, recompute in product(
-            range(1, training.global_batch_size + 1), range(1, model.num_hidden_layers + 1), COMMON_SETS
+        for size, vpp, schedule, kind, split, zero1 in product(
+            [size for size in range(1, training.global_batch_size + 1) if training.global_batch_size % size == 0],
+            range(1, model.num_hidden_layers + 1),
+            SCHEDULES,
+            CONTEXT_PARALLEL,
+            [False, True],
+            [False, True],
         ):
-            if pp * vpp > model.num_hidden_layers or dp % ep:
-                continue
-            schedule = "1f1b" if vpp == 1 else "interleaved"
-            sharing = "all_gather" if cp == 1 else "ring" if backend == "nxd" else "zigzag_ring"
-            draft = Draft(
-                tp, pp, dp, cp, ep, size, vpp, schedule, kernel, sequence_parallel=tp > 1, context_parallel=sharing
+            unused = (
+                cp == 1 and kind != UNUSED,
+                tp == 1 and split,
+                dp * cp == 1 and not zero1,
+                dp % ep,
+                model.num_hidden_layers % (pp * vpp) and vpp > 1,
             )
+            if any(unused) or pp * vpp > model.num_hidden_layers or (pp == 1 and schedule != "1f1b"):
+                continue
             even = even_stage_layers(model.num_hidden_layers, pp * vpp)
-            one = Strategy(**{**draft._asdict(), "recompute": recompute, "stage_layers": even})
+            one = Strategy(tp, pp, dp, cp, ep, vpp, size, schedule, "none", split, zero1, kernel, even, kind)  # type: ignore[arg-type]
             try:
                 check_strategy(model, training, cluster, backend, one)
             except AutoshardError:
                 continue
-            parts = draft_parts(problem, draft, recompute)
-            found += [evaluation.strategy for evaluation in evaluations(problem, draft, recompute, parts)]
-    return found
+            for recompute in COMMON_SETS:
+                cuts = (
+                    {even} if vpp > 1 else {even, *balanced_cuts_of(problem, replace(one, recompute=(recompute,) * pp))}
+                )
+                yield from (replace(one, recompute=(recompute,) * pp * vpp, stage_layers=cut) for cut in sorted(cuts))
+
+
+def balanced_cuts_of(problem: Problem, even: Strategy) -> list[tuple[int, ...]]:
+    """Block by block to the stage that is fastest with it, of equals to the first or to the last; unless that is slower
+    than the even cut."""
+    if even.pp == 1:
+        return []
+    model, training, cluster, _ = problem
+    (parts, *_), precision = strategy_parts(model, training, cluster, even), training.precision
+    per_parameter = accumulation_s_per_parameter(precision, cluster.device)
+    block, embedding, head = (
+        part.forward_s + part.backward_s + per_parameter * part.num_parameters
+        for part in (parts.block, parts.embedding, parts.head)
+    )
+    ends = [embedding / block, *[0.0] * (even.pp - 2), head / block]
+
+    def slowest(cut: Sequence[int]) -> float:
+        return max(count + end for count, end in zip(cut, ends, strict=True))
+
+    cuts = []
+    for sign in (1, -1):
+        counts = [1] * even.pp
+        for _ in range(model.num_hidden_layers - even.pp):
+            stage = min(range(even.pp), key=lambda stage: (round(counts[stage] + 1 + ends[stage], 9), sign * stage))
+            counts[stage] += 1
+        cuts.append(tuple(counts))
+    return [cut for cut in cuts if slowest(cut) <= slowest(even.stage_layers) * (1 + 1e-9)]
 
 
 def brute_force(problem: Problem, count: int) -> tuple[int, list[Strategy]]:
-    """(layouts that fit, the fastest of each kind)."""
-    costs = [(one, estimate(problem.model, problem.training, problem.cluster, one)) for one in every_layout(problem)]
+    """(layouts that fit, whatever their cut; the fastest of each kind)."""
+    costs = ((one, estimate(problem.model, problem.training, problem.cluster, one)) for one in every_layout(problem))
     fitting = [(one, cost) for one, cost in costs if cost.fits]
-    layouts = {(*_kind(one), one.num_virtual_stages) for one, _ in fitting}
     best: dict[tuple[Any, ...], tuple[tuple[Any, ...], Strategy]] = {}
     for one, cost in fitting:
-        key = (float(f"{cost.step_time_s:.9g}"), *_simplicity(one))
+        key = (float(f"{cost.step_time_s:.9g}"), *simplicity(one))
         if _kind(one) not in best or key < best[_kind(one)][0]:
             best[_kind(one)] = (key, one)
     ranked = sorted(best.values(), key=lambda pair: pair[0])
-    return len(layouts), [one for _, one in ranked[:count]]
+    evenly = {
+        replace(one, stage_layers=even_stage_layers(sum(one.stage_layers), len(one.stage_layers))) for one, _ in fitting
+    }
+    return len(evenly), [one for _, one in ranked[:count]]
 
 
 def _kind(s: Strategy) -> tuple[Any, ...]:
     return s.tp, s.pp, s.dp, s.cp, s.ep, s.schedule, s.recompute, s.microbatch_size
-
-
-def _simplicity(s: Strategy) -> tuple[Any, ...]:
-    axes = sum(degree > 1 for degree in (s.tp, s.pp, s.cp, s.ep))
-    recompute = sum(len(members(one)) for one in s.recompute)
-    uneven = s.stage_layers != even_stage_layers(sum(s.stage_layers), len(s.stage_layers))
-    degrees = (s.pp, s.num_virtual_stages, recompute, s.cp, s.ep, s.tp, s.microbatch_size)
-    return (axes, *degrees, uneven, s.stage_layers)
 
 
 def random_problem(seed: int) -> Problem:
@@ -320,30 +353,6 @@ def test_rejections_are_counted_and_have_an_example() -> None:
     assert all(by_reason.values())
 
 
-def partitions(total: int, parts: int) -> list[tuple[int, ...]]:
-    if parts == 1:
-        return [(total,)]
-    return [(first, *rest) for first in range(1, total - parts + 2) for rest in partitions(total - first, parts - 1)]
-
-
-@pytest.mark.parametrize("ends", [(0.0, 0.0), (0.1, 1.2), (0.0, 3.5), (2.0, 0.0), (0.4, 0.9), (7.0, 9.0)])
-@pytest.mark.parametrize(("layers", "stages"), [(8, 4), (9, 4), (10, 3), (5, 5), (12, 2)])
-def test_balanced_cut_is_the_best_of_all_cuts(layers: int, stages: int, ends: tuple[float, float]) -> None:
-    def slowest(cut: tuple[int, ...]) -> float:
-        return max(max(cut), cut[0] + ends[0], cut[-1] + ends[1])
-
-    balanced = balanced_stage_layers(layers, stages, *ends)
-    assert sum(balanced) == layers and len(balanced) == stages and min(balanced) >= 1
-    assert slowest(balanced) == pytest.approx(min(map(slowest, partitions(layers, stages))))
-
-
-def test_a_heavy_head_takes_blocks_off_the_last_stage() -> None:
-    assert stage_cuts(80, 8, 1, 0.0, 1.2) == ((10,) * 8, (10, 10, 10, 10, 10, 10, 11, 9))
-    assert stage_cuts(80, 8, 1, 0.0, 0.9) == ((10,) * 8,)
-    assert stage_cuts(80, 8, 2, 0.0, 3.0) == ((5,) * 16,)
-    assert stage_cuts(80, 1, 1, 0.0, 3.0) == ((80,),)
-
-
 def test_search_is_fast() -> None:
     """Of the second that a whole plan may take; a generous bound, since machines differ."""
     from autoshard.cost import stage
@@ -355,7 +364,7 @@ def test_search_is_fast() -> None:
     assert process_time() - begin < 0.7
 
 
-def test_search_imports_neither_torch_nor_numpy() -> None:
+def test_search_imports_numpy_only_to_price() -> None:
     code = "import autoshard.search, sys; print([name for name in ('torch', 'numpy') if name in sys.modules])"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert shown.stdout == "[]\n"

@@ -1,0 +1,1 @@
+"""Prices whole layouts by the thousand: the formulas of the cost model over arrays."""

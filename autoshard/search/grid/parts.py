@@ -1,0 +1,185 @@
+"""What stages are made of, in columns: an entry for each local shape under each recompute set.
+
+The numbers of `cost.stage.stage_parts`. Here a program is partitioned once for all microbatch sizes, and a recompute
+set costs two sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+
+from autoshard.cost.collectives import collective_time_s, group_shape
+from autoshard.cost.program import PricedProgram, Seconds, add_up, price_program
+from autoshard.cost.stage import LocalShape, mesh_order, stage_mesh, stage_work
+from autoshard.graph.recompute import is_recomputed
+from autoshard.search.grid.microbatch import UnitWork, unit_work
+from autoshard.search.grid.pipeline import Array
+from autoshard.search.rules import Problem
+from autoshard.spec.training import DTYPE_BYTES
+
+Numbers = tuple[float, float, float, float, float, float, float]
+"""In the order of PartColumns."""
+NOTHING: Numbers = (0.0,) * 7
+
+
+class PartColumns(NamedTuple):
+    """Of a block or an end of the model, for one microbatch on one rank: seconds and bytes, as in cost.program.Part."""
+
+    forward_s: Array
+    backward_s: Array
+    kept_bytes: Array
+    replay_bytes: Array
+    working_bytes: Array
+    weights_waiting_bytes: Array
+    weight_gradients_s: Array
+
+    def take(self, rows: Array) -> PartColumns:
+        return PartColumns(*(column[rows] for column in self))
+
+
+class StageColumns(NamedTuple):
+    """As cost.stage.Parts. tied: embedding and head on one rank that share their table, else zeros."""
+
+    block: PartColumns
+    embedding: PartColumns
+    head: PartColumns
+    tied: PartColumns
+    hidden_bytes: Array
+
+    def ends(self, rows: Array, together: bool) -> tuple[PartColumns, PartColumns]:
+        """(of the first rank, of the last rank). together: on one rank, where ends that are tied are one part."""
+        if together and self.tied.forward_s.any():
+            first = self.tied.take(rows)
+            return first, PartColumns(*(np.zeros_like(column) for column in first))
+        return self.embedding.take(rows), self.head.take(rows)
+
+
+def stage_columns(problem: Problem, shapes: list[LocalShape], recompute: tuple[str, ...]) -> StageColumns:
+    """Entry i * len(recompute) + j: shape i under set j."""
+    rows = [row for shape in shapes for row in _shape_rows(problem, shape, recompute)]
+    block, embedding, head, tied = (PartColumns(*np.array(part, dtype=float).T) for part in zip(*rows, strict=True))
+    hidden = [_hidden_bytes(problem, shape) for shape in shapes for _ in recompute]
+    return StageColumns(block, embedding, head, tied, np.array(hidden, dtype=float))
+
+
+def _hidden_bytes(problem: Problem, shape: LocalShape) -> int:
+    inside = shape.cp * (shape.tp if shape.sequence_parallel else 1)
+    elements = shape.microbatch_size * problem.training.sequence_length * problem.model.hidden_size // inside
+    return elements * DTYPE_BYTES[problem.training.precision.compute_dtype]
+
+
+class Units(NamedTuple):
+    """The programs of one local shape, for one sequence a microbatch. first: embedding and a block behind it."""
+
+    block: UnitWork
+    first: UnitWork
+    embedding: UnitWork
+    head: UnitWork
+    tied: UnitWork | None
+
+
+@lru_cache(maxsize=1024)
+def unit_programs(problem: Problem, shape: LocalShape) -> Units:
+    """shape: of one sequence a microbatch."""
+    model, training, kv_inner = problem.model, problem.training, problem.cluster.layout_rules != "trn2"
+
+    def unit(layers: int, first: bool, last: bool) -> UnitWork:
+        dtype = training.precision.compute_dtype
+        sizes = (training.sequence_length, training.expert_capacity_factor, dtype)
+        one, two = (
+            stage_work(model, *sizes, replace(shape, microbatch_size=count), kv_inner, layers, first, last)
+            if count == 1 or last
+            else None
+            for count in (1, 2)
+        )
+        assert one is not None
+        return unit_work(one, two)
+
+    tied = unit(0, True, True) if model.tie_word_embeddings else None
+    return Units(unit(1, False, False), unit(1, True, False), unit(0, True, False), unit(0, False, True), tied)
+
+
+def _shape_rows(problem: Problem, shape: LocalShape, recompute: tuple[str, ...]) -> list[tuple[Numbers, ...]]:
+    """For each set: block, embedding, head, tied."""
+    units, count = unit_programs(problem, replace(shape, microbatch_size=1)), shape.microbatch_size
+    collective_s = _collective_times(problem, shape)
+    peak = problem.training.precision.compute_dtype
+
+    def priced(unit: UnitWork) -> PricedProgram:
+        return price_program(unit.times(count), problem.cluster.device, peak, collective_s)
+
+    block, first = priced(units.block), priced(units.first)
+    embedding, head = _end(priced(units.embedding), units.embedding, count), _end(priced(units.head), units.head, count)
+    tied = NOTHING if units.tied is None else _end(priced(units.tied), units.tied, count)
+    opening = units.block.work.program.graph.operators[0]
+    sums_block = _running_sums(block)
+    forward_s = sums_block[-1]
+    backward_s = sum(seconds.total for seconds in block.backward)
+    rows: list[tuple[Numbers, ...]] = []
+    for one in recompute:
+        kept = units.block.work.recompute(one)
+        again_s = sum(sums_block[stop] - sums_block[start] for start, stop in kept.repeated)
+        of_block: Numbers = (
+            forward_s,
+            backward_s + again_s,
+            count * kept.kept_bytes,
+            count * kept.replay_bytes,
+            block.work.working_bytes,
+            block.work.weights_waiting_bytes,
+            block.weight_gradients_s,
+        )
+        if not is_recomputed(opening, one):
+            rows.append((of_block, embedding, head, tied))
+            continue
+        behind = units.first.work.recompute(one)
+        more_s = _replayed_more_s(block, kept.repeated, first, behind.repeated)
+        more_kept = count * (behind.kept_bytes - kept.kept_bytes) - embedding[2]
+        ends: list[Numbers] = [
+            (end[0], end[1] + more_s, end[2] + more_kept, count * behind.replay_bytes, *end[4:])
+            for end in (embedding, tied)
+        ]
+        rows.append((of_block, ends[0], head, NOTHING if units.tied is None else ends[1]))
+    return rows
+
+
+def _running_sums(priced: PricedProgram) -> list[float]:
+    """Forward seconds of the first n steps."""
+    return [*accumulate((seconds.total for seconds in priced.forward), initial=0.0)]
+
+
+def _end(priced: PricedProgram, unit: UnitWork, count: int) -> Numbers:
+    kept = unit.work.recompute("none")
+    forward_s, backward_s = (sum(one.total for one in seconds) for seconds in (priced.forward, priced.backward))
+    work = priced.work
+    bytes_of = (count * kept.kept_bytes, count * kept.replay_bytes, work.working_bytes, work.weights_waiting_bytes)
+    return (forward_s, backward_s, *bytes_of, priced.weight_gradients_s)
+
+
+def _replayed_more_s(
+    block: PricedProgram,
+    repeated: tuple[tuple[int, int], ...],
+    first: PricedProgram,
+    behind: tuple[tuple[int, int], ...],
+) -> float:
+    """What the block behind the embedding repeats beyond other blocks, kind by kind."""
+    of_first, of_block = (
+        add_up(seconds for start, stop in ranges for seconds in priced.forward[start:stop])
+        for priced, ranges in ((first, behind), (block, repeated))
+    )
+    return Seconds(*(max(0.0, a - b) for a, b in zip(of_first.values, of_block.values, strict=True))).total
+
+
+def _collective_times(problem: Problem, shape: LocalShape) -> Callable[[str, tuple[str, ...], int], float]:
+    cluster = problem.cluster
+    order = mesh_order(stage_mesh(problem.model, cluster, shape))
+
+    def collective_s(kind: str, axes: tuple[str, ...], size: int) -> float:
+        return collective_time_s(kind, size, group_shape(order, axes, cluster.devices_per_node), cluster)
+
+    return collective_s

@@ -1,0 +1,123 @@
+"""Step time and memory of whole layouts: everything that `cost.estimate` counts, for thousands at once."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from autoshard.cost.step import accumulation_s_per_parameter
+from autoshard.schedules import SCHEDULES
+from autoshard.search.grid.cuts import Cuts
+from autoshard.search.grid.memory import RankColumns, StateColumns, rank_bytes
+from autoshard.search.grid.parts import PartColumns
+from autoshard.search.grid.pipeline import Array, interleaved_s, one_chunk_s, weights_apart_at_least_s
+from autoshard.search.rules import Problem
+
+
+class Family(NamedTuple):
+    """What layouts that are priced together share. at_once: all forwards come before all backwards, as in GPipe and in
+    an interleaved schedule with as many microbatches as stages."""
+
+    schedule: str
+    pp: int
+    num_virtual_stages: int
+    at_once: bool
+
+    @property
+    def has_closed_form(self) -> bool:
+        """Else a step time is a lower bound, and `cost.estimate` simulates."""
+        return not SCHEDULES[self.schedule].weights_apart
+
+
+class Layouts(NamedTuple):
+    """An entry for each layout of one family. first, last: the ends of the model. after_s: once a step, behind the
+    pipeline."""
+
+    num_microbatches: Array
+    block: PartColumns
+    first: PartColumns
+    last: PartColumns
+    hidden_bytes: Array
+    state: StateColumns
+    hop_s: Array
+    after_s: Array
+    cuts: Cuts
+
+
+def step_times_s(problem: Problem, family: Family, layouts: Layouts) -> Array:
+    pp, vpp = family.pp, family.num_virtual_stages
+    device, state = problem.cluster.device, layouts.state
+    accumulation_s = accumulation_s_per_parameter(problem.training.precision, device)
+    layers = layouts.cuts.layers(pp) if vpp == 1 else layouts.cuts.base
+    blocks_s = device.pass_launch_s + layers * layouts.block.forward_s
+    blocks_back_s = device.pass_launch_s + layers * (layouts.block.backward_s + accumulation_s * state.block)
+    if vpp > 1:
+        blocks_s, blocks_back_s = (np.repeat(one[None], pp * vpp, axis=0) for one in (blocks_s, blocks_back_s))
+    for stage, end, parameters in ((0, layouts.first, state.first), (-1, layouts.last, state.last)):
+        blocks_s[stage] += end.forward_s
+        blocks_back_s[stage] += end.backward_s + accumulation_s * parameters
+    m = layouts.num_microbatches
+    if not family.has_closed_form:
+        put_off_s = layers * layouts.block.weight_gradients_s
+        put_off_s[0] += layouts.first.weight_gradients_s
+        put_off_s[-1] += layouts.last.weight_gradients_s
+        least_s = weights_apart_at_least_s(blocks_s, blocks_back_s, put_off_s, m, layouts.hop_s)
+        return least_s + layouts.after_s
+    if vpp == 1:
+        return one_chunk_s(blocks_s, blocks_back_s, m, layouts.hop_s, family.at_once) + layouts.after_s
+    fewest, warm_up = int(m.min()), SCHEDULES[family.schedule].warm_up
+    assert warm_up is not None
+
+    def warm(rank: int) -> int:
+        return warm_up(rank, pp, fewest, vpp)
+
+    return interleaved_s(blocks_s, blocks_back_s, m, layouts.hop_s, pp, warm, family.at_once) + layouts.after_s
+
+
+def memory_bytes(problem: Problem, family: Family, layouts: Layouts) -> Array:
+    """On the fullest rank. Of alike ranks the lowest counts, which has the most microbatches in flight."""
+    pp, vpp = family.pp, family.num_virtual_stages
+    layers = layouts.cuts.layers(pp) if vpp == 1 else np.repeat(layouts.cuts.base[None], pp, axis=0)
+    fullest: Array = np.zeros_like(layouts.hidden_bytes)
+    for rank in range(pp):
+        if family.has_closed_form and 1 < rank < pp - 1 and (layers[rank] == layers[rank - 1]).all():
+            continue
+        needed = rank_bytes(
+            _rank(family, layouts.num_microbatches, layers[rank], rank),
+            layouts.block,
+            layouts.first,
+            layouts.last,
+            layouts.hidden_bytes,
+            layouts.state,
+            problem.training.precision,
+        )
+        np.maximum(fullest, needed, out=fullest)
+    return fullest + problem.cluster.device.reserved_memory_bytes
+
+
+def _rank(family: Family, m: Array, layers: Array, rank: int) -> RankColumns:
+    """As cost.load.rank_load. layers: of each chunk of the rank."""
+    pp, vpp = family.pp, family.num_virtual_stages
+    first, last = rank == 0, rank == pp - 1
+    in_flight: Array
+    if vpp == 1:
+        in_flight = embeddings = m if family.at_once else np.minimum(pp - rank, m)
+    else:
+        warm_up = SCHEDULES[family.schedule].warm_up
+        assert warm_up is not None
+        in_flight = np.full_like(m, warm_up(rank, pp, int(m.min()), vpp))
+        embeddings = np.minimum(in_flight, np.where(m > pp, 2 * pp, pp))
+    nothing = np.zeros_like(m)
+    heads = np.maximum(1, in_flight - (vpp - 1) * pp)
+    return RankColumns(
+        vpp * layers,
+        layers,
+        in_flight,
+        embeddings if first else nothing,
+        heads if last else nothing,
+        np.minimum(rank, m) if SCHEDULES[family.schedule].weights_apart else 0,
+        first,
+        last,
+        pp == 1,
+    )

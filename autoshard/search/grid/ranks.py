@@ -1,0 +1,107 @@
+"""What follows from a mesh alone: parameters on a rank, who shares their optimizer state, and what a step does with
+them after its last microbatch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+
+from autoshard.cost.collectives import collective_time_s, group_shape
+from autoshard.cost.memory import BUCKET_BYTES, zero1_axes
+from autoshard.cost.stage import LocalShape, mesh_order
+from autoshard.cost.step import update_s_per_parameter
+from autoshard.layout.mesh import ZERO1_AXES, Mesh, build_mesh
+from autoshard.search.grid.parts import unit_programs
+from autoshard.search.rules import Problem
+from autoshard.spec.training import DTYPE_BYTES
+
+Counts = Mapping[tuple[str, ...], int]
+"""Elements on one rank, by the axes over which their gradient is summed once a step."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """Elements on one rank: all of them, and those whose optimizer state it keeps."""
+
+    parameters: float
+    owned: float
+
+
+class RankState:
+    """Of the meshes with these degrees. block, first, last: parameters of one block and of the ends of the model."""
+
+    def __init__(self, problem: Problem, mesh: Mesh, shape: LocalShape, zero1: bool):
+        self._cluster, self._precision, self._zero1 = problem.cluster, problem.training.precision, zero1
+        self._mesh, self._order = mesh, mesh_order(mesh)
+        units = unit_programs(problem, replace(shape, microbatch_size=1))
+        tied = units.tied if mesh.pp == 1 else None
+        self._counts: tuple[Counts, ...] = (
+            units.block.work.parameters,
+            (tied or units.embedding).work.parameters,
+            {} if tied else units.head.work.parameters,
+        )
+        self.block, self.first, self.last = map(self._held, self._counts)
+        self.shares_state = mesh.size(ZERO1_AXES) > 1
+        self._update_s = update_s_per_parameter(self._precision, problem.cluster.device)
+
+    @cache  # noqa: B019  as short-lived as the search that asks
+    def hop_s(self, hidden_bytes: float) -> float:
+        """Of one microbatch from a stage to the next; as cost.step.hop_s."""
+        if self._mesh.pp == 1:
+            return 0.0
+        return self._time_s("send_recv", ("pp",), hidden_bytes)
+
+    def _held(self, counts: Counts) -> Held:
+        if not self._zero1:
+            return Held(float(sum(counts.values())), float(sum(counts.values())))
+        owned = sum(count / self._mesh.size(zero1_axes(axes)) for axes, count in counts.items())
+        return Held(float(sum(counts.values())), owned)
+
+    @cache  # noqa: B019  as short-lived as the search that asks
+    def after_s(self, first_blocks: int, middle_blocks: int, last_blocks: int) -> float:
+        """Gradient sums, update and gathering of the rank for which they take longest.
+
+        middle_blocks: the most of a rank without ends, 0 for none.
+        """
+        if self._mesh.pp == 1:
+            return self._rank_s(first_blocks, True, True)
+        between = self._rank_s(middle_blocks, False, False) if middle_blocks else 0.0
+        return max(self._rank_s(first_blocks, True, False), between, self._rank_s(last_blocks, False, True))
+
+    def _rank_s(self, blocks: int, first: bool, last: bool) -> float:
+        block, first_end, last_end = self._counts
+        counts: dict[tuple[str, ...], int] = {axes: blocks * count for axes, count in block.items()}
+        for end, has in ((first_end, first), (last_end, last)):
+            for axes, count in end.items() if has else ():
+                counts[axes] = counts.get(axes, 0) + count
+        reduce_bytes, parameter_bytes = (
+            DTYPE_BYTES[dtype] for dtype in (self._precision.gradient_reduce_dtype, self._precision.parameter_dtype)
+        )
+        seconds = owned = 0.0
+        shared: dict[tuple[str, ...], int] = {}
+        for axes, count in counts.items():
+            among = zero1_axes(axes)
+            shared[among] = shared.get(among, 0) + count
+            owned += count / self._mesh.size(among) if self._zero1 else count
+            if within := tuple(axis for axis in axes if axis not in among):
+                seconds += self._buckets_s("all_reduce", within, count * reduce_bytes)
+        for axes, count in shared.items():
+            seconds += self._buckets_s("reduce_scatter" if self._zero1 else "all_reduce", axes, count * reduce_bytes)
+            if self._zero1:
+                seconds += self._buckets_s("all_gather", axes, count * parameter_bytes)
+        return seconds + owned * self._update_s
+
+    def _buckets_s(self, kind: str, axes: tuple[str, ...], size: float) -> float:
+        full, rest = divmod(size, BUCKET_BYTES)
+        return full * self._time_s(kind, axes, BUCKET_BYTES) + self._time_s(kind, axes, rest)
+
+    def _time_s(self, kind: str, axes: tuple[str, ...], size: float) -> float:
+        shape = group_shape(self._order, tuple(sorted(axes)), self._cluster.devices_per_node)
+        return collective_time_s(kind, size, shape, self._cluster)
+
+
+def mesh_of(problem: Problem, tp: int, pp: int, dp: int, cp: int, ep: int) -> Mesh:
+    """As cost.stage.strategy_mesh."""
+    kv_heads, kv_inner = problem.model.num_key_value_heads, problem.cluster.layout_rules != "trn2"
+    return build_mesh(tp, pp, dp, cp, ep, kv_heads, kv_inner)

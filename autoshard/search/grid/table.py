@@ -1,0 +1,229 @@
+"""Collects legal layouts by family and prices each under every recompute set and every cut that is worth a look."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from autoshard.cost.stage import LocalShape
+from autoshard.cost.step import accumulation_s_per_parameter
+from autoshard.layout.strategy import Strategy
+from autoshard.search.grid.cuts import Cuts, balanced_cuts, even_cuts
+from autoshard.search.grid.memory import StateColumns
+from autoshard.search.grid.parts import PartColumns, StageColumns, stage_columns
+from autoshard.search.grid.pipeline import Array
+from autoshard.search.grid.price import Family, Layouts, memory_bytes, step_times_s
+from autoshard.search.grid.ranks import RankState, mesh_of
+from autoshard.search.rules import Draft, Problem
+
+CHUNK = 4096
+"""Layouts that are priced at once: their columns stay in a core's cache."""
+
+
+@dataclass
+class Drafts:
+    """Of one family, a draft an entry: the place of its local shape and of its mesh in the tables."""
+
+    drafts: list[Draft] = field(default_factory=list)
+    shapes: list[int] = field(default_factory=list)
+    states: list[int] = field(default_factory=list)
+    num_microbatches: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Priced:
+    """Whole layouts of one family. draft, recompute: places in `drafts` and `sets`."""
+
+    family: Family
+    drafts: list[Draft]
+    sets: tuple[str, ...]
+    draft: Array
+    recompute: Array
+    cuts: Cuts
+    step_time_s: Array
+    memory_bytes: Array
+
+    @property
+    def at_least(self) -> bool:
+        """Whether step times are lower bounds."""
+        return not self.family.has_closed_form
+
+    def strategy(self, row: int) -> Strategy:
+        draft, stages = self.drafts[self.draft[row]], self.family.pp * self.family.num_virtual_stages
+        one = self.cuts.take(np.array([row]))
+        layers = one.layers(self.family.pp)[:, 0] if self.family.num_virtual_stages == 1 else [one.base[0]] * stages
+        cut = tuple(int(count) for count in layers)
+        return Strategy(**{**draft._asdict(), "recompute": self.sets[self.recompute[row]], "stage_layers": cut})
+
+    def pairs(self, capacity_bytes: float) -> tuple[int, int]:
+        """(that fit, that do not): layouts whatever their cut, which fit if one of their cuts does."""
+        layout = self._layout
+        every, fitting = np.unique(layout), np.unique(layout[self.memory_bytes <= capacity_bytes])
+        return len(fitting), len(every) - len(fitting)
+
+    def nearest_miss(self, capacity_bytes: float) -> tuple[float, Strategy]:
+        """(memory, layout) of the smallest one of which no cut fits; there must be one."""
+        layout = self._layout
+        fits = np.isin(layout, layout[self.memory_bytes <= capacity_bytes])
+        row = int(np.where(fits, np.inf, self.memory_bytes).argmin())
+        return float(self.memory_bytes[row]), self.strategy(row)
+
+    @property
+    def _layout(self) -> Array:
+        return self.draft * len(self.sets) + self.recompute
+
+
+class Table:
+    """Legal drafts, priced when all are there."""
+
+    def __init__(self, problem: Problem, sets: tuple[str, ...]):
+        self._problem, self._sets = problem, sets
+        self._families: dict[Family, Drafts] = {}
+        self._shapes: dict[LocalShape, int] = {}
+        self._states: dict[tuple[int | bool, ...], int] = {}
+        self._held: list[RankState] = []
+
+    def add(self, draft: Draft) -> None:
+        """draft: legal but for its stage_layers."""
+        count = self._problem.training.global_batch_size // (draft.dp * draft.microbatch_size)
+        at_once = draft.schedule == "gpipe" or (draft.num_virtual_stages > 1 and count == draft.pp)
+        drafts = self._families.setdefault(
+            Family(draft.schedule, draft.pp, draft.num_virtual_stages, at_once), Drafts()
+        )
+        shape = local_shape(draft)
+        drafts.drafts.append(draft)
+        drafts.shapes.append(self._shapes.setdefault(shape, len(self._shapes)))
+        drafts.states.append(self._state(draft, shape))
+        drafts.num_microbatches.append(count)
+
+    def _state(self, draft: Draft, shape: LocalShape) -> int:
+        degrees = (draft.tp, draft.pp, draft.dp, draft.cp, draft.ep)
+        key = (*degrees, draft.sequence_parallel, draft.zero1)
+        if key not in self._states:
+            self._states[key] = len(self._held)
+            self._held.append(RankState(self._problem, mesh_of(self._problem, *degrees), shape, draft.zero1))
+        return self._states[key]
+
+    def price(self) -> Iterator[Priced]:
+        """Everything that was added, a chunk at a time."""
+        if not self._families:
+            return
+        columns = stage_columns(self._problem, list(self._shapes), self._sets)
+        held = _state_columns(self._held)
+        for family, drafts in self._families.items():
+            whole = Whole(self._problem, self._sets, columns, self._held, held, family, drafts)
+            step = max(1, CHUNK // len(self._sets))
+            for begin in range(0, len(drafts.drafts), step):
+                yield whole.price(begin, min(begin + step, len(drafts.drafts)))
+
+
+def local_shape(draft: Draft) -> LocalShape:
+    return LocalShape(
+        draft.tp,
+        draft.cp,
+        draft.ep,
+        draft.microbatch_size,
+        draft.sequence_parallel,
+        draft.attention_kernel,
+        draft.context_parallel,
+    )
+
+
+def _state_columns(held: list[RankState]) -> StateColumns:
+    parts = [(state.block, state.first, state.last) for state in held]
+    block, first, last = np.array([[one.parameters for one in three] for three in parts], dtype=float).T
+    block_owned, first_owned, last_owned = np.array([[one.owned for one in three] for three in parts], dtype=float).T
+    shares_state = np.array([state.shares_state for state in held])
+    return StateColumns(block, first, last, block_owned, first_owned, last_owned, shares_state)
+
+
+class Whole:
+    """Prices ranges of the drafts of one family."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        sets: tuple[str, ...],
+        columns: StageColumns,
+        states: list[RankState],
+        held: StateColumns,
+        family: Family,
+        drafts: Drafts,
+    ):
+        self._problem, self._sets, self._columns, self._states = problem, sets, columns, states
+        self._held, self._family, self._drafts = held, family, drafts
+        self._shape, self._state, self._count = (
+            np.array(values) for values in (drafts.shapes, drafts.states, drafts.num_microbatches)
+        )
+        hidden = columns.hidden_bytes[self._shape * len(sets)]
+        self._hop_s = np.array(
+            [states[one].hop_s(size) for one, size in zip(drafts.states, hidden.tolist(), strict=True)]
+        )
+
+    def price(self, begin: int, end: int) -> Priced:
+        draft = np.repeat(np.arange(begin, end), len(self._sets))
+        recompute = np.tile(np.arange(len(self._sets)), end - begin)
+        cuts, which = self._cuts(draft, recompute)
+        draft, recompute = draft[which], recompute[which]
+        layouts = self._layouts(draft, recompute, cuts)
+        times = step_times_s(self._problem, self._family, layouts)
+        needed = memory_bytes(self._problem, self._family, layouts)
+        return Priced(self._family, self._drafts.drafts, self._sets, draft, recompute, cuts, times, needed)
+
+    def _cuts(self, draft: Array, recompute: Array) -> tuple[Cuts, Array]:
+        """(cuts, the entry of draft and recompute that each belongs to)."""
+        pp, layers = self._family.pp, self._problem.model.num_hidden_layers
+        everything = np.arange(len(draft))
+        if pp == 1 or self._family.num_virtual_stages > 1:
+            each = np.full(len(draft), layers // (pp * self._family.num_virtual_stages))
+            return Cuts(each, each, each, np.ones_like(each), np.zeros_like(each)), everything
+        even = even_cuts(layers, pp, len(draft))
+        block, first, last, state = self._parts(draft, recompute)
+        s_per_parameter = accumulation_s_per_parameter(self._problem.training.precision, self._problem.cluster.device)
+        block_s = block.forward_s + block.backward_s + s_per_parameter * state.block
+        embedding, head = (
+            (end.forward_s + end.backward_s + s_per_parameter * parameters) / block_s
+            for end, parameters in ((first, state.first), (last, state.last))
+        )
+        found, which = [even], [everything]
+        slowest = _slowest(even, pp, embedding, head)
+        for early in (False, True):
+            cuts = balanced_cuts(layers, pp, embedding, head, early)
+            differs = [
+                np.any([one != other for one, other in zip(cuts, others, strict=True)], axis=0) for others in found
+            ]
+            worth = everything[np.all(differs, axis=0) & (_slowest(cuts, pp, embedding, head) <= slowest * (1 + 1e-9))]
+            found.append(cuts)
+            which.append(worth)
+        chosen = [cuts.take(rows) for cuts, rows in zip(found, which, strict=True)]
+        return Cuts(*(np.concatenate(columns) for columns in zip(*chosen, strict=True))), np.concatenate(which)
+
+    def _parts(self, draft: Array, recompute: Array) -> tuple[PartColumns, PartColumns, PartColumns, StateColumns]:
+        rows = self._shape[draft] * len(self._sets) + recompute
+        first, last = self._columns.ends(rows, self._family.pp == 1)
+        state = StateColumns(*(column[self._state[draft]] for column in self._held))
+        return self._columns.block.take(rows), first, last, state
+
+    def _layouts(self, draft: Array, recompute: Array, cuts: Cuts) -> Layouts:
+        block, first, last, state = self._parts(draft, recompute)
+        hidden = self._columns.hidden_bytes[self._shape[draft] * len(self._sets) + recompute]
+        after_s = self._after_s(self._state[draft], cuts)
+        return Layouts(self._count[draft], block, first, last, hidden, state, self._hop_s[draft], after_s, cuts)
+
+    def _after_s(self, state: Array, cuts: Cuts) -> Array:
+        """Looked up once for each different mesh and cut."""
+        vpp = self._family.num_virtual_stages
+        between = cuts.most_between if self._family.pp > 2 else np.zeros_like(cuts.base)
+        key = np.stack([state, vpp * cuts.first, vpp * between, vpp * cuts.last])
+        codes = np.ravel_multi_index(tuple(key), tuple(key.max(1) + 1))
+        _, places, inverse = np.unique(codes, return_index=True, return_inverse=True)
+        seconds = [self._states[one].after_s(*map(int, blocks)) for one, *blocks in key[:, places].T]
+        return np.array(seconds)[inverse]
+
+
+def _slowest(cuts: Cuts, pp: int, embedding: Array, head: Array) -> Array:
+    """Work of the slowest stage, in blocks."""
+    ends = np.maximum(cuts.first + embedding, cuts.last + head)
+    return np.maximum(ends, cuts.most_between) if pp > 2 else ends

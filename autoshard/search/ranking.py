@@ -1,0 +1,59 @@
+"""The order of layouts: fastest first, of equally fast ones the simplest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from typing import NamedTuple
+
+from autoshard.graph.recompute import members
+from autoshard.layout.strategy import Strategy, even_stage_layers
+
+DIGITS = 9
+"""Step times that agree in so many digits are equal."""
+
+
+class Timed(NamedTuple):
+    """A layout that fits."""
+
+    step_time_s: float
+    strategy: Strategy
+
+
+def simplicity(s: Strategy) -> tuple[object, ...]:
+    """Less is simpler: decides between equally fast layouts, and in every case."""
+    axes = sum(degree > 1 for degree in (s.tp, s.pp, s.cp, s.ep))
+    recompute = sum(len(members(one)) for one in s.recompute)
+    uneven = s.stage_layers != even_stage_layers(sum(s.stage_layers), len(s.stage_layers))
+    degrees = (s.pp, s.num_virtual_stages, recompute, s.cp, s.ep, s.tp, s.microbatch_size)
+    unusual = (not s.zero1, s.tp > 1 and not s.sequence_parallel, uneven, len(set(s.recompute)) > 1)
+    return (axes, *degrees, *unusual, s.attention_kernel, s.context_parallel, s.stage_layers, s.recompute)
+
+
+def describe(strategy: Strategy) -> str:
+    """'tp=32 pp=8 dp=2, microbatch 1, full recompute': the degrees above 1 and what decides about memory."""
+    degrees = {"tp": strategy.tp, "pp": strategy.pp, "dp": strategy.dp, "cp": strategy.cp, "ep": strategy.ep}
+    degrees["vpp"] = strategy.num_virtual_stages
+    shown = " ".join(f"{name}={degree}" for name, degree in degrees.items() if degree > 1) or "one device"
+    return f"{shown}, microbatch {strategy.microbatch_size}, {strategy.recompute_name} recompute"
+
+
+def kind(s: Strategy) -> tuple[object, ...]:
+    """Layouts that differ in none of these are variants of one: the fastest stands for it."""
+    return (s.tp, s.pp, s.dp, s.cp, s.ep, s.schedule, s.uniform_recompute, s.microbatch_size)
+
+
+def in_order(layouts: Iterable[Timed]) -> Iterator[Timed]:
+    """layouts: by rising step time."""
+    for _, equal in groupby(layouts, key=lambda one: float(f"{one.step_time_s:.{DIGITS}g}")):
+        yield from sorted(equal, key=lambda one: simplicity(one.strategy))
+
+
+def best_of_each_kind(layouts: Iterable[Timed], count: int) -> list[Timed]:
+    """The `count` first kinds. layouts: by rising step time."""
+    best: dict[tuple[object, ...], Timed] = {}
+    for one in in_order(layouts):
+        best.setdefault(kind(one.strategy), one)
+        if len(best) == count:
+            break
+    return list(best.values())

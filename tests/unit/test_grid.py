@@ -1,0 +1,147 @@
+"""Layouts priced by the thousand: the same numbers as one by one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autoshard.cost.estimate import estimate
+from autoshard.cost.program import ProgramWork
+from autoshard.cost.stage import LocalShape, stage_work
+from autoshard.graph.recompute import COMMON_SETS
+from autoshard.layout.strategy import even_stage_layers
+from autoshard.models.registry import load_model
+from autoshard.schedules import SCHEDULES
+from autoshard.schedules.closed_form import step_time_s
+from autoshard.search.grid.cuts import balanced_cuts, even_cuts
+from autoshard.search.grid.microbatch import unit_work
+from autoshard.search.grid.pipeline import interleaved_s, one_chunk_s
+from autoshard.search.grid.table import Priced, Table
+from autoshard.search.layouts import legal_layouts
+from autoshard.search.result import Pins
+from autoshard.search.rules import Problem
+from autoshard.search.tally import Tally
+from autoshard.spec.cluster import load_cluster
+from autoshard.spec.training import TrainingSpec, load_precision
+
+PROBLEMS = (
+    ("llama3-70b", "trn1.32xlarge", 16, 1024, 8192, "mixed_precision", "nxd"),
+    ("llama3-8b", "trn2.48xlarge", 1, 64, 4096, "fp32", "torch"),
+    ("mixtral-8x7b", "trn1.32xlarge", 4, 64, 4096, "bf16_sr", "torch"),
+    ("gpt3-175b", "trn2.48xlarge", 2, 96, 2048, "mixed_precision", "torch"),
+)
+
+
+def priced(problem: Problem, pins: Pins) -> list[Priced]:
+    table = Table(problem, COMMON_SETS)
+    for mesh in legal_layouts(problem, pins, Tally()):
+        for draft in mesh.drafts:
+            table.add(draft)
+    return [*table.price()]
+
+
+@pytest.mark.parametrize("name", PROBLEMS, ids=lambda name: name[0])
+def test_grid_is_the_cost_model(name: tuple[str, str, int, int, int, str, str]) -> None:
+    model, instance, nodes, batch, sequence, precision, backend = name
+    training = TrainingSpec(sequence, batch, load_precision(precision))
+    problem = Problem(load_model(model), training, load_cluster(instance, nodes), backend)
+    chunks = priced(problem, Pins())
+    choose = random.Random(0)
+    for _ in range(80):
+        one = choose.choice(chunks)
+        row = choose.randrange(len(one.step_time_s))
+        expected = estimate(*problem[:3], one.strategy(row))
+        assert one.memory_bytes[row] == pytest.approx(expected.fullest.total_bytes, rel=1e-12)
+        if one.at_least:
+            assert one.step_time_s[row] <= expected.step_time_s * (1 + 1e-12)
+        else:
+            assert one.step_time_s[row] == pytest.approx(expected.step_time_s, rel=1e-12)
+    assert len({one.family.schedule for one in chunks}) == (2 if backend == "nxd" else 4)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_pipelines_are_the_closed_form(seed: int) -> None:
+    choose, number = random.Random(seed), np.random.default_rng(seed)
+    pp, vpp, count = choose.choice([2, 3, 4, 8, 16]), choose.choice([2, 3, 5]), 20
+    transfer_s = number.choice([0, 0.001, 0.1, 0.5], count)
+    forward_s = number.uniform(0.5, 2, (pp * vpp, count))
+    backward_s = forward_s * number.uniform(1, 3, forward_s.shape)
+    m = number.choice([1, 2, 3, 5, 8, 16, 33], count)
+
+    def expected(schedule: str, m: Sequence[int], stages: int) -> list[float]:
+        columns = zip(m, forward_s[:stages].T, backward_s[:stages].T, transfer_s, strict=True)
+        return [step_time_s(schedule, pp, one, stages // pp, f, b, t) for one, f, b, t in columns]
+
+    one_chunk = (forward_s[:pp], backward_s[:pp], m, transfer_s)
+    assert one_chunk_s(*one_chunk) == pytest.approx(expected("1f1b", m.tolist(), pp))
+    assert one_chunk_s(*one_chunk, at_once=True) == pytest.approx(expected("gpipe", m.tolist(), pp))
+    warm_up = SCHEDULES["interleaved"].warm_up
+    assert warm_up is not None
+    for m in (np.full(count, pp), pp * number.choice([2, 3, 7], count)):
+        fewest = int(m.min())
+        warm = [warm_up(rank, pp, fewest, vpp) for rank in range(pp)]
+        found = interleaved_s(forward_s, backward_s, m, transfer_s, pp, warm.__getitem__, fewest == pp)
+        assert found == pytest.approx(expected("interleaved", m.tolist(), pp * vpp))
+
+
+SHAPES = (
+    ("llama3-8b", LocalShape(4, 2, 1, 1, True, "flash", "zigzag_ring")),
+    ("llama3-8b", LocalShape(16, 1, 1, 1, False, "plain")),
+    ("mixtral-8x7b", LocalShape(2, 1, 4, 1, True, "flash")),
+    ("gpt3-175b", LocalShape(1, 2, 1, 1, False, "flash", "all_gather")),
+    ("qwen2-7b", LocalShape(2, 2, 1, 1, True, "flash", "ulysses")),
+)
+
+
+@pytest.mark.parametrize(("name", "shape"), SHAPES, ids=lambda one: one if isinstance(one, str) else "")
+def test_larger_microbatches_are_the_smallest_scaled(name: str, shape: LocalShape) -> None:
+    model = load_model(name)
+
+    def work(sequences: int, part: tuple[int, bool, bool]) -> ProgramWork:
+        return stage_work(model, 4096, 2.0, "bfloat16", replace(shape, microbatch_size=sequences), True, *part)
+
+    for part in ((1, False, False), (1, True, False), (0, True, False), (0, False, True), (0, True, True)):
+        one, six = work(1, part), work(6, part)
+        scaled = unit_work(one, work(2, part) if part[2] else None).times(6)
+        for kind in ("operators", "forward", "backward", "projections", "parameters"):
+            assert getattr(scaled, kind) == getattr(six, kind)
+        assert (scaled.working_bytes, scaled.weights_waiting_bytes) == (six.working_bytes, six.weights_waiting_bytes)
+        for recompute in COMMON_SETS:
+            small, large = one.recompute(recompute), six.recompute(recompute)
+            assert small.repeated == large.repeated
+            assert (6 * small.kept_bytes, 6 * small.replay_bytes) == (large.kept_bytes, large.replay_bytes)
+
+
+def test_even_cuts_are_the_strategy_s() -> None:
+    for layers in range(1, 30):
+        for pp in range(1, layers + 1):
+            assert tuple(even_cuts(layers, pp, 1).layers(pp)[:, 0]) == even_stage_layers(layers, pp)
+
+
+def partitions(total: int, parts: int) -> list[tuple[int, ...]]:
+    if parts == 1:
+        return [(total,)]
+    return [(first, *rest) for first in range(1, total - parts + 2) for rest in partitions(total - first, parts - 1)]
+
+
+@pytest.mark.parametrize("ends", [(0.0, 0.0), (0.1, 1.2), (0.0, 3.5), (2.0, 0.0), (0.4, 0.9), (7.0, 9.0)])
+@pytest.mark.parametrize(("layers", "stages"), [(8, 4), (9, 4), (10, 3), (5, 5), (12, 2)])
+@pytest.mark.parametrize("early", [False, True])
+def test_balanced_cut_is_the_best_of_all_cuts(layers: int, stages: int, ends: tuple[float, float], early: bool) -> None:
+    def slowest(cut: Sequence[int]) -> float:
+        return max(max(cut), cut[0] + ends[0], cut[-1] + ends[1])
+
+    cuts = balanced_cuts(layers, stages, np.array([ends[0]]), np.array([ends[1]]), early)
+    balanced = tuple(cuts.layers(stages)[:, 0])
+    assert sum(balanced) == layers and len(balanced) == stages and min(balanced) >= 1
+    assert slowest(balanced) == pytest.approx(min(map(slowest, partitions(layers, stages))))
+
+
+def test_a_heavy_head_takes_blocks_off_the_last_stage() -> None:
+    head = np.array([1.2])
+    late, early = (balanced_cuts(80, 8, np.array([0.01]), head, early).layers(8)[:, 0] for early in (False, True))
+    assert (tuple(late), tuple(early)) == ((10, 10, 10, 10, 10, 10, 11, 9), (10, 11, 10, 10, 10, 10, 10, 9))
