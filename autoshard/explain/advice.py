@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from autoshard.explain.beside import doubt
 from autoshard.explain.names import layout_name
-from autoshard.explain.page import percent
 from autoshard.layout.plan import Plan
 from autoshard.layout.strategy import Strategy
 from autoshard.search.result import Candidate
@@ -36,7 +35,7 @@ def _sentences(plan: Plan) -> Iterator[str]:
         even = [one for one in equals if doubt(plan.cluster, chosen, one).first_is_faster < EVEN]
         simplest = min((chosen, *even), key=lambda one: simplicity(one.strategy))
         if simplest is chosen:
-            yield f"none that is about as fast (the chosen one faster with less than {percent(EVEN)}) is simpler"
+            yield "none of them is about as fast and simpler"
         else:
             slower = f"{100 * (simplest.estimate.step_time_s / chosen.estimate.step_time_s - 1):.1f} %"
             yield (

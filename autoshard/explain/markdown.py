@@ -8,6 +8,7 @@ from autoshard.explain.answers import Sensitivity
 from autoshard.explain.describe import Description, Share
 from autoshard.explain.page import percent, span
 from autoshard.explain.sensitivity_text import SIZE_HEADER, degree_lines, flips_by_quantity, price_lines, size_rows
+from autoshard.explain.text import order_text
 from autoshard.units import GB, TFLOPS, format_bytes, format_count, format_seconds
 
 
@@ -96,12 +97,11 @@ def _runners_up(d: Description) -> Iterator[str]:
     rows = []
     for one in d.runners_up:
         seconds = span(one.step_time_low_s, one.step_time_high_s, format_seconds)
-        order = "a toss-up" if one.toss_up else f"slower with {percent(one.chosen_is_faster)}"
         rows.append(
             (
                 f"`{one.layout}`",
                 f"~{format_seconds(one.step_time_s)} ({seconds})",
-                f"{one.slower:+.1%} ({one.slower_low:+.1%} to {one.slower_high:+.1%}), {order}",
+                f"{one.slower:+.1%} ({one.slower_low:+.1%} to {one.slower_high:+.1%}), {order_text(one)}",
                 f"~{format_bytes(one.memory_bytes)}, fits with {percent(one.fits_probability)}",
                 one.loses,
             )

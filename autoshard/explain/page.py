@@ -40,8 +40,9 @@ def heading(name: str, text: str, width: int) -> list[Line]:
     """A section's name with its main numbers."""
     if not text:
         return [((name, "bold cyan"),)]
-    (_, first), *rest = hanging(f"{name:<8}", text, width, "bold")
-    return [((f"{name:<8}", "bold cyan"), first), *rest]
+    label = f"{name:<7} "
+    (_, first), *rest = hanging(label, text, width, "bold")
+    return [((label, "bold cyan"), first), *rest]
 
 
 def wrapped(text: str, width: int, indent: str) -> list[Line]:

@@ -133,10 +133,19 @@ def _runners_up(d: Description, width: int) -> list[Line]:
 def _numbers(one: RunnerUp) -> str:
     """Step, memory and how sure the order is."""
     seconds = span(one.step_time_low_s, one.step_time_high_s, format_seconds)
-    order = "a toss-up" if one.toss_up else f"slower with {percent(one.chosen_is_faster)}"
     slower = f"{one.slower:+.1%} (90 %: {one.slower_low:+.1%} to {one.slower_high:+.1%})"
     memory = f"~{format_bytes(one.memory_bytes)}, fits with {percent(one.fits_probability)}"
-    return f"~{format_seconds(one.step_time_s)} (90 %: {seconds}), {slower}: {order}; {memory}"
+    return f"~{format_seconds(one.step_time_s)} (90 %: {seconds}), {slower}: {order_text(one)}; {memory}"
+
+
+def order_text(one: RunnerUp) -> str:
+    """'a toss-up' or 'slower with 98.6 %'."""
+    if one.toss_up:
+        return "a toss-up"
+    slower = one.chosen_is_faster >= 0.5
+    return (
+        f"slower with {percent(one.chosen_is_faster)}" if slower else f"faster with {percent(1 - one.chosen_is_faster)}"
+    )
 
 
 def _notes(d: Description, width: int) -> list[Line]:

@@ -1,0 +1,211 @@
+"""Where a choice flips: against layouts whose step times are formulas, and as laws on a real search."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from autoshard.cost.values import Estimate
+from autoshard.errors import NoLayoutFits
+from autoshard.explain import answers, flips
+from autoshard.explain.flips import FINE, flip, same_layout, winner
+from autoshard.explain.quantities import Quantity, quantities
+from autoshard.explain.sensitivity import sensitivity
+from autoshard.layout.plan import Plan, SearchSummary, make_plan
+from autoshard.layout.strategy import Strategy
+from autoshard.models.registry import load_model
+from autoshard.search import Candidate, Pins, search
+from autoshard.search.result import SearchResult
+from autoshard.search.rules import Problem
+from autoshard.spec.cluster import load_cluster
+from autoshard.spec.training import TrainingSpec, load_precision
+from tests.unit.explain_examples import recipe_plan
+from tests.unit.plan_examples import plan_70b, strategy
+
+Law = Callable[[float], float]
+INFINITE = float("inf")
+A, B, C = strategy(), strategy(tp=8, dp=8), strategy(tp=2, dp=32)
+
+
+@pytest.fixture
+def problem() -> Problem:
+    plan = plan_70b()
+    return Problem(plan.model, plan.training, plan.cluster, plan.backend)
+
+
+def memory(problem: Problem) -> Quantity:
+    """A continuous one; its factor can be read off the scaled problem."""
+    return next(one for one in quantities(problem) if one.name.startswith("memory"))
+
+
+def with_laws(monkeypatch: pytest.MonkeyPatch, problem: Problem, laws: dict[Strategy, Law]) -> list[float]:
+    """Search and estimate answer from laws of the memory's factor; INFINITE is what does not fit. -> factors asked."""
+    asked: list[float] = []
+    now = problem.cluster.device.memory_bytes
+
+    def priced(scaled: Any, one: Strategy) -> Estimate:
+        estimate = plan_70b().estimate
+        step = laws[one](scaled.device.memory_bytes / now)
+        capacity = 0.0 if step == INFINITE else estimate.memory_capacity_bytes
+        return replace(estimate, step_time_s=step, memory_capacity_bytes=capacity)
+
+    def searched(model: Any, training: Any, cluster: Any, *_: Any, **__: Any) -> SearchResult:
+        asked.append(cluster.device.memory_bytes / now)
+        found = [Candidate(one, priced(cluster, one)) for one in laws]
+        fitting = [one for one in found if one.estimate.fits]
+        if not fitting:
+            raise NoLayoutFits("nothing fits")
+        return SearchResult(min(fitting, key=lambda one: one.estimate.step_time_s), (), 1, 1, ())
+
+    monkeypatch.setattr(flips, "search", searched)
+    monkeypatch.setattr(flips, "estimate", lambda model, training, cluster, one: priced(cluster, one))
+    return asked
+
+
+def test_two_straight_lines(monkeypatch: pytest.MonkeyPatch, problem: Problem) -> None:
+    """A takes 10 s whatever the factor, B 20 s / factor: equal at 2."""
+    asked = with_laws(monkeypatch, problem, {A: lambda f: 10.0, B: lambda f: 20.0 / f})
+    found = flip(problem, Pins(), A, memory(problem), 4.0)
+    assert found is not None and found.to is not None
+    assert found.to.strategy == B
+    assert found.factor == pytest.approx(2.0, rel=FINE - 1)
+    assert found.holds <= 2.0 <= found.factor
+    assert len(asked) == 3  # the far end, and on both sides of the flip
+
+
+def test_no_flip(monkeypatch: pytest.MonkeyPatch, problem: Problem) -> None:
+    asked = with_laws(monkeypatch, problem, {A: lambda f: 10.0, B: lambda f: 50.0 / f})
+    assert flip(problem, Pins(), A, memory(problem), 4.0) is None
+    assert asked == [4.0]
+
+
+def test_a_layout_that_wins_only_in_between(monkeypatch: pytest.MonkeyPatch, problem: Problem) -> None:
+    """At the far end C wins, but B did before it: B from 1.5, C from 3."""
+    laws: dict[Strategy, Law] = {
+        A: lambda f: 10.0,
+        B: lambda f: 9.0 if f >= 1.5 else INFINITE,
+        C: lambda f: 8.0 if f >= 3.0 else INFINITE,
+    }
+    with_laws(monkeypatch, problem, laws)
+    found = flip(problem, Pins(), A, memory(problem), 4.0)
+    assert found is not None and found.to is not None
+    assert found.to.strategy == B
+    assert found.factor == pytest.approx(1.5, rel=FINE - 1)
+
+
+def test_where_nothing_fits_any_more(monkeypatch: pytest.MonkeyPatch, problem: Problem) -> None:
+    with_laws(monkeypatch, problem, {A: lambda f: 10.0 if f >= 0.8 else INFINITE})
+    found = flip(problem, Pins(), A, memory(problem), 0.25)
+    assert found is not None
+    assert (found.to, found.refusal) == (None, "nothing fits")
+    assert found.factor == pytest.approx(0.8, rel=FINE - 1)
+    assert found.factor <= 0.8 <= found.holds
+
+
+def test_another_cut_is_no_flip(monkeypatch: pytest.MonkeyPatch, problem: Problem) -> None:
+    """The choice itself with other stages wins from 1.2, another layout from 2."""
+    cut = strategy(stage_layers=(9, *(10,) * 6, 11))
+    laws: dict[Strategy, Law] = {A: lambda f: 10.0, cut: lambda f: 9.9 if f >= 1.2 else 10.1, B: lambda f: 19.8 / f}
+    with_laws(monkeypatch, problem, laws)
+    found = flip(problem, Pins(), A, memory(problem), 4.0)
+    assert found is not None and found.to is not None
+    assert found.to.strategy == B
+    assert found.factor == pytest.approx(2.0, rel=FINE - 1)
+
+
+def test_whole_numbers_double(monkeypatch: pytest.MonkeyPatch, problem: Problem) -> None:
+    batch = next(one for one in quantities(problem) if one.whole)
+
+    def searched(model: Any, training: TrainingSpec, *_: Any, **__: Any) -> SearchResult:
+        best = A if training.global_batch_size < 4096 else B
+        return SearchResult(Candidate(best, plan_70b().estimate), (), 1, 1, ())
+
+    monkeypatch.setattr(flips, "search", searched)
+    found = flip(problem, Pins(), A, batch, 4.0)
+    assert found is not None and found.to is not None
+    assert (found.factor, found.holds, found.to.strategy) == (4.0, 2.0, B)
+    assert flip(problem, Pins(), A, batch, 0.25) is None
+
+
+def test_quantities_scale_what_they_say(problem: Problem) -> None:
+    scaled = {one.name: one.scaled(problem, 2.0) for one in quantities(problem)}
+    now, device = problem.cluster, problem.cluster.device
+    links = scaled["links in a node, each device"].cluster
+    assert links.intra_node[-1][1].bandwidth_bytes_per_s == 2 * now.intra_node[-1][1].bandwidth_bytes_per_s
+    assert links.inter_node == now.inter_node
+    network = scaled["network, each adapter"].cluster
+    assert network.inter_node.bandwidth_bytes_per_s == 2 * now.inter_node.bandwidth_bytes_per_s
+    larger = scaled["memory, each device"].cluster.device
+    assert larger.memory_bytes == 2 * device.memory_bytes
+    assert larger.reserved_memory_bytes == device.reserved_memory_bytes
+    assert scaled["peak, each device"].cluster.device.peak_flops_per_s("bfloat16") == 2 * 95e12
+    assert scaled["batch, sequences"].training.global_batch_size == 2048
+    assert scaled["sequence length, tokens"].training.sequence_length == 16384
+
+
+def small_plan() -> Plan:
+    """llama3-8b on one trn1 node, searched with tp=8: a small space."""
+    model, cluster = load_model("llama3-8b"), load_cluster("trn1.32xlarge", 1)
+    training, pins = TrainingSpec(8192, 256, load_precision("mixed_precision")), Pins(tp=8, cp=1)
+    found = search(model, training, cluster, pins, "nxd")
+    summary = SearchSummary(found.considered, found.fitting, found.rejections)
+    best = found.best
+    return make_plan(model, training, cluster, "nxd", best.strategy, best.estimate, summary, found.runners_up, (), pins)
+
+
+def test_answers_hold_in_the_search() -> None:
+    """The choice wins where it is said to hold, and does not at the flip."""
+    plan = small_plan()
+    found = sensitivity(plan, processes=1)
+    assert found is not None and found.agrees
+    problem = Problem(plan.model, plan.training, plan.cluster, plan.backend)
+    by_name = {one.name: one for one in quantities(problem)}
+    assert {row.quantity for row in found.flips} == set(by_name)
+    flipped = [row for row in found.flips if row.value is not None and row.layout]
+    assert flipped
+    for row in flipped[:4]:
+        quantity = by_name[row.quantity]
+        assert row.value is not None
+        there, _ = winner(quantity.scaled(problem, row.value / quantity.now), plan.pins)
+        before, _ = winner(quantity.scaled(problem, row.holds / quantity.now), plan.pins)
+        assert there is not None and not same_layout(there.strategy, plan.strategy)
+        assert before is not None and same_layout(before.strategy, plan.strategy)
+        assert row.because
+    assert [one.nodes for one in found.sizes] == [2]
+    assert {one.instance for one in found.prices} == {"trn1n.32xlarge", "trn2.48xlarge"}
+
+
+def test_processes_give_the_same_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = small_plan()
+    few = [one for one in quantities(Problem(plan.model, plan.training, plan.cluster, "nxd")) if one.whole][:1]
+    monkeypatch.setattr("autoshard.explain.sensitivity.quantities", lambda problem: few)
+    told: list[tuple[int, int]] = []
+    assert sensitivity(plan, processes=1) == sensitivity(plan, lambda *counts: told.append(counts), processes=2)
+    assert told[0][0] == 0
+    assert len({total for _, total in told}) == 1
+
+
+def test_a_plan_that_was_not_searched_has_no_flips() -> None:
+    assert sensitivity(replace(plan_70b(), search=None)) is None
+
+
+def test_price_breaks_even() -> None:
+    """As many tokens for the money: their price over ours is their speed a node over ours."""
+    plan = recipe_plan("llama3_8b_trn1_4nodes")
+    row = answers.price_row(plan, "trn1n.32xlarge")
+    assert row is not None and row.price_usd is not None and row.own_break_even_usd is not None
+    theirs = plan.training.tokens_per_step / row.step_time_s / row.nodes
+    ours = plan.estimate.tokens_per_s / plan.cluster.nodes
+    assert row.break_even_usd == pytest.approx(21.5 * theirs / ours)
+    assert row.own_break_even_usd == pytest.approx(row.price_usd * ours / theirs)
+    assert answers.price_row(plan, "h100-80gb") is None
+
+
+def test_usd_per_billion_tokens() -> None:
+    # 16 nodes at 21.5 USD an hour, 1e6 tokens/s: 1000 s = 1/3.6 hours
+    cluster = load_cluster("trn1.32xlarge", 16)
+    assert answers.usd_per_billion_tokens(cluster, 1e6) == pytest.approx(16 * 21.5 / 3.6)
+    assert answers.usd_per_billion_tokens(replace(cluster, price_per_node_hour_usd=None), 1e6) is None

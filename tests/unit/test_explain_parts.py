@@ -1,0 +1,384 @@
+"""--why, --schedule, --operators, --measured, compare and trace: small cases by hand, and sums."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoshard.cli import main
+from autoshard.cost.estimate import estimate
+from autoshard.cost.values import Term
+from autoshard.errors import AutoshardError
+from autoshard.explain.beside import doubt, pairs
+from autoshard.explain.compare import compare
+from autoshard.explain.grid import grid, schedule_lines
+from autoshard.explain.measured import measured_run
+from autoshard.explain.names import changed_words
+from autoshard.explain.operators import operator_rows
+from autoshard.explain.page import paint
+from autoshard.explain.partial import read_partial
+from autoshard.explain.trace import communication_share, measured_events, predicted_events
+from autoshard.explain.why import why
+from autoshard.layout.plan import Plan, make_plan
+from autoshard.layout.plan_json import plan_to_json, write_plan
+from autoshard.runtime.measured import planned_timeline
+from autoshard.schedules import actions, simulate
+from autoshard.search import Candidate, Pins, search
+from tests.unit.plan_examples import plan_70b, plan_interleaved, plan_mixtral, plan_one_device, strategy
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+# --why
+
+
+def test_words_of_a_layout() -> None:
+    assert read_partial("tp=8 pp=16") == Pins(tp=8, pp=16)
+    assert read_partial("vpp=2,mbs=4  recompute=full") == Pins(
+        num_virtual_stages=2, microbatch_size=4, recompute="full"
+    )
+    assert read_partial("schedule=1f1b attention=flash context=ring") == Pins(
+        schedule="1f1b", attention_kernel="flash", context_parallel="ring"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("tp", "--why 'tp' must be name=value with blanks between, such as 'tp=8 pp=16'"),
+        ("", "--why '' must be name=value with blanks between, such as 'tp=8 pp=16'"),
+        (
+            "zp=2",
+            "--why has 'zp'; a layout has: tp, pp, dp, cp, ep, vpp, mbs, schedule, recompute, attention, context",
+        ),
+        ("tp=8 tp=4", "--why has tp twice"),
+        ("tp=eight", "--why has tp=eight; it must be a whole number of at least 1"),
+        ("tp=0", "--why has tp=0; it must be a whole number of at least 1"),
+    ],
+)
+def test_wrong_words(text: str, message: str) -> None:
+    with pytest.raises(AutoshardError) as error:
+        read_partial(text)
+    assert str(error.value) == message
+
+
+def test_why_is_the_best_completion() -> None:
+    plan = plan_70b()
+    found = why(plan, "tp=32 pp=4", Pins(tp=32, pp=4))
+    best = search(plan.model, plan.training, plan.cluster, Pins(tp=32, pp=4), "nxd", top=0).best
+    assert found.best == best
+    assert (found.refusal, found.is_the_choice) == ("", False)
+    values = found.to_dict(plan.cluster)
+    total = sum(values["time_differences_s"].values())
+    assert total == pytest.approx(best.estimate.step_time_s - plan.estimate.step_time_s, rel=1e-4)
+
+
+def test_why_not_what_does_not_fit() -> None:
+    """The nearest to fitting stands in: it needs more than there is, but no more than twice the next try below."""
+    plan = plan_70b()
+    found = why(plan, "tp=2 pp=4", Pins(tp=2, pp=4))
+    assert found.refusal.startswith("no layout fits llama3-70b on 16 x trn1.32xlarge: the smallest needs")
+    assert found.best is not None
+    assert (found.best.strategy.tp, found.best.strategy.pp) == (2, 4)
+    assert not found.best.estimate.fits
+
+
+def test_why_not_what_is_illegal() -> None:
+    found = why(plan_70b(), "tp=16", Pins(tp=16))
+    assert found.best is None
+    assert "tp=16 is not a group of trn1.32xlarge at lnc 1; degrees that are: 1, 2, 8, 32" in found.refusal
+
+
+def test_why_the_choice(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = plan_70b()
+    best = search(plan.model, plan.training, plan.cluster, Pins(tp=32), "nxd", top=0).best
+    inputs = (plan.model, plan.training, plan.cluster, plan.backend)
+    write_plan(make_plan(*inputs, best.strategy, best.estimate), "plan.json")
+    assert main(["explain", "plan.json", "--why", "tp=32"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("Why not tp=32?\n  It is the choice: its best completion is tp=32 ")
+
+
+def test_why_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    write_plan(plan_70b(), "plan.json")
+    assert main(["explain", "plan.json", "--why", "tp=16", "--format", "markdown"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("```text\nWhy not tp=16?\n  Because no layout of llama3-70b")
+    assert main(["explain", "plan.json", "--why", "tp=16", "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["best"] is None
+
+
+def test_what_changes_in_a_name() -> None:
+    one = strategy(num_virtual_stages=2, stage_layers=(5,) * 16, schedule="interleaved")
+    assert changed_words(one, strategy(tp=8, dp=8)) == "tp=8 dp=8 no vpp"
+
+
+def test_two_equal_layouts_are_a_toss_up() -> None:
+    plan = plan_70b()
+    chosen = Candidate(plan.strategy, plan.estimate)
+    found = doubt(plan.cluster, chosen, chosen)
+    assert (found.low, found.high, found.first_is_faster, found.toss_up) == (1.0, 1.0, 0.5, True)
+    slow = replace(plan.estimate, step_time_s=10 * plan.estimate.step_time_s)
+    found = doubt(plan.cluster, chosen, Candidate(strategy(pp=4, dp=4, stage_layers=(20,) * 4), slow))
+    assert found.first_is_faster > 0.99
+    assert not found.toss_up
+
+
+def test_pairs_have_every_term() -> None:
+    found = pairs((Term("a", 1.0), Term("b", 2.0)), (Term("b", 5.0), Term("c", 0.5)))
+    assert [(pair.name, pair.one, pair.other, pair.difference) for pair in found] == [
+        ("b", 2.0, 5.0, 3.0),
+        ("a", 1.0, 0.0, -1.0),
+        ("c", 0.0, 0.5, 0.5),
+    ]
+
+
+# --schedule
+
+
+def test_a_grid_by_hand() -> None:
+    """Two ranks, two microbatches, forward 1 s, backward 2 s: 9 s in 27 columns, 3 a second."""
+    orders = actions("1f1b", 2, 2)
+    found = grid(orders, simulate(orders, [1.0, 1.0], [2.0, 2.0]), 27)
+    assert [text for text, _ in found.rows] == [
+        "F0-F1-......B0----...B1----",
+        "...F0-B0----F1-B1----......",
+    ]
+    assert [style for _, style in found.rows][1] == "...FFFBBBBBBFFFBBBBBB......"
+    assert found.seconds_per_column == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("make", [plan_70b, plan_interleaved, plan_mixtral, plan_one_device])
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_grid_keeps_its_width(make: Any, width: int) -> None:
+    plan: Plan = make()
+    page = paint(schedule_lines(*planned_timeline(plan), width, plan.strategy.schedule), width, False)
+    lines = page.splitlines()
+    assert max(map(len, lines)) <= width
+    ranks = [line for line in lines if line.startswith("  rank ")]
+    assert len(ranks) == plan.strategy.pp
+    assert ("cut at" in page) == any(" ~ " in line for line in ranks)
+    if plan.strategy.pp > 1:
+        assert "F0" in ranks[0]
+
+
+# --operators
+
+
+def test_operators_add_up_to_the_terms() -> None:
+    """tp=32 with plain 1F1B and no recompute: blocks times microbatches of one block are the plan's terms."""
+    plan = plan_70b()
+    chosen = strategy(recompute="none")
+    plan = replace(plan, strategy=chosen)
+    rows = operator_rows(plan)
+    terms = {term.name: term.value for term in estimate(plan.model, plan.training, plan.cluster, chosen).time_terms}
+    times = 10 * plan.num_microbatches
+    attention = sum(row.forward_s + row.backward_s for row in rows if row.kind == "attention")
+    others = sum(row.forward_s + row.backward_s for row in rows if row.kind != "attention")
+    assert times * attention == pytest.approx(terms["attention"], rel=1e-6)
+    assert times * others == pytest.approx(terms["matrix products and vector operators"], rel=1e-6)
+    moved = times * sum(move.seconds for row in rows for move in row.moves)
+    assert moved <= terms["tensor-parallel collectives"]
+    assert moved == pytest.approx(terms["tensor-parallel collectives"], rel=0.05)  # embedding and head have a few more
+
+
+def test_operators_say_their_sharding(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = {row.name: row for row in operator_rows(plan_70b()) if row.kind != "redistribute"}
+    assert rows["mlp.gate_proj"].sharding == "batch/dp ffn/tp1*tp0"
+    assert rows["mlp.gate_proj"].local == (("batch", 1), ("seq", 8192), ("ffn", 28672 // 32))
+    down = next(row for row in operator_rows(plan_70b()) if row.kind == "redistribute" and row.name == "mlp.down_proj")
+    assert down.sharding == "batch/dp partial/tp1*tp0 -> batch/dp seq/tp1*tp0"
+    assert [(move.direction, move.kind) for move in down.moves] == [
+        ("forward", "reduce_scatter"),
+        ("backward", "all_gather"),
+    ]
+    # a microbatch of 8192 tokens of 8192 numbers of 2 bytes
+    assert {move.bytes for move in down.moves} == {8192 * 8192 * 2}
+    write_plan(plan_70b(), "plan.json")
+    assert main(["explain", "plan.json", "--operators", "--schedule", "--format", "json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert set(values) == {"schedule", "operators"}
+    assert len(values["schedule"]) == 8
+
+
+# --measured
+
+
+def run_json(plan: Plan, **changes: Any) -> str:
+    """A run that took twice the predicted time."""
+    profile = {
+        "bubble_fraction": 0.2,
+        "planned_bubble_fraction": 0.1,
+        "ranks": [
+            {"rank": rank, "step_s": 9.0, "actions_s": 5.0 + rank, "waiting_s": 2.0, "collectives_s": 1.0,
+             "gradient_sync_s": 0.5, "parameter_gather_s": 0.25, "update_s": 0.125}
+            for rank in (0, 1)
+        ],
+    }  # fmt: skip
+    values = {
+        "format_version": 1,
+        "plan_sha256": hashlib.sha256(plan_to_json(plan).encode()).hexdigest(),
+        "world_size": plan.mesh.world_size,
+        "steps": 30,
+        "step_time_s": {"median": 2 * plan.estimate.step_time_s, "p10": 1.0, "p90": 3.0},
+        "tokens_per_s": plan.estimate.tokens_per_s / 2,
+        "ranks": [{"rank": rank, "peak_memory_bytes": 1e9 + rank} for rank in range(plan.mesh.world_size)],
+        "profile": profile,
+        **changes,
+    }
+    Path("run.json").write_text(json.dumps(values))
+    return "run.json"
+
+
+def test_measured_beside_predicted() -> None:
+    plan = plan_interleaved()
+    run = measured_run(plan, run_json(plan))
+    rows = {row.name: row for row in run.rows}
+    assert rows["step time, median"].ratio == pytest.approx(2)
+    assert rows["tokens"].ratio == pytest.approx(0.5)
+    assert rows["computing"].actual == 5.0  # rank 1 computes longest: 6 s, 1 s of them in collectives
+    assert rows["computing"].predicted == 100.0
+    assert (rows["waiting in the pipeline"].predicted, rows["waiting in the pipeline"].actual) == (5.0, 2.0)
+    assert rows["gradient sums"].ratio is None  # nothing was predicted
+    assert rows["peak memory, pipeline rank 1"].actual == 1e9 + 7
+    assert not run.within
+
+
+def test_terms_of_the_plan_are_measured_once() -> None:
+    plan = plan_interleaved()
+    rows = measured_run(plan, run_json(plan)).rows
+    predicted = sum(row.predicted for row in rows[2:-3] if row.unit == "s")
+    assert predicted == pytest.approx(plan.estimate.step_time_s)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"plan_sha256": "0"}, "run.json was measured with another plan, on 8 ranks; this one has 8. A rehearsal runs"),
+        ({"format_version": 9}, "run.json has format_version 9; this autoshard reads 1"),
+        ({"ranks": None}, "run.json is not whole: TypeError"),
+    ],
+)
+def test_a_wrong_run(changes: dict[str, Any], message: str) -> None:
+    plan = plan_interleaved()
+    with pytest.raises(AutoshardError) as error:
+        measured_run(plan, run_json(plan, **changes))
+    assert str(error.value).startswith(message)
+
+
+def test_a_run_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    write_plan(plan_interleaved(), "plan.json")
+    assert main(["explain", "plan.json", "--measured", "missing.json"]) == 2
+    assert capsys.readouterr().err == "autoshard: error: missing.json cannot be read: No such file or directory\n"
+    assert main(["explain", "plan.json", "--measured", "plan.json"]) == 2
+    assert capsys.readouterr().err.startswith("autoshard: error: plan.json is no run.json, which `autoshard run`")
+    assert main(["explain", "plan.json", "--measured", run_json(plan_interleaved())]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("Measured")
+    assert "outside the predicted 90 % interval" in " ".join(printed.split())
+
+
+# compare
+
+
+def test_differences_come_first(capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = plan_70b(), plan_mixtral()
+    found = compare(one, other)
+    assert found.doubt is None
+    different = {what: (a, b) for what, a, b in found.different}
+    assert different["model"] == ("llama3-70b", "mixtral-8x7b")
+    assert different["sequences"] == ("1,024", "128")
+    assert ("precision", "mixed_precision") in found.same
+    assert sum(pair.difference for pair in found.time) == pytest.approx(
+        other.estimate.step_time_s - one.estimate.step_time_s, rel=1e-4
+    )
+    write_plan(one, "a.json")
+    write_plan(replace(one, strategy=one.runners_up[0].strategy, estimate=one.runners_up[0].estimate), "b.json")
+    assert main(["compare", "a.json", "b.json"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("a.json beside b.json\n  the second takes ~202 s a step, the first ~180 s: 11.8 % slower")
+    assert printed.index("recompute") < printed.index("Same")
+    assert main(["compare", "a.json", "b.json", "--format", "json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values["step_time_s"]["other"] > values["step_time_s"]["one"]
+    assert values["doubt"]["first_is_faster"] > 0.5
+
+
+def test_a_plan_beside_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    write_plan(plan_70b(), "a.json")
+    assert main(["compare", "a.json", "a.json"]) == 0
+    printed = capsys.readouterr().out
+    assert "Differ" not in printed
+    assert "0.0 % slower" in printed
+
+
+# trace
+
+
+@pytest.mark.parametrize("make", [plan_70b, plan_interleaved, plan_mixtral, plan_one_device])
+def test_a_trace_fills_the_step(make: Any) -> None:
+    """On every rank actions and bubbles fill the pipeline's time without overlap; parts fill their action."""
+    plan: Plan = make()
+    total_us = planned_timeline(plan)[1].total_s * 1e6
+    by_rank: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for event in predicted_events(plan):
+        by_rank[event["pid"]].append(event)
+    assert set(by_rank) == set(range(plan.strategy.pp))
+    for rank, events in by_rank.items():
+        spans = [event for event in events if event["ph"] == "X"]
+        outer = sorted((e for e in spans if e["cat"] in ("action", "bubble")), key=lambda e: e["ts"])
+        assert sum(event["dur"] for event in outer) == pytest.approx(total_us, rel=1e-6)
+        ends = [event["ts"] + event["dur"] for event in outer]
+        assert all(end <= after["ts"] + 0.01 for end, after in zip(ends, outer[1:], strict=False))
+        inner = sum(event["dur"] for event in spans if event["cat"] in ("compute", "communication"))
+        assert inner == pytest.approx(sum(event["dur"] for event in spans if event["cat"] == "action"), rel=1e-6)
+        peak = max(event["args"]["GB"] for event in events if event["ph"] == "C")
+        assert peak == pytest.approx(plan.estimate.memory[rank].total_bytes / 1e9, abs=1e-3)
+
+
+def test_communication_has_its_share() -> None:
+    # 40 + 4/3 of 100 + 40 + 4/3 + 4 seconds in actions
+    assert communication_share(plan_70b()) == pytest.approx((40 + 4 / 3) / (144 + 4 / 3))
+    assert communication_share(plan_one_device()) == pytest.approx(40 / 140)
+
+
+def test_a_trace_with_a_run_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = plan_interleaved()
+    write_plan(plan, "plan.json")
+    assert main(["trace", "plan.json", "-o", "out.json", "--measured", run_json(plan)]) == 0
+    assert capsys.readouterr().out.endswith(" events for https://ui.perfetto.dev\n")
+    events = json.loads(Path("out.json").read_text())["traceEvents"]
+    titles = {event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert titles == {
+        "pipeline rank 0, predicted",
+        "pipeline rank 1, predicted",
+        "rank 0, measured (sums of a step)",
+        "rank 1, measured (sums of a step)",
+    }
+    # with a trace of the run: its own spans
+    span = {"name": "F0.0", "cat": "action", "ph": "X", "ts": 1.0, "dur": 2.0, "pid": 1, "tid": 3}
+    name = {"name": "thread_name", "ph": "M", "pid": 1, "tid": 3, "args": {"name": "rank 3 (pp 0)"}}
+    planned = {**span, "pid": 0}
+    Path("trace.json").write_text(json.dumps({"traceEvents": [planned, name, span]}))
+    found = measured_events(plan, "run.json")
+    assert [event["args"]["name"] for event in found if event["name"] == "process_name"] == ["rank 3 (pp 0), measured"]
+    assert [event["ts"] for event in found if event["ph"] == "X"] == [1.0]
+    assert measured_events(plan, "trace.json") == found
+
+
+def test_a_run_without_a_profile_has_no_trace() -> None:
+    plan = plan_interleaved()
+    with pytest.raises(AutoshardError, match=r"run.json has no profile and no trace.json beside it"):
+        measured_events(plan, run_json(plan, profile=None))
+    Path("trace.json").write_text("[]")
+    with pytest.raises(AutoshardError, match=r"trace.json is no trace.json of `autoshard run --profile`"):
+        measured_events(plan, "trace.json")
