@@ -136,9 +136,10 @@ def test_a_tensor_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[Any] = []
     right = stage_module._run
 
-    def keeping(instructions: Any, env: Any, *others: Any) -> None:
-        right(instructions, env, *others)
-        kept.append(list(env.values()))
+    def keeping(steps: Any, env: Any) -> None:
+        for step in steps:
+            right((step,), env)
+            kept.append(list(env.values()))
 
     monkeypatch.setattr(stage_module, "_run", keeping)
     found = audited(plan("1f1b"), roles(plan("1f1b"))[1])

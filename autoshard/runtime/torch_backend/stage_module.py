@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -23,25 +24,35 @@ Environment = dict[str, Any]
 """Tensors by the name of their view; parameters too."""
 
 
+_Steps = tuple[tuple[Callable[..., Any], tuple[str, ...], tuple[str, ...], tuple[str, ...]], ...]
+"""Instructions as plain tuples (run, inputs, outputs, released): the loop over them is all that a step costs beside
+its operators."""
+
+
 @dataclass(frozen=True)
 class _Instruction:
-    """Read views, compute, write views."""
+    """Read views, compute, write views. released: views that nothing reads later."""
 
     name: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     run: Callable[..., Any]
+    released: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class _Section:
-    """Instructions run together; a recomputed one keeps only `inputs`. released: views that nothing reads later."""
+    """Instructions run together; a recomputed one keeps only `inputs`, of which it releases those read last here."""
 
     instructions: tuple[_Instruction, ...]
     recomputed: bool
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     released: tuple[str, ...]
+
+    @cached_property
+    def steps(self) -> _Steps:
+        return tuple((one.run, one.inputs, one.outputs, one.released) for one in self.instructions)
 
 
 class StageModule(nn.Module):
@@ -85,11 +96,11 @@ class StageModule(nn.Module):
                     use_reentrant=False,
                     preserve_rng_state=False,
                 )
+                for view in section.released:
+                    del env[view]
                 env.update(zip(section.outputs, values, strict=True))
             else:
-                _run(section.instructions, env)
-            for view in section.released:
-                env.pop(view, None)
+                _run(section.steps, env)
         return env[self.program.outputs[0]]
 
 
@@ -97,46 +108,60 @@ def _registered(name: str) -> str:
     return name.replace(".", "/")
 
 
-def _run(instructions: Sequence[_Instruction], env: Environment) -> None:
-    for one in instructions:
-        result = one.run(*[env[view] for view in one.inputs])
+def _run(steps: _Steps, env: Environment) -> None:
+    for compute, inputs, outputs, released in steps:
+        result = compute(*[env[view] for view in inputs])
         if isinstance(result, tuple):
-            env.update(zip(one.outputs, result, strict=True))
+            env.update(zip(outputs, result, strict=True))
         else:
-            env[one.outputs[0]] = result
+            env[outputs[0]] = result
+        for view in released:
+            del env[view]
 
 
 def _replayable(section: _Section, parameters: Environment) -> Callable[..., tuple[torch.Tensor, ...]]:
     def run(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         env = {**parameters, **dict(zip(section.inputs, inputs, strict=True))}
-        _run(section.instructions, env)
+        _run(section.steps, env)
         return tuple(env[view] for view in section.outputs)
 
     return run
 
 
 def _sections(context: Context, recompute: str, debug_nan: bool) -> tuple[_Section, ...]:
-    """Recompute segments as they are; the rest one instruction at a time, so that values are released early."""
+    """Recompute segments and what lies between them; every view is released behind its last reader."""
     program = context.program
-    runs: list[tuple[tuple[_Instruction, ...], bool]] = []
+    runs: list[tuple[list[_Instruction], bool]] = []
     for segment in segments(program, recompute):
-        chunk = tuple(_instruction(context, step) for step in program.steps[segment.start : segment.stop])
+        chunk = [_instruction(context, step) for step in program.steps[segment.start : segment.stop]]
         if debug_nan:
-            chunk = tuple(map(_checked, chunk))
-        runs += [(chunk, True)] if segment.recomputed else [((one,), False) for one in chunk]
-    kept = set(program.outputs)
+            chunk = [_checked(one) for one in chunk]
+        if runs and not segment.recomputed and not runs[-1][1]:
+            runs[-1][0].extend(chunk)
+        else:
+            runs.append((chunk, segment.recomputed))
     sections: list[_Section] = []
-    needed = set(kept)
+    needed = set(program.outputs) | {tensor.name for tensor in program.graph.parameters()}
     parameters = {tensor.name for tensor in program.graph.parameters()}
     for chunk, recomputed in reversed(runs):
         written = {view for one in chunk for view in one.outputs}
         read = dict.fromkeys(view for one in chunk for view in one.inputs if view not in written)
         inputs = tuple(view for view in read if view not in parameters)
         outputs = tuple(view for one in chunk for view in one.outputs if view in needed)
-        released = tuple(view for view in (*inputs, *written) if view not in needed)
-        sections.append(_Section(chunk, recomputed, inputs, outputs, released))
+        released = tuple(view for view in inputs if view not in needed)
+        sections.append(_Section(_releasing(chunk, needed), recomputed, inputs, outputs, released))
         needed |= set(inputs)
     return tuple(reversed(sections))
+
+
+def _releasing(chunk: Sequence[_Instruction], needed_later: set[str]) -> tuple[_Instruction, ...]:
+    """The same instructions, each of which releases what it is the last to read or nobody reads."""
+    needed, found = set(needed_later), []
+    for one in reversed(chunk):
+        released = dict.fromkeys(view for view in (*one.inputs, *one.outputs) if view not in needed)
+        found.append(replace(one, released=tuple(released)))
+        needed |= set(one.inputs)
+    return tuple(reversed(found))
 
 
 def _checked(one: _Instruction) -> _Instruction:
@@ -150,7 +175,7 @@ def _checked(one: _Instruction) -> _Instruction:
                 raise AutoshardError(f"{one.name} is the first operator with {what}")
         return result
 
-    return _Instruction(one.name, one.inputs, one.outputs, run)
+    return replace(one, run=run)
 
 
 def _instruction(context: Context, step: Step) -> _Instruction:
