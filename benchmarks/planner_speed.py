@@ -1,6 +1,7 @@
 """How fast the planner is: whole processes on named problems, layouts a second, and growth with the cluster.
 
-    python benchmarks/planner_speed.py            about a minute; the last line is JSON
+    python benchmarks/planner_speed.py            about half a minute; the last line is JSON
+    python benchmarks/planner_speed.py --write    keeps it in benchmarks/results/planner_speed.json
 
 Wall time depends on what else the machine does; CPU time much less. A whole process is `autoshard plan` from start to
 the written plan, on as many cores as the machine has (the planner uses one).
@@ -14,28 +15,33 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from autoshard.models.registry import load_model
 from autoshard.search import Pins, search
-from autoshard.search import evaluate as evaluation
-from autoshard.search.candidates import meshes
+from autoshard.search.candidates import meshes, recompute_sets
+from autoshard.search.grid.table import Table
+from autoshard.search.layouts import legal_layouts
 from autoshard.search.rules import MESH_RULES, Problem, first_broken
-from autoshard.search.search import fitting_layouts
 from autoshard.search.tally import Tally
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
 
+KEPT = Path(__file__).parent / "results" / "planner_speed.json"
 PROBLEMS = (
     ("llama3-70b", "trn1.32xlarge", 16, 1024, 0.7),
     ("llama3.1-405b", "trn2.48xlarge", 1024, 4096, 3.0),
     ("mixtral-8x22b", "trn1.32xlarge", 64, 1024, 2.0),
 )
 """(model, instance, nodes, sequences a step, seconds that a whole process may take)."""
+LAYOUTS = (
+    ("llama3-70b", "trn1.32xlarge", 16, 1024, "nxd"),
+    ("llama3-70b", "trn1.32xlarge", 16, 1024, "torch"),
+    ("llama3.1-405b", "trn2.48xlarge", 1024, 4096, "torch"),
+)
+"""(model, instance, nodes, sequences a step, backend) of which every legal layout is priced."""
 MOST_MEMORY_MIB = 500
 WANTED_PER_CPU_S = 300_000
 REPEATS = 3
@@ -64,40 +70,29 @@ def whole_process(model: str, instance: str, nodes: int, batch: int) -> dict[str
     }
 
 
-@contextmanager
-def counted() -> Iterator[list[int]]:
-    """Counts the layouts whose step time is asked for."""
-    count = [0]
-    original = evaluation.time_values
+def layouts_per_cpu_s(model: str, instance: str, nodes: int, batch: int, backend: str) -> dict[str, Any]:
+    """Whole layouts, each with the step time and the memory of its fullest stage that `cost.estimate` would give it.
 
-    def counting(*arguments: Any) -> Any:
-        count[0] += 1
-        return original(*arguments)
-
-    evaluation.time_values = counting
-    try:
-        yield count
-    finally:
-        evaluation.time_values = original
-
-
-def layouts_per_cpu_s(model: str, instance: str, nodes: int, batch: int) -> dict[str, float]:
-    """Every layout that fits, with memory and step time, and every layout that the search considers."""
+    Their parts (blocks and ends by local shape and recompute set) are priced once; the rate without them and that of
+    everything, rules included, are two numbers.
+    """
     training = TrainingSpec(8192, batch, load_precision("mixed_precision"))
-    problem = Problem(load_model(model), training, load_cluster(instance, nodes), "nxd")
-    search(*problem[:3])  # tables of the cost model are filled once
+    problem = Problem(load_model(model), training, load_cluster(instance, nodes), backend)
     begin = time.process_time()
-    fitting = list(fitting_layouts(problem, Pins(), Tally()))
-    with counted() as count:
-        for one in fitting:
-            assert one.memory_bytes > 0 and one.step_time_s > 0
-    full_s = time.process_time() - begin
+    table = Table(problem, recompute_sets(problem, Pins()))
+    for mesh in legal_layouts(problem, Pins(), Tally()):
+        for draft in mesh.drafts:
+            table.add(draft)
+    assert len(table.parts.hidden_bytes)
+    priced_s = time.process_time() - begin
     begin = time.process_time()
-    considered = search(*problem[:3]).considered
+    layouts = sum(len(one.step_time_s) for one in table.price())
+    combined_s = time.process_time() - begin
     return {
-        "fully_evaluated": float(count[0]),
-        "fully_evaluated_per_cpu_s": count[0] / full_s,
-        "considered_per_cpu_s": considered / (time.process_time() - begin),
+        "problem": f"{model}, {nodes} x {instance}, {backend}",
+        "layouts": layouts,
+        "per_cpu_s": layouts / combined_s,
+        "with_parts_per_cpu_s": layouts / (priced_s + combined_s),
     }
 
 
@@ -127,17 +122,20 @@ def main() -> None:
         name = f"{model}, {nodes} x {instance}"
         print(f"{name:<40} {found['wall_s']:7.2f} {found['cpu_s']:7.2f} {may_s:5.1f} {found['memory_mib']:5.0f}")
         report["problems"].append({"problem": name, "may_s": may_s, **found})
-    report["layouts"] = layouts_per_cpu_s("llama3-70b", "trn1.32xlarge", 16, 1024)
-    rates = report["layouts"]
     print(
-        f"\nlayouts a CPU second: {rates['considered_per_cpu_s']:,.0f} considered, "
-        f"{rates['fully_evaluated_per_cpu_s']:,.0f} priced in full (wanted {WANTED_PER_CPU_S:,})"
+        f"\n{'layouts a CPU second':<40} {'layouts':>9} {'priced':>9} {'with parts':>11}, wanted {WANTED_PER_CPU_S:,}"
     )
+    report["layouts"] = [layouts_per_cpu_s(*problem) for problem in LAYOUTS]
+    for rates in report["layouts"]:
+        numbers = f"{rates['layouts']:9,} {rates['per_cpu_s']:9,.0f} {rates['with_parts_per_cpu_s']:11,.0f}"
+        print(f"{rates['problem']:<40} {numbers}")
     print(f"\n{'cores':>8} {'legal meshes':>13} {'considered':>11} {'CPU s':>7} {'ms a mesh':>10}")
     report["growth"] = growth()
     for row in report["growth"]:
         each = 1e3 * row["cpu_s"] / row["legal_meshes"]
         print(f"{row['cores']:8,} {row['legal_meshes']:13,} {row['considered']:11,} {row['cpu_s']:7.2f} {each:10.1f}")
+    if "--write" in sys.argv[1:]:
+        KEPT.write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -106,12 +107,16 @@ class Table:
             self._held.append(RankState(self._problem, mesh_of(self._problem, *degrees), shape, draft.zero1))
         return self._states[key]
 
+    @cached_property
+    def parts(self) -> StageColumns:
+        """Of all local shapes."""
+        return stage_columns(self._problem, list(self._shapes), self._sets)
+
     def price(self) -> Iterator[Priced]:
         """Everything that was added, a chunk at a time."""
         if not self._families:
             return
-        columns = stage_columns(self._problem, list(self._shapes), self._sets)
-        held = _state_columns(self._held)
+        columns, held = self.parts, _state_columns(self._held)
         for family, drafts in self._families.items():
             whole = Whole(self._problem, self._sets, columns, self._held, held, family, drafts)
             step = max(1, CHUNK // len(self._sets))
