@@ -28,6 +28,7 @@ COMMANDS = (
     "audit",
     "trace",
     "run",
+    "replan",
     "sweep",
     "export",
     "import",

@@ -6,6 +6,7 @@ local tensor is a few boxes of the whole tensor, and boxes have the same meaning
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 
@@ -40,6 +41,10 @@ class Shard:
     pieces: tuple[Piece, ...]
 
 
+_Held = dict[BucketKey, list[tuple[Program, Tensor, bool]]]
+"""(program, parameter, whether another stage holds it too and writes it) by bucket."""
+
+
 def parameter_shapes(model: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Published shape of every parameter, by name: no padding, whatever the layout."""
     dims, sizes = parameter_dims(model)
@@ -48,21 +53,35 @@ def parameter_shapes(model: ModelSpec) -> dict[str, tuple[int, ...]]:
 
 def rank_shards(plan: Plan, rank: int) -> tuple[Shard, ...]:
     """One for each of the rank's buckets, in the optimizer's order. Padding of a vocabulary belongs to no piece."""
-    mesh = plan.mesh
-    pipeline_rank, index = mesh.coordinates(rank)
+    return next(shards_of(plan, (rank,)))
+
+
+def shards_of(plan: Plan, ranks: Iterable[int]) -> Iterator[tuple[Shard, ...]]:
+    """The same of several ranks; what those of one pipeline stage share is found once."""
+    mesh, shapes = plan.mesh, parameter_shapes(plan.model)
+    held: dict[int, _Held] = {}
+    for rank in ranks:
+        pipeline_rank, index = mesh.coordinates(rank)
+        if pipeline_rank not in held:
+            held[pipeline_rank] = _held(plan, pipeline_rank)
+        buckets = held[pipeline_rank]
+        yield tuple(_shard(key, buckets[key], mesh, index, plan.strategy.zero1, shapes) for key in sorted(buckets))
+
+
+def _held(plan: Plan, pipeline_rank: int) -> _Held:
+    """The parameters of a pipeline rank's stages by bucket, in order."""
     first, last = plan.stages[0], plan.stages[-1]
     programs = {s.index: plan.program(s.layers, s.has_embedding, s.has_head) for s in plan.stages if s in (first, last)}
     tied = tied_parameters(programs[first.index], programs[last.index])
-    buckets: dict[BucketKey, list[tuple[Program, Tensor, bool]]] = {}
+    buckets: _Held = {}
     for stage in (stage for stage in plan.stages if stage.pipeline_rank == pipeline_rank):
         if not (stage.layers or stage.has_embedding or stage.has_head):
             continue  # it passes on what it receives and holds nothing
         program = programs.get(stage.index) or plan.program(stage.layers, stage.has_embedding, stage.has_head)
         for tensor in program.graph.parameters():
             again = tensor.name in tied and stage is last
-            buckets.setdefault(bucket_key(program, tensor.name, mesh, tied), []).append((program, tensor, again))
-    shapes = parameter_shapes(plan.model)
-    return tuple(_shard(key, buckets[key], mesh, index, plan.strategy.zero1, shapes) for key in sorted(buckets))
+            buckets.setdefault(bucket_key(program, tensor.name, plan.mesh, tied), []).append((program, tensor, again))
+    return buckets
 
 
 def _shard(

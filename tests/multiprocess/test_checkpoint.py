@@ -13,8 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from autoshard.cost.estimate import estimate
+from autoshard.layout.plan import make_plan
 from autoshard.layout.plan_json import write_plan
 from autoshard.layout.strategy import Strategy
+from autoshard.runtime.rehearse import local_cluster
 from autoshard.spec.training import Precision
 from tests.multiprocess.plans import FP32, FP64, MODELS, plan_of, strategy
 
@@ -23,7 +26,6 @@ MODEL = replace(MODELS["few kv heads"], vocab_size=256)
 ONE = ("one.json", strategy(), 4, FP32)
 TWO = ("two.json", strategy(dp=2), 2, FP32)
 ALONE = ("alone.json", strategy(), 4, FP64)
-FOUR = ("four.json", strategy(tp=2, pp=2), 4, FP64)
 EIGHT = ("eight.json", strategy(tp=2, pp=2, dp=2), 2, FP64)
 """File, layout, microbatches and precision: all of one global batch."""
 
@@ -39,13 +41,14 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[floa
     return found
 
 
+SAVING = ("--checkpoint-every", "2", "--checkpoint-dir", "saved")
 Layout = tuple[str, Strategy, int, Precision]
 
 
 def command(folder: Path, layout: Layout, *options: str, steps: int = STEPS, save: bool = True) -> list[str]:
     name, chosen, microbatches, precision = layout
     write_plan(plan_of(MODEL, chosen, microbatches, precision), folder / name)
-    saving = ("--checkpoint-every", "2", "--checkpoint-dir", "saved") if save else ()
+    saving = SAVING if save else ()
     given = ["run", name, "--steps", str(steps), "--processes", "8"]
     return [sys.executable, "-m", "autoshard", *given, *saving, *options]
 
@@ -55,6 +58,11 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     arguments = command(folder, layout, *options, steps=steps, save=save)
     return subprocess.run(arguments, cwd=folder, capture_output=True, text=True, timeout=150)
+
+
+def autoshard(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "autoshard", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=150)
 
 
 def losses(folder: Path) -> list[list[float]]:
@@ -80,9 +88,21 @@ def test_a_resumed_run_repeats_the_losses_exactly(tmp_path: Path, undisturbed: d
 
 
 def test_eight_processes_lose_four_and_the_loss_goes_on(tmp_path: Path, undisturbed: dict[str, list[float]]) -> None:
-    assert run(tmp_path, EIGHT, steps=4).returncode == 0
-    resumed = run(tmp_path, FOUR)
+    """Two nodes of four processes lose one: replanned, the run goes on from the checkpoint of the old layout."""
+    before = plan_of(MODEL, EIGHT[1], EIGHT[2], EIGHT[3])
+    cluster = replace(local_cluster(4), nodes=2)
+    expected = estimate(before.model, before.training, cluster, before.strategy)
+    write_plan(
+        make_plan(before.model, before.training, cluster, "torch", before.strategy, expected), tmp_path / "eight.json"
+    )
+    first = autoshard(tmp_path, "run", "eight.json", *SAVING, "--steps", "4")
+    assert first.returncode == 0, first.stderr
+    replanned = autoshard(tmp_path, "replan", "eight.json", "--nodes", "1", "-o", "four.json")
+    assert replanned.returncode == 0, replanned.stderr
+    assert "replanned from 2 to 1 nodes; stays: " in replanned.stdout
+    resumed = autoshard(tmp_path, "run", "four.json", *SAVING, "--steps", str(STEPS))
     assert resumed.returncode == 0, resumed.stderr
+    assert "Running as planned: 4 processes" in resumed.stdout
     assert "after step 4" in resumed.stdout
     found = [loss for one in losses(tmp_path) for loss in one]
     assert found == pytest.approx(undisturbed[ALONE[0]], rel=1e-9)
