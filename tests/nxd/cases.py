@@ -14,7 +14,7 @@ from autoshard.spec.training import Precision, TrainingSpec, load_precision
 from tests.multiprocess.plans import MODELS, strategy
 
 FP32 = load_precision("fp32")
-MASTERS = Precision("mixed_precision", "float32", "float32", "float64", "float64", "float64", "float64")
+MASTERS = Precision("FP32 under FP64 masters", "float32", "float32", "float64", "float64", "float64", "float64")
 """Weights rounded from wider masters, gradients summed wider, as with bf16 and FP32, but nearer than 1e-5."""
 
 CASES: dict[int, dict[str, dict[str, Any]]] = {

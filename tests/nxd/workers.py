@@ -1,7 +1,8 @@
-"""What the conformance tests run in their processes: the same weights and data through NxD and through torch."""
+"""What the tests run in their processes: the same weights and data through NxD and through torch."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -13,6 +14,7 @@ from autoshard.layout.plan import Plan
 from autoshard.runtime.nxd_backend.library import set_process_variables
 from autoshard.runtime.rehearse import one_process
 from autoshard.runtime.torch_backend.optimizer import optimizer_settings
+from autoshard.runtime.torch_backend.parameters import local_piece
 from autoshard.runtime.torch_backend.session import Session
 from autoshard.runtime.worker import Reporter
 from tests.nxd.cases import CASES, plan_of
@@ -20,6 +22,8 @@ from tests.nxd.cases import CASES, plan_of
 STEPS = 3
 LEARNING_RATE = 1e-3
 SEED = 3
+NEGLIGIBLE = 1e-5
+"""A gradient this much smaller than the largest is rounding, which Adam scales up: a key's bias has none."""
 
 
 def connect(reporter: Reporter) -> None:
@@ -34,49 +38,231 @@ def connect(reporter: Reporter) -> None:
     )
 
 
-def batch(plan: Plan, step: int) -> tuple[Any, Any]:
-    """Token ids and labels, some of which are not learned."""
+def batch(plan: Plan, step: int, unlearned: int = 3) -> tuple[Any, Any]:
+    """Token ids and labels; the last few of each sequence are not learned."""
     training = plan.training
     generator = np.random.default_rng(step)
     shape = (training.global_batch_size, training.sequence_length + 1)
     tokens = generator.integers(0, plan.model.vocab_size, shape)
     labels = tokens[:, 1:].copy()
-    labels[:, -3:] = -1
+    labels[:, training.sequence_length - unlearned :] = -1
     return tokens[:, :-1], labels
 
 
-def trained(session: Any, plan: Plan, steps: int = STEPS) -> list[tuple[float, float]]:
+def make_session(plan: Plan, rank: int, make: Callable[..., Any] | None = None) -> Any:
+    """On neuronx-distributed, or what `make` makes."""
+    from autoshard.runtime.nxd_backend.session import NxdSession
+
+    settings = optimizer_settings(plan.training.precision, LEARNING_RATE, plan.strategy.zero1, SEED)
+    return (make or NxdSession)(plan, rank, torch.device("cpu"), settings, SEED)
+
+
+def trained(session: Any, plan: Plan, steps: int = STEPS, unlearned: int = 3) -> list[tuple[float, float]]:
     """(loss, gradient norm) of each step."""
     found = []
     for step in range(steps):
-        inputs, labels = batch(plan, step)
+        inputs, labels = batch(plan, step, unlearned)
         outcome = session.step(inputs, labels, LEARNING_RATE, keep_gradients=True)
         found.append((outcome.loss, outcome.gradient_norm))
     return found
 
 
-def alone(plan: Plan) -> list[tuple[float, float]]:
-    """The torch backend, in one process."""
-    single = one_process(plan)
-    settings = optimizer_settings(single.training.precision, LEARNING_RATE, single.strategy.zero1, SEED)
-    return trained(Session(single, 0, torch.device("cpu"), settings, SEED), single)
-
-
 def conformance(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
-    """Cases of one world size, one after another; rank 0 returns what both backends found."""
+    """Cases of one world size, one after another: what both backends found, and how far weights are apart."""
     connect(reporter)
-    return {name: compared(plan_of(**CASES[reporter.world_size][name]), reporter, name) for name in arguments["names"]}
+    found = {}
+    for name in arguments["names"]:
+        reporter.last_action = name
+        found[name] = compared(plan_of(**CASES[reporter.world_size][name]), reporter)
+    return found
 
 
-def compared(plan: Plan, reporter: Reporter, name: str) -> dict[str, Any]:
-    """Three steps and an evaluation by NxD; on rank 0 the torch backend's steps too. What fails is told."""
-    from autoshard.runtime.nxd_backend.session import NxdSession
-
-    reporter.last_action = name
-    settings = optimizer_settings(plan.training.precision, LEARNING_RATE, plan.strategy.zero1, SEED)
-    session = NxdSession(plan, reporter.rank, torch.device("cpu"), settings, SEED)
+def compared(plan: Plan, reporter: Reporter) -> dict[str, Any]:
+    session = make_session(plan, reporter.rank)
     result: dict[str, Any] = {"nxd": trained(session, plan), "evaluated": session.evaluate(*batch(plan, 9))}
-    if reporter.rank == 0:
-        result["torch"] = alone(plan)
+    own = session.optimizer.masters()
+    gradients = session.optimizer.gradients()
+    alone = make_session(one_process(plan), 0, Session)
+    result["torch"] = trained(alone, alone.plan)
+    result["torch_evaluated"] = alone.evaluate(*batch(plan, 9))
+    result["weights"] = _worst(session, alone, own, gradients)
     dist.barrier()
     return result
+
+
+def _worst(session: Any, alone: Session, own: dict[str, torch.Tensor], gradients: dict[str, Any]) -> dict[str, Any]:
+    """Largest relative difference of this rank's weights and last gradients to those of one process."""
+    whole = {"weight": alone.optimizer.masters(), "gradient": alone.optimizer.gradients()}
+    mine = {"weight": own, "gradient": gradients}
+    _, index = session.plan.mesh.coordinates(session.rank)
+    largest = max(float(value.norm()) for value in whole["gradient"].values())
+    worst: dict[str, Any] = {"relative_difference": 0.0, "compared": 0}
+    for stage in session.modules.values():
+        program = stage.program
+        for tensor in program.graph.parameters():
+            if float(whole["gradient"][tensor.name].norm()) < NEGLIGIBLE * largest:
+                continue
+            for what in mine:
+                expected = _piece(whole[what][tensor.name], tensor, program, session.plan, index)
+                ours = mine[what][tensor.name]
+                difference = float((ours - expected).norm() / whole[what][tensor.name].norm())
+                worst["compared"] += 1
+                if difference > worst["relative_difference"]:
+                    worst.update(relative_difference=difference, what=what, tensor=tensor.name)
+    return worst
+
+
+def _piece(value: torch.Tensor, tensor: Any, program: Any, plan: Plan, index: dict[str, int]) -> torch.Tensor:
+    """Of one process's whole tensor, padded where the plan pads the vocabulary."""
+    rows = program.graph.sizes[tensor.dims[0]]
+    if rows > value.shape[0]:
+        value = torch.cat((value, value.new_zeros(rows - value.shape[0], *value.shape[1:])))
+    return local_piece(value, tensor.dims, program.states[tensor.name], plan.mesh, index)
+
+
+def context_parallel_without_zero1(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
+    """NxD's gradient norm of a layout that the backend refuses."""
+    from unittest.mock import patch
+
+    from autoshard.errors import AutoshardError
+
+    connect(reporter)
+    plan = plan_of(cp=2, attention="ring", zero1=False)
+    refused = ""
+    try:
+        make_session(plan, reporter.rank)
+    except AutoshardError as error:
+        refused = str(error)
+    with patch("autoshard.runtime.nxd_backend.session.nxd_repairs", return_value=()):
+        found = trained(make_session(plan, reporter.rank), plan, 1)
+    alone = one_process(plan)
+    truth = trained(make_session(alone, 0, Session), alone, 1)
+    dist.barrier()
+    return {"nxd": found[0][1], "truth": truth[0][1], "refused": refused}
+
+
+def resumed_context_parallel(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
+    """Two steps, the state as checkpoints hold it, two more in another session."""
+    from neuronx_distributed.parallel_layers import parallel_state
+
+    from autoshard.runtime.torch_backend.shard_files import host_copy
+
+    connect(reporter)
+    plan = plan_of(cp=2, attention="ring")
+    session = make_session(plan, reporter.rank)
+    trained(session, plan, 2)
+    state = host_copy(session.optimizer.state())
+    straight = [session.step(*batch(plan, step), LEARNING_RATE).loss for step in (2, 3)]
+    again = make_session(plan, reporter.rank)
+    again.optimizer.load_state(state, 2)
+    resumed = [again.step(*batch(plan, step), LEARNING_RATE).loss for step in (2, 3)]
+    ranks = (parallel_state.get_data_parallel_rank(), parallel_state.get_tensor_model_parallel_rank(), 0)
+    names = ["dp_rank_{:02d}_tp_rank_{:02d}_pp_rank_{:02d}.pt".format(*ranks)]
+    return {"straight": straight, "resumed": resumed, "file_names": names}
+
+
+def fused_weight(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
+    from neuronx_distributed.modules.qkv_linear import GQAQKVColumnParallelLinear
+    from neuronx_distributed.parallel_layers import parallel_state
+
+    connect(reporter)
+    parallel_state.initialize_model_parallel(tensor_model_parallel_size=2)
+    fused = GQAQKVColumnParallelLinear(16, [16, 8], bias=False, gather_output=False)
+    apart = GQAQKVColumnParallelLinear(16, [16, 8], bias=False, gather_output=False, fuse_qkv=False)
+    return {
+        "fused": bool(getattr(fused.weight_qkv, "tensor_model_parallel", False)),
+        "apart": bool(apart.weight_q.tensor_model_parallel),
+    }
+
+
+def key_value_rows(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
+    """Two key-value heads on four ranks of trn2: neighbours should hold the same one."""
+    import os
+    from dataclasses import replace
+
+    os.environ["NEURON_PLATFORM_TARGET_OVERRIDE"] = "trn2"
+    from neuronx_distributed.modules.qkv_linear import GQAQKVColumnParallelLinear
+
+    connect(reporter)
+    small = plan_of(model="few kv heads", tp=4, kernel="plain")
+    plan = replace(small, cluster=replace(small.cluster, layout_rules="trn2", lnc=2))
+    session = make_session(plan, reporter.rank)
+    (loss, _), *_ = trained(session, plan, 1)
+    alone = one_process(plan)
+    (truth, _), *_ = trained(make_session(alone, 0, Session), alone, 1)
+    torch.manual_seed(0)
+    layer = GQAQKVColumnParallelLinear(
+        64, [64, 16], bias=False, gather_output=False, kv_size_multiplier=2, fuse_qkv=False
+    )
+    ours = session.optimizer.masters()["model.layers.0.self_attn.k_proj.weight"]
+    return {
+        "same_as_neighbour": _as_neighbour(layer.weight_k.detach(), reporter.rank),
+        "ours_as_neighbour": _as_neighbour(ours, reporter.rank),
+        "loss": loss,
+        "truth": truth,
+    }
+
+
+def _as_neighbour(value: torch.Tensor, rank: int) -> bool:
+    """Whether ranks 2n and 2n + 1 hold the same."""
+    everyone = [torch.empty_like(value) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyone, value.contiguous())
+    return bool(torch.equal(everyone[rank], everyone[rank ^ 1]))
+
+
+def embedding_along_batch(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
+    from neuronx_distributed.parallel_layers import layers, parallel_state
+
+    connect(reporter)
+    parallel_state.initialize_model_parallel(tensor_model_parallel_size=2)
+    torch.manual_seed(0)
+    whole = torch.randn(8, 4)
+    layer = layers.ParallelEmbedding(8, 4, sequence_parallel_enabled=True, sequence_dimension=1)
+    layer.weight.data.copy_(whole.chunk(2)[reporter.rank])
+    ids = torch.arange(8).view(2, 4)
+    found = layer(ids)
+    expected = torch.nn.functional.embedding(ids, whole)
+    return {"summed": found.shape != expected.shape or bool(torch.allclose(found, expected))}
+
+
+def gradient_norms(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
+    """The norm of the first step: ours, NxD's own, and one process's."""
+    from unittest.mock import patch
+
+    connect(reporter)
+    plan = plan_of(model="one kv head", tp=2)
+    alone = one_process(plan)
+    truth = trained(make_session(alone, 0, Session), alone, 1)[0][1]
+    ours = trained(make_session(plan, reporter.rank), plan, 1)[0][1]
+    with patch("autoshard.runtime.nxd_backend.session.NxdOptimizer", _counting_as_nxd):
+        own = trained(make_session(plan, reporter.rank), plan, 1)[0][1]
+    dist.barrier()
+    return {"truth": truth, "ours": ours, "nxd": own}
+
+
+def _counting_as_nxd(config: Any, owned: Any, settings: Any, multiplier: int) -> Any:
+    from autoshard.runtime.nxd_backend.optimizer import NxdOptimizer
+
+    return NxdOptimizer(config, owned, settings, 1)
+
+
+def llama_example(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
+    """Three steps of NxD's example with our initial weights, and ours: the last token of a sequence has no label."""
+    from pathlib import Path
+
+    from neuronx_distributed.parallel_layers import parallel_state
+
+    from tests.nxd.example import example_model, load_example, train_example
+
+    connect(reporter)
+    plan = plan_of(tp=reporter.world_size)
+    session = make_session(plan, reporter.rank)
+    weights = {name: value.clone() for name, value in session.optimizer.masters().items()}
+    ours = trained(session, plan, unlearned=1)
+    parallel_state.destroy_model_parallel()
+    parallel_state.destroy_kv_group()
+    module = load_example(Path(arguments["file"]))
+    settings = optimizer_settings(plan.training.precision, LEARNING_RATE, plan.strategy.zero1, SEED)
+    batches = [batch(plan, step) for step in range(STEPS)]
+    example = train_example(lambda: example_model(module, plan, weights), plan, batches, settings)
+    return {"ours": ours, "example": example}

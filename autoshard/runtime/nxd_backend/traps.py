@@ -92,12 +92,15 @@ def _truncated_batch(plan: Plan) -> None:
         )
 
 
-def _unknown_precision(plan: Plan) -> None:
-    name = plan.training.precision.name
-    if name not in NXDT_PRECISIONS:
+def _mixed_formats(plan: Plan) -> None:
+    """[NxD optimizer/zero_redundancy_optimizer.py: optimizer_dtype] Gradients are summed in it or in the weights'."""
+    precision = plan.training.precision
+    master = precision.master_dtype or precision.parameter_dtype
+    sums = precision.gradient_accumulation_dtype
+    if precision.optimizer_dtype != master or sums not in (master, precision.parameter_dtype):
         raise AutoshardError(
-            f"precision {name} has no counterpart in NxD; {', '.join(NXDT_PRECISIONS)} have one "
-            "(NxD Training rejects its own mixed_precisionSR)"
+            f"precision {precision.name}: NxD keeps masters, moments and sums of gradients in one format; here they "
+            f"are {master}, {precision.optimizer_dtype} and {sums}"
         )
 
 
@@ -166,11 +169,8 @@ def _gradient_norm(plan: Plan) -> str | None:
     )
 
 
-NXDT_PRECISIONS = {"mixed_precision": "mixed_precision", "bf16_sr": "bf16SR", "fp32": "fp32"}
-"""The plan's name -> precision.type of NxD Training."""
-
 REFUSALS: tuple[Callable[[Plan], None], ...] = (
-    _unknown_precision,
+    _mixed_formats,
     _context_parallel_gradients,
     _folded_groups,
     _other_groups,

@@ -7,14 +7,25 @@ from itertools import product
 from autoshard.graph.ir import Graph, Operator
 from autoshard.graph.partition import Choice
 from autoshard.graph.redistribute import Axes
+from autoshard.graph.states import INVARIANT
+from autoshard.layout.mesh import TENSOR_PARALLEL_AXES
 from autoshard.layout.sharding import divides, legal_values, operator_choice
 
 
 def operator_options(
     graph: Graph, op: Operator, axes: Axes, backend: str, sequence_parallel: bool = True
 ) -> tuple[Choice, ...]:
-    """Every choice that divides, the rule's first: of equals it is taken."""
+    """Every choice that divides, the rule's first: of equals it is taken.
+
+    NxD knows one tensor-parallel group: it splits the sequence over all of it or not at all.
+    """
     rule = operator_choice(op, axes, sequence_parallel)
     values = [legal_values(op, axis, rule, backend) for axis in axes]
     combined = (dict(zip(axes, chosen, strict=True)) for chosen in product(*values))
-    return tuple(choice for choice in combined if divides(graph, op, choice, axes))
+    whole = (choice for choice in combined if backend != "nxd" or _over_all_or_none(choice))
+    return tuple(choice for choice in whole if divides(graph, op, choice, axes))
+
+
+def _over_all_or_none(choice: Choice) -> bool:
+    over = {value for axis, value in choice.items() if axis in TENSOR_PARALLEL_AXES and value in ("seq", INVARIANT)}
+    return len(over) < 2

@@ -1,0 +1,36 @@
+"""Everything here runs the real neuronx-distributed on CPU processes; without it, it is skipped with the reason."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent
+VARIABLES = {"NXD_CPU_MODE": "1", "PJRT_DEVICE": "CPU", "HOST_WORLD_SIZE": "1", "NXD_LOG_LEVEL": "error"}
+
+
+def _missing() -> str:
+    """Why neuronx_distributed cannot be used, "" if it can."""
+    if find_spec("neuronx_distributed") is None:
+        return "neuronx_distributed is not on PYTHONPATH"
+    os.environ.update(VARIABLES)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import_module("neuronx_distributed")
+    except ImportError as error:
+        return f"neuronx_distributed does not import: {error}"
+    return ""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    mine = [item for item in items if item.path.parent == FOLDER]
+    reason = _missing() if mine else ""
+    for item in mine:
+        if reason:
+            item.add_marker(pytest.mark.skip(reason=f"{reason}; tests/nxd/README.md says how to run this"))

@@ -1,0 +1,69 @@
+"""`autoshard run --backend nxd` as a user runs it: checkpoints that either backend goes on from, and a rehearsal."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autoshard.layout.plan_json import write_plan
+from tests.multiprocess.plans import MODELS, strategy
+from tests.nxd.cases import FP32, on_this_machine
+
+
+def autoshard(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "autoshard", *arguments], cwd=folder, capture_output=True, text=True, timeout=300
+    )
+
+
+def plan_file(folder: Path, name: str, **layout: object) -> Path:
+    model = replace(MODELS["one kv head"], vocab_size=256)
+    path = folder / f"{name}.json"
+    write_plan(on_this_machine(model, FP32, strategy(**layout)), path)  # type: ignore[arg-type]
+    return path
+
+
+def losses(folder: Path) -> dict[int, float]:
+    """By step, of the newest run in the folder."""
+    newest = max(folder.glob("*-run-*/metrics.jsonl"), key=lambda path: path.stat().st_mtime_ns)
+    rows = [json.loads(line) for line in newest.read_text().splitlines()]
+    return {row["step"]: row["loss"] for row in rows}
+
+
+def test_a_run_goes_on_in_another_layout_and_on_the_other_backend(tmp_path: Path) -> None:
+    """tp=2 on NxD, then pp=2 on NxD, then one process of torch: the same losses as torch alone."""
+    options = ("--checkpoint-every", "2", "--output", "runs", "--checkpoint-dir", "saved")
+    first = autoshard(
+        tmp_path, "run", str(plan_file(tmp_path, "tp2", tp=2)), "--backend", "nxd", "--steps", "2", *options
+    )
+    assert first.returncode == 0, first.stderr
+    assert "kv_size_multiplier=2: NxD's gradient norm counts key-value weights that often" in first.stdout
+    found = losses(tmp_path / "runs")
+    second = autoshard(
+        tmp_path, "run", str(plan_file(tmp_path, "pp2", pp=2)), "--backend", "nxd", "--steps", "4", *options
+    )
+    assert second.returncode == 0, second.stderr
+    assert "resumed from" in second.stdout
+    found |= losses(tmp_path / "runs")
+    third = autoshard(tmp_path, "run", str(plan_file(tmp_path, "dp2", dp=2)), "--steps", "6", *options)
+    assert third.returncode == 0, third.stderr
+    found |= losses(tmp_path / "runs")
+    alone = autoshard(tmp_path, "run", str(plan_file(tmp_path, "one")), "--steps", "6", "--output", "alone")
+    assert alone.returncode == 0, alone.stderr
+    expected = losses(tmp_path / "alone")
+    assert list(found) == list(expected) == [0, 1, 2, 3, 4, 5]
+    # the warm-up knows how many steps there will be, so only the learning rates of these options are alike
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_plan_for_trainium_is_rehearsed_on_the_real_library(tmp_path: Path) -> None:
+    planned = autoshard(tmp_path, "plan", "--model", "llama3-70b", "--nodes", "16")
+    assert planned.returncode == 0, planned.stderr
+    ran = autoshard(tmp_path, "run", "plan.json", "--backend", "nxd", "--processes", "4", "--steps", "2")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stdout.rstrip().endswith("OK: the sharded run equals one process")

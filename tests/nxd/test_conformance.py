@@ -1,0 +1,60 @@
+"""Three steps on neuronx-distributed equal the torch backend's, loss and gradient norm, for every kind of layout."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+from autoshard.runtime.launch import run_processes
+from tests.nxd.cases import CASES
+
+EXACT, ROUNDED = 1e-5, 2e-3
+"""Relative. bf16 rounds the same values at other places."""
+
+
+def run(worker: str, arguments: dict[str, Any], processes: int) -> tuple[Any, ...]:
+    """Results of a function of tests.nxd.workers, by rank."""
+    with TemporaryDirectory() as logs:
+        outcome = run_processes(
+            f"tests.nxd.workers:{worker}",
+            arguments,
+            processes,
+            on_message=lambda message: None,
+            log_directory=Path(logs),
+            hang_timeout_s=120,
+            trusted_prefix="tests.",
+        )
+        assert outcome.exit_code == 0, outcome.message
+    return outcome.results
+
+
+@lru_cache
+def found(processes: int) -> Any:
+    """All cases of one number of processes, in one start of them."""
+    return run("conformance", {"names": list(CASES[processes])}, processes)
+
+
+@pytest.mark.parametrize(("processes", "name"), [(world, name) for world, cases in CASES.items() for name in cases])
+def test_three_steps_equal_the_torch_backend(processes: int, name: str) -> None:
+    allowed = ROUNDED if "bf16" in name else EXACT
+    first = found(processes)[0][name]
+    assert len(first["nxd"]) == len(first["torch"]) == 3
+    for ours, expected in zip(first["nxd"], first["torch"], strict=True):
+        assert ours == pytest.approx(expected, rel=allowed)
+    for result in found(processes):
+        assert result[name]["nxd"] == first["nxd"], "every rank knows the loss and the norm"
+    assert first["evaluated"] == pytest.approx(first["torch_evaluated"], rel=allowed)
+
+
+@pytest.mark.parametrize(("processes", "name"), [(world, name) for world, cases in CASES.items() for name in cases])
+def test_every_weight_is_where_the_torch_backend_has_it(processes: int, name: str) -> None:
+    """After three steps of AdamW, each piece of each parameter."""
+    differences = [result[name]["weights"] for result in found(processes)]
+    allowed = 2e-2 if "bf16" in name else 2e-4
+    worst = max(differences, key=lambda one: one["relative_difference"])
+    assert worst["relative_difference"] < allowed, worst
+    assert worst["compared"] > 0

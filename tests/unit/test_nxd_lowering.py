@@ -1,0 +1,158 @@
+"""Which NxD layer computes which operator, and what NxD cannot express. Pure Python: nothing here needs the library."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoshard.errors import AutoshardError
+from autoshard.layout.plan import Plan, make_plan
+from autoshard.layout.plan_json import write_plan
+from autoshard.layout.template import template_of
+from autoshard.models.registry import builtin_models, load_model
+from autoshard.runtime.nxd_backend.library import INSTALL
+from autoshard.runtime.nxd_backend.lowering import lower
+from autoshard.runtime.rehearse import local_cluster
+from autoshard.search import search
+from autoshard.search.operators.options import operator_options
+from autoshard.search.result import Pins
+from autoshard.spec.cluster import load_cluster
+from autoshard.spec.training import PRECISIONS, TrainingSpec
+from tests.multiprocess.plans import MODELS, strategy
+from tests.unit.plan_examples import by_hand
+
+
+def plan_of(model: str = "llama", **layout: Any) -> Plan:
+    chosen = strategy(**layout)
+    cluster, training = local_cluster(chosen.world_size), TrainingSpec(32, 8, PRECISIONS["fp32"], 2.0)
+    return make_plan(MODELS[model], training, cluster, "nxd", chosen, by_hand(MODELS[model], training, cluster, chosen))
+
+
+def layers(plan: Plan, **part: bool) -> list[tuple[str, tuple[str, ...], bool]]:
+    """(layer, last parts of its operators' names, whether it is sequence parallel) of a block, local ones left out."""
+    return [
+        (one.layer, tuple(step.operator.name.split(".")[-1] for step in one.steps), one.sequence_parallel)
+        for one in lower(plan.program(range(1), part.get("embedding", False), part.get("head", False)))
+        if one.layer not in ("local", "mapping")
+    ]
+
+
+@pytest.mark.parametrize("sp", [True, False])
+def test_a_llama_block_is_four_layers_of_nxd(sp: bool) -> None:
+    assert layers(plan_of(tp=2, sp=sp), embedding=True, head=True) == [
+        ("ParallelEmbedding", ("embed_tokens",), sp),
+        ("GQAQKVColumnParallelLinear", ("q_proj", "k_proj", "v_proj"), sp),
+        ("RowParallelLinear", ("o_proj",), sp),
+        ("ColumnParallelLinear", ("gate_proj", "up_proj"), sp),
+        ("RowParallelLinear", ("down_proj",), sp),
+        ("ColumnParallelLinear", ("lm_head",), sp),
+        ("parallel_cross_entropy", ("loss",), False),
+    ]
+
+
+LAYOUTS: list[dict[str, Any]] = [{}, {"tp": 2}, {"tp": 2, "sp": False}, {"tp": 4}, {"dp": 2}]
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_family_has_a_lowering_that_writes_each_view_once(model: str, layout: dict[str, Any]) -> None:
+    """Whatever a step reads was written before it, and the stage's output is written."""
+    plan = plan_of(model, **layout)
+    for program in plan.sample_programs:
+        known = {tensor.name for tensor in program.graph.inputs()}
+        written: list[str] = []
+        for one in lower(program):
+            assert set(one.inputs) <= known, one
+            known |= set(one.outputs)
+            written += one.outputs
+        assert len(set(written)) == len(written)
+        assert set(program.outputs) <= set(written)
+
+
+def test_replicated_heads_are_a_multiplier() -> None:
+    (qkv,) = (one for one in lower(plan_of("one kv head", tp=4).sample_programs[0]) if "QKV" in one.layer)
+    assert qkv.kv_size_multiplier == 4
+    (qkv,) = (one for one in lower(plan_of("few kv heads", tp=4).sample_programs[0]) if "QKV" in one.layer)
+    assert qkv.kv_size_multiplier == 2
+
+
+def test_experts_travel_over_the_expert_axis() -> None:
+    moved = [one.transitions for one in lower(plan_of("mixtral", tp=2, dp=2, ep=2).sample_programs[0])]
+    kinds = [(transition.forward, transition.axes) for transitions in moved for transition in transitions]
+    assert kinds.count(("all_to_all", ("ep",))) == 2
+
+
+@pytest.mark.parametrize(
+    ("operator", "choice", "text"),
+    [
+        (
+            "model.layers.*.self_attn.o_proj",
+            {"tp": "embed"},
+            "o_proj with tp: embed (gathers its input's kvhead over tp); the nearest that it has is tp: kvhead",
+        ),
+        (
+            "model.layers.*.mlp.gate_proj",
+            {"tp": "embed"},
+            "gate_proj with tp: embed (needs all_to_all over tp); the nearest that it has is tp: ffn",
+        ),
+        (
+            "loss",
+            {"tp": "seq"},
+            "loss with tp: seq (needs all_to_all over tp); the nearest that it has is tp: vocab",
+        ),
+    ],
+)
+def test_what_nxd_has_no_layer_for(operator: str, choice: dict[str, str], text: str) -> None:
+    plan = plan_of(tp=2)
+    other = replace(plan, operators={**plan.operators, operator: {**plan.operators[operator], **choice}})
+    with pytest.raises(AutoshardError) as error:
+        lower(other.program(range(1), True, True))
+    name = operator.replace("*", "0").rpartition(".")[0]
+    assert str(error.value) == f"NxD has no layer for {name + '.' if name else ''}{text}"
+
+
+@pytest.mark.parametrize("model", ["llama", "few kv heads", "gpt2", "qwen2 moe"])
+@pytest.mark.parametrize("layout", [{"tp": 4}, {"tp": 4, "sp": False}])
+def test_what_the_solver_may_choose_for_nxd_is_expressible(model: str, layout: dict[str, Any]) -> None:
+    """Each operator alone, beside the others' rule."""
+    plan = plan_of(model, **layout)
+    graph, axes = plan.graph(range(1), True, True), plan.mesh.stage_axes
+    for op in graph.operators:
+        template = template_of(op.name)
+        for choice in operator_options(graph, op, axes, "nxd", plan.strategy.sequence_parallel):
+            other = replace(plan, operators={**plan.operators, template: choice})
+            assert lower(other.program(range(1), True, True))
+
+
+@pytest.mark.parametrize("name", builtin_models())
+def test_plans_for_nxd_are_expressible(name: str) -> None:
+    """What the planner answers for each built-in model, on a cluster that holds it."""
+    model = load_model(name)
+    nodes, layers = (64, 16) if model.hidden_size >= 12_288 else (16, 8)
+    # a block is like another, and fewer are searched sooner; tied embeddings leave NxD no pipeline
+    model = replace(model, num_hidden_layers=layers, tie_word_embeddings=False)
+    training = TrainingSpec(min(4096, model.max_position_embeddings), 1024, PRECISIONS["mixed_precision"])
+    cluster = load_cluster("trn1.32xlarge", nodes)
+    pins = Pins(tp=8 if model.num_attention_heads % 8 == 0 else 1, microbatch_size=1, recompute="full")
+    best = search(model, training, cluster, pins, "nxd", top=1).best
+    plan = make_plan(model, training, cluster, "nxd", best.strategy, best.estimate)
+    assert all(lower(program) for program in plan.sample_programs)
+
+
+def test_without_the_library_one_line_says_how_to_install_it(tmp_path: Path) -> None:
+    write_plan(plan_of(tp=2), tmp_path / "plan.json")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    ran = subprocess.run(
+        [sys.executable, "-m", "autoshard", "run", "plan.json", "--backend", "nxd"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert (ran.returncode, ran.stderr) == (2, f"autoshard: error: {INSTALL}\n")
