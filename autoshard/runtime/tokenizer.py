@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.errors import AutoshardError
+from autoshard.interop.json_file import read_json
 
 if TYPE_CHECKING:
     import tokenizers
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
+_MAX_CONFIG_BYTES = 50_000_000
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -151,10 +153,7 @@ def _config(file: Path) -> dict[str, Any]:
     """Of the file beside the tokenizer, which need not exist."""
     if not file.is_file():
         return {}
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise AutoshardError(f"cannot read {file}: {error}") from error
+    config = read_json(file, "tokenizer config", _MAX_CONFIG_BYTES)
     if not isinstance(config, dict):
         raise AutoshardError(f"{file} is not a JSON object")
     return config

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from autoshard.errors import AutoshardError
+from autoshard.interop.json_file import read_json
 
 TEXT, JSONL, PARQUET, ARROW = "text", "JSONL", "Parquet", "Arrow"
+_MAX_JSON_BYTES = 100_000_000
 SUFFIXES = {".txt": TEXT, ".md": TEXT, ".jsonl": JSONL, ".parquet": PARQUET, ".arrow": ARROW}
 """Suffix -> how such a file is read. A file that is named itself and has another suffix is read as text."""
 
@@ -82,10 +83,7 @@ def _saved_dataset(path: Path) -> DataFiles:
 
 
 def _json(file: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise AutoshardError(f"cannot read --data {file}: {error}") from error
+    values = read_json(file, "--data", _MAX_JSON_BYTES)
     if not isinstance(values, dict):
         raise AutoshardError(f"--data {file} is not a JSON object")
     return values
