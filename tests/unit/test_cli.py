@@ -208,7 +208,7 @@ def test_options_of_plan() -> None:
     """The names that recipes, scripts and the issue rely on."""
     assert [option.flag for option in OPTIONS.values()] == [
         "--model", "--instance", "--nodes", "--lnc", "--hardware", "--seq-len", "--global-batch", "--precision",
-        "--backend", "--operators", "--objective", "--price-per-node-hour", "--tokens", "--days",
+        "--backend", "--device", "--operators", "--objective", "--price-per-node-hour", "--tokens", "--days",
         "--tp", "--pp", "--dp", "--cp", "--ep", "--vpp", "--micro-batch", "--schedule",
         "--recompute", "--attention-kernel", "--context-parallel",
     ]  # fmt: skip
@@ -294,3 +294,19 @@ def test_planning_imports_nothing_heavy() -> None:
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_native_device_leaves_out_the_pipeline(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["plan", "--model", "llama3-8b", "--nodes", "4", "--device", "neuron"]
+    assert error_of(capsys, *command) == (
+        "device=neuron with backend=auto: the native device is torch's; use backend=torch"
+    )
+    assert error_of(capsys, *command, "--backend", "torch", "--pp", "2") == (
+        "pp=2 with device=neuron: native PyTorch on Neuron has no pipeline parallelism yet; use pp=1 or backend=nxd "
+        "without a device"
+    )
+    assert main([*command, "--backend", "torch"]) == 0
+    capsys.readouterr()
+    plan = read_plan("plan.json")
+    assert (plan.backend, plan.strategy.pp) == ("torch", 1)
+    assert "pp 1: native PyTorch on Neuron has no pipeline parallelism yet (device neuron)" in plan.notes
