@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import re
 from pathlib import Path
 
 from autoshard.errors import AutoshardError
@@ -10,11 +11,17 @@ from autoshard.spec.fields import show
 from autoshard.spec.model import ModelSpec
 
 FOLDER = Path(__file__).parent
+USER_MODULE = re.compile(r".*\.py:[A-Za-z_]\w*")
 
 
 def builtin_models() -> tuple[str, ...]:
     """Names of the configs in models/<family>/configs, sorted."""
     return tuple(sorted(_config_files()))
+
+
+def is_user_module(text: str) -> bool:
+    """Whether it names a class, or a function that makes a module, in a Python file: 'my_file.py:MyModel'."""
+    return USER_MODULE.fullmatch(text) is not None
 
 
 def load_model(name_or_path: str) -> ModelSpec:
@@ -31,7 +38,7 @@ def load_model(name_or_path: str) -> ModelSpec:
     raise AutoshardError(
         f"model={show(name_or_path)} is not known"
         + (f"; did you mean {' or '.join(close)}?" if close else "")
-        + f" (known: {', '.join(builtin_models())}; or a path to a Hugging Face config.json)"
+        + f" (known: {', '.join(builtin_models())}; or a path to a Hugging Face config.json; or my_file.py:MyModel)"
     )
 
 

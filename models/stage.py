@@ -12,6 +12,7 @@ from autoshard.models.gpt_neox import graph as gpt_neox
 from autoshard.models.llama import graph as llama
 from autoshard.models.mixtral import graph as mixtral
 from autoshard.models.qwen import graph as qwen
+from autoshard.models.traced import graph as traced
 from autoshard.spec.model import ModelSpec
 
 FAMILIES: dict[str, ModuleType] = {
@@ -24,6 +25,7 @@ FAMILIES: dict[str, ModuleType] = {
     "qwen3": llama,
     "qwen2_moe": qwen,
     "qwen3_moe": qwen,
+    "traced": traced,
 }
 """model_type -> module with `embedding(b, model)`, `block(b, model, x, layer, kernel)` and `head(b, model, x)`."""
 
@@ -63,6 +65,8 @@ def dim_sizes(model: ModelSpec, batch: int, seq: int, tp: int = 1, capacity_fact
         sizes["capacity"] = ceil(share * capacity_factor)
     if model.shared_expert_intermediate_size:
         sizes["shared_ffn"] = model.shared_expert_intermediate_size
+    if model.graph is not None:
+        sizes.update(model.graph.sizes)
     return sizes
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
+from autoshard.errors import AutoshardError
 from autoshard.interop.weights import Part
 from autoshard.models.gpt2 import weights as gpt2
 from autoshard.models.gpt_neox import weights as gpt_neox
@@ -29,7 +30,9 @@ FAMILIES: dict[str, ModuleType] = {
 
 def checkpoint_parts(model: ModelSpec) -> tuple[Part, ...]:
     """Every part of the checkpoint that is a parameter; what else is in its files (masks, frequencies) is constant."""
-    family = FAMILIES[model.model_type]
+    family = FAMILIES.get(model.model_type)
+    if family is None:
+        raise AutoshardError(f"model_type={model.model_type} of {model.name} has no known form of Hugging Face weights")
     blocks = (part for layer in range(model.num_hidden_layers) for part in family.block(model, layer))
     return (*family.ends(model), *blocks)
 

@@ -43,7 +43,7 @@ def _recompute_set(value: Any) -> str:
 
 
 WHAT = (
-    Option("model", text, "MODEL", "built-in name, or path to a Hugging Face config.json (required)"),
+    Option("model", text, "MODEL", "built-in name, Hugging Face config.json, or my_file.py:MyModel (required)"),
     Option("instance", text, "TYPE", f"EC2 instance type, or cpu (default: {INSTANCE})"),
     Option("nodes", whole(), "N", "instances (default: 1)", 1),
     Option(
@@ -75,13 +75,6 @@ WHAT = (
         one_of("auto", "nxd", "torch"),
         "NAME",
         "whose rules hold: auto, nxd (NeuronX Distributed) or torch (default: auto, nxd on Trainium)",
-        "auto",
-    ),
-    Option(
-        "device",
-        one_of("auto", "neuron"),
-        "NAME",
-        "neuron: for --backend torch on the native Neuron device, which has no pipeline parallelism yet",
         "auto",
     ),
     Option(
@@ -150,7 +143,6 @@ class PlanRequest:
     global_batch: int = GLOBAL_BATCH
     precision: str = "mixed_precision"
     backend: str = "auto"
-    device: str = "auto"
     operators: str = "megatron"
     objective: str = "time"
     price_per_node_hour: float | None = None

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib.util import find_spec
 
 from autoshard.commands.plan_options import INSTANCE, PIN_FIELDS, SEARCHED, SEQUENCE_LENGTH, PlanRequest
 from autoshard.errors import AutoshardError
 from autoshard.graph.partition import Choice
 from autoshard.layout.plan import Plan, SearchSummary, make_plan
-from autoshard.models.registry import load_model
+from autoshard.models.registry import is_user_module, load_model
 from autoshard.search import Candidate, Pins, SearchResult, check_strategy, search
 from autoshard.search.rules import Problem, warnings
 from autoshard.spec.cluster import Cluster, load_cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec, load_precision
 from autoshard.units import format_seconds
-
-NO_PIPELINE = "native PyTorch on Neuron has no pipeline parallelism yet"
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,6 @@ def plan_for(request: PlanRequest) -> Plan:
 def answer(request: PlanRequest) -> Answer:
     """The fastest layouts on exactly the cluster of the request."""
     model, training, cluster, notes = inputs_of(request)
-    if request.device != "auto":
-        notes += (f"pp 1: {NO_PIPELINE} (device {request.device})",)
     backend, result, backend_notes = search_backends(model, training, cluster, pins_of(request), request)
     return Answer(Problem(model, training, cluster, backend), result, (*notes, *backend_notes))
 
@@ -69,7 +67,7 @@ def plan_of(request: PlanRequest, found: Answer) -> Plan:
 
 def inputs_of(request: PlanRequest) -> tuple[ModelSpec, TrainingSpec, Cluster, tuple[str, ...]]:
     """What is trained on what, and notes."""
-    model = load_model(request.model)
+    model = _model(request)
     instance = request.instance or (None if request.hardware else INSTANCE)
     lnc = None if request.lnc == SEARCHED else request.lnc
     assert lnc is None or isinstance(lnc, int), lnc
@@ -80,20 +78,24 @@ def inputs_of(request: PlanRequest) -> tuple[ModelSpec, TrainingSpec, Cluster, t
     return model, TrainingSpec(length, request.global_batch, load_precision(request.precision)), cluster, notes
 
 
+def _model(request: PlanRequest) -> ModelSpec:
+    """By name or config; "file.py:Class" is traced, once in this process."""
+    if not is_user_module(request.model):
+        return load_model(request.model)
+    if find_spec("torch") is None:
+        raise AutoshardError(f"model={request.model} is traced with torch: pip install 'autoshard[torch]'")
+    return _traced(request.model, request.seq_len)
+
+
+@lru_cache(maxsize=8)
+def _traced(model: str, seq_len: int | None) -> ModelSpec:
+    from autoshard.trace.trace import trace_model  # brings torch
+
+    return trace_model(model, seq_len)
+
+
 def pins_of(request: PlanRequest) -> Pins:
-    """What the user fixed, and what the device leaves no choice of. Raises AutoshardError where they contradict."""
-    pins = Pins(**{PIN_FIELDS.get(name, name): value for name, value in request.pins.items()})
-    if request.device == "auto":
-        return pins
-    if request.backend != "torch":
-        raise AutoshardError(
-            f"device={request.device} with backend={request.backend}: the native device is torch's; use backend=torch"
-        )
-    if pins.pp not in (None, 1):
-        raise AutoshardError(
-            f"pp={pins.pp} with device={request.device}: {NO_PIPELINE}; use pp=1 or backend=nxd without a device"
-        )
-    return replace(pins, pp=1)
+    return Pins(**{PIN_FIELDS.get(name, name): value for name, value in request.pins.items()})
 
 
 def _solved(

@@ -15,6 +15,7 @@ from math import prod
 
 from autoshard.graph.ir import FLOAT32_BYTES, Graph, Operator
 from autoshard.graph.states import INVARIANT, PARTIAL, REPLICATED
+from autoshard.spec.pointwise import count
 
 Sizes = Mapping[str, float]
 """Local size of each dim on one rank."""
@@ -108,13 +109,16 @@ class Einsum(OperatorKind):
 class Elementwise(OperatorKind):
     """add keeps nothing; silu_mul(gate, up) keeps both; gelu its input.
 
-    gelu is the tanh approximation, gelu_erf the exact one; sigmoid_mul(x, gate) is x sigmoid(gate).
+    gelu is the tanh approximation, gelu_erf the exact one; sigmoid_mul(x, gate) is x sigmoid(gate); pointwise is the
+    attribute expression, of the functions in spec/pointwise.py.
     """
 
     FLOPS = {"add": 1.0, "silu_mul": 5.0, "gelu": 8.0, "gelu_erf": 8.0, "sigmoid_mul": 5.0}
 
     def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
-        return self.FLOPS[str(op.attributes["function"])] * prod(sizes[dim] for dim in op.loop_dims)
+        function = str(op.attributes["function"])
+        each = count(str(op.attributes["expression"])) if function == "pointwise" else self.FLOPS[function]
+        return each * prod(sizes[dim] for dim in op.loop_dims)
 
     def saved_inputs(self, op: Operator, graph: Graph) -> tuple[int, ...]:
         return () if op.attributes["function"] == "add" else tuple(range(len(op.inputs)))

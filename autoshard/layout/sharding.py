@@ -42,8 +42,8 @@ def _along(op: Operator, axis: str, sequence_parallel: bool) -> str:
         if axis == "tp1":
             return "group" if "group" in op.loop_dims else REPLICATED
         return "kvhead"
-    for dim in ("ffn", "shared_ffn", "vocab"):
-        if dim in op.loop_dims:
+    for dim in op.loop_dims:
+        if dim in ("shared_ffn", "vocab") or dim.startswith("ffn"):  # ffn2, ...: a traced model's
             return dim
     return "seq" if sequence_parallel else INVARIANT
 

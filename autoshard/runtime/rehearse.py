@@ -19,6 +19,7 @@ from autoshard.layout.plan import Plan, make_plan
 from autoshard.layout.sharding import divides
 from autoshard.layout.strategy import Strategy
 from autoshard.layout.template import template_of
+from autoshard.models.traced.shrink import shrunk
 from autoshard.spec.cluster import Cluster, load_cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec
@@ -181,6 +182,8 @@ def _model(original: Plan, kept: dict[str, int], vocab_size: int) -> ModelSpec:
     heads = kv_heads * group
     hidden = HEAD_DIM * heads
     ffn = max(32, round(hidden * model.intermediate_size / model.hidden_size / 32) * 32)
+    experts, window = min(model.num_experts_per_tok, 2), SEQUENCE_LENGTH // 2
+    graph = None if model.graph is None else shrunk(model.graph, hidden / model.hidden_size, window, experts)
     return replace(
         model,
         name=f"{model.name} (shrunk)",
@@ -188,11 +191,12 @@ def _model(original: Plan, kept: dict[str, int], vocab_size: int) -> ModelSpec:
         intermediate_size=ffn,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
-        head_dim=HEAD_DIM,
+        head_dim=HEAD_DIM if graph is None else model.head_dim,
         vocab_size=vocab_size,
         max_position_embeddings=max(SEQUENCE_LENGTH, min(model.max_position_embeddings, 4 * SEQUENCE_LENGTH)),
-        sliding_window=None if model.sliding_window is None else SEQUENCE_LENGTH // 2,
+        sliding_window=None if model.sliding_window is None else window,
         shared_expert_intermediate_size=2 * ffn if model.shared_expert_intermediate_size else 0,
         num_local_experts=min(model.num_local_experts, 4),
-        num_experts_per_tok=min(model.num_experts_per_tok, 2),
+        num_experts_per_tok=experts,
+        graph=graph,
     )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.spec.fields import check_choice, check_flag, check_integer, check_positive, show, values_for
+from autoshard.spec.traced import TracedGraph
 
+TRACED = "traced"
+"""model_type, and hidden_act, of a user's own module."""
 ACTIVATIONS = {
     "llama": ("silu",),
     "mistral": ("silu",),
@@ -18,9 +21,10 @@ ACTIVATIONS = {
     "qwen2_moe": ("silu",),
     "qwen3": ("silu",),
     "qwen3_moe": ("silu",),
+    TRACED: (TRACED,),
 }
 """Per model_type, the values of hidden_act: silu stands in a gated MLP (three matrices), gelu in a plain one (two)."""
-MODEL_TYPES = tuple(ACTIVATIONS)
+MODEL_TYPES = tuple(name for name in ACTIVATIONS if name != TRACED)
 MOE_MODEL_TYPES = ("mixtral", "qwen2_moe", "qwen3_moe")
 SHARED_EXPERT_MODEL_TYPES = ("qwen2_moe",)
 ROPE_TYPES = ("linear", "llama3")
@@ -78,6 +82,7 @@ class ModelSpec:
     norm_topk_prob: whether the weights of a token's experts are made to add up to 1.
     partial_rotary_factor: the part of each head, from its start, that rotary positions turn.
     use_parallel_residual: attention and MLP both read the block's input, instead of one after the other.
+    graph: of model_type traced, a user's own module: its operators; the other fields then are sizes alone.
     Raises AutoshardError where a field is not what the model_type can have.
     """
 
@@ -105,11 +110,20 @@ class ModelSpec:
     norm_topk_prob: bool = True
     partial_rotary_factor: float = 1.0
     use_parallel_residual: bool = False
+    graph: TracedGraph | None = None
 
     def __post_init__(self) -> None:
         _check_fields(self)
         _check_attention(self)
         _check_experts(self)
+        _check_graph(self)
+
+    @property
+    def inner_sizes(self) -> dict[str, int]:
+        """By field or dim, the widths that tensor parallelism splits besides heads and vocabulary."""
+        fields_too = ("intermediate_size", "shared_expert_intermediate_size")
+        own = () if self.graph is None else self.graph.split_sizes
+        return {**{field: getattr(self, field) for field in fields_too}, **dict(own)}
 
     @property
     def is_moe(self) -> bool:
@@ -137,16 +151,22 @@ class ModelSpec:
         return self.num_attention_heads // self.num_key_value_heads
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; from_dict gives the same value back."""
-        return asdict(self)
+        """Plain JSON values; from_dict gives the same value back. graph only where there is one."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values["rope_scaling"] = None if self.rope_scaling is None else asdict(self.rope_scaling)
+        graph = values.pop("graph")
+        return values if graph is None else {**values, "graph": graph.to_dict()}
 
     @classmethod
     def from_dict(cls, value: object, path: str = "model") -> ModelSpec:
         """The inverse of to_dict. path: what errors call the value."""
-        fields = values_for(cls, value, path)
-        if fields["rope_scaling"] is not None:
-            fields["rope_scaling"] = RopeScaling.from_dict(fields["rope_scaling"], f"{path}.rope_scaling")
-        return cls(**fields)
+        given = {"graph": None, **value} if isinstance(value, dict) else value
+        values = values_for(cls, given, path)
+        if values["rope_scaling"] is not None:
+            values["rope_scaling"] = RopeScaling.from_dict(values["rope_scaling"], f"{path}.rope_scaling")
+        if values["graph"] is not None:
+            values["graph"] = TracedGraph.from_dict(values["graph"], f"{path}.graph")
+        return cls(**values)
 
 
 def _check_fields(model: ModelSpec) -> None:
@@ -154,7 +174,7 @@ def _check_fields(model: ModelSpec) -> None:
     if not isinstance(model.name, str) or not model.name.isprintable() or not 1 <= len(model.name) <= LONGEST_NAME:
         raise AutoshardError(f"name={show(model.name)} of the model must be 1 to {LONGEST_NAME} printable characters")
     of = model.name
-    check_choice(of, "model_type", model.model_type, MODEL_TYPES)
+    check_choice(of, "model_type", model.model_type, MODEL_TYPES if model.graph is None else (TRACED,))
     check_choice(of, "hidden_act", model.hidden_act, ACTIVATIONS[model.model_type])
     for field in ("hidden_size", "intermediate_size", "head_dim", "vocab_size", "max_position_embeddings"):
         check_integer(of, field, getattr(model, field))
@@ -189,6 +209,8 @@ def _check_attention(model: ModelSpec) -> None:
         if model.rope_theta is not None or model.rope_scaling is not None:
             raise AutoshardError(f"model_type=gpt2 of {model.name} learns its positions: rope_theta must be null")
         return
+    if model.model_type == TRACED:
+        return
     if model.rope_theta is None:
         raise AutoshardError(f"model_type={model.model_type} of {model.name} needs a rope_theta, such as 10000.0")
     if model.partial_rotary_factor > 1 or model.rotary_dim % 2 or model.rotary_dim == 0:
@@ -211,7 +233,7 @@ def _check_experts(model: ModelSpec) -> None:
             f"use_parallel_residual=True of {model.name} must be False: model_type={model.model_type} "
             "runs attention and MLP one after the other; gpt_neox can run them side by side"
         )
-    if model.model_type in MOE_MODEL_TYPES:
+    if model.model_type in MOE_MODEL_TYPES or (model.model_type == TRACED and experts):
         if not 1 <= chosen <= experts:
             raise AutoshardError(
                 f"num_experts_per_tok={chosen} of {model.name} must be from 1 to num_local_experts={experts}"
@@ -221,3 +243,17 @@ def _check_experts(model: ModelSpec) -> None:
             f"num_local_experts={experts} and num_experts_per_tok={chosen} of {model.name} must be 0: "
             f"model_type={model.model_type} has no experts; {', '.join(MOE_MODEL_TYPES)} has"
         )
+
+
+def _check_graph(model: ModelSpec) -> None:
+    """The dims of a traced model's graph are those that its sizes give."""
+    if model.graph is None:
+        return
+    if not isinstance(model.graph, TracedGraph):
+        raise AutoshardError(f"graph={show(model.graph)} of {model.name} must be an object with operators")
+    used = {dim for op in model.graph.operators for dim in op.dims}
+    used |= {dim for parameter in model.graph.parameters for dim in parameter.dims}
+    if used & {"expert", "capacity"} and not model.is_moe:
+        raise AutoshardError(f"num_local_experts=0 of {model.name}, but its graph has experts")
+    if "position" in used and model.rope_theta is not None:
+        raise AutoshardError(f"rope_theta of {model.name} must be null: its graph learns positions")

@@ -11,6 +11,7 @@ from autoshard.models.registry import load_model
 from autoshard.search.rules import ALL_RULES, Problem, check_strategy, divisors, warnings
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
+from tests.traced_models import ODD
 
 LLAMA_70B, LLAMA_8B, LLAMA_13B = (load_model(name) for name in ("llama3-70b", "llama3-8b", "llama2-13b"))
 MIXTRAL, GPT3 = load_model("mixtral-8x7b"), load_model("gpt3-175b")
@@ -201,6 +202,11 @@ BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {"training": replace(TRAINING, precision=load_precision("bf16_sr"))},
         {"dp": 1, "cp": 2, "context_parallel": "ring", "zero1": False},
         "cp=2 without zero1 makes NxD apply gradients 2 times too large; use zero1",
+    ),
+    (
+        {"model": replace(LLAMA_70B, name="mine", model_type="traced", hidden_act="traced", graph=ODD.graph)},
+        {},
+        "backend=nxd has no layers for mine, which was traced; use backend torch",
     ),
     ({}, {"zero1": False}, "precision mixed_precision keeps master weights, which NxD does with zero1 only"),
 ]

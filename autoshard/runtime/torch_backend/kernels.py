@@ -23,6 +23,7 @@ from autoshard.runtime.torch_backend.collectives import all_reduce
 from autoshard.runtime.torch_backend.context import Context, Kernel
 from autoshard.runtime.torch_backend.groups import Group
 from autoshard.runtime.torch_backend.lean import RmsNorm, Rotate, SiluMul, WholeCrossEntropy
+from autoshard.runtime.torch_backend.pointwise import pointwise
 from autoshard.runtime.torch_backend.weight_gradients import LaterLinear, WeightGradients
 
 
@@ -92,7 +93,8 @@ _ELEMENTWISE: dict[str, Kernel] = {
 
 def _elementwise(context: Context, step: OperatorStep) -> Kernel:
     op = step.operator
-    function, dims = _ELEMENTWISE[str(op.attributes["function"])], context.dims(op.output)
+    name, dims = str(op.attributes["function"]), context.dims(op.output)
+    function = pointwise(str(op.attributes["expression"])) if name == "pointwise" else _ELEMENTWISE[name]
     inputs = [context.dims(name) for name in op.inputs]
     if all(dims[len(dims) - len(have) :] == have for have in inputs):
         return function
@@ -105,8 +107,8 @@ def _norm(context: Context, step: OperatorStep) -> Kernel:
     size = (context.graph.sizes[context.dims(op.inputs[0])[-1]],)
     eps: Any = op.attributes["eps"]
     if op.attributes["function"] == "rms":
-        return lambda x, weight: RmsNorm.apply(x, weight, eps)
-    return lambda x, weight, bias: F.layer_norm(x, size, weight, bias, eps)
+        return lambda x, weight=None: RmsNorm.apply(x, x.new_ones(size) if weight is None else weight, eps)
+    return lambda x, weight=None, bias=None: F.layer_norm(x, size, weight, bias, eps)
 
 
 def rope_frequencies(rotary_dim: int, theta: float, scaling: Any) -> torch.Tensor:
@@ -129,11 +131,17 @@ def _rope(context: Context, step: OperatorStep) -> Kernel:
     dims = context.dims(op.output)
     positions = context.positions(step).double()
     turned: Any = op.attributes["rotary_dim"]
-    frequencies = rope_frequencies(turned, op.attributes["theta"], op.attributes["scaling"])  # type: ignore[arg-type]
+    given: Any = op.attributes.get("frequencies")
+    if given is None:
+        frequencies = rope_frequencies(turned, op.attributes["theta"], op.attributes["scaling"])  # type: ignore[arg-type]
+    else:
+        frequencies = torch.tensor(given, dtype=torch.float64)
+    interleaved = bool(op.attributes.get("interleaved"))
     shape = [1] * len(dims)
     shape[dims.index("seq")], shape[-1] = len(positions), turned
-
-    key = ("rope", context.piece(step, "seq"), turned, op.attributes["theta"], op.attributes["scaling"])
+    shape[-1:] = [turned // 2, 2] if interleaved else [turned]
+    named = ("rotary_dim", "theta", "scaling", "frequencies", "interleaved")
+    key = ("rope", context.piece(step, "seq"), *map(op.attributes.get, named))
     own: dict[Any, tuple[torch.Tensor, ...]] = {}
 
     def tables(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -141,7 +149,8 @@ def _rope(context: Context, step: OperatorStep) -> Kernel:
         if place not in context.tables:  # one for all blocks
             angles = torch.outer(positions, frequencies)
             cos, sin = angles.cos(), angles.sin()
-            table = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)))
+            join = torch.stack if interleaved else torch.cat
+            table = torch.stack((join((cos, cos), -1), join((-sin, sin), -1)))
             context.tables[place] = table.to(device=x.device, dtype=x.dtype)
         return context.tables[place].view(2, *shape).unbind(0)
 
@@ -149,6 +158,8 @@ def _rope(context: Context, step: OperatorStep) -> Kernel:
         kind = (x.dtype, x.device)
         if kind not in own:
             own[kind] = tables(x)
+        if interleaved:  # pairs of neighbours turn
+            return Rotate.apply(x.unflatten(-1, (-1, 2)), *own[kind]).flatten(-2)
         return Rotate.apply(x, *own[kind])
 
     if turned == context.graph.sizes["headdim"]:

@@ -25,12 +25,13 @@ def initial_parameter(model: ModelSpec, tensor: Tensor, sizes: Mapping[str, int]
     Projections into the residual stream are scaled by 1/sqrt(2 layers) (GPT-2). Padded vocabulary rows are zero.
     """
     shape = [sizes[dim] for dim in tensor.dims]
-    if tensor.name.endswith(".bias"):
+    initial = _initial(model, tensor.name)
+    if initial == "zeros":
         return torch.zeros(shape)
-    if _is_norm(tensor.name):
+    if initial == "ones":
         return torch.ones(shape)
     std = INIT_STD
-    if tensor.name.endswith(_RESIDUAL_PROJECTIONS):
+    if initial == "residual":
         std /= (2 * model.num_hidden_layers) ** 0.5
     digest = hashlib.sha256(f"{seed} {tensor.name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
@@ -39,6 +40,17 @@ def initial_parameter(model: ModelSpec, tensor: Tensor, sizes: Mapping[str, int]
     if published != shape:
         value = torch.cat((value, torch.zeros(shape[0] - published[0], *shape[1:])))
     return value
+
+
+def _initial(model: ModelSpec, name: str) -> str:
+    """'zeros', 'ones', 'residual' or 'normal': by name, but a traced model says it of each."""
+    if model.graph is not None:
+        return model.graph.parameter_named(name).initial
+    if name.endswith(".bias"):
+        return "zeros"
+    if _is_norm(name):
+        return "ones"
+    return "residual" if name.endswith(_RESIDUAL_PROJECTIONS) else "normal"
 
 
 def _is_norm(name: str) -> bool:

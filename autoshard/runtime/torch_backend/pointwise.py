@@ -1,0 +1,62 @@
+"""Functions of single numbers that a plan writes as an expression (spec/pointwise.py), on tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812  # the name that torch's own documentation uses
+
+from autoshard.spec.pointwise import FUNCTIONS, Expression, parse
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **{name: getattr(torch, name) for name in FUNCTIONS if hasattr(torch, name)},
+    "gelu": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_erf": F.gelu,
+    "silu": F.silu,
+    "softplus": F.softplus,
+    "elu": F.elu,
+    "neg": lambda x: -x,
+    "maximum": lambda x, y: torch.maximum(x, _like(x, y)),
+    "minimum": lambda x, y: torch.minimum(x, _like(x, y)),
+}
+assert _FUNCTIONS.keys() >= FUNCTIONS.keys()
+
+
+def _like(x: torch.Tensor, y: Any) -> torch.Tensor:
+    return y if isinstance(y, torch.Tensor) else x.new_tensor(y)
+
+
+def pointwise(text: str) -> Callable[..., torch.Tensor]:
+    """The expression as a function of its inputs x0, x1, ..., which broadcast."""
+    expression = parse(text)
+    return lambda *values: _Pointwise.apply(expression, *values)
+
+
+def _value(expression: Expression, values: tuple[torch.Tensor, ...]) -> Any:
+    if isinstance(expression, tuple):
+        function, *operands = expression
+        return _FUNCTIONS[str(function)](*(_value(one, values) for one in operands))  # type: ignore[arg-type]
+    return values[int(expression[1:])] if isinstance(expression, str) else expression
+
+
+class _Pointwise(torch.autograd.Function):
+    """Keeps its inputs alone and computes again in backward, as a compiler would."""
+
+    @staticmethod
+    def forward(ctx: Any, expression: Expression, *values: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(*values)
+        ctx.expression = expression
+        found: torch.Tensor = _value(expression, values)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        needed = ctx.needs_input_grad[1:]
+        with torch.enable_grad():
+            values = tuple(x.detach().requires_grad_(use) for x, use in zip(ctx.saved_tensors, needed, strict=True))
+            result = _value(ctx.expression, values)
+        wanted = [x for x in values if x.requires_grad]
+        found = iter(torch.autograd.grad(result, wanted, grads[0]))
+        return None, *(next(found) if use else None for use in needed)

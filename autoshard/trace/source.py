@@ -1,0 +1,35 @@
+"""Where in the user's code a node of the exported graph comes from."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import fx
+
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in \S+\n\s*(?P<code>[^\n]*)')
+_TORCH = str(Path(torch.__file__).parent)
+
+
+@dataclass(frozen=True)
+class Place:
+    """path: of the submodule, such as 'model.layers.0.mlp'. line: 'file.py:12'. code: what stands there."""
+
+    path: str
+    line: str
+    code: str
+
+
+def place_of(node: fx.Node, outside: Place) -> Place:
+    """From what the export wrote down; what it did not is taken from outside."""
+    stack = node.meta.get("nn_module_stack") or {}
+    path = outside.path
+    if stack:
+        path = list(stack.values())[-1][0].removeprefix("module").removeprefix(".")
+    frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
+    own = [frame for frame in frames if not frame["file"].startswith(_TORCH)]
+    if not own:
+        return Place(path, outside.line, outside.code)
+    return Place(path, f"{Path(own[-1]['file']).name}:{own[-1]['line']}", own[-1]["code"].strip())
