@@ -78,6 +78,13 @@ WHAT = (
         "auto",
     ),
     Option(
+        "device",
+        one_of("auto", "neuron"),
+        "NAME",
+        "neuron: for --backend torch on the native Neuron device, which has no pipeline parallelism yet",
+        "auto",
+    ),
+    Option(
         "operators",
         one_of("megatron", "solver"),
         "HOW",
@@ -143,6 +150,7 @@ class PlanRequest:
     global_batch: int = GLOBAL_BATCH
     precision: str = "mixed_precision"
     backend: str = "auto"
+    device: str = "auto"
     operators: str = "megatron"
     objective: str = "time"
     price_per_node_hour: float | None = None

@@ -19,6 +19,8 @@ from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec, load_precision
 from autoshard.units import format_seconds
 
+NO_PIPELINE = "native PyTorch on Neuron has no pipeline parallelism yet"
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -42,6 +44,8 @@ def plan_for(request: PlanRequest) -> Plan:
 def answer(request: PlanRequest) -> Answer:
     """The fastest layouts on exactly the cluster of the request."""
     model, training, cluster, notes = inputs_of(request)
+    if request.device != "auto":
+        notes += (f"pp 1: {NO_PIPELINE} (device {request.device})",)
     backend, result, backend_notes = search_backends(model, training, cluster, pins_of(request), request)
     return Answer(Problem(model, training, cluster, backend), result, (*notes, *backend_notes))
 
@@ -95,7 +99,19 @@ def _traced(model: str, seq_len: int | None) -> ModelSpec:
 
 
 def pins_of(request: PlanRequest) -> Pins:
-    return Pins(**{PIN_FIELDS.get(name, name): value for name, value in request.pins.items()})
+    """What the user fixed, and what the device leaves no choice of. Raises AutoshardError where they contradict."""
+    pins = Pins(**{PIN_FIELDS.get(name, name): value for name, value in request.pins.items()})
+    if request.device == "auto":
+        return pins
+    if request.backend != "torch":
+        raise AutoshardError(
+            f"device={request.device} with backend={request.backend}: the native device is torch's; use backend=torch"
+        )
+    if pins.pp not in (None, 1):
+        raise AutoshardError(
+            f"pp={pins.pp} with device={request.device}: {NO_PIPELINE}; use pp=1 or backend=nxd without a device"
+        )
+    return replace(pins, pp=1)
 
 
 def _solved(

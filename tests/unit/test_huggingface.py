@@ -304,7 +304,7 @@ def test_an_unknown_name_suggests_close_ones() -> None:
         load_model("lama3-70b")
     assert str(raised.value) == (
         "model='lama3-70b' is not known; did you mean llama3-70b or llama3.1-70b or llama2-70b? "
-        f"(known: {known}; or a path to a Hugging Face config.json)"
+        f"(known: {known}; or a path to a Hugging Face config.json; or my_file.py:MyModel)"
     )
     with pytest.raises(AutoshardError) as raised:
         load_model("\0")
