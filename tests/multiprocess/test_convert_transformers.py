@@ -1,0 +1,40 @@
+"""What transformers saves, cut for a plan and put together again with a config of ours: the same logits, bit by bit."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from autoshard.convert.convert import Conversion, convert, open_source
+from tests.multiprocess.test_transformers import CONFIGS, published
+from tests.unit.weight_folders import plan
+
+
+CHOSEN = (
+    "llama, tied",
+    "llama, rope scaling",
+    "mistral",
+    "mixtral",
+    "gpt2",
+    "gpt neox",
+    "qwen2, window",
+    "qwen3",
+    "qwen2 moe",
+    "qwen3 moe",
+)
+"""One of each family, with what is special in its config."""
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_transformers_loads_what_came_back(name: str, tmp_path: Path) -> None:
+    reference = published(CONFIGS[name], tmp_path / "hf")
+    source = replace(open_source(tmp_path / "hf"), carried=())
+    to = plan(source.model, tp=2, dp=2, layers=(2,))
+    convert(source, tmp_path / "cut", Conversion("plan", to), lambda count: None, lambda count: None)
+    convert(open_source(tmp_path / "cut"), tmp_path / "back", Conversion("hf"), lambda count: None, lambda count: None)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "back").eval()
+    assert type(again) is type(reference)
+    ids = torch.randint(source.model.vocab_size, (2, 24), generator=torch.Generator().manual_seed(1))
+    assert torch.equal(again(ids).logits, reference(ids).logits)
