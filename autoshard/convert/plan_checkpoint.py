@@ -11,7 +11,7 @@ from pathlib import Path
 import autoshard
 from autoshard.checkpoint.boxes import Box
 from autoshard.checkpoint.directory import LocalFolder, LocalStore
-from autoshard.checkpoint.layout import parameter_shapes, rank_shards
+from autoshard.checkpoint.layout import parameter_shapes, shards_of
 from autoshard.checkpoint.manifest import MANIFEST, WEIGHTS, FileRecord, Manifest, read_manifest
 from autoshard.checkpoint.read import tensor_key
 from autoshard.checkpoint.store import PLAN, file_problem
@@ -90,8 +90,8 @@ def checkpoint_files(plan: Plan, dtype: str, carried: tuple[OutputFile, ...]) ->
     shapes = parameter_shapes(plan.model)
     order = {name: index for index, name in enumerate(shapes)}
     files = []
-    for rank in range(plan.mesh.world_size):
-        pieces = [piece for shard in rank_shards(plan, rank) for piece in shard.pieces if piece.writes]
+    for rank, shards in enumerate(shards_of(plan, range(plan.mesh.world_size))):
+        pieces = [piece for shard in shards for piece in shard.pieces if piece.writes]
         pieces.sort(key=lambda piece: (order[piece.name], piece.box.offsets))
         tensors = [
             TensorLayout(tensor_key(_MASTER, one.name, one.box), one.box.sizes, (contiguous(one.name, one.box),))

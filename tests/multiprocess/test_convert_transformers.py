@@ -11,7 +11,6 @@ from autoshard.convert.convert import Conversion, convert, open_source
 from tests.multiprocess.test_transformers import CONFIGS, published
 from tests.unit.weight_folders import plan
 
-
 CHOSEN = (
     "llama, tied",
     "llama, rope scaling",
