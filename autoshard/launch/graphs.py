@@ -25,12 +25,14 @@ class StageGraphs:
 def stage_graphs(plan: Plan) -> tuple[StageGraphs, ...]:
     """Without a pipeline forward and backward are one graph.
 
-    Stages with as many blocks, and both or neither with embedding or head, have the same program.
+    Stages with as many blocks and the same recompute set, both or neither with embedding or head, have one program.
     """
     backward = min(plan.num_microbatches, 2)
     graphs = backward if plan.strategy.pp == 1 else 1 + backward
-    first: dict[tuple[int, bool, bool], int] = {}
-    return tuple(StageGraphs(stage.index, graphs, first.setdefault(_key(stage), stage.index)) for stage in plan.stages)
+    first: dict[tuple[int, bool, bool, str], int] = {}
+    return tuple(
+        StageGraphs(stage.index, graphs, first.setdefault(_key(plan, stage), stage.index)) for stage in plan.stages
+    )
 
 
 def num_distinct_graphs(plan: Plan) -> int:
@@ -41,13 +43,14 @@ def num_distinct_graphs(plan: Plan) -> int:
     """
     stages = sum(one.graphs for one in stage_graphs(plan) if one.same_as == one.stage)
     kinds = {
-        tuple(_key(stage) for stage in plan.stages if stage.pipeline_rank == rank) for rank in range(plan.strategy.pp)
+        tuple(_key(plan, stage) for stage in plan.stages if stage.pipeline_rank == rank)
+        for rank in range(plan.strategy.pp)
     }
     return stages + len(kinds)
 
 
-def _key(stage: Stage) -> tuple[int, bool, bool]:
-    return len(stage.layers), stage.has_embedding, stage.has_head
+def _key(plan: Plan, stage: Stage) -> tuple[int, bool, bool, str]:
+    return len(stage.layers), stage.has_embedding, stage.has_head, plan.strategy.recompute[stage.index]
 
 
 def graph_changes(old: Plan, new: Plan) -> tuple[str, ...]:

@@ -25,20 +25,21 @@ def example_model(module: ModuleType, plan: Plan, weights: dict[str, torch.Tenso
     from transformers import LlamaConfig
 
     spec = plan.model
-    config = LlamaConfig(
-        vocab_size=spec.vocab_size,
-        hidden_size=spec.hidden_size,
-        intermediate_size=spec.intermediate_size,
-        num_hidden_layers=spec.num_hidden_layers,
-        num_attention_heads=spec.num_attention_heads,
-        num_key_value_heads=spec.num_key_value_heads,
-        max_position_embeddings=spec.max_position_embeddings,
-        rms_norm_eps=spec.norm_eps,
-        rope_theta=spec.rope_theta,
-        use_cache=False,
-        torch_dtype=torch.float32,
-        tie_word_embeddings=False,
-    )
+    sizes: dict[str, Any] = {
+        "vocab_size": spec.vocab_size,
+        "hidden_size": spec.hidden_size,
+        "intermediate_size": spec.intermediate_size,
+        "num_hidden_layers": spec.num_hidden_layers,
+        "num_attention_heads": spec.num_attention_heads,
+        "num_key_value_heads": spec.num_key_value_heads,
+        "max_position_embeddings": spec.max_position_embeddings,
+        "rms_norm_eps": spec.norm_eps,
+        "rope_theta": spec.rope_theta,
+        "use_cache": False,
+        "torch_dtype": torch.float32,
+        "tie_word_embeddings": False,
+    }
+    config = LlamaConfig(**sizes)
     for name, value in {
         "sequence_parallel_enabled": plan.strategy.sequence_parallel,
         "selective_checkpoint_enabled": False,

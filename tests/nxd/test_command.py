@@ -57,8 +57,39 @@ def test_a_run_goes_on_in_another_layout_and_on_the_other_backend(tmp_path: Path
     assert alone.returncode == 0, alone.stderr
     expected = losses(tmp_path / "alone")
     assert list(found) == list(expected) == [0, 1, 2, 3, 4, 5]
-    # the warm-up knows how many steps there will be, so only the learning rates of these options are alike
     assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_it_starts_from_given_weights(tmp_path: Path) -> None:
+    """Those of a checkpoint of the torch backend: the loss is the one that it would have had next."""
+    saved = ("--checkpoint-every", "2", "--checkpoint-dir", "saved", "--output", "torch")
+    one = str(plan_file(tmp_path, "one"))
+    assert autoshard(tmp_path, "run", one, "--steps", "2", *saved).returncode == 0
+    weights = ("--weights", "saved/step-00000002", "--steps", "1")
+    alone = autoshard(tmp_path, "run", one, *weights, "--output", "alone")
+    ran = autoshard(
+        tmp_path, "run", str(plan_file(tmp_path, "tp2", tp=2)), *weights, "--backend", "nxd", "--output", "nxd"
+    )
+    assert (alone.returncode, ran.returncode) == (0, 0), alone.stderr + ran.stderr
+    assert losses(tmp_path / "nxd") == pytest.approx(losses(tmp_path / "alone"), rel=1e-6)
+    assert losses(tmp_path / "nxd")[0] != pytest.approx(losses(tmp_path / "torch")[0], rel=1e-4)
+
+
+def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
+    plan = plan_file(tmp_path, "tp2", tp=2)
+    ran = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29731"),
+            *("-m", "autoshard", "run", str(plan), "--backend", "nxd", "--steps", "2"),
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "Running as planned: 2 ranks of torchrun" in ran.stdout
+    assert list(losses(tmp_path / "runs")) == [0, 1]
 
 
 def test_a_plan_for_trainium_is_rehearsed_on_the_real_library(tmp_path: Path) -> None:

@@ -52,9 +52,8 @@ def test_three_steps_equal_the_torch_backend(processes: int, name: str) -> None:
 
 @pytest.mark.parametrize(("processes", "name"), [(world, name) for world, cases in CASES.items() for name in cases])
 def test_every_weight_is_where_the_torch_backend_has_it(processes: int, name: str) -> None:
-    """After three steps of AdamW, each piece of each parameter."""
-    differences = [result[name]["weights"] for result in found(processes)]
-    allowed = 2e-2 if "bf16" in name else 2e-4
-    worst = max(differences, key=lambda one: one["relative_difference"])
-    assert worst["relative_difference"] < allowed, worst
-    assert worst["compared"] > 0
+    """After three steps of AdamW, which makes more of a small difference than there was in a gradient."""
+    rounded = "bf16" in name
+    for what, allowed in (("gradient", 5e-2 if rounded else 2e-5), ("weight", 2e-2 if rounded else 1e-3)):
+        difference, tensor = max(result[name]["weights"][what] for result in found(processes))
+        assert 0 < difference < allowed, (what, tensor)

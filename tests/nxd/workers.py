@@ -96,7 +96,7 @@ def _worst(session: Any, alone: Session, own: dict[str, torch.Tensor], gradients
     mine = {"weight": own, "gradient": gradients}
     _, index = session.plan.mesh.coordinates(session.rank)
     largest = max(float(value.norm()) for value in whole["gradient"].values())
-    worst: dict[str, Any] = {"relative_difference": 0.0, "compared": 0}
+    worst = dict.fromkeys(mine, (0.0, ""))
     for stage in session.modules.values():
         program = stage.program
         for tensor in program.graph.parameters():
@@ -106,9 +106,7 @@ def _worst(session: Any, alone: Session, own: dict[str, torch.Tensor], gradients
                 expected = _piece(whole[what][tensor.name], tensor, program, session.plan, index)
                 ours = mine[what][tensor.name]
                 difference = float((ours - expected).norm() / whole[what][tensor.name].norm())
-                worst["compared"] += 1
-                if difference > worst["relative_difference"]:
-                    worst.update(relative_difference=difference, what=what, tensor=tensor.name)
+                worst[what] = max(worst[what], (difference, tensor.name))
     return worst
 
 

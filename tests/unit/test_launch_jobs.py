@@ -128,6 +128,10 @@ def test_graphs_of_stages() -> None:
     # no pipeline: forward and backward are one graph, once onto no gradients and once onto some; and the update
     assert num_distinct_graphs(published_plans()["hf_llama3_8B"]) == 2 + 1
     assert num_distinct_graphs(changed(plan_70b(), stage_layers=(8, 10, 10, 11, 11, 11, 10, 9))) == 4 * 3 + 4
+    sets = ("full", "full", "none", "none", "none", "none", "none", "none")
+    plan = plan_70b()
+    mixed = replace(plan, strategy=replace(plan.strategy, recompute=sets))
+    assert num_distinct_graphs(mixed) == 4 * 3 + 4, "the second stage recomputes, those behind it do not"
 
 
 def test_what_makes_the_compiler_start_anew() -> None:

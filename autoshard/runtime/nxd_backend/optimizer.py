@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import isfinite, prod
 from typing import Any
 
@@ -37,6 +38,14 @@ class Owned:
     def decays(self) -> bool:
         name = self.held.names[0]
         return len(self.sizes[0]) > 1 and not name.endswith(".bias")
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """This rank's shard of one parameter's master, flat and in place; publish: give it to every rank (collective)."""
+
+    master: torch.Tensor
+    publish: Callable[[], None]
 
 
 class NxdOptimizer:
@@ -107,6 +116,13 @@ class NxdOptimizer:
             for _, master, moments in self._shards()
         ]
 
+    @property
+    def buckets(self) -> list[Bucket]:
+        """The masters in the order of `state`, to be written to from outside."""
+        return [
+            Bucket(master.data.view(-1), partial(self._publish, one, master.data)) for one, master, _ in self._shards()
+        ]
+
     def sharing_groups(self) -> list[None]:
         """For each shard of `state`: every rank reads its own."""
         return [None] * len(self.owned)
@@ -118,10 +134,11 @@ class NxdOptimizer:
             master.data.copy_(weights)
             moments["step"] = torch.tensor(float(steps), dtype=torch.float32)
             moments["exp_avg"], moments["exp_avg_sq"] = first.clone(), second.clone()
-            if not self._settings.zero1:
-                continue
-            whole = self._gathered(one, master.detach())
-            one.parameter.data.copy_(whole.view_as(one.parameter))
+            self._publish(one, master.detach())
+
+    def _publish(self, one: Owned, master: torch.Tensor) -> None:
+        if self._settings.zero1:
+            one.parameter.data.copy_(self._gathered(one, master).view_as(one.parameter))
 
     def shard_runs(self) -> list[tuple[Owned, int, int]]:
         """Each parameter with [start, stop) of this rank's shard in it, flat; the end may be padding."""

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 
-from autoshard.checkpoint.layout import rank_shards
 from autoshard.convert.convert import check_same_model, open_source
 from autoshard.convert.source import WeightReader
 from autoshard.runtime.torch_backend.session import Session
@@ -22,7 +21,7 @@ def load_weights(session: Session, folder: Path) -> None:
     source = open_source(folder, plan.model, share=(rank, plan.mesh.world_size))
     check_same_model(source, plan)
     with WeightReader(source) as reader:
-        for shard, bucket in zip(rank_shards(plan, rank), session.optimizer.buckets, strict=True):
+        for shard, bucket in zip(session.shards(), session.optimizer.buckets, strict=True):
             master = bucket.master.data
             for piece in shard.pieces:
                 bits = reader.read(piece.name, piece.box, DTYPE_NAMES[master.dtype])

@@ -1,0 +1,51 @@
+"""Where a rank computes and what it meets the others through; no chip is needed to see that."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from autoshard.errors import AutoshardError
+from autoshard.runtime.torch_backend.devices import connect, device_of
+from tests.multiprocess.plans import FP32, MODELS, plan_of, strategy
+
+ARGUMENTS = {"device": "neuron", "backend": "torch", "rehearsal": False, "collective_timeout_s": None}
+
+
+def test_the_native_device_meets_the_others_through_neuron(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr("torch.distributed.init_process_group", lambda **values: asked.update(values))
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
+    reporter: Any = SimpleNamespace(rank=3, local_rank=3, world_size=8, init_method="env://")
+    connect(SimpleNamespace(type="neuron"), ARGUMENTS, reporter)  # type: ignore[arg-type]
+    assert (asked["backend"], asked["rank"], asked["world_size"]) == ("neuron", 3, 8)
+
+
+def test_a_torch_that_has_the_device_gives_a_rank_its_own() -> None:
+    """In a process of its own, as TorchNeuron registers it: once and for all."""
+    code = """
+import torch
+torch.utils.rename_privateuse1_backend("neuron")
+from autoshard.runtime.torch_backend.devices import device_of
+from tests.multiprocess.test_devices import ARGUMENTS, plan
+print(device_of(plan(), ARGUMENTS, 5))
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "neuron:5\n"
+
+
+def test_the_native_device_takes_no_pipeline() -> None:
+    with pytest.raises(AutoshardError, match=r"^device=neuron: native PyTorch on Neuron has no pipeline .* has pp=2; "):
+        device_of(plan(pp=2), ARGUMENTS, 0)
+
+
+def test_a_torch_without_the_device() -> None:
+    with pytest.raises(AutoshardError, match=r"^device=neuron: torch \S+ knows no such device; install native PyTorch"):
+        device_of(plan(), ARGUMENTS, 0)
+
+
+def plan(**layout: Any) -> Any:
+    return plan_of(MODELS["llama"], strategy(**layout), 4, FP32)
