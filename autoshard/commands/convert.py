@@ -86,11 +86,8 @@ def run(values: Mapping[str, Any]) -> int:
     start = time.monotonic()
     with _terminated_as_interrupted(), _Display() as display:
         check_free(target)
-        display.starting("checking")
-        weights = open_source(source, model, display.advance)
-        written = convert(
-            weights, target, conversion, lambda total: display.starting("converting", total), display.advance
-        )
+        weights = open_source(source, model)
+        written = convert(weights, target, conversion, display.starting, display.advance)
     seconds = time.monotonic() - start
     rate = format_bytes(written.bytes / seconds)
     say(f"wrote {target}: {written.model}, {written.files} files, {format_bytes(written.bytes)}, {rate}/s")
@@ -126,11 +123,9 @@ class _Display:
             columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), Speed(), TimeRemainingColumn())
             self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
 
-    def starting(self, what: str, total: int | None = None) -> None:
+    def starting(self, total: int) -> None:
         if self._bar is not None:
-            if self._task is not None:
-                self._bar.remove_task(self._task)
-            self._task = self._bar.add_task(what, total=total)
+            self._task = self._bar.add_task("converting", total=total)
 
     def advance(self, count: int) -> None:
         if self._bar is not None:

@@ -65,22 +65,16 @@ class Written:
     largest_bytes: int
 
 
-def open_source(
-    folder: Path,
-    model: ModelSpec | str | None = None,
-    checking: Advance = lambda count: None,
-    share: tuple[int, int] = (0, 1),
-) -> Source:
+def open_source(folder: Path, model: ModelSpec | str | None = None, share: tuple[int, int] = (0, 1)) -> Source:
     """Weights in any form that is read. model: of files that do not say theirs.
 
-    checking: told how many bytes were compared with their checksums. share: (i, n) compares every n-th file from the
-    i-th on, where others do the rest.
+    share: (i, n) compares every n-th file of a checkpoint with its checksum, from the i-th on; others do the rest.
     Raises AutoshardError for a folder that is none of them.
     """
     if not folder.is_dir():
         raise AutoshardError(f"{folder} is not a folder with weights")
     if (found := checkpoint_folder(folder)) is not None:
-        return checkpoint_source(found, checking, share)
+        return checkpoint_source(found, share)
     if (found := nxd_folder(folder)) is not None:
         return nxd_source(found, _model(found, model))
     if is_huggingface(folder):

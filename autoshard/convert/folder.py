@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from glob import escape
 from pathlib import Path
 
 from autoshard.errors import AutoshardError
@@ -24,6 +25,7 @@ def new_folder(target: Path) -> Iterator[Path]:
     try:
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
+            _delete_abandoned(target)
             written.mkdir()
         except OSError as error:
             raise AutoshardError(f"{target} cannot be written: {error.strerror or error}") from None
@@ -36,6 +38,14 @@ def new_folder(target: Path) -> Iterator[Path]:
         raise AutoshardError(f"{target} cannot be written: {error.strerror or error}") from None
     finally:
         shutil.rmtree(written, ignore_errors=True)
+
+
+def _delete_abandoned(target: Path) -> None:
+    """What a conversion to the same target left that was ended by kill -9."""
+    for path in target.parent.glob(f".{escape(target.name[:100])}.*.tmp"):
+        process = path.name.split(".")[-2]
+        if process.isdecimal() and not Path("/proc", process).exists() and Path("/proc/self").exists():
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def check_free(target: Path) -> None:

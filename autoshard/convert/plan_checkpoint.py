@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import autoshard
 from autoshard.checkpoint.boxes import Box
-from autoshard.checkpoint.directory import LocalFolder, LocalStore
+from autoshard.checkpoint.directory import LocalStore
 from autoshard.checkpoint.layout import parameter_shapes, shards_of
 from autoshard.checkpoint.manifest import MANIFEST, WEIGHTS, FileRecord, Manifest, read_manifest
 from autoshard.checkpoint.read import tensor_key
-from autoshard.checkpoint.store import PLAN, file_problem
+from autoshard.checkpoint.store import PLAN
 from autoshard.checkpoint.tensor_file import read_header
 from autoshard.convert.dtypes import WIDTHS
 from autoshard.convert.huggingface import CARRIED, CONFIG
 from autoshard.convert.output_file import OutputFile, plain_file, safetensors_file
-from autoshard.convert.output_folder import THREADS
 from autoshard.convert.places import TensorLayout, contiguous
 from autoshard.convert.regions import Region
 from autoshard.convert.source import Source
@@ -38,10 +36,10 @@ def checkpoint_folder(folder: Path) -> Path | None:
     return next((folder / one.name for one in LocalStore(folder).folders()), None)
 
 
-def checkpoint_source(folder: Path, checking: Callable[[int], None], share: tuple[int, int] = (0, 1)) -> Source:
-    """checking, share: as open_source takes them. Raises AutoshardError naming what is wrong with a file."""
+def checkpoint_source(folder: Path, share: tuple[int, int] = (0, 1)) -> Source:
+    """share: as open_source takes it. Raises AutoshardError naming what is wrong with a file."""
     manifest = read_manifest(folder)
-    _check_files(folder, manifest.files[share[0] :: share[1]], checking)
+    _check_sizes(folder, manifest.files)
     model = ModelSpec.from_dict(manifest.model)
     shapes = parameter_shapes(model)
     if manifest.dtype not in WIDTHS:
@@ -52,19 +50,18 @@ def checkpoint_source(folder: Path, checking: Callable[[int], None], share: tupl
             for name, region in _regions(folder / record.name, shapes, manifest.dtype):
                 regions.setdefault(name, []).append(region)
     carried = tuple(path for name in (CONFIG, *CARRIED) if (path := folder / name).is_file())
-    return Source(f"the checkpoint {folder}", model, dict.fromkeys(shapes, manifest.dtype), regions, carried)
+    sha256 = {folder / record.name: record.sha256 for record in manifest.files[share[0] :: share[1]]}
+    return Source(f"the checkpoint {folder}", model, dict.fromkeys(shapes, manifest.dtype), regions, carried, sha256)
 
 
-def _check_files(folder: Path, records: Sequence[FileRecord], checking: Callable[[int], None]) -> None:
-    def problem(record: FileRecord) -> str:
-        return file_problem(LocalFolder(folder), record.name, record.bytes, record.sha256)
-
-    with ThreadPoolExecutor(THREADS) as threads:
-        for record, found in zip(records, threads.map(problem, records), strict=True):
-            if found:
-                threads.shutdown(cancel_futures=True)
-                raise AutoshardError(f"checkpoint {folder}: {found}")
-            checking(record.bytes)
+def _check_sizes(folder: Path, records: Sequence[FileRecord]) -> None:
+    for record in records:
+        try:
+            size = (folder / record.name).stat().st_size
+        except OSError as error:
+            raise AutoshardError(f"checkpoint {folder}: {record.name}: {error.strerror or error}") from None
+        if size != record.bytes:
+            raise AutoshardError(f"checkpoint {folder}: {record.name} has {size:,} bytes, not {record.bytes:,}")
 
 
 def _regions(path: Path, shapes: Mapping[str, tuple[int, ...]], dtype: str) -> list[tuple[str, Region]]:

@@ -55,7 +55,11 @@ class Region:
         return strides == sorted(strides, reverse=True)
 
 
-def read_box(descriptor: int, region: Region, box: Box, out: Array) -> None:
+Saw = Callable[[Path, int, memoryview], None]
+"""Told what was read of a file, and from where."""
+
+
+def read_box(descriptor: int, region: Region, box: Box, out: Array, saw: Saw | None = None) -> None:
     """Fill `out`, of the box's sizes. Raises AutoshardError where the file ends before."""
     run, order, starts = region.runs(box)
     in_file = out
@@ -65,6 +69,8 @@ def read_box(descriptor: int, region: Region, box: Box, out: Array) -> None:
     data = in_file.reshape(-1).view(np.uint8).data
     for number, start in enumerate(starts):
         _read(descriptor, data[number * run : (number + 1) * run], start, region)
+        if saw is not None:
+            saw(region.path, start, data[number * run : (number + 1) * run])
     if not direct:
         out[...] = in_file.transpose([order.index(dim) for dim in range(len(order))])
 

@@ -13,6 +13,7 @@ from autoshard.checkpoint.boxes import Box
 from autoshard.checkpoint.layout import parameter_shapes
 from autoshard.convert.dtypes import as_dtype, element_type
 from autoshard.convert.regions import Array, OpenFiles, Region, read_box
+from autoshard.convert.verified import VerifiedFiles
 from autoshard.errors import AutoshardError
 from autoshard.spec.model import ModelSpec
 
@@ -22,6 +23,7 @@ class Source:
     """form: what it is, for people. dtypes, regions: by parameter; the regions of one cover it and do not overlap.
 
     carried: files of a Hugging Face folder that describe the model and its tokenizer, where it has them.
+    sha256: of files that are to be compared while they are read.
     """
 
     form: str
@@ -29,6 +31,7 @@ class Source:
     dtypes: Mapping[str, str]
     regions: Mapping[str, Sequence[Region]]
     carried: tuple[Path, ...] = ()
+    sha256: Mapping[Path, str] = field(default_factory=dict)
     shapes: Mapping[str, tuple[int, ...]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -52,6 +55,7 @@ class WeightReader:
     def __init__(self, source: Source):
         self._source = source
         self._files = OpenFiles()
+        self._verified = VerifiedFiles(source.sha256)
 
     def read(self, parameter: str, box: Box, dtype: str) -> Array:
         """Elements of a box, as bits of the dtype. Raises AutoshardError naming the file where it cannot be read."""
@@ -63,7 +67,8 @@ class WeightReader:
             if common is not None:
                 path = region.path
                 try:
-                    read_box(self._files[path], region, common, values[common.slices(box.offsets)])
+                    part = values[common.slices(box.offsets)]
+                    read_box(self._files[path], region, common, part, self._verified.saw)
                 except OSError as error:
                     raise AutoshardError(f"{path} cannot be read: {error.strerror or error}") from None
                 found += common.elements
@@ -74,8 +79,13 @@ class WeightReader:
         except AutoshardError as error:
             raise AutoshardError(f"{path}: {parameter} has {error}") from None
 
+    def finish(self) -> None:
+        """Raises AutoshardError naming a file that was changed after it was written, where that is known."""
+        self._verified.finish()
+
     def __enter__(self) -> WeightReader:
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self._verified.close()
         self._files.close()

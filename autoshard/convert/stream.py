@@ -33,4 +33,5 @@ def stream(
             for box in tiles(Box((0,) * len(shape), shape), CHUNK_BYTES // width, divide):
                 output.write(parameter, box, reader.read(parameter, box, dtypes[parameter]))
                 advance(box.elements * WIDTHS[source.dtypes[parameter]])
+        reader.finish()
         return output.finish()

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -219,6 +220,18 @@ def test_a_disk_that_fills_up_and_ctrl_c_leave_nothing(tmp_path: Path, monkeypat
     with pytest.raises(AutoshardError, match=r"out cannot be written: No space left on device"):
         run(hf, tmp_path / "out")
     assert sorted(one.name for one in tmp_path.iterdir()) == ["hf"]
+
+
+def test_what_a_killed_conversion_left_goes_with_the_next(tmp_path: Path) -> None:
+    hf = huggingface_folder(tmp_path / "hf", LLAMA)
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    for name in (f".out.{dead.pid}.tmp", f".out.{os.getppid()}.tmp", f".other.{dead.pid}.tmp"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "half").write_text("")
+    run(hf, tmp_path / "out")
+    left = {f".out.{os.getppid()}.tmp", f".other.{dead.pid}.tmp", "hf", "out"}
+    assert {one.name for one in tmp_path.iterdir()} == left
 
 
 def test_a_source_that_is_cut_off_while_it_is_read(tmp_path: Path) -> None:

@@ -28,3 +28,4 @@ def load_weights(session: Session, folder: Path) -> None:
                 values = torch.frombuffer(bytearray(bits.tobytes()), dtype=master.dtype)
                 master[piece.start : piece.start + piece.box.elements].copy_(values)
             bucket.publish()
+        reader.finish()
