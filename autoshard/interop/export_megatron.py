@@ -46,7 +46,11 @@ def _model(plan: Plan) -> Iterator[str]:
     if model.is_moe:
         factor = plan.training.expert_capacity_factor
         yield f"--num-experts {model.num_local_experts} --moe-router-topk {model.num_experts_per_tok}"
-        yield f"--moe-expert-capacity-factor {factor:g}"
+        yield f"--moe-ffn-hidden-size {model.intermediate_size} --moe-expert-capacity-factor {factor:g}"
+        if not model.norm_topk_prob:
+            yield "--moe-router-pre-softmax"
+    if model.shared_expert_intermediate_size:
+        yield f"--moe-shared-expert-intermediate-size {model.shared_expert_intermediate_size} --moe-shared-expert-gate"
 
 
 def _layout(plan: Plan) -> Iterator[str]:
@@ -103,7 +107,7 @@ def _left_out(plan: Plan) -> tuple[str, ...]:
     if model.rope_scaling is not None:
         found.append(f"rope_scaling {model.rope_scaling.rope_type}: check Megatron's --use-rope-scaling")
     if model.shared_expert_intermediate_size:
-        found.append(f"shared_expert_intermediate_size={model.shared_expert_intermediate_size}: add the shared expert")
+        found.append("--moe-shared-expert-gate: Megatron has it since Core 0.13, earlier ones add the expert ungated")
     if plan.cluster.layout_rules != "none":
         found.append(f"instance={plan.cluster.instance}: Megatron-LM runs on GPUs")
     return tuple(found)

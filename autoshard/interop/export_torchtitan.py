@@ -90,6 +90,11 @@ def _left_out(plan: Plan) -> tuple[str, ...]:
         found.append(f"context_parallel={strategy.context_parallel}: written as alltoall, torch's zigzag ring")
     if plan.training.precision.name == "bf16_sr":
         found.append("precision=bf16_sr: torchtitan keeps FP32 parameters and has no stochastic rounding")
+    if plan.model.shared_expert_intermediate_size:
+        found.append(
+            f"shared_expert_intermediate_size={plan.model.shared_expert_intermediate_size}: a matter of the flavor, as "
+            "is its gate"
+        )
     if plan.model.is_moe:
         found.append(
             f"expert_capacity_factor={plan.training.expert_capacity_factor:g}: torchtitan drops no tokens of an expert"

@@ -42,8 +42,11 @@ def megatron_layout(text: str) -> WrittenLayout:
         if flag in flags:
             options[name] = whole_number(f"--{flag}", flags[flag])
     sizes = {name: whole_number(f"--{flag}", flags[flag]) for flag, name in SIZES.items() if flag in flags}
+    if "num-experts" in flags and "moe-ffn-hidden-size" in flags:
+        sizes["intermediate_size"] = whole_number("--moe-ffn-hidden-size", flags["moe-ffn-hidden-size"])
     hints = {
         "num_local_experts": number(flags.get("num-experts")) or 0,
+        "shared_expert_intermediate_size": number(flags.get("moe-shared-expert-intermediate-size")) or 0,
         "rope_theta": number(flags.get("rotary-base")),
         "max_position_embeddings": number(flags.get("max-position-embeddings")),
     }
@@ -88,6 +91,7 @@ READ = (
     *NUMBERS,
     *SIZES,
     *("num-experts", "rotary-base", "max-position-embeddings", "moe-expert-capacity-factor", "moe-router-topk"),
+    *("moe-ffn-hidden-size", "moe-shared-expert-intermediate-size", "moe-shared-expert-gate", "moe-router-pre-softmax"),
     *("recompute-activations", "recompute-granularity", "recompute-modules", "recompute-method"),
     *("recompute-num-layers", "attention-backend", "cp-comm-type", "bf16", "fp16", "sequence-parallel"),
     *("use-distributed-optimizer", "pipeline-model-parallel-layout", "num-virtual-stages-per-pipeline-rank"),

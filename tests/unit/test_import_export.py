@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +18,11 @@ from autoshard.interop.export import FORMS, export
 from autoshard.interop.megatron import layout_layers
 from autoshard.interop.nxdt import auto_partition
 from autoshard.interop.written_layout import read_written_layout
-from autoshard.layout.plan import Plan
+from autoshard.layout.plan import Plan, make_plan
 from autoshard.layout.plan_json import write_plan
 from autoshard.layout.validate import read_plan
-from tests.unit.plan_examples import plan_70b, plan_interleaved, plan_mixtral
+from autoshard.models.registry import load_model
+from tests.unit.plan_examples import by_hand, plan_70b, plan_interleaved, plan_mixtral
 from tests.unit.published_plans import published_plans
 from tests.unit.test_nxd_configuration import changed
 
@@ -192,6 +194,54 @@ def test_round_trip_of_the_published_layouts(name: str, form: str) -> None:
     assert (found.training.sequence_length, found.training.global_batch_size) == (
         plan.training.sequence_length,
         plan.training.global_batch_size,
+    )
+
+
+def mixture_plan(name: str) -> Plan:
+    mixture, model = plan_mixtral(), load_model(name)
+    layers = model.num_hidden_layers
+    chosen = replace(mixture.strategy, tp=2, pp=4, dp=32, ep=8, stage_layers=(layers // 4,) * 4)
+    cost = by_hand(model, mixture.training, mixture.cluster, chosen)
+    return make_plan(model, mixture.training, mixture.cluster, "torch", chosen, cost)
+
+
+@pytest.mark.parametrize("name", ["mixtral-8x22b", "qwen2-57b-a14b", "qwen3-30b-a3b"])
+@pytest.mark.parametrize("form", ["megatron", "torchtitan"])
+def test_round_trip_of_mixtures(name: str, form: str) -> None:
+    """Experts' width, their number, a shared expert: Megatron's arguments alone say which model it is."""
+    plan = mixture_plan(name)
+    given = {"instance": "trn1.32xlarge", "nodes": plan.cluster.nodes, "backend": "torch"}
+    if form == "torchtitan":
+        given["model"] = name
+    found = imported(export(plan, form).text, f"conf.{SUFFIX[form]}", **given)
+    assert found.model == plan.model
+    assert (found.strategy.ep, found.strategy.stage_layers) == (8, plan.strategy.stage_layers)
+
+
+def test_mixtures_in_megatrons_words() -> None:
+    def text(name: str) -> str:
+        return export(mixture_plan(name), "megatron").text
+
+    qwen2 = text("qwen2-57b-a14b")
+    assert "--moe-shared-expert-intermediate-size 20480 --moe-shared-expert-gate" in qwen2
+    assert "--moe-ffn-hidden-size 2560 " in qwen2
+    assert "--moe-router-pre-softmax" in qwen2, "its weights of the top k are not normalized again"
+    mixtral = text("mixtral-8x7b")
+    assert "--num-experts 8 --moe-router-topk 2" in mixtral
+    assert "shared" not in mixtral
+    assert "pre-softmax" not in mixtral
+
+
+def test_folded_groups_are_priced_but_no_plan() -> None:
+    """The public 70B on trn2 at lnc 2 with tp=32: NxD's groups there are rows 0 and 3, and rows 1 and 2, of a node."""
+    data = json.loads(json.dumps(PUBLIC["hf_llama3.1_70B"]))
+    data["trainer"].update(devices=64, lnc=2, num_nodes=8)
+    with pytest.raises(AutoshardError) as error:
+        imported(data)
+    assert str(error.value) == (
+        "tp=32 is not a group of trn2.48xlarge at lnc 2; degrees that are: 1, 4, 16, 64 (NxD folds these groups over "
+        "the rows of a node; with dp > 1 it then sums gradients of different shards, or with zero1 leaves model files "
+        "out of its checkpoints); autoshard score conf.yaml prices it"
     )
 
 
