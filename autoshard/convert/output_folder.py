@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -21,15 +21,19 @@ _AHEAD = 2
 
 
 class OutputFolder:
-    """Used in a `with`: waits for its threads at the end."""
+    """Used in a `with`: waits for its threads at the end. order: of the parameters, as they will come."""
 
-    def __init__(self, folder: Path, files: Sequence[OutputFile]):
+    def __init__(self, folder: Path, files: Sequence[OutputFile], order: Iterable[str]):
         self._writers = [_Writer(folder) for _ in range(THREADS)]
         self._writer_of = {one.path: self._writers[number % THREADS] for number, one in enumerate(files)}
         self._regions: dict[str, list[Region]] = {}
         for one in files:
             for name, region in one.regions:
                 self._regions.setdefault(name, []).append(region)
+        position = {name: index for index, name in enumerate(order)}
+        held = {one.path: one.parameters for one in files}
+        self._last = {path: max(names, key=position.__getitem__) for path, names in held.items() if names}
+        self._finished: dict[Path, Future[str]] = {}
         self._waiting: deque[list[Future[None]]] = deque()
         for one in files:
             self._waiting.append([self._writer_of[one.path].begin(one)])
@@ -49,11 +53,19 @@ class OutputFolder:
         self._waiting.append(jobs)
         self._wait(_AHEAD)
 
+    def complete(self, parameter: str) -> None:
+        """All of a parameter was written: files that hold nothing after it can go to the disk."""
+        for path in [path for path, last in self._last.items() if last == parameter]:
+            self._finished[path] = self._writer_of[path].finish(path)
+            del self._last[path]
+
     def finish(self) -> dict[Path, str]:
         """All on the disk -> SHA-256 by file, "" where it is not wanted. Raises OSError."""
         self._wait(0)
-        found = {path: writer.finish(path) for path, writer in self._writer_of.items()}
-        return {path: future.result() for path, future in found.items()}
+        for path, writer in self._writer_of.items():
+            if path not in self._finished:
+                self._finished[path] = writer.finish(path)
+        return {path: future.result() for path, future in self._finished.items()}
 
     def _wait(self, most: int) -> None:
         while len(self._waiting) > most:

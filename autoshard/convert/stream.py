@@ -25,7 +25,7 @@ def stream(
 
     dtypes: of every parameter in the files. Raises AutoshardError for the source, OSError for the folder.
     """
-    with WeightReader(source) as reader, OutputFolder(folder, files) as output:
+    with WeightReader(source) as reader, OutputFolder(folder, files, source.shapes) as output:
         for parameter, shape in source.shapes.items():
             regions = [*source.regions[parameter], *output.regions(parameter)]
             divide = outermost if all(region.is_row_major for region in regions) else longest
@@ -33,5 +33,6 @@ def stream(
             for box in tiles(Box((0,) * len(shape), shape), CHUNK_BYTES // width, divide):
                 output.write(parameter, box, reader.read(parameter, box, dtypes[parameter]))
                 advance(box.elements * WIDTHS[source.dtypes[parameter]])
+            output.complete(parameter)
         reader.finish()
         return output.finish()
