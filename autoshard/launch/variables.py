@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from autoshard.launch.options import LaunchOptions
 from autoshard.layout.plan import Plan
 
-XLA_TYPES = {"mixed_precision": ("0", "1", "0"), "bf16_sr": ("1", "0", "1"), "fp32": ("0", "0", "0")}
-"""precision -> XLA_USE_BF16, XLA_DOWNCAST_BF16, NEURON_RT_STOCHASTIC_ROUNDING_EN [NxDT]"""
+TYPES_STAY = "each tensor has the format that the plan says: with 1, FP32 masters would be bf16 on the device"
+"""NxD Training sets them to 1 and holds everything in FP32; a plan's weights are bf16 where it says so."""
 COMPILER_PRECISION = {"fp32": "--auto-cast none"}
 SHARED = "/shared"
 
@@ -44,13 +44,13 @@ def _network(plan: Plan) -> Iterator[Variable]:
 
 
 def _runtime(plan: Plan) -> Iterator[Variable]:
-    use_bf16, downcast, rounding = XLA_TYPES.get(plan.training.precision.name, ("0", "0", "0"))
     name = plan.training.precision.name
+    rounding = "1" if name == "bf16_sr" else "0"
     if plan.cluster.layout_rules == "trn2":
         lnc = plan.cluster.lnc
         yield Variable("NEURON_LOGICAL_NC_CONFIG", str(lnc), f"the plan's devices are {lnc} physical cores each")
-    yield Variable("XLA_USE_BF16", use_bf16, f"precision {name}: {'all' if use_bf16 == '1' else 'not all'} is bf16")
-    yield Variable("XLA_DOWNCAST_BF16", downcast, f"precision {name}: float32 tensors are bf16 on the device iff 1")
+    yield Variable("XLA_USE_BF16", "0", TYPES_STAY)
+    yield Variable("XLA_DOWNCAST_BF16", "0", TYPES_STAY)
     yield Variable("NEURON_RT_STOCHASTIC_ROUNDING_EN", rounding, f"precision {name}: rounding to bf16 is random iff 1")
     yield Variable("NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS", "5", "the host runs ahead of the device, a few graphs")
 

@@ -88,7 +88,7 @@ def test_variables_follow_the_plan() -> None:
         return {one.name: one.value for one in variables(plan, OPTIONS, "cache")}
 
     trn1, trn2, one_node = of(plan_70b()), of(trn2_plan()), of(published_plans()["hf_llama_7B"])
-    assert (trn1["FI_PROVIDER"], trn1["XLA_DOWNCAST_BF16"]) == ("efa", "1")
+    assert (trn1["FI_PROVIDER"], trn1["XLA_DOWNCAST_BF16"]) == ("efa", "0")
     assert "NEURON_LOGICAL_NC_CONFIG" not in trn1
     assert trn2["NEURON_LOGICAL_NC_CONFIG"] == "2" and trn2["NEURON_CC_FLAGS"].endswith("--lnc=2")
     assert "FI_PROVIDER" not in one_node, "one node needs no network"

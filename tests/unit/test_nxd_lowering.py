@@ -16,7 +16,7 @@ from autoshard.layout.plan import Plan, make_plan
 from autoshard.layout.plan_json import write_plan
 from autoshard.layout.template import template_of
 from autoshard.models.registry import builtin_models, load_model
-from autoshard.runtime.nxd_backend.library import INSTALL
+from autoshard.runtime.nxd_backend.library import INSTALL, check_variables
 from autoshard.runtime.nxd_backend.lowering import lower
 from autoshard.runtime.rehearse import local_cluster
 from autoshard.search import search
@@ -156,3 +156,11 @@ def test_without_the_library_one_line_says_how_to_install_it(tmp_path: Path) -> 
         text=True,
     )
     assert (ran.returncode, ran.stderr) == (2, f"autoshard: error: {INSTALL}\n")
+
+
+def test_variables_that_would_round_what_the_plan_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_USE_BF16", "0")
+    check_variables()
+    monkeypatch.setenv("XLA_DOWNCAST_BF16", "1")
+    with pytest.raises(AutoshardError, match=r"^XLA_DOWNCAST_BF16=1 makes FP32 masters and sums bf16 on the device; "):
+        check_variables()

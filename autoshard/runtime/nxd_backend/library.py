@@ -44,6 +44,16 @@ def set_process_variables(rank: int, local_rank: int, world_size: int, local_wor
     os.environ.setdefault("PJRT_DEVICE", "CPU" if is_cpu_mode() else "NEURON")
 
 
+def check_variables() -> None:
+    """Raises AutoshardError where XLA would turn the plan's FP32 tensors into bf16 ones without a word."""
+    for name in ("XLA_USE_BF16", "XLA_DOWNCAST_BF16"):
+        if os.environ.get(name, "0") not in ("", "0"):
+            raise AutoshardError(
+                f"{name}={os.environ[name]} makes FP32 masters and sums bf16 on the device; set it to 0: a plan's "
+                "weights are bf16 where it says so"
+            )
+
+
 def mend_cpu_mode() -> None:
     """NxD 0.18.0's grads.py hands replica lists to a function that wants a process group in CPU mode."""
     import torch_xla.core.xla_model as xm

@@ -81,9 +81,10 @@ def _native_neuron(plan: Plan, local_rank: int) -> torch.device:
 
 
 def _nxd_device() -> torch.device:
-    from autoshard.runtime.nxd_backend.library import is_cpu_mode, require_library
+    from autoshard.runtime.nxd_backend.library import check_variables, is_cpu_mode, require_library
 
     require_library()
+    check_variables()
     if is_cpu_mode():
         return torch.device("cpu")
     import torch_xla.core.xla_model as xm
