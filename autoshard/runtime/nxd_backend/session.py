@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from neuronx_distributed.parallel_layers import parallel_state as state
 from neuronx_distributed.trainer import initialize_parallel_model, neuronx_distributed_config
+from neuronx_distributed.utils import mark_step
 from torch import distributed as dist
 
 from autoshard.checkpoint.boxes import boxes_of_run
@@ -71,6 +72,7 @@ class NxdSession:
         pipeline_rank, self._index = mesh.coordinates(rank)
         self.stages = tuple(stage for stage in plan.stages if stage.pipeline_rank == pipeline_rank)
         self._order = in_pieces(plan.training.sequence_length, sequence_pieces(strategy.context_parallel, strategy.cp))
+        self._hosts = None if is_cpu_mode() else dist.new_group(backend="gloo")
         self.modules = {
             s.index: StageParameters(plan.program(s.layers, s.has_embedding, s.has_head)) for s in self.stages
         }
@@ -103,7 +105,9 @@ class NxdSession:
         self._on_action("summing gradients and updating parameters")
         if not isfinite(loss):
             raise AutoshardError(f"the loss is {loss}; --backend torch --debug-nan names the operator it comes from")
-        return StepResult(loss, self.optimizer.step(learning_rate, keep_gradients))
+        norm = self.optimizer.step(learning_rate, keep_gradients)
+        mark_step()
+        return StepResult(loss, norm)
 
     def evaluate(self, inputs: Tokens, labels: Tokens) -> float:
         """Mean loss over the learned tokens of a global batch; nothing is learned from it."""
@@ -119,6 +123,11 @@ class NxdSession:
         """Whether this rank is the first of those that hold this piece of a parameter."""
         entries = zip(program.axes, program.states[name], strict=True)
         return all(self._index[axis] == 0 for axis, entry in entries if entry == "I")
+
+    @property
+    def control(self) -> tuple[torch.device, dist.ProcessGroup | None]:
+        """Where, and among whom, ranks tell each other small things: by the hosts, or each size would be compiled."""
+        return torch.device("cpu"), self._hosts
 
     def shards(self) -> tuple[Shard, ...]:
         """What `optimizer.state` holds, as boxes of the whole parameters."""
@@ -159,6 +168,7 @@ class NxdSession:
             if learns:
                 (loss / number).backward()
             total += loss.detach() / number
+            mark_step()  # what is behind it is a graph of its own: the same for every microbatch
         ranks = self.plan.strategy.dp * self.plan.strategy.cp
         dist.all_reduce(total, group=state.get_data_parallel_group())
         dist.all_reduce(total, group=state.get_context_model_parallel_group())

@@ -195,23 +195,24 @@ class Checkpoints:
     def _all_true(self, value: bool) -> bool:
         if not dist.is_initialized():
             return value
-        flag = torch.tensor(int(value), device=self._session.device)
-        dist.all_reduce(flag, dist.ReduceOp.MIN)
+        device, group = self._session.control
+        flag = torch.tensor(int(value), device=device)
+        dist.all_reduce(flag, dist.ReduceOp.MIN, group=group)
         return bool(flag)
 
     def _exchange(self, text: str) -> list[str]:
         """Every rank's text, by rank: bytes, no pickles."""
         if not dist.is_initialized():
             return [text]
-        device = self._session.device
+        device, group = self._session.control
         data = torch.frombuffer(bytearray(text.encode() + b"\n"), dtype=torch.uint8).to(device)
         sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size())]
-        dist.all_gather(sizes, torch.tensor([data.numel()], device=device))
+        dist.all_gather(sizes, torch.tensor([data.numel()], device=device), group=group)
         longest = max(int(size) for size in sizes)
         padded = torch.zeros(longest, dtype=torch.uint8, device=device)
         padded[: data.numel()] = data
         texts = [torch.zeros_like(padded) for _ in sizes]
-        dist.all_gather(texts, padded)
+        dist.all_gather(texts, padded, group=group)
         return [
             one[: int(size)].cpu().numpy().tobytes().decode().removesuffix("\n")
             for one, size in zip(texts, sizes, strict=True)

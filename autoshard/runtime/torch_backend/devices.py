@@ -60,6 +60,11 @@ def connect(device: torch.device, arguments: Mapping[str, Any], reporter: Report
     )
 
 
+def host_group() -> dist.ProcessGroup | None:
+    """All ranks, for what is not on the device: XLA would compile a graph for it. None: the group that exists."""
+    return dist.new_group(backend="gloo") if dist.get_backend() == "xla" else None
+
+
 def peak_memory(device: torch.device) -> int:
     """Device memory on a GPU; elsewhere the process's own high-water mark on the host, libraries included."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_memory_bytes()

@@ -103,6 +103,11 @@ class Session:
         losses = self._evaluation.run(self._local(inputs, "input_ids"), self._local(labels, "labels"))
         return _weight(labels) * self._mean_loss(losses)
 
+    @property
+    def control(self) -> tuple[torch.device, dist.ProcessGroup | None]:
+        """Where, and among whom, ranks tell each other small things beside training; None: all of them."""
+        return self.device, None
+
     def shards(self) -> tuple[Shard, ...]:
         """What `optimizer.state` holds, as boxes of the whole parameters."""
         return rank_shards(self.plan, self.rank)

@@ -21,7 +21,7 @@ from autoshard.runtime.data import TokenStream, held_out, open_stream, read_toke
 from autoshard.runtime.learning_rate import learning_rate
 from autoshard.runtime.rehearse import one_process
 from autoshard.runtime.torch_backend.checkpoint import CheckpointOptions
-from autoshard.runtime.torch_backend.devices import connect, device_of, peak_memory
+from autoshard.runtime.torch_backend.devices import connect, device_of, host_group, peak_memory
 from autoshard.runtime.torch_backend.initial_weights import load_weights
 from autoshard.runtime.torch_backend.optimizer import optimizer_settings
 from autoshard.runtime.torch_backend.parameters import assemble
@@ -80,7 +80,7 @@ def _gathered(result: dict[str, Any], reporter: Reporter) -> list[dict[str, Any]
     found: list[Any] | None = [None] * reporter.world_size if reporter.rank == 0 else None
     if reporter.world_size == 1:
         return [dict(result)]
-    dist.gather_object(dict(result), found)
+    dist.gather_object(dict(result), found, group=host_group())
     return found
 
 
