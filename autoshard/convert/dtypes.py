@@ -44,6 +44,7 @@ def _to_bfloat16(values: Array) -> Array:
             inexact = single.astype(np.float64) != values
             away = np.abs(single.astype(np.float64)) > np.abs(values)
         bits = np.where(inexact & np.isfinite(values), (bits - away.astype(np.uint32)) | np.uint32(1), bits)
-    rounded = (bits.astype(np.uint64) + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)  # only the bits of a NaN can overflow
     nan = np.isnan(values)
-    return np.where(nan, (bits >> 16) | 0x40, rounded).astype(np.uint16)
+    rounded[nan] = (bits[nan] >> 16) | 0x40
+    return rounded

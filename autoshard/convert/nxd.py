@@ -79,8 +79,10 @@ def _is_on(plan: Plan, tensor: str, pp_rank: int) -> bool:
 
 
 def nxd_folder(folder: Path) -> Path | None:
-    """The folder with the ranks' files: `model` in this one, or it; None: neither."""
-    for path in (folder / MODEL, folder):
+    """The folder with the ranks' files: `model` in this one or in its newest whole checkpoint, or it; None: neither."""
+    whole = [done.parent for done in folder.glob(f"*/{DONE}")]
+    newest = max(whole, key=lambda tag: (tag / DONE).stat().st_mtime_ns, default=folder)
+    for path in (folder / MODEL, folder, newest / MODEL):
         if path.is_dir() and any(_NAME.fullmatch(one.name) for one in path.iterdir()):
             return path
     return None

@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from autoshard.convert.convert import Conversion, convert, open_source
-from autoshard.convert.nxd import NxdOptions, nxd_files
+from autoshard.convert.nxd import NxdOptions, file_name, nxd_files
 from autoshard.convert.nxd_layout import ADJACENT, INTERLEAVED, NxdLayout
 from autoshard.errors import AutoshardError
 from autoshard.layout.plan import Plan
 from autoshard.models.weights import parameter_dims
+from autoshard.spec.model import ModelSpec
 from tests.multiprocess.plans import MODELS
 from tests.unit.plan_examples import plan_70b
 from tests.unit.weight_folders import bytes_of, huggingface_folder, plan, weights
@@ -107,6 +108,24 @@ def test_a_rank_has_the_query_heads_that_go_with_its_key_value_head(order: str) 
         assert [place.box.offsets[0] for place in tensors[key].places] == [head]
         assert [place.box.offsets[:2] for place in tensors[query].places] == [(head, group)]
         assert tensors[query].shape == (16, 64)
+
+
+def test_trn2_repeats_heads_side_by_side_and_reading_finds_out(tmp_path: Path) -> None:
+    spec = MODELS["few kv heads"]
+    hf = huggingface_folder(tmp_path / "hf", spec)
+    to = plan(spec, tp=4)
+    to = replace(to, cluster=replace(to.cluster, layout_rules="trn2"))
+    run(hf, tmp_path / "tags" / "step_7", "nxd", to)
+    key = published_tensor(spec, "model.layers.0.self_attn.k_proj.weight").chunk(2)
+    for rank in range(4):
+        state = torch.load(tmp_path / "tags" / "step_7" / "model" / file_name(rank, 0), weights_only=True)
+        assert torch.equal(state["model.layers.0.self_attn.qkv_proj.weight_k"], key[rank // 2])
+    run(tmp_path / "tags", tmp_path / "back", "hf")  # the newest checkpoint in there
+    assert bytes_of(tmp_path / "back") == bytes_of(hf)
+
+
+def published_tensor(spec: ModelSpec, name: str) -> torch.Tensor:
+    return torch.from_numpy(weights(spec, "F32")[name])
 
 
 def test_fused_tensors_as_torch_loads_them(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from autoshard.runtime.torch_backend.initial_weights import load_weights
 from autoshard.runtime.torch_backend.optimizer import optimizer_settings
 from autoshard.runtime.torch_backend.session import Session
 from tests.multiprocess.plans import MODELS
-from tests.unit.weight_folders import huggingface_folder, plan
+from tests.unit.weight_folders import bytes_of, huggingface_folder, plan
 
 MODEL = replace(MODELS["few kv heads"], vocab_size=256)
 
@@ -54,10 +54,18 @@ def test_every_form_gives_the_same_masters(forms: Path) -> None:
 def test_a_run_over_four_ranks_starts_where_one_process_does(forms: Path, tmp_path: Path) -> None:
     write_plan(plan(MODEL, tp=2, dp=2), tmp_path / "plan.json")
     given = ["run", "plan.json", "--weights", str(forms / "plan"), "--steps", "1", "--processes", "4"]
+    saving = ["--checkpoint-every", "1", "--checkpoint-dir", "saved"]
     done = subprocess.run(
-        [sys.executable, "-m", "autoshard", *given], cwd=tmp_path, capture_output=True, text=True, timeout=150
+        [sys.executable, "-m", "autoshard", *given, *saving], cwd=tmp_path, capture_output=True, text=True, timeout=150
     )
     assert done.returncode == 0, done.stderr
+    convert(open_source(tmp_path / "saved"), tmp_path / "hf", Conversion("hf"), lambda count: None, lambda count: None)
+    before, after = bytes_of(forms / "hf"), bytes_of(tmp_path / "hf")  # after a step of 1e-4
+    for name, (_, shape, data) in before.items():
+        assert (after[name][0], after[name][1]) == ("F32", shape)
+        weights = torch.frombuffer(bytearray(data), dtype=torch.bfloat16).float()
+        trained = torch.frombuffer(bytearray(after[name][2]), dtype=torch.float32)
+        assert 0 < float((trained - weights).abs().max()) < 1e-3
     (metrics,) = tmp_path.glob("runs/tiny*/metrics.jsonl")
     loss = json.loads(metrics.read_text())["loss"]
     assert loss > 10  # random weights of the runtime give 5.5

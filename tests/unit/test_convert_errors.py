@@ -18,10 +18,11 @@ import pytest
 from autoshard.cli import main
 from autoshard.convert import folder
 from autoshard.convert.convert import Conversion, convert, open_source
+from autoshard.convert.dtypes import as_dtype
 from autoshard.errors import AutoshardError
 from autoshard.layout.plan_json import write_plan
 from tests.multiprocess.plans import MODELS
-from tests.unit.weight_folders import huggingface_folder, plan, weights, write_safetensors
+from tests.unit.weight_folders import bytes_of, huggingface_folder, plan, weights, write_safetensors
 
 LLAMA = MODELS["llama"]
 UP = "model.layers.1.mlp.up_proj.weight"
@@ -241,6 +242,41 @@ def test_a_source_that_is_cut_off_while_it_is_read(tmp_path: Path) -> None:
     with pytest.raises(AutoshardError, match=r"model\.safetensors ends inside model\."):
         convert(source, tmp_path / "out", Conversion("hf"), lambda count: None, lambda count: None)
     assert not (tmp_path / "out").exists()
+
+
+def test_weights_of_two_dtypes(tmp_path: Path) -> None:
+    hf = huggingface_folder(tmp_path / "hf", LLAMA, "BF16")
+    tensors = weights(LLAMA, "BF16")
+    norm = tensors.pop("model.norm.weight")
+    write_safetensors(hf / "model-1.safetensors", tensors, "BF16")
+    write_safetensors(hf / "model-2.safetensors", {"model.norm.weight": norm.astype(np.float32)}, "F32")
+    (hf / "model.safetensors").unlink()
+    run(hf, tmp_path / "same")
+    assert bytes_of(tmp_path / "same") == bytes_of(hf)
+    with pytest.raises(AutoshardError) as error:
+        run(hf, tmp_path / "cut", "plan")
+    assert str(error.value) == (
+        f"the Hugging Face checkpoint {hf} has weights of several dtypes (bfloat16, float32), a plan has one: give it "
+        "with --dtype"
+    )
+    run(hf, tmp_path / "cut", "plan", dtype="float32")
+    run(tmp_path / "cut", tmp_path / "back", dtype="bfloat16")
+    assert {dtype for dtype, _, _ in bytes_of(tmp_path / "back").values()} == {"BF16"}
+    up = "model.layers.0.mlp.up_proj.weight"
+    assert bytes_of(tmp_path / "back")[up] == bytes_of(hf)[up]
+
+
+def test_rounding_to_the_nearest_even() -> None:
+    # a bfloat16 at 1 has steps of 1/128: half a step goes to the even neighbour, a little more than half up
+    values = np.array([1 + 1 / 256, 1 + 3 / 256, 1 + 1 / 256 + 1e-6, -0.0, np.inf, np.nan], np.float32)
+    found = as_dtype(values.view(np.uint32), "F32", "BF16")
+    assert [hex(one) for one in found] == ["0x3f80", "0x3f82", "0x3f81", "0x8000", "0x7f80", "0x7fc0"]
+    back = as_dtype(found, "BF16", "F32").view(np.float32)
+    np.testing.assert_array_equal(back, [1, 1 + 4 / 256, 1 + 2 / 256, 0, np.inf, np.nan])
+    assert as_dtype(np.array([0x3C01], np.uint16), "F16", "F32").view(np.float32)[0] == 1 + 2**-10
+    # rounded to F32 first this would be the tie 1 + 1/256, and then 1
+    double = np.array([1 + 1 / 256 + 2.0**-40]).view(np.uint64)
+    assert hex(as_dtype(double, "F64", "BF16")[0]) == "0x3f81"
 
 
 def test_a_dtype_that_cannot_hold_the_weights(tmp_path: Path) -> None:
