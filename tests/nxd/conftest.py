@@ -32,5 +32,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     mine = [item for item in items if item.path.parent == FOLDER]
     reason = _missing() if mine else ""
     for item in mine:
+        item.add_marker(pytest.mark.filterwarnings("ignore"))  # the library's own, by the dozen
         if reason:
             item.add_marker(pytest.mark.skip(reason=f"{reason}; tests/nxd/README.md says how to run this"))

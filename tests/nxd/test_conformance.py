@@ -47,13 +47,13 @@ def test_three_steps_equal_the_torch_backend(processes: int, name: str) -> None:
         assert ours == pytest.approx(expected, rel=allowed)
     for result in found(processes):
         assert result[name]["nxd"] == first["nxd"], "every rank knows the loss and the norm"
-    assert first["evaluated"] == pytest.approx(first["torch_evaluated"], rel=allowed)
+    assert first["nxd_evaluated"] == pytest.approx(first["torch_evaluated"], rel=allowed)
 
 
 @pytest.mark.parametrize(("processes", "name"), [(world, name) for world, cases in CASES.items() for name in cases])
 def test_every_weight_is_where_the_torch_backend_has_it(processes: int, name: str) -> None:
-    """After three steps of AdamW, which makes more of a small difference than there was in a gradient."""
+    """Its gradient in the first step; itself after three of AdamW, which makes more of a small difference."""
     rounded = "bf16" in name
-    for what, allowed in (("gradient", 5e-2 if rounded else 2e-5), ("weight", 2e-2 if rounded else 1e-3)):
-        difference, tensor = max(result[name]["weights"][what] for result in found(processes))
+    for what, allowed in (("gradient", 2e-2 if rounded else 2e-6), ("weight", 2e-2 if rounded else 1e-3)):
+        difference, tensor = max(result[name]["differences"][what] for result in found(processes))
         assert 0 < difference < allowed, (what, tensor)

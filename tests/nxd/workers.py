@@ -25,6 +25,9 @@ SEED = 3
 NEGLIGIBLE = 1e-5
 """A gradient this much smaller than the largest is rounding, which Adam scales up: a key's bias has none."""
 
+Tensors = dict[str, dict[str, torch.Tensor]]
+"""'gradient' and 'weight' -> by name."""
+
 
 def connect(reporter: Reporter) -> None:
     torch.set_num_threads(1)
@@ -57,10 +60,12 @@ def make_session(plan: Plan, rank: int, make: Callable[..., Any] | None = None) 
     return (make or NxdSession)(plan, rank, torch.device("cpu"), settings, SEED)
 
 
-def trained(session: Any, plan: Plan, steps: int = STEPS, unlearned: int = 3) -> list[tuple[float, float]]:
+def trained(
+    session: Any, plan: Plan, steps: int = STEPS, unlearned: int = 3, first: int = 0
+) -> list[tuple[float, float]]:
     """(loss, gradient norm) of each step."""
     found = []
-    for step in range(steps):
+    for step in range(first, steps):
         inputs, labels = batch(plan, step, unlearned)
         outcome = session.step(inputs, labels, LEARNING_RATE, keep_gradients=True)
         found.append((outcome.loss, outcome.gradient_norm))
@@ -78,22 +83,24 @@ def conformance(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]
 
 
 def compared(plan: Plan, reporter: Reporter) -> dict[str, Any]:
+    """Gradients of the first step, before an update makes more of their differences; weights after the last."""
     session = make_session(plan, reporter.rank)
-    result: dict[str, Any] = {"nxd": trained(session, plan), "evaluated": session.evaluate(*batch(plan, 9))}
-    own = session.optimizer.masters()
-    gradients = session.optimizer.gradients()
     alone = make_session(one_process(plan), 0, Session)
-    result["torch"] = trained(alone, alone.plan)
-    result["torch_evaluated"] = alone.evaluate(*batch(plan, 9))
-    result["weights"] = _worst(session, alone, own, gradients)
+    found: dict[str, Any] = {}
+    mine: Tensors = {}
+    whole: Tensors = {}
+    for name, one, held in (("nxd", session, mine), ("torch", alone, whole)):
+        steps = trained(one, one.plan, 1)
+        held["gradient"] = {key: value.clone() for key, value in one.optimizer.gradients().items()}
+        found[name] = steps + trained(one, one.plan, first=1)
+        held["weight"] = {key: value.clone() for key, value in one.optimizer.masters().items()}
+        found[f"{name}_evaluated"] = one.evaluate(*batch(plan, 9))
     dist.barrier()
-    return result
+    return {**found, "differences": _differences(session, mine, whole)}
 
 
-def _worst(session: Any, alone: Session, own: dict[str, torch.Tensor], gradients: dict[str, Any]) -> dict[str, Any]:
-    """Largest relative difference of this rank's weights and last gradients to those of one process."""
-    whole = {"weight": alone.optimizer.masters(), "gradient": alone.optimizer.gradients()}
-    mine = {"weight": own, "gradient": gradients}
+def _differences(session: Any, mine: Tensors, whole: Tensors) -> dict[str, tuple[float, str]]:
+    """Largest relative difference of this rank's pieces to those of one process, and whose it is."""
     _, index = session.plan.mesh.coordinates(session.rank)
     largest = max(float(value.norm()) for value in whole["gradient"].values())
     worst = dict.fromkeys(mine, (0.0, ""))
@@ -104,8 +111,7 @@ def _worst(session: Any, alone: Session, own: dict[str, torch.Tensor], gradients
                 continue
             for what in mine:
                 expected = _piece(whole[what][tensor.name], tensor, program, session.plan, index)
-                ours = mine[what][tensor.name]
-                difference = float((ours - expected).norm() / whole[what][tensor.name].norm())
+                difference = float((mine[what][tensor.name] - expected).norm() / whole[what][tensor.name].norm())
                 worst[what] = max(worst[what], (difference, tensor.name))
     return worst
 
