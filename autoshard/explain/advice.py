@@ -1,14 +1,17 @@
-"""What to make of layouts that the prediction cannot tell apart: which of them is simplest, which has most room."""
+"""How sure a plan is: where its intervals come from, which layouts cannot be told apart and what to make of those."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from autoshard.cost.interval import interval_note
 from autoshard.explain.beside import doubt
 from autoshard.explain.names import layout_name
-from autoshard.layout.plan import Plan
+from autoshard.explain.page import percent, span
+from autoshard.layout.plan import Plan, operator_choices
 from autoshard.layout.strategy import Strategy
 from autoshard.search.result import Candidate
+from autoshard.units import format_seconds
 
 EVEN = 2 / 3
 """Of two layouts that cannot be told apart the simpler one is preferred where the other is faster less probably."""
@@ -17,11 +20,20 @@ SURE_TO_FIT = 0.9
 
 
 def advice(plan: Plan) -> tuple[str, ...]:
-    """Sentences; none where nothing was searched."""
-    return tuple(_sentences(plan)) if plan.search is not None and plan.runners_up else ()
+    """Sentences."""
+    low, high = plan.estimate.step_time_low_s, plan.estimate.step_time_high_s
+    seconds, fits = span(low, high, format_seconds), percent(plan.estimate.fits_probability)
+    first = f"with 90 % probability a step takes {seconds}; the plan fits into memory with {fits}"
+    others = _on_others(plan) if plan.search is not None and plan.runners_up else ()
+    return (first, interval_note(plan.cluster, plan.strategy), *others, *_on_operators(plan))
 
 
-def _sentences(plan: Plan) -> Iterator[str]:
+def _on_operators(plan: Plan) -> Iterator[str]:
+    if plan.operators != operator_choices(plan.model, plan.cluster, plan.strategy):
+        yield "operators are the solver's; other layouts on this page are priced with Megatron's"
+
+
+def _on_others(plan: Plan) -> Iterator[str]:
     chosen = Candidate(plan.strategy, plan.estimate)
     equals = [one for one in plan.runners_up if doubt(plan.cluster, chosen, one).toss_up]
     if not equals:

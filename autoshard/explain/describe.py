@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from autoshard.cost.interval import interval_note
 from autoshard.cost.values import Term
 from autoshard.explain.advice import advice
 from autoshard.explain.beside import doubt, memory_interval
@@ -66,7 +65,7 @@ class Description:
     mfu: share of peak_flops_per_s, the dense peak of one device for peak_dtype.
     memory_low_bytes, memory_high_bytes: 90 % interval of memory_bytes, as step_time_low_s and step_time_high_s are.
     memory_by_rank: bytes on a core of each pipeline rank. considered, fitting and optimality are None where nothing was
-    searched. advice: what is said of layouts that cannot be told apart, in sentences. sensitivity: None where it was
+    searched. advice: how sure all that is and what to make of toss-ups, in sentences. sensitivity: None where it was
     not asked for.
     """
 
@@ -157,7 +156,7 @@ def describe(plan: Plan, sensitivity: Sensitivity | None = None) -> Description:
         runners_up=tuple(_runner_up(plan, one) for one in plan.runners_up),
         advice=advice(plan),
         sensitivity=sensitivity,
-        notes=(*plan.notes, interval_note(plan.cluster, plan.strategy)),
+        notes=plan.notes,
         caveat=CAVEAT,
     )
 

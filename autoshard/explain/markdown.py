@@ -14,7 +14,7 @@ from autoshard.units import GB, TFLOPS, format_bytes, format_count, format_secon
 
 def render_markdown(d: Description) -> str:
     """Ends with a newline."""
-    sections = [_title(d), _layout(d), _step(d), _memory(d), _search(d), _runners_up(d)]
+    sections = [_title(d), _layout(d), _step(d), _memory(d), _search(d), _runners_up(d), _sure(d)]
     if d.sensitivity is not None:
         sections.append(_sensitivity(d.sensitivity))
     sections.append(_notes(d))
@@ -107,9 +107,12 @@ def _runners_up(d: Description) -> Iterator[str]:
             )
         )
     yield from markdown_table(("layout", "step (90 %)", "slower (90 %)", "memory", "against the chosen one"), rows)
-    if d.advice:
-        yield ""
-        yield from (f"* {sentence}" for sentence in d.advice)
+
+
+def _sure(d: Description) -> Iterator[str]:
+    yield "## How sure"
+    yield ""
+    yield from (f"* {sentence}" for sentence in d.advice)
 
 
 def _sensitivity(found: Sensitivity) -> Iterator[str]:

@@ -117,6 +117,7 @@ def _profile(plan: Plan, profile: Mapping[str, Any]) -> Iterator[Measured]:
     busiest = max(profile["ranks"], key=lambda one: one["actions_s"])
     claimed = {name for _, names in SHARES.values() for name in names}
     computing = sum(seconds for name, seconds in terms.items() if name not in claimed)
+    yield Measured("step time, profiled", "s", plan.estimate.step_time_s, busiest["step_s"])
     yield Measured("computing", "s", computing, busiest["actions_s"] - busiest["collectives_s"])
     for name, (field, predicted) in SHARES.items():
         yield Measured(name, "s", sum(terms.get(one, 0.0) for one in predicted), busiest[field])
@@ -142,7 +143,7 @@ def measured_lines(run: Run, width: int) -> list[Line]:
     lines = [*heading("Measured", text, width), *table(("", "predicted", "actual", "ratio"), rows, width, (1, 2, 3))]
     note = (
         "Peak memory on a CPU is that of the whole process, libraries included. Computing to optimizer update: of the "
-        "rank that computes longest, on average over the profiled steps."
+        "rank that computes longest, on average over the profiled steps; collectives include what it waits in them."
     )
     return [*lines, *wrapped(note, width, "  ")]
 

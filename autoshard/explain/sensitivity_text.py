@@ -68,7 +68,7 @@ def _degree(one: DegreeRow) -> str:
 def _degrees(found: Sensitivity, width: int) -> list[Line]:
     if not found.degrees:
         return []
-    lines = heading("Not tp=", "the best layout with each other tp, against the chosen one; --why asks for any", width)
+    lines = heading("Other tp", "the best layout with each other tp, against the chosen one; --why asks for any", width)
     return lines + [line for one in degree_lines(found) for line in hanging("  - ", one, width)]
 
 

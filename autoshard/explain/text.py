@@ -25,6 +25,7 @@ def render(description: Description, width: int = 100, color: bool = False) -> s
         _memory(description, width),
         _search(description, width),
         _runners_up(description, width),
+        _sure(description, width),
         *(sensitivity_lines(description.sensitivity, width) if description.sensitivity else []),
         _notes(description, width),
         [((line, "dim"),) for line in wrap(description.caveat, width)],
@@ -125,9 +126,12 @@ def _runners_up(d: Description, width: int) -> list[Line]:
         lines += [((f"  {line}", "bold"),) for line in wrap(one.layout, width - 2)]
         lines += wrapped(_numbers(one), width, "    ")
         lines += hanging("    against the chosen one: ", one.loses, width, indent=6)
-    for sentence in d.advice:
-        lines += hanging("  - ", sentence, width)
     return lines
+
+
+def _sure(d: Description, width: int) -> list[Line]:
+    lines = heading("Sure", "how far the numbers and their order can be trusted", width)
+    return lines + [line for sentence in d.advice for line in hanging("  - ", sentence, width)]
 
 
 def _numbers(one: RunnerUp) -> str:
