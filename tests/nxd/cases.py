@@ -50,6 +50,7 @@ CASES: dict[int, dict[str, dict[str, Any]]] = {
         "pp2, uneven cuts": {"pp": 2, "layers": (1, 3)},
         "pp2, interleaved": {"pp": 2, "vpp": 2},
         "pp2, full recompute": {"pp": 2, "recompute": "full"},
+        "pp2, interleaved, two microbatches": {"pp": 2, "vpp": 2, "mbs": 4},
     },
     4: {
         "tp4": {"tp": 4},

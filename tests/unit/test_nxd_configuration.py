@@ -181,13 +181,6 @@ def test_key_value_weights_on_trn2_are_loaded_by_head() -> None:
             ),
         ),
         (
-            lambda: changed(plan_70b(), stage_layers=(10, 0, 10, 10, 10, 10, 15, 15)),
-            (
-                "stage 1 of stage_layers=[10, 0, 10, 10, 10, 10, 15, 15] has neither block nor embedding: NxD cuts "
-                "behind modules; give it a block"
-            ),
-        ),
-        (
             lambda: changed(plan_70b(), microbatch_size=3),
             (
                 "global_batch_size=1024 is no multiple of dp=2 x microbatch_size=3: NxD Training would drop the rest "

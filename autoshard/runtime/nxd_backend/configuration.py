@@ -121,8 +121,8 @@ def pipeline_config(plan: Plan) -> dict[str, Any]:
 
 
 def pipeline_cuts(plan: Plan) -> tuple[str, ...]:
-    """The LAST module of every virtual stage but the last one, a block or the embedding: pp * vpp - 1 names."""
-    return tuple(f"layers.{stage.stop_layer - 1}" if stage.stop_layer else "embedding" for stage in plan.stages[:-1])
+    """The LAST block of every virtual stage but the last one: pp * vpp - 1 names."""
+    return tuple(f"layers.{stage.stop_layer - 1}" for stage in plan.stages[:-1])
 
 
 def activation_checkpoint_config(plan: Plan) -> list[str] | None:

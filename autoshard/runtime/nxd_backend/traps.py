@@ -104,17 +104,6 @@ def _mixed_formats(plan: Plan) -> None:
         )
 
 
-def _stages_without_blocks(plan: Plan) -> None:
-    """A cut is behind a module, so two stages cannot end behind the same one."""
-    ends = [stage.stop_layer for stage in plan.stages[:-1]]
-    for index, end in enumerate(ends[1:], 1):
-        if end == ends[index - 1]:
-            raise AutoshardError(
-                f"stage {index} of stage_layers={list(plan.strategy.stage_layers)} has neither block nor embedding: "
-                "NxD cuts behind modules; give it a block"
-            )
-
-
 def _stochastic_rounding(plan: Plan) -> None:
     name = plan.training.precision.name
     if name == "bf16_sr":
@@ -175,7 +164,6 @@ REFUSALS: tuple[Callable[[Plan], None], ...] = (
     _folded_groups,
     _other_groups,
     _expert_stages,
-    _stages_without_blocks,
     _truncated_batch,
 )
 REPAIRS: tuple[Callable[[Plan], str | None], ...] = (
