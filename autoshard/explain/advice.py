@@ -9,12 +9,9 @@ from autoshard.explain.beside import doubt
 from autoshard.explain.names import layout_name
 from autoshard.explain.page import percent, span
 from autoshard.layout.plan import Plan, operator_choices
-from autoshard.layout.strategy import Strategy
 from autoshard.search.result import Candidate
 from autoshard.units import format_seconds
 
-EVEN = 2 / 3
-"""Of two layouts that cannot be told apart the simpler one is preferred where the other is faster less probably."""
 SURE_TO_FIT = 0.9
 """A layout that fits less probably is worth a word on room."""
 
@@ -44,16 +41,6 @@ def _on_others(plan: Plan) -> Iterator[str]:
             f"toss-ups: {count} runners-up; the difference is within the model's own error, so either may be faster. "
             "Measure them where it matters"
         )
-        even = [one for one in equals if doubt(plan.cluster, chosen, one).first_is_faster < EVEN]
-        simplest = min((chosen, *even), key=lambda one: simplicity(one.strategy))
-        if simplest is chosen:
-            yield "none of them is about as fast and simpler"
-        else:
-            slower = f"{100 * (simplest.estimate.step_time_s / chosen.estimate.step_time_s - 1):.1f} %"
-            yield (
-                f"the simplest that is about as fast is {layout_name(simplest.strategy)}, predicted {slower} slower: "
-                f"prefer it unless a measurement says otherwise (autoshard plan {flags(simplest.strategy)})"
-            )
     yield from _room(chosen, equals)
 
 
@@ -70,25 +57,3 @@ def _room(chosen: Candidate, equals: list[Candidate]) -> Iterator[str]:
         )
     else:
         yield f"memory: the chosen one fits with {sure} only, and no toss-up has more room"
-
-
-def simplicity(strategy: Strategy) -> tuple[int, ...]:
-    """Less is simpler: axes in use, virtual stages, kinds of recompute, degrees of pp, cp, ep and tp."""
-    s = strategy
-    axes = sum(degree > 1 for degree in (s.tp, s.pp, s.cp, s.ep, s.num_virtual_stages))
-    return (axes, len(set(s.recompute)), s.pp * s.num_virtual_stages, s.cp, s.ep, s.tp, s.microbatch_size)
-
-
-def flags(strategy: Strategy) -> str:
-    """'--tp 8 --pp 8 --dp 8 --vpp 1 --micro-batch 1': what pins the layout on the command line."""
-    s = strategy
-    pinned = [
-        ("tp", s.tp),
-        ("pp", s.pp),
-        ("dp", s.dp),
-        ("vpp", s.num_virtual_stages),
-        ("micro-batch", s.microbatch_size),
-    ]
-    pinned += [(name, degree) for name, degree in (("cp", s.cp), ("ep", s.ep)) if degree > 1]
-    text = " ".join(f"--{name} {value}" for name, value in pinned)
-    return f"{text} --recompute {s.recompute[0]}" if len(set(s.recompute)) == 1 else text

@@ -7,7 +7,7 @@ whole search runs on both sides of it. A layout that it finds joins the known on
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 
 from autoshard.cost.estimate import Estimate, estimate
@@ -68,6 +68,16 @@ class _Known:
     ours: list[Strategy]
     theirs: list[Strategy]
 
+    def is_ours(self, best: Candidate | None) -> bool:
+        return best is not None and same_layout(best.strategy, self.ours[0])
+
+    def add(self, best: Candidate | None) -> bool:
+        """A layout that the search found; whether it was not known before."""
+        if best is None or best.strategy in (*self.ours, *self.theirs):
+            return False
+        (self.ours if self.is_ours(best) else self.theirs).append(best.strategy)
+        return True
+
     def ours_win(self, factor: float) -> bool:
         problem = self.quantity.scaled(self.problem, factor)
         ours = min((one.step_time_s for one in _fitting(problem, self.ours)), default=None)
@@ -107,21 +117,20 @@ def flip(problem: Problem, pins: Pins, chosen: Strategy, quantity: Quantity, fur
     holds, found = 1.0, Flip(furthest, 1.0, far, refusal)
     halve = False
     for _ in range(SEARCHES):
-        before, after = known.bisected(holds, found.factor)
         if _apart(holds, found.factor) <= FINE:
             break
-        probe = sqrt(holds * before) if halve else before
-        best, refusal = winner(quantity.scaled(problem, probe), pins)
-        if best is not None and same_layout(best.strategy, chosen):
-            known.ours.append(best.strategy)
+        before, after = known.bisected(holds, found.factor)
+        expected = (before, after) if before != holds else (after,)
+        for probe in (sqrt(holds * found.factor),) if halve else expected:
+            best, refusal = winner(quantity.scaled(problem, probe), pins)
+            is_new = known.add(best)
+            if not known.is_ours(best):
+                found = Flip(probe, holds, best, refusal)
+                break
             holds = probe
-            best, refusal = winner(quantity.scaled(problem, after), pins) if probe == before else (best, "")
-        if best is None or not same_layout(best.strategy, chosen):
-            factor = after if holds == before else probe
-            known.theirs += [best.strategy] if best is not None else []
-            found = Flip(factor, holds, best, refusal)
-        halve = not halve and holds != before
-    return found
+        # Where the layouts known so far did not say where to look, look in the middle.
+        halve = not halve and (found.factor == before or (found.factor != after and not is_new))
+    return replace(found, holds=holds)
 
 
 def _whole_flip(problem: Problem, pins: Pins, chosen: Strategy, quantity: Quantity, furthest: float) -> Flip | None:
