@@ -14,7 +14,7 @@ from math import isqrt
 from typing import NamedTuple
 
 from autoshard.errors import AutoshardError
-from autoshard.graph.recompute import BLOCK_MODULES, COMMON_SETS, check_members, members
+from autoshard.graph.recompute import BLOCK_MODULES, check_members, members
 from autoshard.layout.context_parallel import RINGS, UNUSED
 from autoshard.layout.strategy import Strategy
 from autoshard.models.stage import dim_sizes, stage_graph
@@ -399,21 +399,15 @@ def check_strategy(
 
 
 def check_recompute(problem: Problem, recompute: tuple[str, ...]) -> None:
-    """Raises AutoshardError for a set that names what a block has not, or that the backend cannot run.
+    """Raises AutoshardError for a set that names what a block has not.
 
-    [NxD utils/activation_checkpoint.py: one list of classes for the whole model]
+    Any set will do for NxD too, which runs modules of one class again: the backend makes such modules where a plan
+    wants them, stage by stage. NxD Training knows fewer sets; an export says so.
     """
     for one in dict.fromkeys(recompute):
         if not members(one) <= set(BLOCK_MODULES):
             sizes = dim_sizes(problem.model, 1, problem.training.sequence_length)
             check_members(one, stage_graph(problem.model, sizes, range(1), False, False).operators)
-    if problem.backend != "nxd":
-        return
-    if len(set(recompute)) > 1:
-        names = ", ".join(dict.fromkeys(recompute))
-        raise AutoshardError(f"recompute={names} by stage: NxD has one set for all stages; use one")
-    if recompute[0] not in COMMON_SETS:
-        raise AutoshardError(f"recompute={recompute[0]}: NxD names classes; sets that it has: {', '.join(COMMON_SETS)}")
 
 
 def warnings(problem: Problem, strategy: Strategy) -> tuple[str, ...]:

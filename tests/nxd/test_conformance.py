@@ -57,3 +57,12 @@ def test_every_weight_is_where_the_torch_backend_has_it(processes: int, name: st
     for what, allowed in (("gradient", 2e-2 if rounded else 2e-6), ("weight", 2e-2 if rounded else 1e-3)):
         difference, tensor = max(result[name]["differences"][what] for result in found(processes))
         assert 0 < difference < allowed, (what, tensor)
+
+
+def test_nxd_runs_again_what_the_plan_says() -> None:
+    """Sections on each rank: one a block for core attention, or for all of it; two where the MLP is another."""
+    of = {name: [result[name]["recomputed"] for result in found(2)] for name in CASES[2]}
+    assert of["tp2"] == [0, 0]
+    assert of["tp2, recompute core attention"] == of["tp2, full recompute"] == [4, 4]
+    assert of["tp2, recompute core attention and mlp"] == [8, 8]
+    assert of["pp2, one stage recomputes"] == [3, 0]

@@ -96,7 +96,15 @@ def compared(plan: Plan, reporter: Reporter) -> dict[str, Any]:
         held["weight"] = {key: value.clone() for key, value in one.optimizer.masters().items()}
         found[f"{name}_evaluated"] = one.evaluate(*batch(plan, 9))
     dist.barrier()
-    return {**found, "differences": _differences(session, mine, whole)}
+    return {**found, "differences": _differences(session, mine, whole), "recomputed": _recomputed(session)}
+
+
+def _recomputed(session: Any) -> int:
+    """Sections that NxD wrapped, so that backward runs them again."""
+    from neuronx_distributed.utils.activation_checkpoint import NxDCheckpointWrapper
+
+    locally = [one for module in session._model.local_modules() for one in module.modules()]
+    return sum(isinstance(one, NxDCheckpointWrapper) for one in set(locally))
 
 
 def _differences(session: Any, mine: Tensors, whole: Tensors) -> dict[str, tuple[float, str]]:

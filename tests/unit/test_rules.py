@@ -257,17 +257,10 @@ LEGAL: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-def test_nxd_has_one_set_of_classes_for_all_stages() -> None:
-    mixed, mlp = ("full", *("none",) * 7), ("mlp",)
-    named = "none, core_attention, core_attention+mlp, full"
-    for recompute, message in (
-        (mixed, "recompute=full, none by stage: NxD has one set for all stages; use one"),
-        (mlp, f"recompute=mlp: NxD names classes; sets that it has: {named}"),
-    ):
-        with pytest.raises(AutoshardError) as error:
-            check_strategy(*problem(), strategy(recompute=recompute))
-        assert str(error.value) == message
-        check_strategy(*problem(backend="torch"), strategy(recompute=recompute))
+@pytest.mark.parametrize("backend", ["nxd", "torch"])
+def test_a_recompute_set_may_be_any_and_another_in_each_stage(backend: str) -> None:
+    for recompute in (("full", *("none",) * 7), ("mlp",), ("core_attention+mlp.act_fn",)):
+        check_strategy(*problem(backend=backend), strategy(recompute=recompute))
 
 
 def test_a_recompute_set_names_what_a_block_has() -> None:
