@@ -35,6 +35,7 @@ COMMANDS = (
     "convert",
     "launch",
     "doctor",
+    "calibrate",
 )
 DESCRIPTION = """\
 Plan how a large model is sharded over AWS Trainium, prove the plan, run it.

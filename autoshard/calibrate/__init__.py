@@ -1,0 +1,1 @@
+"""Measures a machine and writes its hardware file: `autoshard calibrate`."""

@@ -1,0 +1,31 @@
+"""A short calibration of this machine, and what is not here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autoshard.cli import main
+from autoshard.spec.cluster import load_cluster
+
+
+def test_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One program and two ranks: a file that plans are made with, and every family of measurements on the page."""
+    file = tmp_path / "my.json"
+    assert main(["calibrate", "--shapes", "1", "--processes", "2", "-o", str(file)]) == 0
+    shown = capsys.readouterr()
+    cluster = load_cluster(None, 1, hardware_file=file)
+    assert 1e8 < cluster.device.peak_flops_per_s("float32") < 1e14
+    assert 1e-6 < cluster.collective_launch_s < 1
+    for family in ("matmul", "flash", "norm", "pass", "memory", "all_reduce", "send_recv"):
+        assert f"  {family} " in shown.out
+    assert "2/2 llama3-8b hidden 128" in shown.err
+    plan = ["plan", "--model", "llama3-8b", "--hardware", str(file), "--seq-len", "128", "--global-batch", "1"]
+    assert main([*plan, "--precision", "fp32", "--out", str(tmp_path / "plan.json")]) == 2
+    assert "no layout fits llama3-8b on 1 x cpu" in capsys.readouterr().err
+
+
+def test_a_device_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["calibrate", "--device", "neuron", "-o", str(tmp_path / "my.json")]) == 2
+    assert capsys.readouterr().err.startswith("autoshard: error: device=neuron is not on this machine: torch ")

@@ -1,0 +1,147 @@
+"""A fit finds the constants that measurements were made with; its file is a hardware file; mistakes are one line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autoshard.calibrate.fit import Point, fit_collectives, fit_device
+from autoshard.calibrate.hardware_file import hardware_file
+from autoshard.calibrate.measure import default_instance
+from autoshard.calibrate.plot import plot
+from autoshard.calibrate.values import CollectiveTime, Measurements, MemoryTime, OperatorTime, PassTime, faster
+from autoshard.cli import main
+from autoshard.cost.collectives import KINDS, GroupShape, collective_law
+from autoshard.cost.compute import OperatorNeeds, memory_s, seconds_of
+from autoshard.cost.software import COMPILED
+from autoshard.errors import AutoshardError
+from autoshard.spec.cluster import Link, load_cluster
+
+CPU = load_cluster("cpu", 1)
+TRUE = replace(
+    CPU.device,
+    flops_per_s=(("float32", 1e11),),
+    memory_bandwidth_bytes_per_s=5e10,
+    matmul_efficiency=0.9,
+    matmul_k0=64.0,
+    memory_efficiency=0.4,
+    operator_overhead_s=1e-5,
+    pass_launch_s=2e-4,
+)
+RATES = {"float32": 8e10, "bfloat16": 2e11, "float64": 4e10}
+
+
+def needs_of(size: int) -> list[OperatorNeeds]:
+    bytes_ = 4.0 * size * 256
+    return [
+        OperatorNeeds("matmul", 256.0, float(size), float(size), bytes_, 0.0, 0.0, 2.0),
+        OperatorNeeds("matmul", 256.0, 2.0 * size, size / 4, bytes_, 0.0, 0.0, 2.0),
+        OperatorNeeds("norm", 0.0, 0.0, 0.0, 2 * bytes_, 0.0, 0.0, 2.0),
+        OperatorNeeds("vector", 0.0, 0.0, 0.0, 3 * bytes_, 0.0, 0.0, 1.0),
+    ]
+
+
+def measured() -> Measurements:
+    """What a device and links with known constants would show."""
+    operators, passes = [], []
+    for size in (64, 256, 1024, 4096):
+        sums = [0.0, 0.0]
+        for number, needs in enumerate(needs_of(size)):
+            seconds = seconds_of(needs, TRUE, 1e11, COMPILED)
+            operators.append(
+                OperatorTime(f"op{number} of size {size}", "float32", needs, seconds.forward, seconds.backward)
+            )
+            sums = [sums[0] + seconds.forward, sums[1] + seconds.backward]
+        for phase, total in zip(("forward", "backward"), sums, strict=True):
+            passes.append(PassTime(f"{phase} of size {size}", total + TRUE.pass_launch_s, total))
+    memory = MemoryTime("copy", 1e8, memory_s(1e8, TRUE))
+    links = replace(CPU, collective_launch_s=2e-4, all_to_all_efficiency=0.5, intra_node=((8, Link("l", 2e9, 0.0)),))
+    group = GroupShape(2, 2, 1, 1, 2, 2)
+    collectives = [
+        CollectiveTime(kind, 2, size, collective_law(kind, group, links).time_s(size))
+        for kind in KINDS
+        for size in (1e3, 1e5, 1e7)
+    ]
+    return Measurements("cpu", "a machine", 2, 8e9, tuple(operators), (memory,), tuple(passes), tuple(collectives))
+
+
+def test_the_fit_finds_the_constants() -> None:
+    found = fit_device(measured(), TRUE, "float32")
+    for name, value in found.values.items():
+        assert value == pytest.approx(getattr(TRUE, name), rel=0.05), name
+    count, error = found.error()
+    assert count == len(found.points) and error < 0.02
+    assert found.error("pass")[0] == 8
+
+
+def test_the_fit_finds_the_links() -> None:
+    found = fit_collectives(measured().collectives, CPU)
+    assert found.values["collective_launch_s"] == pytest.approx(2e-4, rel=0.05)
+    assert found.values["bandwidth_bytes_per_s"] == pytest.approx(2e9, rel=0.05)
+    assert found.values["all_to_all_efficiency"] == pytest.approx(0.5, rel=0.05)
+
+
+def test_the_file_is_a_hardware_file(tmp_path: Path) -> None:
+    """Every number with its source, and the cluster that `plan --hardware` reads is the measured one."""
+    content, device, _ = hardware_file(measured(), RATES, "float32", "cpu")
+    (tmp_path / "my.json").write_text(json.dumps(content), encoding="utf-8")
+    cluster = load_cluster(None, 1, hardware_file=tmp_path / "my.json")
+    assert (cluster.instance, cluster.devices_per_node, cluster.device.memory_bytes) == ("cpu", 2, 8e9)
+    assert cluster.device.matmul_k0 == device.values["matmul_k0"]
+    reached = cluster.device.peak_flops_per_s("float32") * cluster.device.matmul_efficiency
+    assert reached == pytest.approx(0.9e11, rel=0.1)
+    about = content["calibration"]["about"]
+    assert about.startswith("measured by autoshard calibrate on a machine, 20")
+    assert "15 collectives of 2 ranks, median error" in about
+    assert "points, median error" in content["calibration"]["matmul_efficiency"]["source"]
+
+
+def test_measurements_are_plain_values() -> None:
+    found = measured()
+    assert Measurements.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+
+
+def test_the_shorter_of_two_sweeps_counts() -> None:
+    one = OperatorTime("a", "float32", needs_of(64)[0], 1.0, 5.0)
+    assert faster(one, replace(one, forward_s=2.0, backward_s=3.0)) == replace(one, backward_s=3.0)
+    assert faster(PassTime("p", 2.0, 1.0), PassTime("p", 1.0, 3.0)) == PassTime("p", 1.0, 1.0)
+
+
+def test_instances() -> None:
+    assert default_instance("cpu", "a machine") == "cpu"
+    assert default_instance("cuda", "NVIDIA H200") == "h200-141gb"
+    assert default_instance("cuda", "NVIDIA GB200") == "gb200-186gb"
+    assert default_instance("cuda", "NVIDIA A100-SXM4-40GB") == "a100-40gb"
+    with pytest.raises(AutoshardError, match=r"^instance is missing: which packaged hardware file has the datasheet"):
+        default_instance("neuron", "neuron")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--device", "tpu"], "--device: tpu must be one of: cpu, cuda, neuron"),
+        (["-o", "nowhere/my.json"], "out=nowhere/my.json: nowhere does not exist"),
+        (["-o", "."], "out=. is a folder: name a file"),
+    ],
+)
+def test_mistakes_before_anything_is_measured(
+    arguments: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["calibrate", *arguments]) == 2
+    assert capsys.readouterr().err == f"autoshard: error: {message}\n"
+
+
+def test_a_picture_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
+    with pytest.raises(AutoshardError, match=r"needs matplotlib: pip install 'autoshard\[plot\]'$"):
+        plot([Point("matmul", "a", 1.0, 1.0)], "title", tmp_path / "fit.png")
