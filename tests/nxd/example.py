@@ -71,7 +71,7 @@ def train_example(
     model_of: Any, plan: Plan, batches: list[tuple[Any, Any]], settings: Any
 ) -> list[tuple[float, float]]:
     """(loss, gradient norm) of each step."""
-    from neuronx_distributed.trainer import (
+    from neuronx_distributed.trainer.trainer import (
         initialize_parallel_model,
         initialize_parallel_optimizer,
         neuronx_distributed_config,

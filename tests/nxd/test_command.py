@@ -92,6 +92,13 @@ def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
     assert list(losses(tmp_path / "runs")) == [0, 1]
 
 
+def test_a_machine_without_a_chip_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NXD_CPU_MODE")
+    ran = autoshard(tmp_path, "run", str(plan_file(tmp_path, "one")), "--backend", "nxd")
+    assert ran.returncode == 1
+    assert "backend=nxd: torch_xla finds no Neuron device on this machine, but cpu; NXD_CPU_MODE=1 runs " in ran.stderr
+
+
 def test_a_plan_for_trainium_is_rehearsed_on_the_real_library(tmp_path: Path) -> None:
     planned = autoshard(tmp_path, "plan", "--model", "llama3-70b", "--nodes", "16")
     assert planned.returncode == 0, planned.stderr

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch_xla.core.xla_model as xm
 from neuronx_distributed.parallel_layers import parallel_state as state
-from neuronx_distributed.trainer import initialize_parallel_optimizer
+from neuronx_distributed.trainer.trainer import initialize_parallel_optimizer
 from torch import distributed as dist
 from torch import nn
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from neuronx_distributed.parallel_layers import parallel_state as state
-from neuronx_distributed.trainer import initialize_parallel_model, neuronx_distributed_config
+from neuronx_distributed.trainer.trainer import initialize_parallel_model, neuronx_distributed_config
 from neuronx_distributed.utils import mark_step
 from torch import distributed as dist
 

@@ -95,4 +95,9 @@ def _nxd_device() -> torch.device:
     import torch_xla.core.xla_model as xm
 
     found: torch.device = xm.xla_device()
+    if found.type != "xla":
+        raise AutoshardError(
+            f"backend=nxd: torch_xla finds no Neuron device on this machine, but {found}; NXD_CPU_MODE=1 runs NxD on "
+            "CPU processes"
+        )
     return found
