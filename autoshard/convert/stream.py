@@ -9,7 +9,7 @@ from autoshard.checkpoint.boxes import Box
 from autoshard.convert.dtypes import WIDTHS
 from autoshard.convert.output_file import OutputFile
 from autoshard.convert.output_folder import OutputFolder
-from autoshard.convert.regions import longest, outermost, tiles
+from autoshard.convert.regions import divider, tiles
 from autoshard.convert.source import Source, WeightReader
 
 CHUNK_BYTES = 16_000_000
@@ -28,7 +28,7 @@ def stream(
     with WeightReader(source) as reader, OutputFolder(folder, files, source.shapes) as output:
         for parameter, shape in source.shapes.items():
             regions = [*source.regions[parameter], *output.regions(parameter)]
-            divide = outermost if all(region.is_row_major for region in regions) else longest
+            divide = divider(regions)
             width = max(WIDTHS[source.dtypes[parameter]], WIDTHS[dtypes[parameter]])
             for box in tiles(Box((0,) * len(shape), shape), CHUNK_BYTES // width, divide):
                 output.write(parameter, box, reader.read(parameter, box, dtypes[parameter]))
