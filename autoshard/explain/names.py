@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autoshard.layout.strategy import Strategy
+from autoshard.schedules import NXD_SCHEDULES
 
 
 def layout_name(strategy: Strategy) -> str:
@@ -25,6 +26,7 @@ def layout_words(strategy: Strategy) -> list[str]:
     optional = (("cp", s.cp), ("ep", s.ep), ("vpp", s.num_virtual_stages))
     parts += [f"{name}={value}" for name, value in optional if value > 1]
     parts += [f"mbs={s.microbatch_size}", f"recompute={s.recompute_name}"]
+    parts += [f"schedule={s.schedule}"] if s.schedule not in NXD_SCHEDULES else []
     parts += [f"context={s.context_parallel}"] if s.cp > 1 else []
     parts += ["attention=plain"] if s.attention_kernel == "plain" else []
     parts += ["sp=off"] if s.tp > 1 and not s.sequence_parallel else []

@@ -53,7 +53,8 @@ def _rate(value: float) -> str:
 
 
 def _tflops(value: float) -> str:
-    return f"{value / TFLOPS:.3g} TFLOP/s"
+    peak = value / TFLOPS
+    return f"{peak:,.0f} TFLOP/s" if peak >= 100 else f"{peak:.3g} TFLOP/s"
 
 
 def _count(value: float) -> str:

@@ -30,7 +30,7 @@ def _sentence(row: FlipRow) -> str:
     if row.value is None:
         return f"{way} to {row.looked_at_text}: no flip"
     start = f"from {row.value_text} {way}"
-    if max(row.value / row.holds, row.holds / row.value) > CLOSE:
+    if row.holds != row.now and max(row.value / row.holds, row.holds / row.value) > CLOSE:
         start += f" (it holds {'up' if row.more else 'down'} to {row.holds_text})"
     if not row.layout:
         return f"{start}: nothing is possible: {row.because}"
