@@ -278,3 +278,48 @@ def llama_example(arguments: dict[str, Any], reporter: Reporter) -> dict[str, An
     batches = [batch(plan, step) for step in range(STEPS)]
     example = train_example(lambda: example_model(module, plan, weights), plan, batches, settings)
     return {"ours": ours, "example": example}
+
+
+def groups_of_the_library(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
+    """NxD's own groups for each case, or the error that it raises; no process of these worlds exists."""
+    import os
+
+    from neuronx_distributed.parallel_layers import parallel_state
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    found = []
+    for case in arguments["cases"]:
+        os.environ["NEURON_PLATFORM_TARGET_OVERRIDE"] = case["platform"]
+        os.environ["LOCAL_WORLD_SIZE"] = str(case["local_world_size"])
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=case["world_size"])
+        try:
+            made = parallel_state.initialize_model_parallel(
+                case["tp"], case["pp"], case["cp"], case["ep"], lnc_size=case["lnc"], mesh_only=True
+            )
+            kinds = ("tp_groups", "dp_groups", "pp_groups", "ep_model_groups", "ep_data_groups", "cp_groups")
+            found.append({kind: getattr(made, kind) for kind in kinds})
+        except Exception as error:  # whatever it is: ours must refuse too
+            found.append({"error": repr(error)})
+        dist.destroy_process_group()
+    return {"groups": found}
+
+
+def orders_of_the_library(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
+    """NxD's order of forwards and backwards on each pipeline rank, in our notation."""
+    from neuronx_distributed.pipeline import scheduler
+
+    letters = {"ForwardStepTask": "F", "BackwardStepTask": "B"}
+    found = []
+    for case in arguments["cases"]:
+        pp, number, vpp = case["pp"], case["num_microbatches"], case["vpp"]
+        ranks = []
+        for rank in range(pp):
+            if vpp == 1:
+                schedule = scheduler.Train1F1BSchedule(number, pp, rank)
+            else:
+                odd_even = number == pp
+                schedule = scheduler.TrainInterleavedSchedule(number, vpp, pp, rank, use_odd_even_scheduler=odd_even)
+            tasks = [task for step in schedule.steps() for task in step if type(task).__name__ in letters]
+            ranks.append([f"{letters[type(task).__name__]}{task.mb}.{task.model_chunk}" for task in tasks])
+        found.append(ranks)
+    return {"orders": found}
