@@ -32,6 +32,7 @@ is looked at. TARGET is a new folder, and is there when all of it is.
   autoshard convert nxd/ hf/                                            and back
 
 Nothing in a file is executed. Weights keep every bit unless --dtype asks for others."""
+LINE_EVERY_S = 30.0
 FORMS = ("hf", "plan", "nxd")
 DTYPES = ("bfloat16", "float16", "float32")
 QKV_STYLES = ("gqa", "fused", "separate", "coalesced")
@@ -110,9 +111,11 @@ def _conversion(values: Mapping[str, Any]) -> Conversion:
 
 
 class _Display:
-    """A bar on a terminal, nothing elsewhere."""
+    """A bar on a terminal, elsewhere a line now and then on stderr."""
 
     def __init__(self) -> None:
+        self._total = self._done = 0
+        self._said_s = time.monotonic()
         self._bar: Any = None
         self._task: Any = None
         if sys.stderr.isatty():
@@ -124,12 +127,18 @@ class _Display:
             self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
 
     def starting(self, total: int) -> None:
+        self._total = total
         if self._bar is not None:
             self._task = self._bar.add_task("converting", total=total)
 
     def advance(self, count: int) -> None:
+        self._done += count
         if self._bar is not None:
             self._bar.advance(self._task, count)
+        elif time.monotonic() - self._said_s > LINE_EVERY_S:
+            self._said_s = time.monotonic()
+            sys.stderr.write(f"converting: {self._done / self._total:.0%} of {format_bytes(self._total)}\n")
+            sys.stderr.flush()
 
     def __enter__(self) -> _Display:
         if self._bar is not None:
