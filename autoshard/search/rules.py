@@ -411,17 +411,20 @@ def check_recompute(problem: Problem, recompute: tuple[str, ...]) -> None:
 
 
 def warnings(problem: Problem, strategy: Strategy) -> tuple[str, ...]:
-    """What a person should know about a legal layout: what NxD 0.18.0 gets wrong outside of the step itself."""
+    """What a person should know about a legal layout: what NxD 0.18.0 gets wrong outside of the step itself.
+
+    The nxd backend repairs it (runtime/nxd_backend/traps.py); whoever takes the layout elsewhere has it.
+    """
     found = []
     if problem.backend == "nxd" and strategy.cp > 1:
         found.append(
             f"cp={strategy.cp}: optimizer checkpoints of NxD 0.18.0 lack a context-parallel rank in their names and "
-            "overwrite each other; a resumed run continues wrongly"
+            "overwrite each other: autoshard run writes its own, NxD Training resumes wrongly"
         )
     kv_heads = problem.model.num_key_value_heads
     if problem.backend == "nxd" and strategy.tp > kv_heads:
         found.append(
             f"tp={strategy.tp} replicates {kv_heads} key-value heads: the gradient norm of NxD 0.18.0 counts them "
-            f"{strategy.tp // kv_heads} times, so clipping sets in early"
+            f"{strategy.tp // kv_heads} times: autoshard run counts them once, NxD Training clips early"
         )
     return tuple(found)

@@ -284,11 +284,11 @@ def test_warnings_name_what_nxd_gets_wrong() -> None:
     assert warnings(problem(), strategy(dp=1, cp=2)) == (
         (
             "cp=2: optimizer checkpoints of NxD 0.18.0 lack a context-parallel rank in their names and overwrite each "
-            "other; a resumed run continues wrongly"
+            "other: autoshard run writes its own, NxD Training resumes wrongly"
         ),
         (
-            "tp=32 replicates 8 key-value heads: the gradient norm of NxD 0.18.0 counts them 4 times, so clipping sets "
-            "in early"
+            "tp=32 replicates 8 key-value heads: the gradient norm of NxD 0.18.0 counts them 4 times: autoshard run "
+            "counts them once, NxD Training clips early"
         ),
     )
     assert warnings(problem(), strategy(tp=8, dp=8)) == ()
