@@ -6,11 +6,10 @@ whole search runs on both sides of it. A layout that it finds joins the known on
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import sqrt
 
-from autoshard.cost.estimate import Estimate, estimate
+from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError
 from autoshard.explain.quantities import Quantity
 from autoshard.layout.strategy import Strategy
@@ -21,6 +20,8 @@ FINE = 1.01
 """A flip is known to this factor."""
 SEARCHES = 6
 """Steps to narrow a flip down, at most: each searches once, the last one twice."""
+SURE_TO_FIT = 0.9
+"""What the search asks for where it can have it."""
 EQUAL = 1e-9
 """Step times closer than this are one."""
 
@@ -65,6 +66,7 @@ class _Known:
 
     problem: Problem
     quantity: Quantity
+    sure: float
     ours: list[Strategy]
     theirs: list[Strategy]
 
@@ -79,10 +81,23 @@ class _Known:
         return True
 
     def ours_win(self, factor: float) -> bool:
+        """What is given away for a simpler choice now is given away there too."""
+        given_away = max(1.0, self.ratio(1.0) or 1.0)
+        ratio = self.ratio(factor)
+        return ratio is not None and ratio <= given_away * (1 + EQUAL)
+
+    def ratio(self, factor: float) -> float | None:
+        """Of the step time of ours to theirs: None where ours do not fit, 0 where theirs do not."""
         problem = self.quantity.scaled(self.problem, factor)
-        ours = min((one.step_time_s for one in _fitting(problem, self.ours)), default=None)
-        theirs = min((one.step_time_s for one in _fitting(problem, self.theirs)), default=None)
-        return ours is not None and (theirs is None or ours <= theirs * (1 + EQUAL))
+        ours, theirs = (self.fastest_s(problem, known) for known in (self.ours, self.theirs))
+        if ours is None:
+            return None
+        return ours / theirs if theirs is not None else 0.0
+
+    def fastest_s(self, problem: Problem, known: list[Strategy]) -> float | None:
+        """Of those that fit as surely as the choice does now, or as SURE_TO_FIT."""
+        found = (estimate(problem.model, problem.training, problem.cluster, one) for one in known)
+        return min((one.step_time_s for one in found if one.fits and one.fits_probability >= self.sure), default=None)
 
     def bisected(self, holds: float, flipped: float) -> tuple[float, float]:
         """The same two factors, no more than FINE apart."""
@@ -99,13 +114,6 @@ def _apart(one: float, other: float) -> float:
     return max(one / other, other / one)
 
 
-def _fitting(problem: Problem, strategies: list[Strategy]) -> Iterator[Estimate]:
-    for one in strategies:
-        expected = estimate(problem.model, problem.training, problem.cluster, one)
-        if expected.fits:
-            yield expected
-
-
 def flip(problem: Problem, pins: Pins, chosen: Strategy, quantity: Quantity, furthest: float) -> Flip | None:
     """The first flip between now and `furthest` times as much; None where the choice at both ends is the same."""
     if quantity.whole:
@@ -113,7 +121,9 @@ def flip(problem: Problem, pins: Pins, chosen: Strategy, quantity: Quantity, fur
     far, refusal = winner(quantity.scaled(problem, furthest), pins)
     if far is not None and same_layout(far.strategy, chosen):
         return None
-    known = _Known(problem, quantity, [chosen], [far.strategy] if far is not None else [])
+    now = estimate(problem.model, problem.training, problem.cluster, chosen)
+    sure = min(SURE_TO_FIT, now.fits_probability)
+    known = _Known(problem, quantity, sure, [chosen], [far.strategy] if far is not None else [])
     holds, found = 1.0, Flip(furthest, 1.0, far, refusal)
     halve = False
     for _ in range(SEARCHES):
