@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from autoshard.doctor.machine import Machine
@@ -13,6 +13,8 @@ from autoshard.units import GB, format_bytes
 OK, WARNING, STOPS = "ok", "warning", "stops"
 NXD_TORCH, NXD_VERSION = "2.9", "0.18"
 """The last release of NxD for training, and its torch [Neuron SDK 2.28]."""
+NXD_TRANSFORMERS = 4
+"""The last major version of transformers that NxD imports with; it does without any."""
 OPEN_FILES = 65_535
 """[NxDT examples/train_setup.sh]"""
 COMPILE_CACHE_BYTES = 20 * GB
@@ -112,10 +114,24 @@ def _software(machine: Machine, plan: Plan | None) -> Iterator[Finding]:
         yield Finding("NxD", nxd or "none")
     for name in ("torch-neuronx", "torch-xla", "neuronx-cc"):
         yield Finding(name, packages.get(name, "none"))
-    if _for_trainium(plan):
-        yield Finding("autoshard run", "CPUs and GPUs", WARNING, "it does not compute on NeuronCores so far")
+    yield from _imported_by_nxd(packages, _uses_nxd(plan) and nxd is not None)
+
+
+def _imported_by_nxd(packages: Mapping[str, str], matters: bool) -> Iterator[Finding]:
+    """[NxD 0.18: trainer/checkpoint_storage.py, pipeline/trace.py] What it imports without asking pip for it."""
+    for name in ("boto3", "tenacity"):
+        found = packages.get(name, "none")
+        if matters and found == "none":
+            yield Finding(name, found, STOPS, f"NxD imports it but does not install it: pip install {name}")
+        else:
+            yield Finding(name, found)
+    transformers = packages.get("transformers", "none")
+    major = transformers.split(".")[0]
+    if matters and major.isdigit() and int(major) > NXD_TRANSFORMERS:
+        advice = f"NxD imports transformers.utils.fx, which {major} has not: pip install 'transformers<{major}'"
+        yield Finding("transformers", transformers, STOPS, advice)
     else:
-        yield Finding("autoshard run", "CPUs and GPUs")
+        yield Finding("transformers", transformers)
 
 
 def _uses_nxd(plan: Plan | None) -> bool:

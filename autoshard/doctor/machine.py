@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-PACKAGES = ("torch", "torch-neuronx", "torch-xla", "neuronx-distributed", "neuronx-cc", "numpy", "safetensors")
+PACKAGES = (
+    *("torch", "torch-neuronx", "torch-xla", "neuronx-distributed", "neuronx-cc", "numpy", "safetensors"),
+    *("boto3", "tenacity", "transformers"),
+)
 SHARED_TYPES = (
     "nfs",
     "nfs4",

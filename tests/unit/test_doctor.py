@@ -28,7 +28,13 @@ TRN1 = Machine(
     gpus=0,
     cpus=128,
     memory_bytes=512_000_000_000,
-    packages={"torch": "2.9.0", "neuronx-distributed": "0.18.27753", "torch-neuronx": "2.9.0.2.11"},
+    packages={
+        "torch": "2.9.0",
+        "neuronx-distributed": "0.18.27753",
+        "torch-neuronx": "2.9.0.2.11",
+        "boto3": "1.43.0",
+        "tenacity": "9.1.2",
+    },
     folder="/fsx",
     file_system="lustre",
     free_disk_bytes=10_000_000_000_000,
@@ -99,16 +105,12 @@ def test_files_that_say_nonsense(tmp_path: Path) -> None:
 
 
 def wrong(machine: Machine, plan: object = None) -> dict[str, tuple[str, str]]:
-    """Without what is so on every machine."""
     found = findings(machine, plan_70b() if plan is None else plan)  # type: ignore[arg-type]
-    every = {"autoshard run"}
-    return {one.what: (one.level, one.advice) for one in found if one.level != "ok" and one.what not in every}
+    return {one.what: (one.level, one.advice) for one in found if one.level != "ok"}
 
 
 def test_nothing_stops_a_plan_on_its_own_node() -> None:
     assert wrong(TRN1) == {}
-    (runs,) = (one for one in findings(TRN1, plan_70b()) if one.level != "ok")
-    assert (runs.level, runs.advice) == ("warning", "it does not compute on NeuronCores so far")
 
 
 def test_what_stops_the_70b_plan() -> None:
@@ -141,11 +143,28 @@ def test_what_hinders_it() -> None:
 
 
 def test_versions() -> None:
-    assert wrong(replace(TRN1, packages={"torch": "2.13.0", "neuronx-distributed": "0.18.1"})) == {
-        "torch": ("stops", "NxD 0.18 needs torch 2.9")
-    }
-    assert wrong(replace(TRN1, packages={"torch": "2.9.1+cpu", "neuronx-distributed": "0.17.0"})) == {
+    def having(**packages: str) -> Machine:
+        named = {name.replace("_", "-"): version for name, version in packages.items()}
+        return replace(TRN1, packages={**TRN1.packages, **named})
+
+    assert wrong(having(torch="2.13.0")) == {"torch": ("stops", "NxD 0.18 needs torch 2.9")}
+    assert wrong(having(torch="2.9.1+cpu", neuronx_distributed="0.17.0")) == {
         "NxD": ("warning", "the rules of the plan are those of 0.18")
+    }
+    assert wrong(having(transformers="4.51.3")) == {}
+    assert wrong(having(transformers="5.23.0")) == {
+        "transformers": (
+            "stops",
+            "NxD imports transformers.utils.fx, which 5 has not: pip install 'transformers<5'",
+        )
+    }
+
+
+def test_what_nxd_imports_and_does_not_install() -> None:
+    bare = {name: version for name, version in TRN1.packages.items() if name not in ("boto3", "tenacity")}
+    assert wrong(replace(TRN1, packages=bare)) == {
+        "boto3": ("stops", "NxD imports it but does not install it: pip install boto3"),
+        "tenacity": ("stops", "NxD imports it but does not install it: pip install tenacity"),
     }
 
 

@@ -15,7 +15,7 @@ VERSION = "0.18.0"
 INSTALL = (
     "backend nxd needs neuronx-distributed, which is not installed: pip install "
     "--extra-index-url=https://pip.repos.neuron.amazonaws.com neuronx-distributed==0.18.* torch-neuronx==2.9.* "
-    "neuronx-cc==2.*; --backend torch runs without it"
+    "neuronx-cc==2.* boto3 tenacity; --backend torch runs without it"
 )
 
 
