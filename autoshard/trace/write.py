@@ -214,6 +214,8 @@ class _Writer:
         path = _relative(op.path, self.prefix) if section == "block" else op.path
         if weights and op.kind in ("einsum", "norm", "embedding", "position_embedding"):
             stem = weights[0].removesuffix(".weight")
+            if _identifier(stem) in self._taken and path:  # a head that reads the embedding's table
+                stem = path
             if op in biased:
                 stem = f"{stem}.matmul"
         elif _is_bias(op):
