@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from autoshard.checkpoint.boxes import Box
 from autoshard.convert.dtypes import WIDTHS
 from autoshard.convert.huggingface import CARRIED, CONFIG, common_dtype
 from autoshard.convert.nxd_layout import ADJACENT, INTERLEAVED, NxdLayout, is_of_experts
@@ -25,6 +26,10 @@ MODEL, DONE, CHECKPOINT = "model", "done", "checkpoint"
 _NAME = re.compile(r"dp_rank_(\d+)(?:_ep_rank_(\d+))?_tp_rank_(\d+)_pp_rank_(\d+)\.pt")
 _CONSTANTS = re.compile(r".*rotary_emb\.inv_freq")
 _EMBEDDING = "embed"
+Rank = tuple[int, int, int]
+"""(expert, tensor, pipeline) rank."""
+States = Mapping[Rank, Mapping[str, FoundTensor]]
+"""By rank the tensors of its file, by name."""
 
 
 @dataclass(frozen=True)
@@ -94,38 +99,43 @@ def nxd_source(folder: Path, model: ModelSpec) -> Source:
     tp, ep = 1 + max(tp for _, tp, _ in states), 1 + max(ep for ep, _, _ in states)
     layout = _found_layout(folder, model, tp, ep, states)
     dtypes: dict[str, str] = {}
-    regions: dict[str, list[Region]] = {}
-    seen = set()
+    regions: dict[str, dict[Box, Region]] = {}
     for ep_rank in range(ep):
         for tp_rank in range(tp):
-            expected = layout.tensors(tp_rank, ep_rank)
-            for name, found in states_of_rank(states, ep_rank, tp_rank):
-                if name not in expected:
-                    if _CONSTANTS.fullmatch(name):
-                        continue
-                    raise AutoshardError(f"{found.path} has tensor {name[:200]}, which {model.name} does not have")
-                own = _checked(found, expected[name])
-                for place in own.places:
-                    if (place.parameter, place.box) not in seen:  # replicas hold the same
-                        seen.add((place.parameter, place.box))
-                        if dtypes.setdefault(place.parameter, found.dtype) != found.dtype:
-                            raise AutoshardError(
-                                f"{found.path}: {name} has dtype {found.dtype}, in other ranks' files "
-                                f"{dtypes[place.parameter]}"
-                            )
-                        region = Region.of(place, found.path, name, found.offset, WIDTHS[found.dtype])
-                        regions.setdefault(place.parameter, []).append(region)
-    for name, one in layout.tensors(0, 0).items():
-        missing = [place.parameter for place in one.places if place.parameter not in regions]
-        if missing:
-            raise AutoshardError(f"{folder} has no tensor {name}, which {model.name} needs")
+            for found, held in _tensors(folder, layout, states, ep_rank, tp_rank):
+                for place in held.places:
+                    if dtypes.setdefault(place.parameter, found.dtype) != found.dtype:
+                        raise AutoshardError(
+                            f"{found.path}: {held.name} has dtype {found.dtype}, in other ranks' files "
+                            f"{dtypes[place.parameter]}"
+                        )
+                    region = Region.of(place, found.path, held.name, found.offset, WIDTHS[found.dtype])
+                    regions.setdefault(place.parameter, {}).setdefault(place.box, region)  # replicas hold the same
     beside = folder.parent if folder.name == MODEL else folder
     carried = tuple(path for name in (CONFIG, *CARRIED) if (path := beside / name).is_file())
-    return Source(f"the NxD checkpoint {folder}", model, dtypes, regions, carried)
+    places = {name: tuple(held.values()) for name, held in regions.items()}
+    return Source(f"the NxD checkpoint {folder}", model, dtypes, places, carried)
 
 
-Rank = tuple[int, int, int]
-"""(expert, tensor, pipeline) rank."""
+def _tensors(
+    folder: Path, layout: NxdLayout, states: States, ep_rank: int, tp_rank: int
+) -> Iterator[tuple[FoundTensor, TensorLayout]]:
+    """What a rank's files have, and what of the model it is; nothing may be missing and nothing more be there."""
+    expected = layout.tensors(tp_rank, ep_rank)
+    found = dict(states_of_rank(states, ep_rank, tp_rank))
+    name_of_model = layout.model.name
+    for name, one in found.items():
+        if name in expected:
+            yield one, _checked(one, expected[name])
+        elif not _CONSTANTS.fullmatch(name):
+            raise AutoshardError(f"{one.path} has tensor {name[:200]}, which {name_of_model} does not have")
+    for name in expected:
+        again = layout.model.tie_word_embeddings and name == "lm_head.weight"
+        elsewhere = ep_rank > 0 and not is_of_experts(name)
+        if name not in found and not again and not elsewhere:
+            raise AutoshardError(
+                f"{folder} has no tensor {name} of tensor-parallel rank {tp_rank}, which {name_of_model} needs"
+            )
 
 
 def _states(folder: Path) -> dict[Rank, dict[str, FoundTensor]]:
@@ -148,9 +158,7 @@ def _states(folder: Path) -> dict[Rank, dict[str, FoundTensor]]:
     return {rank: read_state(path) for rank, path in paths.items()}
 
 
-def states_of_rank(
-    states: Mapping[Rank, Mapping[str, FoundTensor]], ep_rank: int, tp_rank: int
-) -> list[tuple[str, FoundTensor]]:
+def states_of_rank(states: States, ep_rank: int, tp_rank: int) -> list[tuple[str, FoundTensor]]:
     """The tensors of all pipeline ranks."""
     return [item for (ep, tp, _), state in states.items() if (ep, tp) == (ep_rank, tp_rank) for item in state.items()]
 
@@ -164,9 +172,7 @@ def _checked(found: FoundTensor, expected: TensorLayout) -> TensorLayout:
     return replace(expected, places=places)
 
 
-def _found_layout(
-    folder: Path, model: ModelSpec, tp: int, ep: int, states: Mapping[Rank, Mapping[str, FoundTensor]]
-) -> NxdLayout:
+def _found_layout(folder: Path, model: ModelSpec, tp: int, ep: int, states: States) -> NxdLayout:
     """How queries, keys and values are held, by the names and shapes of the first block's."""
     first = dict(states_of_rank(states, 0, 0))
     prefix = "model.layers.0.self_attn."
@@ -202,7 +208,7 @@ def _found_layout(
     return layout
 
 
-def _is_interleaved(layout: NxdLayout, states: Mapping[Rank, Mapping[str, FoundTensor]]) -> bool:
+def _is_interleaved(layout: NxdLayout, states: States) -> bool:
     """Whether the first block's keys repeat as in K0 K1 K0 K1; in K0 K0 K1 K1 if not. By the keys themselves."""
     name = "model.layers.0.self_attn.k_proj.weight"
     adjacent = replace(layout, order=ADJACENT)
@@ -218,7 +224,7 @@ def _is_interleaved(layout: NxdLayout, states: Mapping[Rank, Mapping[str, FoundT
     return False
 
 
-def _repeats(layout: NxdLayout, states: Mapping[Rank, Mapping[str, FoundTensor]], parameter: str) -> bool:
+def _repeats(layout: NxdLayout, states: States, parameter: str) -> bool:
     """Whether all copies of a parameter's heads are equal, if they lie in this order."""
     import numpy as np
 

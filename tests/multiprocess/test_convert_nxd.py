@@ -190,7 +190,7 @@ DAMAGES: dict[str, tuple[str, str]] = {
     "of two dtypes": ("dtypes", "qkv_proj.weight_q has dtype F64, in other ranks' files F32"),
     "of another model": ("shape", "model.norm.weight has shape [63]; the model's is [64]"),
     "of more": ("more", "has tensor model.layers.7.x, which nxd does not have"),
-    "of less": ("less", "nxd/model has no tensor model.norm.weight, which nxd needs"),
+    "of less": ("less", "nxd/model has no tensor model.norm.weight of tensor-parallel rank 0, which nxd needs"),
     "a list": ("list", "tp_rank_01_pp_rank_01.pt is not a dict of tensors by name"),
     "runs something": ("runs", "is refused: it asks to run posix.mkdir, and a file of weights has nothing to run"),
     "replaces a tensor": (
