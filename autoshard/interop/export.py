@@ -27,6 +27,8 @@ def export(plan: Plan, form: str) -> Exported:
 
     Raises AutoshardError for a model that the framework does not have.
     """
+    if plan.model.graph is not None:
+        raise AutoshardError(f"{plan.model.name} was traced from its own module, which {form} has no form for")
     match form:
         case "nxdt":
             from autoshard.interop.export_nxdt import nxdt_yaml

@@ -34,6 +34,9 @@ METADATA_OPERATORS = ("_assert_tensor_metadata", "_assert_scalar", "sym_constrai
 MAKE_LIKE = ("new_ones", "new_zeros", "new_full", "new_empty", "zeros_like", "ones_like", "full_like", "empty_like")
 """They look at the shape of a tensor, not at its numbers."""
 
+MOST_KEPT = 2**22
+"""Numbers of a constant that are kept once computed: tables of positions are, masks are not."""
+
 Rule = Callable[..., Value]
 RULES: dict[str, Rule] = {}
 """Name of an ATen operator, without its overload -> what it means. A rule takes the tracer and the values of the
@@ -67,6 +70,8 @@ class Tracer:
         """Names of dims that operators give them."""
         self.parts: dict[Any, View] = {}
         """Parts of projections that were asked for."""
+        self.windows: dict[tuple[Constant, bool], int | None] = {}
+        """What masks were found to say."""
         self.gates_of: dict[Dim, Gates] = {}
         """The router behind a dim of slots."""
         self.place = Place("", "", "")
@@ -232,10 +237,13 @@ def _constant(node: fx.Node, args: tuple[Value, ...], kwargs: dict[str, Value]) 
     computed: list[Any] = []
 
     def compute() -> Any:
-        if not computed:
-            with torch.no_grad():
-                computed.append(target(*_real(args), **_real(kwargs)))
-        return computed[0]
+        if computed:
+            return computed[0]
+        with torch.no_grad():
+            result = target(*_real(args), **_real(kwargs))
+        if not isinstance(result, torch.Tensor) or result.numel() <= MOST_KEPT:
+            computed.append(result)
+        return result
 
     found = node.meta.get("val")
     if isinstance(found, (list, tuple)):

@@ -195,12 +195,16 @@ class PositionRows(Pending):
 
 @dataclass(eq=False)
 class Scores(Pending):
-    """q k^T times factor, masked. softmaxed: whether they are probabilities already."""
+    """q k^T times factor. masked: causally; window: keys that a query sees, None for all before it.
+
+    softmaxed: whether they are probabilities already.
+    """
 
     query: View
     key: View
     factor: float
-    mask: Any = None
+    masked: bool = False
+    window: int | None = None
     softmaxed: bool = False
 
 

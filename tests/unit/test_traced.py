@@ -13,6 +13,7 @@ from jsonschema import Draft202012Validator
 
 from autoshard.errors import AutoshardError
 from autoshard.graph.count import total_flops
+from autoshard.interop.export import FORMS, export
 from autoshard.layout.plan import Plan
 from autoshard.layout.plan_json import plan_to_json, write_plan
 from autoshard.layout.validate import read_plan
@@ -66,6 +67,12 @@ def test_a_rehearsal_narrows_every_dim_and_keeps_the_operators() -> None:
     assert [op.name for op in found.graph.operators] == [op.name for op in ODD.graph.operators]
     assert (found.hidden_size, found.intermediate_size, found.head_dim) == (64, 96, 8)
     assert dict(found.graph.sizes) == {"ffn2": 32}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_other_frameworks_have_no_form_for_it(form: str) -> None:
+    with pytest.raises(AutoshardError, match=f"OddModel was traced from its own module, which {form} has no form for"):
+        export(odd_plan(tp=2), form)
 
 
 def changed(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:

@@ -26,9 +26,9 @@ def scaled_dot_product_attention(
 ) -> Value:
     if attn_mask is None and not is_causal:
         raise Unsupported("attention without a causal mask has no rule: tokens must not see later ones")
-    mask = None if attn_mask is None else _allowed(attn_mask)
+    window = None if attn_mask is None else _window(t, attn_mask)
     q, k, v = (t.view(one) for one in (query, key, value))
-    return attend(t, q, k, v, scale, mask, enable_gqa)
+    return attend(t, q, k, v, scale, window, enable_gqa)
 
 
 def product_of_activations(t: Tracer, x: View | Scores, y: Value) -> Value:
@@ -36,8 +36,7 @@ def product_of_activations(t: Tracer, x: View | Scores, y: Value) -> Value:
     if isinstance(x, Scores):
         if not x.softmaxed:
             raise Unsupported("attention scores are multiplied without a softmax before")
-        q, k, factor = x.query, x.key, x.factor
-        return attend(t, q, k, t.view(y), factor, x.mask, False)
+        return attend(t, x.query, x.key, t.view(y), x.factor, x.window, False)
     right = t.view(y)
     if len(x.axes) != 4 or len(right.axes) != 4 or x.shape[2] != (t.seq,) or right.shape[3] != (t.seq,):
         raise Unsupported("a product of two activations has a rule where it is q @ k^T, [batch, heads, tokens, head]")
@@ -46,13 +45,13 @@ def product_of_activations(t: Tracer, x: View | Scores, y: Value) -> Value:
 
 
 def scale_scores(x: Scores, number: float) -> Scores:
-    if x.mask is not None:
+    if x.masked:
         raise Unsupported("attention scores are multiplied behind their mask")
     return Scores(x.query, x.key, x.factor * number)
 
 
 def add_to_scores(t: Tracer, x: Scores, mask: Constant) -> Scores:
-    return Scores(x.query, x.key, x.factor, _allowed(mask))
+    return Scores(x.query, x.key, x.factor, True, _window(t, mask))
 
 
 @rule("masked_fill", "where")
@@ -62,8 +61,8 @@ def masked_fill(t: Tracer, *args: Value) -> Value:
     number = t.number(filler)
     if not isinstance(scores, Scores) or not isinstance(mask, Constant) or number is None or number > HIDDEN_SCORE:
         raise Unsupported("it fills a tensor by a mask, which has a rule for attention scores and -inf only")
-    seen = mask.compute()
-    return Scores(scores.query, scores.key, scores.factor, ~seen if isinstance(args[0], Scores) else seen)
+    window = _window(t, mask, hides=isinstance(args[0], Scores))
+    return Scores(scores.query, scores.key, scores.factor, True, window)
 
 
 @rule("softmax", "_softmax")
@@ -71,52 +70,53 @@ def softmax(t: Tracer, x: Value, axis: int, *args: Value, **kwargs: Value) -> Va
     if axis not in (-1, len(t.shape) - 1):
         raise Unsupported("softmax has a rule over the last axis only")
     if isinstance(x, Scores):
-        if x.mask is None:
+        if not x.masked:
             raise Unsupported("attention without a causal mask has no rule: tokens must not see later ones")
-        return Scores(x.query, x.key, x.factor, x.mask, softmaxed=True)
+        return Scores(x.query, x.key, x.factor, True, x.window, softmaxed=True)
     if isinstance(x, Gates) and x.part == "weights" and not x.softmaxed:
         return Gates(x.logits, True, "weights", x.top_k, True, x.shared)  # of the top k alone: they add up to 1
     return Gates(t.view(x), True)
 
 
-def _allowed(mask: Value) -> torch.Tensor:
-    """Which keys each query sees, from a constant mask of either kind."""
+def _window(t: Tracer, mask: Value, hides: bool = False) -> int | None:
+    """None for a causal mask, else the keys that a query sees, itself included. hides: whether True hides a key."""
     if not isinstance(mask, Constant):
         raise Unsupported("its mask depends on the tokens or on parameters")
-    found: torch.Tensor = mask.compute()
-    if found.dtype == torch.bool:
-        return found
-    seen = found > HIDDEN_SCORE
-    if bool((found[seen] != 0).any()):
+    if (mask, hides) not in t.windows:
+        seen = _seen(mask.compute())
+        t.windows[mask, hides] = _keys_seen(~seen if hides else seen, t.seq.size)
+    return t.windows[mask, hides]
+
+
+def _seen(mask: torch.Tensor) -> torch.Tensor:
+    """Which keys each query sees, from a mask of either kind."""
+    if mask.dtype == torch.bool:
+        return mask
+    seen = mask > HIDDEN_SCORE
+    if bool((mask[seen] != 0).any()):
         raise Unsupported("it adds other numbers to attention scores than 0 and -inf")
     return seen
 
 
-def _window(mask: torch.Tensor | None, length: int) -> int | None:
-    """None for a causal mask, else the keys that a query sees, itself included."""
-    if mask is None:
-        return None
+def _keys_seen(mask: torch.Tensor, length: int) -> int | None:
     rows = mask.expand(*mask.shape[:-2], length, length).reshape(-1, length, length)
-    if rows.shape[0] > 1 and not bool((rows == rows[:1]).all()):
-        raise Unsupported("its mask differs between heads or sequences")
     seen = rows[0]
+    if not all(torch.equal(other, seen) for other in rows[1:]):
+        raise Unsupported("its mask differs between heads or sequences")
     causal = torch.ones(length, length, dtype=torch.bool).tril_()
-    if bool((seen == causal).all()):
+    if torch.equal(seen, causal):
         return None
     window = int(seen[-1].sum())
-    if not bool((seen == causal.triu_(1 - window)).all()):
+    if not torch.equal(seen, causal.triu_(1 - window)):
         raise Unsupported("its mask is neither causal nor causal with a window")
     return window
 
 
-def attend(
-    t: Tracer, q: View, k: View, v: View, scale: float | None, mask: torch.Tensor | None, shares_heads: bool
-) -> View:
+def attend(t: Tracer, q: View, k: View, v: View, scale: float | None, window: int | None, shares_heads: bool) -> View:
     """[batch, heads, tokens, head] each -> the same. Heads become (kvhead, group)."""
     for view in (q, k, v):
         if len(view.axes) != 4 or view.shape[2] != (t.seq,) or view.shape[0] != (t.batch,):
             raise Unsupported("attention has a rule for tensors [batch, heads, tokens, head]")
-    window = _window(mask, t.seq.size)
     (kv_heads, group), head, value_head = _share_heads(t, q, k, v, shares_heads)
     t.roles += [("kvhead", kv_heads), ("group", group), ("headdim", head), ("headdim", value_head)]
     query = q.tensor
