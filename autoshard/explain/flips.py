@@ -19,7 +19,7 @@ from autoshard.search.rules import Problem
 FINE = 1.01
 """A flip is known to this factor."""
 SEARCHES = 6
-"""Steps to narrow a flip down, at most: each searches once, the last one twice."""
+"""To narrow a flip down, about; three are enough where the layouts known so far say where it is."""
 SURE_TO_FIT = 0.9
 """What the search asks for where it can have it."""
 EQUAL = 1e-9
@@ -125,15 +125,13 @@ def flip(problem: Problem, pins: Pins, chosen: Strategy, quantity: Quantity, fur
     sure = min(SURE_TO_FIT, now.fits_probability)
     known = _Known(problem, quantity, sure, [chosen], [far.strategy] if far is not None else [])
     holds, found = 1.0, Flip(furthest, 1.0, far, refusal)
-    halve = False
-    for _ in range(SEARCHES):
-        if _apart(holds, found.factor) <= FINE:
-            break
+    halve, asked = False, 1
+    while asked < SEARCHES and _apart(holds, found.factor) > FINE:
         before, after = known.bisected(holds, found.factor)
         expected = (before, after) if before != holds else (after,)
         for probe in (sqrt(holds * found.factor),) if halve else expected:
             best, refusal = winner(quantity.scaled(problem, probe), pins)
-            is_new = known.add(best)
+            is_new, asked = known.add(best), asked + 1
             if not known.is_ours(best):
                 found = Flip(probe, holds, best, refusal)
                 break
