@@ -17,6 +17,7 @@ from autoshard.cost.values import Term
 from autoshard.errors import AutoshardError
 from autoshard.explain.beside import doubt, pairs
 from autoshard.explain.compare import compare
+from autoshard.explain.describe import Description, describe
 from autoshard.explain.grid import grid, schedule_lines
 from autoshard.explain.measured import measured_run
 from autoshard.explain.names import changed_words
@@ -30,12 +31,24 @@ from autoshard.layout.plan_json import plan_to_json, write_plan
 from autoshard.runtime.measured import planned_timeline
 from autoshard.schedules import actions, simulate
 from autoshard.search import Candidate, Pins, search
+from autoshard.units import format_seconds
 from tests.unit.plan_examples import plan_70b, plan_interleaved, plan_mixtral, plan_one_device, strategy
 
 
 @pytest.fixture(autouse=True)
 def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+
+
+def test_a_renderer_is_a_function_of_a_description() -> None:
+    """The one of CONTRIBUTING.md."""
+
+    def one_line(d: Description) -> str:
+        share = d.memory_bytes / d.memory_capacity_bytes
+        return f"{d.model}: {d.layout}, {format_seconds(d.step_time_s)} a step, {share:.0%} of memory"
+
+    expected = "llama3-70b: tp=32 pp=8 dp=2 mbs=1 recompute=core_attention, 180 s a step, 43% of memory"
+    assert one_line(describe(plan_70b())) == expected
 
 
 # --why
