@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -29,26 +28,23 @@ from autoshard.layout.plan import Plan
 from autoshard.search.rules import Problem
 from autoshard.spec.cluster import instances
 
-MOST_PROCESSES = 4
 OnAnswer = Callable[[int, int], None]
 Question = tuple[Callable[..., Any], tuple[Any, ...]]
 """A function of answers.py and what it is asked."""
 
 
-def sensitivity(
-    plan: Plan, on_answer: OnAnswer = lambda done, total: None, processes: int | None = None
-) -> Sensitivity | None:
+def sensitivity(plan: Plan, on_answer: OnAnswer = lambda done, total: None, processes: int = 1) -> Sensitivity | None:
     """None for a plan that was not searched: there is no choice to flip.
 
-    on_answer: told (answers found, answers wanted). processes: 1 asks all in this one; None: one a core, at most
-    MOST_PROCESSES.
+    on_answer: told (answers found, answers wanted). processes: 1 asks all in this one; more are spawned, so they import
+    the caller's main module.
     """
     if plan.search is None:
         return None
     best, refusal = winner(Problem(plan.model, plan.training, plan.cluster, plan.backend), plan.pins)
     agrees = best is not None and same_layout(best.strategy, plan.strategy)
     wanted = [*_questions(plan, agrees)]
-    rows = [row for row in _answers(wanted, on_answer, processes or min(MOST_PROCESSES, os.cpu_count() or 1)) if row]
+    rows = [row for row in _answers(wanted, on_answer, processes) if row]
     return Sensitivity(
         agrees,
         refusal if best is None else layout_name(best.strategy),
