@@ -21,10 +21,11 @@ from typing import Any
 
 from autoshard.models.registry import load_model
 from autoshard.search import Pins, search
-from autoshard.search.candidates import meshes, recompute_sets
+from autoshard.search.candidates import meshes
 from autoshard.search.grid.table import Table
 from autoshard.search.layouts import legal_layouts
 from autoshard.search.rules import MESH_RULES, Problem, first_broken
+from autoshard.search.sets import recompute_sets
 from autoshard.search.tally import Tally
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision

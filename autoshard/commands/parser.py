@@ -108,6 +108,14 @@ def number(value: Any) -> float:
     return found
 
 
+def share(value: Any) -> float:
+    """A number between 0 and 1, neither of them."""
+    found = number(value)
+    if found >= 1:
+        raise _WrongValueError(f"{_short(str(value))} must be a number between 0 and 1")
+    return found
+
+
 class one_of:  # noqa: N801 - reads as a function, and completion asks what it knows
     """One of a few words."""
 

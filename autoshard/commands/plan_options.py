@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autoshard.commands.parser import number, one_of, path, text, whole, whole_or
+from autoshard.commands.parser import number, one_of, path, share, text, whole, whole_or
 from autoshard.graph.recompute import canonical
 
 INSTANCE = "trn1.32xlarge"
 SEQUENCE_LENGTH = 8192
 GLOBAL_BATCH = 1024
 TOP = 5
+FIT_PROBABILITY = 0.9
 SEARCHED = "auto"
 """A pin with this value is none."""
 
@@ -100,6 +101,19 @@ WHAT = (
         "--tokens in --days (default: time)",
         "time",
     ),
+    Option(
+        "fit_probability",
+        share,
+        "P",
+        f"choose among layouts that fit with at least this probability, if there are any (default: {FIT_PROBABILITY})",
+        FIT_PROBABILITY,
+    ),
+    Option(
+        "time_limit",
+        number,
+        "SECONDS",
+        "take the best layout that is known by then, and say how far from the optimum it may be (default: none)",
+    ),
     Option("price_per_node_hour", number, "USD", "price of a node (default: that of the hardware file)"),
     Option("tokens", number, "N", "tokens of the whole training, such as 15e12"),
     Option("days", number, "N", "days that the training may take"),
@@ -153,6 +167,8 @@ class PlanRequest:
     device: str = "auto"
     operators: str = "megatron"
     objective: str = "time"
+    fit_probability: float = FIT_PROBABILITY
+    time_limit: float | None = None
     price_per_node_hour: float | None = None
     tokens: float | None = None
     days: float | None = None

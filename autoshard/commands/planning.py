@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.util import find_spec
+from math import inf
 
 from autoshard.commands.plan_options import INSTANCE, PIN_FIELDS, SEARCHED, SEQUENCE_LENGTH, PlanRequest
 from autoshard.errors import AutoshardError
@@ -47,7 +48,7 @@ def answer(request: PlanRequest) -> Answer:
     if request.device != "auto":
         notes += (f"pp 1: {NO_PIPELINE} (device {request.device})",)
     backend, result, backend_notes = search_backends(model, training, cluster, pins_of(request), request)
-    return Answer(Problem(model, training, cluster, backend), result, (*notes, *backend_notes))
+    return Answer(Problem(model, training, cluster, backend), result, (*notes, *backend_notes, *result.notes))
 
 
 def plan_of(request: PlanRequest, found: Answer) -> Plan:
@@ -165,15 +166,17 @@ def search_backends(
 ) -> tuple[str, SearchResult, tuple[str, ...]]:
     """(backend, result, notes). With backend auto, torch steps in where NxD's rules leave nothing."""
     on_trainium = cluster.layout_rules != "none"
+    limit_s = inf if request.time_limit is None else request.time_limit
+    how = (request.top, request.exhaustive, request.fit_probability, limit_s)
     backend = request.backend if request.backend != "auto" else "nxd" if on_trainium else "torch"
     try:
-        return backend, search(model, training, cluster, pins, backend, request.top, request.exhaustive), ()
+        return backend, search(model, training, cluster, pins, backend, *how), ()
     except AutoshardError as error:
         if request.backend != "auto" or backend == "torch":
             raise
         refused = error
     try:
-        result = search(model, training, cluster, pins, "torch", request.top, request.exhaustive)
+        result = search(model, training, cluster, pins, "torch", *how)
     except AutoshardError:
         raise refused from None
     return "torch", result, (_why_not_nxd(Problem(model, training, cluster, "nxd"), result, refused),)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from autoshard.errors import AutoshardError
-from autoshard.graph.recompute import COMMON_SETS, canonical
+from autoshard.graph.recompute import canonical
 from autoshard.layout.context_parallel import CONTEXT_PARALLEL, UNUSED
 from autoshard.layout.strategy import ATTENTION_KERNELS
 from autoshard.schedules import NXD_SCHEDULES, SCHEDULES
@@ -162,8 +162,3 @@ def virtual_stages(problem: Problem, pins: Pins, mesh: Draft) -> list[tuple[str,
     if pins.schedule is not None and pins.schedule not in NXD_SCHEDULES:
         return [(pins.schedule, pins.num_virtual_stages or 1)]
     return [pair for pair in pairs if pins.schedule in (None, pair[0])]
-
-
-def recompute_sets(problem: Problem, pins: Pins) -> tuple[str, ...]:
-    """Least recompute first."""
-    return COMMON_SETS if pins.recompute is None else (canonical(pins.recompute),)

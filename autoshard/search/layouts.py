@@ -6,9 +6,10 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from autoshard.models.stage import parameter_count
-from autoshard.search.candidates import meshes, microbatch_sizes, recompute_sets, variants, virtual_stages
+from autoshard.search.candidates import meshes, microbatch_sizes, variants, virtual_stages
 from autoshard.search.result import Pins
 from autoshard.search.rules import LAYOUT_RULES, Draft, Problem, first_broken
+from autoshard.search.sets import recompute_sets
 from autoshard.search.tally import Tally
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import DTYPE_BYTES

@@ -69,8 +69,8 @@ class Rejection:
         return rejection
 
 
-OPTIMAL = "optimal within this model: no layout considered is faster, each cut into stages evenly and by balance"
-"""What a search that ended says of its answer."""
+OPTIMAL = "optimal within this model: no layout is faster, however it is cut into stages"
+"""What a search that ended says of its answer: every legal layout, with every cut where a rank has one chunk."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class SearchResult:
     """best: the fastest layout that fits. runners_up: the best of other layouts, fastest first.
 
     considered: whole layouts looked at; fitting: those that broke no rule and fit in memory. The others are counted,
-    by reason, in rejections.
+    by reason, in rejections. notes: how the best one was chosen, where it is not simply the fastest that fits.
     """
 
     best: Candidate
@@ -87,3 +87,4 @@ class SearchResult:
     fitting: int
     rejections: tuple[Rejection, ...]
     optimality: str = OPTIMAL
+    notes: tuple[str, ...] = ()

@@ -3,21 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import inf
+from math import floor, inf
+from time import perf_counter
+from typing import TYPE_CHECKING, NamedTuple
 
-from autoshard.cost.estimate import estimate
+from autoshard.cost.estimate import estimate, model_flops_per_step
 from autoshard.errors import AutoshardError, NoLayoutFits
-from autoshard.search.candidates import check_pins, recompute_sets
+from autoshard.search.candidates import check_pins
+from autoshard.search.choose import COMPARED, simplest_of_equals
+from autoshard.search.headroom import FIT_PROBABILITY, Level, levels
 from autoshard.search.layouts import MeshDrafts, legal_layouts
 from autoshard.search.ranking import Timed, best_of_each_kind, describe
-from autoshard.search.result import Candidate, Pins, SearchResult
+from autoshard.search.result import OPTIMAL, Candidate, Pins, SearchResult
 from autoshard.search.rules import KERNEL_RULES, LAYOUT_RULES, MESH_RULES, Problem
+from autoshard.search.sets import recompute_sets
 from autoshard.search.shortage import MOST_NODES, smallest_cluster
-from autoshard.search.tally import MEMORY, Tally
+from autoshard.search.tally import MEMORY, UNPRICED, Tally
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec
 from autoshard.units import format_bytes
+
+if TYPE_CHECKING:
+    from autoshard.search.grid.table import Priced, Whole
+
+PROVEN = 1e-6
+"""Share of a step below which there is no gap."""
+MESHES_AT_ONCE = 8
+"""How many are priced between two looks at the clock, where there is a limit."""
+
+
+class Clock:
+    """Runs from when it is made."""
+
+    def __init__(self, limit_s: float):
+        self.limit_s, self._begin_s = limit_s, perf_counter()
+
+    def in_time(self) -> bool:
+        return perf_counter() - self._begin_s < self.limit_s
 
 
 def search(
@@ -28,53 +51,128 @@ def search(
     backend: str = "nxd",
     top: int = 5,
     exhaustive: bool = False,
+    fit_probability: float = FIT_PROBABILITY,
+    time_limit_s: float = inf,
 ) -> SearchResult:
-    """The fastest layout that fits, and up to `top` other ones.
+    """The fastest layout that fits surely enough, and up to `top` other ones; of equals the simplest.
 
-    exhaustive: price also layouts of which a bound says that they cannot fit.
+    exhaustive: price also layouts of which a bound says that they cannot fit. fit_probability: with which it fits at
+    least, as far as there is one. time_limit_s: after which the best one that is known is taken, once there is one.
 
     Raises AutoshardError where pins contradict each other or no layout is legal, NoLayoutFits where none fits in
     memory.
     """
-    problem = Problem(model, training, cluster, backend)
+    problem, clock = Problem(model, training, cluster, backend), Clock(time_limit_s)
     check_pins(problem, pins)
     tally = Tally()
-    ranked = best_of_each_kind(fitting_layouts(problem, pins, tally, exhaustive), top + 1)
-    if not ranked:
+    priced = price_layouts(problem, pins, tally, clock, exhaustive)
+    wanted = levels(cluster, fit_probability)
+    for level in wanted:
+        fastest, gap = _fastest(priced, pins, level.memory_bytes, clock, max(top + 1, COMPARED))
+        if fastest:
+            break
+    else:
         raise _nothing(problem, pins, tally)
-    best, *others = (Candidate(one.strategy, estimate(model, training, cluster, one.strategy)) for one in ranked)
-    return SearchResult(best, tuple(others), tally.considered, tally.fitting, tally.rejections())
+    place = simplest_of_equals(cluster, fastest)
+    chosen = [fastest[place], *fastest[:place], *fastest[place + 1 :]][: top + 1]
+    notes = (*_room_notes(cluster, priced, wanted[0], level, fastest[0]), *_choice_notes(fastest, place))
+    best, *others = (Candidate(one.strategy, estimate(model, training, cluster, one.strategy)) for one in chosen)
+    considered, fitting = tally.considered, max(1, tally.fitting)
+    words = _optimality(fastest, place, gap, clock)
+    return SearchResult(best, tuple(others), considered, fitting, tally.rejections(), words, notes)
 
 
-def fitting_layouts(problem: Problem, pins: Pins, tally: Tally, exhaustive: bool = False) -> Iterator[Timed]:
-    """Every layout that breaks no rule and fits, fastest first.
+def _fastest(
+    priced: PricedLayouts, pins: Pins, limit_bytes: float, clock: Clock, count: int
+) -> tuple[list[Timed], float]:
+    """(the fastest of each kind, how much faster another one may be as a share of the first one's step)."""
+    from autoshard.search.grid.frames import refine
+
+    ranked = best_of_each_kind(priced.fastest_first(limit_bytes), count)
+    known_s = ranked[0].step_time_s if ranked else inf
+    by_stage = priced.problem.backend != "nxd" and pins.recompute is None
+    refined = refine(priced.wholes, by_stage, limit_bytes, known_s, clock.in_time)
+    better = [Timed(one.step_time_s, one.strategy) for one in refined.found]
+    ranked = best_of_each_kind(sorted([*better, *ranked], key=lambda one: one.step_time_s), count)
+    if not ranked:
+        return [], 0.0
+    at_least_s = min(refined.at_least_s, priced.unpriced_at_least_s)
+    return ranked, max(0.0, 1 - at_least_s / ranked[0].step_time_s)
+
+
+def _optimality(fastest: list[Timed], place: int, gap: float, clock: Clock) -> str:
+    """What is proven about the chosen one."""
+    gap += fastest[place].step_time_s / fastest[0].step_time_s - 1
+    if gap <= PROVEN:
+        return OPTIMAL
+    stopped = "" if clock.in_time() else f"stopped after {clock.limit_s:g} s: "
+    return f"{stopped}within {100 * gap:.2g} % of the optimum within this model, proven"
+
+
+class PricedLayouts(NamedTuple):
+    """Every legal layout with its step time and memory. unpriced_at_least_s: those that there was no time for take no
+    less; infinite where there are none."""
+
+    problem: Problem
+    chunks: list[Priced]
+    unpriced_at_least_s: float
+
+    @property
+    def wholes(self) -> list[Whole]:
+        """What each family was priced by."""
+        return list({id(one.whole): one.whole for one in self.chunks}.values())
+
+    def fastest_first(self, limit_bytes: float, above_bytes: float = 0.0) -> Iterator[Timed]:
+        """Those that need no more than the limit, and more than `above_bytes`."""
+        from autoshard.search.grid.order import fastest_first
+
+        return fastest_first(self.problem, self.chunks, limit_bytes, above_bytes)
+
+
+def price_layouts(problem: Problem, pins: Pins, tally: Tally, clock: Clock, exhaustive: bool = False) -> PricedLayouts:
+    """Every layout that breaks no rule, as far as there is time.
 
     Degrees that hold too much state whatever else is chosen come last: they are only looked at to name the nearest
     miss.
     """
     legal = legal_layouts(problem, pins, tally)
     capacity = problem.cluster.device.memory_bytes
-    found = _priced(problem, pins, [mesh for mesh in legal if exhaustive or mesh.state_bytes <= capacity], tally)
+    small = [mesh for mesh in legal if exhaustive or mesh.state_bytes <= capacity]
+    at_once = len(small) if clock.limit_s == inf else MESHES_AT_ONCE
+    found: list[Priced] = []
+    unpriced_at_least_s = inf
+    for begin in range(0, len(small), max(1, at_once)):
+        if tally.fitting and not clock.in_time():
+            left = sum(len(mesh.drafts) for mesh in small[begin:]) * len(recompute_sets(problem, pins))
+            tally.drop(UNPRICED, f"after {clock.limit_s:g} s", count=left)
+            unpriced_at_least_s = ideal_step_time_s(problem)
+            break
+        found += _price(problem, pins, small[begin : begin + at_once], tally)
     large = [mesh for mesh in legal if mesh.state_bytes > capacity and not exhaustive]
     for mesh in sorted(large, key=lambda one: one.state_bytes):
         if mesh.state_bytes < tally.nearest_miss(MEMORY):
-            _priced(problem, pins, [mesh], tally)
+            _price(problem, pins, [mesh], tally)
         elif mesh.drafts:
             tally.drop(MEMORY, "", inf, len(mesh.drafts) * len(recompute_sets(problem, pins)))
-    return found
+    return PricedLayouts(problem, found, unpriced_at_least_s)
 
 
-def _priced(problem: Problem, pins: Pins, meshes: list[MeshDrafts], tally: Tally) -> Iterator[Timed]:
-    """Those that fit, fastest first; all of them are counted."""
-    from autoshard.search.grid.order import fastest_first
+def ideal_step_time_s(problem: Problem) -> float:
+    """All devices at their peak, nothing but the model's own products: no layout takes less."""
+    model, training, cluster, _ = problem
+    peak = cluster.world_size * cluster.device.peak_flops_per_s(training.precision.compute_dtype)
+    return model_flops_per_step(model, training) / peak
+
+
+def _price(problem: Problem, pins: Pins, meshes: list[MeshDrafts], tally: Tally) -> list[Priced]:
     from autoshard.search.grid.table import Table
 
     table = Table(problem, recompute_sets(problem, pins))
     for mesh in meshes:
         for draft in mesh.drafts:
             table.add(draft)
-    priced, capacity = [*table.price()], problem.cluster.device.memory_bytes
-    for one in priced:
+    chunks, capacity = [*table.price()], problem.cluster.device.memory_bytes
+    for one in chunks:
         fitting, dropped = one.pairs(capacity)
         tally.keep(fitting)
         if dropped:
@@ -84,7 +182,41 @@ def _priced(problem: Problem, pins: Pins, meshes: list[MeshDrafts], tally: Tally
                 f"{describe(strategy)} needs {format_bytes(needed)} of {format_bytes(capacity)}, {too_much} too much"
             )
             tally.drop(MEMORY, words, needed, dropped)
-    return fastest_first(problem, priced)
+    return chunks
+
+
+def _room_notes(cluster: Cluster, priced: PricedLayouts, wanted: Level, found: Level, fastest: Timed) -> Iterator[str]:
+    """What the room that is left free costs."""
+    if found != wanted:
+        yield (
+            f"room: no layout fits with {_percent(wanted.probability)}; chosen among those that fit with at least "
+            f"{_percent(found.probability)}"
+        )
+    capacity = cluster.device.memory_bytes
+    fuller = next(priced.fastest_first(capacity, above_bytes=found.memory_bytes), None)
+    if fuller is None or fuller.step_time_s >= fastest.step_time_s:
+        return
+    sooner = 100 * (1 - fuller.step_time_s / fastest.step_time_s)
+    fits = _percent(estimate(*priced.problem[:3], fuller.strategy).fits_probability)
+    yield (
+        f"room: layouts that fit with less than {_percent(found.probability)} are passed over; the fastest of them, "
+        f"{describe(fuller.strategy)}, is predicted {sooner:.1f} % faster than any other and fits with {fits} "
+        "(--fit-probability)"
+    )
+
+
+def _percent(probability: float) -> str:
+    """Rounded down: what is said is reached."""
+    return f"{floor(100 * probability + 1e-9)} %"
+
+
+def _choice_notes(ranked: list[Timed], place: int) -> Iterator[str]:
+    if place:
+        slower = 100 * (ranked[place].step_time_s / ranked[0].step_time_s - 1)
+        yield (
+            f"toss-up: {describe(ranked[0].strategy)} is predicted {slower:.1f} % faster, less than the model can "
+            "tell; the simpler one is chosen"
+        )
 
 
 def _nothing(problem: Problem, pins: Pins, tally: Tally) -> AutoshardError:

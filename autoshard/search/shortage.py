@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from autoshard.errors import AutoshardError
+from autoshard.graph.recompute import FULL_RECOMPUTE, canonical
 from autoshard.layout.strategy import Strategy
 from autoshard.search.candidates import (
     check_pins,
     meshes,
     microbatch_sizes,
-    recompute_sets,
     variants,
     virtual_stages,
 )
@@ -51,10 +51,10 @@ def _fits(problem: Problem, pins: Pins, nodes: int) -> Strategy | None:
         check_pins(larger, pins)
     except AutoshardError:
         return None  # the pinned degrees do not fill so many nodes
-    table = Table(larger, recompute_sets(larger, pins)[-1:])
+    table = Table(larger, (canonical(pins.recompute or FULL_RECOMPUTE),))
     for draft in _frugal(larger, pins):
         table.add(draft)
-    found = next(fastest_first(larger, [*table.price()]), None)
+    found = next(fastest_first(larger, [*table.price()], larger.cluster.device.memory_bytes), None)
     return None if found is None else found.strategy
 
 

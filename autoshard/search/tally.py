@@ -8,6 +8,7 @@ from math import inf
 from autoshard.search.result import Rejection
 
 MEMORY = "does not fit in memory"
+UNPRICED = "not looked at in time"
 
 
 @dataclass

@@ -60,7 +60,7 @@ def test_grid_is_the_cost_model(name: tuple[str, str, int, int, int, str, str]) 
             assert one.step_time_s[row] <= expected.step_time_s * (1 + 1e-12)
         else:
             assert one.step_time_s[row] == pytest.approx(expected.step_time_s, rel=1e-12)
-    assert len({one.family.schedule for one in chunks}) == (2 if backend == "nxd" else 4)
+    assert len({one.whole.family.schedule for one in chunks}) == (2 if backend == "nxd" else 4)
 
 
 @pytest.mark.parametrize("seed", range(20))

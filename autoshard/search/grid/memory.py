@@ -55,6 +55,21 @@ def rank_bytes(
     precision: Precision,
 ) -> Array:
     """Without what the runtime and the compiler reserve."""
+    lives, in_work, buckets = rank_parts_bytes(rank, block, first, last, hidden_bytes, state, precision)
+    return lives + np.maximum(in_work, buckets)
+
+
+def rank_parts_bytes(
+    rank: RankColumns,
+    block: PartColumns,
+    first: PartColumns,
+    last: PartColumns,
+    hidden_bytes: Array,
+    state: StateColumns,
+    precision: Precision,
+) -> tuple[Array, Array, Array]:
+    """(what lives all the time, what a microbatch in work needs, buckets). The first two grow evenly with the
+    blocks."""
     ends = [end for end, has in ((first, rank.first), (last, rank.last)) if has]
     held = np.maximum(rank.embeddings_in_flight, rank.heads_in_flight)
     waiting = rank.weights_waiting
@@ -89,4 +104,4 @@ def rank_bytes(
     if precision.gradient_accumulation_dtype != precision.parameter_dtype:
         lives = lives + (rank.most_blocks * state.block + in_ends) * parameter
     buckets = np.minimum(BUCKET_BYTES, count * reduced) + np.minimum(BUCKET_BYTES, count * parameter)
-    return lives + np.maximum(in_work, np.where(state.shares_state, buckets, 0.0))
+    return lives, in_work, np.where(state.shares_state, buckets, 0.0)

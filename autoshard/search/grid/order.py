@@ -13,11 +13,15 @@ from autoshard.search.ranking import Timed
 from autoshard.search.rules import Problem
 
 
-def fastest_first(problem: Problem, priced: list[Priced]) -> Iterator[Timed]:
-    """Those that fit. Where a step time is a lower bound only, the layout is estimated when its turn comes, and waits
-    until its step time has come up."""
-    capacity = problem.cluster.device.memory_bytes
-    fitting = [np.flatnonzero(one.memory_bytes <= capacity) for one in priced]
+def fastest_first(
+    problem: Problem, priced: list[Priced], limit_bytes: float, above_bytes: float = 0.0
+) -> Iterator[Timed]:
+    """Those that need no more than the limit, and more than `above_bytes`.
+
+    Where a step time is a lower bound only, the layout is estimated when its turn comes, and waits until its step time
+    has come up.
+    """
+    fitting = [np.flatnonzero((one.memory_bytes <= limit_bytes) & (one.memory_bytes > above_bytes)) for one in priced]
     if not any(map(len, fitting)):
         return
     chunk = np.repeat(np.arange(len(priced)), [len(rows) for rows in fitting])

@@ -62,7 +62,7 @@ class StageColumns(NamedTuple):
 
 def stage_columns(problem: Problem, shapes: list[LocalShape], recompute: tuple[str, ...]) -> StageColumns:
     """Entry i * len(recompute) + j: shape i under set j."""
-    rows = [row for shape in shapes for row in _shape_rows(problem, shape, recompute)]
+    rows = [row for shape in shapes for row in shape_rows(problem, shape, recompute)]
     block, embedding, head, tied = (PartColumns(*np.array(part, dtype=float).T) for part in zip(*rows, strict=True))
     hidden = [_hidden_bytes(problem, shape) for shape in shapes for _ in recompute]
     return StageColumns(block, embedding, head, tied, np.array(hidden, dtype=float))
@@ -105,7 +105,7 @@ def unit_programs(problem: Problem, shape: LocalShape) -> Units:
     return Units(unit(1, False, False), unit(1, True, False), unit(0, True, False), unit(0, False, True), tied)
 
 
-def _shape_rows(problem: Problem, shape: LocalShape, recompute: tuple[str, ...]) -> list[tuple[Numbers, ...]]:
+def shape_rows(problem: Problem, shape: LocalShape, recompute: tuple[str, ...]) -> list[tuple[Numbers, ...]]:
     """For each set: block, embedding, head, tied."""
     units, count = unit_programs(problem, replace(shape, microbatch_size=1)), shape.microbatch_size
     collective_s = _collective_times(problem, shape)

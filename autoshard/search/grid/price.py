@@ -84,7 +84,7 @@ def memory_bytes(problem: Problem, family: Family, layouts: Layouts) -> Array:
         if family.has_closed_form and 1 < rank < pp - 1 and (layers[rank] == layers[rank - 1]).all():
             continue
         needed = rank_bytes(
-            _rank(family, layouts.num_microbatches, layers[rank], rank),
+            rank_columns(family, layouts.num_microbatches, layers[rank], rank),
             layouts.block,
             layouts.first,
             layouts.last,
@@ -96,7 +96,7 @@ def memory_bytes(problem: Problem, family: Family, layouts: Layouts) -> Array:
     return fullest + problem.cluster.device.reserved_memory_bytes
 
 
-def _rank(family: Family, m: Array, layers: Array, rank: int) -> RankColumns:
+def rank_columns(family: Family, m: Array, layers: Array, rank: int) -> RankColumns:
     """As cost.load.rank_load. layers: of each chunk of the rank."""
     pp, vpp = family.pp, family.num_virtual_stages
     first, last = rank == 0, rank == pp - 1

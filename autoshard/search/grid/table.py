@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -37,9 +37,7 @@ class Drafts:
 class Priced:
     """Whole layouts of one family. draft, recompute: places in `drafts` and `sets`."""
 
-    family: Family
-    drafts: list[Draft]
-    sets: tuple[str, ...]
+    whole: Whole
     draft: Array
     recompute: Array
     cuts: Cuts
@@ -49,14 +47,13 @@ class Priced:
     @property
     def at_least(self) -> bool:
         """Whether step times are lower bounds."""
-        return not self.family.has_closed_form
+        return not self.whole.family.has_closed_form
 
     def strategy(self, row: int) -> Strategy:
-        draft, stages = self.drafts[self.draft[row]], self.family.pp * self.family.num_virtual_stages
-        one = self.cuts.take(np.array([row]))
-        layers = one.layers(self.family.pp)[:, 0] if self.family.num_virtual_stages == 1 else [one.base[0]] * stages
-        cut = tuple(int(count) for count in layers)
-        return Strategy(**{**draft._asdict(), "recompute": self.sets[self.recompute[row]], "stage_layers": cut})
+        family, one = self.whole.family, self.cuts.take(np.array([row]))
+        stages = family.pp * family.num_virtual_stages
+        layers = one.layers(family.pp)[:, 0] if family.num_virtual_stages == 1 else [one.base[0]] * stages
+        return self.whole.strategy(int(self.draft[row]), [self.whole.sets[self.recompute[row]]] * stages, layers)
 
     def pairs(self, capacity_bytes: float) -> tuple[int, int]:
         """(that fit, that do not): layouts whatever their cut, which fit if one of their cuts does."""
@@ -73,7 +70,7 @@ class Priced:
 
     @property
     def _layout(self) -> Array:
-        return self.draft * len(self.sets) + self.recompute
+        return self.draft * len(self.whole.sets) + self.recompute
 
 
 class Table:
@@ -157,36 +154,41 @@ class Whole:
         family: Family,
         drafts: Drafts,
     ):
-        self._problem, self._sets, self._columns, self._states = problem, sets, columns, states
-        self._held, self._family, self._drafts = held, family, drafts
-        self._shape, self._state, self._count = (
+        self.problem, self.sets, self._columns, self.states = problem, sets, columns, states
+        self._held, self.family, self.drafts = held, family, drafts
+        self._shape, self.state, self.count = (
             np.array(values) for values in (drafts.shapes, drafts.states, drafts.num_microbatches)
         )
         hidden = columns.hidden_bytes[self._shape * len(sets)]
-        self._hop_s = np.array(
+        self.hop_s = np.array(
             [states[one].hop_s(size) for one, size in zip(drafts.states, hidden.tolist(), strict=True)]
         )
 
     def price(self, begin: int, end: int) -> Priced:
-        draft = np.repeat(np.arange(begin, end), len(self._sets))
-        recompute = np.tile(np.arange(len(self._sets)), end - begin)
+        draft = np.repeat(np.arange(begin, end), len(self.sets))
+        recompute = np.tile(np.arange(len(self.sets)), end - begin)
         cuts, which = self._cuts(draft, recompute)
         draft, recompute = draft[which], recompute[which]
         layouts = self._layouts(draft, recompute, cuts)
-        times = step_times_s(self._problem, self._family, layouts)
-        needed = memory_bytes(self._problem, self._family, layouts)
-        return Priced(self._family, self._drafts.drafts, self._sets, draft, recompute, cuts, times, needed)
+        times = step_times_s(self.problem, self.family, layouts)
+        needed = memory_bytes(self.problem, self.family, layouts)
+        return Priced(self, draft, recompute, cuts, times, needed)
+
+    def strategy(self, draft: int, recompute: Sequence[str], layers: Sequence[int]) -> Strategy:
+        """One of the drafts with a set and a number of blocks for each virtual stage."""
+        choices = {"recompute": tuple(recompute), "stage_layers": tuple(int(count) for count in layers)}
+        return Strategy(**{**self.drafts.drafts[draft]._asdict(), **choices})
 
     def _cuts(self, draft: Array, recompute: Array) -> tuple[Cuts, Array]:
         """(cuts, the entry of draft and recompute that each belongs to)."""
-        pp, layers = self._family.pp, self._problem.model.num_hidden_layers
+        pp, layers = self.family.pp, self.problem.model.num_hidden_layers
         everything = np.arange(len(draft))
-        if pp == 1 or self._family.num_virtual_stages > 1:
-            each = np.full(len(draft), layers // (pp * self._family.num_virtual_stages))
+        if pp == 1 or self.family.num_virtual_stages > 1:
+            each = np.full(len(draft), layers // (pp * self.family.num_virtual_stages))
             return Cuts(each, each, each, np.ones_like(each), np.zeros_like(each)), everything
         even = even_cuts(layers, pp, len(draft))
-        block, first, last, state = self._parts(draft, recompute)
-        s_per_parameter = accumulation_s_per_parameter(self._problem.training.precision, self._problem.cluster.device)
+        block, first, last, state = self.parts_of(draft, recompute)
+        s_per_parameter = accumulation_s_per_parameter(self.problem.training.precision, self.problem.cluster.device)
         block_s = block.forward_s + block.backward_s + s_per_parameter * state.block
         embedding, head = (
             (end.forward_s + end.backward_s + s_per_parameter * parameters) / block_s
@@ -205,26 +207,30 @@ class Whole:
         chosen = [cuts.take(rows) for cuts, rows in zip(found, which, strict=True)]
         return Cuts(*(np.concatenate(columns) for columns in zip(*chosen, strict=True))), np.concatenate(which)
 
-    def _parts(self, draft: Array, recompute: Array) -> tuple[PartColumns, PartColumns, PartColumns, StateColumns]:
-        rows = self._shape[draft] * len(self._sets) + recompute
-        first, last = self._columns.ends(rows, self._family.pp == 1)
-        state = StateColumns(*(column[self._state[draft]] for column in self._held))
+    def parts_of(self, draft: Array, recompute: Array) -> tuple[PartColumns, PartColumns, PartColumns, StateColumns]:
+        rows = self._shape[draft] * len(self.sets) + recompute
+        first, last = self._columns.ends(rows, self.family.pp == 1)
+        state = StateColumns(*(column[self.state[draft]] for column in self._held))
         return self._columns.block.take(rows), first, last, state
 
+    def hidden_bytes(self, draft: Array) -> Array:
+        """Of one microbatch between stages."""
+        return self._columns.hidden_bytes[self._shape[draft] * len(self.sets)]
+
     def _layouts(self, draft: Array, recompute: Array, cuts: Cuts) -> Layouts:
-        block, first, last, state = self._parts(draft, recompute)
-        hidden = self._columns.hidden_bytes[self._shape[draft] * len(self._sets) + recompute]
-        after_s = self._after_s(self._state[draft], cuts)
-        return Layouts(self._count[draft], block, first, last, hidden, state, self._hop_s[draft], after_s, cuts)
+        block, first, last, state = self.parts_of(draft, recompute)
+        hidden = self.hidden_bytes(draft)
+        after_s = self._after_s(self.state[draft], cuts)
+        return Layouts(self.count[draft], block, first, last, hidden, state, self.hop_s[draft], after_s, cuts)
 
     def _after_s(self, state: Array, cuts: Cuts) -> Array:
         """Looked up once for each different mesh and cut."""
-        vpp = self._family.num_virtual_stages
-        between = cuts.most_between if self._family.pp > 2 else np.zeros_like(cuts.base)
+        vpp = self.family.num_virtual_stages
+        between = cuts.most_between if self.family.pp > 2 else np.zeros_like(cuts.base)
         key = np.stack([state, vpp * cuts.first, vpp * between, vpp * cuts.last])
         codes = np.ravel_multi_index(tuple(key), tuple(key.max(1) + 1))
         _, places, inverse = np.unique(codes, return_index=True, return_inverse=True)
-        seconds = [self._states[one].after_s(*map(int, blocks)) for one, *blocks in key[:, places].T]
+        seconds = [self.states[one].after_s(*map(int, blocks)) for one, *blocks in key[:, places].T]
         return np.array(seconds)[inverse]
 
 

@@ -1,0 +1,40 @@
+"""How much of a device's memory a layout may fill, so that it fits as surely as is wanted."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from autoshard.cost.interval import fits_probability
+from autoshard.spec.cluster import Cluster
+
+FIT_PROBABILITY = 0.9
+"""What is wanted unless something else is said."""
+LOWER = (0.75, 0.5)
+"""What is wanted next where no layout fits that surely. With 0.5 the prediction itself fits."""
+
+
+class Level(NamedTuple):
+    """A layout of so many bytes fits with this probability."""
+
+    probability: float
+    memory_bytes: float
+
+
+def levels(cluster: Cluster, wanted: float) -> tuple[Level, ...]:
+    """The wanted one first. wanted: more than 0, less than 1."""
+    found = (wanted, *(one for one in LOWER if one < wanted))
+    return tuple(Level(one, _memory_bytes(cluster, one)) for one in found)
+
+
+def _memory_bytes(cluster: Cluster, probability: float) -> float:
+    """The most that fits with this probability, and never more than there is."""
+    low, high = 0.0, cluster.device.memory_bytes
+    if fits_probability(high, high, cluster) >= probability:
+        return high
+    while high - low > 1.0:
+        middle = (low + high) / 2
+        if fits_probability(middle, cluster.device.memory_bytes, cluster) >= probability:
+            low = middle
+        else:
+            high = middle
+    return low

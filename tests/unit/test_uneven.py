@@ -1,0 +1,99 @@
+"""Cuts and recompute sets by stage, against all of them."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import product
+from math import inf
+
+import pytest
+
+from autoshard.cost.estimate import estimate
+from autoshard.layout.strategy import Strategy
+from autoshard.models.registry import load_model
+from autoshard.search.grid import uneven
+from autoshard.search.grid.frames import refine
+from autoshard.search.grid.table import Table
+from autoshard.search.rules import Draft, Problem
+from autoshard.spec.cluster import load_cluster
+from autoshard.spec.training import TrainingSpec, load_precision
+
+SETS = ("none", "mlp", "full")
+
+
+def partitions(total: int, parts: int) -> list[tuple[int, ...]]:
+    if parts == 1:
+        return [(total,)]
+    return [(first, *rest) for first in range(1, total - parts + 2) for rest in partitions(total - first, parts - 1)]
+
+
+def random_table(seed: int) -> tuple[Problem, Table, Draft]:
+    choose = random.Random(seed)
+    pp = choose.choice([2, 2, 3, 3, 4])
+    model = load_model(choose.choice(["llama3-8b", "mixtral-8x7b", "gpt3-175b"]))
+    model = replace(model, num_hidden_layers=pp + choose.choice([1, 2, 3]), hidden_size=512, vocab_size=4096)
+    size, m = choose.choice([1, 2]), choose.choice([1, 2, 3, 4, 8, 32])
+    training = TrainingSpec(choose.choice([128, 1024]), 2 * size * m, load_precision("mixed_precision"))
+    cluster = load_cluster("trn1.32xlarge", 1)
+    cluster = replace(cluster, devices_per_node=2 * pp, intra_node=((2 * pp, cluster.intra_node[-1][1]),))
+    schedule = choose.choice(["1f1b", "1f1b", "gpipe"])
+    draft = Draft(1, pp, 2, 1, 1, size, 1, schedule, "flash", sequence_parallel=False)
+    problem = Problem(model, training, cluster, "torch")
+    table = Table(problem, SETS)
+    table.add(draft)
+    return problem, table, draft
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_stages_are_chosen_as_by_trying_all(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all cuts enumerated, and by moving blocks one at a time: that finds the best of these small ones too."""
+    problem, table, draft = random_table(seed)
+    (priced,) = table.price()
+    choose = random.Random(seed)
+    limit = choose.uniform(0.98 * priced.memory_bytes.min(), 1.01 * priced.memory_bytes.max())
+    monkeypatch.setattr(uneven, "MOST_CUTS", choose.choice([0, 3000]))
+    layers, best_s = problem.model.num_hidden_layers, inf
+    for cut, recompute in product(partitions(layers, draft.pp), product(SETS, repeat=draft.pp)):
+        if layers > 5 and len(set(recompute)) > 1 and choose.random() < 0.8:  # so many would take too long
+            continue
+        layout = Strategy(**{**draft._asdict(), "recompute": recompute, "stage_layers": cut})
+        found = estimate(*problem[:3], layout)
+        if found.fullest.total_bytes <= limit:
+            best_s = min(best_s, found.step_time_s)
+    refined = refine([priced.whole], True, limit, inf, lambda: True)
+    if not refined.found:
+        assert best_s == inf
+        return
+    best = refined.found[-1]
+    cost = estimate(*problem[:3], best.strategy)
+    assert cost.step_time_s == pytest.approx(best.step_time_s, rel=1e-12) and cost.fullest.total_bytes <= limit
+    assert best.step_time_s <= best_s * (1 + 1e-9) if layers > 5 else best.step_time_s == pytest.approx(best_s)
+    assert refined.at_least_s <= best_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_time_is_a_proven_gap(seed: int) -> None:
+    _, table, _ = random_table(seed)
+    (priced,) = table.price()
+    limit = priced.memory_bytes.max()
+    known_s = 1.5 * float(priced.step_time_s.max())
+    stopped = refine([priced.whole], True, limit, known_s, lambda: False)
+    done = refine([priced.whole], True, limit, known_s, lambda: True)
+    assert not stopped.found and stopped.unfinished == 1
+    assert stopped.at_least_s <= done.found[-1].step_time_s < known_s
+
+
+def test_early_stages_recompute_more() -> None:
+    """They hold more microbatches in flight."""
+    model = replace(load_model("llama3-8b"), num_hidden_layers=8)
+    problem = Problem(
+        model, TrainingSpec(8192, 64, load_precision("mixed_precision")), load_cluster("trn1.32xlarge", 1), "torch"
+    )
+    table = Table(problem, ("none", "full"))
+    table.add(Draft(8, 4, 1, 1, 1, 1, 1, "1f1b", "flash"))
+    (priced,) = table.price()
+    roomy, tight = priced.memory_bytes.max(), priced.memory_bytes.min()
+    best = refine([priced.whole], True, (roomy + tight) / 2, inf, lambda: True).found[-1].strategy
+    assert best.recompute[-1] == "none" and best.recompute[0] == "full"
+    assert list(best.recompute) == sorted(best.recompute)
