@@ -51,11 +51,12 @@ def nxd_files(plan: Plan, dtypes: Mapping[str, str], options: NxdOptions) -> lis
     order = ADJACENT if plan.cluster.layout_rules == "trn2" else INTERLEAVED
     layout = NxdLayout(model, strategy.tp, strategy.ep, multiplier, order, options.qkv)
     files = [plain_file(Path(name), b"1") for name in (CHECKPOINT, DONE)]
+    stage_of = {name: _pipeline_rank(plan, name) for name in layout.tensors(0, 0)}
     for tp_rank in range(strategy.tp):
         for ep_rank in range(strategy.ep):
             tensors = layout.tensors(tp_rank, ep_rank)
             for pp_rank in range(strategy.pp):
-                held = [one for name, one in tensors.items() if _is_on(plan, name, pp_rank)]
+                held = [one for name, one in tensors.items() if stage_of[name] == pp_rank]
                 path = Path(MODEL) / file_name(tp_rank, pp_rank, ep_rank if strategy.ep > 1 else None)
                 typed = [(one, common_dtype(one, dtypes)) for one in held]
                 if options.xser:
@@ -72,15 +73,15 @@ def file_name(tp_rank: int, pp_rank: int, ep_rank: int | None = None) -> str:
     return f"dp_rank_00{experts}_tp_rank_{tp_rank:02d}_pp_rank_{pp_rank:02d}.pt"
 
 
-def _is_on(plan: Plan, tensor: str, pp_rank: int) -> bool:
-    """Whether a pipeline rank has the tensor: its blocks, the embedding on the first, norm and head on the last."""
+def _pipeline_rank(plan: Plan, tensor: str) -> int:
+    """That has the tensor: its block's, the first for the embedding, the last stage's for norm and head."""
     block = re.search(r"\.layers\.(\d+)\.", tensor)
     last = len(plan.stages) - 1
     if block is not None:
         index = next(stage.index for stage in plan.stages if int(block[1]) in stage.layers)
     else:
         index = 0 if _EMBEDDING in tensor and "embed_out" not in tensor else last
-    return plan.stages[index].pipeline_rank == pp_rank
+    return plan.stages[index].pipeline_rank
 
 
 def nxd_folder(folder: Path) -> Path | None:
