@@ -1,13 +1,14 @@
-"""How fast the torch runtime is: against a plain nn.Module, against DTensor, against one process, against its schedule.
+"""How fast the torch runtime is: against a plain nn.Module, DTensor, one process, its schedule; and its peak memory.
 
 Ratios within one run, peers taking turns, the fastest of several rounds of each; so a busy machine moves both sides.
-The last line is JSON. CPU, gloo, one thread a process; about three minutes on 2 cores.
+The last line is JSON. CPU, gloo, one thread a process; about four minutes on 2 cores.
 
-  python benchmarks/runtime_speed.py
+  python benchmarks/runtime_speed.py [--results benchmarks/results/runtime_speed.json]
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import time
@@ -24,6 +25,7 @@ from torch.multiprocessing.spawn import spawn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # this folder is no package
 
+from autoshard.audit.run import audit
 from autoshard.cost.estimate import estimate
 from autoshard.layout.plan import Plan, make_plan
 from autoshard.layout.strategy import Strategy, even_stage_layers
@@ -51,25 +53,26 @@ TOY = replace(
 HEAVY = replace(
     TOY,
     name="heavy",
-    hidden_size=384,
-    intermediate_size=1024,
+    hidden_size=512,
+    intermediate_size=1408,
     num_attention_heads=8,
     num_key_value_heads=4,
-    head_dim=48,
+    head_dim=64,
     vocab_size=2048,
 )
-SIZES: dict[str, tuple[ModelSpec, int, int, int]] = {"toy": (TOY, 64, 2, 40), "heavy": (HEAVY, 512, 1, 5)}
+SIZES: dict[str, tuple[ModelSpec, int, int, int]] = {"toy": (TOY, 64, 2, 200), "heavy": (HEAVY, 512, 1, 8)}
 """Name -> (model, tokens of a sequence, sequences of a microbatch, rounds)."""
 Work = Callable[[], Any]
 
 
-def plan_of(model: ModelSpec, seq: int, microbatches: int, **degrees: Any) -> Plan:
+def plan_of(model: ModelSpec, seq: int, microbatches: int, precision: str = "fp32", **degrees: Any) -> Plan:
     fields: dict[str, Any] = dict.fromkeys(("tp", "pp", "dp", "cp", "ep", "num_virtual_stages", "microbatch_size"), 1)
-    fields |= {"schedule": "1f1b", "recompute": "none", "zero1": True, "attention_kernel": "flash", **degrees}
+    fields |= {"schedule": "1f1b", "zero1": True, "attention_kernel": "flash", **degrees}
+    fields["recompute"] = (degrees.get("recompute", "none"),) * fields["pp"]
     fields["sequence_parallel"] = fields["tp"] > 1
     strategy = Strategy(stage_layers=even_stage_layers(model.num_hidden_layers, fields["pp"]), **fields)
     batch = microbatches * strategy.dp * strategy.microbatch_size
-    training, cluster = TrainingSpec(seq, batch, load_precision("fp32")), local_cluster(strategy.world_size)
+    training, cluster = TrainingSpec(seq, batch, load_precision(precision)), local_cluster(strategy.world_size)
     return make_plan(model, training, cluster, "torch", strategy, estimate(model, training, cluster, strategy))
 
 
@@ -147,20 +150,42 @@ MICROBATCHES = 4
 """Sequences of a step, split over dp where there is any."""
 
 
-def cpu_of_a_step(rank: int, degrees: dict[str, Any]) -> float:
-    """Processor seconds of this process for a step, optimizer included: the lesser of two."""
+def a_step(rank: int, degrees: dict[str, Any]) -> Work:
+    """Optimizer included."""
     plan = plan_of(HEAVY, 512, MICROBATCHES // degrees.get("dp", 1), **degrees)
     session, batch = session_of(plan, rank), batch_of(plan)
-    spent = []
-    for _ in range(3):
-        begin = time.process_time()
+
+    def step() -> None:
+        dist.barrier()
         session.step(*batch, 1e-4)
-        spent.append(time.process_time() - begin)
-    return min(spent[1:])
+
+    return step
 
 
 def cpu_time(rank: int) -> dict[str, float]:
-    return {name: cpu_of_a_step(rank, degrees) for name, degrees in SHARDED.items()}
+    """Processor seconds of this process for a step: sharded, and one process alone, which rank 0 is."""
+    works = {name: a_step(rank, degrees) for name, degrees in SHARDED.items()}
+    works["alone"] = a_step(0, {}) if rank == 0 else dist.barrier
+    return fastest(works, 5, time.process_time)
+
+
+RECOMPUTE = ("none", "core_attention", "full")
+
+
+def memory() -> dict[str, float]:
+    """Peak of what a rank's program allocates over the plan's, the rank that is furthest off: Llama-3-8B, tp=4 x pp=2.
+
+    On tensors without data, as `autoshard audit` runs every rank.
+    """
+    found = {}
+    for recompute in RECOMPUTE:
+        plan = plan_of(load_model("llama3-8b"), 4096, 8, "mixed_precision", tp=4, pp=2, recompute=recompute)
+        audits = audit(plan, None, lambda done, number, one: None)
+        rows = [row for one in audits for row in one.rows if row.what == "peak memory"]
+        ratios = [row.measured / row.planned for row in rows]
+        found[recompute] = max(ratios, key=lambda ratio: abs(ratio - 1))
+        print(f"peak memory of a rank, recompute {recompute}: {found[recompute]:.4f} of the plan's")
+    return found
 
 
 class _Timed:
@@ -213,8 +238,10 @@ def worker(rank: int, world_size: int, folder: str) -> None:
 
 
 def main() -> None:
-    result: dict[str, Any] = {"overhead": overhead()}
-    alone = cpu_of_a_step(0, {})
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, help="a JSON file to write them to")
+    results: Path | None = parser.parse_args().results
+    result: dict[str, Any] = {"overhead": overhead(), "memory": memory()}
     with TemporaryDirectory() as folder:
         spawn(worker, (2, folder), nprocs=2)  # type: ignore[no-untyped-call]
         ranks = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(2)]
@@ -223,6 +250,7 @@ def main() -> None:
         ours, theirs = (max(rank["dtensor"][name][i] for rank in ranks) for i in range(2))
         print(f"tp=2 with sequence parallelism, {name}: {ours * 1e3:.1f} ms, DTensor {theirs * 1e3:.1f} ms")
         result["against_dtensor"][name] = ours / theirs
+    alone = ranks[0]["cpu"]["alone"]
     result["cpu_time"] = {name: sum(rank["cpu"][name] for rank in ranks) / alone for name in SHARDED}
     for name, ratio in result["cpu_time"].items():
         print(f"processor time of a step, {name}=2: {ratio:.3f} of one process")
@@ -232,7 +260,10 @@ def main() -> None:
     measured = 1 - sum(8 * (one[0] + one[1]) for one in times) / (2 * whole)
     print(f"pipeline bubble, 2 stages, 8 microbatches: measured {measured:.1%}, simulated {planned:.1%}")
     result["bubble"] = {"measured": measured, "simulated": planned}
-    print(json.dumps({key: {name: round(value, 4) for name, value in found.items()} for key, found in result.items()}))
+    text = json.dumps({key: {name: round(value, 4) for name, value in found.items()} for key, found in result.items()})
+    if results is not None:
+        results.write_text(text + "\n", encoding="utf-8")
+    print(text)
 
 
 if __name__ == "__main__":

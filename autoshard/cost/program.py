@@ -257,7 +257,7 @@ def _collectives(issued: Issued, collective_s: CollectiveSeconds, attention_s: f
         seconds = collective_s(kind, axes, size)
         if kind == "send_recv":
             ring += seconds
-        elif "ep" in axes:
+        elif "ep" in axes or axes == ("dp",):  # of replicas, only what routers know of each other
             expert += seconds
         elif any(axis in TENSOR_PARALLEL_AXES for axis in axes):
             tensor += seconds

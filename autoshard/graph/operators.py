@@ -280,7 +280,17 @@ class CrossEntropy(OperatorKind):
 
 
 class TopKGate(OperatorKind):
-    """Softmax over the experts in FP32, the top k kept and normalised, zero elsewhere. Works on whole expert rows."""
+    """Softmax over the experts in FP32, the top k kept and normalised, zero elsewhere. Works on whole expert rows.
+
+    aux_loss_coef: of its load-balancing loss, which is of the means over all tokens: two numbers an expert are summed
+    over whatever axes the tokens are split.
+    """
+
+    def internal_collectives(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Internal, ...]:
+        if not op.attributes.get("aux_loss_coef"):
+            return ()
+        size = 2.0 * FLOAT32_BYTES * graph.sizes["expert"]
+        return ("all_reduce", "batch", size), ("all_reduce", "seq", size)
 
     def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
         return 8.0 * _elements(graph, op.inputs[0], sizes)

@@ -206,8 +206,11 @@ def _experts(config: _Config, model_type: str) -> dict[str, Any]:
     """Fields of ModelSpec that only a mixture of experts has; every layer must have one."""
     if model_type not in MOE_MODEL_TYPES:
         return {}
+    # transformers adds the routers' loss where it gives their logits
+    routes = {"router_aux_loss_coef": config.value("router_aux_loss_coef", 0.001)}
+    routes = routes if config.value("output_router_logits", False) else {}
     if model_type == "mixtral":
-        return {name: config.value(name) for name in ("num_local_experts", "num_experts_per_tok")}
+        return {name: config.value(name) for name in ("num_local_experts", "num_experts_per_tok")} | routes
     sparse_step, dense = config.value("decoder_sparse_step", 1), config.value("mlp_only_layers", [])
     if sparse_step != 1:
         raise AutoshardError(
@@ -225,7 +228,7 @@ def _experts(config: _Config, model_type: str) -> dict[str, Any]:
         "num_experts_per_tok": config.value("num_experts_per_tok"),
         "shared_expert_intermediate_size": config.value("shared_expert_intermediate_size") if shared else 0,
         "norm_topk_prob": config.value("norm_topk_prob", False),
-    }
+    } | routes
 
 
 def _gpt2(config: _Config) -> ModelSpec:

@@ -75,9 +75,12 @@ def _llama(model: ModelSpec) -> dict[str, Any]:
 
 
 def _experts(model: ModelSpec) -> dict[str, Any]:
+    routes = {"router_aux_loss_coef": model.router_aux_loss_coef, "output_router_logits": True}
+    routes = routes if model.router_aux_loss_coef else {}
     if model.model_type == "mixtral":
-        return {"num_local_experts": model.num_local_experts, "num_experts_per_tok": model.num_experts_per_tok}
-    config: dict[str, Any] = {
+        names = {"num_local_experts": model.num_local_experts, "num_experts_per_tok": model.num_experts_per_tok}
+        return names | routes
+    config: dict[str, Any] = routes | {
         "moe_intermediate_size": model.intermediate_size,
         "num_experts": model.num_local_experts,
         "num_experts_per_tok": model.num_experts_per_tok,

@@ -151,6 +151,14 @@ def traced_models_run_on_torch(problem: Problem, draft: Draft) -> str | None:
     return None
 
 
+def router_losses_run_on_torch(problem: Problem, draft: Draft) -> str | None:
+    """NxD's layers of experts are built here without a load-balancing loss."""
+    coefficient = problem.model.router_aux_loss_coef
+    if problem.backend == "nxd" and coefficient:
+        return f"backend=nxd trains without router_aux_loss_coef={coefficient:g} of {problem.model.name}; 0 works"
+    return None
+
+
 def sequence_splits(problem: Problem, draft: Draft) -> str | None:
     """Context parallelism splits the sequence, sequence parallelism splits each part again."""
     pieces = draft.cp * (draft.tp if draft.sequence_parallel else 1)
@@ -347,6 +355,7 @@ MESH_RULES = (
     Rule("NxD refuses dp with a pipeline", data_parallel_groups_of_pipelines),
     Rule("tied embeddings with a pipeline", tied_embeddings_stay_together),
     Rule("NxD does not know a traced model", traced_models_run_on_torch),
+    Rule("NxD adds no loss of routers", router_losses_run_on_torch),
 )
 """Read tp, pp, dp, cp, ep."""
 BATCH_RULES = (Rule("the global batch does not split over dp and microbatches", batch_splits),)

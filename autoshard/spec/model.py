@@ -80,6 +80,7 @@ class ModelSpec:
     attention_bias: of all four projections, but of Qwen2's output projection, which never has one.
     shared_expert_intermediate_size: of the expert that every token goes to besides its own; 0 without.
     norm_topk_prob: whether the weights of a token's experts are made to add up to 1.
+    router_aux_loss_coef: weight of the load-balancing loss of the experts' routers, the mean of the layers'; 0 without.
     partial_rotary_factor: the part of each head, from its start, that rotary positions turn.
     use_parallel_residual: attention and MLP both read the block's input, instead of one after the other.
     graph: of model_type traced, a user's own module: its operators; the other fields then are sizes alone.
@@ -108,6 +109,7 @@ class ModelSpec:
     num_experts_per_tok: int = 0
     shared_expert_intermediate_size: int = 0
     norm_topk_prob: bool = True
+    router_aux_loss_coef: float = 0.0
     partial_rotary_factor: float = 1.0
     use_parallel_residual: bool = False
     graph: TracedGraph | None = None
@@ -160,7 +162,7 @@ class ModelSpec:
     @classmethod
     def from_dict(cls, value: object, path: str = "model") -> ModelSpec:
         """The inverse of to_dict. path: what errors call the value."""
-        given = {"graph": None, **value} if isinstance(value, dict) else value
+        given = {"graph": None, "router_aux_loss_coef": 0.0, **value} if isinstance(value, dict) else value
         values = values_for(cls, given, path)
         if values["rope_scaling"] is not None:
             values["rope_scaling"] = RopeScaling.from_dict(values["rope_scaling"], f"{path}.rope_scaling")
@@ -184,6 +186,8 @@ def _check_fields(model: ModelSpec) -> None:
         check_integer(of, field, getattr(model, field), at_least=0, at_most=MOST_REPEATED)
     check_integer(of, "shared_expert_intermediate_size", model.shared_expert_intermediate_size, at_least=0)
     check_positive(of, "partial_rotary_factor", model.partial_rotary_factor)
+    if model.router_aux_loss_coef != 0:
+        check_positive(of, "router_aux_loss_coef", model.router_aux_loss_coef)
     for field in ("tie_word_embeddings", "attention_bias", "mlp_bias", "norm_topk_prob", "use_parallel_residual"):
         check_flag(of, field, getattr(model, field))
     check_positive(of, "norm_eps", model.norm_eps)

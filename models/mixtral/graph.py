@@ -34,7 +34,7 @@ def mixture(
 ) -> str:
     """sum over the top k experts of weight * down(silu(gate(h)) * up(h)); slots per expert and sequence are `capacity`.
 
-    gate, up, down: what the family calls an expert's matrices.
+    gate, up, down: what the family calls an expert's matrices. The load-balancing loss is the mean of the layers'.
     """
     logits = b.einsum(
         f"{name}.gate",
@@ -50,6 +50,7 @@ def mixture(
         ("batch", "seq"),
         top_k=model.num_experts_per_tok,
         normalized=model.norm_topk_prob,
+        aux_loss_coef=model.router_aux_loss_coef / model.num_hidden_layers,
     )
     slots = b.operator("dispatch", f"{name}.dispatch", (h, gates), (*SLOTS.split(), "embed"), ("batch", "embed"))
     gated, raised = (

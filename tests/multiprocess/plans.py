@@ -45,6 +45,9 @@ MODELS = {
     "rope scaling": replace(LLAMA, rope_scaling=RopeScaling("llama3", 8.0, 1.0, 4.0, 8)),
     "mistral": replace(LLAMA, model_type="mistral", sliding_window=9),
     "mixtral": replace(LLAMA, model_type="mixtral", num_local_experts=4, num_experts_per_tok=2),
+    "balanced mixtral": replace(
+        LLAMA, model_type="mixtral", num_local_experts=4, num_experts_per_tok=2, router_aux_loss_coef=0.5
+    ),
     # 90 entries do not divide by tp: the vocabulary is padded
     "gpt2": replace(
         LLAMA,
@@ -155,6 +158,9 @@ CASES: dict[int, dict[str, tuple[str, Strategy, int]]] = {
         "mixtral tp": ("mixtral", strategy(tp=2), 2),
         "mixtral tp, no sequence parallel": ("mixtral", strategy(tp=2, sp=False), 2),
         "mixtral ep": ("mixtral", strategy(dp=2, ep=2), 2),
+        "mixtral ep, dropless": ("mixtral", strategy(dp=2, ep=2), 2),
+        "balanced mixtral tp": ("balanced mixtral", strategy(tp=2), 2),
+        "balanced mixtral ep": ("balanced mixtral", strategy(dp=2, ep=2, recompute="full"), 2),
         "llama with biases tp": ("llama with biases", strategy(tp=2), 2),
         "gpt neox tp": ("gpt neox", strategy(tp=2), 2),
         "gpt neox tp, no sequence parallel": ("gpt neox", strategy(tp=2, sp=False), 2),
@@ -214,6 +220,7 @@ CASES: dict[int, dict[str, tuple[str, Strategy, int]]] = {
         "qwen3 moe ep x pp": ("qwen3 moe", strategy(dp=2, ep=2, pp=2), 4),
         "mixtral ep x tp": ("mixtral", strategy(dp=2, ep=2, tp=2), 2),
         "mixtral ep x dp": ("mixtral", strategy(dp=4, ep=2), 2),
+        "balanced mixtral dp x pp": ("balanced mixtral", strategy(dp=2, pp=2, schedule="zero_bubble"), 3),
         "mixtral ep x pp": ("mixtral", strategy(dp=2, ep=2, pp=2, recompute="full"), 4),
     },
     8: {
@@ -230,6 +237,9 @@ CASES: dict[int, dict[str, tuple[str, Strategy, int]]] = {
 }
 """World size -> name -> (model, strategy, microbatches a step)."""
 
+DROPLESS = ("mixtral ep, dropless",)
+"""Cases in which every token has a slot with each of its experts, whatever the routers do."""
+
 IN_BF16 = ("dp", "tp", "zigzag ring", "pp, zero bubble", "tp x dp")
 """Cases that are run in BF16 as well."""
 
@@ -242,4 +252,8 @@ def plan_of(model: ModelSpec, chosen: Strategy, num_microbatches: int, precision
 
 def case(world_size: int, name: str) -> Plan:
     model, chosen, microbatches = CASES[world_size][name]
-    return plan_of(MODELS[model], chosen, microbatches)
+    plan = plan_of(MODELS[model], chosen, microbatches)
+    if name not in DROPLESS:
+        return plan
+    enough = plan.model.num_local_experts / plan.model.num_experts_per_tok
+    return replace(plan, training=replace(plan.training, expert_capacity_factor=enough))

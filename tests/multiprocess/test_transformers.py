@@ -78,14 +78,21 @@ def published(config: dict[str, Any], folder: Path) -> torch.nn.Module:
     return model
 
 
-def logits(model: ModelSpec, parameters: dict[str, torch.Tensor], ids: torch.Tensor) -> torch.Tensor:
-    """Of our graph on one device; every token has a slot with each of its experts."""
+def whole_module(
+    model: ModelSpec, parameters: dict[str, torch.Tensor], shape: tuple[int, ...], with_loss: bool = True
+) -> StageModule:
+    """Our graph on one device, up to the loss or the logits; every token has a slot with each of its experts."""
     enough = model.num_local_experts / max(1, model.num_experts_per_tok)
-    sizes = dim_sizes(model, ids.shape[0], ids.shape[1], capacity_factor=enough)
+    sizes = dim_sizes(model, shape[0], shape[1], capacity_factor=enough)
     graph = stage_graph(model, sizes, range(model.num_hidden_layers), True, True, element_bytes=4)
-    head = graph.operators[-1].inputs[0]
-    program = partition(graph, {}, {op.name: {} for op in graph.operators}, {}, {head: None})
-    module = StageModule(program, parameters, None, "none")
+    last = graph.operators[-1]
+    wanted = last.output if with_loss else last.inputs[0]
+    program = partition(graph, {}, {op.name: {} for op in graph.operators}, {}, {wanted: None})
+    return StageModule(program, parameters, None, "none")
+
+
+def logits(model: ModelSpec, parameters: dict[str, torch.Tensor], ids: torch.Tensor) -> torch.Tensor:
+    module = whole_module(model, parameters, tuple(ids.shape), with_loss=False)
     by_name = {"input_ids": ids, "labels": torch.zeros_like(ids)}
     with torch.no_grad():
         return module(*(by_name[name] for name in module.input_names))
@@ -102,6 +109,30 @@ def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     ids = torch.randint(model.vocab_size, (3, 24), generator=torch.Generator().manual_seed(1))
     expected = reference(ids).logits.detach()
     torch.testing.assert_close(logits(model, parameters, ids), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_routers_loss_is_that_of_transformers(tmp_path: Path) -> None:
+    # transformers takes the means over the tokens of all layers, we those of each: one layer is the same
+    routed = {"num_hidden_layers": 1, "output_router_logits": True, "router_aux_loss_coef": 0.5}
+    reference = published({**CONFIGS["mixtral"], **routed}, tmp_path)
+    model = read_config(tmp_path)
+    assert model.router_aux_loss_coef == 0.5
+    tensors = load_file(tmp_path / "model.safetensors")
+    dims, sizes = parameter_dims(model)
+    loaded = from_checkpoint(checkpoint_parts(model), dims, sizes, tensors, lambda tensor: tensors[tensor].numpy())
+    module = whole_module(model, {name: torch.from_numpy(value.copy()) for name, value in loaded}, (3, 24))
+    ids, labels = torch.randint(model.vocab_size, (2, 3, 24), generator=torch.Generator().manual_seed(1))
+    found = reference(ids)
+    expected = torch.nn.functional.cross_entropy(found.logits.flatten(0, 1), labels.flatten()) + 0.5 * found.aux_loss
+    expected.backward()
+    loss = module(*({"input_ids": ids, "labels": labels}[name] for name in module.input_names))
+    loss.backward()
+    (routing,) = module.router_losses.take()
+    torch.testing.assert_close((loss + routing).detach(), expected.detach(), rtol=1e-6, atol=0)
+    gradients = {name: parameter.grad for name, parameter in reference.named_parameters()}
+    gate = next(name for name in gradients if name.endswith("gate.weight"))
+    for ours, theirs in (("model.layers.0.block_sparse_moe.gate.weight", gate), ("model.embed_tokens.weight",) * 2):
+        torch.testing.assert_close(module.parameter(ours).grad, gradients[theirs], rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

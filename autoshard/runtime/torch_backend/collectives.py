@@ -13,47 +13,58 @@ from typing import Any
 import torch
 
 from autoshard.graph.redistribute import Transition
+from autoshard.runtime.torch_backend.direct import summed
 from autoshard.runtime.torch_backend.groups import Group, MeshGroups
 
 _c10d, _direct = torch.ops._c10d_functional, torch.ops.autoshard
 Move = Callable[[torch.Tensor], torch.Tensor]
+Started = Callable[[], torch.Tensor]
+"""A collective under way; call it when the result is needed, once."""
 
 
 def all_reduce(x: torch.Tensor, group: Group, reduction: str = "sum") -> torch.Tensor:
     return _c10d.wait_tensor(_c10d.all_reduce(x.contiguous(), reduction, group.name))
 
 
-def all_gather(x: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
+def start_all_gather(x: torch.Tensor, group: Group, dim: int) -> Started:
     """Pieces of the group's ranks concatenated along dim, in mesh order."""
-    whole = _gathered(x.contiguous(), group)
-    if prod(x.shape[:dim]) == 1:
-        return whole.view(*x.shape[:dim], group.size * x.shape[dim], *x.shape[dim + 1 :])
-    return torch.cat(whole.chunk(group.size, 0), dim)
+    # without `out` torch gathers over gloo by way of one more buffer
+    out = x.new_empty(group.size * x.shape[0], *x.shape[1:])
+    arriving = _c10d.all_gather_into_tensor_out(x.contiguous(), group.size, group.name, out=out)
+
+    def whole() -> torch.Tensor:
+        gathered = _c10d.wait_tensor(arriving)
+        if prod(x.shape[:dim]) == 1:
+            return gathered.view(*x.shape[:dim], group.size * x.shape[dim], *x.shape[dim + 1 :])
+        return torch.cat(gathered.chunk(group.size, 0), dim)
+
+    return whole
 
 
-def reduce_scatter(x: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
+def start_reduce_scatter(x: torch.Tensor, group: Group, dim: int) -> Started:
     """Sum over the group; this rank keeps its piece along dim."""
     shape = list(x.shape)
     shape[dim] //= group.size
     pieces = x if prod(x.shape[:dim]) == 1 else torch.cat(x.chunk(group.size, dim), 0)
     flat = pieces.contiguous().view(group.size * prod(shape[: dim + 1]), *shape[dim + 1 :])
     if group.direct:
-        return _direct.reduce_scatter_tensor(flat, group.size, group.name).view(shape)
-    return _c10d.wait_tensor(_c10d.reduce_scatter_tensor(flat, "sum", group.size, group.name)).view(shape)
+        arriving = _direct.reduce_scatter_tensor(flat, group.size, group.name)
+        return lambda: summed(_c10d.wait_tensor(arriving), group.size).view(shape)
+    arriving = _c10d.reduce_scatter_tensor(flat, "sum", group.size, group.name)
+    return lambda: _c10d.wait_tensor(arriving).view(shape)
 
 
-def all_gather_into(out: torch.Tensor, x: torch.Tensor, group: Group) -> None:
-    """Pieces of the group's ranks side by side in `out`; both flat."""
-    if group.direct:
-        _direct.all_gather_into_tensor_out(x, group.size, group.name, out=out)
-    else:
-        _c10d.wait_tensor(_c10d.all_gather_into_tensor_out(x, group.size, group.name, out=out))
+def all_gather(x: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
+    return start_all_gather(x, group, dim)()
 
 
-def _gathered(x: torch.Tensor, group: Group) -> torch.Tensor:
-    if group.direct:
-        return _direct.all_gather_into_tensor(x, group.size, group.name)
-    return _c10d.wait_tensor(_c10d.all_gather_into_tensor(x, group.size, group.name))
+def reduce_scatter(x: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
+    return start_reduce_scatter(x, group, dim)()
+
+
+def all_gather_into(out: torch.Tensor, x: torch.Tensor, group: Group) -> torch.Tensor:
+    """Pieces of the group's ranks one after the other in `out`."""
+    return _c10d.wait_tensor(_c10d.all_gather_into_tensor_out(x, group.size, group.name, out=out))
 
 
 def all_to_all(x: torch.Tensor, group: Group, gather_dim: int, split_dim: int) -> torch.Tensor:
@@ -122,6 +133,16 @@ def transition_moves(transition: Transition, dims: tuple[str, ...], groups: Mesh
     target = None if transition.target_dim is None else dims.index(transition.target_dim)
     forward = _move(transition.forward, groups, transition.axes, source, target)
     return forward, _move(transition.backward, groups, transition.axes, target, source)
+
+
+def gather_starts(
+    transition: Transition, dims: tuple[str, ...], groups: MeshGroups
+) -> tuple[Callable[[torch.Tensor], Started], Callable[[torch.Tensor], Started]]:
+    """(forward, backward) of a transition that gathers and whose dual reduce-scatters, to be waited for later."""
+    assert (transition.forward, transition.backward) == ("all_gather", "reduce_scatter"), transition
+    assert transition.source_dim is not None
+    group, dim = groups[transition.axes], dims.index(transition.source_dim)
+    return lambda x: start_all_gather(x, group, dim), lambda x: start_reduce_scatter(x, group, dim)
 
 
 class _Redistribute(torch.autograd.Function):

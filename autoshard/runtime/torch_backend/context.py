@@ -11,6 +11,7 @@ import torch
 from autoshard.graph.ir import Graph
 from autoshard.graph.partition import OperatorStep, Program
 from autoshard.runtime.torch_backend.groups import Group, MeshGroups
+from autoshard.runtime.torch_backend.router_loss import RouterLosses
 from autoshard.runtime.torch_backend.weight_gradients import WeightGradients
 
 Kernel = Callable[..., torch.Tensor]
@@ -21,13 +22,14 @@ class Context:
     """The program and this rank's place in its mesh; groups is None on one device.
 
     later: where backwards leave gradients of weights, None where they compute them themselves. tables: constants that
-    operators share, made by the first that needs them.
+    operators share, made by the first that needs them. router_losses: where routers leave their losses.
     """
 
     program: Program
     groups: MeshGroups | None
     later: WeightGradients | None = None
     tables: dict[Any, torch.Tensor] = field(default_factory=dict)
+    router_losses: RouterLosses = field(default_factory=RouterLosses)
 
     @property
     def graph(self) -> Graph:

@@ -19,7 +19,7 @@ AxisNames = tuple[str, ...]
 class Group:
     """Ranks that differ along some axes, in mesh order; index is this rank's place among them.
 
-    direct: gathers and reduce-scatters go from rank to rank (direct.py), not through torch's functional collectives.
+    direct: reduce-scatters go from rank to rank (direct.py).
     """
 
     name: str

@@ -24,6 +24,7 @@ from autoshard.runtime.torch_backend.context import Context, Kernel
 from autoshard.runtime.torch_backend.groups import Group
 from autoshard.runtime.torch_backend.lean import RmsNorm, Rotate, SiluMul, WholeCrossEntropy
 from autoshard.runtime.torch_backend.pointwise import pointwise
+from autoshard.runtime.torch_backend.router_loss import balance
 from autoshard.runtime.torch_backend.weight_gradients import LaterLinear, WeightGradients
 
 
@@ -239,10 +240,14 @@ def _cross_entropy(context: Context, step: OperatorStep) -> Kernel:
 
 def _top_k_gate(context: Context, step: OperatorStep) -> Kernel:
     top_k: Any = step.operator.attributes["top_k"]
+    balanced = balance(context, step)
 
     def gate(logits: torch.Tensor) -> torch.Tensor:
         weights = torch.softmax(logits, -1, dtype=torch.promote_types(logits.dtype, torch.float32))
         best, experts = weights.topk(top_k, -1)
+        if balanced is not None:
+            weights = balanced(weights, experts)
+            best = weights.gather(-1, experts)
         if step.operator.attributes["normalized"]:
             best = best / best.sum(-1, keepdim=True)
         return torch.zeros_like(weights).scatter(-1, experts, best).to(logits.dtype)

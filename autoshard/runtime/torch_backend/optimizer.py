@@ -70,7 +70,7 @@ def gradient_axes(program: Program, mesh: Mesh) -> set[tuple[str, ...]]:
 
 
 class Bucket:
-    """Flat storage of the parameters that share a key."""
+    """Flat storage of the parameters that share a key; masters of the same dtype are the parameters themselves."""
 
     def __init__(
         self,
@@ -102,8 +102,9 @@ class Bucket:
         index = self.data_group.index if self.data_group and s.zero1 else 0
         self._mine = slice(index * padded // self.shards, (index + 1) * padded // self.shards)
         self._reduce_dtype = s.reduce_dtype or s.gradient_dtype
-        master = self.parameters[self._mine].to(s.master_dtype, copy=True)
-        self.master = nn.Parameter(master)
+        self._own_masters = s.master_dtype == self.parameters.dtype
+        mine = self.parameters[self._mine]
+        self.master = nn.Parameter(mine if self._own_masters else mine.to(s.master_dtype))
 
     def reduce(self) -> torch.Tensor:
         """Sum the gradients over every axis that needs it, in the dtype for that -> this rank's shard."""
@@ -142,11 +143,12 @@ class Bucket:
 
     def publish(self) -> None:
         """Masters, rounded to the parameters' dtype, back into every rank's parameters."""
-        rounded = self.master.detach().to(self.parameters.dtype)
         if self.shards == 1:
-            self.parameters.copy_(rounded)
+            if not self._own_masters:
+                self.parameters.copy_(self.master.detach())
             return
         assert self.data_group is not None
+        rounded = self.master.detach().to(self.parameters.dtype, copy=self._own_masters)  # it lies in the output
         all_gather_into(self.parameters, rounded, self.data_group)
 
 

@@ -32,7 +32,8 @@ Tokens = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class StepResult:
-    """loss: mean over all learned tokens of the step; gradient_norm: of the whole model, before clipping."""
+    """loss: mean over all learned tokens of the step, and what routers' losses add; gradient_norm: of the whole model,
+    before clipping."""
 
     loss: float
     gradient_norm: float
@@ -78,6 +79,8 @@ class Session:
             )
             for stage in self.stages
         }
+        for module in self.modules.values():
+            module.router_losses.scale = 1 / plan.num_microbatches
         self.optimizer = ShardedAdamW(self.modules.values(), mesh, self._groups, self._world, settings, tied)
         self._pipeline = Pipeline(plan, self.stages, self.modules, programs, self._groups, device, dtype, on_action)
         stage_group = self._groups[("pp",)] if self._groups is not None else None
@@ -93,7 +96,8 @@ class Session:
         weight = _weight(labels)
         losses = self._pipeline.run(self._local(inputs, "input_ids"), self._local(labels, "labels"), weight)
         self._on_action("summing gradients and updating parameters")
-        loss = weight * self._mean_loss(losses)
+        cross_entropy, routing = self._mean_losses(losses)
+        loss = weight * cross_entropy + routing
         if not isfinite(loss):
             raise AutoshardError(f"the loss is {loss}; --debug-nan names the operator that it comes from")
         return StepResult(loss, self.optimizer.step(learning_rate, keep_gradients))
@@ -101,7 +105,7 @@ class Session:
     def evaluate(self, inputs: Tokens, labels: Tokens) -> float:
         """Mean loss over the learned tokens of a global batch; nothing is learned from it."""
         losses = self._evaluation.run(self._local(inputs, "input_ids"), self._local(labels, "labels"))
-        return _weight(labels) * self._mean_loss(losses)
+        return _weight(labels) * self._mean_losses(losses)[0]
 
     @property
     def control(self) -> tuple[torch.device, dist.ProcessGroup | None]:
@@ -157,18 +161,22 @@ class Session:
                 ]
         return None
 
-    def _mean_loss(self, losses: list[torch.Tensor]) -> float:
-        """Sum of the last stage's losses over ranks, mean over microbatches, known to every rank."""
-        total = torch.zeros((), dtype=torch.float64, device=self.device)
+    def _mean_losses(self, losses: list[torch.Tensor]) -> tuple[float, float]:
+        """Means over microbatches, known to every rank: of the last stage's losses, summed over its ranks; of what all
+        routers' losses add up to."""
+        total = torch.zeros(2, dtype=torch.float64, device=self.device)
         if losses:
             program = self.modules[len(self.plan.stages) - 1].program
             copies = self.plan.mesh.size(
                 axis for axis, entry in zip(program.axes, program.states["loss"], strict=True) if entry != "P"
             )
-            total += torch.stack(losses).double().sum() / copies / len(losses)
+            total[0] += torch.stack(losses).double().sum() / copies / len(losses)
+        routing = [loss for module in self.modules.values() for loss in module.router_losses.take()]
+        if routing:  # every rank of a stage knows all of them
+            total[1] += torch.stack(routing).double().sum() / self.plan.mesh.stage_size / self.plan.num_microbatches
         if self._world is not None:
             dist.all_reduce(total, group=self._world.handle)
-        return float(total)
+        return float(total[0]), float(total[1])
 
 
 def _weight(labels: Tokens) -> float:

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from autoshard.errors import AutoshardError
 from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, RedistributeStep, Step
 from autoshard.graph.recompute import segments
-from autoshard.runtime.torch_backend.collectives import Move, redistribution, transition_moves
+from autoshard.runtime.torch_backend.collectives import Started, gather_starts, redistribution, transition_moves
 from autoshard.runtime.torch_backend.context import Context
 from autoshard.runtime.torch_backend.groups import MeshGroups
 from autoshard.runtime.torch_backend.kernels import Projection, kernel
@@ -24,6 +24,7 @@ Environment = dict[str, Any]
 """Tensors by the name of their view; parameters too."""
 
 
+Start = Callable[[torch.Tensor], Started]
 _Steps = tuple[tuple[Callable[..., Any], tuple[str, ...], tuple[str, ...], tuple[str, ...]], ...]
 """Instructions as plain tuples (run, inputs, outputs, released): the loop over them is all that a step costs beside
 its operators."""
@@ -78,7 +79,9 @@ class StageModule(nn.Module):
         for name, value in parameters.items():
             self.register_parameter(_registered(name), nn.Parameter(value))
         self._names = {name: _registered(name) for name in parameters}
-        self._sections = _sections(Context(program, groups, self.later), recompute, debug_nan)
+        context = Context(program, groups, self.later)
+        self.router_losses = context.router_losses
+        self._sections = _sections(context, recompute, debug_nan)
 
     def parameter(self, name: str) -> nn.Parameter:
         return self.get_parameter(_registered(name))
@@ -193,11 +196,13 @@ def _instruction(context: Context, step: Step) -> _Instruction:
 def _gather_instruction(context: Context, step: GatherEinsumStep) -> _Instruction:
     assert context.groups is not None
     source = step.gather.source
-    gather, scatter = transition_moves(step.gather.transitions[0], context.program.tensor(source).dims, context.groups)
+    transition, dims = step.gather.transitions[0], context.program.tensor(source).dims
+    gather, scatter = transition_moves(transition, dims, context.groups)
+    start_gather, start_scatter = gather_starts(transition, dims, context.groups)
     projections = []
     for one in step.einsums:
-        dims = [context.dims(name) for name in (*one.operator.inputs, one.operator.output)]
-        projection = Projection.of(dims[0], dims[1], dims[2])
+        left, right, out = (context.dims(name) for name in (*one.operator.inputs, one.operator.output))
+        projection = Projection.of(left, right, out)
         assert projection is not None, one.operator
         projections.append(projection)
     weights, later = tuple(one.inputs[1] for one in step.einsums), context.later
@@ -208,29 +213,34 @@ def _gather_instruction(context: Context, step: GatherEinsumStep) -> _Instructio
         if later is not None and all(isinstance(w, nn.Parameter) for w in weights):
             products = LaterLinear.apply(x, gather, scatter, later, weights, *flat)
         else:
-            products = _GatherLinear.apply(x, gather, scatter, *flat)
+            products = _GatherLinear.apply(x, start_gather, start_scatter, *flat)
         return tuple(p.unflatten(y, w) for p, y, w in zip(projections, products, weights, strict=True))
 
     return _Instruction(f"gather {source}", (source, *weights), outputs, run)
 
 
 class _GatherLinear(torch.autograd.Function):
-    """y_i = gather(x) w_i^T; keeps the local x and gathers it again in backward (Korthikanti et al. 2022, 4.2.2)."""
+    """y_i = gather(x) w_i^T; keeps the local x and gathers it again in backward (Korthikanti et al. 2022, 4.2.2).
+
+    Backward hides the gathering behind the gradient of x, and the scattering of that behind those of the weights.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, gather: Move, scatter: Move, *weights: torch.Tensor) -> Any:
+    def forward(ctx: Any, x: torch.Tensor, gather: Start, scatter: Start, *weights: torch.Tensor) -> Any:
         ctx.save_for_backward(x, *weights)
         ctx.gather, ctx.scatter = gather, scatter
-        whole = gather(x)
+        whole = gather(x)()
         return tuple(nn.functional.linear(whole, weight) for weight in weights)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         x, *weights = ctx.saved_tensors
-        whole = ctx.gather(x).flatten(0, -2)
+        gathering = ctx.gather(x)
         flat = [grad.flatten(0, -2) for grad in grads]
         partial = flat[0] @ weights[0]
         for grad, weight in zip(flat[1:], weights[1:], strict=True):
             partial = partial.addmm(grad, weight)
-        grad_x = ctx.scatter(partial.view(*grads[0].shape[:-1], partial.shape[-1]))
-        return (grad_x, None, None, *(grad.t() @ whole for grad in flat))
+        scattering = ctx.scatter(partial.view(*grads[0].shape[:-1], partial.shape[-1]))
+        whole = gathering().flatten(0, -2)
+        grad_weights = [grad.t() @ whole for grad in flat]
+        return (scattering(), None, None, *grad_weights)
