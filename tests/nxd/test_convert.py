@@ -1,0 +1,99 @@
+"""Files that we write for NxD equal those of NxD's own converter, and its loader reads them."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from autoshard.convert.convert import Conversion, convert, open_source
+from autoshard.convert.nxd import NxdOptions, file_name
+from tests.multiprocess.plans import MODELS
+from tests.unit.weight_folders import bytes_of, huggingface_folder, plan
+
+CASES: dict[str, tuple[str, dict[str, int], NxdOptions]] = {
+    "interleaved stages": ("llama", {"tp": 2, "pp": 2, "vpp": 2}, NxdOptions("separate")),
+    "key-value heads twice": ("few kv heads", {"tp": 4, "pp": 2}, NxdOptions("gqa")),
+    "fused": ("few kv heads", {"tp": 4}, NxdOptions("fused")),
+}
+
+
+def converted(folder: Path, name: str, options: NxdOptions) -> Path:
+    """The Hugging Face folder and the one for NxD."""
+    model, degrees, _ = CASES[name]
+    hf = huggingface_folder(folder / "hf", MODELS[model])
+    conversion = Conversion("nxd", plan(MODELS[model], **degrees), nxd=options)
+    convert(open_source(hf), folder / "nxd", conversion, lambda count: None, lambda count: None)
+    return hf
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_files_equal_those_of_its_converter(name: str, tmp_path: Path) -> None:
+    _, degrees, options = CASES[name]
+    hf = converted(tmp_path, name, options)
+    tp, pp = degrees["tp"], degrees.get("pp", 1)
+    for tp_rank in range(tp):
+        for pp_rank in range(pp):
+            expected = theirs(hf, tp, pp, degrees.get("vpp", 1), options.qkv, tp_rank, pp_rank)
+            ours = torch.load(tmp_path / "nxd" / "model" / file_name(tp_rank, pp_rank), weights_only=True)
+            assert ours.keys() == expected.keys()
+            for tensor, value in expected.items():
+                assert torch.equal(ours[tensor], value), tensor
+
+
+def theirs(hf: Path, tp: int, pp: int, vpp: int, qkv: str, tp_rank: int, pp_rank: int) -> dict[str, torch.Tensor]:
+    """A rank's state, by NxD's converter."""
+    converter = importlib.import_module("neuronx_distributed.scripts.checkpoint_converter").CheckpointConverterBase()
+    partition = importlib.import_module("neuronx_distributed.pipeline.partition")
+    config = json.loads((hf / "config.json").read_text())
+    multiplier = max(1, tp // config["num_key_value_heads"])
+    arguments = SimpleNamespace(
+        tp_size=tp,
+        pp_size=pp,
+        ep_size=1,
+        kv_size_multiplier=multiplier,
+        qkv_linear=qkv != "separate",
+        fuse_qkv=qkv == "fused",
+        coalesce_qkv=False,
+        pad_attn_heads=False,
+        i_tp_round_factor=0,
+        hw_backend="trn1",
+        model_style="hf",
+        convert_from_full_state=True,
+        n_layers=config["num_hidden_layers"],
+    )
+    blocks = [f"model.layers.{block}" for block in range(config["num_hidden_layers"])]
+    cuts = partition.create_partitions(pp * vpp, blocks)
+    state = load_file(hf / "model.safetensors")
+    found: dict[str, torch.Tensor] = converter.convert_full_state_to_tp(
+        state, arguments, tp_rank, pp_rank, 0, cuts, config
+    )
+    return found
+
+
+def test_its_loader_reads_serialized_tensors_and_we_read_what_it_left(tmp_path: Path) -> None:
+    hf = converted(tmp_path, "fused", NxdOptions("gqa", xser=True))
+    checkpoint = importlib.import_module("neuronx_distributed.trainer.checkpoint")
+    storage = importlib.import_module("neuronx_distributed.trainer.checkpoint_storage")
+    serialization: Any = importlib.import_module("torch_xla.utils.serialization")
+    root = storage.create_checkpoint_storage(str(tmp_path))
+    assert root.list_completed_checkpoint_tags() == ["nxd"] and root.is_checkpoint_xser("nxd")
+    (tmp_path / "theirs" / "model").mkdir(parents=True)
+    (tmp_path / "theirs" / "config.json").write_bytes((hf / "config.json").read_bytes())
+    for tp_rank in range(4):
+        read = checkpoint._xser_load_data(root, f"nxd/model/{file_name(tp_rank, 0)}")
+        path = tmp_path / "theirs" / "model" / file_name(tp_rank, 0)
+        folder = Path(serialization._get_tensors_folder(str(path)))
+        folder.mkdir()
+        for index, value in enumerate(read.values()):
+            torch.save(value.cpu(), serialization._get_tensor_file(str(folder), index))
+        torch.save({name: serialization.TensorReference(index) for index, name in enumerate(read)}, path)
+    back = Conversion("hf")
+    convert(open_source(tmp_path / "theirs"), tmp_path / "back", back, lambda count: None, lambda count: None)
+    assert bytes_of(tmp_path / "back") == bytes_of(hf)
