@@ -130,7 +130,7 @@ PINS = (
         "schedule",
         one_of(SEARCHED, "1f1b", "interleaved", "gpipe", "zero_bubble"),
         "NAME",
-        "1f1b or interleaved; with backend torch gpipe or zero_bubble too, when they are named",
+        "1f1b or interleaved; with backend torch gpipe or zero_bubble too",
     ),
     Option(
         "recompute",

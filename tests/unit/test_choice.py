@@ -1,0 +1,95 @@
+"""Which layout is taken: room in memory, toss-ups, recompute sets worth a look, limits of time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from autoshard.cost.interval import fits_probability
+from autoshard.cost.stage import LocalShape, stage_parts
+from autoshard.graph.recompute import COMMON_SETS
+from autoshard.models.registry import load_model
+from autoshard.search import Pins, search
+from autoshard.search.choose import simplest_of_equals
+from autoshard.search.headroom import levels
+from autoshard.search.ranking import Timed
+from autoshard.search.result import OPTIMAL
+from autoshard.search.rules import Problem
+from autoshard.search.sets import EVERY_SET, recompute_sets
+from autoshard.spec.cluster import load_cluster
+from autoshard.spec.training import TrainingSpec, load_precision
+from tests.unit.plan_examples import plan_70b
+
+MODEL, TRN1 = load_model("llama3-70b"), load_cluster("trn1.32xlarge", 16)
+TRAINING = TrainingSpec(8192, 1024, load_precision("mixed_precision"))
+
+
+def test_levels_are_the_memory_that_fits_with_a_probability() -> None:
+    found = levels(TRN1, 0.9)
+    assert [level.probability for level in found] == [0.9, 0.75, 0.5]
+    for level in found:
+        capacity = TRN1.device.memory_bytes
+        assert fits_probability(level.memory_bytes, capacity, TRN1) == pytest.approx(level.probability)
+    assert [level.probability for level in levels(TRN1, 0.6)] == [0.6, 0.5]
+
+
+def test_a_plan_fits_as_surely_as_is_wanted() -> None:
+    steps = []
+    for wanted in (0.5, 0.75, 0.9, 0.99):
+        result = search(MODEL, TRAINING, TRN1, fit_probability=wanted)
+        assert result.best.estimate.fits_probability >= wanted
+        fastest_s = min(one.estimate.step_time_s for one in (result.best, *result.runners_up))
+        steps.append(fastest_s)
+        passed_over = [note for note in result.notes if note.startswith("room: layouts that fit with less than")]
+        assert len(passed_over) == (wanted > 0.5)
+    assert steps == sorted(steps) and steps[0] < steps[-1]
+
+
+PINS = Pins(tp=8, pp=8, cp=1, num_virtual_stages=5, microbatch_size=2, recompute="full")
+
+
+def test_where_none_fits_so_surely_the_next_level_is_taken_and_said() -> None:
+    result = search(MODEL, TRAINING, load_cluster("trn1.32xlarge", 16), PINS)
+    assert 0.5 <= result.best.estimate.fits_probability < 0.9
+    assert result.notes[0].startswith("room: no layout fits with 90 %; chosen among those that fit with at least ")
+
+
+def test_the_simpler_one_of_two_that_are_as_fast() -> None:
+    plain = plan_70b().strategy
+    chunks = replace(plain, schedule="interleaved", num_virtual_stages=2, stage_layers=(5,) * 16, recompute=("full",))
+    ranked = [Timed(100.0, chunks), Timed(100.9, plain)]
+    assert simplest_of_equals(TRN1, ranked) == 1
+    assert simplest_of_equals(TRN1, [Timed(100.0, chunks), Timed(101.1, plain)]) == 0  # more than may be given away
+    assert simplest_of_equals(TRN1, ranked[::-1]) == 0
+
+
+def test_the_choice_does_not_depend_on_how_many_are_shown() -> None:
+    few, many = (search(MODEL, TRAINING, TRN1, top=top) for top in (0, 5))
+    assert few.best == many.best and not few.runners_up
+
+
+def test_nxd_has_its_own_sets_and_torch_all_that_are_useful() -> None:
+    assert recompute_sets(Problem(MODEL, TRAINING, TRN1, "nxd"), Pins()) == COMMON_SETS
+    problem = Problem(MODEL, TRAINING, TRN1, "torch")
+    sets = recompute_sets(problem, Pins())
+    assert set(COMMON_SETS) < set(sets) < set(EVERY_SET) and len(EVERY_SET) == 64
+    for shape in (LocalShape(8, 1, 1, 1, True, "flash"), LocalShape(32, 1, 1, 2, False, "flash")):
+        found = {name: stage_parts(*problem[:3], shape, name).block for name in EVERY_SET}
+        for one in found.values():  # each is matched by a useful one
+            assert any(
+                found[name].kept_bytes <= one.kept_bytes and found[name].backward_s <= one.backward_s * (1 + 1e-9)
+                for name in sets
+            )
+
+
+def test_a_search_that_is_stopped_says_what_is_proven() -> None:
+    done = search(MODEL, TRAINING, TRN1)
+    stopped = search(MODEL, TRAINING, TRN1, time_limit_s=1e-9)
+    assert done.optimality == OPTIMAL
+    words, share = stopped.optimality.split(": within ")
+    assert words == "stopped after 1e-09 s" and share.endswith(" % of the optimum within this model, proven")
+    at_least_s = stopped.best.estimate.step_time_s * (1 - float(share.split()[0]) / 100)
+    assert at_least_s <= done.best.estimate.step_time_s * 1.01 <= stopped.best.estimate.step_time_s * 1.01
+    assert stopped.considered == done.considered
+    assert {"not looked at in time"} == {r.reason for r in stopped.rejections} - {r.reason for r in done.rejections}
