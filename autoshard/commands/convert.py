@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from autoshard.checkpoint.place import is_remote
 from autoshard.commands.output import say
 from autoshard.commands.parser import Parser, one_of, path, whole
 from autoshard.errors import AutoshardError
@@ -81,6 +82,11 @@ def run(values: Mapping[str, Any]) -> int:
     from autoshard.convert.convert import convert, open_source
     from autoshard.convert.folder import check_free
 
+    for name in ("source", "target"):
+        if is_remote(values[name]):
+            raise AutoshardError(
+                f"{name}={values[name]}: convert reads and writes folders; copy it with aws s3 cp first"
+            )
     conversion = _conversion(values)
     source, target = Path(values["source"]), Path(values["target"])
     model = conversion.plan.model if conversion.plan is not None else values["model"]
