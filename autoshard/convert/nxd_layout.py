@@ -42,6 +42,8 @@ class NxdLayout:
 
     def __post_init__(self) -> None:
         model, tp, multiplier = self.model, self.tp, self.kv_size_multiplier
+        if self.qkv not in QKV_STYLES:
+            raise AutoshardError(f"qkv={self.qkv!r} is not one of: {', '.join(QKV_STYLES)}")
         if model.model_type not in MODEL_TYPES:
             raise AutoshardError(
                 f"model_type={model.model_type} of {model.name} has no layout for NxD; {', '.join(MODEL_TYPES)} have"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 
@@ -32,21 +33,18 @@ class Source:
     regions: Mapping[str, Sequence[Region]]
     carried: tuple[Path, ...] = ()
     sha256: Mapping[Path, str] = field(default_factory=dict)
-    shapes: Mapping[str, tuple[int, ...]] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shapes", parameter_shapes(self.model))
         for name, shape in self.shapes.items():
             whole = Box((0,) * len(shape), shape)
             held = sum(region.box.elements for region in self.regions.get(name, ()))
             if held != whole.elements:
                 raise AutoshardError(f"{self.form} has {held:,} of {whole.elements:,} elements of {name}")
 
-    @property
-    def one_dtype(self) -> str | None:
-        """That all parameters have; None where they differ."""
-        found = set(self.dtypes.values())
-        return found.pop() if len(found) == 1 else None
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of every parameter, in the order of the model."""
+        return parameter_shapes(self.model)
 
 
 class WeightReader:

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
-from autoshard.convert.convert import Conversion, convert, open_source
+from autoshard.commands import convert as command
+from autoshard.convert.convert import FORMS, Conversion, convert, open_source
+from autoshard.convert.dtypes import BY_CONFIG_NAME
+from autoshard.convert.nxd_layout import QKV_STYLES
 from autoshard.interop.huggingface import from_config
 from autoshard.interop.huggingface_config import to_config
 from autoshard.layout.plan import Plan
@@ -62,6 +65,11 @@ def test_every_dtype_and_sharded_files(name: str, dtype: str, tmp_path: Path) ->
 def huggingface_of(source: Path, target: Path) -> Path:
     run(source, target)
     return target
+
+
+def test_the_command_knows_what_there_is_without_numpy() -> None:
+    assert (command.FORMS, command.QKV_STYLES) == (FORMS, QKV_STYLES)
+    assert set(command.DTYPES) < set(BY_CONFIG_NAME)
 
 
 @pytest.mark.parametrize("name", [*builtin_models(), *PUBLISHED])
