@@ -30,6 +30,7 @@ from autoshard.spec.fields import show
 from autoshard.spec.model import ModelSpec
 
 FORMS = ("hf", "plan", "nxd")
+_NOT_OF_WEIGHTS = ("name", "router_aux_loss_coef")
 Advance = Callable[[int], None]
 
 
@@ -147,10 +148,10 @@ def _model(folder: Path, given: ModelSpec | str | None) -> ModelSpec:
 
 
 def check_same_model(source: Source, plan: Plan) -> None:
-    """Raises AutoshardError naming a field in which the weights' model is another one; its name may be."""
+    """Raises AutoshardError naming a field in which the weights' model is another one; its name and losses may be."""
     mine, theirs = plan.model.to_dict(), source.model.to_dict()
     for name, value in mine.items():
-        if name != "name" and theirs[name] != value:
+        if name not in _NOT_OF_WEIGHTS and theirs[name] != value:
             raise AutoshardError(
                 f"{source.form} is of another model than the plan: {name}={show(theirs[name])}, the plan's has "
                 f"{show(value)}"
