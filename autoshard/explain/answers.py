@@ -110,11 +110,12 @@ class Sensitivity:
     prices: tuple[PriceRow, ...]
 
 
-def degree_row(plan: Plan, tp: int) -> DegreeRow | None:
+def degree_row(plan: Plan, tp: int, sure: float) -> DegreeRow | None:
     """The best layout with another tp, whatever else the plan pins; None where the rules have none."""
     chosen = Candidate(plan.strategy, plan.estimate)
     try:
-        best = search(plan.model, plan.training, plan.cluster, Pins(tp=tp), plan.backend, top=0).best
+        inputs = (plan.model, plan.training, plan.cluster)
+        best = search(*inputs, Pins(tp=tp), plan.backend, top=0, fit_probability=sure).best
     except NoLayoutFits as error:
         return DegreeRow(tp, "", 0.0, 0.0, False, "", str(error))
     except AutoshardError:
@@ -124,10 +125,10 @@ def degree_row(plan: Plan, tp: int) -> DegreeRow | None:
     return DegreeRow(tp, layout_name(best.strategy), seconds, seconds / plan.estimate.step_time_s - 1, either, lost, "")
 
 
-def flip_row(plan: Plan, quantity: Quantity, furthest: float) -> FlipRow:
+def flip_row(plan: Plan, quantity: Quantity, furthest: float, sure: float) -> FlipRow:
     """Where the choice flips between now and `furthest` times as much of the quantity."""
     problem, chosen = Problem(plan.model, plan.training, plan.cluster, plan.backend), plan.strategy
-    found = flip(problem, plan.pins, chosen, quantity, furthest)
+    found = flip(problem, plan.pins, chosen, quantity, furthest, sure)
     looked_at = quantity.now * furthest
     value = None if found is None else quantity.now * found.factor
     holds = looked_at if found is None else quantity.now * found.holds
@@ -175,11 +176,11 @@ def usd_per_billion_tokens(cluster: Cluster, tokens_per_s: float) -> float | Non
     return BILLION / tokens_per_s / HOUR_S * cluster.nodes * cluster.price_per_node_hour_usd
 
 
-def size_row(plan: Plan, nodes: int) -> SizeRow:
+def size_row(plan: Plan, nodes: int, sure: float) -> SizeRow:
     """The best layout on so many nodes, with the plan's pins but dp."""
     cluster = replace(plan.cluster, nodes=nodes)
     pins = replace(plan.pins, dp=None)
-    best, refusal = winner(Problem(plan.model, plan.training, cluster, plan.backend), pins)
+    best, refusal = winner(Problem(plan.model, plan.training, cluster, plan.backend), pins, sure)
     if best is None:
         return SizeRow(nodes, 0.0, 0.0, 0.0, 0.0, 0.0, None, "", refusal)
     found = best.estimate

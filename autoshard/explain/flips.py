@@ -14,14 +14,13 @@ from autoshard.errors import AutoshardError
 from autoshard.explain.quantities import Quantity
 from autoshard.layout.strategy import Strategy
 from autoshard.search import Candidate, Pins, search
+from autoshard.search.headroom import FIT_PROBABILITY
 from autoshard.search.rules import Problem
 
 FINE = 1.01
 """A flip is known to this factor."""
 SEARCHES = 6
 """To narrow a flip down, about; three are enough where the layouts known so far say where it is."""
-SURE_TO_FIT = 0.9
-"""What the search asks for where it can have it."""
 EQUAL = 1e-9
 """Step times closer than this are one."""
 
@@ -51,11 +50,11 @@ def _key(strategy: Strategy) -> tuple[object, ...]:
     return (*degrees, s.schedule, sets, s.attention_kernel, s.context_parallel)
 
 
-def winner(problem: Problem, pins: Pins) -> tuple[Candidate | None, str]:
-    """(the fastest layout that fits, "") or (None, why there is none)."""
+def winner(problem: Problem, pins: Pins, sure: float = FIT_PROBABILITY) -> tuple[Candidate | None, str]:
+    """(what the search takes, "") or (None, why there is nothing). sure: with what probability it is to fit."""
     try:
         model, training, cluster, backend = problem
-        return search(model, training, cluster, pins, backend, top=0).best, ""
+        return search(model, training, cluster, pins, backend, top=0, fit_probability=sure).best, ""
     except AutoshardError as error:
         return None, str(error)
 
@@ -95,7 +94,7 @@ class _Known:
         return ours / theirs if theirs is not None else 0.0
 
     def fastest_s(self, problem: Problem, known: list[Strategy]) -> float | None:
-        """Of those that fit as surely as the choice does now, or as SURE_TO_FIT."""
+        """Of those that fit as surely as the choice does now, or as is asked."""
         found = (estimate(problem.model, problem.training, problem.cluster, one) for one in known)
         return min((one.step_time_s for one in found if one.fits and one.fits_probability >= self.sure), default=None)
 
@@ -114,23 +113,31 @@ def _apart(one: float, other: float) -> float:
     return max(one / other, other / one)
 
 
-def flip(problem: Problem, pins: Pins, chosen: Strategy, quantity: Quantity, furthest: float) -> Flip | None:
+def flip(
+    problem: Problem,
+    pins: Pins,
+    chosen: Strategy,
+    quantity: Quantity,
+    furthest: float,
+    sure: float = FIT_PROBABILITY,
+) -> Flip | None:
     """The first flip between now and `furthest` times as much; None where the choice at both ends is the same."""
     if quantity.whole:
-        return _whole_flip(problem, pins, chosen, quantity, furthest)
-    far, refusal = winner(quantity.scaled(problem, furthest), pins)
+        return _whole_flip(problem, pins, chosen, quantity, furthest, sure)
+    far, refusal = winner(quantity.scaled(problem, furthest), pins, sure)
     if far is not None and same_layout(far.strategy, chosen):
         return None
     now = estimate(problem.model, problem.training, problem.cluster, chosen)
-    sure = min(SURE_TO_FIT, now.fits_probability)
-    known = _Known(problem, quantity, sure, [chosen], [far.strategy] if far is not None else [])
+    known = _Known(
+        problem, quantity, min(sure, now.fits_probability), [chosen], [far.strategy] if far is not None else []
+    )
     holds, found = 1.0, Flip(furthest, 1.0, far, refusal)
     halve, asked = False, 1
     while asked < SEARCHES and _apart(holds, found.factor) > FINE:
         before, after = known.bisected(holds, found.factor)
         expected = (before, after) if before != holds else (after,)
         for probe in (sqrt(holds * found.factor),) if halve else expected:
-            best, refusal = winner(quantity.scaled(problem, probe), pins)
+            best, refusal = winner(quantity.scaled(problem, probe), pins, sure)
             is_new, asked = known.add(best), asked + 1
             if not known.is_ours(best):
                 found = Flip(probe, holds, best, refusal)
@@ -141,14 +148,16 @@ def flip(problem: Problem, pins: Pins, chosen: Strategy, quantity: Quantity, fur
     return replace(found, holds=holds)
 
 
-def _whole_flip(problem: Problem, pins: Pins, chosen: Strategy, quantity: Quantity, furthest: float) -> Flip | None:
+def _whole_flip(
+    problem: Problem, pins: Pins, chosen: Strategy, quantity: Quantity, furthest: float, sure: float
+) -> Flip | None:
     """By doubling or halving; of a whole number only its halves that are whole."""
     step, factor = (2.0, 1.0) if furthest > 1 else (0.5, 1.0)
     while factor != furthest:
         holds, factor = factor, factor * step
         if quantity.now * factor != int(quantity.now * factor):
             return None
-        best, refusal = winner(quantity.scaled(problem, factor), pins)
+        best, refusal = winner(quantity.scaled(problem, factor), pins, sure)
         if best is None or not same_layout(best.strategy, chosen):
             return Flip(factor, holds, best, refusal)
     return None

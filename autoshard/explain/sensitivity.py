@@ -25,9 +25,13 @@ from autoshard.explain.flips import same_layout, winner
 from autoshard.explain.names import layout_name
 from autoshard.explain.quantities import quantities
 from autoshard.layout.plan import Plan
+from autoshard.search import Candidate
+from autoshard.search.headroom import FIT_PROBABILITY
 from autoshard.search.rules import Problem
 from autoshard.spec.cluster import instances
 
+ROUNDED = 1e-5
+"""Plans keep six digits."""
 OnAnswer = Callable[[int, int], None]
 Question = tuple[Callable[..., Any], tuple[Any, ...]]
 """A function of answers.py and what it is asked."""
@@ -41,9 +45,9 @@ def sensitivity(plan: Plan, on_answer: OnAnswer = lambda done, total: None, proc
     """
     if plan.search is None:
         return None
-    best, refusal = winner(Problem(plan.model, plan.training, plan.cluster, plan.backend), plan.pins)
+    sure, best, refusal = _choice(plan)
     agrees = best is not None and same_layout(best.strategy, plan.strategy)
-    wanted = [*_questions(plan, agrees)]
+    wanted = [*_questions(plan, agrees, sure)]
     rows = [row for row in _answers(wanted, on_answer, processes) if row]
     return Sensitivity(
         agrees,
@@ -57,21 +61,33 @@ def sensitivity(plan: Plan, on_answer: OnAnswer = lambda done, total: None, proc
     )
 
 
-def _questions(plan: Plan, agrees: bool) -> Iterator[Question]:
+def _choice(plan: Plan) -> tuple[float, Candidate | None, str]:
+    """(with what probability it was to fit, what the search takes, why nothing). A plan does not say what was asked of
+    its search: as usual or, where that chooses another layout, as surely as this one fits."""
+    problem = Problem(plan.model, plan.training, plan.cluster, plan.backend)
+    usual = (FIT_PROBABILITY, *winner(problem, plan.pins))
+    fits = plan.estimate.fits_probability - ROUNDED
+    if fits >= FIT_PROBABILITY or fits <= 0 or (usual[1] is not None and same_layout(usual[1].strategy, plan.strategy)):
+        return usual
+    other = (fits, *winner(problem, plan.pins, fits))
+    return other if other[1] is not None and same_layout(other[1].strategy, plan.strategy) else usual
+
+
+def _questions(plan: Plan, agrees: bool, sure: float) -> Iterator[Question]:
     """The longest first."""
     whole = plan
     plan = replace(plan, cluster=replace(plan.cluster))  # a hash that is kept is no other process's
     if agrees:
         for quantity in quantities(Problem(whole.model, whole.training, whole.cluster, whole.backend)):
-            yield flip_row, (plan, quantity, quantity.furthest)
-            yield flip_row, (plan, quantity, 1 / quantity.furthest)
+            yield flip_row, (plan, quantity, quantity.furthest, sure)
+            yield flip_row, (plan, quantity, 1 / quantity.furthest, sure)
     if plan.cluster.instance == "cpu":
         return
     for tp in (2**power for power in range(plan.cluster.devices_per_node.bit_length())):
         if tp != plan.strategy.tp:
-            yield degree_row, (plan, tp)
+            yield degree_row, (plan, tp, sure)
     for nodes in dict.fromkeys((plan.cluster.nodes + 1, 2 * plan.cluster.nodes)):
-        yield size_row, (plan, nodes)
+        yield size_row, (plan, nodes, sure)
     if plan.cluster.price_per_node_hour_usd is not None and plan.cluster.layout_rules != "none":
         yield from ((price_row, (plan, name)) for name in instances() if name != plan.cluster.instance)
 

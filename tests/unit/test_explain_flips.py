@@ -13,7 +13,7 @@ from autoshard.errors import NoLayoutFits
 from autoshard.explain import answers, flips
 from autoshard.explain.flips import FINE, flip, same_layout, winner
 from autoshard.explain.quantities import Quantity, quantities
-from autoshard.explain.sensitivity import sensitivity
+from autoshard.explain.sensitivity import _choice, sensitivity
 from autoshard.layout.plan import Plan, SearchSummary, make_plan
 from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import load_model
@@ -148,9 +148,13 @@ def test_quantities_scale_what_they_say(problem: Problem) -> None:
 
 def small_plan() -> Plan:
     """llama3-8b on one trn1 node, searched with tp=8: a small space."""
-    model, cluster = load_model("llama3-8b"), load_cluster("trn1.32xlarge", 1)
-    training, pins = TrainingSpec(8192, 256, load_precision("mixed_precision")), Pins(tp=8, cp=1)
-    found = search(model, training, cluster, pins, "nxd")
+    return searched_plan("llama3-8b", 1, 256, Pins(tp=8, cp=1), 0.9)
+
+
+def searched_plan(name: str, nodes: int, batch: int, pins: Pins, fit_probability: float) -> Plan:
+    model, cluster = load_model(name), load_cluster("trn1.32xlarge", nodes)
+    training = TrainingSpec(8192, batch, load_precision("mixed_precision"))
+    found = search(model, training, cluster, pins, "nxd", fit_probability=fit_probability)
     summary = SearchSummary(found.considered, found.fitting, found.rejections)
     best = found.best
     return make_plan(model, training, cluster, "nxd", best.strategy, best.estimate, summary, found.runners_up, (), pins)
@@ -176,6 +180,16 @@ def test_answers_hold_in_the_search() -> None:
         assert row.because
     assert [one.nodes for one in found.sizes] == [2]
     assert {one.instance for one in found.prices} == {"trn1n.32xlarge", "trn2.48xlarge"}
+
+
+def test_a_plan_that_was_to_fit_less_surely_is_found_again() -> None:
+    """The plan does not say what was asked; how surely it fits does."""
+    usual, tight = (searched_plan("llama3-70b", 16, 1024, Pins(tp=8, pp=8, cp=1), sure) for sure in (0.9, 0.5))
+    assert tight.estimate.fits_probability < 0.9 <= usual.estimate.fits_probability
+    assert not same_layout(usual.strategy, tight.strategy)
+    for plan in (usual, tight):
+        _, found, _ = _choice(plan)
+        assert found is not None and same_layout(found.strategy, plan.strategy)
 
 
 def test_processes_give_the_same_answers(monkeypatch: pytest.MonkeyPatch) -> None:
