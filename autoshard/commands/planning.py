@@ -17,6 +17,7 @@ from autoshard.search import Candidate, Pins, SearchResult, check_strategy, sear
 from autoshard.search.rules import Problem, warnings
 from autoshard.spec.cluster import Cluster, load_cluster
 from autoshard.spec.model import ModelSpec
+from autoshard.spec.traced import LONGEST_TRACE
 from autoshard.spec.training import TrainingSpec, load_precision
 from autoshard.units import format_seconds
 
@@ -80,6 +81,8 @@ def inputs_of(request: PlanRequest) -> tuple[ModelSpec, TrainingSpec, Cluster, t
     if request.price_per_node_hour is not None:
         cluster = replace(cluster, price_per_node_hour_usd=request.price_per_node_hour)
     length, notes = _sequence_length(request, model)
+    if model.graph is not None:
+        notes += (f"{model.name} was traced with {min(length, LONGEST_TRACE):,} tokens, without dropout",)
     return model, TrainingSpec(length, request.global_batch, load_precision(request.precision)), cluster, notes
 
 

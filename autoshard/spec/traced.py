@@ -24,6 +24,8 @@ BLOCK_MODULES = ("attention_norm", "attention", "core_attention", "mlp_norm", "m
 SECTIONS = ("embedding", "block", "head")
 INITIAL = ("normal", "residual", "ones", "zeros")
 """How a parameter starts: N(0, 0.02), the same over sqrt(2 layers), 1 or 0."""
+LONGEST_TRACE = 8192
+"""Tokens: masks are looked at as a whole, which grows with the square. A window beyond is not seen."""
 MOST_OPERATORS = 2_000
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _DIM = re.compile(r"[a-z][a-z_]*\d*")

@@ -125,8 +125,8 @@ def export_module(module: nn.Module, seq: int) -> Exported:
         raise
     except Exception as error:
         raise AutoshardError(
-            f"torch.export cannot trace {type(module).__name__} with token ids [{BATCH}, {seq}]: {_text(error)}; "
-            f"{CONTRACT}, the same operators whatever the numbers{_hint(config)}"
+            f"torch.export cannot trace {type(module).__name__} with token ids [{BATCH}, {seq}] (see --seq-len): "
+            f"{_text(error)}; {CONTRACT}, the same operators whatever the numbers{_hint(config)}"
         ) from error
     return _exported(program, wrapped)
 

@@ -8,6 +8,7 @@ from torch import nn
 
 from autoshard.errors import AutoshardError
 from autoshard.spec.model import ModelSpec
+from autoshard.spec.traced import LONGEST_TRACE
 from autoshard.trace import rules  # noqa: F401  # registers them
 from autoshard.trace.arrange import find_blocks, in_order, make_alike
 from autoshard.trace.dims import Mismatch, resolve
@@ -16,8 +17,6 @@ from autoshard.trace.tracer import Tracer
 from autoshard.trace.values import Operation, Parameter, Unsupported, View
 from autoshard.trace.write import Traced, write_model
 
-LONGEST_TRACE = 8192
-"""Tokens: masks are looked at as a whole, which grows with the square. A window beyond is not seen."""
 HOW_TO_ADD = (
     "rules are in autoshard/trace/rules: to add one, register a function there with @rule('name') that gives the "
     "meaning in operators of autoshard/graph/operators.py"

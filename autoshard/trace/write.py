@@ -189,13 +189,21 @@ class _Writer:
         initial = _initial(op, one)
         if op.kind == "einsum" and section == "block" and op.dims == resolve(self._hidden):
             initial = "residual"
+        dims = self._matrix_dims(one, op)
+        where = (pattern.first, pattern.step)
         self.parameters.append(
-            TracedParameter(
-                name, self._names.of(one.dims), initial, pattern.text, layout, part, size, start, stop,
-                pattern.first, pattern.step,
-            )
-        )  # fmt: skip
+            TracedParameter(name, dims, initial, pattern.text, layout, part, size, start, stop, *where)
+        )
         return name
+
+    def _matrix_dims(self, one: Parameter, op: Operation) -> tuple[str, ...]:
+        """What a projection contracts stands last, in the order of its input, however the user's matrix lies."""
+        dims = self._names.of(one.dims)
+        if op.kind != "einsum":
+            return dims
+        given, kept = self._names.of(op.inputs[0].dims), self._names.of(op.dims)
+        contracted = tuple(dim for dim in given if dim in dims and dim not in kept)
+        return (*(dim for dim in dims if dim not in contracted), *contracted)
 
     def _axis(self, one: Parameter, axis: Dims) -> str:
         words: list[str] = []

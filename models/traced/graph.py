@@ -63,6 +63,8 @@ def _append(
         attributes = {"kernel": kernel, "sliding_window": attributes.get("sliding_window")}
     elif op.kind == "cross_entropy":
         attributes = {"valid_vocab": model.vocab_size}
+    elif op.kind == "top_k_gate":
+        attributes["aux_loss_coef"] = model.router_aux_loss_coef / model.num_hidden_layers
     elif op.kind == "rope":
         attributes = {"theta": None, "scaling": None, **attributes}
     return b.operator(

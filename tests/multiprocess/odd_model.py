@@ -41,8 +41,7 @@ class OddModel(nn.Module):
         self.blocks = nn.ModuleList(Block(width, 8, 4, 8, 96, 32) for _ in range(layers))
         self.norm, self.vocabulary = nn.LayerNorm(width), nn.Linear(width, vocab, bias=False)
         angles = torch.outer(torch.arange(4096.0), 1e4 ** (-torch.arange(0, 8, 2) / 8))
-        self.register_buffer("cos", angles.cos(), persistent=False)
-        self.register_buffer("sin", angles.sin(), persistent=False)
+        self.cos, self.sin = nn.Buffer(angles.cos(), persistent=False), nn.Buffer(angles.sin(), persistent=False)
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         x, length = self.tokens(input_ids), input_ids.shape[1]

@@ -84,7 +84,8 @@ def changed(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
 
 def operator(graph: dict[str, Any], name: str) -> dict[str, Any]:
     (found,) = (op for section in ("embedding", "block", "head") for op in graph[section] if op["name"] == name)
-    return found
+    result: dict[str, Any] = found
+    return result
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,8 @@ def _look_up(t: Tracer, table: Value, ids: Value) -> Value:
 def add_positions(t: Tracer, x: View, rows: PositionRows) -> View:
     """x + table[0, 1, 2, ...]."""
     positions, columns = rows.table.axes
+    if size_of(positions) < t.seq.size:
+        raise Unsupported(f"it learned {size_of(positions)} positions and is traced with {t.seq.size}; see --seq-len")
     unify(x.axes[-1], columns)
     if x.shape[-2] != (t.seq,):
         raise Unsupported("it adds learned positions to something else than the tokens of a sequence")
