@@ -67,6 +67,15 @@ CASES: dict[int, dict[str, dict[str, Any]]] = {
         "tp2 x dp2, one key-value head": {"model": "one kv head", "tp": 2, "dp": 2},
         "tp2 x cp2": {"tp": 2, "cp": 2, "attention": "ring"},
         "tp2 x ep2": {"model": "mixtral", "tp": 2, "dp": 2, "ep": 2},
+        "tp2 x ep2, one key-value head": {"model": "mixtral one kv head", "tp": 2, "dp": 2, "ep": 2},
+        "tp2 x ep2, one key-value head, no ZeRO-1": {
+            "model": "mixtral one kv head",
+            "tp": 2,
+            "dp": 2,
+            "ep": 2,
+            "zero1": False,
+        },
+        "ep2 x dp2, no ZeRO-1": {"model": "mixtral", "dp": 4, "ep": 2, "zero1": False},
         "ep2 x pp2": {"model": "mixtral", "dp": 2, "ep": 2, "pp": 2},
         "pp2 x dp2, masters": {"pp": 2, "dp": 2, "precision": MASTERS},
         "tp2 x dp2, masters": {"tp": 2, "dp": 2, "precision": MASTERS},
@@ -91,6 +100,5 @@ def on_this_machine(spec: ModelSpec, precision: Precision, chosen: Strategy) -> 
 
 
 def _model(name: str) -> ModelSpec:
-    if name == "qwen2 one kv head":
-        return replace(MODELS["qwen2"], num_key_value_heads=1)
-    return MODELS[name]
+    family, *_ = name.partition(" one kv head")
+    return MODELS[name] if name in MODELS else replace(MODELS[family], num_key_value_heads=1)

@@ -66,6 +66,7 @@ class NxdOptimizer:
             defaults["optimizer_dtype"] = settings.master_dtype
         self._nxd = initialize_parallel_optimizer(config, torch.optim.AdamW, groups, **defaults)
         self._copies = {id(one.parameter): float(one.held.copies) for one in self.owned}
+        self._experts = {id(one.parameter) for one in self.owned if one.held.is_expert}
         self._stash: dict[int, torch.Tensor] = {}
         self._keeps = False
         self._summed: dict[int, torch.Tensor] = {}
@@ -186,11 +187,14 @@ class NxdOptimizer:
         return norm
 
     def _squares(self, gradients: Sequence[tuple[int, torch.Tensor]]) -> torch.Tensor:
-        """Sum of squares over tensor and pipeline ranks, each element once."""
+        """Sum of squares over tensor, expert and pipeline ranks, each element once."""
         device = gradients[0][1].device
-        total = torch.zeros(1, dtype=torch.float32, device=device)
+        total, of_experts = (torch.zeros(1, dtype=torch.float32, device=device) for _ in range(2))
         for key, gradient in gradients:
-            total += torch.linalg.vector_norm(gradient, dtype=torch.float32) ** 2 / self._copies[key]
+            squares = torch.linalg.vector_norm(gradient, dtype=torch.float32) ** 2 / self._copies[key]
+            (of_experts if key in self._experts else total).add_(squares)
+        dist.all_reduce(of_experts, group=state.get_expert_model_parallel_group())
+        total += of_experts
         dist.all_reduce(total, group=state.get_tensor_model_parallel_group())
         dist.all_reduce(total, group=state.get_pipeline_model_parallel_group())
         return total
