@@ -147,7 +147,7 @@ def price_layouts(problem: Problem, pins: Pins, tally: Tally, clock: Clock, exha
             tally.drop(UNPRICED, f"after {clock.limit_s:g} s", count=left)
             unpriced_at_least_s = ideal_step_time_s(problem)
             break
-        found += _price(problem, pins, small[begin : begin + at_once], tally)
+        found += _price(problem, pins, small[begin : begin + at_once], tally, exhaustive)
     large = [mesh for mesh in legal if mesh.state_bytes > capacity and not exhaustive]
     for mesh in sorted(large, key=lambda one: one.state_bytes):
         if mesh.state_bytes < tally.nearest_miss(MEMORY):
@@ -164,13 +164,20 @@ def ideal_step_time_s(problem: Problem) -> float:
     return model_flops_per_step(model, training) / peak
 
 
-def _price(problem: Problem, pins: Pins, meshes: list[MeshDrafts], tally: Tally) -> list[Priced]:
+def _price(
+    problem: Problem, pins: Pins, meshes: list[MeshDrafts], tally: Tally, exhaustive: bool = False
+) -> list[Priced]:
     from autoshard.search.grid.table import Table
 
-    table = Table(problem, recompute_sets(problem, pins))
+    sets = recompute_sets(problem, pins)
+    table = Table(problem, sets)
     for mesh in meshes:
+        smallest = min((draft.microbatch_size for draft in mesh.drafts), default=1)
         for draft in mesh.drafts:
-            table.add(draft)
+            if exhaustive or draft.microbatch_size == smallest or table.has_room(draft):
+                table.add(draft)
+            else:  # a smaller microbatch is a nearer miss
+                tally.drop(MEMORY, "", inf, len(sets))
     chunks, capacity = [*table.price()], problem.cluster.device.memory_bytes
     for one in chunks:
         fitting, dropped = one.pairs(capacity)

@@ -25,10 +25,16 @@ class UnitWork(NamedTuple):
     fixed_of_projections: tuple[float, ...]
     fixed_working_bytes: float
 
-    def times(self, sequences: int) -> ProgramWork:
-        """What the steps ask for; `program` and `recompute` of the result are still those of one sequence."""
+    def working_bytes(self, sequences: int) -> float:
+        return self.fixed_working_bytes + sequences * (self.work.working_bytes - self.fixed_working_bytes)
+
+    def times(self, sequences: int, weights_apart: bool = True) -> ProgramWork:
+        """What the steps ask for; `program` and `recompute` of the result are still those of one sequence.
+
+        weights_apart: whether some schedule puts off gradients of weights.
+        """
         work = self.work
-        if sequences == 1:
+        if sequences == 1 and weights_apart:
             return work
         return ProgramWork(
             work.program,
@@ -38,12 +44,14 @@ class UnitWork(NamedTuple):
             ),
             tuple(_issued(one, sequences) for one in work.forward),
             tuple(_issued(one, sequences) for one in work.backward),
-            self.fixed_working_bytes + sequences * (work.working_bytes - self.fixed_working_bytes),
+            self.working_bytes(sequences),
             work.parameters,
             tuple(
                 _times(one, fixed, sequences)
                 for one, fixed in zip(work.projections, self.fixed_of_projections, strict=True)
-            ),
+            )
+            if weights_apart
+            else (),
             sequences * work.weights_waiting_bytes,
         )
 

@@ -108,11 +108,11 @@ def unit_programs(problem: Problem, shape: LocalShape) -> Units:
 def shape_rows(problem: Problem, shape: LocalShape, recompute: tuple[str, ...]) -> list[tuple[Numbers, ...]]:
     """For each set: block, embedding, head, tied."""
     units, count = unit_programs(problem, replace(shape, microbatch_size=1)), shape.microbatch_size
-    collective_s = _collective_times(problem, shape)
+    collective_s, weights_apart = _collective_times(problem, shape), problem.backend != "nxd"
     peak = problem.training.precision.compute_dtype
 
     def priced(unit: UnitWork) -> PricedProgram:
-        return price_program(unit.times(count), problem.cluster.device, peak, collective_s)
+        return price_program(unit.times(count, weights_apart), problem.cluster.device, peak, collective_s)
 
     block, first = priced(units.block), priced(units.first)
     embedding, head = _end(priced(units.embedding), units.embedding, count), _end(priced(units.head), units.head, count)

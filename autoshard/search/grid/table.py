@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -13,11 +13,12 @@ from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.layout.strategy import Strategy
 from autoshard.search.grid.cuts import Cuts, balanced_cuts, even_cuts
 from autoshard.search.grid.memory import StateColumns
-from autoshard.search.grid.parts import PartColumns, StageColumns, stage_columns
+from autoshard.search.grid.parts import PartColumns, StageColumns, stage_columns, unit_programs
 from autoshard.search.grid.pipeline import Array
 from autoshard.search.grid.price import Family, Layouts, memory_bytes, step_times_s
 from autoshard.search.grid.ranks import RankState, mesh_of
 from autoshard.search.rules import Draft, Problem
+from autoshard.spec.training import DTYPE_BYTES
 
 CHUNK = 4096
 """Layouts that are priced at once: their columns stay in a core's cache."""
@@ -82,6 +83,19 @@ class Table:
         self._shapes: dict[LocalShape, int] = {}
         self._states: dict[tuple[int | bool, ...], int] = {}
         self._held: list[RankState] = []
+
+    def has_room(self, draft: Draft) -> bool:
+        """Whether the rank with the head could hold one block, the head, and what works on them at one time. A bound
+        that needs no prices: it leaves out large microbatches."""
+        problem, shape = self._problem, local_shape(draft)
+        units, state = unit_programs(problem, replace(shape, microbatch_size=1)), self._held[self._state(draft, shape)]
+        precision, device = problem.training.precision, problem.cluster.device
+        elements = state.block.parameters + state.last.parameters
+        held = elements * sum(
+            DTYPE_BYTES[dtype] for dtype in (precision.parameter_dtype, precision.gradient_accumulation_dtype)
+        )
+        working = max(unit.working_bytes(draft.microbatch_size) for unit in (units.block, units.head))
+        return held + working + device.reserved_memory_bytes <= device.memory_bytes
 
     def add(self, draft: Draft) -> None:
         """draft: legal but for its stage_layers."""
