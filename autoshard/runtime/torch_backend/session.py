@@ -96,8 +96,7 @@ class Session:
         weight = _weight(labels)
         losses = self._pipeline.run(self._local(inputs, "input_ids"), self._local(labels, "labels"), weight)
         self._on_action("summing gradients and updating parameters")
-        cross_entropy, routing = self._mean_losses(losses)
-        loss = weight * cross_entropy + routing
+        loss = self._total_loss(losses, weight)
         if not isfinite(loss):
             raise AutoshardError(f"the loss is {loss}; --debug-nan names the operator that it comes from")
         return StepResult(loss, self.optimizer.step(learning_rate, keep_gradients))
@@ -105,7 +104,7 @@ class Session:
     def evaluate(self, inputs: Tokens, labels: Tokens) -> float:
         """Mean loss over the learned tokens of a global batch; nothing is learned from it."""
         losses = self._evaluation.run(self._local(inputs, "input_ids"), self._local(labels, "labels"))
-        return _weight(labels) * self._mean_losses(losses)[0]
+        return self._total_loss(losses, _weight(labels))
 
     @property
     def control(self) -> tuple[torch.device, dist.ProcessGroup | None]:
@@ -161,22 +160,22 @@ class Session:
                 ]
         return None
 
-    def _mean_losses(self, losses: list[torch.Tensor]) -> tuple[float, float]:
-        """Means over microbatches, known to every rank: of the last stage's losses, summed over its ranks; of what all
-        routers' losses add up to."""
-        total = torch.zeros(2, dtype=torch.float64, device=self.device)
+    def _total_loss(self, losses: list[torch.Tensor], weight: float) -> float:
+        """Mean over microbatches, known to every rank: of the last stage's losses, summed over its ranks, times weight,
+        and of all routers' losses."""
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
         if losses:
             program = self.modules[len(self.plan.stages) - 1].program
             copies = self.plan.mesh.size(
                 axis for axis, entry in zip(program.axes, program.states["loss"], strict=True) if entry != "P"
             )
-            total[0] += torch.stack(losses).double().sum() / copies / len(losses)
+            total += weight * torch.stack(losses).double().sum() / copies / len(losses)
         routing = [loss for module in self.modules.values() for loss in module.router_losses.take()]
         if routing:  # every rank of a stage knows all of them
-            total[1] += torch.stack(routing).double().sum() / self.plan.mesh.stage_size / self.plan.num_microbatches
+            total += torch.stack(routing).double().sum() / self.plan.mesh.stage_size / self.plan.num_microbatches
         if self._world is not None:
             dist.all_reduce(total, group=self._world.handle)
-        return float(total[0]), float(total[1])
+        return float(total)
 
 
 def _weight(labels: Tokens) -> float:
