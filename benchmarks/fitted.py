@@ -26,12 +26,16 @@ class Interval:
 
 @dataclass(frozen=True)
 class Fitted:
-    """values: of all data. left_out: by group, fitted without it. intervals: by regime and by left-out group."""
+    """values: of all data. left_out: by group, fitted without it. intervals: by regime and by left-out group.
+
+    unseen: by source, of its devices, fitted without all of it.
+    """
 
     values: Values
     left_out: dict[str, Values]
     intervals: dict[str, Interval]
     left_out_intervals: dict[str, Interval]
+    unseen: dict[str, Values]
 
     def values_for(self, case: Case) -> Values:
         """Without the case's own group, where that was fitted."""
@@ -49,11 +53,20 @@ def load() -> Fitted:
         {group: _values(entries) for group, entries in left_out["constants"].items()},
         {regime: Interval(**entry) for regime, entry in fitted["intervals"].items()},
         {key: Interval(**entry) for key, entry in left_out["intervals"].items()},
+        {source: _values(entries) for source, entries in left_out["unseen"].items()},
     )
 
 
 def _values(entries: dict[str, dict[str, float]]) -> Values:
     return {(of, name): value for of, constants in entries.items() for name, value in constants.items()}
+
+
+def nested(values: Values) -> dict[str, dict[str, float]]:
+    """All of them by owner, to four digits."""
+    found: dict[str, dict[str, float]] = {}
+    for (of, name), value in sorted(values.items()):
+        found.setdefault(of, {})[name] = float(f"{value:.4g}")
+    return found
 
 
 def changed(values: Values, base: Values) -> dict[str, dict[str, float]]:

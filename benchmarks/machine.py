@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from autoshard.cost.software import Software
+from autoshard.cost.software import COMPILED, Software
 from autoshard.spec.cluster import Cluster, Link, load_cluster
-from benchmarks.constants import stack_of
+from benchmarks.constants import FUSED_ACCUMULATION, stack_of
 from benchmarks.measured_rows import Case, Unscored
 
 Constants = Mapping[str, Any]
+DATA = Path(__file__).parent / "data"
 
 GPUS = (
     ("a100", 40, "a100-40gb"),
@@ -25,15 +28,28 @@ FAMILIES = {"a100": "a100", "h100": "h100", "h200": "h100", "b200": "h100", "gb2
 """Hardware file -> whose fitted constants it takes. No result of a B200 or GB200 was fitted."""
 
 
+CALIBRATED = DATA / "cpu_calibrated.json"
+"""What `autoshard calibrate --device cpu` wrote on the machine of data/measured_cpu.csv."""
+
+
 def hardware(case: Case) -> tuple[str, str]:
     """(hardware file, family). Raises Unscored for a device without a file."""
     text = case.gpu.lower()
+    if text == "cpu":
+        return "cpu", "cpu"
     known = [entry for entry in GPUS if entry[0] in text and not (entry[0] == "b200" and "gb200" in text)]
     if not known:
         raise Unscored(f"gpu={case.gpu!r} has no hardware file; known: {', '.join(name for _, _, name in GPUS)}")
     wanted = case.memory_gb or known[-1][1]
     name = min(known, key=lambda entry: abs(entry[1] - wanted))
     return name[2], FAMILIES[name[0]]
+
+
+def calibrated_cluster(hardware_file: Path, processes: int) -> Cluster:
+    """So many CPU processes of the machine that `autoshard calibrate` measured."""
+    machine = load_cluster(None, 1, hardware_file=hardware_file)
+    _, link = machine.intra_node[-1]
+    return replace(machine, devices_per_node=processes, devices_per_chip=processes, intra_node=((processes, link),))
 
 
 def built(cls: type, like: Any, **changes: Any) -> Any:
@@ -45,8 +61,11 @@ def built(cls: type, like: Any, **changes: Any) -> Any:
 
 
 def machine(case: Case, family: Constants, stack: Constants) -> tuple[Cluster, Software]:
-    """family, stack: constants by name, see benchmarks/fit.py."""
+    """family, stack: constants by name, see benchmarks/fit.py. autoshard's own runs on a calibrated machine have none:
+    they are priced as `autoshard plan --hardware` prices them."""
     name, _ = hardware(case)
+    if name == "cpu":
+        return calibrated_cluster(CALIBRATED, case.strategy.world_size), COMPILED
     sheet = load_cluster(name, case.nodes)
     device = built(
         type(sheet.device),
@@ -92,6 +111,8 @@ def machine(case: Case, family: Constants, stack: Constants) -> tuple[Cluster, S
         cpu_s_per_operator=stack["cpu_s_per_operator"],
         replay_slowdown=stack["replay_slowdown"],
         attention_efficiency=None if kernels else family[f"{case.kernel}"],
+        wave_elements=family["wave_elements"],
+        tensor_overlap=family["tensor_overlap"],
         plain_attention_passes=(passes, 2 * passes),
         misaligned_slowdown=family["misaligned_slowdown"],
         norm_passes=family["norm_passes"] if loose_norms(case) else 1.0,
@@ -101,7 +122,8 @@ def machine(case: Case, family: Constants, stack: Constants) -> tuple[Cluster, S
         transfer_share=family["transfer_share"],
         matmul_speedup=family["fp8_speedup"] if case.fp8 else 1.0,
         cast_passes=family["fp8_cast_passes"] if case.fp8 else 0.0,
-        overlap=family["overlap"] if stack_of(case.stack)[1] else 0.0,
+        overlap=family["sharded_overlap" if case.zero >= 2 else "overlap"] if stack_of(case.stack)[1] else 0.0,
+        accumulation_share=0.0 if stack_of(case.stack)[0] in FUSED_ACCUMULATION else 1.0,
         activation_scale=stack["activation_scale"],
         norm_copies=stack["norm_copies"] if loose_norms(case) else 0.0,
         score_copies=stack["score_copies"],

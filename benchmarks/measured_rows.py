@@ -10,7 +10,7 @@ from math import isfinite
 from autoshard.errors import AutoshardError
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.spec.model import ModelSpec
-from autoshard.spec.training import Precision, TrainingSpec
+from autoshard.spec.training import Precision, TrainingSpec, load_precision
 
 Row = Mapping[str, str]
 
@@ -231,6 +231,8 @@ def kernel(text: str) -> str:
 def precision(row: Row, half: str) -> Precision:
     """Half-precision parameters with FP32 master weights and moments; gradients by what the row says."""
     text = row.get("precision", "").lower()
+    if text == "fp32":
+        return load_precision("fp32")
     pure = text == "bf16" and integer(row, "zero", 0) >= 2  # FSDP whose gradients are summed as they come
     pure = pure or row.get("framework", "").lower().startswith(HALF_GRADIENTS)
     summed = "float32" if half == "bfloat16" and not pure else half

@@ -1,8 +1,10 @@
 """Predicted against measured: `python -m benchmarks.predicted_vs_measured [--trainium CSV] [--gpu CSV] [--json]`.
 
 Any files with the columns of data/measured_trainium.csv and data/measured_gpu.csv. A row whose group was fitted is
-predicted with constants that were fitted without its group; a row of any other group with those of all groups. The
-last line is JSON: {source: scores}. Rows that cannot be scored are listed with the reason.
+predicted with constants that were fitted without its group; a row of any other group with those of all groups. `cpu`
+are this project's own runs on a machine that `autoshard calibrate` measured. The last line is JSON: {source: scores}.
+Rows that cannot be scored are listed with the reason. Below the sources, and not in the JSON, `unseen/SOURCE` predicts
+each source as a stack that nobody measured: its constants at their priors, those of the devices fitted without it.
 """
 
 from __future__ import annotations
@@ -15,12 +17,15 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from math import erf, exp, log, sqrt
 from pathlib import Path
-from statistics import quantiles
+from statistics import mean, quantiles
 
 from benchmarks.fit import capacity, estimates
+from benchmarks.fit_collectives import shipped
 from benchmarks.fitted import DATA, Fitted, load
+from benchmarks.machine import hardware
 from benchmarks.measured_rows import Case, Row, gpu_case
-from benchmarks.regimes import fitted_layout, regime
+from benchmarks.regimes import UNMEASURED, fitted_layout, regime
+from benchmarks.results_page import results_page
 from benchmarks.scores import KEYS, Scored, score
 from benchmarks.trainium_rows import TrainiumCase, left_out_predictions, trainium_case
 
@@ -38,15 +43,26 @@ def gpu_scores(rows: Sequence[Row], fitted: Fitted) -> Iterator[Scored | Missing
         yield _gpu_score(row, source, fitted)
 
 
-def _gpu_score(row: Row, source: str, fitted: Fitted) -> Scored | Missing:
+def unseen_scores(rows: Sequence[Row], fitted: Fitted) -> Iterator[Scored | Missing]:
+    """Rows of fitted sources once more, as if nothing of their source had been there."""
+    for row in rows:
+        source = row.get("source_id") or "unknown"
+        if source in fitted.unseen:
+            found = _gpu_score(row, source, fitted, unseen=True)
+            if isinstance(found, Scored) and found.sources:
+                yield found
+
+
+def _gpu_score(row: Row, source: str, fitted: Fitted, unseen: bool = False) -> Scored | Missing:
     try:
         case = gpu_case({**row, "source_id": source})
-        (expected,) = estimates([case], fitted.values_for(case))
+        (expected,) = estimates([case], fitted.unseen[source] if unseen else fitted.values_for(case))
         share = expected.fullest.total_bytes / expected.memory_capacity_bytes
-        interval = fitted.interval_for(case, regime(case))
+        interval = fitted.intervals[UNMEASURED] if unseen else fitted.interval_for(case, regime(case))
+        as_unseen = (f"unseen/{source}",) if fitted_layout(case) and case.time_s else ()
         return Scored(
             case.key,
-            tuple(_sources(case)),
+            as_unseen if unseen else tuple(_sources(case)),
             case.group,
             expected.step_time_s,
             expected.step_time_s * exp(interval.low),
@@ -70,6 +86,10 @@ def _sources(case: Case) -> Iterator[str]:
     yield case.source
     if case.source == "hagemann" and case.kernel == "flash_attention_2":
         yield "hagemann/flash_attention2"
+    if case.source == "mosaic":
+        yield f"mosaic/{hardware(case)[1]}"
+    if case.source == "dgxc" and not case.fp8:
+        yield "dgxc/bf16"
     if case.source.startswith("ultrascale") and fitted_layout(case):
         yield f"{case.source}/tp<=8 and pp=1"
 
@@ -132,11 +152,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("--trainium", type=Path, default=DATA / "measured_trainium.csv")
     parser.add_argument("--gpu", type=Path, default=DATA / "measured_gpu.csv")
+    parser.add_argument("--cpu", type=Path, default=DATA / "measured_cpu.csv")
+    parser.add_argument("--results", type=Path, help="write the page of targets, misses and their rows, as RESULTS.md")
     parser.add_argument("--json", action="store_true", help="print only the JSON")
     parser.add_argument("--rows", action="store_true", help="print every row")
     options = parser.parse_args(arguments)
-    found = [*gpu_scores(read(options.gpu), load()), *trainium_scores(read(options.trainium))]
+    fitted, rows = load(), read(options.gpu)
+    found = [*gpu_scores(rows, fitted), *gpu_scores(read(options.cpu), fitted)]
+    found += trainium_scores(read(options.trainium))
     board = scoreboard(found)
+    unseen = {} if options.json else scoreboard(list(unseen_scores(rows, fitted)))
+    if options.results:
+        options.results.write_text(results_page(board, unseen, found), encoding="utf-8")
     if not options.json:
         for one in found:
             if not isinstance(one, Scored):
@@ -145,7 +172,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 measured = f"{one.measured_s:.3f}" if one.measured_s else "-"
                 print(f"{one.key:24} {one.group:40} {one.predicted_s:9.3f} {measured:>9} {one.predicted_share:6.2f}")
         print("percent, but for rows, unscored and oom_picks; groups that were fitted are left out of their own fit")
-        print("\n".join(table(board)))
+        print("\n".join(table({**board, **unseen})))
+        if unseen:
+            error = mean(scores["mape"] or 0.0 for scores in unseen.values())
+            print(f"a stack that was never measured: {error:.1%} on average over {len(unseen)} stacks")
+        print("collectives that were compiled, mean error of the logarithm of their time:")
+        print("\n".join(shipped()))
     print(json.dumps(board))
     return 0
 

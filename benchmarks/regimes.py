@@ -14,6 +14,8 @@ from benchmarks.measured_rows import Case
 
 COVERAGE = 0.9
 UNMEASURED = "unmeasured"
+FEW_GROUPS = 0.3
+"""How much wider, over the number of groups: the next group is less like few groups than they are like each other."""
 MEMORY_SPREAD = 0.08
 """Of the logarithm of memory where too few runs were measured."""
 
@@ -54,7 +56,8 @@ def interval(groups: Sequence[str], residuals: Sequence[float], memory: Sequence
         return Interval(-0.25, 0.25, memory_spread)
     weights = np.array([1 / np.sqrt(len(values)) for values in by_group.values() for _ in values])
     tail = (1 - COVERAGE) / 2 * len(by_group) / (len(by_group) + 1)
-    low, high = (weighted_quantile(values, weights, share) for share in (tail, 1 - tail))
+    wider = 1 + FEW_GROUPS / len(by_group)
+    low, high = (wider * weighted_quantile(values, weights, share) for share in (tail, 1 - tail))
     return Interval(round(min(low, -0.01), 4), round(max(high, 0.01), 4), round(memory_spread, 4))
 
 

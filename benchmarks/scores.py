@@ -98,7 +98,7 @@ def _by_group(rows: Iterable[Scored]) -> tuple[list[float], list[float], int | N
     return ranks, regrets, failures if picks else None
 
 
-SURE = 0.8
+SURE = 0.9
 """A pick should fit with at least this probability."""
 
 

@@ -15,7 +15,7 @@ from autoshard.spec.hardware_file import FOLDER
 from benchmarks.constants import FAMILY, FIXED, stack_of
 from benchmarks.differences import coverage, pairs, widths
 from benchmarks.fit import Linearised, Values, capacity, constant, fit, fitted_cases, left_out, predictions
-from benchmarks.fitted import FITTED, LEFT_OUT, Interval, changed, save
+from benchmarks.fitted import FITTED, LEFT_OUT, Interval, changed, nested, save
 from benchmarks.machine import FAMILIES, hardware
 from benchmarks.measured_rows import Case, Unscored, gpu_case
 from benchmarks.regimes import UNMEASURED, interval, intervals, regime
@@ -28,7 +28,8 @@ def write(path: Path) -> None:
     values, by_group, counts = _fit_all(cases)
     residuals, memory = held_out(cases, values, by_group)
     found = intervals(cases, residuals, memory)
-    found[UNMEASURED] = interval([case.source for case in cases], *unseen_stacks(cases, values))
+    without_source = unseen_stacks(cases)
+    found[UNMEASURED] = interval([case.source for case in cases], *_unseen_residuals(cases, without_source))
     without = {}
     for name in found.keys() - {UNMEASURED}:
         rows = [i for i, case in enumerate(cases) if regime(case) == name]
@@ -44,7 +45,9 @@ def write(path: Path) -> None:
     constants = [_entry(key, value, counts) for key, value in sorted(values.items())]
     save(FITTED, {**about, "constants": constants, "intervals": {name: vars(one) for name, one in found.items()}})
     different = {group: changed(own, values) for group, own in sorted(by_group.items())}
-    save(LEFT_OUT, {**about, "constants": different, "intervals": dict(sorted(without.items()))})
+    unseen = {source: nested(own) for source, own in sorted(without_source.items())}
+    intervals_without = dict(sorted(without.items()))
+    save(LEFT_OUT, {**about, "constants": different, "intervals": intervals_without, "unseen": unseen})
     _write_hardware(values, counts, now, path.name)
     _write_intervals(cases, residuals, found[UNMEASURED], about)
 
@@ -104,16 +107,23 @@ def held_out(cases: list[Case], values: Values, by_group: dict[str, Values]) -> 
     return residuals, memory
 
 
-def unseen_stacks(cases: list[Case], values: Values) -> tuple[list[float], list[float | None]]:
-    """As held_out, but with every stack's constants at their priors and its families fitted without it."""
+def unseen_stacks(cases: list[Case]) -> dict[str, Values]:
+    """By source, constants of its families fitted without it; every stack's are at their priors."""
+    timed, found = fitted_cases(cases, memory=False), {}
+    for source in sorted({case.source for case in timed}):
+        families = {hardware(case)[1] for case in timed if case.source == source}
+        others = [case for case in timed if case.source != source and hardware(case)[1] in families]
+        found[source] = _without_stacks(fit(others, rounds=4)[0]) if others else {}
+    return found
+
+
+def _unseen_residuals(cases: list[Case], unseen: dict[str, Values]) -> tuple[list[float], list[float | None]]:
+    """As held_out, but as if nothing of a row's source had been measured."""
     residuals = [float("nan")] * len(cases)
     memory: list[float | None] = [None] * len(cases)
-    timed = [i for i, case in enumerate(cases) if case in set(fitted_cases(cases, memory=False))]
-    for source in sorted({cases[i].source for i in timed}):
-        rows = [i for i in timed if cases[i].source == source]
-        families = {hardware(cases[i])[1] for i in rows}
-        others = [cases[i] for i in timed if cases[i].source != source and hardware(cases[i])[1] in families]
-        own = _without_stacks(fit(others, rounds=4)[0]) if others else {}
+    fitted = set(fitted_cases(cases, memory=False))
+    for source, own in unseen.items():
+        rows = [i for i, case in enumerate(cases) if case.source == source and case in fitted]
         for i, seconds in zip(rows, predictions([cases[i] for i in rows], own), strict=True):
             residuals[i] = float(np.log((cases[i].time_s or 0) / seconds))
     return residuals, memory

@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
+from math import ceil, log2, prod
 
 from autoshard.spec.cluster import Cluster
 
@@ -114,7 +114,7 @@ def collective_law(kind: str, group: GroupShape, cluster: Cluster) -> Collective
 
     Ring algorithms, hierarchical between nodes, for L members in each of N nodes: each rank receives (L - 1) / L of the
     payload within its node, and (N - 1) / N of its own 1 / L from its peers in other nodes; a hop of latency for each
-    other member in the node and for each other node. An all_reduce is a reduce_scatter and an all_gather, launched
+    other member in the node, and for each doubling of nodes, since many nodes talk along trees. An all_reduce is a reduce_scatter and an all_gather, launched
     once. In an all_to_all each member sends 1 / size of the payload to each other member.
     """
     assert kind in KINDS, f"unknown collective {kind}"
@@ -126,7 +126,7 @@ def collective_law(kind: str, group: GroupShape, cluster: Cluster) -> Collective
     inner = cluster.intra_node_link(group.span)
     inner_s_per_byte = _rings_on_a_chip(group, cluster) / inner.bandwidth_bytes_per_s
     outer_s_per_byte = 1 / cluster.inter_node_bandwidth_bytes_per_s(group.senders_per_node)
-    hops_s = (local - 1) * inner.latency_s + (nodes - 1) * cluster.inter_node.latency_s
+    hops_s = (local - 1) * inner.latency_s + ceil(log2(nodes)) * cluster.inter_node.latency_s
     if kind == "all_to_all":
         inner_s_per_byte *= (local - 1) / size / cluster.all_to_all_efficiency
         return CollectiveLaw(

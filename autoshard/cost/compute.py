@@ -28,15 +28,18 @@ class OperatorSeconds:
     backward: float
 
 
-def matmul_s(m: float, n: float, k: float, device: Device, peak_flops_per_s: float) -> float:
+def matmul_s(
+    m: float, n: float, k: float, device: Device, peak_flops_per_s: float, wave_elements: float = 0.0
+) -> float:
     """Seconds of the matrix unit for an (m x k) (k x n) product: 2 m n k FLOPs over the achieved rate.
 
-    m and n are rounded up to whole tiles. Leaves out memory traffic and the launch.
+    m and n are rounded up to whole tiles; wave_elements more of the output are computed in vain. Leaves out memory
+    traffic and the launch.
     """
     rows = ceil(m / device.tile_rows) * device.tile_rows
     columns = ceil(n / device.tile_columns) * device.tile_columns
     rate = peak_flops_per_s * device.matmul_efficiency * k / (k + device.matmul_k0)
-    return 2.0 * rows * columns * k / rate
+    return 2.0 * (rows * columns + wave_elements) * k / rate
 
 
 def memory_s(count: float, device: Device) -> float:
@@ -108,8 +111,10 @@ def seconds_of(needs: OperatorNeeds, device: Device, peak: float, software: Soft
     peak = peak * software.matmul_speedup / slow
     m, n, k = needs.m, needs.n, needs.k
     casting = software.cast_passes * moving
-    forward = matmul_s(m, n, k, device, peak) + casting
-    to_input, to_weight = matmul_s(m, k, n, device, peak) + casting, matmul_s(k, n, m, device, peak) + casting
+    wave = software.wave_elements
+    forward = matmul_s(m, n, k, device, peak, wave) + casting
+    to_input = matmul_s(m, k, n, device, peak, wave) + casting
+    to_weight = matmul_s(k, n, m, device, peak, wave) + casting
     return OperatorSeconds(max(forward, moving) + launch, max(to_input, moving) + max(to_weight, moving) + 2 * launch)
 
 

@@ -86,7 +86,7 @@ def changes(a: Strategy, b: Strategy) -> dict[str, float]:
         name: sum(abs(log2(getattr(a, field) / getattr(b, field))) for field in fields)
         for name, fields in DEGREES.items()
     }
-    found["recompute"] = float(a.recompute != b.recompute)
+    found["recompute"] = float(set(a.recompute) != set(b.recompute))
     found["kernel"] = float(a.attention_kernel != b.attention_kernel)
     found["other"] = float(sum(getattr(a, name) != getattr(b, name) for name in OTHER_CHOICES))
     return found

@@ -4,7 +4,7 @@ live."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 
@@ -214,14 +214,18 @@ def price_program(
 ) -> PricedProgram:
     """Price every step on a device. dtype: of the matrix products."""
     peak, forward, backward = device.peak_flops_per_s(dtype), [], []
-    for operators, issued, issued_back in zip(work.operators, work.forward, work.backward, strict=True):
+    for step, operators, issued, issued_back in zip(
+        work.program.steps, work.operators, work.forward, work.backward, strict=True
+    ):
         ahead, back = _operators(operators, device, peak, software)
         if software.whole_logits and operators and operators[0].kind == "loss":
             issued = (*issued, *_gathered_logits(work.program))
         forward.append(add_up((ahead, _collectives(issued, collective_s, ahead.attention))) if issued else ahead)
-        backward.append(
-            add_up((back, _collectives(issued_back, collective_s, back.attention))) if issued_back else back
-        )
+        sent = _collectives(issued_back, collective_s, back.attention) if issued_back else None
+        if sent is not None and software.tensor_overlap and isinstance(step, GatherEinsumStep):
+            hidden = software.tensor_overlap * back.compute
+            sent = replace(sent, tensor_parallel=max(0.0, sent.tensor_parallel - hidden))
+        backward.append(back if sent is None else add_up((back, sent)))
     weights = sum(seconds_of(needs, device, peak, software).backward for needs in work.projections) / 2
     return PricedProgram(work, tuple(forward), tuple(backward), software, weights)
 

@@ -19,6 +19,9 @@ class Software:
       replay_slowdown: of recomputed forward work against the first one.
     Fitted to a family of devices:
       attention_efficiency: share of the peak that a flash kernel reaches; None: its products run like any others.
+      wave_elements: of its output that a product computes besides: the last wave of tiles is partly empty.
+      tensor_overlap: share of the backward products of a layer whose input is gathered (sequence parallelism) behind
+      which its collectives hide.
       plain_attention_passes: times that attention without a flash kernel moves all scores, forward and backward.
       misaligned_slowdown: of that attention's products where the head dim is no multiple of 8.
       norm_passes: times that a norm moves its input and output; more than 1 where it is not one kernel.
@@ -36,6 +39,7 @@ class Software:
       logits_bytes: a logit, beyond what the program's loss keeps. working_scale: of working buffers.
       reserved_bytes: of each device, beyond what the device file reserves.
     Stated:
+      accumulation_share: of adding gradients up; 0 where the products that make gradients of weights add to the sum.
       hands_over_gradients: a backward hands its gradients over at its end, beside their sum.
       whole_logits: every tensor-parallel rank gathers all logits and works on them.
       replays_head: full recompute repeats the head as well.
@@ -49,6 +53,8 @@ class Software:
     cpu_s_per_operator: float = 0.0
     replay_slowdown: float = 1.0
     attention_efficiency: float | None = None
+    wave_elements: float = 0.0
+    tensor_overlap: float = 0.0
     plain_attention_passes: tuple[float, float] = (1.0, 2.0)
     misaligned_slowdown: float = 1.0
     norm_passes: float = 1.0
@@ -65,6 +71,7 @@ class Software:
     logits_bytes: float = 0.0
     working_scale: float = 1.0
     reserved_bytes: float = 0.0
+    accumulation_share: float = 1.0
     hands_over_gradients: bool = True
     sharded_parameters: bool = False
     sharded_gradients: bool = False

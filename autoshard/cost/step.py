@@ -57,7 +57,7 @@ def time_values(
     rank for which they take longest.
     """
     vpp = strategy.num_virtual_stages
-    accumulation_s = accumulation_s_per_parameter(precision, cluster.device)
+    accumulation_s = software.accumulation_share * accumulation_s_per_parameter(precision, cluster.device)
     stages_s = virtual_stage_s(strategy, parts, cluster.device.pass_launch_s, accumulation_s)
     sizes = (strategy.schedule, mesh.pp, num_microbatches, vpp)
     weights_s = weight_gradients_s(strategy, parts)

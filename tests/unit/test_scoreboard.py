@@ -149,7 +149,7 @@ def test_any_row_is_scored_or_listed(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["--gpu", str(path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     board = json.loads(lines[-1])
-    assert set(board) == {"new", "trainium"}
+    assert set(board) == {"new", "trainium", "cpu"}
     assert tuple(board["new"]) == KEYS
     assert board["new"]["rows"] == len(CHANGES) - 3 and board["new"]["unscored"] == 3
     assert [line.split(":")[1].split()[0] for line in lines if line.startswith("not scored")] == ["x-9", "x-10", "x-11"]

@@ -50,8 +50,37 @@ def test_attention_with_an_odd_head_dim_is_slower() -> None:
     assert seconds_of(even, A100, PEAK, slow) == seconds_of(even, A100, PEAK, ordinary)
 
 
+def test_the_last_wave_of_tiles_is_paid_for() -> None:
+    """A square product of 1024 computes as long as one with half as many outputs more."""
+    needs = OperatorNeeds("matmul", 1024.0, 1024.0, 1024.0, 0.0, 0.0, 0.0, 2.0)
+    with_waves = seconds_of(needs, A100, PEAK, Software("s", wave_elements=2.0**19))
+    assert with_waves.forward == pytest.approx(1.5 * seconds_of(needs, A100, PEAK, COMPILED).forward)
+
+
+def test_gathers_of_backward_hide_behind_its_products() -> None:
+    """tp 8 with sequence parallelism: less of the same collectives is seen, and nothing else changes."""
+    one, cluster = layout(8, 1, "none"), load_cluster("a100-80gb", 2)
+    seen, hidden = (
+        {term.name: term.value for term in estimate(MODEL, TRAINING, cluster, one, stack).time_terms}
+        for stack in (Software("s"), Software("s", tensor_overlap=0.9))
+    )
+    name = "tensor-parallel collectives"
+    assert 0.3 * seen[name] < hidden[name] < 0.9 * seen[name]
+    assert {**seen, name: 0} == pytest.approx({**hidden, name: 0})
+
+
+def test_products_that_add_to_the_sum() -> None:
+    one, cluster = layout(1, 2, "none"), load_cluster("a100-80gb", 2)
+    plain, fused = (
+        {term.name: term.value for term in estimate(MODEL, TRAINING, cluster, one, stack).time_terms}
+        for stack in (Software("s"), Software("s", accumulation_share=0.0))
+    )
+    assert plain["gradient accumulation"] > 0 == fused["gradient accumulation"]
+
+
 STACKS = (
     Software("megatron", 1.05, 1.2, 5e-5, 1.1, plain_attention_passes=(4.0, 8.0), transfer_share=0.3),
+    Software("nemo", 1.05, 0.5, 5e-5, wave_elements=7e5, tensor_overlap=0.7, accumulation_share=0.0, overlap=0.3),
     Software("fsdp", 1.1, 1.0, 5e-5, overlap=0.4, attention_efficiency=0.4, sharded_parameters=True),
     Software("zero2", 1.1, 1.0, 5e-5, overlap=0.9, attention_efficiency=0.4, sharded_gradients=True),
     Software("whole", 1.0, 1.0, 5e-5, whole_logits=True, replays_head=True, loss_passes=2.0, transfer_share=0.3),
@@ -115,7 +144,7 @@ def test_sharded_parameters_take_a_share_of_the_memory() -> None:
     one = layout(1, 1, "full")
     whole, sharded = (
         {term.name: term.value for term in estimate(MODEL, TRAINING, cluster, one, stack).fullest.terms}
-        for stack in (STACKS[0], STACKS[1])
+        for stack in (STACKS[0], STACKS[2])
     )
     assert sharded["parameters"] == pytest.approx(whole["parameters"] / 16)
     assert sharded["optimizer state"] == whole["optimizer state"]
