@@ -11,6 +11,8 @@ from autoshard.trace.values import Operation, Parameter
 
 SPLITS = 8
 """An inner dim at least 1/8 as wide as the hidden one is split over tensor-parallel ranks, a narrower one is not."""
+MANY_SLOTS = 2**20
+"""Slots of an expert are not known from the trace; the width of experts is ffn, that of what stands beside them not."""
 
 
 class Names:
@@ -33,10 +35,9 @@ class Names:
             self._give_all(role, resolve(dims))
         self._give_all("vocab", vocab)
         self._name_inner(operations)
-        for dims in sequences:
-            found = self.of(dims)
-            if len(set(found)) < len(found):
-                raise AutoshardError(f"a tensor of the traced model has a dim twice: {' '.join(found)}")
+        for op in operations:
+            for tensor in (op, *op.inputs):
+                self._check_once(self.of(tensor.dims), op)
 
     def of(self, dims: Sequence[Dim]) -> tuple[str, ...]:
         """Each name once, where its first dim stands."""
@@ -46,6 +47,16 @@ class Names:
             if group[0] is dim:
                 found.append(self._name[dim])
         return tuple(found)
+
+    def _check_once(self, found: tuple[str, ...], op: Operation) -> None:
+        twice = [dim for dim in found if found.count(dim) > 1]
+        if twice:
+            dim = twice[0]
+            raise AutoshardError(
+                f"{op.kind} at {op.line}: [{' '.join(found)}] has {dim} twice, which named dims cannot say: a matrix "
+                f"from {dim} to {dim}, whose result is added to or multiplied with {dim}; one through another width "
+                "works"
+            )
 
     def _give_all(self, name: str, dims: Sequence[Dim]) -> None:
         heads = [dim for dim in resolve(dims) if self._group.get(dim, (dim,))[0] is dim]
@@ -72,7 +83,7 @@ class Names:
             dims = resolve([dim for one in op.inputs for dim in one.dims])
             for dim in dict.fromkeys((*dims, *op.dims)):
                 if self._group.get(dim, (dim,))[0] is dim and dim not in self._name:
-                    own = prod(max(one.size, 1) for one in dict.fromkeys(dims)) if op.kind == "einsum" else 0
+                    own = prod(one.size or MANY_SLOTS for one in dict.fromkeys(dims)) if op.kind == "einsum" else 0
                     work[dim] = work.get(dim, 0.0) + own
         wide = narrow = 0
         for dim in sorted(work, key=lambda one: -work[one]):

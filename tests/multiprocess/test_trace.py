@@ -1,0 +1,342 @@
+"""A user's own module becomes the graph that a person would have written, and computes the same."""
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from autoshard.cli import main
+from autoshard.cost.estimate import estimate
+from autoshard.errors import AutoshardError
+from autoshard.graph.count import total_flops
+from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, Step, partition
+from autoshard.interop.huggingface import read_config
+from autoshard.layout.mesh import build_mesh
+from autoshard.layout.sharding import stage_program
+from autoshard.layout.validate import read_plan
+from autoshard.models.stage import dim_sizes, parameter_count, stage_graph
+from autoshard.runtime.rehearse import local_cluster
+from autoshard.runtime.torch_backend.pointwise import pointwise
+from autoshard.runtime.torch_backend.stage_module import StageModule
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.training import TrainingSpec, load_precision
+from autoshard.trace.rules.numbers import clamp, formula
+from autoshard.trace.trace import trace_model, trace_module
+from autoshard.trace.tracer import RULES, Tracer
+from autoshard.trace.values import Value
+from autoshard.trace.weights import parameters_of
+from tests.multiprocess.odd_model import OddModel
+from tests.multiprocess.plans import strategy
+from tests.multiprocess.test_transformers import CONFIGS
+from tests.traced_models import ODD
+
+SEQ = 24
+ODD_MODEL = "tests/multiprocess/odd_model.py:OddModel"
+
+
+def transformers_model(name: str) -> nn.Module:
+    values = {key: value for key, value in CONFIGS[name].items() if key != "model_type"}
+    model: nn.Module = AutoModelForCausalLM.from_config(AutoConfig.for_model(CONFIGS[name]["model_type"], **values))
+    return model.eval()
+
+
+def built_in(name: str, folder: Path) -> ModelSpec:
+    values = {key: value for key, value in CONFIGS[name].items() if key != "model_type"}
+    AutoConfig.for_model(CONFIGS[name]["model_type"], **values).save_pretrained(folder)
+    return read_config(folder)
+
+
+def filled(module: nn.Module) -> nn.Module:
+    """With numbers that are not at their initial zeros and ones."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(noise * 0.1 + (parameter if parameter.dim() == 1 else 0))
+    return module
+
+
+def described(program: Program, step: Step) -> object:
+    """All of a step but names."""
+
+    def states(view: str) -> object:
+        return program.tensor(view).dims, program.states[view]
+
+    if isinstance(step, OperatorStep):
+        op = step.operator
+        attributes = {key: value for key, value in op.attributes.items() if value is not None}
+        inputs, output = tuple(map(states, step.inputs)), states(op.output)
+        return op.kind, op.module, op.loop_dims, inputs, output, dict(step.choice), attributes
+    if isinstance(step, GatherEinsumStep):
+        return states(step.gather.source), [described(program, one) for one in step.einsums]
+    return states(step.source), states(step.target), step.transitions
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "mixtral", "qwen2 moe"])
+def test_traced_equals_the_built_in_family(name: str, tmp_path: Path) -> None:
+    """Operator by operator, sharded: FLOPs, bytes and collectives follow, and so does every estimate."""
+    traced, known = trace_module(transformers_model(name), name, SEQ), built_in(name, tmp_path)
+    assert parameter_count(traced) == parameter_count(known)
+    sharded = [strategy(tp=2, ep=2, dp=2)] if known.is_moe else [strategy(tp=4), strategy(tp=2, sp=False, cp=2)]
+    for chosen in sharded:
+        axes = build_mesh(chosen.tp, 1, 4, chosen.cp, chosen.ep, 4).stage_axes
+        programs = []
+        for model in (known, traced):
+            sizes = dim_sizes(model, 8, SEQ, chosen.tp, 2.0)
+            graph = stage_graph(model, sizes, range(2), first=True, last=True)
+            programs.append(stage_program(graph, axes, chosen.sequence_parallel))
+        left, right = (
+            Counter(repr(described(program, step)).replace("shared_ffn", "ffn2") for step in program.steps)
+            for program in programs
+        )
+        assert left == right
+        training, cluster = TrainingSpec(SEQ, 8, load_precision("mixed_precision")), local_cluster(chosen.world_size)
+        layout = strategy(
+            tp=chosen.tp, dp=chosen.dp, cp=chosen.cp, ep=chosen.ep, sp=chosen.sequence_parallel, layers=(2,)
+        )
+        ours, theirs = (estimate(model, training, cluster, layout) for model in (traced, known))
+        assert ours.step_time_s == pytest.approx(theirs.step_time_s, rel=1e-12)  # sums in another order
+        assert [one.total_bytes for one in ours.memory] == [one.total_bytes for one in theirs.memory]
+
+
+def test_odd_model_is_what_its_file_says() -> None:
+    """So that tests without torch, and its layouts in test_parity.py, are about this module."""
+    assert trace_model(ODD_MODEL, 64) == ODD
+
+
+def test_parameters_and_flops_of_the_odd_model_are_torchs_own() -> None:
+    module = OddModel()
+    assert parameter_count(ODD) == sum(parameter.numel() for parameter in module.parameters())
+    with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        module(torch.zeros(3, SEQ, dtype=torch.int64))
+    hidden = 4 * 2 * 3 * 8 * SEQ * SEQ * 8  # torch counts the half of attention that a causal mask hides
+    graph = stage_graph(ODD, dim_sizes(ODD, 3, SEQ), range(4), first=True, last=True)
+    assert total_flops(graph) == counter.get_total_flops() - hidden
+
+
+class InterleavedBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(32, bias=False)
+        self.q, self.kv, self.o = nn.Linear(32, 32), nn.Linear(32, 16), nn.Linear(32, 32)
+        self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32)
+
+    def forward(self, x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        batch, seq, _ = x.shape
+        y = x - x.mean(-1, keepdim=True)
+        y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-5) * self.norm.weight
+        q = turned(self.q(y).view(batch, seq, 4, 8), table).transpose(1, 2)
+        k, v = self.kv(y).view(batch, seq, 2, 1, 8).unbind(2)
+        k, v = turned(k, table).transpose(1, 2).expand(-1, 4, -1, -1), v.transpose(1, 2).repeat_interleave(4, 1)
+        hidden = torch.ones(seq, seq, dtype=torch.bool).triu(1)
+        scores = (q @ k.transpose(-1, -2) / 2).masked_fill(hidden, float("-inf"))
+        x = x + self.o((scores.softmax(-1) @ v).transpose(1, 2).reshape(batch, seq, 32))
+        z = self.up(x)
+        return x + self.down(z * torch.sigmoid(1.702 * z) + F.leaky_relu(z).clamp(max=3.0))
+
+
+def turned(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(torch.view_as_complex(x.reshape(*x.shape[:-1], 4, 2)) * table).flatten(3)
+
+
+class Interleaved(nn.Module):
+    """Rotary positions with complex numbers, one key-value head, attention written out, one table for both ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(50, 32)
+        self.layers = nn.ModuleList(InterleavedBlock() for _ in range(2))
+        self.head = nn.Linear(32, 50, bias=False)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        turns = torch.outer(torch.arange(ids.shape[1]), 1e4 ** -(torch.arange(0, 8, 2) / 8))
+        x = self.tokens(ids) * 32**0.5
+        for layer in self.layers:
+            x = layer(x, torch.polar(torch.ones_like(turns), turns)[:, None])
+        return self.head(x)
+
+
+MODULES: dict[str, Callable[[], nn.Module]] = {
+    "odd": OddModel,
+    "interleaved": Interleaved,
+    "gpt2": lambda: transformers_model("gpt2"),
+    "mixtral": lambda: transformers_model("mixtral"),
+    "gpt neox": lambda: transformers_model("gpt neox"),
+    "mistral": lambda: transformers_model("mistral"),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_logits_and_gradients_are_those_of_the_eager_module(name: str) -> None:
+    module, model = filled(MODULES[name]()), trace_module(MODULES[name](), name, SEQ)
+    generator = torch.Generator().manual_seed(1)
+    ids, labels = torch.randint(model.vocab_size, (2, 2, SEQ), generator=generator)
+    out: Any = module(ids)
+    logits = out if isinstance(out, torch.Tensor) else out.logits
+    loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    loss.backward()
+    parameters = dict(module.named_parameters())
+    stage = stage_of(model, {key: one.detach().clone() for key, one in parameters_of(model, parameters).items()})
+    given = {"input_ids": ids, "labels": labels}
+    found = stage(*(given[key] for key in stage.input_names))
+    torch.testing.assert_close(found, loss.detach(), rtol=1e-5, atol=0)
+    found.backward()
+    gradients = parameters_of(model, {key: one.grad for key, one in parameters.items() if one.grad is not None})
+    largest = max(float(gradient.norm()) for gradient in gradients.values())
+    for key, gradient in gradients.items():
+        own = stage.parameter(key).grad
+        assert own is not None
+        if gradient.norm() > 1e-6 * largest:  # a key's bias has none in exact arithmetic
+            assert (own - gradient).norm() <= 1e-5 * gradient.norm(), key
+    values = {key: one.detach() for key, one in parameters_of(model, parameters).items()}
+    ours = stage_of(model, values, logits=True)(*(given[key] for key in stage.input_names))
+    torch.testing.assert_close(ours.detach(), logits.detach(), rtol=1e-5, atol=1e-5)
+
+
+def stage_of(model: ModelSpec, parameters: dict[str, torch.Tensor], logits: bool = False) -> StageModule:
+    """The whole model on one device; every token has a slot with each of its experts."""
+    enough = model.num_local_experts / max(1, model.num_experts_per_tok)
+    sizes = dim_sizes(model, 2, SEQ, capacity_factor=enough)
+    graph = stage_graph(model, sizes, range(model.num_hidden_layers), first=True, last=True, element_bytes=4)
+    last = graph.operators[-1]
+    output = last.inputs[0] if logits else last.output
+    program = partition(graph, {}, {op.name: {} for op in graph.operators}, {}, {output: None})
+    return StageModule(program, parameters, None, "none")
+
+
+MY_FILE = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32)
+    def forward(self, x):
+        return x + self.down(torch.{function}(self.up(x){more}))
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.head = nn.Embedding(300, 32), nn.Linear(32, 300)
+        self.blocks = nn.ModuleList(Block() for _ in range({layers}))
+    def forward(self, ids):
+        x = self.tokens(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+def broken():
+    raise ValueError("no weights here")
+"""
+
+
+def plan(folder: Path, function: str, more: str = "", layers: int = 2, name: str = "Model") -> int:
+    file = folder / "mine.py"
+    file.write_text(MY_FILE.format(function=function, more=more, layers=layers))
+    out = str(folder / "plan.json")
+    where = ["--instance", "cpu", "--global-batch", "8", "--seq-len", "64", "--out", out]
+    return main(["plan", "--model", f"{file}:{name}", *where])
+
+
+def test_a_plan_of_the_users_file_holds_the_model(tmp_path: Path) -> None:
+    assert plan(tmp_path, "tanh") == 0
+    (tmp_path / "mine.py").unlink()
+    found = read_plan(tmp_path / "plan.json")
+    assert found.model.name == "Model" and found.backend == "torch"
+    assert json.loads((tmp_path / "plan.json").read_text())["inputs"]["model"]["graph"]["prefix"] == "blocks"
+
+
+def test_the_rule_that_the_readme_adds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hardswish(t: Tracer, x: Value) -> Value:
+        return formula(t, "mul", x, clamp(t, formula(t, "div", formula(t, "add", x, 3.0), 6.0), 0.0, 1.0))
+
+    monkeypatch.setitem(RULES, "hardswish", hardswish)
+    assert plan(tmp_path, "nn.functional.hardswish") == 0
+    graph = read_plan(tmp_path / "plan.json").model.graph
+    assert graph is not None
+    (text,) = (dict(op.attributes)["expression"] for op in graph.block if dict(op.attributes).get("expression"))
+    x = torch.linspace(-5, 5, 50)
+    torch.testing.assert_close(pointwise(text)(x), F.hardswish(x))
+
+
+HOW_TO_ADD = (
+    "rules are in autoshard/trace/rules: to add one, register a function there with @rule('name') that gives the "
+    "meaning in operators of autoshard/graph/operators.py"
+)
+WHERE = "at mine.py:10 (`return x + self.down(torch."
+ONE_BLOCK = (
+    "the traced model has no repeated blocks: at least two alike, one behind the other, are what a plan distributes; "
+    "what differs (a size, an activation, an order) makes blocks different"
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"function": "cumsum", "more": ", -1"},
+            (
+                f"cannot plan Model: cumsum {WHERE}cumsum(self.up(x), -1))`, in blocks.0): "
+                f"it has a rule for the numbers of experts only; {HOW_TO_ADD}"
+            ),
+        ),
+        (
+            {"function": "i0"},
+            f"cannot plan Model: i0 {WHERE}i0(self.up(x)))`, in blocks.0): it has no rule; {HOW_TO_ADD}",
+        ),
+        ({"function": "tanh", "layers": 1}, ONE_BLOCK),
+        ({"function": "tanh", "name": "broken"}, "broken() failed: ValueError: no weights here"),
+        ({"function": "tanh", "name": "Modle"}, "mine.py has no Modle"),
+    ],
+    ids=["a rule for something else", "no rule", "one block", "a constructor that fails", "no such class"],
+)
+def test_what_cannot_be_traced_is_one_error(
+    given: dict[str, Any], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert plan(tmp_path, **given) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert error.endswith(message + "\n")
+    assert not (tmp_path / "plan.json").exists()
+
+
+def test_a_square_matrix_that_ends_where_it_began_is_one_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = MY_FILE.format(function="tanh", more="", layers=2)
+    text = text.replace("self.up, ", "self.square = nn.Linear(32, 32); self.up, ", 1)
+    (tmp_path / "square.py").write_text(text.replace("x + self", "x + self.square(x) + self"))
+    assert main(["plan", "--model", f"{tmp_path / 'square.py'}:Model", "--instance", "cpu", "--seq-len", "64"]) == 2
+    assert capsys.readouterr().err == (
+        "autoshard: error: einsum at square.py:10: [embed embed] has embed twice, which named dims cannot say: a "
+        "matrix from embed to embed, whose result is added to or multiplied with embed; one through another width "
+        "works\n"
+    )
+
+
+def test_a_forward_that_gives_something_else_says_what_is_wanted() -> None:
+    class Scalar(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens = nn.Embedding(8, 4)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.tokens(ids).sum()
+
+    with pytest.raises(AutoshardError) as error:
+        trace_module(Scalar(), "Scalar", SEQ)
+    assert str(error.value) == (
+        "Scalar: forward takes token ids [batch, seq] and gives logits [batch, seq, vocab], or an object with .logits; "
+        "this gives a tensor of shape []"
+    )
