@@ -39,10 +39,10 @@ def run_plan(plan: Plan, options: RunOptions) -> int:
 
     Raises AutoshardError where the plan, the machine or the options do not go together.
     """
-    if find_spec("torch") is None:
-        raise AutoshardError("autoshard run needs torch: pip install 'autoshard[torch]'")
     environment = cluster_environment()
     options = replace(options, backend=_backend(plan, options, environment is not None))
+    if find_spec("torch") is None:
+        raise AutoshardError("autoshard run needs torch: pip install 'autoshard[torch]'")
     if environment is not None:
         return _run_in_cluster(plan, options, environment)
     if plan.cluster.instance == "cpu" and plan.mesh.world_size <= options.processes:
