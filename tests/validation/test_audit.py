@@ -110,10 +110,10 @@ def told(found: RoleAudit, what: str) -> str:
 
 
 def test_a_collective_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def slice_of_a_partial_sum(x: torch.Tensor, group: Any, dim: int) -> torch.Tensor:
-        return collectives.take_piece(x, group.index, group.size, dim)
+    def slice_of_a_partial_sum(x: torch.Tensor, group: Any, dim: int) -> collectives.Started:
+        return lambda: collectives.take_piece(x, group.index, group.size, dim)
 
-    monkeypatch.setattr(collectives, "reduce_scatter", slice_of_a_partial_sum)
+    monkeypatch.setattr(collectives, "start_reduce_scatter", slice_of_a_partial_sum)
     found = audited(plan("tp x dp"))
     assert "forward reduce_scatter over tp" in told(found, "collectives")
     assert "backward reduce_scatter over tp" in told(found, "collectives")
