@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import lru_cache
+from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
+from autoshard.checkpoint.layout import parameter_shapes
 from autoshard.runtime.launch import run_processes
-from tests.nxd.cases import CASES
+from tests.nxd.cases import CASES, plan_of
 
 EXACT, ROUNDED = 1e-5, 2e-3
 """Relative. bf16 rounds the same values at other places."""
@@ -57,6 +60,16 @@ def test_every_weight_is_where_the_torch_backend_has_it(processes: int, name: st
     for what, allowed in (("gradient", 2e-2 if rounded else 2e-6), ("weight", 2e-2 if rounded else 1e-3)):
         difference, tensor = max(result[name]["differences"][what] for result in found(processes))
         assert 0 < difference < allowed, (what, tensor)
+
+
+@pytest.mark.parametrize(("processes", "name"), [(world, name) for world, cases in CASES.items() for name in cases])
+def test_a_checkpoint_has_each_element_once(processes: int, name: str) -> None:
+    """Whichever rank's optimizer holds it; padding of a vocabulary, and of NxD's shards, is nobody's."""
+    written: Counter[str] = Counter()
+    for result in found(processes):
+        written.update(result[name]["written"])
+    shapes = parameter_shapes(plan_of(**CASES[processes][name]).model)
+    assert written == {parameter: prod(shape) for parameter, shape in shapes.items()}
 
 
 def test_nxd_runs_again_what_the_plan_says() -> None:

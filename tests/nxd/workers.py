@@ -96,7 +96,11 @@ def compared(plan: Plan, reporter: Reporter) -> dict[str, Any]:
         held["weight"] = {key: value.clone() for key, value in one.optimizer.masters().items()}
         found[f"{name}_evaluated"] = one.evaluate(*batch(plan, 9))
     dist.barrier()
-    return {**found, "differences": _differences(session, mine, whole), "recomputed": _recomputed(session)}
+    written: dict[str, int] = {}
+    for piece in (piece for shard in session.shards() for piece in shard.pieces if piece.writes):
+        written[piece.name] = written.get(piece.name, 0) + piece.box.elements
+    differences = _differences(session, mine, whole)
+    return {**found, "differences": differences, "recomputed": _recomputed(session), "written": written}
 
 
 def _recomputed(session: Any) -> int:
