@@ -10,6 +10,7 @@ from autoshard.errors import AutoshardError, NoLayoutFits
 from autoshard.explain.beside import doubt
 from autoshard.explain.flips import flip, winner
 from autoshard.explain.names import changed_words, layout_name
+from autoshard.explain.page import percent
 from autoshard.explain.quantities import Quantity
 from autoshard.layout.compare import loses, term_differences
 from autoshard.layout.plan import Plan
@@ -137,7 +138,7 @@ def flip_row(plan: Plan, quantity: Quantity, furthest: float, sure: float) -> Fl
         because = found.refusal
     elif found is not None and found.to is not None:
         layout, change = layout_name(found.to.strategy), changed_words(chosen, found.to.strategy)
-        because = _because(quantity.scaled(problem, found.factor), chosen, found.to)
+        because = _because(quantity.scaled(problem, found.factor), chosen, found.to, sure)
     return FlipRow(
         quantity.name,
         furthest > 1,
@@ -155,8 +156,11 @@ def flip_row(plan: Plan, quantity: Quantity, furthest: float, sure: float) -> Fl
     )
 
 
-def _because(problem: Problem, chosen: Strategy, to: Candidate) -> str:
-    """What speaks against the choice where it is no longer the best: memory, a rule, or the terms that it loses by."""
+def _because(problem: Problem, chosen: Strategy, to: Candidate, sure: float) -> str:
+    """What speaks against the choice where it is no longer the best: memory, a rule, or the terms that it loses by.
+
+    sure: with what probability a layout is to fit.
+    """
     try:
         check_strategy(problem.model, problem.training, problem.cluster, problem.backend, chosen)
     except AutoshardError as rule:
@@ -165,6 +169,8 @@ def _because(problem: Problem, chosen: Strategy, to: Candidate) -> str:
     if not ours.fits:
         over = ours.fullest.total_bytes - ours.memory_capacity_bytes
         return f"the layout above does not fit there: {format_bytes(over)} too much"
+    if ours.fits_probability < min(sure, to.estimate.fits_probability):
+        return f"the layout above fits there with {percent(ours.fits_probability)} only"
     lost = [f"{format_seconds(seconds)} {name}" for name, seconds in term_differences(to.estimate, ours) if seconds > 0]
     return f"saves {', '.join(lost[:2])}" if lost else "a little in every term"
 
