@@ -66,8 +66,8 @@ def _take(bucket: Bucket, key: str, text: bytes) -> str:
     if held is not None and held.holder == json.loads(text):  # an attempt whose answer was lost
         return held.etag
     if held is not None and not _is_gone(bucket, key, held):
-        hint = "" if held.holder.get("host") == socket.gethostname() else f"; if gone, wait {STALE_AFTER_S:.0f} s"
-        raise AutoshardError(held_message(bucket.url(key).removesuffix("/lock"), held.holder) + hint)
+        message = held_message(bucket.url(key).removesuffix("/lock"), held.holder)
+        raise AutoshardError(f"{message}; if that run is gone, wait {STALE_AFTER_S:.0f} s")
     condition = {"IfNoneMatch": "*"} if held is None else {"IfMatch": held.etag}
     etag = _put(bucket, key, text, **condition)
     if etag is None:
@@ -105,8 +105,8 @@ def _held(bucket: Bucket, key: str) -> _Held | None:
 
 
 def _is_gone(bucket: Bucket, key: str, held: _Held) -> bool:
-    if held.holder.get("host") == socket.gethostname():
-        return not _is_alive(held.holder.get("pid"))
+    if held.holder.get("host") == socket.gethostname() and not _is_alive(held.holder.get("pid")):
+        return True  # an id that lives may be another process's by now
     if 0 <= held.age_s < STALE_AFTER_S:
         return False
     time.sleep(WATCHED_S)  # S3's clock may have jumped: a holder that lives writes meanwhile

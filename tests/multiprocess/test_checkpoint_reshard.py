@@ -36,7 +36,6 @@ LAYOUTS: dict[str, dict[str, Strategy]] = {
         "pp": strategy(pp=4),
         "pp, uneven": strategy(pp=2, layers=(3, 1)),
         "pp, embedding and head alone": strategy(pp=3, dp=2, layers=(0, 4, 0)),
-        "pp of 3": strategy(pp=3, layers=(1, 2, 1)),
         "interleaved": strategy(pp=2, vpp=2),
         "cp": strategy(cp=2),
         "tp x pp x dp": strategy(tp=2, pp=2, dp=2),

@@ -147,7 +147,9 @@ def test_the_lock_of_a_killed_run_is_taken(store: S3Store, monkeypatch: pytest.M
     with store.lock():
         pass
     lock_of(store, pid=1, host="elsewhere")
-    with pytest.raises(AutoshardError, match="by process 1 on elsewhere: give each run its own; if gone, wait 120 s"):
+    with pytest.raises(
+        AutoshardError, match="by process 1 on elsewhere: give each run its own; if that run is gone, wait 120 s"
+    ):
         store.lock().__enter__()
     monkeypatch.setattr(s3_lock, "STALE_AFTER_S", -1)
     with store.lock():

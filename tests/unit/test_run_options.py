@@ -21,6 +21,12 @@ from autoshard.runtime.options import RunOptions
         ({"eval_data": Path("/"), "eval_fraction": 0.1}, "eval_fraction=0.1 and eval_data=/: give one of them"),
         ({"eval_data": Path("/no such file")}, "eval_data=/no such file does not exist"),
         ({"eval_batches": 0, "eval_fraction": 0.1}, "eval_batches=0 must be a whole number of at least 1"),
+        ({"keep_every": 0}, "keep_every=0 must be a whole number of at least 1"),
+        (
+            {"keep_every": 5, "checkpoint_every": 2},
+            "keep_every=5 is no multiple of checkpoint_every=2: there is no checkpoint of step 5 to keep",
+        ),
+        ({"resume": "/no such folder"}, "resume=/no such folder is not auto, never or a folder with a checkpoint"),
     ],
 )
 def test_options_that_will_not_do(values: dict[str, Any], message: str) -> None:
