@@ -27,6 +27,7 @@ PAGES: list[tuple[str, Callable[[], Plan], int]] = [
     ("interleaved", plan_interleaved, 100),
     ("one_device", plan_one_device, 100),
 ]
+pytestmark = pytest.mark.usefixtures("fixed_intervals")
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 

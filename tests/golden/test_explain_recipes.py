@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from autoshard.cost import interval
 from autoshard.explain.describe import Description, describe
 from autoshard.explain.markdown import render_markdown
 from autoshard.explain.page import percent
@@ -28,14 +27,7 @@ NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 WIDTHS = (80, 120)
 
 
-@pytest.fixture(autouse=True)
-def fixed_intervals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(interval, "FILE", FOLDER / "intervals.json")
-    interval.regimes.cache_clear()
-    interval.differences.cache_clear()
-    yield
-    interval.regimes.cache_clear()
-    interval.differences.cache_clear()
+pytestmark = pytest.mark.usefixtures("fixed_intervals")
 
 
 def description(name: str) -> Description:
