@@ -109,6 +109,7 @@ def _segment_keys(program: Program, recompute: str) -> list[str | None]:
     return keys[::-1]
 
 
+@lru_cache(maxsize=8192)
 def block_of(operator: str) -> str:
     """'model.layers.3.mlp.down' -> 'model.layers.3'."""
     parts = operator.split(".")
@@ -127,11 +128,18 @@ def _replay_stop(program: Program, start: int, stop: int) -> int:
     A step that keeps only its inputs need not run itself; one that keeps something it computes must.
     """
     for index in range(stop - 1, start - 1, -1):
-        step = program.steps[index]
-        kept = saved_activations(program, step)
+        kept = _saved(program, index)
         if kept:
-            return index + 1 if kept.keys() - set(_inputs(step)) else index
+            return index + 1 if kept.keys() - set(_inputs(program.steps[index])) else index
     return start
+
+
+def _saved(program: Program, index: int) -> dict[str, float]:
+    """`saved_activations` of one step, kept with the program: every recompute set asks for them again."""
+    known: dict[int, dict[str, float]] = program.__dict__.setdefault("_saved_by_step", {})
+    if index not in known:
+        known[index] = saved_activations(program, program.steps[index])
+    return known[index]
 
 
 def kept_activations(program: Program, recompute: str) -> dict[str, float]:
@@ -146,16 +154,16 @@ def kept_activations(program: Program, recompute: str) -> dict[str, float]:
                 if view not in produced and tensor.role != "parameter":
                     kept[view] = float(local_bytes(program.graph, tensor.name, program.states[view], program.axes))
         else:
-            for step in steps:
-                kept.update(saved_activations(program, step))
+            for index in range(segment.start, segment.stop):
+                kept.update(_saved(program, index))
     return kept
 
 
 def replayed_activations(program: Program, segment: Segment) -> float:
     """Bytes that exist only while backward works through the segment: what its replay saves beyond its inputs."""
     kept: dict[str, float] = {}
-    for step in program.steps[segment.start : segment.stop]:
-        kept.update(saved_activations(program, step))
+    for index in range(segment.start, segment.stop):
+        kept.update(_saved(program, index))
     return sum(kept.values())
 
 

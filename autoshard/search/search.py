@@ -16,7 +16,7 @@ from autoshard.search.layouts import MeshDrafts, legal_layouts
 from autoshard.search.ranking import Timed, best_of_each_kind, describe
 from autoshard.search.result import OPTIMAL, Candidate, Pins, SearchResult
 from autoshard.search.rules import KERNEL_RULES, LAYOUT_RULES, MESH_RULES, Problem
-from autoshard.search.sets import recompute_sets
+from autoshard.search.sets import recompute_sets, sets_by_stage
 from autoshard.search.shortage import MOST_NODES, smallest_cluster
 from autoshard.search.tally import MEMORY, UNPRICED, Tally
 from autoshard.spec.cluster import Cluster
@@ -25,7 +25,7 @@ from autoshard.spec.training import TrainingSpec
 from autoshard.units import format_bytes
 
 if TYPE_CHECKING:
-    from autoshard.search.grid.table import Priced, Whole
+    from autoshard.search.grid.table import Priced, Table, Whole
 
 PROVEN = 1e-6
 """Share of a step below which there is no gap."""
@@ -90,7 +90,7 @@ def _fastest(
 
     ranked = best_of_each_kind(priced.fastest_first(limit_bytes), count)
     known_s = ranked[0].step_time_s if ranked else inf
-    by_stage = priced.problem.backend != "nxd" and pins.recompute is None
+    by_stage = sets_by_stage(priced.problem, pins)
     refined = refine(priced.wholes, by_stage, limit_bytes, known_s, clock.in_time)
     better = [Timed(one.step_time_s, one.strategy) for one in refined.found]
     ranked = best_of_each_kind(sorted([*better, *ranked], key=lambda one: one.step_time_s), count)
@@ -135,7 +135,7 @@ def price_layouts(problem: Problem, pins: Pins, tally: Tally, clock: Clock, exha
     Degrees that hold too much state whatever else is chosen come last: they are only looked at to name the nearest
     miss.
     """
-    legal = legal_layouts(problem, pins, tally)
+    legal, sets_of = legal_layouts(problem, pins, tally), _table(problem, pins).sets_of
     capacity = problem.cluster.device.memory_bytes
     small = [mesh for mesh in legal if exhaustive or mesh.state_bytes <= capacity]
     at_once = len(small) if clock.limit_s == inf else MESHES_AT_ONCE
@@ -143,7 +143,7 @@ def price_layouts(problem: Problem, pins: Pins, tally: Tally, clock: Clock, exha
     unpriced_at_least_s = inf
     for begin in range(0, len(small), max(1, at_once)):
         if tally.fitting and not clock.in_time():
-            left = sum(len(mesh.drafts) for mesh in small[begin:]) * len(recompute_sets(problem, pins))
+            left = sum(sets_of(draft) for mesh in small[begin:] for draft in mesh.drafts)
             tally.drop(UNPRICED, f"after {clock.limit_s:g} s", count=left)
             unpriced_at_least_s = ideal_step_time_s(problem)
             break
@@ -153,8 +153,14 @@ def price_layouts(problem: Problem, pins: Pins, tally: Tally, clock: Clock, exha
         if mesh.state_bytes < tally.nearest_miss(MEMORY):
             _price(problem, pins, [mesh], tally)
         elif mesh.drafts:
-            tally.drop(MEMORY, "", inf, len(mesh.drafts) * len(recompute_sets(problem, pins)))
+            tally.drop(MEMORY, "", inf, sum(map(sets_of, mesh.drafts)))
     return PricedLayouts(problem, found, unpriced_at_least_s)
+
+
+def _table(problem: Problem, pins: Pins) -> Table:
+    from autoshard.search.grid.table import Table
+
+    return Table(problem, recompute_sets(problem, pins), sets_by_stage(problem, pins))
 
 
 def ideal_step_time_s(problem: Problem) -> float:
@@ -167,17 +173,14 @@ def ideal_step_time_s(problem: Problem) -> float:
 def _price(
     problem: Problem, pins: Pins, meshes: list[MeshDrafts], tally: Tally, exhaustive: bool = False
 ) -> list[Priced]:
-    from autoshard.search.grid.table import Table
-
-    sets = recompute_sets(problem, pins)
-    table = Table(problem, sets)
+    table = _table(problem, pins)
     for mesh in meshes:
         smallest = min((draft.microbatch_size for draft in mesh.drafts), default=1)
         for draft in mesh.drafts:
             if exhaustive or draft.microbatch_size == smallest or table.has_room(draft):
                 table.add(draft)
             else:  # a smaller microbatch is a nearer miss
-                tally.drop(MEMORY, "", inf, len(sets))
+                tally.drop(MEMORY, "", inf, table.sets_of(draft))
     chunks, capacity = [*table.price()], problem.cluster.device.memory_bytes
     for one in chunks:
         fitting, dropped = one.pairs(capacity)

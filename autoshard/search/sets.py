@@ -31,6 +31,11 @@ def recompute_sets(problem: Problem, pins: Pins) -> tuple[str, ...]:
     return tuple(name for name in EVERY_SET if name in useful or name in COMMON_SETS)
 
 
+def sets_by_stage(problem: Problem, pins: Pins) -> bool:
+    """Whether stages may differ in what they recompute: NxD has one list of modules for all."""
+    return problem.backend != "nxd" and pins.recompute is None
+
+
 def _examples(problem: Problem, pins: Pins) -> list[LocalShape]:
     """One for each degree of tensor parallelism, with and without sequence parallelism."""
     found: dict[tuple[int, bool], LocalShape] = {}

@@ -44,7 +44,7 @@ def refine(
     promises = [
         one
         for whole in wholes
-        if whole.family.pp > 1 and whole.family.num_virtual_stages == 1 and whole.family.has_closed_form
+        if whole.family.cuts_are_free
         for one in _promises(whole, by_stage, limit_bytes, known_s)
     ]
     promises.sort(key=lambda one: one.at_least_s)

@@ -29,6 +29,11 @@ class Family(NamedTuple):
         """Else a step time is a lower bound, and `cost.estimate` simulates."""
         return not SCHEDULES[self.schedule].weights_apart
 
+    @property
+    def cuts_are_free(self) -> bool:
+        """One chunk a rank, on several ranks: each stage may have a number of blocks and a recompute set of its own."""
+        return self.pp > 1 and self.num_virtual_stages == 1 and self.has_closed_form
+
 
 class Layouts(NamedTuple):
     """An entry for each layout of one family. first, last: the ends of the model. after_s: once a step, behind the

@@ -10,6 +10,7 @@ import numpy as np
 
 from autoshard.cost.stage import LocalShape
 from autoshard.cost.step import accumulation_s_per_parameter
+from autoshard.graph.recompute import COMMON_SETS
 from autoshard.layout.strategy import Strategy
 from autoshard.search.grid.cuts import Cuts, balanced_cuts, even_cuts
 from autoshard.search.grid.memory import StateColumns
@@ -77,12 +78,25 @@ class Priced:
 class Table:
     """Legal drafts, priced when all are there."""
 
-    def __init__(self, problem: Problem, sets: tuple[str, ...]):
-        self._problem, self._sets = problem, sets
+    def __init__(self, problem: Problem, sets: tuple[str, ...], by_stage: bool = False):
+        """by_stage: stages may choose among the sets one by one. Where `frames.refine` then finds the best ones, only
+        the common sets are priced here, the same for all stages."""
+        self._problem, self._sets, self._by_stage = problem, sets, by_stage
         self._families: dict[Family, Drafts] = {}
         self._shapes: dict[LocalShape, int] = {}
         self._states: dict[tuple[int | bool, ...], int] = {}
         self._held: list[RankState] = []
+
+    def sets_of(self, draft: Draft) -> int:
+        """Recompute sets under which it is priced."""
+        at_once = draft.schedule == "gpipe"
+        return len(self._places(Family(draft.schedule, draft.pp, draft.num_virtual_stages, at_once)))
+
+    def _places(self, family: Family) -> list[int]:
+        every = list(range(len(self._sets)))
+        if not self._by_stage or not family.cuts_are_free:
+            return every
+        return [place for place in every if self._sets[place] in COMMON_SETS]
 
     def has_room(self, draft: Draft) -> bool:
         """Whether the rank with the head could hold one block, the head, and what works on them at one time. A bound
@@ -129,8 +143,9 @@ class Table:
             return
         columns, held = self.parts, _state_columns(self._held)
         for family, drafts in self._families.items():
-            whole = Whole(self._problem, self._sets, columns, self._held, held, family, drafts)
-            step = max(1, CHUNK // len(self._sets))
+            places = self._places(family)
+            whole = Whole(self._problem, self._sets, columns, self._held, held, family, drafts, places)
+            step = max(1, CHUNK // len(places))
             for begin in range(0, len(drafts.drafts), step):
                 yield whole.price(begin, min(begin + step, len(drafts.drafts)))
 
@@ -167,9 +182,10 @@ class Whole:
         held: StateColumns,
         family: Family,
         drafts: Drafts,
+        places: list[int],
     ):
         self.problem, self.sets, self._columns, self.states = problem, sets, columns, states
-        self._held, self.family, self.drafts = held, family, drafts
+        self._held, self.family, self.drafts, self._places = held, family, drafts, np.array(places)
         self._shape, self.state, self.count = (
             np.array(values) for values in (drafts.shapes, drafts.states, drafts.num_microbatches)
         )
@@ -179,8 +195,8 @@ class Whole:
         )
 
     def price(self, begin: int, end: int) -> Priced:
-        draft = np.repeat(np.arange(begin, end), len(self.sets))
-        recompute = np.tile(np.arange(len(self.sets)), end - begin)
+        draft = np.repeat(np.arange(begin, end), len(self._places))
+        recompute = np.tile(self._places, end - begin)
         cuts, which = self._cuts(draft, recompute)
         draft, recompute = draft[which], recompute[which]
         layouts = self._layouts(draft, recompute, cuts)
