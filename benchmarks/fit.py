@@ -19,7 +19,7 @@ from benchmarks.machine import hardware, machine, memory_bytes
 from benchmarks.measured_rows import Case
 
 Values = dict[tuple[str, str], float]
-MARGIN = 0.02
+MARGIN = 0.005
 """Of the logarithm: a run that fits should be predicted so far below the memory, and one that does not above."""
 NOISE = 0.04
 """Spread of the logarithm of a measured time: repeats of BigScience and others differ by 2 to 9 %."""

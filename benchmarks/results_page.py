@@ -41,7 +41,7 @@ TARGETS = (
     Target("worst step time", "trainium", "worst_ape", 0.30),
     Target("median step time", "cpu", "median_ape", 0.15),
 )
-COVERAGE = (0.85, 0.95)
+COVERAGE, FEW = (0.85, 0.95), 30
 UNSEEN = 0.20
 WORST_ROWS = 6
 NOTES = {
@@ -112,7 +112,8 @@ def _coverage(board: Mapping[str, Scores]) -> Iterator[str]:
     for source, scores in board.items():
         value = scores["coverage90"]
         if value is not None:
-            far = "" if COVERAGE[0] <= value <= COVERAGE[1] else f", missed; {scores['rows']} rows"
+            few = f" ({scores['rows']} rows)" if (scores["rows"] or 0) < FEW else ""
+            far = "" if COVERAGE[0] <= value <= COVERAGE[1] else f": missed{few}"
             yield f"* {source}: {value:.0%}{far}"
 
 

@@ -114,8 +114,9 @@ def collective_law(kind: str, group: GroupShape, cluster: Cluster) -> Collective
 
     Ring algorithms, hierarchical between nodes, for L members in each of N nodes: each rank receives (L - 1) / L of the
     payload within its node, and (N - 1) / N of its own 1 / L from its peers in other nodes; a hop of latency for each
-    other member in the node, and for each doubling of nodes, since many nodes talk along trees. An all_reduce is a reduce_scatter and an all_gather, launched
-    once. In an all_to_all each member sends 1 / size of the payload to each other member.
+    other member in the node, and for each doubling of nodes, since many nodes talk along trees. An all_reduce is a
+    reduce_scatter and an all_gather, launched once. In an all_to_all each member sends 1 / size of the payload to each
+    other member.
     """
     assert kind in KINDS, f"unknown collective {kind}"
     size, local, nodes = group.size, group.ranks_per_node, group.nodes
