@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from autoshard.cli import main
 from autoshard.cost.estimate import estimate
 from autoshard.cost.values import Term
 from autoshard.errors import AutoshardError
 from autoshard.explain.beside import doubt, pairs
+from autoshard.explain.beside_text import pair_lines
 from autoshard.explain.compare import compare
 from autoshard.explain.describe import Description, describe
 from autoshard.explain.grid import grid, schedule_lines
@@ -24,6 +27,7 @@ from autoshard.explain.names import changed_words
 from autoshard.explain.operators import operator_rows
 from autoshard.explain.page import paint
 from autoshard.explain.partial import read_partial
+from autoshard.explain.text import LEAST_SHARE, render
 from autoshard.explain.trace import communication_share, measured_events, predicted_events
 from autoshard.explain.why import why
 from autoshard.layout.plan import Plan, make_plan
@@ -153,6 +157,40 @@ def test_pairs_have_every_term() -> None:
         ("a", 1.0, 0.0, -1.0),
         ("c", 0.0, 0.5, 0.5),
     ]
+
+
+SECONDS = st.lists(st.floats(0, 1e4), min_size=1, max_size=12)
+
+
+@given(SECONDS, SECONDS)
+@settings(max_examples=60, deadline=None)
+def test_terms_beside_each_other_add_up(one: list[float], other: list[float]) -> None:
+    """Both columns, their differences, and the last line of the table."""
+    ours, theirs = ([Term(f"term {place}", value) for place, value in enumerate(values)] for values in (one, other))
+    found = pairs(ours, theirs)
+    assert sum(pair.one for pair in found) == pytest.approx(sum(one))
+    assert sum(pair.other for pair in found) == pytest.approx(sum(other))
+    assert sum(pair.difference for pair in found) == pytest.approx(sum(other) - sum(one), abs=1e-6)
+    last = paint(pair_lines("step", found, ("one", "other"), format_seconds, 100), 100, False).splitlines()[-1]
+    for total in (sum(one), sum(other)):
+        assert format_seconds(total) in last or total == 0
+
+
+@given(SECONDS)
+@settings(max_examples=60, deadline=None)
+def test_terms_of_a_page_add_up(values: list[float]) -> None:
+    """Shares are those of the sum, and what is too small to show is on the page as one line."""
+    whole = sum(values) + 1e-3
+    terms = (*(Term(f"term {place}", value) for place, value in enumerate(values)), Term("rest", 1e-3))
+    plan = plan_70b()
+    estimated = replace(plan.estimate, step_time_s=whole, time_terms=terms)
+    found = describe(replace(plan, estimate=estimated, runners_up=()))
+    assert sum(term.value for term in found.time_terms) == pytest.approx(whole)
+    assert sum(term.share for term in found.time_terms) == pytest.approx(1)
+    shown = sum(term.value for term in found.time_terms if term.share >= LEAST_SHARE)
+    small = sum(term.value for term in found.time_terms if term.share < LEAST_SHARE)
+    assert shown + small == pytest.approx(whole)
+    assert (f"~{format_seconds(small)}" in render(found, 100)) or not small
 
 
 # --schedule
