@@ -1,0 +1,81 @@
+"""Measured collectives as questions, pairs of results as widths, and the page of targets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autoshard.cost.interval import CHANGES
+from benchmarks.collective_rows import collective_case
+from benchmarks.cpu_runs import ROWS
+from benchmarks.differences import pairs, widths
+from benchmarks.fit_collectives import read
+from benchmarks.measured_rows import Unscored, gpu_case
+from benchmarks.results_page import results_page
+from benchmarks.scores import KEYS, Scored
+
+COLLECTIVE = {
+    "op": "all_gather",
+    "instance_stated": "2x trn2.48xlarge (EFA, nproc 4/node)",
+    "ranks": "8",
+    "nodes": "2",
+    "lnc": "2",
+    "size_bytes": "1024",
+    "size_semantics": "per-rank SHARD bytes (output = size*ranks)",
+    "time_us": "100",
+    "layer": "torch.distributed neuron backend",
+}
+
+
+def test_a_measured_collective() -> None:
+    """What is gathered is the shards of all ranks; 4 of them are neighbours in each of 2 nodes."""
+    case = collective_case(COLLECTIVE)
+    assert (case.instance, case.payload_bytes, case.framework) == ("trn2.48xlarge", 8192.0, True)
+    assert case.time_s == pytest.approx(1e-4)
+    assert (case.shape.ranks_per_node, case.shape.nodes, case.shape.senders_per_node) == (4, 2, 4)
+    with pytest.raises(Unscored, match="the instance is not stated"):
+        collective_case({**COLLECTIVE, "instance_stated": "not stated"})
+    with pytest.raises(Unscored, match="op='permute' is none that a plan issues"):
+        collective_case({**COLLECTIVE, "op": "permute"})
+
+
+def test_published_collectives_are_read() -> None:
+    cases, unscored = read()
+    assert (len(cases), unscored) == (243, 39)
+
+
+def test_runs_on_a_calibrated_cpu_are_rows() -> None:
+    """Each is a legal question; at least twelve models and layouts, none with more processes than two cores."""
+    cases = [gpu_case({**row, "iter_time_s": "1"}) for row in ROWS]
+    assert len({case.key for case in cases}) == len(cases) >= 12
+    assert {case.strategy.world_size for case in cases} == {1, 2}
+    assert all(case.training.precision.name == "fp32" for case in cases)
+
+
+def test_what_a_change_adds_to_a_ratio() -> None:
+    """Two layouts that differ in tp alone are off by 20 %, the others by 5 %: that is what is found."""
+    base = gpu_case({**ROWS[8], "iter_time_s": "1"})
+    one = replace(base, source="s", strategy=replace(base.strategy, tp=1, sequence_parallel=False))
+    two = replace(one, strategy=replace(one.strategy, tp=2))
+    cases = [replace(one if index % 2 else two, group=f"g{index // 4}") for index in range(80)]
+    noise = [0.05, -0.05, 0.0, 0.0] * 20
+    residuals = [(0.0 if index % 2 else 0.2) + off for index, off in enumerate(noise)]
+    groups = pairs(cases, residuals)
+    assert len(groups) == 20 and all(len(group) == 6 for group in groups)
+    found = widths(groups)
+    assert set(found) == {"any", *CHANGES}
+    assert 0.1 < np.sqrt(found["any"] + found["communication"]) < 0.4
+    assert found["communication"] > found["any"] and found["kernel"] == 0
+
+
+def test_the_page_of_targets() -> None:
+    row = Scored("r-1", ("trainium",), "g", 2.0, 1.0, 3.0, 1.0, 0.5, None, 1.0, True)
+    empty = dict.fromkeys(KEYS)
+    board = {"trainium": {**empty, "rows": 1, "mape": 0.2, "worst_ape": 0.2, "coverage90": 0.9}}
+    page = results_page(board, {"unseen/s": {**empty, "mape": 0.1}}, [row])
+    assert "| trainium | step time | <= 15 % | 20 % | missed |" in page
+    assert "| trainium | worst step time | <= 30 % | 20 % |  |" in page
+    assert "| stacks never measured | step time, mean of 1 | <= 20 % | 10 % |  |" in page
+    assert "| r-1 | g | 1.00 s | 2.00 s | +100% |" in page
