@@ -120,7 +120,7 @@ def shape_rows(problem: Problem, shape: LocalShape, recompute: tuple[str, ...]) 
     opening = units.block.work.program.graph.operators[0]
     sums_block = _running_sums(block)
     forward_s = sums_block[-1]
-    backward_s = sum(seconds.total for seconds in block.backward)
+    backward_s = sum(map(_total_s, block.backward))
     rows: list[tuple[Numbers, ...]] = []
     for one in recompute:
         kept = units.block.work.recompute(one)
@@ -150,12 +150,18 @@ def shape_rows(problem: Problem, shape: LocalShape, recompute: tuple[str, ...]) 
 
 def _running_sums(priced: PricedProgram) -> list[float]:
     """Forward seconds of the first n steps."""
-    return [*accumulate((seconds.total for seconds in priced.forward), initial=0.0)]
+    return [*accumulate(map(_total_s, priced.forward), initial=0.0)]
+
+
+def _total_s(seconds: Seconds) -> float:
+    """As its `total`, which would be kept for each of many that are asked once."""
+    spent = seconds.compute + seconds.attention
+    return spent + seconds.tensor_parallel + seconds.context_parallel + seconds.expert_parallel
 
 
 def _end(priced: PricedProgram, unit: UnitWork, count: int) -> Numbers:
     kept = unit.work.recompute("none")
-    forward_s, backward_s = (sum(one.total for one in seconds) for seconds in (priced.forward, priced.backward))
+    forward_s, backward_s = (sum(map(_total_s, seconds)) for seconds in (priced.forward, priced.backward))
     work = priced.work
     bytes_of = (count * kept.kept_bytes, count * kept.replay_bytes, work.working_bytes, work.weights_waiting_bytes)
     return (forward_s, backward_s, *bytes_of, priced.weight_gradients_s)
