@@ -12,7 +12,7 @@ from autoshard.schedules import SCHEDULES, actions, in_flight, simulate
 from autoshard.schedules.action import Order
 from autoshard.schedules.orders import Schedule, alternate
 from autoshard.spec.cluster import load_cluster
-from autoshard.spec.model import MODEL_TYPES
+from autoshard.spec.model import MODEL_TYPES, TRACED
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -27,7 +27,7 @@ def test_a_model_of_a_known_family_is_a_config_file(tmp_path: Path) -> None:
 
 
 def test_every_model_type_has_a_family() -> None:
-    assert set(FAMILIES) == set(MODEL_TYPES)
+    assert set(FAMILIES) == {*MODEL_TYPES, TRACED}
 
 
 def test_a_device_is_a_file(tmp_path: Path) -> None:
