@@ -70,6 +70,9 @@ def collectives(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]
 
 
 def _device(name: str, index: int) -> torch.device:
+    """This process's own, and the one that collectives of its group take."""
+    if name == "cuda":
+        torch.cuda.set_device(index)
     return torch.device("cpu") if name == "cpu" else torch.device(name, index)
 
 
