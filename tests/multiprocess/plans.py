@@ -8,6 +8,7 @@ from autoshard.layout.strategy import Strategy
 from autoshard.runtime.rehearse import local_cluster
 from autoshard.spec.model import ModelSpec, RopeScaling
 from autoshard.spec.training import Precision, TrainingSpec, load_precision
+from tests.traced_models import ODD
 
 FP64 = Precision("fp64", "float64", "float64", None, "float64", "float64", "float64")
 BF16 = (
@@ -82,6 +83,7 @@ MODELS = {
         shared_expert_intermediate_size=64,
         norm_topk_prob=False,
     ),
+    "odd": ODD,
     "qwen3 moe": replace(LLAMA, model_type="qwen3_moe", num_local_experts=8, num_experts_per_tok=3),
 }
 
@@ -180,6 +182,7 @@ CASES: dict[int, dict[str, tuple[str, Strategy, int]]] = {
             4,
         ),
         "recompute all": ("llama", strategy(tp=2, recompute="full"), 2),
+        "traced odd model cp, recompute all": ("odd", strategy(cp=2, attention="ring", recompute="full"), 2),
         "recompute all, cp": ("llama", strategy(cp=2, recompute="full"), 2),
         "recompute all, mixtral": ("mixtral", strategy(dp=2, ep=2, recompute="full"), 2),
     },
@@ -233,6 +236,7 @@ CASES: dict[int, dict[str, tuple[str, Strategy, int]]] = {
         "tp x cp x pp interleaved": ("llama", strategy(tp=2, cp=2, pp=2, vpp=2), 4),
         "tp x dp x pp, gpipe": ("llama", strategy(tp=2, dp=2, pp=2, schedule="gpipe"), 3),
         "dp x zigzag ring x pp": ("llama", strategy(dp=2, cp=2, pp=2, attention="zigzag_ring"), 2),
+        "traced odd model tp x pp x dp": ("odd", strategy(tp=2, pp=2, dp=2, recompute="core_attention"), 4),
     },
 }
 """World size -> name -> (model, strategy, microbatches a step)."""

@@ -16,6 +16,7 @@ from autoshard.graph.ir import FLOAT32_BYTES, Graph
 from autoshard.graph.partition import OperatorStep
 from autoshard.spec.model import RopeScaling
 from tests.spmd.collectives import Array, Axes, all_reduce, all_to_all, ring_gather, ring_reduce
+from tests.spmd.pointwise import pointwise
 
 Gradients = tuple[Array | None, ...]
 Backward = Callable[[Array], Gradients]
@@ -114,7 +115,9 @@ def _elementwise(place: Place, *inputs: Array) -> Result:
     dims = place.output_dims
     have = [place.dims(index) for index in range(len(inputs))]
     spread = [_spread(x, place, own, dims) for x, own in zip(inputs, have, strict=True)]
-    value, slopes = ELEMENTWISE[str(place.attributes["function"])](*spread)
+    function = str(place.attributes["function"])
+    expression = place.attributes.get("expression")
+    value, slopes = ELEMENTWISE[function](*spread) if expression is None else pointwise(expression, tuple(spread))
 
     def backward(grad: Array) -> Gradients:
         found = []
