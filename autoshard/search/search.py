@@ -14,7 +14,7 @@ from autoshard.search.choose import COMPARED, simplest_of_equals
 from autoshard.search.headroom import FIT_PROBABILITY, Level, levels
 from autoshard.search.layouts import MeshDrafts, legal_layouts
 from autoshard.search.ranking import Timed, best_of_each_kind, describe
-from autoshard.search.result import OPTIMAL, Candidate, Pins, SearchResult
+from autoshard.search.result import BUT_FOR_TORCH, OPTIMAL, Candidate, Pins, SearchResult
 from autoshard.search.rules import KERNEL_RULES, LAYOUT_RULES, MESH_RULES, Problem
 from autoshard.search.sets import recompute_sets, sets_by_stage
 from autoshard.search.shortage import MOST_NODES, smallest_cluster
@@ -78,7 +78,7 @@ def search(
     notes = (*_room_notes(cluster, priced, wanted[0], level, fastest[0]), *_choice_notes(fastest, place))
     best, *others = (Candidate(one.strategy, estimate(model, training, cluster, one.strategy)) for one in chosen)
     considered, fitting = tally.considered, max(1, tally.fitting)
-    words = _optimality(fastest, place, gap, clock)
+    words = _optimality(problem, fastest, place, gap, clock)
     return SearchResult(best, tuple(others), considered, fitting, tally.rejections(), words, notes)
 
 
@@ -100,11 +100,11 @@ def _fastest(
     return ranked, max(0.0, 1 - at_least_s / ranked[0].step_time_s)
 
 
-def _optimality(fastest: list[Timed], place: int, gap: float, clock: Clock) -> str:
+def _optimality(problem: Problem, fastest: list[Timed], place: int, gap: float, clock: Clock) -> str:
     """What is proven about the chosen one."""
     gap += fastest[place].step_time_s / fastest[0].step_time_s - 1
     if gap <= PROVEN:
-        return OPTIMAL
+        return OPTIMAL if problem.backend == "nxd" else OPTIMAL + BUT_FOR_TORCH
     stopped = "" if clock.in_time() else f"stopped after {clock.limit_s:g} s: "
     return f"{stopped}within {100 * gap:.2g} % of the optimum within this model, proven"
 
