@@ -30,7 +30,7 @@ def checkpoint(model: ModelSpec) -> dict[str, np.ndarray]:
     return dict(to_checkpoint(checkpoint_parts(model), dims, sizes, numbered(model).__getitem__))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [name for name, model in MODELS.items() if model.graph is None])
 def test_a_checkpoint_holds_every_element_once_and_comes_back_the_same(name: str) -> None:
     model = MODELS[name]
     parameters, tensors = numbered(model), checkpoint(model)
