@@ -222,6 +222,7 @@ class _Writer:
         path = _relative(op.path, self.prefix) if section == "block" else op.path
         if weights and op.kind in ("einsum", "norm", "embedding", "position_embedding"):
             stem = weights[0].removesuffix(".weight")
+            stem = f"{stem}.product" if stem == weights[0] else stem
             if _identifier(stem) in self._taken and path:  # a head that reads the embedding's table
                 stem = path
             if op in biased:
