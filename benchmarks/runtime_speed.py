@@ -3,7 +3,8 @@
 Ratios within one run, peers taking turns, the fastest of several rounds of each; so a busy machine moves both sides.
 The last line is JSON. CPU, gloo, one thread a process; about four minutes on 2 cores.
 
-  python benchmarks/runtime_speed.py [--results benchmarks/results/runtime_speed.json]
+  python -m benchmarks.runtime_speed
+  python -m benchmarks.runtime_speed --parts overhead bubble --results benchmarks/results/runtime_speed.json
 """
 
 from __future__ import annotations
@@ -228,42 +229,70 @@ def bubble(rank: int) -> list[float]:
     return best
 
 
-def worker(rank: int, world_size: int, folder: str) -> None:
+SHARED: dict[str, Callable[[int], Any]] = {"against_dtensor": against_dtensor, "cpu_time": cpu_time, "bubble": bubble}
+"""What two processes measure together, each its part."""
+
+
+def worker(rank: int, world_size: int, folder: str, what: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size)
-    found = {"dtensor": against_dtensor(rank), "cpu": cpu_time(rank), "bubble": bubble(rank)}
-    (Path(folder) / f"{rank}.json").write_text(json.dumps(found))
+    (Path(folder) / f"{rank}.json").write_text(json.dumps(SHARED[what](rank)))
     dist.barrier()
     dist.destroy_process_group()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, help="a JSON file to write them to")
-    results: Path | None = parser.parse_args().results
-    result: dict[str, Any] = {"overhead": overhead(), "memory": memory()}
+def of_two_processes(what: str) -> list[Any]:
+    """By rank."""
     with TemporaryDirectory() as folder:
-        spawn(worker, (2, folder), nprocs=2)  # type: ignore[no-untyped-call]
-        ranks = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(2)]
-    result["against_dtensor"] = {}
+        spawn(worker, (2, folder, what), nprocs=2)  # type: ignore[no-untyped-call]
+        return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+def step_ratios() -> dict[str, float]:
+    ranks, found = of_two_processes("against_dtensor"), {}
     for name in SIZES:
-        ours, theirs = (max(rank["dtensor"][name][i] for rank in ranks) for i in range(2))
+        ours, theirs = (max(rank[name][i] for rank in ranks) for i in range(2))
         print(f"tp=2 with sequence parallelism, {name}: {ours * 1e3:.1f} ms, DTensor {theirs * 1e3:.1f} ms")
-        result["against_dtensor"][name] = ours / theirs
-    alone = ranks[0]["cpu"]["alone"]
-    result["cpu_time"] = {name: sum(rank["cpu"][name] for rank in ranks) / alone for name in SHARDED}
-    for name, ratio in result["cpu_time"].items():
+        found[name] = ours / theirs
+    return found
+
+
+def cpu_ratios() -> dict[str, float]:
+    ranks = of_two_processes("cpu_time")
+    found = {name: sum(rank[name] for rank in ranks) / ranks[0]["alone"] for name in SHARDED}
+    for name, ratio in found.items():
         print(f"processor time of a step, {name}=2: {ratio:.3f} of one process")
-    times = [rank["bubble"] for rank in ranks]
+    return found
+
+
+def bubbles() -> dict[str, float]:
+    times = of_two_processes("bubble")
     planned = simulate(actions("1f1b", 2, 8), [one[0] for one in times], [one[1] for one in times]).bubble_fraction
     whole = max(one[2] for one in times)
     measured = 1 - sum(8 * (one[0] + one[1]) for one in times) / (2 * whole)
     print(f"pipeline bubble, 2 stages, 8 microbatches: measured {measured:.1%}, simulated {planned:.1%}")
-    result["bubble"] = {"measured": measured, "simulated": planned}
-    text = json.dumps({key: {name: round(value, 4) for name, value in found.items()} for key, found in result.items()})
-    if results is not None:
-        results.write_text(text + "\n", encoding="utf-8")
-    print(text)
+    return {"measured": measured, "simulated": planned}
+
+
+PARTS: dict[str, Callable[[], dict[str, float]]] = {
+    "overhead": overhead,
+    "memory": memory,
+    "against_dtensor": step_ratios,
+    "cpu_time": cpu_ratios,
+    "bubble": bubbles,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="*", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--results", type=Path, help="a JSON file: the parts measured now replace those in it")
+    arguments = parser.parse_args()
+    found = {name: {key: round(value, 4) for key, value in PARTS[name]().items()} for name in arguments.parts}
+    if arguments.results is not None:
+        kept = json.loads(arguments.results.read_text()) if arguments.results.exists() else {}
+        arguments.results.write_text(json.dumps({**kept, **found}, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -74,7 +74,8 @@ class TrainingSpec:
     """One optimizer step.
 
     sequence_length: tokens of one sequence. global_batch_size: sequences of the step.
-    expert_capacity_factor: slots of each expert over the even share of a sequence's tokens, where there are experts.
+    expert_capacity_factor: slots of each expert over the even share of a sequence's tokens, where there are experts;
+    num_local_experts / num_experts_per_tok drops no token, whatever the routers do.
     """
 
     sequence_length: int
