@@ -2,7 +2,7 @@
 
 7.6 GB of bf16 weights, embedding and head included, with the shapes of the 70B. Every conversion is a process of its
 own, of which the peak resident memory is reported. Before and after each the same disk is timed: 3 GB in a row to one
-file, and fsync. Where the two differ by more than half, something else used the machine: all of it is timed again.
+file, and fsync. Where the two differ by more than half, something else used the machine: it is timed once more.
 
     python -m benchmarks.convert_speed                  # minutes; the last line is JSON
     python -m benchmarks.convert_speed --folder /mnt/x  # needs 25 GB there
@@ -45,7 +45,7 @@ LEAST_SPEED = 0.5
 BLOCK_BYTES = 16_000_000
 DISK_BYTES = 3_000_000_000
 """Few enough that what is to be converted stays in memory: a disk that reads at the same time writes slower."""
-STEADY, TRIES = 0.5, 3
+STEADY, TRIES = 0.5, 2
 CONVERSIONS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "HF -> plan": ("hf", "plan", ("--plan", "plan.json")),
     "plan -> HF": ("plan", "back", ("--to", "hf")),
