@@ -71,8 +71,11 @@ class Rejection:
 
 OPTIMAL = "optimal within this model: no layout is faster, however it is cut into stages"
 """What a search that ended says of its answer: every legal layout, with every cut where a rank has one chunk."""
-BUT_FOR_TORCH = " (interleaved pipelines alike in all stages, zero-bubble ones evenly or by balance)"
-"""What other pipelines than NxD's are cut by, and where recompute sets by stage are not tried."""
+BUT = {
+    "nxd": " (interleaved pipelines recompute alike in all stages)",
+    "torch": " (interleaved pipelines recompute alike in all stages, zero-bubble ones are cut evenly or by balance)",
+}
+"""What is not tried, by backend."""
 
 
 @dataclass(frozen=True)

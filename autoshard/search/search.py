@@ -14,7 +14,7 @@ from autoshard.search.choose import COMPARED, simplest_of_equals
 from autoshard.search.headroom import FIT_PROBABILITY, Level, levels
 from autoshard.search.layouts import MeshDrafts, legal_layouts
 from autoshard.search.ranking import Timed, best_of_each_kind, describe
-from autoshard.search.result import BUT_FOR_TORCH, OPTIMAL, Candidate, Pins, SearchResult
+from autoshard.search.result import BUT, OPTIMAL, Candidate, Pins, SearchResult
 from autoshard.search.rules import KERNEL_RULES, LAYOUT_RULES, MESH_RULES, Problem
 from autoshard.search.sets import recompute_sets, sets_by_stage
 from autoshard.search.shortage import MOST_NODES, smallest_cluster
@@ -90,7 +90,7 @@ def _fastest(
 
     ranked = best_of_each_kind(priced.fastest_first(limit_bytes), count)
     known_s = ranked[0].step_time_s if ranked else inf
-    by_stage = sets_by_stage(priced.problem, pins)
+    by_stage = sets_by_stage(pins)
     refined = refine(priced.wholes, by_stage, limit_bytes, known_s, clock.in_time)
     better = [Timed(one.step_time_s, one.strategy) for one in refined.found]
     ranked = best_of_each_kind(sorted([*better, *ranked], key=lambda one: one.step_time_s), count)
@@ -104,7 +104,7 @@ def _optimality(problem: Problem, fastest: list[Timed], place: int, gap: float, 
     """What is proven about the chosen one."""
     gap += fastest[place].step_time_s / fastest[0].step_time_s - 1
     if gap <= PROVEN:
-        return OPTIMAL if problem.backend == "nxd" else OPTIMAL + BUT_FOR_TORCH
+        return OPTIMAL + BUT[problem.backend]
     stopped = "" if clock.in_time() else f"stopped after {clock.limit_s:g} s: "
     return f"{stopped}within {100 * gap:.2g} % of the optimum within this model, proven"
 
@@ -160,7 +160,7 @@ def price_layouts(problem: Problem, pins: Pins, tally: Tally, clock: Clock, exha
 def _table(problem: Problem, pins: Pins) -> Table:
     from autoshard.search.grid.table import Table
 
-    return Table(problem, recompute_sets(problem, pins), sets_by_stage(problem, pins))
+    return Table(problem, recompute_sets(problem, pins), sets_by_stage(pins))
 
 
 def ideal_step_time_s(problem: Problem) -> float:

@@ -17,23 +17,30 @@ EVERY_SET = (
     *(canonical("+".join(names)) for count in range(1, 7) for names in combinations(BLOCK_MODULES, count)),
 )
 """All subsets of the modules of a block."""
+NXD_SETS = (
+    *COMMON_SETS[:-1],
+    *("mlp", "mlp_norm+mlp", "attention_norm+attention+mlp_norm+mlp"),
+    *("attention_norm+attention+core_attention+mlp_norm+mlp", COMMON_SETS[-1]),
+)
+"""NxD Training's own, and those of the others that are useful for every family of models: pricing fewer keeps a plan
+within a second."""
 
 
 @lru_cache(maxsize=16)
 def recompute_sets(problem: Problem, pins: Pins) -> tuple[str, ...]:
-    """Least recompute first. NxD's own, and for torch the subsets of modules that are useful for some way to shard a
-    block: none repeats no more and keeps less, or the other way round."""
+    """Least recompute first. For nxd a few, for torch the subsets of modules that are useful for some way to shard a
+    block: no other one repeats no more and keeps less."""
     if pins.recompute is not None:
         return (canonical(pins.recompute),)
     if problem.backend == "nxd":
-        return COMMON_SETS
+        return NXD_SETS
     useful = {name for shape in _examples(problem, pins) for name in _useful(problem, shape)}
     return tuple(name for name in EVERY_SET if name in useful or name in COMMON_SETS)
 
 
-def sets_by_stage(problem: Problem, pins: Pins) -> bool:
-    """Whether stages may differ in what they recompute: NxD has one list of modules for all."""
-    return problem.backend != "nxd" and pins.recompute is None
+def sets_by_stage(pins: Pins) -> bool:
+    """Whether stages may differ in what they recompute: both backends run any set in any stage."""
+    return pins.recompute is None
 
 
 def _examples(problem: Problem, pins: Pins) -> list[LocalShape]:
