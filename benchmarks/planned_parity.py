@@ -14,9 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from autoshard.layout.plan import Plan
+from autoshard.cost.estimate import estimate
+from autoshard.layout.plan import Plan, make_plan
+from autoshard.runtime.rehearse import local_cluster
+from autoshard.spec.training import TrainingSpec
 from tests.multiprocess.planned import planned, run
-from tests.multiprocess.plans import FP32, LLAMA, plan_of, strategy
+from tests.multiprocess.plans import FP32, LLAMA, strategy
 
 SEQUENCE = 32_768
 
@@ -25,8 +28,9 @@ def long_sequence() -> Plan:
     model = replace(
         LLAMA, num_attention_heads=2, num_key_value_heads=1, hidden_size=16, max_position_embeddings=SEQUENCE
     )
-    plan = plan_of(replace(model, num_hidden_layers=1), strategy(cp=2, attention="zigzag_ring", layers=(1,)), 1, FP32)
-    return replace(plan, training=replace(plan.training, sequence_length=SEQUENCE))
+    model, chosen = replace(model, num_hidden_layers=1), strategy(cp=2, attention="zigzag_ring", layers=(1,))
+    training, cluster = TrainingSpec(SEQUENCE, 1, FP32), local_cluster(2)
+    return make_plan(model, training, cluster, "torch", chosen, estimate(model, training, cluster, chosen))
 
 
 def right(found: dict[str, Any], loss: float, others: float) -> bool:
