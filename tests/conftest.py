@@ -16,3 +16,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if MULTIPROCESS in item.path.parents:
             item.add_marker(pytest.mark.multiprocess)
+
+
+@pytest.fixture(autouse=True)
+def _no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages are as wide as in a pipe, wherever the tests run."""
+    monkeypatch.delenv("COLUMNS", raising=False)

@@ -14,6 +14,7 @@ import numpy as np
 
 from autoshard.graph.ir import FLOAT32_BYTES, Graph
 from autoshard.graph.partition import OperatorStep
+from autoshard.graph.states import REPLICATED
 from autoshard.spec.model import RopeScaling
 from tests.spmd.collectives import Array, Axes, all_reduce, all_to_all, ring_gather, ring_reduce
 from tests.spmd.pointwise import pointwise
@@ -348,13 +349,31 @@ def _top_k_gate(place: Place, logits: Array) -> Result:
     normalized = place.attributes["normalized"]
     total = (weights * chosen).sum(-1, keepdims=True) if normalized else 1.0
     gates = weights * chosen / total
+    slope = _balance_slope(place, chosen)
 
     def backward(grad: Array) -> Gradients:
         common = (grad * gates).sum(-1, keepdims=True) if normalized else 0.0
-        by_weight = np.where(chosen, grad - common, 0) / total
+        by_weight = np.where(chosen, grad - common, 0) / total + slope
         return (weights * (by_weight - (by_weight * weights).sum(-1, keepdims=True)),)
 
     return gates, backward
+
+
+def _balance_slope(place: Place, chosen: Array) -> Array | float:
+    """Of the load-balancing loss, coefficient x experts x sum of (share of tokens x mean probability), by each
+    probability: [*mesh, 1, 1, expert]. Ranks whose gradients are added up although they hold the same share it."""
+    coefficient = place.attributes.get("aux_loss_coef", 0.0)
+    if not coefficient:
+        return 0.0
+    experts, tokens = chosen.shape[-1], place.graph.sizes["batch"] * place.graph.sizes["seq"]
+    counts = chosen.sum((-3, -2), keepdims=True).astype(float)
+    for dim in ("batch", "seq"):
+        if over := place.over(dim):
+            place.report("all_reduce", over, 2 * experts * FLOAT32_BYTES)
+            counts = all_reduce(counts, place.axes, over)
+    copies = np.prod([size for axis, size in place.axes.items() if place.step.choice.get(axis) == REPLICATED])
+    slope: Array = coefficient * experts * counts / tokens / tokens / copies
+    return slope
 
 
 def _slots(place: Place, gates: Array) -> Array:
