@@ -174,6 +174,16 @@ CASES: dict[int, dict[str, tuple[str, Strategy, int]]] = {
         "recompute attention": ("llama", strategy(tp=2, recompute="core_attention"), 2),
         "recompute attention and MLP": ("llama", strategy(tp=2, recompute="core_attention+mlp"), 2),
         "recompute single operators": ("llama", strategy(tp=2, recompute="mlp.act_fn+mlp.down_proj"), 2),
+        "recompute all but core attention": (
+            "llama",
+            strategy(tp=2, recompute="attention_norm+attention+mlp_norm+mlp+residual"),
+            2,
+        ),
+        "recompute all but core attention, zero bubble": (
+            "llama",
+            strategy(pp=2, schedule="zero_bubble", recompute="attention_norm+attention"),
+            3,
+        ),
         "recompute all but attention": ("llama", strategy(tp=2, recompute="attention_norm+mlp_norm+mlp"), 2),
         "recompute by stage": ("llama", strategy(pp=2, recompute=("full", "none")), 4),
         "recompute by virtual stage": (

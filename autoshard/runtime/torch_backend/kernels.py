@@ -25,7 +25,7 @@ from autoshard.runtime.torch_backend.groups import Group
 from autoshard.runtime.torch_backend.lean import RmsNorm, Rotate, SiluMul, WholeCrossEntropy
 from autoshard.runtime.torch_backend.pointwise import pointwise
 from autoshard.runtime.torch_backend.router_loss import balance
-from autoshard.runtime.torch_backend.weight_gradients import LaterLinear, WeightGradients
+from autoshard.runtime.torch_backend.weight_gradients import WeightGradients, later_linear
 
 
 def kernel(context: Context, step: OperatorStep) -> Kernel:
@@ -65,7 +65,7 @@ class Projection:
         def run(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
             if not isinstance(w, nn.Parameter):
                 return self(x, w)
-            (y,) = LaterLinear.apply(self.flat_input(x), None, None, later, (w,), self.flat_weight(w))
+            (y,) = later_linear(self.flat_input(x), None, None, later, (w,), (self.flat_weight(w),))
             return self.unflatten(y, w)
 
         return run

@@ -17,8 +17,9 @@ from autoshard.graph.recompute import segments
 from autoshard.runtime.torch_backend.collectives import Started, gather_starts, redistribution, transition_moves
 from autoshard.runtime.torch_backend.context import Context
 from autoshard.runtime.torch_backend.groups import MeshGroups
+from autoshard.runtime.torch_backend.keep import Kept, keep
 from autoshard.runtime.torch_backend.kernels import Projection, kernel
-from autoshard.runtime.torch_backend.weight_gradients import LaterLinear, WeightGradients
+from autoshard.runtime.torch_backend.weight_gradients import WeightGradients, later_linear
 
 Environment = dict[str, Any]
 """Tensors by the name of their view; parameters too."""
@@ -209,11 +210,13 @@ def _gather_instruction(context: Context, step: GatherEinsumStep) -> _Instructio
     outputs = tuple(one.operator.output for one in step.einsums)
 
     def run(x: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        flat = (p.flat_weight(w) for p, w in zip(projections, weights, strict=True))
-        if later is not None and all(isinstance(w, nn.Parameter) for w in weights):
-            products = LaterLinear.apply(x, gather, scatter, later, weights, *flat)
+        flat = tuple(p.flat_weight(w) for p, w in zip(projections, weights, strict=True))
+        owners = tuple(w for w in weights if isinstance(w, nn.Parameter))
+        if later is not None and len(owners) == len(weights):
+            products = later_linear(x, gather, scatter, later, owners, flat)
         else:
-            products = _GatherLinear.apply(x, start_gather, start_scatter, *flat)
+            x, kept = keep(x, *flat)
+            products = _GatherLinear.apply(x, kept, start_gather, start_scatter, *flat)
         return tuple(p.unflatten(y, w) for p, y, w in zip(projections, products, weights, strict=True))
 
     return _Instruction(f"gather {source}", (source, *weights), outputs, run)
@@ -226,15 +229,14 @@ class _GatherLinear(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, gather: Start, scatter: Start, *weights: torch.Tensor) -> Any:
-        ctx.save_for_backward(x, *weights)
-        ctx.gather, ctx.scatter = gather, scatter
+    def forward(ctx: Any, x: torch.Tensor, kept: Kept, gather: Start, scatter: Start, *weights: torch.Tensor) -> Any:
+        ctx.kept, ctx.gather, ctx.scatter = kept, gather, scatter
         whole = gather(x)()
         return tuple(nn.functional.linear(whole, weight) for weight in weights)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        x, *weights = ctx.saved_tensors
+        x, *weights = ctx.kept.tensors
         gathering = ctx.gather(x)
         flat = [grad.flatten(0, -2) for grad in grads]
         partial = flat[0] @ weights[0]
@@ -243,4 +245,4 @@ class _GatherLinear(torch.autograd.Function):
         scattering = ctx.scatter(partial.view(*grads[0].shape[:-1], partial.shape[-1]))
         whole = gathering().flatten(0, -2)
         grad_weights = [grad.t() @ whole for grad in flat]
-        return (scattering(), None, None, *grad_weights)
+        return (scattering(), None, None, None, *grad_weights)

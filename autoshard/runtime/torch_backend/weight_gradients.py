@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from autoshard.runtime.torch_backend.collectives import Move
+from autoshard.runtime.torch_backend.keep import Kept, keep
 
 Work = Callable[[], None]
 
@@ -45,30 +46,42 @@ class WeightGradients:
         return run
 
 
-class LaterLinear(torch.autograd.Function):
+def later_linear(
+    x: torch.Tensor,
+    gather: Move | None,
+    scatter: Move | None,
+    later: WeightGradients,
+    owners: tuple[nn.Parameter, ...],
+    weights: tuple[torch.Tensor, ...],
+) -> tuple[torch.Tensor, ...]:
     """y_i = whole(x) w_i^T with flat weights w_i of the parameters `owners`; their gradients are left for later.
 
     gather, scatter: where x is a piece that every product needs whole; the whole is not kept, `W` gathers it again.
     """
+    x, kept = keep(x, *weights)
+    products: tuple[torch.Tensor, ...] = _LaterLinear.apply(x, kept, gather, scatter, later, owners, *weights)
+    return products
 
+
+class _LaterLinear(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
         x: torch.Tensor,
+        kept: Kept,
         gather: Move | None,
         scatter: Move | None,
         later: WeightGradients,
         owners: tuple[nn.Parameter, ...],
         *weights: torch.Tensor,
     ) -> Any:
-        ctx.save_for_backward(x, *weights)
-        ctx.gather, ctx.scatter, ctx.later, ctx.owners = gather, scatter, later, owners
+        ctx.kept, ctx.gather, ctx.scatter, ctx.later, ctx.owners = kept, gather, scatter, later, owners
         whole = x if gather is None else gather(x)
         return tuple(nn.functional.linear(whole, weight) for weight in weights)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        x, *weights = ctx.saved_tensors
+        x, *weights = ctx.kept.tensors
         gather, later, owners = ctx.gather, ctx.later, ctx.owners
         flat = [grad.flatten(0, -2) for grad in grads]
 
@@ -84,4 +97,4 @@ class LaterLinear(torch.autograd.Function):
         grad_x = grad_x.view(*grads[0].shape[:-1], grad_x.shape[-1])
         if ctx.scatter is not None:
             grad_x = ctx.scatter(grad_x)
-        return (grad_x, None, None, None, None, *(None for _ in weights))
+        return (grad_x, None, None, None, None, None, *(None for _ in weights))
