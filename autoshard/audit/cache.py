@@ -1,4 +1,4 @@
-"""Audits that were made before, by plan and version."""
+"""Audits that were made before, by plan and by the program that made them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-import autoshard
 from autoshard.audit.values import RoleAudit
 from autoshard.errors import AutoshardError
 from autoshard.interop.atomic_file import write_text
 from autoshard.layout.plan import Plan
 from autoshard.layout.plan_json import plan_to_json
+from autoshard.program import program_version
 
 
 def cache_file(plan: Plan, environment: Mapping[str, str] | None = None) -> Path:
@@ -21,7 +21,7 @@ def cache_file(plan: Plan, environment: Mapping[str, str] | None = None) -> Path
     found = os.environ if environment is None else environment
     folder = Path(found.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     digest = hashlib.sha256(plan_to_json(plan).encode()).hexdigest()
-    return folder / "autoshard" / "audit" / f"{digest[:32]}-{autoshard.__version__}.json"
+    return folder / "autoshard" / "audit" / f"{digest[:32]}-{program_version()}.json"
 
 
 def load(path: Path) -> dict[int, RoleAudit]:

@@ -10,12 +10,12 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import autoshard
 from autoshard.commands.plan_options import OPTIONS
 from autoshard.errors import AutoshardError
 from autoshard.explain.describe import layout_name
 from autoshard.interop.atomic_file import write_text
 from autoshard.layout.plan import Plan
+from autoshard.program import program_version
 from autoshard.sweep.grid import Point
 
 OK, DOES_NOT_FIT, INVALID = "ok", "does not fit", "invalid"
@@ -77,7 +77,7 @@ def outcome_of(plan: Plan) -> Outcome:
 
 def row_of(point: Point, outcome: Outcome) -> Row:
     values = {name: str(value) for name, value in point.items()}
-    return Row(values, files_digest(point), autoshard.__version__, outcome)
+    return Row(values, files_digest(point), program_version(), outcome)
 
 
 def key_of(point: Point) -> Key:

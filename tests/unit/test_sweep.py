@@ -91,7 +91,7 @@ def test_another_version_and_another_file_plan_anew(tmp_path: Path, monkeypatch:
     keys = {key_of(point)}
     config.write_text('{"hidden_size": 1}')
     keys.add(key_of(point))
-    monkeypatch.setattr("autoshard.__version__", "9.9.9")
+    monkeypatch.setattr("autoshard.sweep.table.program_version", lambda: "9.9.9")
     keys.add(key_of(point))
     assert len(keys) == 3
 
