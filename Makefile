@@ -27,7 +27,7 @@ demo: $(VENV)/.demo
 
 test: lint types
 	python -m pytest -n 2 --dist loadfile tests/unit tests/golden tests/validation
-	python -m pytest -n 2 --dist loadfile tests/multiprocess
+	python -m pytest tests/multiprocess
 
 lint: $(VENV)/.test
 	ruff check
