@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from autoshard.commands.output import page_width, say, wants_color
-from autoshard.commands.parser import Parser, one_of, path, text
+from autoshard.commands.parser import Parser, add_format, path, text
 from autoshard.errors import AutoshardError
 
 if TYPE_CHECKING:
@@ -30,13 +30,7 @@ operator, every collective, order of actions, peak memory. Exit code 0 when all 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("plan", type=path, metavar="PLAN", help="plan.json")
     parser.add_argument("--stages", type=text, metavar="LIST", help="pipeline ranks, such as 0,7 (default: all)")
-    parser.add_argument(
-        "--format",
-        type=one_of("text", "json"),
-        metavar="text|json",
-        default="text",
-        help="what is printed (default: text)",
-    )
+    add_format(parser, "text", "json")
     parser.add_argument("--no-cache", action="store_true", help="audit again what was audited before")
 
 

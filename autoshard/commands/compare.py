@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autoshard.commands.output import page_width, say, wants_color
-from autoshard.commands.parser import Parser, one_of, path
+from autoshard.commands.parser import Parser, add_format, path
 
 SUMMARY = "two plans side by side, differences first"
 USAGE = "autoshard compare PLAN PLAN [--format text|json]"
@@ -21,13 +21,7 @@ Print two plans side by side: what differs, then every term of time and memory w
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("one", type=path, metavar="PLAN", help="plan.json")
     parser.add_argument("other", type=path, metavar="PLAN", help="another plan.json")
-    parser.add_argument(
-        "--format",
-        type=one_of("text", "json"),
-        metavar="text|json",
-        default="text",
-        help="what is printed (default: text)",
-    )
+    add_format(parser, "text", "json")
 
 
 def run(values: Mapping[str, Any]) -> int:

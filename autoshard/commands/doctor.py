@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from autoshard.commands.output import say
-from autoshard.commands.parser import Parser, one_of, path
+from autoshard.commands.parser import Parser, add_format, path
 
 if TYPE_CHECKING:
     from autoshard.doctor.findings import Finding
@@ -26,13 +26,7 @@ would stop it here; exit code 1 when something does.
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("plan", type=path, nargs="?", metavar="PLAN", help="plan.json")
-    parser.add_argument(
-        "--format",
-        type=one_of("text", "json"),
-        metavar="text|json",
-        default="text",
-        help="what is printed (default: text)",
-    )
+    add_format(parser, "text", "json")
 
 
 def run(values: Mapping[str, Any]) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from autoshard.commands.output import page_width, say, wants_color
-from autoshard.commands.parser import Parser, one_of, path, text
+from autoshard.commands.parser import Parser, add_format, path, text
 
 if TYPE_CHECKING:
     from autoshard.explain.answers import Sensitivity
@@ -43,13 +43,7 @@ def add_arguments(parser: Parser) -> None:
         "--measured", type=path, metavar="FILE", help="only what a run measured (run.json) beside what was predicted"
     )
     parser.add_argument("--quick", action="store_true", help="leave out what would change the choice")
-    parser.add_argument(
-        "--format",
-        type=one_of("text", "json", "markdown"),
-        metavar="text|json|markdown",
-        default="text",
-        help="what is printed (default: text)",
-    )
+    add_format(parser, "text", "json", "markdown")
 
 
 def run(values: Mapping[str, Any]) -> int:

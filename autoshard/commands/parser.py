@@ -13,6 +13,9 @@ from jsonargparse import ArgumentParser
 
 from autoshard.errors import AutoshardError
 
+Group = argparse._ArgumentGroup
+"""What Parser.add_argument_group gives."""
+
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """Paragraphs of descriptions as written; option texts wrapped with room for long flags."""
@@ -29,6 +32,17 @@ class Parser(ArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         raise AutoshardError(_one_line(message, self)) from None
+
+
+def add_format(parser: Parser | Group, *forms: str) -> None:
+    """--format, of which the first form is the default."""
+    parser.add_argument(
+        "--format",
+        type=one_of(*forms),
+        metavar="|".join(forms),
+        default=forms[0],
+        help=f"what is printed (default: {forms[0]})",
+    )
 
 
 def _one_line(message: str, parser: argparse.ArgumentParser) -> str:

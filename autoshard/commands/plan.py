@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from autoshard.commands.output import page_width, say, show_plan, wants_color
-from autoshard.commands.parser import Parser, one_of, path, whole
+from autoshard.commands.parser import Parser, add_format, path, whole
 from autoshard.commands.plan_options import PINS, TOP, WHAT, Option, request_from
 from autoshard.errors import AutoshardError
 
@@ -44,13 +44,7 @@ def add_arguments(parser: Parser) -> None:
     output.add_argument(
         "--out", type=path, metavar="FILE", default="plan.json", help="where the plan goes (default: plan.json)"
     )
-    output.add_argument(
-        "--format",
-        type=one_of("text", "json"),
-        metavar="text|json",
-        default="text",
-        help="what is printed (default: text)",
-    )
+    add_format(output, "text", "json")
 
 
 def _add(group: Any, options: tuple[Option, ...]) -> None:

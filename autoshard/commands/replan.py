@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.commands.output import say, show_plan
-from autoshard.commands.parser import Parser, one_of, path, whole
+from autoshard.commands.parser import Parser, add_format, path, whole
 
 SUMMARY = "plan again for another number of nodes, moving little"
 USAGE = "autoshard replan PLAN --nodes N [options]"
@@ -30,13 +30,7 @@ def add_arguments(parser: Parser) -> None:
         metavar="FILE",
         help="where the new plan goes (default: PLAN with the nodes in its name)",
     )
-    parser.add_argument(
-        "--format",
-        type=one_of("text", "json"),
-        metavar="text|json",
-        default="text",
-        help="what is printed (default: text)",
-    )
+    add_format(parser, "text", "json")
 
 
 def run(values: Mapping[str, Any]) -> int:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from autoshard.commands.parser import Parser, number, one_of, path, text, whole
+from autoshard.commands.parser import Group, Parser, number, one_of, path, text, whole
 from autoshard.runtime.learning_rate import SCHEDULES
 from autoshard.runtime.options import BACKENDS, DEVICES, RunOptions
 
@@ -27,41 +27,35 @@ DEFAULTS = RunOptions()
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("plan", type=path, metavar="PLAN", help="plan.json")
     training = parser.add_argument_group("training")
-    training.add_argument(
-        "--steps",
-        type=whole(),
-        metavar="N",
-        default=DEFAULTS.steps,
-        help=f"optimizer steps (default: {DEFAULTS.steps})",
+    _add_steps(training)
+    _add_data(training)
+    _add_evaluation(parser.add_argument_group("evaluation"))
+    saving = parser.add_argument_group("checkpoints")
+    _add_saving(saving)
+    _add_resuming(saving)
+    _add_machine(parser.add_argument_group("machine"))
+    _add_output(parser.add_argument_group("output"))
+
+
+def _add(group: Group, flag: str, kind: Callable[[Any], Any], metavar: str, meaning: str) -> None:
+    """An option with a value where none is given: the one of RunOptions."""
+    default = getattr(DEFAULTS, flag.removeprefix("--").replace("-", "_"))
+    if isinstance(default, Path):
+        default = str(default)
+    group.add_argument(
+        flag, type=kind, metavar=metavar, default=default, help=f"{meaning} (default: {default})".lstrip()
     )
-    training.add_argument(
-        "--learning-rate",
-        type=number,
-        metavar="X",
-        default=DEFAULTS.learning_rate,
-        help=f"its peak (default: {DEFAULTS.learning_rate})",
-    )
-    training.add_argument(
-        "--warmup-steps",
-        type=whole(0),
-        metavar="N",
-        default=DEFAULTS.warmup_steps,
-        help=f"steps up to that peak (default: {DEFAULTS.warmup_steps})",
-    )
-    training.add_argument(
-        "--lr-schedule",
-        type=one_of(*SCHEDULES),
-        metavar="NAME",
-        default=DEFAULTS.lr_schedule,
-        help=f"how it goes on from there: {', '.join(SCHEDULES)} (default: {DEFAULTS.lr_schedule})",
-    )
-    training.add_argument(
-        "--seed",
-        type=whole(0),
-        metavar="N",
-        default=DEFAULTS.seed,
-        help=f"of weights and data (default: {DEFAULTS.seed})",
-    )
+
+
+def _add_steps(training: Group) -> None:
+    _add(training, "--steps", whole(), "N", "optimizer steps")
+    _add(training, "--learning-rate", number, "X", "its peak")
+    _add(training, "--warmup-steps", whole(0), "N", "steps up to that peak")
+    _add(training, "--lr-schedule", one_of(*SCHEDULES), "NAME", f"how it goes on from there: {', '.join(SCHEDULES)}")
+    _add(training, "--seed", whole(0), "N", "of weights and data")
+
+
+def _add_data(training: Group) -> None:
     training.add_argument(
         "--data",
         type=path,
@@ -88,7 +82,9 @@ def add_arguments(parser: Parser) -> None:
         metavar="FOLDER",
         help="start from these: of autoshard convert, Hugging Face, NxD or a checkpoint (default: random)",
     )
-    evaluation = parser.add_argument_group("evaluation")
+
+
+def _add_evaluation(evaluation: Group) -> None:
     evaluation.add_argument(
         "--eval-data", type=path, metavar="PATH", help="data to measure a loss on and not to learn from, as --data"
     )
@@ -98,14 +94,10 @@ def add_arguments(parser: Parser) -> None:
     evaluation.add_argument(
         "--eval-every", type=whole(), metavar="N", help="measure after every N steps (default: at the end)"
     )
-    evaluation.add_argument(
-        "--eval-batches",
-        type=whole(),
-        metavar="N",
-        default=DEFAULTS.eval_batches,
-        help=f"global batches that are measured, at most (default: {DEFAULTS.eval_batches})",
-    )
-    saving = parser.add_argument_group("checkpoints")
+    _add(evaluation, "--eval-batches", whole(), "N", "global batches that are measured, at most")
+
+
+def _add_saving(saving: Group) -> None:
     saving.add_argument(
         "--checkpoint-every",
         type=whole(),
@@ -118,42 +110,29 @@ def add_arguments(parser: Parser) -> None:
         metavar="PLACE",
         help="a folder that all ranks share, or s3://BUCKET/PREFIX (default: checkpoints/MODEL in --output)",
     )
-    saving.add_argument(
-        "--keep",
-        type=whole(),
-        metavar="N",
-        default=DEFAULTS.keep,
-        help=f"the newest N checkpoints stay (default: {DEFAULTS.keep})",
-    )
+    _add(saving, "--keep", whole(), "N", "the newest N checkpoints stay")
     saving.add_argument(
         "--keep-every", type=whole(), metavar="N", help="those of every N-th step stay too (default: none)"
     )
-    saving.add_argument(
+
+
+def _add_resuming(saving: Group) -> None:
+    _add(
+        saving,
         "--resume",
-        type=path,
-        metavar="WHAT",
-        default=DEFAULTS.resume,
-        help="auto: go on from the newest complete checkpoint in --checkpoint-dir; never; or a checkpoint's place, "
-        f"made by any plan of the model (default: {DEFAULTS.resume})",
+        path,
+        "WHAT",
+        "auto: go on from the newest complete checkpoint in --checkpoint-dir; never; or a checkpoint's place, made by "
+        "any plan of the model",
     )
     saving.add_argument(
         "--checkpoint-sync", action="store_true", help="wait for the disk (default: write while training goes on)"
     )
-    machine = parser.add_argument_group("machine")
-    machine.add_argument(
-        "--processes",
-        type=whole(),
-        metavar="N",
-        default=DEFAULTS.processes,
-        help=f"at most so many in a rehearsal (default: {DEFAULTS.processes})",
-    )
-    machine.add_argument(
-        "--device",
-        type=one_of(*DEVICES),
-        metavar="NAME",
-        default="auto",
-        help="auto, cpu, cuda or neuron, the native device (default: auto)",
-    )
+
+
+def _add_machine(machine: Group) -> None:
+    _add(machine, "--processes", whole(), "N", "at most so many in a rehearsal")
+    _add(machine, "--device", one_of(*DEVICES), "NAME", "auto, cpu, cuda or neuron, the native device")
     machine.add_argument(
         "--backend",
         type=one_of(*BACKENDS),
@@ -174,25 +153,15 @@ def add_arguments(parser: Parser) -> None:
         metavar="SECONDS",
         help="end the run when a rank is silent for so long (default: never)",
     )
-    output = parser.add_argument_group("output")
-    output.add_argument(
-        "--output",
-        type=path,
-        metavar="FOLDER",
-        default=str(DEFAULTS.output),
-        help=f"gets a folder for each run: metrics.jsonl, TensorBoard (default: {DEFAULTS.output})",
-    )
+
+
+def _add_output(output: Group) -> None:
+    _add(output, "--output", path, "FOLDER", "gets a folder for each run: metrics.jsonl, TensorBoard")
     output.add_argument(
         "--profile", action="store_true", help="write trace.json: three steps of every rank beside the planned ones"
     )
     output.add_argument("--wandb", action="store_true", help="log to Weights & Biases too (offline without an account)")
-    output.add_argument(
-        "--wandb-project",
-        type=text,
-        metavar="NAME",
-        default=DEFAULTS.wandb_project,
-        help=f"(default: {DEFAULTS.wandb_project})",
-    )
+    _add(output, "--wandb-project", text, "NAME", "")
 
 
 def run(values: Mapping[str, Any]) -> int:

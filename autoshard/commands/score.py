@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from autoshard.commands.output import page_width, say, wants_color
-from autoshard.commands.parser import Parser, one_of, path
+from autoshard.commands.parser import Parser, add_format, path
 from autoshard.commands.plan_options import OPTIONS, PIN_FIELDS, PINS, WHAT, PlanRequest, request_from
 from autoshard.errors import AutoshardError
 
@@ -40,13 +40,7 @@ def add_arguments(parser: Parser) -> None:
     for option in OVERRULES:
         text = option.help.partition(" (default")[0].replace(" (required)", "")
         group.add_argument(option.flag, type=option.parse, metavar=option.metavar, default=None, help=text)
-    parser.add_argument(
-        "--format",
-        type=one_of("text", "json"),
-        metavar="text|json",
-        default="text",
-        help="what is printed (default: text)",
-    )
+    add_format(parser, "text", "json")
 
 
 def run(values: Mapping[str, Any]) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autoshard.commands.output import page_width, say, wants_color
-from autoshard.commands.parser import Parser, one_of, path, text
+from autoshard.commands.parser import Parser, add_format, path, text
 from autoshard.errors import AutoshardError
 from autoshard.units import format_bytes, format_seconds
 
@@ -37,13 +37,7 @@ def add_arguments(parser: Parser) -> None:
         "--wandb", action="store_true", help="log each point to Weights & Biases (offline without an account)"
     )
     parser.add_argument("--wandb-project", type=text, metavar="NAME", default="autoshard", help="(default: autoshard)")
-    parser.add_argument(
-        "--format",
-        type=one_of("text", "json"),
-        metavar="text|json",
-        default="text",
-        help="what is printed (default: text)",
-    )
+    add_format(parser, "text", "json")
 
 
 def run(values: Mapping[str, Any]) -> int:
