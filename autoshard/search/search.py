@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import floor, inf
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
@@ -66,20 +66,40 @@ def search(
     check_pins(problem, pins)
     tally = Tally()
     priced = price_layouts(problem, pins, tally, clock, exhaustive)
-    wanted = levels(cluster, fit_probability)
-    for level in wanted:
-        fastest, gap = _fastest(priced, pins, level.memory_bytes, clock, max(top + 1, COMPARED))
-        if fastest:
-            break
-    else:
+    choice = choose(priced, pins, levels(cluster, fit_probability), clock, max(top + 1, COMPARED))
+    if choice is None:
         raise _nothing(problem, pins, tally)
-    place = simplest_of_equals(cluster, fastest)
+    level, fastest, place, gap = choice
     chosen = [fastest[place], *fastest[:place], *fastest[place + 1 :]][: top + 1]
-    notes = (*_room_notes(cluster, priced, wanted[0], level, fastest[0]), *_choice_notes(fastest, place))
+    notes = (*_room_notes(cluster, priced, fit_probability, level, fastest[0]), *_choice_notes(fastest, place))
     best, *others = (Candidate(one.strategy, estimate(model, training, cluster, one.strategy)) for one in chosen)
     considered, fitting = tally.considered, max(1, tally.fitting)
     words = _optimality(problem, fastest, place, gap, clock)
     return SearchResult(best, tuple(others), considered, fitting, tally.rejections(), words, notes)
+
+
+class Choice(NamedTuple):
+    """level: how surely it fits. fastest: one of each kind. place: of the one that is taken. gap: how much faster
+    another one may be than the first, as a share of its step."""
+
+    level: Level
+    fastest: list[Timed]
+    place: int
+    gap: float
+
+
+def choose(
+    priced: PricedLayouts, pins: Pins, wanted: Sequence[Level], clock: Clock, count: int = COMPARED
+) -> Choice | None:
+    """Of layouts that fit as surely as is wanted most, else of those that fit less surely; None where none fits.
+
+    wanted: the surest first, of no more memory than the layouts were priced for.
+    """
+    for level in wanted:
+        fastest, gap = _fastest(priced, pins, level.memory_bytes, clock, count)
+        if fastest:
+            return Choice(level, fastest, simplest_of_equals(priced.problem.cluster, fastest), gap)
+    return None
 
 
 def _fastest(
@@ -127,6 +147,17 @@ class PricedLayouts(NamedTuple):
         from autoshard.search.grid.order import fastest_first
 
         return fastest_first(self.problem, self.chunks, limit_bytes, above_bytes)
+
+
+def price_fitting(problem: Problem, pins: Pins) -> PricedLayouts:
+    """Every layout that breaks no rule and may fit; what is dropped is not counted. For who asks many times."""
+    check_pins(problem, pins)
+    capacity, table = problem.cluster.device.memory_bytes, _table(problem, pins)
+    for mesh in legal_layouts(problem, pins, Tally()):
+        if mesh.state_bytes <= capacity:
+            for draft in filter(table.has_room, mesh.drafts):
+                table.add(draft)
+    return PricedLayouts(problem, [*table.price()], inf)
 
 
 def price_layouts(problem: Problem, pins: Pins, tally: Tally, clock: Clock, exhaustive: bool = False) -> PricedLayouts:
@@ -195,11 +226,11 @@ def _price(
     return chunks
 
 
-def _room_notes(cluster: Cluster, priced: PricedLayouts, wanted: Level, found: Level, fastest: Timed) -> Iterator[str]:
-    """What the room that is left free costs."""
-    if found != wanted:
+def _room_notes(cluster: Cluster, priced: PricedLayouts, wanted: float, found: Level, fastest: Timed) -> Iterator[str]:
+    """What the room that is left free costs. wanted: with what probability it was to fit."""
+    if found.probability != wanted:
         yield (
-            f"room: no layout fits with {_percent(wanted.probability)}; chosen among those that fit with at least "
+            f"room: no layout fits with {_percent(wanted)}; chosen among those that fit with at least "
             f"{_percent(found.probability)}"
         )
     capacity = cluster.device.memory_bytes

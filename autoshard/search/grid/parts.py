@@ -15,13 +15,14 @@ from typing import NamedTuple
 import numpy as np
 
 from autoshard.cost.collectives import collective_time_s, group_shape
-from autoshard.cost.program import PricedProgram, Seconds, add_up, price_program
+from autoshard.cost.program import PricedProgram, ProgramWork, Seconds, add_up, price_program
 from autoshard.cost.stage import LocalShape, mesh_order, stage_mesh, stage_work
 from autoshard.graph.recompute import is_recomputed
 from autoshard.search.grid.microbatch import UnitWork, unit_work
 from autoshard.search.grid.pipeline import Array
 from autoshard.search.rules import Problem
-from autoshard.spec.training import DTYPE_BYTES
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.training import DTYPE_BYTES, TrainingSpec
 
 Numbers = tuple[float, float, float, float, float, float, float]
 """In the order of PartColumns."""
@@ -84,11 +85,23 @@ class Units(NamedTuple):
     tied: UnitWork | None
 
 
-@lru_cache(maxsize=1024)
 def unit_programs(problem: Problem, shape: LocalShape) -> Units:
     """shape: of one sequence a microbatch."""
-    model, training, kv_inner = problem.model, problem.training, problem.cluster.layout_rules != "trn2"
+    return _unit_programs(*_whatever_the_hardware(problem), shape)
 
+
+def _whatever_the_hardware(problem: Problem) -> tuple[ModelSpec, TrainingSpec, bool]:
+    """What programs depend on: neither on the batch nor on what devices and links can do."""
+    return problem.model, _of_any_batch(problem.training), problem.cluster.layout_rules != "trn2"
+
+
+@lru_cache(maxsize=64)
+def _of_any_batch(training: TrainingSpec) -> TrainingSpec:
+    return replace(training, global_batch_size=1)
+
+
+@lru_cache(maxsize=1024)
+def _unit_programs(model: ModelSpec, training: TrainingSpec, kv_inner: bool, shape: LocalShape) -> Units:
     def unit(layers: int, first: bool, last: bool) -> UnitWork:
         dtype = training.precision.compute_dtype
         sizes = (training.sequence_length, training.expert_capacity_factor, dtype)
@@ -105,18 +118,28 @@ def unit_programs(problem: Problem, shape: LocalShape) -> Units:
     return Units(unit(1, False, False), unit(1, True, False), unit(0, True, False), unit(0, False, True), tied)
 
 
+@lru_cache(maxsize=4096)
+def _works(
+    model: ModelSpec, training: TrainingSpec, kv_inner: bool, shape: LocalShape, weights_apart: bool
+) -> tuple[ProgramWork | None, ...]:
+    """Of the units of this shape, in their order."""
+    units = _unit_programs(model, training, kv_inner, replace(shape, microbatch_size=1))
+    return tuple(None if unit is None else unit.times(shape.microbatch_size, weights_apart) for unit in units)
+
+
 def shape_rows(problem: Problem, shape: LocalShape, recompute: tuple[str, ...]) -> list[tuple[Numbers, ...]]:
     """For each set: block, embedding, head, tied."""
     units, count = unit_programs(problem, replace(shape, microbatch_size=1)), shape.microbatch_size
-    collective_s, weights_apart = _collective_times(problem, shape), problem.backend != "nxd"
-    peak = problem.training.precision.compute_dtype
-
-    def priced(unit: UnitWork) -> PricedProgram:
-        return price_program(unit.times(count, weights_apart), problem.cluster.device, peak, collective_s)
-
-    block, first = priced(units.block), priced(units.first)
-    embedding, head = _end(priced(units.embedding), units.embedding, count), _end(priced(units.head), units.head, count)
-    tied = NOTHING if units.tied is None else _end(priced(units.tied), units.tied, count)
+    collective_s, peak = _collective_times(problem, shape), problem.training.precision.compute_dtype
+    works = _works(*_whatever_the_hardware(problem), shape, problem.backend != "nxd")
+    block, first, *ends_priced = (
+        None if work is None else price_program(work, problem.cluster.device, peak, collective_s) for work in works
+    )
+    assert block is not None and first is not None
+    embedding, head, tied = (
+        NOTHING if one is None or unit is None else _end(one, unit, count)
+        for one, unit in zip(ends_priced, units[2:], strict=True)
+    )
     opening = units.block.work.program.graph.operators[0]
     sums_block = _running_sums(block)
     forward_s = sums_block[-1]
