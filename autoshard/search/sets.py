@@ -68,7 +68,7 @@ def _useful(problem: Problem, shape: LocalShape) -> list[str]:
     """Of equals the one that replays least at once, then the smallest."""
     from autoshard.search.grid.parts import shape_rows
 
-    blocks = [row[0] for row in shape_rows(problem, shape, EVERY_SET)]
+    blocks = [row[0] for row in shape_rows(problem, [shape], EVERY_SET)[0]]
     prices = [
         _Price(float(f"{block[1]:.9g}"), block[2], block[3], len(members(name)))
         for name, block in zip(EVERY_SET, blocks, strict=True)

@@ -6,7 +6,7 @@ set costs two sums.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
@@ -14,12 +14,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autoshard.cost.collectives import collective_time_s, group_shape
-from autoshard.cost.program import PricedProgram, ProgramWork, Seconds, add_up, price_program
+from autoshard.cost.collectives import CollectiveLaw, collective_law, group_shape
+from autoshard.cost.program import ProgramWork
 from autoshard.cost.stage import LocalShape, mesh_order, stage_mesh, stage_work
 from autoshard.graph.recompute import is_recomputed
 from autoshard.search.grid.microbatch import UnitWork, unit_work
 from autoshard.search.grid.pipeline import Array
+from autoshard.search.grid.steps import Law, StepSeconds, step_seconds
 from autoshard.search.rules import Problem
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import DTYPE_BYTES, TrainingSpec
@@ -63,7 +64,7 @@ class StageColumns(NamedTuple):
 
 def stage_columns(problem: Problem, shapes: list[LocalShape], recompute: tuple[str, ...]) -> StageColumns:
     """Entry i * len(recompute) + j: shape i under set j."""
-    rows = [row for shape in shapes for row in shape_rows(problem, shape, recompute)]
+    rows = [row for of_shape in shape_rows(problem, shapes, recompute) for row in of_shape]
     block, embedding, head, tied = (PartColumns(*np.array(part, dtype=float).T) for part in zip(*rows, strict=True))
     hidden = [_hidden_bytes(problem, shape) for shape in shapes for _ in recompute]
     return StageColumns(block, embedding, head, tied, np.array(hidden, dtype=float))
@@ -127,23 +128,42 @@ def _works(
     return tuple(None if unit is None else unit.times(shape.microbatch_size, weights_apart) for unit in units)
 
 
-def shape_rows(problem: Problem, shape: LocalShape, recompute: tuple[str, ...]) -> list[tuple[Numbers, ...]]:
-    """For each set: block, embedding, head, tied."""
-    units, count = unit_programs(problem, replace(shape, microbatch_size=1)), shape.microbatch_size
-    collective_s, peak = _collective_times(problem, shape), problem.training.precision.compute_dtype
-    works = _works(*_whatever_the_hardware(problem), shape, problem.backend != "nxd")
-    block, first, *ends_priced = (
-        None if work is None else price_program(work, problem.cluster.device, peak, collective_s) for work in works
-    )
-    assert block is not None and first is not None
+def shape_rows(
+    problem: Problem, shapes: Sequence[LocalShape], recompute: tuple[str, ...]
+) -> list[list[tuple[Numbers, ...]]]:
+    """For each shape and set: block, embedding, head, tied."""
+    base, weights_apart = _whatever_the_hardware(problem), problem.backend != "nxd"
+    works = [_works(*base, shape, weights_apart) for shape in shapes]
+    laws = [_laws(problem, shape) for shape in shapes]
+    peak = problem.cluster.device.peak_flops_per_s(problem.training.precision.compute_dtype)
+    asked = [(work, law) for several, law in zip(works, laws, strict=True) for work in several if work is not None]
+    priced = iter(step_seconds(asked, problem.cluster.device, peak))
+    rows = []
+    for shape, several in zip(shapes, works, strict=True):
+        seconds = [None if work is None else next(priced) for work in several]
+        units = unit_programs(problem, replace(shape, microbatch_size=1))
+        rows.append(_rows(units, shape.microbatch_size, several, seconds, recompute))
+    return rows
+
+
+def _rows(
+    units: Units,
+    count: int,
+    works: Sequence[ProgramWork | None],
+    seconds: Sequence[StepSeconds | None],
+    recompute: tuple[str, ...],
+) -> list[tuple[Numbers, ...]]:
+    """For each set. count: sequences of a microbatch."""
+    block, first, *_ = seconds
+    work = works[0]
+    assert block is not None and first is not None and work is not None
     embedding, head, tied = (
-        NOTHING if one is None or unit is None else _end(one, unit, count)
-        for one, unit in zip(ends_priced, units[2:], strict=True)
+        NOTHING if asked is None or spent is None or unit is None else _end(asked, spent, unit, count)
+        for asked, spent, unit in zip(works[2:], seconds[2:], units[2:], strict=True)
     )
     opening = units.block.work.program.graph.operators[0]
-    sums_block = _running_sums(block)
-    forward_s = sums_block[-1]
-    backward_s = sum(map(_total_s, block.backward))
+    sums_block = [*accumulate(block.forward.sum(1).tolist(), initial=0.0)]
+    forward_s, backward_s = sums_block[-1], float(block.backward.sum())
     rows: list[tuple[Numbers, ...]] = []
     for one in recompute:
         kept = units.block.work.recompute(one)
@@ -153,8 +173,8 @@ def shape_rows(problem: Problem, shape: LocalShape, recompute: tuple[str, ...]) 
             backward_s + again_s,
             count * kept.kept_bytes,
             count * kept.replay_bytes,
-            block.work.working_bytes,
-            block.work.weights_waiting_bytes,
+            work.working_bytes,
+            work.weights_waiting_bytes,
             block.weight_gradients_s,
         )
         if not is_recomputed(opening, one):
@@ -171,44 +191,32 @@ def shape_rows(problem: Problem, shape: LocalShape, recompute: tuple[str, ...]) 
     return rows
 
 
-def _running_sums(priced: PricedProgram) -> list[float]:
-    """Forward seconds of the first n steps."""
-    return [*accumulate(map(_total_s, priced.forward), initial=0.0)]
-
-
-def _total_s(seconds: Seconds) -> float:
-    """As its `total`, which would be kept for each of many that are asked once."""
-    spent = seconds.compute + seconds.attention
-    return spent + seconds.tensor_parallel + seconds.context_parallel + seconds.expert_parallel
-
-
-def _end(priced: PricedProgram, unit: UnitWork, count: int) -> Numbers:
+def _end(work: ProgramWork, seconds: StepSeconds, unit: UnitWork, count: int) -> Numbers:
     kept = unit.work.recompute("none")
-    forward_s, backward_s = (sum(map(_total_s, seconds)) for seconds in (priced.forward, priced.backward))
-    work = priced.work
+    forward_s, backward_s = float(seconds.forward.sum()), float(seconds.backward.sum())
     bytes_of = (count * kept.kept_bytes, count * kept.replay_bytes, work.working_bytes, work.weights_waiting_bytes)
-    return (forward_s, backward_s, *bytes_of, priced.weight_gradients_s)
+    return (forward_s, backward_s, *bytes_of, seconds.weight_gradients_s)
 
 
 def _replayed_more_s(
-    block: PricedProgram,
+    block: StepSeconds,
     repeated: tuple[tuple[int, int], ...],
-    first: PricedProgram,
+    first: StepSeconds,
     behind: tuple[tuple[int, int], ...],
 ) -> float:
     """What the block behind the embedding repeats beyond other blocks, kind by kind."""
     of_first, of_block = (
-        add_up(seconds for start, stop in ranges for seconds in priced.forward[start:stop])
-        for priced, ranges in ((first, behind), (block, repeated))
+        sum(seconds.forward[start:stop].sum(0) for start, stop in ranges)
+        for seconds, ranges in ((first, behind), (block, repeated))
     )
-    return Seconds(*(max(0.0, a - b) for a, b in zip(of_first.values, of_block.values, strict=True))).total
+    return float(np.maximum(0.0, of_first - of_block).sum())
 
 
-def _collective_times(problem: Problem, shape: LocalShape) -> Callable[[str, tuple[str, ...], int], float]:
+def _laws(problem: Problem, shape: LocalShape) -> Law:
     cluster = problem.cluster
     order = mesh_order(stage_mesh(problem.model, cluster, shape))
 
-    def collective_s(kind: str, axes: tuple[str, ...], size: int) -> float:
-        return collective_time_s(kind, size, group_shape(order, axes, cluster.devices_per_node), cluster)
+    def law(kind: str, axes: tuple[str, ...]) -> CollectiveLaw:
+        return collective_law(kind, group_shape(order, axes, cluster.devices_per_node), cluster)
 
-    return collective_s
+    return law
