@@ -23,7 +23,7 @@ words cannot say is listed on stderr, not dropped.
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("plan", type=path, metavar="PLAN", help="plan.json")
     parser.add_argument("--to", type=one_of(*FORMS), metavar="FORM", required=True, help=", ".join(FORMS))
-    parser.add_argument("--out", type=path, metavar="FILE", help="where it goes (default: stdout)")
+    parser.add_argument("-o", "--out", type=path, metavar="FILE", help="where it goes (default: stdout)")
 
 
 def run(values: Mapping[str, Any]) -> int:

@@ -39,7 +39,7 @@ def add_arguments(parser: Parser) -> None:
         text = option.help.partition(" (default")[0].replace(" (required)", "")
         group.add_argument(option.flag, type=option.parse, metavar=option.metavar, default=None, help=text)
     parser.add_argument(
-        "--out", type=path, metavar="FILE", default="plan.json", help="where the plan goes (default: plan.json)"
+        "-o", "--out", type=path, metavar="FILE", default="plan.json", help="where the plan goes (default: plan.json)"
     )
 
 

@@ -36,7 +36,7 @@ def add_arguments(parser: Parser) -> None:
         "--compiled-for", type=path, metavar="PLAN", help="warn of what makes graphs of this plan's cache useless"
     )
     parser.add_argument("--submit", action="store_true", help="hand it to sbatch or kubectl")
-    parser.add_argument("--out", type=path, metavar="FILE", help="where it goes (default: stdout)")
+    parser.add_argument("-o", "--out", type=path, metavar="FILE", help="where it goes (default: stdout)")
     job = parser.add_argument_group("job")
     job.add_argument(
         "--program", type=text, metavar="COMMAND", help="what torchrun starts (default: autoshard run of the plan)"
@@ -80,7 +80,8 @@ def _warn(plan: Plan, program: str | None, precompile: bool, compiled_for: str |
     on_trainium = plan.cluster.layout_rules != "none"
     if on_trainium and program is None:
         sys.stderr.write(
-            "warning: autoshard run computes on CPUs and GPUs so far, not on NeuronCores; --program names another one\n"
+            "warning: autoshard run was tested on CPU processes, with torch and with neuronx-distributed, never on "
+            "NeuronCores: begin with a few steps (--program '-m autoshard run PLAN --steps 2')\n"
         )
     if precompile and not on_trainium:
         raise AutoshardError(f"--precompile is for Trainium; {plan.cluster.instance} compiles nothing ahead")

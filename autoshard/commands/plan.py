@@ -42,7 +42,7 @@ def add_arguments(parser: Parser) -> None:
     )
     output.add_argument("--top", type=whole(0), metavar="K", default=TOP, help=f"runners-up to keep (default: {TOP})")
     output.add_argument(
-        "--out", type=path, metavar="FILE", default="plan.json", help="where the plan goes (default: plan.json)"
+        "-o", "--out", type=path, metavar="FILE", default="plan.json", help="where the plan goes (default: plan.json)"
     )
     add_format(output, "text", "json")
 

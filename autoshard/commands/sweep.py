@@ -31,7 +31,7 @@ The sweep file (YAML) has options of `autoshard plan` with underscores, and unde
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("sweep", type=path, metavar="SWEEP", help="sweep file (YAML)")
     parser.add_argument(
-        "--out", type=path, metavar="FOLDER", help="where results go (default: sweeps/NAME of the sweep file)"
+        "-o", "--out", type=path, metavar="FOLDER", help="where results go (default: sweeps/NAME of the sweep file)"
     )
     parser.add_argument(
         "--wandb", action="store_true", help="log each point to Weights & Biases (offline without an account)"

@@ -170,7 +170,10 @@ def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     shown = capsys.readouterr()
     assert shown.out == "wrote job.sh\n"
     assert shown.err.splitlines() == [
-        "warning: autoshard run computes on CPUs and GPUs so far, not on NeuronCores; --program names another one",
+        (
+            "warning: autoshard run was tested on CPU processes, with torch and with neuronx-distributed, never on "
+            "NeuronCores: begin with a few steps (--program '-m autoshard run PLAN --steps 2')"
+        ),
         "compiles anew: dp: 4 -> 2",
         "compiles anew: nodes: 32 -> 16",
     ]

@@ -13,9 +13,8 @@ from autoshard.runtime.nxd_backend.rank_groups import mesh_groups
 
 VERSION = "0.18.0"
 INSTALL = (
-    "backend nxd needs neuronx-distributed, which is not installed: pip install "
-    "--extra-index-url=https://pip.repos.neuron.amazonaws.com neuronx-distributed==0.18.* torch-neuronx==2.9.* "
-    "neuronx-cc==2.* boto3 tenacity; --backend torch runs without it"
+    "backend nxd needs neuronx-distributed, which is not installed: with the Neuron SDK's package index, pip install "
+    "neuronx-distributed==0.18.* torch-neuronx==2.9.* neuronx-cc==2.* boto3 tenacity; --backend torch runs without it"
 )
 
 
