@@ -102,7 +102,7 @@ def write_the_plan(folder: Path) -> None:
         schedule="1f1b",
         recompute=("none",),
         sequence_parallel=False,
-        zero1=True,
+        zero=1,
         attention_kernel="flash",
         stage_layers=(MODEL.num_hidden_layers,),
     )

@@ -72,7 +72,7 @@ def plan_of(layout: dict[str, int]) -> Plan:
         schedule="1f1b",
         recompute=("none",),
         sequence_parallel=tp > 1,
-        zero1=True,
+        zero=1,
         attention_kernel="flash",
         stage_layers=(2 // pp,) * pp,
     )

@@ -209,7 +209,7 @@ def gpu_strategy(row: Row) -> Strategy:
         schedule="1f1b" if vpp == 1 else "interleaved",
         recompute=(recompute(row.get("recompute", "")),),
         sequence_parallel=integer(row, "sp", 0) == 1 and integer(row, "tp", 1) > 1,
-        zero1=integer(row, "zero", 0) > 0,
+        zero=int(integer(row, "zero", 0) > 0),
         attention_kernel="plain" if kernel(row.get("attn_kernel", "")) in PLAIN_KERNELS else "flash",
         stage_layers=cut,
         context_parallel="zigzag_ring" if cp > 1 and integer(row, "seq_len") % (2 * cp) == 0 else "all_gather",

@@ -68,7 +68,7 @@ Work = Callable[[], Any]
 
 def plan_of(model: ModelSpec, seq: int, microbatches: int, precision: str = "fp32", **degrees: Any) -> Plan:
     fields: dict[str, Any] = dict.fromkeys(("tp", "pp", "dp", "cp", "ep", "num_virtual_stages", "microbatch_size"), 1)
-    fields |= {"schedule": "1f1b", "zero1": True, "attention_kernel": "flash", **degrees}
+    fields |= {"schedule": "1f1b", "zero": 1, "attention_kernel": "flash", **degrees}
     fields["recompute"] = (degrees.get("recompute", "none"),) * fields["pp"]
     fields["sequence_parallel"] = fields["tp"] > 1
     strategy = Strategy(stage_layers=even_stage_layers(model.num_hidden_layers, fields["pp"]), **fields)
@@ -78,7 +78,7 @@ def plan_of(model: ModelSpec, seq: int, microbatches: int, precision: str = "fp3
 
 
 def session_of(plan: Plan, rank: int) -> Session:
-    settings = optimizer_settings(plan.training.precision, 1e-4, plan.strategy.zero1, seed=0)
+    settings = optimizer_settings(plan.training.precision, 1e-4, plan.strategy.zero, seed=0)
     return Session(plan, rank, torch.device("cpu"), settings, seed=0)
 
 

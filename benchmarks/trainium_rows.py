@@ -93,7 +93,7 @@ def row_strategy(row: Row) -> Strategy:
         schedule="1f1b" if vpp == 1 else "interleaved",
         recompute=(_recompute(row.get("recompute", "")),),
         sequence_parallel=row.get("sp") == "yes",
-        zero1=row.get("zero1", "").startswith("yes"),
+        zero=int(row.get("zero1", "").startswith("yes")),
         attention_kernel="flash" if row.get("flash_attn") == "yes" else "plain",
         stage_layers=even_stage_layers(integer(row, "layers"), pp * vpp),
     )

@@ -178,12 +178,12 @@ def _memory(plan: Plan, programs: list[Program], tied: frozenset[str], pipeline_
 def _update_bytes(plan: Plan, programs: list[Program], tied: frozenset[str]) -> float:
     """At the end of a step this runtime has flat buffers where NxD has buckets of a limited size: the sums of all
     gradients that this rank updates, and of one buffer the new parameters, where they go to other ranks."""
-    precision, zero1 = plan.training.precision, plan.strategy.zero1
+    precision, zero = plan.training.precision, plan.strategy.zero
     gradient_bytes = DTYPE_BYTES[precision.gradient_accumulation_dtype]
     parameter_bytes = DTYPE_BYTES[precision.parameter_dtype]
     summed, largest = 0.0, 0.0
-    for key, count in bucket_elements(programs, plan.mesh, tied, zero1).items():
-        shards = plan.mesh.size(key.shard_axes) if zero1 else 1
+    for key, count in bucket_elements(programs, plan.mesh, tied, zero).items():
+        shards = plan.mesh.size(key.shard_axes) if zero else 1
         owned = count / shards
         summed += owned * gradient_bytes if key.sum_axes or key.shard_axes else 0.0
         largest = max(largest, owned * parameter_bytes if shards > 1 else 0.0)

@@ -77,7 +77,7 @@ def _session(plan: Plan, rank: int, on_action: Any) -> Session:
         learning_rate=LEARNING_RATE,
         master_dtype=DTYPES[precision.master_dtype or precision.parameter_dtype],
         gradient_dtype=DTYPES[precision.gradient_accumulation_dtype],
-        zero1=plan.strategy.zero1,
+        zero=plan.strategy.zero,
     )
     return Session(
         plan,

@@ -65,7 +65,7 @@ def shards_of(plan: Plan, ranks: Iterable[int]) -> Iterator[tuple[Shard, ...]]:
         if pipeline_rank not in held:
             held[pipeline_rank] = _held(plan, pipeline_rank)
         buckets = held[pipeline_rank]
-        yield tuple(_shard(key, buckets[key], mesh, index, plan.strategy.zero1, shapes) for key in sorted(buckets))
+        yield tuple(_shard(key, buckets[key], mesh, index, plan.strategy.zero, shapes) for key in sorted(buckets))
 
 
 def _held(plan: Plan, pipeline_rank: int) -> _Held:
@@ -89,12 +89,12 @@ def _shard(
     held: list[tuple[Program, Tensor, bool]],
     mesh: Mesh,
     index: dict[str, int],
-    zero1: bool,
+    zero: int,
     shapes: dict[str, tuple[int, ...]],
 ) -> Shard:
     sizes = [prod(_local_box(program, tensor, index).sizes) for program, tensor, _ in held]
-    axes = key.shard_axes if zero1 else ()
-    padded = padded_elements(key, sum(sizes), mesh, zero1)
+    axes = key.shard_axes if zero else ()
+    padded = padded_elements(key, sum(sizes), mesh, zero)
     elements = padded // mesh.size(axes)
     begin = _position(mesh, axes, index) * elements
     pieces: list[Piece] = []

@@ -50,7 +50,7 @@ def estimate(
                 map(
                     Term,
                     MEMORY_TERMS,
-                    memory_values(load, training.precision, mesh, strategy.zero1, cluster.device, software),
+                    memory_values(load, training.precision, mesh, strategy.zero, cluster.device, software),
                 )
             ),
         )

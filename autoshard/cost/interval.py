@@ -26,7 +26,7 @@ DEGREES = {"communication": ("tp", "cp", "ep"), "pipeline": ("pp",), "microbatch
 CHANGES = (*DEGREES, "recompute", "kernel", "other")
 """What two layouts may differ in; dp follows from the others. No pair of results differs in cp or ep: they count as tp
 does, a guess."""
-OTHER_CHOICES = ("num_virtual_stages", "schedule", "sequence_parallel", "zero1")
+OTHER_CHOICES = ("num_virtual_stages", "schedule", "sequence_parallel", "zero")
 
 
 @dataclass(frozen=True)

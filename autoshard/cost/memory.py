@@ -9,7 +9,7 @@ from __future__ import annotations
 from autoshard.cost.load import RankLoad
 from autoshard.cost.program import Part
 from autoshard.cost.software import COMPILED, Software
-from autoshard.layout.mesh import ZERO1_AXES, Mesh
+from autoshard.layout.mesh import ZERO_AXES, Mesh
 from autoshard.spec.cluster import Device
 from autoshard.spec.training import DTYPE_BYTES, Precision
 from autoshard.units import MIB
@@ -40,7 +40,7 @@ MEMORY_TERMS = (
 
 
 def memory_values(
-    load: RankLoad, precision: Precision, mesh: Mesh, zero1: bool, device: Device, software: Software = COMPILED
+    load: RankLoad, precision: Precision, mesh: Mesh, zero: int, device: Device, software: Software = COMPILED
 ) -> tuple[float, ...]:
     """Bytes, in the order of MEMORY_TERMS.
 
@@ -54,11 +54,11 @@ def memory_values(
     runtimes keep for their backward.
     """
     count = load.num_parameters
-    shards = mesh.size(ZERO1_AXES)
+    shards = mesh.size(ZERO_AXES)
     whole = 1 if not software.sharded_parameters else 1 / shards
     summed = whole if not software.sharded_gradients else 1 / shards
     master = 0 if precision.master_dtype is None else DTYPE_BYTES[precision.master_dtype]
-    state = owned_parameters(load, mesh, zero1) * (master + 2 * DTYPE_BYTES[precision.optimizer_dtype])
+    state = owned_parameters(load, mesh, zero) * (master + 2 * DTYPE_BYTES[precision.optimizer_dtype])
     replay, worked = _in_work(load, software)
     kept = _kept_bytes(load, software)
     kept += load.weights_waiting * load.most_blocks * load.parts.block.weights_waiting_bytes
@@ -136,21 +136,21 @@ def _handed_over_bytes(load: RankLoad, precision: Precision) -> float:
     return float(count * DTYPE_BYTES[precision.parameter_dtype])
 
 
-def owned_parameters(load: RankLoad, mesh: Mesh, zero1: bool) -> float:
+def owned_parameters(load: RankLoad, mesh: Mesh, zero: int) -> float:
     """Elements whose optimizer state a rank keeps."""
-    if not zero1:
+    if not zero:
         return float(load.num_parameters)
-    return sum(count / mesh.size(zero1_axes(axes)) for axes, count in load.parameters.items())
+    return sum(count / mesh.size(zero_axes(axes)) for axes, count in load.parameters.items())
 
 
-def zero1_axes(gradient_axes: tuple[str, ...]) -> tuple[str, ...]:
+def zero_axes(gradient_axes: tuple[str, ...]) -> tuple[str, ...]:
     """Of the axes that sum a gradient, those that share its optimizer state; tensor-parallel ranks keep copies."""
-    return tuple(axis for axis in gradient_axes if axis in ZERO1_AXES)
+    return tuple(axis for axis in gradient_axes if axis in ZERO_AXES)
 
 
 def _bucket_bytes(count: int, precision: Precision, mesh: Mesh) -> float:
     """One bucket of gradients and one of parameters; none where no rank shares them."""
-    if mesh.size(ZERO1_AXES) == 1:
+    if mesh.size(ZERO_AXES) == 1:
         return 0.0
     dtypes = (precision.gradient_reduce_dtype, precision.parameter_dtype)
     return sum(min(BUCKET_BYTES, float(count * DTYPE_BYTES[dtype])) for dtype in dtypes)

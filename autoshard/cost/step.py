@@ -11,7 +11,7 @@ from collections.abc import Callable
 from autoshard.cost.collectives import collective_time_s, group_shape
 from autoshard.cost.compute import memory_s
 from autoshard.cost.load import RankLoad, virtual_stage_s, weight_gradients_s
-from autoshard.cost.memory import BUCKET_BYTES, owned_parameters, zero1_axes
+from autoshard.cost.memory import BUCKET_BYTES, owned_parameters, zero_axes
 from autoshard.cost.program import Part
 from autoshard.cost.software import COMPILED, Software
 from autoshard.cost.stage import Parts, mesh_order
@@ -73,7 +73,7 @@ def time_values(
     busiest = max(loads, key=lambda load: load.work_s + accumulation_s * load.num_parameters)
     launches_s = num_microbatches * (2 * vpp * cluster.device.pass_launch_s + busiest.waiting_s)
     work = (*_work_values(busiest, num_microbatches, accumulation_s), launches_s)
-    after = max((_after_values(load, strategy.zero1, precision, mesh, cluster, software) for load in loads), key=sum)
+    after = max((_after_values(load, strategy.zero, precision, mesh, cluster, software) for load in loads), key=sum)
     if software is not COMPILED:
         after = _overlapped(after, busiest, num_microbatches, software)
     return (*work, max(0.0, pipeline_s - sum(work)), with_transfers_s - pipeline_s, *after)
@@ -130,7 +130,7 @@ def hop_s(parts: Parts, mesh: Mesh, cluster: Cluster) -> float:
 
 
 def _after_values(
-    load: RankLoad, zero1: bool, precision: Precision, mesh: Mesh, cluster: Cluster, software: Software
+    load: RankLoad, zero: int, precision: Precision, mesh: Mesh, cluster: Cluster, software: Software
 ) -> tuple[float, ...]:
     """The last four terms.
 
@@ -152,16 +152,16 @@ def _after_values(
     scatter_s = gather_s = other_s = 0.0
     counts: dict[tuple[str, ...], int] = {}
     for axes, count in load.parameters.items():
-        shared = zero1_axes(axes)
+        shared = zero_axes(axes)
         counts[shared] = counts.get(shared, 0) + count
         within = tuple(axis for axis in axes if axis not in shared)
         if within:
             other_s += buckets_s("all_reduce", within, count * reduce_bytes)
     for axes, count in counts.items():
-        scatter_s += buckets_s("reduce_scatter" if zero1 else "all_reduce", axes, count * reduce_bytes)
-        if zero1:
+        scatter_s += buckets_s("reduce_scatter" if zero else "all_reduce", axes, count * reduce_bytes)
+        if zero:
             gather_s += buckets_s("all_gather", axes, count * parameter_bytes)
-    update_s = owned_parameters(load, mesh, zero1) * update_s_per_parameter(precision, device)
+    update_s = owned_parameters(load, mesh, zero) * update_s_per_parameter(precision, device)
     return scatter_s, gather_s, other_s, update_s
 
 

@@ -273,7 +273,7 @@ def _attention(strategy: Strategy) -> str:
 def _optimizer(plan: Plan) -> str:
     """'AdamW, ZeRO-1 over dp 2; float32 master weights and moments'."""
     precision = plan.training.precision
-    axes = plan.zero1_axes
+    axes = plan.zero_axes
     shards = plan.mesh.size(axes)
     state = f"ZeRO-1: state sharded {shards} ways over {' x '.join(axes)}" if axes else "state not sharded"
     master = f"{precision.master_dtype} master weights" if precision.master_dtype else "no master weights"

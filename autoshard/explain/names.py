@@ -30,5 +30,5 @@ def layout_words(strategy: Strategy) -> list[str]:
     parts += [f"context={s.context_parallel}"] if s.cp > 1 else []
     parts += ["attention=plain"] if s.attention_kernel == "plain" else []
     parts += ["sp=off"] if s.tp > 1 and not s.sequence_parallel else []
-    parts += ["zero1=off"] if not s.zero1 else []
+    parts += [f"zero={s.zero}"] if s.zero != 1 else []
     return parts

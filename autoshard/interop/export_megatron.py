@@ -69,7 +69,7 @@ def _layout(plan: Plan) -> Iterator[str]:
         yield f"--num-virtual-stages-per-pipeline-rank {strategy.num_virtual_stages}"
     if strategy.sequence_parallel:
         yield "--sequence-parallel"
-    if strategy.zero1:
+    if strategy.zero:
         yield "--use-distributed-optimizer"
     yield f"--attention-backend {'flash' if strategy.attention_kernel == 'flash' else 'unfused'}"
     match strategy.uniform_recompute:

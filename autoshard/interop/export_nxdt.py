@@ -57,7 +57,7 @@ def _distributed_strategy(plan: Plan) -> dict[str, Any]:
         "tensor_model_parallel_size": strategy.tp,
         "pipeline_model_parallel_size": strategy.pp,
         "virtual_pipeline_model_parallel_size": strategy.num_virtual_stages,
-        "zero1": strategy.zero1,
+        "zero1": strategy.zero > 0,
         "sequence_parallel": strategy.sequence_parallel,
         "kv_replicator": max(1, strategy.tp // plan.model.num_key_value_heads),
     }

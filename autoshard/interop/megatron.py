@@ -69,7 +69,7 @@ def megatron_layout(text: str) -> WrittenLayout:
     notes = ("--fp16 is priced as bf16",) if "fp16" in flags else ()
     fields: dict[str, Any] = {
         "sequence_parallel": "sequence-parallel" in flags and options["tp"] > 1,
-        "zero1": "use-distributed-optimizer" in flags,
+        "zero": int("use-distributed-optimizer" in flags),
     }
     if "pipeline-model-parallel-layout" in flags:
         fields["stage_layers"] = layout_layers(flags["pipeline-model-parallel-layout"])

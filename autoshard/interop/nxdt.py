@@ -69,7 +69,7 @@ def nxdt_layout(data: Mapping[str, Any]) -> WrittenLayout:
         options["model"] = model
     fields: dict[str, Any] = {
         "sequence_parallel": bool(found.get("distributed_strategy.sequence_parallel")) and options["tp"] > 1,
-        "zero1": bool(found.get("distributed_strategy.zero1")),
+        "zero": int(bool(found.get("distributed_strategy.zero1"))),
     }
     cuts, stages = found.get("model.pipeline_cuts"), options["pp"] * options["vpp"]
     if cuts:

@@ -60,7 +60,7 @@ def torchtitan_layout(text: str) -> WrittenLayout:
     batch = training.get("global_batch_size", -1)
     fields: dict[str, Any] = {
         "sequence_parallel": options["tp"] > 1 and parallelism.get("enable_sequence_parallel", True) is not False,
-        "zero1": parallelism.get("data_parallel_shard_degree", -1) != 1,
+        "zero": int(parallelism.get("data_parallel_shard_degree", -1) != 1),
     }
     if batch != -1:
         options["global_batch"] = whole_number("training.global_batch_size", batch)

@@ -11,7 +11,7 @@ from math import ceil
 
 from autoshard.graph.count import parameter_elements
 from autoshard.graph.partition import Program
-from autoshard.layout.mesh import ZERO1_AXES, Mesh
+from autoshard.layout.mesh import ZERO_AXES, Mesh
 
 
 @dataclass(frozen=True, order=True)
@@ -33,11 +33,11 @@ class BucketKey:
 def bucket_key(program: Program, name: str, mesh: Mesh, tied: frozenset[str]) -> BucketKey:
     """The bucket of one parameter. tied: parameters that live on two pipeline stages."""
     sync = program.gradient_sync.get(name, ())
-    shard = tuple(axis for axis in sync if axis in ZERO1_AXES)
+    shard = tuple(axis for axis in sync if axis in ZERO_AXES)
     replicated = [axis for axis, entry in zip(program.axes, program.states[name], strict=True) if entry == "I"]
     copies = mesh.size(axis for axis in replicated if axis not in shard) * (2 if name in tied else 1)
     decay = len(program.graph.tensors[name].dims) > 1 and not name.endswith(".bias")
-    return BucketKey(tuple(axis for axis in sync if axis not in ZERO1_AXES), shard, copies, decay)
+    return BucketKey(tuple(axis for axis in sync if axis not in ZERO_AXES), shard, copies, decay)
 
 
 def tied_parameters(first: Program, last: Program) -> frozenset[str]:
@@ -46,16 +46,16 @@ def tied_parameters(first: Program, last: Program) -> frozenset[str]:
     return frozenset(names[0] & names[1]) if first is not last else frozenset()
 
 
-def bucket_elements(programs: Iterable[Program], mesh: Mesh, tied: frozenset[str], zero1: bool) -> dict[BucketKey, int]:
+def bucket_elements(programs: Iterable[Program], mesh: Mesh, tied: frozenset[str], zero: int) -> dict[BucketKey, int]:
     """Elements of each bucket on one device that runs these programs, padded to whole shards, in a fixed order."""
     totals: dict[BucketKey, int] = {}
     for program in programs:
         for name, count in parameter_elements(program).items():
             key = bucket_key(program, name, mesh, tied)
             totals[key] = totals.get(key, 0) + count
-    return {key: padded_elements(key, totals[key], mesh, zero1) for key in sorted(totals)}
+    return {key: padded_elements(key, totals[key], mesh, zero) for key in sorted(totals)}
 
 
-def padded_elements(key: BucketKey, count: int, mesh: Mesh, zero1: bool) -> int:
-    shards = mesh.size(key.shard_axes) if zero1 else 1
+def padded_elements(key: BucketKey, count: int, mesh: Mesh, zero: int) -> int:
+    shards = mesh.size(key.shard_axes) if zero else 1
     return ceil(count / shards) * shards

@@ -92,5 +92,5 @@ def build_mesh(tp: int, pp: int, dp: int, cp: int, ep: int, num_key_value_heads:
 TENSOR_PARALLEL_AXES = ("tp", "tp0", "tp1")
 DATA_AXES = ("dp", "ep")
 """Axes that split the batch."""
-ZERO1_AXES = ("dp", "ep", "cp")
+ZERO_AXES = ("dp", "ep", "cp")
 """Axes over which gradients are summed once a step and the optimizer state is sharded (ZeRO-1)."""

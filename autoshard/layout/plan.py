@@ -13,7 +13,7 @@ from autoshard.graph.ir import Graph, Operator
 from autoshard.graph.partition import Choice, Program
 from autoshard.graph.redistribute import NoTransition
 from autoshard.layout.context_parallel import with_context_parallel
-from autoshard.layout.mesh import ZERO1_AXES, Mesh
+from autoshard.layout.mesh import ZERO_AXES, Mesh
 from autoshard.layout.rounding import rounded
 from autoshard.layout.sharding import hidden_state, operator_choice, partition_stage
 from autoshard.layout.strategy import Strategy
@@ -93,9 +93,9 @@ class Plan:
         return self.strategy.num_microbatches(self.training.global_batch_size)
 
     @property
-    def zero1_axes(self) -> tuple[str, ...]:
+    def zero_axes(self) -> tuple[str, ...]:
         """Axes over which the optimizer state is sharded."""
-        return tuple(axis for axis in self.mesh.stage_axes if axis in ZERO1_AXES) if self.strategy.zero1 else ()
+        return tuple(axis for axis in self.mesh.stage_axes if axis in ZERO_AXES) if self.strategy.zero else ()
 
     @cached_property
     def dim_sizes(self) -> dict[str, int]:

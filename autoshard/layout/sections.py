@@ -32,8 +32,8 @@ def derived_sections(plan: Plan) -> dict[str, Any]:
         "recompute": recompute_section(plan),
         "precision": _without_name(asdict(plan.training.precision)),
         "optimizer": {
-            "zero1": plan.strategy.zero1,
-            "sharded_over": list(plan.zero1_axes),
+            "zero": plan.strategy.zero,
+            "sharded_over": list(plan.zero_axes),
             "master_dtype": plan.training.precision.master_dtype,
             "state_dtype": plan.training.precision.optimizer_dtype,
         },

@@ -40,7 +40,7 @@ def _microbatch(program: Program, recompute: str) -> Counter[Collective]:
 
 def _sync(plan: Plan, programs: list[Program], tied: frozenset[str]) -> list[Collective]:
     """Gradient sums, and parameters gathered again under ZeRO-1. Left out: the 8-byte sums of norm and loss."""
-    precision, zero1 = plan.training.precision, plan.strategy.zero1
+    precision, zero = plan.training.precision, plan.strategy.zero
     gradient_bytes = DTYPE_BYTES[precision.gradient_reduce_dtype]
     parameter_bytes = DTYPE_BYTES[precision.parameter_dtype]
     found = [
@@ -49,10 +49,10 @@ def _sync(plan: Plan, programs: list[Program], tied: frozenset[str]) -> list[Col
         for name, elements in parameter_elements(program).items()
         if name in tied
     ]
-    for key, count in bucket_elements(programs, plan.mesh, tied, zero1).items():
+    for key, count in bucket_elements(programs, plan.mesh, tied, zero).items():
         if key.sum_axes:
             found.append(Collective("sync", "all_reduce", key.sum_axes, count * gradient_bytes))
-        if key.shard_axes and zero1:
+        if key.shard_axes and zero:
             found.append(Collective("sync", "reduce_scatter", key.shard_axes, count * gradient_bytes))
             found.append(Collective("sync", "all_gather", key.shard_axes, count * parameter_bytes))
         elif key.shard_axes:

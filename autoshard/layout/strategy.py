@@ -13,6 +13,8 @@ from autoshard.layout.context_parallel import CONTEXT_PARALLEL, UNUSED
 from autoshard.schedules import SCHEDULES
 
 ATTENTION_KERNELS = ("flash", "plain")
+ZERO_STAGES = (0, 1)
+"""What the ranks that sum a gradient share: nothing; the optimizer state (ZeRO-1)."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,7 @@ class Strategy:
     stage_layers: transformer blocks of each of the pp * num_virtual_stages virtual stages, in model order;
     stage s runs on pipeline rank s % pp as chunk s // pp.
     recompute: the set (graph/recompute.py) of each virtual stage's blocks; one that is everywhere may be written once.
+    zero: which of ZERO_STAGES.
     context_parallel: how ranks that share a sequence attend to all of it; "all_gather" where cp is 1.
     """
 
@@ -36,7 +39,7 @@ class Strategy:
     schedule: str
     recompute: tuple[str, ...]
     sequence_parallel: bool
-    zero1: bool
+    zero: int
     attention_kernel: str
     stage_layers: tuple[int, ...]
     context_parallel: str = UNUSED
@@ -53,9 +56,10 @@ class Strategy:
         ):
             if getattr(self, name) not in known:
                 raise AutoshardError(f"{name}={getattr(self, name)!r} is not one of: {', '.join(known)}")
-        for name in ("sequence_parallel", "zero1"):
-            if type(getattr(self, name)) is not bool:
-                raise AutoshardError(f"{name}={getattr(self, name)!r} must be true or false")
+        if type(self.sequence_parallel) is not bool:
+            raise AutoshardError(f"sequence_parallel={self.sequence_parallel!r} must be true or false")
+        if type(self.zero) is not int or self.zero not in ZERO_STAGES:
+            raise AutoshardError(f"zero={self.zero!r} is not one of: {', '.join(map(str, ZERO_STAGES))}")
         if self.dp % self.ep:
             raise AutoshardError(f"ep={self.ep} must divide dp={self.dp}: experts are spread over data-parallel ranks")
         stages = self.pp * self.num_virtual_stages

@@ -104,8 +104,8 @@ def variants(problem: Problem, pins: Pins, mesh: Draft) -> tuple[list[Draft], tu
         broken = first_broken(MESH_RULES, problem, draft)
         if broken is None:
             kernels, broken = _kernels(problem, pins, draft)
-            for zero1 in (True, False) if mesh.dp * mesh.cp > 1 else (True,):
-                whole = [one._replace(zero1=zero1) for one in kernels]
+            for zero in (1, 0) if mesh.dp * mesh.cp > 1 else (1,):
+                whole = [one._replace(zero=zero) for one in kernels]
                 found += [one for one in whole if first_broken(STATE_RULES, problem, one) is None]
         first = first or broken
     return found, None if found else first

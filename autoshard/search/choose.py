@@ -30,5 +30,5 @@ def choices(s: Strategy) -> int:
     """How much of a layout is out of the ordinary: axes, virtual stages, schedule, recompute, cuts, what is off."""
     uneven = s.stage_layers != even_stage_layers(sum(s.stage_layers), len(s.stage_layers))
     axes = sum(degree > 1 for degree in (s.tp, s.pp, s.cp, s.ep, s.num_virtual_stages))
-    unusual = (s.schedule not in ("1f1b", "interleaved"), not s.zero1, s.tp > 1 and not s.sequence_parallel)
+    unusual = (s.schedule not in ("1f1b", "interleaved"), s.zero != 1, s.tp > 1 and not s.sequence_parallel)
     return axes + sum(unusual) + uneven + len(set(s.recompute)) - 1

@@ -67,7 +67,7 @@ def state_at_least_bytes(problem: Problem, draft: Draft) -> float:
         for dtype in (precision.parameter_dtype, precision.gradient_accumulation_dtype, precision.optimizer_dtype)
     )
     share = _parameters(problem.model) / (draft.tp * draft.pp * draft.ep)
-    owners = draft.dp * draft.cp if draft.zero1 else 1
+    owners = draft.dp * draft.cp if draft.zero else 1
     return (
         share * (parameter + gradient + (master + 2 * moment) / owners) + problem.cluster.device.reserved_memory_bytes
     )

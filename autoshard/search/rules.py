@@ -66,7 +66,7 @@ class Draft(NamedTuple):
     attention_kernel: str = "plain"
     stage_layers: tuple[int, ...] = ()
     sequence_parallel: bool = True
-    zero1: bool = True
+    zero: int = 1
     context_parallel: str = UNUSED
 
 
@@ -237,18 +237,18 @@ def tied_embeddings_stay_together(problem: Problem, draft: Draft) -> str | None:
     return None
 
 
-def context_parallel_needs_zero1(problem: Problem, draft: Draft) -> str | None:
+def context_parallel_needs_zero_1(problem: Problem, draft: Draft) -> str | None:
     """[NxD 0.18.0, seen to run: without ZeRO-1 the applied gradient is exactly cp times too large]"""
-    if problem.backend == "nxd" and draft.cp > 1 and not draft.zero1:
-        return f"cp={draft.cp} without zero1 makes NxD apply gradients {draft.cp} times too large; use zero1"
+    if problem.backend == "nxd" and draft.cp > 1 and not draft.zero:
+        return f"cp={draft.cp} without zero=1 makes NxD apply gradients {draft.cp} times too large; use zero=1"
     return None
 
 
-def master_weights_need_zero1(problem: Problem, draft: Draft) -> str | None:
+def master_weights_need_zero_1(problem: Problem, draft: Draft) -> str | None:
     """[NxD trainer/trainer.py: master weights or FP32 accumulation without ZeRO-1 raise]"""
     precision = problem.training.precision
-    if problem.backend == "nxd" and precision.master_dtype is not None and not draft.zero1:
-        return f"precision {precision.name} keeps master weights, which NxD does with zero1 only"
+    if problem.backend == "nxd" and precision.master_dtype is not None and not draft.zero:
+        return f"precision {precision.name} keeps master weights, which NxD does with zero=1 only"
     return None
 
 
@@ -373,10 +373,10 @@ SCHEDULE_RULES = (
 """Read pp, dp, microbatch_size, schedule, num_virtual_stages."""
 LAYOUT_RULES = (*BATCH_RULES, *SCHEDULE_RULES)
 STATE_RULES = (
-    Rule("context parallelism without ZeRO-1", context_parallel_needs_zero1),
-    Rule("master weights without ZeRO-1", master_weights_need_zero1),
+    Rule("context parallelism without ZeRO-1", context_parallel_needs_zero_1),
+    Rule("master weights without ZeRO-1", master_weights_need_zero_1),
 )
-"""Read cp and zero1."""
+"""Read cp and zero."""
 STRATEGY_RULES = (
     Rule("stages do not hold the model", stages_hold_the_model),
     Rule("sequence parallelism without tensor parallelism", sequence_parallel_goes_with_tp),

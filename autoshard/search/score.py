@@ -67,7 +67,7 @@ def completed(problem: Problem, fields: Mapping[str, Any]) -> Strategy:
         num_virtual_stages=vpp,
         schedule=fields.get("schedule", "1f1b" if vpp == 1 else "interleaved"),
         sequence_parallel=fields.get("sequence_parallel", degrees["tp"] > 1),
-        zero1=fields.get("zero1", True),
+        zero=fields.get("zero", 1),
         stage_layers=fields.get(
             "stage_layers", even_stage_layers(problem.model.num_hidden_layers, degrees["pp"] * vpp)
         ),

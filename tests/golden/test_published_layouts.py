@@ -47,7 +47,7 @@ def strategy(row: Row) -> Strategy:
         schedule="1f1b",
         recompute=(RECOMPUTE[row["recompute"]],),
         sequence_parallel=row["sequence_parallel"] == "true",
-        zero1=row["zero1"] == "true",
+        zero=int(row["zero1"] == "true"),
         attention_kernel="plain" if "no flash attention" in row["source"] else "flash",
         stage_layers=even_stage_layers(model.num_hidden_layers, pp * vpp),
         context_parallel="ring" if cp > 1 else "all_gather",

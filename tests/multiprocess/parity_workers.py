@@ -111,7 +111,7 @@ def _bf16_difference(plan: Plan, precision: Precision, reporter: Reporter) -> di
 def _train(
     plan: Plan, reporter: Reporter | None, steps: int, learning_rate: float = LEARNING_RATE
 ) -> tuple[Session, list[tuple[float, float]], CollectiveCounter]:
-    settings = optimizer_settings(plan.training.precision, learning_rate, plan.strategy.zero1, seed=0)
+    settings = optimizer_settings(plan.training.precision, learning_rate, plan.strategy.zero, seed=0)
     rank = reporter.rank if reporter else 0
 
     def on_action(action: str) -> None:

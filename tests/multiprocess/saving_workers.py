@@ -16,9 +16,9 @@ from autoshard.spec.model import ModelSpec
 from tests.multiprocess.plans import FP32, LLAMA, plan_of, strategy
 
 
-def session(rank: int, dp: int = 1, zero1: bool = True, seed: int = 0, model: ModelSpec = LLAMA) -> Session:
-    plan = plan_of(model, strategy(dp=dp, zero1=zero1), 2, FP32)
-    return Session(plan, rank, torch.device("cpu"), optimizer_settings(FP32, 1e-3, zero1, seed), seed)
+def session(rank: int, dp: int = 1, zero: int = 1, seed: int = 0, model: ModelSpec = LLAMA) -> Session:
+    plan = plan_of(model, strategy(dp=dp, zero=zero), 2, FP32)
+    return Session(plan, rank, torch.device("cpu"), optimizer_settings(FP32, 1e-3, zero, seed), seed)
 
 
 def train(one: Session) -> None:
@@ -35,18 +35,18 @@ def save_and_load(arguments: dict[str, Any], reporter: Reporter) -> dict[str, An
         "gloo", init_method=reporter.init_method, rank=reporter.rank, world_size=reporter.world_size
     )
     found: dict[str, Any] = {}
-    for zero1 in (False, True):
-        options = CheckpointOptions(str(Path(arguments["folder"]) / str(zero1)), 1, 2, None, "auto", True)
+    for zero in (0, 1):
+        options = CheckpointOptions(str(Path(arguments["folder"]) / str(zero)), 1, 2, None, "auto", True)
         said: list[str] = []
-        first = session(reporter.rank, 2, zero1)
+        first = session(reporter.rank, 2, zero)
         train(first)
         Checkpoints(first, options, 0, said.append).after_step(1, 1e-3, {}, last=True)
-        second = session(reporter.rank, 2, zero1, seed=1)
+        second = session(reporter.rank, 2, zero, seed=1)
         Checkpoints(second, replace(options, every=None), 0, said.append).resume()
         same = all(
             torch.equal(a, b)
             for one, other in zip(first.optimizer.state(), second.optimizer.state(), strict=True)
             for a, b in zip(one, other, strict=True)
         )
-        found["ZeRO-1" if zero1 else "plain"] = {"said": said, "same": same}
+        found["ZeRO-1" if zero else "plain"] = {"said": said, "same": same}
     return found

@@ -32,7 +32,7 @@ LAYOUTS: dict[str, dict[str, Strategy]] = {
         "tp, kv replicated": strategy(tp=4),
         "dp": strategy(dp=4),
         "dp of 3": strategy(dp=3),
-        "dp, no ZeRO-1": strategy(dp=2, zero1=False),
+        "dp, no ZeRO-1": strategy(dp=2, zero=0),
         "pp": strategy(pp=4),
         "pp, uneven": strategy(pp=2, layers=(3, 1)),
         "pp, embedding and head alone": strategy(pp=3, dp=2, layers=(0, 4, 0)),
@@ -40,7 +40,7 @@ LAYOUTS: dict[str, dict[str, Strategy]] = {
         "cp": strategy(cp=2),
         "tp x pp x dp": strategy(tp=2, pp=2, dp=2),
         "tp x cp x dp, kv replicated": strategy(tp=4, cp=2, dp=2),
-        "tp x dp, no ZeRO-1": strategy(tp=2, dp=2, zero1=False, sp=False),
+        "tp x dp, no ZeRO-1": strategy(tp=2, dp=2, zero=0, sp=False),
     },
     "tied": {
         "one process": strategy(),
@@ -132,7 +132,7 @@ def state_of(plan: Plan, rank: int) -> list[tuple[torch.Tensor, ...]]:
     tied: dict[str, Any] = {}
     if plan.model.tie_word_embeddings and plan.strategy.pp > 1 and pipeline_rank in (0, plan.strategy.pp - 1):
         tied = {name: groups["pp",] for name in whole if "embed" in name or "wte" in name}
-    settings = OptimizerSettings(1e-3, zero1=plan.strategy.zero1)
+    settings = OptimizerSettings(1e-3, zero=plan.strategy.zero)
     optimizer = ShardedAdamW(modules, plan.mesh, groups, None, settings, tied)
     return [(b.master.detach(), 2 * b.master.detach(), b.master.detach() ** 2) for b in optimizer.buckets]
 

@@ -23,7 +23,7 @@ MODEL = replace(MODELS["few kv heads"], vocab_size=256)
 
 
 def session(to: Plan) -> Session:
-    settings = optimizer_settings(to.training.precision, 1e-3, zero1=True, seed=0)
+    settings = optimizer_settings(to.training.precision, 1e-3, zero=1, seed=0)
     return Session(to, 0, torch.device("cpu"), settings, seed=0)
 
 

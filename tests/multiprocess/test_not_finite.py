@@ -17,7 +17,7 @@ from tests.multiprocess.plans import FP32, LLAMA, plan_of, strategy
 def broken_session(debug_nan: bool) -> Session:
     """A weight of the second block is infinite."""
     plan = plan_of(replace(LLAMA, num_hidden_layers=2), strategy(layers=(2,)), 2, FP32)
-    settings = optimizer_settings(FP32, 1e-3, zero1=True, seed=0)
+    settings = optimizer_settings(FP32, 1e-3, zero=1, seed=0)
     session = Session(plan, 0, torch.device("cpu"), settings, seed=0, debug_nan=debug_nan)
     with torch.no_grad():
         session.modules[0].parameter("model.layers.1.mlp.up_proj.weight")[0, 0] = float("inf")

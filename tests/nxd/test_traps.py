@@ -7,11 +7,11 @@ import pytest
 from tests.nxd.test_conformance import run
 
 
-def test_context_parallelism_without_zero1_doubles_the_gradient() -> None:
+def test_context_parallelism_without_zero_1_doubles_the_gradient() -> None:
     """Trap 1, which is why such plans are refused."""
-    found = run("context_parallel_without_zero1", {}, 2)[0]
+    found = run("context_parallel_without_zero_1", {}, 2)[0]
     assert found["nxd"] == pytest.approx(2 * found["truth"], rel=1e-5)
-    assert found["refused"] == ("cp=2 without zero1: NxD applies gradients that are 2 times too large; use zero1")
+    assert found["refused"] == ("cp=2 without zero=1: NxD applies gradients that are 2 times too large; use zero=1")
 
 
 def test_a_run_with_context_parallelism_is_resumed_exactly() -> None:

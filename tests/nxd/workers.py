@@ -56,7 +56,7 @@ def make_session(plan: Plan, rank: int, make: Callable[..., Any] | None = None) 
     """On neuronx-distributed, or what `make` makes."""
     from autoshard.runtime.nxd_backend.session import NxdSession
 
-    settings = optimizer_settings(plan.training.precision, LEARNING_RATE, plan.strategy.zero1, SEED)
+    settings = optimizer_settings(plan.training.precision, LEARNING_RATE, plan.strategy.zero, SEED)
     return (make or NxdSession)(plan, rank, torch.device("cpu"), settings, SEED)
 
 
@@ -136,14 +136,14 @@ def _piece(value: torch.Tensor, tensor: Any, program: Any, plan: Plan, index: di
     return local_piece(value, tensor.dims, program.states[tensor.name], plan.mesh, index)
 
 
-def context_parallel_without_zero1(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
+def context_parallel_without_zero_1(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     """NxD's gradient norm of a layout that the backend refuses."""
     from unittest.mock import patch
 
     from autoshard.errors import AutoshardError
 
     connect(reporter)
-    plan = plan_of(cp=2, attention="ring", zero1=False)
+    plan = plan_of(cp=2, attention="ring", zero=0)
     refused = ""
     try:
         make_session(plan, reporter.rank)
@@ -278,7 +278,7 @@ def llama_example(arguments: dict[str, Any], reporter: Reporter) -> dict[str, An
     parallel_state.destroy_model_parallel()
     parallel_state.destroy_kv_group()
     module = load_example(Path(arguments["file"]))
-    settings = optimizer_settings(plan.training.precision, LEARNING_RATE, plan.strategy.zero1, SEED)
+    settings = optimizer_settings(plan.training.precision, LEARNING_RATE, plan.strategy.zero, SEED)
     batches = [batch(plan, step) for step in range(STEPS)]
     example = train_example(lambda: example_model(module, plan, weights), plan, batches, settings)
     return {"ours": ours, "example": example}

@@ -44,7 +44,7 @@ def strategy(**changes: Any) -> Strategy:
         "schedule": "1f1b",
         "recompute": "core_attention",
         "sequence_parallel": True,
-        "zero1": True,
+        "zero": 1,
         "attention_kernel": "flash",
         "stage_layers": (10,) * 8,
     }

@@ -23,7 +23,7 @@ from tests.unit.weight_folders import bytes_of, huggingface_folder, plan
 LAYOUTS: dict[str, dict[str, Any]] = {
     "one rank": {},
     "tp x pp x dp": {"tp": 2, "pp": 2, "dp": 2},
-    "uneven, interleaved, no ZeRO-1": {"pp": 2, "vpp": 2, "dp": 3, "layers": (2, 1, 1, 0), "zero1": False},
+    "uneven, interleaved, no ZeRO-1": {"pp": 2, "vpp": 2, "dp": 3, "layers": (2, 1, 1, 0), "zero": 0},
     "tp 4": {"tp": 4},
 }
 

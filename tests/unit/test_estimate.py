@@ -46,7 +46,7 @@ TRAINING = TrainingSpec(sequence_length=32, global_batch_size=16, precision=MIXE
 
 def strategy(layers: int = 8, **changes: Any) -> Strategy:
     fields: dict[str, Any] = dict.fromkeys(("tp", "pp", "dp", "cp", "ep", "num_virtual_stages", "microbatch_size"), 1)
-    fields |= {"schedule": "1f1b", "recompute": "none", "sequence_parallel": changes.get("tp", 1) > 1, "zero1": True}
+    fields |= {"schedule": "1f1b", "recompute": "none", "sequence_parallel": changes.get("tp", 1) > 1, "zero": 1}
     fields |= {"attention_kernel": "flash", **changes}
     stages = fields["pp"] * fields["num_virtual_stages"]
     return Strategy(**{"stage_layers": even_stage_layers(layers, stages), **fields})
@@ -141,7 +141,7 @@ STRATEGIES = [
     strategy(),
     strategy(tp=2, pp=2, dp=2),
     strategy(tp=2, pp=2, dp=2, num_virtual_stages=2, schedule="interleaved", recompute="full"),
-    strategy(dp=4, zero1=False, recompute="core_attention+mlp"),
+    strategy(dp=4, zero=0, recompute="core_attention+mlp"),
     strategy(tp=4, cp=2, microbatch_size=2),
     strategy(pp=4, stage_layers=(3, 2, 2, 1), recompute="core_attention"),
 ]

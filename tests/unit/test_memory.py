@@ -34,7 +34,7 @@ TRAINING = TrainingSpec(sequence_length=32, global_batch_size=16, precision=load
 
 def strategy(**changes: Any) -> Strategy:
     fields: dict[str, Any] = dict.fromkeys(("tp", "pp", "dp", "cp", "ep", "num_virtual_stages", "microbatch_size"), 1)
-    fields |= {"schedule": "1f1b", "recompute": "none", "sequence_parallel": changes.get("tp", 1) > 1, "zero1": True}
+    fields |= {"schedule": "1f1b", "recompute": "none", "sequence_parallel": changes.get("tp", 1) > 1, "zero": 1}
     fields |= {"attention_kernel": "flash", **changes}
     stages = fields["pp"] * fields["num_virtual_stages"]
     return Strategy(**{"stage_layers": even_stage_layers(MODEL.num_hidden_layers, stages), **fields})
@@ -66,11 +66,11 @@ def test_state_of_one_device() -> None:
     assert one["optimizer state"] == 12 * count
 
 
-def test_zero1_shares_the_optimizer_state_and_nothing_else() -> None:
+def test_zero_1_shares_the_optimizer_state_and_nothing_else() -> None:
     one, four = terms(strategy()), terms(strategy(dp=4))
     assert four["optimizer state"] == pytest.approx(one["optimizer state"] / 4)
     assert four["parameters"] == one["parameters"] and four["gradients"] == one["gradients"]
-    assert terms(strategy(dp=4, zero1=False))["optimizer state"] == one["optimizer state"]
+    assert terms(strategy(dp=4, zero=0))["optimizer state"] == one["optimizer state"]
 
 
 def test_context_parallel_ranks_share_the_optimizer_state_too() -> None:

@@ -121,11 +121,11 @@ def test_repairs_of_the_published_70b_layouts() -> None:
     assert config["layers"]["loss"] == {"layer": "parallel_cross_entropy"}
 
 
-def test_replicated_keys_and_values_without_zero1_are_clipped_beside_nxd() -> None:
+def test_replicated_keys_and_values_without_zero_1_are_clipped_beside_nxd() -> None:
     """NxD clips between its own sums and the update then: it is told not to, and a hook does it."""
     plan = plan_70b()
     training = TrainingSpec(8192, 1024, PRECISIONS["fp32"])
-    one = make_plan(plan.model, training, plan.cluster, "nxd", replace(plan.strategy, zero1=False), plan.estimate)
+    one = make_plan(plan.model, training, plan.cluster, "nxd", replace(plan.strategy, zero=0), plan.estimate)
     assert neuronx_distributed_config(one)["optimizer_config"]["grad_clipping"] is False
 
 
@@ -156,8 +156,8 @@ def test_key_value_weights_on_trn2_are_loaded_by_head() -> None:
     ("make", "text"),
     [
         (
-            lambda: changed(plan_70b(), dp=1, cp=2, zero1=False, context_parallel="ring"),
-            "cp=2 without zero1: NxD applies gradients that are 2 times too large; use zero1",
+            lambda: changed(plan_70b(), dp=1, cp=2, zero=0, context_parallel="ring"),
+            "cp=2 without zero=1: NxD applies gradients that are 2 times too large; use zero=1",
         ),
         (
             lambda: changed(plan_70b(), "trn2.48xlarge", 8, 2, tp=32, dp=2),
@@ -188,8 +188,8 @@ def test_key_value_weights_on_trn2_are_loaded_by_head() -> None:
             ),
         ),
         (
-            lambda: changed(plan_70b(), zero1=False),
-            "precision mixed_precision keeps master weights, which NxD does with zero1 only",
+            lambda: changed(plan_70b(), zero=0),
+            "precision mixed_precision keeps master weights, which NxD does with zero=1 only",
         ),
     ],
 )

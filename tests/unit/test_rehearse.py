@@ -33,7 +33,7 @@ def plan(
         schedule="interleaved" if vpp > 1 else "1f1b",
         recompute=("core_attention+mlp",),
         sequence_parallel=True,
-        zero1=True,
+        zero=1,
         attention_kernel="flash",
         stage_layers=layers or even_stage_layers(spec.num_hidden_layers, pp * vpp),
     )
@@ -45,7 +45,7 @@ def test_used_axes_shrink_to_two_and_the_rest_stays() -> None:
     strategy = small.strategy
     assert (strategy.tp, strategy.pp, strategy.dp, strategy.cp, strategy.ep) == (2, 2, 2, 1, 1)
     assert strategy.recompute_name == "core_attention+mlp"
-    assert strategy.zero1
+    assert strategy.zero
     assert strategy.sequence_parallel
     assert small.training.precision.name == "mixed_precision"
     assert small.num_microbatches == 4  # more than stages, as in the plan

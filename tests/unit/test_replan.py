@@ -24,7 +24,7 @@ from tests.multiprocess.plans import FP32, LLAMA, plan_of, strategy
 
 STATE = 3 * 4 * parameter_count(LLAMA)
 ONE, DP = strategy(), strategy(dp=2)
-PLAIN_DP, TP, PP = strategy(dp=2, zero1=False), strategy(tp=2, sp=False), strategy(pp=2)
+PLAIN_DP, TP, PP = strategy(dp=2, zero=0), strategy(tp=2, sp=False), strategy(pp=2)
 
 
 def plan(chosen: Strategy) -> Plan:

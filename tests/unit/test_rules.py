@@ -26,7 +26,7 @@ def problem(**changes: Any) -> Problem:
 def strategy(layers: int = 80, **changes: Any) -> Strategy:
     """The published layout of llama3-70b on 16 trn1 nodes, with changes."""
     fields: dict[str, Any] = {"tp": 32, "pp": 8, "dp": 2, "cp": 1, "ep": 1, "num_virtual_stages": 1}
-    fields |= {"microbatch_size": 1, "schedule": "1f1b", "recompute": "core_attention+mlp", "zero1": True}
+    fields |= {"microbatch_size": 1, "schedule": "1f1b", "recompute": "core_attention+mlp", "zero": 1}
     fields |= {"attention_kernel": "flash", **changes}
     fields.setdefault("sequence_parallel", fields["tp"] > 1)
     stages = fields["pp"] * fields["num_virtual_stages"]
@@ -200,8 +200,8 @@ BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ),
     (
         {"training": replace(TRAINING, precision=load_precision("bf16_sr"))},
-        {"dp": 1, "cp": 2, "context_parallel": "ring", "zero1": False},
-        "cp=2 without zero1 makes NxD apply gradients 2 times too large; use zero1",
+        {"dp": 1, "cp": 2, "context_parallel": "ring", "zero": 0},
+        "cp=2 without zero=1 makes NxD apply gradients 2 times too large; use zero=1",
     ),
     (
         {"model": replace(LLAMA_70B, name="mine", model_type="traced", hidden_act="traced", graph=ODD.graph)},
@@ -213,7 +213,7 @@ BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {},
         "backend=nxd trains without router_aux_loss_coef=0.01 of llama3-70b; 0 works",
     ),
-    ({}, {"zero1": False}, "precision mixed_precision keeps master weights, which NxD does with zero1 only"),
+    ({}, {"zero": 0}, "precision mixed_precision keeps master weights, which NxD does with zero=1 only"),
 ]
 
 
@@ -246,7 +246,7 @@ LEGAL: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"model": LLAMA_8B, **on("trn2.48xlarge", 1)}, {"tp": 16, "pp": 1, "dp": 4, "layers": 32}),
     # NxD's own rules are not torch's
     ({"model": GPT3, "training": length(2048), "backend": "torch"}, {"layers": 96}),
-    ({"backend": "torch"}, {"zero1": False}),
+    ({"backend": "torch"}, {"zero": 0}),
     ({"backend": "torch"}, {"schedule": "gpipe"}),
     ({"backend": "torch"}, {"schedule": "zero_bubble"}),
     ({**on("trn1.32xlarge", 4), "backend": "torch"}, {"tp": 8, "pp": 8, "dp": 2}),

@@ -105,7 +105,7 @@ def test_the_same_layout_in_other_words(capsys: pytest.CaptureFixture[str]) -> N
 def test_megatron_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     found = scored(capsys, written("train.sh", MEGATRON), "--model", "llama3-70b")
     strategy = found["strategy"]
-    names = ("tp", "pp", "dp", "num_virtual_stages", "schedule", "recompute", "sequence_parallel", "zero1")
+    names = ("tp", "pp", "dp", "num_virtual_stages", "schedule", "recompute", "sequence_parallel", "zero")
     assert [strategy[name] for name in names] == [32, 8, 2, 2, "interleaved", ["full"] * 16, True, True]
     assert found["estimate"] and found["broken"] == []
 

@@ -17,7 +17,7 @@ from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError, NoLayoutFits
 from autoshard.graph.recompute import COMMON_SETS
 from autoshard.layout.context_parallel import CONTEXT_PARALLEL, UNUSED
-from autoshard.layout.strategy import Strategy, even_stage_layers
+from autoshard.layout.strategy import ZERO_STAGES, Strategy, even_stage_layers
 from autoshard.models.registry import load_model
 from autoshard.schedules import SCHEDULES
 from autoshard.search import Pins, SearchResult, check_strategy, search
@@ -58,10 +58,10 @@ def every_draft(problem: Problem) -> Iterator[Strategy]:
         if cluster.world_size % (tp * pp * cp):
             continue
         dp = cluster.world_size // (tp * pp * cp)
-        for size, vpp, schedule, kind, split, zero1 in product(
-            sizes, chunks, SCHEDULES, CONTEXT_PARALLEL, switches, switches
+        for size, vpp, schedule, kind, split, zero in product(
+            sizes, chunks, SCHEDULES, CONTEXT_PARALLEL, switches, ZERO_STAGES
         ):
-            unused = (cp == 1 and kind != UNUSED, tp == 1 and split, dp * cp == 1 and not zero1, dp % ep)
+            unused = (cp == 1 and kind != UNUSED, tp == 1 and split, dp * cp == 1 and zero != 1, dp % ep)
             if (
                 any(unused)
                 or pp * vpp > layers
@@ -70,7 +70,7 @@ def every_draft(problem: Problem) -> Iterator[Strategy]:
             ):
                 continue
             even = even_stage_layers(layers, pp * vpp)
-            one = Strategy(tp, pp, dp, cp, ep, vpp, size, schedule, ("none",), split, zero1, kernel, even, kind)
+            one = Strategy(tp, pp, dp, cp, ep, vpp, size, schedule, ("none",), split, zero, kernel, even, kind)
             try:
                 check_strategy(model, training, cluster, backend, one)
             except AutoshardError:

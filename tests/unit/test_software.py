@@ -99,7 +99,7 @@ def layout(tp: int, pp: int, recompute: str) -> Strategy:
         schedule="1f1b",
         recompute=(recompute,),
         sequence_parallel=tp > 1,
-        zero1=True,
+        zero=1,
         attention_kernel="flash",
         stage_layers=even_stage_layers(8, pp),
     )

@@ -85,7 +85,7 @@ CASES: list[tuple[str, object, str]] = [
     ("schedule/num_microbatches", 256, "schedule.num_microbatches is 256, but inputs and strategy give 512"),
     ("schedule/extra", 1, "schedule has 'extra', which does not belong there; inputs and strategy give name, num_microbatches, num_virtual_stages"),  # noqa: E501
     ("recompute/core_attention/0", "x", "recompute.core_attention[0] is 'x', but strategy.recompute gives 'model.layers.*.self_attn.core_attention'"),  # noqa: E501
-    ("optimizer/zero1", False, "optimizer.zero1 is False, but strategy and inputs.training.precision give True"),
+    ("optimizer/zero", 0, "optimizer.zero is 0, but strategy and inputs.training.precision give 1"),
     ("precision/compute_dtype", "float32", "precision.compute_dtype is 'float32', but inputs.training.precision gives 'bfloat16'"),  # noqa: E501
     (
         "operators/model.layers.*.mlp.up_proj/choice/tp0",

@@ -40,7 +40,7 @@ def plan(name: str) -> Plan:
     else:
         model = replace(load_model(model_name), num_hidden_layers=NUM_LAYERS)
     fields: dict[str, Any] = dict.fromkeys(("tp", "pp", "dp", "cp", "ep", "num_virtual_stages", "microbatch_size"), 1)
-    fields |= {"schedule": "1f1b", "recompute": "none", "zero1": True, "attention_kernel": "flash", **changes}
+    fields |= {"schedule": "1f1b", "recompute": "none", "zero": 1, "attention_kernel": "flash", **changes}
     fields["sequence_parallel"] = fields["tp"] > 1
     if fields["num_virtual_stages"] > 1:
         fields["schedule"] = "interleaved"

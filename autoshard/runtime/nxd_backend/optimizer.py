@@ -62,7 +62,7 @@ class NxdOptimizer:
         self.owned = [one for group, _ in chosen for one in group]
         groups = [{"params": [one.parameter for one in group], "weight_decay": decay} for group, decay in chosen]
         defaults: dict[str, Any] = {"lr": settings.learning_rate, "betas": settings.betas, "eps": settings.eps}
-        if settings.zero1:
+        if settings.zero:
             defaults["optimizer_dtype"] = settings.master_dtype
         self._nxd = initialize_parallel_optimizer(config, torch.optim.AdamW, groups, **defaults)
         self._copies = {id(one.parameter): float(one.held.copies) for one in self.owned}
@@ -73,7 +73,7 @@ class NxdOptimizer:
         self._counts_once = multiplier > 1
         self._norm: torch.Tensor | None = None
         self._scale = 1.0
-        if settings.zero1:
+        if settings.zero:
             for zero in self._zeros():
                 zero._get_params_and_grad_norm = self._norm_of(zero, zero._get_params_and_grad_norm)
         elif self._counts_once:
@@ -91,7 +91,7 @@ class NxdOptimizer:
         norm = float(self._norm if self._norm is not None else self._nxd.grad_norm)
         if not isfinite(norm):
             raise AutoshardError(f"the gradient norm is {norm}")
-        if keep_gradients and not self._settings.zero1:
+        if keep_gradients and not self._settings.zero:
             scale = min(1.0, self._settings.max_gradient_norm / (norm + 1e-6))
             self._summed = {id(one.parameter): _gradient(one.parameter) / scale for one in self.owned}
         self.zero_grad()
@@ -102,7 +102,7 @@ class NxdOptimizer:
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """Summed gradients of the last step that kept them, local pieces by parameter name (collective)."""
-        shards = self._stash if self._settings.zero1 else self._summed
+        shards = self._stash if self._settings.zero else self._summed
         return self._by_name(lambda one: shards[id(one.parameter)])
 
     def masters(self) -> dict[str, torch.Tensor]:
@@ -138,7 +138,7 @@ class NxdOptimizer:
             self._publish(one, master.detach())
 
     def _publish(self, one: Owned, master: torch.Tensor) -> None:
-        if self._settings.zero1:
+        if self._settings.zero:
             one.parameter.data.copy_(self._gathered(one, master).view_as(one.parameter))
 
     def shard_runs(self) -> list[tuple[Owned, int, int]]:
@@ -151,7 +151,7 @@ class NxdOptimizer:
 
     def _shards(self) -> list[tuple[Owned, torch.Tensor, dict[str, Any]]]:
         """(parameter, this rank's shard of its master, its moments)."""
-        if not self._settings.zero1:
+        if not self._settings.zero:
             optimizer = self._nxd.optimizer
             return [(one, one.parameter, optimizer.state[one.parameter]) for one in self.owned]
         found = {}
@@ -211,7 +211,7 @@ class NxdOptimizer:
         found = {}
         for one in self.owned:
             whole = shard_of(one)
-            if self._settings.zero1:
+            if self._settings.zero:
                 whole = self._gathered(one, whole)
             flat = whole.flatten()
             start = 0
@@ -233,7 +233,7 @@ class NxdOptimizer:
         return self._zeros()[-1 if one.held.is_expert else 0].sharding_groups
 
     def _shard_position(self, one: Owned) -> int:
-        return self._sharding_ranks(one).index(dist.get_rank()) if self._settings.zero1 else 0
+        return self._sharding_ranks(one).index(dist.get_rank()) if self._settings.zero else 0
 
 
 def _gradient(parameter: nn.Parameter) -> torch.Tensor:

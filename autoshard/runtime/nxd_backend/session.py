@@ -224,7 +224,7 @@ class NxdSession:
 
     def _writes(self, program: Program, name: str) -> bool:
         """Whether the rank is the first of those whose optimizers hold the same elements."""
-        dims, sharded = program.graph.tensors[name].dims, self.plan.zero1_axes
+        dims, sharded = program.graph.tensors[name].dims, self.plan.zero_axes
         entries = zip(program.axes, program.states[name], strict=True)
         return all(self._index[axis] == 0 for axis, entry in entries if entry not in dims and axis not in sharded)
 

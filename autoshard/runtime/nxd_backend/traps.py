@@ -44,10 +44,10 @@ def key_value_block_of_rank(plan: Plan) -> tuple[int, ...]:
 
 
 def _context_parallel_gradients(plan: Plan) -> None:
-    if plan.strategy.cp > 1 and not plan.strategy.zero1:
+    if plan.strategy.cp > 1 and not plan.strategy.zero:
         raise AutoshardError(
-            f"cp={plan.strategy.cp} without zero1: NxD applies gradients that are {plan.strategy.cp} times too large; "
-            "use zero1"
+            f"cp={plan.strategy.cp} without zero=1: NxD applies gradients that are {plan.strategy.cp} times too large; "
+            "use zero=1"
         )
 
 

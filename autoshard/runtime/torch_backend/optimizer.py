@@ -43,20 +43,20 @@ class OptimizerSettings:
     max_gradient_norm: float = 1.0
     master_dtype: torch.dtype = torch.float32
     gradient_dtype: torch.dtype = torch.float32
-    zero1: bool = True
+    zero: int = 1
     reduce_dtype: torch.dtype | None = None
     stochastic_rounding: bool = False
     seed: int = 0
 
 
-def optimizer_settings(precision: Precision, learning_rate: float, zero1: bool, seed: int) -> OptimizerSettings:
+def optimizer_settings(precision: Precision, learning_rate: float, zero: int, seed: int) -> OptimizerSettings:
     """Of a plan's precision: bf16 weights without a master copy are rounded at random."""
     parameter = precision.parameter_dtype
     return OptimizerSettings(
         learning_rate,
         master_dtype=DTYPES[precision.master_dtype or parameter],
         gradient_dtype=DTYPES[precision.gradient_accumulation_dtype],
-        zero1=zero1,
+        zero=zero,
         reduce_dtype=DTYPES[precision.gradient_reduce_dtype],
         stochastic_rounding=precision.master_dtype is None and parameter == "bfloat16",
         seed=seed,
@@ -84,9 +84,9 @@ class Bucket:
         self.names = [name for name, _ in named]
         self.sum_group = groups[key.sum_axes] if groups and key.sum_axes else None
         self.data_group = groups[key.shard_axes] if groups and key.shard_axes else None
-        self.shards = self.data_group.size if self.data_group and s.zero1 else 1
+        self.shards = self.data_group.size if self.data_group and s.zero else 1
         total = sum(parameter.numel() for _, parameter in named)
-        padded = padded_elements(key, total, mesh, s.zero1)
+        padded = padded_elements(key, total, mesh, s.zero)
         first = named[0][1]
         self.parameters = first.new_zeros(padded)
         self.gradients = torch.zeros(padded, dtype=s.gradient_dtype, device=first.device)
@@ -99,7 +99,7 @@ class Bucket:
             parameter.data = self.parameters[piece].view(parameter.shape)
             _accumulate_into(parameter, self.gradients[piece].view(parameter.shape))
             offset += parameter.numel()
-        index = self.data_group.index if self.data_group and s.zero1 else 0
+        index = self.data_group.index if self.data_group and s.zero else 0
         self._mine = slice(index * padded // self.shards, (index + 1) * padded // self.shards)
         self._reduce_dtype = s.reduce_dtype or s.gradient_dtype
         self._own_masters = s.master_dtype == self.parameters.dtype

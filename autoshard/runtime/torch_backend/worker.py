@@ -206,7 +206,7 @@ def _evaluate(session: Session, stream: TokenStream, most: int) -> float:
 
 def _session(plan: Plan, arguments: Mapping[str, Any], device: torch.device, reporter: Reporter, label: str) -> Session:
     seed: int = arguments["seed"]
-    settings = optimizer_settings(plan.training.precision, arguments["learning_rate"], plan.strategy.zero1, seed)
+    settings = optimizer_settings(plan.training.precision, arguments["learning_rate"], plan.strategy.zero, seed)
 
     mine = [str(stage.index) for stage in plan.stages if stage.pipeline_rank == plan.mesh.coordinates(reporter.rank)[0]]
     where = f"pipeline stage{'s' if len(mine) > 1 else ''} {' and '.join(mine)}"

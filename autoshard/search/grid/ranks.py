@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from autoshard.cost.collectives import collective_time_s, group_shape
-from autoshard.cost.memory import BUCKET_BYTES, zero1_axes
+from autoshard.cost.memory import BUCKET_BYTES, zero_axes
 from autoshard.cost.stage import LocalShape, mesh_order
 from autoshard.cost.step import update_s_per_parameter
-from autoshard.layout.mesh import ZERO1_AXES, Mesh, build_mesh
+from autoshard.layout.mesh import ZERO_AXES, Mesh, build_mesh
 from autoshard.search.grid.parts import unit_programs
 from autoshard.search.rules import Problem
 from autoshard.spec.training import DTYPE_BYTES
@@ -31,8 +31,8 @@ class Held:
 class RankState:
     """Of the meshes with these degrees. block, first, last: parameters of one block and of the ends of the model."""
 
-    def __init__(self, problem: Problem, mesh: Mesh, shape: LocalShape, zero1: bool):
-        self._cluster, self._precision, self._zero1 = problem.cluster, problem.training.precision, zero1
+    def __init__(self, problem: Problem, mesh: Mesh, shape: LocalShape, zero: int):
+        self._cluster, self._precision, self._zero = problem.cluster, problem.training.precision, zero
         self._mesh, self._order = mesh, mesh_order(mesh)
         units = unit_programs(problem, replace(shape, microbatch_size=1))
         tied = units.tied if mesh.pp == 1 else None
@@ -42,7 +42,7 @@ class RankState:
             {} if tied else units.head.work.parameters,
         )
         self.block, self.first, self.last = map(self._held, self._counts)
-        self.shares_state = mesh.size(ZERO1_AXES) > 1
+        self.shares_state = mesh.size(ZERO_AXES) > 1
         self._update_s = update_s_per_parameter(self._precision, problem.cluster.device)
 
     @cache  # noqa: B019  as short-lived as the search that asks
@@ -53,9 +53,9 @@ class RankState:
         return self._time_s("send_recv", ("pp",), hidden_bytes)
 
     def _held(self, counts: Counts) -> Held:
-        if not self._zero1:
+        if not self._zero:
             return Held(float(sum(counts.values())), float(sum(counts.values())))
-        owned = sum(count / self._mesh.size(zero1_axes(axes)) for axes, count in counts.items())
+        owned = sum(count / self._mesh.size(zero_axes(axes)) for axes, count in counts.items())
         return Held(float(sum(counts.values())), owned)
 
     @cache  # noqa: B019  as short-lived as the search that asks
@@ -81,14 +81,14 @@ class RankState:
         seconds = owned = 0.0
         shared: dict[tuple[str, ...], int] = {}
         for axes, count in counts.items():
-            among = zero1_axes(axes)
+            among = zero_axes(axes)
             shared[among] = shared.get(among, 0) + count
-            owned += count / self._mesh.size(among) if self._zero1 else count
+            owned += count / self._mesh.size(among) if self._zero else count
             if within := tuple(axis for axis in axes if axis not in among):
                 seconds += self._buckets_s("all_reduce", within, count * reduce_bytes)
         for axes, count in shared.items():
-            seconds += self._buckets_s("reduce_scatter" if self._zero1 else "all_reduce", axes, count * reduce_bytes)
-            if self._zero1:
+            seconds += self._buckets_s("reduce_scatter" if self._zero else "all_reduce", axes, count * reduce_bytes)
+            if self._zero:
                 seconds += self._buckets_s("all_gather", axes, count * parameter_bytes)
         return seconds + owned * self._update_s
 

@@ -126,10 +126,10 @@ class Table:
 
     def _state(self, draft: Draft, shape: LocalShape) -> int:
         degrees = (draft.tp, draft.pp, draft.dp, draft.cp, draft.ep)
-        key = (*degrees, draft.sequence_parallel, draft.zero1)
+        key = (*degrees, draft.sequence_parallel, draft.zero)
         if key not in self._states:
             self._states[key] = len(self._held)
-            self._held.append(RankState(self._problem, mesh_of(self._problem, *degrees), shape, draft.zero1))
+            self._held.append(RankState(self._problem, mesh_of(self._problem, *degrees), shape, draft.zero))
         return self._states[key]
 
     @cached_property

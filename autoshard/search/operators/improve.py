@@ -12,7 +12,7 @@ from autoshard.cost.collectives import collective_law, collective_time_s, group_
 from autoshard.cost.compute import memory_s, operator_seconds
 from autoshard.cost.estimate import Estimate, estimate
 from autoshard.cost.load import RankLoad, rank_load, telling_ranks
-from autoshard.cost.memory import memory_values, zero1_axes
+from autoshard.cost.memory import memory_values, zero_axes
 from autoshard.cost.stage import mesh_order, strategy_mesh, strategy_parts
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.graph.ir import Graph
@@ -165,7 +165,7 @@ def layout_prices(problem: Problem, strategy: Strategy, mesh: Mesh) -> Prices:
 def _sync_s(problem: Problem, strategy: Strategy, mesh: Mesh, axes: Axes) -> float:
     """Once a step, of one element of a parameter: its gradient summed, the parameter gathered; latency left out."""
     cluster, precision = problem.cluster, problem.training.precision
-    order, shared = mesh_order(mesh), zero1_axes(axes)
+    order, shared = mesh_order(mesh), zero_axes(axes)
     within = tuple(axis for axis in axes if axis not in shared)
 
     def s_per_byte(kind: str, over: Axes) -> float:
@@ -174,7 +174,7 @@ def _sync_s(problem: Problem, strategy: Strategy, mesh: Mesh, axes: Axes) -> flo
 
     reduce_bytes = DTYPE_BYTES[precision.gradient_reduce_dtype]
     seconds = reduce_bytes * s_per_byte("all_reduce", within) if within else 0.0
-    if shared and strategy.zero1:
+    if shared and strategy.zero:
         gathered = DTYPE_BYTES[precision.parameter_dtype] * s_per_byte("all_gather", shared)
         return seconds + reduce_bytes * s_per_byte("reduce_scatter", shared) + gathered
     return seconds + (reduce_bytes * s_per_byte("all_reduce", shared) if shared else 0.0)
@@ -182,7 +182,7 @@ def _sync_s(problem: Problem, strategy: Strategy, mesh: Mesh, axes: Axes) -> flo
 
 def _update_s(problem: Problem, strategy: Strategy, mesh: Mesh, axes: Axes) -> float:
     """The optimizer reads and writes the state of one element, on each rank its share."""
-    share = 1 / mesh.size(zero1_axes(axes)) if strategy.zero1 else 1.0
+    share = 1 / mesh.size(zero_axes(axes)) if strategy.zero else 1.0
     return 2 * share * memory_s(_state_bytes(problem.training.precision), problem.cluster.device)
 
 
@@ -211,7 +211,7 @@ def _row(problem: Problem, strategy: Strategy, mesh: Mesh, load: RankLoad) -> Me
     handed_over = load.most_blocks * parameter if apart else 0
 
     def state_bytes(axes: Axes) -> float:
-        share = 1 / mesh.size(zero1_axes(axes)) if strategy.zero1 else 1.0
+        share = 1 / mesh.size(zero_axes(axes)) if strategy.zero else 1.0
         return whole + handed_over + load.num_blocks * _state_bytes(precision) * share
 
     return MemoryRow(state_bytes, float(load.in_flight * load.most_blocks), 1.0, 2.0, float("inf"))
@@ -225,6 +225,6 @@ def _with_room(
     rows = []
     known = zip(_loads(problem, strategy), _rows(problem, strategy, mesh), before.price.memory_bytes, strict=True)
     for load, row, own in known:
-        total = sum(memory_values(load, precision, mesh, strategy.zero1, device))
+        total = sum(memory_values(load, precision, mesh, strategy.zero, device))
         rows.append(replace(row, capacity_bytes=max(1.0, device.memory_bytes - (total - own) - reserve_bytes)))
     return tuple(rows)
