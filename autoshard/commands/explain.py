@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -16,8 +15,6 @@ if TYPE_CHECKING:
     from autoshard.explain.page import Line
     from autoshard.layout.plan import Plan
 
-MOST_PROCESSES = 4
-"""That look for what would change the choice."""
 SUMMARY = "what a plan does, why it was chosen and what would change the choice"
 USAGE = "autoshard explain PLAN [--why LAYOUT] [--schedule] [--operators] [--measured FILE] [options]"
 DESCRIPTION = """\
@@ -87,7 +84,7 @@ def _sensitivity(plan: Plan) -> Sensitivity | None:
             sys.stderr.flush()
 
     try:
-        return sensitivity(plan, on_answer, min(MOST_PROCESSES, os.cpu_count() or 1))
+        return sensitivity(plan, on_answer)
     finally:
         if shown:
             sys.stderr.write("\r\x1b[K")

@@ -8,14 +8,15 @@ from math import log2
 from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError, NoLayoutFits
 from autoshard.explain.beside import doubt
-from autoshard.explain.flips import flip, winner
+from autoshard.explain.flips import Question, flip, winner
 from autoshard.explain.names import changed_words, layout_name
 from autoshard.explain.page import percent
 from autoshard.explain.quantities import Quantity
 from autoshard.layout.compare import loses, term_differences
 from autoshard.layout.plan import Plan
 from autoshard.layout.strategy import Strategy
-from autoshard.search import Candidate, Pins, check_strategy, search
+from autoshard.search import Candidate, Pins, check_strategy
+from autoshard.search.again import Searches
 from autoshard.search.rules import Problem
 from autoshard.spec.cluster import Cluster, load_cluster
 from autoshard.units import format_bytes, format_seconds
@@ -111,12 +112,16 @@ class Sensitivity:
     prices: tuple[PriceRow, ...]
 
 
-def degree_row(plan: Plan, tp: int, sure: float) -> DegreeRow | None:
+def problem_of(plan: Plan) -> Problem:
+    """What it is the plan for."""
+    return Problem(plan.model, plan.training, plan.cluster, plan.backend)
+
+
+def degree_row(searches: Searches, plan: Plan, tp: int, sure: float) -> DegreeRow | None:
     """The best layout with another tp, whatever else the plan pins; None where the rules have none."""
     chosen = Candidate(plan.strategy, plan.estimate)
     try:
-        inputs = (plan.model, plan.training, plan.cluster)
-        best = search(*inputs, Pins(tp=tp), plan.backend, top=0, fit_probability=sure).best
+        best = searches.best(problem_of(plan), Pins(tp=tp), sure)
     except NoLayoutFits as error:
         return DegreeRow(tp, "", 0.0, 0.0, False, "", str(error))
     except AutoshardError:
@@ -126,10 +131,10 @@ def degree_row(plan: Plan, tp: int, sure: float) -> DegreeRow | None:
     return DegreeRow(tp, layout_name(best.strategy), seconds, seconds / plan.estimate.step_time_s - 1, either, lost, "")
 
 
-def flip_row(plan: Plan, quantity: Quantity, furthest: float, sure: float) -> FlipRow:
+def flip_row(searches: Searches, plan: Plan, quantity: Quantity, furthest: float, sure: float) -> FlipRow:
     """Where the choice flips between now and `furthest` times as much of the quantity."""
-    problem, chosen = Problem(plan.model, plan.training, plan.cluster, plan.backend), plan.strategy
-    found = flip(problem, plan.pins, chosen, quantity, furthest, sure)
+    problem, chosen = problem_of(plan), plan.strategy
+    found = flip(searches, Question(problem, plan.pins, sure), chosen, quantity, furthest)
     looked_at = quantity.now * furthest
     value = None if found is None else quantity.now * found.factor
     holds = looked_at if found is None else quantity.now * found.holds
@@ -182,11 +187,11 @@ def usd_per_billion_tokens(cluster: Cluster, tokens_per_s: float) -> float | Non
     return BILLION / tokens_per_s / HOUR_S * cluster.nodes * cluster.price_per_node_hour_usd
 
 
-def size_row(plan: Plan, nodes: int, sure: float) -> SizeRow:
+def size_row(searches: Searches, plan: Plan, nodes: int, sure: float) -> SizeRow:
     """The best layout on so many nodes, with the plan's pins but dp."""
     cluster = replace(plan.cluster, nodes=nodes)
     pins = replace(plan.pins, dp=None)
-    best, refusal = winner(Problem(plan.model, plan.training, cluster, plan.backend), pins, sure)
+    best, refusal = winner(searches, problem_of(plan)._replace(cluster=cluster), pins, sure)
     if best is None:
         return SizeRow(nodes, 0.0, 0.0, 0.0, 0.0, 0.0, None, "", refusal)
     found = best.estimate
@@ -196,7 +201,7 @@ def size_row(plan: Plan, nodes: int, sure: float) -> SizeRow:
     return SizeRow(nodes, *times, found.tokens_per_s, linear, cost, layout_name(best.strategy), "")
 
 
-def price_row(plan: Plan, instance: str) -> PriceRow | None:
+def price_row(searches: Searches, plan: Plan, instance: str) -> PriceRow | None:
     """What another instance of the same maker would have to cost, with as many nodes as come nearest to the same peak.
 
     None for one of another maker, and where nothing fits on up to 2^MOST_DOUBLINGS times as many.
@@ -207,14 +212,14 @@ def price_row(plan: Plan, instance: str) -> PriceRow | None:
     dtype = plan.training.precision.compute_dtype
     peak = own.world_size * own.device.peak_flops_per_s(dtype)
     nodes = 2 ** max(0, round(log2(peak / other.devices_per_node / other.device.peak_flops_per_s(dtype))))
-    found = _offer(plan, other, nodes)
+    found = _offer(searches, plan, other, nodes)
     return None if found is None else _price(plan, price, *found)
 
 
-def _offer(plan: Plan, one_node: Cluster, nodes: int) -> tuple[Cluster, Candidate] | None:
+def _offer(searches: Searches, plan: Plan, one_node: Cluster, nodes: int) -> tuple[Cluster, Candidate] | None:
     for doubling in range(MOST_DOUBLINGS + 1):
         cluster = replace(one_node, nodes=nodes * 2**doubling)
-        best, _ = winner(Problem(plan.model, plan.training, cluster, plan.backend), Pins())
+        best, _ = winner(searches, problem_of(plan)._replace(cluster=cluster), Pins())
         if best is not None:
             return cluster, best
     return None

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import sqrt
+from typing import NamedTuple
 
 from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError
 from autoshard.explain.quantities import Quantity
 from autoshard.layout.strategy import Strategy
-from autoshard.search import Candidate, Pins, search
+from autoshard.search import Candidate, Pins
+from autoshard.search.again import Searches
 from autoshard.search.headroom import FIT_PROBABILITY
 from autoshard.search.rules import Problem
 
@@ -38,6 +40,13 @@ class Flip:
     refusal: str = ""
 
 
+class Winner(NamedTuple):
+    """best: None where nothing fits or is legal, and `refusal` says why."""
+
+    best: Candidate | None
+    refusal: str
+
+
 def same_layout(one: Strategy, other: Strategy) -> bool:
     """Whether two strategies are one layout to a reader: where stages are cut is not looked at."""
     return _key(one) == _key(other)
@@ -50,13 +59,12 @@ def _key(strategy: Strategy) -> tuple[object, ...]:
     return (*degrees, s.schedule, sets, s.attention_kernel, s.context_parallel)
 
 
-def winner(problem: Problem, pins: Pins, sure: float = FIT_PROBABILITY) -> tuple[Candidate | None, str]:
-    """(what the search takes, "") or (None, why there is nothing). sure: with what probability it is to fit."""
+def winner(searches: Searches, problem: Problem, pins: Pins, sure: float = FIT_PROBABILITY) -> Winner:
+    """What the search takes. sure: with what probability it is to fit."""
     try:
-        model, training, cluster, backend = problem
-        return search(model, training, cluster, pins, backend, top=0, fit_probability=sure).best, ""
+        return Winner(searches.best(problem, pins, sure), "")
     except AutoshardError as error:
-        return None, str(error)
+        return Winner(None, str(error))
 
 
 @dataclass
@@ -113,18 +121,20 @@ def _apart(one: float, other: float) -> float:
     return max(one / other, other / one)
 
 
-def flip(
-    problem: Problem,
-    pins: Pins,
-    chosen: Strategy,
-    quantity: Quantity,
-    furthest: float,
-    sure: float = FIT_PROBABILITY,
-) -> Flip | None:
+class Question(NamedTuple):
+    """Of which problem and pins, and with what probability a layout is to fit."""
+
+    problem: Problem
+    pins: Pins
+    sure: float = FIT_PROBABILITY
+
+
+def flip(searches: Searches, asked: Question, chosen: Strategy, quantity: Quantity, furthest: float) -> Flip | None:
     """The first flip between now and `furthest` times as much; None where the choice at both ends is the same."""
     if quantity.whole:
-        return _whole_flip(problem, pins, chosen, quantity, furthest, sure)
-    far, refusal = winner(quantity.scaled(problem, furthest), pins, sure)
+        return _whole_flip(searches, asked, chosen, quantity, furthest)
+    problem, pins, sure = asked
+    far, refusal = winner(searches, quantity.scaled(problem, furthest), pins, sure)
     if far is not None and same_layout(far.strategy, chosen):
         return None
     now = estimate(problem.model, problem.training, problem.cluster, chosen)
@@ -132,13 +142,13 @@ def flip(
         problem, quantity, min(sure, now.fits_probability), [chosen], [far.strategy] if far is not None else []
     )
     holds, found = 1.0, Flip(furthest, 1.0, far, refusal)
-    halve, asked = False, 1
-    while asked < SEARCHES and _apart(holds, found.factor) > FINE:
+    halve, count = False, 1
+    while count < SEARCHES and _apart(holds, found.factor) > FINE:
         before, after = known.bisected(holds, found.factor)
         expected = (before, after) if before != holds else (after,)
         for probe in (sqrt(holds * found.factor),) if halve else expected:
-            best, refusal = winner(quantity.scaled(problem, probe), pins, sure)
-            is_new, asked = known.add(best), asked + 1
+            best, refusal = winner(searches, quantity.scaled(problem, probe), pins, sure)
+            is_new, count = known.add(best), count + 1
             if not known.is_ours(best):
                 found = Flip(probe, holds, best, refusal)
                 break
@@ -149,7 +159,7 @@ def flip(
 
 
 def _whole_flip(
-    problem: Problem, pins: Pins, chosen: Strategy, quantity: Quantity, furthest: float, sure: float
+    searches: Searches, asked: Question, chosen: Strategy, quantity: Quantity, furthest: float
 ) -> Flip | None:
     """By doubling or halving; of a whole number only its halves that are whole."""
     step, factor = (2.0, 1.0) if furthest > 1 else (0.5, 1.0)
@@ -157,7 +167,7 @@ def _whole_flip(
         holds, factor = factor, factor * step
         if quantity.now * factor != int(quantity.now * factor):
             return None
-        best, refusal = winner(quantity.scaled(problem, factor), pins, sure)
+        best, refusal = winner(searches, quantity.scaled(asked.problem, factor), asked.pins, asked.sure)
         if best is None or not same_layout(best.strategy, chosen):
             return Flip(factor, holds, best, refusal)
     return None

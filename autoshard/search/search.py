@@ -149,17 +149,6 @@ class PricedLayouts(NamedTuple):
         return fastest_first(self.problem, self.chunks, limit_bytes, above_bytes)
 
 
-def price_fitting(problem: Problem, pins: Pins) -> PricedLayouts:
-    """Every layout that breaks no rule and may fit; what is dropped is not counted. For who asks many times."""
-    check_pins(problem, pins)
-    capacity, table = problem.cluster.device.memory_bytes, _table(problem, pins)
-    for mesh in legal_layouts(problem, pins, Tally()):
-        if mesh.state_bytes <= capacity:
-            for draft in filter(table.has_room, mesh.drafts):
-                table.add(draft)
-    return PricedLayouts(problem, [*table.price()], inf)
-
-
 def price_layouts(problem: Problem, pins: Pins, tally: Tally, clock: Clock, exhaustive: bool = False) -> PricedLayouts:
     """Every layout that breaks no rule, as far as there is time.
 

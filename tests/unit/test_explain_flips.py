@@ -11,14 +11,14 @@ import pytest
 from autoshard.cost.values import Estimate
 from autoshard.errors import NoLayoutFits
 from autoshard.explain import answers, flips
-from autoshard.explain.flips import FINE, flip, same_layout, winner
+from autoshard.explain.flips import FINE, Question, flip, same_layout, winner
 from autoshard.explain.quantities import Quantity, quantities
 from autoshard.explain.sensitivity import _choice, sensitivity
 from autoshard.layout.plan import Plan, SearchSummary, make_plan
 from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import load_model
 from autoshard.search import Candidate, Pins, search
-from autoshard.search.result import SearchResult
+from autoshard.search.again import Searches
 from autoshard.search.rules import Problem
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
@@ -52,15 +52,15 @@ def with_laws(monkeypatch: pytest.MonkeyPatch, problem: Problem, laws: dict[Stra
         capacity = 0.0 if step == INFINITE else estimate.memory_capacity_bytes
         return replace(estimate, step_time_s=step, memory_capacity_bytes=capacity)
 
-    def searched(model: Any, training: Any, cluster: Any, *_: Any, **__: Any) -> SearchResult:
-        asked.append(cluster.device.memory_bytes / now)
-        found = [Candidate(one, priced(cluster, one)) for one in laws]
+    def best(self: Searches, scaled: Problem, *_: Any) -> Candidate:
+        asked.append(scaled.cluster.device.memory_bytes / now)
+        found = [Candidate(one, priced(scaled.cluster, one)) for one in laws]
         fitting = [one for one in found if one.estimate.fits]
         if not fitting:
             raise NoLayoutFits("nothing fits")
-        return SearchResult(min(fitting, key=lambda one: one.estimate.step_time_s), (), 1, 1, ())
+        return min(fitting, key=lambda one: one.estimate.step_time_s)
 
-    monkeypatch.setattr(flips, "search", searched)
+    monkeypatch.setattr(Searches, "best", best)
     monkeypatch.setattr(flips, "estimate", lambda model, training, cluster, one: priced(cluster, one))
     return asked
 
@@ -68,7 +68,7 @@ def with_laws(monkeypatch: pytest.MonkeyPatch, problem: Problem, laws: dict[Stra
 def test_two_straight_lines(monkeypatch: pytest.MonkeyPatch, problem: Problem) -> None:
     """A takes 10 s whatever the factor, B 20 s / factor: equal at 2."""
     asked = with_laws(monkeypatch, problem, {A: lambda f: 10.0, B: lambda f: 20.0 / f})
-    found = flip(problem, Pins(), A, memory(problem), 4.0)
+    found = flip(Searches(), Question(problem, Pins()), A, memory(problem), 4.0)
     assert found is not None and found.to is not None
     assert found.to.strategy == B
     assert found.factor == pytest.approx(2.0, rel=FINE - 1)
@@ -78,7 +78,7 @@ def test_two_straight_lines(monkeypatch: pytest.MonkeyPatch, problem: Problem) -
 
 def test_no_flip(monkeypatch: pytest.MonkeyPatch, problem: Problem) -> None:
     asked = with_laws(monkeypatch, problem, {A: lambda f: 10.0, B: lambda f: 50.0 / f})
-    assert flip(problem, Pins(), A, memory(problem), 4.0) is None
+    assert flip(Searches(), Question(problem, Pins()), A, memory(problem), 4.0) is None
     assert asked == [4.0]
 
 
@@ -90,7 +90,7 @@ def test_a_layout_that_wins_only_in_between(monkeypatch: pytest.MonkeyPatch, pro
         C: lambda f: 8.0 if f >= 3.0 else INFINITE,
     }
     with_laws(monkeypatch, problem, laws)
-    found = flip(problem, Pins(), A, memory(problem), 4.0)
+    found = flip(Searches(), Question(problem, Pins()), A, memory(problem), 4.0)
     assert found is not None and found.to is not None
     assert found.to.strategy == B
     assert found.factor == pytest.approx(1.5, rel=FINE - 1)
@@ -98,7 +98,7 @@ def test_a_layout_that_wins_only_in_between(monkeypatch: pytest.MonkeyPatch, pro
 
 def test_where_nothing_fits_any_more(monkeypatch: pytest.MonkeyPatch, problem: Problem) -> None:
     with_laws(monkeypatch, problem, {A: lambda f: 10.0 if f >= 0.8 else INFINITE})
-    found = flip(problem, Pins(), A, memory(problem), 0.25)
+    found = flip(Searches(), Question(problem, Pins()), A, memory(problem), 0.25)
     assert found is not None
     assert (found.to, found.refusal) == (None, "nothing fits")
     assert found.factor == pytest.approx(0.8, rel=FINE - 1)
@@ -110,7 +110,7 @@ def test_another_cut_is_no_flip(monkeypatch: pytest.MonkeyPatch, problem: Proble
     cut = strategy(stage_layers=(9, *(10,) * 6, 11))
     laws: dict[Strategy, Law] = {A: lambda f: 10.0, cut: lambda f: 9.9 if f >= 1.2 else 10.1, B: lambda f: 19.8 / f}
     with_laws(monkeypatch, problem, laws)
-    found = flip(problem, Pins(), A, memory(problem), 4.0)
+    found = flip(Searches(), Question(problem, Pins()), A, memory(problem), 4.0)
     assert found is not None and found.to is not None
     assert found.to.strategy == B
     assert found.factor == pytest.approx(2.0, rel=FINE - 1)
@@ -119,15 +119,14 @@ def test_another_cut_is_no_flip(monkeypatch: pytest.MonkeyPatch, problem: Proble
 def test_whole_numbers_double(monkeypatch: pytest.MonkeyPatch, problem: Problem) -> None:
     batch = next(one for one in quantities(problem) if one.whole)
 
-    def searched(model: Any, training: TrainingSpec, *_: Any, **__: Any) -> SearchResult:
-        best = A if training.global_batch_size < 4096 else B
-        return SearchResult(Candidate(best, plan_70b().estimate), (), 1, 1, ())
+    def best(self: Searches, scaled: Problem, *_: Any) -> Candidate:
+        return Candidate(A if scaled.training.global_batch_size < 4096 else B, plan_70b().estimate)
 
-    monkeypatch.setattr(flips, "search", searched)
-    found = flip(problem, Pins(), A, batch, 4.0)
+    monkeypatch.setattr(Searches, "best", best)
+    found = flip(Searches(), Question(problem, Pins()), A, batch, 4.0)
     assert found is not None and found.to is not None
     assert (found.factor, found.holds, found.to.strategy) == (4.0, 2.0, B)
-    assert flip(problem, Pins(), A, batch, 0.25) is None
+    assert flip(Searches(), Question(problem, Pins()), A, batch, 0.25) is None
 
 
 def test_quantities_scale_what_they_say(problem: Problem) -> None:
@@ -151,19 +150,21 @@ def small_plan() -> Plan:
     return searched_plan("llama3-8b", 1, 256, Pins(tp=8, cp=1), 0.9)
 
 
-def searched_plan(name: str, nodes: int, batch: int, pins: Pins, fit_probability: float) -> Plan:
+def searched_plan(name: str, nodes: int, batch: int, pins: Pins, fit_probability: float, backend: str = "nxd") -> Plan:
     model, cluster = load_model(name), load_cluster("trn1.32xlarge", nodes)
     training = TrainingSpec(8192, batch, load_precision("mixed_precision"))
-    found = search(model, training, cluster, pins, "nxd", fit_probability=fit_probability)
+    found = search(model, training, cluster, pins, backend, fit_probability=fit_probability)
     summary = SearchSummary(found.considered, found.fitting, found.rejections)
     best = found.best
-    return make_plan(model, training, cluster, "nxd", best.strategy, best.estimate, summary, found.runners_up, (), pins)
+    return make_plan(
+        model, training, cluster, backend, best.strategy, best.estimate, summary, found.runners_up, (), pins
+    )
 
 
 def test_answers_hold_in_the_search() -> None:
     """The choice wins where it is said to hold, and does not at the flip."""
     plan = small_plan()
-    found = sensitivity(plan, processes=1)
+    found = sensitivity(plan)
     assert found is not None and found.agrees
     problem = Problem(plan.model, plan.training, plan.cluster, plan.backend)
     by_name = {one.name: one for one in quantities(problem)}
@@ -173,8 +174,8 @@ def test_answers_hold_in_the_search() -> None:
     for row in flipped[:4]:
         quantity = by_name[row.quantity]
         assert row.value is not None
-        there, _ = winner(quantity.scaled(problem, row.value / quantity.now), plan.pins)
-        before, _ = winner(quantity.scaled(problem, row.holds / quantity.now), plan.pins)
+        there, _ = winner(OneByOne(), quantity.scaled(problem, row.value / quantity.now), plan.pins)
+        before, _ = winner(OneByOne(), quantity.scaled(problem, row.holds / quantity.now), plan.pins)
         assert there is not None and not same_layout(there.strategy, plan.strategy)
         assert before is not None and same_layout(before.strategy, plan.strategy)
         assert row.because
@@ -188,18 +189,35 @@ def test_a_plan_that_was_to_fit_less_surely_is_found_again() -> None:
     assert tight.estimate.fits_probability < 0.9 <= usual.estimate.fits_probability
     assert not same_layout(usual.strategy, tight.strategy)
     for plan in (usual, tight):
-        _, found, _ = _choice(plan)
+        _, found, _ = _choice(Searches(), plan)
         assert found is not None and same_layout(found.strategy, plan.strategy)
 
 
-def test_processes_give_the_same_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = small_plan()
-    few = [one for one in quantities(Problem(plan.model, plan.training, plan.cluster, "nxd")) if one.whole][:1]
-    monkeypatch.setattr("autoshard.explain.sensitivity.quantities", lambda problem: few)
+class OneByOne(Searches):
+    """Each a search of its own."""
+
+    def best(self, problem: Problem, pins: Pins, fit_probability: float = 0.9) -> Candidate:
+        model, training, cluster, backend = problem
+        return search(model, training, cluster, pins, backend, top=0, fit_probability=fit_probability).best
+
+
+def small_problems() -> list[Plan]:
+    return [
+        small_plan(),
+        searched_plan("mistral-7b", 1, 64, Pins(tp=2, pp=4, cp=1), 0.9, "torch"),
+        searched_plan("mixtral-8x7b", 4, 64, Pins(tp=8, cp=1, ep=1), 0.5),
+    ]
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_answers_are_those_of_searches_one_by_one(monkeypatch: pytest.MonkeyPatch, place: int) -> None:
+    plan = small_problems()[place]
     told: list[tuple[int, int]] = []
-    assert sensitivity(plan, processes=1) == sensitivity(plan, lambda *counts: told.append(counts), processes=2)
-    assert told[0][0] == 0
-    assert len({total for _, total in told}) == 1
+    quick = sensitivity(plan, lambda *counts: told.append(counts))
+    monkeypatch.setattr("autoshard.explain.sensitivity.Searches", OneByOne)
+    assert quick is not None and quick.agrees
+    assert quick == sensitivity(plan)
+    assert told == [(done, len(told)) for done in range(len(told))]
 
 
 def test_a_plan_that_was_not_searched_has_no_flips() -> None:
@@ -209,13 +227,13 @@ def test_a_plan_that_was_not_searched_has_no_flips() -> None:
 def test_price_breaks_even() -> None:
     """As many tokens for the money: their price over ours is their speed a node over ours."""
     plan = recipe_plan("llama3_8b_trn1_4nodes")
-    row = answers.price_row(plan, "trn1n.32xlarge")
+    row = answers.price_row(Searches(), plan, "trn1n.32xlarge")
     assert row is not None and row.price_usd is not None and row.own_break_even_usd is not None
     theirs = plan.training.tokens_per_step / row.step_time_s / row.nodes
     ours = plan.estimate.tokens_per_s / plan.cluster.nodes
     assert row.break_even_usd == pytest.approx(21.5 * theirs / ours)
     assert row.own_break_even_usd == pytest.approx(row.price_usd * ours / theirs)
-    assert answers.price_row(plan, "h100-80gb") is None
+    assert answers.price_row(Searches(), plan, "h100-80gb") is None
 
 
 def test_usd_per_billion_tokens() -> None:
