@@ -7,12 +7,15 @@ import difflib
 import math
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentParser, Namespace
 
 from autoshard.errors import AutoshardError
 
+MOST_BYTES = 20_000
+"""Of a config file: ten times a recipe, and too few to nest so deeply that the parser of YAML runs out of stack."""
 Group = argparse._ArgumentGroup
 """What Parser.add_argument_group gives."""
 
@@ -32,6 +35,28 @@ class Parser(ArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         raise AutoshardError(_one_line(message, self)) from None
+
+    def parse_path(self, path: Any, *args: Any, **kwargs: Any) -> Namespace:
+        """What a config file says."""
+        size = Path(path).stat().st_size
+        if size > MOST_BYTES:
+            raise AutoshardError(f"--config {path} has {size:,} bytes, more than {MOST_BYTES:,}; is it the right file?")
+        try:
+            found: Namespace = super().parse_path(path, *args, **kwargs)
+        except UnicodeDecodeError:
+            raise AutoshardError(f"--config {path} is not UTF-8; save it as UTF-8") from None
+        return found
+
+    def parse_string(self, *args: Any, **kwargs: Any) -> Namespace:
+        """What a config says: flags with true or false; null stands for the default."""
+        found: Namespace = super().parse_string(*args, **kwargs)
+        for action in self._actions:
+            name = action.dest
+            if name in found and found[name] is None:
+                found[name] = action.default
+            elif name in found and action.nargs == 0 and not isinstance(found[name], bool):
+                raise AutoshardError(f"{name}: {_short(str(found[name]))} must be true or false")
+        return found
 
 
 def add_format(parser: Parser | Group, *forms: str) -> None:
@@ -60,6 +85,8 @@ def _one_line(message: str, parser: argparse.ArgumentParser) -> str:
         return f"the config file has {config[2]}, which is not an option of autoshard {config[1]}"
     if config := re.match(r"""Parser key "config": File does not exist: '(.*)'""", message):
         return f"--config {config[1]} does not exist"
+    if message.startswith("Unexpected config: "):
+        return "--config: a recipe has options with their values, such as `model: llama3-8b`"
     message = re.sub(
         r'^Parser key "config": ', "--config: ", re.sub(r"^Problems parsing config: ", "--config: ", message)
     )

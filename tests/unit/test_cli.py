@@ -98,12 +98,26 @@ def test_errors_of_what_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
         ("model: llama3-8b\nnodes: three\n", "nodes: three must be a whole number of at least 1"),
         ("model: llama3-8b\nnodes: true\n", "nodes: True must be a whole number of at least 1"),
         ("model: [llama3-8b\n", "--config: while parsing a flow sequence"),
+        ("model: llama3-8b\nexhaustive: maybe\n", "exhaustive: maybe must be true or false"),
+        ("", "--config: a recipe has options with their values, such as `model: llama3-8b`"),
+        ("- model\n", "--config: a recipe has options with their values, such as `model: llama3-8b`"),
+        ("[" * 50_000, "--config {file} has 50,000 bytes, more than 20,000; is it the right file?"),
+        ("\udcff", "--config {file} is not UTF-8; save it as UTF-8"),
     ],
 )
 def test_errors_in_a_recipe(recipe: str, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path.parent / f"{tmp_path.name}.yaml"
-    path.write_text(recipe)
-    assert error_of(capsys, "plan", "--config", str(path)).startswith(message)
+    path.write_bytes(os.fsencode(recipe))
+    assert error_of(capsys, "plan", "--config", str(path)).startswith(message.format(file=path))
+
+
+def test_null_in_a_recipe_is_the_default(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text("model: llama3-8b\nnodes: 4\ntop: null\npareto: null\nformat: null\n")
+    assert main(["plan", "--config", str(path), "--out", str(tmp_path / "of_nulls.json")]) == 0
+    printed = capsys.readouterr().out
+    assert main(["plan", "--model", "llama3-8b", "--nodes", "4", "--out", str(tmp_path / "of_nulls.json")]) == 0
+    assert capsys.readouterr().out == printed
 
 
 def test_plan_explain_validate(capsys: pytest.CaptureFixture[str]) -> None:
