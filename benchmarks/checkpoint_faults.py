@@ -23,7 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -37,8 +37,8 @@ from autoshard.cost.estimate import estimate
 from autoshard.layout.plan import make_plan
 from autoshard.layout.plan_json import write_plan
 from autoshard.layout.strategy import Strategy
+from autoshard.models.registry import load_model
 from autoshard.runtime.rehearse import local_cluster
-from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec, load_precision
 
 EVERY = 2
@@ -49,9 +49,9 @@ START, TRAINING, SAVING = "start", "training", "saving"
 WITHIN_S = {START: 6.0, TRAINING: 1.5, SAVING: 0.05}
 """Moments lie within so many seconds of the process's start, of the first new checkpoint, of a save's first file."""
 _TIMEOUT_S = 120.0
-MODEL = ModelSpec(
+MODEL = replace(
+    load_model("llama3-8b"),
     name="faults",
-    model_type="llama",
     hidden_size=128,
     intermediate_size=256,
     num_hidden_layers=2,
@@ -60,14 +60,6 @@ MODEL = ModelSpec(
     head_dim=16,
     vocab_size=8192,
     max_position_embeddings=64,
-    hidden_act="silu",
-    norm_eps=1e-5,
-    rope_theta=1e4,
-    rope_scaling=None,
-    tie_word_embeddings=False,
-    sliding_window=None,
-    attention_bias=False,
-    mlp_bias=False,
 )
 
 

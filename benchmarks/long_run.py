@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -21,19 +22,19 @@ from autoshard.cost.estimate import estimate
 from autoshard.layout.plan import Plan, make_plan
 from autoshard.layout.plan_json import write_plan
 from autoshard.layout.strategy import Strategy
+from autoshard.models.registry import load_model
 from autoshard.runtime.data import DataSource, prepare
 from autoshard.runtime.launch import Message, run_processes
 from autoshard.runtime.rehearse import local_cluster
 from autoshard.runtime.tokenizer import ByteTokenizer
-from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec, load_precision
 
 TOLERANCE = 1e-4
 """Of any step's loss, relative; 3e-5 was seen. Training amplifies rounding, here 500 times by step 2,000; at a higher
 learning rate far more. A wrong layout is off by 0.1 within a few steps."""
-MODEL = ModelSpec(
+MODEL = replace(
+    load_model("llama3-8b"),
     name="long-run",
-    model_type="llama",
     hidden_size=32,
     intermediate_size=96,
     num_hidden_layers=2,
@@ -42,14 +43,7 @@ MODEL = ModelSpec(
     head_dim=8,
     vocab_size=256,
     max_position_embeddings=64,
-    hidden_act="silu",
-    norm_eps=1e-5,
     rope_theta=1e4,
-    rope_scaling=None,
-    tie_word_embeddings=False,
-    sliding_window=None,
-    attention_bias=False,
-    mlp_bias=False,
 )
 LAYOUTS: dict[str, dict[str, int]] = {
     "one process": {},
