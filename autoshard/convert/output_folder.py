@@ -12,6 +12,7 @@ from types import TracebackType
 from autoshard.checkpoint.boxes import Box
 from autoshard.convert.checksums import Checksums
 from autoshard.convert.output_file import OutputFile
+from autoshard.convert.page_cache import WrittenOnce, pass_on_all
 from autoshard.convert.regions import Array, OpenFiles, Region, runs_of
 
 THREADS = 2
@@ -65,7 +66,10 @@ class OutputFolder:
         for path, writer in self._writer_of.items():
             if path not in self._finished:
                 self._finished[path] = writer.finish(path)
-        return {path: future.result() for path, future in self._finished.items()}
+        found = {path: future.result() for path, future in self._finished.items()}
+        for future in [writer.sync(path) for path, writer in self._writer_of.items()]:
+            future.result()  # together at the end: one commit of a journal is of use to all of them
+        return found
 
     def _wait(self, most: int) -> None:
         while len(self._waiting) > most:
@@ -86,6 +90,7 @@ class _Writer:
     def __init__(self, folder: Path):
         self._folder = folder
         self._checksums: dict[Path, Checksums] = {}
+        self._passing: dict[Path, WrittenOnce] = {}
         self._open = OpenFiles(os.O_RDWR)
         self._thread = ThreadPoolExecutor(1, "convert")
 
@@ -108,6 +113,7 @@ class _Writer:
         with path.open("xb") as created:
             created.truncate(file.size)
         self._checksums[file.path] = Checksums(file.size, file.crcs, file.sha256)
+        self._passing[file.path] = WrittenOnce()
         for start, data in file.known:
             self._write(file.path, start, memoryview(data))
 
@@ -120,10 +126,14 @@ class _Writer:
         while len(data):
             count = os.pwrite(descriptor, data, start)
             checksums.wrote(start, data[:count])
+            self._passing[path].wrote(descriptor, start, count)
             data, start = data[count:], start + count
 
     def _finish(self, path: Path) -> str:
         descriptor = self._open[self._folder / path]
         found = self._checksums[path].finish(descriptor)
-        os.fsync(descriptor)
+        pass_on_all(descriptor)
         return found
+
+    def sync(self, path: Path) -> Future[None]:
+        return self._thread.submit(lambda: os.fsync(self._open[self._folder / path]))

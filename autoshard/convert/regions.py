@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.checkpoint.boxes import Box
+from autoshard.convert.page_cache import read_once
 from autoshard.convert.places import Place
 from autoshard.errors import AutoshardError
 
@@ -85,7 +86,7 @@ def read_box(descriptor: int, region: Region, box: Box, out: Array, saw: Saw | N
 
 def _read(descriptor: int, target: memoryview, start: int, region: Region) -> None:
     while len(target):
-        count = os.preadv(descriptor, [target], start)
+        count = read_once(descriptor, target, start)
         if count == 0:
             raise AutoshardError(f"{region.path} ends inside {region.tensor}")
         target, start = target[count:], start + count
