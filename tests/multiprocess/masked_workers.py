@@ -1,11 +1,9 @@
 """What test_masked_labels.py runs in its processes."""
 
-from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from autoshard.layout.plan import Plan
 from autoshard.runtime.data import NOT_LEARNED
@@ -13,6 +11,7 @@ from autoshard.runtime.rehearse import one_process
 from autoshard.runtime.torch_backend.optimizer import OptimizerSettings
 from autoshard.runtime.torch_backend.session import Session
 from autoshard.runtime.worker import Reporter
+from tests.multiprocess.compared import connect
 from tests.multiprocess.plans import MODELS, plan_of, strategy
 
 LAYOUTS = {
@@ -27,14 +26,7 @@ STEPS = 3
 
 def masked(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     """By layout: [loss, gradient norm, loss on other data] of each step, sharded and (rank 0) in one process."""
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=reporter.init_method,
-        rank=reporter.rank,
-        world_size=reporter.world_size,
-        timeout=timedelta(seconds=100),
-    )
+    connect(reporter)
     found = {}
     for name, chosen in LAYOUTS.items():
         plan = plan_of(MODELS["llama"], chosen, 4)

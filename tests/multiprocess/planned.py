@@ -8,12 +8,12 @@ from typing import Any
 from autoshard.errors import AutoshardError
 from autoshard.layout.plan import Plan, make_plan
 from autoshard.layout.plan_json import write_plan
-from autoshard.runtime.launch import run_processes
 from autoshard.runtime.rehearse import local_cluster
 from autoshard.search.result import Pins
 from autoshard.search.search import search
 from autoshard.spec.training import TrainingSpec, load_precision
 from tests.multiprocess.plans import MODELS
+from tests.multiprocess.started import first_rank, start
 
 PINNED: tuple[dict[str, Any], ...] = (
     {},
@@ -52,16 +52,11 @@ def run(plans: list[Plan], exact: bool) -> list[dict[str, Any]]:
         paths = [Path(folder) / f"{number}.json" for number in range(len(plans))]
         for plan, path in zip(plans, paths, strict=True):
             write_plan(plan, path)
-        outcome = run_processes(
-            "tests.multiprocess.planned_workers:parity",
-            {"plans": list(map(str, paths)), "exact": exact},
+        outcome = start(
+            "planned_workers:parity",
             plans[0].mesh.world_size,
-            on_message=lambda message: None,
-            log_directory=Path(folder) / "logs",
+            {"plans": list(map(str, paths)), "exact": exact},
             hang_timeout_s=300,
-            trusted_prefix="tests.",
         )
-    assert outcome.exit_code == 0, outcome.message
-    assert outcome.results[0] is not None
-    found: list[dict[str, Any]] = outcome.results[0]["plans"]
+    found: list[dict[str, Any]] = first_rank(outcome)["plans"]
     return found

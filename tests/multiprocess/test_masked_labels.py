@@ -1,20 +1,15 @@
 """Loss on some tokens only: the mean over the step's learned tokens, wherever ranks and microbatches have them."""
 
-from functools import cache
-from pathlib import Path
-from tempfile import mkdtemp
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from autoshard.runtime.launch import run_processes
 from autoshard.runtime.torch_backend.kernels import _CrossEntropy
 from autoshard.runtime.torch_backend.optimizer import OptimizerSettings
 from autoshard.runtime.torch_backend.session import Session
 from tests.multiprocess.masked_workers import LAYOUTS, batch
 from tests.multiprocess.plans import MODELS, plan_of, strategy
+from tests.multiprocess.started import results
 
 
 def test_an_evaluation_learns_nothing_and_sees_what_a_step_sees() -> None:
@@ -28,26 +23,9 @@ def test_an_evaluation_learns_nothing_and_sees_what_a_step_sees() -> None:
     assert session.evaluate(inputs, labels) < before
 
 
-@cache
-def results() -> dict[str, Any]:
-    outcome = run_processes(
-        "tests.multiprocess.masked_workers:masked",
-        {},
-        2,
-        on_message=lambda message: None,
-        log_directory=Path(mkdtemp()),
-        hang_timeout_s=100,
-        trusted_prefix="tests.",
-    )
-    assert outcome.exit_code == 0, outcome.message
-    found = outcome.results[0]
-    assert found is not None
-    return found
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_steps_and_evaluations_equal_one_process(layout: str) -> None:
-    found = results()[layout]
+    found = results("masked_workers:masked", 2, hang_timeout_s=100)[layout]
     assert len(found["sharded"]) == 3
     for sharded, alone in zip(found["sharded"], found["alone"], strict=True):
         assert sharded == pytest.approx(alone, rel=1e-9)

@@ -1,36 +1,17 @@
 """Sharded equals unsharded, whatever the layout; and the collectives executed are those that the plan lists."""
 
-from functools import cache
-from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import pytest
 
-from autoshard.runtime.launch import RunOutcome, run_processes
 from autoshard.schedules import actions
 from tests.multiprocess.plans import BF16, CASES, IN_BF16, case
+from tests.multiprocess.started import results
 
 
-@cache
-def outcome(world_size: int) -> RunOutcome:
-    """Of all plans of one world size: they run once, even where that fails."""
-    return run_processes(
-        "tests.multiprocess.parity_workers:parity",
-        {},
-        world_size,
-        on_message=lambda message: None,
-        log_directory=Path(mkdtemp()),
-        hang_timeout_s=400,
-        trusted_prefix="tests.",
-    )
-
-
-def results(world_size: int) -> dict[str, Any]:
-    found = outcome(world_size)
-    assert found.exit_code == 0, found.message
-    assert found.results[0] is not None
-    return found.results[0]
+def found_of(world_size: int, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = results("parity_workers:parity", world_size, hang_timeout_s=400)[name]
+    return found
 
 
 EVERY_CASE = pytest.mark.parametrize(
@@ -40,7 +21,7 @@ EVERY_CASE = pytest.mark.parametrize(
 
 @EVERY_CASE
 def test_three_steps_in_fp64_equal_one_process(world_size: int, name: str) -> None:
-    found = results(world_size)[name]["fp64"]
+    found = found_of(world_size, name)["fp64"]
     assert found["loss"] < 1e-12
     assert found["norm"] < 1e-9
     assert found["gradient"] < 1e-9
@@ -49,7 +30,7 @@ def test_three_steps_in_fp64_equal_one_process(world_size: int, name: str) -> No
 
 @EVERY_CASE
 def test_gradients_in_fp32_equal_one_process(world_size: int, name: str) -> None:
-    found = results(world_size)[name]["fp32"]  # Adam amplifies rounding near zero: parameters are compared in FP64
+    found = found_of(world_size, name)["fp32"]  # Adam amplifies rounding near zero: parameters are compared in FP64
     assert found["loss"] < 1e-6
     assert found["norm"] < 1e-5
     assert found["gradient"] < 1e-5
@@ -57,7 +38,7 @@ def test_gradients_in_fp32_equal_one_process(world_size: int, name: str) -> None
 
 @EVERY_CASE
 def test_collectives_executed_are_the_planned_ones(world_size: int, name: str) -> None:
-    for rank, surplus in enumerate(results(world_size)[name]["collectives"]):
+    for rank, surplus in enumerate(found_of(world_size, name)["collectives"]):
         assert surplus == {"executed": "{}", "planned": "{}"}, f"rank {rank}"
 
 
@@ -66,7 +47,7 @@ def test_the_order_executed_is_the_plans(world_size: int, name: str) -> None:
     plan = case(world_size, name)
     strategy = plan.strategy
     orders = actions(strategy.schedule, strategy.pp, plan.num_microbatches, strategy.num_virtual_stages)
-    for rank, executed in enumerate(results(world_size)[name]["actions"]):
+    for rank, executed in enumerate(found_of(world_size, name)["actions"]):
         pipeline_rank, _ = plan.mesh.coordinates(rank)
         assert executed[:-1] == list(map(str, orders[pipeline_rank])), f"rank {rank}"
         assert executed[-1] == "summing gradients and updating parameters"
@@ -74,6 +55,6 @@ def test_the_order_executed_is_the_plans(world_size: int, name: str) -> None:
 
 @pytest.mark.parametrize(("world_size", "name"), [(n, name) for n in CASES for name in CASES[n] if name in IN_BF16])
 def test_losses_in_bf16_follow_one_process_that_rounds_alike(world_size: int, name: str) -> None:
-    for precision, found in zip(BF16, results(world_size)[name]["bf16"], strict=True):
+    for precision, found in zip(BF16, found_of(world_size, name)["bf16"], strict=True):
         assert found["loss"] < 1e-3, precision.name
         assert found["collectives"] == {"executed": "{}", "planned": "{}"}, precision.name

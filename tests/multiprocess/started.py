@@ -1,0 +1,52 @@
+"""Starts processes that run a function of these tests."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from autoshard.runtime.launch import RunOutcome, run_processes
+
+
+def results(function: str, world_size: int, hang_timeout_s: float) -> dict[str, Any]:
+    """What rank 0 returns of a function ("module:name" in tests.multiprocess) that many tests look at."""
+    return first_rank(_outcome(function, world_size, hang_timeout_s))
+
+
+@cache
+def _outcome(function: str, world_size: int, hang_timeout_s: float) -> RunOutcome:
+    """The processes run once, even where that fails."""
+    return start(function, world_size, {}, hang_timeout_s)
+
+
+def start(function: str, world_size: int, arguments: dict[str, Any], hang_timeout_s: float) -> RunOutcome:
+    with TemporaryDirectory(prefix="autoshard-test-") as logs:
+        return run_processes(
+            f"tests.multiprocess.{function}",
+            arguments,
+            world_size,
+            on_message=lambda message: None,
+            log_directory=Path(logs),
+            hang_timeout_s=hang_timeout_s,
+            trusted_prefix="tests.",
+        )
+
+
+def first_rank(outcome: RunOutcome) -> dict[str, Any]:
+    assert outcome.exit_code == 0, outcome.message
+    assert outcome.results[0] is not None
+    return outcome.results[0]
+
+
+@contextmanager
+def by_default(number: signal.Signals) -> Iterator[None]:
+    """What starts in here does by default what the signal says, though this process ignore it, as under nohup or in the
+    background of a shell: processes ignore what their parent does."""
+    before = signal.signal(number, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
