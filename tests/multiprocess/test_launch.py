@@ -17,6 +17,7 @@ import pytest
 from autoshard.errors import AutoshardError
 from autoshard.runtime.environment import ClusterEnvironment
 from autoshard.runtime.launch import Message, RunOutcome, run_in_cluster, run_processes
+from tests.multiprocess.started import by_default
 
 WORKERS = "tests.multiprocess.launch_workers:"
 ROOT = Path(__file__).parents[2]
@@ -235,9 +236,8 @@ class Supervisor:
 def test_a_signal_to_the_supervisor_ends_all_ranks(
     tmp_path: Path, number: signal.Signals, name: str, exit_code: int
 ) -> None:
-    before = signal.signal(number, signal.SIG_DFL)  # children ignore what their parent does, as under nohup
-    supervisor = Supervisor(tmp_path, num_messages=3, num_processes=3)
-    signal.signal(number, before)
+    with by_default(number):
+        supervisor = Supervisor(tmp_path, num_messages=3, num_processes=3)
     os.killpg(supervisor.process.pid, number)  # to the whole foreground group, as a terminal does
     code, message, took_s = supervisor.finish()
     assert (code, message) == (exit_code, f"interrupted by {name}; all 3 ranks were stopped")

@@ -22,6 +22,7 @@ from autoshard.runtime.report import result_tables, verdict
 from autoshard.runtime.tokenizer import ByteTokenizer
 from autoshard.schedules import actions
 from tests.multiprocess.plans import FP32, MODELS, plan_of, strategy
+from tests.multiprocess.started import by_default
 
 TINY = {
     "model_type": "llama",
@@ -156,7 +157,8 @@ def torchrun(folder: Path, processes: int) -> subprocess.CompletedProcess[str]:
 def test_a_blow_ends_every_process_with_one_message(tmp_path: Path, blow: str, expected: int) -> None:
     tiny_plan(tmp_path, "--tp", "2", "--dp", "2", "--pp", "2")
     command = [sys.executable, "-m", "autoshard", "run", "plan.json", "--steps", "100000"]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with by_default(signal.SIGINT):
+        process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     workers = wait_for_workers(tmp_path, process)
     start = time.monotonic()
     if blow == "Ctrl-C":
