@@ -7,6 +7,7 @@ import io
 import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from importlib import import_module
 from keyword import iskeyword
@@ -50,6 +51,9 @@ USER_ERROR, INTERRUPTED = 2, 128 + signal.SIGINT
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code: 0, 1 (a run FAILED), 2 (a mistake of the user's) or 130 (Ctrl-C)."""
+    _stand_in_for_closed_streams()
+    if sys.unraisablehook is sys.__unraisablehook__:
+        sys.unraisablehook = _unraisable
     try:
         if isinstance(sys.stdout, io.TextIOWrapper):  # a path may hold bytes that are no text
             sys.stdout.reconfigure(errors="backslashreplace")
@@ -70,6 +74,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write("autoshard: error: the output cannot be written: the disk is full\n")
         return USER_ERROR
     return code
+
+
+def _stand_in_for_closed_streams() -> None:
+    """`autoshard ... >&-`: Python has no stdout then."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123 - for as long as the process lives
+
+
+def _unraisable(what: sys.UnraisableHookArgs) -> None:
+    """Ctrl-C in a callback of the interpreter's own is lost: it comes once more, a moment later."""
+    if what.exc_type is KeyboardInterrupt:
+        main_thread = threading.main_thread().ident
+        again = threading.Timer(0.01, signal.pthread_kill, (main_thread, signal.SIGINT))
+        again.daemon = True
+        again.start()
+    else:
+        sys.__unraisablehook__(what)
 
 
 def _drop_output() -> None:

@@ -258,6 +258,31 @@ def test_interrupt_ends_quietly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert capsys.readouterr() == ("", "")
 
 
+def test_an_interrupt_in_a_callback_of_the_interpreters_comes_again() -> None:
+    # a weak reference's callback, like those that importing has: what is raised in it goes nowhere
+    program = """
+import signal, sys, time, weakref
+from autoshard import cli
+
+class Thing: pass
+
+def command(values):
+    thing = Thing()
+    kept = weakref.ref(thing, lambda dead: signal.raise_signal(signal.SIGINT))
+    del thing
+    time.sleep(10)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+cli.command_module("validate").run = command
+start = time.monotonic()
+code = cli.main(["validate", "plan.json"])
+print(code, time.monotonic() - start < 5)
+"""
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=env, timeout=60)
+    assert (done.stdout, done.stderr) == ("130 True\n", "")
+
+
 def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """With `autoshard` as the command of this interpreter, from this folder."""
     prelude = f'set -o pipefail; autoshard() {{ "{sys.executable}" -m autoshard "$@"; }}; '
@@ -277,6 +302,12 @@ def test_a_full_disk_is_one_line() -> None:
     done = shell("autoshard explain plan.json --quick > /dev/full")
     assert done.returncode == 2
     assert done.stderr == "autoshard: error: the output cannot be written: the disk is full\n"
+
+
+def test_closed_streams() -> None:
+    write_plan(plan_70b(), "plan.json")
+    done = shell("autoshard explain plan.json --quick >&-; echo $?; autoshard explain no.json 2>&-; echo $?")
+    assert (done.stdout, done.stderr) == ("0\n2\n", "")
 
 
 def test_colour_only_where_it_is_wanted() -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -28,6 +31,7 @@ from autoshard.layout.plan_json import write_plan
 from autoshard.runtime.torch_backend import collectives, stage_module
 from autoshard.runtime.torch_backend.groups import MeshGroups
 from autoshard.schedules import actions
+from tests.multiprocess.started import by_default
 from tests.validation.audit_plans import PLANS, plan
 
 
@@ -218,6 +222,20 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert main(["audit", path, "--stages", "3", "--format", "json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["agrees"] and [one["role"]["pipeline_rank"] for one in shown["roles"]] == [3]
+
+
+def test_ctrl_c_ends_the_audit_and_its_processes_at_once(tmp_path: Path) -> None:
+    write_plan(plan("1f1b"), tmp_path / "plan.json")
+    command = [sys.executable, "-m", "autoshard", "audit", "plan.json", "--no-cache"]
+    with by_default(signal.SIGINT):
+        process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while not (children := psutil.Process(process.pid).children()):
+        assert process.poll() is None
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)  # to all of them, as a terminal does
+    _, stderr = process.communicate(timeout=10)
+    assert (process.returncode, stderr) == (130, "")
+    assert not psutil.wait_procs(children, timeout=5)[1]
 
 
 def test_the_command_imports_no_torch_for_what_is_known() -> None:
