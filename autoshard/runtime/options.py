@@ -24,8 +24,9 @@ class RunOptions:
     that is on this machine. text_field: the column that holds the text; None is "text", or what the rows are plainly
     made of. packing: several conversations share a row. tokenizer: a tokenizer.json; None takes bytes. output: folder
     that gets one folder for each run. device: where ranks compute; "auto" is cuda where there are enough GPUs, else
-    cpu. backend: what executes the plan; "auto" is nxd for a plan of that backend at its size on Trainium, else torch.
-    timeout_s: silence of a rank that ends the run; None waits for ever.
+    neuron for a plan for Trainium at its size, else cpu. backend: what executes the plan; "auto" is nxd for a plan of
+    that backend at its size on Trainium, else torch. timeout_s: silence of a rank that ends the run; None waits for
+    ever.
     eval_data, eval_fraction: data that are not learned, from files of their own or the last part of data. The loss on
     eval_batches global batches of them (or as many as there are) is measured at the end, and every eval_every steps.
     weights: a folder that autoshard convert reads or writes, to start from; None starts from random ones. A checkpoint

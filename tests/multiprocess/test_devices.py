@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from autoshard.errors import AutoshardError
 from autoshard.runtime.torch_backend.devices import connect, device_of
+from autoshard.spec.cluster import load_cluster
 from tests.multiprocess.plans import FP32, MODELS, plan_of, strategy
 
 ARGUMENTS = {"device": "neuron", "backend": "torch", "rehearsal": False, "collective_timeout_s": None}
@@ -45,6 +47,15 @@ def test_the_native_device_takes_no_pipeline() -> None:
 def test_a_torch_without_the_device() -> None:
     with pytest.raises(AutoshardError, match=r"^device=neuron: torch \S+ knows no such device; install native PyTorch"):
         device_of(plan(), ARGUMENTS, 0)
+
+
+def test_auto_computes_a_plan_for_trainium_on_the_host_only_in_a_rehearsal() -> None:
+    on_trainium = replace(plan(), cluster=load_cluster("trn1.32xlarge", 1))
+    arguments = {**ARGUMENTS, "device": "auto"}
+    assert device_of(plan(), arguments, 0) == torch.device("cpu")
+    assert device_of(on_trainium, {**arguments, "rehearsal": True}, 0) == torch.device("cpu")
+    with pytest.raises(AutoshardError, match=r"^device=neuron: .* --device cpu computes on the host$"):
+        device_of(on_trainium, arguments, 0)
 
 
 def plan(**layout: Any) -> Any:

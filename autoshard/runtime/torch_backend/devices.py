@@ -19,7 +19,8 @@ _GROUP_TIMEOUT_S = 30 * 60.0
 
 
 def device_of(plan: Plan, arguments: Mapping[str, Any], local_rank: int) -> torch.device:
-    """auto is a rank's own GPU where it has one; a rehearsal, whose ranks share a machine, takes the CPU.
+    """auto is a rank's own GPU where it has one; else the native Neuron device for a plan for Trainium, the CPU for
+    others. A rehearsal, whose ranks share a machine, takes the CPU.
 
     Raises AutoshardError where this machine, or the plan, has nothing for the device that was asked for.
     """
@@ -27,7 +28,7 @@ def device_of(plan: Plan, arguments: Mapping[str, Any], local_rank: int) -> torc
     if arguments["backend"] == "nxd":
         return _nxd_device()
     if name == "auto":
-        name = "cuda" if torch.cuda.device_count() > local_rank and not arguments["rehearsal"] else "cpu"
+        name = "cpu" if arguments["rehearsal"] else _device_of_plan(plan, local_rank)
     if name == "neuron":
         return _native_neuron(plan, local_rank)
     if name != "cuda":
@@ -38,6 +39,12 @@ def device_of(plan: Plan, arguments: Mapping[str, Any], local_rank: int) -> torc
         )
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)
+
+
+def _device_of_plan(plan: Plan, local_rank: int) -> str:
+    if torch.cuda.device_count() > local_rank:
+        return "cuda"
+    return "cpu" if plan.cluster.layout_rules == "none" else "neuron"
 
 
 def connect(device: torch.device, arguments: Mapping[str, Any], reporter: Reporter) -> None:
@@ -81,7 +88,7 @@ def _native_neuron(plan: Plan, local_rank: int) -> torch.device:
     except RuntimeError:
         raise AutoshardError(
             f"device=neuron: torch {torch.__version__} knows no such device; install native PyTorch for Neuron "
-            "(TorchNeuron), or run with --backend nxd"
+            "(TorchNeuron), or run with --backend nxd; --device cpu computes on the host"
         ) from None
 
 
