@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from autoshard.cost.interval import interval_note
 from autoshard.explain.beside import doubt
-from autoshard.explain.names import layout_name
+from autoshard.explain.names import short_name
 from autoshard.explain.page import percent, span
 from autoshard.layout.plan import Plan, operator_choices
 from autoshard.search.result import Candidate
@@ -52,7 +52,7 @@ def _room(chosen: Candidate, equals: list[Candidate]) -> Iterator[str]:
     if roomiest.estimate.fits_probability > chosen.estimate.fits_probability:
         other = f"{100 * min(roomiest.estimate.fits_probability, 0.99):.0f} %"
         yield (
-            f"memory: the chosen one fits with {sure} only; of the toss-ups {layout_name(roomiest.strategy)} has most "
+            f"memory: the chosen one fits with {sure} only; of the toss-ups {short_name(roomiest.strategy)} has most "
             f"room and fits with {other}"
         )
     else:

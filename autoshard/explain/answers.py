@@ -9,7 +9,7 @@ from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError, NoLayoutFits
 from autoshard.explain.beside import doubt
 from autoshard.explain.flips import Question, flip, winner
-from autoshard.explain.names import changed_words, layout_name
+from autoshard.explain.names import changed_words, short_name
 from autoshard.explain.page import percent
 from autoshard.explain.quantities import Quantity
 from autoshard.layout.compare import loses, term_differences
@@ -51,20 +51,25 @@ class FlipRow:
 
 @dataclass(frozen=True)
 class DegreeRow:
-    """The best layout with another tp. slower: its step time over the plan's, minus 1. refusal: why there is none."""
+    """The best layout with another tp. slower: its step time over the plan's, minus 1; between slower_low and
+    slower_high with 90 % probability. refusal: why there is none; then legal says that it is memory and no rule."""
 
     tp: int
     layout: str
     step_time_s: float
     slower: float
+    slower_low: float
+    slower_high: float
     toss_up: bool
     loses: str
     refusal: str
+    legal: bool = True
 
 
 @dataclass(frozen=True)
 class SizeRow:
-    """The best layout on so many nodes. of_linear: its tokens a second for each node over those of the plan.
+    """The best layout on so many nodes. more: tokens a second over those of the plan, minus 1. of_linear: those of each
+    node over those of the plan's.
 
     usd_per_billion_tokens: None where the price is not known. refusal: why there is none; numbers are then 0.
     """
@@ -74,6 +79,7 @@ class SizeRow:
     step_time_low_s: float
     step_time_high_s: float
     tokens_per_s: float
+    more: float
     of_linear: float
     usd_per_billion_tokens: float | None
     layout: str
@@ -117,18 +123,19 @@ def problem_of(plan: Plan) -> Problem:
     return Problem(plan.model, plan.training, plan.cluster, plan.backend)
 
 
-def degree_row(searches: Searches, plan: Plan, tp: int, sure: float) -> DegreeRow | None:
-    """The best layout with another tp, whatever else the plan pins; None where the rules have none."""
+def degree_row(searches: Searches, plan: Plan, tp: int, fit_probability: float) -> DegreeRow:
+    """The best layout with another tp, whatever else the plan pins."""
     chosen = Candidate(plan.strategy, plan.estimate)
     try:
-        best = searches.best(problem_of(plan), Pins(tp=tp), sure)
-    except NoLayoutFits as error:
-        return DegreeRow(tp, "", 0.0, 0.0, False, "", str(error))
-    except AutoshardError:
-        return None
-    seconds = best.estimate.step_time_s
-    either, lost = doubt(plan.cluster, chosen, best).toss_up, loses(plan.estimate, best.estimate)
-    return DegreeRow(tp, layout_name(best.strategy), seconds, seconds / plan.estimate.step_time_s - 1, either, lost, "")
+        best = searches.best(problem_of(plan), Pins(tp=tp), fit_probability)
+    except AutoshardError as error:
+        # the page says of which model and cluster
+        told = str(error).partition(": ")[2] or str(error)
+        return DegreeRow(tp, "", 0.0, 0.0, 0.0, 0.0, False, "", told, isinstance(error, NoLayoutFits))
+    seconds, sure = best.estimate.step_time_s, doubt(plan.cluster, chosen, best)
+    slower = (seconds / plan.estimate.step_time_s - 1, sure.low - 1, sure.high - 1)
+    lost = loses(plan.estimate, best.estimate)
+    return DegreeRow(tp, short_name(best.strategy), seconds, *slower, sure.toss_up, lost, "")
 
 
 def flip_row(searches: Searches, plan: Plan, quantity: Quantity, furthest: float, sure: float) -> FlipRow:
@@ -142,7 +149,7 @@ def flip_row(searches: Searches, plan: Plan, quantity: Quantity, furthest: float
     if found is not None and found.to is None:
         because = found.refusal
     elif found is not None and found.to is not None:
-        layout, change = layout_name(found.to.strategy), changed_words(chosen, found.to.strategy)
+        layout, change = short_name(found.to.strategy), changed_words(chosen, found.to.strategy)
         because = _because(quantity.scaled(problem, found.factor), chosen, found.to, sure)
     return FlipRow(
         quantity.name,
@@ -188,17 +195,24 @@ def usd_per_billion_tokens(cluster: Cluster, tokens_per_s: float) -> float | Non
 
 
 def size_row(searches: Searches, plan: Plan, nodes: int, sure: float) -> SizeRow:
-    """The best layout on so many nodes, with the plan's pins but dp."""
+    """The best layout on so many nodes, with the plan's pins but dp; on as many as the plan has, the plan itself."""
     cluster = replace(plan.cluster, nodes=nodes)
+    if nodes == plan.cluster.nodes:
+        return _size(plan, cluster, Candidate(plan.strategy, plan.estimate))
     pins = replace(plan.pins, dp=None)
     best, refusal = winner(searches, problem_of(plan)._replace(cluster=cluster), pins, sure)
     if best is None:
-        return SizeRow(nodes, 0.0, 0.0, 0.0, 0.0, 0.0, None, "", refusal)
-    found = best.estimate
-    linear = found.tokens_per_s / nodes / (plan.estimate.tokens_per_s / plan.cluster.nodes)
+        return SizeRow(nodes, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, None, "", refusal)
+    return _size(plan, cluster, best)
+
+
+def _size(plan: Plan, cluster: Cluster, best: Candidate) -> SizeRow:
+    found, nodes = best.estimate, cluster.nodes
     times = (found.step_time_s, found.step_time_low_s, found.step_time_high_s)
+    faster = found.tokens_per_s / plan.estimate.tokens_per_s
     cost = usd_per_billion_tokens(cluster, found.tokens_per_s)
-    return SizeRow(nodes, *times, found.tokens_per_s, linear, cost, layout_name(best.strategy), "")
+    linear = faster * plan.cluster.nodes / nodes
+    return SizeRow(nodes, *times, found.tokens_per_s, faster - 1, linear, cost, short_name(best.strategy), "")
 
 
 def price_row(searches: Searches, plan: Plan, instance: str) -> PriceRow | None:
@@ -236,5 +250,5 @@ def _price(plan: Plan, price: float, cluster: Cluster, best: Candidate) -> Price
         theirs,
         price * node_tokens / own_node_tokens,
         None if theirs is None else theirs * own_node_tokens / node_tokens,
-        layout_name(best.strategy),
+        short_name(best.strategy),
     )

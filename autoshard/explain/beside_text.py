@@ -8,9 +8,10 @@ from autoshard.cost.values import Estimate
 from autoshard.explain.beside import Doubt, Pair, doubt, pairs
 from autoshard.explain.compare import Comparison
 from autoshard.explain.describe import Description
-from autoshard.explain.names import layout_name
+from autoshard.explain.names import recompute_by_stage, short_name
 from autoshard.explain.page import NARROWEST, WIDEST, Line, heading, paint, percent, table, wrapped
 from autoshard.explain.why import Why
+from autoshard.layout.strategy import Strategy
 from autoshard.spec.cluster import Cluster
 from autoshard.units import format_bytes, format_seconds
 
@@ -63,23 +64,30 @@ def _estimate_text(estimate: Estimate) -> str:
     return f"~{format_seconds(estimate.step_time_s)} (90 %: {low} to {high}); {used}, {fits}"
 
 
+def _named(label: str, strategy: Strategy, width: int) -> list[Line]:
+    lines = heading(label, short_name(strategy), width)
+    if strategy.uniform_recompute is None:
+        lines += wrapped(f"recompute by stage: {recompute_by_stage(strategy)}", width, " " * 8)
+    return lines
+
+
 def why_page(found: Why, cluster: Cluster, width: int, color: bool) -> str:
     """Ends with a newline."""
     width = max(NARROWEST, min(width, WIDEST))
     lines: list[Line] = [((f"Why not {found.asked}?", "bold"),)]
     chosen = found.chosen
     if found.is_the_choice:
-        lines += wrapped(f"It is the choice: its best completion is {layout_name(chosen.strategy)}.", width, "  ")
+        lines += wrapped(f"It is the choice: its best completion is {short_name(chosen.strategy)}.", width, "  ")
         return paint(lines, width, color)
     if found.refusal:
         lines += wrapped(f"Because {found.refusal}.", width, "  ")
     if found.best is None:
         return paint(lines, width, color)
     other = found.best
-    lines += [(), *heading("Chosen", layout_name(chosen.strategy), width)]
+    lines += [(), *_named("Chosen", chosen.strategy, width)]
     lines += wrapped(_estimate_text(chosen.estimate), width, " " * 8)
     name = "Nearest" if found.refusal else "Asked"
-    lines += heading(name, layout_name(other.strategy), width)
+    lines += _named(name, other.strategy, width)
     lines += wrapped(_estimate_text(other.estimate), width, " " * 8)
     ratio = other.estimate.step_time_s / chosen.estimate.step_time_s
     sure = (

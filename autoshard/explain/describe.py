@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from autoshard.cost.values import Term
 from autoshard.explain.advice import advice
 from autoshard.explain.beside import doubt, memory_interval
-from autoshard.explain.names import layout_name
+from autoshard.explain.names import layout_name, recompute_by_stage, recompute_words, short_name
 from autoshard.layout.compare import loses, term_differences
 from autoshard.layout.mesh import Mesh
 from autoshard.layout.plan import Plan
@@ -38,12 +38,14 @@ class Share:
 
 @dataclass(frozen=True)
 class RunnerUp:
-    """slower: step time over the chosen one's, minus 1; between slower_low and slower_high with 90 % probability.
+    """recompute: by stage, where stages differ, else ''.
+    slower: step time over the chosen one's, minus 1; between slower_low and slower_high with 90 % probability.
 
     chosen_is_faster: probability. toss_up: either may be the faster one. differences: seconds more than there, by term.
     """
 
     layout: str
+    recompute: str
     step_time_s: float
     step_time_low_s: float
     step_time_high_s: float
@@ -131,7 +133,7 @@ def describe(plan: Plan, sensitivity: Sensitivity | None = None) -> Description:
         tokens_per_step=training.tokens_per_step,
         precision=training.precision.name,
         backend=plan.backend,
-        layout=layout_name(plan.strategy),
+        layout=short_name(plan.strategy),
         facts=_facts(plan),
         step_time_s=estimate.step_time_s,
         step_time_low_s=estimate.step_time_low_s,
@@ -169,7 +171,8 @@ def _runner_up(plan: Plan, other: Candidate) -> RunnerUp:
     best, estimate = plan.estimate, other.estimate
     sure = doubt(plan.cluster, Candidate(plan.strategy, best), other)
     return RunnerUp(
-        layout_name(other.strategy),
+        short_name(other.strategy),
+        "" if other.strategy.uniform_recompute else recompute_by_stage(other.strategy),
         estimate.step_time_s,
         estimate.step_time_low_s,
         estimate.step_time_high_s,
@@ -186,11 +189,10 @@ def _runner_up(plan: Plan, other: Candidate) -> RunnerUp:
 
 
 def _recompute(strategy: Strategy) -> str:
-    """In words where all stages run the same again."""
     name = strategy.uniform_recompute
-    if name in _RECOMPUTE:
-        return _RECOMPUTE[name]
-    return f"{strategy.recompute_name} run{'s' if name else ', by stage,'} again in backward"
+    if name is None:
+        return f"run again in backward, by stage: {recompute_by_stage(strategy)}"
+    return _RECOMPUTE.get(name) or f"run again in backward: {recompute_words(name)}"
 
 
 def _facts(plan: Plan) -> tuple[tuple[str, str], ...]:

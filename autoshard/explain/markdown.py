@@ -7,7 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from autoshard.explain.answers import Sensitivity
 from autoshard.explain.describe import Description, Share
 from autoshard.explain.page import percent, span
-from autoshard.explain.sensitivity_text import SIZE_HEADER, degree_lines, flips_by_quantity, price_lines, size_rows
+from autoshard.explain.sensitivity_text import (
+    FLIPS,
+    NODES,
+    SIZE_HEADER,
+    degree_lines,
+    flips_by_quantity,
+    price_lines,
+    size_rows,
+)
 from autoshard.explain.text import order_text
 from autoshard.units import GB, TFLOPS, format_bytes, format_count, format_seconds
 
@@ -99,7 +107,7 @@ def _runners_up(d: Description) -> Iterator[str]:
         seconds = span(one.step_time_low_s, one.step_time_high_s, format_seconds)
         rows.append(
             (
-                f"`{one.layout}`",
+                f"`{one.layout}`" + (f" (by stage: {one.recompute})" if one.recompute else ""),
                 f"~{format_seconds(one.step_time_s)} ({seconds})",
                 f"{one.slower:+.1%} ({one.slower_low:+.1%} to {one.slower_high:+.1%}), {order_text(one)}",
                 f"~{format_bytes(one.memory_bytes)}, fits with {percent(one.fits_probability)}",
@@ -117,11 +125,13 @@ def _sure(d: Description) -> Iterator[str]:
 
 def _sensitivity(found: Sensitivity) -> Iterator[str]:
     if found.degrees:
-        yield "## Other tp"
+        yield "## Why not another tp"
         yield ""
         yield from (f"* {line}" for line in degree_lines(found))
         yield ""
     yield "## Flips"
+    yield ""
+    yield FLIPS
     yield ""
     if not found.agrees:
         yield f"The planner of today has another choice for the same inputs: {found.now}"
@@ -131,10 +141,17 @@ def _sensitivity(found: Sensitivity) -> Iterator[str]:
             yield from (f"  * {sentence}" for sentence in sentences)
     if found.sizes:
         yield ""
+        yield "## Nodes"
+        yield ""
+        yield NODES
+        yield ""
         yield from markdown_table(SIZE_HEADER, size_rows(found))
     yield ""
     first, *others = price_lines(found)
-    yield f"Price: {first}"
+    yield "## Price"
+    yield ""
+    yield first
+    yield ""
     yield from (f"* {line}" for line in others)
 
 

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
+from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE, members
 from autoshard.layout.strategy import Strategy
 from autoshard.schedules import NXD_SCHEDULES
+
+BY_STAGE = "by-stage"
+"""Stands for recompute sets that differ from stage to stage: `recompute_by_stage` says which."""
+_MODULES = {"attention": "attention projections", "core_attention": "core attention", "mlp": "MLP"}
+_NORMS = {"attention_norm": "attention norm", "mlp_norm": "MLP norm"}
 
 
 def layout_name(strategy: Strategy) -> str:
@@ -11,12 +19,46 @@ def layout_name(strategy: Strategy) -> str:
     return " ".join(layout_words(strategy))
 
 
+def short_name(strategy: Strategy) -> str:
+    """The same for pages that say elsewhere, or not at all, what differs from stage to stage."""
+    named = f"recompute={strategy.recompute_name}"
+    short = f"recompute={strategy.uniform_recompute or BY_STAGE}"
+    return " ".join(short if word == named else word for word in layout_words(strategy))
+
+
 def changed_words(one: Strategy, other: Strategy) -> str:
     """'tp=32 pp=4 dp=4 no vpp': of `other`'s name what is not in `one`'s, then what is gone."""
     ours, theirs = layout_words(one), layout_words(other)
     names = [word.partition("=")[0] for word in theirs]
     gone = [name for name in (word.partition("=")[0] for word in ours) if name not in names]
-    return " ".join([*(word for word in theirs if word not in ours), *(f"no {name}" for name in gone)])
+    changed = [word for word in theirs if word not in ours]
+    if other.uniform_recompute is None:
+        by_stage = f"recompute by stage: {recompute_by_stage(other)}"
+        changed = [by_stage if word.startswith("recompute=") else word for word in changed]
+    return " ".join([*changed, *(f"no {name}" for name in gone)])
+
+
+def recompute_words(name: str) -> str:
+    """Of one set: 'core attention and MLP', 'nothing'."""
+    if name in (NO_RECOMPUTE, FULL_RECOMPUTE):
+        return "nothing" if name == NO_RECOMPUTE else "all of a block"
+    named = members(name)
+    both = set(_NORMS) <= named
+    words = ["both norms"] if both else [text for norm, text in _NORMS.items() if norm in named]
+    words += [text for module, text in _MODULES.items() if module in named]
+    words += sorted(named.difference(_NORMS, _MODULES))
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def recompute_by_stage(strategy: Strategy) -> str:
+    """'0 all of a block; 1-4 MLP; 5-7 nothing': virtual stages in model order."""
+    parts, first = [], 0
+    for name, run in groupby(strategy.recompute):
+        count = len(list(run))
+        stages = f"{first}-{first + count - 1}" if count > 1 else f"{first}"
+        parts.append(f"{stages} {recompute_words(name)}")
+        first += count
+    return "; ".join(parts)
 
 
 def layout_words(strategy: Strategy) -> list[str]:

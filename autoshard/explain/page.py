@@ -40,7 +40,7 @@ def heading(name: str, text: str, width: int) -> list[Line]:
     """A section's name with its main numbers."""
     if not text:
         return [((name, "bold cyan"),)]
-    label = f"{name:<7} "
+    label = f"{name:<7} " if len(name) <= 7 else f"{name}  "
     (_, first), *rest = hanging(label, text, width, "bold")
     return [((label, "bold cyan"), first), *rest]
 

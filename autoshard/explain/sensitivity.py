@@ -19,7 +19,7 @@ from autoshard.explain.answers import (
     usd_per_billion_tokens,
 )
 from autoshard.explain.flips import same_layout, winner
-from autoshard.explain.names import layout_name
+from autoshard.explain.names import short_name
 from autoshard.explain.quantities import quantities
 from autoshard.layout.plan import Plan
 from autoshard.search import Candidate
@@ -50,7 +50,7 @@ def sensitivity(plan: Plan, on_answer: OnAnswer = lambda done, total: None) -> S
         rows.append(function(searches, plan, *asked))
     return Sensitivity(
         agrees,
-        refusal if best is None else layout_name(best.strategy),
+        refusal if best is None else short_name(best.strategy),
         tuple(row for row in rows if isinstance(row, DegreeRow)),
         tuple(row for row in rows if isinstance(row, FlipRow)),
         tuple(row for row in rows if isinstance(row, SizeRow)),
@@ -83,7 +83,7 @@ def _questions(plan: Plan, agrees: bool, sure: float) -> Iterator[Question]:
     for tp in (2**power for power in range(plan.cluster.devices_per_node.bit_length())):
         if tp != plan.strategy.tp:
             yield degree_row, (tp, sure)
-    for nodes in dict.fromkeys((plan.cluster.nodes + 1, 2 * plan.cluster.nodes)):
+    for nodes in dict.fromkeys((plan.cluster.nodes, plan.cluster.nodes + 1, 2 * plan.cluster.nodes)):
         yield size_row, (nodes, sure)
     if plan.cluster.price_per_node_hour_usd is not None and plan.cluster.layout_rules != "none":
         yield from ((price_row, (name,)) for name in instances() if name != plan.cluster.instance)

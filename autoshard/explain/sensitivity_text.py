@@ -8,7 +8,12 @@ from autoshard.units import format_seconds
 
 CLOSE = 1.03
 """A flip that is known to this factor is given as one number."""
-SIZE_HEADER = ("nodes", "step", "90 %", "tokens/s", "of linear", "USD a billion tokens", "layout")
+SIZE_HEADER = ("nodes", "step", "90 %", "tokens/s", "more", "a node", "USD/billion", "layout")
+NODES = "what more of them would bring; a node: what each does of what one does now; USD for a billion tokens"
+FLIPS = (
+    "what would change the choice: one quantity at a time, searched again; of the layout that wins then, only what "
+    "differs is named"
+)
 
 
 def sensitivity_lines(found: Sensitivity, width: int) -> list[list[Line]]:
@@ -18,11 +23,18 @@ def sensitivity_lines(found: Sensitivity, width: int) -> list[list[Line]]:
 
 
 def flips_by_quantity(found: Sensitivity) -> dict[str, list[str]]:
-    """Quantity with what it is now -> a sentence for more of it and one for less."""
-    sentences: dict[str, list[str]] = {}
+    """Quantity with what it is now -> a sentence for more of it and one for less, or one for both."""
+    rows: dict[str, list[FlipRow]] = {}
     for row in found.flips:
-        sentences.setdefault(f"{row.quantity}: {row.now_text}", []).append(_sentence(row))
-    return sentences
+        rows.setdefault(f"{row.quantity}: {row.now_text}", []).append(row)
+    return {quantity: _sentences(several) for quantity, several in rows.items()}
+
+
+def _sentences(rows: list[FlipRow]) -> list[str]:
+    if len(rows) > 1 and all(row.value is None for row in rows):
+        ends = [row.looked_at_text for row in sorted(rows, key=lambda one: one.looked_at)]
+        return [f"no flip from {ends[0]} to {ends[-1]}"]
+    return [_sentence(row) for row in rows]
 
 
 def _sentence(row: FlipRow) -> str:
@@ -31,14 +43,14 @@ def _sentence(row: FlipRow) -> str:
         return f"{way} to {row.looked_at_text}: no flip"
     start = f"from {row.value_text} {way}"
     if row.holds != row.now and max(row.value / row.holds, row.holds / row.value) > CLOSE:
-        start += f" (it holds {'up' if row.more else 'down'} to {row.holds_text})"
+        start += f" (at {row.holds_text} the choice still holds)"
     if not row.layout:
         return f"{start}: nothing is possible: {row.because}"
     return f"{start}: {row.change or 'another cut of the stages'} ({row.because})"
 
 
 def size_rows(found: Sensitivity) -> list[tuple[str, ...]]:
-    """Cells under SIZE_HEADER."""
+    """Cells under SIZE_HEADER. Tokens are what is paid for: USD for a billion of them."""
     return [_size(one) for one in found.sizes]
 
 
@@ -48,27 +60,34 @@ def price_lines(found: Sensitivity) -> list[str]:
         return ["of a node is not known here; --price-per-node-hour of `autoshard plan` gives it"]
     own = (
         f"{found.price_usd:,.2f} USD a node and hour: ~{found.usd_per_billion_tokens:,.0f} USD for a billion tokens. "
-        "It flips no layout on these nodes, but which instances are cheapest for a token"
+        "The price changes no layout on these nodes, only which instances are the cheapest"
     )
     return [own, *map(_offer, found.prices)]
 
 
 def degree_lines(found: Sensitivity) -> list[str]:
-    """A sentence for each other tp."""
-    return [_degree(one) for one in found.degrees]
+    """A sentence for each other tp; those that are not legal in one."""
+    lines = [_degree(one) for one in found.degrees if one.legal]
+    illegal = [one for one in found.degrees if not one.legal]
+    if illegal:
+        names = ", ".join(f"tp={one.tp}" for one in illegal)
+        lines.append(f"{names}: not legal here: {illegal[0].refusal}")
+    return lines
 
 
 def _degree(one: DegreeRow) -> str:
     if one.refusal:
-        return f"tp={one.tp}: {one.refusal}"
+        return f"tp={one.tp}: does not fit: {one.refusal}"
     order = ", a toss-up" if one.toss_up else ""
-    return f"tp={one.tp}: {one.slower:+.1%}{order} ({one.layout}): {one.loses}"
+    slower = f"{one.slower:+.1%} (90 %: {one.slower_low:+.1%} to {one.slower_high:+.1%}){order}"
+    return f"tp={one.tp}: {slower}; {one.layout}: {one.loses}"
 
 
 def _degrees(found: Sensitivity, width: int) -> list[Line]:
     if not found.degrees:
         return []
-    lines = heading("Other tp", "the best layout with each other tp, against the chosen one; --why asks for any", width)
+    text = "another tp? The fastest layout with each, against the chosen one; --why asks for any other"
+    lines = heading("Why not", text, width)
     return lines + [line for one in degree_lines(found) for line in hanging("  - ", one, width)]
 
 
@@ -76,9 +95,11 @@ def _flips(found: Sensitivity, width: int) -> list[Line]:
     if not found.agrees:
         text = f"the planner of today has another choice for the same inputs, so nothing is said of flips: {found.now}"
         return heading("Flips", text, width)
-    text = "where the choice changes, each quantity alone and searched again; only what changes in the layout is named"
-    lines = heading("Flips", text, width)
+    lines = heading("Flips", FLIPS, width)
     for quantity, sentences in flips_by_quantity(found).items():
+        if len(sentences) == 1:
+            lines += hanging("  ", f"{quantity}; {sentences[0]}", width, indent=4)
+            continue
         lines.append(((f"  {quantity}", ""),))
         for sentence in sentences:
             lines += hanging("    ", sentence, width, indent=6)
@@ -88,17 +109,17 @@ def _flips(found: Sensitivity, width: int) -> list[Line]:
 def _sizes(found: Sensitivity, width: int) -> list[Line]:
     if not found.sizes:
         return []
-    text = "what more of them would bring; of linear: tokens a second for each node, against this plan's"
-    return [*heading("Nodes", text, width), *table(SIZE_HEADER, size_rows(found), width, right=range(6))]
+    return [*heading("Nodes", NODES, width), *table(SIZE_HEADER, size_rows(found), width, right=range(7))]
 
 
 def _size(one: SizeRow) -> tuple[str, ...]:
     if one.refusal:
-        return (f"{one.nodes:,}", "-", "-", "-", "-", "-", one.refusal)
+        return (f"{one.nodes:,}", "-", "-", "-", "-", "-", "-", one.refusal)
     cost = "?" if one.usd_per_billion_tokens is None else f"~{one.usd_per_billion_tokens:,.0f}"
     between = span(one.step_time_low_s, one.step_time_high_s, format_seconds)
     step, speed = f"~{format_seconds(one.step_time_s)}", f"~{one.tokens_per_s:,.0f}"
-    return (f"{one.nodes:,}", step, between, speed, f"{one.of_linear:.0%}", cost, one.layout)
+    more = f"{one.more:+.1%}" if one.more else "now"
+    return (f"{one.nodes:,}", step, between, speed, more, f"{one.of_linear:.0%}", cost, one.layout)
 
 
 def _price(found: Sensitivity, width: int) -> list[Line]:
@@ -109,10 +130,12 @@ def _price(found: Sensitivity, width: int) -> list[Line]:
 def _offer(one: PriceRow) -> str:
     text = (
         f"{one.instance}, {one.nodes:,} node{'s' if one.nodes > 1 else ''}: ~{format_seconds(one.step_time_s)} a step "
-        f"({one.layout}); cheaper below ~{one.break_even_usd:,.2f} USD a node and hour"
+        f"({one.layout}); a token costs as much as here at ~{one.break_even_usd:,.2f} USD a node and hour"
     )
     if one.price_usd is None or one.own_break_even_usd is None:
-        return f"{text}; what it costs is not known here"
+        return f"{text}; what a node costs is not known here"
+    order = "more" if one.price_usd > one.break_even_usd else "less"
     return (
-        f"{text}, and costs {one.price_usd:,.2f}; or where a node here costs more than ~{one.own_break_even_usd:,.2f}"
+        f"{text}. It costs {one.price_usd:,.2f}, so a token costs {order} there; that turns where a node here costs "
+        f"~{one.own_break_even_usd:,.2f}"
     )

@@ -121,16 +121,17 @@ def _search(d: Description, width: int) -> list[Line]:
 def _runners_up(d: Description, width: int) -> list[Line]:
     if not d.runners_up:
         return []
-    lines = heading("Runners-up", "", width)
+    lines = heading("Runners-up", "the next fastest layouts that fit, one of each kind", width)
     for one in d.runners_up:
         lines += [((f"  {line}", "bold"),) for line in wrap(one.layout, width - 2)]
+        lines += hanging("    recompute by stage: ", one.recompute, width, indent=6) if one.recompute else []
         lines += wrapped(_numbers(one), width, "    ")
         lines += hanging("    against the chosen one: ", one.loses, width, indent=6)
     return lines
 
 
 def _sure(d: Description, width: int) -> list[Line]:
-    lines = heading("Sure", "how far the numbers and their order can be trusted", width)
+    lines = heading("How sure", "are the numbers and their order?", width)
     return lines + [line for sentence in d.advice for line in hanging("  - ", sentence, width)]
 
 

@@ -20,12 +20,25 @@ from autoshard.layout.plan import Plan
 from tests.unit.plan_examples import plan_70b, plan_interleaved, plan_mixtral, plan_one_device
 
 FOLDER = Path(__file__).parent
+
+
+def plan_by_stage() -> Plan:
+    """Stages that recompute different sets, and so do those of a runner-up."""
+    plan = plan_70b()
+    first, *others = plan.runners_up
+    sets = ("attention_norm+attention+mlp_norm+mlp", *("mlp",) * 4, *("none",) * 3)
+    other = replace(first.strategy, recompute=("full",) * 2 + ("mlp_norm+mlp",) * 6)
+    runners_up = (replace(first, strategy=other), *others)
+    return replace(plan, strategy=replace(plan.strategy, recompute=sets), runners_up=runners_up)
+
+
 PAGES: list[tuple[str, Callable[[], Plan], int]] = [
     ("llama3_70b", plan_70b, 100),
     ("llama3_70b_narrow", plan_70b, 60),
     ("mixtral", plan_mixtral, 120),
     ("interleaved", plan_interleaved, 100),
     ("one_device", plan_one_device, 100),
+    ("by_stage", plan_by_stage, 100),
 ]
 pytestmark = pytest.mark.usefixtures("fixed_intervals")
 ANSI = re.compile(r"\x1b\[[0-9;]*m")

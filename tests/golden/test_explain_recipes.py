@@ -23,7 +23,7 @@ from tests.unit.explain_examples import RECIPE_NAMES, answers_by_hand, recipe_pl
 
 FOLDER = Path(__file__).parent
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
-NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
+NUMBER = re.compile(r"\d(?:[\d,]*\d)?(?:\.\d+)?")
 WIDTHS = (80, 120)
 
 

@@ -55,26 +55,33 @@ def _estimated(problem: Problem, strategy: Strategy) -> Candidate:
 
 def answers_by_hand() -> Sensitivity:
     """One of each kind of answer."""
-    link, memory = "links in a node, each device", "memory, each device"
+    link, network, memory = "links in a node, each device", "network, each adapter", "memory, each device"
     return Sensitivity(
         True,
         "tp=8 pp=8 dp=8 mbs=1 recompute=none",
         (
-            DegreeRow(1, "", 0.0, 0.0, False, "", "no layout fits: the smallest needs 21.9 GB a device"),
-            DegreeRow(2, "tp=2 pp=8 dp=32 mbs=1 recompute=full", 200.0, 0.05, True, "+10.0 s recompute", ""),
+            DegreeRow(1, "", 0.0, 0.0, 0.0, 0.0, False, "", "the smallest needs 21.9 GB a device"),
+            DegreeRow(2, "tp=2 pp=8 dp=32 mbs=1 recompute=full", 200.0, 0.05, -0.04, 0.15, True,
+                      "+10.0 s recompute", ""),
+            DegreeRow(4, "", 0.0, 0.0, 0.0, 0.0, False, "", "degrees that are: 1, 2, 8, 32", False),
+            DegreeRow(16, "", 0.0, 0.0, 0.0, 0.0, False, "", "degrees that are: 1, 2, 8, 32", False),
         ),
         (
             FlipRow(link, True, 1e11, 4e11, 1.21e11, 1.2e11, "100 GB/s", "400 GB/s", "121 GB/s", "120 GB/s",
                     "tp=16 pp=4 dp=8 mbs=1 recompute=none", "tp=16 pp=4", "saves 3.10 s recompute"),
             FlipRow(link, False, 1e11, 2.5e10, None, 2.5e10, "100 GB/s", "25.0 GB/s", "", "25.0 GB/s", "", "", ""),
+            FlipRow(network, True, 1.3e10, 5.2e10, None, 5.2e10, "13.0 GB/s", "52.0 GB/s", "", "52.0 GB/s", "", "", ""),
+            FlipRow(network, False, 1.3e10, 3.25e9, None, 3.25e9, "13.0 GB/s", "3.25 GB/s", "", "3.25 GB/s",
+                    "", "", ""),
             FlipRow(memory, True, 1.7e10, 3.4e10, 2.0e10, 1.8e10, "17.0 GB", "34.0 GB", "20.0 GB", "18.0 GB",
                     "tp=8 pp=4 dp=16 mbs=1 recompute=none", "pp=4 dp=16", "saves 2.00 s pipeline bubble"),
             FlipRow(memory, False, 1.7e10, 8.5e9, 9e9, 9.05e9, "17.0 GB", "8.50 GB", "9.00 GB", "9.05 GB",
                     "", "", "no layout fits"),
         ),
         (
-            SizeRow(17, 190.0, 158.0, 226.0, 44231.0, 1.03, 2295.0, "tp=8 pp=17 dp=4 mbs=1 recompute=none", ""),
-            SizeRow(32, 0.0, 0.0, 0.0, 0.0, 0.0, None, "", "no layout is legal"),
+            SizeRow(16, 197.0, 164.0, 235.0, 42611.0, 0.0, 1.0, 2243.0, "tp=8 pp=8 dp=8 mbs=1 recompute=none", ""),
+            SizeRow(17, 190.0, 158.0, 226.0, 44231.0, 0.038, 0.97, 2295.0, "tp=8 pp=17 dp=4 mbs=1 recompute=none", ""),
+            SizeRow(32, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, None, "", "no layout is legal"),
         ),
         21.5,
         2356.0,

@@ -23,7 +23,7 @@ from autoshard.explain.compare import compare
 from autoshard.explain.describe import Description, describe
 from autoshard.explain.grid import grid, schedule_lines
 from autoshard.explain.measured import measured_run
-from autoshard.explain.names import changed_words
+from autoshard.explain.names import changed_words, recompute_words
 from autoshard.explain.operators import operator_rows
 from autoshard.explain.page import paint
 from autoshard.explain.partial import read_partial
@@ -137,6 +137,25 @@ def test_why_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_changes_in_a_name() -> None:
     one = strategy(num_virtual_stages=2, stage_layers=(5,) * 16, schedule="interleaved")
     assert changed_words(one, strategy(tp=8, dp=8)) == "tp=8 dp=8 no vpp"
+    mixed = strategy(recompute=("full",) + ("mlp_norm+mlp",) * 3 + ("none",) * 4)
+    change = "recompute by stage: 0 all of a block; 1-3 MLP norm and MLP; 4-7 nothing"
+    assert changed_words(strategy(), mixed) == change
+    assert changed_words(mixed, mixed) == ""
+    assert changed_words(mixed, strategy(pp=4, dp=4, stage_layers=(20,) * 4)) == "pp=4 dp=4 recompute=core_attention"
+
+
+def test_recompute_in_words() -> None:
+    sets = {
+        "none": "nothing",
+        "full": "all of a block",
+        "mlp": "MLP",
+        "core_attention+mlp": "core attention and MLP",
+        "attention_norm+attention": "attention norm and attention projections",
+        "attention_norm+attention+core_attention+mlp_norm+mlp": "both norms, attention projections, core attention "
+        "and MLP",
+        "mlp+self_attn.q_proj": "MLP and self_attn.q_proj",
+    }
+    assert {name: recompute_words(name) for name in sets} == sets
 
 
 def test_two_equal_layouts_are_a_toss_up() -> None:
