@@ -102,9 +102,8 @@ def fastest(works: dict[str, Work], rounds: int, clock: Callable[[], float] = ti
 
 def our_pass(session: Session, plan: Plan) -> Work:
     """Forward and backward of one microbatch, gradients added up."""
-    inputs, labels = batch_of(plan)
-    ids, wanted = session._local(inputs, "input_ids"), session._local(labels, "labels")
-    return lambda: session._pipeline.run(ids, wanted, 1.0)
+    inputs = session.local_inputs(*batch_of(plan))
+    return lambda: session._pipeline.run(inputs, 1.0)
 
 
 def plain_pass(module: PlainLlama, plan: Plan) -> Work:
@@ -208,8 +207,8 @@ class _Timed:
 def bubble(rank: int) -> list[float]:
     """(forward, backward, whole) seconds of this rank for 8 microbatches on 2 stages: the fastest of three steps."""
     plan = plan_of(HEAVY, 512, 8, pp=2)
-    session, (inputs, labels), timed = session_of(plan, rank), batch_of(plan), _Timed()
-    ids, wanted = session._local(inputs, "input_ids"), session._local(labels, "labels")
+    session, timed = session_of(plan, rank), _Timed()
+    inputs = session.local_inputs(*batch_of(plan))
     runtime = session._pipeline._runtime
     assert runtime is not None
     for stage in runtime._stages:
@@ -222,7 +221,7 @@ def bubble(rank: int) -> list[float]:
             spent.clear()
         dist.barrier()
         begin = time.perf_counter()
-        session._pipeline.run(ids, wanted, 1.0)
+        session._pipeline.run(inputs, 1.0)
         whole = time.perf_counter() - begin
         if turn and whole < best[2]:
             best = [sum(timed.spent["F"]) / 8, sum(timed.spent["B"]) / 8, whole]

@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 from autoshard.errors import AutoshardError
-from autoshard.interop.huggingface import read_config
+from autoshard.interop.huggingface import read_config, read_dropout
+from autoshard.spec.dropout import Dropout
 from autoshard.spec.fields import show
 from autoshard.spec.model import ModelSpec
 
@@ -29,11 +30,20 @@ def load_model(name_or_path: str) -> ModelSpec:
 
     Raises AutoshardError for an unknown name, with those that are close, and for a file that is not a usable config.
     """
+    return read_config(_config_file(name_or_path))
+
+
+def published_dropout(name_or_path: str) -> Dropout:
+    """What the model's config says that training drops; `load_model` gives a model that drops nothing."""
+    return read_dropout(_config_file(name_or_path))
+
+
+def _config_file(name_or_path: str) -> Path | str:
     files = _config_files()
     if name_or_path in files:
-        return read_config(files[name_or_path])
+        return files[name_or_path]
     if _looks_like_path(name_or_path):
-        return read_config(name_or_path)
+        return name_or_path
     close = difflib.get_close_matches(name_or_path.lower(), files, n=3, cutoff=0.5)
     raise AutoshardError(
         f"model={show(name_or_path)} is not known"

@@ -9,6 +9,7 @@ from typing import Any
 
 from autoshard.commands.parser import number, one_of, path, share, text, whole, whole_or
 from autoshard.graph.recompute import canonical
+from autoshard.spec.dropout import PUBLISHED, parse_dropout
 
 INSTANCE = "trn1.32xlarge"
 SEQUENCE_LENGTH = 8192
@@ -36,6 +37,11 @@ class Option:
 
 def _pin_degree(name: str, what: str) -> Option:
     return Option(name, whole(), "N", what)
+
+
+def _dropout(value: Any) -> str:
+    name = text(str(value) if isinstance(value, (int, float)) else value)
+    return name if name == PUBLISHED else str(parse_dropout(name))
 
 
 def _recompute_set(value: Any) -> str:
@@ -70,6 +76,13 @@ WHAT = (
         "mixed_precision (bf16, FP32 master weights), bf16_sr (all bf16, stochastic rounding) or fp32 "
         "(default: mixed_precision)",
         "mixed_precision",
+    ),
+    Option(
+        "dropout",
+        _dropout,
+        "P",
+        "what training drops, with backend torch: a probability, some of embedding=P,residual=P,attention=P, or config "
+        "for those of the model's config.json (default: nothing)",
     ),
     Option(
         "backend",
@@ -163,6 +176,7 @@ class PlanRequest:
     seq_len: int | None = None
     global_batch: int = GLOBAL_BATCH
     precision: str = "mixed_precision"
+    dropout: str | None = None
     backend: str = "auto"
     device: str = "auto"
     operators: str = "megatron"

@@ -12,10 +12,11 @@ from autoshard.commands.plan_options import INSTANCE, PIN_FIELDS, SEARCHED, SEQU
 from autoshard.errors import AutoshardError
 from autoshard.graph.partition import Choice
 from autoshard.layout.plan import Plan, SearchSummary, make_plan
-from autoshard.models.registry import is_user_module, load_model
+from autoshard.models.registry import is_user_module, load_model, published_dropout
 from autoshard.search import Candidate, Pins, SearchResult, check_strategy, search
 from autoshard.search.rules import Problem, warnings
 from autoshard.spec.cluster import Cluster, load_cluster
+from autoshard.spec.dropout import NO_DROPOUT, PUBLISHED, Dropout, parse_dropout
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.traced import LONGEST_TRACE
 from autoshard.spec.training import TrainingSpec, load_precision
@@ -81,6 +82,8 @@ def inputs_of(request: PlanRequest) -> tuple[ModelSpec, TrainingSpec, Cluster, t
     if request.price_per_node_hour is not None:
         cluster = replace(cluster, price_per_node_hour_usd=request.price_per_node_hour)
     length, notes = _sequence_length(request, model)
+    if model.dropout:
+        notes += (f"dropout {model.dropout}: the same elements in every layout; evaluation drops nothing",)
     if model.graph is not None:
         notes += (f"{model.name} was traced with {min(length, LONGEST_TRACE):,} tokens, without dropout",)
     return model, TrainingSpec(length, request.global_batch, load_precision(request.precision)), cluster, notes
@@ -89,10 +92,18 @@ def inputs_of(request: PlanRequest) -> tuple[ModelSpec, TrainingSpec, Cluster, t
 def _model(request: PlanRequest) -> ModelSpec:
     """By name or config; "file.py:Class" is traced, once in this process."""
     if not is_user_module(request.model):
-        return load_model(request.model)
+        return replace(load_model(request.model), dropout=_dropout(request))
+    if request.dropout is not None:
+        raise AutoshardError(f"dropout={request.dropout} of {request.model}: a traced module is trained without")
     if find_spec("torch") is None:
         raise AutoshardError(f"model={request.model} is traced with torch: pip install 'autoshard[torch]'")
     return _traced(request.model, request.seq_len)
+
+
+def _dropout(request: PlanRequest) -> Dropout:
+    if request.dropout is None:
+        return NO_DROPOUT
+    return published_dropout(request.model) if request.dropout == PUBLISHED else parse_dropout(request.dropout)
 
 
 @lru_cache(maxsize=8)

@@ -30,7 +30,7 @@ from autoshard.spec.fields import show
 from autoshard.spec.model import ModelSpec
 
 FORMS = ("hf", "plan", "nxd")
-_NOT_OF_WEIGHTS = ("name", "router_aux_loss_coef")
+_NOT_OF_WEIGHTS = ("name", "router_aux_loss_coef", "dropout")
 Advance = Callable[[int], None]
 
 

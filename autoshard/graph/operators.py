@@ -148,8 +148,31 @@ class Rope(OperatorKind):
         return 1.0
 
 
+SEQUENCE_KEYS = "sequence_keys"
+"""The input that tells what drops elements which random numbers are each sequence's: int64 [batch]."""
+
+
+class Dropout(OperatorKind):
+    """Sets elements to zero at random (attribute rate) and scales the others; the last input is SEQUENCE_KEYS.
+
+    Whether an element is dropped is a function of its sequence's key, the operator's name and the element's place in
+    the whole tensor: each rank decides it for what it holds. Nothing is kept, backward decides again.
+    """
+
+    HASH_OPERATIONS = 9.0
+    """Of 32 bits an element (torch_backend/dropout.py); a comparison, a choice and a product come on top."""
+
+    def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        return (self.HASH_OPERATIONS + 3.0) * prod(sizes[dim] for dim in op.loop_dims)
+
+    def backward_flops_ratio(self, op: Operator) -> float:
+        return 1.0
+
+
 class Attention(OperatorKind):
     """softmax(q k^T) v, causal, grouped-query. q: batch seq kvhead group headdim; k, v: batch seq kvhead headdim.
+
+    With the attribute dropout, SEQUENCE_KEYS is one more input, by which probabilities are dropped; all are kept.
 
     kernel 'flash' keeps q, k, v, the output and one FP32 log-sum-exp a row, and its backward computes the scores again
     (5 matrix products against 2 forward, Dao et al. 2022); 'plain' keeps the probabilities as well.
@@ -334,6 +357,7 @@ KINDS: dict[str, OperatorKind] = {
     "elementwise": Elementwise(),
     "norm": Norm(),
     "rope": Rope(),
+    "dropout": Dropout(),
     "attention": Attention(),
     "embedding": Embedding(),
     "position_embedding": PositionEmbedding(),

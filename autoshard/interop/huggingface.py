@@ -9,6 +9,7 @@ from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.interop.json_file import read_json
+from autoshard.spec.dropout import Dropout
 from autoshard.spec.fields import LARGEST, check_integer, check_positive, is_finite, show
 from autoshard.spec.model import MOE_MODEL_TYPES, MOST_REPEATED, ROPE_TYPES, ModelSpec, RopeScaling
 
@@ -95,6 +96,30 @@ def from_config(config: object, name: str) -> ModelSpec:
             return _gpt_neox(fields)
         case _:
             return _llama(fields, model_type)
+
+
+_DROPOUT: dict[str, dict[str, tuple[str, float]]] = {
+    "gpt2": {"embedding": ("embd_pdrop", 0.1), "residual": ("resid_pdrop", 0.1), "attention": ("attn_pdrop", 0.1)},
+    "gpt_neox": {
+        "embedding": ("hidden_dropout", 0.0),
+        "residual": ("hidden_dropout", 0.0),
+        "attention": ("attention_dropout", 0.0),
+    },
+}
+"""Where a config says how much is dropped, and what transformers takes where it is silent."""
+_ATTENTION_DROPOUT = {"attention": ("attention_dropout", 0.0)}
+"""Of the others."""
+
+
+def read_dropout(path: str | Path) -> Dropout:
+    """What transformers drops when it trains the model of a config.json, which `read_config` does not ask."""
+    name = read_config(path).name
+    path = Path(path)
+    config = read_json(path / "config.json" if path.is_dir() else path, "model config", MAX_CONFIG_BYTES)
+    assert isinstance(config, Mapping)
+    fields = _Config(config, name)
+    rates = _DROPOUT.get(config["model_type"], _ATTENTION_DROPOUT)
+    return Dropout(**{field: fields.value(key, default) for field, (key, default) in rates.items()})
 
 
 class _Config:

@@ -24,7 +24,7 @@ RINGS = ("zigzag_ring", "ring")
 UNUSED = "all_gather"
 """What a layout with cp=1 has: nothing is gathered."""
 
-_POSITIONED = ("rope", "position_embedding", "attention")
+_POSITIONED = ("rope", "position_embedding", "attention", "dropout")
 
 
 def sequence_pieces(kind: str, cp: int) -> tuple[int, ...]:

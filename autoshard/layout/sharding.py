@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autoshard.graph.ir import Graph, Operator
-from autoshard.graph.operators import KINDS
+from autoshard.graph.operators import KINDS, SEQUENCE_KEYS
 from autoshard.graph.partition import Choice, Program, partition
 from autoshard.graph.redistribute import Axes
 from autoshard.graph.states import INVARIANT, PARTIAL, REPLICATED, State
@@ -57,6 +57,13 @@ def hidden_state(axes: Axes, sequence_parallel: bool) -> State:
     states = {"dp": "batch", "ep": "batch", "cp": "seq"}
     inside = "seq" if sequence_parallel else INVARIANT
     return tuple(states.get(axis, inside) for axis in axes)
+
+
+def input_states(graph: Graph, axes: Axes, hidden: State) -> dict[str, State]:
+    """States in which a stage's inputs arrive that several operators may read."""
+    keys = tuple("batch" if axis in DATA_AXES else INVARIANT for axis in axes)
+    found = {tensor.name: hidden for tensor in graph.inputs() if tensor.dims == HIDDEN_DIMS}
+    return found | {tensor.name: keys for tensor in graph.inputs() if tensor.name == SEQUENCE_KEYS}
 
 
 def choices(graph: Graph, axes: Axes, sequence_parallel: bool, others: OperatorChoices = ()) -> dict[str, Choice]:
@@ -114,7 +121,7 @@ def stage_program(graph: Graph, axes: Axes, sequence_parallel: bool, others: Ope
 
 def partition_stage(graph: Graph, axes: Axes, chosen: dict[str, Choice], hidden: State) -> Program:
     """Partition with given choices: the stage's hidden input and output are in the state `hidden`."""
-    given = {tensor.name: hidden for tensor in graph.inputs() if tensor.dims == HIDDEN_DIMS}
+    given = input_states(graph, axes, hidden)
     last = graph.operators[-1].output
     leaves = hidden if graph.tensors[last].dims == HIDDEN_DIMS else None
     return partition(graph, axes, chosen, given, {last: leaves})

@@ -159,6 +159,13 @@ def router_losses_run_on_torch(problem: Problem, draft: Draft) -> str | None:
     return None
 
 
+def dropout_runs_on_torch(problem: Problem, draft: Draft) -> str | None:
+    """NxD's random numbers depend on the layout and it keeps masks, which the graph does not."""
+    if problem.backend == "nxd" and problem.model.dropout:
+        return f"backend=nxd trains {problem.model.name} without dropout {problem.model.dropout}; use backend torch"
+    return None
+
+
 def sequence_splits(problem: Problem, draft: Draft) -> str | None:
     """Context parallelism splits the sequence, sequence parallelism splits each part again."""
     pieces = draft.cp * (draft.tp if draft.sequence_parallel else 1)
@@ -304,6 +311,18 @@ def kernel_knows_the_model(problem: Problem, draft: Draft) -> str | None:
     return None
 
 
+def kernel_drops_probabilities(problem: Problem, draft: Draft) -> str | None:
+    """Only where attention's scores are written out can some of its probabilities be dropped."""
+    rate, kernel, kind = problem.model.dropout.attention, draft.attention_kernel, draft.context_parallel
+    if rate and (kernel != "plain" or kind in RINGS):
+        ring, instead = (f" and context_parallel={kind}", ", all_gather or ulysses") if kind in RINGS else ("", "")
+        return (
+            f"attention_kernel={kernel}{ring} with attention dropout {rate:g}: only plain attention drops; "
+            f"use plain{instead}"
+        )
+    return None
+
+
 def schedule_accepts_microbatches(problem: Problem, draft: Draft) -> str | None:
     """[NxD pipeline/scheduler.py]"""
     count = problem.training.global_batch_size // (draft.dp * draft.microbatch_size)
@@ -356,6 +375,7 @@ MESH_RULES = (
     Rule("tied embeddings with a pipeline", tied_embeddings_stay_together),
     Rule("NxD does not know a traced model", traced_models_run_on_torch),
     Rule("NxD adds no loss of routers", router_losses_run_on_torch),
+    Rule("NxD drops nothing", dropout_runs_on_torch),
 )
 """Read tp, pp, dp, cp, ep."""
 BATCH_RULES = (Rule("the global batch does not split over dp and microbatches", batch_splits),)
@@ -363,6 +383,7 @@ KERNEL_RULES = (
     Rule("the attention kernel does not take the sequence", kernel_fits_sequence),
     Rule("the attention kernel does not know the model", kernel_knows_the_model),
     Rule("context parallelism does not go with the rest", context_parallelism_works),
+    Rule("the attention kernel does not drop probabilities", kernel_drops_probabilities),
 )
 """Read tp, cp, attention_kernel and context_parallel."""
 SCHEDULE_RULES = (

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from autoshard.errors import AutoshardError
+from autoshard.spec.dropout import NO_DROPOUT, Dropout
 from autoshard.spec.fields import check_choice, check_flag, check_integer, check_positive, show, values_for
 from autoshard.spec.traced import TracedGraph
 
@@ -69,7 +70,7 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A decoder-only transformer. Sizes are counts of elements; dropout is not described (0 in all large pre-training).
+    """A decoder-only transformer. Sizes are counts of elements.
 
     model_type: llama | mistral | mixtral | qwen2 | qwen2_moe | qwen3 | qwen3_moe (RMSNorm, rotary positions, gated MLP)
     | gpt2 (LayerNorm, learned positions) | gpt_neox (LayerNorm, rotary positions on part of each head).
@@ -83,6 +84,7 @@ class ModelSpec:
     router_aux_loss_coef: weight of the load-balancing loss of the experts' routers, the mean of the layers'; 0 without.
     partial_rotary_factor: the part of each head, from its start, that rotary positions turn.
     use_parallel_residual: attention and MLP both read the block's input, instead of one after the other.
+    dropout: what training drops; nothing, whatever a config says, unless it was asked for.
     graph: of model_type traced, a user's own module: its operators; the other fields then are sizes alone.
     Raises AutoshardError where a field is not what the model_type can have.
     """
@@ -112,6 +114,7 @@ class ModelSpec:
     router_aux_loss_coef: float = 0.0
     partial_rotary_factor: float = 1.0
     use_parallel_residual: bool = False
+    dropout: Dropout = NO_DROPOUT
     graph: TracedGraph | None = None
 
     def __post_init__(self) -> None:
@@ -153,17 +156,18 @@ class ModelSpec:
         return self.num_attention_heads // self.num_key_value_heads
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; from_dict gives the same value back. graph only where there is one."""
+        """Plain JSON values; from_dict gives the same value back. dropout and graph only where there are any."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values["rope_scaling"] = None if self.rope_scaling is None else asdict(self.rope_scaling)
-        graph = values.pop("graph")
-        return values if graph is None else {**values, "graph": graph.to_dict()}
+        own = {name: values.pop(name) for name in ("dropout", "graph")}
+        return values | {name: value.to_dict() for name, value in own.items() if value}
 
     @classmethod
     def from_dict(cls, value: object, path: str = "model") -> ModelSpec:
         """The inverse of to_dict. path: what errors call the value."""
-        given = {"graph": None, "router_aux_loss_coef": 0.0, **value} if isinstance(value, dict) else value
-        values = values_for(cls, given, path)
+        absent = {"graph": None, "router_aux_loss_coef": 0.0, "dropout": NO_DROPOUT.to_dict()}
+        values = values_for(cls, {**absent, **value} if isinstance(value, dict) else value, path)
+        values["dropout"] = Dropout.from_dict(values["dropout"], f"{path}.dropout")
         if values["rope_scaling"] is not None:
             values["rope_scaling"] = RopeScaling.from_dict(values["rope_scaling"], f"{path}.rope_scaling")
         if values["graph"] is not None:
@@ -251,8 +255,12 @@ def _check_experts(model: ModelSpec) -> None:
 
 def _check_graph(model: ModelSpec) -> None:
     """The dims of a traced model's graph are those that its sizes give."""
+    if not isinstance(model.dropout, Dropout):
+        raise AutoshardError(f"dropout={show(model.dropout)} of {model.name} must be an object with probabilities")
     if model.graph is None:
         return
+    if model.dropout:
+        raise AutoshardError(f"dropout={model.dropout} of {model.name} must be 0: a traced module is trained without")
     if not isinstance(model.graph, TracedGraph):
         raise AutoshardError(f"graph={show(model.graph)} of {model.name} must be an object with operators")
     used = {dim for op in model.graph.operators for dim in op.dims}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autoshard.graph.ir import GraphBuilder
+from autoshard.models.dropping import dropped_embedding, residual
 from autoshard.models.llama.graph import HIDDEN, core_attention, cross_entropy, linear, with_bias
 from autoshard.spec.model import ModelSpec
 
@@ -19,7 +20,8 @@ def embedding(b: GraphBuilder, model: ModelSpec) -> str:
     )
     positions = b.parameter("transformer.wpe.weight", "position embed")
     dims = b.dims(tokens)
-    return b.operator("position_embedding", "transformer.wpe", (tokens, positions), dims, dims)
+    x = b.operator("position_embedding", "transformer.wpe", (tokens, positions), dims, dims)
+    return dropped_embedding(b, model, "transformer.drop", x)
 
 
 def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
@@ -29,8 +31,7 @@ def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) ->
     h = layer_norm(b, model, f"{prefix}.ln_2", x)
     b.module = "mlp"
     down = plain_mlp(b, model, h, f"{prefix}.mlp", "c_fc", "c_proj")
-    b.module = "residual"
-    return b.elementwise("add", f"{prefix}.mlp_residual", x, down)
+    return residual(b, model, f"{prefix}.mlp_residual", x, (down, f"{prefix}.mlp.dropout"))
 
 
 def head(b: GraphBuilder, model: ModelSpec, x: str) -> str:
@@ -52,8 +53,7 @@ def _attention(b: GraphBuilder, model: ModelSpec, x: str, prefix: str, kernel: s
     b.module = "attention"
     expression = "batch seq kvhead group headdim, embed kvhead group headdim -> batch seq embed"
     out = with_bias(b, f"{name}.c_proj", linear(b, f"{name}.c_proj", context, expression, True), "embed", True)
-    b.module = "residual"
-    return b.elementwise("add", f"{prefix}.attention_residual", x, out)
+    return residual(b, model, f"{prefix}.attention_residual", x, (out, f"{name}.resid_dropout"))
 
 
 def biased_heads(b: GraphBuilder, name: str, h: str) -> tuple[str, str, str]:

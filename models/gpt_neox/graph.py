@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autoshard.graph.ir import GraphBuilder
+from autoshard.models.dropping import dropped_embedding, residual
 from autoshard.models.gpt2.graph import biased_heads, layer_norm, plain_mlp
 from autoshard.models.llama.graph import HIDDEN, core_attention, cross_entropy, linear, rope, with_bias
 from autoshard.spec.model import ModelSpec
@@ -12,24 +13,24 @@ def embedding(b: GraphBuilder, model: ModelSpec) -> str:
     b.module = "embedding"
     table = b.parameter("gpt_neox.embed_in.weight", "vocab embed")
     ids = b.index_input("input_ids", "batch seq")
-    return b.operator(
+    tokens = b.operator(
         "embedding", "gpt_neox.embed_in", (ids, table), ("batch", "seq", "embed"), ("batch", "seq", "vocab", "embed")
     )
+    return dropped_embedding(b, model, "gpt_neox.emb_dropout", tokens)
 
 
 def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
     """x + attention(norm(x)) + mlp(norm(x)); without the parallel residual the MLP reads the sum of the first two."""
     prefix = f"gpt_neox.layers.{layer}"
-    attended = _attention(b, model, x, prefix, kernel)
+    attended = (_attention(b, model, x, prefix, kernel), f"{prefix}.post_attention_dropout")
     if not model.use_parallel_residual:
-        b.module = "residual"
-        x = b.elementwise("add", f"{prefix}.attention_residual", x, attended)
+        x = residual(b, model, f"{prefix}.attention_residual", x, attended)
     b.module = "mlp_norm"
     h = layer_norm(b, model, f"{prefix}.post_attention_layernorm", x)
     b.module = "mlp"
-    down = plain_mlp(b, model, h, f"{prefix}.mlp", "dense_h_to_4h", "dense_4h_to_h")
-    b.module = "residual"
-    return b.elementwise("add", f"{prefix}.residual", x, down, *((attended,) if model.use_parallel_residual else ()))
+    down = (plain_mlp(b, model, h, f"{prefix}.mlp", "dense_h_to_4h", "dense_4h_to_h"), f"{prefix}.post_mlp_dropout")
+    branches = (down, attended) if model.use_parallel_residual else (down,)
+    return residual(b, model, f"{prefix}.residual", x, *branches)
 
 
 def head(b: GraphBuilder, model: ModelSpec, x: str) -> str:

@@ -6,7 +6,10 @@ names; their dims unflatten its matrices (q_proj.weight [heads * headdim, embed]
 
 from __future__ import annotations
 
+from typing import Any
+
 from autoshard.graph.ir import GraphBuilder
+from autoshard.models.dropping import dropped_embedding, residual, sequence_keys
 from autoshard.spec.model import ModelSpec
 
 HIDDEN = "batch seq embed"
@@ -16,9 +19,10 @@ def embedding(b: GraphBuilder, model: ModelSpec) -> str:
     b.module = "embedding"
     table = b.parameter("model.embed_tokens.weight", "vocab embed")
     ids = b.index_input("input_ids", "batch seq")
-    return b.operator(
+    tokens = b.operator(
         "embedding", "model.embed_tokens", (ids, table), ("batch", "seq", "embed"), ("batch", "seq", "vocab", "embed")
     )
+    return dropped_embedding(b, model, "model.embed_dropout", tokens)
 
 
 def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
@@ -28,8 +32,7 @@ def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) ->
     h = rms_norm(b, model, f"{prefix}.post_attention_layernorm", x)
     b.module = "mlp"
     down = gated_mlp(b, model, h, f"{prefix}.mlp")
-    b.module = "residual"
-    return b.elementwise("add", f"{prefix}.mlp_residual", x, down)
+    return residual(b, model, f"{prefix}.mlp_residual", x, (down, f"{prefix}.mlp.dropout"))
 
 
 def attention(b: GraphBuilder, model: ModelSpec, x: str, prefix: str, kernel: str) -> str:
@@ -57,8 +60,7 @@ def attention(b: GraphBuilder, model: ModelSpec, x: str, prefix: str, kernel: st
     expression = "batch seq kvhead group headdim, embed kvhead group headdim -> batch seq embed"
     out = linear(b, f"{name}.o_proj", context, expression, model.output_projection_bias)
     out = with_bias(b, f"{name}.o_proj", out, "embed", model.output_projection_bias)
-    b.module = "residual"
-    return b.elementwise("add", f"{prefix}.attention_residual", x, out)
+    return residual(b, model, f"{prefix}.attention_residual", x, (out, f"{name}.dropout"))
 
 
 def gated_mlp(b: GraphBuilder, model: ModelSpec, h: str, name: str, ffn: str = "ffn") -> str:
@@ -102,14 +104,17 @@ def rms_norm(b: GraphBuilder, model: ModelSpec, name: str, x: str) -> str:
 
 
 def core_attention(b: GraphBuilder, model: ModelSpec, name: str, q: str, k: str, v: str, kernel: str) -> str:
+    rate = model.dropout.attention
+    drops: dict[str, Any] = {"dropout": rate} if rate else {}
     return b.operator(
         "attention",
         name,
-        (q, k, v),
+        (q, k, v, *((sequence_keys(b),) if rate else ())),
         ("batch", "seq", "kvhead", "group", "headdim"),
         ("batch", "seq", "kvhead", "group"),
         kernel=kernel,
         sliding_window=model.sliding_window,
+        **drops,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autoshard.graph.ir import GraphBuilder
+from autoshard.models.dropping import residual
 from autoshard.models.llama.graph import attention, embedding, head, rms_norm
 from autoshard.spec.model import ModelSpec
 
@@ -19,8 +20,7 @@ def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) ->
     h = rms_norm(b, model, f"{prefix}.post_attention_layernorm", x)
     b.module = "mlp"
     out = mixture(b, model, h, f"{prefix}.block_sparse_moe")
-    b.module = "residual"
-    return b.elementwise("add", f"{prefix}.mlp_residual", x, out)
+    return residual(b, model, f"{prefix}.mlp_residual", x, (out, f"{prefix}.block_sparse_moe.dropout"))
 
 
 def mixture(

@@ -6,6 +6,7 @@ Qwen 2's has a shared expert besides: every token goes to it, weighed by a gate 
 from __future__ import annotations
 
 from autoshard.graph.ir import GraphBuilder
+from autoshard.models.dropping import residual
 from autoshard.models.llama.graph import HIDDEN, attention, embedding, gated_mlp, head, rms_norm
 from autoshard.models.mixtral.graph import mixture
 from autoshard.spec.model import ModelSpec
@@ -20,9 +21,11 @@ def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) ->
     h = rms_norm(b, model, f"{prefix}.post_attention_layernorm", x)
     b.module = "mlp"
     out = mixture(b, model, h, f"{prefix}.mlp", "gate_proj", "up_proj", "down_proj")
-    shared = (_shared_expert(b, model, h, f"{prefix}.mlp"),) if model.shared_expert_intermediate_size else ()
-    b.module = "residual"
-    return b.elementwise("add", f"{prefix}.mlp_residual", x, out, *shared)
+    branches = [(out, f"{prefix}.mlp.dropout")]
+    if model.shared_expert_intermediate_size:
+        shared = _shared_expert(b, model, h, f"{prefix}.mlp")
+        branches.append((shared, f"{prefix}.mlp.shared_expert_dropout"))
+    return residual(b, model, f"{prefix}.mlp_residual", x, *branches)
 
 
 def _shared_expert(b: GraphBuilder, model: ModelSpec, h: str, name: str) -> str:

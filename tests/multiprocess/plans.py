@@ -6,6 +6,7 @@ from autoshard.cost.estimate import estimate
 from autoshard.layout.plan import Plan, make_plan
 from autoshard.layout.strategy import Strategy
 from autoshard.runtime.rehearse import local_cluster
+from autoshard.spec.dropout import Dropout
 from autoshard.spec.model import ModelSpec, RopeScaling
 from autoshard.spec.training import Precision, TrainingSpec, load_precision
 from tests.traced_models import ODD
@@ -86,6 +87,9 @@ MODELS = {
     "odd": ODD,
     "qwen3 moe": replace(LLAMA, model_type="qwen3_moe", num_local_experts=8, num_experts_per_tok=3),
 }
+MODELS["gpt2, dropping"] = replace(MODELS["gpt2"], dropout=Dropout(0.1, 0.2, 0.3))
+MODELS["mistral, dropping"] = replace(MODELS["mistral"], dropout=Dropout(embedding=0.1, residual=0.2))
+MODELS["mixtral, dropping"] = replace(MODELS["mixtral"], num_key_value_heads=2, dropout=Dropout(0.1, 0.2, 0.3))
 
 
 def strategy(
@@ -194,6 +198,13 @@ CASES: dict[int, dict[str, tuple[str, Strategy, int]]] = {
         "recompute all": ("llama", strategy(tp=2, recompute="full"), 2),
         "traced odd model cp, recompute all": ("odd", strategy(cp=2, attention="ring", recompute="full"), 2),
         "recompute all, cp": ("llama", strategy(cp=2, recompute="full"), 2),
+        "dropout, gpt2 tp, recompute all": ("gpt2, dropping", strategy(tp=2, kernel="plain", recompute="full"), 2),
+        "dropout, zigzag ring": ("mistral, dropping", strategy(cp=2, attention="zigzag_ring", recompute="mlp"), 2),
+        "dropout, ulysses, recompute attention": (
+            "gpt2, dropping",
+            strategy(cp=2, attention="ulysses", kernel="plain", recompute="core_attention"),
+            2,
+        ),
         "recompute all, mixtral": ("mixtral", strategy(dp=2, ep=2, recompute="full"), 2),
     },
     4: {
@@ -234,6 +245,12 @@ CASES: dict[int, dict[str, tuple[str, Strategy, int]]] = {
         "mixtral ep x tp": ("mixtral", strategy(dp=2, ep=2, tp=2), 2),
         "mixtral ep x dp": ("mixtral", strategy(dp=4, ep=2), 2),
         "balanced mixtral dp x pp": ("balanced mixtral", strategy(dp=2, pp=2, schedule="zero_bubble"), 3),
+        "dropout, kv replicated": ("mixtral, dropping", strategy(tp=4, sp=False, kernel="plain"), 2),
+        "dropout, mixtral ep x interleaved": (
+            "mixtral, dropping",
+            strategy(dp=2, ep=2, pp=2, vpp=2, mbs=2, kernel="plain", recompute=("full", "none", "mlp", "none")),
+            4,
+        ),
         "mixtral ep x pp": ("mixtral", strategy(dp=2, ep=2, pp=2, recompute="full"), 4),
     },
     8: {

@@ -17,6 +17,7 @@ from autoshard.graph.partition import OperatorStep
 from autoshard.graph.states import REPLICATED
 from autoshard.spec.model import RopeScaling
 from tests.spmd.collectives import Array, Axes, all_reduce, all_to_all, ring_gather, ring_reduce
+from tests.spmd.dropping import mask
 from tests.spmd.pointwise import pointwise
 
 Gradients = tuple[Array | None, ...]
@@ -212,14 +213,16 @@ def _rope(place: Place, x: Array) -> Result:
     return turn(x, sin), lambda grad: (turn(grad, -sin),)
 
 
-def _attention(place: Place, q: Array, k: Array, v: Array) -> Result:
+def _attention(place: Place, q: Array, k: Array, v: Array, *sequences: Array) -> Result:
+    """sequences: their keys, where probabilities are dropped; not where heads are exchanged."""
     over, kind = place.over("seq"), place.attributes.get("context_parallel", "all_gather")
+    assert not (over and kind != "all_gather" and sequences), place.step
     if over and kind == "ulysses":
         return _exchanging(place, q, k, v, over)
     query_at = place.positions(q.shape[len(place.axes) + place.dims(0).index("seq")])
     if over and kind != "all_gather":
         return _in_a_ring(place, q, k, v, over, query_at)
-    return _attend(place, q, k, v, query_at)
+    return _attend(place, q, k, v, query_at, *sequences)
 
 
 def _in_a_ring(place: Place, q: Array, k: Array, v: Array, over: tuple[str, ...], query_at: Array) -> Result:
@@ -268,7 +271,7 @@ def _exchanging(place: Place, q: Array, k: Array, v: Array, over: tuple[str, ...
     return exchange(value, query, "kvhead", "seq", place.report), backward
 
 
-def _attend(place: Place, q: Array, k: Array, v: Array, positions: Array) -> Result:
+def _attend(place: Place, q: Array, k: Array, v: Array, positions: Array, *sequences: Array) -> Result:
     """positions: of the queries, [*mesh, length]; keys and values are whole."""
     qd, kd, od = place.dims(0), place.dims(1), place.output_dims
     keys = tuple("key" if dim == "seq" else dim for dim in kd)
@@ -281,17 +284,23 @@ def _attend(place: Place, q: Array, k: Array, v: Array, positions: Array) -> Res
     scores = np.where(_spread(seen, place, ("seq", "key"), grid), contract((q, qd), (k, keys), out=grid) * scale, -1e30)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     weights = weights / weights.sum(-1, keepdims=True)
+    kept: Any = 1.0
+    for one in sequences:
+        at = dict(zip(grid, weights.shape[len(place.axes) :], strict=True))
+        heads = [place.indices(dim, at[dim]) for dim in ("kvhead", "group")]
+        kept = _kept(place, one, [*heads, positions, np.broadcast_to(key_at, (*positions.shape[:-1], len(key_at)))])
 
     def backward(grad: Array) -> Gradients:
-        by_weight = contract((grad, od), (v, keys), out=grid)
+        by_weight = contract((grad, od), (v, keys), out=grid) * kept
         by_score = weights * (by_weight - (by_weight * weights).sum(-1, keepdims=True)) * scale
         return (
             contract((by_score, grid), (k, keys), out=qd),
             contract((by_score, grid), (q, qd), out=keys),
-            contract((weights, grid), (grad, od), out=keys),
+            contract((weights * kept, grid), (grad, od), out=keys),
+            *(None for _ in sequences),
         )
 
-    return contract((weights, grid), (v, keys), out=od), backward
+    return contract((weights * kept, grid), (v, keys), out=od), backward
 
 
 def _embedding(place: Place, ids: Array, table: Array) -> Result:
@@ -403,11 +412,30 @@ def _combine(place: Place, answers: Array, gates: Array) -> Result:
     return np.einsum("...bsec,...ebcd->...bsd", slots * gates[..., None], answers), backward
 
 
+def _dropout(place: Place, x: Array, keys: Array) -> Result:
+    dims = place.output_dims[1:]
+    lengths = x.shape[len(place.axes) + 1 :]
+    places = [
+        place.positions(length) if dim == "seq" else place.indices(dim, length)
+        for dim, length in zip(dims, lengths, strict=True)
+    ]
+    kept = _kept(place, keys, places)
+    return x * kept, lambda grad: (grad * kept, None)
+
+
+def _kept(place: Place, sequences: Array, places: list[Array]) -> Array:
+    """Zero where an element is dropped, else the factor of what is kept."""
+    rate = place.attributes["rate" if place.step.operator.kind == "dropout" else "dropout"]
+    found: Array = mask(sequences.astype(np.int64), place.step.operator.name, places, rate) / (1 - rate)
+    return found
+
+
 KERNELS: dict[str, Callable[..., Result]] = {
     "einsum": _einsum,
     "elementwise": _elementwise,
     "norm": _norm,
     "rope": _rope,
+    "dropout": _dropout,
     "attention": _attention,
     "embedding": _embedding,
     "position_embedding": _position_embedding,

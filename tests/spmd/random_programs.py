@@ -8,7 +8,7 @@ from random import Random
 import numpy as np
 
 from autoshard.graph.ir import Graph, GraphBuilder, Operator
-from autoshard.graph.operators import KINDS
+from autoshard.graph.operators import KINDS, SEQUENCE_KEYS
 from autoshard.graph.partition import Choice
 from autoshard.graph.redistribute import Axes
 from autoshard.graph.states import INVARIANT, PARTIAL, REPLICATED
@@ -145,7 +145,17 @@ def _random_transformer(rng: Random) -> Graph:
         hidden.append(_embedding(b, rng))
     for i in range(rng.randint(1, 4)):
         part = rng.choice(
-            (_gated, _tied_mlp, _attention, _mixture, _linear_attention, _residual, _gated_token, _norm_of_hidden)
+            (
+                _gated,
+                _tied_mlp,
+                _attention,
+                _mixture,
+                _linear_attention,
+                _residual,
+                _gated_token,
+                _norm_of_hidden,
+                _dropped,
+            )
         )
         hidden.append(part(b, rng, f"p{i}", rng.choice(hidden[-2:]), rng.choice(hidden)))
     if rng.random() < 0.5:
@@ -184,6 +194,12 @@ def _gated_token(b: GraphBuilder, rng: Random, name: str, x: str, y: str) -> str
     """One number for each token, as the shared expert of Qwen 2 has."""
     gate = b.einsum(f"{name}.gate", f"{HIDDEN}, embed -> batch seq", y, b.parameter(f"{name}.w", "embed"))
     return b.elementwise("sigmoid_mul", name, x, gate)
+
+
+def _dropped(b: GraphBuilder, rng: Random, name: str, x: str, y: str) -> str:
+    dims = b.dims(x)
+    keys = b.index_input(SEQUENCE_KEYS, "batch")
+    return b.operator("dropout", name, (x, keys), dims, dims, rate=rng.choice((0.1, 0.5)))
 
 
 def _norm_of_hidden(b: GraphBuilder, rng: Random, name: str, x: str, y: str) -> str:

@@ -181,8 +181,8 @@ def test_from_dict_wants_every_field_and_no_other() -> None:
     fields = changed(rope_scaling=LLAMA3).to_dict()
     with pytest.raises(AutoshardError, match=r"^plan\.json: model lacks head_dim$"):
         ModelSpec.from_dict({key: value for key, value in fields.items() if key != "head_dim"}, "plan.json: model")
-    with pytest.raises(AutoshardError, match=r"^model has a field that is not known: 'dropout'; known: name, "):
-        ModelSpec.from_dict({**fields, "dropout": 0.1})
+    with pytest.raises(AutoshardError, match=r"^model has a field that is not known: 'colour'; known: name, "):
+        ModelSpec.from_dict({**fields, "colour": 0.1})
     with pytest.raises(AutoshardError, match=r"^model\.rope_scaling lacks rope_type$"):
         ModelSpec.from_dict({**fields, "rope_scaling": {}})
     with pytest.raises(AutoshardError, match=r"^model must be an object with named fields, not "):

@@ -10,6 +10,7 @@ from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.models.registry import load_model
 from autoshard.search.rules import ALL_RULES, Problem, check_strategy, divisors, warnings
 from autoshard.spec.cluster import load_cluster
+from autoshard.spec.dropout import Dropout
 from autoshard.spec.training import TrainingSpec, load_precision
 from tests.traced_models import ODD
 
@@ -212,6 +213,24 @@ BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {"model": replace(LLAMA_70B, router_aux_loss_coef=0.01)},
         {},
         "backend=nxd trains without router_aux_loss_coef=0.01 of llama3-70b; 0 works",
+    ),
+    (
+        {"model": replace(LLAMA_70B, dropout=Dropout(residual=0.1))},
+        {},
+        "backend=nxd trains llama3-70b without dropout residual=0.1; use backend torch",
+    ),
+    (
+        {"model": replace(LLAMA_70B, dropout=Dropout(attention=0.1)), "backend": "torch"},
+        {},
+        "attention_kernel=flash with attention dropout 0.1: only plain attention drops; use plain",
+    ),
+    (
+        {"model": replace(LLAMA_70B, dropout=Dropout(attention=0.1)), "backend": "torch"},
+        {"dp": 1, "cp": 2, "context_parallel": "ring"},
+        (
+            "attention_kernel=flash and context_parallel=ring with attention dropout 0.1: only plain attention drops; "
+            "use plain, all_gather or ulysses"
+        ),
     ),
     ({}, {"zero": 0}, "precision mixed_precision keeps master weights, which NxD does with zero=1 only"),
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ import torch.nn.functional as F  # noqa: N812  # the name that torch's own docum
 from autoshard.graph.partition import OperatorStep
 from autoshard.runtime.torch_backend.collectives import all_to_all, differentiable
 from autoshard.runtime.torch_backend.context import Context, Kernel
+from autoshard.runtime.torch_backend.dropout import Mask, dropped_product, places
 from autoshard.runtime.torch_backend.groups import Group
 from autoshard.runtime.torch_backend.lean import MaskedSoftmax
 from autoshard.runtime.torch_backend.ring_attention import Ring, ring_attention
@@ -25,20 +27,22 @@ def attention(context: Context, step: OperatorStep) -> Kernel:
     back = [to_heads.index(i) for i in range(len(to_heads))]
     core = _core(context, step)
 
-    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return core(q.permute(to_heads), k.permute(keys_to_heads), v.permute(keys_to_heads)).permute(back)
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
+        return core(q.permute(to_heads), k.permute(keys_to_heads), v.permute(keys_to_heads), *more).permute(back)
 
     return run
 
 
 def _core(context: Context, step: OperatorStep) -> Kernel:
-    """The same on q [batch kvhead group seq headdim], k and v [batch kvhead seq headdim]."""
+    """The same on q [batch kvhead group seq headdim], k and v [batch kvhead seq headdim], and what drops weights."""
     op = step.operator
     seq = context.graph.sizes["seq"]
     window: Any = op.attributes["sliding_window"]
     position, count = context.piece(step, "seq")
     kind, group = op.attributes.get("context_parallel"), context.group(step, "seq")
-    attend = _plain_attention if op.attributes["kernel"] == "plain" else _fused_attention
+    attend = _fused_attention
+    if op.attributes["kernel"] == "plain":
+        attend = partial(_plain_attention, weigh=weighing(context, step))
     if group is None or kind is None:
         return _grouped(attend, _attention_mask(seq, position, count, window))
     if kind == "ulysses":
@@ -51,14 +55,14 @@ def _core(context: Context, step: OperatorStep) -> Kernel:
 def _grouped(attend: Kernel, mask: torch.Tensor | None) -> Kernel:
     """Query heads side by side, those that share a key-value head neighbours. q may be a piece of the sequence."""
 
-    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
         nonlocal mask
         if mask is not None and attend is _fused_attention:
             mask = _added(mask, q)
         elif mask is not None:
             mask = mask.to(q.device)
         batch, kv_heads, group, length, head_dim = q.shape
-        out = attend(q.reshape(batch, kv_heads * group, length, head_dim), k, v, mask)
+        out = attend(q.reshape(batch, kv_heads * group, length, head_dim), k, v, mask, *more)
         return out.reshape(batch, kv_heads, group, length, head_dim)
 
     return run
@@ -74,7 +78,7 @@ def _over_heads(whole: Kernel, group: Group) -> Kernel:
 
     heads, query_rows, key_rows = 1, 3, 2
     queries, keys, back = exchange(query_rows, heads), exchange(key_rows, heads), exchange(heads, query_rows)
-    return lambda q, k, v: _ReplayMark.apply(back(whole(queries(q), keys(k), keys(v))))
+    return lambda q, k, v, *more: _ReplayMark.apply(back(whole(queries(q), keys(k), keys(v), *more)))
 
 
 class _ReplayMark(torch.autograd.Function):
@@ -114,7 +118,34 @@ def _fused_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: to
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=shared)
 
 
-def _plain_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+def weighing(context: Context, step: OperatorStep) -> Kernel:
+    """weights [batch heads queries keys] times v [batch kvheads keys headdim] -> all queries of a key-value head in one
+    dim; with dropout, some of the weights are dropped."""
+    rate: Any = step.operator.attributes.get("dropout")
+    if rate is None:
+        return _product
+    heads, queries = places(context, step, "kvhead"), places(context, step, "seq")
+    group = context.group(step, "seq")
+    if group is not None and step.operator.attributes.get("context_parallel") == "ulysses":
+        heads, queries = heads.chunk(group.size)[group.index], torch.arange(context.graph.sizes["seq"])
+    keys = torch.arange(context.graph.sizes["seq"])
+    mask = Mask(step.operator.name, (heads, places(context, step, "group"), queries, keys), rate)
+
+    def weigh(weights: torch.Tensor, v: torch.Tensor, sequences: torch.Tensor) -> torch.Tensor:
+        if not torch.is_grad_enabled():
+            return _product(weights, v)
+        return dropped_product(weights, v, sequences, mask)
+
+    return weigh
+
+
+def _product(weights: torch.Tensor, v: torch.Tensor, *unused: torch.Tensor) -> torch.Tensor:
+    return weights.view(*v.shape[:2], -1, v.shape[2]) @ v
+
+
+def _plain_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, *more: torch.Tensor, weigh: Kernel
+) -> torch.Tensor:
     """Scores written out, softmax in FP32 (or FP64). Query heads that share keys are more rows of one product."""
     batch, heads, length, head_dim = q.shape
     rows = (batch, k.shape[1], heads // k.shape[1] * length)
@@ -122,4 +153,4 @@ def _plain_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: to
     if mask is None:
         mask = torch.ones(length, k.shape[-2], dtype=torch.bool, device=q.device).tril()
     weights = MaskedSoftmax.apply(scores.view(batch, heads, length, -1), mask)
-    return (weights.view(*rows, -1) @ v).view(batch, heads, length, head_dim)
+    return weigh(weights, v, *more).view(batch, heads, length, head_dim)

@@ -40,30 +40,25 @@ class Evaluation:
         self._sends: list[tuple[dist.Work, torch.Tensor]] = []
 
     @torch.no_grad()
-    def run(self, inputs: Pieces | None, labels: Pieces | None) -> Pieces:
+    def run(self, inputs: Mapping[str, Pieces]) -> Pieces:
         """-> the microbatches' local losses, where the last stage is here."""
         outputs: Pieces = []
         for stage in self._stages:
             if stage.pipeline_rank == self._rank:
-                outputs = self._run_stage(stage, outputs, inputs, labels)
+                outputs = self._run_stage(stage, outputs, inputs)
         for work, _ in self._sends:
             work.wait()
         self._sends = []
         return outputs if self._rank == self._stages[-1].pipeline_rank else []
 
-    def _run_stage(self, stage: Stage, previous: Pieces, inputs: Pieces | None, labels: Pieces | None) -> Pieces:
+    def _run_stage(self, stage: Stage, previous: Pieces, inputs: Mapping[str, Pieces]) -> Pieces:
         """previous: outputs of the stage before, where that one is here too."""
         module, outputs = self._modules[stage.index], []
         for microbatch in range(self._num_microbatches):
             self._on_action(f"evaluation, F{microbatch}.{stage.chunk}")
-            values = {}
-            for name in module.input_names:
-                if name == "hidden":
-                    values[name] = self._received(stage, previous, microbatch)
-                else:
-                    pieces = inputs if name == "input_ids" else labels
-                    assert pieces is not None
-                    values[name] = pieces[microbatch]
+            values = {name: pieces[microbatch] for name, pieces in inputs.items()}
+            if "hidden" in module.input_names:
+                values["hidden"] = self._received(stage, previous, microbatch)
             outputs.append(module(*(values[name] for name in module.input_names)))
             if self._goes_up(stage):
                 self._send(stage, outputs[-1])

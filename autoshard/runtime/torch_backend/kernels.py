@@ -21,6 +21,7 @@ from autoshard.graph.partition import OperatorStep
 from autoshard.runtime.torch_backend.attention import attention
 from autoshard.runtime.torch_backend.collectives import all_reduce
 from autoshard.runtime.torch_backend.context import Context, Kernel
+from autoshard.runtime.torch_backend.dropout import dropout
 from autoshard.runtime.torch_backend.groups import Group
 from autoshard.runtime.torch_backend.lean import RmsNorm, Rotate, SiluMul, WholeCrossEntropy
 from autoshard.runtime.torch_backend.pointwise import pointwise
@@ -316,6 +317,7 @@ FACTORIES: dict[str, Callable[[Context, OperatorStep], Kernel]] = {
     "elementwise": _elementwise,
     "norm": _norm,
     "rope": _rope,
+    "dropout": dropout,
     "attention": attention,
     "embedding": _embedding,
     "position_embedding": _position_embedding,

@@ -24,20 +24,22 @@ from autoshard.runtime.torch_backend.groups import MeshGroups
 from autoshard.runtime.torch_backend.stage_module import StageModule
 from autoshard.schedules import Action, actions
 
+StepInputs = dict[str, list[torch.Tensor]]
+"""Token ids, labels and the like, by the graph's name: a local piece for each microbatch of a step."""
+
 
 class _Entered(nn.Module):
-    """A stage as the runtime calls it: token ids and labels come from this step's lists, not through the pipeline."""
+    """A stage as the runtime calls it: token ids and the like come from this step's lists, not through the pipeline."""
 
     def __init__(self, module: StageModule, stage: Stage, on_action: Callable[[str], None]):
         super().__init__()
         self.module, self._stage, self._on_action = module, stage, on_action
-        self.inputs: list[torch.Tensor] | None = None
-        self.labels: list[torch.Tensor] | None = None
+        self.inputs: StepInputs = {}
         self.losses: list[torch.Tensor] = []
         self._microbatch = 0
 
-    def begin(self, inputs: list[torch.Tensor] | None, labels: list[torch.Tensor] | None) -> None:
-        self.inputs, self.labels, self.losses, self._microbatch = inputs, labels, [], 0
+    def begin(self, inputs: StepInputs) -> None:
+        self.inputs, self.losses, self._microbatch = inputs, [], 0
 
     def tell(self, kind: str, microbatch: int) -> None:
         self._on_action(str(Action(kind, microbatch, self._stage.chunk)))
@@ -46,13 +48,7 @@ class _Entered(nn.Module):
         """received: the previous stage's output; the first stage's is only the runtime's token for a microbatch."""
         microbatch, self._microbatch = self._microbatch, self._microbatch + 1
         self.tell("F", microbatch)
-        values = {"hidden": received}
-        if self._stage.has_embedding:
-            assert self.inputs is not None
-            values["input_ids"] = self.inputs[microbatch]
-        if self._stage.has_head:
-            assert self.labels is not None
-            values["labels"] = self.labels[microbatch]
+        values = {"hidden": received, **{name: pieces[microbatch] for name, pieces in self.inputs.items()}}
         out = self.module(*(values[name] for name in self.module.input_names))
         if self._stage.has_head:
             self.losses.append(out.detach())
@@ -143,16 +139,14 @@ class Pipeline:
             assert groups is not None
             self._runtime = self._connect(plan, stages, programs, groups, dtype)
 
-    def run(
-        self, inputs: list[torch.Tensor] | None, labels: list[torch.Tensor] | None, weight: float
-    ) -> list[torch.Tensor]:
+    def run(self, inputs: StepInputs, weight: float) -> list[torch.Tensor]:
         """Forward and backward of all microbatches -> their local losses, where the last stage is here.
 
         weight: gradients are those of the microbatches' mean loss times this.
         """
         self._weight = weight
         for one in self._entered:
-            one.begin(inputs, labels)
+            one.begin(inputs)
         if self._runtime is None:
             self._run_alone()
         else:

@@ -13,17 +13,19 @@ import torch.distributed as dist
 
 from autoshard.checkpoint.layout import Shard, rank_shards
 from autoshard.errors import AutoshardError
+from autoshard.graph.operators import SEQUENCE_KEYS
 from autoshard.graph.partition import Program
 from autoshard.layout.buckets import tied_parameters
 from autoshard.layout.context_parallel import sequence_pieces
 from autoshard.layout.plan import Plan
 from autoshard.runtime.torch_backend.context import in_pieces
+from autoshard.runtime.torch_backend.dropout import sequence_keys
 from autoshard.runtime.torch_backend.evaluation import Evaluation
 from autoshard.runtime.torch_backend.groups import Group, MeshGroups, communicating_axes
 from autoshard.runtime.torch_backend.optimizer import DTYPES as DTYPES
 from autoshard.runtime.torch_backend.optimizer import OptimizerSettings, ShardedAdamW, gradient_axes
 from autoshard.runtime.torch_backend.parameters import local_parameters, local_piece
-from autoshard.runtime.torch_backend.pipeline import Pipeline
+from autoshard.runtime.torch_backend.pipeline import Pipeline, StepInputs
 from autoshard.runtime.torch_backend.stage_module import StageModule
 from autoshard.schedules import SCHEDULES
 
@@ -59,6 +61,9 @@ class Session:
         self.plan, self.rank, self.device = plan, rank, device
         self.label = ""
         """What the caller is doing, such as "step 3": part of error messages."""
+        self.steps_done = 0
+        """Of the whole training, resumed steps too: what dropout's random numbers depend on."""
+        self._seed = seed
         self._on_action = on_action
         mesh = plan.mesh
         pipeline_rank, self._index = mesh.coordinates(rank)
@@ -94,7 +99,8 @@ class Session:
         Negative labels are not learned: the loss is the mean over the others, which every rank counts for itself.
         """
         weight = _weight(labels)
-        losses = self._pipeline.run(self._local(inputs, "input_ids"), self._local(labels, "labels"), weight)
+        losses = self._pipeline.run(self.local_inputs(inputs, labels), weight)
+        self.steps_done += 1
         self._on_action("summing gradients and updating parameters")
         loss = self._total_loss(losses, weight)
         if not isfinite(loss):
@@ -103,7 +109,7 @@ class Session:
 
     def evaluate(self, inputs: Tokens, labels: Tokens) -> float:
         """Mean loss over the learned tokens of a global batch; nothing is learned from it."""
-        losses = self._evaluation.run(self._local(inputs, "input_ids"), self._local(labels, "labels"))
+        losses = self._evaluation.run(self.local_inputs(inputs, labels))
         return self._total_loss(losses, _weight(labels))
 
     @property
@@ -146,19 +152,27 @@ class Session:
                 mine = Group.of(handle, ranks, self.rank)
         return {} if mine is None else dict.fromkeys(sorted(shared), mine)
 
-    def _local(self, tokens: Tokens, name: str) -> list[torch.Tensor] | None:
-        """This rank's pieces, one a microbatch, where one of its stages reads this input."""
+    def local_inputs(self, inputs: Tokens, labels: Tokens) -> StepInputs:
+        """This rank's pieces of what its stages read of a step, besides each other's output."""
+        values = {"input_ids": torch.from_numpy(inputs), "labels": torch.from_numpy(labels)}
+        if self.plan.model.dropout:
+            values[SEQUENCE_KEYS] = sequence_keys(self._seed, self.steps_done, len(inputs))
+        found: StepInputs = {}
         for module in self.modules.values():
-            if name in module.input_names:
-                program = module.program
-                dims = program.graph.tensors[name].dims
-                state, pieces = program.states[name], torch.from_numpy(tokens).chunk(self.plan.num_microbatches)
-                # A copy of its own for each: a view would keep the whole batch on the device.
-                return [
-                    local_piece(piece[:, self._order], dims, state, self.plan.mesh, self._index).clone().to(self.device)
-                    for piece in pieces
-                ]
-        return None
+            for name in values.keys() & set(module.input_names):
+                found[name] = self._pieces(values[name], module.program, name)
+        return found
+
+    def _pieces(self, value: torch.Tensor, program: Program, name: str) -> list[torch.Tensor]:
+        """One a microbatch."""
+        dims, state = program.graph.tensors[name].dims, program.states[name]
+        if "seq" in dims:
+            value = value[:, self._order]
+        # A copy of its own for each: a view would keep the whole batch on the device.
+        return [
+            local_piece(piece, dims, state, self.plan.mesh, self._index).clone().to(self.device)
+            for piece in value.chunk(self.plan.num_microbatches)
+        ]
 
     def _total_loss(self, losses: list[torch.Tensor], weight: float) -> float:
         """Mean over microbatches, known to every rank: of the last stage's losses, summed over its ranks, times weight,

@@ -25,10 +25,15 @@ def random_key(seed: int, step: int, name: str) -> int:
 
 def random_bits(places: torch.Tensor, key: int) -> torch.Tensor:
     """int32 in [0, 2^16) for int64 places: splitmix64 of each place, its upper bits."""
-    mixed = places * -0x61C8864680B583EB + key
+    return _shifted(mixed(places, key), 64 - _DROPPED).to(torch.int32)
+
+
+def mixed(places: torch.Tensor, key: int | torch.Tensor) -> torch.Tensor:
+    """int64: splitmix64 of each place under a key, but for its last shift, which leaves the upper half as it is."""
+    found = places * -0x61C8864680B583EB + key
     for shift, multiplier in _STEPS:
-        mixed = (mixed ^ _shifted(mixed, shift)) * multiplier
-    return _shifted(mixed, 64 - _DROPPED).to(torch.int32)
+        found = (found ^ _shifted(found, shift)) * multiplier
+    return found
 
 
 def _shifted(x: torch.Tensor, bits: int) -> torch.Tensor:

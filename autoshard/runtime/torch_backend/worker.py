@@ -153,7 +153,7 @@ def _training(
     for step in range(progress.first_step, steps):
         inputs, labels = data.learned.batch(progress.batch_of(step))
         start = perf_counter()
-        session.label = f"step {step}"
+        session.label, session.steps_done = f"step {step}", step
         rate = learning_rate(
             arguments["lr_schedule"], step, steps, arguments["learning_rate"], arguments["warmup_steps"]
         )

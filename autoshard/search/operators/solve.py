@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from autoshard.graph.ir import Graph
 from autoshard.graph.partition import Choice, Program, partition
 from autoshard.graph.redistribute import Axes
-from autoshard.layout.sharding import HIDDEN_DIMS, hidden_state
+from autoshard.layout.sharding import HIDDEN_DIMS, hidden_state, input_states
 from autoshard.search.operators.linear import minimise
 from autoshard.search.operators.options import operator_options
 from autoshard.search.operators.prices import Price, Prices, program_price
@@ -36,7 +36,7 @@ def block_problem(graph: Graph, axes: Axes, sequence_parallel: bool, prices: Pri
         graph,
         axes,
         {op.name: operator_options(graph, op, axes, backend, sequence_parallel) for op in graph.operators},
-        {tensor.name: hidden for tensor in graph.inputs() if tensor.dims == HIDDEN_DIMS},
+        input_states(graph, axes, hidden),
         {last: hidden if graph.tensors[last].dims == HIDDEN_DIMS else None},
         prices,
     )

@@ -1,0 +1,161 @@
+"""Dropout with the same mask in every layout: a function of the element's place and of nothing that a rank remembers.
+
+An element's random number is a hash of the seed, the step, the sequence's place in the global batch, the operator's
+name (which has the layer) and the element's coordinates in the whole tensor. No generator, no state: a rank computes it
+for the elements that it holds, and again in backward and in a replay, so that nothing is kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from autoshard.graph.partition import OperatorStep
+from autoshard.runtime.torch_backend.context import Context, Kernel
+from autoshard.runtime.torch_backend.keep import Kept, keep
+from autoshard.runtime.torch_backend.stochastic_rounding import mixed, random_key
+
+_FIRST, _SECOND = -0x7A143595, -0x3D4D51CB
+"""murmur3's finalizer (Appleby 2011): odd multipliers, as signed numbers of 32 bits."""
+_STEP = -0x61C88647
+"""2^32 over the golden ratio: neighbours' numbers are far apart."""
+
+
+def sequence_keys(seed: int, step: int, sequences: int) -> torch.Tensor:
+    """int64 [sequences]: a key for each sequence of a step's global batch."""
+    return _key(torch.arange(sequences), random_key(seed, step, "dropout"))
+
+
+def _key(places: torch.Tensor, key: int | torch.Tensor) -> torch.Tensor:
+    """Both halves of it are used."""
+    found = mixed(places, key)
+    return found ^ (found >> 31)
+
+
+@dataclass(frozen=True)
+class Mask:
+    """Which elements of a tensor [batch, *places] one operator keeps, each with probability 1 - rate.
+
+    operator: its name. places: along each dim behind batch, which of the whole tensor's this rank holds.
+    """
+
+    operator: str
+    places: tuple[torch.Tensor, ...]
+    rate: float
+    _here: dict[torch.device, tuple[torch.Tensor, ...]] = field(default_factory=dict)
+
+    @property
+    def scale(self) -> float:
+        """Of what is kept."""
+        return 1 / (1 - self.rate)
+
+    def rows(self, keys: torch.Tensor) -> torch.Tensor:
+        """Keys of sequences, int64 [batch] -> of all rows along the last dim."""
+        if keys.device not in self._here:
+            self._here[keys.device] = tuple(place.to(keys.device) for place in self.places)
+        found = keys ^ random_key(0, 0, self.operator)
+        for place in self._here[keys.device][:-1]:
+            found = _key(place, found.unsqueeze(-1))
+        return found
+
+    def kept(self, rows: torch.Tensor) -> torch.Tensor:
+        """Keys of some rows -> boolean [*rows, elements]."""
+        columns = self._here[rows.device][-1].to(torch.int32)
+        low, high = _signed_half(rows), _signed_half(rows >> 32)
+        found = low.unsqueeze(-1) + columns * _STEP
+        shifted = found >> 16
+        found.bitwise_xor_(shifted).mul_(_FIRST)
+        torch.bitwise_right_shift(found, 13, out=shifted)
+        found.bitwise_xor_(shifted).bitwise_xor_(high.unsqueeze(-1)).mul_(_SECOND)
+        return found >= round(self.rate * 2**32) - 2**31
+
+
+def _signed_half(x: torch.Tensor) -> torch.Tensor:
+    """The lower 32 bits as int32."""
+    return ((x & 0xFFFFFFFF) - ((x & 0x80000000) << 1)).to(torch.int32)
+
+
+def places(context: Context, step: OperatorStep, dim: str) -> torch.Tensor:
+    """Which of a whole dim this rank holds while the operator runs."""
+    if dim == "seq":
+        return context.positions(step)
+    position, count = context.piece(step, dim)
+    length = context.graph.sizes[dim] // count
+    return torch.arange(position * length, (position + 1) * length)
+
+
+def dropout(context: Context, step: OperatorStep) -> Kernel:
+    """x [batch ...], keys [batch] -> x with elements dropped where gradients are computed, else x."""
+    op = step.operator
+    rate: Any = op.attributes["rate"]
+    batch, *dims = context.dims(op.output)
+    assert batch == "batch", op
+    mask = Mask(op.name, tuple(places(context, step, dim) for dim in dims), rate)
+
+    def run(x: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        if not torch.is_grad_enabled():
+            return x
+        out: torch.Tensor = _Dropout.apply(x, keys, mask)
+        return out
+
+    return run
+
+
+class _Dropout(torch.autograd.Function):
+    """Keeps the sequences' keys, which are no activation: a replay must not run up to here for them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, keys: torch.Tensor, mask: Mask) -> torch.Tensor:
+        ctx.keys, ctx.mask = keys, mask
+        return (x * mask.kept(mask.rows(keys))).mul_(mask.scale)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        mask: Mask = ctx.mask
+        return (grads[0] * mask.kept(mask.rows(ctx.keys))).mul_(mask.scale), None, None
+
+
+def dropped_product(weights: torch.Tensor, v: torch.Tensor, keys: torch.Tensor, mask: Mask) -> torch.Tensor:
+    """weights [batch heads queries keys], some of them dropped, times v [batch kvheads keys headdim]: [batch kvheads
+    heads/kvheads*queries headdim].
+
+    mask: of weights as [batch kvhead group queries keys]. Keeps the weights as they came, and v.
+    """
+    weights, kept = keep(weights, v)
+    out: torch.Tensor = _DroppedProduct.apply(weights, v, kept, keys, mask)
+    return out
+
+
+class _DroppedProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, weights: torch.Tensor, v: torch.Tensor, kept: Kept, keys: torch.Tensor, mask: Mask
+    ) -> torch.Tensor:
+        ctx.kept, ctx.keys, ctx.mask = kept, keys, mask
+        return (_without_dropped(weights, keys, mask).view(_products(weights, v)) @ v).mul_(mask.scale)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None, None]:
+        weights, v = ctx.kept.tensors
+        grad = grads[0] * ctx.mask.scale
+        dropped = _without_dropped(weights, ctx.keys, ctx.mask)
+        grad_v = dropped.view(_products(weights, v)).transpose(-1, -2) @ grad
+        del dropped
+        grad_weights = (grad @ v.transpose(-1, -2)).view(weights.shape)
+        return _without_dropped(grad_weights, ctx.keys, ctx.mask), grad_v, None, None, None
+
+
+def _products(weights: torch.Tensor, v: torch.Tensor) -> tuple[int, ...]:
+    """Query heads that share values are more rows of one product."""
+    batch, heads, queries, keys = weights.shape
+    return batch, v.shape[1], heads // v.shape[1] * queries, keys
+
+
+def _without_dropped(x: torch.Tensor, keys: torch.Tensor, mask: Mask) -> torch.Tensor:
+    """One head at a time: random numbers of all would be as large as the scores."""
+    out, rows = torch.empty_like(x), mask.rows(keys).view(x.shape[:-1])
+    for own, one, row in zip(*(t.flatten(0, 1).unbind(0) for t in (out, x, rows)), strict=True):
+        torch.mul(one, mask.kept(row), out=own)
+    return out

@@ -1,0 +1,66 @@
+"""How much of which activations training drops at random. Evaluation drops nothing."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from autoshard.errors import AutoshardError
+from autoshard.spec.fields import is_finite, show, values_for
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """Probabilities, from 0 to below 1, that an element becomes zero; the others are scaled by 1 / (1 - probability).
+
+    embedding: what the embedding gives to the first block. residual: what attention and MLP give to the residual
+    stream. attention: the probabilities that attention weighs values with.
+    """
+
+    embedding: float = 0.0
+    residual: float = 0.0
+    attention: float = 0.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            number = isinstance(value, (int, float)) and not isinstance(value, bool) and is_finite(value)
+            if not number or not 0 <= value < 1:
+                raise AutoshardError(f"{field.name}={show(value)} of dropout must be a number from 0 to below 1")
+
+    def __bool__(self) -> bool:
+        """Whether anything is dropped."""
+        return any((self.embedding, self.residual, self.attention))
+
+    def __str__(self) -> str:
+        """'embedding=0.1,attention=0.1', as `parse_dropout` reads it."""
+        return ",".join(f"{name}={rate:g}" for name, rate in asdict(self).items() if rate) or "0"
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, value: object, path: str = "dropout") -> Dropout:
+        return cls(**values_for(cls, value, path))
+
+
+NO_DROPOUT = Dropout()
+PUBLISHED = "config"
+"""In place of probabilities: those of the model's config.json."""
+
+
+def parse_dropout(text: str) -> Dropout:
+    """'0.1' for all three, or some of them: 'residual=0.1,attention=0.05'. Raises AutoshardError for anything else."""
+    names = tuple(field.name for field in fields(Dropout))
+    some = ", ".join(f"{name}=0.1" for name in names)
+    form = f"{PUBLISHED}, a probability such as 0.1, or some of {some} joined by commas"
+    try:
+        if "=" not in text:
+            return Dropout(*(float(text),) * len(names))
+        pairs = [part.split("=") for part in text.split(",")]
+        rates = {name.strip(): float(rate) for name, rate in pairs}
+    except ValueError:
+        raise AutoshardError(f"dropout={show(text)} must be {form}") from None
+    if len(rates) < len(pairs) or not rates.keys() <= set(names):
+        raise AutoshardError(f"dropout={show(text)} must be {form}")
+    return Dropout(**rates)
