@@ -79,8 +79,9 @@ def _one_line(message: str, parser: argparse.ArgumentParser) -> str:
         return f"a command is missing: {', '.join(commands)}; see autoshard --help"
     if wrong := re.match(r"argument COMMAND: invalid choice: '?(.*?)'? \(choose from (.*)\)", message):
         return f"{wrong[1]} is not a command; commands: {wrong[2].replace(chr(39), '')}"
-    if required := re.match(r"the following arguments are required: (?:\w+\.)?(.*)", message):
-        return f"{required[1].upper()} is missing; see --help"
+    if required := re.match(r"the following arguments are required: (.*)", message):
+        names = [_as_typed(name.rpartition(".")[2], parser) for name in required[1].split(", ")]
+        return f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} missing; see --help"
     if config := re.match(r"Subcommand '(\w+)' does not accept option '(.*)'", message):
         return f"the config file has {config[2]}, which is not an option of autoshard {config[1]}"
     if config := re.match(r"""Parser key "config": File does not exist: '(.*)'""", message):
@@ -92,6 +93,18 @@ def _one_line(message: str, parser: argparse.ArgumentParser) -> str:
     )
     message = re.sub(r'^Parser key "([\w.]+)": ', r"\1: ", re.sub(r"^argument ", "", message))
     return " ".join(message.split())
+
+
+def _as_typed(name: str, parser: argparse.ArgumentParser) -> str:
+    """The flag of an option, else the argument as help has it."""
+    flags = [
+        flag
+        for one in parsers(parser)
+        for action in one._actions
+        if action.dest == name
+        for flag in action.option_strings
+    ]
+    return flags[-1] if flags else name.upper()
 
 
 def _unknown_argument(given: str, parser: argparse.ArgumentParser) -> str:

@@ -64,6 +64,8 @@ def _read_yaml(path: Path) -> object:
     try:
         if path.is_dir():
             raise AutoshardError(f"sweep {path} is a directory; name the YAML file in it")
+        if path.exists() and not path.is_file():
+            raise AutoshardError(f"sweep {path} is not a regular file")
         size = path.stat().st_size
         if size > MAX_SWEEP_BYTES:
             raise AutoshardError(
