@@ -71,7 +71,7 @@ def train(
     plan: Plan, rank: int, steps: int, counted: bool = False, learning_rate: float = LEARNING_RATE
 ) -> tuple[Session, Outcomes, CollectiveCounter]:
     """Steps on random tokens. counted: the first step's collectives are, which takes longer than the step itself."""
-    settings = optimizer_settings(plan.training.precision, learning_rate, plan.strategy.zero1, seed=0)
+    settings = optimizer_settings(plan.training.precision, learning_rate, plan.strategy.zero, seed=0)
     session = Session(
         plan, rank, torch.device("cpu"), settings, seed=0, on_action=lambda action: counter.on_action(action)
     )
