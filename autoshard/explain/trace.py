@@ -1,6 +1,7 @@
 """A plan's step as a timeline in Chrome's trace format, for https://ui.perfetto.dev: predicted, and measured beside it.
 
-A process for each pipeline rank. Its row holds the actions; inside each, what computes and what communicates, at the
+A process for each pipeline rank, in whole microseconds: of fractions Perfetto keeps less, and drops a span that then
+reaches out of the one around it. Its row holds the actions; inside each, what computes and what communicates, at the
 share that the plan's terms give to collectives; between them what waits; behind the last the gradient sums and the
 update. A counter follows its memory. Measured ranks are processes of their own, behind the predicted ones.
 """
@@ -12,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from autoshard.cost.values import StageMemory
 from autoshard.errors import AutoshardError
 from autoshard.explain.measured import measured_run, read_run
 from autoshard.layout.plan import Plan
@@ -25,8 +27,8 @@ BEHIND = ("other gradient sums", "gradient reduce-scatter", "optimizer update", 
 """Terms behind the pipeline, in the order in which they come; with COLLECTIVES and IN_PIPELINE apart, the others are
 computing."""
 KEPT = "kept activations"
-MEASURED_PROCESS = 10_000
-"""Process numbers of measured ranks begin here."""
+PREDICTED_PROCESS, MEASURED_PROCESS = 1, 10_001
+"""Process numbers of the ranks begin here; 0 is the idle process elsewhere."""
 MAX_TRACE_BYTES = 2e9
 Event = dict[str, Any]
 
@@ -36,12 +38,12 @@ def predicted_events(plan: Plan) -> Iterator[Event]:
     orders, timeline = planned_timeline(plan)
     share = communication_share(plan)
     for rank, (order, spans) in enumerate(zip(orders, timeline.spans, strict=True)):
-        yield _named(rank, f"pipeline rank {rank}, predicted")
-        yield _sorted(rank, rank)
-        yield from _actions(rank, order, spans, share)
-        yield from _waits(rank, spans, timeline)
-        yield from _memory(plan, rank, order, spans)
-        yield from _behind(plan, rank, timeline)
+        process = PREDICTED_PROCESS + rank
+        yield from _titles(process, f"pipeline rank {rank}, predicted")
+        yield from _actions(process, order, spans, share)
+        yield from _waits(process, spans, timeline)
+        yield from _memory(process, plan.estimate.memory[rank], order, spans)
+        yield from _behind(process, plan, timeline)
 
 
 def communication_share(plan: Plan) -> float:
@@ -51,33 +53,32 @@ def communication_share(plan: Plan) -> float:
     return sum(terms.get(name, 0.0) for name in COLLECTIVES) / inside if inside else 0.0
 
 
-def _actions(rank: int, order: Order, spans: Sequence[tuple[float, float]], share: float) -> Iterator[Event]:
+def _actions(process: int, order: Order, spans: Sequence[tuple[float, float]], share: float) -> Iterator[Event]:
     for action, (start_s, end_s) in zip(order, spans, strict=True):
-        yield _span(rank, "action", str(action), start_s, end_s)
+        yield _span(process, "action", str(action), start_s, end_s)
         middle_s = end_s - share * (end_s - start_s)
-        yield _span(rank, "compute", "compute", start_s, middle_s)
+        yield _span(process, "compute", "compute", start_s, middle_s)
         if share:
-            yield _span(rank, "communication", "exposed communication", middle_s, end_s)
+            yield _span(process, "communication", "exposed communication", middle_s, end_s)
 
 
-def _waits(rank: int, spans: Sequence[tuple[float, float]], timeline: Timeline) -> Iterator[Event]:
+def _waits(process: int, spans: Sequence[tuple[float, float]], timeline: Timeline) -> Iterator[Event]:
     before_s = 0.0
     for start_s, end_s in (*spans, (timeline.total_s, timeline.total_s)):
-        if start_s - before_s > 1e-9:
-            yield _span(rank, "bubble", "bubble", before_s, start_s)
+        if start_s - before_s > 1e-6:
+            yield _span(process, "bubble", "bubble", before_s, start_s)
         before_s = end_s
 
 
-def _memory(plan: Plan, rank: int, order: Order, spans: Sequence[tuple[float, float]]) -> Iterator[Event]:
+def _memory(process: int, memory: StageMemory, order: Order, spans: Sequence[tuple[float, float]]) -> Iterator[Event]:
     """Kept activations rise with every forward and fall with its backward; at their peak the whole is the plan's."""
-    memory = plan.estimate.memory[rank]
     kept = sum(term.value for term in memory.terms if term.name == KEPT)
     held, peak = 0, max(_held(order))
-    yield _counter(rank, 0.0, memory.total_bytes - kept)
+    yield _counter(process, 0.0, memory.total_bytes - kept)
     for action, (start_s, end_s) in zip(order, spans, strict=True):
         held += {"F": 1, "B": -1, "I": -1}.get(action.kind, 0)
         at_s = start_s if action.kind == "F" else end_s
-        yield _counter(rank, at_s, memory.total_bytes - kept * (1 - held / peak))
+        yield _counter(process, at_s, memory.total_bytes - kept * (1 - held / peak))
 
 
 def _held(order: Order) -> Iterator[int]:
@@ -87,12 +88,12 @@ def _held(order: Order) -> Iterator[int]:
         yield held
 
 
-def _behind(plan: Plan, rank: int, timeline: Timeline) -> Iterator[Event]:
+def _behind(process: int, plan: Plan, timeline: Timeline) -> Iterator[Event]:
     terms = {term.name: term.value for term in plan.estimate.time_terms}
     start_s = timeline.total_s
     for name in BEHIND:
         if seconds := terms.get(name, 0.0):
-            yield _span(rank, "optimizer", name, start_s, start_s + seconds)
+            yield _span(process, "optimizer", name, start_s, start_s + seconds)
             start_s += seconds
 
 
@@ -119,8 +120,7 @@ def measured_events(plan: Plan, path: str) -> list[Event]:
 def _averages(one: Mapping[str, Any]) -> Iterator[Event]:
     """A rank of which only the sums are known: one bar behind the other."""
     process, start_s = MEASURED_PROCESS + one["rank"], 0.0
-    yield _named(process, f"rank {one['rank']}, measured (sums of a step)")
-    yield _sorted(process, process)
+    yield from _titles(process, f"rank {one['rank']}, measured (sums of a step)")
     parts = (
         ("compute", one["actions_s"] - one["collectives_s"]),
         ("exposed communication", one["collectives_s"]),
@@ -142,37 +142,42 @@ def _executed(file: Path) -> list[Event]:
         events = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
         executed = [event for event in events if event["pid"] == 1]
         names = {event["tid"]: event["args"]["name"] for event in executed if event["name"] == "thread_name"}
-        spans = [
-            {**event, "pid": MEASURED_PROCESS + event["tid"], "tid": 0} for event in executed if event["ph"] == "X"
-        ]
+        spans = [_moved(event, MEASURED_PROCESS + event["tid"]) for event in executed if event["ph"] == "X"]
     except OSError as error:
         raise AutoshardError(f"{file} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):
         raise AutoshardError(f"{file} is no trace.json of `autoshard run --profile`") from None
-    titles = [_named(MEASURED_PROCESS + rank, f"{name}, measured") for rank, name in sorted(names.items())]
-    return [*titles, *(_sorted(MEASURED_PROCESS + rank, MEASURED_PROCESS + rank) for rank in sorted(names)), *spans]
+    titles = [
+        one for rank, name in sorted(names.items()) for one in _titles(MEASURED_PROCESS + rank, f"{name}, measured")
+    ]
+    return [*titles, *sorted(spans, key=lambda span: (span["ts"], -span["dur"]))]  # what holds others comes first
+
+
+def _moved(event: Event, process: int) -> Event:
+    return _span(process, event["cat"], event["name"], event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6)
 
 
 def _span(process: int, category: str, name: str, start_s: float, end_s: float) -> Event:
-    """Microseconds, as the format has it."""
-    start_us, end_us = round(start_s * 1e6, 3), round(end_s * 1e6, 3)
-    duration = round(end_us - start_us, 3)
-    return {"name": name, "cat": category, "ph": "X", "ts": start_us, "dur": duration, "pid": process, "tid": 0}
+    start_us, end_us = round(start_s * 1e6), round(end_s * 1e6)
+    times = {"ts": start_us, "dur": end_us - start_us}
+    return {"name": name, "cat": category, "ph": "X", **times, "pid": process, "tid": process}
 
 
 def _counter(process: int, at_s: float, size: float) -> Event:
     return {
         "name": "memory",
         "ph": "C",
-        "ts": round(at_s * 1e6, 3),
+        "ts": round(at_s * 1e6),
         "pid": process,
         "args": {"GB": round(size / GB, 4)},
     }
 
 
-def _named(process: int, name: str) -> Event:
-    return {"name": "process_name", "ph": "M", "pid": process, "tid": 0, "args": {"name": name}}
-
-
-def _sorted(process: int, place: int) -> Event:
-    return {"name": "process_sort_index", "ph": "M", "pid": process, "tid": 0, "args": {"sort_index": place}}
+def _titles(process: int, name: str) -> Iterator[Event]:
+    """Of a process and its only row, and its place among the others."""
+    for kind, value in (
+        ("process_name", {"name": name}),
+        ("thread_name", {"name": "step"}),
+        ("process_sort_index", {"sort_index": process}),
+    ):
+        yield {"name": kind, "ph": "M", "pid": process, "tid": process, "args": value}
