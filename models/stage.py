@@ -11,6 +11,7 @@ from autoshard.models.gpt2 import graph as gpt2
 from autoshard.models.gpt_neox import graph as gpt_neox
 from autoshard.models.llama import graph as llama
 from autoshard.models.mixtral import graph as mixtral
+from autoshard.models.padding import multiple_of, padded_heads, padded_width
 from autoshard.models.qwen import graph as qwen
 from autoshard.models.traced import graph as traced
 from autoshard.spec.model import ModelSpec
@@ -37,24 +38,24 @@ def padded_vocab_size(vocab_size: int, tp: int) -> int:
     """The vocabulary as stored: unchanged where tp divides it, else padded to a multiple of 8 tp."""
     if vocab_size % tp == 0:
         return vocab_size
-    multiple = VOCABULARY_MULTIPLE * tp
-    return ceil(vocab_size / multiple) * multiple
+    return multiple_of(vocab_size, VOCABULARY_MULTIPLE * tp)
 
 
 def dim_sizes(model: ModelSpec, batch: int, seq: int, tp: int = 1, capacity_factor: float = 1.0) -> dict[str, int]:
-    """Global size of every dim for one microbatch.
+    """Global size of every dim for one microbatch; heads, inner widths and vocabulary padded where tp does not divide.
 
     batch: sequences of all data-parallel replicas. capacity_factor: slots of an expert over its even share of a
     sequence's tokens; num_local_experts / num_experts_per_tok gives every token a slot whatever the router does.
     """
+    heads = padded_heads(model, tp)
     sizes = {
         "batch": batch,
         "seq": seq,
         "embed": model.hidden_size,
-        "kvhead": model.num_key_value_heads,
-        "group": model.num_attention_heads // model.num_key_value_heads,
+        "kvhead": heads.key_value,
+        "group": heads.groups,
         "headdim": model.head_dim,
-        "ffn": model.intermediate_size,
+        "ffn": padded_width(model, model.intermediate_size, tp),
         "vocab": padded_vocab_size(model.vocab_size, tp),
     }
     if model.rope_theta is None:
@@ -64,10 +65,15 @@ def dim_sizes(model: ModelSpec, batch: int, seq: int, tp: int = 1, capacity_fact
         share = seq * model.num_experts_per_tok / model.num_local_experts
         sizes["capacity"] = ceil(share * capacity_factor)
     if model.shared_expert_intermediate_size:
-        sizes["shared_ffn"] = model.shared_expert_intermediate_size
+        sizes["shared_ffn"] = padded_width(model, model.shared_expert_intermediate_size, tp)
     if model.graph is not None:
         sizes.update(model.graph.sizes)
     return sizes
+
+
+def published_sizes(model: ModelSpec) -> dict[str, int]:
+    """Size of every dim of a parameter without padding."""
+    return dim_sizes(model, batch=1, seq=1)
 
 
 def stage_graph(
@@ -97,7 +103,7 @@ def stage_graph(
 
 def parameter_count(model: ModelSpec) -> int:
     """Parameters of the whole model as published: unpadded, tied ones once."""
-    sizes = dim_sizes(model, batch=1, seq=1)
+    sizes = published_sizes(model)
     block = stage_graph(model, sizes, range(1), first=False, last=False).num_parameters()
     ends = stage_graph(model, sizes, range(0), first=True, last=True).num_parameters()
     return ends + model.num_hidden_layers * block

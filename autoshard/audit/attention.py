@@ -10,6 +10,7 @@ import torch
 
 from autoshard.layout.context_parallel import RINGS, sequence_pieces
 from autoshard.layout.plan import Plan
+from autoshard.models.padding import padded_heads
 from autoshard.runtime.torch_backend.attention import _attention_mask
 from autoshard.runtime.torch_backend.ring_attention import Ring, _tiles
 
@@ -64,7 +65,7 @@ def _tile_share(plan: Plan, position: int) -> float:
     pieces = sequence_pieces(strategy.context_parallel, strategy.cp)
     neighbours: Any = SimpleNamespace(size=strategy.cp, index=position)
     ring = Ring(neighbours, pieces, seq // len(pieces), seq if window is None else window)
-    heads = strategy.microbatch_size * plan.model.num_attention_heads // strategy.tp
+    heads = strategy.microbatch_size * padded_heads(plan.model, strategy.tp).queries // strategy.tp
     computed = seen = 0
     for source in range(strategy.cp):
         for tile in _tiles(ring, source, heads, torch.device("cpu")):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from autoshard.checkpoint.boxes import Box, boxes_of_run
 from autoshard.graph.ir import Tensor
@@ -22,15 +23,23 @@ from autoshard.spec.model import ModelSpec
 
 @dataclass(frozen=True)
 class Piece:
-    """A box of a parameter, row-major at `start` of a rank's shard of a bucket.
+    """A box of a parameter at `start` of a rank's shard of a bucket.
 
-    writes: no other rank saves these elements.
+    writes: no other rank saves these elements. held: sizes of the row-major block there, of which the box is the first
+    corner and the rest is padding; None: no more than the box.
     """
 
     name: str
     box: Box
     start: int
     writes: bool
+    held: tuple[int, ...] | None = None
+
+    def view(self, shard: Any) -> Any:
+        """Its elements in a flat shard (a torch tensor or an array), which a write to them changes: as the box."""
+        sizes = self.held or self.box.sizes
+        block = shard[self.start : self.start + prod(sizes)].reshape(sizes)
+        return block[tuple(slice(size) for size in self.box.sizes)]
 
 
 @dataclass(frozen=True)
@@ -52,7 +61,7 @@ def parameter_shapes(model: ModelSpec) -> dict[str, tuple[int, ...]]:
 
 
 def rank_shards(plan: Plan, rank: int) -> tuple[Shard, ...]:
-    """One for each of the rank's buckets, in the optimizer's order. Padding of a vocabulary belongs to no piece."""
+    """One for each of the rank's buckets, in the optimizer's order. Padding belongs to no piece."""
     return next(shards_of(plan, (rank,)))
 
 
@@ -105,9 +114,10 @@ def _shard(
         start, stop = max(0, -offset), min(size, elements - offset)
         at = offset + start
         for box in boxes_of_run(local.sizes, start, stop):
-            published = _published(box.within(local.offsets), shapes[tensor.name])
-            if published is not None:
-                pieces.append(Piece(tensor.name, published, at, writes))
+            whole = box.within(local.offsets)
+            published = whole.common(Box((0,) * len(whole.sizes), shapes[tensor.name]))
+            if published is not None:  # padding lies at the end of a dim
+                pieces.append(Piece(tensor.name, published, at, writes, None if published == whole else whole.sizes))
             at += box.elements
         offset += size
     return Shard(elements, tuple(pieces))
@@ -138,10 +148,3 @@ def _is_first(program: Program, tensor: Tensor, index: dict[str, int], sharded: 
     """Whether the rank is the first of those that hold the same elements. sharded: axes along which they differ."""
     entries = zip(program.axes, program.states[tensor.name], strict=True)
     return all(index[axis] == 0 for axis, entry in entries if entry not in tensor.dims and axis not in sharded)
-
-
-def _published(box: Box, shape: tuple[int, ...]) -> Box | None:
-    """Without the padding, which lies at the end of the first dim: what is left is contiguous too."""
-    found = box.common(Box((0,) * len(shape), shape))
-    assert found is None or found.sizes[1:] == box.sizes[1:], (box, shape)
-    return found

@@ -65,8 +65,7 @@ class CheckpointReader:
 
         Raises AutoshardError when the checkpoint does not have all of it.
         """
-        target = shard[piece.start * self._width : (piece.start + piece.box.elements) * self._width]
-        target = target.view(f"u{self._width}").reshape(piece.box.sizes)
+        target = piece.view(shard.view(f"u{self._width}"))
         found = taken = 0
         for part in self._parts.get((quantity, piece.name), ()):
             common = piece.box.common(part.box)

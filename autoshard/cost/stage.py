@@ -18,6 +18,7 @@ from autoshard.layout.context_parallel import UNUSED, with_context_parallel
 from autoshard.layout.mesh import DATA_AXES, Mesh, build_mesh
 from autoshard.layout.sharding import OperatorChoices, stage_program
 from autoshard.layout.strategy import Strategy
+from autoshard.models.padding import padded_heads
 from autoshard.models.stage import dim_sizes, padded_vocab_size, stage_graph
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.model import ModelSpec
@@ -61,7 +62,8 @@ def stage_mesh(model: ModelSpec, cluster: Cluster, shape: LocalShape) -> Mesh:
     """
     kv_inner = cluster.layout_rules != "trn2"
     replicas = max(2, cluster.world_size // (shape.tp * shape.cp * shape.ep))
-    return build_mesh(shape.tp, 1, replicas * shape.ep, shape.cp, shape.ep, model.num_key_value_heads, kv_inner)
+    kv_heads = padded_heads(model, shape.tp).key_value
+    return build_mesh(shape.tp, 1, replicas * shape.ep, shape.cp, shape.ep, kv_heads, kv_inner)
 
 
 def mesh_order(mesh: Mesh) -> tuple[tuple[str, int], ...]:
@@ -179,7 +181,8 @@ def stage_work(
 ) -> ProgramWork:
     """What a stage of this local shape asks for. It does not depend on the devices, nor on how many replicas there are:
     with 2, the program says which gradients they sum."""
-    mesh = build_mesh(shape.tp, 1, 2 * shape.ep, shape.cp, shape.ep, model.num_key_value_heads, kv_inner)
+    kv_heads = padded_heads(model, shape.tp).key_value
+    mesh = build_mesh(shape.tp, 1, 2 * shape.ep, shape.cp, shape.ep, kv_heads, kv_inner)
     batch = shape.microbatch_size * mesh.size(DATA_AXES)
     sizes = dim_sizes(model, batch, sequence_length, shape.tp, capacity_factor)
     graph = stage_graph(
@@ -192,7 +195,8 @@ def stage_work(
 def strategy_mesh(model: ModelSpec, cluster: Cluster, strategy: Strategy) -> Mesh:
     """Its mesh; trn2 orders the two axes of tensor parallelism beyond the key-value heads the other way."""
     s = strategy
-    return build_mesh(s.tp, s.pp, s.dp, s.cp, s.ep, model.num_key_value_heads, cluster.layout_rules != "trn2")
+    kv_heads = padded_heads(model, s.tp).key_value
+    return build_mesh(s.tp, s.pp, s.dp, s.cp, s.ep, kv_heads, cluster.layout_rules != "trn2")
 
 
 def strategy_parts(

@@ -84,6 +84,9 @@ class GraphBuilder:
     def dims(self, tensor: str) -> tuple[str, ...]:
         return self._tensors[tensor].dims
 
+    def size(self, dim: str) -> int:
+        return self._sizes[dim]
+
     def parameter(self, name: str, dims: str) -> str:
         """Asking twice for one name gives the same parameter: that is how embeddings are tied."""
         return self._add(Tensor(name, tuple(dims.split()), "parameter", self._element_bytes))

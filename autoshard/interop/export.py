@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from autoshard.errors import AutoshardError
+from autoshard.models.padding import padding_notes
 
 if TYPE_CHECKING:
     from autoshard.layout.plan import Plan
@@ -29,6 +30,9 @@ def export(plan: Plan, form: str) -> Exported:
     """
     if plan.model.graph is not None:
         raise AutoshardError(f"{plan.model.name} was traced from its own module, which {form} has no form for")
+    padding = padding_notes(plan.model, plan.strategy.tp)
+    if padding:
+        raise AutoshardError(f"{form} has no form for padding: {padding[0]}")
     match form:
         case "nxdt":
             from autoshard.interop.export_nxdt import nxdt_yaml

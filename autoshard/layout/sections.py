@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -14,6 +14,7 @@ from autoshard.layout.context_parallel import sequence_pieces
 from autoshard.layout.mesh import Mesh
 from autoshard.layout.plan import Plan
 from autoshard.layout.template import template_of
+from autoshard.models.stage import published_sizes
 
 Section = dict[str, Any]
 
@@ -77,18 +78,28 @@ def operators_section(plan: Plan) -> Section:
 
 
 def parameters_section(plan: Plan) -> Section:
-    """Global shapes (vocabulary padded), where each rank's piece lies, and which axes sum the gradient once a step."""
+    """Global shapes, where each rank's piece lies, and which axes sum the gradient once a step.
+
+    published_shape: without padding, where a parameter has some.
+    """
     found: Section = {}
+    published = published_sizes(plan.model)
     for program in plan.sample_programs:
         for tensor in program.graph.parameters():
             entry = {
                 "dims": list(tensor.dims),
                 "shape": [program.graph.sizes[dim] for dim in tensor.dims],
+                **_unpadded(tensor.dims, program.graph.sizes, published),
                 "placements": _placements(program, program.states[tensor.name]),
                 "gradient_sync": list(program.gradient_sync.get(tensor.name, ())),
             }
             found.setdefault(template_of(tensor.name), entry)
     return found
+
+
+def _unpadded(dims: Iterable[str], sizes: Mapping[str, int], published: Mapping[str, int]) -> Section:
+    own = [published[dim] for dim in dims]
+    return {} if own == [sizes[dim] for dim in dims] else {"published_shape": own}
 
 
 def activations_section(plan: Plan) -> Section:

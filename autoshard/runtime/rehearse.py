@@ -1,8 +1,9 @@
 """A plan for a cluster made small enough for this machine, with everything that could go wrong still in it.
 
 Kept: the axes that the plan uses (each at 2 or more), the schedule and its regime, virtual stages, uneven cuts, the
-recompute set, ZeRO-1 and the number formats, grouped-query ratio, KV replication, experts and their top k, sliding
-window, rope scaling, tied embeddings. Shrunk: degrees, layers, widths, vocabulary, sequence, batch.
+recompute set, ZeRO-1 and the number formats, grouped-query ratio, KV replication, padding of heads, experts
+and their top k, sliding window, rope scaling, tied embeddings. Shrunk: degrees, layers, widths, vocabulary, sequence,
+batch.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from autoshard.layout.plan import Plan, make_plan
 from autoshard.layout.sharding import divides
 from autoshard.layout.strategy import Strategy
 from autoshard.layout.template import template_of
+from autoshard.models.padding import padded_heads
 from autoshard.models.traced.shrink import shrunk
 from autoshard.spec.cluster import Cluster, load_cluster
 from autoshard.spec.model import ModelSpec
@@ -178,7 +180,13 @@ def _model(original: Plan, kept: dict[str, int], vocab_size: int) -> ModelSpec:
     replicated = original.strategy.tp > model.num_key_value_heads
     group = 1 if ratio == 1 else max(2, min(ratio, 8 if replicated else 4) // 2 * 2)
     kv_heads = 1 if replicated and ratio > 1 else (2 if ratio > 1 else 4)
-    assert group * kv_heads % tp == 0, (group, kv_heads, tp)
+    padded = padded_heads(model, original.strategy.tp)
+    if padded.groups != ratio:
+        kv_heads, group = 1, 3
+    elif padded.key_value != model.num_key_value_heads:
+        kv_heads = 3
+    else:
+        assert group * kv_heads % tp == 0, (group, kv_heads, tp)
     heads = kv_heads * group
     hidden = HEAD_DIM * heads
     ffn = max(32, round(hidden * model.intermediate_size / model.hidden_size / 32) * 32)

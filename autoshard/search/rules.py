@@ -17,6 +17,7 @@ from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import BLOCK_MODULES, check_members, members
 from autoshard.layout.context_parallel import RINGS, UNUSED
 from autoshard.layout.strategy import Strategy
+from autoshard.models.padding import padded_heads, padding_notes
 from autoshard.models.stage import dim_sizes, stage_graph
 from autoshard.schedules import NXD_SCHEDULES, SCHEDULES
 from autoshard.spec.cluster import Cluster
@@ -107,13 +108,38 @@ def tp_is_a_group_size(problem: Problem, draft: Draft) -> str | None:
         return None
     return (
         f"tp={draft.tp} is not a group of {cluster.instance} at lnc {cluster.lnc}; "
-        f"degrees that are: {fitting(known, lambda tp: problem.model.num_attention_heads % tp == 0)}"
+        f"degrees that are: {fitting(known, lambda tp: tp_divides_heads(problem, Draft(tp, 1, 1, 1, 1)) is None)}"
+    )
+
+
+def pads(problem: Problem) -> bool:
+    """Whether empty heads and columns fill up what tp does not divide. A layout that tp divides never has any."""
+    return problem.backend == "torch" and problem.model.graph is None
+
+
+def padding_is_the_smaller_part(problem: Problem, draft: Draft) -> str | None:
+    """Twice the heads is where another tp does the same for less."""
+    heads = problem.model.num_attention_heads
+
+    def little(tp: int) -> bool:
+        return padded_heads(problem.model, tp).queries < 2 * heads
+
+    if not pads(problem) or little(draft.tp):
+        return None
+
+    def works(tp: int) -> bool:
+        return little(tp) and tp_is_a_group_size(problem, Draft(tp, 1, 1, 1, 1)) is None
+
+    nearest = min(filter(works, divisors(problem.cluster.world_size)), key=lambda tp: abs(tp - draft.tp))
+    return (
+        f"tp={draft.tp} would pad num_attention_heads={heads} of {problem.model.name} to "
+        f"{padded_heads(problem.model, draft.tp).queries}; the nearest tp that fits here: {nearest}"
     )
 
 
 def tp_divides_heads(problem: Problem, draft: Draft) -> str | None:
     heads = problem.model.num_attention_heads
-    if heads % draft.tp == 0:
+    if pads(problem) or heads % draft.tp == 0:
         return None
     return (
         f"tp={draft.tp} must divide num_attention_heads={heads} of {problem.model.name}; "
@@ -128,7 +154,7 @@ def kv_heads_are_shared_evenly(problem: Problem, draft: Draft) -> str | None:
     def shared(tp: int) -> bool:
         return kv_heads % tp == 0 or tp % kv_heads == 0
 
-    if shared(draft.tp):
+    if pads(problem) or shared(draft.tp):
         return None
     return (
         f"tp={draft.tp} must divide num_key_value_heads={kv_heads} of {problem.model.name} or be a multiple of it; "
@@ -138,7 +164,7 @@ def kv_heads_are_shared_evenly(problem: Problem, draft: Draft) -> str | None:
 
 def tp_divides_ffn(problem: Problem, draft: Draft) -> str | None:
     model = problem.model
-    for field, size in model.inner_sizes.items():
+    for field, size in () if pads(problem) else model.inner_sizes.items():
         if size % draft.tp:
             return f"tp={draft.tp} must divide {field}={size} of {model.name}"
     return None
@@ -290,7 +316,7 @@ def kernel_fits_sequence(problem: Problem, draft: Draft) -> str | None:
 def context_parallelism_works(problem: Problem, draft: Draft) -> str | None:
     """[NxD modules/attention: ring attention is its only one] Zigzag wants two pieces a rank, Ulysses whole heads."""
     kind, tp, cp, name = draft.context_parallel, draft.tp, draft.cp, problem.model.name
-    length, kv_heads = problem.training.sequence_length, problem.model.num_key_value_heads
+    length, kv_heads = problem.training.sequence_length, padded_heads(problem.model, tp).key_value
     if cp == 1:
         return None if kind == UNUSED else f"context_parallel={kind} has nothing to share with cp=1; use {UNUSED}"
     if problem.backend == "nxd" and kind != "ring":
@@ -365,6 +391,7 @@ MESH_RULES = (
     Rule("the degrees do not fill the cluster", world_is_filled),
     Rule("tp is not a group size of the device", tp_is_a_group_size),
     Rule("tp does not divide the attention heads", tp_divides_heads),
+    Rule("most of the heads would be padding", padding_is_the_smaller_part),
     Rule("tp and the key-value heads do not divide", kv_heads_are_shared_evenly),
     Rule("tp does not divide the MLP", tp_divides_ffn),
     Rule("the sequence does not split over cp and tp", sequence_splits),
@@ -441,9 +468,10 @@ def check_recompute(problem: Problem, recompute: tuple[str, ...]) -> None:
 
 
 def warnings(problem: Problem, strategy: Strategy) -> tuple[str, ...]:
-    """What a person should know about a legal layout: what NxD 0.18.0 gets wrong outside of the step itself.
+    """What a person should know about a legal layout: what of it is padding, and what NxD 0.18.0 gets wrong outside of
+    the step itself.
 
-    The nxd backend repairs it (runtime/nxd_backend/traps.py); whoever takes the layout elsewhere has it.
+    The nxd backend repairs that (runtime/nxd_backend/traps.py); whoever takes the layout elsewhere has it.
     """
     found = []
     if problem.backend == "nxd" and strategy.cp > 1:
@@ -457,4 +485,4 @@ def warnings(problem: Problem, strategy: Strategy) -> tuple[str, ...]:
             f"tp={strategy.tp} replicates {kv_heads} key-value heads: the gradient norm of NxD 0.18.0 counts them "
             f"{strategy.tp // kv_heads} times: autoshard run counts them once, NxD Training clips early"
         )
-    return tuple(found)
+    return (*found, *padding_notes(problem.model, strategy.tp))

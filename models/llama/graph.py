@@ -104,6 +104,9 @@ def rms_norm(b: GraphBuilder, model: ModelSpec, name: str, x: str) -> str:
 
 
 def core_attention(b: GraphBuilder, model: ModelSpec, name: str, q: str, k: str, v: str, kernel: str) -> str:
+    """valid_group: query heads of each key-value head from there on are empty, and give nothing."""
+    padded = b.size("group") > model.num_query_groups
+    empty: dict[str, Any] = {"valid_group": model.num_query_groups} if padded else {}
     rate = model.dropout.attention
     drops: dict[str, Any] = {"dropout": rate} if rate else {}
     return b.operator(
@@ -115,6 +118,7 @@ def core_attention(b: GraphBuilder, model: ModelSpec, name: str, q: str, k: str,
         kernel=kernel,
         sliding_window=model.sliding_window,
         **drops,
+        **empty,
     )
 
 

@@ -86,10 +86,20 @@ MODELS = {
     ),
     "odd": ODD,
     "qwen3 moe": replace(LLAMA, model_type="qwen3_moe", num_local_experts=8, num_experts_per_tok=3),
+    # tp=2 and tp=4 divide neither heads nor inner widths: both are padded
+    "3 kv heads": replace(LLAMA, num_attention_heads=6, num_key_value_heads=3, intermediate_size=91),
+    "3 heads share": replace(LLAMA, model_type="qwen3", num_attention_heads=6, num_key_value_heads=2, head_dim=16),
+    "one kv head for 3": replace(LLAMA, num_attention_heads=3, num_key_value_heads=1),
 }
 MODELS["gpt2, dropping"] = replace(MODELS["gpt2"], dropout=Dropout(0.1, 0.2, 0.3))
 MODELS["mistral, dropping"] = replace(MODELS["mistral"], dropout=Dropout(embedding=0.1, residual=0.2))
 MODELS["mixtral, dropping"] = replace(MODELS["mixtral"], num_key_value_heads=2, dropout=Dropout(0.1, 0.2, 0.3))
+MODELS["gpt2 of 6 heads"] = replace(
+    MODELS["gpt2"], hidden_size=48, num_attention_heads=6, num_key_value_heads=6, intermediate_size=98
+)
+MODELS["mixtral of 3 kv heads"] = replace(
+    MODELS["mixtral"], num_attention_heads=6, num_key_value_heads=3, intermediate_size=91
+)
 
 
 def strategy(
@@ -196,6 +206,9 @@ CASES: dict[int, dict[str, tuple[str, Strategy, int]]] = {
             4,
         ),
         "recompute all": ("llama", strategy(tp=2, recompute="full"), 2),
+        "padded heads": ("3 kv heads", strategy(tp=2), 2),
+        "padded heads that share, recompute": ("one kv head for 3", strategy(tp=2, recompute="core_attention+mlp"), 2),
+        "padded heads, mixtral": ("mixtral of 3 kv heads", strategy(tp=2, sp=False), 2),
         "traced odd model cp, recompute all": ("odd", strategy(cp=2, attention="ring", recompute="full"), 2),
         "recompute all, cp": ("llama", strategy(cp=2, recompute="full"), 2),
         "dropout, gpt2 tp, recompute all": ("gpt2, dropping", strategy(tp=2, kernel="plain", recompute="full"), 2),
@@ -240,6 +253,10 @@ CASES: dict[int, dict[str, tuple[str, Strategy, int]]] = {
         "gpt2 tp x pp": ("gpt2", strategy(tp=2, pp=2), 4),
         "gpt neox tp x pp": ("gpt neox", strategy(tp=2, pp=2, recompute="core_attention+mlp"), 4),
         "qwen3 kv replicated": ("qwen3", strategy(tp=4), 2),
+        "padded heads, gpt2": ("gpt2 of 6 heads", strategy(tp=4), 2),
+        "padded heads that share, plain attention": ("3 heads share", strategy(tp=4, kernel="plain"), 2),
+        "padded heads x zigzag ring": ("one kv head for 3", strategy(tp=2, cp=2, attention="zigzag_ring"), 2),
+        "padded heads x ulysses": ("3 kv heads", strategy(tp=2, cp=2, attention="ulysses"), 2),
         "qwen2 moe ep x tp": ("qwen2 moe", strategy(dp=2, ep=2, tp=2), 2),
         "qwen3 moe ep x pp": ("qwen3 moe", strategy(dp=2, ep=2, pp=2), 4),
         "mixtral ep x tp": ("mixtral", strategy(dp=2, ep=2, tp=2), 2),
@@ -263,6 +280,7 @@ CASES: dict[int, dict[str, tuple[str, Strategy, int]]] = {
         "tp x cp x pp interleaved": ("llama", strategy(tp=2, cp=2, pp=2, vpp=2), 4),
         "tp x dp x pp, gpipe": ("llama", strategy(tp=2, dp=2, pp=2, schedule="gpipe"), 3),
         "dp x zigzag ring x pp": ("llama", strategy(dp=2, cp=2, pp=2, attention="zigzag_ring"), 2),
+        "padded heads x pp x dp": ("gpt2 of 6 heads", strategy(tp=4, pp=2), 4),
         "traced odd model tp x pp x dp": ("odd", strategy(tp=2, pp=2, dp=2, recompute="core_attention"), 4),
     },
 }

@@ -20,7 +20,7 @@ from autoshard.models.stage import dim_sizes
 from autoshard.models.weights import parameter_dims
 from autoshard.runtime.torch_backend.groups import Group
 from autoshard.runtime.torch_backend.optimizer import OptimizerSettings, ShardedAdamW
-from autoshard.runtime.torch_backend.parameters import local_piece
+from autoshard.runtime.torch_backend.parameters import local_piece, padded
 from autoshard.runtime.torch_backend.shard_files import read_rank, write_rank
 from tests.multiprocess.plans import FP32, MODELS, plan_of, strategy
 
@@ -59,6 +59,15 @@ LAYOUTS: dict[str, dict[str, Strategy]] = {
         "one process": strategy(),
         "tp": strategy(tp=2),
         "pp x dp": strategy(pp=2, dp=3),
+    },
+    "3 kv heads": {
+        "one process": strategy(),
+        "tp x dp, padded": strategy(tp=2, dp=3),
+    },
+    "3 heads share": {
+        "one process": strategy(),
+        "tp, padded": strategy(tp=4),
+        "tp x dp, padded": strategy(tp=4, dp=5),
     },
 }
 PAIRS = [(model, a, b) for model, layouts in LAYOUTS.items() for a, b in product(layouts, layouts)]
@@ -138,14 +147,13 @@ def state_of(plan: Plan, rank: int) -> list[tuple[torch.Tensor, ...]]:
 
 
 def whole_parameters(plan: Plan) -> dict[str, torch.Tensor]:
-    """Random ones, padded with zeros as the plan pads the vocabulary."""
+    """Random ones, padded with zeros as the plan pads them."""
     dims, _ = parameter_dims(plan.model)
     sizes = dim_sizes(plan.model, 1, 1, plan.strategy.tp)
     generator = torch.Generator().manual_seed(0)
     found = {}
     for name, shape in sorted(parameter_shapes(plan.model).items()):
-        found[name] = torch.zeros([sizes[dim] for dim in dims[name]])
-        found[name][: shape[0]] = torch.randn(shape, generator=generator)
+        found[name] = padded(torch.randn(shape, generator=generator), [sizes[dim] for dim in dims[name]])
     return found
 
 

@@ -74,6 +74,11 @@ BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {},
         "tp=32 must divide intermediate_size=28656 of llama3-70b",
     ),
+    (
+        {"model": replace(LLAMA_70B, num_attention_heads=16), "backend": "torch"},
+        {},
+        "tp=32 would pad num_attention_heads=16 of llama3-70b to 32; the nearest tp that fits here: 8",
+    ),
     ({"training": length(8208)}, {}, "cp=1 x tp=32 must divide sequence_length=8208"),
     (
         {},

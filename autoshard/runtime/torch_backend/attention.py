@@ -25,10 +25,27 @@ def attention(context: Context, step: OperatorStep) -> Kernel:
     to_heads = [query_dims.index(dim) for dim in ("batch", "kvhead", "group", "seq", "headdim")]
     keys_to_heads = [key_dims.index(dim) for dim in ("batch", "kvhead", "seq", "headdim")]
     back = [to_heads.index(i) for i in range(len(to_heads))]
-    core = _core(context, step)
+    core = _without_empty_heads(context, step, _core(context, step))
 
     def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
         return core(q.permute(to_heads), k.permute(keys_to_heads), v.permute(keys_to_heads), *more).permute(back)
+
+    return run
+
+
+def _without_empty_heads(context: Context, step: OperatorStep, core: Kernel) -> Kernel:
+    """Empty query heads would see the values of the key-value head that they share: what they give is made zero, so
+    that the gradient of the weights behind them is zero."""
+    position, count = context.piece(step, "group")
+    held = context.graph.sizes["group"] // count
+    valid: Any = step.operator.attributes.get("valid_group", (position + 1) * held)
+    own = valid - position * held  # of the piece of each key-value head
+    if own >= held:
+        return core
+
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
+        full = torch.arange(held, device=q.device) < own
+        return core(q, k, v, *more) * full.view(held, 1, 1).to(q.dtype)
 
     return run
 

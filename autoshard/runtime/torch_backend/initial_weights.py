@@ -26,6 +26,6 @@ def load_weights(session: Session, folder: Path) -> None:
             for piece in shard.pieces:
                 bits = reader.read(piece.name, piece.box, DTYPE_NAMES[master.dtype])
                 values = torch.frombuffer(bytearray(bits.tobytes()), dtype=master.dtype)
-                master[piece.start : piece.start + piece.box.elements].copy_(values)
+                piece.view(master).copy_(values.view(piece.box.sizes))
             bucket.publish()
         reader.finish()

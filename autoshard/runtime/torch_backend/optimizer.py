@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import isfinite
+from types import MappingProxyType
 
 import torch
 import torch.distributed as dist
@@ -166,15 +167,18 @@ def _accumulate_into(parameter: nn.Parameter, total: torch.Tensor) -> None:
     parameter.register_post_accumulate_grad_hook(hook)
 
 
-def _piece_shapes(modules: Iterable[StageModule], mesh: Mesh, groups: MeshGroups | None) -> dict[str, PieceShape]:
-    """By parameter: shape of the whole, starts and lengths of this rank's piece."""
+def _piece_shapes(
+    modules: Iterable[StageModule], mesh: Mesh, groups: MeshGroups | None, published: Mapping[str, int]
+) -> dict[str, PieceShape]:
+    """By parameter: shape of the whole without padding, starts and lengths of this rank's piece."""
     index = groups.index if groups is not None else {}
     found = {}
     for module in modules:
         program = module.program
         for tensor in program.graph.parameters():
             shape = tuple(program.graph.sizes[dim] for dim in tensor.dims)
-            found[tensor.name] = (shape, *piece_of(shape, tensor.dims, program.states[tensor.name], mesh, index))
+            piece = piece_of(shape, tensor.dims, program.states[tensor.name], mesh, index)
+            found[tensor.name] = (tuple(published.get(d, program.graph.sizes[d]) for d in tensor.dims), *piece)
     return found
 
 
@@ -182,6 +186,7 @@ class ShardedAdamW:
     """AdamW on this rank's shards, with clipping by the norm of the whole model's gradient.
 
     tied: for a parameter that lives on two pipeline stages, the group of the ranks that hold the same piece of it.
+    published: size of each dim without padding, where it may have some.
     """
 
     def __init__(
@@ -192,6 +197,7 @@ class ShardedAdamW:
         world: Group | None,
         settings: OptimizerSettings,
         tied: dict[str, Group],
+        published: Mapping[str, int] = MappingProxyType({}),
     ):
         self._settings, self._world = settings, world
         named: dict[BucketKey, list[tuple[str, nn.Parameter]]] = {}
@@ -212,7 +218,7 @@ class ShardedAdamW:
         self._adamw: torch.optim.AdamW | None = None
         self._rounded: list[RoundedAdamW] = []
         if settings.stochastic_rounding:
-            shapes = _piece_shapes(modules, mesh, groups)
+            shapes = _piece_shapes(modules, mesh, groups, published)
             self._rounded = [RoundedAdamW(b.master.detach(), b.pieces(shapes), settings.seed) for b in self.buckets]
         elif parameters:  # a rank without any has nothing to update
             self._adamw = torch.optim.AdamW(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from autoshard.graph.ir import Tensor
 from autoshard.graph.partition import Program
 from autoshard.layout.mesh import Mesh
+from autoshard.models.stage import published_sizes
 from autoshard.spec.model import ModelSpec
 
 INIT_STD = 0.02
@@ -22,9 +23,23 @@ _RESIDUAL_PROJECTIONS = tuple(
 def initial_parameter(model: ModelSpec, tensor: Tensor, sizes: Mapping[str, int], seed: int) -> torch.Tensor:
     """The whole parameter in FP32: a function of the seed and its name alone, so that every layout starts alike.
 
-    Projections into the residual stream are scaled by 1/sqrt(2 layers) (GPT-2). Padded vocabulary rows are zero.
+    Projections into the residual stream are scaled by 1/sqrt(2 layers) (GPT-2). Padding is zero.
     """
-    shape = [sizes[dim] for dim in tensor.dims]
+    published = published_sizes(model)
+    shape = [published[dim] for dim in tensor.dims]
+    return padded(_published_parameter(model, tensor, shape, seed), [sizes[dim] for dim in tensor.dims])
+
+
+def padded(value: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """With zeros behind the end of each dim; the value itself where it has the shape."""
+    if list(value.shape) == list(shape):
+        return value
+    found = value.new_zeros(tuple(shape))
+    found[tuple(slice(size) for size in value.shape)] = value
+    return found
+
+
+def _published_parameter(model: ModelSpec, tensor: Tensor, shape: list[int], seed: int) -> torch.Tensor:
     initial = _initial(model, tensor.name)
     if initial == "zeros":
         return torch.zeros(shape)
@@ -35,11 +50,7 @@ def initial_parameter(model: ModelSpec, tensor: Tensor, sizes: Mapping[str, int]
         std /= (2 * model.num_hidden_layers) ** 0.5
     digest = hashlib.sha256(f"{seed} {tensor.name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-    published = [model.vocab_size if dim == "vocab" else sizes[dim] for dim in tensor.dims]
-    value = torch.randn(published, generator=generator) * std
-    if published != shape:
-        value = torch.cat((value, torch.zeros(shape[0] - published[0], *shape[1:])))
-    return value
+    return torch.randn(shape, generator=generator) * std
 
 
 def _initial(model: ModelSpec, name: str) -> str:

@@ -18,6 +18,7 @@ from autoshard.graph.partition import Program
 from autoshard.layout.buckets import tied_parameters
 from autoshard.layout.context_parallel import sequence_pieces
 from autoshard.layout.plan import Plan
+from autoshard.models.stage import published_sizes
 from autoshard.runtime.torch_backend.context import in_pieces
 from autoshard.runtime.torch_backend.dropout import sequence_keys
 from autoshard.runtime.torch_backend.evaluation import Evaluation
@@ -86,7 +87,9 @@ class Session:
         }
         for module in self.modules.values():
             module.router_losses.scale = 1 / plan.num_microbatches
-        self.optimizer = ShardedAdamW(self.modules.values(), mesh, self._groups, self._world, settings, tied)
+        self.optimizer = ShardedAdamW(
+            self.modules.values(), mesh, self._groups, self._world, settings, tied, published_sizes(plan.model)
+        )
         self._pipeline = Pipeline(plan, self.stages, self.modules, programs, self._groups, device, dtype, on_action)
         stage_group = self._groups[("pp",)] if self._groups is not None else None
         self._evaluation = Evaluation(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from autoshard.checkpoint.layout import Shard
@@ -41,10 +42,10 @@ def write_rank(store: Store, step: int, rank: int, shards: Sequence[Shard], stat
         for quantity, values in zip(QUANTITIES, quantities, strict=True):
             assert values.shape == (shard.elements,), (values.shape, shard.elements)
             name, data = DTYPE_NAMES[values.dtype], _bytes_of(values)
-            width = ELEMENT_BYTES[name]
+            elements = data.view(f"u{ELEMENT_BYTES[name]}")
             for piece in shard.pieces:
                 if piece.writes:
-                    part = data[piece.start * width : (piece.start + piece.box.elements) * width]
+                    part = np.ascontiguousarray(piece.view(elements)).reshape(-1).view(np.uint8)
                     tensors.append(
                         TensorBytes(tensor_key(quantity, piece.name, piece.box), name, piece.box.sizes, part)
                     )

@@ -12,6 +12,7 @@ from autoshard.cost.memory import BUCKET_BYTES, zero_axes
 from autoshard.cost.stage import LocalShape, mesh_order
 from autoshard.cost.step import update_s_per_parameter
 from autoshard.layout.mesh import ZERO_AXES, Mesh, build_mesh
+from autoshard.models.padding import padded_heads
 from autoshard.search.grid.parts import unit_programs
 from autoshard.search.rules import Problem
 from autoshard.spec.training import DTYPE_BYTES
@@ -103,5 +104,5 @@ class RankState:
 
 def mesh_of(problem: Problem, tp: int, pp: int, dp: int, cp: int, ep: int) -> Mesh:
     """As cost.stage.strategy_mesh."""
-    kv_heads, kv_inner = problem.model.num_key_value_heads, problem.cluster.layout_rules != "trn2"
+    kv_heads, kv_inner = padded_heads(problem.model, tp).key_value, problem.cluster.layout_rules != "trn2"
     return build_mesh(tp, pp, dp, cp, ep, kv_heads, kv_inner)

@@ -1,0 +1,75 @@
+"""Heads and inner widths that tensor parallelism does not divide: how many empty ones are added to them.
+
+An empty head's weights are zero: it adds nothing to the output, its gradient is exactly zero, and so it stays empty.
+Weights and checkpoints are written without it.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import ceil
+from typing import NamedTuple
+
+from autoshard.spec.model import ModelSpec
+
+
+class Heads(NamedTuple):
+    """groups: query heads that share a key-value head."""
+
+    key_value: int
+    groups: int
+
+    @property
+    def queries(self) -> int:
+        return self.key_value * self.groups
+
+
+@lru_cache(maxsize=4096)
+def padded_heads(model: ModelSpec, tp: int) -> Heads:
+    """The heads as laid out over tp ranks: the model's own where they divide, else with the fewest empty query heads.
+
+    Either tp divides the key-value heads, or they divide tp and the ranks that share one divide its query heads: as in
+    NxD's parallel_layers/pad.py, whole key-value heads are added behind the last one, or query heads behind those of
+    each key-value head (12 heads on tp=8: 16; 28 query heads over 4 key-value heads on tp=8: 7 become 8, which is 32).
+    A traced model is never padded: its operators may make something of nothing.
+    """
+    own = Heads(model.num_key_value_heads, model.num_query_groups)
+    if model.graph is not None:
+        return own
+    shared = [split for split in range(own.key_value, tp) if tp % split == 0]
+    candidates = [
+        Heads(multiple_of(own.key_value, tp), own.groups),
+        *(Heads(split, multiple_of(own.groups, tp // split)) for split in shared),
+    ]
+    return min(candidates, key=lambda heads: (heads.queries, heads.groups != own.groups, heads.key_value))
+
+
+def padded_width(model: ModelSpec, width: int, tp: int) -> int:
+    """An inner width of the MLP as laid out over tp ranks; a traced model's is its own."""
+    return width if model.graph is not None else multiple_of(width, tp)
+
+
+def padding_notes(model: ModelSpec, tp: int) -> tuple[str, ...]:
+    """What of the layout is padding, in sentences; the vocabulary's is left out, which every framework pads."""
+    heads, found = padded_heads(model, tp), []
+    if heads.queries != model.num_attention_heads:
+        key_value = model.num_key_value_heads
+        also = f" (key-value heads {key_value} to {heads.key_value})" if heads.key_value != key_value else ""
+        also = also if model.num_query_groups > 1 else ""
+        found.append(
+            f"{model.num_attention_heads} attention heads padded to {heads.queries}{also} for tp={tp}: "
+            f"{1 - model.num_attention_heads / heads.queries:.1%} of attention's work is padding"
+        )
+    for field in ("intermediate_size", "shared_expert_intermediate_size"):
+        width = getattr(model, field)
+        whole = padded_width(model, width, tp)
+        if whole != width:
+            found.append(
+                f"{field} {width:,} padded to {whole:,} for tp={tp}: {1 - width / whole:.1%} of its work is padding"
+            )
+    return tuple(found)
+
+
+def multiple_of(count: int, divisor: int) -> int:
+    """The smallest multiple of the divisor that is not below the count."""
+    return ceil(count / divisor) * divisor
