@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autoshard.commands.output import say
 from autoshard.commands.parser import Parser, path
 
+if TYPE_CHECKING:
+    from autoshard.layout.plan import Plan
+
 SUMMARY = "check that a plan is whole and agrees with itself"
 USAGE = "autoshard validate PLAN"
 DESCRIPTION = """\
-Check a plan: format, rules of the backend, and that everything in it follows from its inputs and its strategy.
-Exit code 0 and one line when it is right, 2 and one error when it is not.
+Check a plan: format, rules of the backend, that everything in it follows from its inputs and its strategy, and, of a
+plan for nxd, that NxD has a layer for each operator as it is sharded. What the backend does about what NxD gets wrong
+is said. Exit code 0 when the plan is right, 2 and one error when it is not.
 
   autoshard validate plan.json"""
 
@@ -27,5 +31,16 @@ def run(values: Mapping[str, Any]) -> int:
 
     plan = read_plan(values["plan"])
     where = f"{plan.model.name} on {plan.cluster.nodes} x {plan.cluster.instance}"
-    say(f"{values['plan']} is valid: {where}, {layout_name(plan.strategy)}")
+    expressed = _expressed(plan)
+    say(f"{values['plan']} is valid: {where}, {layout_name(plan.strategy)}", *expressed)
     return 0
+
+
+def _expressed(plan: Plan) -> tuple[str, ...]:
+    """How the plan's backend executes it, in sentences. Raises AutoshardError where it cannot."""
+    if plan.backend != "nxd":
+        return ()
+    from autoshard.runtime.nxd_backend.traps import nxd_repairs
+
+    repairs = nxd_repairs(plan)
+    return ("NxD has a layer for each of its operators", *(f"  repaired: {sentence}" for sentence in repairs))

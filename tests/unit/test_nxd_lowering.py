@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from autoshard.cli import main
 from autoshard.errors import AutoshardError
 from autoshard.layout.plan import Plan, make_plan
 from autoshard.layout.plan_json import write_plan
@@ -23,14 +24,14 @@ from autoshard.search import search
 from autoshard.search.operators.options import operator_options
 from autoshard.search.result import Pins
 from autoshard.spec.cluster import load_cluster
-from autoshard.spec.training import PRECISIONS, TrainingSpec
+from autoshard.spec.training import PRECISIONS, Precision, TrainingSpec
 from tests.multiprocess.plans import MODELS, strategy
 from tests.unit.plan_examples import by_hand
 
 
-def plan_of(model: str = "llama", **layout: Any) -> Plan:
+def plan_of(model: str = "llama", precision: Precision = PRECISIONS["fp32"], **layout: Any) -> Plan:
     chosen = strategy(**layout)
-    cluster, training = local_cluster(chosen.world_size), TrainingSpec(32, 8, PRECISIONS["fp32"], 2.0)
+    cluster, training = local_cluster(chosen.world_size), TrainingSpec(32, 8, precision, 2.0)
     return make_plan(MODELS[model], training, cluster, "nxd", chosen, by_hand(MODELS[model], training, cluster, chosen))
 
 
@@ -115,6 +116,23 @@ def test_what_nxd_has_no_layer_for(operator: str, choice: dict[str, str], text: 
         lower(other.program(range(1), True, True))
     name = operator.replace("*", "0").rpartition(".")[0]
     assert str(error.value) == f"NxD has no layer for {name + '.' if name else ''}{text}"
+
+
+def test_validate_says_whether_nxd_can_execute_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(tmp_path / "plan.json")
+    write_plan(plan_of(tp=2), path)
+    assert main(["validate", path]) == 0
+    first, second, *repairs = capsys.readouterr().out.splitlines()
+    assert first == f"{path} is valid: tiny-llama on 1 x cpu, tp=2 pp=1 dp=1 mbs=1 recompute=none"
+    assert second == "NxD has a layer for each of its operators"
+    assert repairs[0].startswith("  repaired: tp=2: fuse_qkv is off, because ")
+    halved = Precision("halved moments", "bfloat16", "bfloat16", "float32", "bfloat16", "float32", "float32")
+    write_plan(plan_of(precision=halved, tp=2), path)
+    assert main(["validate", path]) == 2
+    assert capsys.readouterr().err == (
+        "autoshard: error: precision halved moments: NxD keeps masters, moments and sums of gradients in one format; "
+        "here they are float32, bfloat16 and float32\n"
+    )
 
 
 @pytest.mark.parametrize("model", ["llama", "few kv heads", "gpt2", "qwen2 moe"])
