@@ -64,7 +64,7 @@ def plan_of(request: PlanRequest, found: Answer) -> Plan:
         *problem,
         result.best.strategy,
         result.best.estimate,
-        SearchSummary(result.considered, result.fitting, result.rejections, result.optimality),
+        SearchSummary(result.considered, result.fitting, result.rejections, result.optimality, request.fit_probability),
         result.runners_up,
         (*notes, *warnings(problem, result.best.strategy)),
         pins_of(request),

@@ -12,9 +12,10 @@ from autoshard.explain.beside import doubt, memory_interval
 from autoshard.explain.names import layout_name, recompute_by_stage, recompute_words, short_name
 from autoshard.layout.compare import loses, term_differences
 from autoshard.layout.mesh import Mesh
-from autoshard.layout.plan import Plan
+from autoshard.layout.plan import Plan, SearchSummary
 from autoshard.layout.strategy import Strategy
 from autoshard.models.stage import parameter_count
+from autoshard.search.headroom import FIT_PROBABILITY
 from autoshard.search.result import Candidate, Rejection
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def describe(plan: Plan, sensitivity: Sensitivity | None = None) -> Description:
         memory_by_rank=tuple(stage.total_bytes for stage in estimate.memory),
         considered=plan.search.considered if plan.search else None,
         fitting=plan.search.fitting if plan.search else None,
-        optimality=plan.search.optimality if plan.search else None,
+        optimality=_proven(plan.search) if plan.search else None,
         rejections=plan.search.rejections if plan.search else (),
         runners_up=tuple(_runner_up(plan, one) for one in plan.runners_up),
         advice=advice(plan),
@@ -161,6 +162,14 @@ def describe(plan: Plan, sensitivity: Sensitivity | None = None) -> Description:
         notes=plan.notes,
         caveat=CAVEAT,
     )
+
+
+def _proven(search: SearchSummary) -> str:
+    """With how surely a layout had to fit, where that is not the usual."""
+    if search.fit_probability == FIT_PROBABILITY:
+        return search.optimality
+    sure = f"{100 * search.fit_probability:.4g} %"
+    return f"{search.optimality}; of layouts that fit with at least {sure} (--fit-probability)"
 
 
 def _shares(terms: tuple[Term, ...], whole: float) -> tuple[Share, ...]:

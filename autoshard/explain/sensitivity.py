@@ -27,8 +27,6 @@ from autoshard.search.again import Searches
 from autoshard.search.headroom import FIT_PROBABILITY
 from autoshard.spec.cluster import instances
 
-ROUNDED = 1e-5
-"""Plans keep six digits."""
 OnAnswer = Callable[[int, int], None]
 Question = tuple[Callable[..., Any], tuple[Any, ...]]
 """A function of answers.py and what it is asked."""
@@ -61,15 +59,9 @@ def sensitivity(plan: Plan, on_answer: OnAnswer = lambda done, total: None) -> S
 
 
 def _choice(searches: Searches, plan: Plan) -> tuple[float, Candidate | None, str]:
-    """(with what probability it was to fit, what the search takes, why nothing). A plan does not say what was asked of
-    its search: as usual or, where that chooses another layout, as surely as this one fits."""
-    problem = problem_of(plan)
-    usual = (FIT_PROBABILITY, *winner(searches, problem, plan.pins))
-    fits = plan.estimate.fits_probability - ROUNDED
-    if fits >= FIT_PROBABILITY or fits <= 0 or (usual[1] is not None and same_layout(usual[1].strategy, plan.strategy)):
-        return usual
-    other = (fits, *winner(searches, problem, plan.pins, fits))
-    return other if other[1] is not None and same_layout(other[1].strategy, plan.strategy) else usual
+    """(with what probability it was to fit, what the search takes, why nothing)."""
+    sure = FIT_PROBABILITY if plan.search is None else plan.search.fit_probability
+    return sure, *winner(searches, problem_of(plan), plan.pins, sure)
 
 
 def _questions(plan: Plan, agrees: bool, sure: float) -> Iterator[Question]:

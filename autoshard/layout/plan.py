@@ -19,6 +19,7 @@ from autoshard.layout.sharding import hidden_state, operator_choice, partition_s
 from autoshard.layout.strategy import Strategy
 from autoshard.layout.template import template_of
 from autoshard.models.stage import dim_sizes, stage_graph
+from autoshard.search.headroom import FIT_PROBABILITY
 from autoshard.search.result import OPTIMAL, Candidate, Pins, Rejection
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.model import ModelSpec
@@ -46,12 +47,14 @@ class Stage:
 
 @dataclass(frozen=True)
 class SearchSummary:
-    """How the strategy was found. considered, fitting: whole layouts. optimality: what is proven of the answer."""
+    """How the strategy was found. considered, fitting: whole layouts. optimality: what is proven of the answer.
+    fit_probability: how surely it had to fit in memory, as far as any layout does."""
 
     considered: int
     fitting: int
     rejections: tuple[Rejection, ...]
     optimality: str = OPTIMAL
+    fit_probability: float = FIT_PROBABILITY
 
 
 @dataclass(frozen=True)

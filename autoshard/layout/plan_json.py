@@ -107,6 +107,7 @@ def _search_to_dict(search: SearchSummary) -> dict[str, Any]:
         "considered": search.considered,
         "fitting": search.fitting,
         "optimality": search.optimality,
+        "fit_probability": search.fit_probability,
         "rejections": rejections,
     }
 

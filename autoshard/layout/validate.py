@@ -260,6 +260,11 @@ def _search(data: object) -> SearchSummary:
     reader = Reader(data, "search")
     considered, fitting = (_count(reader, name) for name in ("considered", "fitting"))
     optimality = _text(reader.any("optimality"), "search.optimality")
+    fit_probability = _number(reader, "fit_probability", above_zero=True)
+    if fit_probability >= 1:
+        raise AutoshardError(
+            f"search.fit_probability is {fit_probability:g}; it must be below 1: nothing fits for sure"
+        )
     rejections = tuple(
         _rejection(one, f"search.rejections[{i}]")
         for i, one in enumerate(_list(reader.any("rejections"), "search.rejections"))
@@ -270,7 +275,7 @@ def _search(data: object) -> SearchSummary:
         raise AutoshardError(
             f"search.considered is {considered:,}, but search.fitting and search.rejections add up to {total:,}"
         )
-    return SearchSummary(considered, fitting, rejections, optimality)
+    return SearchSummary(considered, fitting, rejections, optimality, fit_probability)
 
 
 def _rejection(data: object, where: str) -> Rejection:

@@ -10,6 +10,7 @@ from autoshard.layout.plan import Plan, SearchSummary, make_plan
 from autoshard.layout.strategy import Strategy
 from autoshard.replan.moved import Moved, moved
 from autoshard.search import Candidate, Pins, SearchResult, search
+from autoshard.search.headroom import FIT_PROBABILITY
 from autoshard.spec.cluster import Cluster
 from autoshard.units import format_bytes
 
@@ -66,7 +67,13 @@ def replan(before: Plan, nodes: int) -> Replanned:
         before.backend,
         chosen.strategy,
         chosen.estimate,
-        SearchSummary(result.considered, result.fitting, result.rejections, _optimality(result, chosen)),
+        SearchSummary(
+            result.considered,
+            result.fitting,
+            result.rejections,
+            _optimality(result, chosen),
+            _fit_probability(before),
+        ),
         others[:5],
         (*notes, *_notes(before, cluster, chosen, distance, fastest, fastest_distance)),
         pins,
@@ -87,7 +94,13 @@ def _search(before: Plan, cluster: Cluster) -> tuple[Pins, SearchResult, tuple[s
 
 
 def _searched(before: Plan, cluster: Cluster, pins: Pins) -> SearchResult:
-    return search(before.model, before.training, cluster, pins, before.backend, TOP)
+    return search(
+        before.model, before.training, cluster, pins, before.backend, TOP, fit_probability=_fit_probability(before)
+    )
+
+
+def _fit_probability(before: Plan) -> float:
+    return FIT_PROBABILITY if before.search is None else before.search.fit_probability
 
 
 def _candidates(before: Plan, cluster: Cluster, pins: Pins, result: SearchResult) -> Iterator[Candidate]:

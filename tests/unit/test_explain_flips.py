@@ -11,6 +11,7 @@ import pytest
 from autoshard.cost.values import Estimate
 from autoshard.errors import NoLayoutFits
 from autoshard.explain import answers, flips
+from autoshard.explain.describe import describe
 from autoshard.explain.flips import FINE, Question, flip, same_layout, winner
 from autoshard.explain.quantities import Quantity, quantities
 from autoshard.explain.sensitivity import _choice, sensitivity
@@ -154,7 +155,7 @@ def searched_plan(name: str, nodes: int, batch: int, pins: Pins, fit_probability
     model, cluster = load_model(name), load_cluster("trn1.32xlarge", nodes)
     training = TrainingSpec(8192, batch, load_precision("mixed_precision"))
     found = search(model, training, cluster, pins, backend, fit_probability=fit_probability)
-    summary = SearchSummary(found.considered, found.fitting, found.rejections)
+    summary = SearchSummary(found.considered, found.fitting, found.rejections, found.optimality, fit_probability)
     best = found.best
     return make_plan(
         model, training, cluster, backend, best.strategy, best.estimate, summary, found.runners_up, (), pins
@@ -184,10 +185,12 @@ def test_answers_hold_in_the_search() -> None:
 
 
 def test_a_plan_that_was_to_fit_less_surely_is_found_again() -> None:
-    """The plan does not say what was asked; how surely it fits does."""
+    """The plan says what was asked."""
     usual, tight = (searched_plan("llama3-70b", 16, 1024, Pins(tp=8, pp=8, cp=1), sure) for sure in (0.9, 0.5))
     assert tight.estimate.fits_probability < 0.9 <= usual.estimate.fits_probability
     assert not same_layout(usual.strategy, tight.strategy)
+    assert "--fit-probability" not in (describe(usual).optimality or "")
+    assert (describe(tight).optimality or "").endswith("; of layouts that fit with at least 50 % (--fit-probability)")
     for plan in (usual, tight):
         _, found, _ = _choice(Searches(), plan)
         assert found is not None and same_layout(found.strategy, plan.strategy)

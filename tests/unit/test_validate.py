@@ -125,6 +125,7 @@ CASES: list[tuple[str, object, str]] = [
     ("estimate/memory/7", REMOVED, "estimate.memory has 7 pipeline ranks, but pp=8"),
     ("estimate/memory/1/pipeline_rank", 0, "estimate.memory[1].pipeline_rank is 0, but its place in the list gives 1"),
     ("estimate/memory/0/total_bytes", 1e9, "estimate.memory[0].terms add up to 7,335,155,000 bytes, but total_bytes is 1,000,000,000"),  # noqa: E501
+    ("search/fit_probability", 1, "search.fit_probability is 1; it must be below 1: nothing fits for sure"),
     ("search/fitting", 1251, "search.considered is 1,250, but search.fitting and search.rejections add up to 2,451"),
     ("search/rejections/0/count", -1, "search.rejections[0].count is -1; it must be a whole number of at least 0"),
     ("runners_up/0/loses", "nothing", "runners_up[0].loses is 'nothing', but the rest of the plan gives '+16.0 s recompute, +5.33 s tensor-parallel collectives'"),  # noqa: E501
