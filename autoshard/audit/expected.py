@@ -46,20 +46,23 @@ def shortened(plan: Plan, num_microbatches: int) -> Plan:
     return replace(plan, training=replace(plan.training, global_batch_size=batch))
 
 
-def telling_microbatches(plan: Plan) -> int:
-    """As few as show all: the fullest moment, and the steady state of the schedule twice.
+def telling_microbatches(plan: Plan, pipeline_rank: int) -> int:
+    """As few as show all of this rank: the fullest moment, and the steady state of the schedule twice.
 
     1F1B: rank r holds pp - r microbatches from its warm-up on, then alternates. Interleaved: the warm-up takes
     at most (vpp + 1) pp - 1 of the forwards, and the chunks repeat every pp microbatches; 3 pp leave a whole period and
-    more between warm-up and cool-down. With no more microbatches than that the plan runs as it is.
+    more between warm-up and cool-down. GPipe holds them all. With no more microbatches than that the plan runs as it
+    is.
     """
     strategy = plan.strategy
     if strategy.pp == 1:
         wanted = 3
-    elif strategy.num_virtual_stages == 1:
-        wanted = strategy.pp + 3
-    else:
+    elif strategy.num_virtual_stages > 1:
         wanted = 3 * strategy.pp
+    elif strategy.schedule == "gpipe":
+        wanted = plan.num_microbatches
+    else:
+        wanted = strategy.pp + 3 - (pipeline_rank if strategy.schedule == "1f1b" else 0)
     return min(wanted, plan.num_microbatches)
 
 

@@ -37,7 +37,7 @@ _SPELLED = re.compile(r"(\d+)([FBIW])(\d+)")
 
 def measure(plan: Plan, role: Role, num_microbatches: int | None = None) -> Measurement:
     """Run one step of the role's rank. num_microbatches: as many as tell all, unless given."""
-    number = num_microbatches or telling_microbatches(plan)
+    number = num_microbatches or telling_microbatches(plan, role.pipeline_rank)
     short = shortened(plan, number)
     _, index = plan.mesh.coordinates(role.rank)
     recorder = Recorder(attention_work(plan, index.get("cp", 0)), lambda name: _axes_of_group(plan.mesh, name))

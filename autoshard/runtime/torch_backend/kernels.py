@@ -23,7 +23,7 @@ from autoshard.runtime.torch_backend.collectives import all_reduce
 from autoshard.runtime.torch_backend.context import Context, Kernel
 from autoshard.runtime.torch_backend.dropout import dropout
 from autoshard.runtime.torch_backend.groups import Group
-from autoshard.runtime.torch_backend.lean import RmsNorm, Rotate, SiluMul, WholeCrossEntropy
+from autoshard.runtime.torch_backend.lean import RmsNorm, Rotate, SiluMul, WeighedSums, WholeCrossEntropy
 from autoshard.runtime.torch_backend.pointwise import pointwise
 from autoshard.runtime.torch_backend.router_loss import balance
 from autoshard.runtime.torch_backend.weight_gradients import WeightGradients, later_linear
@@ -304,10 +304,8 @@ def _combine(context: Context, step: OperatorStep) -> Kernel:
         token = _tokens(gates, capacity)
         # a free slot weighs nothing and goes to a row behind the last token's
         weight = F.pad(gates, (0, 0, 0, 1)).permute(2, 0, 1).gather(2, token).unsqueeze(-1)
-        rows = (token + _first_rows(batch, seq + 1, answers.device)).flatten().unsqueeze(-1).expand(-1, embed)
-        out = answers.new_zeros(batch * (seq + 1), embed)
-        # index_add would keep what it adds
-        return out.scatter_add(0, rows, (answers * weight).flatten(0, 2)).view(batch, seq + 1, embed)[:, :seq]
+        rows = token + _first_rows(batch, seq + 1, answers.device)
+        return WeighedSums.apply(answers, weight, rows, batch * (seq + 1)).view(batch, seq + 1, embed)[:, :seq]
 
     return combine
 

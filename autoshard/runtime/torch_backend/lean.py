@@ -74,6 +74,30 @@ class Rotate(torch.autograd.Function):
         return (grad * ctx.cos).addcmul_(swapped, ctx.sin, value=-1), None, None
 
 
+class WeighedSums(torch.autograd.Function):
+    """[rows, embed]: in each row the sum of the answers [expert, batch, capacity, embed] that go there, times weight.
+
+    rows [expert, batch, capacity]: where each goes. count: of rows. weight: as answers, of one column. Backward has one
+    more tensor of the answers' size, where torch's own has three.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, answers: torch.Tensor, weight: torch.Tensor, rows: torch.Tensor, count: int) -> torch.Tensor:
+        ctx.save_for_backward(answers, weight, rows)
+        out = answers.new_zeros(count, answers.shape[-1])
+        places = rows.flatten().unsqueeze(-1).expand(-1, out.shape[1])
+        return out.scatter_add_(0, places, (answers * weight).flatten(0, 2))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:
+        answers, weight, rows = ctx.saved_tensors
+        pulled = grads[0].index_select(0, rows.flatten()).view_as(answers)
+        to_weight = torch.stack(
+            [(one * answer).sum(-1, keepdim=True) for one, answer in zip(pulled, answers, strict=True)]
+        )
+        return pulled.mul_(weight), to_weight, None, None
+
+
 class WholeCrossEntropy(torch.autograd.Function):
     """Sum of -log p(label) / tokens over the rows; keeps the logarithms of all probabilities in FP32.
 

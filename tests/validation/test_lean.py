@@ -1,0 +1,25 @@
+"""Operators that keep and hold less are what torch computes when they are written out."""
+
+from __future__ import annotations
+
+import torch
+
+from autoshard.runtime.torch_backend.lean import WeighedSums
+
+
+def test_weighed_sums_are_a_scatter_add() -> None:
+    generator = torch.Generator().manual_seed(0)
+    answers = torch.randn(3, 2, 4, 5, dtype=torch.float64, generator=generator).requires_grad_()
+    weight = torch.rand(3, 2, 4, 1, dtype=torch.float64, generator=generator).requires_grad_()
+    rows = torch.randint(0, 7, (3, 2, 4), generator=generator)
+    grad = torch.randn(7, 5, dtype=torch.float64, generator=generator)
+
+    index = rows.flatten().unsqueeze(-1).expand(-1, 5)
+    written_out = torch.zeros(7, 5, dtype=torch.float64).scatter_add(0, index, (answers * weight).flatten(0, 2))
+    expected = torch.autograd.grad(written_out, (answers, weight), grad)
+    out: torch.Tensor = WeighedSums.apply(answers, weight, rows, 7)  # type: ignore[no-untyped-call]
+    found = torch.autograd.grad(out, (answers, weight), grad)
+
+    torch.testing.assert_close(out, written_out)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
