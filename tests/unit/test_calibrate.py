@@ -6,6 +6,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,15 @@ from autoshard.calibrate.fit import Point, fit_collectives, fit_device
 from autoshard.calibrate.hardware_file import hardware_file
 from autoshard.calibrate.measure import default_instance
 from autoshard.calibrate.plot import plot
-from autoshard.calibrate.values import CollectiveTime, Measurements, MemoryTime, OperatorTime, PassTime, faster
+from autoshard.calibrate.values import (
+    CollectiveTime,
+    Measurements,
+    MemoryTime,
+    OperatorTime,
+    PassTime,
+    faster,
+    operator_to_dict,
+)
 from autoshard.cli import main
 from autoshard.cost.collectives import KINDS, GroupShape, collective_law
 from autoshard.cost.compute import OperatorNeeds, memory_s, seconds_of
@@ -118,6 +127,78 @@ def test_instances() -> None:
     assert default_instance("cuda", "NVIDIA A100-SXM4-40GB") == "a100-40gb"
     with pytest.raises(AutoshardError, match=r"^instance is missing: which packaged hardware file has the datasheet"):
         default_instance("neuron", "neuron")
+
+
+ACCELERATORS = {
+    "cuda": ("NVIDIA H200", "h200-141gb", [], 8),
+    "neuron": ("neuron", "trn1.32xlarge", ["--instance", "trn1.32xlarge"], 32),
+}
+"""Name of the processor, packaged file, what the user must say, devices of a node."""
+
+
+def accelerated(device: str) -> dict[str, dict[str, Any]]:
+    """What each of the measuring processes would answer on a node of such devices."""
+    name, instance, _, devices = ACCELERATORS[device]
+    sheet = load_cluster(instance, 1)
+    true = replace(sheet.device, matmul_efficiency=0.8, matmul_k0=200.0, memory_efficiency=0.7, pass_launch_s=1e-4)
+    peak, operators, passes = true.peak_flops_per_s("bfloat16"), [], []
+    for size in (1024, 4096, 16384):
+        sums = [0.0, 0.0]
+        for number, needs in enumerate(needs_of(size)):
+            seconds = seconds_of(needs._replace(m=4 * needs.m), true, peak, COMPILED)
+            one = OperatorTime(f"op{number} of size {size}", "bfloat16", needs, seconds.forward, seconds.backward)
+            operators.append(operator_to_dict(replace(one, needs=needs._replace(m=4 * needs.m))))
+            sums = [sums[0] + seconds.forward, sums[1] + seconds.backward]
+        for phase, total in zip(("forward", "backward"), sums, strict=True):
+            passes.append(vars(PassTime(f"{phase} of size {size}", total + 1e-4, total)))
+    link = Link("l", 1e11, 0.0)
+    machine = replace(sheet, collective_launch_s=3e-5, intra_node=((devices, link),), all_to_all_efficiency=0.5)
+    group = GroupShape(8, 8, 1, 1, 8, 8)
+    times = [(kind, size, collective_law(kind, group, machine).time_s(size)) for kind in KINDS for size in (1e4, 1e8)]
+    return {
+        "present": {"devices": devices, "why": ""},
+        "one_device": {
+            "operators": operators,
+            "passes": passes,
+            "memory": [vars(MemoryTime("copy", 1e9, memory_s(1e9, true)))],
+            "rates": {"bfloat16": 0.8 * peak},
+            "name": name,
+            "memory_bytes": true.memory_bytes,
+            "dtype": "bfloat16",
+        },
+        "collectives": {"collectives": [vars(CollectiveTime(kind, 8, size, s)) for kind, size, s in times]},
+    }
+
+
+@pytest.mark.parametrize("device", ACCELERATORS)
+def test_an_accelerator_without_one(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything but the timing: which processes are started, the fit, the file, and a plan on its cluster.
+
+    The datasheet's numbers stay; 8 ranks take part in collectives, and no more than there are devices.
+    """
+    name, instance, more, devices = ACCELERATORS[device]
+    answers, started = accelerated(device), []
+
+    def run(what: str, arguments: dict[str, Any], processes: int, logs: Path, progress: Any) -> list[dict[str, Any]]:
+        started.append((what, arguments["device"], processes))
+        return [answers[what]] * processes
+
+    monkeypatch.setattr("autoshard.calibrate.measure._run", run)
+    monkeypatch.setattr("autoshard.calibrate.measure.find_spec", lambda name: True)
+    out = tmp_path / "my.json"
+    assert main(["calibrate", "--device", device, *more, "-o", str(out)]) == 0
+    assert started == [("present", device, 1), ("one_device", device, 1), ("collectives", device, 8)]
+    cluster, sheet = load_cluster(None, 2, hardware_file=out), load_cluster(instance, 2)
+    assert (cluster.instance, cluster.device.flops_per_s) == (instance, sheet.device.flops_per_s)
+    assert cluster.device.memory_bytes == sheet.device.memory_bytes
+    assert cluster.device.matmul_efficiency == pytest.approx(0.8, rel=0.1)
+    assert cluster.device.memory_efficiency == pytest.approx(0.7, rel=0.1)
+    assert cluster.collective_launch_s == pytest.approx(3e-5, rel=0.1)
+    assert cluster.intra_node_link(devices).bandwidth_bytes_per_s == pytest.approx(1e11, rel=0.1)
+    assert cluster.inter_node == sheet.inter_node, "between nodes nothing was measured"
+    assert name in json.loads(out.read_text(encoding="utf-8"))["calibration"]["about"]
+    too_many = ["calibrate", "--device", device, "--processes", str(devices + 1), "-o", str(out)]
+    assert main(too_many) == 2
 
 
 @pytest.mark.parametrize(
