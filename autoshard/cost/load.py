@@ -43,6 +43,7 @@ class RankLoad:
 
     @cached_property
     def num_blocks(self) -> int:
+        """Of all chunks of the rank."""
         return sum(chunk.count for chunk in self.chunks)
 
     @cached_property
@@ -74,10 +75,12 @@ class RankLoad:
 
     @cached_property
     def ends_seconds(self) -> Seconds:
+        """Embedding and head, forward, recompute and backward of one microbatch."""
         return add_up(seconds for end in self.ends for seconds in (end.forward, end.recompute, end.backward))
 
     @cached_property
     def num_parameters(self) -> int:
+        """Elements that one device of the rank holds, before any sharding over data-parallel ranks."""
         return self.num_blocks * self.parts.block.num_parameters + sum(end.num_parameters for end in self.ends)
 
     @cached_property

@@ -45,14 +45,17 @@ class Seconds:
 
     @cached_property
     def total(self) -> float:
+        """Of one rank, in seconds."""
         return self.operators + self.collectives
 
     @property
     def operators(self) -> float:
+        """What the device computes, attention included."""
         return self.compute + self.attention
 
     @property
     def collectives(self) -> float:
+        """What ranks exchange inside a microbatch."""
         return self.tensor_parallel + self.context_parallel + self.expert_parallel
 
     @property
@@ -95,6 +98,7 @@ class Part:
 
     @cached_property
     def forward_s(self) -> float:
+        """Of one microbatch: what the device takes, or the host that launches it where that is slower."""
         return max(self.forward.total, self.host_s[0])
 
     @cached_property
@@ -114,6 +118,7 @@ class Part:
 
     @cached_property
     def num_parameters(self) -> int:
+        """Elements of all parameters on one device."""
         return sum(self.parameters.values())
 
 

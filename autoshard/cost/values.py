@@ -28,6 +28,7 @@ class StageMemory:
 
     @property
     def total_bytes(self) -> float:
+        """The sum of the terms, on one device."""
         return sum(term.value for term in self.terms)
 
 
@@ -62,6 +63,7 @@ class Estimate:
 
     @property
     def fits(self) -> bool:
+        """Whether the fullest rank, as predicted, stays within its memory; fits_probability says how surely."""
         return self.fullest.total_bytes <= self.memory_capacity_bytes
 
     def to_dict(self) -> dict[str, Any]:

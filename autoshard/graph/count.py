@@ -37,6 +37,7 @@ class OperatorWork:
 
 
 def operator_steps(step: Step) -> tuple[OperatorStep, ...]:
+    """The operators that run in a step: one, several that share a gathered input, or none in a redistribution."""
     if isinstance(step, OperatorStep):
         return (step,)
     return step.einsums if isinstance(step, GatherEinsumStep) else ()
@@ -54,6 +55,10 @@ def loop_sizes(program: Program, step: OperatorStep) -> dict[str, float]:
 
 
 def operator_work(program: Program, step: OperatorStep) -> OperatorWork:
+    """What one rank computes and moves when the operator runs forward once, on its local pieces.
+
+    bytes_moved: inputs read and output written once; of an embedding the rows, not the table.
+    """
     op, graph = step.operator, program.graph
     kind, sizes = KINDS[op.kind], loop_sizes(program, step)
     moved = sum(local_bytes(graph, program.tensor(v).name, program.states[v], program.axes) for v in step.inputs)

@@ -51,12 +51,15 @@ class Graph:
     operators: tuple[Operator, ...]
 
     def parameters(self) -> tuple[Tensor, ...]:
+        """In the order in which operators first read them."""
         return tuple(tensor for tensor in self.tensors.values() if tensor.role == "parameter")
 
     def inputs(self) -> tuple[Tensor, ...]:
+        """Token ids, labels, and what arrives from the stage before."""
         return tuple(tensor for tensor in self.tensors.values() if tensor.role == "input")
 
     def num_elements(self, tensor: str) -> int:
+        """Of the whole tensor, by the global sizes of its dims."""
         return prod(self.sizes[dim] for dim in self.tensors[tensor].dims)
 
     def num_parameters(self) -> int:
@@ -79,12 +82,15 @@ class GraphBuilder:
         """Part of the block that the next operators belong to."""
 
     def build(self) -> Graph:
+        """What was written so far."""
         return Graph(self._sizes, dict(self._tensors), tuple(self._operators))
 
     def dims(self, tensor: str) -> tuple[str, ...]:
+        """Names of the dims of a tensor, outermost first."""
         return self._tensors[tensor].dims
 
     def size(self, dim: str) -> int:
+        """Global size of a dim."""
         return self._sizes[dim]
 
     def parameter(self, name: str, dims: str) -> str:
@@ -92,9 +98,11 @@ class GraphBuilder:
         return self._add(Tensor(name, tuple(dims.split()), "parameter", self._element_bytes))
 
     def index_input(self, name: str, dims: str) -> str:
+        """Integers such as token ids: no gradient. dims: names with spaces between -> the name."""
         return self._add(Tensor(name, tuple(dims.split()), "input", INDEX_BYTES, differentiable=False))
 
     def hidden_input(self, name: str, dims: str) -> str:
+        """What another stage computed. dims: names with spaces between -> the name."""
         return self._add(Tensor(name, tuple(dims.split()), "input", self._element_bytes))
 
     def operator(

@@ -40,6 +40,7 @@ class OperatorKind:
     """Input in which the operator is linear: it may then run on a partial sum and give one (choice `P`)."""
 
     def input_state(self, op: Operator, dims: tuple[str, ...], index: int, choice: str) -> str:
+        """What the input at `index`, with these dims, must be along an axis for this choice of the operator there."""
         if choice in (INVARIANT, REPLICATED):
             return choice
         if choice == PARTIAL:
@@ -47,6 +48,7 @@ class OperatorKind:
         return choice if choice in dims else REPLICATED
 
     def output_state(self, op: Operator, dims: tuple[str, ...], choice: str) -> str:
+        """What the output, with these dims, then is along that axis: partial where the chosen dim was summed over."""
         if choice in (INVARIANT, REPLICATED, PARTIAL):
             return choice
         return choice if choice in dims else PARTIAL
@@ -60,9 +62,11 @@ class OperatorKind:
         return None
 
     def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        """Forward, of one rank: a multiply-add is two. sizes: local sizes of the dims."""
         return 0.0
 
     def backward_flops_ratio(self, op: Operator) -> float:
+        """FLOPs of the backward over those of the forward."""
         return 2.0
 
     def saved_inputs(self, op: Operator, graph: Graph) -> tuple[int, ...]:
@@ -70,9 +74,11 @@ class OperatorKind:
         return ()
 
     def saves_output(self, op: Operator) -> bool:
+        """Whether backward reads the output."""
         return False
 
     def extra_saved(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Extra, ...]:
+        """What backward needs besides inputs and output. sizes: local sizes of the dims."""
         return ()
 
     def internal_collectives(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Internal, ...]:

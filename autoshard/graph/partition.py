@@ -85,6 +85,7 @@ def input_states(graph: Graph, op: Operator, choice: Choice, axes: Axes) -> tupl
 
 
 def output_state(graph: Graph, op: Operator, choice: Choice, axes: Axes) -> State:
+    """The state that the operator's output has after it ran with these choices, before any redistribution."""
     kind = KINDS[op.kind]
     dims = graph.tensors[op.output].dims
     return tuple(kind.output_state(op, dims, choice.get(axis, INVARIANT)) for axis in axes)

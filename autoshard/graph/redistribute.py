@@ -35,7 +35,7 @@ class NoTransition(Exception):
 
 
 def local_sizes(graph: Graph, dims: tuple[str, ...], state: State, axes: Axes) -> tuple[int, ...]:
-    """Shape of the tensor on one rank."""
+    """Shape of the tensor on one rank. Raises NoTransition where a dim does not divide over its axes."""
     sizes = {dim: graph.sizes[dim] for dim in dims}
     for (axis, size), entry in zip(axes.items(), state, strict=True):
         if entry in sizes:
@@ -46,6 +46,7 @@ def local_sizes(graph: Graph, dims: tuple[str, ...], state: State, axes: Axes) -
 
 
 def local_bytes(graph: Graph, tensor: str, state: State, axes: Axes) -> int:
+    """Size of the tensor on one rank, in bytes. Raises NoTransition as `local_sizes`."""
     value = graph.tensors[tensor]
     return prod(local_sizes(graph, value.dims, state, axes)) * value.element_bytes
 

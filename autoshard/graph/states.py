@@ -37,6 +37,7 @@ _TRANSITIONS: dict[tuple[str, str], tuple[str, str]] = {
 
 
 def is_split(entry: str) -> bool:
+    """Whether an entry of a state names a dim, of which each rank along the axis holds a piece."""
     return entry not in (PARTIAL, INVARIANT, REPLICATED)
 
 

@@ -57,5 +57,6 @@ def bucket_elements(programs: Iterable[Program], mesh: Mesh, tied: frozenset[str
 
 
 def padded_elements(key: BucketKey, count: int, mesh: Mesh, zero: int) -> int:
+    """`count` rounded up to a multiple of the ranks that share the bucket's optimizer state; as it is without ZeRO."""
     shards = mesh.size(key.shard_axes) if zero else 1
     return ceil(count / shards) * shards

@@ -33,6 +33,7 @@ class Mesh:
 
     @property
     def world_size(self) -> int:
+        """Ranks of the whole mesh."""
         return self.pp * self.stage_size
 
     @property
@@ -41,6 +42,7 @@ class Mesh:
         return {axis.name: axis.size for axis in self.axes if axis.size > 1}
 
     def size(self, names: Iterable[str]) -> int:
+        """Ranks along the named stage axes together; a name that is none of them counts as 1."""
         wanted = set(names)
         return prod(axis.size for axis in self.axes if axis.name in wanted)
 
@@ -53,6 +55,7 @@ class Mesh:
         return pp, {axis.name: index[axis.name] for axis in self.axes}
 
     def rank(self, pp: int, index: dict[str, int]) -> int:
+        """The inverse of `coordinates`; an axis that index leaves out stands at 0."""
         position = pp
         for axis in self.axes:
             position = position * axis.size + index.get(axis.name, 0)

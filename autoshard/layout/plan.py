@@ -42,6 +42,7 @@ class Stage:
 
     @property
     def layers(self) -> range:
+        """Blocks of the stage, counted over the whole model."""
         return range(self.first_layer, self.stop_layer)
 
 
@@ -79,6 +80,7 @@ class Plan:
 
     @cached_property
     def mesh(self) -> Mesh:
+        """Axes and order of the ranks."""
         return strategy_mesh(self.model, self.cluster, self.strategy)
 
     @cached_property
@@ -140,6 +142,7 @@ class Plan:
 
 
 def made_by() -> str:
+    """Program and version, as plan.json says them."""
     return f"autoshard {autoshard.__version__}"
 
 

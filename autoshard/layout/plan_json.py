@@ -74,6 +74,7 @@ def write_plan(plan: Plan, path: str | Path) -> None:
 
 
 def estimate_to_dict(estimate: Estimate) -> dict[str, Any]:
+    """The section `estimate` of plan.json: seconds, bytes, terms as name -> value in order."""
     return {
         "step_time_s": estimate.step_time_s,
         "step_time_low_s": estimate.step_time_low_s,

@@ -25,4 +25,5 @@ def _rounded_terms(terms: tuple[Term, ...]) -> tuple[Term, ...]:
 
 
 def six_digits(value: float) -> float:
+    """Rounded to six significant digits: what plan.json keeps of an estimate."""
     return float(f"{value:.6g}")

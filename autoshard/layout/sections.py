@@ -46,6 +46,7 @@ def derived_sections(plan: Plan) -> dict[str, Any]:
 
 
 def mesh_section(mesh: Mesh) -> Section:
+    """Sizes of the axes, outermost first, and how ranks are numbered."""
     names = ", ".join(axis.name for axis in mesh.axes)
     return {
         "pp": mesh.pp,
@@ -69,6 +70,7 @@ def recompute_section(plan: Plan) -> Section:
 
 
 def operators_section(plan: Plan) -> Section:
+    """By template of the name: kind, module, and along each axis the dim that is split, or I, R or P."""
     found: Section = {}
     for op in _operators(plan):
         name = template_of(op.name)

@@ -86,6 +86,7 @@ class Strategy:
 
     @property
     def world_size(self) -> int:
+        """Logical cores; ep is a part of dp."""
         return self.tp * self.pp * self.dp * self.cp
 
     def num_microbatches(self, global_batch_size: int) -> int:
@@ -101,6 +102,7 @@ class Strategy:
         return tuple(ranges)
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values, every field by its name."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {**values, "recompute": list(self.recompute), "stage_layers": list(self.stage_layers)}
 

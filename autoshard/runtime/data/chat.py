@@ -92,6 +92,7 @@ class ChatTemplate:
 
 
 def chat_template(tokenizer: Tokenizer) -> ChatTemplate:
+    """The tokenizer's own, or ChatML where it has none."""
     return ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens)
 
 

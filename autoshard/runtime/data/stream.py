@@ -33,6 +33,7 @@ class DataPosition:
     digest: str
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values, every field by its name."""
         return asdict(self)
 
     @staticmethod
@@ -76,10 +77,12 @@ class TokenStream:
 
     @property
     def rows_per_epoch(self) -> int:
+        """Whole rows of sequence_length + 1 tokens in the data; the rest is left out."""
         return len(self.tokens) // (self.sequence_length + 1)
 
     @property
     def tokens_per_step(self) -> int:
+        """Tokens that one step reads, those that are not learned included."""
         return self.global_batch_size * self.sequence_length
 
     def position(self, step: int) -> DataPosition:

@@ -79,6 +79,7 @@ class TokenWriter:
         self.largest_id = -1
 
     def append(self, tokens: NDArray[np.int32], learned: NDArray[np.uint8] | None = None) -> None:
+        """tokens, learned: [n], learned with 1 where a token is learned: in every call, or in none."""
         if not len(tokens):
             return
         self.num_tokens += len(tokens)
@@ -88,6 +89,7 @@ class TokenWriter:
             self._append(".learned", np.ascontiguousarray(learned, dtype=np.uint8))
 
     def finish(self, row_length: int, vocab_size: int, made_of: str) -> TokenFile:
+        """Give the files their names, the description last: where it is, all is. made_of: for people."""
         content = [row_length, {suffix: one.hexdigest() for suffix, one in sorted(self._hashes.items())}]
         digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
         found = TokenFile(
@@ -101,6 +103,7 @@ class TokenWriter:
         return found
 
     def discard(self) -> None:
+        """Remove what has no name yet."""
         for part in self._parts.values():
             part.unlink(missing_ok=True)
 

@@ -23,6 +23,7 @@ Started = Callable[[], torch.Tensor]
 
 
 def all_reduce(x: torch.Tensor, group: Group, reduction: str = "sum") -> torch.Tensor:
+    """Of the whole tensor, on every rank of the group. reduction: as torch.distributed names it."""
     return _c10d.wait_tensor(_c10d.all_reduce(x.contiguous(), reduction, group.name))
 
 
@@ -55,10 +56,12 @@ def start_reduce_scatter(x: torch.Tensor, group: Group, dim: int) -> Started:
 
 
 def all_gather(x: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
+    """Pieces of the group's ranks concatenated along dim, in mesh order."""
     return start_all_gather(x, group, dim)()
 
 
 def reduce_scatter(x: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
+    """Sum over the group; this rank keeps its piece along dim."""
     return start_reduce_scatter(x, group, dim)()
 
 
@@ -87,6 +90,7 @@ def pass_on(x: torch.Tensor, group: Group) -> Callable[[], torch.Tensor]:
 
 
 def take_piece(x: torch.Tensor, position: int, count: int, dim: int) -> torch.Tensor:
+    """The piece at `position` of `count` equal ones along dim, a copy of its own."""
     length = x.shape[dim] // count
     return x.narrow(dim, position * length, length).contiguous()
 

@@ -30,10 +30,12 @@ class Group:
 
     @staticmethod
     def of(handle: dist.ProcessGroup, ranks: Sequence[int], rank: int) -> Group:
+        """As this rank sees it. ranks: in mesh order."""
         return Group(handle.group_name, handle, tuple(ranks), ranks.index(rank), direct.works_for(handle))
 
     @property
     def size(self) -> int:
+        """Ranks of the group."""
         return len(self.ranks)
 
 

@@ -30,6 +30,7 @@ from autoshard.runtime.torch_backend.weight_gradients import WeightGradients, la
 
 
 def kernel(context: Context, step: OperatorStep) -> Kernel:
+    """What computes the operator on this rank: local inputs in the operator's order -> its local output."""
     return FACTORIES[step.operator.kind](context, step)
 
 

@@ -28,10 +28,12 @@ class Loaded:
 
 
 def rank_file(rank: int) -> str:
+    """Name of its file in a checkpoint."""
     return f"rank-{rank:05}.safetensors"
 
 
 def host_copy(state: State) -> list[tuple[torch.Tensor, ...]]:
+    """On the host, and untouched by the steps that follow."""
     return [tuple(one.detach().to("cpu", copy=True) for one in shard) for shard in state]
 
 

@@ -85,6 +85,7 @@ class StageModule(nn.Module):
         self._sections = _sections(context, recompute, debug_nan)
 
     def parameter(self, name: str) -> nn.Parameter:
+        """This rank's piece, by its Hugging Face name."""
         return self.get_parameter(_registered(name))
 
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
