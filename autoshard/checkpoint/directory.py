@@ -14,7 +14,7 @@ from autoshard.checkpoint.manifest import MANIFEST
 from autoshard.checkpoint.store import LATEST, Folder, folder_name, is_step, step_of
 from autoshard.checkpoint.tensor_file import Bytes, map_file
 from autoshard.errors import AutoshardError
-from autoshard.interop.atomic_file import write_text
+from autoshard.interop.atomic_file import sync_folder, write_text
 from autoshard.interop.json_file import read_json
 
 _CHUNK_BYTES = 1 << 22
@@ -107,9 +107,9 @@ class LocalStore:
                 raise AutoshardError(f"{name} was written, but not here: all ranks need to share {self.directory}")
         write_text(written / MANIFEST, manifest, "checkpoint manifest")
         try:
-            _sync(written)
+            sync_folder(written)
             written.rename(final.path)
-            _sync(self.directory)
+            sync_folder(self.directory)
         except OSError as error:
             raise AutoshardError(f"{final} cannot be written: {_reason(error)}") from None
         return final
@@ -144,15 +144,6 @@ class LocalStore:
         except OSError as error:
             raise AutoshardError(f"checkpoint_dir={self.directory} cannot be written to: {_reason(error)}") from None
         return moved
-
-
-def _sync(folder: Path) -> None:
-    """What was created or renamed in the folder survives a loss of power."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _unreadable(name: str, error: OSError) -> AutoshardError:

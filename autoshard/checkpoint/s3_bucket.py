@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,7 +139,8 @@ class Bucket:
                     Bucket=self.name, Key=key, UploadId=upload, MultipartUpload={"Parts": parts}
                 )
             except BaseException:
-                self.client.abort_multipart_upload(Bucket=self.name, Key=key, UploadId=upload)
+                with suppress(Exception):  # what went wrong first is what there is to say
+                    self.client.abort_multipart_upload(Bucket=self.name, Key=key, UploadId=upload)
                 raise
 
     def _upload(self, key: str, upload: str, parts: Iterable[bytes]) -> list[dict[str, Any]]:

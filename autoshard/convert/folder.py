@@ -10,6 +10,7 @@ from glob import escape
 from pathlib import Path
 
 from autoshard.errors import AutoshardError
+from autoshard.interop.atomic_file import sync_folder
 from autoshard.units import format_bytes
 
 
@@ -31,9 +32,9 @@ def new_folder(target: Path) -> Iterator[Path]:
             raise AutoshardError(f"{target} cannot be written: {error.strerror or error}") from None
         yield written
         for folder in (*(path for path in written.rglob("*") if path.is_dir()), written):
-            _sync(folder)
+            sync_folder(folder)
         written.rename(target)  # an empty folder gives way
-        _sync(target.parent)
+        sync_folder(target.parent)
     except OSError as error:
         raise AutoshardError(f"{target} cannot be written: {error.strerror or error}") from None
     finally:
@@ -67,11 +68,3 @@ def check_space(target: Path, needed_bytes: int) -> None:
         raise AutoshardError(
             f"{target} needs {format_bytes(needed_bytes)}, its disk has {format_bytes(free)} left: nothing was written"
         )
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -27,6 +27,15 @@ def write_text(path: str | Path, text: str, what: str) -> None:
         raise AutoshardError(f"{what} {path} cannot be written: {reason}") from None
 
 
+def sync_folder(folder: Path) -> None:
+    """What was created or renamed in the folder survives a loss of power. Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def _replace(target: Path, data: bytes) -> None:
     """The temporary file lies in the same folder, so that the rename cannot cross file systems."""
     temporary = target.with_name(f".{target.name[:100]}.{os.getpid()}.tmp")
