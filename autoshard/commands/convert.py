@@ -31,6 +31,7 @@ is looked at. TARGET is a new folder, and is there when all of it is.
   autoshard convert runs/checkpoints/llama3-8b/ hf/ --dtype bfloat16    for transformers
   autoshard convert Llama-3-70B/ nxd/ --plan plan.json --to nxd --xser  for neuronx-distributed
   autoshard convert nxd/ hf/                                            and back
+  autoshard convert nxd/ step/ --plan plan.json        with the optimizer's state: run plan.json --resume step/
 
 Nothing in a file is executed. Weights keep every bit unless --dtype asks for others."""
 LINE_EVERY_S = 30.0
@@ -59,6 +60,7 @@ def add_arguments(parser: Parser) -> None:
         help="name or config.json, where NxD's files have no config.json beside them",
     )
     nxd = parser.add_argument_group("NxD")
+    nxd.add_argument("--weights-only", action="store_true", help="leave out the optimizer's state that NxD saved")
     nxd.add_argument("--xser", action="store_true", help="a file for each tensor, as torch-xla serializes")
     nxd.add_argument(
         "--qkv",
@@ -93,12 +95,16 @@ def run(values: Mapping[str, Any]) -> int:
     start = time.monotonic()
     with _terminated_as_interrupted(), _Display() as display:
         check_free(target)
-        weights = open_source(source, model)
+        training = conversion.form == "plan" and not values["weights_only"]
+        weights = open_source(source, model, training=training)
         written = convert(weights, target, conversion, display.starting, display.advance)
     seconds = time.monotonic() - start
     rate = format_bytes(written.bytes / seconds)
     say(f"wrote {target}: {written.model}, {written.files} files, {format_bytes(written.bytes)}, {rate}/s")
-    if conversion.form == "plan":
+    if written.step is not None:
+        say(f"with the optimizer's state after step {written.step}")
+        say(f"next: autoshard run {values['plan']} --resume {target}")
+    elif conversion.form == "plan":
         say(f"next: autoshard run {values['plan']} --weights {target}")
     return 0
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from autoshard.checkpoint.manifest import MANIFEST
+from autoshard.checkpoint.manifest import MANIFEST, WEIGHTS
 from autoshard.checkpoint.tensor_file import checksum
 from autoshard.convert.dtypes import BY_CONFIG_NAME, CONFIG_NAMES
 from autoshard.convert.folder import check_free, check_space, new_folder
@@ -18,6 +18,7 @@ from autoshard.convert.huggingface import (
     is_huggingface,
 )
 from autoshard.convert.nxd import PLAIN, NxdOptions, nxd_files, nxd_folder, nxd_source
+from autoshard.convert.nxd_optimizer import nxd_training_source
 from autoshard.convert.output_file import OutputFile
 from autoshard.convert.plan_checkpoint import checkpoint_files, checkpoint_folder, checkpoint_source, manifest_of
 from autoshard.convert.source import Source
@@ -58,16 +59,19 @@ class Conversion:
 
 @dataclass(frozen=True)
 class Written:
-    """bytes: of all files."""
+    """bytes: of all files. step: that the optimizer's state is of; None: weights alone."""
 
     model: str
     files: int
     bytes: int
     largest_bytes: int
+    step: int | None = None
 
 
-def open_source(folder: Path, model: ModelSpec | str | None = None, share: tuple[int, int] = (0, 1)) -> Source:
-    """Weights in any form that is read. model: of files that do not say theirs.
+def open_source(
+    folder: Path, model: ModelSpec | str | None = None, share: tuple[int, int] = (0, 1), training: bool = False
+) -> Source:
+    """Weights in any form that is read. model: of files that do not say theirs. training: with NxD's optimizer, too.
 
     share: (i, n) compares every n-th file of a checkpoint with its checksum, from the i-th on; others do the rest.
     Raises AutoshardError for a folder that is none of them.
@@ -77,7 +81,8 @@ def open_source(folder: Path, model: ModelSpec | str | None = None, share: tuple
     if (found := checkpoint_folder(folder)) is not None:
         return checkpoint_source(found, share)
     if (found := nxd_folder(folder)) is not None:
-        return nxd_source(found, _model(found, model))
+        read = nxd_training_source if training else nxd_source
+        return read(found, _model(found, model))
     if is_huggingface(folder):
         return huggingface_source(folder)
     listed = ", ".join(sorted(path.name for path in folder.iterdir())[:5])
@@ -105,9 +110,11 @@ def convert(source: Source, target: Path, conversion: Conversion, starting: Adva
             assert conversion.plan is not None
             sha256 |= {file.path: checksum(folder / file.path) for file in files if not file.sha256}
             (dtype,) = set(dtypes.values())
-            write_text(folder / MANIFEST, manifest_of(conversion.plan, dtype, files, sha256).to_json(), "manifest")
+            manifest = manifest_of(conversion.plan, dtype, files, sha256, source)
+            write_text(folder / MANIFEST, manifest.to_json(), "manifest")
     sizes = [file.size for file in files]
-    return Written(source.model.name, len(files), sum(sizes), max(sizes))
+    step = None if source.quantities == WEIGHTS else source.step
+    return Written(source.model.name, len(files), sum(sizes), max(sizes), step)
 
 
 def _files(source: Source, dtypes: Mapping[str, str], conversion: Conversion) -> list[OutputFile]:
@@ -124,13 +131,15 @@ def _files(source: Source, dtypes: Mapping[str, str], conversion: Conversion) ->
         raise AutoshardError(
             f"{source.form} has weights of several dtypes ({told}), a plan has one: give it with --dtype"
         )
-    return checkpoint_files(conversion.plan, found[0], tuple(carried))
+    return checkpoint_files(conversion.plan, found[0], tuple(carried), source.quantities)
 
 
 def _dtypes(source: Source, conversion: Conversion) -> dict[str, str]:
-    if conversion.dtype is None:
-        return dict(source.dtypes)
-    return dict.fromkeys(source.dtypes, BY_CONFIG_NAME[conversion.dtype])
+    dtype = conversion.dtype
+    if dtype is None and source.quantities != WEIGHTS and conversion.plan is not None:  # as the plan's run saves it
+        precision = conversion.plan.training.precision
+        dtype = precision.master_dtype or precision.parameter_dtype
+    return dict(source.dtypes) if dtype is None else dict.fromkeys(source.dtypes, BY_CONFIG_NAME[dtype])
 
 
 def _model(folder: Path, given: ModelSpec | str | None) -> ModelSpec:

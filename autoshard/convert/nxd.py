@@ -24,7 +24,7 @@ from autoshard.spec.model import ModelSpec
 MODEL, DONE, CHECKPOINT = "model", "done", "checkpoint"
 """A folder, and the markers with which NxD knows a whole checkpoint."""
 _NAME = re.compile(r"dp_rank_(\d+)(?:_ep_rank_(\d+))?_tp_rank_(\d+)_pp_rank_(\d+)\.pt")
-_CONSTANTS = re.compile(r".*rotary_emb\.inv_freq")
+CONSTANTS = re.compile(r".*rotary_emb\.inv_freq")
 _EMBEDDING = "embed"
 Rank = tuple[int, int, int]
 """(expert, tensor, pipeline) rank."""
@@ -96,13 +96,22 @@ def nxd_folder(folder: Path) -> Path | None:
 
 def nxd_source(folder: Path, model: ModelSpec) -> Source:
     """folder: with the ranks' files. Raises AutoshardError naming the file and the tensor that are missing or wrong."""
+    return weights_of(folder, *open_ranks(folder, model))
+
+
+def open_ranks(folder: Path, model: ModelSpec) -> tuple[NxdLayout, States]:
+    """How the ranks hold the model, and where in their files."""
     states = _states(folder)
     tp, ep = 1 + max(tp for _, tp, _ in states), 1 + max(ep for ep, _, _ in states)
-    layout = _found_layout(folder, model, tp, ep, states)
+    return _found_layout(folder, model, tp, ep, states), states
+
+
+def weights_of(folder: Path, layout: NxdLayout, states: States) -> Source:
+    """What `open_ranks` found, by parameter."""
     dtypes: dict[str, str] = {}
     regions: dict[str, dict[Box, Region]] = {}
-    for ep_rank in range(ep):
-        for tp_rank in range(tp):
+    for ep_rank in range(layout.ep):
+        for tp_rank in range(layout.tp):
             for found, held in _tensors(folder, layout, states, ep_rank, tp_rank):
                 for place in held.places:
                     if dtypes.setdefault(place.parameter, found.dtype) != found.dtype:
@@ -115,7 +124,7 @@ def nxd_source(folder: Path, model: ModelSpec) -> Source:
     beside = folder.parent if folder.name == MODEL else folder
     carried = tuple(path for name in (CONFIG, *CARRIED) if (path := beside / name).is_file())
     places = {name: tuple(held.values()) for name, held in regions.items()}
-    return Source(f"the NxD checkpoint {folder}", model, dtypes, places, carried)
+    return Source(f"the NxD checkpoint {folder}", layout.model, dtypes, places, carried)
 
 
 def _tensors(
@@ -128,7 +137,7 @@ def _tensors(
     for name, one in found.items():
         if name in expected:
             yield one, _checked(one, expected[name])
-        elif not _CONSTANTS.fullmatch(name):
+        elif not CONSTANTS.fullmatch(name):
             raise AutoshardError(f"{one.path} has tensor {name[:200]}, which {name_of_model} does not have")
     for name in expected:
         again = layout.model.tie_word_embeddings and name == "lm_head.weight"

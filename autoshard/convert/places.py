@@ -5,7 +5,7 @@ Every layout here is of this form: flattened heads, fused matrices, transposed o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -88,6 +88,45 @@ def restrided(place: Place, shape: tuple[int, ...], strides: tuple[int, ...]) ->
             if row_major <= own < row_major * shape[dim]:
                 moved[index] = own // row_major * stride
     return Place(place.parameter, place.box, start, tuple(moved))
+
+
+def rows_of(place: Place, shape: tuple[int, ...], first: int, stop: int) -> Iterator[Place]:
+    """What lies in rows [first, stop) of a tensor of this shape, as places in a tensor of these rows alone."""
+    row = prod(shape[1:])
+    outer = [dim for dim, size in enumerate(place.box.sizes) if size > 1 and place.strides[dim] >= row]
+    outer.sort(key=lambda dim: -place.strides[dim])
+    steps = [place.strides[dim] // row for dim in outer]
+    for offsets, sizes in _within([place.box.sizes[dim] for dim in outer], steps, place.start // row, first, stop):
+        moved, kept = list(place.box.offsets), list(place.box.sizes)
+        start = place.start - first * row
+        for dim, offset, size in zip(outer, offsets, sizes, strict=True):
+            moved[dim] += offset
+            kept[dim] = size
+            start += offset * place.strides[dim]
+        yield Place(place.parameter, Box(tuple(moved), tuple(kept)), start, place.strides)
+
+
+_Run = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def _within(sizes: Sequence[int], steps: Sequence[int], at: int, first: int, stop: int) -> Iterator[_Run]:
+    """(offsets, sizes) of all indices whose row, at + sum of index x step, is in [first, stop). steps: falling."""
+    span = 1 + sum((size - 1) * step for size, step in zip(sizes, steps, strict=True))
+    if at >= stop or at + span <= first:
+        return
+    if first <= at and at + span <= stop:
+        yield (0,) * len(sizes), tuple(sizes)
+        return
+    size, step = sizes[0], steps[0]
+    inner = 1 + sum((size - 1) * step for size, step in zip(sizes[1:], steps[1:], strict=True))
+    begin = min(size, max(0, -(-(first - at) // step)))
+    end = max(begin, min(size, (stop - at - inner) // step + 1))
+    if begin < end:
+        yield (begin, *(0 for _ in sizes[1:])), (end - begin, *sizes[1:])
+    for index in (begin - 1, end):  # of these only some rows are inside
+        if 0 <= index < size and not begin <= index < end:
+            for offsets, kept in _within(sizes[1:], steps[1:], at + index * step, first, stop):
+                yield (index, *offsets), (1, *kept)
 
 
 def part_shape(part: Part, sizes: Mapping[str, int]) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ import autoshard
 from autoshard.checkpoint.boxes import Box
 from autoshard.checkpoint.directory import LocalStore
 from autoshard.checkpoint.layout import parameter_shapes, shards_of
-from autoshard.checkpoint.manifest import MANIFEST, WEIGHTS, FileRecord, Manifest, read_manifest
+from autoshard.checkpoint.manifest import MANIFEST, QUANTITIES, WEIGHTS, FileRecord, Manifest, read_manifest
 from autoshard.checkpoint.read import tensor_key
 from autoshard.checkpoint.store import PLAN
 from autoshard.checkpoint.tensor_file import read_header
@@ -20,7 +20,7 @@ from autoshard.convert.huggingface import CARRIED, CONFIG
 from autoshard.convert.output_file import OutputFile, plain_file, safetensors_file
 from autoshard.convert.places import TensorLayout, contiguous
 from autoshard.convert.regions import Region
-from autoshard.convert.source import Source
+from autoshard.convert.source import Source, key_of
 from autoshard.errors import AutoshardError
 from autoshard.layout.plan import Plan
 from autoshard.layout.plan_json import plan_to_json
@@ -82,7 +82,9 @@ def _regions(path: Path, shapes: Mapping[str, tuple[int, ...]], dtype: str) -> l
     return found
 
 
-def checkpoint_files(plan: Plan, dtype: str, carried: tuple[OutputFile, ...]) -> list[OutputFile]:
+def checkpoint_files(
+    plan: Plan, dtype: str, carried: tuple[OutputFile, ...], quantities: tuple[str, ...] = WEIGHTS
+) -> list[OutputFile]:
     """A file for each rank that is the first to hold anything, as that rank would save it, and the plan."""
     shapes = parameter_shapes(plan.model)
     order = {name: index for index, name in enumerate(shapes)}
@@ -91,7 +93,12 @@ def checkpoint_files(plan: Plan, dtype: str, carried: tuple[OutputFile, ...]) ->
         pieces = [piece for shard in shards for piece in shard.pieces if piece.writes]
         pieces.sort(key=lambda piece: (order[piece.name], piece.box.offsets))
         tensors = [
-            TensorLayout(tensor_key(_MASTER, one.name, one.box), one.box.sizes, (contiguous(one.name, one.box),))
+            TensorLayout(
+                tensor_key(quantity, one.name, one.box),
+                one.box.sizes,
+                (contiguous(key_of(quantity, one.name), one.box),),
+            )
+            for quantity in quantities
             for one in pieces
         ]
         if tensors:
@@ -100,9 +107,21 @@ def checkpoint_files(plan: Plan, dtype: str, carried: tuple[OutputFile, ...]) ->
     return [*files, plain_file(Path(PLAN), plan_to_json(plan).encode()), *carried]
 
 
-def manifest_of(plan: Plan, dtype: str, files: list[OutputFile], sha256: Mapping[Path, str]) -> Manifest:
-    """sha256: of every file."""
+def manifest_of(
+    plan: Plan, dtype: str, files: list[OutputFile], sha256: Mapping[Path, str], source: Source
+) -> Manifest:
+    """sha256: of every file. A data position is not known: other programs say it in other words."""
     model = json.loads(json.dumps(plan.model.to_dict()))
     versions = {"autoshard": autoshard.__version__, "python": platform.python_version()}
-    records = tuple(FileRecord(str(one.path), one.size, sha256[one.path], one.parameters) for one in files)
-    return Manifest(0, model, {}, dtype, 0.0, 0, versions, plan.mesh.world_size, records, WEIGHTS)
+    moments = tuple(key_of(quantity, "") for quantity in QUANTITIES[1:])
+    records = tuple(
+        FileRecord(
+            str(one.path),
+            one.size,
+            sha256[one.path],
+            tuple(name for name in one.parameters if not name.startswith(moments)),
+        )
+        for one in files
+    )
+    world, rate = plan.mesh.world_size, source.learning_rate
+    return Manifest(source.step, model, {}, dtype, rate, 0, versions, world, records, source.quantities)

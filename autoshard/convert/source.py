@@ -12,6 +12,7 @@ import numpy as np
 
 from autoshard.checkpoint.boxes import Box
 from autoshard.checkpoint.layout import parameter_shapes
+from autoshard.checkpoint.manifest import WEIGHTS
 from autoshard.convert.dtypes import as_dtype, element_type
 from autoshard.convert.regions import Array, OpenFiles, Region, read_box
 from autoshard.convert.verified import VerifiedFiles
@@ -25,6 +26,8 @@ class Source:
 
     carried: files of a Hugging Face folder that describe the model and its tokenizer, where it has them.
     sha256: of files that are to be compared while they are read.
+    quantities: with an optimizer's state all of QUANTITIES, after `step` steps, the last at `learning_rate`; dtypes and
+    regions have the moments by `key_of`.
     """
 
     form: str
@@ -33,6 +36,9 @@ class Source:
     regions: Mapping[str, Sequence[Region]]
     carried: tuple[Path, ...] = ()
     sha256: Mapping[Path, str] = field(default_factory=dict)
+    quantities: tuple[str, ...] = WEIGHTS
+    step: int = 0
+    learning_rate: float = 0.0
 
     def __post_init__(self) -> None:
         for name, shape in self.shapes.items():
@@ -43,8 +49,14 @@ class Source:
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of every parameter, in the order of the model."""
-        return parameter_shapes(self.model)
+        """Of every parameter, in the order of the model, and then of the moments."""
+        shapes = parameter_shapes(self.model)
+        return {key_of(quantity, name): shape for quantity in self.quantities for name, shape in shapes.items()}
+
+
+def key_of(quantity: str, parameter: str) -> str:
+    """Weights go by the parameter's name, moments by theirs before it."""
+    return parameter if quantity == WEIGHTS[0] else f"{quantity}/{parameter}"
 
 
 class WeightReader:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autoshard.checkpoint.manifest import QUANTITIES
 from autoshard.convert.torch_file import XSER_REFERENCE
 from autoshard.errors import AutoshardError
 
@@ -18,6 +19,7 @@ _LOCAL_HEADER = 30
 _EXPERT_RANK = re.compile(r"_ep_rank_\d+")
 _STATE_KEYS = ("model", "state_dict", "module")
 """Where programs around NxD put the state."""
+_MOMENTS, _MASTER = ("exp_avg", "exp_avg_sq"), "master"
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,75 @@ def read_state(path: Path) -> dict[str, FoundTensor]:
             state = state[key]
     if not isinstance(state, dict) or not state or any(type(name) is not str for name in state):
         raise AutoshardError(f"{path} is not a dict of tensors by name")
+    return _found(path, state)
+
+
+@dataclass(frozen=True)
+class FoundOptimizer:
+    """A rank's optimizer file. groups: numbers of its parameters; shapes: of these whole, before ZeRO-1 cuts them.
+
+    moments: by number, of the rank's part; masters: too, empty where they were not saved. sharded: by ZeRO-1.
+    """
+
+    path: Path
+    step: int
+    learning_rate: float
+    sharded: bool
+    groups: tuple[tuple[int, ...], ...]
+    shapes: Mapping[int, tuple[int, ...]]
+    moments: Mapping[int, tuple[FoundTensor, FoundTensor]]
+    masters: Mapping[int, FoundTensor]
+
+    def tensor(self, quantity: str, number: int) -> FoundTensor:
+        """One of the manifest's quantities."""
+        index = QUANTITIES.index(quantity)
+        return self.masters[number] if index == 0 else self.moments[number][index - 1]
+
+
+def read_optimizer(path: Path) -> FoundOptimizer:
+    """AdamW's state as NxD saves it. Raises AutoshardError for anything else."""
+    values = _load(path)
+    try:
+        return _optimizer(path, values)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise AutoshardError(
+            f"{path} is not the state of AdamW as NxD saves it: {type(error).__name__} {error}"
+        ) from None
+
+
+def _optimizer(path: Path, values: Any) -> FoundOptimizer:
+    """Raises what Python raises for other values than NxD's."""
+    sharded = "base_state" in values
+    state = values["base_state"] if sharded else values["state"]
+    groups = tuple(tuple(int(number) for number in group["params"]) for group in values["param_groups"])
+    numbers = [number for group in groups for number in group]
+    masters = values.get("sharded_master_weights", {})
+    tensors = {f"{number}/{key}": state[number][key] for number in numbers for key in _MOMENTS}
+    tensors |= {f"{number}/{_MASTER}": masters[number] for number in numbers if masters}
+    steps = {number: state[number]["step"] for number in numbers}
+    tensors |= {f"{number}/step": step for number, step in steps.items() if not isinstance(step, (int, float))}
+    found = _found(path, tensors)
+    moments = {number: tuple(found[f"{number}/{key}"] for key in _MOMENTS) for number in numbers}
+    shapes = {number: moments[number][0].shape for number in numbers}
+    if sharded:
+        shapes = {number: tuple(int(size) for size in values["shape_info"][number]) for number in numbers}
+    done = {_whole_step(path, step, found.get(f"{number}/step")) for number, step in steps.items()}
+    if len(done) != 1:
+        raise ValueError(f"its parameters are at {len(done)} steps")
+    rate = float(values["param_groups"][0]["lr"])
+    held = {number: found[f"{number}/{_MASTER}"] for number in numbers if masters}
+    return FoundOptimizer(path, done.pop(), rate, sharded, groups, shapes, moments, held)  # type: ignore[arg-type]
+
+
+def _whole_step(path: Path, step: Any, found: FoundTensor | None) -> int:
+    value = float(_load(found.path) if isinstance(step, TensorReference) and found is not None else step)
+    if value != int(value) or value < 0:
+        raise ValueError(f"step {value}")
+    return int(value)
+
+
+def _found(path: Path, state: Mapping[str, Any]) -> dict[str, FoundTensor]:
+    """Tensors of a file, by name: in it, or in files of their own beside it."""
     referred = {name: value for name, value in state.items() if isinstance(value, TensorReference)}
     plain = {name: value for name, value in state.items() if name not in referred}
     found = _located(path, plain) if plain else {}

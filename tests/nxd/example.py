@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -68,9 +69,10 @@ def _weight(name: str, weights: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def train_example(
-    model_of: Any, plan: Plan, batches: list[tuple[Any, Any]], settings: Any
-) -> list[tuple[float, float]]:
-    """(loss, gradient norm) of each step."""
+    model_of: Any, plan: Plan, batches: list[tuple[Any, Any]], settings: Any, masters: bool = False
+) -> Iterator[tuple[Any, Any, float, float]]:
+    """After each step: model, optimizer, loss, gradient norm. masters: FP64 ones, saved with the optimizer's state."""
+    from neuronx_distributed.parallel_layers import parallel_state
     from neuronx_distributed.trainer.trainer import (
         initialize_parallel_model,
         initialize_parallel_optimizer,
@@ -80,7 +82,11 @@ def train_example(
     config = neuronx_distributed_config(
         tensor_parallel_size=plan.strategy.tp,
         optimizer_config={"zero_one_enabled": True, "grad_clipping": True, "max_grad_norm": 1.0},
-        mixed_precision_config={"use_master_weights": False, "use_fp32_grad_acc": False},
+        mixed_precision_config={
+            "use_master_weights": masters,
+            "use_fp32_grad_acc": False,
+            "use_master_weights_in_ckpt": masters,
+        },
         sequence_parallel=plan.strategy.sequence_parallel,
     )
     model = initialize_parallel_model(config, model_of)
@@ -88,16 +94,17 @@ def train_example(
     plain = [one for one in model.parameters() if one.dim() == 1]
     groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": plain, "weight_decay": 0.0}]
     options = {"lr": settings.learning_rate, "betas": settings.betas, "eps": settings.eps}
+    if masters:
+        options["optimizer_dtype"] = torch.float64
     optimizer = initialize_parallel_optimizer(config, torch.optim.AdamW, groups, **options)
-    found = []
+    ranks, rank = parallel_state.get_data_parallel_size(), parallel_state.get_data_parallel_rank()
     for inputs, _ in batches:
         total = 0.0
-        pieces = torch.from_numpy(inputs).chunk(plan.num_microbatches)
+        pieces = [piece.chunk(ranks)[rank] for piece in torch.from_numpy(inputs).chunk(plan.num_microbatches)]
         for piece in pieces:
             loss = model(input_ids=piece, labels=piece)[0] / len(pieces)
             loss.backward()
             total += float(loss.detach())
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        found.append((total, float(optimizer.grad_norm)))
-    return found
+        yield model, optimizer, total, float(optimizer.grad_norm)

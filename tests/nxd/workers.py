@@ -17,7 +17,7 @@ from autoshard.runtime.torch_backend.optimizer import optimizer_settings
 from autoshard.runtime.torch_backend.parameters import local_piece
 from autoshard.runtime.torch_backend.session import Session
 from autoshard.runtime.worker import Reporter
-from tests.nxd.cases import CASES, plan_of
+from tests.nxd.cases import CASES, FP32, MASTERS, plan_of
 
 STEPS = 3
 LEARNING_RATE = 1e-3
@@ -280,8 +280,60 @@ def llama_example(arguments: dict[str, Any], reporter: Reporter) -> dict[str, An
     module = load_example(Path(arguments["file"]))
     settings = optimizer_settings(plan.training.precision, LEARNING_RATE, plan.strategy.zero, SEED)
     batches = [batch(plan, step) for step in range(STEPS)]
-    example = train_example(lambda: example_model(module, plan, weights), plan, batches, settings)
-    return {"ours": ours, "example": example}
+    steps = train_example(lambda: example_model(module, plan, weights), plan, batches, settings)
+    return {"ours": ours, "example": [(loss, norm) for _, _, loss, norm in steps]}
+
+
+def saved_example(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
+    """NxD's example, saved by NxD after two steps; the loss of each of four steps, a mean of all ranks.
+
+    masters, xser: what is saved, and how.
+    """
+    from pathlib import Path
+
+    from neuronx_distributed.parallel_layers import parallel_state
+    from neuronx_distributed.trainer.checkpoint import finalize_checkpoint, save_checkpoint
+
+    from tests.nxd.example import example_model, load_example, train_example
+
+    connect(reporter)
+    plan = plan_of(**arguments["layout"])
+    session = make_session(plan, reporter.rank)
+    weights = {name: value.clone() for name, value in session.optimizer.masters().items()}
+    parallel_state.destroy_model_parallel()
+    parallel_state.destroy_kv_group()
+    module = load_example(Path(arguments["file"]))
+    settings = optimizer_settings(plan.training.precision, LEARNING_RATE, plan.strategy.zero, SEED)
+    batches = [batch(plan, step) for step in range(4)]
+    losses = []
+    steps = train_example(
+        lambda: example_model(module, plan, weights), plan, batches, settings, masters=arguments["masters"]
+    )
+    for step, (model, optimizer, loss, _) in enumerate(steps):
+        mean = torch.tensor(loss)
+        dist.all_reduce(mean, group=parallel_state.get_data_parallel_group())
+        losses.append(float(mean) / parallel_state.get_data_parallel_size())
+        if step == 1:
+            kept = {"model": model, "optimizer": optimizer, "use_xser": arguments["xser"]}
+            save_checkpoint(arguments["folder"], "step_2", **kept)
+            finalize_checkpoint()
+    return {"losses": losses}
+
+
+def resumed_on_torch(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
+    """Two more steps of what was saved, on the torch backend. masters: FP64 ones."""
+    from pathlib import Path
+
+    from autoshard.checkpoint.manifest import read_manifest
+    from autoshard.runtime.torch_backend.shard_files import read_rank
+
+    connect(reporter)
+    plan = plan_of(**arguments["layout"], precision=MASTERS if arguments["masters"] else FP32)
+    session = make_session(plan, reporter.rank, Session)
+    manifest = read_manifest(Path(arguments["folder"]))
+    session.optimizer.load_state(read_rank(Path(arguments["folder"]), manifest, session.shards()).state, manifest.step)
+    rest = [session.step(*batch(plan, step, 1), LEARNING_RATE).loss for step in range(manifest.step, 4)]
+    return {"step": manifest.step, "losses": rest}
 
 
 def groups_of_the_library(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:

@@ -20,10 +20,10 @@ NUMPY = {"BF16": np.uint16, "F16": np.float16, "F32": np.float32}
 Tensors = dict[str, np.ndarray[Any, Any]]
 
 
-def weights(model: ModelSpec, dtype: str) -> Tensors:
+def weights(model: ModelSpec, dtype: str, seed: int = 0) -> Tensors:
     """By the published names, reproducible; BF16 as bits."""
     dims, sizes = parameter_dims(model)
-    random = np.random.default_rng(0)
+    random = np.random.default_rng(seed)
     parameters = {}
     for name, own in dims.items():
         values = random.standard_normal([sizes[dim] for dim in own]).astype(np.float32)
@@ -33,11 +33,11 @@ def weights(model: ModelSpec, dtype: str) -> Tensors:
     return dict(to_checkpoint(checkpoint_parts(model), dims, sizes, parameters.__getitem__))
 
 
-def huggingface_folder(folder: Path, model: ModelSpec, dtype: str = "F32", files: int = 1) -> Path:
+def huggingface_folder(folder: Path, model: ModelSpec, dtype: str = "F32", files: int = 1, seed: int = 0) -> Path:
     """With config.json and one file, or several and their index."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(to_config(model)))
-    tensors = weights(model, dtype)
+    tensors = weights(model, dtype, seed)
     names = sorted(tensors)
     if files == 1:
         write_safetensors(folder / "model.safetensors", tensors, dtype)

@@ -36,7 +36,8 @@ class Progress:
         if manifest is None:
             return
         self.first_step = manifest.step
-        self._ahead = stream.step_at(DataPosition.from_dict(manifest.data_position)) - manifest.step
+        if manifest.data_position:  # other programs' checkpoints have none: step k takes the k-th batch
+            self._ahead = stream.step_at(DataPosition.from_dict(manifest.data_position)) - manifest.step
         if self.first_step >= self._steps:
             raise AutoshardError(
                 f"the checkpoint in {options.location} is at step {self.first_step}: steps={self._steps} leaves "
