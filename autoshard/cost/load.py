@@ -26,7 +26,8 @@ class RankLoad:
     """One pipeline rank. parts: of its first chunk. ends: embedding or head or both, whichever it has.
 
     in_flight: most chunk activations that it holds at once. embeddings_in_flight, heads_in_flight: most microbatches
-    whose embedding or head it holds. weights_waiting: most microbatches whose gradients of weights wait besides.
+    whose embedding or head it holds. weights_waiting: most microbatches whose gradients of weights wait besides the one
+    in work; weights_apart: whether those of the one in work do.
     held: of each chunk, how many it holds, at every moment when no other one has more of all; empty where chunks
     recompute alike.
     """
@@ -39,6 +40,7 @@ class RankLoad:
     embeddings_in_flight: int
     heads_in_flight: int
     weights_waiting: int = 0
+    weights_apart: bool = False
     held: tuple[tuple[int, ...], ...] = ()
 
     @cached_property
@@ -114,7 +116,7 @@ def rank_load(strategy: Strategy, parts: tuple[Parts, ...], num_microbatches: in
     ends = rank_ends(own[0], own[-1], first, last)
     alike = len(set(strategy.recompute[rank::pp])) == 1
     held = () if alike else held_together(strategy.schedule, pp, num_microbatches, vpp)[rank]
-    return RankLoad(rank, own[0], chunks, ends, in_flight, embeddings, heads, waiting, held)
+    return RankLoad(rank, own[0], chunks, ends, in_flight, embeddings, heads, waiting, schedule.weights_apart, held)
 
 
 def rank_ends(first_parts: Parts, last_parts: Parts, first: bool, last: bool) -> tuple[Part, ...]:

@@ -121,8 +121,10 @@ def _in_work(load: RankLoad, software: Software) -> tuple[float, float]:
 def _in_work_with(load: RankLoad, block: Part, software: Software) -> tuple[float, float]:
     replayed = max(part.replay_bytes for part in (block, *load.ends))
     at_ends = max((end.working_bytes for end in load.ends), default=0.0)
-    ends_win = at_ends > replayed + block.working_bytes
-    replayed, worked = (0.0, at_ends) if ends_win else (replayed, block.working_bytes)
+    worked = block.working_bytes
+    if load.weights_apart:  # what the other blocks of the microbatch in work leave, for what they kept
+        worked += max(0.0, (load.most_blocks - 1) * (block.weights_waiting_bytes - block.kept_bytes))
+    replayed, worked = (0.0, at_ends) if at_ends > replayed + worked else (replayed, worked)
     if _keeps_only_inputs(load, block):
         replayed = software.activation_scale * (replayed + software.norm_copies * load.parts.hidden_bytes)
     return replayed + (software.score_copies * block.scores_bytes if block.replay_bytes else 0.0), worked

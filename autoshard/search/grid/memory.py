@@ -43,6 +43,7 @@ class RankColumns(NamedTuple):
     first: bool
     last: bool
     only: bool
+    weights_apart: bool
 
 
 def rank_bytes(
@@ -74,11 +75,14 @@ def rank_parts_bytes(
     held = np.maximum(rank.embeddings_in_flight, rank.heads_in_flight)
     waiting = rank.weights_waiting
     in_work = rank.most_blocks * (rank.in_flight * block.kept_bytes + waiting * block.weights_waiting_bytes)
-    replayed, at_ends = block.replay_bytes, 0.0
+    replayed, at_ends, worked = block.replay_bytes, 0.0, block.working_bytes
+    if rank.weights_apart:
+        left = (rank.most_blocks - 1) * (block.weights_waiting_bytes - block.kept_bytes)
+        worked = worked + np.maximum(0.0, left)
     for end in ends:
         in_work = in_work + held * end.kept_bytes + waiting * end.weights_waiting_bytes
         replayed, at_ends = np.maximum(replayed, end.replay_bytes), np.maximum(at_ends, end.working_bytes)
-    in_work = in_work + np.maximum(replayed + block.working_bytes, at_ends)
+    in_work = in_work + np.maximum(replayed + worked, at_ends)
     if not rank.only:
         leaving = rank.in_flight - rank.heads_in_flight
         in_work = in_work + (BOUNDARY_BUFFERS + leaving) * hidden_bytes

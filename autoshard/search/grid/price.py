@@ -125,4 +125,5 @@ def rank_columns(family: Family, m: Array, layers: Array, rank: int) -> RankColu
         first,
         last,
         pp == 1,
+        SCHEDULES[family.schedule].weights_apart,
     )
