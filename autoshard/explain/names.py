@@ -27,15 +27,22 @@ def short_name(strategy: Strategy) -> str:
 
 
 def changed_words(one: Strategy, other: Strategy) -> str:
-    """'tp=32 pp=4 dp=4 no vpp': of `other`'s name what is not in `one`'s, then what is gone."""
+    """'tp=32 pp=4 dp=4 no vpp': what `other` has that `one` has not, then what is gone, last recompute by stage."""
     ours, theirs = layout_words(one), layout_words(other)
-    names = [word.partition("=")[0] for word in theirs]
+    changed, names = [word for word in theirs if word not in ours], [word.partition("=")[0] for word in theirs]
+    usual = {
+        "schedule": f"schedule={other.schedule}",
+        "attention": f"attention={other.attention_kernel}",
+        "sp": "sp=on",
+        "zero": f"zero={other.zero}",
+        "context": "",  # goes with cp
+    }
     gone = [name for name in (word.partition("=")[0] for word in ours) if name not in names]
-    changed = [word for word in theirs if word not in ours]
-    if other.uniform_recompute is None:
-        by_stage = f"recompute by stage: {recompute_by_stage(other)}"
-        changed = [by_stage if word.startswith("recompute=") else word for word in changed]
-    return " ".join([*changed, *(f"no {name}" for name in gone)])
+    words = [word for word in (*changed, *(usual.get(name, f"no {name}") for name in gone)) if word]
+    if other.uniform_recompute is None and any(word.startswith("recompute=") for word in words):
+        words = [word for word in words if not word.startswith("recompute=")]
+        words.append(f"recompute by stage: {recompute_by_stage(other)}")
+    return " ".join(words)
 
 
 def recompute_words(name: str) -> str:

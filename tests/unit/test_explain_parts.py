@@ -137,10 +137,13 @@ def test_why_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_changes_in_a_name() -> None:
     one = strategy(num_virtual_stages=2, stage_layers=(5,) * 16, schedule="interleaved")
     assert changed_words(one, strategy(tp=8, dp=8)) == "tp=8 dp=8 no vpp"
+    ring = strategy(tp=16, cp=2, context_parallel="zigzag_ring", schedule="zero_bubble", attention_kernel="plain")
+    assert changed_words(ring, strategy()) == "tp=32 no cp schedule=1f1b attention=flash"
     mixed = strategy(recompute=("full",) + ("mlp_norm+mlp",) * 3 + ("none",) * 4)
     change = "recompute by stage: 0 all of a block; 1-3 MLP norm and MLP; 4-7 nothing"
     assert changed_words(strategy(), mixed) == change
     assert changed_words(mixed, mixed) == ""
+    assert changed_words(ring, mixed) == f"tp=32 no cp schedule=1f1b attention=flash {change}"
     assert changed_words(mixed, strategy(pp=4, dp=4, stage_layers=(20,) * 4)) == "pp=4 dp=4 recompute=core_attention"
 
 
