@@ -179,14 +179,22 @@ class Bomb:
 
 
 def test_no_pickle_is_ever_executed(tmp_path: Path) -> None:
-    # pyarrow before 14 unpickled what a file names as a Python extension type (CVE-2023-47248)
+    # pyarrow before 14.0.1 unpickled what a file names as a Python extension type (CVE-2023-47248)
     bomb = {b"ARROW:extension:name": b"arrow.py_extension_type", b"ARROW:extension:metadata": pickle.dumps(Bomb())}
-    field = pa.field("text", pa.string(), metadata=bomb)
-    table = pa.Table.from_arrays([pa.array(["harmless"])], schema=pa.schema([field]))
+    inner = pa.field("inner", pa.string(), metadata=bomb)
+    fields = [pa.field("text", pa.string()), pa.field("outer", pa.struct([inner]))]
+    table = pa.Table.from_arrays([pa.array(["harmless"]), pa.array([{"inner": "x"}])], schema=pa.schema(fields))
     with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
     pq.write_table(table, tmp_path / "a.parquet")
-    assert spelled(tmp_path / "a.arrow") == spelled(tmp_path / "a.parquet") == "harmless"
+    with pa.OSFile(str(tmp_path / "b.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    for name in ("a.arrow", "a.parquet", "b.arrow"):
+        with pytest.raises(AutoshardError) as error:
+            made(tmp_path / name)
+        assert str(error.value) == (
+            f"--data {tmp_path / name} is refused: column inner has a pickled Python type, and data have nothing to run"
+        )
     (tmp_path / "a.txt").write_bytes(pickle.dumps(Bomb()))
     with pytest.raises(AutoshardError, match=r"is not text in UTF-8|is binary"):
         made(tmp_path / "a.txt")

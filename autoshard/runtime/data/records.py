@@ -16,6 +16,7 @@ ROWS_AT_ONCE = 256
 """Rows of a Parquet file that are in memory as Python values; a guess that keeps rows of a megabyte harmless."""
 
 _FILE_MAGIC = b"ARROW1"
+_EXTENSION_KEY, _PICKLED = b"ARROW:extension:name", b"arrow.py_extension_type"
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ def _parquet(file: Path, columns: tuple[str, ...] | None) -> Iterator[Record]:
     pyarrow, parquet = _module("pyarrow", file), _module("pyarrow.parquet", file)
     try:
         with parquet.ParquetFile(file) as table:
+            _refuse_code(table.schema_arrow, file)
             wanted = None if columns is None else [name for name in columns if name in table.schema_arrow.names]
             yield from _batches(table.iter_batches(batch_size=ROWS_AT_ONCE, columns=wanted), file)
     except pyarrow.ArrowException as error:
@@ -89,12 +91,28 @@ def _arrow(file: Path, columns: tuple[str, ...] | None) -> Iterator[Record]:
             source.seek(0)
             if is_file:
                 reader = pyarrow.ipc.open_file(source)
+                _refuse_code(reader.schema, file)
                 batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
                 yield from _batches(_selected(batches, columns), file)
             else:
-                yield from _batches(_selected(pyarrow.ipc.open_stream(source), columns), file)
+                stream = pyarrow.ipc.open_stream(source)
+                _refuse_code(stream.schema, file)
+                yield from _batches(_selected(stream, columns), file)
     except pyarrow.ArrowException as error:
         raise AutoshardError(f"--data {file} is not Arrow: {_first_line(error)}") from error
+
+
+def _refuse_code(schema: Any, file: Path) -> None:
+    """Columns of a pickled Python type: pyarrow before 14.0.1 ran what they hold (CVE-2023-47248)."""
+    fields = list(schema)
+    while fields:
+        field = fields.pop()
+        said = (field.metadata or {}).get(_EXTENSION_KEY, b""), getattr(field.type, "extension_name", "").encode()
+        if _PICKLED in said:
+            raise AutoshardError(
+                f"--data {file} is refused: column {field.name} has a pickled Python type, and data have nothing to run"
+            )
+        fields += [field.type.field(index) for index in range(field.type.num_fields)]
 
 
 def _selected(batches: Any, columns: tuple[str, ...] | None) -> Iterator[Any]:
