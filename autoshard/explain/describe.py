@@ -10,6 +10,7 @@ from autoshard.cost.values import Term
 from autoshard.explain.advice import advice
 from autoshard.explain.beside import doubt, memory_interval
 from autoshard.explain.names import layout_name, recompute_by_stage, recompute_words, short_name
+from autoshard.explain.partial import CHOICES, DEGREES
 from autoshard.layout.compare import loses, term_differences
 from autoshard.layout.mesh import Mesh
 from autoshard.layout.plan import Plan, SearchSummary
@@ -68,8 +69,8 @@ class Description:
     mfu: share of peak_flops_per_s, the dense peak of one device for peak_dtype.
     memory_low_bytes, memory_high_bytes: 90 % interval of memory_bytes, as step_time_low_s and step_time_high_s are.
     memory_by_rank: bytes on a core of each pipeline rank. considered, fitting and optimality are None where nothing was
-    searched. advice: how sure all that is and what to make of toss-ups, in sentences. sensitivity: None where it was
-    not asked for.
+    searched; given: what the search had to keep to, in words of a layout. advice: how sure all that is and what to
+    make of toss-ups, in sentences. sensitivity: None where it was not asked for.
     """
 
     made_by: str
@@ -103,6 +104,7 @@ class Description:
     memory_by_rank: tuple[float, ...]
     considered: int | None
     fitting: int | None
+    given: str
     optimality: str | None
     rejections: tuple[Rejection, ...]
     runners_up: tuple[RunnerUp, ...]
@@ -154,6 +156,7 @@ def describe(plan: Plan, sensitivity: Sensitivity | None = None) -> Description:
         memory_by_rank=tuple(stage.total_bytes for stage in estimate.memory),
         considered=plan.search.considered if plan.search else None,
         fitting=plan.search.fitting if plan.search else None,
+        given=" ".join(f"{_WORDS.get(field, field)}={value}" for field, value in plan.pins.fixed.items()),
         optimality=_proven(plan.search) if plan.search else None,
         rejections=plan.search.rejections if plan.search else (),
         runners_up=tuple(_runner_up(plan, one) for one in plan.runners_up),
@@ -220,6 +223,7 @@ def _facts(plan: Plan) -> tuple[tuple[str, str], ...]:
     )
 
 
+_WORDS = {field: word for word, field in (*DEGREES.items(), *CHOICES.items())}
 _DEVICES = {"trn1": "NeuronCore", "trn2": "logical NeuronCore"}
 _RECOMPUTE = {
     "none": "none: every activation is kept",

@@ -90,6 +90,9 @@ def _search(d: Description) -> Iterator[str]:
         return
     yield f"## Search: {d.considered:,} layouts considered, {d.fitting or 0:,} fit"
     yield ""
+    if d.given:
+        yield f"Given, so not searched: `{d.given}`"
+        yield ""
     yield d.optimality or ""
     if d.rejections:
         yield ""

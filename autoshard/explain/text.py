@@ -110,7 +110,8 @@ def _terms(terms: Sequence[Share], whole: float, formatted: Callable[[float], st
 def _search(d: Description, width: int) -> list[Line]:
     if d.considered is None:
         return []
-    lines = heading("Search", f"{d.considered:,} layouts considered, {d.fitting or 0:,} fit", width)
+    count = f"{d.considered:,} layout{'s' if d.considered != 1 else ''} considered, {d.fitting or 0:,} fit"
+    lines = heading("Search", f"{count}; given, so not searched: {d.given}" if d.given else count, width)
     lines += wrapped(d.optimality or "", width, "  ")
     rows = [(f"{one.count:,}", one.reason, one.example) for one in d.rejections]
     if rows:

@@ -16,7 +16,7 @@ from autoshard.commands.planning import inputs_of
 from autoshard.explain.answers import DegreeRow, FlipRow, PriceRow, Sensitivity, SizeRow
 from autoshard.layout.plan import Plan, SearchSummary, make_plan
 from autoshard.layout.strategy import Strategy
-from autoshard.search.result import Candidate, Rejection
+from autoshard.search.result import Candidate, Pins, Rejection
 from autoshard.search.rules import Problem
 from autoshard.search.score import completed
 from tests.unit.plan_examples import by_hand
@@ -46,6 +46,7 @@ def recipe_plan(name: str) -> Plan:
         SearchSummary(400, 67, rejections),
         others,
         notes,
+        Pins(tp=chosen.tp, microbatch_size=chosen.microbatch_size),
     )
 
 
