@@ -33,7 +33,7 @@ from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.models.registry import load_model
 from autoshard.runtime.rehearse import local_cluster
 from autoshard.runtime.torch_backend.optimizer import optimizer_settings
-from autoshard.runtime.torch_backend.pipeline import _Stage
+from autoshard.runtime.torch_backend.pipeline_runtime import ScheduledStage
 from autoshard.runtime.torch_backend.session import Session
 from autoshard.schedules import actions, simulate
 from autoshard.spec.model import ModelSpec
@@ -212,7 +212,7 @@ def bubble(rank: int) -> list[float]:
     runtime = session._pipeline._runtime
     assert runtime is not None
     for stage in runtime._stages:
-        assert isinstance(stage, _Stage)
+        assert isinstance(stage, ScheduledStage)
         for kind, method in (("F", "forward_one_chunk"), ("B", "backward_one_chunk")):
             stage.__dict__[method] = timed.wrap(kind, getattr(stage, method))
     best = [0.0, 0.0, float("inf")]

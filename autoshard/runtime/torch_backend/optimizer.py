@@ -20,6 +20,7 @@ from autoshard.graph.partition import Program
 from autoshard.layout.buckets import BucketKey, bucket_key, padded_elements
 from autoshard.layout.mesh import Mesh
 from autoshard.runtime.torch_backend.collectives import all_gather, all_gather_into, all_reduce, reduce_scatter
+from autoshard.runtime.torch_backend.fused_adamw import FusedAdamW
 from autoshard.runtime.torch_backend.groups import Group, MeshGroups
 from autoshard.runtime.torch_backend.parameters import piece_of
 from autoshard.runtime.torch_backend.rounded_adamw import Piece, RoundedAdamW
@@ -212,18 +213,12 @@ class ShardedAdamW:
                 module.later.accumulate = {p: b.gradient(name).add_ for b in self.buckets for name, p in b.named}
         self._tied = [(b.gradient(name), tied[name]) for b in self.buckets for name in b.names if name in tied]
         self._summed: list[torch.Tensor] = []
-        parameters = [
-            {"params": [b.master], "weight_decay": settings.weight_decay if b.key.decay else 0.0} for b in self.buckets
-        ]
-        self._adamw: torch.optim.AdamW | None = None
-        self._rounded: list[RoundedAdamW] = []
+        self._updates: list[FusedAdamW | RoundedAdamW]
         if settings.stochastic_rounding:
             shapes = _piece_shapes(modules, mesh, groups, published)
-            self._rounded = [RoundedAdamW(b.master.detach(), b.pieces(shapes), settings.seed) for b in self.buckets]
-        elif parameters:  # a rank without any has nothing to update
-            self._adamw = torch.optim.AdamW(
-                parameters, lr=settings.learning_rate, betas=settings.betas, eps=settings.eps, fused=True
-            )
+            self._updates = [RoundedAdamW(b.master.detach(), b.pieces(shapes), settings.seed) for b in self.buckets]
+        else:
+            self._updates = [FusedAdamW(b.master.detach()) for b in self.buckets]
 
     def step(self, learning_rate: float, keep_gradients: bool = False) -> float:
         """Sum, clip, update, publish, clear -> the gradient norm before clipping.
@@ -239,18 +234,11 @@ class ShardedAdamW:
         if not isfinite(norm):
             raise AutoshardError(f"the gradient norm is {norm}")
         scale = min(1.0, s.max_gradient_norm / (norm + 1e-6))
-        for bucket, shard in zip(self.buckets, shards, strict=True):
-            bucket.master.grad = shard.mul_(scale).to(bucket.master.dtype)
-        for rounded, bucket in zip(self._rounded, self.buckets, strict=False):
-            assert bucket.master.grad is not None
+        for bucket, shard, update in zip(self.buckets, shards, self._updates, strict=True):
             decay = s.weight_decay if bucket.key.decay else 0.0
-            rounded.step(bucket.master.grad, learning_rate, s.betas, s.eps, decay)
-        if self._adamw is not None:
-            for options in self._adamw.param_groups:
-                options["lr"] = learning_rate
-            self._adamw.step()
+            gradient = shard.mul_(scale).to(bucket.master.dtype)
+            update.step(gradient, learning_rate, s.betas, s.eps, decay)
         for bucket in self.buckets:
-            bucket.master.grad = None
             bucket.publish()
             bucket.gradients.zero_()
         return norm
@@ -265,14 +253,8 @@ class ShardedAdamW:
         return {name: value for b in self.buckets for name, value in b.by_name(b.master.detach()).items()}
 
     def state(self) -> list[tuple[torch.Tensor, ...]]:
-        """Of each bucket, this rank's shard of the masters and of both moments: themselves, not copies.
-
-        There are moments after the first step.
-        """
-        if self._adamw is None:
-            return [(one.weights, one.first_moment, one.second_moment) for one in self._rounded]
-        kept = [(bucket.master.detach(), self._adamw.state[bucket.master]) for bucket in self.buckets]
-        return [(master, moments["exp_avg"], moments["exp_avg_sq"]) for master, moments in kept]
+        """Of each bucket, this rank's shard of the masters and of both moments: themselves, not copies."""
+        return [(one.weights, one.first_moment, one.second_moment) for one in self._updates]
 
     def sharing_groups(self) -> list[Group | None]:
         """For each shard of `state` the ranks that hold the same; None where it is read by each for itself."""
@@ -280,17 +262,10 @@ class ShardedAdamW:
 
     def load_state(self, shards: list[tuple[torch.Tensor, ...]], steps: int) -> None:
         """Go on after so many steps from what `state` gave then, in any layout (collective)."""
-        for bucket, (master, first, second) in zip(self.buckets, shards, strict=True):
+        for bucket, update, (master, first, second) in zip(self.buckets, self._updates, shards, strict=True):
             bucket.master.data.copy_(master)
-            if self._adamw is not None:
-                self._adamw.state[bucket.master] = {
-                    "step": torch.tensor(float(steps), dtype=torch.float32, device=bucket.master.device),
-                    "exp_avg": first.to(bucket.master, copy=True),
-                    "exp_avg_sq": second.to(bucket.master, copy=True),
-                }
+            update.load(first, second, steps)
             bucket.publish()
-        for rounded, (_, first, second) in zip(self._rounded, shards, strict=False):
-            rounded.load(first, second, steps)
 
     def _norm(self, shards: list[torch.Tensor]) -> float:
         total = torch.zeros((), dtype=torch.float64, device=shards[0].device if shards else None)

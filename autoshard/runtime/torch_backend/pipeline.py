@@ -1,20 +1,13 @@
-"""Runs the plan's action lists: torch.distributed.pipelining executes them, in the plan's order, on every rank.
-
-`_PipelineScheduleRuntime` is private in torch (the project pins torch): it is the one runtime that takes any valid list
-of actions, checks it for deadlock and adds the sends and receives.
-"""
+"""Runs the plan's action lists: torch.distributed.pipelining executes them, in the plan's order, on every rank."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import copy
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
 
 from autoshard.errors import AutoshardError
 from autoshard.graph.partition import Program
@@ -24,11 +17,14 @@ from autoshard.runtime.torch_backend.groups import MeshGroups
 from autoshard.runtime.torch_backend.stage_module import StageModule
 from autoshard.schedules import Action, actions
 
+if TYPE_CHECKING:
+    from autoshard.runtime.torch_backend.pipeline_runtime import Runtime
+
 StepInputs = dict[str, list[torch.Tensor]]
 """Token ids, labels and the like, by the graph's name: a local piece for each microbatch of a step."""
 
 
-class _Entered(nn.Module):
+class Entered(nn.Module):
     """A stage as the runtime calls it: token ids and the like come from this step's lists, not through the pipeline."""
 
     def __init__(self, module: StageModule, stage: Stage, on_action: Callable[[str], None]):
@@ -56,66 +52,6 @@ class _Entered(nn.Module):
         return out
 
 
-class _Stage(PipelineStage):
-    """A stage that holds what it receives from the receive until its backward has read it.
-
-    torch's own allocates a buffer for every microbatch of the step before the first one runs, in both directions:
-    8 GiB a rank for 128 microbatches of 8,192 x 8,192 split over tp=8 on two virtual stages.
-    Tells what it is about to do; forwards tell it themselves.
-    """
-
-    submod: _Entered
-
-    def backward_one_chunk(
-        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
-    ) -> None:
-        self.submod.tell("B" if full_backward else "I", bwd_chunk_id)
-        super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
-        if loss is not None:  # torch keeps it, and its graph would keep what was received
-            loss.detach_()
-
-    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
-        self.submod.tell("W", bwd_chunk_id)
-        super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
-
-    def _setup_forward_recv_info(self, num_microbatches: int, has_backward: bool) -> None:
-        super()._setup_forward_recv_info(1, has_backward)
-        first = _without_buffers(self.args_recv_info[0])
-        self.args_recv_info = {index: tuple(copy(info) for info in first) for index in range(num_microbatches)}
-
-    def _create_grad_recv_info(self, act_send_info: dict[int, Any]) -> tuple[Any, ...]:
-        return _without_buffers(super()._create_grad_recv_info(act_send_info))
-
-    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[Any]:
-        self._allocate(self.args_recv_info[fwd_chunk_id])
-        return super().get_fwd_recv_ops(fwd_chunk_id)
-
-    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[Any]:
-        self._allocate(self.grad_recv_info[bwd_chunk_id])
-        return super().get_bwd_recv_ops(bwd_chunk_id)
-
-    def _retrieve_recv_activations(self, fwd_chunk_id: int) -> tuple[torch.Tensor, ...]:
-        received = super()._retrieve_recv_activations(fwd_chunk_id)
-        _without_buffers(self.args_recv_info[fwd_chunk_id])
-        return received
-
-    def _retrieve_recv_grads(self, bwd_chunk_id: int) -> tuple[torch.Tensor | None, ...]:
-        received = super()._retrieve_recv_grads(bwd_chunk_id)
-        _without_buffers(self.grad_recv_info[bwd_chunk_id])
-        return received
-
-    def _allocate(self, infos: tuple[Any, ...]) -> None:
-        for info in infos:
-            if not info.is_root_arg:
-                info.buffer = torch.empty(info.tensor_meta.shape, dtype=info.tensor_meta.dtype, device=self.device)
-
-
-def _without_buffers(infos: tuple[Any, ...]) -> tuple[Any, ...]:
-    for info in infos:
-        info.buffer = None
-    return infos
-
-
 class Pipeline:
     """This rank's virtual stages and the order in which they run."""
 
@@ -132,8 +68,8 @@ class Pipeline:
     ):
         self._num_microbatches = plan.num_microbatches
         self._weight = 1.0
-        self._entered = [_Entered(modules[stage.index], stage, on_action) for stage in stages]
-        self._runtime: _PipelineScheduleRuntime | None = None
+        self._entered = [Entered(modules[stage.index], stage, on_action) for stage in stages]
+        self._runtime: Runtime | None = None
         self._device = device
         if plan.strategy.pp > 1:
             assert groups is not None
@@ -177,10 +113,13 @@ class Pipeline:
         programs: dict[int, Program],
         groups: MeshGroups,
         dtype: torch.dtype,
-    ) -> _PipelineScheduleRuntime:
+    ) -> Runtime:
+        # here and not above: importing it takes a second, and a rank without a pipeline starts without
+        from autoshard.runtime.torch_backend.pipeline_runtime import Runtime, ScheduledStage, spelled
+
         count = len(plan.stages)
         pieces = [
-            _Stage(
+            ScheduledStage(
                 one,
                 stage.index,
                 count,
@@ -193,12 +132,10 @@ class Pipeline:
             for one, stage in zip(self._entered, stages, strict=True)
         ]
         number = self._num_microbatches
-        runtime = _PipelineScheduleRuntime(
-            pieces, number, loss_fn=lambda loss, target: self._scaled(loss), scale_grads=False
-        )
+        runtime = Runtime(pieces, number, loss_fn=lambda loss, target: self._scaled(loss), scale_grads=False)
         strategy = plan.strategy
         order = actions(strategy.schedule, strategy.pp, number, strategy.num_virtual_stages)
-        runtime._prepare_schedule_with_comms({rank: _spelled(own, rank, strategy.pp) for rank, own in enumerate(order)})
+        runtime._prepare_schedule_with_comms({rank: spelled(own, rank, strategy.pp) for rank, own in enumerate(order)})
         return runtime
 
     def _example(self, programs: dict[int, Program], index: int, dtype: torch.dtype) -> torch.Tensor:
@@ -220,8 +157,3 @@ def _ours(error: BaseException) -> BaseException:
     while cause is not None and not isinstance(cause, AutoshardError):
         cause = cause.__cause__
     return cause or error
-
-
-def _spelled(own: tuple[Any, ...], rank: int, pp: int) -> list[_Action | None]:
-    """Our actions (microbatch, chunk) as torch's (stage, microbatch)."""
-    return [_Action.from_str(f"{action.chunk * pp + rank}{action.kind}{action.microbatch}") for action in own]

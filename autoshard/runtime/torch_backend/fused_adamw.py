@@ -1,0 +1,43 @@
+"""AdamW in the format of its weights, FP32 as a rule, by torch's fused kernel."""
+
+from __future__ import annotations
+
+import torch
+from torch.optim.adamw import adamw  # the function: torch.optim.AdamW imports torch's compiler, which takes a second
+
+
+class FusedAdamW:
+    """State of one shard, bit for bit that of torch.optim.AdamW(fused=True)."""
+
+    def __init__(self, weights: torch.Tensor):
+        self.weights = weights
+        self.first_moment, self.second_moment = torch.zeros_like(weights), torch.zeros_like(weights)
+        self._steps = torch.zeros((), dtype=torch.float32, device=weights.device)
+
+    def load(self, first_moment: torch.Tensor, second_moment: torch.Tensor, steps: int) -> None:
+        """Go on after so many steps; the weights are another's to load."""
+        self.first_moment.copy_(first_moment)
+        self.second_moment.copy_(second_moment)
+        self._steps.fill_(steps)
+
+    @torch.no_grad()
+    def step(
+        self, gradient: torch.Tensor, learning_rate: float, betas: tuple[float, float], eps: float, weight_decay: float
+    ) -> None:
+        """gradient: of the shard, summed and clipped."""
+        adamw(
+            [self.weights],
+            [gradient],
+            [self.first_moment],
+            [self.second_moment],
+            [],
+            [self._steps],
+            fused=True,
+            amsgrad=False,
+            beta1=betas[0],
+            beta2=betas[1],
+            lr=learning_rate,
+            weight_decay=weight_decay,
+            eps=eps,
+            maximize=False,
+        )

@@ -1,0 +1,84 @@
+"""The runtime of torch.distributed.pipelining as `pipeline.py` uses it; importing it takes a second of its own.
+
+`_PipelineScheduleRuntime` is private in torch (the project pins torch): it is the one runtime that takes any valid list
+of actions, checks it for deadlock and adds the sends and receives.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
+
+if TYPE_CHECKING:
+    from autoshard.runtime.torch_backend.pipeline import Entered
+
+Runtime = _PipelineScheduleRuntime
+
+
+class ScheduledStage(PipelineStage):
+    """A stage that holds what it receives from the receive until its backward has read it.
+
+    torch's own allocates a buffer for every microbatch of the step before the first one runs, in both directions:
+    8 GiB a rank for 128 microbatches of 8,192 x 8,192 split over tp=8 on two virtual stages.
+    Tells what it is about to do; forwards tell it themselves.
+    """
+
+    submod: Entered
+
+    def backward_one_chunk(
+        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
+    ) -> None:
+        self.submod.tell("B" if full_backward else "I", bwd_chunk_id)
+        super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+        if loss is not None:  # torch keeps it, and its graph would keep what was received
+            loss.detach_()
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
+        self.submod.tell("W", bwd_chunk_id)
+        super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+
+    def _setup_forward_recv_info(self, num_microbatches: int, has_backward: bool) -> None:
+        super()._setup_forward_recv_info(1, has_backward)
+        first = _without_buffers(self.args_recv_info[0])
+        self.args_recv_info = {index: tuple(copy(info) for info in first) for index in range(num_microbatches)}
+
+    def _create_grad_recv_info(self, act_send_info: dict[int, Any]) -> tuple[Any, ...]:
+        return _without_buffers(super()._create_grad_recv_info(act_send_info))
+
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[Any]:
+        self._allocate(self.args_recv_info[fwd_chunk_id])
+        return super().get_fwd_recv_ops(fwd_chunk_id)
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[Any]:
+        self._allocate(self.grad_recv_info[bwd_chunk_id])
+        return super().get_bwd_recv_ops(bwd_chunk_id)
+
+    def _retrieve_recv_activations(self, fwd_chunk_id: int) -> tuple[torch.Tensor, ...]:
+        received = super()._retrieve_recv_activations(fwd_chunk_id)
+        _without_buffers(self.args_recv_info[fwd_chunk_id])
+        return received
+
+    def _retrieve_recv_grads(self, bwd_chunk_id: int) -> tuple[torch.Tensor | None, ...]:
+        received = super()._retrieve_recv_grads(bwd_chunk_id)
+        _without_buffers(self.grad_recv_info[bwd_chunk_id])
+        return received
+
+    def _allocate(self, infos: tuple[Any, ...]) -> None:
+        for info in infos:
+            if not info.is_root_arg:
+                info.buffer = torch.empty(info.tensor_meta.shape, dtype=info.tensor_meta.dtype, device=self.device)
+
+
+def _without_buffers(infos: tuple[Any, ...]) -> tuple[Any, ...]:
+    for info in infos:
+        info.buffer = None
+    return infos
+
+
+def spelled(own: tuple[Any, ...], rank: int, pp: int) -> list[_Action | None]:
+    """Our actions (microbatch, chunk) as torch's (stage, microbatch)."""
+    return [_Action.from_str(f"{action.chunk * pp + rank}{action.kind}{action.microbatch}") for action in own]
