@@ -1,13 +1,16 @@
 """Boxes, safetensors files, manifests, locks, folders: each by hand; what is broken or malicious is one error."""
 
+import contextlib
 import json
 import multiprocessing
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -241,6 +244,47 @@ def test_the_order_is_that_of_steps_whatever_the_clock_said(tmp_path: Path) -> N
     assert [folder.name[-2:] for folder in store.folders()] == ["10", "09", "08"]
     prune(store, 10, keep=2, keep_every=None)
     assert [folder.name[-2:] for folder in store.folders()] == ["10", "09"]
+
+
+class Ended(BaseException):
+    """What no handler of errors catches."""
+
+
+def test_a_save_that_ends_at_any_moment_leaves_whole_checkpoints_and_latest_names_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    def ending(name: str, moment: int) -> Callable[..., Any]:
+        real = getattr(os, name)
+
+        def step(*arguments: Any, **options: Any) -> Any:
+            if len(seen) == moment:
+                raise Ended
+            seen.append(name)
+            return real(*arguments, **options)
+
+        return step
+
+    for moment in range(100):
+        store = LocalStore(tmp_path / str(moment))
+        complete(store, 1)
+        seen.clear()
+        with monkeypatch.context() as patch:
+            for name in ("mkdir", "fsync", "rename", "replace"):
+                patch.setattr(os, name, ending(name, moment))
+            with contextlib.suppress(Ended):
+                complete(store, 2)
+        steps = [folder.name for folder in store.folders()]
+        assert steps in (["step-00000001"], ["step-00000002", "step-00000001"])
+        for folder in store.folders():
+            assert f"{read_manifest(folder).step:08}" == folder.name[-8:] and folder.size("r.safetensors") == 4
+        assert (store.directory / "latest").read_text().strip() in steps
+        if len(seen) < moment:
+            break
+    # the file's bytes, the manifest's, both names, the new name, its own; and only then the pointer
+    order = ["mkdir", "fsync", "fsync", "replace", "fsync", "rename", "fsync", "fsync", "replace"]
+    assert seen == order
 
 
 def test_a_file_that_another_machine_has_is_not_committed(tmp_path: Path) -> None:
