@@ -34,7 +34,9 @@ def score_page(
         lines += heading("Best", layout_name(best.strategy), width)
     lines.append(())
     if score.estimate is None:
-        lines += wrapped("It has no price: what it breaks leaves no order of work.", width, "")
+        lines += wrapped(
+            "It has no price: what it breaks leaves no order of work, or no operators that know it.", width, ""
+        )
     else:
         lines += _compared(score.estimate, None if best is None else best.estimate, width)
     for note in notes:

@@ -13,6 +13,7 @@ from functools import lru_cache
 from autoshard.cost.collectives import collective_time_s, group_shape
 from autoshard.cost.program import Part, PricedProgram, ProgramWork, Seconds, price_program, program_work
 from autoshard.cost.software import COMPILED, Software
+from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE, is_recomputed
 from autoshard.layout.context_parallel import UNUSED, with_context_parallel
 from autoshard.layout.mesh import DATA_AXES, Mesh, build_mesh
@@ -180,7 +181,12 @@ def stage_work(
     last: bool,
 ) -> ProgramWork:
     """What a stage of this local shape asks for. It does not depend on the devices, nor on how many replicas there are:
-    with 2, the program says which gradients they sum."""
+    with 2, the program says which gradients they sum.
+
+    Raises AutoshardError for experts with context parallelism.
+    """
+    if model.is_moe and shape.cp > 1:
+        raise AutoshardError(f"cp={shape.cp} with the experts of {model.name} has no price: they see whole sequences")
     kv_heads = padded_heads(model, shape.tp).key_value
     mesh = build_mesh(shape.tp, 1, 2 * shape.ep, shape.cp, shape.ep, kv_heads, kv_inner)
     batch = shape.microbatch_size * mesh.size(DATA_AXES)

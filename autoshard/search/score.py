@@ -12,10 +12,11 @@ from autoshard.graph.redistribute import NoTransition
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.search.candidates import with_kernel
 from autoshard.search.result import Pins
-from autoshard.search.rules import ALL_RULES, SCHEDULE_RULES, STRATEGY_RULES, Draft, Problem
+from autoshard.search.rules import ALL_RULES, SCHEDULE_RULES, Draft, Problem
 
-UNPRICEABLE = (*SCHEDULE_RULES, *(rule for rule in STRATEGY_RULES if rule.reason == "stages do not hold the model"))
-"""A layout that breaks one of these has no order of work to put a price on."""
+_UNPRICEABLE_REASONS = ("stages do not hold the model", "experts with context parallelism")
+UNPRICEABLE = (*SCHEDULE_RULES, *(rule for rule in ALL_RULES if rule.reason in _UNPRICEABLE_REASONS))
+"""A layout that breaks one of these has no order of work, or no operators, to put a price on."""
 
 
 @dataclass(frozen=True)

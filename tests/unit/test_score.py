@@ -9,11 +9,15 @@ from typing import Any
 import pytest
 
 from autoshard.cli import main
+from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError
 from autoshard.interop.written_layout import WrittenLayout, read_written_layout
 from autoshard.layout.plan_json import plan_to_json
+from autoshard.layout.strategy import Strategy
+from autoshard.models.registry import load_model
 from autoshard.search.search import search
 from autoshard.spec.cluster import load_cluster
+from autoshard.spec.training import TrainingSpec, load_precision
 from tests.unit.plan_examples import plan_70b
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -141,7 +145,21 @@ def test_what_has_no_order_of_work_has_no_price(capsys: pytest.CaptureFixture[st
     assert found["estimate"] is None and found["fits"] is None
     assert "pp=64 x vpp=2 is 128 stages; llama3-70b has 80 blocks" in found["broken"]
     assert main(["score", "r.yaml"]) == 0
-    assert "It has no price: what it breaks leaves no order of work.\n" in capsys.readouterr().out
+    assert (
+        "It has no price: what it breaks leaves no order of work, or no operators that know it.\n"
+        in capsys.readouterr().out
+    )
+
+
+def test_experts_with_context_parallelism_have_no_price(capsys: pytest.CaptureFixture[str]) -> None:
+    found = scored(capsys, written("r.yaml", "model: mixtral-8x7b\nnodes: 4\ntp: 8\ncp: 2\nbackend: torch\n"))
+    assert found["estimate"] is None
+    assert "cp=2 with experts is not supported: mixtral-8x7b routes whole sequences; use cp=1" in found["broken"]
+    model, training = load_model("mixtral-8x7b"), TrainingSpec(8192, 1024, load_precision("mixed_precision"))
+    layout = Strategy(8, 1, 8, 2, 1, 1, 1, "1f1b", ("none",), True, 1, "flash", (32,), "ring")
+    message = "^cp=2 with the experts of mixtral-8x7b has no price: they see whole sequences$"
+    with pytest.raises(AutoshardError, match=message):
+        estimate(model, training, load_cluster("trn1.32xlarge", 4), layout)
 
 
 def test_pipeline_cuts_name_the_last_block_of_a_stage() -> None:
