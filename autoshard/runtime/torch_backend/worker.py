@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from time import monotonic, perf_counter
 from typing import Any
@@ -53,6 +54,10 @@ def train(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     """Every rank: run the plan. With 'tensors' set, an FP32 step first; leaves what `compare` needs in that folder."""
     plan = read_plan(Path(arguments["plan"]))
     device = device_of(plan, arguments, reporter.local_rank)
+    if plan.strategy.pp > 1 and arguments["backend"] != "nxd":
+        import_module(
+            "autoshard.runtime.torch_backend.pipeline_runtime"
+        )  # before the first action: until then silence is no hang
     reporter.last_action = "connecting"
     connect(device, arguments, reporter)
     data = _data(arguments, plan)
