@@ -151,8 +151,16 @@ def small_plan() -> Plan:
     return searched_plan("llama3-8b", 1, 256, Pins(tp=8, cp=1), 0.9)
 
 
-def searched_plan(name: str, nodes: int, batch: int, pins: Pins, fit_probability: float, backend: str = "nxd") -> Plan:
-    model, cluster = load_model(name), load_cluster("trn1.32xlarge", nodes)
+def searched_plan(
+    name: str,
+    nodes: int,
+    batch: int,
+    pins: Pins,
+    fit_probability: float,
+    backend: str = "nxd",
+    instance: str = "trn1.32xlarge",
+) -> Plan:
+    model, cluster = load_model(name), load_cluster(instance, nodes)
     training = TrainingSpec(8192, batch, load_precision("mixed_precision"))
     found = search(model, training, cluster, pins, backend, fit_probability=fit_probability)
     summary = SearchSummary(found.considered, found.fitting, found.rejections, found.optimality, fit_probability)
@@ -204,17 +212,16 @@ class OneByOne(Searches):
         return search(model, training, cluster, pins, backend, top=0, fit_probability=fit_probability).best
 
 
-def small_problems() -> list[Plan]:
-    return [
-        small_plan(),
-        searched_plan("mistral-7b", 1, 64, Pins(tp=2, pp=4, cp=1), 0.9, "torch"),
-        searched_plan("mixtral-8x7b", 4, 64, Pins(tp=8, cp=1, ep=1), 0.5),
-    ]
+PINS = {
+    "llama3-8b": (1, 256, Pins(tp=8, cp=1), 0.9, "nxd", "trn1.32xlarge"),
+    "mistral-7b": (1, 64, Pins(tp=2, cp=1), 0.9, "torch", "h100-80gb"),
+    "mixtral-8x7b": (4, 64, Pins(tp=8, cp=1, ep=1, num_virtual_stages=1), 0.5, "nxd", "trn1.32xlarge"),
+}
 
 
-@pytest.mark.parametrize("place", range(3))
-def test_answers_are_those_of_searches_one_by_one(monkeypatch: pytest.MonkeyPatch, place: int) -> None:
-    plan = small_problems()[place]
+@pytest.mark.parametrize("name", PINS)
+def test_answers_are_those_of_searches_one_by_one(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    plan = searched_plan(name, *PINS[name])
     told: list[tuple[int, int]] = []
     quick = sensitivity(plan, lambda *counts: told.append(counts))
     monkeypatch.setattr("autoshard.explain.sensitivity.Searches", OneByOne)
