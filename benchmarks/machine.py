@@ -66,7 +66,10 @@ def machine(case: Case, family: Constants, stack: Constants) -> tuple[Cluster, S
     name, _ = hardware(case)
     if name == "cpu":
         return calibrated_cluster(CALIBRATED, case.strategy.world_size), COMPILED
-    sheet = load_cluster(name, case.nodes)
+    return _cluster(case, family, load_cluster(name, case.nodes)), _software(case, family, stack)
+
+
+def _cluster(case: Case, family: Constants, sheet: Cluster) -> Cluster:
     device = built(
         type(sheet.device),
         sheet.device,
@@ -81,7 +84,8 @@ def machine(case: Case, family: Constants, stack: Constants) -> tuple[Cluster, S
     adapters = min(case.gpus_per_node, sheet.adapters_per_node)
     link = sheet.intra_node[-1][1]
     hop_s = family["hop_latency_s"]
-    cluster = built(
+    link_bytes_per_s = sheet_link(hardware(case)[0]) * family["link_efficiency"]
+    cluster: Cluster = built(
         Cluster,
         sheet,
         devices_per_node=case.gpus_per_node,
@@ -89,7 +93,7 @@ def machine(case: Case, family: Constants, stack: Constants) -> tuple[Cluster, S
         intra_node=(
             (
                 case.gpus_per_node,
-                built(Link, link, bandwidth_bytes_per_s=sheet_link(name) * family["link_efficiency"], latency_s=hop_s),
+                built(Link, link, bandwidth_bytes_per_s=link_bytes_per_s, latency_s=hop_s),
             ),
         ),
         adapters_per_node=adapters,
@@ -102,9 +106,13 @@ def machine(case: Case, family: Constants, stack: Constants) -> tuple[Cluster, S
         collective_launch_s=family["collective_launch_s"],
         all_to_all_efficiency=family["all_to_all_efficiency"],
     )
+    return cluster
+
+
+def _software(case: Case, family: Constants, stack: Constants) -> Software:
     kernels = case.strategy.attention_kernel == "plain"
     passes = family["plain_attention_passes"] * (family["torch_attention"] if case.kernel == "torch" else 1.0)
-    software = Software(
+    return Software(
         name=case.stack,
         compute_slowdown=stack["compute_slowdown"],
         link_slowdown=stack["link_slowdown"],
@@ -135,7 +143,6 @@ def machine(case: Case, family: Constants, stack: Constants) -> tuple[Cluster, S
         sharded_gradients=case.zero >= 2,
         step_overhead_s=family["step_overhead_s"],
     )
-    return cluster, software
 
 
 def loose_norms(case: Case) -> bool:

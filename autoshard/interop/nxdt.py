@@ -28,20 +28,7 @@ PRECISIONS = {"mixed_precision": "mixed_precision", "bf16SR": "bf16_sr", "fp32":
 def nxdt_layout(data: Mapping[str, Any]) -> WrittenLayout:
     """Degrees default to 1, as there. References such as ${model.encoder_seq_length} are followed."""
     found = _Values(data)
-    options: dict[str, Any] = {name: found.whole(f"distributed_strategy.{key}") or 1 for name, key in DEGREES.items()}
-    options["micro_batch"] = found.whole("data.micro_batch_size") or 1
-    options["schedule"] = "interleaved" if options["vpp"] > 1 else "1f1b"
-    if batch := found.whole("data.global_batch_size"):
-        options["global_batch"] = batch
-    if length := found.whole("data.seq_length") or found.whole("model.encoder_seq_length"):
-        options["seq_len"] = length
-    if nodes := found.whole("trainer.num_nodes"):
-        options["nodes"] = nodes
-    devices, lnc = found.whole("trainer.devices"), found.whole("trainer.lnc")
-    if devices is not None:
-        options["instance"] = "trn1.32xlarge" if devices == 32 and lnc is None else "trn2.48xlarge"
-    if lnc is not None:
-        options["lnc"] = lnc
+    options = _sizes(found)
     ring = bool(found.get("model.fusions.ring_attention"))
     flash = bool(found.get("model.fusions.flash_attention")) or ring
     options["recompute"], notes = _recompute(found, flash)
@@ -53,19 +40,7 @@ def nxdt_layout(data: Mapping[str, Any]) -> WrittenLayout:
     if precision not in PRECISIONS:
         notes += (f"precision.type={precision} is priced as mixed_precision",)
     layers, moe = found.whole("model.num_layers"), found.get("model.moe.num_experts")
-    hints = {
-        "num_local_experts": moe or 0,
-        "rope_theta": _number(found.get("model.rope_theta")),
-        "max_position_embeddings": found.get("model.max_position_embeddings"),
-    }
-    model = builtin_model_with(
-        hints,
-        num_hidden_layers=layers,
-        hidden_size=found.whole("model.hidden_size"),
-        intermediate_size=found.whole("model.ffn_hidden_size"),
-        num_key_value_heads=found.whole("model.num_kv_heads"),
-    )
-    if model:
+    if model := _builtin_model(found):
         options["model"] = model
     fields: dict[str, Any] = {
         "sequence_parallel": bool(found.get("distributed_strategy.sequence_parallel")) and options["tp"] > 1,
@@ -87,6 +62,41 @@ def nxdt_layout(data: Mapping[str, Any]) -> WrittenLayout:
         model_fields={name: value for name, value in model_fields.items() if value is not None},
         training_fields=training_fields,
         left_out=found.left_out(),
+    )
+
+
+def _sizes(found: _Values) -> dict[str, Any]:
+    """Degrees, batch, sequence and machine, as options of `autoshard plan`."""
+    options: dict[str, Any] = {name: found.whole(f"distributed_strategy.{key}") or 1 for name, key in DEGREES.items()}
+    options["micro_batch"] = found.whole("data.micro_batch_size") or 1
+    options["schedule"] = "interleaved" if options["vpp"] > 1 else "1f1b"
+    if batch := found.whole("data.global_batch_size"):
+        options["global_batch"] = batch
+    if length := found.whole("data.seq_length") or found.whole("model.encoder_seq_length"):
+        options["seq_len"] = length
+    if nodes := found.whole("trainer.num_nodes"):
+        options["nodes"] = nodes
+    devices, lnc = found.whole("trainer.devices"), found.whole("trainer.lnc")
+    if devices is not None:
+        options["instance"] = "trn1.32xlarge" if devices == 32 and lnc is None else "trn2.48xlarge"
+    if lnc is not None:
+        options["lnc"] = lnc
+    return options
+
+
+def _builtin_model(found: _Values) -> str | None:
+    """The name of the one that has these sizes."""
+    hints = {
+        "num_local_experts": found.get("model.moe.num_experts") or 0,
+        "rope_theta": _number(found.get("model.rope_theta")),
+        "max_position_embeddings": found.get("model.max_position_embeddings"),
+    }
+    return builtin_model_with(
+        hints,
+        num_hidden_layers=found.whole("model.num_layers"),
+        hidden_size=found.whole("model.hidden_size"),
+        intermediate_size=found.whole("model.ffn_hidden_size"),
+        num_key_value_heads=found.whole("model.num_kv_heads"),
     )
 
 

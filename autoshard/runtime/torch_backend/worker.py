@@ -171,16 +171,9 @@ def _training(
             held_out_losses[step] = _evaluate(session, data.held_out, arguments["eval_batches"])
         if reporter.rank == 0:
             measured = {"held_out_loss": held_out_losses[step]} if step in held_out_losses else {}
-            reporter.report(
-                "step",
-                step=offset + step,
-                loss=outcome.loss,
-                gradient_norm=outcome.gradient_norm,
-                learning_rate=rate,
-                step_time_s=times[-1],
-                tokens_per_s=inputs.size / times[-1],
-                **measured,
-            )
+            speed = {"step_time_s": times[-1], "tokens_per_s": inputs.size / times[-1]}
+            told = {"loss": outcome.loss, "gradient_norm": outcome.gradient_norm, "learning_rate": rate}
+            reporter.report("step", step=offset + step, **told, **speed, **measured)
         progress.after_step(step, rate)
     return session, {
         "losses": losses,
