@@ -65,7 +65,7 @@ def schedule_lines(orders: Sequence[Order], timeline: Timeline, width: int, what
     count = sum(map(len, orders))
     numbers = (
         f"{what}; {count:,} actions on {len(orders)} rank{'s' if len(orders) > 1 else ''} in "
-        f"~{format_seconds(timeline.total_s)}; bubble ~{timeline.bubble_fraction:.1%}; "
+        f"~{format_seconds(timeline.total_s)}; a rank waits ~{timeline.bubble_fraction:.1%} of it, on average; "
         f"a column is {format_seconds(drawn.seconds_per_column)}"
     )
     cut = drawn.columns > columns
