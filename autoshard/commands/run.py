@@ -75,6 +75,12 @@ def _add_data(training: Group) -> None:
         action="store_false",
         help="each conversation of --data gets a row of its own",
     )
+    training.add_argument(
+        "--document-mask",
+        action="store_true",
+        help="documents that share a row do not see each other, and learned positions start anew in each (default: "
+        "attention is causal over the row)",
+    )
     training.add_argument("--tokenizer", type=path, metavar="FILE", help="tokenizer.json (default: bytes)")
     training.add_argument(
         "--weights",

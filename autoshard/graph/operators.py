@@ -158,6 +158,11 @@ SEQUENCE_KEYS = "sequence_keys"
 """The input that tells what drops elements which random numbers are each sequence's: int64 [batch]."""
 
 
+DOCUMENT_STARTS = "document_starts"
+"""The input that tells where the document of each place of a row begins: int64 [batch, row]. A row is a sequence that
+nothing splits; its elements are places in the sequence."""
+
+
 class Dropout(OperatorKind):
     """Sets elements to zero at random (attribute rate) and scales the others; the last input is SEQUENCE_KEYS.
 

@@ -13,6 +13,7 @@ from autoshard.graph.ir import Graph, Operator
 from autoshard.graph.partition import Choice, Program
 from autoshard.graph.redistribute import NoTransition
 from autoshard.layout.context_parallel import with_context_parallel
+from autoshard.layout.documents import with_documents
 from autoshard.layout.mesh import ZERO_AXES, Mesh
 from autoshard.layout.rounding import rounded
 from autoshard.layout.sharding import hidden_state, operator_choice, partition_stage
@@ -113,20 +114,21 @@ class Plan:
         """Operator name -> its choice, looked up by template; nothing is decided here."""
         return {op.name: self.operators[template_of(op.name)] for op in graph.operators}
 
-    def graph(self, layers: range, has_embedding: bool, has_head: bool) -> Graph:
-        """The graph of one microbatch over these blocks."""
+    def graph(self, layers: range, has_embedding: bool, has_head: bool, documents: bool = False) -> Graph:
+        """The graph of one microbatch over these blocks. documents: tokens attend inside theirs alone."""
         element_bytes = DTYPE_BYTES[self.training.precision.compute_dtype]
         strategy = self.strategy
         kernel = strategy.attention_kernel
         graph = stage_graph(self.model, self.dim_sizes, layers, has_embedding, has_head, kernel, element_bytes)
-        return with_context_parallel(graph, strategy.context_parallel, strategy.cp)
+        graph = with_context_parallel(graph, strategy.context_parallel, strategy.cp)
+        return with_documents(graph) if documents else graph
 
-    def program(self, layers: range, has_embedding: bool, has_head: bool) -> Program:
+    def program(self, layers: range, has_embedding: bool, has_head: bool, documents: bool = False) -> Program:
         """What every rank of a stage with these blocks runs for one microbatch, with the plan's choices.
 
         Raises NoTransition where a dim does not divide over its axes.
         """
-        graph = self.graph(layers, has_embedding, has_head)
+        graph = self.graph(layers, has_embedding, has_head, documents)
         axes = self.mesh.stage_axes
         return partition_stage(graph, axes, self.choices(graph), hidden_state(axes, self.strategy.sequence_parallel))
 

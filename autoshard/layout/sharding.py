@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autoshard.graph.ir import Graph, Operator
-from autoshard.graph.operators import KINDS, SEQUENCE_KEYS
+from autoshard.graph.operators import DOCUMENT_STARTS, KINDS, SEQUENCE_KEYS
 from autoshard.graph.partition import Choice, Program, partition
 from autoshard.graph.redistribute import Axes
 from autoshard.graph.states import INVARIANT, PARTIAL, REPLICATED, State
@@ -63,7 +63,8 @@ def input_states(graph: Graph, axes: Axes, hidden: State) -> dict[str, State]:
     """States in which a stage's inputs arrive that several operators may read."""
     keys = tuple("batch" if axis in DATA_AXES else INVARIANT for axis in axes)
     found = {tensor.name: hidden for tensor in graph.inputs() if tensor.dims == HIDDEN_DIMS}
-    return found | {tensor.name: keys for tensor in graph.inputs() if tensor.name == SEQUENCE_KEYS}
+    whole = (SEQUENCE_KEYS, DOCUMENT_STARTS)
+    return found | {tensor.name: keys for tensor in graph.inputs() if tensor.name in whole}
 
 
 def choices(graph: Graph, axes: Axes, sequence_parallel: bool, others: OperatorChoices = ()) -> dict[str, Choice]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from autoshard.errors import AutoshardError
 from autoshard.layout.plan import Plan, SearchSummary, make_plan
 from autoshard.layout.strategy import Strategy
+from autoshard.models.padding import padding_notes
 from autoshard.replan.moved import Moved, moved
 from autoshard.search import Candidate, Pins, SearchResult, search
 from autoshard.search.headroom import FIT_PROBABILITY
@@ -75,7 +76,11 @@ def replan(before: Plan, nodes: int) -> Replanned:
             _fit_probability(before),
         ),
         others[:5],
-        (*notes, *_notes(before, cluster, chosen, distance, fastest, fastest_distance)),
+        (
+            *notes,
+            *_notes(before, cluster, chosen, distance, fastest, fastest_distance),
+            *padding_notes(before.model, chosen.strategy.tp),
+        ),
         pins,
     )
     return Replanned(plan, distance, fastest, fastest_distance)

@@ -12,6 +12,7 @@ from autoshard.runtime.learning_rate import SCHEDULES
 
 DEVICES = ("auto", "cpu", "cuda", "neuron")
 BACKENDS = ("auto", "torch", "nxd")
+NO_DOCUMENT_MASK = "document_mask: NxD's attention is causal over whole rows, documents or not: use backend=torch"
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,9 @@ class RunOptions:
     goes on: constant, or linear or cosine to zero. debug_nan: name the first operator whose result is not finite.
     processes: at most so many in a rehearsal. data: files of text, JSONL, Parquet or Arrow; None takes English text
     that is on this machine. text_field: the column that holds the text; None is "text", or what the rows are plainly
-    made of. packing: several conversations share a row. tokenizer: a tokenizer.json; None takes bytes. output: folder
-    that gets one folder for each run. device: where ranks compute; "auto" is cuda where there are enough GPUs, else
+    made of. packing: several conversations share a row. document_mask: documents that share a row do not see each
+    other, and learned positions start anew in each. tokenizer: a tokenizer.json; None takes bytes. output: folder that
+    gets one folder for each run. device: where ranks compute; "auto" is cuda where there are enough GPUs, else
     neuron for a plan for Trainium at its size, else cpu. backend: what executes the plan; "auto" is nxd for a plan of
     that backend at its size on Trainium, else torch. timeout_s: silence of a rank that ends the run; None waits for
     ever.
@@ -48,6 +50,7 @@ class RunOptions:
     tokenizer: Path | None = None
     text_field: str | None = None
     packing: bool = True
+    document_mask: bool = False
     eval_every: int | None = None
     eval_data: Path | None = None
     eval_fraction: float | None = None
@@ -83,6 +86,8 @@ class RunOptions:
             raise AutoshardError(f"backend={self.backend!r} is not one of: {', '.join(BACKENDS)}")
         if self.backend == "nxd" and self.device != "auto":
             raise AutoshardError(f"device={self.device} with backend=nxd: NxD takes Trainium, or NXD_CPU_MODE=1's CPU")
+        if self.backend == "nxd" and self.document_mask:
+            raise AutoshardError(NO_DOCUMENT_MASK)
         if self.backend == "nxd" and self.profile:
             raise AutoshardError("profile times the torch backend's actions; NxD's are its own: use backend=torch")
         if self.lr_schedule not in SCHEDULES:

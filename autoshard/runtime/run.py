@@ -262,6 +262,7 @@ def _arguments(
         "warmup_steps": options.warmup_steps,
         "lr_schedule": options.lr_schedule,
         "debug_nan": options.debug_nan,
+        "document_mask": options.document_mask,
         "seed": options.seed,
         "data": str(data[0].path.resolve()),
         "weights": None if options.weights is None else str(options.weights.resolve()),
@@ -289,7 +290,8 @@ def _data(options: RunOptions, sequence_length: int) -> tuple[TokenFile, ...]:
 
     tokenizer = load_tokenizer(options.tokenizer)
     paths = [options.data] if options.eval_data is None else [options.data, options.eval_data]
-    sources = [DataSource(path, tokenizer, options.text_field, sequence_length, options.packing) for path in paths]
+    how = (options.text_field, sequence_length, options.packing, options.document_mask)
+    sources = [DataSource(path, tokenizer, *how) for path in paths]
     return tuple(prepare(source, options.output / _TOKENS) for source in sources)
 
 

@@ -68,12 +68,26 @@ class CollectiveCounter(TorchDispatchMode):
 
 
 def train(
-    plan: Plan, rank: int, steps: int, counted: bool = False, learning_rate: float = LEARNING_RATE
+    plan: Plan,
+    rank: int,
+    steps: int,
+    counted: bool = False,
+    learning_rate: float = LEARNING_RATE,
+    documents: bool = False,
 ) -> tuple[Session, Outcomes, CollectiveCounter]:
-    """Steps on random tokens. counted: the first step's collectives are, which takes longer than the step itself."""
+    """Steps on random tokens. counted: the first step's collectives are, which takes longer than the step itself.
+
+    documents: rows hold several, each of which attends to itself alone.
+    """
     settings = optimizer_settings(plan.training.precision, learning_rate, plan.strategy.zero, seed=0)
     session = Session(
-        plan, rank, torch.device("cpu"), settings, seed=0, on_action=lambda action: counter.on_action(action)
+        plan,
+        rank,
+        torch.device("cpu"),
+        settings,
+        seed=0,
+        on_action=lambda action: counter.on_action(action),
+        documents=documents,
     )
     counter = CollectiveCounter(session)
     numbers = np.random.default_rng(0)
@@ -83,9 +97,17 @@ def train(
         tokens = numbers.integers(0, plan.model.vocab_size, shape)
         counter.phase = "forward"
         with counter if counted and step == 0 else nullcontext():
-            outcome = session.step(tokens[:, :-1].copy(), tokens[:, 1:].copy(), learning_rate, keep_gradients=True)
+            inputs, labels = tokens[:, :-1].copy(), tokens[:, 1:].copy()
+            starts = random_starts(inputs.shape, step) if documents else None
+            outcome = session.step(inputs, labels, learning_rate, keep_gradients=True, starts=starts)
         outcomes.append((outcome.loss, outcome.gradient_norm))
     return session, outcomes, counter
+
+
+def random_starts(shape: tuple[int, int], seed: int) -> npt.NDArray[np.int64]:
+    """Where the document of each place begins, at every fifth place or so another one."""
+    begins = np.random.default_rng(seed).random(shape) < 0.2
+    return np.maximum.accumulate(np.where(begins, np.arange(shape[1]), 0), axis=1)
 
 
 def local_arrays(session: Session) -> Arrays:
@@ -115,9 +137,9 @@ def _phase_seen(one: Collective) -> str:
     return "backward" if one.phase == "recompute" else one.phase
 
 
-def against_one_process(plan: Plan, outcomes: Outcomes, ranks: list[Arrays]) -> dict[str, Any]:
+def against_one_process(plan: Plan, outcomes: Outcomes, ranks: list[Arrays], documents: bool = False) -> dict[str, Any]:
     """Largest relative differences of loss, gradient norm, gradients of the last step, and parameters after it."""
-    gradients, masters, expected = _alone(plan, len(outcomes))
+    gradients, masters, expected = _alone(plan, len(outcomes), documents)
     largest = max(float(gradient.norm()) for gradient in gradients.values())
     differences: dict[str, float] = {"gradient": 0.0, "parameter": 0.0}
     for stage in plan.stages:
@@ -133,8 +155,10 @@ def against_one_process(plan: Plan, outcomes: Outcomes, ranks: list[Arrays]) -> 
                 }
                 whole = assemble(held, tensor.dims, program.states[tensor.name], plan.mesh)
                 reference = alone[tensor.name]
+                padded = whole
                 for dim, size in enumerate(reference.shape):
                     whole = whole.narrow(dim, 0, size)
+                assert padded.count_nonzero() == whole.count_nonzero(), f"padding of {tensor.name} was trained"
                 difference = float((whole - reference).norm() / reference.norm())
                 differences[what] = max(differences[what], difference)
     return {
@@ -149,11 +173,11 @@ Alone = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], Outcomes]
 _TRAINED_ALONE: dict[Any, Alone] = {}
 
 
-def _alone(plan: Plan, steps: int) -> Alone:
+def _alone(plan: Plan, steps: int, documents: bool) -> Alone:
     """Gradients, masters and outcomes of one process; layouts that are the same training there share them."""
     alone = one_process(plan)
-    key = alone.model, alone.training, alone.strategy, steps
+    key = alone.model, alone.training, alone.strategy, steps, documents
     if key not in _TRAINED_ALONE:
-        session, outcomes, _ = train(alone, 0, steps)
+        session, outcomes, _ = train(alone, 0, steps, documents=documents)
         _TRAINED_ALONE[key] = session.optimizer.gradients(), session.optimizer.masters(), outcomes
     return _TRAINED_ALONE[key]

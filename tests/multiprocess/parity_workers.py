@@ -8,7 +8,7 @@ from autoshard.runtime.rehearse import one_process
 from autoshard.runtime.worker import Reporter
 from autoshard.spec.training import Precision
 from tests.multiprocess.compared import against_one_process, at_rank_0, connect, local_arrays, surplus, train
-from tests.multiprocess.plans import BF16, CASES, FP32, IN_BF16, case
+from tests.multiprocess.plans import BF16, CASES, FP32, IN_BF16, PACKED, case
 
 STEPS = 3
 BF16_LEARNING_RATE = 1e-3
@@ -23,13 +23,14 @@ def parity(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
         reporter.last_action = name
         plan = case(reporter.world_size, name)
         single = replace(plan, training=replace(plan.training, precision=FP32))
-        exact, exact_outcomes, _ = train(plan, reporter.rank, STEPS)
-        rounded, rounded_outcomes, counter = train(single, reporter.rank, 1, counted=True)
+        packed = name in PACKED
+        exact, exact_outcomes, _ = train(plan, reporter.rank, STEPS, documents=packed)
+        rounded, rounded_outcomes, counter = train(single, reporter.rank, 1, counted=True, documents=packed)
         own = local_arrays(exact), local_arrays(rounded), surplus(single, rounded, counter), counter.actions
         if ranks := at_rank_0(own, reporter):
             found[name] = {
-                "fp64": against_one_process(plan, exact_outcomes, [one[0] for one in ranks]),
-                "fp32": against_one_process(single, rounded_outcomes, [one[1] for one in ranks]),
+                "fp64": against_one_process(plan, exact_outcomes, [one[0] for one in ranks], packed),
+                "fp32": against_one_process(single, rounded_outcomes, [one[1] for one in ranks], packed),
                 "collectives": [one[2] for one in ranks],
                 "actions": [one[3] for one in ranks],
             }

@@ -206,7 +206,9 @@ CASES: dict[int, dict[str, tuple[str, Strategy, int]]] = {
             4,
         ),
         "recompute all": ("llama", strategy(tp=2, recompute="full"), 2),
-        "padded heads": ("3 kv heads", strategy(tp=2), 2),
+        "packed documents, zigzag ring": ("gpt2", strategy(cp=2, attention="zigzag_ring"), 2),
+        "packed documents, ring, sliding window": ("mistral", strategy(cp=2, attention="ring", recompute="full"), 2),
+        "packed documents, ulysses, plain": ("llama", strategy(cp=2, attention="ulysses", kernel="plain"), 2),
         "padded heads that share, recompute": ("one kv head for 3", strategy(tp=2, recompute="core_attention+mlp"), 2),
         "padded heads, mixtral": ("mixtral of 3 kv heads", strategy(tp=2, sp=False), 2),
         "traced odd model cp, recompute all": ("odd", strategy(cp=2, attention="ring", recompute="full"), 2),
@@ -253,9 +255,9 @@ CASES: dict[int, dict[str, tuple[str, Strategy, int]]] = {
         "gpt2 tp x pp": ("gpt2", strategy(tp=2, pp=2), 4),
         "gpt neox tp x pp": ("gpt neox", strategy(tp=2, pp=2, recompute="core_attention+mlp"), 4),
         "qwen3 kv replicated": ("qwen3", strategy(tp=4), 2),
+        "packed documents, cp x pp, recompute": ("mistral", strategy(cp=2, pp=2, recompute="core_attention"), 3),
         "padded heads, gpt2": ("gpt2 of 6 heads", strategy(tp=4), 2),
         "padded heads that share, plain attention": ("3 heads share", strategy(tp=4, kernel="plain"), 2),
-        "padded heads x zigzag ring": ("one kv head for 3", strategy(tp=2, cp=2, attention="zigzag_ring"), 2),
         "padded heads x ulysses": ("3 kv heads", strategy(tp=2, cp=2, attention="ulysses"), 2),
         "qwen2 moe ep x tp": ("qwen2 moe", strategy(dp=2, ep=2, tp=2), 2),
         "qwen3 moe ep x pp": ("qwen3 moe", strategy(dp=2, ep=2, pp=2), 4),
@@ -280,7 +282,6 @@ CASES: dict[int, dict[str, tuple[str, Strategy, int]]] = {
         "tp x cp x pp interleaved": ("llama", strategy(tp=2, cp=2, pp=2, vpp=2), 4),
         "tp x dp x pp, gpipe": ("llama", strategy(tp=2, dp=2, pp=2, schedule="gpipe"), 3),
         "dp x zigzag ring x pp": ("llama", strategy(dp=2, cp=2, pp=2, attention="zigzag_ring"), 2),
-        "padded heads x pp x dp": ("gpt2 of 6 heads", strategy(tp=4, pp=2), 4),
         "traced odd model tp x pp x dp": ("odd", strategy(tp=2, pp=2, dp=2, recompute="core_attention"), 4),
     },
 }
@@ -288,6 +289,9 @@ CASES: dict[int, dict[str, tuple[str, Strategy, int]]] = {
 
 DROPLESS = ("mixtral ep, dropless",)
 """Cases in which every token has a slot with each of its experts, whatever the routers do."""
+
+PACKED = tuple(name for cases in CASES.values() for name in cases if name.startswith("packed documents"))
+"""Cases in which rows hold several documents."""
 
 IN_BF16 = ("dp", "tp", "zigzag ring", "pp, zero bubble", "tp x dp")
 """Cases that are run in BF16 as well."""

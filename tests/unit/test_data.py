@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from autoshard.errors import AutoshardError
 from autoshard.runtime.data import (
+    NOT_LEARNED,
     DataPosition,
     DataSource,
     TokenStream,
@@ -329,3 +330,26 @@ def test_holding_out_too_much() -> None:
     assert str(error.value) == (
         "eval_fraction=0.8 of 8 rows leaves less than a batch of 4 to learn from: give more data or a smaller batch"
     )
+
+
+def test_documents_are_kept_apart(tmp_path: Path) -> None:
+    """Rows of 6 tokens from "abc", "defgh" and "ij", each but the last with the blank line that ends it."""
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in ("abc", "defgh", "ij")))
+    file = prepare(DataSource(tmp_path / "a.jsonl", ByteTokenizer(), apart=True), tmp_path / "cache")
+    assert ByteTokenizer().decode(file.tokens()) == "abc\n\ndefgh\n\nij"
+    begins = file.begins()
+    assert begins is not None
+    assert np.flatnonzero(begins).tolist() == [0, 5, 12]
+    stream = open_stream(file, global_batch_size=1, sequence_length=5)
+    assert stream.documents_in_order(0).tolist() == [[0, 0, 0, 0, 0]]  # type: ignore[union-attr]
+    assert stream.in_order(0)[1].tolist() == [[*b"bc\n\n", NOT_LEARNED]]  # nothing tells how a document begins
+    stream = replace(stream, tokens=stream.tokens[2:], begins=begins[2:])
+    assert stream.documents_in_order(0).tolist() == [[0, 0, 0, 3, 3]]  # type: ignore[union-attr]
+    assert stream.in_order(0)[1].tolist() == [[*b"\n\n", NOT_LEARNED, *b"ef"]]
+
+
+def test_windows_of_one_file_are_one_document(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("line\n" * 1_000_000)
+    begins = prepare(DataSource(tmp_path / "a.txt", ByteTokenizer(), apart=True), tmp_path / "cache").begins()
+    assert begins is not None
+    assert np.flatnonzero(begins).tolist() == [0]

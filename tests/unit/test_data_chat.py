@@ -23,9 +23,11 @@ def turn(role: str, content: str) -> str:
     return f"<|im_start|>{role}\n{content}<|im_end|>\n"
 
 
-def made(file: Path, rows: list[Any], sequence_length: int = 127, packing: bool = True) -> TokenFile:
+def made(
+    file: Path, rows: list[Any], sequence_length: int = 127, packing: bool = True, apart: bool = False
+) -> TokenFile:
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return prepare(DataSource(file, ByteTokenizer(), None, sequence_length, packing), file.parent / "cache")
+    return prepare(DataSource(file, ByteTokenizer(), None, sequence_length, packing, apart), file.parent / "cache")
 
 
 def learned_text(file: TokenFile) -> str:
@@ -99,6 +101,19 @@ def test_packing_can_be_refused(tmp_path: Path) -> None:
     assert made(tmp_path / "a.jsonl", rows, 255, packing=False).num_tokens == 4 * 256
 
 
+def test_conversations_of_a_row_are_kept_apart(tmp_path: Path) -> None:
+    """Two of 74 bytes in a row of 160, 12 of padding behind them: three documents."""
+    rows = [{"messages": [ASK, ANSWER]}] * 2
+    length = len(turn("user", "2+2?") + turn("assistant", "4"))
+    file = made(tmp_path / "a.jsonl", rows, 159, apart=True)
+    stream = open_stream(file, global_batch_size=1, sequence_length=159)
+    (starts,) = stream.documents(0)  # type: ignore[misc]
+    assert starts.tolist() == [0] * length + [length] * length + [2 * length] * (159 - 2 * length)
+    plain = made(tmp_path / "a.jsonl", rows, 159)
+    assert plain.digest != file.digest  # a run goes on with what it began with
+    assert open_stream(plain, global_batch_size=1, sequence_length=159).documents(0) is None
+
+
 lengths = st.lists(st.integers(1, 40), min_size=1, max_size=200)
 
 
@@ -108,19 +123,21 @@ def test_packing_loses_nothing_and_splits_nothing(lengths: list[int], row_length
     packer = Packer(row_length, pad=0, together=together)
     given_ = [Conversation(np.full(n, i + 1, np.int32), np.ones(n, np.uint8)) for i, n in enumerate(lengths)]
     rows = list(packer.pack(given_))
-    ids = np.concatenate([row for row, _ in rows])
+    ids = np.concatenate([row for row, *_ in rows])
     counts = np.bincount(ids, minlength=len(lengths) + 1)[1:]
     assert counts.tolist() == [min(n, row_length) for n in lengths]
-    assert all(len(row) == row_length and not marks[row == 0].any() for row, marks in rows)
+    assert all(len(row) == row_length and not marks[row == 0].any() for row, marks, _ in rows)
     assert all(
-        len({i for i, (row, _) in enumerate(rows) if (row == one).any()}) == 1 for one in set(ids.tolist()) - {0}
+        len({i for i, (row, *_) in enumerate(rows) if (row == one).any()}) == 1 for one in set(ids.tolist()) - {0}
     )
     assert packer.rows == len(rows)
     assert packer.shortened == sum(n > row_length for n in lengths)
+    for row, _, begins in rows:  # where another number is, another conversation begins, or padding
+        assert begins.tolist() == [1, *(row[1:] != row[:-1])]
     if not together:
         assert len(rows) == len(lengths)
     elif len(lengths) <= OPEN_ROWS:
-        used = sorted(int((row > 0).sum()) for row, _ in rows)
+        used = sorted(int((row > 0).sum()) for row, *_ in rows)
         assert len(used) < 2 or used[0] + used[1] > row_length  # no two rows could have been one
 
 

@@ -26,6 +26,10 @@ from autoshard.runtime.options import RunOptions
             {"keep_every": 5, "checkpoint_every": 2},
             "keep_every=5 is no multiple of checkpoint_every=2: there is no checkpoint of step 5 to keep",
         ),
+        (
+            {"document_mask": True, "backend": "nxd"},
+            "document_mask: NxD's attention is causal over whole rows, documents or not: use backend=torch",
+        ),
         ({"resume": "/no such folder"}, "resume=/no such folder is not auto, never or a folder with a checkpoint"),
     ],
 )

@@ -13,6 +13,8 @@ from autoshard.runtime.data.chat import Conversation
 OPEN_ROWS = 64
 """Rows that wait for something that fits: a guess at where more of them stop filling rows better."""
 
+Row = tuple[NDArray[np.int32], NDArray[np.uint8], NDArray[np.uint8]]
+
 
 @dataclass
 class Packer:
@@ -21,7 +23,7 @@ class Packer:
     row_length: tokens of a row, one more than the sequence length. pad: id that fills rows up.
     together: False gives each conversation a row of its own.
     A conversation longer than a row keeps its end, where its last answer is.
-    Leaves out: keeping conversations of one row apart. Attention is causal over the row, so later ones see earlier.
+    Attention is causal over the row, so later conversations see earlier ones but where a run keeps them apart.
     """
 
     row_length: int
@@ -34,8 +36,8 @@ class Packer:
     learned: int = 0
     _open: list[list[Conversation]] = field(default_factory=list)
 
-    def pack(self, conversations: Iterable[Conversation]) -> Iterator[tuple[NDArray[np.int32], NDArray[np.uint8]]]:
-        """-> rows: ids and learned marks, each [row_length]."""
+    def pack(self, conversations: Iterable[Conversation]) -> Iterator[Row]:
+        """-> rows, each [row_length]: ids; marks of what is learned; marks of where a document or padding begins."""
         for one in conversations:
             self.conversations += 1
             if len(one.ids) > self.row_length:
@@ -51,7 +53,7 @@ class Packer:
         learned[0] = 0
         return Conversation(one.ids[-self.row_length :], learned)
 
-    def _add(self, one: Conversation) -> Iterator[tuple[NDArray[np.int32], NDArray[np.uint8]]]:
+    def _add(self, one: Conversation) -> Iterator[Row]:
         rooms = [self._room(row) - len(one.ids) for row in self._open]
         fitting = [(room, position) for position, room in enumerate(rooms) if room >= 0]
         if fitting and self.together:
@@ -64,12 +66,15 @@ class Packer:
     def _room(self, row: list[Conversation]) -> int:
         return self.row_length - sum(len(one.ids) for one in row)
 
-    def _closed(self, position: int) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
+    def _closed(self, position: int) -> Row:
         row = self._open.pop(position)
         ids = np.full(self.row_length, self.pad, dtype=np.int32)
         learned = np.zeros(self.row_length, dtype=np.uint8)
         used = self.row_length - self._room(row)
         ids[:used] = np.concatenate([one.ids for one in row])
         learned[:used] = np.concatenate([one.learned for one in row])
+        begins = np.zeros(self.row_length, dtype=np.uint8)
+        ends = np.cumsum([0, *(len(one.ids) for one in row)])
+        begins[ends[ends < self.row_length]] = 1
         self.rows, self.tokens, self.learned = self.rows + 1, self.tokens + used, self.learned + int(learned.sum())
-        return ids, learned
+        return ids, learned, begins

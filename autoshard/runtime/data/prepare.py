@@ -33,7 +33,7 @@ class DataSource:
 
     path: None takes the Python manual. text_field: the column of a table that holds the text; None is what the table's
     columns say: conversations, token ids or "text". sequence_length: conversations are packed into rows of one token
-    more. packing: False gives each conversation a row of its own.
+    more. packing: False gives each conversation a row of its own. apart: it is kept where documents begin.
     """
 
     path: Path | None
@@ -41,6 +41,7 @@ class DataSource:
     text_field: str | None = None
     sequence_length: int = 2
     packing: bool = True
+    apart: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,12 +99,13 @@ def _write(source: DataSource, files: DataFiles | None, content: str, path: Path
 def _write_run(source: DataSource, files: DataFiles | None, content: str, writer: TokenWriter) -> TokenFile:
     """One run of tokens, that rows may be cut from anywhere."""
     tokenizer = source.tokenizer
-    for tokens in _token_runs(_pieces(source, files, content), tokenizer):
-        writer.append(tokens)
+    for tokens, starts in _token_runs(_pieces(source, files, content), tokenizer):
+        writer.append(tokens, begins=_begins(len(tokens), starts) if source.apart else None)
     if not writer.num_tokens:
         raise AutoshardError(f"--data {source.path} holds no text")
     name = "the Python manual" if files is None else files.source
     by = content if content == TOKENIZED else f"{tokenizer.name}, {tokenizer.vocab_size} ids"
+    by += ", each document by itself" if source.apart else ""
     return writer.finish(
         row_length=0,
         vocab_size=writer.largest_id + 1 if content == TOKENIZED else tokenizer.vocab_size,
@@ -116,15 +118,17 @@ def _write_rows(source: DataSource, files: DataFiles, writer: TokenWriter) -> To
     tokenizer, length = source.tokenizer, source.sequence_length + 1
     template = chat_template(tokenizer)
     packer = Packer(length, tokenizer.padding, source.packing)
-    for ids, learned in packer.pack(conversation(record, template, tokenizer) for record in records(files)):
-        writer.append(ids, learned)
+    for ids, learned, begins in packer.pack(conversation(record, template, tokenizer) for record in records(files)):
+        writer.append(ids, learned, begins if source.apart else None)
     shortened = f" ({packer.shortened:,} longer than a row, shortened)" if packer.shortened else ""
+    apart = ", each by itself" if source.apart else ""
+    full = packer.tokens / (packer.rows * length)
     return writer.finish(
         row_length=length,
         vocab_size=tokenizer.vocab_size,
         made_of=(
             f"{files.source}: {packer.conversations:,} conversations{shortened} in {packer.rows:,} rows of {length:,} "
-            f"tokens, {packer.tokens / (packer.rows * length):.0%} full, {format_count(packer.learned)} tokens of "
+            f"tokens{apart}, {full:.0%} full, {format_count(packer.learned)} tokens of "
             f"answers ({template.name}, {tokenizer.name}, {tokenizer.vocab_size} ids)"
         ),
     )
@@ -169,8 +173,17 @@ def _ids(record: Record) -> NDArray[np.int32]:
     return np.array(values, dtype=np.int32)
 
 
-def _token_runs(pieces: Iterator[Piece], tokenizer: Tokenizer) -> Iterator[NDArray[np.int32]]:
-    """Tokens with separators, from about a window of text at a time, so that the tokenizer may use its threads."""
+def _begins(count: int, starts: bool) -> NDArray[np.uint8]:
+    marks = np.zeros(count, dtype=np.uint8)
+    marks[:1] = starts
+    return marks
+
+
+def _token_runs(pieces: Iterator[Piece], tokenizer: Tokenizer) -> Iterator[tuple[NDArray[np.int32], bool]]:
+    """Tokens with separators, which end documents, and whether a document begins with them.
+
+    From about a window of text at a time, so that the tokenizer may use its threads.
+    """
     end = tokenizer.end_of_text
     separator = tokenizer.encode("\n\n") if end is None else np.array([end], dtype=np.int32)
     waiting: list[Piece] = []
@@ -186,13 +199,13 @@ def _token_runs(pieces: Iterator[Piece], tokenizer: Tokenizer) -> Iterator[NDArr
 
 def _encoded(
     pieces: list[Piece], tokenizer: Tokenizer, separator: NDArray[np.int32], first: bool
-) -> Iterator[NDArray[np.int32]]:
+) -> Iterator[tuple[NDArray[np.int32], bool]]:
     """first: nothing is before the first of these pieces."""
     encoded = iter(tokenizer.encode_many([piece.text for piece in pieces if piece.ids is None]))
     for position, piece in enumerate(pieces):
         if piece.ids is None and piece.starts and not (first and position == 0):
-            yield separator
-        yield next(encoded) if piece.ids is None else piece.ids
+            yield separator, False
+        yield (next(encoded) if piece.ids is None else piece.ids), piece.starts
 
 
 def _cache_key(source: DataSource, files: DataFiles | None, content: str) -> str:
@@ -205,5 +218,6 @@ def _cache_key(source: DataSource, files: DataFiles | None, content: str) -> str
         source.tokenizer.digest,
         source.text_field,
         [source.sequence_length, source.packing] if content == CHAT else WINDOW_BYTES,
+        source.apart,
     ]
     return hashlib.sha256(json.dumps(depends).encode()).hexdigest()[:24]

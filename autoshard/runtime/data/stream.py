@@ -51,7 +51,8 @@ class TokenStream:
 
     tokens: [tokens]. An epoch cuts them into rows that never overlap and shuffles the rows; the next one shuffles anew
     and starts its cut elsewhere. A batch takes the next rows, beyond an epoch's end where it must.
-    learned: [tokens], 0 where a token is no label; None: all are. digest: names the tokens in a DataPosition.
+    learned: [tokens], 0 where a token is no label; None: all are. begins: [tokens], 1 where a document begins, whose
+    first token is no label; None: a row is read as one. digest: names the tokens in a DataPosition.
     """
 
     tokens: NDArray[np.int32]
@@ -60,6 +61,7 @@ class TokenStream:
     seed: int = 0
     learned: NDArray[np.uint8] | None = None
     digest: str = ""
+    begins: NDArray[np.uint8] | None = None
 
     def __post_init__(self) -> None:
         assert self.tokens.ndim == 1 and self.global_batch_size >= 1 and self.sequence_length >= 1
@@ -120,11 +122,29 @@ class TokenStream:
         """Inputs and labels of one step, each [global_batch_size, sequence_length]; labels are one token later."""
         return self._cut(self.starts(step))
 
+    def documents(self, step: int) -> Tokens | None:
+        """Of one step, where in its row the document of each input begins: [global_batch_size, sequence_length]."""
+        return self._documents(self.starts(step))
+
     def in_order(self, batch: int) -> tuple[Tokens, Tokens]:
         """The batch of that number of all rows in their own order, as an evaluation takes them."""
+        return self._cut(self._in_order(batch))
+
+    def documents_in_order(self, batch: int) -> Tokens | None:
+        """As `documents`, of in_order's batch."""
+        return self._documents(self._in_order(batch))
+
+    def _in_order(self, batch: int) -> NDArray[np.int64]:
         rows = np.arange(batch * self.global_batch_size, (batch + 1) * self.global_batch_size, dtype=np.int64)
         assert rows[-1] < self.rows_per_epoch, (batch, self.rows_per_epoch)
-        return self._cut(rows * (self.sequence_length + 1))
+        return rows * (self.sequence_length + 1)
+
+    def _documents(self, starts: NDArray[np.int64]) -> Tokens | None:
+        if self.begins is None:
+            return None
+        places = np.arange(self.sequence_length, dtype=np.int64)
+        begins = self.begins[starts[:, None] + places] != 0
+        return np.maximum.accumulate(np.where(begins, places, 0), axis=1)
 
     def _cut(self, starts: NDArray[np.int64]) -> tuple[Tokens, Tokens]:
         indices = starts[:, None] + np.arange(self.sequence_length + 1, dtype=np.int64)
@@ -132,6 +152,8 @@ class TokenStream:
         labels = rows[:, 1:].copy()
         if self.learned is not None:
             labels[self.learned[indices[:, 1:]] == 0] = NOT_LEARNED
+        if self.begins is not None:
+            labels[self.begins[indices[:, 1:]] != 0] = NOT_LEARNED
         return rows[:, :-1].copy(), labels
 
 
@@ -139,7 +161,13 @@ def open_stream(file: TokenFile, *, global_batch_size: int, sequence_length: int
     """Batches of prepared tokens. Rows that must stay whole must be of this sequence length."""
     assert file.row_length in (0, sequence_length + 1), (file.row_length, sequence_length)
     return TokenStream(
-        file.tokens(), global_batch_size, sequence_length, seed, learned=file.learned(), digest=file.digest
+        file.tokens(),
+        global_batch_size,
+        sequence_length,
+        seed,
+        learned=file.learned(),
+        digest=file.digest,
+        begins=file.begins(),
     )
 
 
@@ -159,6 +187,7 @@ def held_out(stream: TokenStream, fraction: float) -> tuple[TokenStream, TokenSt
             stream,
             tokens=stream.tokens[part],
             learned=None if stream.learned is None else stream.learned[part],
+            begins=None if stream.begins is None else stream.begins[part],
             digest=digest,
         )
         for part in (slice(0, cut), slice(cut, None))

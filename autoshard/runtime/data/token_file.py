@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from autoshard.errors import AutoshardError
 from autoshard.interop.atomic_file import write_text
 
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,11 @@ class TokenFile:
     """What is known of prepared tokens; the file itself is beside the description.
 
     path: the description, a JSON file. num_tokens: int32 each.
-    digest: SHA-256 of all tokens, of which ones are learned and of row_length. Two files with one digest train alike,
-    wherever their text lay and whatever it was called; any other token gives another digest.
+    digest: SHA-256 of all tokens, of which ones are learned or begin a document, and of row_length. Two files with one
+    digest train alike, wherever their text lay and whatever it was called; any other token gives another digest.
     row_length: tokens of a row that must stay whole; 0 where they are one run of text.
-    masked: whether a second file says which tokens are learned. vocab_size: every id is below it.
+    masked: whether a second file says which tokens are learned. apart: whether one says where documents begin, so that
+    each is kept by itself. vocab_size: every id is below it.
     made_of: one line for people.
     """
 
@@ -40,6 +41,7 @@ class TokenFile:
     num_tokens: int
     row_length: int
     masked: bool
+    apart: bool
     vocab_size: int
     made_of: str
 
@@ -49,9 +51,14 @@ class TokenFile:
 
     def learned(self) -> NDArray[np.uint8] | None:
         """[num_tokens], 1 where a model is to learn to write the token; None: everywhere."""
-        if not self.masked:
-            return None
-        return np.memmap(self.path.with_suffix(".learned"), dtype=np.uint8, mode="r", shape=(self.num_tokens,))
+        return self._marks(".learned") if self.masked else None
+
+    def begins(self) -> NDArray[np.uint8] | None:
+        """[num_tokens], 1 where a document begins; None: what a row holds is read as one."""
+        return self._marks(".begins") if self.apart else None
+
+    def _marks(self, suffix: str) -> NDArray[np.uint8]:
+        return np.memmap(self.path.with_suffix(suffix), dtype=np.uint8, mode="r", shape=(self.num_tokens,))
 
 
 def read_token_file(path: Path) -> TokenFile | None:
@@ -61,7 +68,10 @@ def read_token_file(path: Path) -> TokenFile | None:
         if values.pop("format_version") != FORMAT:
             return None
         found = TokenFile(path, **values)
-        sizes = {".tokens": 4 * found.num_tokens} | ({".learned": found.num_tokens} if found.masked else {})
+        sizes = {".tokens": 4 * found.num_tokens}
+        sizes |= {
+            suffix: found.num_tokens for suffix, has in ((".learned", found.masked), (".begins", found.apart)) if has
+        }
         whole = all(path.with_suffix(suffix).stat().st_size == size for suffix, size in sizes.items())
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -69,7 +79,7 @@ def read_token_file(path: Path) -> TokenFile | None:
 
 
 class TokenWriter:
-    """Appends tokens, and learned marks where the first call has them, to files that get their names at the end."""
+    """Appends tokens, and the marks that the first call has, to files that get their names at the end."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -78,23 +88,28 @@ class TokenWriter:
         self.num_tokens = 0
         self.largest_id = -1
 
-    def append(self, tokens: NDArray[np.int32], learned: NDArray[np.uint8] | None = None) -> None:
-        """tokens, learned: [n], learned with 1 where a token is learned: in every call, or in none."""
+    def append(
+        self,
+        tokens: NDArray[np.int32],
+        learned: NDArray[np.uint8] | None = None,
+        begins: NDArray[np.uint8] | None = None,
+    ) -> None:
+        """All [n]. learned: 1 where a token is learned; begins: 1 where a document begins: in each call or none."""
         if not len(tokens):
             return
         self.num_tokens += len(tokens)
         self.largest_id = max(self.largest_id, int(tokens.max()))
         self._append(".tokens", np.ascontiguousarray(tokens, dtype="<i4"))
-        if learned is not None:
-            self._append(".learned", np.ascontiguousarray(learned, dtype=np.uint8))
+        for suffix, marks in ((".learned", learned), (".begins", begins)):
+            if marks is not None:
+                self._append(suffix, np.ascontiguousarray(marks, dtype=np.uint8))
 
     def finish(self, row_length: int, vocab_size: int, made_of: str) -> TokenFile:
         """Give the files their names, the description last: where it is, all is. made_of: for people."""
         content = [row_length, {suffix: one.hexdigest() for suffix, one in sorted(self._hashes.items())}]
         digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
-        found = TokenFile(
-            self._path, digest, self.num_tokens, row_length, ".learned" in self._parts, vocab_size, made_of
-        )
+        masked, apart = ".learned" in self._parts, ".begins" in self._parts
+        found = TokenFile(self._path, digest, self.num_tokens, row_length, masked, apart, vocab_size, made_of)
         for suffix, part in self._parts.items():
             part.replace(self._path.with_suffix(suffix))
         values = {"format_version": FORMAT, **asdict(found)}

@@ -12,6 +12,7 @@ import torch.nn.functional as F  # noqa: N812  # the name that torch's own docum
 from autoshard.graph.partition import OperatorStep
 from autoshard.runtime.torch_backend.collectives import all_to_all, differentiable
 from autoshard.runtime.torch_backend.context import Context, Kernel
+from autoshard.runtime.torch_backend.document_mask import document_mask
 from autoshard.runtime.torch_backend.dropout import Mask, dropped_product, places
 from autoshard.runtime.torch_backend.groups import Group
 from autoshard.runtime.torch_backend.lean import MaskedSoftmax
@@ -25,10 +26,13 @@ def attention(context: Context, step: OperatorStep) -> Kernel:
     to_heads = [query_dims.index(dim) for dim in ("batch", "kvhead", "group", "seq", "headdim")]
     keys_to_heads = [key_dims.index(dim) for dim in ("batch", "kvhead", "seq", "headdim")]
     back = [to_heads.index(i) for i in range(len(to_heads))]
+    documents = bool(op.attributes.get("documents"))
     core = _without_empty_heads(context, step, _core(context, step))
 
     def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
-        return core(q.permute(to_heads), k.permute(keys_to_heads), v.permute(keys_to_heads), *more).permute(back)
+        starts = more[-1] if documents else None
+        inputs = q.permute(to_heads), k.permute(keys_to_heads), v.permute(keys_to_heads)
+        return core(*inputs, *(more[:-1] if documents else more), starts=starts).permute(back)
 
     return run
 
@@ -43,9 +47,9 @@ def _without_empty_heads(context: Context, step: OperatorStep, core: Kernel) -> 
     if own >= held:
         return core
 
-    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
+    def run(q: torch.Tensor, *more: torch.Tensor, starts: torch.Tensor | None) -> torch.Tensor:
         full = torch.arange(held, device=q.device) < own
-        return core(q, k, v, *more) * full.view(held, 1, 1).to(q.dtype)
+        return core(q, *more, starts=starts) * full.view(held, 1, 1).to(q.dtype)
 
     return run
 
@@ -60,26 +64,44 @@ def _core(context: Context, step: OperatorStep) -> Kernel:
     attend = _fused_attention
     if op.attributes["kernel"] == "plain":
         attend = partial(_plain_attention, weigh=weighing(context, step))
+    fused = attend is _fused_attention
     if group is None or kind is None:
-        return _grouped(attend, _attention_mask(seq, position, count, window))
+        inside = _inside_documents(context, context.positions(step), window, fused)
+        return _grouped(attend, _attention_mask(seq, position, count, window), inside)
     if kind == "ulysses":
-        return _over_heads(_grouped(attend, _attention_mask(seq, 0, 1, window)), group)
+        inside = _inside_documents(context, torch.arange(seq), window, fused)
+        return _over_heads(_grouped(attend, _attention_mask(seq, 0, 1, window), inside), group)
     pieces: Any = op.attributes["sequence_pieces"]
     ring = Ring(group, pieces, seq // len(pieces), seq if window is None else window)
-    return lambda q, k, v: ring_attention(q, k, v, ring)
+    mine = context.positions(step)
+    return lambda q, k, v, starts: ring_attention(q, k, v, ring, None if starts is None else starts[:, mine])
 
 
-def _grouped(attend: Kernel, mask: torch.Tensor | None) -> Kernel:
+def _inside_documents(
+    context: Context, positions: torch.Tensor, window: int | None, added: bool
+) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """(where documents start, queries) -> mask of a microbatch. added: as numbers to add to scores, which are kept."""
+    if added:
+        return lambda starts, q: context.document_masks.added(starts, positions, window, q)
+    return lambda starts, q: document_mask(starts, positions, window)
+
+
+def _grouped(
+    attend: Kernel, mask: torch.Tensor | None, inside: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+) -> Kernel:
     """Query heads side by side, those that share a key-value head neighbours. q may be a piece of the sequence."""
 
-    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
+    def run(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *more: torch.Tensor, starts: torch.Tensor | None
+    ) -> torch.Tensor:
         nonlocal mask
         if mask is not None and attend is _fused_attention:
             mask = _added(mask, q)
         elif mask is not None:
             mask = mask.to(q.device)
         batch, kv_heads, group, length, head_dim = q.shape
-        out = attend(q.reshape(batch, kv_heads * group, length, head_dim), k, v, mask, *more)
+        seen = mask if starts is None else inside(starts, q)
+        out = attend(q.reshape(batch, kv_heads * group, length, head_dim), k, v, seen, *more)
         return out.reshape(batch, kv_heads, group, length, head_dim)
 
     return run
@@ -95,7 +117,14 @@ def _over_heads(whole: Kernel, group: Group) -> Kernel:
 
     heads, query_rows, key_rows = 1, 3, 2
     queries, keys, back = exchange(query_rows, heads), exchange(key_rows, heads), exchange(heads, query_rows)
-    return lambda q, k, v, *more: _ReplayMark.apply(back(whole(queries(q), keys(k), keys(v), *more)))
+
+    def run(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *more: torch.Tensor, starts: torch.Tensor | None
+    ) -> torch.Tensor:
+        out: torch.Tensor = _ReplayMark.apply(back(whole(queries(q), keys(k), keys(v), *more, starts=starts)))
+        return out
+
+    return run
 
 
 class _ReplayMark(torch.autograd.Function):

@@ -10,6 +10,7 @@ import torch
 
 from autoshard.graph.ir import Graph
 from autoshard.graph.partition import OperatorStep, Program
+from autoshard.runtime.torch_backend.document_mask import DocumentMasks
 from autoshard.runtime.torch_backend.groups import Group, MeshGroups
 from autoshard.runtime.torch_backend.router_loss import RouterLosses
 from autoshard.runtime.torch_backend.weight_gradients import WeightGradients
@@ -23,6 +24,7 @@ class Context:
 
     later: where backwards leave gradients of weights, None where they compute them themselves. tables: constants that
     operators share, made by the first that needs them. router_losses: where routers leave their losses.
+    document_masks: of microbatches, shared by blocks.
     """
 
     program: Program
@@ -30,6 +32,7 @@ class Context:
     later: WeightGradients | None = None
     tables: dict[Any, torch.Tensor] = field(default_factory=dict)
     router_losses: RouterLosses = field(default_factory=RouterLosses)
+    document_masks: DocumentMasks = field(default_factory=DocumentMasks)
 
     @property
     def graph(self) -> Graph:

@@ -185,8 +185,11 @@ def _embedding(context: Context, step: OperatorStep) -> Kernel:
 
 
 def _position_embedding(context: Context, step: OperatorStep) -> Kernel:
+    """Learned positions count from where the document starts, where that is an input too."""
     rows = context.positions(step)
-    return lambda x, table: x + table[rows.to(table.device)]
+    if not step.operator.attributes.get("documents"):
+        return lambda x, table: x + table[rows.to(table.device)]
+    return lambda x, table, starts: x + table[rows.to(starts.device) - starts[:, rows]]
 
 
 class _CrossEntropy(torch.autograd.Function):

@@ -123,14 +123,16 @@ class WholeCrossEntropy(torch.autograd.Function):
 class MaskedSoftmax(torch.autograd.Function):
     """softmax in FP32 over what the mask leaves, in the dtype of the scores; keeps that result and no mask.
 
-    scores: [batch heads queries keys]. One head at a time: all of them in FP32 would be twice the scores and more.
+    scores: [batch heads queries keys]; mask: [queries keys], or [batch 1 queries keys]. One head at a time: all of them
+    in FP32 would be twice the scores and more.
     """
 
     @staticmethod
     def forward(ctx: Any, scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        weights, hidden = torch.empty_like(scores), ~mask
-        for score, weight in _heads(scores, weights):
-            weight.copy_(torch.softmax(_accurate(score).masked_fill(hidden, float("-inf")), -1))
+        weights, hidden = torch.empty_like(scores), (~mask).expand(scores.shape[0], 1, *scores.shape[2:])
+        for position, (score, weight) in enumerate(_heads(scores, weights)):
+            here = hidden[position // scores.shape[1], 0]
+            weight.copy_(torch.softmax(_accurate(score).masked_fill(here, float("-inf")), -1))
         ctx.save_for_backward(weights)
         return weights
 

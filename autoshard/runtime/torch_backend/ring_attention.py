@@ -40,11 +40,24 @@ class Ring:
 
 @dataclass(frozen=True)
 class _Tile:
-    """Rows of the local queries against columns of the keys at hand. mask: True where a row sees a column."""
+    """Rows of the local queries against columns of the keys at hand. mask: True where a row sees a column.
+
+    first_key: place of the first column in the sequence.
+    """
 
     rows: slice
     columns: slice
     mask: torch.Tensor | None
+    first_key: int
+
+    def seen(self, starts: torch.Tensor | None) -> torch.Tensor | None:
+        """The mask [batch or 1, 1, 1, rows, columns], of rows whose documents start there; None: all is seen."""
+        if starts is None:
+            return self.mask
+        columns = self.columns.stop - self.columns.start
+        keys = torch.arange(self.first_key, self.first_key + columns, device=starts.device)
+        inside = keys >= starts[:, None, None, self.rows, None]
+        return inside if self.mask is None else inside & self.mask
 
 
 def _tiles(ring: Ring, source: int, heads: int, device: torch.device) -> Iterator[_Tile]:
@@ -59,7 +72,8 @@ def _tiles(ring: Ring, source: int, heads: int, device: torch.device) -> Iterato
                 if tile is not None:
                     low, high, mask = tile
                     start = i * length + first
-                    yield _Tile(slice(start, start + rows), slice(j * length + low, j * length + high), mask)
+                    columns = slice(j * length + low, j * length + high)
+                    yield _Tile(slice(start, start + rows), columns, mask, key_start + low)
 
 
 def _visible(
@@ -76,9 +90,14 @@ def _visible(
     return low, high, (distance >= 0) & (distance < window)
 
 
-def ring_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ring: Ring) -> torch.Tensor:
-    """q [batch kvhead group rows headdim], k and v [batch kvhead rows headdim]: this rank's rows -> like q."""
-    out: torch.Tensor = _RingAttention.apply(q, k, v, ring)
+def ring_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ring: Ring, starts: torch.Tensor | None = None
+) -> torch.Tensor:
+    """q [batch kvhead group rows headdim], k and v [batch kvhead rows headdim]: this rank's rows -> like q.
+
+    starts [batch rows]: place in the sequence from which on a row sees keys; None: from the first on.
+    """
+    out: torch.Tensor = _RingAttention.apply(q, k, v, ring, starts)
     return out
 
 
@@ -86,7 +105,9 @@ class _RingAttention(torch.autograd.Function):
     """Keeps q, k, v, the output and the log-sum-exp of each row."""
 
     @staticmethod
-    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ring: Ring) -> torch.Tensor:
+    def forward(
+        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ring: Ring, starts: torch.Tensor | None
+    ) -> torch.Tensor:
         accurate = torch.promote_types(q.dtype, torch.float32)
         top = q.new_full(q.shape[:-1], float("-inf"), dtype=accurate)
         total, sums = torch.zeros_like(top), torch.zeros_like(q, dtype=accurate)
@@ -95,16 +116,16 @@ class _RingAttention(torch.autograd.Function):
         for hop in range(ring.group.size):
             arriving = pass_on(pair, ring.group) if hop < ring.group.size - 1 else None
             for tile in _tiles(ring, (ring.group.index - hop) % ring.group.size, heads, q.device):
-                _attend(q, pair, tile, top, total, sums)
+                _attend(q, pair, tile, starts, top, total, sums)
             if arriving is not None:
                 pair = arriving()
         out = (sums / total.unsqueeze(-1)).to(q.dtype)
         ctx.save_for_backward(q, k, v, out, top + total.log())
-        ctx.ring = ring
+        ctx.ring, ctx.starts = ring, starts
         return out
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None, None]:
         q, k, v, out, log_sum_exp = ctx.saved_tensors
         ring: Ring = ctx.ring
         grad_out = grads[0].to(q.dtype)
@@ -117,7 +138,7 @@ class _RingAttention(torch.autograd.Function):
             arriving = pass_on(pair, ring.group) if hop < ring.group.size - 1 else None
             grad_pair = torch.zeros_like(pair, dtype=log_sum_exp.dtype)
             for tile in _tiles(ring, (ring.group.index - hop) % ring.group.size, heads, q.device):
-                _attend_backward(q, pair, tile, log_sum_exp, grad_out, through_sum, grad_q, grad_pair)
+                _attend_backward(q, pair, tile, ctx.starts, log_sum_exp, grad_out, through_sum, grad_q, grad_pair)
             if returning is not None:
                 grad_pair += returning()
             returning = pass_on(grad_pair, ring.group)
@@ -125,19 +146,28 @@ class _RingAttention(torch.autograd.Function):
                 pair = arriving()
         assert returning is not None
         grad_k, grad_v = returning().to(k.dtype).unbind(0)
-        return grad_q.to(q.dtype), grad_k, grad_v, None
+        return grad_q.to(q.dtype), grad_k, grad_v, None, None
 
 
-def _scores(q: torch.Tensor, k: torch.Tensor, tile: _Tile, accurate: torch.dtype) -> torch.Tensor:
+def _scores(
+    q: torch.Tensor, k: torch.Tensor, tile: _Tile, starts: torch.Tensor | None, accurate: torch.dtype
+) -> torch.Tensor:
     """[batch kvhead group rows columns], minus infinity where the mask hides."""
     batch, kv_heads, group, rows, head_dim = q.shape
     scores = q.reshape(batch, kv_heads, group * rows, head_dim) @ k.transpose(-1, -2)
     scores = scores.to(accurate).mul_(head_dim**-0.5).view(batch, kv_heads, group, rows, -1)
-    return scores if tile.mask is None else scores.masked_fill_(~tile.mask, float("-inf"))
+    seen = tile.seen(starts)
+    return scores if seen is None else scores.masked_fill_(~seen, float("-inf"))
 
 
 def _attend(
-    q: torch.Tensor, pair: torch.Tensor, tile: _Tile, top: torch.Tensor, total: torch.Tensor, sums: torch.Tensor
+    q: torch.Tensor,
+    pair: torch.Tensor,
+    tile: _Tile,
+    starts: torch.Tensor | None,
+    top: torch.Tensor,
+    total: torch.Tensor,
+    sums: torch.Tensor,
 ) -> None:
     """Add a tile to the running maximum, sum of exponentials and weighted sum of values of its rows, in place.
 
@@ -145,7 +175,7 @@ def _attend(
     """
     k, v = pair[:, :, :, tile.columns]
     top, total, sums = top[..., tile.rows], total[..., tile.rows], sums[..., tile.rows, :]
-    scores = _scores(q[..., tile.rows, :], k, tile, top.dtype)
+    scores = _scores(q[..., tile.rows, :], k, tile, starts, top.dtype)
     new_top = torch.maximum(top, scores.amax(-1))
     fading = (top - new_top).exp_()
     weights = scores.sub_(new_top.unsqueeze(-1)).exp_()
@@ -159,6 +189,7 @@ def _attend_backward(
     q: torch.Tensor,
     pair: torch.Tensor,
     tile: _Tile,
+    starts: torch.Tensor | None,
     log_sum_exp: torch.Tensor,
     grad_out: torch.Tensor,
     through_sum: torch.Tensor,
@@ -169,7 +200,7 @@ def _attend_backward(
     k, v = pair[:, :, :, tile.columns]
     grad_k, grad_v = grad_pair[:, :, :, tile.columns]
     q, grad_out = q[..., tile.rows, :], grad_out[..., tile.rows, :].flatten(2, 3)
-    weights = _scores(q, k, tile, log_sum_exp.dtype).sub_(log_sum_exp[..., tile.rows].unsqueeze(-1)).exp_()
+    weights = _scores(q, k, tile, starts, log_sum_exp.dtype).sub_(log_sum_exp[..., tile.rows].unsqueeze(-1)).exp_()
     grad_v.add_(weights.to(v.dtype).flatten(2, 3).transpose(-1, -2) @ grad_out)
     grad_weights = (grad_out @ v.transpose(-1, -2)).view(weights.shape)
     grad_scores = weights.mul_(grad_weights - through_sum[..., tile.rows].unsqueeze(-1)).mul_(q.shape[-1] ** -0.5)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from autoshard.checkpoint.layout import Shard, rank_shards
 from autoshard.errors import AutoshardError
-from autoshard.graph.operators import SEQUENCE_KEYS
+from autoshard.graph.operators import DOCUMENT_STARTS, SEQUENCE_KEYS
 from autoshard.graph.partition import Program
 from autoshard.layout.buckets import tied_parameters
 from autoshard.layout.context_parallel import sequence_pieces
@@ -46,6 +46,7 @@ class Session:
     """Everything of one rank.
 
     on_action: told what the rank is about to do, for error messages. debug_nan: look at what each operator computes.
+    documents: tokens attend inside their own documents alone; each step is told where those begin.
     Without a process group (world size 1) nothing communicates.
     """
 
@@ -58,6 +59,7 @@ class Session:
         seed: int,
         on_action: Callable[[str], None] = lambda action: None,
         debug_nan: bool = False,
+        documents: bool = False,
     ):
         self.plan, self.rank, self.device = plan, rank, device
         self.label = ""
@@ -69,7 +71,7 @@ class Session:
         mesh = plan.mesh
         pipeline_rank, self._index = mesh.coordinates(rank)
         dtype = DTYPES[plan.training.precision.parameter_dtype]
-        programs = {s.index: plan.program(s.layers, s.has_embedding, s.has_head) for s in plan.stages}
+        programs = {s.index: plan.program(s.layers, s.has_embedding, s.has_head, documents) for s in plan.stages}
         self.stages = tuple(stage for stage in plan.stages if stage.pipeline_rank == pipeline_rank)
         strategy = plan.strategy
         self._order = in_pieces(plan.training.sequence_length, sequence_pieces(strategy.context_parallel, strategy.cp))
@@ -96,13 +98,21 @@ class Session:
             plan, pipeline_rank, self.modules, programs, stage_group, device, dtype, on_action
         )
 
-    def step(self, inputs: Tokens, labels: Tokens, learning_rate: float, keep_gradients: bool = False) -> StepResult:
+    def step(
+        self,
+        inputs: Tokens,
+        labels: Tokens,
+        learning_rate: float,
+        keep_gradients: bool = False,
+        starts: Tokens | None = None,
+    ) -> StepResult:
         """One optimizer step on a global batch: arrays [global_batch, seq], the same on every rank.
 
         Negative labels are not learned: the loss is the mean over the others, which every rank counts for itself.
+        starts: where the document of each token begins in its row; of a session with documents.
         """
         weight = _weight(labels)
-        losses = self._pipeline.run(self.local_inputs(inputs, labels), weight)
+        losses = self._pipeline.run(self.local_inputs(inputs, labels, starts), weight)
         self.steps_done += 1
         self._on_action("summing gradients and updating parameters")
         loss = self._total_loss(losses, weight)
@@ -110,9 +120,9 @@ class Session:
             raise AutoshardError(f"the loss is {loss}; --debug-nan names the operator that it comes from")
         return StepResult(loss, self.optimizer.step(learning_rate, keep_gradients))
 
-    def evaluate(self, inputs: Tokens, labels: Tokens) -> float:
+    def evaluate(self, inputs: Tokens, labels: Tokens, starts: Tokens | None = None) -> float:
         """Mean loss over the learned tokens of a global batch; nothing is learned from it."""
-        losses = self._evaluation.run(self.local_inputs(inputs, labels))
+        losses = self._evaluation.run(self.local_inputs(inputs, labels, starts))
         return self._total_loss(losses, _weight(labels))
 
     @property
@@ -155,11 +165,13 @@ class Session:
                 mine = Group.of(handle, ranks, self.rank)
         return {} if mine is None else dict.fromkeys(sorted(shared), mine)
 
-    def local_inputs(self, inputs: Tokens, labels: Tokens) -> StepInputs:
+    def local_inputs(self, inputs: Tokens, labels: Tokens, starts: Tokens | None = None) -> StepInputs:
         """This rank's pieces of what its stages read of a step, besides each other's output."""
         values = {"input_ids": torch.from_numpy(inputs), "labels": torch.from_numpy(labels)}
         if self.plan.model.dropout:
             values[SEQUENCE_KEYS] = sequence_keys(self._seed, self.steps_done, len(inputs))
+        if starts is not None:
+            values[DOCUMENT_STARTS] = torch.from_numpy(starts)
         found: StepInputs = {}
         for module in self.modules.values():
             for name in values.keys() & set(module.input_names):

@@ -125,7 +125,7 @@ def _check_step(
     exact = replace(plan, training=replace(plan.training, precision=load_precision("fp32")))
     session = _session(exact, arguments, device, reporter, "FP32 check step")
     inputs, labels = data.learned.batch(0)
-    outcome = session.step(inputs, labels, learning_rate=0.0, keep_gradients=True)
+    outcome = session.step(inputs, labels, 0.0, keep_gradients=True, **_documents(data.learned.documents(0)))
     return session, {"loss": outcome.loss, "gradient_norm": outcome.gradient_norm}
 
 
@@ -156,14 +156,16 @@ def _training(
     held_out_losses: dict[int, float] = {}
     every: int = arguments["eval_every"] or steps
     for step in range(progress.first_step, steps):
-        inputs, labels = data.learned.batch(progress.batch_of(step))
+        number = progress.batch_of(step)
+        inputs, labels = data.learned.batch(number)
+        documents = _documents(data.learned.documents(number))
         start = perf_counter()
         session.label, session.steps_done = f"step {step}", step
         rate = learning_rate(
             arguments["lr_schedule"], step, steps, arguments["learning_rate"], arguments["warmup_steps"]
         )
         with profiler.step() if profiler and step in profiled else nullcontext():
-            outcome = session.step(inputs, labels, rate, keep_gradients=keep and step == steps - 1)
+            outcome = session.step(inputs, labels, rate, keep_gradients=keep and step == steps - 1, **documents)
         times.append(perf_counter() - start)
         losses.append(outcome.loss)
         norms.append(outcome.gradient_norm)
@@ -198,8 +200,14 @@ def _evaluate(session: Session, stream: TokenStream, most: int) -> float:
     for batch in range(min(most, stream.rows_per_epoch // stream.global_batch_size)):
         inputs, labels = stream.in_order(batch)
         learned = int((labels >= 0).sum())
-        total, tokens = total + learned * session.evaluate(inputs, labels), tokens + learned
+        documents = _documents(stream.documents_in_order(batch))
+        total, tokens = total + learned * session.evaluate(inputs, labels, **documents), tokens + learned
     return total / tokens
+
+
+def _documents(starts: Any) -> dict[str, Any]:
+    """What a session with documents is told of a batch beside its tokens; one of NxD takes nothing of the kind."""
+    return {} if starts is None else {"starts": starts}
 
 
 def _session(plan: Plan, arguments: Mapping[str, Any], device: torch.device, reporter: Reporter, label: str) -> Session:
@@ -212,8 +220,10 @@ def _session(plan: Plan, arguments: Mapping[str, Any], device: torch.device, rep
     def on_action(action: str) -> None:
         reporter.last_action = f"{session.label}, {where}, {action}"
 
-    make = _nxd_session if arguments["backend"] == "nxd" else Session
-    session = make(plan, reporter.rank, device, settings, seed, on_action, arguments["debug_nan"])
+    make: Any = _nxd_session if arguments["backend"] == "nxd" else Session
+    documents = {"documents": True} if arguments["document_mask"] else {}
+    looks = arguments["debug_nan"]
+    session: Session = make(plan, reporter.rank, device, settings, seed, on_action, looks, **documents)
     session.label = label
     return session
 

@@ -1,0 +1,33 @@
+"""Attention that stays inside documents, where several of them share a row.
+
+The graph gets one more input: for each place of a row, where its document begins. A query sees the keys from there to
+itself, and learned positions count from there (rotary ones only tell distances: they are the same either way). Every
+rank has the whole rows of its sequences, so nothing more is communicated, whatever shares a sequence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autoshard.graph.ir import INDEX_BYTES, Graph, Operator, Tensor
+from autoshard.graph.operators import DOCUMENT_STARTS
+
+_READERS = ("attention", "position_embedding")
+
+
+def with_documents(graph: Graph) -> Graph:
+    """The graph whose attention and learned positions read DOCUMENT_STARTS, their last input."""
+
+    def told(op: Operator) -> Operator:
+        if op.kind not in _READERS:
+            return op
+        return replace(op, inputs=(*op.inputs, DOCUMENT_STARTS), attributes={**op.attributes, "documents": True})
+
+    starts = Tensor(DOCUMENT_STARTS, ("batch", "row"), "input", INDEX_BYTES, differentiable=False)
+    sizes = {**graph.sizes, "row": graph.sizes["seq"]}
+    return replace(
+        graph,
+        sizes=sizes,
+        tensors={**graph.tensors, DOCUMENT_STARTS: starts},
+        operators=tuple(map(told, graph.operators)),
+    )

@@ -1,0 +1,40 @@
+"""Which keys a query sees where several documents share a row: those of its own document, up to itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.weak import TensorWeakRef
+
+
+class DocumentMasks:
+    """Masks that the blocks of a stage share: as long as one of them keeps a microbatch's, the others find it."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, tuple[TensorWeakRef, TensorWeakRef]] = {}
+
+    def added(self, starts: torch.Tensor, positions: torch.Tensor, window: int | None, like: torch.Tensor) -> Any:
+        """The mask as numbers to add to scores, in the dtype of `like`."""
+        key = id(starts), int(positions[0]), len(positions), window, like.dtype
+        found = self._known.get(key)
+        mask = None if found is None or found[0]() is not starts else found[1]()
+        if mask is None:
+            seen = document_mask(starts, positions, window)
+            mask = torch.zeros(seen.shape, dtype=like.dtype, device=seen.device).masked_fill_(~seen, float("-inf"))
+            self._known = {key: pair for key, pair in self._known.items() if pair[1]() is not None}
+            self._known[key] = TensorWeakRef(starts), TensorWeakRef(mask)
+        return mask
+
+
+def document_mask(starts: torch.Tensor, positions: torch.Tensor, window: int | None) -> torch.Tensor:
+    """Boolean [batch, 1, queries, keys], True where a query sees a key.
+
+    starts [batch, row]: where the document of each place begins. positions [queries]: places of the queries.
+    """
+    query = positions.to(starts.device).unsqueeze(1)
+    key = torch.arange(starts.shape[1], device=starts.device)
+    seen = (key <= query) & (key >= starts[:, positions].unsqueeze(-1))
+    if window is not None:
+        seen &= key > query - window
+    return seen.unsqueeze(1)
