@@ -32,7 +32,7 @@ from autoshard.layout.plan import Plan, make_plan
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.models.registry import load_model
 from autoshard.runtime.rehearse import local_cluster
-from autoshard.runtime.torch_backend.optimizer import optimizer_settings
+from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings
 from autoshard.runtime.torch_backend.pipeline_runtime import ScheduledStage
 from autoshard.runtime.torch_backend.session import Session
 from autoshard.schedules import actions, simulate

@@ -162,8 +162,9 @@ def _hidden_bytes(plan: Plan, program: Program) -> int:
 def _memory(plan: Plan, programs: list[Program], tied: frozenset[str], pipeline_rank: int) -> _Bytes:
     """(bytes by kind, bytes without counterpart) out of the plan's terms."""
     terms = {term.name: term.value for term in plan.estimate.memory[pipeline_rank].terms}
-    elements = sum(sum(parameter_elements(program).values()) for program in programs)
-    gradients = float(elements * DTYPE_BYTES[plan.training.precision.gradient_accumulation_dtype])
+    elements = bucket_elements(programs, plan.mesh, tied, plan.strategy.zero)
+    summed = sum(count // (plan.mesh.size(key.shard_axes) if key.unit else 1) for key, count in elements.items())
+    gradients = float(summed * DTYPE_BYTES[plan.training.precision.gradient_accumulation_dtype])
     unmatched = {name: terms.pop(name) for name in (RESERVE, BUCKETS)}
     unmatched["gradients that a compiled backward hands over at its end"] = terms["gradients"] - gradients
     terms["gradients"] = gradients
@@ -188,6 +189,6 @@ def _update_bytes(plan: Plan, programs: list[Program], tied: frozenset[str]) -> 
     for key, count in bucket_elements(programs, plan.mesh, tied, zero).items():
         shards = plan.mesh.size(key.shard_axes) if zero else 1
         owned = count / shards
-        summed += owned * gradient_bytes if key.sum_axes or key.shard_axes else 0.0
+        summed += owned * gradient_bytes if key.sum_axes or (key.shard_axes and not key.unit) else 0.0
         largest = max(largest, owned * parameter_bytes if shards > 1 else 0.0)
     return summed + largest

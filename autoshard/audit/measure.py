@@ -27,7 +27,7 @@ from autoshard.audit.values import Flops, Measurement, Role
 from autoshard.graph.count import Collective
 from autoshard.layout.mesh import Mesh
 from autoshard.layout.plan import Plan
-from autoshard.runtime.torch_backend.optimizer import OptimizerSettings
+from autoshard.runtime.torch_backend.optimizer_settings import OptimizerSettings
 from autoshard.runtime.torch_backend.session import DTYPES, Session
 
 LEARNING_RATE = 1e-3
@@ -118,7 +118,8 @@ def _watch(session: Session, recorder: Recorder) -> None:
             replace(
                 section,
                 instructions=tuple(
-                    replace(one, run=recorder.running(*label(next(steps)), one.run)) for one in section.instructions
+                    one if one.brings_weights else replace(one, run=recorder.running(*label(next(steps)), one.run))
+                    for one in section.instructions
                 ),
             )
             for section in module._sections
@@ -158,7 +159,7 @@ def _measurement(plan: Plan, short: Plan, session: Session, recorder: Recorder, 
     }
     return Measurement(
         microbatches=short.num_microbatches,
-        parameter_elements=sum(p.numel() for module in session.modules.values() for p in module.parameters()),
+        parameter_elements=sum(bucket.elements for bucket in session.optimizer.buckets),
         state=sizes,
         collectives=collectives,
         transfers=recorder.transfers,

@@ -26,17 +26,20 @@ def state_allocations(session: Session, log: MemoryLog) -> dict[str, set[int]]:
 
 def _tensors(value: object) -> Iterator[torch.Tensor]:
     """Those that an object of the runtime holds, directly or through others."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, torch.optim.Optimizer):
-        yield from _tensors([*value.state.keys(), *value.state.values()])
-    elif isinstance(value, Mapping):
-        yield from _tensors(list(value.values()))
-    elif isinstance(value, (list, tuple, set)):
-        for one in value:
-            yield from _tensors(one)
-    elif type(value).__module__.startswith("autoshard.runtime"):
-        yield from _tensors(list(vars(value).values()))
+    left, seen = [value], set()
+    while left:
+        one = left.pop()
+        if isinstance(one, torch.Tensor):
+            yield one
+        elif isinstance(one, torch.optim.Optimizer):
+            left += [*one.state.keys(), *one.state.values()]
+        elif isinstance(one, Mapping):
+            left += one.values()
+        elif isinstance(one, (list, tuple, set)):
+            left += one
+        elif type(one).__module__.startswith("autoshard.runtime") and id(one) not in seen:
+            seen.add(id(one))
+            left += vars(one).values()
 
 
 def peak(recorder: Recorder, state: dict[str, set[int]], ready: int) -> tuple[dict[str, int], str]:

@@ -1,6 +1,6 @@
 """Which parts of which parameters a rank of a plan holds master weights and moments of: no gather finds it out.
 
-The optimizer keeps parameters flat, several in a bucket, and ZeRO-1 gives a rank one run of each bucket. A run of a
+The optimizer keeps parameters flat, several in a bucket, and ZeRO gives a rank one run of each bucket. A run of a
 local tensor is a few boxes of the whole tensor, and boxes have the same meaning in every layout.
 """
 
@@ -89,7 +89,8 @@ def _held(plan: Plan, pipeline_rank: int) -> _Held:
         program = programs.get(stage.index) or plan.program(stage.layers, stage.has_embedding, stage.has_head)
         for tensor in program.graph.parameters():
             again = tensor.name in tied and stage is last
-            buckets.setdefault(bucket_key(program, tensor.name, plan.mesh, tied), []).append((program, tensor, again))
+            key = bucket_key(program, tensor.name, plan.mesh, tied, plan.strategy.zero)
+            buckets.setdefault(key, []).append((program, tensor, again))
     return buckets
 
 

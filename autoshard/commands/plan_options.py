@@ -49,6 +49,14 @@ def _recompute_set(value: Any) -> str:
     return name if name == SEARCHED else canonical(name)
 
 
+class _Stage(one_of):
+    """A number of a few, or a word."""
+
+    def __call__(self, value: Any) -> Any:
+        name = super().__call__(str(value))
+        return int(name) if name.isdigit() else name
+
+
 WHAT = (
     Option("model", text, "MODEL", "built-in name, Hugging Face config.json, or my_file.py:MyModel (required)"),
     Option("instance", text, "TYPE", f"EC2 instance type, or cpu (default: {INSTANCE})"),
@@ -157,6 +165,12 @@ PINS = (
         one_of(SEARCHED, "zigzag_ring", "ring", "ulysses", "all_gather"),
         "NAME",
         "how ranks that share a sequence attend to it: zigzag_ring, ring, ulysses or all_gather",
+    ),
+    Option(
+        "zero",
+        _Stage(SEARCHED, "0", "1", "2", "3"),
+        "STAGE",
+        "what data-parallel ranks share: 0 nothing, 1 optimizer state; with backend torch 2 gradients too, 3 weights",
     ),
 )
 PIN_FIELDS = {"vpp": "num_virtual_stages", "micro_batch": "microbatch_size"}

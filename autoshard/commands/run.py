@@ -14,7 +14,7 @@ SUMMARY = "execute a plan, or rehearse it on this machine"
 USAGE = "autoshard run PLAN [options]"
 DESCRIPTION = """\
 Execute a plan. At the plan's world size (torchrun, Slurm) it runs as planned. On anything smaller it rehearses: the
-same schedule, recompute and ZeRO-1 on a shrunken mesh and model, compared with one process.
+same schedule, recompute and ZeRO on a shrunken mesh and model, compared with one process.
 Exit code 0 when they agree, 1 when they do not.
 
   autoshard run plan.json

@@ -125,7 +125,7 @@ def _completed_by_search(problem: Problem, request: PlanRequest) -> Strategy | N
     from autoshard.commands.planning import pins_of
     from autoshard.search import search
 
-    if all(option.name in request.pins for option in PINS if option.name != "context_parallel"):
+    if all(option.name in request.pins for option in PINS if option.name not in ("context_parallel", "zero")):
         return None
     try:
         return search(*problem[:3], pins_of(request), problem.backend, top=0).best.strategy

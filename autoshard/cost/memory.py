@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from autoshard.cost.load import RankLoad
 from autoshard.cost.program import Part
+from autoshard.cost.shards import held_elements, in_work_bytes, travelling_elements, zero_axes
 from autoshard.cost.software import COMPILED, Software
 from autoshard.layout.mesh import ZERO_AXES, Mesh
 from autoshard.spec.cluster import Device
@@ -44,16 +45,17 @@ def memory_values(
 ) -> tuple[float, ...]:
     """Bytes, in the order of MEMORY_TERMS.
 
-    parameters: as forward and backward read them. gradients: their sum over microbatches, whole on every rank, and
-    where that has a dtype of its own the gradients that one backward, a compiled graph, hands over at its end.
+    parameters: as forward and backward read them, under ZeRO-3 the rank's share. gradients: their sum over
+    microbatches, under ZeRO-2 and -3 the rank's share, else whole and where that has a dtype of its own with the
+    gradients that one backward, a compiled graph, hands over at its end.
     optimizer state: master weights and two moments, under ZeRO-1 1/n of them on each of the n ranks that sum a
     gradient. kept activations: of every microbatch in flight, chunk by chunk, and what waits for gradients of weights.
     embedding, logits and loss: what the ends of the model keep.
-    recompute: what replaying one segment keeps. working buffers: gradients and gathered activations of one operator.
+    recompute: what replaying one segment keeps. working buffers: gradients and gathered activations of one operator;
+    under ZeRO-2 and -3 what travels (cost/shards.py).
     pipeline buffers: hidden activations on their way, and the outputs of all microbatches in flight, which both
     runtimes keep for their backward.
     """
-    count = load.num_parameters
     shards = mesh.size(ZERO_AXES)
     whole = 1 if not software.sharded_parameters else 1 / shards
     summed = whole if not software.sharded_gradients else 1 / shards
@@ -70,14 +72,18 @@ def memory_values(
     working = software.working_scale * worked
     if software.sharded_parameters:  # two blocks whole at a time: one in work, the next on its way
         working += load.parts.block.num_parameters * DTYPE_BYTES[precision.parameter_dtype]
+    if zero >= 2:
+        working = max(working, _travelling_bytes(load, zero, precision, mesh, kept) - replay)
     leaving = load.in_flight - load.heads_in_flight
     boundary = 0.0 if mesh.pp == 1 else (BOUNDARY_BUFFERS + leaving) * load.parts.hidden_bytes
-    handed_over = _handed_over_bytes(load, precision) if software.hands_over_gradients else 0.0
+    handed_over = _handed_over_bytes(load, precision, mesh, zero) if software.hands_over_gradients else 0.0
     in_work = kept + ends + replay + working + boundary
-    buckets = max(0.0, _bucket_bytes(count, precision, mesh) - in_work)
+    staying = load.num_parameters - (travelling_elements(load.matrices, mesh) if zero >= 2 else 0)
+    buckets = max(0.0, _bucket_bytes(staying, precision, mesh) - in_work)
+    weights, sums = (held_elements(load.parameters, load.matrices, mesh, zero >= stage) for stage in (3, 2))
     return (
-        float(count * DTYPE_BYTES[precision.parameter_dtype]) * whole,
-        float(count * DTYPE_BYTES[precision.gradient_accumulation_dtype]) * summed + handed_over,
+        weights * DTYPE_BYTES[precision.parameter_dtype] * whole,
+        sums * DTYPE_BYTES[precision.gradient_accumulation_dtype] * summed + handed_over,
         state,
         kept,
         ends,
@@ -86,6 +92,32 @@ def memory_values(
         boundary,
         buckets,
         device.reserved_memory_bytes + software.reserved_bytes,
+    )
+
+
+def _travelling_bytes(load: RankLoad, zero: int, precision: Precision, mesh: Mesh, kept: float) -> float:
+    """cost/shards.py of one rank."""
+    parts, has_loss = load.parts, load.heads_in_flight > 0
+    table = parts.tied_ends if any(end is parts.tied_ends for end in load.ends) else parts.embedding
+    first, last = (
+        sum(travelling_elements(end.matrices, mesh) for end in load.ends if (end is table) is is_table)
+        for is_table in (True, False)
+    )
+    block_work = max(
+        max(part.replay_bytes for part in (kind.block, *load.ends)) + kind.block.working_bytes for kind in load.kinds
+    )
+    at_ends = max((end.working_bytes for end in load.ends), default=0.0)
+    return float(
+        in_work_bytes(
+            max,
+            int(zero == 3),
+            (DTYPE_BYTES[precision.parameter_dtype], DTYPE_BYTES[precision.gradient_reduce_dtype]),
+            mesh.size(ZERO_AXES),
+            (travelling_elements(parts.block.matrices, mesh), first, last),
+            int(table is parts.tied_ends),
+            (block_work, at_ends if has_loss else 0.0),
+            (kept / load.in_flight, load.ends[-1].kept_bytes if has_loss else 0.0),
+        )
     )
 
 
@@ -130,11 +162,16 @@ def _in_work_with(load: RankLoad, block: Part, software: Software) -> tuple[floa
     return replayed + (software.score_copies * block.scores_bytes if block.replay_bytes else 0.0), worked
 
 
-def _handed_over_bytes(load: RankLoad, precision: Precision) -> float:
-    """Gradients of one chunk, which holds at most this share of the rank's blocks and all of its ends."""
+def _handed_over_bytes(load: RankLoad, precision: Precision, mesh: Mesh, zero: int) -> float:
+    """Gradients of one chunk, which holds at most this share of the rank's blocks and all of its ends; without those
+    that travel unit by unit."""
     if precision.gradient_accumulation_dtype == precision.parameter_dtype:
         return 0.0
-    count = load.most_blocks * load.parts.block.num_parameters + sum(end.num_parameters for end in load.ends)
+
+    def elements(part: Part) -> int:
+        return part.num_parameters - (travelling_elements(part.matrices, mesh) if zero >= 2 else 0)
+
+    count = load.most_blocks * elements(load.parts.block) + sum(map(elements, load.ends))
     return float(count * DTYPE_BYTES[precision.parameter_dtype])
 
 
@@ -143,11 +180,6 @@ def owned_parameters(load: RankLoad, mesh: Mesh, zero: int) -> float:
     if not zero:
         return float(load.num_parameters)
     return sum(count / mesh.size(zero_axes(axes)) for axes, count in load.parameters.items())
-
-
-def zero_axes(gradient_axes: tuple[str, ...]) -> tuple[str, ...]:
-    """Of the axes that sum a gradient, those that share its optimizer state; tensor-parallel ranks keep copies."""
-    return tuple(axis for axis in gradient_axes if axis in ZERO_AXES)
 
 
 def _bucket_bytes(count: int, precision: Precision, mesh: Mesh) -> float:

@@ -22,6 +22,7 @@ from autoshard.graph.partition import GatherEinsumStep, Program, RedistributeSte
 from autoshard.graph.recompute import kept_activations, replayed_activations, segments
 from autoshard.graph.redistribute import local_bytes
 from autoshard.graph.weight_gradients import projections, waiting_bytes
+from autoshard.layout.buckets import is_matrix
 from autoshard.layout.mesh import TENSOR_PARALLEL_AXES
 from autoshard.spec.cluster import Device
 
@@ -76,7 +77,8 @@ class Part:
     recompute: what backward repeats of forward, collectives included; backward is without it.
     kept_bytes: from forward to backward. replay_bytes: beyond that, while backward works through the largest recomputed
     segment. working_bytes: gradients and gathered activations while the backward of the largest operator runs.
-    parameters: elements on one rank, by the axes over which their gradient is summed once a step.
+    parameters: elements on one rank, by the axes over which their gradient is summed; matrices: those that are neither
+    norms nor biases.
     weight_gradients_s: of backward, what a schedule may put off, half of each projection's; weights_waiting_bytes: what
     waits with it.
     host_s: of forward and of backward with recompute, what the host needs to launch their operators: neither is faster.
@@ -95,6 +97,7 @@ class Part:
 
     weight_gradients_s: float = 0.0
     weights_waiting_bytes: float = 0.0
+    matrices: Mapping[tuple[str, ...], int] = field(default_factory=dict)
 
     @cached_property
     def forward_s(self) -> float:
@@ -147,6 +150,7 @@ class ProgramWork:
     parameters: Mapping[tuple[str, ...], int]
     projections: tuple[OperatorNeeds, ...]
     weights_waiting_bytes: float
+    matrices: Mapping[tuple[str, ...], int]
     _recompute: dict[str, Recompute] = field(default_factory=dict)
 
     def recompute(self, name: str) -> Recompute:
@@ -193,15 +197,18 @@ class PricedProgram:
             sum(needs.scores_bytes for step in work.operators for needs in step if needs.kind == "plain"),
             weight_gradients_s=self.weight_gradients_s,
             weights_waiting_bytes=work.weights_waiting_bytes,
+            matrices=work.matrices,
         )
 
 
 def program_work(program: Program) -> ProgramWork:
     """Of every step: its operators' needs, and exactly the collectives that it issues."""
     parameters: dict[tuple[str, ...], int] = {}
+    matrices: dict[tuple[str, ...], int] = {}
     for name, count in parameter_elements(program).items():
         axes = program.gradient_sync.get(name, ())
-        parameters[axes] = parameters.get(axes, 0) + count
+        for counts in (parameters, matrices) if is_matrix(program, name) else (parameters,):
+            counts[axes] = counts.get(axes, 0) + count
     return ProgramWork(
         program,
         tuple(tuple(operator_needs(program, one) for one in operator_steps(step)) for step in program.steps),
@@ -211,6 +218,7 @@ def program_work(program: Program) -> ProgramWork:
         parameters,
         tuple(operator_needs(program, one) for one in projections(program)),
         waiting_bytes(program),
+        matrices,
     )
 
 

@@ -1,7 +1,8 @@
 """Seconds of one optimizer step as exposed terms that add up.
 
 All microbatches run through the pipeline; then every rank sums its gradients, updates its share of the optimizer
-state and gathers the new parameters. Nothing of that overlaps, as in NxD.
+state and gathers the new parameters. Nothing of that overlaps, as in NxD. Under ZeRO-2 and -3 most of it happens in
+every microbatch, behind the work of blocks (cost/shards.py).
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from collections.abc import Callable
 from autoshard.cost.collectives import collective_time_s, group_shape
 from autoshard.cost.compute import memory_s
 from autoshard.cost.load import RankLoad, virtual_stage_s, weight_gradients_s
-from autoshard.cost.memory import BUCKET_BYTES, owned_parameters, zero_axes
+from autoshard.cost.memory import BUCKET_BYTES, owned_parameters
 from autoshard.cost.program import Part
+from autoshard.cost.shards import exposed_s, opening, slowed_down, zero_axes
 from autoshard.cost.software import COMPILED, Software
 from autoshard.cost.stage import Parts, mesh_order
 from autoshard.layout.mesh import Mesh
@@ -58,7 +60,7 @@ def time_values(
     """
     vpp = strategy.num_virtual_stages
     accumulation_s = software.accumulation_share * accumulation_s_per_parameter(precision, cluster.device)
-    stages_s = virtual_stage_s(strategy, parts, cluster.device.pass_launch_s, accumulation_s)
+    stages_s = stage_seconds(strategy, parts, precision, mesh, cluster, accumulation_s)
     sizes = (strategy.schedule, mesh.pp, num_microbatches, vpp)
     weights_s = weight_gradients_s(strategy, parts)
     pipeline_s = with_transfers_s = step_time_s(*sizes, *stages_s, weight_s=weights_s)
@@ -70,13 +72,33 @@ def time_values(
             blocked_s = software.transfer_share * transfer_s
             forward_s, backward_s = ([one + blocked_s for one in passes] for passes in stages_s)
             with_transfers_s = step_time_s(*sizes, forward_s, backward_s, weight_s=weights_s)
-    busiest = max(loads, key=lambda load: load.work_s + accumulation_s * load.num_parameters)
+    travels = {load.rank: exposed_s(load, strategy, precision, mesh, cluster) for load in loads}
+    busiest = max(loads, key=lambda one: one.work_s + accumulation_s * one.num_parameters + sum(travels[one.rank]))
+    gathering_s, scattering_s = (num_microbatches * seconds for seconds in travels[busiest.rank])
     launches_s = num_microbatches * (2 * vpp * cluster.device.pass_launch_s + busiest.waiting_s)
     work = (*_work_values(busiest, num_microbatches, accumulation_s), launches_s)
     after = max((_after_values(load, strategy.zero, precision, mesh, cluster, software) for load in loads), key=sum)
     if software is not COMPILED:
         after = _overlapped(after, busiest, num_microbatches, software)
-    return (*work, max(0.0, pipeline_s - sum(work)), with_transfers_s - pipeline_s, *after)
+    bubble_s = max(0.0, pipeline_s - sum(work) - gathering_s - scattering_s)
+    after = (after[0] + scattering_s, after[1] + gathering_s, *after[2:])
+    return (*work, bubble_s, with_transfers_s - pipeline_s, *after)
+
+
+def stage_seconds(
+    strategy: Strategy,
+    parts: tuple[Parts, ...],
+    precision: Precision,
+    mesh: Mesh,
+    cluster: Cluster,
+    accumulation_s: float,
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """(forward, backward) of one microbatch through each virtual stage, waits for what travels in every microbatch
+    included. accumulation_s: to add one element of a gradient to its sum."""
+    slower = slowed_down(strategy, parts, precision, mesh, cluster)
+    opened, launch_s = opening(strategy, parts[0].block, precision, mesh, cluster), cluster.device.pass_launch_s
+    passes_s = (launch_s + opened.forward_s, launch_s + opened.backward_s)
+    return virtual_stage_s(strategy, slower, passes_s, accumulation_s)
 
 
 def _overlapped(
@@ -135,7 +157,7 @@ def _after_values(
     """The last four terms.
 
     Sums over tensor-parallel axes come first (norms, replicated key-value heads), then one reduce-scatter of all
-    gradients over the axes that share the optimizer state and one all-gather of the new parameters; without ZeRO-1 an
+    gradients over the axes that share the optimizer state and one all-gather of the new parameters; without ZeRO an
     all-reduce, counted under the first of both. Axes over which a gradient is whole on every rank are not summed over.
     """
     order, device = mesh_order(mesh), cluster.device
@@ -150,17 +172,21 @@ def _after_values(
         return software.link_slowdown * (seconds + collective_time_s(kind, rest, shape, cluster))
 
     scatter_s = gather_s = other_s = 0.0
-    counts: dict[tuple[str, ...], int] = {}
+    scattered: dict[tuple[str, ...], int] = {}
+    gathered: dict[tuple[str, ...], int] = {}
     for axes, count in load.parameters.items():
         shared = zero_axes(axes)
-        counts[shared] = counts.get(shared, 0) + count
+        owners = mesh.size(shared)
+        travels = load.matrices.get(axes, 0) if zero >= 2 and owners > 1 else 0
+        scattered[shared] = scattered.get(shared, 0) + count - travels
+        gathered[shared] = gathered.get(shared, 0) + count - (travels if zero == 3 else 0)
         within = tuple(axis for axis in axes if axis not in shared)
         if within:
-            other_s += buckets_s("all_reduce", within, count * reduce_bytes)
-    for axes, count in counts.items():
+            other_s += buckets_s("all_reduce", within, (count - travels + travels / owners) * reduce_bytes)
+    for axes, count in scattered.items():
         scatter_s += buckets_s("reduce_scatter" if zero else "all_reduce", axes, count * reduce_bytes)
         if zero:
-            gather_s += buckets_s("all_gather", axes, count * parameter_bytes)
+            gather_s += buckets_s("all_gather", axes, gathered[axes] * parameter_bytes)
     update_s = owned_parameters(load, mesh, zero) * update_s_per_parameter(precision, device)
     return scatter_s, gather_s, other_s, update_s
 

@@ -285,11 +285,17 @@ def _attention(strategy: Strategy) -> str:
     return f"{kernel}; {_CONTEXT_PARALLEL[strategy.context_parallel]}" if strategy.cp > 1 else kernel
 
 
+_SHARDED = {1: "state", 2: "state and gradients", 3: "state, gradients and weights"}
+
+
 def _optimizer(plan: Plan) -> str:
     """'AdamW, ZeRO-1 over dp 2; float32 master weights and moments'."""
     precision = plan.training.precision
     axes = plan.zero_axes
     shards = plan.mesh.size(axes)
-    state = f"ZeRO-1: state sharded {shards} ways over {' x '.join(axes)}" if axes else "state not sharded"
+    zero = plan.strategy.zero
+    state = (
+        f"ZeRO-{zero}: {_SHARDED[zero]} sharded {shards} ways over {' x '.join(axes)}" if axes else "state not sharded"
+    )
     master = f"{precision.master_dtype} master weights" if precision.master_dtype else "no master weights"
     return f"AdamW, {state}; {master}, {precision.optimizer_dtype} moments"

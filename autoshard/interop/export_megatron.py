@@ -8,6 +8,7 @@ from autoshard.graph.recompute import COMMON_SETS
 from autoshard.interop.export import Exported, common_left_out, title
 from autoshard.layout.plan import Plan
 
+SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 COMMUNICATION = {"zigzag_ring": "p2p", "ulysses": "a2a", "all_gather": "allgather"}
 
 
@@ -71,6 +72,8 @@ def _layout(plan: Plan) -> Iterator[str]:
         yield "--sequence-parallel"
     if strategy.zero:
         yield "--use-distributed-optimizer"
+    if strategy.zero > 1:
+        yield f"--use-megatron-fsdp --data-parallel-sharding-strategy {SHARDING[strategy.zero]}"
     yield f"--attention-backend {'flash' if strategy.attention_kernel == 'flash' else 'unfused'}"
     match strategy.uniform_recompute:
         case "none":

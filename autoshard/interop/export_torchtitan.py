@@ -40,7 +40,7 @@ def _parallelism(plan: Plan) -> dict[str, Any]:
     values: dict[str, Any] = {
         "data_parallel_replicate_degree": 1 if strategy.zero else strategy.dp,
         "data_parallel_shard_degree": strategy.dp if strategy.zero and strategy.dp > 1 else (-1, 1)[not strategy.zero],
-        "fsdp_reshard_after_forward": "never",
+        "fsdp_reshard_after_forward": "always" if strategy.zero == 3 else "never",
         "tensor_parallel_degree": strategy.tp,
         "enable_sequence_parallel": strategy.sequence_parallel,
         "context_parallel_degree": strategy.cp,
@@ -74,8 +74,9 @@ def _left_out(plan: Plan) -> tuple[str, ...]:
     if plan.model.name not in FLAVORS:
         found.append(f"model {plan.model.name}: no torchtitan flavor is known for it; set model.name and model.flavor")
     found.append(f"cluster: start {plan.cluster.nodes} x {plan.cluster.devices_per_node} processes")
-    if strategy.zero and strategy.dp > 1:
-        found.append("zero=1: FSDP without resharding shards gradients and parameters too, between steps")
+    if strategy.zero in (1, 2) and strategy.dp > 1:
+        more = "gradients and parameters" if strategy.zero == 1 else "parameters"
+        found.append(f"zero={strategy.zero}: FSDP without resharding shards {more} too, between steps")
     if RECOMPUTE.get(strategy.uniform_recompute or "") == "selective":
         found.append(f"recompute={strategy.recompute_name}: torchtitan's selective mode chooses other operators")
     elif strategy.uniform_recompute not in RECOMPUTE:

@@ -31,6 +31,7 @@ RECOMPUTE = {"full": "full", "selective": "core_attention"}
 CONTEXT_PARALLEL = {"p2p": "zigzag_ring", "a2a": "ulysses", "allgather": "all_gather", "all_gather": "all_gather"}
 SEVERAL = ("recompute-modules",)
 """Flags that take more than one word."""
+SHARDING = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 KERNELS = {"flash": "flash", "fused": "flash", "unfused": "plain", "local": "plain"}
 
 
@@ -69,7 +70,7 @@ def megatron_layout(text: str) -> WrittenLayout:
     notes = ("--fp16 is priced as bf16",) if "fp16" in flags else ()
     fields: dict[str, Any] = {
         "sequence_parallel": "sequence-parallel" in flags and options["tp"] > 1,
-        "zero": int("use-distributed-optimizer" in flags),
+        "zero": _zero(flags),
     }
     if "pipeline-model-parallel-layout" in flags:
         fields["stage_layers"] = layout_layers(flags["pipeline-model-parallel-layout"])
@@ -94,6 +95,7 @@ READ = (
     *("moe-ffn-hidden-size", "moe-shared-expert-intermediate-size", "moe-shared-expert-gate", "moe-router-pre-softmax"),
     *("recompute-activations", "recompute-granularity", "recompute-modules", "recompute-method"),
     *("recompute-num-layers", "attention-backend", "cp-comm-type", "bf16", "fp16", "sequence-parallel"),
+    *("use-megatron-fsdp", "data-parallel-sharding-strategy"),
     *("use-distributed-optimizer", "pipeline-model-parallel-layout", "num-virtual-stages-per-pipeline-rank"),
     *("num-layers-per-virtual-pipeline-stage", "nproc-per-node", "group-query-attention"),
 )
@@ -130,6 +132,15 @@ def _flags(text: str) -> dict[str, str]:
             several = name.replace("_", "-") in SEVERAL
             flags[name.replace("_", "-")] = value or " ".join(after if several else after[:1])
     return flags
+
+
+def _zero(flags: dict[str, str]) -> int:
+    if "use-megatron-fsdp" not in flags:
+        return int("use-distributed-optimizer" in flags)
+    strategy = flags.get("data-parallel-sharding-strategy", "no_shard")
+    if strategy not in SHARDING:
+        raise AutoshardError(f"--data-parallel-sharding-strategy is {strategy[:40]!r}; known: {', '.join(SHARDING)}")
+    return SHARDING[strategy]
 
 
 def _virtual_stages(flags: dict[str, str], layers: int | None, pp: int) -> int:

@@ -24,6 +24,11 @@ RECOMPUTE = {"none": "none", "full": "full", "selective": "core_attention+mlp"}
 
 CONTEXT_PARALLEL = {"allgather": "all_gather", "alltoall": "zigzag_ring"}
 """context_parallel_rotate_method: its all-to-all passes keys and values around; the sequence is balanced by zigzag."""
+NOTES = {
+    1: "FSDP shards parameters and gradients too; it is priced as ZeRO-1, which shards the optimizer state",
+    3: "FSDP that reshards parameters after forward is priced as ZeRO-3",
+}
+"""By stage of ZeRO."""
 READ = {
     "model": ("name", "flavor"),
     "training": (*DEGREES.values(), "seq_len", "local_batch_size", "batch_size", "global_batch_size"),
@@ -32,6 +37,7 @@ READ = {
     "parallelism": (
         *DEGREES.values(),
         "data_parallel_shard_degree",
+        "fsdp_reshard_after_forward",
         "enable_sequence_parallel",
         "pipeline_parallel_schedule",
         "pipeline_parallel_microbatch_size",
@@ -60,7 +66,7 @@ def torchtitan_layout(text: str) -> WrittenLayout:
     batch = training.get("global_batch_size", -1)
     fields: dict[str, Any] = {
         "sequence_parallel": options["tp"] > 1 and parallelism.get("enable_sequence_parallel", True) is not False,
-        "zero": int(parallelism.get("data_parallel_shard_degree", -1) != 1),
+        "zero": _zero(parallelism, options["pp"]),
     }
     if batch != -1:
         options["global_batch"] = whole_number("training.global_batch_size", batch)
@@ -84,7 +90,7 @@ def torchtitan_layout(text: str) -> WrittenLayout:
     known = MODELS.get((str(model.get("name")), str(model.get("flavor"))))
     if known:
         options["model"] = known
-    notes = ["FSDP shards parameters and gradients too; it is priced as ZeRO-1, which shards the optimizer state"]
+    notes = [NOTES[fields["zero"]]] if fields["zero"] else []
     if mode == "selective":
         notes.append("activation_checkpoint.mode=selective is priced as core_attention+mlp")
     left_out = tuple(
@@ -95,6 +101,14 @@ def torchtitan_layout(text: str) -> WrittenLayout:
         if name not in READ.get(section, ())
     )
     return WrittenLayout("torchtitan configuration", options, fields, notes=tuple(notes), left_out=left_out)
+
+
+def _zero(parallelism: Mapping[str, Any], pp: int) -> int:
+    """torchtitan's default reshards parameters where there is no pipeline."""
+    if parallelism.get("data_parallel_shard_degree", -1) == 1:
+        return 0
+    after = parallelism.get("fsdp_reshard_after_forward", "default")
+    return 3 if after == "always" or (after == "default" and pp == 1) else 1
 
 
 def stage_layers(parts: object) -> tuple[int, ...]:

@@ -1,6 +1,8 @@
-"""How gradients travel at the end of a step: parameters whose gradients need the same sums share one flat bucket.
+"""How gradients travel: parameters whose gradients need the same sums share one flat bucket.
 
-Read by the optimizer, which builds the buckets, and by whoever counts or prices its collectives.
+Up to ZeRO-1 they travel once, at the end of a step. Under ZeRO-2 and ZeRO-3 each block has buckets of its own, whose
+gradients are reduce-scattered as soon as a microbatch's backward is through with the block. Read by the runtime, which
+builds the buckets, and by whoever counts or prices its collectives.
 """
 
 from __future__ import annotations
@@ -9,8 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil
 
-from autoshard.graph.count import parameter_elements
+from autoshard.graph.count import operator_steps, parameter_elements
+from autoshard.graph.operators import KINDS
 from autoshard.graph.partition import Program
+from autoshard.graph.recompute import block_of
 from autoshard.layout.mesh import ZERO_AXES, Mesh
 
 
@@ -18,26 +22,39 @@ from autoshard.layout.mesh import ZERO_AXES, Mesh
 class BucketKey:
     """What decides how a gradient travels.
 
-    sum_axes: all-reduced first (tensor-parallel axes: norms under sequence parallelism, replicated keys and values).
-    shard_axes: then reduce-scattered over these (all-reduced without ZeRO-1).
+    sum_axes: all-reduced over these (tensor-parallel axes: norms under sequence parallelism, replicated keys and
+    values); before it is scattered, or after that where it has a unit.
+    shard_axes: reduce-scattered over these (all-reduced without ZeRO).
     copies: devices of the stage that then hold the same elements; the gradient norm counts them once.
-    decay: whether weight decay applies.
+    decay: whether weight decay applies: to matrices, not to norms and biases.
+    unit: the block, or the one parameter outside of blocks, that travels by itself in every microbatch; "" for what
+    travels once a step.
     """
 
     sum_axes: tuple[str, ...]
     shard_axes: tuple[str, ...]
     copies: int
     decay: bool
+    unit: str = ""
 
 
-def bucket_key(program: Program, name: str, mesh: Mesh, tied: frozenset[str]) -> BucketKey:
-    """The bucket of one parameter. tied: parameters that live on two pipeline stages."""
+def bucket_key(program: Program, name: str, mesh: Mesh, tied: frozenset[str], zero: int) -> BucketKey:
+    """The bucket of one parameter. tied: parameters that live on two pipeline stages.
+
+    ZeRO-2 and -3 leave norms and biases as they are under ZeRO-1: a collective for each would cost more than they hold.
+    """
     sync = program.gradient_sync.get(name, ())
     shard = tuple(axis for axis in sync if axis in ZERO_AXES)
     replicated = [axis for axis, entry in zip(program.axes, program.states[name], strict=True) if entry == "I"]
     copies = mesh.size(axis for axis in replicated if axis not in shard) * (2 if name in tied else 1)
-    decay = len(program.graph.tensors[name].dims) > 1 and not name.endswith(".bias")
-    return BucketKey(tuple(axis for axis in sync if axis not in ZERO_AXES), shard, copies, decay)
+    decay = is_matrix(program, name)
+    unit = block_of(name) if zero >= 2 and shard and decay else ""
+    return BucketKey(tuple(axis for axis in sync if axis not in ZERO_AXES), shard, copies, decay, unit)
+
+
+def is_matrix(program: Program, name: str) -> bool:
+    """Neither a norm's weight nor a bias."""
+    return len(program.graph.tensors[name].dims) > 1 and not name.endswith(".bias")
 
 
 def tied_parameters(first: Program, last: Program) -> frozenset[str]:
@@ -51,7 +68,7 @@ def bucket_elements(programs: Iterable[Program], mesh: Mesh, tied: frozenset[str
     totals: dict[BucketKey, int] = {}
     for program in programs:
         for name, count in parameter_elements(program).items():
-            key = bucket_key(program, name, mesh, tied)
+            key = bucket_key(program, name, mesh, tied, zero)
             totals[key] = totals.get(key, 0) + count
     return {key: padded_elements(key, totals[key], mesh, zero) for key in sorted(totals)}
 
@@ -60,3 +77,27 @@ def padded_elements(key: BucketKey, count: int, mesh: Mesh, zero: int) -> int:
     """`count` rounded up to a multiple of the ranks that share the bucket's optimizer state; as it is without ZeRO."""
     shards = mesh.size(key.shard_axes) if zero else 1
     return ceil(count / shards) * shards
+
+
+def units(program: Program, mesh: Mesh, tied: frozenset[str], zero: int) -> dict[BucketKey, tuple[str, ...]]:
+    """Names of the parameters of each bucket of a program that travels by itself, buckets in the order of first use."""
+    held: dict[BucketKey, list[str]] = {}
+    keys: dict[str, BucketKey] = {}
+    for tensor in program.graph.parameters():
+        key = bucket_key(program, tensor.name, mesh, tied, zero)
+        if key.unit:
+            held.setdefault(key, []).append(tensor.name)
+            keys[tensor.name] = key
+    read = (name for step in program.steps for one in operator_steps(step) for name in one.inputs if name in keys)
+    return {keys[name]: tuple(held[keys[name]]) for name in read}
+
+
+def read_in_backward(program: Program, names: Iterable[str]) -> bool:
+    """Whether backward reads the values of any of these parameters, so that ZeRO-3 gathers them again."""
+    wanted = set(names)
+    return any(
+        one.inputs[index] in wanted
+        for step in program.steps
+        for one in operator_steps(step)
+        for index in KINDS[one.operator.kind].saved_inputs(one.operator, program.graph)
+    )

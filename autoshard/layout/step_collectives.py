@@ -7,7 +7,14 @@ from collections import Counter
 from autoshard.graph.count import Collective, backward_collectives, forward_collectives, parameter_elements
 from autoshard.graph.partition import Program
 from autoshard.graph.recompute import segments
-from autoshard.layout.buckets import bucket_elements, tied_parameters
+from autoshard.layout.buckets import (
+    bucket_elements,
+    bucket_key,
+    padded_elements,
+    read_in_backward,
+    tied_parameters,
+    units,
+)
 from autoshard.layout.plan import Plan
 from autoshard.spec.training import DTYPE_BYTES
 
@@ -17,10 +24,12 @@ def step_collectives(plan: Plan, pipeline_rank: int) -> Counter[Collective]:
     programs = {stage.index: plan.program(stage.layers, stage.has_embedding, stage.has_head) for stage in plan.stages}
     own = [stage.index for stage in plan.stages if stage.pipeline_rank == pipeline_rank]
     total: Counter[Collective] = Counter()
-    for index in own:
-        for one, count in _microbatch(programs[index], plan.strategy.recompute[index]).items():
-            total[one] += count * plan.num_microbatches
     tied = tied_parameters(programs[0], programs[len(programs) - 1])
+    for index in own:
+        counts = _microbatch(programs[index], plan.strategy.recompute[index])
+        counts.update(_travelling(plan, programs[index], tied))
+        for one, count in counts.items():
+            total[one] += count * plan.num_microbatches
     total.update(_sync(plan, [programs[index] for index in own], tied))
     return total
 
@@ -38,18 +47,47 @@ def _microbatch(program: Program, recompute: str) -> Counter[Collective]:
     return counts
 
 
+def _travelling(plan: Plan, program: Program, tied: frozenset[str]) -> list[Collective]:
+    """Of one microbatch under ZeRO-2 and -3: every unit's gradients are scattered, under ZeRO-3 its parameters gathered
+    for forward and once more where backward reads them."""
+    precision, zero = plan.training.precision, plan.strategy.zero
+    elements, found = parameter_elements(program), []
+    for key, names in units(program, plan.mesh, tied, zero).items():
+        count = padded_elements(key, sum(elements[name] for name in names), plan.mesh, zero)
+        size = count * DTYPE_BYTES[precision.parameter_dtype]
+        if zero == 3:
+            found.append(Collective("forward", "all_gather", key.shard_axes, size))
+            if read_in_backward(program, names):
+                found.append(Collective("backward", "all_gather", key.shard_axes, size))
+        size = count * DTYPE_BYTES[precision.gradient_reduce_dtype]
+        found.append(Collective("backward", "reduce_scatter", key.shard_axes, size))
+    return found
+
+
 def _sync(plan: Plan, programs: list[Program], tied: frozenset[str]) -> list[Collective]:
-    """Gradient sums, and parameters gathered again under ZeRO-1. Left out: the 8-byte sums of norm and loss."""
+    """Gradient sums, and new parameters gathered. Left out: the 8-byte sums of norm and loss.
+
+    What was summed over the data axes in every microbatch is summed over the others here, shard by shard.
+    """
     precision, zero = plan.training.precision, plan.strategy.zero
     gradient_bytes = DTYPE_BYTES[precision.gradient_reduce_dtype]
     parameter_bytes = DTYPE_BYTES[precision.parameter_dtype]
-    found = [
-        Collective("sync", "all_reduce", ("pp",), elements * gradient_bytes)
-        for program in programs
-        for name, elements in parameter_elements(program).items()
-        if name in tied
-    ]
+    found = []
+    for program in programs:
+        for name, elements in parameter_elements(program).items():
+            if name in tied:
+                key = bucket_key(program, name, plan.mesh, tied, zero)
+                shard = padded_elements(key, elements, plan.mesh, zero) // plan.mesh.size(key.shard_axes)
+                size = (shard if key.unit else elements) * gradient_bytes
+                found.append(Collective("sync", "all_reduce", ("pp",), size))
     for key, count in bucket_elements(programs, plan.mesh, tied, zero).items():
+        if key.unit:
+            if key.sum_axes:
+                size = count // plan.mesh.size(key.shard_axes) * gradient_bytes
+                found.append(Collective("sync", "all_reduce", key.sum_axes, size))
+            if zero == 2:
+                found.append(Collective("sync", "all_gather", key.shard_axes, count * parameter_bytes))
+            continue
         if key.sum_axes:
             found.append(Collective("sync", "all_reduce", key.sum_axes, count * gradient_bytes))
         if key.shard_axes and zero:

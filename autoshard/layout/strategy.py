@@ -13,8 +13,8 @@ from autoshard.layout.context_parallel import CONTEXT_PARALLEL, UNUSED
 from autoshard.schedules import SCHEDULES
 
 ATTENTION_KERNELS = ("flash", "plain")
-ZERO_STAGES = (0, 1)
-"""What the ranks that sum a gradient share: nothing; the optimizer state (ZeRO-1)."""
+ZERO_STAGES = (0, 1, 2, 3)
+"""What ranks that sum a gradient share: nothing; the optimizer state (ZeRO-1); sums of gradients too; weights too."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ _GOLDEN = 0.6180339887498949
 class Moved:
     """Training state of all ranks of a layout, in bytes; moved_bytes: what a rank does not hold in the layout before.
 
-    Ranks keep their numbers: lost nodes are the last ones. With ZeRO-1 every element has one rank, without it as many
+    Ranks keep their numbers: lost nodes are the last ones. With ZeRO every element has one rank, without it as many
     as there are data-parallel replicas, each of which counts.
     """
 

@@ -17,9 +17,8 @@ from collections.abc import Sequence
 from math import ceil
 from typing import Any
 
-from autoshard.cost.load import virtual_stage_s
 from autoshard.cost.stage import strategy_mesh, strategy_parts
-from autoshard.cost.step import accumulation_s_per_parameter, hop_s
+from autoshard.cost.step import accumulation_s_per_parameter, hop_s, stage_seconds
 from autoshard.layout.plan import Plan
 from autoshard.layout.plan_json import plan_to_json
 from autoshard.schedules import Order, Timeline, actions, simulate
@@ -83,9 +82,10 @@ def planned_timeline(plan: Plan) -> tuple[tuple[Order, ...], Timeline]:
     strategy, cluster, training = plan.strategy, plan.cluster, plan.training
     parts = strategy_parts(plan.model, training, cluster, strategy)
     accumulation_s = accumulation_s_per_parameter(training.precision, cluster.device)
-    stages = virtual_stage_s(strategy, parts, cluster.device.pass_launch_s, accumulation_s)
+    mesh = strategy_mesh(plan.model, cluster, strategy)
+    stages = stage_seconds(strategy, parts, training.precision, mesh, cluster, accumulation_s)
     orders = actions(strategy.schedule, strategy.pp, plan.num_microbatches, strategy.num_virtual_stages)
-    transfer_s = hop_s(parts[0], strategy_mesh(plan.model, cluster, strategy), cluster) if strategy.pp > 1 else 0.0
+    transfer_s = hop_s(parts[0], mesh, cluster) if strategy.pp > 1 else 0.0
     return orders, simulate(orders, *stages, transfer_s)
 
 

@@ -1,7 +1,7 @@
 """A plan for a cluster made small enough for this machine, with everything that could go wrong still in it.
 
 Kept: the axes that the plan uses (each at 2 or more), the schedule and its regime, virtual stages, uneven cuts, the
-recompute set, ZeRO-1 and the number formats, grouped-query ratio, KV replication, padding of heads, experts
+recompute set, ZeRO and the number formats, grouped-query ratio, KV replication, padding of heads, experts
 and their top k, sliding window, rope scaling, tied embeddings. Shrunk: degrees, layers, widths, vocabulary, sequence,
 batch.
 """

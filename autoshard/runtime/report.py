@@ -147,7 +147,7 @@ def introduction(plan: Plan, rehearsal: Rehearsal, text: str) -> str:
             f"this machine is not the plan's {plan.mesh.world_size:,} devices."
         ),
         (
-            f"The same axes, schedule, recompute, ZeRO-1 and number formats run in {world} CPU "
+            f"The same axes, schedule, recompute, ZeRO and number formats run in {world} CPU "
             f"process{'es' if world > 1 else ''}, on a shrunken model."
         ),
         "",

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import canonical
 from autoshard.layout.context_parallel import CONTEXT_PARALLEL, UNUSED
-from autoshard.layout.strategy import ATTENTION_KERNELS
+from autoshard.layout.strategy import ATTENTION_KERNELS, ZERO_STAGES
 from autoshard.schedules import NXD_SCHEDULES, SCHEDULES
 from autoshard.search.result import Pins
 from autoshard.search.rules import (
@@ -40,6 +40,8 @@ def check_pins(problem: Problem, pins: Pins) -> None:
     ):
         if getattr(pins, field) is not None:
             check_choice("the pinned layout", field, getattr(pins, field), known)
+    if pins.zero is not None:
+        _check_zero(problem, pins)
     if pins.recompute is not None:
         check_recompute(problem, (canonical(pins.recompute),))
     _check_world(problem, pins)
@@ -55,6 +57,19 @@ def check_pins(problem: Problem, pins: Pins) -> None:
         )
     if pins.ep is not None and pins.dp is not None and pins.dp % pins.ep:
         raise AutoshardError(f"ep={pins.ep} must divide dp={pins.dp}: experts are spread over data-parallel ranks")
+
+
+def _check_zero(problem: Problem, pins: Pins) -> None:
+    if type(pins.zero) is not int or pins.zero not in ZERO_STAGES:
+        raise AutoshardError(
+            f"zero={pins.zero!r} of the pinned layout must be one of: {', '.join(map(str, ZERO_STAGES))}"
+        )
+    if pins.zero > 1 and problem.backend == "nxd":
+        raise AutoshardError(f"zero={pins.zero}: NxD shards the optimizer state alone; use zero=1 or backend torch")
+    if pins.zero > 1 and pins.schedule is not None and SCHEDULES[pins.schedule].weights_apart:
+        raise AutoshardError(
+            f"schedule={pins.schedule} puts off gradients that zero={pins.zero} sends at once; use 1f1b or zero=1"
+        )
 
 
 def _check_world(problem: Problem, pins: Pins) -> None:
@@ -94,7 +109,7 @@ def _choices(pinned: int | None, values: Sequence[int]) -> Sequence[int]:
 def variants(problem: Problem, pins: Pins, mesh: Draft) -> tuple[list[Draft], tuple[str, str] | None]:
     """(the legal ways to use a mesh, or the first rule that all of them break).
 
-    With and without sequence parallelism and ZeRO-1, as far as there is a difference; every kind of context
+    With and without sequence parallelism, every stage of ZeRO, as far as there is a difference; every kind of context
     parallelism; the first attention kernel that the rules allow: flash keeps less and computes less than plain.
     """
     first = None
@@ -104,11 +119,23 @@ def variants(problem: Problem, pins: Pins, mesh: Draft) -> tuple[list[Draft], tu
         broken = first_broken(MESH_RULES, problem, draft)
         if broken is None:
             kernels, broken = _kernels(problem, pins, draft)
-            for zero in (1, 0) if mesh.dp * mesh.cp > 1 else (1,):
-                whole = [one._replace(zero=zero) for one in kernels]
-                found += [one for one in whole if first_broken(STATE_RULES, problem, one) is None]
+            for zero in zero_stages(problem, pins, mesh):
+                for one in (kernel._replace(zero=zero) for kernel in kernels):
+                    broken_by_state = first_broken(STATE_RULES, problem, one)
+                    if broken_by_state is None:
+                        found.append(one)
+                    broken = broken or broken_by_state
         first = first or broken
     return found, None if found else first
+
+
+def zero_stages(problem: Problem, pins: Pins, mesh: Draft) -> Sequence[int]:
+    """The default first."""
+    if pins.zero is not None:
+        return (pins.zero,)
+    if mesh.dp * mesh.cp == 1:
+        return (1,)
+    return (1, 0) if problem.backend == "nxd" else (1, 0, 2, 3)
 
 
 def _kernels(problem: Problem, pins: Pins, mesh: Draft) -> tuple[list[Draft], tuple[str, str] | None]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from autoshard.models.stage import parameter_count
 from autoshard.search.candidates import meshes, microbatch_sizes, variants, virtual_stages
 from autoshard.search.result import Pins
-from autoshard.search.rules import LAYOUT_RULES, Draft, Problem, first_broken
+from autoshard.search.rules import LAYOUT_RULES, SENDING_RULES, Draft, Problem, first_broken
 from autoshard.search.sets import recompute_sets
 from autoshard.search.tally import Tally
 from autoshard.spec.model import ModelSpec
@@ -23,7 +23,7 @@ class MeshDrafts(NamedTuple):
 
 
 def legal_layouts(problem: Problem, pins: Pins, tally: Tally) -> list[MeshDrafts]:
-    """One entry for each (tp, pp, dp, cp, ep) that breaks no rule and each choice of ZeRO-1."""
+    """One entry for each (tp, pp, dp, cp, ep) that breaks no rule and each stage of ZeRO."""
     found = []
     sets = len(recompute_sets(problem, pins))
     for mesh in meshes(problem, pins):
@@ -35,10 +35,13 @@ def legal_layouts(problem: Problem, pins: Pins, tally: Tally) -> list[MeshDrafts
         by_state: dict[float, list[Draft]] = {}
         for variant in alike:
             drafts = by_state.setdefault(state_at_least_bytes(problem, variant), [])
-            drafts += [
-                variant._replace(schedule=name, num_virtual_stages=vpp, microbatch_size=size)
-                for name, vpp, size in schedules
-            ]
+            for name, vpp, size in schedules:
+                draft = variant._replace(schedule=name, num_virtual_stages=vpp, microbatch_size=size)
+                broken = first_broken(SENDING_RULES, problem, draft) if variant.zero > 1 else None
+                if broken is None:
+                    drafts.append(draft)
+                else:
+                    tally.drop(*broken, count=sets)
         found += [MeshDrafts(state_bytes, drafts) for state_bytes, drafts in by_state.items()]
     return found
 
@@ -67,9 +70,10 @@ def state_at_least_bytes(problem: Problem, draft: Draft) -> float:
         for dtype in (precision.parameter_dtype, precision.gradient_accumulation_dtype, precision.optimizer_dtype)
     )
     share = _parameters(problem.model) / (draft.tp * draft.pp * draft.ep)
-    owners = draft.dp * draft.cp if draft.zero else 1
+    weights, sums, states = (draft.dp * draft.cp if draft.zero >= stage else 1 for stage in (3, 2, 1))
     return (
-        share * (parameter + gradient + (master + 2 * moment) / owners) + problem.cluster.device.reserved_memory_bytes
+        share * (parameter / weights + gradient / sums + (master + 2 * moment) / states)
+        + problem.cluster.device.reserved_memory_bytes
     )
 
 

@@ -25,6 +25,7 @@ class Pins:
     recompute: str | None = None
     attention_kernel: str | None = None
     context_parallel: str | None = None
+    zero: int | None = None
 
     @property
     def fixed(self) -> dict[str, Any]:

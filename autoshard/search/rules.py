@@ -285,6 +285,20 @@ def master_weights_need_zero_1(problem: Problem, draft: Draft) -> str | None:
     return None
 
 
+def nxd_shards_states_alone(problem: Problem, draft: Draft) -> str | None:
+    """[NxD 0.18.0: optimizer/zero_redundancy_optimizer.py is its only ZeRO]"""
+    if problem.backend == "nxd" and draft.zero > 1:
+        return f"zero={draft.zero}: NxD shards the optimizer state alone; use zero=1 or backend torch"
+    return None
+
+
+def gradients_travel_with_backward(problem: Problem, draft: Draft) -> str | None:
+    """ZeRO-2 and -3 send a block's gradients when its backward is over; these schedules compute them later."""
+    if draft.zero > 1 and SCHEDULES[draft.schedule].weights_apart:
+        return f"schedule={draft.schedule} puts off gradients that zero={draft.zero} sends at once; use 1f1b or zero=1"
+    return None
+
+
 def sequence_parallel_goes_with_tp(problem: Problem, draft: Draft) -> str | None:
     """[SDK archive/nxd-training/config_overview.rst] Its degree is tp's."""
     if draft.sequence_parallel and draft.tp == 1:
@@ -423,12 +437,16 @@ LAYOUT_RULES = (*BATCH_RULES, *SCHEDULE_RULES)
 STATE_RULES = (
     Rule("context parallelism without ZeRO-1", context_parallel_needs_zero_1),
     Rule("master weights without ZeRO-1", master_weights_need_zero_1),
+    Rule("NxD shards no gradients", nxd_shards_states_alone),
 )
 """Read cp and zero."""
+SENDING_RULES = (Rule("ZeRO-2 and -3 with gradients that are put off", gradients_travel_with_backward),)
+"""Read schedule and zero."""
 STRATEGY_RULES = (
     Rule("stages do not hold the model", stages_hold_the_model),
     Rule("sequence parallelism without tensor parallelism", sequence_parallel_goes_with_tp),
     *STATE_RULES,
+    *SENDING_RULES,
 )
 """What search gets right by construction; a layout that a person wrote may not."""
 ALL_RULES = (*MESH_RULES, *KERNEL_RULES, *LAYOUT_RULES, *STRATEGY_RULES)

@@ -15,7 +15,7 @@ from autoshard.search.headroom import FIT_PROBABILITY, Level, levels
 from autoshard.search.layouts import MeshDrafts, legal_layouts
 from autoshard.search.ranking import Timed, best_of_each_kind, describe
 from autoshard.search.result import BUT, OPTIMAL, Candidate, Pins, SearchResult
-from autoshard.search.rules import KERNEL_RULES, LAYOUT_RULES, MESH_RULES, Problem
+from autoshard.search.rules import KERNEL_RULES, LAYOUT_RULES, MESH_RULES, STATE_RULES, Problem
 from autoshard.search.sets import recompute_sets, sets_by_stage
 from autoshard.search.shortage import MOST_NODES, smallest_cluster
 from autoshard.search.tally import MEMORY, UNPRICED, Tally
@@ -255,7 +255,11 @@ def _nothing(problem: Problem, pins: Pins, tally: Tally) -> AutoshardError:
     where = f"{cluster.nodes} x {cluster.instance}"
     if MEMORY not in tally.counts:
         fixed = " ".join(f"{field}={value}" for field, value in pins.fixed.items())
-        last = [rule.reason for rule in (*MESH_RULES, *KERNEL_RULES, *LAYOUT_RULES) if rule.reason in tally.counts][-1]
+        last = [
+            rule.reason
+            for rule in (*MESH_RULES, *KERNEL_RULES, *STATE_RULES, *LAYOUT_RULES)
+            if rule.reason in tally.counts
+        ][-1]
         given = f" with {fixed}" if fixed else ""
         return AutoshardError(f"no layout of {name} on {where}{given} is legal: {tally.nearest[last][1]}")
     needed = tally.nearest_miss(MEMORY)

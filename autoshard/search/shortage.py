@@ -59,9 +59,10 @@ def _fits(problem: Problem, pins: Pins, nodes: int) -> Strategy | None:
 
 
 def _frugal(problem: Problem, pins: Pins) -> Iterator[Draft]:
-    """Legal layouts that hold least: the smallest microbatch, the fewest chunks, sequence parallelism and ZeRO-1."""
+    """Legal layouts that hold least: the smallest microbatch, the fewest chunks, sequence parallelism and the highest
+    stage of ZeRO."""
     for mesh in meshes(problem, pins):
-        for variant in variants(problem, pins, mesh)[0][:1]:
+        for variant in sorted(variants(problem, pins, mesh)[0], key=lambda one: -one.zero)[:1]:
             if state_at_least_bytes(problem, variant) > problem.cluster.device.memory_bytes:
                 continue
             for schedule, vpp in virtual_stages(problem, pins, mesh)[:1]:

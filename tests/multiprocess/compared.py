@@ -16,7 +16,7 @@ from autoshard.layout.step_collectives import step_collectives
 from autoshard.runtime.rehearse import one_process
 from autoshard.runtime.torch_backend import devices
 from autoshard.runtime.torch_backend.direct import NAMESPACE
-from autoshard.runtime.torch_backend.optimizer import optimizer_settings
+from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings
 from autoshard.runtime.torch_backend.parameters import assemble
 from autoshard.runtime.torch_backend.session import Session
 from autoshard.runtime.worker import Reporter

@@ -8,7 +8,7 @@ import torch
 from autoshard.layout.plan import Plan
 from autoshard.runtime.data import NOT_LEARNED
 from autoshard.runtime.rehearse import one_process
-from autoshard.runtime.torch_backend.optimizer import OptimizerSettings
+from autoshard.runtime.torch_backend.optimizer_settings import OptimizerSettings
 from autoshard.runtime.torch_backend.session import Session
 from autoshard.runtime.worker import Reporter
 from tests.multiprocess.compared import connect

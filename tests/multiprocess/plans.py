@@ -144,6 +144,11 @@ CASES: dict[int, dict[str, tuple[str, Strategy, int]]] = {
         "tp, plain attention": ("llama", strategy(tp=2, kernel="plain"), 2),
         "dp": ("llama", strategy(dp=2), 2),
         "dp, no ZeRO-1": ("llama", strategy(dp=2, zero=0), 2),
+        "dp, ZeRO-2": ("llama", strategy(dp=2, zero=2), 2),
+        "dp, ZeRO-3": ("llama", strategy(dp=2, zero=3), 2),
+        "ring, ZeRO-3, recompute all": ("llama", strategy(cp=2, attention="ring", recompute="full", zero=3), 2),
+        "gpt2 dp, ZeRO-3, tied": ("gpt2", strategy(dp=2, zero=3), 2),
+        "mixtral ep, ZeRO-3": ("mixtral", strategy(dp=2, ep=2, zero=3, recompute="full"), 2),
         "dp, microbatches of 2": ("llama", strategy(dp=2, mbs=2), 2),
         "pp": ("llama", strategy(pp=2), 4),
         "pp, interleaved": ("llama", strategy(pp=2, vpp=2), 4),
@@ -228,6 +233,11 @@ CASES: dict[int, dict[str, tuple[str, Strategy, int]]] = {
         "kv replicated, no sequence parallel": ("few kv heads", strategy(tp=4, sp=False), 2),
         "kv replicated x cp": ("one kv head", strategy(tp=2, cp=2), 2),
         "tp x dp": ("llama", strategy(tp=2, dp=2), 2),
+        "tp x dp, ZeRO-3, recompute": ("llama", strategy(tp=2, dp=2, zero=3, recompute="core_attention+mlp"), 2),
+        "kv replicated x dp, ZeRO-2": ("one kv head", strategy(tp=2, dp=2, zero=2), 2),
+        "pp x dp, ZeRO-3, tied": ("tied", strategy(pp=2, dp=2, zero=3), 3),
+        "interleaved x dp x ZeRO-2, tied": ("tied", strategy(pp=2, vpp=2, dp=2, zero=2, recompute="full"), 4),
+        "mixtral ep x dp, ZeRO-3": ("mixtral", strategy(dp=4, ep=2, zero=3), 2),
         "tp x pp, recompute": ("llama", strategy(tp=2, pp=2, recompute="core_attention+mlp"), 4),
         "tp x cp": ("llama", strategy(tp=2, cp=2), 2),
         "zigzag ring of 4": ("llama", strategy(cp=4, attention="zigzag_ring"), 2),
@@ -280,6 +290,11 @@ CASES: dict[int, dict[str, tuple[str, Strategy, int]]] = {
             4,
         ),
         "tp x cp x pp interleaved": ("llama", strategy(tp=2, cp=2, pp=2, vpp=2), 4),
+        "tp x cp x pp interleaved, ZeRO-3": (
+            "llama",
+            strategy(tp=2, cp=2, pp=2, vpp=2, zero=3, attention="zigzag_ring", recompute="mlp"),
+            4,
+        ),
         "tp x dp x pp, gpipe": ("llama", strategy(tp=2, dp=2, pp=2, schedule="gpipe"), 3),
         "dp x zigzag ring x pp": ("llama", strategy(dp=2, cp=2, pp=2, attention="zigzag_ring"), 2),
         "traced odd model tp x pp x dp": ("odd", strategy(tp=2, pp=2, dp=2, recompute="core_attention"), 4),
@@ -293,7 +308,7 @@ DROPLESS = ("mixtral ep, dropless",)
 PACKED = tuple(name for cases in CASES.values() for name in cases if name.startswith("packed documents"))
 """Cases in which rows hold several documents."""
 
-IN_BF16 = ("dp", "tp", "zigzag ring", "pp, zero bubble", "tp x dp")
+IN_BF16 = ("dp", "dp, ZeRO-2", "dp, ZeRO-3", "tp", "zigzag ring", "pp, zero bubble", "tp x dp")
 """Cases that are run in BF16 as well."""
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from autoshard.runtime.torch_backend.checkpoint import CheckpointOptions, Checkpoints
-from autoshard.runtime.torch_backend.optimizer import optimizer_settings
+from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings
 from autoshard.runtime.torch_backend.session import Session
 from autoshard.runtime.worker import Reporter
 from autoshard.spec.model import ModelSpec
@@ -29,13 +29,13 @@ def train(one: Session) -> None:
 
 
 def save_and_load(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
-    """Of both, with and without ZeRO-1: what was said of loading, and whether each rank has again what it had."""
+    """Of both, with and without ZeRO: what was said of loading, and whether each rank has again what it had."""
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=reporter.init_method, rank=reporter.rank, world_size=reporter.world_size
     )
     found: dict[str, Any] = {}
-    for zero in (0, 1):
+    for zero in (0, 1, 3):
         options = CheckpointOptions(str(Path(arguments["folder"]) / str(zero)), 1, 2, None, "auto", True)
         said: list[str] = []
         first = session(reporter.rank, 2, zero)
@@ -48,5 +48,5 @@ def save_and_load(arguments: dict[str, Any], reporter: Reporter) -> dict[str, An
             for one, other in zip(first.optimizer.state(), second.optimizer.state(), strict=True)
             for a, b in zip(one, other, strict=True)
         )
-        found["ZeRO-1" if zero else "plain"] = {"said": said, "same": same}
+        found[f"ZeRO-{zero}" if zero else "plain"] = {"said": said, "same": same}
     return found

@@ -19,9 +19,11 @@ from autoshard.layout.strategy import Strategy
 from autoshard.models.stage import dim_sizes
 from autoshard.models.weights import parameter_dims
 from autoshard.runtime.torch_backend.groups import Group
-from autoshard.runtime.torch_backend.optimizer import OptimizerSettings, ShardedAdamW
+from autoshard.runtime.torch_backend.optimizer import ShardedAdamW
+from autoshard.runtime.torch_backend.optimizer_settings import OptimizerSettings
 from autoshard.runtime.torch_backend.parameters import local_piece, padded
 from autoshard.runtime.torch_backend.shard_files import read_rank, write_rank
+from autoshard.runtime.torch_backend.sharded_weights import ShardedWeights
 from tests.multiprocess.plans import FP32, MODELS, plan_of, strategy
 
 UNEVEN_VOCABULARY = replace(MODELS["few kv heads"], vocab_size=91)
@@ -41,6 +43,8 @@ LAYOUTS: dict[str, dict[str, Strategy]] = {
         "tp x pp x dp": strategy(tp=2, pp=2, dp=2),
         "tp x cp x dp, kv replicated": strategy(tp=4, cp=2, dp=2),
         "tp x dp, no ZeRO-1": strategy(tp=2, dp=2, zero=0, sp=False),
+        "dp of 3, ZeRO-3": strategy(dp=3, zero=3),
+        "tp x pp x dp, kv replicated, ZeRO-2": strategy(tp=4, pp=2, dp=2, zero=2),
     },
     "tied": {
         "one process": strategy(),
@@ -48,12 +52,14 @@ LAYOUTS: dict[str, dict[str, Strategy]] = {
         "pp": strategy(pp=2),
         "pp, embedding and head alone": strategy(pp=3, layers=(0, 4, 0)),
         "tp x pp x dp": strategy(tp=2, pp=2, dp=2),
+        "pp x dp, ZeRO-3": strategy(pp=2, dp=2, zero=3),
     },
     "mixtral": {
         "one process": strategy(),
         "ep": strategy(dp=4, ep=2),
         "ep x tp": strategy(dp=2, ep=2, tp=2),
         "ep x pp": strategy(dp=4, ep=4, pp=2),
+        "ep x dp, ZeRO-3": strategy(dp=4, ep=2, zero=3),
     },
     "gpt2": {
         "one process": strategy(),
@@ -90,6 +96,7 @@ class Held:
 
     program: Program
     parameters: dict[str, nn.Parameter]
+    sharded: ShardedWeights
     later: None = None
 
     def parameter(self, name: str) -> nn.Parameter:
@@ -131,17 +138,24 @@ def state_of(plan: Plan, rank: int) -> list[tuple[torch.Tensor, ...]]:
     pipeline_rank, index = plan.mesh.coordinates(rank)
     groups: Any = Groups(plan, rank) if plan.mesh.world_size > 1 else None
     modules: list[Any] = []
+    held: list[tuple[Program, dict[str, torch.Tensor]]] = []
     for stage in (stage for stage in plan.stages if stage.pipeline_rank == pipeline_rank):
         program = plan.program(stage.layers, stage.has_embedding, stage.has_head)
         local = {
             tensor.name: local_piece(whole[tensor.name], tensor.dims, program.states[tensor.name], plan.mesh, index)
             for tensor in program.graph.parameters()
         }
-        modules.append(Held(program, {name: nn.Parameter(value) for name, value in local.items()}))
+        held.append((program, local))
     tied: dict[str, Any] = {}
     if plan.model.tie_word_embeddings and plan.strategy.pp > 1 and pipeline_rank in (0, plan.strategy.pp - 1):
         tied = {name: groups["pp",] for name in whole if "embed" in name or "wte" in name}
     settings = OptimizerSettings(1e-3, zero=plan.strategy.zero)
+    for program, local in held:
+        place = (torch.float32, torch.device("cpu"))
+        sharded = ShardedWeights(program, plan.mesh, groups, settings, frozenset(tied), *place)
+        for name, bucket in sharded.bucket_of.items():
+            bucket.fill(name, local.pop(name))
+        modules.append(Held(program, {name: nn.Parameter(value) for name, value in local.items()}, sharded))
     optimizer = ShardedAdamW(modules, plan.mesh, groups, None, settings, tied)
     return [(b.master.detach(), 2 * b.master.detach(), b.master.detach() ** 2) for b in optimizer.buckets]
 

@@ -125,7 +125,7 @@ def test_each_byte_is_read_by_one_data_parallel_rank(tmp_path: Path) -> None:
     first, second = outcome.results
     assert first is not None and second is not None
     size = format_bytes(3 * 4 * parameter_count(LLAMA))
-    for name, readers in (("plain", 1), ("ZeRO-1", 2)):
+    for name, readers in (("plain", 1), ("ZeRO-1", 2), ("ZeRO-3", 2)):
         assert first[name]["same"] and second[name]["same"]
         assert first[name]["said"][-1].endswith(f"after step 1: {size} read by {readers} of 2 ranks")
         assert second[name]["said"] == []

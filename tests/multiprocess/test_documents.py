@@ -10,7 +10,7 @@ import torch
 from autoshard.layout.plan import Plan
 from autoshard.runtime.data.stream import NOT_LEARNED
 from autoshard.runtime.torch_backend.document_mask import document_mask
-from autoshard.runtime.torch_backend.optimizer import optimizer_settings
+from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings
 from autoshard.runtime.torch_backend.session import Session
 from tests.multiprocess.plans import FP64, MODELS, plan_of, strategy
 

@@ -14,7 +14,7 @@ from autoshard.layout.plan import Plan
 from autoshard.layout.plan_json import write_plan
 from autoshard.runtime.data import open_stream, read_token_file
 from autoshard.runtime.torch_backend.initial_weights import load_weights
-from autoshard.runtime.torch_backend.optimizer import optimizer_settings
+from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings
 from autoshard.runtime.torch_backend.session import Session
 from tests.multiprocess.plans import MODELS
 from tests.unit.weight_folders import bytes_of, huggingface_folder, plan

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from autoshard.runtime.torch_backend.kernels import _CrossEntropy
-from autoshard.runtime.torch_backend.optimizer import OptimizerSettings
+from autoshard.runtime.torch_backend.optimizer_settings import OptimizerSettings
 from autoshard.runtime.torch_backend.session import Session
 from tests.multiprocess.masked_workers import LAYOUTS, batch
 from tests.multiprocess.plans import MODELS, plan_of, strategy

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from autoshard.errors import AutoshardError
-from autoshard.runtime.torch_backend.optimizer import optimizer_settings
+from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings
 from autoshard.runtime.torch_backend.session import Session
 from tests.multiprocess.plans import FP32, LLAMA, plan_of, strategy
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from autoshard.layout.plan import Plan
 from autoshard.runtime.nxd_backend.library import set_process_variables
 from autoshard.runtime.rehearse import one_process
-from autoshard.runtime.torch_backend.optimizer import optimizer_settings
+from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings
 from autoshard.runtime.torch_backend.parameters import local_piece
 from autoshard.runtime.torch_backend.session import Session
 from autoshard.runtime.worker import Reporter

@@ -183,7 +183,7 @@ def test_a_shorter_model_gets_its_own_length_and_a_note() -> None:
 
 
 def test_torch_steps_in_where_nxd_has_no_layout() -> None:
-    plan = plan_for(request_from({"model": "gpt3-175b", "nodes": 32, "tp": 8, "cp": 1, "vpp": 1}))
+    plan = plan_for(request_from({"model": "gpt3-175b", "nodes": 32, "tp": 8, "cp": 1, "vpp": 1, "zero": 1}))
     assert plan.backend == "torch"
     assert plan.notes[1] == (
         "backend torch, because the rules of nxd leave no layout: "
@@ -228,7 +228,7 @@ def test_options_of_plan() -> None:
         "--dropout", "--backend", "--device", "--operators", "--objective", "--fit-probability", "--time-limit",
         "--price-per-node-hour", "--tokens", "--days",
         "--tp", "--pp", "--dp", "--cp", "--ep", "--vpp", "--micro-batch", "--schedule",
-        "--recompute", "--attention-kernel", "--context-parallel",
+        "--recompute", "--attention-kernel", "--context-parallel", "--zero",
     ]  # fmt: skip
     assert build_parser("plan").parse_args(["plan"]).plan.out == "plan.json"
 

@@ -14,10 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoshard.cost.estimate import Estimate, estimate, model_flops_per_step
-from autoshard.cost.load import virtual_stage_s
 from autoshard.cost.program import Part
-from autoshard.cost.stage import LocalShape, stage_parts, stage_pricer, strategy_parts
-from autoshard.cost.step import TIME_TERMS, accumulation_s_per_parameter
+from autoshard.cost.stage import LocalShape, stage_parts, stage_pricer, strategy_mesh, strategy_parts
+from autoshard.cost.step import TIME_TERMS, accumulation_s_per_parameter, stage_seconds
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import COMMON_SETS
 from autoshard.layout.strategy import Strategy, even_stage_layers
@@ -142,6 +141,8 @@ STRATEGIES = [
     strategy(tp=2, pp=2, dp=2),
     strategy(tp=2, pp=2, dp=2, num_virtual_stages=2, schedule="interleaved", recompute="full"),
     strategy(dp=4, zero=0, recompute="core_attention+mlp"),
+    strategy(pp=2, dp=2, zero=2),
+    strategy(tp=2, pp=2, dp=2, zero=3, recompute="full"),
     strategy(tp=4, cp=2, microbatch_size=2),
     strategy(pp=4, stage_layers=(3, 2, 2, 1), recompute="core_attention"),
 ]
@@ -205,7 +206,8 @@ def test_closed_form_is_the_simulation(one: Strategy) -> None:
     result = estimate(LLAMA, TRAINING, cluster, one)
     parts = strategy_parts(LLAMA, TRAINING, cluster, one)
     accumulation_s = accumulation_s_per_parameter(MIXED, cluster.device)
-    stages = virtual_stage_s(one, parts, cluster.device.pass_launch_s, accumulation_s)
+    mesh = strategy_mesh(LLAMA, cluster, one)
+    stages = stage_seconds(one, parts, MIXED, mesh, cluster, accumulation_s)
     orders = actions(one.schedule, one.pp, one.num_microbatches(16), one.num_virtual_stages)
     simulated_s = simulate(orders, *stages).total_s
     once = (

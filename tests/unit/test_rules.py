@@ -238,6 +238,12 @@ BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         ),
     ),
     ({}, {"zero": 0}, "precision mixed_precision keeps master weights, which NxD does with zero=1 only"),
+    ({}, {"zero": 3}, "zero=3: NxD shards the optimizer state alone; use zero=1 or backend torch"),
+    (
+        {"backend": "torch"},
+        {"zero": 2, "schedule": "zero_bubble"},
+        "schedule=zero_bubble puts off gradients that zero=2 sends at once; use 1f1b or zero=1",
+    ),
 ]
 
 

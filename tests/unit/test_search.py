@@ -321,7 +321,7 @@ def test_tied_embeddings_keep_gpt3_off_nxd_pipelines() -> None:
         "no cluster of up to 4,096 nodes would do "
         "(pp=2 with tied embeddings is not supported by NxD; gpt3-175b needs pp=1)"
     )
-    assert search(GPT3, training, TRN1, backend="torch").best.strategy.pp > 1
+    assert search(GPT3, training, TRN1, Pins(zero=1), "torch").best.strategy.pp > 1
 
 
 def test_rejections_are_counted_and_have_an_example() -> None:

@@ -27,6 +27,8 @@ PLANS: dict[str, tuple[str, int, dict[str, Any]]] = {
     ),
     "cp": ("llama3-8b", 2, {"tp": 2, "cp": 2, "dp": 2, "recompute": "core_attention+mlp"}),
     "ring": ("llama3-8b", 2, {"tp": 2, "cp": 2, "context_parallel": "ring"}),
+    "ZeRO-2": ("llama3-8b", 4, {"tp": 2, "dp": 4, "zero": 2}),
+    "ZeRO-3": ("llama3-8b", 8, {"pp": 2, "dp": 8, "zero": 3, "recompute": "core_attention+mlp"}),
     "padded vocabulary": ("padded", 2, {"tp": 4, "pp": 2}),
     "experts": ("mixtral-8x7b", 2, {"tp": 2, "dp": 4, "ep": 4, "recompute": "full"}),
     "plain attention": ("llama3-8b", 2, {"tp": 2, "attention_kernel": "plain"}),

@@ -21,7 +21,7 @@ from torch import nn
 
 from autoshard.errors import AutoshardError
 from autoshard.runtime.nxd_backend.layers import Held
-from autoshard.runtime.torch_backend.optimizer import OptimizerSettings
+from autoshard.runtime.torch_backend.optimizer_settings import OptimizerSettings
 
 State = list[tuple[torch.Tensor, ...]]
 

@@ -30,7 +30,7 @@ from autoshard.runtime.nxd_backend.optimizer import NxdOptimizer, Owned
 from autoshard.runtime.nxd_backend.traps import kv_size_multiplier, nxd_repairs
 from autoshard.runtime.torch_backend.context import in_pieces
 from autoshard.runtime.torch_backend.groups import MeshGroups
-from autoshard.runtime.torch_backend.optimizer import DTYPES, OptimizerSettings
+from autoshard.runtime.torch_backend.optimizer_settings import DTYPES, OptimizerSettings
 from autoshard.runtime.torch_backend.parameters import local_piece
 from autoshard.runtime.torch_backend.session import StepResult
 

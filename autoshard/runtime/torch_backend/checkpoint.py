@@ -96,7 +96,7 @@ class Checkpoints:
                 self._say(line)
 
     def _load(self, folder: Folder, manifest: Manifest) -> None:
-        """What several data-parallel ranks hold alike, one of them reads; with ZeRO-1 each holds something else."""
+        """What several data-parallel ranks hold alike, one of them reads; with ZeRO each holds something else."""
         optimizer, device = self._session.optimizer, self._session.device
         shared = optimizer.sharing_groups()
         mine = [group is None or group.index == 0 for group in shared]

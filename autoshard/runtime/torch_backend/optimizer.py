@@ -1,13 +1,11 @@
-"""AdamW over flat buffers: gradients summed once a step, state and FP32 masters sharded over the data axes (ZeRO-1).
+"""AdamW over flat buffers: state and FP32 masters sharded over the data axes (ZeRO-1, and what goes further).
 
-Parameters whose gradients travel alike share a bucket: one flat buffer of parameters (the modules' parameters are views
-into it), one flat buffer of accumulated gradients, and this rank's shard of master weights.
+Parameters whose gradients travel alike share a bucket (flat_buffers.py), which has this rank's shard of master weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from math import isfinite
 from types import MappingProxyType
 
@@ -17,155 +15,22 @@ from torch import nn
 
 from autoshard.errors import AutoshardError
 from autoshard.graph.partition import Program
-from autoshard.layout.buckets import BucketKey, bucket_key, padded_elements
+from autoshard.layout.buckets import BucketKey, bucket_key
 from autoshard.layout.mesh import Mesh
-from autoshard.runtime.torch_backend.collectives import all_gather, all_gather_into, all_reduce, reduce_scatter
+from autoshard.runtime.torch_backend.collectives import all_reduce
+from autoshard.runtime.torch_backend.flat_buffers import Bucket, PieceShape, ShardedBucket
 from autoshard.runtime.torch_backend.fused_adamw import FusedAdamW
 from autoshard.runtime.torch_backend.groups import Group, MeshGroups
+from autoshard.runtime.torch_backend.optimizer_settings import OptimizerSettings
 from autoshard.runtime.torch_backend.parameters import piece_of
-from autoshard.runtime.torch_backend.rounded_adamw import Piece, RoundedAdamW
+from autoshard.runtime.torch_backend.rounded_adamw import RoundedAdamW
 from autoshard.runtime.torch_backend.stage_module import StageModule
-from autoshard.spec.training import Precision
-
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
-PieceShape = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-
-
-@dataclass(frozen=True)
-class OptimizerSettings:
-    """gradient_dtype: of the sum over microbatches; reduce_dtype: of the sums over ranks, None: the same.
-
-    stochastic_rounding: weights and moments are bf16 and rounded at random, by a function of the seed.
-    """
-
-    learning_rate: float
-    weight_decay: float = 0.1
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
-    max_gradient_norm: float = 1.0
-    master_dtype: torch.dtype = torch.float32
-    gradient_dtype: torch.dtype = torch.float32
-    zero: int = 1
-    reduce_dtype: torch.dtype | None = None
-    stochastic_rounding: bool = False
-    seed: int = 0
-
-
-def optimizer_settings(precision: Precision, learning_rate: float, zero: int, seed: int) -> OptimizerSettings:
-    """Of a plan's precision: bf16 weights without a master copy are rounded at random."""
-    parameter = precision.parameter_dtype
-    return OptimizerSettings(
-        learning_rate,
-        master_dtype=DTYPES[precision.master_dtype or parameter],
-        gradient_dtype=DTYPES[precision.gradient_accumulation_dtype],
-        zero=zero,
-        reduce_dtype=DTYPES[precision.gradient_reduce_dtype],
-        stochastic_rounding=precision.master_dtype is None and parameter == "bfloat16",
-        seed=seed,
-    )
 
 
 def gradient_axes(program: Program, mesh: Mesh) -> set[tuple[str, ...]]:
     """Axis sets that the optimizer communicates over."""
-    keys = [bucket_key(program, tensor.name, mesh, frozenset()) for tensor in program.graph.parameters()]
+    keys = [bucket_key(program, tensor.name, mesh, frozenset(), 1) for tensor in program.graph.parameters()]
     return {axes for key in keys for axes in (key.sum_axes, key.shard_axes) if axes}
-
-
-class Bucket:
-    """Flat storage of the parameters that share a key; masters of the same dtype are the parameters themselves."""
-
-    def __init__(
-        self,
-        key: BucketKey,
-        named: list[tuple[str, nn.Parameter]],
-        mesh: Mesh,
-        groups: MeshGroups | None,
-        s: OptimizerSettings,
-    ):
-        self.key, self.named = key, named
-        self.names = [name for name, _ in named]
-        self.sum_group = groups[key.sum_axes] if groups and key.sum_axes else None
-        self.data_group = groups[key.shard_axes] if groups and key.shard_axes else None
-        self.shards = self.data_group.size if self.data_group and s.zero else 1
-        total = sum(parameter.numel() for _, parameter in named)
-        padded = padded_elements(key, total, mesh, s.zero)
-        first = named[0][1]
-        self.parameters = first.new_zeros(padded)
-        self.gradients = torch.zeros(padded, dtype=s.gradient_dtype, device=first.device)
-        self._places: dict[str, tuple[int, torch.Size]] = {}
-        offset = 0
-        for name, parameter in named:
-            piece = slice(offset, offset + parameter.numel())
-            self._places[name] = (offset, parameter.shape)
-            self.parameters[piece] = parameter.detach().flatten()
-            parameter.data = self.parameters[piece].view(parameter.shape)
-            _accumulate_into(parameter, self.gradients[piece].view(parameter.shape))
-            offset += parameter.numel()
-        index = self.data_group.index if self.data_group and s.zero else 0
-        self._mine = slice(index * padded // self.shards, (index + 1) * padded // self.shards)
-        self._reduce_dtype = s.reduce_dtype or s.gradient_dtype
-        self._own_masters = s.master_dtype == self.parameters.dtype
-        mine = self.parameters[self._mine]
-        self.master = nn.Parameter(mine if self._own_masters else mine.to(s.master_dtype))
-
-    def reduce(self) -> torch.Tensor:
-        """Sum the gradients over every axis that needs it, in the dtype for that -> this rank's shard."""
-        gradients = self.gradients
-        if self.sum_group is not None or self.data_group is not None:
-            gradients = gradients.to(self._reduce_dtype)
-        if self.sum_group is not None:
-            gradients = all_reduce(gradients, self.sum_group)
-        if self.data_group is not None:
-            if self.shards > 1:
-                return reduce_scatter(gradients, self.data_group, 0)
-            gradients = all_reduce(gradients, self.data_group)
-        return gradients
-
-    def by_name(self, shard: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The local tensors that a shard of this bucket is part of, gathered over the data axes."""
-        if self.shards > 1:
-            assert self.data_group is not None
-            shard = all_gather(shard, self.data_group, 0)
-        return {name: shard[start : start + shape.numel()].view(shape) for name, (start, shape) in self._places.items()}
-
-    def gradient(self, name: str) -> torch.Tensor:
-        """Accumulated local gradient of one parameter: a view of the flat buffer."""
-        start, shape = self._places[name]
-        return self.gradients[start : start + shape.numel()].view(shape)
-
-    def pieces(self, shapes: Mapping[str, PieceShape]) -> list[Piece]:
-        """The parameters that this rank's shard holds parts of."""
-        found = []
-        for name, (first, shape) in self._places.items():
-            start, stop = max(first, self._mine.start), min(first + shape.numel(), self._mine.stop)
-            if start < stop:
-                shard = self._mine.start
-                found.append(Piece(name, start - shard, stop - shard, start - first, *shapes[name]))
-        return found
-
-    def publish(self) -> None:
-        """Masters, rounded to the parameters' dtype, back into every rank's parameters."""
-        if self.shards == 1:
-            if not self._own_masters:
-                self.parameters.copy_(self.master.detach())
-            return
-        assert self.data_group is not None
-        rounded = self.master.detach().to(self.parameters.dtype, copy=self._own_masters)  # it lies in the output
-        all_gather_into(self.parameters, rounded, self.data_group)
-
-
-def _accumulate_into(parameter: nn.Parameter, total: torch.Tensor) -> None:
-    """Add each microbatch's gradient into the flat buffer. Where that has another precision, convert it and drop it."""
-    if total.dtype == parameter.dtype:
-        parameter.grad = total  # autograd adds in place to what is there
-        return
-
-    def hook(p: torch.Tensor) -> None:
-        if p.grad is not None:  # it is where backward left the gradient for later
-            total.add_(p.grad)
-            p.grad = None
-
-    parameter.register_post_accumulate_grad_hook(hook)
 
 
 def _piece_shapes(
@@ -205,13 +70,18 @@ class ShardedAdamW:
         modules = tuple(modules)
         for module in modules:
             for tensor in module.program.graph.parameters():
-                key = bucket_key(module.program, tensor.name, mesh, frozenset(tied))
-                named.setdefault(key, []).append((tensor.name, module.parameter(tensor.name)))
-        self.buckets = [Bucket(key, named[key], mesh, groups, settings) for key in sorted(named)]
+                key = bucket_key(module.program, tensor.name, mesh, frozenset(tied), settings.zero)
+                if not key.unit:
+                    named.setdefault(key, []).append((tensor.name, module.parameter(tensor.name)))
+        whole = [Bucket(key, named[key], mesh, groups, settings) for key in named]
+        sharded = [module.sharded for module in modules if module.sharded is not None]
+        self._leaving = [one.leaving for one in sharded]
+        apart = [bucket for one in sharded for bucket in one.buckets]
+        self.buckets: list[Bucket | ShardedBucket] = sorted([*whole, *apart], key=lambda bucket: bucket.key)
         for module in modules:
             if module.later is not None:
-                module.later.accumulate = {p: b.gradient(name).add_ for b in self.buckets for name, p in b.named}
-        self._tied = [(b.gradient(name), tied[name]) for b in self.buckets for name in b.names if name in tied]
+                module.later.accumulate = {p: b.gradient(name).add_ for b in whole for name, p in b.named}
+        self._tied = [(b.sum_tied(name), tied[name]) for b in self.buckets for name in b.names if name in tied]
         self._summed: list[torch.Tensor] = []
         self._updates: list[FusedAdamW | RoundedAdamW]
         if settings.stochastic_rounding:
@@ -226,6 +96,8 @@ class ShardedAdamW:
         keep_gradients: hold on to the summed gradients for `gradients()`.
         """
         s = self._settings
+        for leaving in self._leaving:
+            leaving.settle()
         for gradient, group in self._tied:
             gradient.copy_(all_reduce(gradient.to(s.reduce_dtype or gradient.dtype), group))
         shards = [bucket.reduce() for bucket in self.buckets]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
@@ -106,16 +106,23 @@ def local_parameters(
     device: torch.device,
 ) -> dict[str, torch.Tensor]:
     """Every parameter of the stage, initialised and cut."""
-    return {
-        tensor.name: local_piece(
-            initial_parameter(model, tensor, program.graph.sizes, seed),
-            tensor.dims,
-            program.states[tensor.name],
-            mesh,
-            index,
-        ).to(device=device, dtype=dtype)
-        for tensor in program.graph.parameters()
-    }
+    return dict(each_parameter(model, program, mesh, index, seed, dtype, device))
+
+
+def each_parameter(
+    model: ModelSpec,
+    program: Program,
+    mesh: Mesh,
+    index: dict[str, int],
+    seed: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The same one after the other, for whom all of them would be too much."""
+    for tensor in program.graph.parameters():
+        whole = initial_parameter(model, tensor, program.graph.sizes, seed)
+        piece = local_piece(whole, tensor.dims, program.states[tensor.name], mesh, index)
+        yield tensor.name, piece.to(device=device, dtype=dtype)
 
 
 def assemble(

@@ -23,10 +23,12 @@ from autoshard.runtime.torch_backend.context import in_pieces
 from autoshard.runtime.torch_backend.dropout import sequence_keys
 from autoshard.runtime.torch_backend.evaluation import Evaluation
 from autoshard.runtime.torch_backend.groups import Group, MeshGroups, communicating_axes
-from autoshard.runtime.torch_backend.optimizer import DTYPES as DTYPES
-from autoshard.runtime.torch_backend.optimizer import OptimizerSettings, ShardedAdamW, gradient_axes
-from autoshard.runtime.torch_backend.parameters import local_parameters, local_piece
+from autoshard.runtime.torch_backend.optimizer import ShardedAdamW, gradient_axes
+from autoshard.runtime.torch_backend.optimizer_settings import DTYPES as DTYPES
+from autoshard.runtime.torch_backend.optimizer_settings import OptimizerSettings
+from autoshard.runtime.torch_backend.parameters import each_parameter, local_piece
 from autoshard.runtime.torch_backend.pipeline import Pipeline, StepInputs
+from autoshard.runtime.torch_backend.sharded_weights import ShardedWeights
 from autoshard.runtime.torch_backend.stage_module import StageModule
 from autoshard.schedules import SCHEDULES
 
@@ -76,17 +78,25 @@ class Session:
         strategy = plan.strategy
         self._order = in_pieces(plan.training.sequence_length, sequence_pieces(strategy.context_parallel, strategy.cp))
         self._groups, self._world, tied = self._connect(programs)
-        self.modules = {
-            stage.index: StageModule(
-                programs[stage.index],
-                local_parameters(plan.model, programs[stage.index], mesh, self._index, seed, dtype, device),
+        self.modules: dict[int, StageModule] = {}
+        for stage in self.stages:
+            program = programs[stage.index]
+            sharded = ShardedWeights(program, mesh, self._groups, settings, frozenset(tied), dtype, device)
+            parameters, bucket_of = {}, sharded.bucket_of
+            for name, value in each_parameter(plan.model, program, mesh, self._index, seed, dtype, device):
+                if name in bucket_of:
+                    bucket_of[name].fill(name, value)
+                else:
+                    parameters[name] = value
+            self.modules[stage.index] = StageModule(
+                program,
+                parameters,
                 self._groups,
                 strategy.recompute[stage.index],
                 SCHEDULES[strategy.schedule].weights_apart,
                 debug_nan,
+                sharded,
             )
-            for stage in self.stages
-        }
         for module in self.modules.values():
             module.router_losses.scale = 1 / plan.num_microbatches
         self.optimizer = ShardedAdamW(

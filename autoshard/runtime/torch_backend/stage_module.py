@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -16,9 +16,11 @@ from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, R
 from autoshard.graph.recompute import segments
 from autoshard.runtime.torch_backend.collectives import Started, gather_starts, redistribution, transition_moves
 from autoshard.runtime.torch_backend.context import Context
+from autoshard.runtime.torch_backend.flat_buffers import ShardedBucket
 from autoshard.runtime.torch_backend.groups import MeshGroups
 from autoshard.runtime.torch_backend.keep import Kept, keep
 from autoshard.runtime.torch_backend.kernels import Projection, kernel
+from autoshard.runtime.torch_backend.sharded_weights import ShardedWeights
 from autoshard.runtime.torch_backend.weight_gradients import WeightGradients, later_linear
 
 Environment = dict[str, Any]
@@ -33,13 +35,15 @@ its operators."""
 
 @dataclass(frozen=True)
 class _Instruction:
-    """Read views, compute, write views. released: views that nothing reads later."""
+    """Read views, compute, write views. released: views that nothing reads later. brings_weights: it is no step of the
+    program, but hands out parameters that are whole only while they are read."""
 
     name: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     run: Callable[..., Any]
     released: tuple[str, ...] = ()
+    brings_weights: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,8 @@ class StageModule(nn.Module):
     """Runs a program. Parameters are registered under their Hugging Face names with '.' written as '/'.
 
     parameters: local tensors by name, already in the program's storage states. weights_apart: backward leaves gradients
-    of weights in `later`. debug_nan: AutoshardError at the first operator whose result is not finite.
+    of weights in `later`. debug_nan: AutoshardError at the first operator whose result is not finite. sharded: where
+    the other parameters are under ZeRO-2 and -3.
     """
 
     def __init__(
@@ -72,8 +77,10 @@ class StageModule(nn.Module):
         recompute: str,
         weights_apart: bool = False,
         debug_nan: bool = False,
+        sharded: ShardedWeights | None = None,
     ):
         super().__init__()
+        self.sharded = sharded
         self.later = WeightGradients() if weights_apart else None
         self.program = program
         self.input_names = tuple(tensor.name for tensor in program.graph.inputs())
@@ -82,7 +89,7 @@ class StageModule(nn.Module):
         self._names = {name: _registered(name) for name in parameters}
         context = Context(program, groups, self.later)
         self.router_losses = context.router_losses
-        self._sections = _sections(context, recompute, debug_nan)
+        self._sections = _sections(context, recompute, debug_nan, sharded)
 
     def parameter(self, name: str) -> nn.Parameter:
         """This rank's piece, by its Hugging Face name."""
@@ -90,6 +97,12 @@ class StageModule(nn.Module):
 
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
         """inputs: local tensors in the order of input_names -> the stage's local output."""
+        if self.sharded is None:
+            return self._forward(inputs)
+        with self.sharded.not_kept():
+            return self._forward(inputs)
+
+    def _forward(self, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
         own = self._parameters
         parameters = {name: own[registered] for name, registered in self._names.items()}
         env: Environment = {**parameters, **dict(zip(self.input_names, inputs, strict=True))}
@@ -133,21 +146,34 @@ def _replayable(section: _Section, parameters: Environment) -> Callable[..., tup
     return run
 
 
-def _sections(context: Context, recompute: str, debug_nan: bool) -> tuple[_Section, ...]:
+def _sections(
+    context: Context, recompute: str, debug_nan: bool, sharded: ShardedWeights | None
+) -> tuple[_Section, ...]:
     """Recompute segments and what lies between them; every view is released behind its last reader."""
     program = context.program
+    bucket_of = {} if sharded is None else dict(sharded.bucket_of)
+    parameters = {tensor.name for tensor in program.graph.parameters()} - bucket_of.keys()
     runs: list[tuple[list[_Instruction], bool]] = []
-    for segment in segments(program, recompute):
-        chunk = [_instruction(context, step) for step in program.steps[segment.start : segment.stop]]
-        if debug_nan:
-            chunk = [_checked(one) for one in chunk]
-        if runs and not segment.recomputed and not runs[-1][1]:
+
+    def append(chunk: list[_Instruction], recomputed: bool) -> None:
+        if runs and not recomputed and not runs[-1][1]:
             runs[-1][0].extend(chunk)
-        else:
-            runs.append((chunk, segment.recomputed))
+        elif chunk:
+            runs.append((chunk, recomputed))
+
+    for segment in segments(program, recompute):
+        chunk: list[_Instruction] = []
+        for step in program.steps[segment.start : segment.stop]:
+            one = _instruction(context, step)
+            for bringing in _bringing(one, sharded, bucket_of):
+                if segment.recomputed:  # what a replay reads is given to it
+                    append([bringing], False)
+                else:
+                    chunk.append(bringing)
+            chunk.append(_checked(one) if debug_nan else one)
+        append(chunk, segment.recomputed)
     sections: list[_Section] = []
-    needed = set(program.outputs) | {tensor.name for tensor in program.graph.parameters()}
-    parameters = {tensor.name for tensor in program.graph.parameters()}
+    needed = set(program.outputs) | parameters
     for chunk, recomputed in reversed(runs):
         written = {view for one in chunk for view in one.outputs}
         read = dict.fromkeys(view for one in chunk for view in one.inputs if view not in written)
@@ -157,6 +183,17 @@ def _sections(context: Context, recompute: str, debug_nan: bool) -> tuple[_Secti
         sections.append(_Section(_releasing(chunk, needed), recomputed, inputs, outputs, released))
         needed |= set(inputs)
     return tuple(reversed(sections))
+
+
+def _bringing(
+    one: _Instruction, sharded: ShardedWeights | None, bucket_of: dict[str, ShardedBucket]
+) -> Iterator[_Instruction]:
+    """What hands out parameters of which this instruction is the first reader; they leave bucket_of."""
+    while sharded is not None and (found := next((bucket_of[name] for name in one.inputs if name in bucket_of), None)):
+        for name in found.names:
+            del bucket_of[name]
+        run = sharded.weights(found)
+        yield _Instruction(f"weights of {found.key.unit}", (), tuple(found.names), run, brings_weights=True)
 
 
 def _releasing(chunk: Sequence[_Instruction], needed_later: set[str]) -> tuple[_Instruction, ...]:

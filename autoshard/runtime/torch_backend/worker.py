@@ -24,7 +24,7 @@ from autoshard.runtime.rehearse import one_process
 from autoshard.runtime.torch_backend.checkpoint import CheckpointOptions
 from autoshard.runtime.torch_backend.devices import connect, device_of, host_group, peak_memory
 from autoshard.runtime.torch_backend.initial_weights import load_weights
-from autoshard.runtime.torch_backend.optimizer import optimizer_settings
+from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings
 from autoshard.runtime.torch_backend.parameters import assemble
 from autoshard.runtime.torch_backend.profile import StepProfiler
 from autoshard.runtime.torch_backend.progress import Progress, checkpoint_options

@@ -11,15 +11,46 @@ from typing import NamedTuple
 import numpy as np
 
 from autoshard.cost.memory import BOUNDARY_BUFFERS, BUCKET_BYTES
+from autoshard.cost.shards import in_work_bytes
 from autoshard.search.grid.parts import PartColumns
 from autoshard.search.grid.pipeline import Array
 from autoshard.spec.training import DTYPE_BYTES, Precision
 
 
+class UnitColumns(NamedTuple):
+    """Of a block or an end of the model, as cost.shards has it: elements of weights and of sums of gradients on a rank,
+    and of those that travel; seconds to gather for forward and for backward, and to scatter."""
+
+    weights: Array
+    sums: Array
+    travels: Array
+    gather_s: Array
+    again_s: Array
+    scatter_s: Array
+
+
+class ShardColumns(NamedTuple):
+    """Where some layouts are ZeRO-2 or ZeRO-3; travels: which. gathers: 1 under ZeRO-3, else 0. tied: 1 where first and
+    last share their table and are both in `first`. shards: ranks that share a table."""
+
+    block: UnitColumns
+    first: UnitColumns
+    last: UnitColumns
+    gathers: Array
+    tied: Array
+    shards: Array
+    travels: Array
+
+    def take(self, rows: Array) -> ShardColumns:
+        units = (UnitColumns(*(column[rows] for column in unit)) for unit in self[:3])
+        return ShardColumns(*units, *(column[rows] for column in self[3:]))
+
+
 class StateColumns(NamedTuple):
     """Elements on one rank: parameters of a block and of the ends, and those whose optimizer state the rank keeps.
 
-    shares_state: whether other ranks keep the rest, so that gradients and parameters travel in buckets.
+    shares_state: whether other ranks keep the rest, so that gradients and parameters travel in buckets. shards: None
+    where every layout is at most ZeRO-1.
     """
 
     block: Array
@@ -29,6 +60,12 @@ class StateColumns(NamedTuple):
     first_owned: Array
     last_owned: Array
     shares_state: Array
+    shards: ShardColumns | None = None
+
+    def take(self, rows: Array) -> StateColumns:
+        block, first, last, block_owned, first_owned, last_owned, shares_state = (column[rows] for column in self[:7])
+        shards = None if self.shards is None else self.shards.take(rows)
+        return StateColumns(block, first, last, block_owned, first_owned, last_owned, shares_state, shards)
 
 
 class RankColumns(NamedTuple):
@@ -82,7 +119,13 @@ def rank_parts_bytes(
     for end in ends:
         in_work = in_work + held * end.kept_bytes + waiting * end.weights_waiting_bytes
         replayed, at_ends = np.maximum(replayed, end.replay_bytes), np.maximum(at_ends, end.working_bytes)
-    in_work = in_work + np.maximum(replayed + worked, at_ends)
+    block_work = replayed + worked
+    working = np.maximum(block_work, at_ends)
+    if state.shards is not None:
+        working = np.maximum(
+            working, _travelling_bytes(rank, state.shards, (block, first, last), block_work, at_ends, precision)
+        )
+    in_work = in_work + working
     if not rank.only:
         leaving = rank.in_flight - rank.heads_in_flight
         in_work = in_work + (BOUNDARY_BUFFERS + leaving) * hidden_bytes
@@ -104,8 +147,55 @@ def rank_parts_bytes(
         )
     )
     master = 0 if precision.master_dtype is None else DTYPE_BYTES[precision.master_dtype]
-    lives = count * (parameter + summed) + owned * (master + 2 * moment)
+    weights = sums = staying = count
+    handed_over = rank.most_blocks * state.block + in_ends
+    if state.shards is not None:
+        travelling = _Travelling(rank, state.shards)
+        weights, sums = travelling.held("weights"), travelling.held("sums")
+        staying, handed_over = count - travelling.held("travels"), handed_over - travelling.held_by_a_chunk
+    lives = weights * parameter + sums * summed + owned * (master + 2 * moment)
     if precision.gradient_accumulation_dtype != precision.parameter_dtype:
-        lives = lives + (rank.most_blocks * state.block + in_ends) * parameter
-    buckets = np.minimum(BUCKET_BYTES, count * reduced) + np.minimum(BUCKET_BYTES, count * parameter)
+        lives = lives + handed_over * parameter
+    buckets = np.minimum(BUCKET_BYTES, staying * reduced) + np.minimum(BUCKET_BYTES, staying * parameter)
     return lives, in_work, np.where(state.shares_state, buckets, 0.0)
+
+
+class _Travelling:
+    """What cost.shards says of one rank."""
+
+    def __init__(self, rank: RankColumns, shards: ShardColumns):
+        self._rank, self._block, self._gathers = rank, shards.block, shards.gathers
+        self._ends = [end for end, has in ((shards.first, rank.first), (shards.last, rank.last)) if has]
+
+    def held(self, name: str) -> Array:
+        found: Array = self._rank.blocks * getattr(self._block, name)
+        return sum((getattr(end, name) for end in self._ends), found)
+
+    @property
+    def held_by_a_chunk(self) -> Array:
+        found: Array = self._rank.most_blocks * self._block.travels
+        return sum((end.travels for end in self._ends), found)
+
+
+def _travelling_bytes(
+    rank: RankColumns,
+    shards: ShardColumns,
+    parts: tuple[PartColumns, PartColumns, PartColumns],
+    block_work: Array,
+    at_ends: Array | float,
+    precision: Precision,
+) -> Array:
+    """In work beside what is kept where something travels, else nothing."""
+    block, first, last = parts
+    kept_by_loss = last.kept_bytes + shards.tied * first.kept_bytes if rank.last else 0.0
+    found: Array = in_work_bytes(
+        np.maximum,
+        shards.gathers,
+        (DTYPE_BYTES[precision.parameter_dtype], DTYPE_BYTES[precision.gradient_reduce_dtype]),
+        shards.shards,
+        (shards.block.travels, shards.first.travels if rank.first else 0.0, shards.last.travels if rank.last else 0.0),
+        shards.tied if rank.first else 0.0,
+        (block_work, at_ends if rank.last else 0.0),
+        (rank.most_blocks * block.kept_bytes, kept_by_loss),
+    )
+    return np.where(shards.travels, found, 0.0)

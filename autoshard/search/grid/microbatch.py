@@ -53,6 +53,7 @@ class UnitWork(NamedTuple):
             if weights_apart
             else (),
             sequences * work.weights_waiting_bytes,
+            work.matrices,
         )
 
 

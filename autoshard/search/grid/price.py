@@ -13,6 +13,7 @@ from autoshard.search.grid.memory import RankColumns, StateColumns, rank_bytes
 from autoshard.search.grid.parts import PartColumns
 from autoshard.search.grid.pipeline import Array, interleaved_s, one_chunk_s, weights_apart_at_least_s
 from autoshard.search.rules import Problem
+from autoshard.spec.cluster import Device
 
 
 class Family(NamedTuple):
@@ -50,13 +51,40 @@ class Layouts(NamedTuple):
     cuts: Cuts
 
 
+def passes_s(device: Device, state: StateColumns) -> tuple[Array | float, Array | float]:
+    """(forward, backward) of a pass, whatever it does."""
+    if state.shards is None:
+        return device.pass_launch_s, device.pass_launch_s
+    ahead_s = device.pass_launch_s + state.shards.block.gather_s
+    return ahead_s, ahead_s + state.shards.block.scatter_s
+
+
+def waiting(
+    parts: tuple[PartColumns, PartColumns, PartColumns], state: StateColumns
+) -> tuple[PartColumns, PartColumns, PartColumns]:
+    """Block and ends with passes that wait for what travels: cost.shards.slowed_down."""
+    if state.shards is None:
+        return parts
+    block, unit = parts[0], state.shards.block
+    block = block._replace(
+        forward_s=np.maximum(block.forward_s, unit.gather_s),
+        backward_s=np.maximum(block.backward_s, unit.again_s + unit.scatter_s),
+    )
+    first, last = (
+        end._replace(forward_s=end.forward_s + one.gather_s, backward_s=end.backward_s + one.again_s + one.scatter_s)
+        for end, one in zip(parts[1:], (state.shards.first, state.shards.last), strict=True)
+    )
+    return block, first, last
+
+
 def step_times_s(problem: Problem, family: Family, layouts: Layouts) -> Array:
     pp, vpp = family.pp, family.num_virtual_stages
     device, state = problem.cluster.device, layouts.state
     accumulation_s = accumulation_s_per_parameter(problem.training.precision, device)
     layers = layouts.cuts.layers(pp) if vpp == 1 else layouts.cuts.base
-    blocks_s = device.pass_launch_s + layers * layouts.block.forward_s
-    blocks_back_s = device.pass_launch_s + layers * (layouts.block.backward_s + accumulation_s * state.block)
+    pass_s, pass_back_s = passes_s(device, state)
+    blocks_s = pass_s + layers * layouts.block.forward_s
+    blocks_back_s = pass_back_s + layers * (layouts.block.backward_s + accumulation_s * state.block)
     if vpp > 1:
         blocks_s, blocks_back_s = (np.repeat(one[None], pp * vpp, axis=0) for one in (blocks_s, blocks_back_s))
     for stage, end, parameters in ((0, layouts.first, state.first), (-1, layouts.last, state.last)):

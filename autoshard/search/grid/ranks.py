@@ -4,15 +4,19 @@ them after its last microbatch."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import cache
 
+import numpy as np
+
 from autoshard.cost.collectives import collective_time_s, group_shape
-from autoshard.cost.memory import BUCKET_BYTES, zero_axes
+from autoshard.cost.memory import BUCKET_BYTES
+from autoshard.cost.shards import Moved, held_elements, moved, travelling_elements, zero_axes
 from autoshard.cost.stage import LocalShape, mesh_order
 from autoshard.cost.step import update_s_per_parameter
 from autoshard.layout.mesh import ZERO_AXES, Mesh, build_mesh
 from autoshard.models.padding import padded_heads
+from autoshard.search.grid.memory import ShardColumns, UnitColumns
 from autoshard.search.grid.parts import unit_programs
 from autoshard.search.rules import Problem
 from autoshard.spec.training import DTYPE_BYTES
@@ -29,6 +33,18 @@ class Held:
     owned: float
 
 
+@dataclass(frozen=True)
+class Unit:
+    """Of a block or an end, as cost.shards has it: what a rank holds and what travels in every microbatch."""
+
+    weights: float
+    sums: float
+    travels: float
+    gather_s: float
+    again_s: float
+    scatter_s: float
+
+
 class RankState:
     """Of the meshes with these degrees. block, first, last: parameters of one block and of the ends of the model."""
 
@@ -42,9 +58,37 @@ class RankState:
             (tied or units.embedding).work.parameters,
             {} if tied else units.head.work.parameters,
         )
+        self._matrices = self._matrices_of(problem, mesh, shape)
         self.block, self.first, self.last = map(self._held, self._counts)
+        self.gathers, self.shards = zero == 3, mesh.size(ZERO_AXES)
+        self.tied = mesh.pp == 1 and not self._counts[2]
+        self.units: tuple[Unit, ...] = tuple(map(self._unit, range(3))) if zero >= 2 else ()
         self.shares_state = mesh.size(ZERO_AXES) > 1
         self._update_s = update_s_per_parameter(self._precision, problem.cluster.device)
+
+    def _matrices_of(self, problem: Problem, mesh: Mesh, shape: LocalShape) -> tuple[Counts, ...]:
+        """Of the same, those that travel under ZeRO-2 and -3."""
+        units = unit_programs(problem, replace(shape, microbatch_size=1))
+        tied = units.tied if mesh.pp == 1 else None
+        head: Counts = {} if tied else units.head.work.matrices
+        return units.block.work.matrices, (tied or units.embedding).work.matrices, head
+
+    def moved(self, matrices: Counts) -> Moved:
+        return moved(matrices, self._zero, self._precision, self._mesh, self._cluster)
+
+    def _unit(self, place: int) -> Unit:
+        counts, matrices = self._counts[place], self._matrices[place]
+        weights, sums = (held_elements(counts, matrices, self._mesh, self._zero >= stage) for stage in (3, 2))
+        gather_s, scatter_s = self.moved(matrices)
+        looks_up = place == 1 and not self.tied
+        again_s = 0.0 if looks_up else gather_s
+        return Unit(weights, sums, travelling_elements(matrices, self._mesh), gather_s, again_s, scatter_s)
+
+    def least_elements(self, stage: int) -> float:
+        """Of a block and the head, of what ZeRO shares from this stage on."""
+        if self._zero < stage:
+            return self.block.parameters + self.last.parameters
+        return sum(self.units[place].weights if stage == 3 else self.units[place].sums for place in (0, 2))
 
     @cache  # noqa: B019  as short-lived as the search that asks
     def hop_s(self, hidden_bytes: float) -> float:
@@ -71,26 +115,27 @@ class RankState:
         return max(self._rank_s(first_blocks, True, False), between, self._rank_s(last_blocks, False, True))
 
     def _rank_s(self, blocks: int, first: bool, last: bool) -> float:
-        block, first_end, last_end = self._counts
-        counts: dict[tuple[str, ...], int] = {axes: blocks * count for axes, count in block.items()}
-        for end, has in ((first_end, first), (last_end, last)):
-            for axes, count in end.items() if has else ():
-                counts[axes] = counts.get(axes, 0) + count
+        counts = _added_up(self._counts, blocks, first, last)
+        matrices = _added_up(self._matrices, blocks, first, last) if self.units else {}
         reduce_bytes, parameter_bytes = (
             DTYPE_BYTES[dtype] for dtype in (self._precision.gradient_reduce_dtype, self._precision.parameter_dtype)
         )
         seconds = owned = 0.0
-        shared: dict[tuple[str, ...], int] = {}
+        scattered: dict[tuple[str, ...], int] = {}
+        gathered: dict[tuple[str, ...], int] = {}
         for axes, count in counts.items():
             among = zero_axes(axes)
-            shared[among] = shared.get(among, 0) + count
-            owned += count / self._mesh.size(among) if self._zero else count
+            owners = self._mesh.size(among)
+            travels = matrices.get(axes, 0) if owners > 1 else 0
+            scattered[among] = scattered.get(among, 0) + count - travels
+            gathered[among] = gathered.get(among, 0) + count - (travels if self.gathers else 0)
+            owned += count / owners if self._zero else count
             if within := tuple(axis for axis in axes if axis not in among):
-                seconds += self._buckets_s("all_reduce", within, count * reduce_bytes)
-        for axes, count in shared.items():
+                seconds += self._buckets_s("all_reduce", within, (count - travels + travels / owners) * reduce_bytes)
+        for axes, count in scattered.items():
             seconds += self._buckets_s("reduce_scatter" if self._zero else "all_reduce", axes, count * reduce_bytes)
             if self._zero:
-                seconds += self._buckets_s("all_gather", axes, count * parameter_bytes)
+                seconds += self._buckets_s("all_gather", axes, gathered[axes] * parameter_bytes)
         return seconds + owned * self._update_s
 
     def _buckets_s(self, kind: str, axes: tuple[str, ...], size: float) -> float:
@@ -100,6 +145,33 @@ class RankState:
     def _time_s(self, kind: str, axes: tuple[str, ...], size: float) -> float:
         shape = group_shape(self._order, tuple(sorted(axes)), self._cluster.devices_per_node)
         return collective_time_s(kind, size, shape, self._cluster)
+
+
+def _added_up(parts: tuple[Counts, ...], blocks: int, first: bool, last: bool) -> dict[tuple[str, ...], int]:
+    """Of one rank."""
+    block, *ends = parts
+    found = {axes: blocks * count for axes, count in block.items()}
+    for end, has in zip(ends, (first, last), strict=True):
+        for axes, count in end.items() if has else ():
+            found[axes] = found.get(axes, 0) + count
+    return found
+
+
+def shard_columns(states: list[RankState]) -> ShardColumns | None:
+    """None where every one is at most ZeRO-1."""
+    if not any(state.units for state in states):
+        return None
+    units = [
+        state.units
+        or tuple(Unit(held.parameters, held.parameters, 0, 0, 0, 0) for held in (state.block, state.first, state.last))
+        for state in states
+    ]
+    columns = np.array([[astuple(one) for one in three] for three in units], dtype=float).transpose(1, 2, 0)
+    block, first, last = (UnitColumns(*of_unit) for of_unit in columns)
+    gathers, tied, shards, travels = np.array(
+        [(state.gathers, state.tied, state.shards, bool(state.units)) for state in states], dtype=float
+    ).T
+    return ShardColumns(block, first, last, gathers, tied, shards, travels > 0)
 
 
 def mesh_of(problem: Problem, tp: int, pp: int, dp: int, cp: int, ep: int) -> Mesh:

@@ -16,8 +16,8 @@ from autoshard.search.grid.cuts import Cuts, balanced_cuts, even_cuts
 from autoshard.search.grid.memory import StateColumns
 from autoshard.search.grid.parts import PartColumns, StageColumns, stage_columns, unit_programs
 from autoshard.search.grid.pipeline import Array
-from autoshard.search.grid.price import Family, Layouts, memory_bytes, step_times_s
-from autoshard.search.grid.ranks import RankState, mesh_of
+from autoshard.search.grid.price import Family, Layouts, memory_bytes, step_times_s, waiting
+from autoshard.search.grid.ranks import RankState, mesh_of, shard_columns
 from autoshard.search.rules import Draft, Problem
 from autoshard.spec.training import DTYPE_BYTES
 
@@ -104,10 +104,8 @@ class Table:
         problem, shape = self._problem, local_shape(draft)
         units, state = unit_programs(problem, replace(shape, microbatch_size=1)), self._held[self._state(draft, shape)]
         precision, device = problem.training.precision, problem.cluster.device
-        elements = state.block.parameters + state.last.parameters
-        held = elements * sum(
-            DTYPE_BYTES[dtype] for dtype in (precision.parameter_dtype, precision.gradient_accumulation_dtype)
-        )
+        held = state.least_elements(3) * DTYPE_BYTES[precision.parameter_dtype]
+        held += state.least_elements(2) * DTYPE_BYTES[precision.gradient_accumulation_dtype]
         working = max(unit.working_bytes(draft.microbatch_size) for unit in (units.block, units.head))
         return held + working + device.reserved_memory_bytes <= device.memory_bytes
 
@@ -167,7 +165,8 @@ def _state_columns(held: list[RankState]) -> StateColumns:
     block, first, last = np.array([[one.parameters for one in three] for three in parts], dtype=float).T
     block_owned, first_owned, last_owned = np.array([[one.owned for one in three] for three in parts], dtype=float).T
     shares_state = np.array([state.shares_state for state in held])
-    return StateColumns(block, first, last, block_owned, first_owned, last_owned, shares_state)
+    shards = shard_columns(held)
+    return StateColumns(block, first, last, block_owned, first_owned, last_owned, shares_state, shards)
 
 
 class Whole:
@@ -240,8 +239,8 @@ class Whole:
     def parts_of(self, draft: Array, recompute: Array) -> tuple[PartColumns, PartColumns, PartColumns, StateColumns]:
         rows = self._shape[draft] * len(self.sets) + recompute
         first, last = self._columns.ends(rows, self.family.pp == 1)
-        state = StateColumns(*(column[self.state[draft]] for column in self._held))
-        return self._columns.block.take(rows), first, last, state
+        state = self._held.take(self.state[draft])
+        return *waiting((self._columns.block.take(rows), first, last), state), state
 
     def hidden_bytes(self, draft: Array) -> Array:
         """Of one microbatch between stages."""

@@ -17,7 +17,7 @@ from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.layout.strategy import Strategy
 from autoshard.search.grid.memory import rank_bytes
 from autoshard.search.grid.pipeline import Array, one_chunk_s
-from autoshard.search.grid.price import rank_columns
+from autoshard.search.grid.price import passes_s, rank_columns
 from autoshard.search.grid.table import Whole
 
 MOST_CUTS = 3000
@@ -61,8 +61,9 @@ class Frame:
         blocks = np.arange(1, self._layers - pp + 2)[:, None]
         device, m = problem.cluster.device, np.array([self._m])
         accumulation_s = accumulation_s_per_parameter(problem.training.precision, device)
-        forward_s = device.pass_launch_s + blocks * block.forward_s
-        backward_s = device.pass_launch_s + blocks * (block.backward_s + accumulation_s * state.block)
+        pass_s, pass_back_s = passes_s(device, state)
+        forward_s = pass_s + blocks * block.forward_s
+        backward_s = pass_back_s + blocks * (block.backward_s + accumulation_s * state.block)
         options = []
         for rank in range(pp):
             columns = rank_columns(family, m, blocks, rank)

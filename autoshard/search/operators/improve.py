@@ -12,7 +12,8 @@ from autoshard.cost.collectives import collective_law, collective_time_s, group_
 from autoshard.cost.compute import memory_s, operator_seconds
 from autoshard.cost.estimate import Estimate, estimate
 from autoshard.cost.load import RankLoad, rank_load, telling_ranks
-from autoshard.cost.memory import memory_values, zero_axes
+from autoshard.cost.memory import memory_values
+from autoshard.cost.shards import zero_axes
 from autoshard.cost.stage import mesh_order, strategy_mesh, strategy_parts
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.graph.ir import Graph

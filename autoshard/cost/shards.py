@@ -1,0 +1,193 @@
+"""ZeRO-2 and ZeRO-3: what a rank holds of a part of the model, and how long it moves in every microbatch.
+
+A unit, a block or a table at an end of the model, sends its gradients when a microbatch's backward is through with it;
+under ZeRO-3 it gathers its weights before forward and again before backward. The weights of the next block arrive and
+the gradients of the last one leave while a block is at work: it takes as long as its work or as these transfers,
+whichever is longer. Tables at the ends, the first gathering of a pass and the last scattering hide behind nothing.
+Norms and biases stay whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from autoshard.cost.collectives import collective_time_s, group_shape
+from autoshard.cost.load import RankLoad
+from autoshard.cost.program import Part
+from autoshard.cost.stage import Parts, mesh_order
+from autoshard.layout.mesh import ZERO_AXES, Mesh
+from autoshard.layout.strategy import Strategy
+from autoshard.spec.cluster import Cluster
+from autoshard.spec.training import DTYPE_BYTES, Precision
+
+Counts = Mapping[tuple[str, ...], int]
+"""Elements by the axes over which their gradient is summed."""
+
+
+class Moved(NamedTuple):
+    """Seconds for one microbatch of one unit: to gather weights for a pass, to scatter gradients."""
+
+    gather_s: float
+    scatter_s: float
+
+
+NOTHING = Moved(0.0, 0.0)
+PROBABILITY_BYTES = 4
+"""The loss works on logits and on probabilities in FP32; the gradient of the logits is left of it."""
+
+
+class Exposed(NamedTuple):
+    """Seconds that a part or a pass takes longer: forward gathers, backward gathers, gradients scattered."""
+
+    forward_s: float
+    gather_s: float
+    scatter_s: float
+
+    @property
+    def backward_s(self) -> float:
+        return self.gather_s + self.scatter_s
+
+
+def zero_axes(gradient_axes: tuple[str, ...]) -> tuple[str, ...]:
+    """Of the axes that sum a gradient, those that share its optimizer state; tensor-parallel ranks keep copies."""
+    return tuple(axis for axis in gradient_axes if axis in ZERO_AXES)
+
+
+def held_elements(parameters: Counts, matrices: Counts, mesh: Mesh, sharded: bool) -> float:
+    """What a rank holds of these elements where it shares matrices with those that sum their gradients, or not."""
+    everything = float(sum(parameters.values()))
+    if not sharded:
+        return everything
+    return everything - sum(count - count / mesh.size(zero_axes(axes)) for axes, count in matrices.items())
+
+
+def travelling_elements(matrices: Counts, mesh: Mesh) -> int:
+    """Those of matrices that other ranks hold parts of."""
+    return sum(count for axes, count in matrices.items() if mesh.size(zero_axes(axes)) > 1)
+
+
+def moved(matrices: Counts, zero: int, precision: Precision, mesh: Mesh, cluster: Cluster) -> Moved:
+    """Of a unit with these matrices; nothing below ZeRO-2."""
+    if zero < 2:
+        return NOTHING
+    return _moved(tuple(matrices.items()), zero, precision, mesh_order(mesh), cluster)
+
+
+@lru_cache(maxsize=4096)
+def _moved(
+    matrices: tuple[tuple[tuple[str, ...], int], ...],
+    zero: int,
+    precision: Precision,
+    order: tuple[tuple[str, int], ...],
+    cluster: Cluster,
+) -> Moved:
+    gather_s = scatter_s = 0.0
+    parameter, reduced = (DTYPE_BYTES[dtype] for dtype in (precision.parameter_dtype, precision.gradient_reduce_dtype))
+    for axes, count in matrices:
+        shape = group_shape(order, tuple(sorted(zero_axes(axes))), cluster.devices_per_node)
+        if shape.size > 1:
+            scatter_s += collective_time_s("reduce_scatter", count * reduced, shape, cluster)
+            gather_s += collective_time_s("all_gather", count * parameter, shape, cluster) if zero == 3 else 0.0
+    return Moved(gather_s, scatter_s)
+
+
+def slowed_down(
+    strategy: Strategy, parts: tuple[Parts, ...], precision: Precision, mesh: Mesh, cluster: Cluster
+) -> tuple[Parts, ...]:
+    """The parts of each virtual stage with passes that wait for what travels; parts that were one stay one."""
+    if strategy.zero < 2:
+        return parts
+    known: dict[int, Part] = {}
+
+    def slower(part: Part, exposed: Callable[[Part, Moved], Exposed]) -> Part:
+        if id(part) not in known:
+            waits = exposed(part, moved(part.matrices, strategy.zero, precision, mesh, cluster))
+            passes = (part.forward_s + waits.forward_s, part.backward_s + waits.backward_s)
+            known[id(part)] = replace(part, host_s=passes)
+        return known[id(part)]
+
+    return tuple(
+        replace(
+            one,
+            block=slower(one.block, block_exposed),
+            embedding=slower(one.embedding, look_up_exposed),
+            head=slower(one.head, table_exposed),
+            tied_ends=None if one.tied_ends is None else slower(one.tied_ends, table_exposed),
+        )
+        for one in parts
+    )
+
+
+def block_exposed(part: Part, transfers: Moved) -> Exposed:
+    """Of a block among others."""
+    both_s = transfers.gather_s + transfers.scatter_s
+    share = max(0.0, both_s - part.backward_s) / both_s if both_s else 0.0
+    waits_s = max(0.0, transfers.gather_s - part.forward_s)
+    return Exposed(waits_s, share * transfers.gather_s, share * transfers.scatter_s)
+
+
+def look_up_exposed(part: Part, transfers: Moved) -> Exposed:
+    """Of an embedding, whose backward does not read its table."""
+    return Exposed(transfers.gather_s, 0.0, transfers.scatter_s)
+
+
+def table_exposed(part: Part, transfers: Moved) -> Exposed:
+    return Exposed(transfers.gather_s, transfers.gather_s, transfers.scatter_s)
+
+
+def opening(strategy: Strategy, block: Part, precision: Precision, mesh: Mesh, cluster: Cluster) -> Exposed:
+    """Once in every pass through a virtual stage: nothing is at work while its first block's weights arrive or its last
+    block's gradients leave."""
+    transfers = moved(block.matrices, strategy.zero, precision, mesh, cluster)
+    return Exposed(transfers.gather_s, transfers.gather_s, transfers.scatter_s)
+
+
+def exposed_s(
+    load: RankLoad, strategy: Strategy, precision: Precision, mesh: Mesh, cluster: Cluster
+) -> tuple[float, float]:
+    """(gathering, scattering) of one microbatch that nothing hides, on one rank. load: not slowed down."""
+    if strategy.zero < 2:
+        return 0.0, 0.0
+
+    def of(part: Part, waits: Callable[[Part, Moved], Exposed]) -> Exposed:
+        return waits(part, moved(part.matrices, strategy.zero, precision, mesh, cluster))
+
+    found = [(strategy.num_virtual_stages, opening(strategy, load.parts.block, precision, mesh, cluster))]
+    found += [(kind.count, of(kind.block, block_exposed)) for kind in load.kinds]
+    found += [(1, of(end, look_up_exposed if end is load.parts.embedding else table_exposed)) for end in load.ends]
+    gathering_s = sum(count * (one.forward_s + one.gather_s) for count, one in found)
+    return gathering_s, sum(count * one.scatter_s for count, one in found)
+
+
+def in_work_bytes(
+    largest: Callable[[Any, Any], Any],
+    gathers: Any,
+    dtypes: tuple[int, int],
+    shards: Any,
+    travels: tuple[Any, Any, Any],
+    tied: Any,
+    at_work: tuple[Any, Any],
+    kept: tuple[Any, Any],
+) -> Any:
+    """Bytes beside kept activations at the worst moment of a microbatch: of numbers, or of arrays of layouts.
+
+    largest: max. gathers: 1 under ZeRO-3, else 0. dtypes: bytes of a weight and of a gradient as it is sent. travels:
+    elements of a block, of the rank's embedding and of its head that travel, 0 for none. tied: 1 where both are one
+    table, which stays whole through backward. at_work: what a block and the loss work on. kept: by one microbatch for
+    all blocks of a chunk; for the loss, which is over when blocks run backward.
+
+    A block: its weights and the next one's, its gradients, those of the one before on their way. A table: its gradients
+    twice, as backward left them and as they are sent; of the head before that its weights and gradients of logits.
+    """
+    (parameter, reduced), (block, first, last), (block_work, loss_work) = dtypes, travels, at_work
+    whole, sent = gathers * parameter, parameter + reduced + reduced / shards
+    kept_by_blocks, kept_by_loss = kept
+    shared = tied * first * (whole + parameter)
+    of_block = block_work + 2 * block * whole + block * parameter + largest(block, last) * reduced + shared
+    of_logits = loss_work * parameter / (parameter + PROBABILITY_BYTES) + last * (whole + parameter)
+    of_head = block * whole + largest(of_logits, last * sent)
+    of_embedding = first * sent + shared - kept_by_blocks
+    return largest(largest(of_block, of_head) - kept_by_loss, of_embedding)

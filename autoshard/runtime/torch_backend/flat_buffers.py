@@ -1,0 +1,306 @@
+"""Flat storage of parameters whose gradients travel alike, and this rank's shard of it.
+
+`Bucket` holds its parameters and gradients whole and sums gradients once a step: ZeRO-1, or none. `ShardedBucket` holds
+a shard of the gradients, to which each microbatch's backward reduce-scatters what it found (ZeRO-2), and under ZeRO-3 a
+shard of the parameters too, which are whole only while somebody reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from autoshard.layout.buckets import BucketKey, padded_elements
+from autoshard.layout.mesh import Mesh
+from autoshard.runtime.torch_backend.collectives import (
+    Started,
+    all_gather,
+    all_gather_into,
+    all_reduce,
+    reduce_scatter,
+    start_all_gather,
+    start_reduce_scatter,
+)
+from autoshard.runtime.torch_backend.groups import MeshGroups
+from autoshard.runtime.torch_backend.optimizer_settings import OptimizerSettings
+from autoshard.runtime.torch_backend.rounded_adamw import Piece
+
+PieceShape = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+
+
+class _Flat:
+    """Where the parameters of a bucket lie in its flat buffers, and which part of those is this rank's."""
+
+    master: nn.Parameter
+
+    def __init__(
+        self,
+        key: BucketKey,
+        shapes: Mapping[str, torch.Size],
+        mesh: Mesh,
+        groups: MeshGroups | None,
+        s: OptimizerSettings,
+    ):
+        self.key, self.names = key, list(shapes)
+        self.sum_group = groups[key.sum_axes] if groups and key.sum_axes else None
+        self.data_group = groups[key.shard_axes] if groups and key.shard_axes else None
+        self.shards = self.data_group.size if self.data_group and s.zero else 1
+        self.elements = sum(shape.numel() for shape in shapes.values())
+        self._padded = padded_elements(key, self.elements, mesh, s.zero)
+        self._places: dict[str, tuple[int, torch.Size]] = {}
+        offset = 0
+        for name, shape in shapes.items():
+            self._places[name] = (offset, shape)
+            offset += shape.numel()
+        index = self.data_group.index if self.data_group and s.zero else 0
+        self._mine = slice(index * self._padded // self.shards, (index + 1) * self._padded // self.shards)
+        self._reduce_dtype = s.reduce_dtype or s.gradient_dtype
+
+    def view(self, flat: torch.Tensor, name: str) -> torch.Tensor:
+        """A parameter's place in a whole flat buffer."""
+        start, shape = self._places[name]
+        return flat[start : start + shape.numel()].view(shape)
+
+    def views(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {name: self.view(flat, name) for name in self._places}
+
+    def by_name(self, shard: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The local tensors that a shard of this bucket is part of, gathered over the data axes."""
+        if self.shards > 1:
+            assert self.data_group is not None
+            shard = all_gather(shard, self.data_group, 0)
+        return self.views(shard)
+
+    def pieces(self, shapes: Mapping[str, PieceShape]) -> list[Piece]:
+        """The parameters that this rank's shard holds parts of."""
+        found = []
+        for name, (first, shape) in self._places.items():
+            start, stop = max(first, self._mine.start), min(first + shape.numel(), self._mine.stop)
+            if start < stop:
+                shard = self._mine.start
+                found.append(Piece(name, start - shard, stop - shard, start - first, *shapes[name]))
+        return found
+
+
+class Bucket(_Flat):
+    """Whole on every rank. Masters of the same dtype are the parameters themselves."""
+
+    def __init__(
+        self,
+        key: BucketKey,
+        named: list[tuple[str, nn.Parameter]],
+        mesh: Mesh,
+        groups: MeshGroups | None,
+        s: OptimizerSettings,
+    ):
+        super().__init__(key, {name: parameter.shape for name, parameter in named}, mesh, groups, s)
+        self.named = named
+        first = named[0][1]
+        self.parameters = first.new_zeros(self._padded)
+        self.gradients = torch.zeros(self._padded, dtype=s.gradient_dtype, device=first.device)
+        for name, parameter in named:
+            place = self.view(self.parameters, name)
+            place.copy_(parameter.detach())
+            parameter.data = place
+            _accumulate_into(parameter, self.gradient(name))
+        self._own_masters = s.master_dtype == self.parameters.dtype
+        mine = self.parameters[self._mine]
+        self.master = nn.Parameter(mine if self._own_masters else mine.to(s.master_dtype))
+
+    def gradient(self, name: str) -> torch.Tensor:
+        """Accumulated local gradient of one parameter: a view of the flat buffer."""
+        return self.view(self.gradients, name)
+
+    def sum_tied(self, name: str) -> torch.Tensor:
+        """What is summed over the two stages that share a parameter, before `reduce`."""
+        return self.gradient(name)
+
+    def reduce(self) -> torch.Tensor:
+        """Sum the gradients over every axis that needs it, in the dtype for that -> this rank's shard."""
+        gradients = self.gradients
+        if self.sum_group is not None or self.data_group is not None:
+            gradients = gradients.to(self._reduce_dtype)
+        if self.sum_group is not None:
+            gradients = all_reduce(gradients, self.sum_group)
+        if self.data_group is not None:
+            if self.shards > 1:
+                return reduce_scatter(gradients, self.data_group, 0)
+            gradients = all_reduce(gradients, self.data_group)
+        return gradients
+
+    def publish(self) -> None:
+        """Masters, rounded to the parameters' dtype, back into every rank's parameters."""
+        if self.shards == 1:
+            if not self._own_masters:
+                self.parameters.copy_(self.master.detach())
+            return
+        assert self.data_group is not None
+        rounded = self.master.detach().to(self.parameters.dtype, copy=self._own_masters)  # it lies in the output
+        all_gather_into(self.parameters, rounded, self.data_group)
+
+
+def _accumulate_into(parameter: nn.Parameter, total: torch.Tensor) -> None:
+    """Add each microbatch's gradient into the flat buffer. Where that has another precision, convert it and drop it."""
+    if total.dtype == parameter.dtype:
+        parameter.grad = total  # autograd adds in place to what is there
+        return
+
+    def hook(p: torch.Tensor) -> None:
+        if p.grad is not None:  # it is where backward left the gradient for later
+            total.add_(p.grad)
+            p.grad = None
+
+    parameter.register_post_accumulate_grad_hook(hook)
+
+
+class Leaving:
+    """The gradients of a stage that are on their way: one reduce-scatter at a time, behind the work that follows."""
+
+    def __init__(self) -> None:
+        self._under_way: tuple[Started, torch.Tensor, torch.Tensor] | None = None
+
+    def send(self, bucket: ShardedBucket, gradients: torch.Tensor) -> None:
+        """gradients: whole, flat; they stay until they have left."""
+        assert self._under_way is None and bucket.data_group is not None
+        arriving = start_reduce_scatter(gradients, bucket.data_group, 0)
+        self._under_way = (arriving, bucket.gradients, gradients)
+
+    def settle(self) -> None:
+        """Wait for what is under way and add it to its sum."""
+        if self._under_way is not None:
+            arrived, total, _ = self._under_way
+            self._under_way = None
+            total.add_(arrived())
+
+
+class ShardedBucket(_Flat):
+    """A unit's parameters, each a rank's shard of its gradients' sum; under ZeRO-3 of the parameters too.
+
+    `weights` hands them out whole; what their backward leaves is reduce-scattered and added to the shard. Under ZeRO-3
+    backward reads them from `again`, where they stay until their gradients leave. before, behind: the buckets used
+    before and after this one in a stage, whose parameters are gathered behind this one's work.
+    """
+
+    def __init__(
+        self,
+        key: BucketKey,
+        shapes: Mapping[str, torch.Size],
+        mesh: Mesh,
+        groups: MeshGroups | None,
+        s: OptimizerSettings,
+        dtype: torch.dtype,
+        device: torch.device,
+        leaving: Leaving,
+        read_in_backward: bool,
+    ):
+        super().__init__(key, shapes, mesh, groups, s)
+        assert self.data_group is not None and s.zero >= 2
+        self.gathers, self.read_in_backward, self._leaving = s.zero == 3, read_in_backward, leaving
+        shard = self._padded // self.shards
+        self.parameters = torch.zeros(shard if self.gathers else self._padded, dtype=dtype, device=device)
+        self.gradients = torch.zeros(shard, dtype=s.gradient_dtype, device=device)
+        self._own_masters = s.master_dtype == dtype
+        mine = self._shard()
+        self.master = nn.Parameter(mine if self._own_masters else mine.to(s.master_dtype))
+        self.is_first = False
+        self.before: ShardedBucket | None = None
+        self.behind: ShardedBucket | None = None
+        self._arriving: Started | None = None
+        self._whole: torch.Tensor | None = None
+
+    def _shard(self) -> torch.Tensor:
+        """This rank's part of the parameters."""
+        return self.parameters if self.gathers else self.parameters[self._mine]
+
+    def fill(self, name: str, value: torch.Tensor) -> None:
+        """Set a parameter from the whole of its local tensor."""
+        start, shape = self._places[name]
+        first, offset = (start, 0) if not self.gathers else (max(start, self._mine.start), self._mine.start)
+        stop = start + shape.numel() if not self.gathers else min(start + shape.numel(), self._mine.stop)
+        if first < stop:
+            self.parameters[first - offset : stop - offset] = value.flatten()[first - start : stop - start]
+        if not self._own_masters:
+            self.master.data.copy_(self._shard())
+
+    def weights(self) -> tuple[torch.Tensor, ...]:
+        """All parameters whole, in the order of `names`, for forward."""
+        found: tuple[torch.Tensor, ...] = _Whole.apply(self.master, self)
+        return found
+
+    def start(self) -> None:
+        """Begin to gather the parameters, unless they are on their way or here."""
+        if self._arriving is None and self._whole is None:
+            assert self.data_group is not None
+            self._arriving = start_all_gather(self.parameters, self.data_group, 0)
+
+    def take(self) -> torch.Tensor:
+        """The flat parameters whole, and on their way those of the bucket behind."""
+        if not self.gathers:
+            return self.parameters
+        self.start()
+        assert self._arriving is not None
+        arrived, self._arriving = self._arriving(), None
+        if self.behind is not None:
+            self.behind.start()
+        return arrived
+
+    def again(self) -> torch.Tensor:
+        """The same for backward, until the gradients leave; then those of the bucket before are on their way."""
+        if self._whole is None:
+            self.start()
+            assert self._arriving is not None
+            self._whole, self._arriving = self._arriving(), None
+            if self.before is not None:
+                self.before.start()
+        return self._whole
+
+    def leave(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Send one microbatch's gradients; the whole parameters are done with. Behind the first bucket of a stage, the
+        last one of its backward, there is no work to hide sending."""
+        self._whole = None
+        self._leaving.settle()
+        flat = torch.zeros(self._padded, dtype=self._reduce_dtype, device=self.parameters.device)
+        for place, gradient in zip(self.views(flat).values(), gradients, strict=True):
+            if gradient is not None:
+                place.copy_(gradient)
+        self._leaving.send(self, flat)
+        if self.is_first:
+            self._leaving.settle()
+
+    def sum_tied(self, name: str) -> torch.Tensor:
+        """As a bucket's: the shard, which is that of the same elements on the other stage."""
+        assert self.names == [name]
+        return self.gradients
+
+    def reduce(self) -> torch.Tensor:
+        """The shard's sum over the axes over which backward did not sum -> this rank's shard."""
+        if self.sum_group is None:
+            return self.gradients
+        return all_reduce(self.gradients.to(self._reduce_dtype), self.sum_group)
+
+    def publish(self) -> None:
+        """Masters, rounded, back into the parameters: this rank's, or under ZeRO-2 everybody's."""
+        rounded = self.master.detach().to(self.parameters.dtype, copy=self._own_masters and not self.gathers)
+        if not self.gathers:
+            assert self.data_group is not None
+            all_gather_into(self.parameters, rounded, self.data_group)
+        elif not self._own_masters:
+            self.parameters.copy_(rounded)
+
+
+class _Whole(torch.autograd.Function):
+    """The parameters of a bucket; backward collects their gradients. anchor: makes autograd come by."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, bucket: ShardedBucket) -> tuple[torch.Tensor, ...]:
+        ctx.bucket = bucket
+        ctx.set_materialize_grads(False)
+        return tuple(bucket.views(bucket.take()).values())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[None, None]:
+        ctx.bucket.leave(grads)
+        return None, None

@@ -1,0 +1,46 @@
+"""How a run updates its weights: numbers of AdamW, dtypes, the stage of ZeRO."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from autoshard.spec.training import Precision
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """gradient_dtype: of the sum over microbatches; reduce_dtype: of the sums over ranks, None: the same.
+
+    zero: the stage of ZeRO. stochastic_rounding: weights and moments are bf16 and rounded at random, by a function of
+    the seed.
+    """
+
+    learning_rate: float
+    weight_decay: float = 0.1
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    max_gradient_norm: float = 1.0
+    master_dtype: torch.dtype = torch.float32
+    gradient_dtype: torch.dtype = torch.float32
+    zero: int = 1
+    reduce_dtype: torch.dtype | None = None
+    stochastic_rounding: bool = False
+    seed: int = 0
+
+
+def optimizer_settings(precision: Precision, learning_rate: float, zero: int, seed: int) -> OptimizerSettings:
+    """Of a plan's precision: bf16 weights without a master copy are rounded at random."""
+    parameter = precision.parameter_dtype
+    return OptimizerSettings(
+        learning_rate,
+        master_dtype=DTYPES[precision.master_dtype or parameter],
+        gradient_dtype=DTYPES[precision.gradient_accumulation_dtype],
+        zero=zero,
+        reduce_dtype=DTYPES[precision.gradient_reduce_dtype],
+        stochastic_rounding=precision.master_dtype is None and parameter == "bfloat16",
+        seed=seed,
+    )

@@ -1,0 +1,96 @@
+"""A stage's parameters under ZeRO-2 and ZeRO-3: which buckets they form, in which order a stage uses them, and what
+autograd keeps of a parameter that is gathered again for backward: where to find it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from autoshard.graph.count import parameter_elements
+from autoshard.graph.partition import Program
+from autoshard.graph.redistribute import local_sizes
+from autoshard.layout.buckets import read_in_backward, units
+from autoshard.layout.mesh import Mesh
+from autoshard.runtime.torch_backend.flat_buffers import Leaving, ShardedBucket
+from autoshard.runtime.torch_backend.groups import MeshGroups
+from autoshard.runtime.torch_backend.optimizer_settings import OptimizerSettings
+
+
+class ShardedWeights:
+    """The buckets of one stage in the order of first use; none where ZeRO shards optimizer states alone."""
+
+    def __init__(
+        self,
+        program: Program,
+        mesh: Mesh,
+        groups: MeshGroups | None,
+        settings: OptimizerSettings,
+        tied: frozenset[str],
+        dtype: torch.dtype,
+        device: torch.device,
+    ):
+        self.leaving = Leaving()
+        self.buckets: list[ShardedBucket] = []
+        for key, names in units(program, mesh, tied, settings.zero).items():
+            shapes = {name: _local_shape(program, name) for name in names}
+            backward = read_in_backward(program, names)
+            self.buckets.append(
+                ShardedBucket(key, shapes, mesh, groups, settings, dtype, device, self.leaving, backward)
+            )
+        for first in self.buckets[:1]:
+            first.is_first = True
+        for one, following in pairwise(self.buckets):
+            one.behind = following
+        for one, following in pairwise([bucket for bucket in self.buckets if bucket.read_in_backward]):
+            following.before = one
+        self._gathered: dict[int, tuple[StorageWeakRef, ShardedBucket]] = {}
+
+    @property
+    def bucket_of(self) -> Mapping[str, ShardedBucket]:
+        """By parameter."""
+        return {name: bucket for bucket in self.buckets for name in bucket.names}
+
+    def weights(self, bucket: ShardedBucket) -> Callable[[], tuple[torch.Tensor, ...]]:
+        """What hands out a bucket's parameters, whole."""
+
+        def run() -> tuple[torch.Tensor, ...]:
+            found = bucket.weights()
+            if bucket.gathers:
+                storage = found[0].untyped_storage()
+                self._gathered[storage._cdata] = (StorageWeakRef(storage), bucket)
+            return found
+
+        return run
+
+    def not_kept(self) -> AbstractContextManager[Any]:
+        """While forward runs in it, autograd keeps no gathered parameter: backward asks for it again."""
+        if not any(bucket.gathers for bucket in self.buckets):
+            return nullcontext()
+        return saved_tensors_hooks(self._pack, _unpack)
+
+    def _pack(self, tensor: torch.Tensor) -> Any:
+        known = self._gathered.get(tensor.untyped_storage()._cdata)
+        if known is None or known[0].expired():
+            return tensor
+        return known[1], tensor.storage_offset(), tensor.shape, tensor.stride()
+
+
+def _unpack(packed: Any) -> torch.Tensor:
+    if isinstance(packed, torch.Tensor):
+        return packed
+    bucket, offset, shape, stride = packed
+    whole: torch.Tensor = bucket.again().as_strided(shape, stride, offset)
+    return whole
+
+
+def _local_shape(program: Program, name: str) -> torch.Size:
+    shape = local_sizes(program.graph, program.graph.tensors[name].dims, program.states[name], program.axes)
+    found = torch.Size(shape)
+    assert found.numel() == parameter_elements(program)[name]
+    return found
