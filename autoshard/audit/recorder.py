@@ -29,6 +29,7 @@ _MATMULS: dict[Any, Callable[..., float]] = {
     _aten.bmm.default: lambda a, b: 2.0 * a.numel() * b.shape[2],
     _aten.addmm.default: lambda c, a, b: 2.0 * a.numel() * b.shape[1],
     _aten.baddbmm.default: lambda c, a, b: 2.0 * a.numel() * b.shape[2],
+    _aten.baddbmm_.default: lambda c, a, b: 2.0 * a.numel() * b.shape[2],
 }
 
 

@@ -18,6 +18,8 @@ from autoshard.runtime.torch_backend.groups import Group
 
 SCORES_AT_ONCE = 2**24
 """Scores that are held at one time, elements: 64 MiB in FP32."""
+FEWEST_ROWS = 64
+"""Of a tile that is partly hidden: with fewer rows fewer scores are computed for nothing, by more operators."""
 
 
 @dataclass(frozen=True)
@@ -40,40 +42,48 @@ class Ring:
 
 @dataclass(frozen=True)
 class _Tile:
-    """Rows of the local queries against columns of the keys at hand. mask: True where a row sees a column.
+    """Rows of the local queries against columns of the keys at hand.
 
-    first_key: place of the first column in the sequence.
+    mask: [rows columns], True where a row sees a column; [batch rows columns] where documents are kept apart.
     """
 
     rows: slice
     columns: slice
     mask: torch.Tensor | None
-    first_key: int
-
-    def seen(self, starts: torch.Tensor | None) -> torch.Tensor | None:
-        """The mask [batch or 1, 1, 1, rows, columns], of rows whose documents start there; None: all is seen."""
-        if starts is None:
-            return self.mask
-        columns = self.columns.stop - self.columns.start
-        keys = torch.arange(self.first_key, self.first_key + columns, device=starts.device)
-        inside = keys >= starts[:, None, None, self.rows, None]
-        return inside if self.mask is None else inside & self.mask
 
 
-def _tiles(ring: Ring, source: int, heads: int, device: torch.device) -> Iterator[_Tile]:
-    """What this rank's queries see of rank `source`'s keys; the diagonal of a piece before what lies left of it."""
+def _tiles(
+    ring: Ring, source: int, heads: int, device: torch.device, starts: torch.Tensor | None = None
+) -> Iterator[_Tile]:
+    """What this rank's queries see of rank `source`'s keys; the diagonal of a piece before what lies left of it.
+
+    starts: as ring_attention takes them.
+    """
     length = ring.piece_length
     at_once = max(1, min(length, SCORES_AT_ONCE // (heads * length)))
+    few = min(at_once, max(FEWEST_ROWS, length // 4))
     for i, query_start in enumerate(ring.held_by(ring.group.index)):
         for j, key_start in sorted(enumerate(ring.held_by(source)), key=lambda one: -one[1]):
-            for first in range(0, length, at_once):
-                rows = min(at_once, length - first)
-                tile = _visible(query_start + first - key_start, rows, length, ring.window, device)
+            distance = query_start - key_start
+            sees_all = length <= distance <= ring.window - length
+            step = at_once if sees_all else few
+            for first in range(0, length, step):
+                rows = min(step, length - first)
+                tile = _visible(distance + first, rows, length, ring.window, device)
                 if tile is not None:
                     low, high, mask = tile
                     start = i * length + first
-                    columns = slice(j * length + low, j * length + high)
-                    yield _Tile(slice(start, start + rows), columns, mask, key_start + low)
+                    own = slice(start, start + rows)
+                    mask = _inside(mask, starts, own, range(key_start + low, key_start + high))
+                    yield _Tile(own, slice(j * length + low, j * length + high), mask)
+
+
+def _inside(mask: torch.Tensor | None, starts: torch.Tensor | None, rows: slice, keys: range) -> torch.Tensor | None:
+    """The mask of some rows, which see no key before the start of their document. keys: places in the sequence."""
+    if starts is None:
+        return mask
+    inside = torch.arange(keys.start, keys.stop, device=starts.device) >= starts[:, rows, None]
+    return inside if mask is None else inside & mask
 
 
 def _visible(
@@ -101,6 +111,15 @@ def ring_attention(
     return out
 
 
+def _by_rows(x: torch.Tensor) -> torch.Tensor:
+    """[batch kvhead group rows headdim] -> [batch*kvhead rows*group headdim], or a view of it where that is possible.
+
+    Query heads that share keys lie side by side: any rows of them are then one matrix, without a copy.
+    """
+    batch, kv_heads, group, rows, head_dim = x.shape
+    return x.transpose(2, 3).reshape(batch * kv_heads, rows * group, head_dim)
+
+
 class _RingAttention(torch.autograd.Function):
     """Keeps q, k, v, the output and the log-sum-exp of each row."""
 
@@ -109,36 +128,40 @@ class _RingAttention(torch.autograd.Function):
         ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ring: Ring, starts: torch.Tensor | None
     ) -> torch.Tensor:
         accurate = torch.promote_types(q.dtype, torch.float32)
-        top = q.new_full(q.shape[:-1], float("-inf"), dtype=accurate)
-        total, sums = torch.zeros_like(top), torch.zeros_like(q, dtype=accurate)
-        heads = top[..., 0].numel()
+        batch, kv_heads, group, length, head_dim = q.shape
+        queries = _by_rows(q)
+        top = queries.new_full(queries.shape[:-1], float("-inf"), dtype=accurate)
+        total, sums = torch.zeros_like(top), torch.zeros_like(queries, dtype=accurate)
         pair = torch.stack((k, v))
         for hop in range(ring.group.size):
             arriving = pass_on(pair, ring.group) if hop < ring.group.size - 1 else None
-            for tile in _tiles(ring, (ring.group.index - hop) % ring.group.size, heads, q.device):
-                _attend(q, pair, tile, starts, top, total, sums)
+            source = (ring.group.index - hop) % ring.group.size
+            for tile in _tiles(ring, source, batch * kv_heads * group, q.device, starts):
+                _attend(queries, pair.flatten(1, 2), tile, group, top, total, sums)
             if arriving is not None:
                 pair = arriving()
-        out = (sums / total.unsqueeze(-1)).to(q.dtype)
-        ctx.save_for_backward(q, k, v, out, top + total.log())
+        out = sums.div_(total.unsqueeze(-1)).to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, top.add_(total.log_()))
         ctx.ring, ctx.starts = ring, starts
-        return out
+        return out.view(batch, kv_heads, length, group, head_dim).transpose(2, 3)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None, None]:
         q, k, v, out, log_sum_exp = ctx.saved_tensors
         ring: Ring = ctx.ring
-        grad_out = grads[0].to(q.dtype)
+        batch, kv_heads, group, length, head_dim = q.shape
+        queries, grad_out = _by_rows(q), _by_rows(grads[0].to(q.dtype))
         through_sum = (grad_out.to(log_sum_exp.dtype) * out).sum(-1)
-        grad_q = torch.zeros_like(q, dtype=log_sum_exp.dtype)
-        heads = log_sum_exp[..., 0].numel()
+        grad_q = torch.zeros_like(queries, dtype=log_sum_exp.dtype)
         pair = torch.stack((k, v))
         returning = None
         for hop in range(ring.group.size):
             arriving = pass_on(pair, ring.group) if hop < ring.group.size - 1 else None
             grad_pair = torch.zeros_like(pair, dtype=log_sum_exp.dtype)
-            for tile in _tiles(ring, (ring.group.index - hop) % ring.group.size, heads, q.device):
-                _attend_backward(q, pair, tile, ctx.starts, log_sum_exp, grad_out, through_sum, grad_q, grad_pair)
+            rows = _Rows(queries, grad_out, log_sum_exp, through_sum, grad_q)
+            source = (ring.group.index - hop) % ring.group.size
+            for tile in _tiles(ring, source, batch * kv_heads * group, q.device, ctx.starts):
+                _attend_backward(rows, pair.flatten(1, 2), tile, group, grad_pair.flatten(1, 2))
             if returning is not None:
                 grad_pair += returning()
             returning = pass_on(grad_pair, ring.group)
@@ -146,25 +169,35 @@ class _RingAttention(torch.autograd.Function):
                 pair = arriving()
         assert returning is not None
         grad_k, grad_v = returning().to(k.dtype).unbind(0)
-        return grad_q.to(q.dtype), grad_k, grad_v, None, None
+        by_heads = grad_q.to(q.dtype).view(batch, kv_heads, length, group, head_dim).transpose(2, 3)
+        return by_heads, grad_k, grad_v, None, None
 
 
-def _scores(
-    q: torch.Tensor, k: torch.Tensor, tile: _Tile, starts: torch.Tensor | None, accurate: torch.dtype
-) -> torch.Tensor:
-    """[batch kvhead group rows columns], minus infinity where the mask hides."""
-    batch, kv_heads, group, rows, head_dim = q.shape
-    scores = q.reshape(batch, kv_heads, group * rows, head_dim) @ k.transpose(-1, -2)
-    scores = scores.to(accurate).mul_(head_dim**-0.5).view(batch, kv_heads, group, rows, -1)
-    seen = tile.seen(starts)
-    return scores if seen is None else scores.masked_fill_(~seen, float("-inf"))
+def _scores(q: torch.Tensor, k: torch.Tensor, tile: _Tile, accurate: torch.dtype) -> torch.Tensor:
+    """q [heads rows*group headdim], k [heads columns headdim] -> [heads rows*group columns], scaled; minus infinity
+    where the mask hides."""
+    scores = q.new_empty(*q.shape[:2], k.shape[1])
+    scores = scores.baddbmm_(q, k.transpose(1, 2), beta=0, alpha=q.shape[-1] ** -0.5).to(accurate)
+    if tile.mask is not None:
+        rows, columns = tile.mask.shape[-2:]
+        hidden = ~tile.mask.view(-1, 1, rows, 1, columns)  # for every batch row, or one for all
+        scores.view(len(hidden), -1, rows, q.shape[1] // rows, columns).masked_fill_(hidden, float("-inf"))
+    return scores
+
+
+def _add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: float = 1.0) -> None:
+    """In place; total may be more accurate than the factors."""
+    if total.dtype == a.dtype:
+        total.baddbmm_(a, b, alpha=scale)
+    else:
+        total.add_(torch.bmm(a, b), alpha=scale)
 
 
 def _attend(
     q: torch.Tensor,
     pair: torch.Tensor,
     tile: _Tile,
-    starts: torch.Tensor | None,
+    group: int,
     top: torch.Tensor,
     total: torch.Tensor,
     sums: torch.Tensor,
@@ -173,37 +206,43 @@ def _attend(
 
     A row's first tile must show it something: `_tiles` yields the diagonal first.
     """
-    k, v = pair[:, :, :, tile.columns]
-    top, total, sums = top[..., tile.rows], total[..., tile.rows], sums[..., tile.rows, :]
-    scores = _scores(q[..., tile.rows, :], k, tile, starts, top.dtype)
+    k, v = pair[:, :, tile.columns]
+    at = slice(tile.rows.start * group, tile.rows.stop * group)
+    top, total, sums = top[:, at], total[:, at], sums[:, at]
+    scores = _scores(q[:, at], k, tile, top.dtype)
     new_top = torch.maximum(top, scores.amax(-1))
     fading = (top - new_top).exp_()
     weights = scores.sub_(new_top.unsqueeze(-1)).exp_()
     total.mul_(fading).add_(weights.sum(-1))
-    values = (weights.to(v.dtype).flatten(2, 3) @ v).view(sums.shape)
-    sums.mul_(fading.unsqueeze(-1)).add_(values)
+    _add_product(sums.mul_(fading.unsqueeze(-1)), weights.to(v.dtype), v)
     top.copy_(new_top)
 
 
-def _attend_backward(
-    q: torch.Tensor,
-    pair: torch.Tensor,
-    tile: _Tile,
-    starts: torch.Tensor | None,
-    log_sum_exp: torch.Tensor,
-    grad_out: torch.Tensor,
-    through_sum: torch.Tensor,
-    grad_q: torch.Tensor,
-    grad_pair: torch.Tensor,
-) -> None:
+@dataclass(frozen=True)
+class _Rows:
+    """What backward knows of the local queries, by rows, and the gradient that it adds up."""
+
+    q: torch.Tensor
+    grad_out: torch.Tensor
+    log_sum_exp: torch.Tensor
+    through_sum: torch.Tensor
+    grad_q: torch.Tensor
+
+    def of(self, tile: _Tile, group: int) -> _Rows:
+        """Views."""
+        at = slice(tile.rows.start * group, tile.rows.stop * group)
+        each = (self.q, self.grad_out, self.log_sum_exp, self.through_sum, self.grad_q)
+        return _Rows(*(x[:, at] for x in each))
+
+
+def _attend_backward(rows: _Rows, pair: torch.Tensor, tile: _Tile, group: int, grad_pair: torch.Tensor) -> None:
     """Add a tile's gradients, in place: the probabilities follow from the scores and the rows' log-sum-exp."""
-    k, v = pair[:, :, :, tile.columns]
-    grad_k, grad_v = grad_pair[:, :, :, tile.columns]
-    q, grad_out = q[..., tile.rows, :], grad_out[..., tile.rows, :].flatten(2, 3)
-    weights = _scores(q, k, tile, starts, log_sum_exp.dtype).sub_(log_sum_exp[..., tile.rows].unsqueeze(-1)).exp_()
-    grad_v.add_(weights.to(v.dtype).flatten(2, 3).transpose(-1, -2) @ grad_out)
-    grad_weights = (grad_out @ v.transpose(-1, -2)).view(weights.shape)
-    grad_scores = weights.mul_(grad_weights - through_sum[..., tile.rows].unsqueeze(-1)).mul_(q.shape[-1] ** -0.5)
-    grad_scores = grad_scores.to(q.dtype).flatten(2, 3)
-    grad_q[..., tile.rows, :].add_((grad_scores @ k).view(q.shape))
-    grad_k.add_(grad_scores.transpose(-1, -2) @ q.flatten(2, 3))
+    k, v = pair[:, :, tile.columns]
+    grad_k, grad_v = grad_pair[:, :, tile.columns]
+    own, scale = rows.of(tile, group), k.shape[-1] ** -0.5
+    weights = _scores(own.q, k, tile, own.log_sum_exp.dtype).sub_(own.log_sum_exp.unsqueeze(-1)).exp_()
+    _add_product(grad_v, weights.to(v.dtype).transpose(1, 2), own.grad_out)
+    grad_scores = torch.bmm(own.grad_out, v.transpose(1, 2)).to(weights.dtype)
+    grad_scores = grad_scores.sub_(own.through_sum.unsqueeze(-1)).mul_(weights).to(k.dtype)
+    _add_product(own.grad_q, grad_scores, k, scale)
+    _add_product(grad_k, grad_scores.transpose(1, 2), own.q, scale)
