@@ -49,15 +49,10 @@ def autoshard(folder: Path, *arguments: str, seconds: float = 120) -> subprocess
     )
 
 
-def tiny_plan(folder: Path, *options: str) -> Path:
-    """A plan for 8 processes of this machine."""
-    (folder / "config.json").write_text(json.dumps(TINY))
-    made = autoshard(
-        folder, "plan", "--model", "config.json", "--instance", "cpu", "--nodes", "1", "--seq-len", "64",
-        "--global-batch", "8", *options,
-    )  # fmt: skip
-    assert made.returncode == 0, made.stderr
-    return folder / "plan.json"
+def plan_of_four(folder: Path) -> None:
+    """plan.json for 4 processes of this machine, 2 pipeline stages of 2 ranks."""
+    model = replace(MODELS["llama"], vocab_size=256)
+    write_plan(plan_of(model, strategy(tp=2, pp=2), 4, FP32), folder / "plan.json")
 
 
 def test_a_70b_plan_is_rehearsed(tmp_path: Path) -> None:
@@ -87,25 +82,35 @@ def test_a_moe_plan_with_expert_parallelism_is_rehearsed(tmp_path: Path) -> None
     assert "not rehearsed: dp (all axes together take --processes 16)" in ran.stdout
 
 
-def test_a_plan_for_this_machine_runs_as_planned(tmp_path: Path) -> None:
-    tiny_plan(tmp_path, "--tp", "2", "--pp", "2")
+@pytest.fixture(scope="module")
+def planned_here(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of a run of 8 processes, planned for this machine, and what it printed."""
+    folder = tmp_path_factory.mktemp("here")
+    (folder / "config.json").write_text(json.dumps(TINY))
+    made = autoshard(
+        folder, "plan", "--model", "config.json", "--instance", "cpu", "--nodes", "1", "--seq-len", "64",
+        "--global-batch", "8", "--tp", "2", "--pp", "2", "--dp", "2",
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
     evaluation = ("--eval-fraction", "0.1", "--eval-every", "2", "--eval-batches", "2")
-    ran = autoshard(tmp_path, "run", "plan.json", "--steps", "3", *evaluation)
+    ran = autoshard(folder, "run", "plan.json", "--steps", "4", "--profile", *evaluation)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "Running as planned: 8 processes of this machine" in ran.stdout
-    assert "the last 10.000% held out" in ran.stdout
-    assert "\nstep 2: loss on held-out data 5." in ran.stdout
-    assert re.search(r"in 3 steps, 5\.\d+ on held-out data", ran.stdout)
-    (metrics,) = (tmp_path / "runs").glob("*/metrics.jsonl")
-    steps = [json.loads(line) for line in metrics.read_text().splitlines()]
-    assert ["held_out_loss" in one for one in steps] == [False, True, True]
+    (directory,) = (folder / "runs").glob("[!.]*")
+    return directory, ran.stdout
 
 
-def test_a_profile_shows_the_plans_actions_in_the_plans_order(tmp_path: Path) -> None:
-    tiny_plan(tmp_path, "--tp", "2", "--pp", "2", "--dp", "2")
-    ran = autoshard(tmp_path, "run", "plan.json", "--steps", "4", "--profile")
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    (directory,) = (tmp_path / "runs").glob("[!.]*")
+def test_a_plan_for_this_machine_runs_as_planned(planned_here: tuple[Path, str]) -> None:
+    directory, printed = planned_here
+    assert "Running as planned: 8 processes of this machine" in printed
+    assert "the last 10.000% held out" in printed
+    assert "\nstep 2: loss on held-out data 5." in printed
+    assert re.search(r"in 4 steps, 5\.\d+ on held-out data", printed)
+    steps = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    assert ["held_out_loss" in one for one in steps] == [False, True, False, True]
+
+
+def test_a_profile_shows_the_plans_actions_in_the_plans_order(planned_here: tuple[Path, str]) -> None:
+    directory, _ = planned_here
     events = json.loads((directory / "trace.json").read_text())["traceEvents"]
     plan = read_plan(directory / "plan.json")
     order = actions(plan.strategy.schedule, 2, plan.num_microbatches, plan.strategy.num_virtual_stages)
@@ -121,21 +126,21 @@ def test_a_profile_shows_the_plans_actions_in_the_plans_order(tmp_path: Path) ->
 
 
 def test_torchrun_with_the_plans_world_size_runs_as_planned(tmp_path: Path) -> None:
-    tiny_plan(tmp_path, "--tp", "2", "--dp", "2", "--pp", "2", "--cp", "1")
-    ran = torchrun(tmp_path, 8)
+    plan_of_four(tmp_path)
+    ran = torchrun(tmp_path, 4)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "Running as planned: 8 ranks of torchrun" in ran.stdout
+    assert "Running as planned: 4 ranks of torchrun" in ran.stdout
     (directory,) = (tmp_path / "runs").glob("[!.]*")
     assert len((directory / "metrics.jsonl").read_text().splitlines()) == 2
-    assert [one["rank"] for one in json.loads((directory / "run.json").read_text())["ranks"]] == list(range(8))
+    assert [one["rank"] for one in json.loads((directory / "run.json").read_text())["ranks"]] == list(range(4))
 
 
 def test_torchrun_with_another_world_size_is_refused(tmp_path: Path) -> None:
-    tiny_plan(tmp_path)
+    plan_of_four(tmp_path)
     ran = torchrun(tmp_path, 2)
     assert ran.returncode != 0
     assert (
-        "autoshard: error: torchrun started 2 processes; the plan has 8 ranks: start as many, or none "
+        "autoshard: error: torchrun started 2 processes; the plan has 4 ranks: start as many, or none "
         "(without torchrun it is rehearsed)" in ran.stderr
     )
     assert not (tmp_path / "runs").exists()
@@ -155,7 +160,7 @@ def torchrun(folder: Path, processes: int) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(("blow", "expected"), [("kill a rank", 1), ("Ctrl-C", 130)])
 def test_a_blow_ends_every_process_with_one_message(tmp_path: Path, blow: str, expected: int) -> None:
-    tiny_plan(tmp_path, "--tp", "2", "--dp", "2", "--pp", "2")
+    plan_of_four(tmp_path)
     command = [sys.executable, "-m", "autoshard", "run", "plan.json", "--steps", "100000"]
     with by_default(signal.SIGINT):
         process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -178,20 +183,20 @@ def test_a_blow_ends_every_process_with_one_message(tmp_path: Path, blow: str, e
 
 
 def test_a_rank_that_hangs_is_named_with_its_stage_and_action(tmp_path: Path) -> None:
-    tiny_plan(tmp_path, "--tp", "2", "--dp", "2", "--pp", "2")
+    plan_of_four(tmp_path)
     command = [sys.executable, "-m", "autoshard", "run", "plan.json", "--steps", "100000", "--timeout", "6"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     workers = wait_for_workers(tmp_path, process)
-    stopped = next(one for one in workers if one.environ()["RANK"] == "5")
-    stopped.suspend()  # the other seven wait for it in collectives, and look just as silent
+    stopped = next(one for one in workers if one.environ()["RANK"] == "3")
+    stopped.suspend()  # the other three wait for it in collectives, and look just as silent
     start = time.monotonic()
     _, stderr = process.communicate(timeout=60)
     assert time.monotonic() - start < 6 + 10
     assert process.returncode == 1
     line = next(line for line in stderr.splitlines() if line.startswith("autoshard: error:"))
     assert re.match(
-        r"autoshard: error: rank 5 hung in step \d+, pipeline stages? 1\b.*, .+: nothing heard from it for \d+ s; "
-        r"the other 7 ranks were stopped",
+        r"autoshard: error: rank 3 hung in step \d+, pipeline stages? 1\b.*, .+: nothing heard from it for \d+ s; "
+        r"the other 3 ranks were stopped",
         line,
     ), line
     _, alive = psutil.wait_procs(workers, timeout=5)
@@ -199,7 +204,7 @@ def test_a_rank_that_hangs_is_named_with_its_stage_and_action(tmp_path: Path) ->
 
 
 def wait_for_workers(folder: Path, process: subprocess.Popen[str]) -> list[psutil.Process]:
-    """The 8 ranks, once the first step is done."""
+    """The ranks, once the first step is done."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         assert process.poll() is None, process.communicate()
