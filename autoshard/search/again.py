@@ -27,7 +27,7 @@ class Searches:
     """Mutable: remembers what it did."""
 
     def __init__(self) -> None:
-        self._drafts: dict[tuple[object, ...], list[tuple[float, list[Draft]]]] = {}
+        self._drafts: dict[tuple[object, ...], list[Draft]] = {}
         self._priced: dict[tuple[Problem, Pins], PricedLayouts] = {}
 
     def best(self, problem: Problem, pins: Pins, fit_probability: float = FIT_PROBABILITY) -> Candidate:
@@ -57,19 +57,14 @@ class Searches:
     def _price(self, problem: Problem, pins: Pins) -> PricedLayouts:
         from autoshard.search.grid.table import Table
 
-        table = Table(problem, recompute_sets(problem, pins), sets_by_stage(pins))
-        capacity = problem.cluster.device.memory_bytes
-        for state_bytes, drafts in self._legal(problem, pins):
-            for draft in drafts if state_bytes <= capacity else ():
-                if table.has_room(draft):
-                    table.add(draft)
-        return PricedLayouts(problem, [*table.price()], inf)
-
-    def _legal(self, problem: Problem, pins: Pins) -> list[tuple[float, list[Draft]]]:
         model, training, cluster, backend = problem
         degrees = (cluster.nodes, cluster.devices_per_node, cluster.devices_per_chip, cluster.lnc)
-        rules = (cluster.instance, cluster.layout_rules, cluster.device.reserved_memory_bytes, *degrees)
-        key = (model, training, backend, rules, pins)
+        memory = (cluster.device.memory_bytes, cluster.device.reserved_memory_bytes)
+        key = (model, training, backend, pins, cluster.instance, cluster.layout_rules, *degrees, *memory)
+        table = Table(problem, recompute_sets(problem, pins), sets_by_stage(pins))
         if key not in self._drafts:
-            self._drafts[key] = [(one.state_bytes, one.drafts) for one in legal_layouts(problem, pins, Tally())]
-        return self._drafts[key]
+            legal = [one for one in legal_layouts(problem, pins, Tally()) if one.state_bytes <= memory[0]]
+            self._drafts[key] = [draft for mesh in legal for draft in mesh.drafts if table.has_room(draft)]
+        for draft in self._drafts[key]:
+            table.add(draft)
+        return PricedLayouts(problem, [*table.price()], inf)
