@@ -268,7 +268,6 @@ CASES: dict[int, dict[str, tuple[str, Strategy, int]]] = {
         "packed documents, cp x pp, recompute": ("mistral", strategy(cp=2, pp=2, recompute="core_attention"), 3),
         "padded heads, gpt2": ("gpt2 of 6 heads", strategy(tp=4), 2),
         "padded heads that share, plain attention": ("3 heads share", strategy(tp=4, kernel="plain"), 2),
-        "padded heads x ulysses": ("3 kv heads", strategy(tp=2, cp=2, attention="ulysses"), 2),
         "qwen2 moe ep x tp": ("qwen2 moe", strategy(dp=2, ep=2, tp=2), 2),
         "qwen3 moe ep x pp": ("qwen3 moe", strategy(dp=2, ep=2, pp=2), 4),
         "mixtral ep x tp": ("mixtral", strategy(dp=2, ep=2, tp=2), 2),

@@ -72,7 +72,6 @@ LAYOUTS: dict[str, dict[str, Strategy]] = {
     },
     "3 heads share": {
         "one process": strategy(),
-        "tp, padded": strategy(tp=4),
         "tp x dp, padded": strategy(tp=4, dp=5),
     },
 }

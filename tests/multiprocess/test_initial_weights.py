@@ -12,6 +12,7 @@ import torch
 from autoshard.convert.convert import Conversion, convert, open_source
 from autoshard.layout.plan import Plan
 from autoshard.layout.plan_json import write_plan
+from autoshard.models.padding import padded_heads
 from autoshard.runtime.data import open_stream, read_token_file
 from autoshard.runtime.torch_backend.initial_weights import load_weights
 from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings
@@ -50,6 +51,20 @@ def test_every_form_gives_the_same_masters(forms: Path) -> None:
     for name, value in masters["hf"].items():
         assert torch.equal(masters["plan"][name], value) and torch.equal(masters["nxd"][name], value)
         assert not torch.equal(random[name], value)
+
+
+def test_weights_cut_for_a_layout_with_padding_are_the_same(tmp_path: Path) -> None:
+    odd = replace(MODEL, num_attention_heads=3 * MODEL.num_key_value_heads)
+    tp = 2 * MODEL.num_key_value_heads
+    source = open_source(huggingface_folder(tmp_path / "hf", odd, "F32"))
+    convert(source, tmp_path / "plan", Conversion("plan", plan(odd, tp=tp)), lambda count: None, lambda count: None)
+    assert padded_heads(odd, tp).groups == 4
+    masters = []
+    for form in ("hf", "plan"):
+        one = session(plan(odd))
+        load_weights(one, tmp_path / form)
+        masters.append({name: value.clone() for name, value in one.optimizer.masters().items()})
+    assert all(torch.equal(masters[1][name], value) for name, value in masters[0].items())
 
 
 def test_a_run_over_four_ranks_starts_where_one_process_does(forms: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from autoshard.layout.validate import plan_from_dict
 from autoshard.models.padding import Heads, padded_heads, padding_notes
 from autoshard.models.registry import load_model
 from autoshard.models.stage import dim_sizes
+from autoshard.runtime.rehearse import rehearse
 from autoshard.search.result import Pins
 from autoshard.search.rules import check_strategy
 from autoshard.search.search import search
@@ -112,6 +113,14 @@ def test_checkpoints_hold_no_padding() -> None:
         2: ((0, 0, 2, 0), (64, 1, 1, 8), (64, 1, 2, 8)),
         3: ((0, 1, 2, 0), (64, 1, 1, 8), (64, 1, 2, 8)),
     }
+
+
+@pytest.mark.parametrize(("heads", "key_value", "small"), [(6, 6, (3, 3)), (6, 3, (6, 3)), (6, 2, (3, 1))])
+def test_a_rehearsal_pads_too(heads: int, key_value: int, small: tuple[int, int]) -> None:
+    plan = plan_of(replace(LLAMA, num_attention_heads=heads, num_key_value_heads=key_value), strategy(tp=4), 2)
+    model = rehearse(plan, 2, 256).plan.model
+    assert (model.num_attention_heads, model.num_key_value_heads) == small
+    assert padded_heads(model, 2).queries > model.num_attention_heads
 
 
 def test_torch_pads_where_it_pays_and_nxd_refuses() -> None:
