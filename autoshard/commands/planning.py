@@ -11,9 +11,12 @@ from math import inf
 from autoshard.commands.plan_options import INSTANCE, PIN_FIELDS, SEARCHED, SEQUENCE_LENGTH, PlanRequest
 from autoshard.errors import AutoshardError
 from autoshard.graph.partition import Choice
-from autoshard.layout.plan import Plan, SearchSummary, make_plan
+from autoshard.layout.plan import Plan, SearchSummary, make_plan, operator_choices
+from autoshard.layout.sharding import OperatorChoices
+from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import is_user_module, load_model, published_dropout
 from autoshard.search import Candidate, Pins, SearchResult, check_strategy, search
+from autoshard.search.headroom import levels
 from autoshard.search.rules import Problem, warnings
 from autoshard.spec.cluster import Cluster, load_cluster
 from autoshard.spec.dropout import NO_DROPOUT, PUBLISHED, Dropout, parse_dropout
@@ -58,7 +61,7 @@ def plan_of(request: PlanRequest, found: Answer) -> Plan:
     problem, result, notes = found.problem, found.result, found.notes
     operators = None
     if request.operators == "solver":
-        result, operators, solver_notes = _solved(problem, result)
+        result, operators, solver_notes = _solved(problem, result, request)
         notes += solver_notes
     return make_plan(
         *problem,
@@ -130,30 +133,38 @@ def pins_of(request: PlanRequest) -> Pins:
 
 
 def _solved(
-    problem: Problem, result: SearchResult
+    problem: Problem, result: SearchResult, request: PlanRequest
 ) -> tuple[SearchResult, Mapping[str, Choice] | None, tuple[str, ...]]:
     """The result with the solver's operators where they pay, those operators, and a note of what they bring."""
-    from autoshard.search.operators.improve import WORTH, improve
+    from autoshard.search.operators.combine import WORTH, combine
 
-    found, tried = improve(problem, result), 1 + len(result.runners_up)
-    if found is None:
-        note = (
-            f"operators: in the {tried} best layouts the solver has none that make the step {WORTH:.1%} faster than "
-            "Megatron's, which stay"
-        )
-        return result, None, (note,)
     layouts = (result.best, *result.runners_up)
+    known_s, needed = min(one.estimate.step_time_s for one in layouts), result.best.estimate.fullest.total_bytes
+    sure = (one.memory_bytes for one in levels(problem.cluster, request.fit_probability))
+    limit_bytes = next((limit for limit in sure if needed <= limit), problem.cluster.device.memory_bytes)
+    found = combine(problem, pins_of(request), known_s, limit_bytes, request.exhaustive)
+    gap = f"no layout, however its operators are sharded, is more than {100 * found.gap:.2g} % faster, proven"
+    asked = f"blocks of {found.blocks} local shapes solved, {found.points} points of their Pareto sets in whole layouts"
+    if found.strategy is None or found.estimate is None:
+        note = f"operators: none make the step {WORTH:.1%} faster than Megatron's, which stay; {asked}"
+        return replace(result, optimality=f"{result.optimality}; {gap}"), None, (note,)
     others = tuple(one for one in layouts if one.strategy != found.strategy)[: len(result.runners_up)]
-    step, before, best_before = (
-        format_seconds(one.step_time_s) for one in (found.estimate, found.before, result.best.estimate)
-    )
-    note = (
-        f"operators by the solver: {step} a step; Megatron's would take {before} in this layout and {best_before} in "
-        f"the best one for them. Only the {tried} best layouts under Megatron's were solved"
-    )
+    step, before = (format_seconds(seconds) for seconds in (found.estimate.step_time_s, known_s))
+    note = f"operators by the solver: {step} a step; the best layout with Megatron's would take {before}; {asked}"
     best = Candidate(found.strategy, found.estimate)
-    unproven = f"not proven to be optimal: operators were solved in the {tried} best layouts only"
-    return replace(result, best=best, runners_up=others, optimality=unproven), found.operators, (note,)
+    operators = solved_choices(problem, found.strategy, found.operators)
+    return (
+        replace(result, best=best, runners_up=others, optimality=f"operators by the solver: {gap}"),
+        operators,
+        (note,),
+    )
+
+
+def solved_choices(problem: Problem, strategy: Strategy, others: OperatorChoices) -> dict[str, Choice]:
+    """The choice of every operator template: the rule's, but for the others."""
+    given = {template: dict(choice) for template, choice in others}
+    rule = operator_choices(problem.model, problem.cluster, strategy)
+    return {template: given.get(template, choice) for template, choice in rule.items()}
 
 
 def _sequence_length(request: PlanRequest, model: ModelSpec) -> tuple[int, tuple[str, ...]]:

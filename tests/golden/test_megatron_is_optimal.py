@@ -49,7 +49,7 @@ def block(model: str, nodes: int, pp: int, tp: int = 8, recompute: str = "none")
     )
     layers = (spec.num_hidden_layers // pp,) * pp
     dp = problem.cluster.world_size // (tp * pp)
-    strategy = Strategy(tp, pp, dp, 1, 1, 1, 1, "1f1b", (recompute,), True, True, "flash", layers)
+    strategy = Strategy(tp, pp, dp, 1, 1, 1, 1, "1f1b", (recompute,), True, 1, "flash", layers)
     mesh = strategy_mesh(spec, problem.cluster, strategy)
     graph, *_ = graphs(problem, strategy)
     prices = layout_prices(problem, strategy, mesh)

@@ -19,27 +19,34 @@ from autoshard.runtime.rehearse import rehearse
 
 @cache
 def plan(operators: str, backend: str = "torch") -> Plan:
-    """tp=32 with 8 key-value heads, where Megatron's rule is far from the best."""
+    """Where there is memory for whole key weights, Megatron's rule is not the best."""
     return plan_for(
-        PlanRequest("llama3-8b", nodes=4, backend=backend, operators=operators, pins={"tp": 32, "recompute": "none"})
+        PlanRequest(
+            "llama3-8b", nodes=4, backend=backend, operators=operators, pins={"tp": 8, "pp": 4, "recompute": "none"}
+        )
     )
 
 
 def test_it_is_faster_and_says_by_how_much() -> None:
     solved, megatron = plan("solver"), plan("megatron")
-    assert solved.estimate.step_time_s < 0.95 * megatron.estimate.step_time_s
+    assert solved.estimate.step_time_s < 0.99 * megatron.estimate.step_time_s
     assert solved.estimate.fits
     (note,) = (note for note in solved.notes if note.startswith("operators"))
-    assert note.startswith("operators by the solver: ") and " a step; Megatron's would take " in note
+    assert (
+        note.startswith("operators by the solver: ") and " a step; the best layout with Megatron's would take " in note
+    )
+    assert note.endswith(" points of their Pareto sets in whole layouts")
     assert not any(note.startswith("operators") for note in megatron.notes)
     assert solved.operators != operator_choices(solved.model, solved.cluster, solved.strategy)
     assert megatron.operators == operator_choices(megatron.model, megatron.cluster, megatron.strategy)
 
 
-def test_nobody_says_that_it_is_optimal() -> None:
+def test_what_is_proven_is_said() -> None:
     solved, megatron = plan("solver").search, plan("megatron").search
     assert solved is not None and megatron is not None
-    assert solved.optimality == "not proven to be optimal: operators were solved in the 6 best layouts only"
+    words, _, share = solved.optimality.partition("is more than ")
+    assert words == "operators by the solver: no layout, however its operators are sharded, "
+    assert share.endswith(" % faster, proven") and 0 < float(share.split()[0]) < 50
     assert megatron.optimality.startswith("optimal within this model: ")
 
 
@@ -55,8 +62,11 @@ def test_the_same_question_has_the_same_answer() -> None:
 
 
 def test_a_rehearsal_has_the_same_choices() -> None:
-    small = rehearse(plan("solver"), 8, 256).plan
-    assert small.operators["model.layers.*.mlp.up_proj"]["tp1"] == "seq"
+    solved = plan("solver")
+    rule = operator_choices(solved.model, solved.cluster, solved.strategy)
+    changed = [name for name, choice in solved.operators.items() if choice != rule[name]]
+    small = rehearse(solved, 8, 256).plan
+    assert changed and all(small.operators[name]["tp"] == solved.operators[name]["tp"] for name in changed)
     assert small.sample_programs
 
 
@@ -64,10 +74,7 @@ def test_nxd_has_layers_for_megatron_only() -> None:
     solved = plan("solver", "nxd")
     assert solved.operators == operator_choices(solved.model, solved.cluster, solved.strategy)
     (note,) = (note for note in solved.notes if note.startswith("operators"))
-    assert note == (
-        "operators: in the 6 best layouts the solver has none that make the step 0.1% faster than "
-        "Megatron's, which stay"
-    )
+    assert note.startswith("operators: none make the step 0.1% faster than Megatron's, which stay; blocks of ")
 
 
 def test_without_highs_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,20 +41,17 @@ def refine(
     wholes: Iterable[Whole], by_stage: bool, limit_bytes: float, known_s: float, in_time: Callable[[], bool]
 ) -> Refined:
     """The layouts that beat known_s, by cuts and, with by_stage, by recompute sets that differ from stage to stage."""
-    promises = [
-        one
-        for whole in wholes
-        if whole.family.cuts_are_free
-        for one in _promises(whole, by_stage, limit_bytes, known_s)
+    ranked = [
+        one for whole in wholes if whole.family.cuts_are_free for one in promises(whole, by_stage, limit_bytes, known_s)
     ]
-    promises.sort(key=lambda one: one.at_least_s)
+    ranked.sort(key=lambda one: one.at_least_s)
     found: list[Found] = []
     at_least_s = best_s = known_s
-    for place, (bound_s, whole, draft, sets) in enumerate(promises):
+    for place, (bound_s, whole, draft, sets) in enumerate(ranked):
         if bound_s >= best_s * (1 - ROUNDING):
             break
         if not in_time():
-            return Refined(found, min(at_least_s, bound_s), len(promises) - place)
+            return Refined(found, min(at_least_s, bound_s), len(ranked) - place)
         one = Frame(whole, draft, sets, limit_bytes).best(best_s * (1 - ROUNDING))
         if one is not None:
             at_least_s = min(at_least_s, one.at_least_s)
@@ -63,7 +60,8 @@ def refine(
     return Refined(found, min(at_least_s, best_s), 0)
 
 
-def _promises(whole: Whole, by_stage: bool, limit_bytes: float, known_s: float) -> Iterator[Promise]:
+def promises(whole: Whole, by_stage: bool, limit_bytes: float, known_s: float) -> Iterator[Promise]:
+    """The drafts with free cuts of which some layout may fit and take less than known_s."""
     count, sets = len(whole.drafts.drafts), len(whole.sets)
     draft, recompute = np.repeat(np.arange(count), sets), np.tile(np.arange(sets), count)
     shape = (count, sets) if by_stage else (count * sets, 1)

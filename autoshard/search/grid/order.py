@@ -8,15 +8,20 @@ from heapq import heappop, heappush
 import numpy as np
 
 from autoshard.cost.estimate import estimate
+from autoshard.layout.sharding import OperatorChoices
 from autoshard.search.grid.table import Priced
 from autoshard.search.ranking import Timed
 from autoshard.search.rules import Problem
 
 
 def fastest_first(
-    problem: Problem, priced: list[Priced], limit_bytes: float, above_bytes: float = 0.0
+    problem: Problem,
+    priced: list[Priced],
+    limit_bytes: float,
+    above_bytes: float = 0.0,
+    operators: OperatorChoices = (),
 ) -> Iterator[Timed]:
-    """Those that need no more than the limit, and more than `above_bytes`.
+    """Those that need no more than the limit, and more than `above_bytes`. operators: with which they were priced.
 
     Where a step time is a lower bound only, the layout is estimated when its turn comes, and waits until its step time
     has come up.
@@ -36,7 +41,7 @@ def fastest_first(
         if not one.at_least:
             yield Timed(step_time_s, strategy)
             continue
-        exact_s = estimate(problem.model, problem.training, problem.cluster, strategy).step_time_s
+        exact_s = estimate(problem.model, problem.training, problem.cluster, strategy, operators=operators).step_time_s
         heappush(waiting, (exact_s, place, Timed(exact_s, strategy)))
     while waiting:
         yield heappop(waiting)[2]

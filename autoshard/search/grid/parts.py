@@ -22,6 +22,7 @@ from autoshard.search.grid.microbatch import UnitWork, unit_work
 from autoshard.search.grid.pipeline import Array
 from autoshard.search.grid.steps import Law, StepSeconds, step_seconds
 from autoshard.search.rules import Problem
+from autoshard.spec.cluster import Device
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import DTYPE_BYTES, TrainingSpec
 
@@ -64,7 +65,17 @@ class StageColumns(NamedTuple):
 
 def stage_columns(problem: Problem, shapes: list[LocalShape], recompute: tuple[str, ...]) -> StageColumns:
     """Entry i * len(recompute) + j: shape i under set j."""
-    rows = [row for of_shape in shape_rows(problem, shapes, recompute) for row in of_shape]
+    return as_columns(problem, shapes, recompute, shape_rows(problem, shapes, recompute))
+
+
+def as_columns(
+    problem: Problem,
+    shapes: Sequence[LocalShape],
+    recompute: tuple[str, ...],
+    rows_of: Sequence[Sequence[tuple[Numbers, ...]]],
+) -> StageColumns:
+    """rows_of: each shape, for each set."""
+    rows = [row for of_shape in rows_of for row in of_shape]
     block, embedding, head, tied = (PartColumns(*np.array(part, dtype=float).T) for part in zip(*rows, strict=True))
     hidden = [_hidden_bytes(problem, shape) for shape in shapes for _ in recompute]
     return StageColumns(block, embedding, head, tied, np.array(hidden, dtype=float))
@@ -129,15 +140,23 @@ def _works(
 
 
 def shape_rows(
-    problem: Problem, shapes: Sequence[LocalShape], recompute: tuple[str, ...]
+    problem: Problem,
+    shapes: Sequence[LocalShape],
+    recompute: tuple[str, ...],
+    device: Device | None = None,
+    law: Law | None = None,
 ) -> list[list[tuple[Numbers, ...]]]:
-    """For each shape and set: block, embedding, head, tied."""
-    base, weights_apart = _whatever_the_hardware(problem), problem.backend != "nxd"
+    """For each shape and set: block, embedding, head, tied. device, law: the cluster's, unless given."""
+    base, weights_apart, device = (
+        _whatever_the_hardware(problem),
+        problem.backend != "nxd",
+        device or problem.cluster.device,
+    )
     works = [_works(*base, shape, weights_apart) for shape in shapes]
-    laws = [_laws(problem, shape) for shape in shapes]
-    peak = problem.cluster.device.peak_flops_per_s(problem.training.precision.compute_dtype)
+    laws = [law or _laws(problem, shape) for shape in shapes]
+    peak = device.peak_flops_per_s(problem.training.precision.compute_dtype)
     asked = [(work, law) for several, law in zip(works, laws, strict=True) for work in several if work is not None]
-    priced = iter(step_seconds(asked, problem.cluster.device, peak))
+    priced = iter(step_seconds(asked, device, peak))
     rows = []
     for shape, several in zip(shapes, works, strict=True):
         seconds = [None if work is None else next(priced) for work in several]

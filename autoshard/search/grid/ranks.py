@@ -51,20 +51,24 @@ class RankState:
     def __init__(self, problem: Problem, mesh: Mesh, shape: LocalShape, zero: int):
         self._cluster, self._precision, self._zero = problem.cluster, problem.training.precision, zero
         self._mesh, self._order = mesh, mesh_order(mesh)
-        units = unit_programs(problem, replace(shape, microbatch_size=1))
-        tied = units.tied if mesh.pp == 1 else None
-        self._counts: tuple[Counts, ...] = (
-            units.block.work.parameters,
-            (tied or units.embedding).work.parameters,
-            {} if tied else units.head.work.parameters,
-        )
+        self._counts = self._counts_of(problem, mesh, shape)
         self._matrices = self._matrices_of(problem, mesh, shape)
         self.block, self.first, self.last = map(self._held, self._counts)
         self.gathers, self.shards = zero == 3, mesh.size(ZERO_AXES)
         self.tied = mesh.pp == 1 and not self._counts[2]
         self.units: tuple[Unit, ...] = tuple(map(self._unit, range(3))) if zero >= 2 else ()
-        self.shares_state = mesh.size(ZERO_AXES) > 1
+        self.shares_state = self.shards > 1
         self._update_s = update_s_per_parameter(self._precision, problem.cluster.device)
+
+    def _counts_of(self, problem: Problem, mesh: Mesh, shape: LocalShape) -> tuple[Counts, ...]:
+        """Of a block and of the ends."""
+        units = unit_programs(problem, replace(shape, microbatch_size=1))
+        tied = units.tied if mesh.pp == 1 else None
+        return (
+            units.block.work.parameters,
+            (tied or units.embedding).work.parameters,
+            {} if tied else units.head.work.parameters,
+        )
 
     def _matrices_of(self, problem: Problem, mesh: Mesh, shape: LocalShape) -> tuple[Counts, ...]:
         """Of the same, those that travel under ZeRO-2 and -3."""

@@ -11,10 +11,11 @@ import numpy as np
 from autoshard.cost.stage import LocalShape
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.graph.recompute import COMMON_SETS
+from autoshard.layout.sharding import OperatorChoices
 from autoshard.layout.strategy import Strategy
 from autoshard.search.grid.cuts import Cuts, balanced_cuts, even_cuts
 from autoshard.search.grid.memory import StateColumns
-from autoshard.search.grid.parts import PartColumns, StageColumns, stage_columns, unit_programs
+from autoshard.search.grid.parts import PartColumns, StageColumns, Units, stage_columns, unit_programs
 from autoshard.search.grid.pipeline import Array
 from autoshard.search.grid.price import Family, Layouts, memory_bytes, step_times_s, waiting
 from autoshard.search.grid.ranks import RankState, mesh_of, shard_columns
@@ -78,14 +79,20 @@ class Priced:
 class Table:
     """Legal drafts, priced when all are there."""
 
-    def __init__(self, problem: Problem, sets: tuple[str, ...], by_stage: bool = False):
+    rank_state: type[RankState] = RankState
+
+    def __init__(
+        self, problem: Problem, sets: tuple[str, ...], by_stage: bool = False, operators: OperatorChoices = ()
+    ):
         """by_stage: stages may choose among the sets one by one. Where `frames.refine` then finds the best ones, only
-        the common sets are priced here, the same for all stages."""
-        self._problem, self._sets, self._by_stage = problem, sets, by_stage
+        the common sets are priced here, the same for all stages. operators: of all layouts, what differs from the rule
+        of layout/sharding.py."""
+        self._problem, self._sets, self._by_stage, self._operators = problem, sets, by_stage, operators
         self._families: dict[Family, Drafts] = {}
         self._shapes: dict[LocalShape, int] = {}
         self._states: dict[tuple[int | bool, ...], int] = {}
         self._held: list[RankState] = []
+        self._units: dict[tuple[object, ...], Units] = {}
 
     def sets_of(self, draft: Draft) -> int:
         """Recompute sets under which it is priced."""
@@ -101,9 +108,11 @@ class Table:
     def has_room(self, draft: Draft) -> bool:
         """Whether the rank with the head could hold one block, the head, and what works on them at one time. A bound
         that needs no prices: it leaves out large microbatches."""
-        problem, shape = self._problem, local_shape(draft)
-        units, state = unit_programs(problem, replace(shape, microbatch_size=1)), self._held[self._state(draft, shape)]
-        precision, device = problem.training.precision, problem.cluster.device
+        key = (draft.tp, draft.cp, draft.ep, draft.sequence_parallel, draft.attention_kernel, draft.context_parallel)
+        if key not in self._units:
+            self._units[key] = unit_programs(self._problem, replace(self._shape_of(draft), microbatch_size=1))
+        units, state = self._units[key], self._held[self._state(draft)]
+        precision, device = self._problem.training.precision, self._problem.cluster.device
         held = state.least_elements(3) * DTYPE_BYTES[precision.parameter_dtype]
         held += state.least_elements(2) * DTYPE_BYTES[precision.gradient_accumulation_dtype]
         working = max(unit.working_bytes(draft.microbatch_size) for unit in (units.block, units.head))
@@ -116,18 +125,22 @@ class Table:
         drafts = self._families.setdefault(
             Family(draft.schedule, draft.pp, draft.num_virtual_stages, at_once), Drafts()
         )
-        shape = local_shape(draft)
+        shape = self._shape_of(draft)
         drafts.drafts.append(draft)
         drafts.shapes.append(self._shapes.setdefault(shape, len(self._shapes)))
-        drafts.states.append(self._state(draft, shape))
+        drafts.states.append(self._state(draft))
         drafts.num_microbatches.append(count)
 
-    def _state(self, draft: Draft, shape: LocalShape) -> int:
+    def _shape_of(self, draft: Draft) -> LocalShape:
+        return replace(local_shape(draft), operators=self._operators) if self._operators else local_shape(draft)
+
+    def _state(self, draft: Draft) -> int:
         degrees = (draft.tp, draft.pp, draft.dp, draft.cp, draft.ep)
         key = (*degrees, draft.sequence_parallel, draft.zero)
         if key not in self._states:
             self._states[key] = len(self._held)
-            self._held.append(RankState(self._problem, mesh_of(self._problem, *degrees), shape, draft.zero))
+            mesh, shape = mesh_of(self._problem, *degrees), self._shape_of(draft)
+            self._held.append(self.rank_state(self._problem, mesh, shape, draft.zero))
         return self._states[key]
 
     @cached_property

@@ -1,83 +1,113 @@
-"""From layouts that the search found to operator choices that beat the rule of layout/sharding.py in them.
+"""Operator choices of one layout that beat the rule of layout/sharding.py in it.
 
-The search prices every layout with the rule. Here the integer program is solved for a few of the best, each under the
-memory that the layout leaves; the cost model then prices the whole layout with the choices, and only that counts.
+The integer program is solved under the memory that the layout leaves; the cost model then prices the whole layout with
+the choices, and only that counts.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from math import inf
 
 from autoshard.cost.collectives import collective_law, collective_time_s, group_shape
 from autoshard.cost.compute import memory_s, operator_seconds
-from autoshard.cost.estimate import Estimate, estimate
+from autoshard.cost.estimate import estimate
 from autoshard.cost.load import RankLoad, rank_load, telling_ranks
 from autoshard.cost.memory import memory_values
 from autoshard.cost.shards import zero_axes
-from autoshard.cost.stage import mesh_order, strategy_mesh, strategy_parts
+from autoshard.cost.stage import LocalShape, mesh_order, strategy_mesh, strategy_parts
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.graph.ir import Graph
 from autoshard.graph.partition import Choice, OperatorStep, Program
-from autoshard.graph.recompute import members
+from autoshard.graph.recompute import NO_RECOMPUTE, members
 from autoshard.layout.context_parallel import with_context_parallel
-from autoshard.layout.mesh import TENSOR_PARALLEL_AXES, Mesh
-from autoshard.layout.sharding import choices, differing
+from autoshard.layout.mesh import Mesh
+from autoshard.layout.sharding import OperatorChoices, choices, differing
 from autoshard.layout.strategy import Strategy
 from autoshard.layout.template import template_of
 from autoshard.models.stage import dim_sizes, stage_graph
-from autoshard.search.operators.prices import Axes, MemoryRow, Prices
-from autoshard.search.operators.solve import OperatorSolution, block_problem, priced, solve
-from autoshard.search.result import SearchResult
+from autoshard.search.grid.least import Least
+from autoshard.search.operators.prices import Axes, MemoryRow, Price, Prices
+from autoshard.search.operators.program import OperatorProblem
+from autoshard.search.operators.solve import (
+    OperatorSolution,
+    block_problem,
+    priced,
+    promising,
+    solve,
+)
 from autoshard.search.rules import Problem
 from autoshard.spec.training import DTYPE_BYTES, Precision
 
-WORTH = 1e-3
-"""Share of the step that choices must save: below it a plan is as fast, and Megatron's choices are simpler."""
 ATTEMPTS = 3
 """Memory that the rows do not see (whole buckets, other stages' ends) may push a solution over: it is solved again with
 that much less."""
+GAP = 1e-5
+"""Share of a block's time below which one solution is as good as another."""
 
 
-@dataclass(frozen=True)
-class Improvement:
-    """operators: by template, all of them. before: of the same strategy with the rule."""
+class Solver:
+    """Solves blocks and ends of layouts of one problem; the ends once for each local shape."""
 
-    strategy: Strategy
-    operators: dict[str, Choice]
-    estimate: Estimate
-    before: Estimate
+    def __init__(self, problem: Problem):
+        self._problem = problem
+        self._ends: dict[LocalShape, dict[str, Choice]] = {}
 
+    def fastest(self, strategy: Strategy, limit_s: float) -> Least:
+        """What no choices beat, whatever memory they need. strategy: any one of a local shape. limit_s: beyond which a
+        block is of no interest: it is then said to take that long."""
+        block, *ends = _bound_problems(self._problem, strategy)
+        seconds = [_fastest_s(block, limit_s), *(_fastest_s(end, inf) for end in ends)]
+        return Least(*seconds, *(0.0,) * (3 - len(seconds)))
 
-def improve(problem: Problem, result: SearchResult) -> Improvement | None:
-    """The fastest of the search's layouts with solved operators; None where none beats the best without.
-
-    Raises AutoshardError where HiGHS is not installed.
-    """
-    best: Improvement | None = None
-    limit = result.best.estimate.step_time_s * (1 - WORTH)
-    for candidate in (result.best, *result.runners_up):
-        found = solve_layout(problem, candidate.strategy, candidate.estimate)
-        if found is not None and found.estimate.step_time_s < limit:
-            best, limit = found, found.estimate.step_time_s
-    return best
-
-
-def solve_layout(problem: Problem, strategy: Strategy, before: Estimate) -> Improvement | None:
-    """One layout with solved operators that fits in memory; None where there is nothing to solve or nothing fits."""
-    mesh = strategy_mesh(problem.model, problem.cluster, strategy)
-    if not set(mesh.stage_axes) & set(TENSOR_PARALLEL_AXES):
+    def within(
+        self, shape: LocalShape, strategy: Strategy, limit_bytes: float, limit_s: float = inf
+    ) -> OperatorChoices | None:
+        """The fastest choices with which the layout needs no more than the limit, those that differ from the rule; None
+        where there are none. limit_s: beyond which a block is of no interest."""
+        problem = self._problem
+        mesh = strategy_mesh(problem.model, problem.cluster, strategy)
+        rule = _rule(problem, strategy, mesh)
+        if shape not in self._ends:
+            self._ends[shape] = _solve_ends(problem, strategy, mesh)
+        reserve = problem.cluster.device.memory_bytes - limit_bytes
+        for _ in range(ATTEMPTS):
+            block = _solve_block(problem, strategy, mesh, reserve, limit_s)
+            if block is None:
+                return None
+            others = differing({**rule, **self._ends[shape], **block}, rule)
+            cost = estimate(*problem[:3], strategy, operators=others)
+            if cost.fullest.total_bytes <= limit_bytes:
+                return others
+            reserve += 1.01 * (cost.fullest.total_bytes - limit_bytes)
         return None
-    reserve = 0.0
-    rule = _rule(problem, strategy, mesh)
-    for _ in range(ATTEMPTS):
-        solved = _solve_parts(problem, strategy, mesh, reserve)
-        operators = {name: solved.get(name, choice) for name, choice in rule.items()}
-        others = differing(operators, rule)
-        cost = estimate(problem.model, problem.training, problem.cluster, strategy, operators=others)
-        if cost.fits:
-            return Improvement(strategy, operators, cost, before)
-        reserve += 1.01 * (cost.fullest.total_bytes - cost.memory_capacity_bytes)
-    return None
+
+
+def _bound_problems(problem: Problem, strategy: Strategy) -> list[OperatorProblem]:
+    """The block and, where they do not share a table, the ends: of parameters only the gradient accumulation is priced,
+    nothing is recomputed, and there is memory for everything."""
+    mesh = strategy_mesh(problem.model, problem.cluster, strategy)
+    accumulation_s = accumulation_s_per_parameter(problem.training.precision, problem.cluster.device)
+    prices = replace(
+        layout_prices(problem, strategy, mesh),
+        parameter_s=lambda axes: accumulation_s,
+        memory=(),
+        recompute=NO_RECOMPUTE,
+    )
+    block, *ends = graphs(problem, strategy)
+    return [
+        block_problem(graph, mesh.stage_axes, strategy.sequence_parallel, prices, problem.backend)
+        for graph in (block, *(ends if not problem.model.tie_word_embeddings else ()))
+    ]
+
+
+def _fastest_s(problem: OperatorProblem, limit_s: float) -> float:
+    """A bound of all choices, not above limit_s."""
+    few = problem if limit_s == inf else promising(problem, limit_s)
+    if few is None:
+        return limit_s
+    solution = solve(few, Price(limit_s if limit_s < inf else 1.0, ()), GAP)
+    return limit_s if solution is None else min(limit_s, solution.at_least_s)
 
 
 def graphs(problem: Problem, strategy: Strategy) -> tuple[Graph, ...]:
@@ -103,22 +133,27 @@ def _rule(problem: Problem, strategy: Strategy, mesh: Mesh) -> dict[str, Choice]
     return found
 
 
-def _solve_parts(problem: Problem, strategy: Strategy, mesh: Mesh, reserve_bytes: float) -> dict[str, Choice]:
-    """By template. Embedding and head within the memory that they have by the rule, then the block with all the rest.
-
-    A table that embedding and head share is left to the rule.
-    """
-    block, *ends = graphs(problem, strategy)
+def _solve_ends(problem: Problem, strategy: Strategy, mesh: Mesh) -> dict[str, Choice]:
+    """By template: embedding and head within the memory that they have by the rule. A table that they share is left to
+    the rule."""
     found: dict[str, Choice] = {}
-    for graph in ends if not problem.model.tie_word_embeddings else ():
+    for graph in graphs(problem, strategy)[1:] if not problem.model.tie_word_embeddings else ():
         found.update(_solve_end(problem, strategy, mesh, graph))
+    return found
+
+
+def _solve_block(
+    problem: Problem, strategy: Strategy, mesh: Mesh, reserve_bytes: float, limit_s: float
+) -> dict[str, Choice] | None:
+    """By template: within all memory that the rest leaves."""
+    block, *_ = graphs(problem, strategy)
     prices = layout_prices(problem, strategy, mesh)
     whole = block_problem(block, mesh.stage_axes, strategy.sequence_parallel, prices, problem.backend)
     before = priced(whole, choices(block, mesh.stage_axes, strategy.sequence_parallel))
     rows = _with_room(problem, strategy, mesh, before, reserve_bytes)
-    solution = solve(replace(whole, prices=replace(prices, memory=rows)), before.price)
-    found.update(_by_template(solution))
-    return found
+    limited = promising(replace(whole, prices=replace(prices, memory=rows)), limit_s)
+    solution = None if limited is None else solve(limited, before.price, GAP)
+    return None if solution is None else _by_template(solution)
 
 
 def _by_template(solution: OperatorSolution | None) -> dict[str, Choice]:
@@ -215,7 +250,7 @@ def _row(problem: Problem, strategy: Strategy, mesh: Mesh, load: RankLoad) -> Me
         share = 1 / mesh.size(zero_axes(axes)) if strategy.zero else 1.0
         return whole + handed_over + load.num_blocks * _state_bytes(precision) * share
 
-    return MemoryRow(state_bytes, float(load.in_flight * load.most_blocks), 1.0, 2.0, float("inf"))
+    return MemoryRow(state_bytes, float(load.in_flight * load.most_blocks), 1.0, 1.0, inf)
 
 
 def _with_room(

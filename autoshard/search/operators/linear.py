@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from autoshard.errors import AutoshardError
 
-TIME_LIMIT_S = 60.0
+TIME_LIMIT_S = 300.0
+"""An emergency exit: which nodes HiGHS has seen by then depends on the machine."""
+MOST_NODES = 50
 
 
 @dataclass
@@ -39,8 +41,16 @@ class LinearProgram:
         self.row(coefficients, low=constant)
 
 
-def minimise(program: LinearProgram) -> list[float] | None:
-    """Values of the optimum; None where no values obey all rows.
+class Minimum(NamedTuple):
+    """values: of the best solution that was found; None where there is none. at_least: no solution costs less."""
+
+    values: list[float] | None
+    at_least: float
+
+
+def minimise(program: LinearProgram, relative_gap: float = 0.0) -> Minimum:
+    """The optimum, or what is known of it after MOST_NODES nodes. relative_gap: how much better than what is found
+    another solution may be.
 
     Raises AutoshardError where HiGHS is not installed, or gives up after TIME_LIMIT_S.
     """
@@ -50,7 +60,7 @@ def minimise(program: LinearProgram) -> list[float] | None:
     except ImportError:
         raise AutoshardError("operators=solver needs HiGHS: pip install 'autoshard[solver]'") from None
     solver = highspy.Highs()
-    for name, value in _OPTIONS.items():
+    for name, value in (*_OPTIONS.items(), ("mip_rel_gap", relative_gap)):
         solver.setOptionValue(name, value)
     model = highspy.HighsLp()
     model.num_col_, model.num_row_ = len(program.costs), len(program.rows)
@@ -68,19 +78,21 @@ def minimise(program: LinearProgram) -> list[float] | None:
     model.integrality_ = [kinds.kInteger if whole else kinds.kContinuous for whole in program.integers]
     solver.passModel(model)
     solver.run()
-    status = solver.getModelStatus()
-    if status == highspy.HighsModelStatus.kOptimal:
-        return list(solver.getSolution().col_value)
-    if status in (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible):
-        return None
-    raise AutoshardError(f"HiGHS gave up on the operators of a block: {solver.modelStatusToString(status)}")
+    status, kinds_of = solver.getModelStatus(), highspy.HighsModelStatus
+    if status in (kinds_of.kInfeasible, kinds_of.kUnboundedOrInfeasible):
+        return Minimum(None, inf)
+    if status not in (kinds_of.kOptimal, kinds_of.kSolutionLimit):
+        raise AutoshardError(f"HiGHS gave up on the operators of a block: {solver.modelStatusToString(status)}")
+    info = solver.getInfo()
+    found = info.primal_solution_status == int(highspy.SolutionStatus.kSolutionStatusFeasible)
+    return Minimum(list(solver.getSolution().col_value) if found else None, float(info.mip_dual_bound))
 
 
 _OPTIONS: dict[str, object] = {
     "output_flag": False,
     "threads": 1,
     "random_seed": 0,
-    "mip_rel_gap": 0.0,
+    "mip_max_nodes": MOST_NODES,
     "mip_abs_gap": 1e-9,
     "mip_feasibility_tolerance": 1e-9,
     "primal_feasibility_tolerance": 1e-9,

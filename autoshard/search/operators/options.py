@@ -15,15 +15,21 @@ from autoshard.layout.sharding import divides, legal_values, operator_choice
 def operator_options(
     graph: Graph, op: Operator, axes: Axes, backend: str, sequence_parallel: bool = True
 ) -> tuple[Choice, ...]:
-    """Every choice that divides, the rule's first: of equals it is taken.
+    """Every choice that divides, the rule's first: of equals it is taken. Sequences of a microbatch are not shared over
+    tensor-parallel axes: how many ranks share the batch is dp, which the outer search decides.
 
     NxD knows one tensor-parallel group: it splits the sequence over all of it or not at all.
     """
     rule = operator_choice(op, axes, sequence_parallel)
-    values = [legal_values(op, axis, rule, backend) for axis in axes]
+    values = [_values(op, axis, rule, backend) for axis in axes]
     combined = (dict(zip(axes, chosen, strict=True)) for chosen in product(*values))
     whole = (choice for choice in combined if backend != "nxd" or _over_all_or_none(choice))
     return tuple(choice for choice in whole if divides(graph, op, choice, axes))
+
+
+def _values(op: Operator, axis: str, rule: Choice, backend: str) -> tuple[str, ...]:
+    found = legal_values(op, axis, rule, backend)
+    return tuple(value for value in found if value != "batch") if axis in TENSOR_PARALLEL_AXES else found
 
 
 def _over_all_or_none(choice: Choice) -> bool:

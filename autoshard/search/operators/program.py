@@ -9,9 +9,9 @@ redistribution that a replayed and another operator share is taken for the earli
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from math import inf
+from math import inf, prod
 
 from autoshard.graph.count import backward_collectives, forward_collectives, loop_sizes
 from autoshard.graph.ir import Graph, Operator
@@ -63,6 +63,33 @@ class _Reader:
     passes_gradient: bool
 
 
+def alone(graph: Graph, axes: Axes, op: Operator, choice: Choice) -> tuple[Program, OperatorStep]:
+    """The operator on inputs that are as it wants them."""
+    states = input_states(graph, op, choice, axes)
+    views = tuple(f"{name}@{index}" for index, name in enumerate(op.inputs))
+    known = {**dict(zip(views, states, strict=True)), op.output: output_state(graph, op, choice, axes)}
+    return Program(graph, axes, (), known, {}, ()), OperatorStep(op, views, choice)
+
+
+def operator_s(prices: Prices, program: Program, step: OperatorStep, replayed: bool) -> float:
+    """Forward, once more where it is replayed, and backward, with the collectives inside."""
+    forward, backward = prices.operator_s(program, step)
+    forward += sum(prices.collective_s(*one) for one in forward_collectives(program, step))
+    backward += sum(prices.collective_s(*one) for one in backward_collectives(program, step))
+    return (2 if replayed else 1) * forward + backward
+
+
+def stored(program: Program, step: OperatorStep) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Of each parameter that an operator reads: local elements, and the axes over which its gradient is summed."""
+    graph, axes = program.graph, program.axes
+    for view in step.inputs:
+        tensor = program.tensor(view)
+        if tensor.role == "parameter":
+            state = program.states[view]
+            sizes = local_sizes(graph, tensor.dims, without_gradient(state), axes)
+            yield prod(sizes), tuple(axis for axis, entry in zip(axes, state, strict=True) if entry == REPLICATED)
+
+
 class OperatorProgram:
     """Builds the linear program; `choices` translates a solution back."""
 
@@ -71,6 +98,7 @@ class OperatorProgram:
         self.problem, self.linear = problem, LinearProgram()
         self._graph, self._axes = problem.graph, problem.axes
         self._replay = Replay(problem.graph, problem.prices.recompute)
+        self._moves: dict[tuple[tuple[str, ...], int, State, State], tuple[Transition, ...] | None] = {}
         self._memory_price = memory_price_s_per_byte
         self._stores: dict[tuple[str, State, int], int] = {}
         self._local = Program(problem.graph, problem.axes, (), {}, {}, ())
@@ -96,12 +124,8 @@ class OperatorProgram:
         variables, working = [], {}
         store = self._replay.store(position)
         for index, choice in enumerate(self.problem.options[op.name]):
-            program, step = self._alone(op, choice)
-            forward, backward = prices.operator_s(program, step)
-            inside_forward = sum(prices.collective_s(*one) for one in forward_collectives(program, step))
-            inside_backward = sum(prices.collective_s(*one) for one in backward_collectives(program, step))
-            times = 2 if self._replay.is_replayed(position) else 1
-            seconds = times * (forward + inside_forward) + backward + inside_backward
+            program, step = alone(self._graph, self._axes, op, choice)
+            seconds = operator_s(prices, program, step, self._replay.is_replayed(position))
             variable = self.linear.variable(seconds + (preference_s if index else 0.0), integer=True)
             variables.append(variable)
             self._charge_parameters(op, program, step, variable)
@@ -113,25 +137,10 @@ class OperatorProgram:
         self.linear.at_least(self._working, working)
         return variables
 
-    def _alone(self, op: Operator, choice: Choice) -> tuple[Program, OperatorStep]:
-        """The operator on inputs that are as it wants them."""
-        states = input_states(self._graph, op, choice, self._axes)
-        views = tuple(f"{name}@{index}" for index, name in enumerate(op.inputs))
-        known = {**dict(zip(views, states, strict=True)), op.output: output_state(self._graph, op, choice, self._axes)}
-        return Program(self._graph, self._axes, (), known, {}, ()), OperatorStep(op, views, choice)
-
     def _charge_parameters(self, op: Operator, program: Program, step: OperatorStep, variable: int) -> None:
         """A parameter is stored as its reader wants it; where that is `R`, its gradient is summed once a step."""
         prices = self.problem.prices
-        for view in step.inputs:
-            tensor = program.tensor(view)
-            if tensor.role != "parameter":
-                continue
-            state = program.states[view]
-            elements = 1
-            for size in local_sizes(self._graph, tensor.dims, without_gradient(state), self._axes):
-                elements *= size
-            axes = tuple(axis for axis, entry in zip(self._axes, state, strict=True) if entry == REPLICATED)
+        for elements, axes in stored(program, step):
             self.linear.costs[variable] += elements * prices.parameter_s(axes)
             for row, charged in zip(prices.memory, self._state, strict=True):
                 charged[variable] = charged.get(variable, 0.0) + elements * row.state_bytes(axes) / MB
@@ -215,10 +224,14 @@ class OperatorProgram:
     def _transitions(self, name: str, source: State, target: State) -> tuple[Transition, ...] | None:
         if source == target:
             return ()
-        try:
-            return redistribute(self._graph, name, source, target, self._axes)
-        except NoTransition:
-            return None
+        tensor = self._graph.tensors[name]
+        key = (tensor.dims, tensor.element_bytes, source, target)
+        if key not in self._moves:
+            try:
+                self._moves[key] = redistribute(self._graph, name, source, target, self._axes)
+            except NoTransition:
+                self._moves[key] = None
+        return self._moves[key]
 
     def _price_move(
         self,

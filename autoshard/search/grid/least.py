@@ -1,0 +1,199 @@
+"""What layouts take at least, however their operators are sharded over the tensor-parallel axes.
+
+No way to share an operator among t ranks asks less of a rank than a t-th of its work and of its bytes, without
+collectives and without padding to tiles; nor does a rank then hold less than a t-th of a parameter or an activation.
+The integer program says more, where it was solved without a limit of memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cached_property
+from math import inf
+from typing import NamedTuple
+
+import numpy as np
+
+from autoshard.cost.collectives import CollectiveLaw
+from autoshard.cost.shards import NOTHING, Moved
+from autoshard.cost.stage import LocalShape
+from autoshard.cost.step import accumulation_s_per_parameter
+from autoshard.layout.mesh import Mesh
+from autoshard.search.grid.frames import promises
+from autoshard.search.grid.parts import Numbers, StageColumns, as_columns, shape_rows, unit_programs
+from autoshard.search.grid.pipeline import Array
+from autoshard.search.grid.price import Family
+from autoshard.search.grid.ranks import Counts, RankState
+from autoshard.search.grid.table import Table, Whole
+from autoshard.search.rules import Draft, Problem
+
+ROUNDING = 1e-4
+"""Share by which HiGHS may be off: it ends with tolerances of its own."""
+
+
+class Least(NamedTuple):
+    """Of one microbatch: forward, backward and gradient accumulation, nothing recomputed: no sharding takes less."""
+
+    block_s: float
+    embedding_s: float
+    head_s: float
+
+
+class LeastState(RankState):
+    """Of parameters that all tensor-parallel ranks share evenly."""
+
+    def _counts_of(self, problem: Problem, mesh: Mesh, shape: LocalShape) -> tuple[Counts, ...]:
+        return _among(shape.tp, super()._counts_of(problem, mesh, _unshared(shape)))
+
+    def _matrices_of(self, problem: Problem, mesh: Mesh, shape: LocalShape) -> tuple[Counts, ...]:
+        return _among(shape.tp, super()._matrices_of(problem, mesh, _unshared(shape)))
+
+    def moved(self, matrices: Counts) -> Moved:
+        """What travels in every microbatch may hide behind work."""
+        return NOTHING
+
+
+def _among(tp: int, parts: tuple[Counts, ...]) -> tuple[Counts, ...]:
+    return tuple({axes: count // tp for axes, count in counts.items()} for counts in parts)
+
+
+class LeastTable(Table):
+    """Its layouts' parts are bounds. Sums of forward and backward bound sums; forward alone bounds forward."""
+
+    rank_state = LeastState
+
+    def __init__(self, problem: Problem, sets: tuple[str, ...], by_stage: bool, solved: Mapping[LocalShape, Least]):
+        super().__init__(problem, sets, by_stage)
+        self._solved = solved
+
+    @cached_property
+    def parts(self) -> StageColumns:
+        shapes = list(self._shapes)
+        rows: dict[LocalShape, list[tuple[Numbers, ...]]] = {}
+        for tp in dict.fromkeys(shape.tp for shape in shapes):
+            alike = [shape for shape in shapes if shape.tp == tp]
+            rows |= zip(alike, self._rows(tp, alike), strict=True)
+        return as_columns(self._problem, shapes, self._sets, [rows[shape] for shape in shapes])
+
+    def _rows(self, tp: int, shapes: list[LocalShape]) -> Iterator[list[tuple[Numbers, ...]]]:
+        device = self._problem.cluster.device
+        fast = replace(
+            device,
+            flops_per_s=tuple((dtype, tp * peak) for dtype, peak in device.flops_per_s),
+            memory_bandwidth_bytes_per_s=tp * device.memory_bandwidth_bytes_per_s,
+            tile_rows=1,
+            tile_columns=1,
+        )
+        unshared = dict.fromkeys(map(_unshared, shapes))
+        found = shape_rows(self._problem, list(unshared), self._sets, fast, _nothing)
+        of = dict(zip(unshared, found, strict=True))
+        for shape in shapes:
+            rows = [tuple(_shared(part, tp) for part in row) for row in of[_unshared(shape)]]
+            yield self._with_solved(shape, rows) if shape in self._solved else rows
+
+    def _with_solved(self, shape: LocalShape, rows: list[tuple[Numbers, ...]]) -> list[tuple[Numbers, ...]]:
+        units = unit_programs(self._problem, replace(_unshared(shape), microbatch_size=1))
+        per_parameter = accumulation_s_per_parameter(self._problem.training.precision, self._problem.cluster.device)
+        least: list[float] = [
+            seconds * (1 - ROUNDING) - per_parameter * (sum(unit.work.parameters.values()) // shape.tp)
+            for seconds, unit in zip(self._solved[shape], (units.block, units.embedding, units.head), strict=True)
+        ]
+        fewest = [min(row[part][1] for row in rows) for part in range(3)]
+
+        def at_least(part: Numbers, place: int) -> Numbers:
+            replayed = part[1] - fewest[place]
+            return (part[0], max(part[1], least[place] + replayed - part[0]), *part[2:])
+
+        return [(*(at_least(part, place) for place, part in enumerate(row[:3])), row[3]) for row in rows]
+
+
+def _nothing(kind: str, axes: tuple[str, ...]) -> CollectiveLaw:
+    return CollectiveLaw(0.0, 0.0)
+
+
+def _unshared(shape: LocalShape) -> LocalShape:
+    return replace(shape, tp=1, sequence_parallel=False)
+
+
+def _shared(part: Numbers, tp: int) -> Numbers:
+    forward_s, backward_s, kept, replay, working, waiting, weights_s = part
+    return forward_s, backward_s, kept / tp, replay / tp, working / tp, waiting / tp, weights_s
+
+
+def block_limit_s(table: LeastTable, known_s: float) -> float:
+    """What a block may take for one microbatch in a layout that takes less than known_s, nothing replayed.
+
+    Each rank works on all microbatches, and one of them has its share of all work at least.
+    """
+    most = 0.0
+    for whole in {id(one.whole): one.whole for one in table.price()}.values():
+        draft = np.arange(len(whole.drafts.drafts))
+        _, first, last, state = whole.parts_of(draft, np.zeros_like(draft))
+        per_parameter = accumulation_s_per_parameter(whole.problem.training.precision, whole.problem.cluster.device)
+        ends_s = sum(end.forward_s + end.backward_s for end in (first, last))
+        ends_s = ends_s + per_parameter * (state.first + state.last)
+        of_all_s = known_s * whole.family.pp / whole.count
+        most = max(most, float((of_all_s - ends_s).max()) / whole.problem.model.num_hidden_layers)
+    return most
+
+
+def step_times_at_least_s(table: LeastTable, by_stage: bool, limit_bytes: float, known_s: float) -> dict[Draft, float]:
+    """Of the drafts of which some layout may fit in so many bytes and take less than known_s."""
+    found: dict[Draft, float] = {}
+    for draft, _, seconds in _bounds(table, by_stage, limit_bytes, known_s):
+        found[draft] = min(seconds, found.get(draft, inf))
+    return found
+
+
+def sets_at_least_s(table: LeastTable, limit_bytes: float, known_s: float) -> dict[tuple[Draft, str], float]:
+    """The same by recompute set, one for all stages."""
+    return {(draft, name): seconds for draft, name, seconds in _bounds(table, False, limit_bytes, known_s)}
+
+
+def _bounds(
+    table: LeastTable, by_stage: bool, limit_bytes: float, known_s: float
+) -> Iterator[tuple[Draft, str, float]]:
+    """The set is the first one, where stages choose."""
+    for whole in {id(one.whole): one.whole for one in table.price()}.values():
+        if whole.family.cuts_are_free:
+            found = promises(whole, by_stage, limit_bytes, known_s)
+            bounds: Iterator[tuple[int, int, float]] = ((one.draft, one.sets[0], one.at_least_s) for one in found)
+        else:
+            bounds = _of_fixed_cuts(whole, limit_bytes, known_s)
+        for draft, recompute, seconds in bounds:
+            yield whole.drafts.drafts[draft], whole.sets[recompute], seconds
+
+
+def _of_fixed_cuts(whole: Whole, limit_bytes: float, known_s: float) -> Iterator[tuple[int, int, float]]:
+    """(draft, set, seconds). Each rank works on every microbatch; before its first and after its last one the ranks in
+    front of it do."""
+    priced = whole.price(0, len(whole.drafts.drafts))
+    block, first, last, state = whole.parts_of(priced.draft, priced.recompute)
+    problem, family = whole.problem, whole.family
+    per_parameter = accumulation_s_per_parameter(problem.training.precision, problem.cluster.device)
+    layers = priced.cuts.layers(family.pp) if family.num_virtual_stages == 1 else priced.cuts.base[None]
+    launch_s = problem.cluster.device.pass_launch_s
+    forward_s = launch_s + layers * block.forward_s
+    both_s = 2 * launch_s + layers * (block.forward_s + block.backward_s + per_parameter * state.block)
+    forward_s, both_s = (np.broadcast_to(one, (family.pp, len(priced.draft))).copy() for one in (forward_s, both_s))
+    work_s = family.num_virtual_stages * both_s
+    for rank, end, parameters in ((0, first, state.first), (-1, last, state.last)):
+        work_s[rank] += end.forward_s + end.backward_s + per_parameter * parameters
+    passed_s = both_s if family.has_closed_form else forward_s
+    before_s = np.cumsum(passed_s, axis=0) - passed_s
+    before_s[1:] += first.forward_s + (first.backward_s if family.has_closed_form else 0.0)
+    if family.pp == 1:
+        before_s = np.zeros_like(work_s)
+    after_s = _after_at_least_s(family, whole, priced.draft)
+    at_least_s = (whole.count[priced.draft] * work_s + before_s).max(0) + after_s
+    at_least_s = np.where(priced.memory_bytes <= limit_bytes, at_least_s, np.inf)
+    for row in np.flatnonzero(at_least_s < known_s).tolist():
+        yield int(priced.draft[row]), int(priced.recompute[row]), float(at_least_s[row])
+
+
+def _after_at_least_s(family: Family, whole: Whole, draft: Array) -> Array:
+    """Of stages with as many blocks as all have at least."""
+    layers = whole.problem.model.num_hidden_layers
+    fewest = layers // family.pp if family.num_virtual_stages > 1 or family.pp == 1 else 1
+    return np.array([whole.states[one].after_s(fewest, fewest, fewest) for one in whole.state[draft].tolist()])

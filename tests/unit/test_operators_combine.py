@@ -1,0 +1,166 @@
+"""The outer search over layouts with solved operators: its bounds against random shardings, its answer against all."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from math import inf
+
+import pytest
+
+from autoshard.cost.estimate import Estimate, estimate
+from autoshard.cost.stage import LocalShape, strategy_mesh
+from autoshard.graph.ir import Graph, Operator
+from autoshard.graph.partition import Choice
+from autoshard.graph.redistribute import Axes, NoTransition
+from autoshard.layout.plan import operator_choices
+from autoshard.layout.sharding import OperatorChoices, differing
+from autoshard.layout.strategy import Strategy
+from autoshard.layout.template import template_of
+from autoshard.models.registry import load_model
+from autoshard.search import Pins
+from autoshard.search.grid.least import Least, LeastTable, block_limit_s, step_times_at_least_s
+from autoshard.search.grid.table import local_shape
+from autoshard.search.operators import solve
+from autoshard.search.operators.combine import WORTH, combine, even
+from autoshard.search.operators.improve import Solver, graphs
+from autoshard.search.operators.options import operator_options
+from autoshard.search.rules import Draft, Problem
+from autoshard.search.sets import recompute_sets
+from autoshard.spec.cluster import load_cluster
+from autoshard.spec.training import TrainingSpec, load_precision
+from tests.unit.test_search import every_draft, toy_cluster, toy_model
+
+
+def toy_problem(seed: int, memory_bytes: float = 1e12) -> Problem:
+    rng = random.Random(seed)
+    model = toy_model("llama3-8b", num_hidden_layers=rng.choice([1, 2, 4]), vocab_size=rng.choice([64, 512]))
+    training = TrainingSpec(64, rng.choice([4, 16]), load_precision("mixed_precision"))
+    return Problem(model, training, toy_cluster(2 if seed % 3 else 4, memory_bytes), "torch")
+
+
+def with_tp(problem: Problem) -> list[Strategy]:
+    return [one for one in every_draft(problem) if one.tp > 1]
+
+
+def shardings(problem: Problem, strategy: Strategy, rng: random.Random, count: int) -> Iterator[OperatorChoices]:
+    """Random ones: some operators otherwise than by the rule."""
+    mesh = strategy_mesh(problem.model, problem.cluster, strategy)
+    rule = operator_choices(problem.model, problem.cluster, strategy)
+    every: dict[str, tuple[Choice, ...]] = {}
+    for graph in graphs(problem, strategy):
+        for op in graph.operators:
+            every[template_of(op.name)] = operator_options(graph, op, mesh.stage_axes, "torch")
+    for _ in range(count):
+        changed = rng.sample(sorted(every), rng.randint(1, len(every)))
+        yield differing({**rule, **{name: rng.choice(every[name]) for name in changed}}, rule)
+
+
+def cost(problem: Problem, strategy: Strategy, operators: OperatorChoices) -> Estimate | None:
+    try:
+        return estimate(*problem[:3], strategy, operators=operators)
+    except NoTransition:
+        return None
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_sharding_beats_the_bounds(seed: int) -> None:
+    """Neither that of perfect shares nor that of the integer program, and neither says that one that fits does not."""
+    problem, rng = toy_problem(seed), random.Random(seed)
+    sets = recompute_sets(problem, Pins())
+    solver, tried = Solver(problem), 0
+    for strategy in rng.sample(with_tp(problem), 4):
+        strategy = replace(strategy, recompute=(rng.choice(sets),) * len(strategy.stage_layers))
+        draft = Draft(**{name: getattr(strategy, name) for name in Draft._fields})
+        for place, operators in enumerate(shardings(problem, strategy, rng, 12)):
+            found = cost(problem, strategy, operators)
+            if found is None:
+                continue
+            known_s = found.step_time_s * (1 + 1e-9)
+            solved: dict[LocalShape, Least] = {}
+            table = LeastTable(problem, sets, True, solved)
+            table.add(draft)
+            if place % 4 == 0:
+                solved[local_shape(draft)] = solver.fastest(even(problem, draft, "none"), block_limit_s(table, known_s))
+                table = LeastTable(problem, sets, True, solved)
+                table.add(draft)
+            limit = found.fullest.total_bytes * (1 + 1e-9)
+            assert step_times_at_least_s(table, True, limit, known_s)[draft] <= known_s
+            tried += 1
+    assert tried > 8
+
+
+OTHERS = {
+    "model.embed_tokens": "embed",
+    "model.layers.*.mlp.gate_proj": "seq",
+    "model.layers.*.mlp.up_proj": "seq",
+    "model.layers.*.mlp.act_fn": "seq",
+    "model.layers.*.mlp.down_proj": "seq",
+}
+"""What the brute force tries besides the rule: whole weights of the MLP on every rank, an embedding cut otherwise."""
+
+
+def every_sharding(problem: Problem, strategy: Strategy) -> Iterator[OperatorChoices]:
+    mesh = strategy_mesh(problem.model, problem.cluster, strategy)
+    rule = operator_choices(problem.model, problem.cluster, strategy)
+    tables = []
+    for graph in graphs(problem, strategy):
+        for op in graph.operators:
+            if template_of(op.name) in OTHERS:
+                found = few(graph, op, mesh.stage_axes, "torch", strategy.sequence_parallel)
+                tables.append([(template_of(op.name), choice) for choice in found])
+    for chosen in product(*tables):
+        yield differing({**rule, **dict(chosen)}, rule)
+
+
+def few(graph: Graph, op: Operator, axes: Axes, backend: str, sequence_parallel: bool = True) -> tuple[Choice, ...]:
+    """The rule's choice, and of some operators another one."""
+    first, *others = operator_options(graph, op, axes, backend, sequence_parallel)
+    wanted = OTHERS.get(template_of(op.name))
+    return first, *(one for one in others if "tp" in axes and one["tp"] == wanted)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_outer_search_is_brute_force(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is memory, what is found is what trying everything finds; where there is little, what is proven
+    holds."""
+    monkeypatch.setattr(solve, "operator_options", few)
+    rng, pins = random.Random(seed), Pins(tp=2, recompute="none", schedule="1f1b")
+    problem = toy_problem(seed)
+    layouts = [one for one in every_draft(problem) if one.schedule == "1f1b" and one.tp == 2]
+    if seed % 2:
+        sizes = [estimate(*problem[:3], one).fullest.total_bytes for one in layouts]
+        problem = toy_problem(seed, min(sizes) * rng.uniform(1.01, 1.3))
+    fitting = [megatron for one in layouts if (megatron := estimate(*problem[:3], one)).fits]
+    known_s, limit = min(one.step_time_s for one in fitting), problem.cluster.device.memory_bytes
+    found = combine(problem, pins, known_s, limit, exhaustive=True)
+    costs = [cost(problem, one, operators) for one in layouts for operators in every_sharding(problem, one)]
+    best_s = min(one.step_time_s for one in costs if one is not None and one.fits)
+    if found.strategy is None or found.estimate is None:
+        assert best_s >= known_s * (1 - max(found.gap, WORTH)) * (1 - 1e-9)
+        return
+    assert found.estimate.fits and found.estimate.step_time_s < known_s * (1 - WORTH)
+    assert cost(problem, found.strategy, found.operators) == found.estimate
+    assert best_s >= found.estimate.step_time_s * (1 - found.gap) * (1 - 1e-9)
+    if not seed % 2:
+        assert found.estimate.step_time_s <= best_s * (1 + 1e-4)
+
+
+def test_more_points_are_found_with_more_memory() -> None:
+    """A block's Pareto set: faster choices, more memory."""
+    model = load_model("llama3-8b")
+    problem = Problem(
+        model, TrainingSpec(8192, 1024, load_precision("mixed_precision")), load_cluster("trn1.32xlarge", 4), "torch"
+    )
+    strategy = even(problem, Draft(8, 4, 4, 1, 1, 1, 1, "1f1b", "flash"), "none")
+    solver, shape, seconds = Solver(problem), local_shape(Draft(8, 4, 4, 1, 1, 1, 1, "1f1b", "flash")), []
+    megatron = estimate(*problem[:3], strategy)
+    for share in (0.9, 1.0, 1.3):
+        operators = solver.within(shape, strategy, share * megatron.fullest.total_bytes)
+        found = None if operators is None else estimate(*problem[:3], strategy, operators=operators)
+        seconds.append(inf if found is None else found.step_time_s)
+        assert found is None or found.fullest.total_bytes <= share * megatron.fullest.total_bytes
+    assert seconds[0] >= seconds[1] >= seconds[2]
+    assert seconds[2] < 0.995 * megatron.step_time_s
