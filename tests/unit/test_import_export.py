@@ -367,3 +367,11 @@ def test_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == (
         "autoshard: error: recipe.yaml is a recipe: autoshard plan --config recipe.yaml reads it\n"
     )
+
+
+@pytest.mark.parametrize(("form", "zero"), [("megatron", 2), ("megatron", 3), ("torchtitan", 3), ("torchtitan", 0)])
+def test_stages_of_zero_there_and_back(form: str, zero: int) -> None:
+    plan = mixture_plan("mixtral-8x7b")
+    plan = replace(plan, strategy=replace(plan.strategy, zero=zero))
+    given = {"model": "mixtral-8x7b", "instance": "trn1.32xlarge", "nodes": plan.cluster.nodes, "backend": "torch"}
+    assert imported(export(plan, form).text, f"conf.{SUFFIX[form]}", **given).strategy.zero == zero

@@ -1,0 +1,131 @@
+"""ZeRO-2 and ZeRO-3: what a rank holds, what its passes wait for, which collectives carry it; by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from autoshard.cost.estimate import Estimate, estimate
+from autoshard.cost.shards import Exposed, Moved, block_exposed, in_work_bytes, look_up_exposed, table_exposed
+from autoshard.cost.stage import strategy_parts
+from autoshard.errors import AutoshardError
+from autoshard.graph.count import Collective
+from autoshard.layout.plan import make_plan
+from autoshard.layout.step_collectives import step_collectives
+from autoshard.layout.strategy import Strategy, even_stage_layers
+from autoshard.models.registry import load_model
+from autoshard.models.stage import parameter_count
+from autoshard.runtime.rehearse import local_cluster
+from autoshard.search import Pins, search
+from autoshard.spec.cluster import load_cluster
+from autoshard.spec.training import TrainingSpec, load_precision
+
+LLAMA = load_model("llama3-8b")
+TRAINING = TrainingSpec(4096, 32, load_precision("mixed_precision"))
+NORMS = (2 * 32 + 1) * 4096
+TABLE = 128256 * 4096
+BLOCK = (parameter_count(LLAMA) - 2 * TABLE - NORMS) // 32
+
+
+def strategy(**changes: Any) -> Strategy:
+    fields: dict[str, Any] = dict.fromkeys(("tp", "pp", "dp", "cp", "ep", "num_virtual_stages", "microbatch_size"), 1)
+    fields |= {"schedule": "1f1b", "recompute": "full", "zero": 1, "sequence_parallel": False, **changes}
+    layers = even_stage_layers(32, fields["pp"])
+    return Strategy(**fields, attention_kernel="flash", stage_layers=layers)
+
+
+def cost(**changes: Any) -> Estimate:
+    one = strategy(**changes)
+    return estimate(LLAMA, TRAINING, local_cluster(one.world_size), one)
+
+
+def test_a_stage_shares_what_the_one_before_kept_whole() -> None:
+    matrices = parameter_count(LLAMA) - NORMS
+    held = {}
+    for zero in (1, 2, 3):
+        held[zero] = {term.name: term.value for term in cost(dp=8, zero=zero).fullest.terms}
+    assert held[1]["parameters"] == held[2]["parameters"] == 2 * parameter_count(LLAMA)
+    assert held[3]["parameters"] == 2 * (matrices / 8 + NORMS)
+    handed_over = 2 * parameter_count(LLAMA)
+    assert held[1]["gradients"] == 4 * parameter_count(LLAMA) + handed_over
+    assert held[2]["gradients"] == held[3]["gradients"] == 4 * (matrices / 8 + NORMS) + 2 * NORMS
+    assert held[1]["optimizer state"] == held[2]["optimizer state"] == held[3]["optimizer state"]
+
+
+def test_the_worst_moment() -> None:
+    # a block of 10 elements between tables of 100; two-byte weights, four-byte sums, two ranks
+    def at_worst(gathers: int, **changes: Any) -> float:
+        given = {"travels": (10, 100, 100), "tied": 0, "at_work": (5.0, 600.0), "kept": (50.0, 400.0), **changes}
+        found: float = in_work_bytes(max, gathers, (2, 4), 2, **given)
+        return found
+
+    assert at_worst(0) == 100 * (2 + 4 + 2) - 50  # the embedding, when all blocks are through
+    assert at_worst(0, travels=(10, 0, 100)) == 100 * (2 + 4 + 2) - 400  # the head, when the loss is through
+    assert at_worst(0, travels=(10, 0, 0), kept=(50.0, 0.0)) == 600 * 2 / 6  # the gradient of the logits
+    assert at_worst(1, travels=(10, 0, 0), at_work=(500.0, 0.0), kept=(50.0, 0.0)) == 500 + 2 * 20 + 20 + 40
+    assert at_worst(1, travels=(10, 100, 0), tied=1, kept=(900.0, 0.0)) == 5 + 2 * 20 + 20 + 40 + 100 * (2 + 2)
+
+
+def test_what_hides_behind_a_block() -> None:
+    cluster, one = local_cluster(8), strategy(dp=8, zero=3)
+    block = strategy_parts(LLAMA, TRAINING, cluster, one)[0].block
+    ahead, back = block.forward_s, block.backward_s
+    assert block_exposed(block, Moved(0.5 * ahead, 0.0)) == Exposed(0.0, 0.0, 0.0)
+    assert block_exposed(block, Moved(3 * ahead, 0.0)).forward_s == pytest.approx(2 * ahead)
+    slow = block_exposed(block, Moved(back, 2 * back))
+    assert (slow.gather_s, slow.scatter_s) == pytest.approx((2 / 3 * back, 4 / 3 * back))
+    assert look_up_exposed(block, Moved(1.0, 2.0)) == Exposed(1.0, 0.0, 2.0)
+    assert table_exposed(block, Moved(1.0, 2.0)) == Exposed(1.0, 1.0, 2.0)
+
+
+def test_terms_add_up_and_waiting_is_named() -> None:
+    for changes in ({"dp": 8}, {"pp": 2, "dp": 4}):
+        one, other = cost(zero=1, **changes), cost(zero=3, **changes)
+        assert sum(term.value for term in other.time_terms) == pytest.approx(other.step_time_s)
+        work = {term.name: term.value for term in one.time_terms}, {term.name: term.value for term in other.time_terms}
+        for name in ("matrix products and vector operators", "attention", "recompute", "launches"):
+            assert work[0][name] == work[1][name]
+        assert work[1]["parameter all-gather"] > 0 < work[1]["gradient reduce-scatter"]
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+def test_collectives_of_a_step(zero: int) -> None:
+    one = strategy(dp=8, zero=zero)
+    cluster = local_cluster(8)
+    plan = make_plan(LLAMA, TRAINING, cluster, "torch", one, estimate(LLAMA, TRAINING, cluster, one))
+    found, m = step_collectives(plan, 0), 4
+    expected = {
+        Collective("backward", "reduce_scatter", ("dp",), 4 * BLOCK): 32 * m,
+        Collective("backward", "reduce_scatter", ("dp",), 4 * TABLE): 2 * m,
+        Collective("sync", "reduce_scatter", ("dp",), 4 * NORMS): 1,
+        Collective("sync", "all_gather", ("dp",), 2 * NORMS): 1,
+    }
+    if zero == 2:
+        expected[Collective("sync", "all_gather", ("dp",), 2 * BLOCK)] = 32
+        expected[Collective("sync", "all_gather", ("dp",), 2 * TABLE)] = 2
+    else:
+        for phase, tables in (("forward", 2), ("backward", 1)):  # the embedding's backward does not read its table
+            expected[Collective(phase, "all_gather", ("dp",), 2 * BLOCK)] = 32 * m
+            expected[Collective(phase, "all_gather", ("dp",), 2 * TABLE)] = tables * m
+    assert dict(found) == expected
+
+
+def test_one_rank_has_nothing_to_share() -> None:
+    whole = cost(dp=1, pp=4, zero=1)
+    assert replace(cost(dp=1, pp=4, zero=3), step_time_low_s=0, step_time_high_s=0) == replace(
+        whole, step_time_low_s=0, step_time_high_s=0
+    )
+
+
+def test_a_pin_is_kept_and_nxd_refuses_it() -> None:
+    cluster = load_cluster("trn2.48xlarge", 1)
+    small = replace(LLAMA, num_hidden_layers=4)
+    assert search(small, TRAINING, cluster, Pins(zero=3, tp=4), "torch").best.strategy.zero == 3
+    with pytest.raises(AutoshardError) as error:
+        search(small, TRAINING, cluster, Pins(zero=2), "nxd")
+    assert str(error.value) == "zero=2: NxD shards the optimizer state alone; use zero=1 or backend torch"
+    with pytest.raises(AutoshardError) as error:
+        search(small, TRAINING, cluster, Pins(zero=3, schedule="zero_bubble"), "torch")
+    assert str(error.value) == ("schedule=zero_bubble puts off gradients that zero=3 sends at once; use 1f1b or zero=1")
