@@ -84,6 +84,25 @@ CASES: dict[int, dict[str, dict[str, Any]]] = {
 }
 """World size -> name -> what differs from one process of a small Llama in FP32."""
 
+RESHARDED: list[tuple[str, dict[str, Any]]] = [
+    ("nxd", {"tp": 4}),
+    ("nxd", {"pp": 4}),
+    ("nxd", {"dp": 4}),
+    ("nxd", {"dp": 4, "zero": 0}),
+    ("nxd", {"tp": 2, "pp": 2}),
+    ("nxd", {"tp": 2, "dp": 2}),
+    ("nxd", {"tp": 2, "dp": 2, "zero": 0, "sp": False}),
+    ("nxd", {"dp": 2, "pp": 2}),
+    ("nxd", {"dp": 2, "pp": 2, "vpp": 2}),
+    ("nxd", {"dp": 2, "pp": 2, "layers": (1, 3)}),
+    ("nxd", {"tp": 2, "cp": 2, "attention": "ring"}),
+    ("nxd", {"pp": 2, "cp": 2, "attention": "ring"}),
+    ("torch", {"tp": 4}),
+    ("torch", {"dp": 2, "pp": 2, "layers": (3, 1)}),
+    ("torch", {"tp": 2, "cp": 2}),
+]
+"""(backend, layout) of 4 processes whose checkpoints are read by each other, of a model of two key-value heads."""
+
 SEQUENCE_LENGTH, GLOBAL_BATCH_SIZE = 32, 8
 
 

@@ -17,7 +17,7 @@ from autoshard.runtime.torch_backend.optimizer_settings import optimizer_setting
 from autoshard.runtime.torch_backend.parameters import local_piece
 from autoshard.runtime.torch_backend.session import Session
 from autoshard.runtime.worker import Reporter
-from tests.nxd.cases import CASES, FP32, MASTERS, plan_of
+from tests.nxd.cases import CASES, FP32, MASTERS, RESHARDED, plan_of
 
 STEPS = 3
 LEARNING_RATE = 1e-3
@@ -379,3 +379,58 @@ def orders_of_the_library(arguments: dict[str, Any], reporter: Reporter) -> dict
             ranks.append([f"{letters[type(task).__name__]}{task.mb}.{task.model_chunk}" for task in tasks])
         found.append(ranks)
     return {"orders": found}
+
+
+def reshard(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
+    """Every layout loads one random state and saves it: which pairs of them read something else from each other."""
+    from pathlib import Path
+
+    from autoshard.checkpoint.directory import LocalStore
+    from autoshard.checkpoint.layout import rank_shards
+    from autoshard.checkpoint.manifest import read_manifest
+    from autoshard.runtime.torch_backend.shard_files import host_copy, read_rank
+
+    connect(reporter)
+    store = LocalStore(Path(arguments["folder"]))
+    alone = plan_of("few kv heads")
+    if reporter.rank == 0:
+        generator = torch.Generator().manual_seed(SEED)
+        shards = rank_shards(alone, 0)
+        state = [tuple(torch.rand(one.elements, generator=generator) for _ in range(3)) for one in shards]
+        _saved(store, 0, alone, [(shards, state)])
+    dist.barrier()
+    held = {}
+    for step, (backend, layout) in enumerate(RESHARDED, start=1):
+        reporter.last_action = f"{backend} {layout}"
+        plan = plan_of("few kv heads", **layout)
+        session = make_session(plan, reporter.rank, Session if backend == "torch" else None)
+        first = store.folders()[-1]
+        session.optimizer.load_state(read_rank(first, read_manifest(first), session.shards()).state, 1)
+        held[step] = (session.shards(), host_copy(session.optimizer.state()))
+        everyone: list[Any] = [None] * reporter.world_size
+        dist.all_gather_object(everyone, held[step])
+        if reporter.rank == 0:
+            _saved(store, step, plan, everyone)
+        dist.barrier()
+    wrong = []
+    for folder in store.folders():
+        manifest = read_manifest(folder)
+        for step, (shards, state) in held.items():
+            found = read_rank(folder, manifest, shards).state
+            pairs = [(a, b) for one, other in zip(found, state, strict=True) for a, b in zip(one, other, strict=True)]
+            if not all(torch.equal(a, b) for a, b in pairs):
+                wrong.append((manifest.step, step))
+    return {"read": len(store.folders()) * len(held), "wrong": wrong}
+
+
+def _saved(store: Any, step: int, plan: Plan, ranks: list[Any]) -> None:
+    """What all ranks hold, as a checkpoint."""
+    import json
+
+    from autoshard.checkpoint.manifest import Manifest
+    from autoshard.runtime.torch_backend.shard_files import write_rank
+
+    files = tuple(write_rank(store, step, rank, shards, state) for rank, (shards, state) in enumerate(ranks))
+    model = json.loads(json.dumps(plan.model.to_dict()))
+    manifest = Manifest(step, model, {}, "F32", 0.0, 0, {}, len(ranks), files)
+    store.commit(step, manifest.to_json(), {one.name: one.bytes for one in files})
