@@ -3,15 +3,12 @@ work.
 
 Sources are in brackets: NxD = neuronx-distributed 0.18.0, NxDT = neuronx-distributed-training, SDK = aws-neuron-sdk
 documentation. A rule that rests on arithmetic alone has none. To add one: write it, put it into a group at the end.
+Those on degrees are in mesh_rules.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from functools import lru_cache
-from math import isqrt
-from typing import NamedTuple
+from collections.abc import Iterable
 
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import BLOCK_MODULES, check_members, members
@@ -20,184 +17,18 @@ from autoshard.layout.strategy import Strategy
 from autoshard.models.padding import padded_heads, padding_notes
 from autoshard.models.stage import dim_sizes, stage_graph
 from autoshard.schedules import NXD_SCHEDULES, SCHEDULES
+from autoshard.search.mesh_rules import MESH_RULES
+from autoshard.search.problem import Draft, Problem, Rule, divisors
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec
 
-TP_DEGREES: dict[tuple[str, int], tuple[int, ...]] = {
-    ("trn1", 1): (1, 2, 8, 32),
-    ("trn2", 1): (1, 4, 8, 32, 128),
-    ("trn2", 2): (1, 4, 16, 64),
-}
-"""(layout rules, lnc) -> degrees whose groups are supported and contiguous.
-
-[SDK archive/nxd-training/mlp.rst; NxD parallel_state.py get_logic_chosen] Left out: trn1 tp=4 and trn2's folded groups
-(LOGIC2: lnc 1 tp=64, lnc 2 tp=32), whose ranks are strided, which NxD gets wrong with dp > 1; tp=16 at lnc 1 and tp=8
-at lnc 2.
-"""
+__all__ = ["MESH_RULES", "Draft", "Problem", "divisors"]
 
 FLASH_SEQUENCE_MULTIPLE = 2048
 """[NxD kernels/flash_attn.py]"""
 RING_LOCAL_SEQUENCE_MULTIPLE = 1024
 """[NxD kernels/ring_attention_kernel.py]"""
-MEGATRON_MIN_RANKS = 32
-"""dp * tp with pp > 1 [NxDT models/megatron/megatron_init.py]"""
-
-
-class Problem(NamedTuple):
-    """What a layout is for."""
-
-    model: ModelSpec
-    training: TrainingSpec
-    cluster: Cluster
-    backend: str
-
-
-class Draft(NamedTuple):
-    """A layout as far as it is decided: fields of Strategy. A rule reads only what its group has decided."""
-
-    tp: int
-    pp: int
-    dp: int
-    cp: int
-    ep: int
-    microbatch_size: int = 1
-    num_virtual_stages: int = 1
-    schedule: str = "1f1b"
-    attention_kernel: str = "plain"
-    stage_layers: tuple[int, ...] = ()
-    sequence_parallel: bool = True
-    zero: int = 1
-    context_parallel: str = UNUSED
-
-
-@dataclass(frozen=True)
-class Rule:
-    """reason: what layouts that break it are counted under. check: what is wrong with this one, or None."""
-
-    reason: str
-    check: Callable[[Problem, Draft], str | None]
-
-
-def fitting(degrees: Iterable[int], works: Callable[[int], bool]) -> str:
-    """'1, 2, 4, 8': those that work, for the end of an error."""
-    return ", ".join(str(degree) for degree in degrees if works(degree)) or "none"
-
-
-@lru_cache(maxsize=4096)
-def divisors(count: int) -> tuple[int, ...]:
-    """Rising."""
-    small = [degree for degree in range(1, isqrt(count) + 1) if count % degree == 0]
-    return tuple(dict.fromkeys((*small, *(count // degree for degree in reversed(small)))))
-
-
-def world_is_filled(problem: Problem, draft: Draft) -> str | None:
-    product, cluster = draft.tp * draft.pp * draft.dp * draft.cp, problem.cluster
-    if product == cluster.world_size:
-        return None
-    return (
-        f"tp={draft.tp} x pp={draft.pp} x dp={draft.dp} x cp={draft.cp} is {product:,} devices; "
-        f"{cluster.nodes} x {cluster.instance} has {cluster.world_size:,}"
-    )
-
-
-def tp_is_a_group_size(problem: Problem, draft: Draft) -> str | None:
-    cluster = problem.cluster
-    known = TP_DEGREES.get((cluster.layout_rules, cluster.lnc))
-    if known is None or draft.tp in known:
-        return None
-    return (
-        f"tp={draft.tp} is not a group of {cluster.instance} at lnc {cluster.lnc}; "
-        f"degrees that are: {fitting(known, lambda tp: tp_divides_heads(problem, Draft(tp, 1, 1, 1, 1)) is None)}"
-    )
-
-
-def pads(problem: Problem) -> bool:
-    """Whether empty heads and columns fill up what tp does not divide. A layout that tp divides never has any."""
-    return problem.backend == "torch" and problem.model.graph is None
-
-
-def padding_is_the_smaller_part(problem: Problem, draft: Draft) -> str | None:
-    """Twice the heads is where another tp does the same for less."""
-    heads = problem.model.num_attention_heads
-
-    def little(tp: int) -> bool:
-        return padded_heads(problem.model, tp).queries < 2 * heads
-
-    if not pads(problem) or little(draft.tp):
-        return None
-
-    def works(tp: int) -> bool:
-        return little(tp) and tp_is_a_group_size(problem, Draft(tp, 1, 1, 1, 1)) is None
-
-    nearest = min(filter(works, divisors(problem.cluster.world_size)), key=lambda tp: abs(tp - draft.tp))
-    return (
-        f"tp={draft.tp} would pad num_attention_heads={heads} of {problem.model.name} to "
-        f"{padded_heads(problem.model, draft.tp).queries}; the nearest tp that fits here: {nearest}"
-    )
-
-
-def tp_divides_heads(problem: Problem, draft: Draft) -> str | None:
-    heads = problem.model.num_attention_heads
-    if pads(problem) or heads % draft.tp == 0:
-        return None
-    return (
-        f"tp={draft.tp} must divide num_attention_heads={heads} of {problem.model.name}; "
-        f"degrees that fit here: {fitting(divisors(heads), lambda tp: problem.cluster.world_size % tp == 0)}"
-    )
-
-
-def kv_heads_are_shared_evenly(problem: Problem, draft: Draft) -> str | None:
-    """[NxD modules/qkv_linear.py] One multiplier of the key-value heads for the whole model."""
-    kv_heads = problem.model.num_key_value_heads
-
-    def shared(tp: int) -> bool:
-        return kv_heads % tp == 0 or tp % kv_heads == 0
-
-    if pads(problem) or shared(draft.tp):
-        return None
-    return (
-        f"tp={draft.tp} must divide num_key_value_heads={kv_heads} of {problem.model.name} or be a multiple of it; "
-        f"degrees that fit here: {fitting(divisors(problem.model.num_attention_heads), shared)}"
-    )
-
-
-def tp_divides_ffn(problem: Problem, draft: Draft) -> str | None:
-    model = problem.model
-    for field, size in () if pads(problem) else model.inner_sizes.items():
-        if size % draft.tp:
-            return f"tp={draft.tp} must divide {field}={size} of {model.name}"
-    return None
-
-
-def traced_models_run_on_torch(problem: Problem, draft: Draft) -> str | None:
-    """NxD trains models that are written with its own layers."""
-    if problem.backend == "nxd" and problem.model.graph is not None:
-        return f"backend=nxd has no layers for {problem.model.name}, which was traced; use backend torch"
-    return None
-
-
-def router_losses_run_on_torch(problem: Problem, draft: Draft) -> str | None:
-    """NxD's layers of experts are built here without a load-balancing loss."""
-    coefficient = problem.model.router_aux_loss_coef
-    if problem.backend == "nxd" and coefficient:
-        return f"backend=nxd trains without router_aux_loss_coef={coefficient:g} of {problem.model.name}; 0 works"
-    return None
-
-
-def dropout_runs_on_torch(problem: Problem, draft: Draft) -> str | None:
-    """NxD's random numbers depend on the layout and it keeps masks, which the graph does not."""
-    if problem.backend == "nxd" and problem.model.dropout:
-        return f"backend=nxd trains {problem.model.name} without dropout {problem.model.dropout}; use backend torch"
-    return None
-
-
-def sequence_splits(problem: Problem, draft: Draft) -> str | None:
-    """Context parallelism splits the sequence, sequence parallelism splits each part again."""
-    pieces = draft.cp * (draft.tp if draft.sequence_parallel else 1)
-    if problem.training.sequence_length % pieces == 0:
-        return None
-    return f"cp={draft.cp} x tp={draft.tp} must divide sequence_length={problem.training.sequence_length}"
 
 
 def batch_splits(problem: Problem, draft: Draft) -> str | None:
@@ -206,68 +37,6 @@ def batch_splits(problem: Problem, draft: Draft) -> str | None:
     if batch % step == 0:
         return None
     return f"dp={draft.dp} x microbatch_size={draft.microbatch_size} must divide global_batch_size={batch}"
-
-
-def experts_split(problem: Problem, draft: Draft) -> str | None:
-    experts = problem.model.num_local_experts
-    if draft.ep == 1:
-        return None
-    if not experts:
-        return f"ep={draft.ep} has no experts to split: {problem.model.name} has none; use ep=1"
-    if experts % draft.ep:
-        degrees = fitting(divisors(experts), lambda ep: draft.dp % ep == 0)
-        return (
-            f"ep={draft.ep} must divide num_local_experts={experts} of {problem.model.name}; "
-            f"degrees that fit here: {degrees}"
-        )
-    if draft.dp % draft.ep:
-        return f"ep={draft.ep} must divide dp={draft.dp}: experts are spread over data-parallel ranks"
-    return None
-
-
-def experts_see_whole_sequences(problem: Problem, draft: Draft) -> str | None:
-    """Slots of an expert are given in sequence order."""
-    if problem.model.is_moe and draft.cp > 1:
-        return f"cp={draft.cp} with experts is not supported: {problem.model.name} routes whole sequences; use cp=1"
-    return None
-
-
-def groups_sit_alike_in_nodes(problem: Problem, draft: Draft) -> str | None:
-    """[SDK internode-collective-comm.rst] A group has as many ranks, at the same places, in each of its nodes."""
-    cluster = problem.cluster
-    if cluster.layout_rules == "none":
-        return None
-    node = cluster.devices_per_node
-    spans = {"tp": draft.tp, "tp x cp": draft.tp * draft.cp, "tp x cp x ep": draft.tp * draft.cp * draft.ep}
-    for names, span in {**spans, "tp x cp x dp": draft.tp * draft.cp * draft.dp}.items():
-        if node % span and span % node:
-            return (
-                f"{names}={span} straddles nodes unevenly; it must divide their {node} devices or be a multiple of them"
-            )
-    return None
-
-
-def data_parallel_groups_of_pipelines(problem: Problem, draft: Draft) -> str | None:
-    """[NxDT models/megatron/megatron_init.py] With pp > 1, dp is 1, or 8 or at least 32 with tp=1, or dp * tp >= 32."""
-    if problem.backend != "nxd" or problem.cluster.layout_rules == "none" or draft.pp == 1 or draft.dp == 1:
-        return None
-    if draft.tp == 1:
-        legal, needs = draft.dp == 8 or draft.dp >= MEGATRON_MIN_RANKS, "1, 8 or at least 32"
-    else:
-        legal, needs = (
-            draft.dp * draft.tp >= MEGATRON_MIN_RANKS,
-            f"1 or at least {MEGATRON_MIN_RANKS // draft.tp} with tp={draft.tp}",
-        )
-    return (
-        None if legal else f"dp={draft.dp} must be {needs} where pp={draft.pp} is more than 1: NxD Training checks it"
-    )
-
-
-def tied_embeddings_stay_together(problem: Problem, draft: Draft) -> str | None:
-    """[SDK archive/nxd-training/known_issues.rst]"""
-    if problem.backend == "nxd" and problem.model.tie_word_embeddings and draft.pp > 1:
-        return f"pp={draft.pp} with tied embeddings is not supported by NxD; {problem.model.name} needs pp=1"
-    return None
 
 
 def context_parallel_needs_zero_1(problem: Problem, draft: Draft) -> str | None:
@@ -401,24 +170,6 @@ def stages_hold_the_model(problem: Problem, draft: Draft) -> str | None:
     return None
 
 
-MESH_RULES = (
-    Rule("the degrees do not fill the cluster", world_is_filled),
-    Rule("tp is not a group size of the device", tp_is_a_group_size),
-    Rule("tp does not divide the attention heads", tp_divides_heads),
-    Rule("most of the heads would be padding", padding_is_the_smaller_part),
-    Rule("tp and the key-value heads do not divide", kv_heads_are_shared_evenly),
-    Rule("tp does not divide the MLP", tp_divides_ffn),
-    Rule("the sequence does not split over cp and tp", sequence_splits),
-    Rule("the experts do not split over ep", experts_split),
-    Rule("experts with context parallelism", experts_see_whole_sequences),
-    Rule("groups straddle nodes unevenly", groups_sit_alike_in_nodes),
-    Rule("NxD refuses dp with a pipeline", data_parallel_groups_of_pipelines),
-    Rule("tied embeddings with a pipeline", tied_embeddings_stay_together),
-    Rule("NxD does not know a traced model", traced_models_run_on_torch),
-    Rule("NxD adds no loss of routers", router_losses_run_on_torch),
-    Rule("NxD drops nothing", dropout_runs_on_torch),
-)
-"""Read tp, pp, dp, cp, ep."""
 BATCH_RULES = (Rule("the global batch does not split over dp and microbatches", batch_splits),)
 KERNEL_RULES = (
     Rule("the attention kernel does not take the sequence", kernel_fits_sequence),

@@ -1,0 +1,61 @@
+"""What is asked, a layout as far as it is decided, and what a rule on it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from math import isqrt
+from typing import NamedTuple
+
+from autoshard.layout.context_parallel import UNUSED
+from autoshard.spec.cluster import Cluster
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.training import TrainingSpec
+
+
+class Problem(NamedTuple):
+    """What a layout is for."""
+
+    model: ModelSpec
+    training: TrainingSpec
+    cluster: Cluster
+    backend: str
+
+
+class Draft(NamedTuple):
+    """A layout as far as it is decided: fields of Strategy. A rule reads only what its group has decided."""
+
+    tp: int
+    pp: int
+    dp: int
+    cp: int
+    ep: int
+    microbatch_size: int = 1
+    num_virtual_stages: int = 1
+    schedule: str = "1f1b"
+    attention_kernel: str = "plain"
+    stage_layers: tuple[int, ...] = ()
+    sequence_parallel: bool = True
+    zero: int = 1
+    context_parallel: str = UNUSED
+
+
+@dataclass(frozen=True)
+class Rule:
+    """reason: what layouts that break it are counted under. check: what is wrong with this one, or None."""
+
+    reason: str
+    check: Callable[[Problem, Draft], str | None]
+
+
+def fitting(degrees: Iterable[int], works: Callable[[int], bool]) -> str:
+    """'1, 2, 4, 8': those that work, for the end of an error."""
+    return ", ".join(str(degree) for degree in degrees if works(degree)) or "none"
+
+
+@lru_cache(maxsize=4096)
+def divisors(count: int) -> tuple[int, ...]:
+    """Rising."""
+    small = [degree for degree in range(1, isqrt(count) + 1) if count % degree == 0]
+    return tuple(dict.fromkeys((*small, *(count // degree for degree in reversed(small)))))
