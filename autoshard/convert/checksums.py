@@ -30,14 +30,16 @@ class Running:
             self._next = None
 
     def complete(self, descriptor: int) -> None:
-        """See what was left out: the end of the file, or all of it."""
+        """Read back what was left out: the end of the file, or all of it."""
         if self._next is None:
             self._reset()
             self._next = self._start
+        block = memoryview(bytearray(min(_BLOCK_BYTES, self._stop - self._next)))
         while self._next < self._stop:
-            block = os.pread(descriptor, min(_BLOCK_BYTES, self._stop - self._next), self._next)
-            self._update(block)
-            self._next += len(block)
+            count = os.preadv(descriptor, [block[: self._stop - self._next]], self._next)
+            assert count, "the file was made as long as it will be"
+            self._update(block[:count])
+            self._next += count
 
 
 class Checksums:
@@ -56,7 +58,7 @@ class Checksums:
 
     def wrote(self, start: int, data: memoryview) -> None:
         index = bisect_right(self._starts, start) - 1
-        if index >= 0:
+        if index >= 0 and start < self._parts[index].start + self._parts[index].size:  # and not a header behind it
             self._crcs[index].wrote(start, data)
         if self._sha256 is not None:
             self._sha256.wrote(start, data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from autoshard.commands import convert as command
+from autoshard.convert import stream
 from autoshard.convert.convert import FORMS, Conversion, convert, open_source
 from autoshard.convert.dtypes import BY_CONFIG_NAME
 from autoshard.convert.nxd_layout import QKV_STYLES
@@ -67,6 +69,26 @@ def test_every_dtype_and_sharded_files(name: str, dtype: str, tmp_path: Path) ->
 def huggingface_of(source: Path, target: Path) -> Path:
     run(source, target)
     return target
+
+
+def test_a_conversion_holds_a_few_parts_of_the_weights_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts of 0.4 MB of 49 MB of weights: less than eight, and 4 MB to check plan.json and the like. A checksum that
+    had to read again what was written would hold 4 MB, too: NxD's need not."""
+    monkeypatch.setattr(stream, "CHUNK_BYTES", 400_000)
+    spec = replace(MODELS["llama"], vocab_size=96_000)
+    hf = huggingface_folder(tmp_path / "hf", spec)
+    steps = [("hf", "cut", "plan"), ("cut", "back", "hf"), ("hf", "nxd", "nxd")]
+    for source, target, form in steps:
+        tracemalloc.start()
+        run(tmp_path / source, tmp_path / target, form, plan(spec, tp=2))
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        largest = max(path.stat().st_size for path in (tmp_path / target).rglob("*") if path.is_file())
+        most = 8 * 400_000 + (0 if form == "nxd" else 4_200_000)
+        assert peak < most < largest / 3, (form, peak, largest)
+    assert bytes_of(tmp_path / "back") == bytes_of(hf)
 
 
 def test_the_command_knows_what_there_is_without_numpy() -> None:
