@@ -44,9 +44,10 @@ def sets_by_stage(pins: Pins) -> bool:
 
 
 def _examples(problem: Problem, pins: Pins) -> list[LocalShape]:
-    """One for each degree of tensor parallelism, with and without sequence parallelism."""
+    """One for each degree of tensor parallelism, with and without sequence parallelism: with the least context
+    parallelism, so that a pinned degree leaves the same sets to choose from."""
     found: dict[tuple[int, bool], LocalShape] = {}
-    for mesh in meshes(problem, pins):
+    for mesh in sorted(meshes(problem, pins), key=lambda one: one.cp):
         if (mesh.tp, True) in found and (mesh.tp, False) in found:
             continue
         for one in variants(problem, pins, mesh)[0]:

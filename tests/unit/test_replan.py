@@ -115,4 +115,4 @@ def test_the_command_writes_a_valid_plan(
     assert "wrote plan-12-nodes.json; next: autoshard run plan-12-nodes.json" in capsys.readouterr().out
     assert read_plan(tmp_path / "plan-12-nodes.json").cluster.nodes == 12
     assert main(["replan", "plan.json"]) == 2
-    assert capsys.readouterr().err == "autoshard: error: NODES is missing; see --help\n"
+    assert capsys.readouterr().err == "autoshard: error: --nodes is missing; see --help\n"
