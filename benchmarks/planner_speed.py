@@ -1,6 +1,6 @@
 """How fast the planner is: whole processes on named problems, layouts a second, and growth with the cluster.
 
-    python benchmarks/planner_speed.py            about half a minute; the last line is JSON
+    python benchmarks/planner_speed.py            some minutes; the last line is JSON
     python benchmarks/planner_speed.py --write    keeps it in benchmarks/results/planner_speed.json
 
 Wall time depends on what else the machine does; CPU time much less. A whole process is `autoshard plan` from start to
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,13 @@ LAYOUTS = (
     ("llama3.1-405b", "trn2.48xlarge", 1024, 4096, "torch"),
 )
 """(model, instance, nodes, sequences a step, backend) of which every legal layout is priced."""
+SOLVED = (
+    ("llama3-8b", "trn1.32xlarge", 4, 1024, ("--tp", "8")),
+    ("llama3-70b", "trn1.32xlarge", 16, 1024, ("--tp", "8")),
+    ("llama3-8b", "trn1.32xlarge", 4, 1024, ()),
+    ("llama3-70b", "trn1.32xlarge", 16, 1024, ()),
+)
+"""(model, instance, nodes, sequences a step, pins) whose operators the solver shards, backend torch."""
 MOST_MEMORY_MIB = 500
 WANTED_PER_CPU_S = 300_000
 REPEATS = 3
@@ -50,12 +58,13 @@ GROWTH = range(5, 18)
 """Powers of two of logical cores."""
 
 
-def whole_process(model: str, instance: str, nodes: int, batch: int) -> dict[str, float]:
+def whole_process(model: str, instance: str, nodes: int, batch: int, options: Sequence[str] = ()) -> dict[str, float]:
     """The quickest of a few runs: seconds of wall and CPU, memory."""
     runs = []
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "autoshard", "plan", "--model", model, "--instance", instance]
         command += ["--nodes", str(nodes), "--global-batch", str(batch), "--out", str(Path(folder) / "plan.json")]
+        command += options
         for _ in range(REPEATS):
             begin = time.perf_counter()
             process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
@@ -123,6 +132,13 @@ def main() -> None:
         name = f"{model}, {nodes} x {instance}"
         print(f"{name:<40} {found['wall_s']:7.2f} {found['cpu_s']:7.2f} {may_s:5.1f} {found['memory_mib']:5.0f}")
         report["problems"].append({"problem": name, "may_s": may_s, **found})
+    print(f"\n{'operators by the solver':<40} {'wall s':>7} {'CPU s':>7} {'MiB':>11}")
+    report["solved"] = []
+    for model, instance, nodes, batch, pins in SOLVED:
+        found = whole_process(model, instance, nodes, batch, ("--backend", "torch", "--operators", "solver", *pins))
+        name = " ".join((f"{model}, {nodes} x {instance}", *pins))
+        print(f"{name:<40} {found['wall_s']:7.2f} {found['cpu_s']:7.2f} {found['memory_mib']:11.0f}")
+        report["solved"].append({"problem": name, **found})
     print(
         f"\n{'layouts a CPU second':<40} {'layouts':>9} {'priced':>9} {'with parts':>11}, wanted {WANTED_PER_CPU_S:,}"
     )

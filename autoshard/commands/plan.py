@@ -32,7 +32,8 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--exhaustive",
         action="store_true",
-        help="price every layout, also those that a bound says cannot win: slower, and the same answer",
+        help="price every layout, also those that a bound says cannot win: slower, and the same answer; "
+        "with --operators solver every block that may win is solved",
     )
     output = parser.add_argument_group("output")
     output.add_argument(
