@@ -96,15 +96,10 @@ def _one_line(message: str, parser: argparse.ArgumentParser) -> str:
 
 
 def _as_typed(name: str, parser: argparse.ArgumentParser) -> str:
-    """The flag of an option, else the argument as help has it."""
-    flags = [
-        flag
-        for one in parsers(parser)
-        for action in one._actions
-        if action.dest == name
-        for flag in action.option_strings
-    ]
-    return flags[-1] if flags else name.upper()
+    """The flag of an option, else what help calls the argument."""
+    for action in (action for one in parsers(parser) for action in one._actions if action.dest == name):
+        return action.option_strings[-1] if action.option_strings else str(action.metavar or name.upper())
+    return name.upper()
 
 
 def _unknown_argument(given: str, parser: argparse.ArgumentParser) -> str:

@@ -64,6 +64,7 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ("plan --model llama3-8b --out missing/plan.json", "plan missing/plan.json cannot be written: No such file or directory"),  # noqa: E501
         ("validate", "PLAN is missing; see --help"),
         ("convert", "SOURCE and TARGET are missing; see --help"),
+        ("compare plan.json", "PLAN is missing; see --help"),
         ("replan plan.json", "--nodes is missing; see --help"),
         ("sweep /dev/zero", "sweep /dev/zero is not a regular file"),
         ("validate missing.json", "plan missing.json does not exist"),
