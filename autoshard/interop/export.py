@@ -60,11 +60,14 @@ def title(plan: Plan, comment: str) -> str:
 
 
 def common_left_out(plan: Plan) -> tuple[str, ...]:
-    """What no other framework's configuration can say."""
+    """What no other framework's configuration can say, or does not say here."""
     from autoshard.layout.plan import operator_choices
+
+    dropout = plan.model.dropout
+    drops = (f"dropout {dropout}: set it there; elements will be others than here",) if dropout else ()
 
     rule = operator_choices(plan.model, plan.cluster, plan.strategy)
     others = [name for name, choice in plan.operators.items() if dict(choice) != dict(rule[name])]
     if not others:
-        return ()
-    return (f"{len(others)} operators are sharded otherwise than by Megatron's rule: {', '.join(others)}",)
+        return drops
+    return (*drops, f"{len(others)} operators are sharded otherwise than by Megatron's rule: {', '.join(others)}")

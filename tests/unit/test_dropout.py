@@ -13,6 +13,7 @@ from autoshard.errors import AutoshardError
 from autoshard.graph.count import microbatch_collectives
 from autoshard.graph.operators import SEQUENCE_KEYS
 from autoshard.graph.recompute import kept_activations
+from autoshard.interop.export import export
 from autoshard.layout.plan_json import plan_to_json
 from autoshard.layout.validate import read_plan
 from autoshard.models.registry import load_model, published_dropout
@@ -89,6 +90,9 @@ def test_a_plan_holds_it(tmp_path: Path) -> None:
     assert (
         "dropout embedding=0.1,residual=0.1,attention=0.1: the same elements in every layout; evaluation drops nothing"
         in plan.notes
+    )
+    assert export(plan, "megatron").left_out[0] == (
+        "dropout embedding=0.1,residual=0.1,attention=0.1: set it there; elements will be others than here"
     )
     text = plan_to_json(plan)
     schema = json.loads((REPOSITORY / "autoshard/layout/plan.schema.json").read_text())
