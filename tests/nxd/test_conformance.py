@@ -20,10 +20,11 @@ EXACT, ROUNDED = 1e-5, 2e-3
 
 
 def run(worker: str, arguments: dict[str, Any], processes: int) -> tuple[Any, ...]:
-    """Results of a function of tests.nxd.workers, by rank."""
+    """Results of a function of tests.nxd.workers, or of another module with its name before a colon, by rank."""
+    module, _, name = worker.rpartition(":")
     with TemporaryDirectory() as logs:
         outcome = run_processes(
-            f"tests.nxd.workers:{worker}",
+            f"tests.nxd.{module or 'workers'}:{name}",
             arguments,
             processes,
             on_message=lambda message: None,

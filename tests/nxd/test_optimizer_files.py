@@ -29,12 +29,14 @@ def test_the_loss_goes_on(name: str, tmp_path: Path) -> None:
     written, read, masters, xser = CASES[name]
     there, here = plan_of(**written), plan_of(**read, precision=MASTERS if masters else FP32)
     arguments = {"file": str(file), "folder": str(tmp_path / "nxd"), "layout": written, "masters": masters}
-    expected = run("saved_example", {**arguments, "xser": xser}, there.strategy.world_size)[0]["losses"]
+    expected = run("checkpoint_workers:saved_example", {**arguments, "xser": xser}, there.strategy.world_size)[0][
+        "losses"
+    ]
     (tmp_path / "nxd" / "config.json").write_text(json.dumps(to_config(there.model)))
     source = open_source(tmp_path / "nxd", here.model, training=True)
     convert(source, tmp_path / "step", Conversion("plan", here), lambda count: None, lambda count: None)
     arguments = {"layout": read, "folder": str(tmp_path / "step"), "masters": masters}
-    found = run("resumed_on_torch", arguments, here.strategy.world_size)[0]
+    found = run("checkpoint_workers:resumed_on_torch", arguments, here.strategy.world_size)[0]
     assert found["step"] == 2
     assert found["losses"] == pytest.approx(expected[2:], rel=1e-5)
     assert found["losses"] != pytest.approx(expected[:2], rel=1e-4)

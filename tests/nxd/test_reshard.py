@@ -8,5 +8,5 @@ from tests.nxd.test_conformance import run
 
 
 def test_fifteen_layouts_read_each_other(tmp_path: Path) -> None:
-    for rank in run("reshard", {"folder": str(tmp_path)}, 4):
+    for rank in run("checkpoint_workers:reshard", {"folder": str(tmp_path)}, 4):
         assert rank == {"read": 16 * 15, "wrong": []}  # and one process's
