@@ -148,7 +148,6 @@ CASES: dict[int, dict[str, tuple[str, Strategy, int]]] = {
         "dp, ZeRO-3": ("llama", strategy(dp=2, zero=3), 2),
         "ring, ZeRO-3, recompute all": ("llama", strategy(cp=2, attention="ring", recompute="full", zero=3), 2),
         "gpt2 dp, ZeRO-3, tied": ("gpt2", strategy(dp=2, zero=3), 2),
-        "mixtral ep, ZeRO-3": ("mixtral", strategy(dp=2, ep=2, zero=3, recompute="full"), 2),
         "dp, microbatches of 2": ("llama", strategy(dp=2, mbs=2), 2),
         "pp": ("llama", strategy(pp=2), 4),
         "pp, interleaved": ("llama", strategy(pp=2, vpp=2), 4),
@@ -307,7 +306,7 @@ DROPLESS = ("mixtral ep, dropless",)
 PACKED = tuple(name for cases in CASES.values() for name in cases if name.startswith("packed documents"))
 """Cases in which rows hold several documents."""
 
-IN_BF16 = ("dp", "dp, ZeRO-2", "dp, ZeRO-3", "tp", "zigzag ring", "pp, zero bubble", "tp x dp")
+IN_BF16 = ("dp", "dp, ZeRO-3", "tp", "zigzag ring", "pp, zero bubble", "tp x dp")
 """Cases that are run in BF16 as well."""
 
 

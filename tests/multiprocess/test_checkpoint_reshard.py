@@ -44,7 +44,6 @@ LAYOUTS: dict[str, dict[str, Strategy]] = {
         "tp x cp x dp, kv replicated": strategy(tp=4, cp=2, dp=2),
         "tp x dp, no ZeRO-1": strategy(tp=2, dp=2, zero=0, sp=False),
         "dp of 3, ZeRO-3": strategy(dp=3, zero=3),
-        "tp x pp x dp, kv replicated, ZeRO-2": strategy(tp=4, pp=2, dp=2, zero=2),
     },
     "tied": {
         "one process": strategy(),
