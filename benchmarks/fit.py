@@ -96,15 +96,26 @@ class Linearised:
         self.cases, self.values, self.memory = list(cases), dict(values), memory
         self.keys = sorted({key for case in cases for key in keys_of(case, memory)})
         self.at = np.array([np.log(values.get(key, constant(key).prior)) for key in self.keys])
-        found = predictions(cases, values, self.keys, memory)
-        self.predicted = np.array([one.v for one in found])
-        self.jacobian = np.array([one.g / one.v for one in found])
+        self.predicted, self.jacobian = np.zeros(len(cases)), np.zeros((len(cases), len(self.keys)))
+        self._linearise()
         measured = [self._measured(case) for case in cases]
         self.residual = np.log(self.predicted / np.array(measured))
         self.only_fits = np.array([memory and case.memory_bytes is None for case in cases])
         self.side = np.array([1.0 if case.fits else -1.0 for case in cases])
         self.prior = np.array([np.log(constant(key).prior) for key in self.keys])
         self.spread = np.array([constant(key).spread for key in self.keys])
+
+    def _linearise(self) -> None:
+        """One family at a time: a prediction depends on its own family's and stack's constants alone."""
+        families = [hardware(case)[1] for case in self.cases]
+        for family in dict.fromkeys(families):
+            rows = [index for index, one in enumerate(families) if one == family]
+            own = [self.cases[index] for index in rows]
+            keys = sorted({key for case in own for key in keys_of(case, self.memory)})
+            columns = [self.keys.index(key) for key in keys]
+            found = predictions(own, self.values, keys, self.memory)
+            self.predicted[rows] = [one.v for one in found]
+            self.jacobian[np.ix_(rows, columns)] = np.array([one.g / one.v for one in found])
 
     def _measured(self, case: Case) -> float:
         if not self.memory:

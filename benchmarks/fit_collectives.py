@@ -2,9 +2,9 @@
 
 Writes them into the `calibration` of autoshard/hardware/trn2.48xlarge.json with their errors, and prints how well each
 kind of collective is met, on trn1 and trn2, as fitted and with each kind over each number of ranks left out in turn.
-Constants of trn1 are not fitted here: those that matter come from training results. Results through torch.distributed
-hold the time that it takes to start one, which a compiled graph does not pay: a constant for each number of ranks,
-which is fitted besides and not kept.
+Constants of trn1 are not fitted here: those that matter come from training results (fit_trainium.py). Results through
+torch.distributed hold the time that it takes to start one, which a compiled graph does not pay: a constant for each
+number of ranks, which is fitted besides and not kept.
 """
 
 from __future__ import annotations

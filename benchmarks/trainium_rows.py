@@ -1,16 +1,12 @@
-"""Rows of measured_trainium.csv: what the cost model is asked, and what it answers when a model is left out."""
+"""Rows of measured_trainium.csv: what the cost model is asked."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import exp, log
-from typing import Any
 
-from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError
 from autoshard.layout.strategy import Strategy, even_stage_layers
-from autoshard.spec.cluster import Cluster, Device, Link, load_cluster
+from autoshard.spec.cluster import Cluster, load_cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec, load_precision
 from benchmarks.measured_rows import Row, Unscored, integer, number
@@ -106,67 +102,3 @@ def _recompute(text: str) -> str:
     if "mlp" in lowered:
         return "core_attention+mlp"
     return "core_attention" if "selective" in lowered else "none"
-
-
-SPREAD = {
-    "matmul_efficiency": 0.2,
-    "memory_efficiency": 0.2,
-    "pass_launch_s": 0.7,
-    "link_efficiency": 0.3,
-}
-"""Constants that are fitted again without a group, with the spread of their logarithm around the hand-set value."""
-NOISE = 0.06
-
-
-def predicted_s(case: TrainiumCase, changes: Mapping[str, float]) -> float:
-    """Seconds with constants multiplied by `changes`."""
-    cluster = case.cluster
-    device, links = cluster.device, cluster.intra_node
-    factor = changes.get("link_efficiency", 1.0)
-    changed = {
-        name: getattr(device, name) * changes.get(name, 1.0)
-        for name in ("matmul_efficiency", "memory_efficiency", "pass_launch_s")
-    }
-    altered = _with(
-        cluster,
-        device=_with(device, **changed),
-        intra_node=tuple(
-            (span, _with(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * factor)) for span, link in links
-        ),
-    )
-    return estimate(case.model, case.training, altered, case.strategy).step_time_s
-
-
-def _with(like: Any, **changes: Any) -> Any:
-    assert isinstance(like, (Cluster, Device, Link))
-    values = {name: getattr(like, name) for name in like.__dataclass_fields__}
-    return type(like)(**{**values, **changes})
-
-
-def left_out_predictions(cases: Sequence[TrainiumCase]) -> list[float]:
-    """Seconds of each case with constants fitted to all other groups: one straight line through the hand-set ones, each
-    group counting as one row."""
-    import numpy as np
-
-    names, step = list(SPREAD), 0.02
-    base = [predicted_s(case, {}) for case in cases]
-    jacobian = np.array(
-        [
-            [log(predicted_s(case, {name: exp(step)}) / seconds) / step for name in names]
-            for case, seconds in zip(cases, base, strict=True)
-        ]
-    )
-    residual = np.array([log(seconds / case.time_s) for case, seconds in zip(cases, base, strict=True)])
-    groups = [case.group for case in cases]
-    found = []
-    for case in cases:
-        rows = [index for index, group in enumerate(groups) if group != case.group]
-        if not rows:
-            found.append(predicted_s(case, {}))
-            continue
-        weights = np.array([1 / groups.count(groups[index]) for index in rows]) / NOISE**2
-        J, r = jacobian[rows], residual[rows]
-        A = (J * weights[:, None]).T @ J + np.diag([SPREAD[name] ** -2 for name in names])
-        change = np.linalg.solve(A, -(J * weights[:, None]).T @ r)
-        found.append(predicted_s(case, dict(zip(names, np.exp(change).tolist(), strict=True))))
-    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -14,32 +15,29 @@ from autoshard.cost.interval import FILE as INTERVALS
 from autoshard.spec.hardware_file import FOLDER
 from benchmarks.constants import FAMILY, FIXED, stack_of
 from benchmarks.differences import coverage, pairs, widths
-from benchmarks.fit import Linearised, Values, capacity, constant, fit, fitted_cases, left_out, predictions
+from benchmarks.fit import Linearised, Values, capacity, constant, estimates, fit, fitted_cases, left_out, predictions
+from benchmarks.fit_trainium import left_out_predictions
 from benchmarks.fitted import FITTED, LEFT_OUT, Interval, changed, nested, save
 from benchmarks.machine import FAMILIES, hardware
 from benchmarks.measured_rows import Case, Unscored, gpu_case
-from benchmarks.regimes import UNMEASURED, interval, intervals, regime
-from benchmarks.trainium_rows import left_out_predictions, trainium_case
+from benchmarks.regimes import UNMEASURED, HeldOut, interval, interval_of, regime
+from benchmarks.trainium_rows import trainium_case
 
 
 def write(path: Path) -> None:
     """Fits step times by device family and memory by stack; from both, intervals and what each group's absence does."""
     cases = read(path)
     values, by_group, counts = _fit_all(cases)
-    residuals, memory = held_out(cases, values, by_group)
-    found = intervals(cases, residuals, memory)
-    without_source = unseen_stacks(cases)
-    found[UNMEASURED] = interval([case.source for case in cases], *_unseen_residuals(cases, without_source))
-    without = {}
-    for name in found.keys() - {UNMEASURED}:
+    known = held_out(cases, values, by_group)
+    without_source = unseen_stacks(cases, values)
+    unmeasured = interval([case.source for case in cases], *_unseen_residuals(cases, without_source))
+    found, without = {UNMEASURED: unmeasured}, {}
+    for name in sorted({regime(case) for case in cases} - {UNMEASURED}):
         rows = [i for i, case in enumerate(cases) if regime(case) == name]
+        found[name] = interval_of(cases, known, rows, unmeasured)
         for group in {cases[i].group for i in rows}:
-            others = [i for i in rows if cases[i].group != group]
-            if others:
-                one = interval(
-                    [cases[i].group for i in others], [residuals[i] for i in others], [memory[i] for i in others]
-                )
-                without[f"{group} {name}"] = vars(one)
+            if others := [i for i in rows if cases[i].group != group]:
+                without[f"{group} {name}"] = vars(interval_of(cases, known, others, unmeasured))
     now = datetime.now(timezone.utc).date().isoformat()
     about = {"written_by": "python -m benchmarks.fit", "data": path.name, "date": now}
     constants = [_entry(key, value, counts) for key, value in sorted(values.items())]
@@ -49,7 +47,7 @@ def write(path: Path) -> None:
     intervals_without = dict(sorted(without.items()))
     save(LEFT_OUT, {**about, "constants": different, "intervals": intervals_without, "unseen": unseen})
     _write_hardware(values, counts, now, path.name)
-    _write_intervals(cases, residuals, found[UNMEASURED], about)
+    _write_intervals(cases, known.residuals, unmeasured, about)
 
 
 def read(path: Path) -> list[Case]:
@@ -91,29 +89,30 @@ def _fit_all(cases: list[Case]) -> tuple[Values, dict[str, Values], dict[str, tu
     return values, by_group, counts
 
 
-def held_out(cases: list[Case], values: Values, by_group: dict[str, Values]) -> tuple[list[float], list[float | None]]:
-    """log(measured / predicted) of time and of memory, with constants that did not see the row's group."""
+def held_out(cases: list[Case], values: Values, by_group: dict[str, Values]) -> HeldOut:
+    """Each group predicted without it."""
     residuals = [float("nan")] * len(cases)
     memory: list[float | None] = [None] * len(cases)
     for group in sorted({case.group for case in cases}):
         rows = [i for i, case in enumerate(cases) if case.group == group]
         own = {**values, **by_group.get(group, {})}
-        for i, seconds in zip(rows, predictions([cases[i] for i in rows], own), strict=True):
+        for i, one in zip(rows, estimates([cases[i] for i in rows], own), strict=True):
             if time_s := cases[i].time_s:
-                residuals[i] = float(np.log(time_s / seconds))
-        for i, share in zip(rows, predictions([cases[i] for i in rows], own, memory=True), strict=True):
+                residuals[i] = float(np.log(time_s / one.step_time_s))
+            share = float(one.fullest.total_bytes / one.memory_capacity_bytes)
             if bytes_ := cases[i].memory_bytes:
                 memory[i] = float(np.log(bytes_ / capacity(cases[i]) / share))
-    return residuals, memory
+    return HeldOut(residuals, memory)
 
 
-def unseen_stacks(cases: list[Case]) -> dict[str, Values]:
-    """By source, constants of its families fitted without it; every stack's are at their priors."""
+def unseen_stacks(cases: list[Case], values: Values) -> dict[str, Values]:
+    """By source, constants of its families fitted without it, from the fit of all on; every stack's are at their
+    priors."""
     timed, found = fitted_cases(cases, memory=False), {}
     for source in sorted({case.source for case in timed}):
         families = {hardware(case)[1] for case in timed if case.source == source}
         others = [case for case in timed if case.source != source and hardware(case)[1] in families]
-        found[source] = _without_stacks(fit(others, rounds=4)[0]) if others else {}
+        found[source] = _without_stacks(fit(others, values, rounds=3)[0]) if others else {}
     return found
 
 
@@ -141,7 +140,7 @@ def _entry(key: tuple[str, str], value: float, counts: dict[str, tuple[int, floa
     return {**entry, "meaning": constant(key).meaning}
 
 
-def _write_intervals(cases: list[Case], residuals: list[float], unseen: Interval, about: dict[str, str]) -> None:
+def _write_intervals(cases: list[Case], residuals: Sequence[float], unseen: Interval, about: dict[str, str]) -> None:
     """What the planner's own estimates say of their error: as on trn1, or as with a stack that was never measured."""
     with (FITTED.parent / "measured_trainium.csv").open(encoding="utf-8", newline="") as file:
         measured = [trainium_case(row) for row in csv.DictReader(file)]
@@ -164,7 +163,7 @@ def _write_intervals(cases: list[Case], residuals: list[float], unseen: Interval
     save(INTERVALS, {**about, "note": note, "regimes": content, "differences": _differences(cases, residuals)})
 
 
-def _differences(cases: list[Case], residuals: list[float]) -> dict[str, Any]:
+def _differences(cases: list[Case], residuals: Sequence[float]) -> dict[str, Any]:
     """How far the ratio of two step times may be off."""
     groups = pairs(cases, residuals)
     counts = {"groups": len(groups), "pairs": sum(map(len, groups)), "held_out_coverage": round(coverage(groups), 3)}
@@ -184,9 +183,10 @@ def _write_hardware(values: Values, counts: dict[str, tuple[int, float]], date: 
         calibration = content["calibration"]
         calibration["about"] = source
         for target, constant_name in TARGETS.items():
-            value = values.get((family, constant_name), FIXED.get(constant_name))
-            assert value is not None
-            entry = {"value": float(f"{min(value, 1.0):.4g}"), "source": source}
+            fitted = values.get((family, constant_name))
+            value = FIXED[constant_name] if fitted is None else fitted
+            value = min(value, 1.0) if target.endswith(("efficiency", "by_chips")) else value
+            entry = {"value": float(f"{value:.4g}"), "source": GUESS if fitted is None else source}
             if target == "link_efficiency_by_chips":
                 calibration[target] = {str(content["chips_per_node"]["value"]): entry}
             else:
@@ -203,8 +203,10 @@ FAMILIES_OF_FILES = {
     "gb200-186gb": "h100",
 }
 assert set(FAMILIES_OF_FILES.values()) == set(FAMILIES.values())
+GUESS = "guess: FIXED of benchmarks/constants.py, which says why it is not fitted"
 TARGETS = {
     "matmul_efficiency": "matmul_efficiency",
+    "matmul_k0": "matmul_k0",
     "memory_efficiency": "memory_efficiency",
     "pass_launch_s": "pass_launch_s",
     "collective_launch_s": "collective_launch_s",
@@ -214,4 +216,4 @@ TARGETS = {
     "inter_node_hop_latency_s": "network_hop_latency_s",
     "all_to_all_efficiency": "all_to_all_efficiency",
 }
-"""Key of the hardware file's calibration -> fitted constant; matmul_k0 is written besides."""
+"""Key of the hardware file's calibration -> constant."""

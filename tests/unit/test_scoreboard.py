@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from benchmarks.constants import FAMILY, STACK, stack_of
-from benchmarks.fitted import DATA, load
+from benchmarks.fitted import DATA, Interval, load
 from benchmarks.measured_rows import Unscored, gpu_case, network
 from benchmarks.predicted_vs_measured import main
-from benchmarks.regimes import interval
+from benchmarks.regimes import FEW_RESULTS, at_least, interval
 from benchmarks.scores import KEYS, Scored, pick, score, spearman
 
 ROW = {
@@ -191,3 +191,9 @@ def test_an_interval_covers_nine_in_ten() -> None:
     found = interval([str(index) for index in range(101)], residuals, [None] * 101)
     assert -0.1 <= found.low < -0.088 and 0.088 < found.high <= 0.1
     assert interval(["a"], [0.1], [None]).high == 0.25
+
+
+def test_few_results_say_little_of_an_interval() -> None:
+    own, unmeasured = Interval(-0.05, 0.6, 0.05), Interval(-0.2, 0.5, 0.08)
+    assert at_least(own, FEW_RESULTS, unmeasured) == own
+    assert at_least(own, FEW_RESULTS - 1, unmeasured) == Interval(-0.2, 0.6, 0.05)
