@@ -135,7 +135,7 @@ CHANGES: tuple[dict[str, Any], ...] = (
     {"cp": "2", "dp": "1", "recompute": "selective", "vpp": "2"},
     {"gpu": "TPUv5"},
     {"layers": "many"},
-    {"heads": "7"},
+    {"heads": "8", "kv_heads": "3"},
 )
 
 
