@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from math import inf
+from math import inf, isfinite
 from typing import Any
 
 from autoshard.explain.describe import layout_name
@@ -28,6 +28,8 @@ learning rate amplify any rounding (training is chaotic); the FP32 step is then 
 """
 CHAOTIC = 0.5
 """A quantity that rounding alone changes by more than this share is not judged: the run forgot where it came from."""
+FALLS_IN = 10
+"""Fewer steps are not asked for a falling loss: the learning rate has hardly risen, and batches differ by as much."""
 ROUNDING_FLOORS = {"loss": 1e-3, "gradient": 0.05, "parameter": 5e-3}
 """Allowed whatever was measured: about ten times a bf16 run of 30 steps (2e-4, 2e-2, 2e-3)."""
 
@@ -61,9 +63,10 @@ class Verdict:
 
     @property
     def loss_falls(self) -> bool:
-        """Mean of the last quarter of the steps below the first step's loss (a single step cannot fall)."""
+        """Mean of the last quarter of the steps below the first step's loss; fewer than FALLS_IN steps say nothing."""
         last = self.losses[-max(1, len(self.losses) // 4) :]
-        return len(self.losses) == 1 or sum(last) / len(last) < self.losses[0]
+        mean = sum(last) / len(last)
+        return isfinite(mean) and (len(self.losses) < FALLS_IN or mean < self.losses[0])
 
     @property
     def ok(self) -> bool:
