@@ -64,7 +64,7 @@ def test_intra_node_link_by_span() -> None:
     assert cluster.intra_node_link(2).name == "inside a chip"
     assert cluster.intra_node_link(3).name == "2 chips"
     assert cluster.intra_node_link(8).name == "4 chips"
-    assert cluster.intra_node_link(32).bandwidth_bytes_per_s == pytest.approx(384 * GB * 0.3)
+    assert cluster.intra_node_link(32).bandwidth_bytes_per_s == pytest.approx(384 * GB * 0.27)
 
 
 def test_cpu_has_no_layout_rules() -> None:
