@@ -22,3 +22,4 @@ def test_losses_are_those_of_fully_shard(tmp_path: Path) -> None:
     assert found["ZeRO-3"] == pytest.approx(found["fully_shard"], rel=1e-6)
     assert found["ZeRO-2"] == pytest.approx(found["fully_shard"], rel=1e-6)
     assert found["fully_shard"][-1] != found["fully_shard"][0]
+    assert found["gathered"] <= 2

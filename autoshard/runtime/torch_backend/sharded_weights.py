@@ -63,6 +63,8 @@ class ShardedWeights:
             found = bucket.weights()
             if bucket.gathers:
                 storage = found[0].untyped_storage()
+                # those that are gone: a reference to a storage keeps a little of it, whose place is not used again
+                self._gathered = {at: one for at, one in self._gathered.items() if not one[0].expired()}
                 self._gathered[storage._cdata] = (StorageWeakRef(storage), bucket)
             return found
 
