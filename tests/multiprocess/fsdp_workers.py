@@ -10,7 +10,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.utils import clip_grad_norm_
 
 from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings
-from autoshard.runtime.torch_backend.parameters import local_parameters
+from autoshard.runtime.torch_backend.parameters import each_parameter
 from autoshard.runtime.torch_backend.session import Session
 from autoshard.runtime.torch_backend.stage_module import StageModule
 from autoshard.runtime.worker import Reporter
@@ -20,7 +20,7 @@ STEPS, MICROBATCHES, LEARNING_RATE = 4, 2, 1e-3
 
 
 def losses(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
-    """By name, the loss of each step."""
+    """By name, the loss of each step; gathered: weights that ZeRO-3 still knows of behind them."""
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=reporter.init_method, rank=reporter.rank, world_size=reporter.world_size
@@ -29,6 +29,7 @@ def losses(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     numbers = np.random.default_rng(0)
     batches = [numbers.integers(0, LLAMA.vocab_size, shape) for _ in range(STEPS)]
     found: dict[str, Any] = {"fully_shard": _with_fsdp(batches, reporter)}
+    found["gathered"] = 0
     for zero in (2, 3):
         plan = plan_of(LLAMA, strategy(dp=reporter.world_size, zero=zero), MICROBATCHES, FP32)
         session = Session(
@@ -37,6 +38,9 @@ def losses(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
         found[f"ZeRO-{zero}"] = [
             session.step(batch[:, :-1].copy(), batch[:, 1:].copy(), LEARNING_RATE).loss for batch in batches
         ]
+        sharded = session.modules[0].sharded
+        assert sharded is not None
+        found["gathered"] = max(found["gathered"], len(sharded._gathered))
     return found
 
 
@@ -45,7 +49,7 @@ def _with_fsdp(batches: list[Any], reporter: Reporter) -> list[float]:
     stage = plan.stages[0]
     program = plan.program(stage.layers, stage.has_embedding, stage.has_head)
     device = torch.device("cpu")
-    parameters = local_parameters(LLAMA, program, plan.mesh, {}, 0, torch.float32, device)
+    parameters = dict(each_parameter(LLAMA, program, plan.mesh, {}, 0, torch.float32, device))
     module = StageModule(program, parameters, None, "none")
     fully_shard(module, mesh=init_device_mesh("cpu", (reporter.world_size,)))
     settings = optimizer_settings(FP32, LEARNING_RATE, 1, 0)

@@ -19,7 +19,7 @@ from autoshard.runtime.nxd_backend.layers import Builder, Call, Held, sequence_f
 from autoshard.runtime.nxd_backend.lowering import CROSS_ENTROPY, Lowered, lower
 from autoshard.runtime.torch_backend.context import Context
 from autoshard.runtime.torch_backend.groups import MeshGroups
-from autoshard.runtime.torch_backend.parameters import local_parameters
+from autoshard.runtime.torch_backend.parameters import each_parameter
 
 
 class Section(nn.Module):
@@ -130,7 +130,9 @@ class NxdModel(nn.Module):
     def _fill(self, part: Part, program: Program, recompute: str) -> None:
         plan = self._plan
         index = self._groups.index
-        pieces = local_parameters(plan.model, program, plan.mesh, index, self._seed, self._dtype, torch.device("cpu"))
+        pieces = dict(
+            each_parameter(plan.model, program, plan.mesh, index, self._seed, self._dtype, torch.device("cpu"))
+        )
         steps = lower(program)
         context = Context(sequence_first(program), self._groups)
         builder = Builder(context, pieces, self._dtype, self._cpu_mode, plan.cluster.lnc)

@@ -96,19 +96,6 @@ def piece_of(
     return tuple(starts), tuple(lengths)
 
 
-def local_parameters(
-    model: ModelSpec,
-    program: Program,
-    mesh: Mesh,
-    index: dict[str, int],
-    seed: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> dict[str, torch.Tensor]:
-    """Every parameter of the stage, initialised and cut."""
-    return dict(each_parameter(model, program, mesh, index, seed, dtype, device))
-
-
 def each_parameter(
     model: ModelSpec,
     program: Program,
@@ -118,7 +105,7 @@ def each_parameter(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The same one after the other, for whom all of them would be too much."""
+    """Of a stage by name, initialised and cut: one after the other, for whom all of them would be too much."""
     for tensor in program.graph.parameters():
         whole = initial_parameter(model, tensor, program.graph.sizes, seed)
         piece = local_piece(whole, tensor.dims, program.states[tensor.name], mesh, index)
