@@ -53,6 +53,13 @@ def test_the_mask_is_the_one_that_numpy_computes() -> None:
     assert found.kept(found.rows(keys)).numpy().tolist() == expected.tolist()
 
 
+@pytest.mark.parametrize(("rate", "kept"), [(1e-12, 1.0), (1 - 1e-12, 0.0)])
+def test_a_rate_next_to_none_and_to_all(rate: float, kept: float) -> None:
+    """Beyond what 32 bits tell apart: one element of 4 billion."""
+    keys, mask = sequence_keys(0, 0, 2), Mask("transformer.drop", (torch.arange(8), torch.arange(64)), rate)
+    assert float(mask.kept(mask.rows(keys)).double().mean()) == kept
+
+
 LAYOUTS = {
     "tp": strategy(tp=4, kernel="plain"),
     "tp, no sequence parallel": strategy(tp=4, sp=False, kernel="plain"),

@@ -69,7 +69,7 @@ class Mask:
         found.bitwise_xor_(shifted).mul_(_FIRST)
         torch.bitwise_right_shift(found, 13, out=shifted)
         found.bitwise_xor_(shifted).bitwise_xor_(high.unsqueeze(-1)).mul_(_SECOND)
-        return found >= round(self.rate * 2**32) - 2**31
+        return found >= min(round(self.rate * 2**32), 2**32 - 1) - 2**31
 
 
 def _signed_half(x: torch.Tensor) -> torch.Tensor:
