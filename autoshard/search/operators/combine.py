@@ -78,7 +78,7 @@ def combine(problem: Problem, pins: Pins, known_s: float, limit_bytes: float, ex
                     best, best_s = (found, choices), found.step_time_s
         open_s = min(open_s, least_s)
     if best is None:
-        return Combined(None, (), None, solved, points, max(0.0, 1 - open_s / known_s))
+        return Combined(None, (), None, solved, points, max(WORTH, 1 - open_s / known_s))
     cost = estimate(*problem[:3], best[0].strategy, operators=best[1])
     gap = max(0.0, 1 - open_s / cost.step_time_s)
     return Combined(best[0].strategy, best[1], cost, solved, points, gap)
