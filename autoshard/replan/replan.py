@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from autoshard.errors import AutoshardError
 from autoshard.layout.plan import Plan, SearchSummary, make_plan
 from autoshard.layout.strategy import Strategy
-from autoshard.models.padding import padding_notes
 from autoshard.replan.moved import Moved, moved
 from autoshard.search import Candidate, Pins, SearchResult, search
 from autoshard.search.headroom import FIT_PROBABILITY
+from autoshard.search.rules import Problem, warnings
 from autoshard.spec.cluster import Cluster
 from autoshard.units import format_bytes
 
@@ -79,7 +79,7 @@ def replan(before: Plan, nodes: int) -> Replanned:
         (
             *notes,
             *_notes(before, cluster, chosen, distance, fastest, fastest_distance),
-            *padding_notes(before.model, chosen.strategy.tp),
+            *warnings(Problem(before.model, before.training, cluster, before.backend), chosen.strategy),
         ),
         pins,
     )

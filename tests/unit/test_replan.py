@@ -18,6 +18,7 @@ from autoshard.replan import replan
 from autoshard.replan.moved import MOST_RANKS, moved, sample
 from autoshard.replan.replan import LITTLE, WORTH
 from autoshard.search import Pins, search
+from autoshard.search.rules import Problem, warnings
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
 from tests.multiprocess.plans import FP32, LLAMA, plan_of, strategy
@@ -99,6 +100,18 @@ def test_nothing_changes_on_as_many_nodes(sixteen: Plan) -> None:
     assert found.plan.strategy == sixteen.strategy
     assert found.moved.moved_bytes == 0
     assert "changes: nothing" in " ".join(found.plan.notes)
+
+
+def test_the_new_plan_has_the_warnings_of_its_layout() -> None:
+    """As `plan` gives them: of what NxD gets wrong there."""
+    model, cluster = load_model("llama3-8b"), load_cluster("trn1.32xlarge", 2)
+    training = TrainingSpec(2048, 64, load_precision("mixed_precision"))
+    best = search(model, training, cluster, Pins(tp=32), "nxd", 1).best
+    before = make_plan(model, training, cluster, "nxd", best.strategy, best.estimate, pins=Pins(tp=32))
+    found = replan(before, 4).plan
+    expected = warnings(Problem(model, training, found.cluster, "nxd"), found.strategy)
+    assert expected[0].startswith("tp=32 replicates 8 key-value heads")
+    assert found.notes[-len(expected) :] == expected
 
 
 def test_what_does_not_fit_is_one_error(sixteen: Plan) -> None:
