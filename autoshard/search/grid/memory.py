@@ -129,14 +129,8 @@ def rank_parts_bytes(
     if not rank.only:
         leaving = rank.in_flight - rank.heads_in_flight
         in_work = in_work + (BOUNDARY_BUFFERS + leaving) * hidden_bytes
-    count, owned, in_ends = rank.blocks * state.block, rank.blocks * state.block_owned, 0.0
-    for parameters, kept, has in (
-        (state.first, state.first_owned, rank.first),
-        (state.last, state.last_owned, rank.last),
-    ):
-        if has:
-            in_ends, owned = in_ends + parameters, owned + kept
-    count = count + in_ends
+    in_ends, owned = _held_and_owned(rank, state)
+    count = rank.blocks * state.block + in_ends
     parameter, summed, moment, reduced = (
         DTYPE_BYTES[dtype]
         for dtype in (
@@ -158,6 +152,20 @@ def rank_parts_bytes(
         lives = lives + handed_over * parameter
     buckets = np.minimum(BUCKET_BYTES, staying * reduced) + np.minimum(BUCKET_BYTES, staying * parameter)
     return lives, in_work, np.where(state.shares_state, buckets, 0.0)
+
+
+def _held_and_owned(rank: RankColumns, state: StateColumns) -> tuple[Array | float, Array]:
+    """Elements: parameters of the embedding and the head, where they are here; those whose optimizer state is here, of
+    blocks too."""
+    in_ends: Array | float = 0.0
+    owned: Array = rank.blocks * state.block_owned
+    for parameters, kept, has in (
+        (state.first, state.first_owned, rank.first),
+        (state.last, state.last_owned, rank.last),
+    ):
+        if has:
+            in_ends, owned = in_ends + parameters, owned + kept
+    return in_ends, owned
 
 
 class _Travelling:
