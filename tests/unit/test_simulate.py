@@ -1,6 +1,5 @@
 """Schedules on a clock, and how the closed forms relate to it."""
 
-import time
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -150,16 +149,3 @@ def test_a_schedule_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert " ".join(map(str, actions("all forwards first", 2, 2)[1])) == "F0.0 F1.0 B0.0 B1.0"
     # (m + pp - 1) * (f + b), as 1f1b
     assert step_time_s("all forwards first", 4, 8, 1, [1.0] * 4, [2.0] * 4) == 33
-
-
-@pytest.mark.parametrize(("size", "limit_s"), [(("1f1b", 8, 256, 1), 0.010), (("interleaved", 16, 1024, 2), 0.060)])
-def test_simulation_is_fast(size: Size, limit_s: float) -> None:
-    orders, times = actions(*size), [1.0] * (size[1] * size[3])
-    best_s = float("inf")
-    for _ in range(20):
-        begin = time.perf_counter()
-        simulate(orders, times, times)
-        best_s = min(best_s, time.perf_counter() - begin)
-        if best_s < limit_s:
-            break
-    assert best_s < limit_s
