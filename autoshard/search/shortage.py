@@ -17,7 +17,7 @@ from autoshard.search.candidates import (
 )
 from autoshard.search.layouts import state_at_least_bytes
 from autoshard.search.result import Pins
-from autoshard.search.rules import LAYOUT_RULES, Draft, Problem, first_broken
+from autoshard.search.rules import LAYOUT_RULES, SENDING_RULES, Draft, Problem, first_broken
 
 MOST_NODES = 4096
 """Where the search for a larger cluster ends."""
@@ -62,11 +62,13 @@ def _frugal(problem: Problem, pins: Pins) -> Iterator[Draft]:
     """Legal layouts that hold least: the smallest microbatch, the fewest chunks, sequence parallelism and the highest
     stage of ZeRO."""
     for mesh in meshes(problem, pins):
-        for variant in sorted(variants(problem, pins, mesh)[0], key=lambda one: -one.zero)[:1]:
-            if state_at_least_bytes(problem, variant) > problem.cluster.device.memory_bytes:
-                continue
-            for schedule, vpp in virtual_stages(problem, pins, mesh)[:1]:
-                size = microbatch_sizes(problem, pins, mesh)[0]
-                draft = variant._replace(schedule=schedule, num_virtual_stages=vpp, microbatch_size=size)
-                if first_broken(LAYOUT_RULES, problem, draft) is None:
-                    yield draft
+        for schedule, vpp in virtual_stages(problem, pins, mesh)[:1]:
+            size = microbatch_sizes(problem, pins, mesh)[0]
+            drafts = (
+                variant._replace(schedule=schedule, num_virtual_stages=vpp, microbatch_size=size)
+                for variant in variants(problem, pins, mesh)[0]
+                if state_at_least_bytes(problem, variant) <= problem.cluster.device.memory_bytes
+            )
+            legal = [one for one in drafts if first_broken((*LAYOUT_RULES, *SENDING_RULES), problem, one) is None]
+            if legal:
+                yield max(legal, key=lambda one: one.zero)
