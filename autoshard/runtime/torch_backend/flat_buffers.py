@@ -8,7 +8,7 @@ shard of the parameters too, which are whole only while somebody reads them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -31,19 +31,21 @@ from autoshard.runtime.torch_backend.rounded_adamw import Piece
 PieceShape = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
+class Common(NamedTuple):
+    """What all buckets of a rank are made with. groups: None where there is one rank."""
+
+    mesh: Mesh
+    groups: MeshGroups | None
+    settings: OptimizerSettings
+
+
 class _Flat:
     """Where the parameters of a bucket lie in its flat buffers, and which part of those is this rank's."""
 
     master: nn.Parameter
 
-    def __init__(
-        self,
-        key: BucketKey,
-        shapes: Mapping[str, torch.Size],
-        mesh: Mesh,
-        groups: MeshGroups | None,
-        s: OptimizerSettings,
-    ):
+    def __init__(self, key: BucketKey, shapes: Mapping[str, torch.Size], common: Common):
+        mesh, groups, s = common
         self.key, self.names = key, list(shapes)
         self.sum_group = groups[key.sum_axes] if groups and key.sum_axes else None
         self.data_group = groups[key.shard_axes] if groups and key.shard_axes else None
@@ -88,16 +90,9 @@ class _Flat:
 class Bucket(_Flat):
     """Whole on every rank. Masters of the same dtype are the parameters themselves."""
 
-    def __init__(
-        self,
-        key: BucketKey,
-        named: list[tuple[str, nn.Parameter]],
-        mesh: Mesh,
-        groups: MeshGroups | None,
-        s: OptimizerSettings,
-    ):
-        super().__init__(key, {name: parameter.shape for name, parameter in named}, mesh, groups, s)
-        self.named = named
+    def __init__(self, key: BucketKey, named: list[tuple[str, nn.Parameter]], common: Common):
+        super().__init__(key, {name: parameter.shape for name, parameter in named}, common)
+        s, self.named = common.settings, named
         first = named[0][1]
         self.parameters = first.new_zeros(self._padded)
         self.gradients = torch.zeros(self._padded, dtype=s.gradient_dtype, device=first.device)
@@ -188,15 +183,14 @@ class ShardedBucket(_Flat):
         self,
         key: BucketKey,
         shapes: Mapping[str, torch.Size],
-        mesh: Mesh,
-        groups: MeshGroups | None,
-        s: OptimizerSettings,
+        common: Common,
         dtype: torch.dtype,
         device: torch.device,
         leaving: Leaving,
         read_in_backward: bool,
     ):
-        super().__init__(key, shapes, mesh, groups, s)
+        super().__init__(key, shapes, common)
+        s = common.settings
         assert self.data_group is not None and s.zero >= 2
         self.gathers, self.read_in_backward, self._leaving = s.zero == 3, read_in_backward, leaving
         shard = self._padded // self.shards

@@ -18,7 +18,7 @@ from autoshard.graph.partition import Program
 from autoshard.layout.buckets import BucketKey, bucket_key
 from autoshard.layout.mesh import Mesh
 from autoshard.runtime.torch_backend.collectives import all_reduce
-from autoshard.runtime.torch_backend.flat_buffers import Bucket, PieceShape, ShardedBucket
+from autoshard.runtime.torch_backend.flat_buffers import Bucket, Common, PieceShape, ShardedBucket
 from autoshard.runtime.torch_backend.fused_adamw import FusedAdamW
 from autoshard.runtime.torch_backend.groups import Group, MeshGroups
 from autoshard.runtime.torch_backend.optimizer_settings import OptimizerSettings
@@ -73,7 +73,7 @@ class ShardedAdamW:
                 key = bucket_key(module.program, tensor.name, mesh, frozenset(tied), settings.zero)
                 if not key.unit:
                     named.setdefault(key, []).append((tensor.name, module.parameter(tensor.name)))
-        whole = [Bucket(key, named[key], mesh, groups, settings) for key in named]
+        whole = [Bucket(key, named[key], Common(mesh, groups, settings)) for key in named]
         sharded = [module.sharded for module in modules if module.sharded is not None]
         self._leaving = [one.leaving for one in sharded]
         apart = [bucket for one in sharded for bucket in one.buckets]

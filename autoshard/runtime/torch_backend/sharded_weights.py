@@ -17,7 +17,7 @@ from autoshard.graph.partition import Program
 from autoshard.graph.redistribute import local_sizes
 from autoshard.layout.buckets import read_in_backward, units
 from autoshard.layout.mesh import Mesh
-from autoshard.runtime.torch_backend.flat_buffers import Leaving, ShardedBucket
+from autoshard.runtime.torch_backend.flat_buffers import Common, Leaving, ShardedBucket
 from autoshard.runtime.torch_backend.groups import MeshGroups
 from autoshard.runtime.torch_backend.optimizer_settings import OptimizerSettings
 
@@ -35,14 +35,12 @@ class ShardedWeights:
         dtype: torch.dtype,
         device: torch.device,
     ):
-        self.leaving = Leaving()
+        self.leaving, common = Leaving(), Common(mesh, groups, settings)
         self.buckets: list[ShardedBucket] = []
         for key, names in units(program, mesh, tied, settings.zero).items():
             shapes = {name: _local_shape(program, name) for name in names}
             backward = read_in_backward(program, names)
-            self.buckets.append(
-                ShardedBucket(key, shapes, mesh, groups, settings, dtype, device, self.leaving, backward)
-            )
+            self.buckets.append(ShardedBucket(key, shapes, common, dtype, device, self.leaving, backward))
         for first in self.buckets[:1]:
             first.is_first = True
         for one, following in pairwise(self.buckets):
