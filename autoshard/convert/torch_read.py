@@ -8,6 +8,7 @@ import re
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -106,13 +107,15 @@ def _optimizer(path: Path, values: Any) -> FoundOptimizer:
     if len(done) != 1:
         raise ValueError(f"its parameters are at {len(done)} steps")
     rate = float(values["param_groups"][0]["lr"])
+    if not isfinite(rate):
+        raise ValueError(f"lr {rate}")
     held = {number: found[f"{number}/{_MASTER}"] for number in numbers if masters}
     return FoundOptimizer(path, done.pop(), rate, sharded, groups, shapes, moments, held)  # type: ignore[arg-type]
 
 
 def _whole_step(path: Path, step: Any, found: FoundTensor | None) -> int:
     value = float(_load(found.path) if isinstance(step, TensorReference) and found is not None else step)
-    if value != int(value) or value < 0:
+    if not value.is_integer() or value < 0:
         raise ValueError(f"step {value}")
     return int(value)
 
