@@ -13,7 +13,8 @@ from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, R
 from autoshard.graph.redistribute import Transition
 from autoshard.graph.states import COLLECTIVES, PARTIAL, REPLICATED, State
 from tests.spmd.collectives import Array, Axes, all_reduce, move
-from tests.spmd.kernels import Backward, Place, run
+from tests.spmd.kernels import run
+from tests.spmd.place import Backward, Place
 
 
 @dataclass

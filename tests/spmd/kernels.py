@@ -1,77 +1,23 @@
 """Every operator kind in numpy: a kernel returns the output, and a function from its gradient to those of the inputs.
 
-Arrays are [*mesh, *local dims in the graph's order]: all simulated ranks at once. Gradient None: the input has none.
+Arrays and gradients are as place.py says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from math import erf
 from typing import Any
 
 import numpy as np
 
-from autoshard.graph.ir import FLOAT32_BYTES, Graph
-from autoshard.graph.partition import OperatorStep
-from autoshard.graph.states import REPLICATED
+from autoshard.graph.ir import FLOAT32_BYTES
 from autoshard.spec.model import RopeScaling
-from tests.spmd.collectives import Array, Axes, all_reduce, all_to_all, ring_gather, ring_reduce
+from tests.spmd.collectives import Array, all_reduce, all_to_all, ring_gather, ring_reduce
 from tests.spmd.dropping import mask
+from tests.spmd.experts import combine, dispatch, top_k_gate
+from tests.spmd.place import Gradients, Place, Report, Result
 from tests.spmd.pointwise import pointwise
-
-Gradients = tuple[Array | None, ...]
-Backward = Callable[[Array], Gradients]
-Result = tuple[Array, Backward]
-Report = Callable[[str, tuple[str, ...], int], None]
-"""(kind, axes, bytes on one rank) of a collective inside an operator."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """The operator's step, its graph and its mesh."""
-
-    step: OperatorStep
-    graph: Graph
-    axes: Axes
-    report: Report
-    report_backward: Report
-
-    @property
-    def attributes(self) -> Mapping[str, Any]:
-        return self.step.operator.attributes
-
-    def dims(self, index: int) -> tuple[str, ...]:
-        return self.graph.tensors[self.step.operator.inputs[index]].dims
-
-    @property
-    def output_dims(self) -> tuple[str, ...]:
-        return self.graph.tensors[self.step.operator.output].dims
-
-    def over(self, dim: str) -> tuple[str, ...]:
-        """Axes that split the work along a loop dim."""
-        return tuple(axis for axis in self.axes if self.step.choice.get(axis) == dim)
-
-    def indices(self, dim: str, length: int) -> Array:
-        """[*mesh, length]: the global indices along a dim that each rank works on."""
-        position = np.zeros(tuple(self.axes.values()), np.int64)
-        for at, (axis, size) in enumerate(self.axes.items()):
-            if axis in self.over(dim):
-                shape = [1] * len(self.axes)
-                shape[at] = size
-                position = position * size + np.arange(size).reshape(shape)
-        return position[..., None] * length + np.arange(length)
-
-    def positions(self, length: int) -> Array:
-        """[*mesh, length]: places in the original sequence of each rank's part of the dim `seq`."""
-        return self.order[self.indices("seq", length)]
-
-    @property
-    def order(self) -> Array:
-        """The place in the original sequence at each index of the dim `seq`."""
-        places = np.arange(self.graph.sizes["seq"])
-        pieces = self.attributes.get("sequence_pieces")
-        return places if pieces is None else places.reshape(len(pieces), -1)[list(pieces)].ravel()
 
 
 def run(place: Place, inputs: tuple[Array, ...]) -> Result:
@@ -350,68 +296,6 @@ def _cross_entropy(place: Place, logits: Array, labels: Array) -> Result:
     return ((np.log(total) - label) * learned).sum((-1, -2)) / tokens, backward
 
 
-def _top_k_gate(place: Place, logits: Array) -> Result:
-    weights = np.exp(logits - logits.max(-1, keepdims=True))
-    weights = weights / weights.sum(-1, keepdims=True)
-    order = np.argsort(np.argsort(-weights, -1), -1)
-    chosen = order < place.attributes["top_k"]
-    normalized = place.attributes["normalized"]
-    total = (weights * chosen).sum(-1, keepdims=True) if normalized else 1.0
-    gates = weights * chosen / total
-    slope = _balance_slope(place, chosen)
-
-    def backward(grad: Array) -> Gradients:
-        common = (grad * gates).sum(-1, keepdims=True) if normalized else 0.0
-        by_weight = np.where(chosen, grad - common, 0) / total + slope
-        return (weights * (by_weight - (by_weight * weights).sum(-1, keepdims=True)),)
-
-    return gates, backward
-
-
-def _balance_slope(place: Place, chosen: Array) -> Array | float:
-    """Of the load-balancing loss, coefficient x experts x sum of (share of tokens x mean probability), by each
-    probability: [*mesh, 1, 1, expert]. Ranks whose gradients are added up although they hold the same share it."""
-    coefficient = place.attributes.get("aux_loss_coef", 0.0)
-    if not coefficient:
-        return 0.0
-    experts, tokens = chosen.shape[-1], place.graph.sizes["batch"] * place.graph.sizes["seq"]
-    counts = chosen.sum((-3, -2), keepdims=True).astype(float)
-    for dim in ("batch", "seq"):
-        if over := place.over(dim):
-            place.report("all_reduce", over, 2 * experts * FLOAT32_BYTES)
-            counts = all_reduce(counts, place.axes, over)
-    copies = np.prod([size for axis, size in place.axes.items() if place.step.choice.get(axis) == REPLICATED])
-    slope: Array = coefficient * experts * counts / tokens / tokens / copies
-    return slope
-
-
-def _slots(place: Place, gates: Array) -> Array:
-    """[*mesh, batch, seq, expert, capacity]: 1 where a token has that slot; tokens queue in sequence order."""
-    chosen = gates > 0
-    slot = chosen.cumsum(-2) - 1
-    result: Array = (chosen[..., None] & (slot[..., None] == np.arange(place.graph.sizes["capacity"]))).astype(float)
-    return result
-
-
-def _dispatch(place: Place, x: Array, gates: Array) -> Result:
-    slots = _slots(place, gates)
-    return (
-        np.einsum("...bsec,...bsd->...ebcd", slots, x),
-        lambda grad: (np.einsum("...bsec,...ebcd->...bsd", slots, grad), None),
-    )
-
-
-def _combine(place: Place, answers: Array, gates: Array) -> Result:
-    slots = _slots(place, gates)
-
-    def backward(grad: Array) -> Gradients:
-        by_slot = np.einsum("...bsec,...bsd->...ebcd", slots * gates[..., None], grad)
-        by_gate = np.einsum("...bsec,...ebcd,...bsd->...bse", slots, answers, grad)
-        return by_slot, by_gate
-
-    return np.einsum("...bsec,...ebcd->...bsd", slots * gates[..., None], answers), backward
-
-
 def _dropout(place: Place, x: Array, keys: Array) -> Result:
     dims = place.output_dims[1:]
     lengths = x.shape[len(place.axes) + 1 :]
@@ -440,7 +324,7 @@ KERNELS: dict[str, Callable[..., Result]] = {
     "embedding": _embedding,
     "position_embedding": _position_embedding,
     "cross_entropy": _cross_entropy,
-    "top_k_gate": _top_k_gate,
-    "dispatch": _dispatch,
-    "combine": _combine,
+    "top_k_gate": top_k_gate,
+    "dispatch": dispatch,
+    "combine": combine,
 }

@@ -1,0 +1,72 @@
+"""Routers and experts in numpy: which tokens an expert gets, and their answers."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from autoshard.graph.ir import FLOAT32_BYTES
+from autoshard.graph.states import REPLICATED
+from tests.spmd.collectives import Array, all_reduce
+from tests.spmd.place import Gradients, Place, Result
+
+
+def top_k_gate(place: Place, logits: Array) -> Result:
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    weights = weights / weights.sum(-1, keepdims=True)
+    order = np.argsort(np.argsort(-weights, -1), -1)
+    chosen = order < place.attributes["top_k"]
+    normalized = place.attributes["normalized"]
+    total = (weights * chosen).sum(-1, keepdims=True) if normalized else 1.0
+    gates = weights * chosen / total
+    slope = _balance_slope(place, chosen)
+
+    def backward(grad: Array) -> Gradients:
+        common = (grad * gates).sum(-1, keepdims=True) if normalized else 0.0
+        by_weight = np.where(chosen, grad - common, 0) / total + slope
+        return (weights * (by_weight - (by_weight * weights).sum(-1, keepdims=True)),)
+
+    return gates, backward
+
+
+def _balance_slope(place: Place, chosen: Array) -> Array | float:
+    """Of the load-balancing loss, coefficient x experts x sum of (share of tokens x mean probability), by each
+    probability: [*mesh, 1, 1, expert]. Ranks whose gradients are added up although they hold the same share it."""
+    coefficient = place.attributes.get("aux_loss_coef", 0.0)
+    if not coefficient:
+        return 0.0
+    experts, tokens = chosen.shape[-1], place.graph.sizes["batch"] * place.graph.sizes["seq"]
+    counts = chosen.sum((-3, -2), keepdims=True).astype(float)
+    for dim in ("batch", "seq"):
+        if over := place.over(dim):
+            place.report("all_reduce", over, 2 * experts * FLOAT32_BYTES)
+            counts = all_reduce(counts, place.axes, over)
+    copies = np.prod([size for axis, size in place.axes.items() if place.step.choice.get(axis) == REPLICATED])
+    slope: Array = coefficient * experts * counts / tokens / tokens / copies
+    return slope
+
+
+def _slots(place: Place, gates: Array) -> Array:
+    """[*mesh, batch, seq, expert, capacity]: 1 where a token has that slot; tokens queue in sequence order."""
+    chosen = gates > 0
+    slot = chosen.cumsum(-2) - 1
+    result: Array = (chosen[..., None] & (slot[..., None] == np.arange(place.graph.sizes["capacity"]))).astype(float)
+    return result
+
+
+def dispatch(place: Place, x: Array, gates: Array) -> Result:
+    slots = _slots(place, gates)
+    return (
+        np.einsum("...bsec,...bsd->...ebcd", slots, x),
+        lambda grad: (np.einsum("...bsec,...ebcd->...bsd", slots, grad), None),
+    )
+
+
+def combine(place: Place, answers: Array, gates: Array) -> Result:
+    slots = _slots(place, gates)
+
+    def backward(grad: Array) -> Gradients:
+        by_slot = np.einsum("...bsec,...bsd->...ebcd", slots * gates[..., None], grad)
+        by_gate = np.einsum("...bsec,...ebcd,...bsd->...bse", slots, answers, grad)
+        return by_slot, by_gate
+
+    return np.einsum("...bsec,...ebcd->...bsd", slots * gates[..., None], answers), backward
