@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from functools import cache
 
 import pytest
 
 from autoshard.commands.plan_options import PlanRequest
-from autoshard.commands.planning import plan_for
+from autoshard.commands.planning import _solved, plan_for
 from autoshard.errors import AutoshardError
 from autoshard.layout.plan import Plan, operator_choices
 from autoshard.layout.plan_json import plan_to_json
 from autoshard.layout.validate import plan_from_dict
 from autoshard.runtime.rehearse import rehearse
+from autoshard.search import Candidate, SearchResult
+from autoshard.search.operators.combine import Combined
+from autoshard.search.rules import Problem
 
 
 @cache
@@ -48,6 +52,20 @@ def test_what_is_proven_is_said() -> None:
     assert words == "operators by the solver: no layout, however its operators are sharded, "
     assert share.endswith(" % faster, proven") and 0 < float(share.split()[0]) < 50
     assert megatron.optimality.startswith("optimal within this model: ")
+
+
+def test_what_is_proven_is_of_the_layout_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """100 s where a simpler layout is taken than the fastest of 98 s, which no choices beat by more than 1 %."""
+    none_pays = Combined(None, (), None, 0, 0, gap=0.01)
+    monkeypatch.setattr("autoshard.search.operators.combine.combine", lambda *asked: none_pays)
+    megatron = plan("megatron")
+    known = Candidate(megatron.strategy, replace(megatron.estimate, step_time_s=100.0))
+    faster = Candidate(megatron.strategy, replace(megatron.estimate, step_time_s=98.0))
+    problem = Problem(megatron.model, megatron.training, megatron.cluster, megatron.backend)
+    result = SearchResult(known, (faster,), 2, 2, (), "chosen")
+    found, operators, _ = _solved(problem, result, PlanRequest("llama3-8b"))
+    assert operators is None
+    assert found.optimality.endswith(" is more than 3 % faster, proven")  # 1 - 0.99 x 98 / 100
 
 
 def test_the_file_says_the_same() -> None:
