@@ -34,7 +34,7 @@ class Dropout:
 
     def __str__(self) -> str:
         """'embedding=0.1,attention=0.1', as `parse_dropout` reads it."""
-        return ",".join(f"{name}={rate:g}" for name, rate in asdict(self).items() if rate) or "0"
+        return ",".join(f"{name}={rate!r}" for name, rate in asdict(self).items() if rate) or "0"
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

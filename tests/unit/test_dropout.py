@@ -32,6 +32,8 @@ REPOSITORY = Path(__file__).parents[2]
         ("0", NO_DROPOUT, "0"),
         ("0.1", Dropout(0.1, 0.1, 0.1), "embedding=0.1,residual=0.1,attention=0.1"),
         ("residual=0.1, attention=0.05", Dropout(0.0, 0.1, 0.05), "residual=0.1,attention=0.05"),
+        ("residual=0.12345678", Dropout(residual=0.12345678), "residual=0.12345678"),
+        ("residual=0.99999999", Dropout(residual=0.99999999), "residual=0.99999999"),
     ],
 )
 def test_probabilities_as_text(text: str, found: Dropout, written: str) -> None:
