@@ -29,7 +29,7 @@ MEMORY_SPREAD = 0.08
 @dataclass(frozen=True)
 class HeldOut:
     """Of each case, with constants that did not see its group. residuals: log(measured / predicted) of time, nan where
-    none was measured. memory: the same of memory. shares: of its device's memory, predicted."""
+    none was measured. memory: log of the measured peak over the predicted one, None where none was measured."""
 
     residuals: Sequence[float]
     memory: Sequence[float | None]

@@ -8,6 +8,7 @@ from autoshard.spec.model import ModelSpec
 
 
 def dropped_embedding(b: GraphBuilder, model: ModelSpec, name: str, x: str) -> str:
+    """x, of which some is dropped; itself where the model drops nothing there. name: of the dropout."""
     return _dropped(b, name, x, model.dropout.embedding)
 
 
@@ -18,6 +19,7 @@ def residual(b: GraphBuilder, model: ModelSpec, name: str, x: str, *branches: tu
 
 
 def sequence_keys(b: GraphBuilder) -> str:
+    """The input that all dropout reads."""
     return b.index_input(SEQUENCE_KEYS, "batch")
 
 

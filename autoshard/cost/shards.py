@@ -135,6 +135,7 @@ def look_up_exposed(part: Part, transfers: Moved) -> Exposed:
 
 
 def table_exposed(part: Part, transfers: Moved) -> Exposed:
+    """Of a head, or of an embedding and a head that share a table: backward reads it once more."""
     return Exposed(transfers.gather_s, transfers.gather_s, transfers.scatter_s)
 
 

@@ -96,4 +96,4 @@ TENSOR_PARALLEL_AXES = ("tp", "tp0", "tp1")
 DATA_AXES = ("dp", "ep")
 """Axes that split the batch."""
 ZERO_AXES = ("dp", "ep", "cp")
-"""Axes over which gradients are summed once a step over which ZeRO shards (layout/strategy.py)."""
+"""Axes over which the ranks that sum a gradient share what ZeRO shards (layout/strategy.py)."""

@@ -71,6 +71,7 @@ def _choice_s(problem: OperatorProblem, op: Operator, choice: Choice, replayed: 
 
 
 def priced(problem: OperatorProblem, choices: dict[str, Choice]) -> OperatorSolution:
+    """Given choices, by operator name, with their program and its price. Raises NoTransition where they do not meet."""
     program = partition(problem.graph, problem.axes, choices, problem.given, problem.outputs)
     return OperatorSolution(choices, program, program_price(program, problem.prices))
 
