@@ -71,10 +71,11 @@ class Rejection:
 
 
 OPTIMAL = "optimal within this model: no layout is faster, however it is cut into stages"
-"""What a search that ended says of its answer: every legal layout, with every cut where a rank has one chunk."""
+"""What a search that ended says of its answer: every legal layout, with every cut where a rank has one chunk, and with
+every choice of recompute sets by virtual stage."""
 BUT = {
-    "nxd": " (interleaved pipelines recompute alike in all stages)",
-    "torch": " (interleaved pipelines recompute alike in all stages, zero-bubble ones are cut evenly or by balance)",
+    "nxd": "",
+    "torch": " (zero-bubble pipelines are cut evenly or by balance, and recompute alike in all stages)",
 }
 """What is not tried, by backend."""
 

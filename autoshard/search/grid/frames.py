@@ -1,4 +1,7 @@
-"""Which layouts may beat all that are known with another cut or other recompute sets by stage, and by how much."""
+"""Which layouts may beat all that are known with another cut or other recompute sets by stage, and by how much.
+
+One chunk a rank: uneven.py; several chunks: mixed.py.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from autoshard.cost.step import accumulation_s_per_parameter
-from autoshard.search.grid.memory import rank_parts_bytes
+from autoshard.search.grid.memory import StateColumns, rank_bytes, rank_parts_bytes
+from autoshard.search.grid.mixed import MixedFrame
 from autoshard.search.grid.parts import PartColumns
 from autoshard.search.grid.pipeline import Array
 from autoshard.search.grid.price import rank_columns
@@ -20,7 +24,7 @@ ROUNDING = 1e-9
 
 
 class Promise(NamedTuple):
-    """at_least_s: no cut takes less. sets: places of those that stages may choose from."""
+    """at_least_s: no cut, no choice of sets takes less. sets: places of those that stages may choose from."""
 
     at_least_s: float
     whole: Whole
@@ -41,23 +45,82 @@ def refine(
     wholes: Iterable[Whole], by_stage: bool, limit_bytes: float, known_s: float, in_time: Callable[[], bool]
 ) -> Refined:
     """The layouts that beat known_s, by cuts and, with by_stage, by recompute sets that differ from stage to stage."""
-    ranked = [
-        one for whole in wholes if whole.family.cuts_are_free for one in promises(whole, by_stage, limit_bytes, known_s)
-    ]
-    ranked.sort(key=lambda one: one.at_least_s)
+    ranked = [one for whole in wholes for one in _promises(whole, by_stage, limit_bytes, known_s)]
+    ranked.sort(key=lambda one: (not one.whole.family.cuts_are_free, one.at_least_s))  # what is solved sooner first
     found: list[Found] = []
     at_least_s = best_s = known_s
     for place, (bound_s, whole, draft, sets) in enumerate(ranked):
         if bound_s >= best_s * (1 - ROUNDING):
-            break
+            continue
         if not in_time():
-            return Refined(found, min(at_least_s, bound_s), len(ranked) - place)
-        one = Frame(whole, draft, sets, limit_bytes).best(best_s * (1 - ROUNDING))
+            left = [one.at_least_s for one in ranked[place:]]
+            return Refined(found, min(at_least_s, *left), len(left))
+        if whole.family.cuts_are_free:
+            one = Frame(whole, draft, sets, limit_bytes).best(best_s * (1 - ROUNDING))
+            at_least_s = min(at_least_s, one.at_least_s) if one is not None else at_least_s
+        else:
+            one, none_takes_less_s = MixedFrame(whole, draft, sets, limit_bytes).best(best_s * (1 - ROUNDING))
+            at_least_s = min(at_least_s, none_takes_less_s)
         if one is not None:
-            at_least_s = min(at_least_s, one.at_least_s)
             found.append(one)
             best_s = one.step_time_s
     return Refined(found, min(at_least_s, best_s), 0)
+
+
+def _promises(whole: Whole, by_stage: bool, limit_bytes: float, known_s: float) -> Iterator[Promise]:
+    if whole.family.cuts_are_free:
+        yield from promises(whole, by_stage, limit_bytes, known_s)
+    elif by_stage and whole.family.sets_are_free:
+        yield from interleaved_promises(whole, limit_bytes, known_s)
+
+
+def interleaved_promises(whole: Whole, limit_bytes: float, known_s: float) -> Iterator[Promise]:
+    """The drafts of an interleaved family of which some layout may fit and take less than known_s."""
+    count, sets = len(whole.drafts.drafts), len(whole.sets)
+    parts = _least_parts(whole, np.arange(count))
+    at_least_s = _interleaved_at_least_s(whole, *parts)
+    rows = np.flatnonzero(at_least_s < known_s * (1 - ROUNDING))
+    if not len(rows):
+        return
+    block, first, last = (part.take(rows) for part in parts[:3])
+    state = parts[3].take(rows)
+    layers = whole.problem.model.num_hidden_layers // (whole.family.pp * whole.family.num_virtual_stages)
+    blocks, precision = np.full(len(rows), layers), whole.problem.training.precision
+    free = limit_bytes - whole.problem.cluster.device.reserved_memory_bytes
+    for rank in {0, min(1, whole.family.pp - 1), whole.family.pp - 1}:
+        columns = rank_columns(whole.family, whole.count[rows], blocks, rank)
+        fits = rank_bytes(columns, block, first, last, whole.hidden_bytes(rows), state, precision) <= free
+        at_least_s[rows[~fits]] = np.inf
+    for row in rows[np.isfinite(at_least_s[rows])].tolist():
+        yield Promise(float(at_least_s[row]), whole, row, tuple(range(sets)))
+
+
+def _least_parts(whole: Whole, draft: Array) -> tuple[PartColumns, PartColumns, PartColumns, StateColumns]:
+    """As `parts_of`, of all sets the least of every column."""
+    count, sets = len(draft), len(whole.sets)
+    *parts, _ = whole.parts_of(np.repeat(draft, sets), np.tile(np.arange(sets), count))
+    block, first, last = (PartColumns(*(column.reshape(count, sets).min(1) for column in part)) for part in parts)
+    return block, first, last, whole.parts_of(draft, np.zeros_like(draft))[3]
+
+
+def _interleaved_at_least_s(
+    whole: Whole, block: PartColumns, first: PartColumns, last: PartColumns, state: StateColumns
+) -> Array:
+    """The first and the last rank work on every microbatch; before its first and after its last one, the ranks in front
+    of the last one do."""
+    pp, vpp, problem, m = whole.family.pp, whole.family.num_virtual_stages, whole.problem, whole.count
+    per_parameter = accumulation_s_per_parameter(problem.training.precision, problem.cluster.device)
+    blocks = problem.model.num_hidden_layers // (pp * vpp)
+    block_s, first_s, last_s = (
+        part.forward_s + part.backward_s + per_parameter * parameters
+        for part, parameters in ((block, state.block), (first, state.first), (last, state.last))
+    )
+    chunk_s = 2 * problem.cluster.device.pass_launch_s + blocks * block_s
+    of_last_s = (m * vpp + pp - 1) * chunk_s + m * last_s + first_s + 2 * (pp - 1) * whole.hop_s
+    own = vpp * blocks
+    after_s = np.array([whole.states[one].after_s(own, own if pp > 2 else 0, own) for one in whole.state.tolist()])
+    at_least_s: Array = np.maximum(of_last_s, m * (vpp * chunk_s + first_s)) + after_s
+    return at_least_s
 
 
 def promises(whole: Whole, by_stage: bool, limit_bytes: float, known_s: float) -> Iterator[Promise]:

@@ -20,7 +20,8 @@ from autoshard.cost.shards import NOTHING, Moved
 from autoshard.cost.stage import LocalShape
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.layout.mesh import Mesh
-from autoshard.search.grid.frames import promises
+from autoshard.search.grid.frames import interleaved_promises, promises
+from autoshard.search.grid.mixed import MixedFrame
 from autoshard.search.grid.parts import Numbers, StageColumns, as_columns, shape_rows, unit_programs
 from autoshard.search.grid.pipeline import Array
 from autoshard.search.grid.price import Family
@@ -159,10 +160,20 @@ def _bounds(
         if whole.family.cuts_are_free:
             found = promises(whole, by_stage, limit_bytes, known_s)
             bounds: Iterator[tuple[int, int, float]] = ((one.draft, one.sets[0], one.at_least_s) for one in found)
+        elif by_stage and whole.family.sets_are_free:
+            bounds = _of_mixes(whole, limit_bytes, known_s)
         else:
             bounds = _of_fixed_cuts(whole, limit_bytes, known_s)
         for draft, recompute, seconds in bounds:
             yield whole.drafts.drafts[draft], whole.sets[recompute], seconds
+
+
+def _of_mixes(whole: Whole, limit_bytes: float, known_s: float) -> Iterator[tuple[int, int, float]]:
+    """(draft, first set, seconds) of interleaved layouts whose virtual stages choose their sets."""
+    for one in interleaved_promises(whole, limit_bytes, known_s):
+        mixed_s = MixedFrame(whole, one.draft, one.sets, limit_bytes).work_at_least_s()
+        if mixed_s < known_s:
+            yield one.draft, one.sets[0], max(mixed_s, one.at_least_s)
 
 
 def _of_fixed_cuts(whole: Whole, limit_bytes: float, known_s: float) -> Iterator[tuple[int, int, float]]:

@@ -113,7 +113,7 @@ def interleaved_s(
         forward_s, backward_s = F[rank::pp], B[rank::pp]
         behind_forward_s = behind_forward_s - forward_s[-1]
         behind_backward_s = behind_backward_s - backward_s[-1]
-        visits = _visits(warm_up(rank), pp, vpp)
+        visits = chunk_visits(warm_up(rank), pp, vpp)
         filled_s, drained_s = fill_s + visits @ forward_s, drain_s + visits @ backward_s
         way_s = t * (stages + pp - 2 - rank)
         round_trip_s = all_forward_s + behind_backward_s + way_s
@@ -130,7 +130,7 @@ def interleaved_s(
     return longest
 
 
-def _visits(warm: int, pp: int, vpp: int) -> Array:
+def chunk_visits(warm: int, pp: int, vpp: int) -> Array:
     """How often the first `warm` forwards of a rank go through each of its chunks."""
     rounds, rest = divmod(warm, pp * vpp)
     return np.array([rounds * pp + min(pp, max(0, rest - chunk * pp)) for chunk in range(vpp)], dtype=float)

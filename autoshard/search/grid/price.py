@@ -35,6 +35,11 @@ class Family(NamedTuple):
         """One chunk a rank, on several ranks: each stage may have a number of blocks and a recompute set of its own."""
         return self.pp > 1 and self.num_virtual_stages == 1 and self.has_closed_form
 
+    @property
+    def sets_are_free(self) -> bool:
+        """Several chunks a rank, on several ranks: each virtual stage may have a recompute set of its own."""
+        return self.pp > 1 and self.num_virtual_stages > 1 and self.has_closed_form
+
 
 class Layouts(NamedTuple):
     """An entry for each layout of one family. first, last: the ends of the model. after_s: once a step, behind the

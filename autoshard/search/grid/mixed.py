@@ -1,0 +1,335 @@
+"""The best recompute set of each virtual stage of one layout with several chunks a rank.
+
+Its chunks have as many blocks each, so a rank chooses how many of them recompute what: a mix. Which of its chunks those
+are follows: the more microbatches a chunk has in flight, the less it keeps. That needs least memory when the warm-up
+ends and is fastest too, for what many microbatches have gone through before the first backward counts less than once.
+Ranks wait for each other, so the best of every rank need not be the best of all: what is proven is a bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+from itertools import combinations_with_replacement
+from math import comb, inf, prod
+from typing import NamedTuple
+
+import numpy as np
+
+from autoshard.cost.memory import BUCKET_BYTES
+from autoshard.cost.step import accumulation_s_per_parameter
+from autoshard.schedules import SCHEDULES, held_together
+from autoshard.search.grid.memory import rank_bytes
+from autoshard.search.grid.parts import PartColumns
+from autoshard.search.grid.pipeline import Array, chunk_visits, interleaved_s
+from autoshard.search.grid.price import passes_s, rank_columns
+from autoshard.search.grid.table import Whole
+from autoshard.search.grid.uneven import Found
+
+MOST_MIXES = 20_000
+"""Of a rank: with more, sets are left out, and what is proven is a relaxation."""
+
+
+SAME = 1e-12
+"""Share of a step by which two are the same."""
+MOST_IN_ANY_ORDER = 2_500
+"""Of a rank: with no more, any chunk may keep any of them."""
+MOST_CHOICES = 3_000
+"""All choices of mixes that may be best are tried where there are no more."""
+FEW_PRICES = 32
+"""Looked at first, of all prices of memory."""
+MOST_ROUNDS = 5
+"""Else, and before that, the mix of one rank is chosen at a time, so many times."""
+COSTS = ("backward_s", "kept_bytes", "replay_bytes", "working_bytes")
+"""What a set changes."""
+
+
+class Mixes(NamedTuple):
+    """Of one rank, a mix an entry; of each chunk the set and the backward seconds. Only mixes that may fit. fits: which
+    of them do."""
+
+    sets: Array
+    back_s: Array
+    fits: Array
+
+
+class Least(NamedTuple):
+    """Backward seconds of one rank at least, infinite where nothing fits: of all its chunks, of its first and of its
+    last one, and of all microbatches but those of the warm-up."""
+
+    own_s: float
+    first_s: float
+    last_s: float
+    later_s: float
+
+
+class MixedFrame:
+    """A draft of one interleaved family, and the sets that its virtual stages may choose from."""
+
+    def __init__(self, whole: Whole, draft: int, sets: Sequence[int], limit_bytes: float):
+        self._whole, self._draft, self._limit_bytes = whole, draft, limit_bytes
+        family, problem = whole.family, whole.problem
+        self._pp, self._vpp, self._m = family.pp, family.num_virtual_stages, int(whole.count[draft])
+        self._layers = problem.model.num_hidden_layers // (self._pp * self._vpp)
+        self._hop_s = float(whole.hop_s[draft])
+        device, pp = problem.cluster.device, self._pp
+        self._hidden_bytes = whole.hidden_bytes(np.array([draft]))
+        own = self._vpp * self._layers
+        self._after_s: float = whole.states[whole.state[draft]].after_s(own, own if pp > 2 else 0, own)
+        block, first, last, state = whole.parts_of(np.full(len(sets), draft), np.array(sets))
+        accumulation_s = accumulation_s_per_parameter(problem.training.precision, device)
+        pass_s, pass_back_s = passes_s(device, state)
+        back_s = pass_back_s + self._layers * (block.backward_s + accumulation_s * state.block)
+        first_back_s = first.backward_s + accumulation_s * state.first
+        self._fewest_first_s = float(first_back_s.min())
+        self._last_back_s = float((last.backward_s + accumulation_s * state.last)[0])
+        self._forward_s = np.repeat((pass_s + self._layers * block.forward_s)[:1], pp * self._vpp)
+        self._forward_s[0] += first.forward_s[0]
+        self._forward_s[-1] += last.forward_s[0]
+        useful, self._few = _useful(block, first, self._vpp)
+        self._every = len(self._few) == len(useful)
+        self._sets, self._back_s, self._first_back_s = np.array(sets)[useful], back_s[useful], first_back_s[useful]
+        self._block, self._first = block.take(useful), first.take(useful)
+        self._last, self._state = last.take(np.array([0])), state.take(np.array([0]))
+        self._in_any_order = self._every and len(useful) ** self._vpp <= MOST_IN_ANY_ORDER
+
+    def _visits(self, rank: int) -> Array:
+        """Forwards through each chunk before the first backward: what is in flight when the warm-up ends."""
+        warm_up = SCHEDULES[self._whole.family.schedule].warm_up
+        assert warm_up is not None
+        return chunk_visits(warm_up(rank, self._pp, self._m, self._vpp), self._pp, self._vpp)
+
+    def _mixes(self, rank: int) -> Mixes:
+        kept = self._layers * self._block.kept_bytes
+        if self._in_any_order:
+            sets = np.indices((len(self._sets),) * self._vpp).reshape(self._vpp, -1).T
+        else:
+            order, found = np.argsort(-self._visits(rank), kind="stable"), _all_mixes(len(self._few), self._vpp)
+            sets = np.empty_like(found)
+            sets[:, order] = self._few[found]
+        held = np.array(held_together(self._whole.family.schedule, self._pp, self._m, self._vpp)[rank])
+        sizes = kept[sets]
+        may = self._needed_bytes(rank, sets, sizes @ self._visits(rank), True) <= self._limit_bytes
+        sets, sizes = sets[may], sizes[may]
+        fits = self._needed_bytes(rank, sets, (sizes @ held.T).max(1, initial=0.0), False) <= self._limit_bytes
+        if self._in_any_order:
+            sets, fits = sets[fits], fits[fits]
+        back_s = self._back_s[sets]
+        if rank == 0:
+            back_s[:, 0] += self._first_back_s[sets[:, 0]]
+        if rank == self._pp - 1:
+            back_s[:, -1] += self._last_back_s
+        return Mixes(sets, back_s, fits)
+
+    def _needed_bytes(self, rank: int, sets: Array, kept_bytes: Array, at_least: bool) -> Array:
+        """kept_bytes: of all blocks together. at_least: whatever the set of the first chunk is."""
+        problem = self._whole.problem
+        columns = rank_columns(self._whole.family, np.array([self._m]), np.array([self._layers]), rank)
+        if at_least:
+            first = PartColumns(*(column.min(keepdims=True) for column in self._first))
+        else:
+            first = self._first.take(sets[:, 0])
+        last, none = self._last, np.zeros(1)
+        replay = np.maximum(first.replay_bytes if rank == 0 else none, last.replay_bytes if columns.last else none)
+        in_work = np.maximum(self._block.replay_bytes[sets], replay[:, None]) + self._block.working_bytes[sets]
+        block = PartColumns(
+            none,
+            none,
+            kept_bytes / (columns.in_flight * self._layers),
+            none,
+            in_work.max(1, initial=0.0) - replay,
+            none,
+            none,
+        )
+        needed: Array = rank_bytes(
+            columns, block, first, last, self._hidden_bytes, self._state, problem.training.precision
+        )
+        return needed + problem.cluster.device.reserved_memory_bytes
+
+    @cached_property
+    def _of_ranks(self) -> list[Mixes]:
+        return [self._mixes(rank) for rank in range(self._pp)]
+
+    @cached_property
+    def _relaxed(self) -> list[Least]:
+        return self._least_of_ranks(relaxed=True)
+
+    @cached_property
+    def _least(self) -> list[Least]:
+        return self._least_of_ranks(relaxed=not self._every)
+
+    def _least_of_ranks(self, relaxed: bool) -> list[Least]:
+        """relaxed: without looking at the mixes."""
+        least = []
+        for rank in range(self._pp):
+            ends_s = np.zeros(self._vpp)
+            ends_s[0] += self._fewest_first_s if rank == 0 else 0.0
+            ends_s[-1] += self._last_back_s if rank == self._pp - 1 else 0.0
+            later = self._m - self._visits(rank)
+            if not relaxed:
+                back_s = self._back_s[self._of_ranks[rank].sets]
+                own_s, later_s = (float((back_s @ weights).min(initial=inf)) for weights in (np.ones(self._vpp), later))
+                chunk_s = float(back_s.min(initial=inf))
+            else:
+                own_s, later_s = (self._relaxed_s(rank, weights) for weights in (np.ones(self._vpp), later))
+                chunk_s = float(self._back_s.min())
+            least.append(
+                Least(own_s + ends_s.sum(), chunk_s + ends_s[0], chunk_s + ends_s[-1], later_s + ends_s @ later)
+            )
+        return least
+
+    def _relaxed_s(self, rank: int, weights: Array) -> float:
+        """Weighted backward seconds of a rank's chunks, at least: as if they could recompute in part, so that a price
+        of memory chooses for each; the best price is one at which a choice changes."""
+        held, kept = self._visits(rank), self._layers * self._block.kept_bytes
+        much = self._limit_bytes + 2 * BUCKET_BYTES
+        alike = np.arange(len(kept))[:, None].repeat(self._vpp, 1)
+        room = self._limit_bytes + much - float(self._needed_bytes(rank, alike, np.full(len(kept), much), True).min())
+        if held.sum() * kept.min() > room:
+            return inf
+        dearer, more = self._back_s[:, None] - self._back_s, kept - kept[:, None]
+        ratios = (dearer[more > 0] / more[more > 0])[:, None] * weights / np.maximum(held, 1.0)
+        prices = np.unique(np.append(np.maximum(ratios.ravel(), 0.0), 0.0))
+
+        def at_least_s(some: Array) -> Array:
+            costs = weights[:, None] * self._back_s + some[:, None, None] * held[:, None] * kept
+            return costs.min(2).sum(1) - some * room
+
+        few = np.linspace(0, len(prices) - 1, FEW_PRICES).astype(int)  # what they bound rises with them, then falls
+        best = int(at_least_s(prices[few]).argmax())
+        near = prices[few[max(best - 1, 0)] : few[min(best + 1, FEW_PRICES - 1)] + 1]
+        return float(at_least_s(near).max())
+
+    def at_least_s(self, known_s: float = inf) -> float:
+        """No sets by stage that fit take less. Beyond known_s it need not be the most that is known."""
+        relaxed_s = float(self._bound_s(self._relaxed))
+        if relaxed_s >= known_s or not self._every:
+            return relaxed_s
+        return float(self._bound_s(self._least))
+
+    def _bound_s(self, least: Sequence[Least]) -> Array:
+        """The formula of pipeline.interleaved_s with the least of every rank."""
+        pp, m, t, forward_s = self._pp, self._m, self._hop_s, self._forward_s
+        all_forward_s, all_back_s = forward_s.sum(), sum(one.own_s for one in least)
+        longest: Array = 0.0
+        fill_s = drain_s = 0.0
+        for rank, one in enumerate(least):
+            own_s, way_s = m * forward_s[rank::pp].sum(), t * (len(forward_s) + pp - 2 - rank)
+            warm_s = self._visits(rank) @ forward_s[rank::pp]
+            behind_forward_s = forward_s[len(forward_s) - pp + rank + 1 :].sum()
+            behind_back_s = sum(other.last_s for other in least[rank + 1 :])
+            until_s = max(all_forward_s + behind_back_s + way_s, fill_s + warm_s)
+            around_s = all_back_s + behind_forward_s + way_s
+            if self._whole.family.at_once:
+                total_s = np.maximum(until_s + drain_s + m * one.own_s, fill_s + warm_s + around_s)
+            else:
+                total_s = until_s + own_s - warm_s + np.maximum(one.later_s + around_s, m * one.own_s + drain_s)
+            longest = np.maximum(longest, total_s)
+            fill_s, drain_s = fill_s + forward_s[rank] + t, drain_s + one.first_s + t
+        return longest + self._after_s
+
+    def work_at_least_s(self) -> float:
+        """The same by sums of forward and backward alone: each rank works on every microbatch; before its first and
+        after its last one the ranks in front of it do."""
+        longest, before_s = 0.0, 0.0
+        for rank, one in enumerate(self._relaxed):
+            longest = max(longest, before_s + self._m * float(self._forward_s[rank :: self._pp].sum() + one.own_s))
+            before_s += float(self._forward_s[rank] + one.first_s)
+        return longest + self._after_s
+
+    def best(self, limit_s: float) -> tuple[Found | None, float]:
+        """(None where none is found that takes less than limit_s, what none takes less than)."""
+        at_least_s = self.at_least_s(limit_s)
+        if at_least_s >= limit_s or not all(mixes.fits.any() for mixes in self._of_ranks):
+            return None, at_least_s
+        seconds, places = min((self._improved(self._chosen(once)) for once in (True, False)), key=lambda one: one[0])
+        if seconds > at_least_s * (1 + SAME):
+            worth = [self._worth(rank, min(seconds, limit_s)) for rank in range(self._pp)]
+            if prod(len(one) for one in worth) <= MOST_CHOICES:
+                tried = np.stack(np.meshgrid(*worth, indexing="ij"), -1).reshape(-1, self._pp)
+                times = self._times_s(tried)
+                if len(tried) and times.min() < seconds:
+                    seconds, places = float(times.min()), tried[times.argmin()]
+                if self._in_any_order:
+                    at_least_s = min(seconds, limit_s)
+        at_least_s = min(seconds, at_least_s)
+        if seconds >= limit_s:
+            return None, at_least_s
+        names = [""] * (self._pp * self._vpp)
+        for rank, (mixes, place) in enumerate(zip(self._of_ranks, places, strict=True)):
+            names[rank :: self._pp] = [self._whole.sets[self._sets[one]] for one in mixes.sets[place]]
+        strategy = self._whole.strategy(self._draft, names, [self._layers] * len(names))
+        return Found(seconds, at_least_s, strategy), at_least_s
+
+    def _chosen(self, once: bool) -> Array:
+        """The mix of each rank that takes least. once: whether a microbatch of the warm-up counts once alone."""
+        places = []
+        for rank, mixes in enumerate(self._of_ranks):
+            weights = self._m - self._visits(rank) + 1 if once else np.ones(self._vpp)
+            places.append(int(np.where(mixes.fits, mixes.back_s @ weights, np.inf).argmin()))
+        return np.array(places)
+
+    def _improved(self, places: Array) -> tuple[float, Array]:
+        """(step time, mixes): of one rank after the other the best one is taken, while that helps."""
+        seconds = float(self._times_s(places[None])[0])
+        for _ in range(MOST_ROUNDS):
+            before_s = seconds
+            for rank, mixes in enumerate(self._of_ranks):
+                fitting = np.flatnonzero(mixes.fits)
+                tried = np.repeat(places[None], len(fitting), axis=0)
+                tried[:, rank] = fitting
+                times = self._times_s(tried)
+                if times.min() < seconds * (1 - SAME):
+                    seconds, places = float(times.min()), tried[times.argmin()]
+            if seconds == before_s:
+                break
+        return seconds, places
+
+    def _worth(self, rank: int, limit_s: float) -> Array:
+        """Mixes of a rank that fit and may be part of what takes less than limit_s; of equals and of those that are
+        slower in every chunk none."""
+        mixes = self._of_ranks[rank]
+        back_s, weights = mixes.back_s, self._m - self._visits(rank)
+        least = [*self._least]
+        least[rank] = least[rank]._replace(own_s=back_s.sum(1), later_s=back_s @ weights)
+        bound_s = self._bound_s(least)
+        places = np.flatnonzero(mixes.fits & (bound_s < limit_s * (1 - SAME)))
+        if len(places) > MOST_CHOICES:
+            return places
+        first: Array = np.unique(back_s[places], axis=0, return_index=True)[1]
+        places = places[first]
+        no_worse = (back_s[places][:, None] <= back_s[places][None]).all(2)
+        return places[no_worse.sum(0) == 1]
+
+    def _times_s(self, places: Array) -> Array:
+        """places: (choice, rank)."""
+        backward_s = np.empty((self._pp * self._vpp, len(places)))
+        for rank, mixes in enumerate(self._of_ranks):
+            backward_s[rank :: self._pp] = mixes.back_s[places[:, rank]].T
+        forward_s = np.repeat(self._forward_s[:, None], len(places), axis=1)
+        warm_up, m, at_once = SCHEDULES[self._whole.family.schedule].warm_up, self._m, self._whole.family.at_once
+        assert warm_up is not None
+
+        def warm(rank: int) -> int:
+            return warm_up(rank, self._pp, m, self._vpp)
+
+        return interleaved_s(forward_s, backward_s, m, self._hop_s, self._pp, warm, at_once) + self._after_s
+
+
+def _useful(block: PartColumns, first: PartColumns, vpp: int) -> tuple[Array, Array]:
+    """(the sets that no other one betters in everything, which of these are mixed, those that keep least first)."""
+    columns = np.stack([getattr(part, name) for part in (block, first) for name in COSTS])
+    no_worse = (columns[:, :, None] <= columns[:, None, :]).all(0)
+    earlier = np.arange(columns.shape[1])[:, None] < np.arange(columns.shape[1])
+    useful = np.flatnonzero(~(no_worse & (~no_worse.T | earlier)).any(0))
+    most = len(useful)
+    while comb(vpp + most - 1, vpp) > MOST_MIXES and most > 1:
+        most -= 1
+    by_memory = np.argsort(block.kept_bytes[useful], kind="stable")
+    return useful, by_memory[np.linspace(0, len(useful) - 1, most).astype(int)]
+
+
+@lru_cache(maxsize=32)
+def _all_mixes(sets: int, chunks: int) -> Array:
+    """(mix, chunk)."""
+    return np.array([*combinations_with_replacement(range(sets), chunks)], dtype=int)
