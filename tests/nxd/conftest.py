@@ -14,6 +14,20 @@ FOLDER = Path(__file__).parent
 VARIABLES = {"NXD_CPU_MODE": "1", "PJRT_DEVICE": "CPU", "HOST_WORLD_SIZE": "1", "NXD_LOG_LEVEL": "error"}
 
 
+EXAMPLE = Path("examples") / "training" / "llama" / "modeling_llama_nxd.py"
+
+
+@pytest.fixture
+def example_file() -> Path:
+    """NxD's own Llama, beside the sources of neuronx_distributed where these are a checkout."""
+    spec = find_spec("neuronx_distributed")
+    assert spec is not None and spec.origin is not None
+    file = Path(spec.origin).parents[2] / EXAMPLE
+    if not file.exists():
+        pytest.skip(f"neuronx_distributed is not a checkout with {EXAMPLE}")
+    return file
+
+
 def _missing() -> str:
     """Why neuronx_distributed cannot be used, "" if it can."""
     if find_spec("neuronx_distributed") is None:

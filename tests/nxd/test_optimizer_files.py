@@ -12,7 +12,6 @@ from autoshard.convert.convert import Conversion, convert, open_source
 from autoshard.interop.huggingface_config import to_config
 from tests.nxd.cases import FP32, MASTERS, plan_of
 from tests.nxd.test_conformance import run
-from tests.nxd.test_llama_example import example_file
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], bool, bool]] = {
     "tp2 x dp2 to pp2": ({"tp": 2, "dp": 2}, {"pp": 2}, False, False),
@@ -22,13 +21,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], bool, bool]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_loss_goes_on(name: str, tmp_path: Path) -> None:
-    file = example_file()
-    if file is None:
-        pytest.skip("neuronx_distributed is not a checkout with its example")
+def test_the_loss_goes_on(name: str, tmp_path: Path, example_file: Path) -> None:
     written, read, masters, xser = CASES[name]
     there, here = plan_of(**written), plan_of(**read, precision=MASTERS if masters else FP32)
-    arguments = {"file": str(file), "folder": str(tmp_path / "nxd"), "layout": written, "masters": masters}
+    arguments = {"file": str(example_file), "folder": str(tmp_path / "nxd"), "layout": written, "masters": masters}
     expected = run("checkpoint_workers:saved_example", {**arguments, "xser": xser}, there.strategy.world_size)[0][
         "losses"
     ]

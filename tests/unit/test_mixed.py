@@ -20,6 +20,7 @@ from autoshard.search.grid.table import Priced, Table
 from autoshard.search.rules import Draft, Problem
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
+from tests.unit.as_estimated import check_as_estimated
 
 SETS = ("none", "mlp", "full")
 SIZES = ((2, 2), (2, 2), (2, 3), (3, 2))
@@ -72,8 +73,7 @@ def test_virtual_stages_are_chosen_as_by_trying_all(seed: int) -> None:
         assert best_s == inf
         return
     best = refined.found[-1]
-    cost = estimate(*problem[:3], best.strategy)
-    assert cost.step_time_s == pytest.approx(best.step_time_s, rel=1e-12) and cost.fullest.total_bytes <= limit
+    check_as_estimated(problem, best.strategy, best.step_time_s, limit)
     assert best.step_time_s == pytest.approx(best_s, rel=1e-9) if all_tried else best.step_time_s <= best_s * (1 + 1e-9)
     assert refined.at_least_s == pytest.approx(best.step_time_s, rel=1e-9)  # these small ones are proven
     again = refine([priced.whole], True, limit, best.step_time_s, lambda: True)
@@ -95,8 +95,7 @@ def test_what_is_not_tried_is_a_proven_gap(seed: int, most: str, monkeypatch: py
     refined = refine([priced.whole], True, limit, inf, lambda: True)
     assert refined.at_least_s <= best_s * (1 + 1e-9)
     for one in refined.found:
-        cost = estimate(*problem[:3], one.strategy)
-        assert cost.step_time_s == pytest.approx(one.step_time_s, rel=1e-12) and cost.fullest.total_bytes <= limit
+        check_as_estimated(problem, one.strategy, one.step_time_s, limit)
     stopped = refine([priced.whole], True, limit, inf, lambda: False)
     assert stopped.at_least_s <= best_s and not stopped.found
 

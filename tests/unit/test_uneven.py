@@ -18,6 +18,7 @@ from autoshard.search.grid.table import Table
 from autoshard.search.rules import Draft, Problem
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
+from tests.unit.as_estimated import check_as_estimated
 
 SETS = ("none", "mlp", "full")
 
@@ -66,8 +67,7 @@ def test_stages_are_chosen_as_by_trying_all(seed: int, monkeypatch: pytest.Monke
         assert best_s == inf
         return
     best = refined.found[-1]
-    cost = estimate(*problem[:3], best.strategy)
-    assert cost.step_time_s == pytest.approx(best.step_time_s, rel=1e-12) and cost.fullest.total_bytes <= limit
+    check_as_estimated(problem, best.strategy, best.step_time_s, limit)
     assert best.step_time_s <= best_s * (1 + 1e-9) if layers > 5 else best.step_time_s == pytest.approx(best_s)
     assert refined.at_least_s <= best_s * (1 + 1e-9)
 
