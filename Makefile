@@ -1,6 +1,7 @@
 # make demo    from nothing to a plan, an audit of two of its stages and a rehearsal of it
 # make test    lint, types and every test, as continuous integration runs them
 # make benchmark  every recipe, published and as planned, audited: plan against audit
+# make calibrate  the packaged constants, fitted anew to benchmarks/data
 # make clean   remove the environment and what was built
 #
 # Needs python3 (3.10 to 3.13, with venv) and make. PYTHON=python3.12 chooses the interpreter of a new .venv.
@@ -15,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 CREATE_VENV = $(VENV)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 INSTALL = $(VENV)/bin/python -m pip install -qq --constraint constraints.txt --editable
 
-.PHONY: help demo test benchmark lint types clean
+.PHONY: help demo test benchmark calibrate lint types clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -51,6 +52,10 @@ $(VENV)/.test: pyproject.toml constraints.txt
 
 benchmark: $(VENV)/.test
 	python -m benchmarks.audit_plans
+
+calibrate: $(VENV)/.test
+	autoshard calibrate --results benchmarks/data/measured_{gpu,trainium}.csv \
+	  --collectives benchmarks/data/trainium_collectives.csv -o autoshard --details benchmarks/data
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

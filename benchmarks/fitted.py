@@ -1,27 +1,17 @@
-"""The fitted constants as files: benchmarks/data/{fitted,left_out}.json, written only by `python -m benchmarks.fit`"""
+"""The constants of measured stacks, data/{fitted,left_out}.json, as `autoshard calibrate --results --details` wrote."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from math import log
 from pathlib import Path
-from typing import Any
 
-from benchmarks.fit import Values
-from benchmarks.measured_rows import Case
+from autoshard.calibrate.results.gpu_rows import Case
+from autoshard.calibrate.results.published import CONSTANTS_FILE, LEFT_OUT_FILE
+from autoshard.calibrate.results.regimes import Interval
+from autoshard.calibrate.results.stack_fit import Values
 
 DATA = Path(__file__).parent / "data"
-FITTED, LEFT_OUT = DATA / "fitted.json", DATA / "left_out.json"
-
-
-@dataclass(frozen=True)
-class Interval:
-    """Of log(measured / predicted): the middle 90 % of held-out residuals. memory_spread: of log(memory)."""
-
-    low: float
-    high: float
-    memory_spread: float
 
 
 @dataclass(frozen=True)
@@ -47,7 +37,9 @@ class Fitted:
 
 
 def load() -> Fitted:
-    fitted, left_out = (json.loads(path.read_text(encoding="utf-8")) for path in (FITTED, LEFT_OUT))
+    fitted, left_out = (
+        json.loads((DATA / name).read_text(encoding="utf-8")) for name in (CONSTANTS_FILE, LEFT_OUT_FILE)
+    )
     return Fitted(
         {(entry["of"], entry["constant"]): entry["value"] for entry in fitted["constants"]},
         {group: _values(entries) for group, entries in left_out["constants"].items()},
@@ -59,24 +51,3 @@ def load() -> Fitted:
 
 def _values(entries: dict[str, dict[str, float]]) -> Values:
     return {(of, name): value for of, constants in entries.items() for name, value in constants.items()}
-
-
-def nested(values: Values) -> dict[str, dict[str, float]]:
-    """All of them by owner, to four digits."""
-    found: dict[str, dict[str, float]] = {}
-    for (of, name), value in sorted(values.items()):
-        found.setdefault(of, {})[name] = float(f"{value:.4g}")
-    return found
-
-
-def changed(values: Values, base: Values) -> dict[str, dict[str, float]]:
-    """What differs by more than 0.05 %, to four digits."""
-    found: dict[str, dict[str, float]] = {}
-    for (of, name), value in sorted(values.items()):
-        if abs(log(value / base[(of, name)])) > 5e-4:
-            found.setdefault(of, {})[name] = float(f"{value:.4g}")
-    return found
-
-
-def save(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

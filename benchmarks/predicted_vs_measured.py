@@ -9,7 +9,6 @@ each source as a stack that nobody measured: its constants at their priors, thos
 
 from __future__ import annotations
 
-import csv
 import json
 import sys
 from argparse import ArgumentParser
@@ -20,16 +19,21 @@ from math import erf, exp, log, sqrt
 from pathlib import Path
 from statistics import mean, quantiles
 
-from benchmarks.fit import capacity, estimates
-from benchmarks.fit_collectives import shipped
-from benchmarks.fit_trainium import left_out_predictions
+from autoshard.calibrate.results.collective_rows import CollectiveCase
+from autoshard.calibrate.results.gpu_rows import Case, gpu_case
+from autoshard.calibrate.results.instance_rows import InstanceCase, instance_case
+from autoshard.calibrate.results.machine import hardware
+from autoshard.calibrate.results.pages import collectives_table
+from autoshard.calibrate.results.published import left_out_of_published
+from autoshard.calibrate.results.regimes import UNMEASURED, at_least, fitted_layout, interval, regime
+from autoshard.calibrate.results.rows import Row, read_rows
+from autoshard.calibrate.results.stack_fit import Values, capacity, estimates
+from autoshard.calibrate.results.usable import read_results
+from autoshard.cost.estimate import Estimate
+from benchmarks.calibrated_cpu import on_calibrated_cpu
 from benchmarks.fitted import DATA, Fitted, load
-from benchmarks.machine import hardware
-from benchmarks.measured_rows import Case, Row, gpu_case
-from benchmarks.regimes import UNMEASURED, at_least, fitted_layout, interval, regime
 from benchmarks.results_page import results_page
 from benchmarks.scores import KEYS, Scored, score
-from benchmarks.trainium_rows import TrainiumCase, trainium_case
 
 Missing = tuple[str, str, str]
 """Row, source, reason."""
@@ -58,7 +62,7 @@ def unseen_scores(rows: Sequence[Row], fitted: Fitted) -> Iterator[Scored | Miss
 def _gpu_score(row: Row, source: str, fitted: Fitted, unseen: bool = False) -> Scored | Missing:
     try:
         case = gpu_case({**row, "source_id": source})
-        (expected,) = estimates([case], fitted.unseen[source] if unseen else fitted.values_for(case))
+        expected = _estimate(case, fitted.unseen[source] if unseen else fitted.values_for(case))
         share = expected.fullest.total_bytes / expected.memory_capacity_bytes
         interval = fitted.intervals[UNMEASURED] if unseen else fitted.interval_for(case, regime(case))
         as_unseen = (f"unseen/{source}",) if fitted_layout(case) and case.time_s else ()
@@ -77,6 +81,10 @@ def _gpu_score(row: Row, source: str, fitted: Fitted, unseen: bool = False) -> S
         )
     except Exception as error:  # a row may hold anything; what goes wrong with it is its reason
         return row.get("row_id") or "?", source, _reason(error)
+
+
+def _estimate(case: Case, values: Values) -> Estimate:
+    return on_calibrated_cpu(case) if case.gpu == "cpu" else estimates([case], values)[0]
 
 
 def cpu_scores(rows: Sequence[Row], fitted: Fitted) -> Iterator[Scored | Missing]:
@@ -113,10 +121,10 @@ def _sources(case: Case) -> Iterator[str]:
 
 def trainium_scores(rows: Sequence[Row]) -> Iterator[Scored | Missing]:
     """Every model is left out in turn; its interval comes from what the others are missed by."""
-    asked = [_trainium_case(row) for row in rows]
+    asked = [_instance_case(row) for row in rows]
     yield from (one for one in asked if isinstance(one, tuple))
-    cases = [one for one in asked if isinstance(one, TrainiumCase)]
-    found = left_out_predictions(cases) if cases else []
+    cases = [one for one in asked if isinstance(one, InstanceCase)]
+    found = left_out_of_published(cases)
     residuals = [log(case.time_s / seconds) for case, seconds in zip(cases, found, strict=True)]
     for case, seconds in zip(cases, found, strict=True):
         others = [abs(r) for r, other in zip(residuals, cases, strict=True) if other.group != case.group]
@@ -126,16 +134,19 @@ def trainium_scores(rows: Sequence[Row]) -> Iterator[Scored | Missing]:
         yield Scored(case.key, ("trainium",), case.group, seconds, *ends, case.time_s, 0.0, None, 1.0, True)
 
 
-def _trainium_case(row: Row) -> TrainiumCase | Missing:
+def _instance_case(row: Row) -> InstanceCase | Missing:
     try:
-        return trainium_case(row)
+        return instance_case(row)
     except Exception as error:  # a row may hold anything; what goes wrong with it is its reason
         return row.get("id") or "?", "trainium", _reason(error)
 
 
-def read(path: Path) -> list[Row]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        return [{name: value or "" for name, value in row.items() if name} for row in csv.DictReader(file)]
+def compiled_collectives(path: Path) -> list[str]:
+    """How well the constants of the hardware files meet the times of collectives that were compiled."""
+    found = read_results([], path).collectives
+    cases: list[CollectiveCase] = [case for case in found.cases if not case.framework] if found else []
+    errors = [log(case.predicted_s(case.cluster) / case.time_s) for case in cases]
+    return collectives_table(cases, {"as shipped": errors})
 
 
 def scoreboard(found: Sequence[Scored | Missing]) -> dict[str, dict[str, float | int | None]]:
@@ -174,9 +185,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print only the JSON")
     parser.add_argument("--rows", action="store_true", help="print every row")
     options = parser.parse_args(arguments)
-    fitted, rows = load(), read(options.gpu)
-    found = [*gpu_scores(rows, fitted), *cpu_scores(read(options.cpu), fitted)]
-    found += trainium_scores(read(options.trainium))
+    fitted, rows = load(), read_rows(options.gpu)
+    found = [*gpu_scores(rows, fitted), *cpu_scores(read_rows(options.cpu), fitted)]
+    found += trainium_scores(read_rows(options.trainium))
     board = scoreboard(found)
     unseen = {} if options.json else scoreboard(list(unseen_scores(rows, fitted)))
     if options.results:
@@ -194,7 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             error = mean(scores["mape"] or 0.0 for scores in unseen.values())
             print(f"a stack that was never measured: {error:.1%} on average over {len(unseen)} stacks")
         print("collectives that were compiled, mean error of the logarithm of their time:")
-        print("\n".join(shipped()))
+        print("\n".join(compiled_collectives(DATA / "trainium_collectives.csv")))
     print(json.dumps(board))
     return 0
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean, median
 
+from autoshard.calibrate.results.instance_rows import instance_case
 from autoshard.cost.estimate import Estimate, estimate
-from benchmarks.trainium_rows import trainium_case
 
 DATA = Path(__file__).parent / "data" / "measured_trainium.csv"
 Row = dict[str, str]
@@ -21,7 +21,7 @@ def predictions(path: Path = DATA) -> Iterator[tuple[Row, Estimate]]:
     """Each row with what the cost model expects of it."""
     with path.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            case = trainium_case(row)
+            case = instance_case(row)
             yield row, estimate(case.model, case.training, case.cluster, case.strategy)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from autoshard.calibrate.values import CollectiveTime, Measurements, OperatorTime
+from autoshard.calibrate.values import CollectiveTime, Measurements, OperatorTime, PassTime
 from autoshard.cost.collectives import GroupShape, collective_law
 from autoshard.cost.compute import memory_s, seconds_of
 from autoshard.cost.software import COMPILED
@@ -70,6 +70,24 @@ def fit_device(found: Measurements, device: Device, dtype: str) -> Fit:
     return _fitted(starts, _weights(found), points)
 
 
+def left_out_device(found: Measurements, device: Device, dtype: str) -> list[float] | None:
+    """Error of every operator and pass with constants that were fitted without its program; None of one program."""
+    programs = dict.fromkeys(_program(one) for one in found.operators)
+    if len(programs) == 1:
+        return None
+    errors = []
+    for program in programs:
+        others = replace(
+            found,
+            operators=tuple(one for one in found.operators if _program(one) != program),
+            passes=tuple(one for one in found.passes if _program(one) != program),
+        )
+        without = _with(device, fit_device(others, device, dtype).values)
+        points = device_points(found, without, dtype)
+        errors += [point.error for point in points if point.name.endswith(f" of {program}")]
+    return errors
+
+
 def device_points(found: Measurements, device: Device, dtype: str) -> list[Point]:
     """Operators forward and backward, passes, memory; in the order of the weights."""
     peak, points = device.peak_flops_per_s(dtype), []
@@ -92,18 +110,28 @@ def device_points(found: Measurements, device: Device, dtype: str) -> list[Point
 def fit_collectives(found: Sequence[CollectiveTime], cluster: Cluster) -> Fit:
     """Launch, hop, bandwidth and the share of it that an all-to-all reaches, for groups on one machine."""
     starts = {"collective_launch_s": 1e-4, "bandwidth_bytes_per_s": 1e9, "all_to_all_efficiency": 0.7}
+    return _fitted(starts, [1.0] * len(found), lambda values: collective_points(found, values, cluster))
 
-    def points(values: dict[str, float]) -> list[Point]:
-        link = Link("measured", values["bandwidth_bytes_per_s"], 0.0)
-        machine = replace(
-            cluster,
-            collective_launch_s=values["collective_launch_s"],
-            all_to_all_efficiency=values["all_to_all_efficiency"],
-            intra_node=((cluster.devices_per_node, link),),
-        )
-        return [Point(one.kind, _size(one), one.seconds, _collective_s(one, machine)) for one in found]
 
-    return _fitted(starts, [1.0] * len(found), points)
+def left_out_collectives(found: Sequence[CollectiveTime], cluster: Cluster) -> list[float]:
+    """Error of every time with constants that were fitted without its kind."""
+    errors = []
+    for kind in dict.fromkeys(one.kind for one in found):
+        without = fit_collectives([one for one in found if one.kind != kind], cluster)
+        errors += [point.error for point in collective_points(found, without.values, cluster) if point.family == kind]
+    return errors
+
+
+def collective_points(found: Sequence[CollectiveTime], values: dict[str, float], cluster: Cluster) -> list[Point]:
+    """Of all times."""
+    link = Link("measured", values["bandwidth_bytes_per_s"], 0.0)
+    machine = replace(
+        cluster,
+        collective_launch_s=values["collective_launch_s"],
+        all_to_all_efficiency=values["all_to_all_efficiency"],
+        intra_node=((cluster.devices_per_node, link),),
+    )
+    return [Point(one.kind, _size(one), one.seconds, _collective_s(one, machine)) for one in found]
 
 
 def _collective_s(one: CollectiveTime, cluster: Cluster) -> float:
@@ -115,7 +143,7 @@ def _size(one: CollectiveTime) -> str:
     return f"{one.kind} of {one.payload_bytes:.0f} bytes over {one.ranks} ranks"
 
 
-def _program(one: OperatorTime) -> str:
+def _program(one: OperatorTime | PassTime) -> str:
     return one.name.partition(" of ")[2]
 
 

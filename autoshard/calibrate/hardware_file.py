@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
 from typing import Any
 
-from autoshard.calibrate.fit import Fit, fit_collectives, fit_device
+from autoshard.calibrate.calibration import Leaf, digest, evidence, set_fitted, today
+from autoshard.calibrate.fit import Fit, fit_collectives, fit_device, left_out_collectives, left_out_device
 from autoshard.calibrate.values import Measurements
-from autoshard.interop.json_file import read_json
 from autoshard.spec.cluster import Cluster, load_cluster
-from autoshard.spec.hardware_file import FOLDER, MAX_FILE_BYTES
-
-OPERATORS = ("matmul", "flash", "plain", "norm", "loss", "vector", "pass", "memory")
-"""Families of points that say something of one device."""
+from autoshard.spec.evidence import Evidence
+from autoshard.spec.hardware_file import FOLDER, read_content
 
 
 def hardware_file(
@@ -25,36 +23,35 @@ def hardware_file(
     instance: the packaged file whose datasheet numbers stay; on a CPU, which has none, measured rates take their place.
     rates: FLOP/s of one large product by dtype.
     """
-    content: Any = read_json(FOLDER / f"{instance}.json", "hardware file", MAX_FILE_BYTES)
-    measured = f"measured by autoshard calibrate on {found.name}, {_today()}"
+    content = read_content(FOLDER / f"{instance}.json")
+    measured = f"measured by autoshard calibrate on {found.name}, {today()}"
     if found.device == "cpu":
         _set_cpu(content, found, rates, dtype, measured)
     cluster = _cluster(content, instance)
     device = fit_device(found, cluster.device, dtype)
-    for name, value in device.values.items():
-        content["calibration"][name] = _entry(value, found, device, OPERATORS)
+    programs = len({one.name.partition(" of ")[2] for one in found.passes})
+    left_out = left_out_device(found, cluster.device, dtype)
+    values: dict[Leaf, float] = {(name,): value for name, value in device.values.items()}
+    of = _evidence(found, "operators, passes and memory", device, programs, left_out, values)
+    set_fitted(content, {name: (value, _points(device)) for name, value in values.items()}, of)
     together = fit_collectives(found.collectives, cluster) if found.collectives else None
     if together is not None:
-        _set_collectives(content, found, together)
-    count, error = device.error()
-    about = f"{measured}: {count} times of operators, passes and memory, median error {error:.0%}"
-    passes, pass_error = device.error("pass")
-    about += f"; of the {passes} whole passes {pass_error:.0%}"
-    if together is not None:
-        count, error = together.error()
-        about += f"; {count} collectives of {found.collectives[0].ranks} ranks, median error {error:.0%}"
-    content["calibration"]["about"] = about
+        _set_collectives(content, found, together, left_out_collectives(found.collectives, cluster))
+    content["calibration"]["about"] = f"{measured}, see fits"
     return content, device, together
 
 
-def _today() -> str:
-    return datetime.now(timezone.utc).date().isoformat()
+def _evidence(
+    found: Measurements, what: str, fit: Fit, groups: int, left_out: Sequence[float] | None, constants: Iterable[Leaf]
+) -> Evidence:
+    sha256 = digest(json.dumps(found.to_dict(), sort_keys=True).encode())
+    errors = [point.error for point in fit.points]
+    return evidence(constants, f"{what} of {found.name}", sha256, groups, (errors, left_out))
 
 
-def _entry(value: float, found: Measurements, fit: Fit, families: tuple[str, ...] = ()) -> dict[str, Any]:
-    count, error = fit.error(*families)
-    points = f"{count} points, median error {error:.0%}"
-    return {"value": value, "source": f"fitted by autoshard calibrate on {found.name}, {_today()}: {points}"}
+def _points(fit: Fit) -> str:
+    count, error = fit.error()
+    return f"{count} points, median error {error:.0%}"
 
 
 def _set_cpu(content: dict[str, Any], found: Measurements, rates: Mapping[str, float], dtype: str, source: str) -> None:
@@ -76,23 +73,24 @@ def _set_cpu(content: dict[str, Any], found: Measurements, rates: Mapping[str, f
     logical["devices_per_chip"] = {"value": found.devices, "source": f"{source}: cores"}
 
 
-def _set_collectives(content: dict[str, Any], found: Measurements, fit: Fit) -> None:
+def _set_collectives(content: dict[str, Any], found: Measurements, fit: Fit, left_out: Sequence[float]) -> None:
     """Between the devices of this machine; between machines nothing was measured."""
-    calibration, values = content["calibration"], fit.values
-    for name in ("collective_launch_s", "all_to_all_efficiency"):
-        calibration[name] = _entry(values[name], found, fit)
+    calibration, ranks = content["calibration"], found.collectives[0].ranks
     calibration["hop_latency_s"] = {
         "value": 0.0,
-        "source": f"in collective_launch_s: measured with {found.collectives[0].ranks} ranks alone",
+        "source": f"in collective_launch_s: measured with {ranks} ranks alone",
     }
-    bandwidth = _entry(values["bandwidth_bytes_per_s"], found, fit)
-    if found.device == "cpu":
-        calibration["chip_bus_bandwidth_bytes_per_s"] = {"1": bandwidth}
-        return
-    links = content["chip_link_bandwidth_bytes_per_s"]["value"]
-    share = {**bandwidth, "value": float(f"{min(1.0, bandwidth['value'] / links):.4g}")}
-    chips = content["chips_per_node"]["value"]
-    calibration["link_efficiency_by_chips"] = {str(chips): share}
+    leaf, bandwidth = ("chip_bus_bandwidth_bytes_per_s", "1"), fit.values["bandwidth_bytes_per_s"]
+    if found.device != "cpu":
+        leaf = ("link_efficiency_by_chips", str(content["chips_per_node"]["value"]))
+        links = content["chip_link_bandwidth_bytes_per_s"]["value"]
+        bandwidth = float(f"{min(1.0, bandwidth / links):.4g}")
+    calibration[leaf[0]] = {leaf[1]: {}}
+    kinds = len({one.kind for one in found.collectives})
+    values: dict[Leaf, float] = {(name,): fit.values[name] for name in ("collective_launch_s", "all_to_all_efficiency")}
+    values[leaf] = bandwidth
+    of = _evidence(found, f"collectives of {ranks} ranks", fit, kinds, left_out, values)
+    set_fitted(content, {name: (value, _points(fit)) for name, value in values.items()}, of)
 
 
 def _cluster(content: Mapping[str, Any], instance: str) -> Cluster:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +16,7 @@ from autoshard.runtime.launch import Message, run_processes
 
 DEVICES = ("cpu", "cuda", "neuron")
 Progress = Callable[[str], None]
+INTERRUPTED = 128 + signal.SIGINT
 
 
 def measure(device: str, processes: int | None, shapes: int, progress: Progress) -> tuple[Measurements, dict[str, Any]]:
@@ -55,10 +57,12 @@ def _run(what: str, arguments: dict[str, Any], processes: int, logs: Path, progr
     logs.mkdir()
     worker = f"autoshard.calibrate.worker:{what}"
     outcome = run_processes(worker, arguments, processes, on_message=show, log_directory=logs)
+    reason = outcome.message.splitlines()[0] if outcome.message else "stopped"
+    if outcome.exit_code == INTERRUPTED:
+        progress(reason)
+        raise KeyboardInterrupt
     if outcome.exit_code:
-        raise AutoshardError(
-            f"the measurement ended: {outcome.message.splitlines()[0] if outcome.message else 'stopped'}"
-        )
+        raise AutoshardError(f"the measurement ended: {reason}")
     return [result for result in outcome.results if result is not None]
 
 

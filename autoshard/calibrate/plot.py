@@ -8,6 +8,9 @@ from pathlib import Path
 from autoshard.calibrate.fit import Point
 from autoshard.errors import AutoshardError
 
+COLORS, MARKERS = 10, "o^s"
+"""Colors of matplotlib before they repeat; then the next marker."""
+
 
 def plot(points: Sequence[Point], title: str, file: Path) -> None:
     """Every point by family, both axes logarithmic, with the line on which fitted is measured and half and twice it.
@@ -22,9 +25,10 @@ def plot(points: Sequence[Point], title: str, file: Path) -> None:
     figure = Figure(figsize=(7, 6))
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    for family in dict.fromkeys(point.family for point in points):
+    for number, family in enumerate(dict.fromkeys(point.family for point in points)):
         own = [point for point in points if point.family == family]
-        axes.scatter([p.measured_s for p in own], [p.fitted_s for p in own], s=12, label=family)
+        marker = MARKERS[number // COLORS % len(MARKERS)]
+        axes.scatter([p.measured_s for p in own], [p.fitted_s for p in own], s=12, marker=marker, label=family)
     ends = [min(point.measured_s for point in points), max(point.measured_s for point in points)]
     axes.plot(ends, ends, color="black", linewidth=1)
     for factor in (0.5, 2.0):

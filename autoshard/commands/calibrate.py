@@ -1,26 +1,35 @@
-"""`autoshard calibrate`: measure this machine and write its hardware file."""
+"""`autoshard calibrate`: measure this machine, or take results, and write a hardware file."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from autoshard.commands.output import say
 from autoshard.commands.parser import Parser, one_of, path, text, whole
+from autoshard.errors import AutoshardError
 
-SUMMARY = "measure this machine and write its hardware file"
+SUMMARY = "measure this machine, or take results, and write a hardware file"
 USAGE = "autoshard calibrate [options]"
 DESCRIPTION = """\
-Measure matrix products by shape, attention, other operators, memory and collectives on this machine, fit the cost
-model's constants to them, and write a hardware file for `autoshard plan --hardware`. A few minutes; best on a machine
-that does nothing else.
+Fit the cost model's constants and write a hardware file for `autoshard plan --hardware`.
+
+With --device: to matrix products by shape, attention, other operators, memory and collectives, measured on this
+machine. A few minutes; best on a machine that does nothing else.
 
   autoshard calibrate --device cpu -o my.json
   autoshard plan --model llama3-8b --hardware my.json
-  autoshard calibrate --device cuda --plot fit.png"""
+  autoshard calibrate --device cuda --plot fit.png
+
+With --results: to step times of training runs, one row of a CSV file each, from what the packaged file says on.
+Columns: instance nodes model layers hidden heads ffn vocab seq_len global_batch precision tp pp dp micro_batch sp zero1
+recompute flash_attn, and step_time_s or seq_per_s; where they apply also id kv_heads vpp cp ep lnc.
+
+  autoshard calibrate --results my_runs.csv --instance trn1.32xlarge -o my.json"""
 SHAPES = 8
 
 
@@ -29,17 +38,33 @@ def add_arguments(parser: Parser) -> None:
         "--device",
         type=one_of("cpu", "cuda", "neuron"),
         metavar="NAME",
-        default="cpu",
-        help="cpu (one process a core), cuda or neuron (default: cpu)",
+        help="measure cpu (one process a core), cuda or neuron (default: cpu)",
     )
     parser.add_argument(
-        "-o", "--out", type=path, metavar="FILE", default="hardware.json", help="(default: hardware.json)"
+        "--results", type=path, metavar="FILE", nargs="+", help="fit to the step times of training runs in CSV files"
+    )
+    parser.add_argument(
+        "--collectives", type=path, metavar="FILE", help="fit to the times of collectives in a CSV file"
+    )
+    parser.add_argument(
+        "-o",
+        "--out",
+        type=path,
+        metavar="FILE",
+        default="hardware.json",
+        help="(default: hardware.json); of --results a folder: all that autoshard packages, from scratch",
     )
     parser.add_argument(
         "--instance",
         type=text,
         metavar="TYPE",
-        help="packaged hardware file whose datasheet numbers hold (default: cpu, or what a GPU's name says)",
+        help="packaged hardware file whose datasheet numbers hold (default: cpu, or what a GPU's name or all rows say)",
+    )
+    parser.add_argument(
+        "--hardware",
+        type=path,
+        metavar="FILE",
+        help="of --results: hardware file of your own in place of a packaged one",
     )
     parser.add_argument(
         "--processes", type=whole(), metavar="N", help="ranks of the collectives (default: all devices, at most 8)"
@@ -48,29 +73,49 @@ def add_arguments(parser: Parser) -> None:
         "--shapes",
         type=whole(),
         metavar="N",
-        default=SHAPES,
         help=f"programs whose operators are timed, at most {SHAPES}; fewer are faster, less sure (default: {SHAPES})",
     )
     parser.add_argument(
         "--plot", type=path, metavar="FILE", help="picture of measured against fitted (.png, .svg, .pdf)"
     )
+    parser.add_argument(
+        "--details",
+        type=path,
+        metavar="DIR",
+        help="of --results into a folder: also every constant of every stack, and what each group changes in them",
+    )
 
 
 def run(values: Mapping[str, Any]) -> int:
+    measuring = ("device", "processes", "shapes", "plot")
+    fitting = ("results", "collectives", "hardware", "details")
+    if values["results"] is None and values["collectives"] is None:
+        _none_of(values, fitting, "needs --results or --collectives")
+        return _measure(values)
+    _none_of(values, measuring, "is of measuring this machine, which --results and --collectives do not")
+    return _fit(values)
+
+
+def _none_of(values: Mapping[str, Any], names: tuple[str, ...], why: str) -> None:
+    if given := [f"--{name}" for name in names if values[name] is not None]:
+        raise AutoshardError(f"{given[0]} {why}")
+
+
+def _measure(values: Mapping[str, Any]) -> int:
     from autoshard.calibrate.measure import default_instance, measure, overwrites
 
     out, picture = Path(values["out"]), values["plot"]
     overwrites(out)
     if picture is not None:
         overwrites(Path(picture))
-    found, more = measure(values["device"], values["processes"], min(SHAPES, values["shapes"]), _progress)
+    shapes = min(SHAPES, values["shapes"] or SHAPES)
+    found, more = measure(values["device"] or "cpu", values["processes"], shapes, _progress)
 
     from autoshard.calibrate.hardware_file import hardware_file
-    from autoshard.interop.atomic_file import write_text
 
     instance = values["instance"] or default_instance(found.device, found.name)
     content, device, together = hardware_file(found, more["rates"], more["dtype"], instance)
-    write_text(out, json.dumps(content, indent=2) + "\n", "hardware file")
+    _write(out, content)
     points = (*device.points, *(together.points if together is not None else ()))
     if picture is not None:
         from autoshard.calibrate.plot import plot
@@ -78,6 +123,49 @@ def run(values: Mapping[str, Any]) -> int:
         plot(points, f"{found.name}: measured and fitted", Path(picture))
     say(*_page(content, device, together), "", f"{out} ({content['instance']}): autoshard plan --hardware {out}")
     return 0
+
+
+def _fit(values: Mapping[str, Any]) -> int:
+    from autoshard.calibrate.measure import overwrites
+
+    out, results = Path(values["out"]), [Path(one) for one in values["results"] or ()]
+    collectives = Path(values["collectives"]) if values["collectives"] is not None else None
+    if out.is_dir():
+        return _fit_published(values, out, results, collectives)
+    _none_of(values, ("details",), "needs a folder as -o")
+    overwrites(out)
+
+    from autoshard.calibrate.results.own import fit_own
+
+    hardware = Path(values["hardware"]) if values["hardware"] is not None else None
+    content, page = fit_own(results, collectives, values["instance"], hardware)
+    _write(out, content)
+    say(*page, "", f"{out} ({content['instance']}): autoshard plan --hardware {out}")
+    return 0
+
+
+def _fit_published(values: Mapping[str, Any], out: Path, results: list[Path], collectives: Path | None) -> int:
+    _none_of(values, ("instance", "hardware"), f"needs a file as -o; {out} is a folder")
+
+    from autoshard.calibrate.results.published import INTERVALS_FILE, fit_published
+
+    found = fit_published(results, collectives, _progress)
+    hardware = {out / "hardware" / f"{name}.json": content for name, content in found.hardware.items()}
+    others = {out / "cost" / INTERVALS_FILE: found.intervals}
+    if values["details"] is not None:
+        others |= {Path(values["details"]) / name: content for name, content in found.details.items()}
+    for file, content in {**hardware, **others}.items():
+        _write(file, content, 2 if file in hardware else 1)
+    say(*found.page, "", *(str(file) for file in (*hardware, *others)))
+    return 0
+
+
+def _write(file: Path, content: Mapping[str, Any], indent: int = 2) -> None:
+    from autoshard.interop.atomic_file import write_text
+
+    with suppress(OSError):  # write_text says what is wrong
+        file.parent.mkdir(parents=True, exist_ok=True)
+    write_text(file, json.dumps(content, indent=indent) + "\n", "hardware file")
 
 
 def _progress(line: str) -> None:

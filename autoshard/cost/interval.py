@@ -1,7 +1,8 @@
 """How far a prediction may be off: the middle 90 % of what held-out measurements were missed by.
 
-`intervals.json`, written by `python -m benchmarks.fit` alone, holds it by regime: results of one regime are missed
-alike. Every group of results was left out of the fit that predicted it.
+`intervals.json`, written by `autoshard calibrate --results` alone, holds it by regime, each with the file of results
+that it is `from`: results of one regime are missed alike. Every group of results was left out of the fit that
+predicted it.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ class Regime:
 def regimes() -> dict[str, Regime]:
     """By name: device families with results of their own, and `unmeasured`."""
     content = json.loads(FILE.read_text(encoding="utf-8"))["regimes"]
-    return {name: Regime(**values) for name, values in content.items()}
+    return {
+        name: Regime(**{key: one for key, one in values.items() if key != "from"}) for name, values in content.items()
+    }
 
 
 @lru_cache(maxsize=1)

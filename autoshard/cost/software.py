@@ -1,6 +1,6 @@
 """The training stack that runs on the devices, as far as it changes what a step costs.
 
-How a stack behaves is stated (what it shards, overlaps, keeps); how well it does it is four fitted constants. The
+How a stack behaves is stated (what it shards, overlaps, keeps); how well it does it is three fitted constants. The
 planner's own runtimes are `COMPILED`: neutral constants, nothing overlaps.
 """
 
@@ -16,7 +16,6 @@ class Software:
     Fitted to a stack, 1 or 0 where nothing is known:
       compute_slowdown, link_slowdown: of all work on the device and of all transfers against the device's constants.
       cpu_s_per_operator: the host needs that long to launch one; a pass lasts at least as long as its launches.
-      replay_slowdown: of recomputed forward work against the first one.
     Fitted to a family of devices:
       attention_efficiency: share of the peak that a flash kernel reaches; None: its products run like any others.
       wave_elements: of its output that a product computes besides: the last wave of tiles is partly empty.
@@ -31,7 +30,8 @@ class Software:
       matmul_speedup: of linear layers, such as by FP8, against the compute dtype's peak. cast_passes: times that their
       inputs and outputs move besides, to be cast.
       overlap: share of the work behind which data-parallel transfers hide.
-      step_overhead_s: once a step.
+      step_overhead_s: once a step. copy_launch_s: under ZeRO-1, for each tensor and replica, where its share is copied
+      by a launch of its own.
     Memory, fitted to a stack:
       activation_scale: kept activations against those that the programs keep.
       norm_copies: further hidden activations that the two norms of a block keep where they are not one kernel.
@@ -39,7 +39,11 @@ class Software:
       logits_bytes: a logit, beyond what the program's loss keeps. working_scale: of working buffers.
       reserved_bytes: of each device, beyond what the device file reserves.
     Stated:
+      stall_s: of a microbatch's collectives, each waits besides, so long for each of its members.
+      replay_slowdown: of recomputed forward work against the first one.
       accumulation_share: of adding gradients up; 0 where the products that make gradients of weights add to the sum.
+      keeps_loss: what the loss keeps is charged to blocks that run backward too, when it is over: so the stack's
+      constants of memory were fitted.
       hands_over_gradients: a backward hands its gradients over at its end, beside their sum.
       whole_logits: every tensor-parallel rank gathers all logits and works on them.
       replays_head: full recompute repeats the head as well.
@@ -61,6 +65,8 @@ class Software:
     loss_passes: float = 1.0
     whole_logits: bool = False
     replays_head: bool = False
+    copy_launch_s: float = 0.0
+    stall_s: float = 0.0
     transfer_share: float | None = None
     matmul_speedup: float = 1.0
     cast_passes: float = 0.0
@@ -72,6 +78,7 @@ class Software:
     working_scale: float = 1.0
     reserved_bytes: float = 0.0
     accumulation_share: float = 1.0
+    keeps_loss: bool = False
     hands_over_gradients: bool = True
     sharded_parameters: bool = False
     sharded_gradients: bool = False

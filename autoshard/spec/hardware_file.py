@@ -6,6 +6,7 @@ from typing import Any
 from autoshard.errors import AutoshardError
 from autoshard.interop.json_file import read_json
 from autoshard.spec.cluster import Cluster
+from autoshard.spec.evidence import Evidence
 from autoshard.spec.fields import check_integer, check_positive, show
 from autoshard.spec.strict import Reader
 
@@ -62,7 +63,7 @@ def find(instance: str | None, hardware_file: Path | None) -> Path:
 
 def read_cluster(path: Path, instance: str | None, nodes: int, lnc: int | None) -> Cluster:
     """The Cluster that a file describes, for so many nodes at one LNC (None: the file's default)."""
-    file = Section(read_json(path, "hardware file", MAX_FILE_BYTES), path.name)
+    file = Section(read_content(path), path.name)
     version = file.any("format_version")
     if version != FORMAT_VERSION:
         raise AutoshardError(f"{file.path} has format_version {show(version)}; this autoshard reads {FORMAT_VERSION}")
@@ -73,6 +74,26 @@ def read_cluster(path: Path, instance: str | None, nodes: int, lnc: int | None) 
     return Cluster.from_dict(_cluster_values(file, name, nodes, lnc), file.path)
 
 
+def read_content(path: Path) -> Any:
+    """What the file holds, with everything that it does not say taken from the packaged file that it is `like`."""
+    content = read_json(path, "hardware file", MAX_FILE_BYTES)
+    if not isinstance(content, dict) or "like" not in content:
+        return content
+    own = {name: value for name, value in content.items() if name != "like"}
+    if content["like"] not in packaged_instances():
+        raise AutoshardError(
+            f"like={show(content['like'])} of {path.name} must be one of: {', '.join(packaged_instances())}"
+        )
+    return _over(read_content(FOLDER / f"{content['like']}.json"), own)
+
+
+def _over(below: Any, above: Any) -> Any:
+    """Objects are joined, key by key; a sourced number takes the place of the other one whole."""
+    if not (isinstance(below, dict) and isinstance(above, dict)) or "value" in above:
+        return above
+    return {**below, **{name: _over(below.get(name), value) for name, value in above.items()}}
+
+
 def _cluster_values(file: Section, name: str, nodes: int, lnc: int | None) -> dict[str, Any]:
     """In the form of Cluster.to_dict, which checks the values."""
     default_lnc, offered = file.any("default_lnc"), file.child("lnc")
@@ -81,6 +102,7 @@ def _cluster_values(file: Section, name: str, nodes: int, lnc: int | None) -> di
         raise AutoshardError(f"lnc={show(lnc)} is not offered by {name}; it offers lnc {' and '.join(offered.names)}")
     logical, calibration = offered.child(str(lnc)), file.child("calibration")
     calibration.text("about")
+    _check_fits(calibration)
     chips, per_chip = file.integer("chips_per_node"), logical.integer("devices_per_chip")
     reserved = _reserved_bytes(file.child("reserved_memory_bytes"), logical.integer("physical_cores_per_device"))
     values = {
@@ -95,6 +117,7 @@ def _cluster_values(file: Section, name: str, nodes: int, lnc: int | None) -> di
             **_device_values(logical, calibration),
         },
         "intra_node": _intra_node_values(calibration, lnc, per_chip, file.number("chip_link_bandwidth_bytes_per_s")),
+        **_domain_values(file, calibration),
         "adapters_per_node": file.integer("adapters_per_node"),
         "inter_node": {
             "name": "network adapter",
@@ -110,6 +133,34 @@ def _cluster_values(file: Section, name: str, nodes: int, lnc: int | None) -> di
     for section in (file, logical, calibration):
         section.finish()
     return values
+
+
+def _domain_values(file: Section, calibration: Section) -> dict[str, Any]:
+    """Links between nodes that are not the network: most devices have none."""
+    if "domain" not in file.names:
+        return {"nodes_per_domain": 1, "intra_domain": None}
+    domain = file.child("domain")
+    link = {
+        "name": domain.text("link"),
+        "bandwidth_bytes_per_s": domain.number("chip_link_bandwidth_bytes_per_s")
+        * calibration.number("domain_link_efficiency"),
+        "latency_s": calibration.number("domain_hop_latency_s"),
+    }
+    values = {"nodes_per_domain": domain.integer("nodes"), "intra_domain": link}
+    domain.finish()
+    return values
+
+
+def _check_fits(calibration: Section) -> None:
+    """What was fitted says to what; nothing was where the file does not say."""
+    fits = calibration.any("fits") if "fits" in calibration.names else []
+    if not isinstance(fits, list):
+        raise AutoshardError(f"{calibration.path}.fits is {show(fits)}; it must be a list of fits")
+    for number, fit in enumerate(fits):
+        path = f"{calibration.path}.fits[{number}]"
+        for name in Evidence.from_dict(fit, path).constants:
+            if name.partition(".")[0] not in calibration.names:
+                raise AutoshardError(f"{path} names {show(name)}, which is no constant of {calibration.path}")
 
 
 def _reserved_bytes(reserve: Section, physical_cores: int) -> float:

@@ -28,7 +28,9 @@ from autoshard.cost.collectives import KINDS, GroupShape, collective_law
 from autoshard.cost.compute import OperatorNeeds, memory_s, seconds_of
 from autoshard.cost.software import COMPILED
 from autoshard.errors import AutoshardError
+from autoshard.runtime.launch import RunOutcome
 from autoshard.spec.cluster import Link, load_cluster
+from autoshard.spec.evidence import Evidence
 
 CPU = load_cluster("cpu", 1)
 TRUE = replace(
@@ -105,7 +107,16 @@ def test_the_file_is_a_hardware_file(tmp_path: Path) -> None:
     assert reached == pytest.approx(0.9e11, rel=0.1)
     about = content["calibration"]["about"]
     assert about.startswith("measured by autoshard calibrate on a machine, 20")
-    assert "15 collectives of 2 ranks, median error" in about
+    links, operators = (Evidence.from_dict(one, "a fit") for one in content["calibration"]["fits"])
+    assert (links.data, links.points, links.groups) == ("collectives of 2 ranks of a machine", 15, 5)
+    assert links.constants == (
+        "collective_launch_s",
+        "all_to_all_efficiency",
+        "chip_bus_bandwidth_bytes_per_s.1",
+    )
+    assert (operators.points, operators.groups) == (len(device.points), 4)
+    assert set(operators.constants) == set(device.values)
+    assert operators.left_out_error is not None and operators.mean_error < 0.02 < 0.1 > operators.left_out_error
     assert "points, median error" in content["calibration"]["matmul_efficiency"]["source"]
 
 
@@ -131,7 +142,7 @@ def test_instances() -> None:
 
 ACCELERATORS = {
     "cuda": ("NVIDIA H200", "h200-141gb", [], 8),
-    "neuron": ("neuron", "trn1.32xlarge", ["--instance", "trn1.32xlarge"], 32),
+    "neuron": ("neuron", "trn2u.48xlarge", ["--instance", "trn2u.48xlarge"], 64),
 }
 """Name of the processor, packaged file, what the user must say, devices of a node."""
 
@@ -195,7 +206,8 @@ def test_an_accelerator_without_one(device: str, tmp_path: Path, monkeypatch: py
     assert cluster.device.memory_efficiency == pytest.approx(0.7, rel=0.1)
     assert cluster.collective_launch_s == pytest.approx(3e-5, rel=0.1)
     assert cluster.intra_node_link(devices).bandwidth_bytes_per_s == pytest.approx(1e11, rel=0.1)
-    assert cluster.inter_node == sheet.inter_node, "between nodes nothing was measured"
+    between = (cluster.inter_node, cluster.intra_domain)
+    assert between == (sheet.inter_node, sheet.intra_domain), "between nodes nothing was measured"
     assert name in json.loads(out.read_text(encoding="utf-8"))["calibration"]["about"]
     too_many = ["calibrate", "--device", device, "--processes", str(devices + 1), "-o", str(out)]
     assert main(too_many) == 2
@@ -219,6 +231,23 @@ def test_mistakes_before_anything_is_measured(
     monkeypatch.chdir(tmp_path)
     assert main(["calibrate", *arguments]) == 2
     assert capsys.readouterr().err == f"autoshard: error: {message}\n"
+
+
+def test_ctrl_c_while_measuring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Says what was stopped, ends as Ctrl-C does, and leaves no file; any other end is an error in one line."""
+    monkeypatch.setattr("autoshard.calibrate.measure.find_spec", lambda name: True)
+    out = tmp_path / "my.json"
+    for code, expected, text in (
+        (130, 130, "interrupted by Ctrl-C\n"),
+        (1, 2, "autoshard: error: the measurement ended: interrupted by Ctrl-C\n"),
+    ):
+        outcome = RunOutcome(code, "interrupted by Ctrl-C\nlogs: none", (None,), ())
+        monkeypatch.setattr("autoshard.calibrate.measure.run_processes", lambda *args, one=outcome, **more: one)
+        assert main(["calibrate", "-o", str(out)]) == expected
+        assert capsys.readouterr().err == text
+    assert not out.exists()
 
 
 def test_a_picture_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from tests.multiprocess.plans import MODELS, plan_of, strategy
 PLAN = plan_of(MODELS["llama"], strategy(pp=2), 2)
 
 
-def result(rank: int, profile: dict[str, Any] | None) -> dict[str, Any]:
+def result(rank: int, profile: dict[str, Any] | None, compiled: bool = False) -> dict[str, Any]:
     return {
         "stages": [rank],
         "peak_memory_bytes": 1000 + rank,
@@ -22,6 +22,7 @@ def result(rank: int, profile: dict[str, Any] | None) -> dict[str, Any]:
             "step_times_s": [9.0, 2.0, 7.0, 1.0],
             "profiled_steps": [2] if profile else [],
             "profile": profile,
+            "compiled": {"segments": 9, "distinct": 3, "compile_time_s": 20.0 + rank} if compiled else None,
         },
     }
 
@@ -55,6 +56,12 @@ def test_a_run_without_a_profile() -> None:
     assert (found["first_loss"], found["last_loss"], found["steps"]) == (5.0, 4.0, 4)
     assert found["ranks"][1] == {"rank": 1, "stages": [1], "peak_memory_bytes": 1001}
     assert found["profile"] is None
+    assert found["compile"] is None
+
+
+def test_of_what_was_compiled_the_slowest_rank_is_told() -> None:
+    found = measured(PLAN, [result(0, None, True), result(1, None, True)])
+    assert found["compile"] == {"segments": 9, "distinct": 3, "compile_time_s": 21.0}
 
 
 def test_what_a_profiled_step_took() -> None:

@@ -7,12 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from autoshard.calibrate.results.collective_rows import collective_case
+from autoshard.calibrate.results.differences import pairs, widths
+from autoshard.calibrate.results.gpu_rows import gpu_case
+from autoshard.calibrate.results.rows import Unscored
+from autoshard.calibrate.results.usable import read_results
 from autoshard.cost.interval import CHANGES
-from benchmarks.collective_rows import collective_case
 from benchmarks.cpu_runs import ROWS
-from benchmarks.differences import pairs, widths
-from benchmarks.fit_collectives import read
-from benchmarks.measured_rows import Unscored, gpu_case
+from benchmarks.fitted import DATA
 from benchmarks.results_page import results_page
 from benchmarks.scores import KEYS, Scored
 
@@ -32,7 +34,7 @@ COLLECTIVE = {
 def test_a_measured_collective() -> None:
     """What is gathered is the shards of all ranks; 4 of them are neighbours in each of 2 nodes."""
     case = collective_case(COLLECTIVE)
-    assert (case.instance, case.payload_bytes, case.framework) == ("trn2.48xlarge", 8192.0, True)
+    assert (case.cluster.instance, case.payload_bytes, case.framework) == ("trn2.48xlarge", 8192.0, True)
     assert case.time_s == pytest.approx(1e-4)
     assert (case.shape.ranks_per_node, case.shape.nodes, case.shape.senders_per_node) == (4, 2, 4)
     with pytest.raises(Unscored, match="the instance is not stated"):
@@ -42,8 +44,8 @@ def test_a_measured_collective() -> None:
 
 
 def test_published_collectives_are_read() -> None:
-    cases, unscored = read()
-    assert (len(cases), unscored) == (243, 39)
+    found = read_results([], DATA / "trainium_collectives.csv").collectives
+    assert found is not None and (len(found.cases), len(found.unused)) == (243, 39)
 
 
 def test_runs_on_a_calibrated_cpu_are_rows() -> None:

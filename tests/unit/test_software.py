@@ -69,6 +69,31 @@ def test_gathers_of_backward_hide_behind_its_products() -> None:
     assert {**seen, name: 0} == pytest.approx({**hidden, name: 0})
 
 
+def test_shares_that_are_copied_apart() -> None:
+    """8 blocks of 7 products and 2 norms, a table, a norm and a head, for each of 16 replicas; without ZeRO none."""
+    one, cluster = layout(1, 1, "none"), load_cluster("a100-80gb", 2)
+    for zero, copies in ((1, (8 * 9 + 3) * 16), (0, 0)):
+        joined, apart = (
+            {
+                term.name: term.value
+                for term in estimate(MODEL, TRAINING, cluster, replace(one, zero=zero), of).time_terms
+            }
+            for of in (Software("s"), Software("s", copy_launch_s=1e-5))
+        )
+        assert apart["parameter all-gather"] - joined["parameter all-gather"] == pytest.approx(1e-5 * copies)
+
+
+def test_collectives_that_stall() -> None:
+    """tp 8, 32 microbatches: two all-reduces a block forward, two backward, and 4 at the ends."""
+    one, cluster = replace(layout(8, 1, "none"), sequence_parallel=False), load_cluster("a100-80gb", 2)
+    name = "tensor-parallel collectives"
+    at_once, stalled = (
+        {term.name: term.value for term in estimate(MODEL, TRAINING, cluster, one, stack).time_terms}
+        for stack in (Software("s"), Software("s", stall_s=1e-4))
+    )
+    assert stalled[name] - at_once[name] == pytest.approx(32 * (8 * 4 + 4) * 8 * 1e-4)
+
+
 def test_products_that_add_to_the_sum() -> None:
     one, cluster = layout(1, 2, "none"), load_cluster("a100-80gb", 2)
     plain, fused = (
@@ -84,6 +109,7 @@ STACKS = (
     Software("fsdp", 1.1, 1.0, 5e-5, overlap=0.4, attention_efficiency=0.4, sharded_parameters=True),
     Software("zero2", 1.1, 1.0, 5e-5, overlap=0.9, attention_efficiency=0.4, sharded_gradients=True),
     Software("whole", 1.0, 1.0, 5e-5, whole_logits=True, replays_head=True, loss_passes=2.0, transfer_share=0.3),
+    Software("nanotron", 1.0, 1.0, 5e-5, copy_launch_s=8e-6, stall_s=2e-4),
 )
 
 

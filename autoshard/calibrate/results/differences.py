@@ -12,9 +12,9 @@ from itertools import combinations
 
 import numpy as np
 
+from autoshard.calibrate.results.gpu_rows import Case
+from autoshard.calibrate.results.regimes import COVERAGE, fitted_layout, weighted_quantile
 from autoshard.cost.interval import CHANGES, changes
-from benchmarks.measured_rows import Case
-from benchmarks.regimes import COVERAGE, fitted_layout, weighted_quantile
 
 Pair = tuple[Case, Case, float]
 MOST_PAIRS = 500

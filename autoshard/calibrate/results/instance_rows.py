@@ -1,22 +1,27 @@
-"""Rows of measured_trainium.csv: what the cost model is asked."""
+"""Results on named instance types, of one compiled graph a pass as autoshard runs it: what the cost model is asked."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
+from autoshard.calibrate.results.rows import Row, Unscored, integer, number
 from autoshard.errors import AutoshardError
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.spec.cluster import Cluster, load_cluster
 from autoshard.spec.model import ModelSpec
-from autoshard.spec.training import TrainingSpec, load_precision
-from benchmarks.measured_rows import Row, Unscored, integer, number
+from autoshard.spec.training import PRECISIONS, Precision, TrainingSpec, load_precision
 
-RECOMPUTE = {"core_attention": ("CoreAttention",), "core_attention+mlp": ("CoreAttention", "MLP")}
+COLUMNS = (
+    *("instance", "nodes", "model", "layers", "hidden", "heads", "ffn", "vocab", "seq_len", "global_batch"),
+    *("precision", "tp", "pp", "dp", "micro_batch", "sp", "zero1", "recompute", "flash_attn"),
+)
+"""Without which no row can be used, beside step_time_s or seq_per_s."""
 
 
 @dataclass(frozen=True)
-class TrainiumCase:
-    """One row. group: all rows of one model, which share their layout and differ in the software's release."""
+class InstanceCase:
+    """One row. group: all rows of one model and tp, which were published of one layout by several releases."""
 
     key: str
     group: str
@@ -27,8 +32,11 @@ class TrainiumCase:
     time_s: float
 
 
-def trainium_case(row: Row) -> TrainiumCase:
-    """Raises Unscored where something that the model needs is missing."""
+def instance_case(row: Row, hardware_file: Path | None = None) -> InstanceCase:
+    """hardware_file: of the row's instance, in place of the packaged one.
+
+    Raises Unscored where something that the model needs is missing.
+    """
     time_s = number(row, "step_time_s")
     if time_s is None:
         rate, batch = number(row, "seq_per_s"), number(row, "global_batch")
@@ -36,17 +44,31 @@ def trainium_case(row: Row) -> TrainiumCase:
             raise Unscored("neither step_time_s nor seq_per_s was measured")
         time_s = batch / rate
     try:
-        precision = load_precision("mixed_precision" if "FP32Optimizer" in row.get("precision", "") else "bf16_sr")
-        training = TrainingSpec(integer(row, "seq_len"), integer(row, "global_batch"), precision)
-        cluster = load_cluster(row["instance"].split("/")[0], integer(row, "nodes"))
+        training = TrainingSpec(integer(row, "seq_len"), integer(row, "global_batch"), row_precision(row))
+        lnc = integer(row, "lnc", 0) or None
+        cluster = load_cluster(row["instance"].split("/")[0], integer(row, "nodes"), lnc, hardware_file)
         model, strategy = row_model(row), row_strategy(row)
     except AutoshardError as error:
         raise Unscored(str(error)) from error
     if strategy.world_size != cluster.world_size:
         raise Unscored(f"tp x pp x dp x cp = {strategy.world_size} is not the cluster's {cluster.world_size}")
-    return TrainiumCase(
-        row.get("id") or "?", f"{row['model']} tp{strategy.tp}", model, training, cluster, strategy, time_s
+    return InstanceCase(
+        row.get("id") or row.get("line", "?"),
+        f"{row['model']} tp{strategy.tp}",
+        model,
+        training,
+        cluster,
+        strategy,
+        time_s,
     )
+
+
+def row_precision(row: Row) -> Precision:
+    """By name, or as AWS's tables write it."""
+    text = row.get("precision", "")
+    if text in PRECISIONS:
+        return load_precision(text)
+    return load_precision("mixed_precision" if "FP32Optimizer" in text else "bf16_sr")
 
 
 def row_model(row: Row) -> ModelSpec:
@@ -88,11 +110,15 @@ def row_strategy(row: Row) -> Strategy:
         microbatch_size=integer(row, "micro_batch", 1),
         schedule="1f1b" if vpp == 1 else "interleaved",
         recompute=(_recompute(row.get("recompute", "")),),
-        sequence_parallel=row.get("sp") == "yes",
-        zero=int(row.get("zero1", "").startswith("yes")),
-        attention_kernel="flash" if row.get("flash_attn") == "yes" else "plain",
+        sequence_parallel=_yes(row, "sp"),
+        zero=int(_yes(row, "zero1")),
+        attention_kernel="flash" if _yes(row, "flash_attn") else "plain",
         stage_layers=even_stage_layers(integer(row, "layers"), pp * vpp),
     )
+
+
+def _yes(row: Row, name: str) -> bool:
+    return row.get(name, "").lower().startswith(("yes", "true", "1"))
 
 
 def _recompute(text: str) -> str:
@@ -101,4 +127,8 @@ def _recompute(text: str) -> str:
         return "full"
     if "mlp" in lowered:
         return "core_attention+mlp"
-    return "core_attention" if "selective" in lowered else "none"
+    if "selective" in lowered or lowered == "core_attention":
+        return "core_attention"
+    if lowered in ("", "no", "none"):
+        return "none"
+    raise Unscored(f"recompute={text!r} is none of none, core_attention, core_attention+mlp and full")

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from autoshard.cost.software import COMPILED, Software
+from autoshard.calibrate.results.constants import (
+    COPIES_SHARES,
+    FUSED_ACCUMULATION,
+    OVERLAPS_WITHOUT_ZERO,
+    STALLS,
+    stack_of,
+)
+from autoshard.calibrate.results.gpu_rows import Case
+from autoshard.calibrate.results.rows import Unscored
+from autoshard.cost.software import Software
 from autoshard.spec.cluster import Cluster, Link, load_cluster
-from benchmarks.constants import FUSED_ACCUMULATION, stack_of
-from benchmarks.measured_rows import Case, Unscored
 
 Constants = Mapping[str, Any]
-DATA = Path(__file__).parent / "data"
 
 GPUS = (
     ("a100", 40, "a100-40gb"),
@@ -28,28 +32,15 @@ FAMILIES = {"a100": "a100", "h100": "h100", "h200": "h100", "b200": "h100", "gb2
 """Hardware file -> whose fitted constants it takes. No result of a B200 or GB200 was fitted."""
 
 
-CALIBRATED = DATA / "cpu_calibrated.json"
-"""What `autoshard calibrate --device cpu` wrote on the machine of data/measured_cpu.csv."""
-
-
 def hardware(case: Case) -> tuple[str, str]:
     """(hardware file, family). Raises Unscored for a device without a file."""
     text = case.gpu.lower()
-    if text == "cpu":
-        return "cpu", "cpu"
     known = [entry for entry in GPUS if entry[0] in text and not (entry[0] == "b200" and "gb200" in text)]
     if not known:
         raise Unscored(f"gpu={case.gpu!r} has no hardware file; known: {', '.join(name for _, _, name in GPUS)}")
     wanted = case.memory_gb or known[-1][1]
     name = min(known, key=lambda entry: abs(entry[1] - wanted))
     return name[2], FAMILIES[name[0]]
-
-
-def calibrated_cluster(hardware_file: Path, processes: int) -> Cluster:
-    """So many CPU processes of the machine that `autoshard calibrate` measured."""
-    machine = load_cluster(None, 1, hardware_file=hardware_file)
-    _, link = machine.intra_node[-1]
-    return replace(machine, devices_per_node=processes, devices_per_chip=processes, intra_node=((processes, link),))
 
 
 def built(cls: type, like: Any, **changes: Any) -> Any:
@@ -61,11 +52,8 @@ def built(cls: type, like: Any, **changes: Any) -> Any:
 
 
 def machine(case: Case, family: Constants, stack: Constants) -> tuple[Cluster, Software]:
-    """family, stack: constants by name, see benchmarks/fit.py. autoshard's own runs on a calibrated machine have none:
-    they are priced as `autoshard plan --hardware` prices them."""
+    """family, stack: constants by name, see constants.py."""
     name, _ = hardware(case)
-    if name == "cpu":
-        return calibrated_cluster(CALIBRATED, case.strategy.world_size), COMPILED
     return _cluster(case, family, load_cluster(name, case.nodes)), _software(case, family, stack)
 
 
@@ -89,6 +77,7 @@ def _cluster(case: Case, family: Constants, sheet: Cluster) -> Cluster:
         Cluster,
         sheet,
         devices_per_node=case.gpus_per_node,
+        nodes_per_domain=max(1, sheet.nodes_per_domain * sheet.devices_per_node // case.gpus_per_node),
         device=device,
         intra_node=(
             (
@@ -117,7 +106,7 @@ def _software(case: Case, family: Constants, stack: Constants) -> Software:
         compute_slowdown=stack["compute_slowdown"],
         link_slowdown=stack["link_slowdown"],
         cpu_s_per_operator=stack["cpu_s_per_operator"],
-        replay_slowdown=stack["replay_slowdown"],
+        replay_slowdown=family["replay_slowdown"],
         attention_efficiency=None if kernels else family[f"{case.kernel}"],
         wave_elements=family["wave_elements"],
         tensor_overlap=family["tensor_overlap"],
@@ -127,10 +116,12 @@ def _software(case: Case, family: Constants, stack: Constants) -> Software:
         loss_passes=family["loss_passes"],
         whole_logits=case.stack.startswith("AA-Scaling"),
         replays_head=case.stack.startswith("AA-Scaling"),
+        stall_s=family["stall_s"] if stalls(case) else 0.0,
+        copy_launch_s=family["copy_launch_s"] if stack_of(case.stack)[0] in COPIES_SHARES else 0.0,
         transfer_share=family["transfer_share"],
         matmul_speedup=family["fp8_speedup"] if case.fp8 else 1.0,
         cast_passes=family["fp8_cast_passes"] if case.fp8 else 0.0,
-        overlap=family["sharded_overlap" if case.zero >= 2 else "overlap"] if stack_of(case.stack)[1] else 0.0,
+        overlap=_overlap(case, family),
         accumulation_share=0.0 if stack_of(case.stack)[0] in FUSED_ACCUMULATION else 1.0,
         activation_scale=stack["activation_scale"],
         norm_copies=stack["norm_copies"] if loose_norms(case) else 0.0,
@@ -138,11 +129,25 @@ def _software(case: Case, family: Constants, stack: Constants) -> Software:
         logits_bytes=stack["logits_bytes"],
         working_scale=stack["working_scale"],
         reserved_bytes=stack["reserved_bytes"],
+        keeps_loss=True,
         hands_over_gradients=case.zero < 2,
         sharded_parameters=case.zero >= 3,
         sharded_gradients=case.zero >= 2,
         step_overhead_s=family["step_overhead_s"],
     )
+
+
+def stalls(case: Case) -> bool:
+    """Whether collectives inside a microbatch do: see STALLS."""
+    return stack_of(case.stack)[0] in STALLS and (case.nodes >= 64 or (case.strategy.pp > 1 and case.nodes > 1))
+
+
+def _overlap(case: Case, family: Constants) -> Any:
+    """Software.overlap."""
+    stack, overlaps = stack_of(case.stack)
+    if not overlaps or (case.zero and stack in OVERLAPS_WITHOUT_ZERO):
+        return 0.0
+    return family["sharded_overlap" if case.zero >= 2 else "overlap"]
 
 
 def loose_norms(case: Case) -> bool:

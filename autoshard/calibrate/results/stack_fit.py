@@ -1,22 +1,21 @@
-"""Fits the constants to measured step times."""
+"""Fits the constants of device families and software stacks to results on GPUs, by derivatives of the cost model."""
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from autoshard.calibrate.results.constants import FAMILY, FIXED, MEMORY, STACK, Constant, stack_of
+from autoshard.calibrate.results.derivatives import Dual, variables
+from autoshard.calibrate.results.gpu_rows import Case
+from autoshard.calibrate.results.machine import hardware, machine, memory_bytes, stalls
+from autoshard.calibrate.results.regimes import fitted_layout
 from autoshard.cost import collectives, stage
 from autoshard.cost.estimate import Estimate, estimate
 from autoshard.spec.cluster import load_cluster
-from benchmarks.constants import FAMILY, FIXED, MEMORY, STACK, Constant, stack_of
-from benchmarks.derivatives import Dual, variables
-from benchmarks.machine import hardware, machine, memory_bytes
-from benchmarks.measured_rows import Case
 
 Values = dict[tuple[str, str], float]
 MARGIN = 0.005
@@ -70,7 +69,8 @@ def estimates(cases: Sequence[Case], values: Values, gradient_keys: Sequence[tup
         file, family = hardware(case)
         stack = stack_of(case.stack)[0]
         where = (file, case.memory_gb, case.nodes, case.gpus_per_node, case.network_bytes_per_s)
-        key = (*where, case.stack, case.kernel, case.zero, case.fp8, case.fused_norm, case.model.model_type)
+        how = (case.kernel, case.zero, case.fp8, case.fused_norm, stalls(case))
+        key = (*where, case.stack, *how, case.model.model_type)
         if key not in machines:
             machines[key] = machine(case, {**FIXED, **constants(family, FAMILY)}, constants(stack, {**STACK, **MEMORY}))
         cluster, software = machines[key]
@@ -170,24 +170,9 @@ def left_out(line: Linearised) -> dict[str, Values]:
 
 def fitted_cases(cases: Iterable[Case], memory: bool) -> list[Case]:
     """Runs that the constants are fitted to: see regimes.fitted_layout."""
-    from benchmarks.regimes import fitted_layout
-
     known = [case for case in cases if fitted_layout(case) and stack_of(case.stack)[0]]
     if not memory:
         return [case for case in known if case.time_s]
     measured = {case.source for case in known if case.memory_bytes}
     failed = {case.source for case in known if not case.fits} - measured
     return [case for case in known if case.memory_bytes or case.source in failed]
-
-
-def main() -> None:
-    """Fits, leaves every group out once, writes fitted.json, left_out.json and the hardware files' calibration."""
-    from benchmarks.write_fit import write
-
-    parser = ArgumentParser(description=main.__doc__)
-    parser.add_argument("--gpu", type=Path, default=Path(__file__).parent / "data" / "measured_gpu.csv")
-    write(parser.parse_args().gpu)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,18 +1,19 @@
-"""A row of measured_gpu.csv or measured_trainium.csv -> what the cost model is asked. Knows no constants."""
+"""Results on GPUs: a row names the GPU and the software that ran on it. Knows no constants."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import isfinite
 
+from autoshard.calibrate.results.rows import Row, Unscored, integer, number
 from autoshard.errors import AutoshardError
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import Precision, TrainingSpec, load_precision
+from autoshard.units import GIB
 
-Row = Mapping[str, str]
+COLUMNS = ("source_id", "gpu", "n_gpus", "model", "layers", "hidden", "heads", "ffn", "act", "vocab", "seq_len", "gbs")
+"""Without which no row can be used; what else is left out counts as 1 or none."""
 
 GATED = ("swiglu", "geglu", "silu", "reglu")
 """Activations of a gated MLP: three matrices."""
@@ -34,16 +35,13 @@ HALF_GRADIENTS = ("aa-scaling",)
 PLAIN_KERNELS = ("fused_softmax", "torch")
 
 
-class Unscored(Exception):
-    """A row that the model cannot be asked about; the text says why."""
-
-
 @dataclass(frozen=True)
 class Case:
     """One measured row. family, link and network say which machine; stack and kernel which software.
 
     network_bytes_per_s: of one node, all its adapters, one direction; None where the row does not say.
-    time_s, memory_bytes: as measured, None where they were not. fits: False for a run out of memory.
+    time_s, memory_bytes: as measured, None where they were not (nvidia-smi and torch print binary units whatever they
+    call them). fits: False for a run out of memory.
     """
 
     key: str
@@ -111,7 +109,7 @@ def gpu_case(row: Row) -> Case:
         fp8="fp8" in row.get("precision", "").lower(),
         fused_norm="fusedRMSNorm" in row.get("attn_kernel", ""),
         time_s=time_s if status == "ok" else None,
-        memory_bytes=memory_gb * memory_unit(row) if memory_gb and status == "ok" else None,
+        memory_bytes=memory_gb * GIB if memory_gb and status == "ok" else None,
         fits=status == "ok",
     )
 
@@ -126,33 +124,6 @@ def _without_context_parallel(training: TrainingSpec, strategy: Strategy) -> tup
         global_batch_size=training.global_batch_size * cp,
     )
     return shorter, replace(strategy, cp=1, dp=strategy.dp * cp, context_parallel="all_gather")
-
-
-def memory_unit(row: Row) -> float:
-    """Of mem_gb: nvidia-smi and torch print binary units whatever they call them."""
-    return 2.0**30
-
-
-def number(row: Row, name: str) -> float | None:
-    """A finite number above 0, or None."""
-    try:
-        value = float(row.get(name) or "nan")
-    except ValueError:
-        return None
-    return value if isfinite(value) and value > 0 else None
-
-
-def integer(row: Row, name: str, default: int | None = None) -> int:
-    text = (row.get(name) or "").strip()
-    if not text and default is not None:
-        return default
-    try:
-        value = float(text)
-    except ValueError:
-        raise Unscored(f"{name}={text!r} is not a number") from None
-    if not isfinite(value) or value != int(value):
-        raise Unscored(f"{name}={text!r} is not a whole number")
-    return int(value)
 
 
 def gpu_model(row: Row) -> ModelSpec:
@@ -240,10 +211,15 @@ def precision(row: Row, half: str) -> Precision:
 
 
 def network(text: str, gpus_per_node: int) -> float | None:
-    """Bytes per second that a node sends: 'Nx200Gb/s', '400Gb/s per GPU', '1600Gb/s per node', '3.2Tb/s per node'."""
-    found = re.search(r"(?:(\d+)\s*x\s*)?[A-Za-z ]*?(\d+(?:\.\d+)?)\s*([GT])b/s(\s*(?:RDMA )?per GPU)?", text)
+    """Bytes per second that a node sends: 'Nx200Gb/s', '400Gb/s per GPU', '1600Gb/s per node', '3.2Tb/s per node'.
+
+    InfiniBand HDR of no number of links is that of DGX A100: an adapter a GPU.
+    """
+    found = re.search(
+        r"(?:(\d+)\s*x\s*)?[A-Za-z ]*?(\d+(?:\.\d+)?)\s*([GT])b/s(\s*(?:(?:RDMA )?per GPU|HDR IB))?", text
+    )
     if not found:
         return None
     count, value, unit, each = found.groups()
     rate = float(value) * (1e9 if unit == "G" else 1e12) / 8
-    return rate * (gpus_per_node if each else int(count or 1))
+    return rate * (int(count) if count else gpus_per_node if each else 1)

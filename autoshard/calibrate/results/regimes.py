@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import log
 
 import numpy as np
 
-from benchmarks.constants import stack_of
-from benchmarks.fitted import Interval
-from benchmarks.measured_rows import Case
+from autoshard.calibrate.results.constants import stack_of
+from autoshard.calibrate.results.gpu_rows import Case
 
 COVERAGE = 0.9
 UNMEASURED = "unmeasured"
@@ -24,6 +22,15 @@ FP8_APART = ("NeMo",)
 """Stacks with so many results in FP8 and in half precision that each has an interval of its own."""
 MEMORY_SPREAD = 0.08
 """Of the logarithm of memory where too few runs were measured."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Of log(measured / predicted): the middle 90 % of held-out residuals. memory_spread: of log(memory)."""
+
+    low: float
+    high: float
+    memory_spread: float
 
 
 @dataclass(frozen=True)
@@ -89,7 +96,3 @@ def weighted_quantile(values: np.ndarray, weights: np.ndarray, share: float) -> 
     order = np.argsort(values)
     places = (np.cumsum(weights[order]) - weights[order] / 2) / weights.sum()
     return float(np.interp(share, places, values[order]))
-
-
-def log_ratio(measured: float, predicted: float) -> float:
-    return log(measured / predicted)

@@ -1,0 +1,25 @@
+"""The machine of data/measured_cpu.csv, as `autoshard calibrate --device cpu` measured it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from autoshard.calibrate.results.gpu_rows import Case
+from autoshard.cost.estimate import Estimate, estimate
+from autoshard.spec.cluster import Cluster, load_cluster
+
+CALIBRATED = Path(__file__).parent / "data" / "cpu_calibrated.json"
+
+
+def calibrated_cluster(hardware_file: Path, processes: int) -> Cluster:
+    """So many CPU processes of the machine that `autoshard calibrate` measured."""
+    machine = load_cluster(None, 1, hardware_file=hardware_file)
+    _, link = machine.intra_node[-1]
+    return replace(machine, devices_per_node=processes, devices_per_chip=processes, intra_node=((processes, link),))
+
+
+def on_calibrated_cpu(case: Case) -> Estimate:
+    """As `autoshard plan --hardware` would: nothing was fitted to these runs."""
+    cluster = calibrated_cluster(CALIBRATED, case.strategy.world_size)
+    return estimate(case.model, case.training, cluster, case.strategy)
