@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 from autoshard.graph.recompute import COMMON_SETS
 from autoshard.interop.export import Exported, common_left_out, title
+from autoshard.interop.megatron import TP_PP_DP
+from autoshard.layout.mesh import AXIS_ORDER
 from autoshard.layout.plan import Plan
 
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
@@ -58,6 +60,8 @@ def _layout(plan: Plan) -> Iterator[str]:
     strategy = plan.strategy
     yield f"--tensor-model-parallel-size {strategy.tp} --pipeline-model-parallel-size {strategy.pp}"
     yield f"--context-parallel-size {strategy.cp} --expert-model-parallel-size {strategy.ep}"
+    if strategy.axis_order_name == TP_PP_DP:
+        yield "--use-tp-pp-dp-mapping"
     if strategy.cp > 1:
         yield f"--cp-comm-type {COMMUNICATION.get(strategy.context_parallel, 'p2p')}"
     if len(set(strategy.stage_layers)) > 1:
@@ -103,6 +107,10 @@ def _left_out(plan: Plan) -> tuple[str, ...]:
         found.append(f"recompute={strategy.recompute_name}: written as full, which fits wherever the plan does")
     if strategy.cp > 1 and strategy.context_parallel not in COMMUNICATION:
         found.append(f"context_parallel={strategy.context_parallel}: written as p2p, Megatron's zigzag ring")
+    if strategy.axis_order_name not in (TP_PP_DP, "-".join(AXIS_ORDER)):
+        found.append(f"axis_order={strategy.axis_order_name}: Megatron's is {'-'.join(AXIS_ORDER)} or {TP_PP_DP}")
+    if strategy.axis_order_name == TP_PP_DP and strategy.ep > 1:
+        found.append(f"axis_order={TP_PP_DP} with ep={strategy.ep}: Megatron puts experts inside the pipeline")
     if plan.training.precision.name == "bf16_sr":
         found.append("precision=bf16_sr: written as --bf16, which keeps FP32 master weights and rounds to nearest")
     if model.sliding_window is not None:

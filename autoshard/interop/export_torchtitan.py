@@ -7,6 +7,7 @@ from typing import Any
 
 from autoshard.interop.export import Exported, common_left_out, title
 from autoshard.interop.torchtitan import MODELS
+from autoshard.layout.mesh import AXIS_ORDER
 from autoshard.layout.plan import Plan
 
 FLAVORS = {**{name: flavor for flavor, name in MODELS.items()}, "llama3.1-8b": ("llama3", "8B")}
@@ -87,6 +88,8 @@ def _left_out(plan: Plan) -> tuple[str, ...]:
         found.append(f"schedule={strategy.schedule}: written as 1F1B")
     if strategy.cp > 1 and strategy.context_parallel not in ROTATE:
         found.append(f"context_parallel={strategy.context_parallel}: written as alltoall, torch's zigzag ring")
+    if strategy.axis_order != AXIS_ORDER:
+        found.append(f"axis_order={strategy.axis_order_name}: torchtitan's is {'-'.join(AXIS_ORDER)}")
     if plan.training.precision.name == "bf16_sr":
         found.append("precision=bf16_sr: torchtitan keeps FP32 parameters and has no stochastic rounding")
     if plan.model.shared_expert_intermediate_size:

@@ -31,6 +31,8 @@ RECOMPUTE = {"full": "full", "selective": "core_attention"}
 CONTEXT_PARALLEL = {"p2p": "zigzag_ring", "a2a": "ulysses", "allgather": "all_gather", "all_gather": "all_gather"}
 SEVERAL = ("recompute-modules",)
 """Flags that take more than one word."""
+TP_PP_DP = "dp-pp-cp-tp"
+"""--use-tp-pp-dp-mapping: data parallelism outside of the pipeline. Without it the order is the default one."""
 SHARDING = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 KERNELS = {"flash": "flash", "fused": "flash", "unfused": "plain", "local": "plain"}
 
@@ -66,8 +68,12 @@ def megatron_layout(text: str) -> WrittenLayout:
         options["attention_kernel"] = KERNELS[flags["attention-backend"]]
     if options["cp"] > 1 and flags.get("cp-comm-type", "p2p") in CONTEXT_PARALLEL:
         options["context_parallel"] = CONTEXT_PARALLEL[flags.get("cp-comm-type", "p2p")]
+    if "use-tp-pp-dp-mapping" in flags:
+        options["axis_order"] = TP_PP_DP
     options["precision"] = "mixed_precision" if flags.keys() & {"bf16", "fp16"} else "fp32"
-    notes = ("--fp16 is priced as bf16",) if "fp16" in flags else ()
+    notes: tuple[str, ...] = ("--fp16 is priced as bf16",) if "fp16" in flags else ()
+    if "axis_order" in options and options["ep"] > 1:
+        notes += ("--use-tp-pp-dp-mapping: experts are inside the pipeline there; priced outside, with the rest of dp",)
     fields: dict[str, Any] = {
         "sequence_parallel": "sequence-parallel" in flags and options["tp"] > 1,
         "zero": _zero(flags),
@@ -95,7 +101,7 @@ READ = (
     *("moe-ffn-hidden-size", "moe-shared-expert-intermediate-size", "moe-shared-expert-gate", "moe-router-pre-softmax"),
     *("recompute-activations", "recompute-granularity", "recompute-modules", "recompute-method"),
     *("recompute-num-layers", "attention-backend", "cp-comm-type", "bf16", "fp16", "sequence-parallel"),
-    *("use-megatron-fsdp", "data-parallel-sharding-strategy"),
+    *("use-megatron-fsdp", "data-parallel-sharding-strategy", "use-tp-pp-dp-mapping"),
     *("use-distributed-optimizer", "pipeline-model-parallel-layout", "num-virtual-stages-per-pipeline-rank"),
     *("num-layers-per-virtual-pipeline-stage", "nproc-per-node", "group-query-attention"),
 )

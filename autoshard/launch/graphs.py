@@ -67,7 +67,7 @@ def _compiled(plan: Plan) -> Iterator[tuple[str, Any]]:
     for name in ("tp", "pp", "dp", "cp", "ep", "num_virtual_stages", "microbatch_size"):
         yield name, getattr(strategy, name)
     yield "recompute", strategy.recompute_name
-    for name in ("sequence_parallel", "zero", "attention_kernel", "context_parallel", "stage_layers"):
+    for name in ("sequence_parallel", "zero", "attention_kernel", "context_parallel", "stage_layers", "axis_order"):
         yield name, getattr(strategy, name)
     yield "microbatches", "one" if plan.num_microbatches == 1 else "several"
     yield "sequence_length", training.sequence_length

@@ -6,7 +6,7 @@ from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.launch.options import LaunchOptions, quoted
-from autoshard.launch.slurm import comment, compilation, describe
+from autoshard.launch.slurm import comment, compilation, describe, neighbours
 from autoshard.launch.variables import SHARED, variables
 from autoshard.layout.plan import Plan
 
@@ -36,7 +36,7 @@ def pytorch_job(plan: Plan, options: LaunchOptions) -> str:
         "spec": {"runPolicy": {"cleanPodPolicy": "None"}, "pytorchReplicaSpecs": replicas},
     }
     reasons = [f"{one.name}: {one.reason}." for one in variables(plan, options, f"{SHARED}/neuron_cache")]
-    lines = [f"{describe(plan)}; written by {plan.made_by}.", compilation(plan), *reasons]
+    lines = [f"{describe(plan)}; written by {plan.made_by}.", compilation(plan), neighbours(plan), *reasons]
     head = "\n".join(line for text in lines for line in comment(text))
     return f"{head}\n{yaml.safe_dump(manifest, sort_keys=False, width=1000)}"
 

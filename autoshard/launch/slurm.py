@@ -38,6 +38,7 @@ def _header(plan: Plan, options: LaunchOptions) -> list[str]:
         "",
         *comment(f"{describe(plan)}; written by {plan.made_by}."),
         *comment(compilation(plan)),
+        *comment(neighbours(plan)),
         "set -euo pipefail",
         "",
     ]
@@ -59,6 +60,17 @@ def compilation(plan: Plan) -> str:
         f"To compile: {num_distinct_graphs(plan)} distinct graphs of a step ({each} for each distinct stage, and the "
         "updates), besides those of set-up. Another number of nodes, degree, microbatch, sequence length, cut, "
         "recompute set or precision compiles anew; another schedule or global batch does not."
+    )
+
+
+def neighbours(plan: Plan) -> str:
+    """What the plan counts on where links join some of the nodes; empty elsewhere."""
+    link, each = plan.cluster.intra_domain, plan.cluster.nodes_per_domain
+    if link is None or plan.cluster.nodes == 1:
+        return ""
+    return (
+        f"Nodes 0 to {each - 1} of the job must share one {link.name}, the next {each} another, and so on: the plan "
+        "counts on it, and nothing here can choose nodes."
     )
 
 

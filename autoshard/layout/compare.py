@@ -34,7 +34,7 @@ def loses(best: Estimate, other: Estimate) -> str:
         saved = ", ".join(f"{format_seconds(-seconds)} {name}" for name, seconds in gains)
         text = f"{text}; saves {saved}" if text else f"saves {saved}"
     equal = other.step_time_s <= best.step_time_s * (1 + EQUAL)
-    return text or ("nothing" if equal else "a little in every term")
+    return text or ("every term is the same" if equal else "a little in every term")
 
 
 def _over(estimate: Estimate) -> str:

@@ -9,7 +9,7 @@
 
 Under a causal mask the rank with the end of the sequence has most to do. Zigzag cuts the sequence into twice as many
 pieces as ranks and gives rank r the pieces r and 2 ranks - 1 - r: then all have as much. The graph's dim `seq` is in
-that order from the token ids to the labels; only positions and the mask know of it.
+that order from the token ids to the labels; only positions, the mask and the queues of experts know of it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RINGS = ("zigzag_ring", "ring")
 UNUSED = "all_gather"
 """What a layout with cp=1 has: nothing is gathered."""
 
-_POSITIONED = ("rope", "position_embedding", "attention", "dropout")
+_POSITIONED = ("rope", "position_embedding", "attention", "dropout", "dispatch", "combine")
 
 
 def sequence_pieces(kind: str, cp: int) -> tuple[int, ...]:

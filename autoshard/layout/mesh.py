@@ -1,11 +1,35 @@
-"""The logical mesh: pipeline outside, then the stage's ordered axes, the last one varying fastest over ranks."""
+"""The logical mesh: a pipeline and the axes of its stages, and in which order ranks count through them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import product
 from math import prod
+
+from autoshard.errors import AutoshardError
+
+AXIS_ORDER = ("pp", "dp", "cp", "tp")
+"""NxD's order and torchtitan's, outermost first: neighbours along the last one have neighbouring ranks."""
+FAMILIES = {"dp": ("dp", "ep"), "cp": ("cp",), "tp": ("tp", "tp1", "tp0")}
+"""Axes of a stage that stay together wherever their family stands."""
+
+
+def parse_axis_order(text: str) -> tuple[str, ...]:
+    """From 'dp-pp-cp-tp'. Raises AutoshardError for what is no order."""
+    order = tuple(text.split("-"))
+    check_axis_order(order)
+    return order
+
+
+def check_axis_order(order: object) -> None:
+    """Raises AutoshardError for what is no permutation of AXIS_ORDER."""
+    if not isinstance(order, tuple) or sorted(map(str, order)) != sorted(AXIS_ORDER):
+        shown = ("-".join(map(str, order)) if isinstance(order, tuple) else str(order))[:60]
+        raise AutoshardError(
+            f"axis_order={shown if shown.isprintable() else ascii(shown)} must name each of "
+            f"{', '.join(AXIS_ORDER)} once, outermost first, such as {'-'.join(AXIS_ORDER)}"
+        )
 
 
 @dataclass(frozen=True)
@@ -18,13 +42,24 @@ class Axis:
 
 @dataclass(frozen=True)
 class Mesh:
-    """rank = ((pp * axes[0] + i0) * axes[1] + i1) ...: NxD's order [PP, DP, CP, TP].
+    """axes: of a stage, outermost first: of a dim that several of them split, outer ones hold the larger pieces.
 
-    The order decides which links an axis crosses: tp neighbours share a chip, dp neighbours are nodes apart.
+    order: families of axes and 'pp', outermost first: rank = ((i0 * n1 + i1) * n2 + i2) ... along it. It decides which
+    links an axis crosses and nothing else: ranks of the last one share a chip, of the first one are nodes apart.
     """
 
     pp: int
     axes: tuple[Axis, ...]
+    order: tuple[str, ...] = AXIS_ORDER
+
+    @property
+    def rank_axes(self) -> tuple[Axis, ...]:
+        """The pipeline, named 'pp', and all axes in the order in which ranks count through them, outermost first."""
+        found: list[Axis] = []
+        for family in self.order:
+            members = (Axis("pp", self.pp),) if family == "pp" else self.axes
+            found += [axis for axis in members if axis.name in FAMILIES.get(family, ("pp",))]
+        return tuple(found)
 
     @property
     def stage_size(self) -> int:
@@ -49,47 +84,82 @@ class Mesh:
     def coordinates(self, rank: int) -> tuple[int, dict[str, int]]:
         """(pipeline rank, index along every stage axis)."""
         index: dict[str, int] = {}
-        pp, rest = divmod(rank, self.stage_size)
-        for axis in reversed(self.axes):
-            rest, index[axis.name] = divmod(rest, axis.size)
-        return pp, {axis.name: index[axis.name] for axis in self.axes}
+        for axis in reversed(self.rank_axes):
+            rank, index[axis.name] = divmod(rank, axis.size)
+        return index["pp"], {axis.name: index[axis.name] for axis in self.axes}
 
-    def rank(self, pp: int, index: dict[str, int]) -> int:
+    def rank(self, pp: int, index: Mapping[str, int]) -> int:
         """The inverse of `coordinates`; an axis that index leaves out stands at 0."""
-        position = pp
-        for axis in self.axes:
-            position = position * axis.size + index.get(axis.name, 0)
-        return position
+        place = {**index, "pp": pp}
+        rank = 0
+        for axis in self.rank_axes:
+            rank = rank * axis.size + place.get(axis.name, 0)
+        return rank
 
     def groups(self, names: Iterable[str]) -> list[list[int]]:
-        """Ranks that differ only along the named axes ('pp' may be one), each group in mesh order."""
-        wanted = set(names)
-        sizes = [("pp", self.pp), *((axis.name, axis.size) for axis in self.axes)]
+        """Ranks that differ only along the named axes ('pp' may be one).
+
+        Members of a group come as its pieces of a dim do: along the pipeline, then along the axes, the last one
+        fastest, whatever the order of ranks is.
+        """
+        wanted, strides, stride = set(names), dict[str, int](), 1
+        for axis in reversed(self.rank_axes):
+            strides[axis.name], stride = stride, stride * axis.size
+        axes = (Axis("pp", self.pp), *self.axes)
         members: dict[tuple[int, ...], list[int]] = {}
-        for rank, position in enumerate(product(*(range(size) for _, size in sizes))):
-            key = tuple(i for i, (name, _) in zip(position, sizes, strict=True) if name not in wanted)
+        for position in product(*(range(axis.size) for axis in axes)):
+            rank = sum(index * strides[axis.name] for index, axis in zip(position, axes, strict=True))
+            key = tuple(i for i, axis in zip(position, axes, strict=True) if axis.name not in wanted)
             members.setdefault(key, []).append(rank)
         return list(members.values())
 
 
-def build_mesh(tp: int, pp: int, dp: int, cp: int, ep: int, num_key_value_heads: int, kv_inner: bool = True) -> Mesh:
+def build_mesh(
+    tp: int,
+    pp: int,
+    dp: int,
+    cp: int,
+    ep: int,
+    num_key_value_heads: int,
+    kv_inner: bool = True,
+    order: tuple[str, ...] = AXIS_ORDER,
+) -> Mesh:
     """The mesh of a strategy.
 
-    dp counts all replicas; with ep > 1 its inner part is the axis 'ep' and 'dp' is what is left.
+    dp counts all replicas. ep is carved out of dp x cp: experts are split over 'cp' and over the inner part of dp, the
+    axis 'ep'; 'dp' is what is left. Of the experts cp's ranks hold the larger pieces: so those that cp has split
+    are split further by one exchange (graph/redistribute.py), where they would be gathered first.
     tp beyond the KV heads becomes two axes: tp0 splits the KV heads, tp1 the query heads that share one, and keys and
     values are replicated over tp1. kv_inner puts tp0 innermost: NxD's order on trn1 (rank r holds KV block
     r % num_key_value_heads); on trn2 it is outermost (r // multiplier).
     """
-    axes = [Axis("dp", dp // ep)]
-    if ep > 1:
-        axes.append(Axis("ep", ep))
-    axes.append(Axis("cp", cp))
+    replicas = replicas_of_experts(ep, cp)
+    axes = [Axis("dp", dp // replicas), Axis("cp", cp)]
+    if replicas > 1:
+        axes.append(Axis("ep", replicas))
     if tp > num_key_value_heads:
         split, replicated = Axis("tp0", num_key_value_heads), Axis("tp1", tp // num_key_value_heads)
         axes += [replicated, split] if kv_inner else [split, replicated]
     else:
         axes.append(Axis("tp", tp))
-    return Mesh(pp, tuple(axes))
+    return Mesh(pp, tuple(axes), order)
+
+
+def replicas_of_experts(ep: int, cp: int) -> int:
+    """Of the ep ranks that share experts, those that have sequences of their own: ranks of cp share theirs."""
+    return max(1, ep // cp)
+
+
+def experts_objection(ep: int, dp: int, cp: int) -> str | None:
+    """Why experts cannot be spread over ep of the dp x cp ranks; None where they can."""
+    if ep == 1 or (ep % cp == 0 and dp % (ep // cp) == 0):
+        return None
+    if cp == 1:
+        return f"ep={ep} must divide dp={dp}: experts are spread over data-parallel ranks"
+    return (
+        f"ep={ep} must be a multiple of cp={cp} that divides dp x cp={dp * cp}: experts are spread over the ranks that "
+        "share a sequence, and then over replicas"
+    )
 
 
 TENSOR_PARALLEL_AXES = ("tp", "tp0", "tp1")

@@ -47,11 +47,13 @@ def derived_sections(plan: Plan) -> dict[str, Any]:
 
 def mesh_section(mesh: Mesh) -> Section:
     """Sizes of the axes, outermost first, and how ranks are numbered."""
-    names = ", ".join(axis.name for axis in mesh.axes)
+    outermost, *names = (axis.name for axis in mesh.rank_axes)
     return {
         "pp": mesh.pp,
         "axes": [{"name": axis.name, "size": axis.size} for axis in mesh.axes],
-        "rank_order": f"pp outermost, then {names}; neighbours along {mesh.axes[-1].name} have neighbouring ranks",
+        "rank_order": (
+            f"{outermost} outermost, then {', '.join(names)}; neighbours along {names[-1]} have neighbouring ranks"
+        ),
     }
 
 

@@ -32,7 +32,7 @@ def _along(op: Operator, axis: str, sequence_parallel: bool) -> str:
     if axis in DATA_AXES:
         return "expert" if axis == "ep" and _is_expert_work(op) else "batch"
     if axis == "cp":
-        return "seq"
+        return "expert" if _is_expert_work(op) or op.kind in _AROUND_EXPERTS else "seq"
     assert axis in TENSOR_PARALLEL_AXES, axis
     if op.kind == "dispatch":
         return REPLICATED
@@ -46,6 +46,10 @@ def _along(op: Operator, axis: str, sequence_parallel: bool) -> str:
         if dim in ("shared_ffn", "vocab") or dim.startswith("ffn"):  # ffn2, ...: a traced model's
             return dim
     return "seq" if sequence_parallel else INVARIANT
+
+
+_AROUND_EXPERTS = ("dispatch", "combine")
+"""They see whole sequences: of ranks that share one, each gives its own experts their tokens."""
 
 
 def _is_expert_work(op: Operator) -> bool:

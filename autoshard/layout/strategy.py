@@ -10,6 +10,7 @@ from typing import Any
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import canonical
 from autoshard.layout.context_parallel import CONTEXT_PARALLEL, UNUSED
+from autoshard.layout.mesh import AXIS_ORDER, check_axis_order, experts_objection
 from autoshard.schedules import SCHEDULES
 
 ATTENTION_KERNELS = ("flash", "plain")
@@ -21,12 +22,13 @@ ZERO_STAGES = (0, 1, 2, 3)
 class Strategy:
     """A whole layout.
 
-    dp counts all data-parallel replicas; ep is carved out of it.
+    dp counts all data-parallel replicas; ep is carved out of dp x cp, cp first.
     stage_layers: transformer blocks of each of the pp * num_virtual_stages virtual stages, in model order;
     stage s runs on pipeline rank s % pp as chunk s // pp.
     recompute: the set (graph/recompute.py) of each virtual stage's blocks; one that is everywhere may be written once.
     zero: which of ZERO_STAGES.
     context_parallel: how ranks that share a sequence attend to all of it; "all_gather" where cp is 1.
+    axis_order: in which order ranks count through the axes, outermost first: a permutation of AXIS_ORDER.
     """
 
     tp: int
@@ -43,6 +45,7 @@ class Strategy:
     attention_kernel: str
     stage_layers: tuple[int, ...]
     context_parallel: str = UNUSED
+    axis_order: tuple[str, ...] = AXIS_ORDER
 
     def __post_init__(self) -> None:
         for name in ("tp", "pp", "dp", "cp", "ep", "num_virtual_stages", "microbatch_size"):
@@ -60,8 +63,9 @@ class Strategy:
             raise AutoshardError(f"sequence_parallel={self.sequence_parallel!r} must be true or false")
         if type(self.zero) is not int or self.zero not in ZERO_STAGES:
             raise AutoshardError(f"zero={self.zero!r} is not one of: {', '.join(map(str, ZERO_STAGES))}")
-        if self.dp % self.ep:
-            raise AutoshardError(f"ep={self.ep} must divide dp={self.dp}: experts are spread over data-parallel ranks")
+        check_axis_order(self.axis_order)
+        if (objection := experts_objection(self.ep, self.dp, self.cp)) is not None:
+            raise AutoshardError(objection)
         stages = self.pp * self.num_virtual_stages
         if len(self.stage_layers) != stages:
             raise AutoshardError(
@@ -85,6 +89,11 @@ class Strategy:
         return ",".join(f"{name}*{len(list(run))}" for name, run in groupby(self.recompute))
 
     @property
+    def axis_order_name(self) -> str:
+        """'pp-dp-cp-tp', outermost first."""
+        return "-".join(self.axis_order)
+
+    @property
     def world_size(self) -> int:
         """Logical cores; ep is a part of dp."""
         return self.tp * self.pp * self.dp * self.cp
@@ -104,7 +113,7 @@ class Strategy:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, every field by its name."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {**values, "recompute": list(self.recompute), "stage_layers": list(self.stage_layers)}
+        return {**values, **{name: list(getattr(self, name)) for name in _LISTS}}
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> Strategy:
@@ -116,11 +125,18 @@ class Strategy:
         for name in values:
             if name not in known:
                 raise AutoshardError(f"strategy has an unknown field {name}; known: {', '.join(known)}")
-        for name, items in (("recompute", "sets"), ("stage_layers", "whole numbers")):
+        for name, items in _LISTS.items():
             if not isinstance(values[name], list):
-                raise AutoshardError(f"{name}={values[name]!r} must be a list of {items}, one for each virtual stage")
-        lists = {name: tuple(values[name]) for name in ("recompute", "stage_layers")}
-        return Strategy(**{**values, **lists})
+                raise AutoshardError(f"{name}={values[name]!r} must be a list of {items}")
+        return Strategy(**{**values, **{name: tuple(values[name]) for name in _LISTS}})
+
+
+_LISTS = {
+    "recompute": "sets, one for each virtual stage",
+    "stage_layers": "whole numbers, one for each virtual stage",
+    "axis_order": "axes, outermost first",
+}
+"""Fields that hold several things."""
 
 
 def _for_each_stage(recompute: tuple[str, ...] | str, stages: int) -> tuple[str, ...]:

@@ -154,7 +154,7 @@ def _operators(data: object, model: ModelSpec, cluster: Cluster, strategy: Strat
 
 def _check_pins(pins: Pins, strategy: Strategy) -> None:
     for name, value in pins.fixed.items():
-        found = strategy.recompute_name if name == "recompute" else getattr(strategy, name)
+        found = getattr(strategy, {"recompute": "recompute_name", "axis_order": "axis_order_name"}.get(name, name))
         if not _same(value, found):
             raise AutoshardError(f"inputs.pins.{name} is {show(value)}, but strategy.{name} is {show(found)}")
 

@@ -151,6 +151,9 @@ class Cluster:
     lnc: physical NeuronCores that one logical core joins (trn2; elsewhere 1).
     intra_node: (devices, link) by rising devices: a group whose members lie within that many neighbouring devices of a
         node uses that link; the last one covers the whole node.
+    nodes_per_domain: nodes that links faster than the network join (a scale-up domain): 4 in a Trn2 UltraServer, 18
+        in an NVL72 rack, 1 where there are no such links. Nodes fill domains in order; the last one may hold fewer.
+    intra_domain: those links, of one chip (not one device); None where there are none.
     adapters_per_node: network adapters of a node; a device uses those of its own chip.
     inter_node: one network adapter (not one device).
     collective_launch_s: fixed cost of a collective, whatever its group.
@@ -165,6 +168,8 @@ class Cluster:
     devices_per_chip: int
     device: Device
     intra_node: tuple[tuple[int, Link], ...]
+    nodes_per_domain: int
+    intra_domain: Link | None
     adapters_per_node: int
     inter_node: Link
     collective_launch_s: float
@@ -175,7 +180,7 @@ class Cluster:
     def __post_init__(self) -> None:
         _check_text("a cluster", "instance", self.instance)
         of = f"cluster {self.instance}"
-        for field in ("nodes", "lnc", "devices_per_node", "devices_per_chip", "adapters_per_node"):
+        for field in ("nodes", "lnc", "devices_per_node", "devices_per_chip", "nodes_per_domain", "adapters_per_node"):
             check_integer(of, field, getattr(self, field))
         _check_not_negative(of, "collective_launch_s", self.collective_launch_s)
         _check_share(of, "all_to_all_efficiency", self.all_to_all_efficiency)
@@ -188,6 +193,11 @@ class Cluster:
                 f"devices_per_chip={self.devices_per_chip}"
             )
         _check_intra_node(self)
+        if (self.nodes_per_domain > 1) != (self.intra_domain is not None):
+            raise AutoshardError(
+                f"nodes_per_domain={self.nodes_per_domain} of {of} does not go with intra_domain="
+                f"{'null' if self.intra_domain is None else self.intra_domain.name}: a link joins 2 nodes or more"
+            )
 
     @property
     def world_size(self) -> int:
@@ -201,7 +211,9 @@ class Cluster:
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.instance, self.nodes, self.lnc, self.device, self.intra_node, self.inter_node))
+        return hash(
+            (self.instance, self.nodes, self.lnc, self.device, self.intra_node, self.intra_domain, self.inter_node)
+        )
 
     def __hash__(self) -> int:
         """Computed once: search looks clusters up in caches all the time."""
@@ -213,6 +225,15 @@ class Cluster:
             if devices <= limit:
                 return link
         return self.intra_node[-1][1]
+
+    def intra_domain_bandwidth_bytes_per_s(self, ranks: int) -> float:
+        """Of one rank, when so many neighbouring ranks of its node send to other nodes of their domain at once.
+
+        The ranks of a chip share its links to the other nodes.
+        """
+        assert self.intra_domain is not None, f"{self.instance} has no links between nodes but the network"
+        chips = -(-ranks // self.devices_per_chip)
+        return self.intra_domain.bandwidth_bytes_per_s * chips / ranks
 
     def inter_node_bandwidth_bytes_per_s(self, ranks: int) -> float:
         """Of one rank, when so many neighbouring ranks of its node send to other nodes at once.
@@ -232,6 +253,8 @@ class Cluster:
             "devices_per_chip": self.devices_per_chip,
             "device": self.device.to_dict(),
             "intra_node": [{"devices": devices, "link": link.to_dict()} for devices, link in self.intra_node],
+            "nodes_per_domain": self.nodes_per_domain,
+            "intra_domain": None if self.intra_domain is None else self.intra_domain.to_dict(),
             "adapters_per_node": self.adapters_per_node,
             "inter_node": self.inter_node.to_dict(),
             "collective_launch_s": self.collective_launch_s,
@@ -244,12 +267,13 @@ class Cluster:
     def from_dict(data: object, what: str = "cluster") -> "Cluster":
         """From `to_dict`'s form. Errors: a key missing or unknown, a wrong type or value, each named."""
         values = values_for(Cluster, data, what)
-        steps = values.pop("intra_node")
+        steps, near = values.pop("intra_node"), values.pop("intra_domain")
         if not isinstance(steps, list):
             raise AutoshardError(f"intra_node={show(steps)} of {what} must be a list of devices and link")
         return Cluster(
             device=Device.from_dict(values.pop("device"), f"{what}.device"),
             intra_node=tuple(_intra_node_step(step, f"{what}.intra_node") for step in steps),
+            intra_domain=None if near is None else Link.from_dict(near, f"{what}.intra_domain"),
             inter_node=Link.from_dict(values.pop("inter_node"), f"{what}.inter_node"),
             **values,
         )

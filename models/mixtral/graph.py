@@ -11,6 +11,8 @@ __all__ = ["block", "embedding", "head"]
 
 SLOTS = "expert batch capacity"
 """Experts outermost: their products are one batched product of matrices that lie as it wants them, without copies."""
+ROUTES = ("expert", "batch", "embed")
+"""What dispatch and combine can split: not the sequence, in whose order an expert's slots are given."""
 
 
 def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
@@ -52,7 +54,7 @@ def mixture(
         normalized=model.norm_topk_prob,
         aux_loss_coef=model.router_aux_loss_coef / model.num_hidden_layers,
     )
-    slots = b.operator("dispatch", f"{name}.dispatch", (h, gates), (*SLOTS.split(), "embed"), ("batch", "embed"))
+    slots = b.operator("dispatch", f"{name}.dispatch", (h, gates), (*SLOTS.split(), "embed"), ROUTES)
     gated, raised = (
         b.einsum(
             f"{name}.experts.{part}",
@@ -68,4 +70,4 @@ def mixture(
         b.elementwise("silu_mul", f"{name}.experts.act_fn", gated, raised),
         b.parameter(f"{name}.experts.{down}.weight", "expert embed ffn"),
     )
-    return b.operator("combine", f"{name}.combine", (answers, gates), ("batch", "seq", "embed"), ("batch", "embed"))
+    return b.operator("combine", f"{name}.combine", (answers, gates), ("batch", "seq", "embed"), ROUTES)

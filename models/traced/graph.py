@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autoshard.graph.ir import FLOAT32_BYTES, GraphBuilder
+from autoshard.models.mixtral.graph import ROUTES
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.traced import HIDDEN, TracedGraph, TracedOperator
 
@@ -94,5 +95,5 @@ def _loop_dims(b: GraphBuilder, op: TracedOperator, inputs: tuple[str, ...]) -> 
         case "top_k_gate":
             return ("batch", "seq")
         case "dispatch" | "combine":
-            return ("batch", "embed")
+            return ROUTES
     return op.dims

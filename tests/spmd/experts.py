@@ -46,9 +46,10 @@ def _balance_slope(place: Place, chosen: Array) -> Array | float:
 
 
 def _slots(place: Place, gates: Array) -> Array:
-    """[*mesh, batch, seq, expert, capacity]: 1 where a token has that slot; tokens queue in sequence order."""
-    chosen = gates > 0
-    slot = chosen.cumsum(-2) - 1
+    """[*mesh, batch, seq, expert, capacity]: 1 where a token has that slot; tokens queue in the order of the original
+    sequence."""
+    chosen, order = gates > 0, place.order
+    slot = chosen[..., order.argsort(), :].cumsum(-2)[..., order, :] - 1
     result: Array = (chosen[..., None] & (slot[..., None] == np.arange(place.graph.sizes["capacity"]))).astype(float)
     return result
 

@@ -12,6 +12,7 @@ from autoshard.graph.operators import KINDS, SEQUENCE_KEYS
 from autoshard.graph.partition import Choice
 from autoshard.graph.redistribute import Axes
 from autoshard.graph.states import INVARIANT, PARTIAL, REPLICATED
+from autoshard.models.mixtral.graph import ROUTES
 from tests.spmd.collectives import Array
 
 ELEMENT_BYTES = 8
@@ -271,12 +272,12 @@ def _mixture(b: GraphBuilder, rng: Random, name: str, x: str, y: str) -> str:
         top_k=rng.choice((1, 2)),
         normalized=rng.random() < 0.5,
     )
-    x = b.operator("dispatch", f"{name}.dispatch", (x, gates), (*slots.split(), "embed"), ("batch", "embed"))
+    x = b.operator("dispatch", f"{name}.dispatch", (x, gates), (*slots.split(), "embed"), ROUTES)
     w1, w2 = b.parameter(f"{name}.w1", "expert ffn embed"), b.parameter(f"{name}.w2", "expert embed ffn")
     up = b.einsum(f"{name}.up", f"{slots} embed, expert ffn embed -> {slots} ffn", x, w1)
     act = b.elementwise("gelu", f"{name}.act", up)
     answers = b.einsum(f"{name}.down", f"{slots} ffn, expert embed ffn -> {slots} embed", act, w2)
-    return b.operator("combine", f"{name}.combine", (answers, gates), tuple(HIDDEN.split()), ("batch", "embed"))
+    return b.operator("combine", f"{name}.combine", (answers, gates), tuple(HIDDEN.split()), ROUTES)
 
 
 def _linear_attention(b: GraphBuilder, rng: Random, name: str, x: str, y: str) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from autoshard.calibrate.calibration import leaf_entry, leaves
 from autoshard.errors import AutoshardError
 from autoshard.spec.cluster import Cluster, Link, instances, load_cluster
 from autoshard.units import GB, GIB, TFLOPS
@@ -16,7 +17,8 @@ HARDWARE = Path(__file__).parents[2] / "autoshard" / "hardware"
 
 def test_instances() -> None:
     gpus = ("a100-40gb", "a100-80gb", "b200-180gb", "gb200-186gb", "h100-80gb", "h200-141gb")
-    assert sorted(instances()) == sorted(("cpu", *gpus, "trn1.32xlarge", "trn1n.32xlarge", "trn2.48xlarge"))
+    trainium = ("trn1.32xlarge", "trn1n.32xlarge", "trn2.48xlarge", "trn2u.48xlarge")
+    assert sorted(instances()) == sorted(("cpu", *gpus, *trainium))
 
 
 def test_trn1_is_16_chips_of_two_cores() -> None:
@@ -90,12 +92,24 @@ def test_every_number_has_a_source(instance: str) -> None:
             assert set(value) == {"value", "source"} and value["source"]
         elif isinstance(value, dict):
             for name, item in value.items():
-                if name not in ("format_version", "default_lnc"):
+                if name not in ("format_version", "default_lnc", "fits"):
                     check(item)
         else:
             assert isinstance(value, str), value
 
     check(json.loads((HARDWARE / f"{instance}.json").read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("instance", instances())
+def test_every_fitted_number_has_evidence(instance: str) -> None:
+    """And nothing else has."""
+    calibration = json.loads((HARDWARE / f"{instance}.json").read_text(encoding="utf-8"))["calibration"]
+    fitted = {
+        ".".join(leaf)
+        for leaf in leaves(calibration)
+        if leaf_entry(calibration, leaf)["source"].startswith("fitted to ")
+    }
+    assert fitted == {name for fit in calibration.get("fits", []) for name in fit["constants"]}
 
 
 @pytest.mark.parametrize(
@@ -105,7 +119,7 @@ def test_every_number_has_a_source(instance: str) -> None:
             ("trn9", 1),
             (
                 "instance='trn9' is not known; known: a100-40gb, a100-80gb, b200-180gb, cpu, gb200-186gb, "
-                "h100-80gb, h200-141gb, trn1.32xlarge, trn1n.32xlarge, trn2.48xlarge, "
+                "h100-80gb, h200-141gb, trn1.32xlarge, trn1n.32xlarge, trn2.48xlarge, trn2u.48xlarge, "
                 "or a hardware file of your own"
             ),
         ),
@@ -213,6 +227,10 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         ("device.surprise", 1),
         ("inter_node.latency_s", -1),
         ("inter_node", {"name": "x"}),
+        ("nodes_per_domain", 4),
+        ("nodes_per_domain", 0),
+        ("intra_domain", {"name": "Z", "bandwidth_bytes_per_s": 1.0, "latency_s": 0.0}),
+        ("intra_domain", 3),
         ("intra_node", {}),
         ("intra_node", []),
         ("intra_node", [{"devices": 32}]),

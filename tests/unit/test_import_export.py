@@ -205,6 +205,22 @@ def mixture_plan(name: str) -> Plan:
     return make_plan(model, mixture.training, mixture.cluster, "torch", chosen, cost)
 
 
+def test_orders_of_axes_in_other_words() -> None:
+    """Megatron has two of them, --use-tp-pp-dp-mapping the one with dp outermost; torchtitan and NxD Training one."""
+    plan = mixture_plan("mixtral-8x22b")
+    outside = replace(plan.strategy, ep=1, axis_order=("dp", "pp", "cp", "tp"))
+    text = export(replace(plan, strategy=outside), "megatron").text
+    assert "--use-tp-pp-dp-mapping" in text and "--use-tp-pp-dp-mapping" not in export(plan, "megatron").text
+    given = {"instance": "trn1.32xlarge", "nodes": plan.cluster.nodes, "backend": "torch"}
+    assert imported(text, "train.sh", **given).strategy.axis_order == ("dp", "pp", "cp", "tp")
+    assert imported(export(plan, "megatron").text, "train.sh", **given).strategy.axis_order == ("pp", "dp", "cp", "tp")
+    inside = replace(plan, strategy=replace(outside, axis_order=("cp", "pp", "dp", "tp")))
+    told = {form: export(inside, form).left_out for form in ("megatron", "torchtitan", "nxdt")}
+    assert "axis_order=cp-pp-dp-tp: Megatron's is pp-dp-cp-tp or dp-pp-cp-tp" in told["megatron"]
+    assert "axis_order=cp-pp-dp-tp: torchtitan's is pp-dp-cp-tp" in told["torchtitan"]
+    assert any("NxD builds its groups in the order pp-dp-cp-tp alone" in one for one in told["nxdt"])
+
+
 @pytest.mark.parametrize("name", ["mixtral-8x22b", "qwen2-57b-a14b", "qwen3-30b-a3b"])
 @pytest.mark.parametrize("form", ["megatron", "torchtitan"])
 def test_round_trip_of_mixtures(name: str, form: str) -> None:

@@ -76,6 +76,14 @@ def test_the_script_of_the_70b_plan() -> None:
             assert lines[number - 1].startswith("# "), f"{line} has no reason"
 
 
+def test_nodes_of_an_ultraserver_are_neighbours() -> None:
+    plan = changed(plan_70b(), "trn2u.48xlarge", 8, 2, tp=16, pp=8, dp=4)
+    text = "# Nodes 0 to 3 of the job must share one Z ring of the UltraServer, the next 4 another, and so on: the plan"
+    for job in (sbatch_script(plan, OPTIONS), pytorch_job(plan, replace(OPTIONS, image="i"))):
+        assert text in job
+    assert "must share" not in sbatch_script(trn2_plan(), OPTIONS)
+
+
 def test_precompile_runs_a_few_steps_under_the_compiler() -> None:
     script = sbatch_script(plan_70b(), LaunchOptions("p.json", precompile=True))
     assert "    exec neuron_parallel_compile torchrun --nnodes 16 " in script

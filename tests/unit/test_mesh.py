@@ -1,9 +1,13 @@
 """Ranks, axes and groups of the logical mesh."""
 
+from itertools import product
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoshard.layout.mesh import Axis, Mesh, build_mesh
+from autoshard.errors import AutoshardError
+from autoshard.layout.mesh import AXIS_ORDER, Axis, Mesh, build_mesh, parse_axis_order
 from autoshard.layout.strategy import even_stage_layers
 
 DEGREES = st.sampled_from([1, 2, 3, 4])
@@ -28,25 +32,82 @@ def test_kv_replication_splits_tp_in_nxds_order() -> None:
 
 def test_experts_are_carved_out_of_data_parallel() -> None:
     mesh = build_mesh(tp=2, pp=1, dp=4, cp=1, ep=2, num_key_value_heads=8)
-    assert [(axis.name, axis.size) for axis in mesh.axes] == [("dp", 2), ("ep", 2), ("cp", 1), ("tp", 2)]
+    assert [(axis.name, axis.size) for axis in mesh.axes] == [("dp", 2), ("cp", 1), ("ep", 2), ("tp", 2)]
     assert mesh.groups(["ep"]) == [[0, 2], [1, 3], [4, 6], [5, 7]]
     assert mesh.groups(["dp", "ep"]) == [[0, 2, 4, 6], [1, 3, 5, 7]]
 
 
-@given(pp=DEGREES, dp=DEGREES, cp=DEGREES, tp=DEGREES)
-def test_rank_and_coordinates_are_inverse(pp: int, dp: int, cp: int, tp: int) -> None:
-    mesh = Mesh(pp, (Axis("dp", dp), Axis("cp", cp), Axis("tp", tp)))
-    for rank in range(mesh.world_size):
-        stage, index = mesh.coordinates(rank)
-        assert mesh.rank(stage, index) == rank
+def test_experts_are_carved_out_of_context_parallel_first() -> None:
+    """As NxD has them: the ranks of one set of experts are neighbours along dp x cp."""
+    whole = build_mesh(tp=2, pp=1, dp=2, cp=2, ep=2, num_key_value_heads=8)
+    assert [(axis.name, axis.size) for axis in whole.axes] == [("dp", 2), ("cp", 2), ("tp", 2)]
+    assert whole.groups(["cp", "ep"]) == [[0, 2], [1, 3], [4, 6], [5, 7]]
+    both = build_mesh(tp=1, pp=1, dp=4, cp=2, ep=4, num_key_value_heads=8)
+    assert [(axis.name, axis.size) for axis in both.axes] == [("dp", 2), ("cp", 2), ("ep", 2), ("tp", 1)]
+    assert both.groups(["cp", "ep"]) == [[0, 2, 1, 3], [4, 6, 5, 7]]  # of the experts cp has the larger pieces
+    assert both.groups(["cp"]) == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
-@given(pp=DEGREES, dp=DEGREES, tp=DEGREES, names=st.sets(st.sampled_from(["pp", "dp", "tp"]), min_size=1))
-def test_groups_divide_the_world(pp: int, dp: int, tp: int, names: set[str]) -> None:
-    mesh = Mesh(pp, (Axis("dp", dp), Axis("tp", tp)))
+def test_an_axis_that_is_moved_inside_has_neighbouring_ranks() -> None:
+    # ranks count through dp, then cp, then tp, then the 2 pipeline ranks: stage 0 has the even ones
+    mesh = build_mesh(tp=2, pp=2, dp=2, cp=2, ep=1, num_key_value_heads=8, order=("dp", "cp", "tp", "pp"))
+    assert mesh.groups(["pp"])[:2] == [[0, 1], [2, 3]]
+    assert mesh.groups(["tp"])[:2] == [[0, 2], [4, 6]]
+    assert mesh.groups(["dp"])[:2] == [[0, 8], [2, 10]]
+    assert mesh.coordinates(13) == (1, {"dp": 1, "cp": 1, "tp": 0})
+    assert [axis.name for axis in mesh.axes] == ["dp", "cp", "tp"]  # of a dim, cp still holds the larger pieces
+
+
+def test_members_of_a_group_come_as_pieces_of_a_dim_do() -> None:
+    # tp outside cp: ranks 0 1 | 2 3 are tp 0 | tp 1; a sequence is cut over cp first
+    mesh = build_mesh(tp=2, pp=1, dp=1, cp=2, ep=1, num_key_value_heads=8, order=("pp", "dp", "tp", "cp"))
+    assert mesh.groups(["cp", "tp"]) == [[0, 2, 1, 3]]
+
+
+def test_experts_stay_the_inner_part_of_data_parallel() -> None:
+    mesh = build_mesh(tp=1, pp=2, dp=4, cp=1, ep=2, num_key_value_heads=8, order=("dp", "pp", "cp", "tp"))
+    assert mesh.groups(["ep"]) == [[0, 2], [4, 6], [1, 3], [5, 7]]
+
+
+def test_what_is_no_order_is_told() -> None:
+    wants = "must name each of pp, dp, cp, tp once, outermost first, such as pp-dp-cp-tp"
+    for text in ("pp-dp-tp", "pp-dp-cp-tp-ep", "pp-pp-cp-tp", "tp cp dp pp"):
+        with pytest.raises(AutoshardError) as caught:
+            parse_axis_order(text)
+        assert str(caught.value) == f"axis_order={text} {wants}"
+
+
+ORDERS = st.permutations(AXIS_ORDER).map(tuple)
+
+
+@given(pp=DEGREES, dp=DEGREES, ep=DEGREES, cp=DEGREES, tp=DEGREES, kv_heads=st.sampled_from([1, 2, 8]), order=ORDERS)
+def test_rank_and_coordinates_are_inverse(
+    pp: int, dp: int, ep: int, cp: int, tp: int, kv_heads: int, order: tuple[str, ...]
+) -> None:
+    mesh = build_mesh(tp - tp % min(tp, kv_heads) or 1, pp, dp * ep, cp, ep, kv_heads, True, order)
+    places = [mesh.coordinates(rank) for rank in range(mesh.world_size)]
+    assert [mesh.rank(*place) for place in places] == [*range(mesh.world_size)]
+    every = [(mesh.pp, "pp"), *((axis.size, axis.name) for axis in mesh.axes)]
+    wanted = {tuple(one) for one in product(*(range(size) for size, _ in every))}
+    assert {(stage, *index.values()) for stage, index in places} == wanted
+
+
+@given(
+    pp=DEGREES, dp=DEGREES, cp=DEGREES, tp=DEGREES, order=ORDERS,
+    names=st.sets(st.sampled_from(["pp", "dp", "cp", "tp"]), min_size=1),
+)  # fmt: skip
+def test_groups_divide_the_world_and_differ_along_their_axes_alone(
+    pp: int, dp: int, cp: int, tp: int, order: tuple[str, ...], names: set[str]
+) -> None:
+    mesh = Mesh(pp, (Axis("dp", dp), Axis("cp", cp), Axis("tp", tp)), order)
     groups = mesh.groups(names)
     assert sorted(rank for group in groups for rank in group) == list(range(mesh.world_size))
     assert {len(group) for group in groups} == {mesh.size(names) * (pp if "pp" in names else 1)}
+    for group in groups:
+        places = [{"pp": stage, **index} for stage, index in map(mesh.coordinates, group)]
+        assert all(len({place[name] for place in places}) == 1 for name in {"pp", "dp", "cp", "tp"} - names)
+        inside = [tuple(place[name] for name in ("pp", "dp", "cp", "tp")) for place in places]
+        assert inside == sorted(inside)
 
 
 @given(layers=st.integers(1, 200), stages=st.integers(1, 32))

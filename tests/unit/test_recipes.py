@@ -10,7 +10,7 @@ import yaml
 from autoshard.graph.recompute import COMMON_SETS
 from autoshard.models import load_model
 from autoshard.schedules import SCHEDULES
-from autoshard.spec.cluster import load_cluster
+from autoshard.spec.cluster import instances, load_cluster
 from autoshard.spec.training import PRECISIONS
 
 REPOSITORY = Path(__file__).parents[2]
@@ -56,10 +56,12 @@ def test_the_recipes_are_the_published_layouts() -> None:
 
 
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
-def test_sweep_varies_lists_of_whole_numbers(path: Path) -> None:
+def test_sweep_varies_instances_and_whole_numbers(path: Path) -> None:
     sweep = read(path)
     load_model(sweep["model"])
-    assert set(sweep["grid"]) <= {"nodes", "seq_len", "global_batch"}
-    for values in sweep["grid"].values():
+    grid = sweep["grid"]
+    assert set(grid.get("instance", [])) <= set(instances())
+    assert set(grid) <= {"instance", "nodes", "seq_len", "global_batch"}
+    for values in (values for name, values in grid.items() if name != "instance"):
         assert sorted(set(values)) == values
         assert all(isinstance(value, int) and value > 0 for value in values)

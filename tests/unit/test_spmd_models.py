@@ -45,12 +45,13 @@ def test_random_choices_with_attention_in_a_ring(name: str, kind: str) -> None:
         check_program(partition(graph, axes, choices, {}, dict.fromkeys(unread(graph))), seed)
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral", "gpt2", "gpt neox"])
+@pytest.mark.parametrize("name", ["llama", "mistral", "gpt2", "gpt neox", "mixtral"])
 @pytest.mark.parametrize("kind", CONTEXT_PARALLEL)
 @pytest.mark.parametrize(("tp", "cp"), [(1, 2), (2, 2), (1, 4)])
 def test_context_parallel_layouts(name: str, kind: str, tp: int, cp: int) -> None:
     graph = with_context_parallel(graph_of(name, tp), kind, cp)
-    mesh = build_mesh(tp=tp, pp=1, dp=2, cp=cp, ep=1, num_key_value_heads=MODELS[name].num_key_value_heads)
+    ep = cp if MODELS[name].is_moe else 1
+    mesh = build_mesh(tp=tp, pp=1, dp=2, cp=cp, ep=ep, num_key_value_heads=MODELS[name].num_key_value_heads)
     check_program(stage_program(graph, mesh.stage_axes, tp > 1), seed=0)
 
 
@@ -60,6 +61,8 @@ LAYOUTS = {
     "tp x cp x dp": (2, 2, 2, 1),
     "tp x ep": (2, 2, 1, 2),
     "ep x dp": (1, 4, 1, 2),
+    "ep over cp": (1, 2, 2, 2),
+    "ep over cp and dp": (2, 2, 2, 4),
 }
 """tp, dp, cp, ep."""
 
@@ -70,7 +73,7 @@ LAYOUTS = {
         (name, layout)
         for name, model in MODELS.items()
         for layout, (_, _, cp, ep) in LAYOUTS.items()
-        if (cp == 1 if model.is_moe else ep == 1)  # as the planner's rules have it
+        if (ep % cp == 0 if model.is_moe else ep == 1)  # as the planner's rules have it
     ],
 )
 @pytest.mark.parametrize("sequence_parallel", [True, False], ids=["sp", "no sp"])
