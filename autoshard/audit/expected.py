@@ -10,13 +10,13 @@ from autoshard.audit.values import STATE_KINDS, Flops, Transfer
 from autoshard.graph.count import Collective, loop_sizes, operator_steps, operator_work, parameter_elements
 from autoshard.graph.operators import KINDS
 from autoshard.graph.partition import OperatorStep, Program, RedistributeStep, Step
-from autoshard.graph.recompute import segments
-from autoshard.graph.redistribute import local_bytes
+from autoshard.graph.recompute import kept_activations, segments
+from autoshard.graph.weight_gradients import waiting_bytes
 from autoshard.layout.buckets import bucket_elements, tied_parameters
 from autoshard.layout.plan import Plan
 from autoshard.layout.step_collectives import step_collectives
 from autoshard.layout.template import template_of
-from autoshard.schedules import actions
+from autoshard.schedules import SCHEDULES, actions
 from autoshard.spec.training import DTYPE_BYTES
 
 NUMBER_BYTES = 8
@@ -156,7 +156,7 @@ def _transfers(plan: Plan, pipeline_rank: int, program: Program) -> Counter[Tran
 def _hidden_bytes(plan: Plan, program: Program) -> int:
     """Of the activation that crosses stages, on one rank."""
     hidden = [tensor.name for tensor in program.graph.inputs() if tensor.name == "hidden"] or list(program.outputs)
-    return local_bytes(program.graph, program.tensor(hidden[0]).name, program.states[hidden[0]], program.axes)
+    return program.local_bytes[hidden[0]]
 
 
 def _memory(plan: Plan, programs: list[Program], tied: frozenset[str], pipeline_rank: int) -> _Bytes:
@@ -171,12 +171,24 @@ def _memory(plan: Plan, programs: list[Program], tied: frozenset[str], pipeline_
     held = {kind: terms.pop(kind) for kind in STATE_KINDS}
     kept = ("kept activations", "embedding, logits and loss", "pipeline buffers")  # most of them outputs that are kept
     held["kept activations"] = sum(terms.pop(name) for name in kept)
-    held["working"] = sum(terms.values())
+    held["working"] = max(sum(terms.values()), _table_bytes(plan, programs[0]) if pipeline_rank == 0 else 0.0)
     update = _update_bytes(plan, programs, tied)
     if update > held["kept activations"] + held["working"]:
         held["kept activations"], held["working"] = 0.0, update
     held["token ids and labels"] = held["tables"] = 0.0
     return held, {name: value for name, value in unmatched.items() if value > 0}
+
+
+def _table_bytes(plan: Plan, program: Program) -> float:
+    """Beside what is kept, when the backward of a microbatch ends at the embedding: gradients of its output and of its
+    table, the largest of all, less what the blocks kept and gave back. The plan has the table's with all those that a
+    compiled backward hands over at its end; this runtime has one at a time."""
+    (step,) = (one for one in program.steps for one in operator_steps(one) if one.operator.kind == "embedding")
+    table = parameter_elements(program)[step.inputs[1]] * DTYPE_BYTES[plan.training.precision.parameter_dtype]
+    given_back = sum(kept_activations(program, plan.strategy.recompute[0]).values())
+    if SCHEDULES[plan.strategy.schedule].weights_apart:
+        given_back -= waiting_bytes(program)
+    return table + program.local_bytes[step.operator.output] - given_back
 
 
 def _update_bytes(plan: Plan, programs: list[Program], tied: frozenset[str]) -> float:

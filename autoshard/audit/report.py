@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from autoshard.audit.compare import PEAK
 from autoshard.audit.values import Difference, RoleAudit, Row
 from autoshard.explain.page import Line, heading, paint, table, wrapped
 from autoshard.layout.plan import Plan
@@ -38,7 +39,8 @@ def render(plan: Plan, audits: Sequence[RoleAudit], width: int, color: bool) -> 
     )
     lines += [(("", ""),), *_roles(audits, width)]
     fullest = max(audits, key=lambda one: _peak(one).measured)
-    lines += [(("", ""),), *_memory(fullest, width)]
+    whole_bytes = plan.estimate.memory[fullest.role.pipeline_rank].total_bytes
+    lines += [(("", ""),), *_memory(fullest, whole_bytes, width)]
     for one in failed:
         lines += [(("", ""),), *_differences(one, width)]
     return paint(lines, width, color)
@@ -81,16 +83,24 @@ def _reasons(audits: Sequence[RoleAudit]) -> dict[str, str]:
     }
 
 
-def _memory(one: RoleAudit, width: int) -> list[Line]:
+def _memory(one: RoleAudit, whole_bytes: float, width: int) -> list[Line]:
     lines = heading("Memory", f"at the peak of stage {one.role.pipeline_rank}, {one.peak_at}", width)
     body = [
         [row.name, format_bytes(row.planned), format_bytes(row.measured), _off(row)]
         for row in one.rows
         if row.what == "peak memory of"
     ]
+    peak = _peak(one)
+    body.append(["sum", format_bytes(peak.planned), format_bytes(peak.measured), _off(peak)])
     lines += table(("", "planned", "measured", "off"), body, width, right=(1, 2))
-    for name, count in one.unmatched.items():
-        lines += wrapped(f"apart, without counterpart in this runtime: {name}, {format_bytes(count)}", width, "  ")
+    lines += wrapped(f"the sum is held to {PEAK:.0%}; the kinds tell where it lies", width, "  ")
+    if one.unmatched:
+        apart = ", ".join(f"{name} ({format_bytes(count)})" for name, count in one.unmatched.items())
+        lines += wrapped(
+            f"the plan's {format_bytes(whole_bytes)} are with what this runtime has no counterpart of: {apart}",
+            width,
+            "  ",
+        )
     return lines
 
 

@@ -1,4 +1,4 @@
-"""What a collective costs: latency plus bytes over bandwidth, inside a node first, then between nodes."""
+"""What a collective costs: latency plus bytes over bandwidth, in a node, between nodes of a domain, then beyond."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -18,6 +18,8 @@ class GroupShape:
     stride: between neighbouring members; more than 1 means that other groups sit in between.
     span: devices from the first to the last member within a node, both counted.
     senders_per_node: ranks of a node, of all groups, that communicate at the same time: every stage runs in step.
+    nodes_per_domain: nodes that share an UltraServer or another such domain, as many in every domain of every group; 1
+    where domains cut groups unevenly: those talk over the network alone.
     """
 
     size: int
@@ -26,10 +28,11 @@ class GroupShape:
     stride: int
     span: int
     senders_per_node: int
+    nodes_per_domain: int = 1
 
 
 @lru_cache(maxsize=4096)
-def group_shape(mesh: tuple[tuple[str, int], ...], axes: tuple[str, ...], devices_per_node: int) -> GroupShape:
+def group_shape(mesh: tuple[tuple[str, int], ...], axes: tuple[str, ...], cluster: Cluster) -> GroupShape:
     """The shape of the groups over `axes`.
 
     mesh: (axis, size) of every axis, pp first, the last one varying fastest over ranks; ranks fill nodes in order.
@@ -37,45 +40,72 @@ def group_shape(mesh: tuple[tuple[str, int], ...], axes: tuple[str, ...], device
     """
     assert set(axes) <= {name for name, _ in mesh}, f"{axes} are not all axes of {mesh}"
     strides: list[int] = []
-    stride = 1
+    stride, node = 1, cluster.devices_per_node
     for _, size in reversed(mesh):
         strides.insert(0, stride)
         stride *= size
     inside = [(size, step) for (name, size), step in zip(mesh, strides, strict=True) if name in axes and size > 1]
     outside = [(size, step) for (name, size), step in zip(mesh, strides, strict=True) if name not in axes and size > 1]
-    size, senders = prod(count for count, _ in inside), min(stride, devices_per_node)
+    size, senders = prod(count for count, _ in inside), min(stride, node)
     step = min((step for _, step in inside), default=1)
-    if all(_is_aligned(*axis, devices_per_node) for axis in inside + outside):
-        within = [(min(count, max(1, devices_per_node // step)), step) for count, step in inside]
-        ranks_per_node = prod(count for count, _ in within)
-        span = 1 + sum((count - 1) * step for count, step in within)
-        return GroupShape(size, ranks_per_node, size // ranks_per_node, step, span, senders)
-    ranks_per_node, nodes, span = _worst_placement(inside, outside, devices_per_node)
-    return GroupShape(size, ranks_per_node, nodes, step, span, senders)
+    if not all(_is_aligned(*axis, node) for axis in inside + outside):
+        ranks_per_node, nodes, span = _worst_placement(inside, outside, node)
+        return GroupShape(size, ranks_per_node, nodes, step, span, senders)
+    within = _within(inside, node)
+    ranks_per_node = prod(count for count, _ in within)
+    span = 1 + sum((count - 1) * step for count, step in within)
+    near = _nodes_per_domain(_over_nodes(inside, node), _over_nodes(outside, node), cluster.nodes_per_domain)
+    return GroupShape(size, ranks_per_node, size // ranks_per_node, step, span, senders, near)
 
 
-def _is_aligned(size: int, stride: int, devices_per_node: int) -> bool:
-    """Whether an axis lies within nodes, goes from node to node or fills whole nodes: then all groups look alike."""
+def _within(axes: list[tuple[int, int]], block: int) -> list[tuple[int, int]]:
+    """(size, stride) of aligned axes, as far as one block of neighbours reaches."""
+    return [(min(size, max(1, block // stride)), stride) for size, stride in axes]
+
+
+def _over_nodes(axes: list[tuple[int, int]], devices_per_node: int) -> list[tuple[int, int]]:
+    """Aligned axes as nodes see them: (size, stride) in nodes, without those that stay in one."""
+    seen = [
+        (size, stride // devices_per_node)
+        if stride >= devices_per_node
+        else (max(1, size * stride // devices_per_node), 1)
+        for size, stride in axes
+    ]
+    return [(size, stride) for size, stride in seen if size > 1]
+
+
+def _nodes_per_domain(inside: list[tuple[int, int]], outside: list[tuple[int, int]], domain: int) -> int:
+    """Of each group in each of its domains; 1 where domains cut a group unevenly. Axes in nodes; domain: its nodes."""
+    if all(_is_aligned(*axis, domain) for axis in inside + outside):
+        return prod(size for size, _ in _within(inside, domain))
+    near, domains, _ = _worst_placement(inside, outside, domain)
+    return near if near * domains == prod(size for size, _ in inside) else 1
+
+
+def _is_aligned(size: int, stride: int, block: int) -> bool:
+    """Whether an axis lies within nodes, goes from node to node or fills whole nodes: then all groups look alike.
+
+    block: devices of a node, or nodes of a domain.
+    """
     return (
-        stride % devices_per_node == 0
-        or devices_per_node % (stride * size) == 0
-        or (devices_per_node % stride == 0 and size % (devices_per_node // stride) == 0)
+        stride % block == 0 or block % (stride * size) == 0 or (block % stride == 0 and size % (block // stride) == 0)
     )
 
 
-def _worst_placement(
-    inside: list[tuple[int, int]], outside: list[tuple[int, int]], devices_per_node: int
-) -> tuple[int, int, int]:
-    """(ranks per node, nodes, span) at their largest over all groups, where nodes cut groups at different places."""
+def _worst_placement(inside: list[tuple[int, int]], outside: list[tuple[int, int]], block: int) -> tuple[int, int, int]:
+    """(ranks per node, nodes, span) at their largest over all groups, where nodes cut groups at different places.
+
+    block: as in _is_aligned.
+    """
     members, starts = [0], {0}
     for size, stride in inside:
         members = [member + index * stride for member in members for index in range(size)]
     for size, stride in outside:  # only the place within the node matters
-        places = {index * stride % devices_per_node for index in range(min(size, devices_per_node))}
-        starts = {(start + place) % devices_per_node for start in starts for place in places}
+        places = {index * stride % block for index in range(min(size, block))}
+        starts = {(start + place) % block for start in starts for place in places}
     ranks_per_node = nodes = span = 1
     for start in starts:
-        placed = [divmod(start + member, devices_per_node) for member in members]
+        placed = [divmod(start + member, block) for member in members]
         first: dict[int, int] = {}
         last: dict[int, int] = {}
         for node, device in placed:
@@ -112,30 +142,52 @@ def collective_time_s(kind: str, payload_bytes: float, group: GroupShape, cluste
 def collective_law(kind: str, group: GroupShape, cluster: Cluster) -> CollectiveLaw:
     """The straight line of one kind of collective over groups of one shape.
 
-    Ring algorithms, hierarchical between nodes, for L members in each of N nodes: each rank receives (L - 1) / L of the
-    payload within its node, and (N - 1) / N of its own 1 / L from its peers in other nodes; a hop of latency for each
-    other member in the node, and for each doubling of nodes, since many nodes talk along trees. An all_reduce is a
-    reduce_scatter and an all_gather, launched once. In an all_to_all each member sends 1 / size of the payload to each
-    other member.
+    Ring algorithms, hierarchical, for L members in each of P nodes of each of Q domains (without domains P is 1, and Q
+    counts nodes): each rank receives (L - 1) / L of the payload within its node, (P - 1) / P of its own 1 / L from its
+    peers in the domain, and (Q - 1) / Q of its own 1 / (L P) from those in other domains; a hop of latency for each
+    other member in the node, for each other node of the domain, and for each doubling of domains, since many talk
+    along trees. An all_reduce is a reduce_scatter and an all_gather, launched once. In an all_to_all each member sends
+    1 / size of the payload to each other member.
     """
     assert kind in KINDS, f"unknown collective {kind}"
-    size, local, nodes = group.size, group.ranks_per_node, group.nodes
+    size, local, near = group.size, group.ranks_per_node, group.nodes_per_domain
     if size == 1:
         return CollectiveLaw(0.0, 0.0)
     if kind == "send_recv":
         return _send_recv_law(group, cluster)
+    far, senders = group.nodes // near, group.senders_per_node
     inner = cluster.intra_node_link(group.span)
     inner_s_per_byte = _rings_on_a_chip(group, cluster) / inner.bandwidth_bytes_per_s
-    outer_s_per_byte = 1 / cluster.inter_node_bandwidth_bytes_per_s(group.senders_per_node)
-    hops_s = (local - 1) * inner.latency_s + ceil(log2(nodes)) * cluster.inter_node.latency_s
+    outer_s_per_byte = 1 / cluster.inter_node_bandwidth_bytes_per_s(senders)
+    hops_s = (local - 1) * inner.latency_s + _domain_hops_s(group, cluster)
+    hops_s += ceil(log2(far)) * cluster.inter_node.latency_s
     if kind == "all_to_all":
-        inner_s_per_byte *= (local - 1) / size / cluster.all_to_all_efficiency
-        return CollectiveLaw(
-            cluster.collective_launch_s + hops_s, inner_s_per_byte + outer_s_per_byte * (size - local) / size
-        )
-    s_per_byte = inner_s_per_byte * (local - 1) / local + outer_s_per_byte * (nodes - 1) / nodes / local
+        share = cluster.all_to_all_efficiency
+        inner_s_per_byte *= (local - 1) / size / share
+        near_s_per_byte = _domain_s_per_byte(senders, group, cluster, share) * local * (near - 1) / size
+        s_per_byte = inner_s_per_byte + near_s_per_byte + outer_s_per_byte * (size - local * near) / size
+        return CollectiveLaw(cluster.collective_launch_s + hops_s, s_per_byte)
+    near_s_per_byte = _domain_s_per_byte(senders, group, cluster) * (near - 1) / near / local
+    far_s_per_byte = outer_s_per_byte * (far - 1) / far / (local * near)
+    s_per_byte = inner_s_per_byte * (local - 1) / local + near_s_per_byte + far_s_per_byte
     passes = 2 if kind == "all_reduce" else 1
     return CollectiveLaw(cluster.collective_launch_s + passes * hops_s, passes * s_per_byte)
+
+
+def _domain_s_per_byte(ranks: int, group: GroupShape, cluster: Cluster, share: float = 1.0) -> float:
+    """Between nodes of a domain, so many ranks of a node sending: over its links, or the adapters if those are faster.
+
+    share: of the links' bandwidth. 0 where no two nodes of a group share a domain.
+    """
+    if group.nodes_per_domain == 1:
+        return 0.0
+    links = share * cluster.intra_domain_bandwidth_bytes_per_s(ranks)
+    return 1 / max(links, cluster.inter_node_bandwidth_bytes_per_s(ranks))
+
+
+def _domain_hops_s(group: GroupShape, cluster: Cluster) -> float:
+    """A hop to each other node of the domain."""
+    return 0.0 if cluster.intra_domain is None else (group.nodes_per_domain - 1) * cluster.intra_domain.latency_s
 
 
 def _rings_on_a_chip(group: GroupShape, cluster: Cluster) -> int:
@@ -144,11 +196,16 @@ def _rings_on_a_chip(group: GroupShape, cluster: Cluster) -> int:
 
 
 def _send_recv_law(group: GroupShape, cluster: Cluster) -> CollectiveLaw:
-    """Every rank sends to the next one of its group; the slowest pair counts, one that crosses nodes if any does."""
+    """Every rank sends to the next one of its group; the slowest pair counts, one that crosses nodes or domains if any
+    does."""
+    launch_s = cluster.collective_launch_s
     if group.nodes > 1:
         crossing = max(1, group.senders_per_node // group.ranks_per_node)  # one rank of each group in a node
+        if group.nodes == group.nodes_per_domain and cluster.intra_domain is not None:
+            near_s_per_byte = _domain_s_per_byte(crossing, group, cluster)
+            return CollectiveLaw(launch_s + cluster.intra_domain.latency_s, near_s_per_byte)
         bandwidth = cluster.inter_node_bandwidth_bytes_per_s(crossing)
-        return CollectiveLaw(cluster.collective_launch_s + cluster.inter_node.latency_s, 1 / bandwidth)
+        return CollectiveLaw(launch_s + cluster.inter_node.latency_s, 1 / bandwidth)
     link = cluster.intra_node_link(group.stride + 1)
     rings = min(group.stride, cluster.devices_per_chip) if group.stride + 1 > cluster.devices_per_chip else 1
-    return CollectiveLaw(cluster.collective_launch_s + link.latency_s, rings / link.bandwidth_bytes_per_s)
+    return CollectiveLaw(launch_s + link.latency_s, rings / link.bandwidth_bytes_per_s)

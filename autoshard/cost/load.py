@@ -96,6 +96,11 @@ class RankLoad:
         return self._added_up([(part.matrices, times) for part, times in self._parts])
 
     @property
+    def num_tensors(self) -> int:
+        """How many parameters these are."""
+        return sum(part.num_tensors * times for part, times in self._parts)
+
+    @property
     def _parts(self) -> tuple[tuple[Part, int], ...]:
         return ((self.parts.block, self.num_blocks), *((end, 1) for end in self.ends))
 
@@ -124,7 +129,7 @@ def rank_load(strategy: Strategy, parts: tuple[Parts, ...], num_microbatches: in
     heads = max(1, in_flight - (vpp - 1) * pp) if last else 0
     own = parts[rank::pp]
     chunks = tuple(Chunk(one.block, count) for one, count in zip(own, strategy.stage_layers[rank::pp], strict=True))
-    waiting = min(rank, num_microbatches) if schedule.weights_apart else 0
+    waiting = min(rank, num_microbatches - 1) if schedule.weights_apart else 0
     ends = rank_ends(own[0], own[-1], first, last)
     alike = len(set(strategy.recompute[rank::pp])) == 1
     held = () if alike else held_together(strategy.schedule, pp, num_microbatches, vpp)[rank]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from autoshard.cost.load import RankLoad
 from autoshard.cost.program import Part
-from autoshard.cost.shards import held_elements, in_work_bytes, travelling_elements, zero_axes
+from autoshard.cost.shards import held_elements, in_turns, in_work_bytes, travelling_elements, zero_axes
 from autoshard.cost.software import COMPILED, Software
 from autoshard.layout.mesh import ZERO_AXES, Mesh
 from autoshard.spec.cluster import Device
@@ -50,7 +50,7 @@ def memory_values(
     gradients that one backward, a compiled graph, hands over at its end.
     optimizer state: master weights and two moments, under ZeRO-1 1/n of them on each of the n ranks that sum a
     gradient. kept activations: of every microbatch in flight, chunk by chunk, and what waits for gradients of weights.
-    embedding, logits and loss: what the ends of the model keep.
+    embedding, logits and loss: what the ends of the model keep; where blocks run backward, the loss is over.
     recompute: what replaying one segment keeps. working buffers: gradients and gathered activations of one operator;
     under ZeRO-2 and -3 what travels (cost/shards.py).
     pipeline buffers: hidden activations on their way, and the outputs of all microbatches in flight, which both
@@ -61,11 +61,11 @@ def memory_values(
     summed = whole if not software.sharded_gradients else 1 / shards
     master = 0 if precision.master_dtype is None else DTYPE_BYTES[precision.master_dtype]
     state = owned_parameters(load, mesh, zero) * (master + 2 * DTYPE_BYTES[precision.optimizer_dtype])
-    replay, worked = _in_work(load, software)
+    replay, worked, over = _in_work(load, software)
     kept = _kept_bytes(load, software)
     kept += load.weights_waiting * load.most_blocks * load.parts.block.weights_waiting_bytes
     ends = sum(max(load.embeddings_in_flight, load.heads_in_flight) * end.kept_bytes for end in load.ends)
-    ends += load.weights_waiting * sum(end.weights_waiting_bytes for end in load.ends)
+    ends += load.weights_waiting * sum(end.weights_waiting_bytes for end in load.ends) - over
     if load.heads_in_flight:
         replayed_head = software.replays_head and _keeps_only_inputs(load, load.chunks[-1].block)
         ends += (REPLAYED_LOGITS if replayed_head else 1.0) * software.logits_bytes * load.parts.num_logits
@@ -73,7 +73,7 @@ def memory_values(
     if software.sharded_parameters:  # two blocks whole at a time: one in work, the next on its way
         working += load.parts.block.num_parameters * DTYPE_BYTES[precision.parameter_dtype]
     if zero >= 2:
-        working = max(working, _travelling_bytes(load, zero, precision, mesh, kept) - replay)
+        working = max(working, _travelling_bytes(load, zero, precision, mesh, kept) - replay + over)
     leaving = load.in_flight - load.heads_in_flight
     boundary = 0.0 if mesh.pp == 1 else (BOUNDARY_BUFFERS + leaving) * load.parts.hidden_bytes
     handed_over = _handed_over_bytes(load, precision, mesh, zero) if software.hands_over_gradients else 0.0
@@ -113,7 +113,7 @@ def _travelling_bytes(load: RankLoad, zero: int, precision: Precision, mesh: Mes
             int(zero == 3),
             (DTYPE_BYTES[precision.parameter_dtype], DTYPE_BYTES[precision.gradient_reduce_dtype]),
             mesh.size(ZERO_AXES),
-            (travelling_elements(parts.block.matrices, mesh), first, last),
+            (in_turns(parts.block.matrices, mesh), first, last),
             int(table is parts.tied_ends),
             (block_work, at_ends if has_loss else 0.0),
             (kept / load.in_flight, load.ends[-1].kept_bytes if has_loss else 0.0),
@@ -142,24 +142,31 @@ def _kept_bytes(load: RankLoad, software: Software) -> float:
     return max(sum(count * size for count, size in zip(held, sizes, strict=True)) for held in load.held)
 
 
-def _in_work(load: RankLoad, software: Software) -> tuple[float, float]:
-    """(replay, working) of the part that holds most in backward: of a block, or of an end of the model.
+def _in_work(load: RankLoad, software: Software) -> tuple[float, float, float]:
+    """(replay, working, what the loss of this microbatch no longer keeps) of the part that holds most in backward: of a
+    block, or of an end of the model.
 
     What the block behind the embedding replays more than others is charged to the embedding.
     """
-    return max((_in_work_with(load, kind.block, software) for kind in load.kinds), key=sum)
+    found = [_in_work_with(load, kind.block, software) for kind in load.kinds]
+    return max(found, key=lambda one: one[0] + one[1] - one[2])
 
 
-def _in_work_with(load: RankLoad, block: Part, software: Software) -> tuple[float, float]:
+def _in_work_with(load: RankLoad, block: Part, software: Software) -> tuple[float, float, float]:
     replayed = max(part.replay_bytes for part in (block, *load.ends))
     at_ends = max((end.working_bytes for end in load.ends), default=0.0)
     worked = block.working_bytes
     if load.weights_apart:  # what the other blocks of the microbatch in work leave, for what they kept
         worked += max(0.0, (load.most_blocks - 1) * (block.weights_waiting_bytes - block.kept_bytes))
-    replayed, worked = (0.0, at_ends) if at_ends > replayed + worked else (replayed, worked)
+    over = 0.0
+    if load.heads_in_flight and not software.keeps_loss:
+        loss = load.ends[-1]
+        over = max(0.0, loss.kept_bytes - (loss.weights_waiting_bytes if load.weights_apart else 0.0))
+    if at_ends > replayed + worked - over:
+        replayed, worked, over = 0.0, at_ends, 0.0
     if _keeps_only_inputs(load, block):
         replayed = software.activation_scale * (replayed + software.norm_copies * load.parts.hidden_bytes)
-    return replayed + (software.score_copies * block.scores_bytes if block.replay_bytes else 0.0), worked
+    return replayed + (software.score_copies * block.scores_bytes if block.replay_bytes else 0.0), worked, over
 
 
 def _handed_over_bytes(load: RankLoad, precision: Precision, mesh: Mesh, zero: int) -> float:

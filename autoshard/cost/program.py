@@ -18,10 +18,9 @@ from autoshard.graph.count import (
     parameter_elements,
 )
 from autoshard.graph.operators import KINDS
-from autoshard.graph.partition import GatherEinsumStep, Program, RedistributeStep, Step
+from autoshard.graph.partition import GatherEinsumStep, Program, RedistributeStep, Step, is_projection
 from autoshard.graph.recompute import kept_activations, replayed_activations, segments
-from autoshard.graph.redistribute import local_bytes
-from autoshard.graph.weight_gradients import projections, waiting_bytes
+from autoshard.graph.weight_gradients import waiting_bytes
 from autoshard.layout.buckets import is_matrix
 from autoshard.layout.mesh import TENSOR_PARALLEL_AXES
 from autoshard.spec.cluster import Device
@@ -78,7 +77,7 @@ class Part:
     kept_bytes: from forward to backward. replay_bytes: beyond that, while backward works through the largest recomputed
     segment. working_bytes: gradients and gathered activations while the backward of the largest operator runs.
     parameters: elements on one rank, by the axes over which their gradient is summed; matrices: those that are neither
-    norms nor biases.
+    norms nor biases. num_tensors: how many parameters these are.
     weight_gradients_s: of backward, what a schedule may put off, half of each projection's; weights_waiting_bytes: what
     waits with it.
     host_s: of forward and of backward with recompute, what the host needs to launch their operators: neither is faster.
@@ -98,6 +97,7 @@ class Part:
     weight_gradients_s: float = 0.0
     weights_waiting_bytes: float = 0.0
     matrices: Mapping[tuple[str, ...], int] = field(default_factory=dict)
+    num_tensors: int = 0
 
     @cached_property
     def forward_s(self) -> float:
@@ -151,6 +151,7 @@ class ProgramWork:
     projections: tuple[OperatorNeeds, ...]
     weights_waiting_bytes: float
     matrices: Mapping[tuple[str, ...], int]
+    num_tensors: int
     _recompute: dict[str, Recompute] = field(default_factory=dict)
 
     def recompute(self, name: str) -> Recompute:
@@ -198,27 +199,33 @@ class PricedProgram:
             weight_gradients_s=self.weight_gradients_s,
             weights_waiting_bytes=work.weights_waiting_bytes,
             matrices=work.matrices,
+            num_tensors=work.num_tensors,
         )
 
 
 def program_work(program: Program) -> ProgramWork:
     """Of every step: its operators' needs, and exactly the collectives that it issues."""
+    steps = [operator_steps(step) for step in program.steps]
+    operators = tuple(tuple(operator_needs(program, one) for one in several) for several in steps)
+    every = [pair for several in zip(steps, operators, strict=True) for pair in zip(*several, strict=True)]
     parameters: dict[tuple[str, ...], int] = {}
     matrices: dict[tuple[str, ...], int] = {}
-    for name, count in parameter_elements(program).items():
+    elements = parameter_elements(program)
+    for name, count in elements.items():
         axes = program.gradient_sync.get(name, ())
         for counts in (parameters, matrices) if is_matrix(program, name) else (parameters,):
             counts[axes] = counts.get(axes, 0) + count
     return ProgramWork(
         program,
-        tuple(tuple(operator_needs(program, one) for one in operator_steps(step)) for step in program.steps),
+        operators,
         tuple(tuple(forward_collectives(program, step)) for step in program.steps),
         tuple(tuple(backward_collectives(program, step)) for step in program.steps),
-        max((_working_bytes(program, step) for step in program.steps), default=0.0),
+        max((working_bytes(program, step) for step in program.steps), default=0.0),
         parameters,
-        tuple(operator_needs(program, one) for one in projections(program)),
+        tuple(needs for one, needs in every if is_projection(program.graph, one.operator)),
         waiting_bytes(program),
         matrices,
+        len(elements),
     )
 
 
@@ -250,7 +257,7 @@ def _gathered_logits(program: Program) -> Issued:
         return ()
     logits = next(op.inputs[0] for op in program.graph.operators if op.kind == "cross_entropy")
     shards = prod(program.axes[axis] for axis in axes)
-    return (("all_gather", axes, shards * local_bytes(program.graph, logits, program.states[logits], program.axes)),)
+    return (("all_gather", axes, shards * program.local_bytes[logits]),)
 
 
 def _operators(
@@ -285,7 +292,7 @@ def _collectives(issued: Issued, collective_s: CollectiveSeconds, attention_s: f
     return Seconds(0.0, 0.0, tensor, context, expert)
 
 
-def _working_bytes(program: Program, step: Step) -> float:
+def working_bytes(program: Program, step: Step) -> float:
     """Backward of a step beside what forward kept: gradients of what it read and wrote, what it gathers again.
 
     Of its own the loss makes the gradient of probabilities, and plain attention that of its scores.
@@ -302,9 +309,4 @@ def _working_bytes(program: Program, step: Step) -> float:
 
 def _view_bytes(program: Program, view: str) -> float:
     """0 for a parameter: it is charged where it lives."""
-    tensor = program.tensor(view)
-    return (
-        0.0
-        if tensor.role == "parameter"
-        else local_bytes(program.graph, tensor.name, program.states[view], program.axes)
-    )
+    return 0.0 if program.tensor(view).role == "parameter" else program.local_bytes[view]

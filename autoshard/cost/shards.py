@@ -69,6 +69,20 @@ def travelling_elements(matrices: Counts, mesh: Mesh) -> int:
     return sum(count for axes, count in matrices.items() if mesh.size(zero_axes(axes)) > 1)
 
 
+def in_turns(matrices: Counts, mesh: Mesh) -> tuple[int, int, int]:
+    """Elements of a block that travel: all, those of the larger bucket, those of the bucket whose turn is before it.
+
+    Experts are shared by fewer ranks than the rest of their block and travel apart, in turns with it. Where all is
+    shared alike, the one before is the next block's, as large.
+    """
+    counts: dict[tuple[str, ...], int] = {}
+    for axes, count in matrices.items():
+        if mesh.size(among := zero_axes(axes)) > 1:
+            counts[among] = counts.get(among, 0) + count
+    total, larger = sum(counts.values()), max(counts.values(), default=0)
+    return total, larger, total - larger or larger
+
+
 def moved(matrices: Counts, zero: int, precision: Precision, mesh: Mesh, cluster: Cluster) -> Moved:
     """Of a unit with these matrices; nothing below ZeRO-2."""
     if zero < 2:
@@ -87,7 +101,7 @@ def _moved(
     gather_s = scatter_s = 0.0
     parameter, reduced = (DTYPE_BYTES[dtype] for dtype in (precision.parameter_dtype, precision.gradient_reduce_dtype))
     for axes, count in matrices:
-        shape = group_shape(order, tuple(sorted(zero_axes(axes))), cluster.devices_per_node)
+        shape = group_shape(order, tuple(sorted(zero_axes(axes))), cluster)
         if shape.size > 1:
             scatter_s += collective_time_s("reduce_scatter", count * reduced, shape, cluster)
             gather_s += collective_time_s("all_gather", count * parameter, shape, cluster) if zero == 3 else 0.0
@@ -168,7 +182,7 @@ def in_work_bytes(
     gathers: Any,
     dtypes: tuple[int, int],
     shards: Any,
-    travels: tuple[Any, Any, Any],
+    travels: tuple[tuple[Any, Any, Any], Any, Any],
     tied: Any,
     at_work: tuple[Any, Any],
     kept: tuple[Any, Any],
@@ -176,19 +190,22 @@ def in_work_bytes(
     """Bytes beside kept activations at the worst moment of a microbatch: of numbers, or of arrays of layouts.
 
     largest: max. gathers: 1 under ZeRO-3, else 0. dtypes: bytes of a weight and of a gradient as it is sent. travels:
-    elements of a block, of the rank's embedding and of its head that travel, 0 for none. tied: 1 where both are one
-    table, which stays whole through backward. at_work: what a block and the loss work on. kept: by one microbatch for
-    all blocks of a chunk; for the loss, which is over when blocks run backward.
+    elements of a block in turns, of the rank's embedding and of its head that travel, 0 for none. tied: 1 where both
+    are one table, which stays whole through backward. at_work: what a block and the loss work on. kept: by one
+    microbatch for all blocks of a chunk; for the loss, which is over when blocks run backward.
 
-    A block: its weights and the next one's, its gradients, those of the one before on their way. A table: its gradients
+    A bucket of a block: the block's weights and the next one's, its gradients, those of the one before on their way;
+    the smaller one when the larger one of the next block has not arrived. A table: its gradients
     twice, as backward left them and as they are sent; of the head before that its weights and gradients of logits.
     """
-    (parameter, reduced), (block, first, last), (block_work, loss_work) = dtypes, travels, at_work
+    (parameter, reduced), ((block, larger, other), first, last), (block_work, loss_work) = dtypes, travels, at_work
     whole, sent = gathers * parameter, parameter + reduced + reduced / shards
     kept_by_blocks, kept_by_loss = kept
     shared = tied * first * (whole + parameter)
-    of_block = block_work + 2 * block * whole + block * parameter + largest(block, last) * reduced + shared
+    of_larger = (block + larger) * whole + larger * parameter + largest(other, last) * reduced
+    of_other = block * whole + other * parameter + largest(larger, last) * reduced
+    of_block = block_work + largest(of_larger, of_other) + shared
     of_logits = loss_work * parameter / (parameter + PROBABILITY_BYTES) + last * (whole + parameter)
-    of_head = block * whole + largest(of_logits, last * sent)
+    of_head = larger * whole + largest(of_logits, last * sent)
     of_embedding = first * sent + shared - kept_by_blocks
     return largest(largest(of_block, of_head) - kept_by_loss, of_embedding)

@@ -16,7 +16,7 @@ from autoshard.cost.software import COMPILED, Software
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE, is_recomputed
 from autoshard.layout.context_parallel import UNUSED, with_context_parallel
-from autoshard.layout.mesh import DATA_AXES, Mesh, build_mesh
+from autoshard.layout.mesh import AXIS_ORDER, DATA_AXES, Mesh, build_mesh, replicas_of_experts
 from autoshard.layout.sharding import OperatorChoices, stage_program
 from autoshard.layout.strategy import Strategy
 from autoshard.models.padding import padded_heads
@@ -28,7 +28,10 @@ from autoshard.spec.training import DTYPE_BYTES, TrainingSpec
 
 @dataclass(frozen=True)
 class LocalShape:
-    """Everything of a strategy that decides what one microbatch costs one rank of a stage, apart from recompute."""
+    """Everything of a strategy that decides what one microbatch costs one rank of a stage, apart from recompute.
+
+    placement: (axis, degree) of all axes, outermost first, where pp or dp are not outside of all others; else ().
+    """
 
     tp: int
     cp: int
@@ -38,6 +41,7 @@ class LocalShape:
     attention_kernel: str
     context_parallel: str = UNUSED
     operators: OperatorChoices = ()
+    placement: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -57,19 +61,36 @@ class Parts:
 
 
 def stage_mesh(model: ModelSpec, cluster: Cluster, shape: LocalShape) -> Mesh:
-    """A mesh with this local shape and no pipeline: what a microbatch costs a rank does not depend on pp and dp.
+    """A mesh with this local shape and, where its placement says nothing, no pipeline: what a microbatch costs a rank
+    does not depend on pp and dp where they are outside of all other axes.
 
-    At least 2 data-parallel ranks, so that the programs say which gradients they sum.
+    At least 2 data-parallel ranks then, so that the programs say which gradients they sum.
     """
     kv_inner = cluster.layout_rules != "trn2"
-    replicas = max(2, cluster.world_size // (shape.tp * shape.cp * shape.ep))
     kv_heads = padded_heads(model, shape.tp).key_value
-    return build_mesh(shape.tp, 1, replicas * shape.ep, shape.cp, shape.ep, kv_heads, kv_inner)
+    if shape.placement:
+        degrees, order = dict(shape.placement), tuple(name for name, _ in shape.placement)
+        return build_mesh(shape.tp, degrees["pp"], degrees["dp"], shape.cp, shape.ep, kv_heads, kv_inner, order)
+    inner = replicas_of_experts(shape.ep, shape.cp)
+    replicas = max(2, cluster.world_size // (shape.tp * shape.cp * inner))
+    return build_mesh(shape.tp, 1, replicas * inner, shape.cp, shape.ep, kv_heads, kv_inner)
+
+
+def placement(tp: int, pp: int, dp: int, cp: int, ep: int, axis_order: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
+    """LocalShape.placement: () where axes of more than one rank are in the default order, but for pp and dp, outermost
+    among themselves in any order."""
+    if axis_order == AXIS_ORDER:
+        return ()
+    degrees = {"pp": pp, "dp": dp, "cp": cp, "tp": tp}
+    used, usual = ([name for name in order if degrees[name] > 1] for order in (axis_order, AXIS_ORDER))
+    if used == usual or (used[:2] == ["dp", "pp"] and used[2:] == usual[2:] and ep == 1):
+        return ()
+    return tuple((name, degrees[name]) for name in axis_order)
 
 
 def mesh_order(mesh: Mesh) -> tuple[tuple[str, int], ...]:
-    """(axis, size) of every axis, pp first, as the collectives want it."""
-    return (("pp", mesh.pp), *((axis.name, axis.size) for axis in mesh.axes))
+    """(axis, size) of every axis in the order of ranks, outermost first, as the collectives want it."""
+    return tuple((axis.name, axis.size) for axis in mesh.rank_axes)
 
 
 @lru_cache(maxsize=4096)
@@ -146,10 +167,11 @@ def stage_pricer(
     """(blocks, with embedding, with head) -> their program at this local shape, priced."""
     order = mesh_order(stage_mesh(model, cluster, shape))
     dtype, slower = training.precision.compute_dtype, software.link_slowdown
-    kv_inner = cluster.layout_rules != "trn2"
+    kv_inner, anywhere = cluster.layout_rules != "trn2", replace(shape, placement=())
 
     def collective_s(kind: str, axes: tuple[str, ...], size: int) -> float:
-        return slower * collective_time_s(kind, size, group_shape(order, axes, cluster.devices_per_node), cluster)
+        group = group_shape(order, axes, cluster)
+        return slower * collective_time_s(kind, size, group, cluster) + software.stall_s * group.size
 
     def priced(layers: int, first: bool, last: bool) -> PricedProgram:
         work = stage_work(
@@ -157,7 +179,7 @@ def stage_pricer(
             training.sequence_length,
             training.expert_capacity_factor,
             dtype,
-            shape,
+            anywhere,
             kv_inner,
             layers,
             first,
@@ -180,15 +202,16 @@ def stage_work(
     first: bool,
     last: bool,
 ) -> ProgramWork:
-    """What a stage of this local shape asks for. It does not depend on the devices, nor on how many replicas there are:
-    with 2, the program says which gradients they sum.
+    """What a stage of this local shape asks for. It depends neither on the devices, nor on where its ranks are, nor on
+    how many replicas there are: with 2, the program says which gradients they sum.
 
-    Raises AutoshardError for experts with context parallelism.
+    Raises AutoshardError for ranks that share sequences and not their experts.
     """
-    if model.is_moe and shape.cp > 1:
-        raise AutoshardError(f"cp={shape.cp} with the experts of {model.name} has no price: they see whole sequences")
+    if model.is_moe and shape.cp > 1 and shape.ep == 1:
+        raise AutoshardError(f"cp={shape.cp} with the experts of {model.name} whole on each rank has no price")
     kv_heads = padded_heads(model, shape.tp).key_value
-    mesh = build_mesh(shape.tp, 1, 2 * shape.ep, shape.cp, shape.ep, kv_heads, kv_inner)
+    replicas = 2 * replicas_of_experts(shape.ep, shape.cp)
+    mesh = build_mesh(shape.tp, 1, replicas, shape.cp, shape.ep, kv_heads, kv_inner)
     batch = shape.microbatch_size * mesh.size(DATA_AXES)
     sizes = dim_sizes(model, batch, sequence_length, shape.tp, capacity_factor)
     graph = stage_graph(
@@ -202,7 +225,7 @@ def strategy_mesh(model: ModelSpec, cluster: Cluster, strategy: Strategy) -> Mes
     """Its mesh; trn2 orders the two axes of tensor parallelism beyond the key-value heads the other way."""
     s = strategy
     kv_heads = padded_heads(model, s.tp).key_value
-    return build_mesh(s.tp, s.pp, s.dp, s.cp, s.ep, kv_heads, cluster.layout_rules != "trn2")
+    return build_mesh(s.tp, s.pp, s.dp, s.cp, s.ep, kv_heads, cluster.layout_rules != "trn2", s.axis_order)
 
 
 def strategy_parts(
@@ -223,5 +246,6 @@ def strategy_parts(
         strategy.attention_kernel,
         strategy.context_parallel,
         operators,
+        placement(strategy.tp, strategy.pp, strategy.dp, strategy.cp, strategy.ep, strategy.axis_order),
     )
     return tuple(stage_parts(model, training, cluster, shape, one, software) for one in strategy.recompute)

@@ -147,7 +147,7 @@ def accumulation_s_per_parameter(precision: Precision, device: Device) -> float:
 
 def hop_s(parts: Parts, mesh: Mesh, cluster: Cluster) -> float:
     """The hidden activation of one microbatch from a stage to the next."""
-    group = group_shape(mesh_order(mesh), ("pp",), cluster.devices_per_node)
+    group = group_shape(mesh_order(mesh), ("pp",), cluster)
     return collective_time_s("send_recv", parts.hidden_bytes, group, cluster)
 
 
@@ -166,7 +166,7 @@ def _after_values(
     )
 
     def buckets_s(kind: str, axes: tuple[str, ...], size: float) -> float:
-        shape = group_shape(order, tuple(sorted(axes)), cluster.devices_per_node)
+        shape = group_shape(order, tuple(sorted(axes)), cluster)
         full, rest = divmod(size, BUCKET_BYTES)
         seconds = full * collective_time_s(kind, BUCKET_BYTES, shape, cluster)
         return software.link_slowdown * (seconds + collective_time_s(kind, rest, shape, cluster))
@@ -187,6 +187,7 @@ def _after_values(
         scatter_s += buckets_s("reduce_scatter" if zero else "all_reduce", axes, count * reduce_bytes)
         if zero:
             gather_s += buckets_s("all_gather", axes, gathered[axes] * parameter_bytes)
+            gather_s += software.copy_launch_s * load.num_tensors * mesh.size(axes)
     update_s = owned_parameters(load, mesh, zero) * update_s_per_parameter(precision, device)
     return scatter_s, gather_s, other_s, update_s
 

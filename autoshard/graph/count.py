@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from autoshard.graph.ir import Graph
 from autoshard.graph.operators import KINDS, Internal
 from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, RedistributeStep, Step
-from autoshard.graph.redistribute import Transition, local_bytes
+from autoshard.graph.redistribute import Transition
 from autoshard.graph.states import COLLECTIVES
 
 
@@ -61,10 +61,10 @@ def operator_work(program: Program, step: OperatorStep) -> OperatorWork:
     """
     op, graph = step.operator, program.graph
     kind, sizes = KINDS[op.kind], loop_sizes(program, step)
-    moved = sum(local_bytes(graph, program.tensor(v).name, program.states[v], program.axes) for v in step.inputs)
+    moved = sum(program.local_bytes[view] for view in step.inputs)
     if op.kind == "embedding":  # reads the rows it looks up, not the table
-        moved = local_bytes(graph, op.output, program.states[op.output], program.axes)
-    moved += local_bytes(graph, op.output, program.states[op.output], program.axes)
+        moved = program.local_bytes[op.output]
+    moved += program.local_bytes[op.output]
     return OperatorWork(
         op.name,
         op.kind,
@@ -90,7 +90,7 @@ def saved_activations(program: Program, step: Step) -> dict[str, float]:
         for view in views:
             tensor = program.tensor(view)
             if tensor.role != "parameter" and tensor.differentiable:
-                kept[view] = float(local_bytes(program.graph, tensor.name, program.states[view], program.axes))
+                kept[view] = float(program.local_bytes[view])
         for extra in kind.extra_saved(op, program.graph, loop_sizes(program, one)):
             kept[f"{op.name}:{extra.name}"] = extra.bytes
     return kept
@@ -148,10 +148,8 @@ def microbatch_collectives(program: Program) -> Counter[Collective]:
 
 def parameter_elements(program: Program) -> dict[str, int]:
     """Local elements of each parameter on one rank."""
-    graph = program.graph
     return {
-        tensor.name: local_bytes(graph, tensor.name, program.states[tensor.name], program.axes) // tensor.element_bytes
-        for tensor in graph.parameters()
+        tensor.name: program.local_bytes[tensor.name] // tensor.element_bytes for tensor in program.graph.parameters()
     }
 
 

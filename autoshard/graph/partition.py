@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from autoshard.graph.ir import Graph, Operator, Tensor
 from autoshard.graph.operators import KINDS
-from autoshard.graph.redistribute import Axes, Transition, redistribute
+from autoshard.graph.redistribute import Axes, Transition, local_bytes, redistribute
 from autoshard.graph.states import INVARIANT, PARTIAL, REPLICATED, State, without_gradient
 
 Choice = Mapping[str, str]
@@ -72,6 +73,14 @@ class Program:
         """The tensor behind a view's name."""
         return self.graph.tensors[view.partition("@")[0]]
 
+    @cached_property
+    def local_bytes(self) -> Mapping[str, int]:
+        """Size on one rank of every tensor and view that has a state."""
+        return {
+            view: local_bytes(self.graph, view.partition("@")[0], state, self.axes)
+            for view, state in self.states.items()
+        }
+
 
 def input_states(graph: Graph, op: Operator, choice: Choice, axes: Axes) -> tuple[State, ...]:
     """States that the operator demands of its inputs, by its kind's rule."""
@@ -115,8 +124,9 @@ class _Partitioner:
         self._sync: dict[str, tuple[str, ...]] = {}
         self._uses: dict[str, set[State]] = {}
         self._with_gradient: set[str] = set()
+        self._wanted = {op.name: input_states(graph, op, choices[op.name], axes) for op in graph.operators}
         for op in graph.operators:
-            for name, state in zip(op.inputs, input_states(graph, op, choices[op.name], axes), strict=True):
+            for name, state in zip(op.inputs, self._wanted[op.name], strict=True):
                 self._uses.setdefault(name, set()).add(state)
 
     def run(self, outputs: Mapping[str, State | None]) -> Program:
@@ -124,8 +134,8 @@ class _Partitioner:
             choice = self._choices[op.name]
             known = (*op.loop_dims, INVARIANT, REPLICATED, PARTIAL)
             assert all(choice.get(axis, INVARIANT) in known for axis in self._axes), (op, choice)
-            states = input_states(self._graph, op, choice, self._axes)
-            views = tuple(self._view(name, state) for name, state in zip(op.inputs, states, strict=True))
+            wanted = zip(op.inputs, self._wanted[op.name], strict=True)
+            views = tuple(self._view(name, state) for name, state in wanted)
             self._with_gradient.update(v for i, v in enumerate(views) if KINDS[op.kind].passes_gradient(op, i))
             self._steps.append(OperatorStep(op, views, choice))
             self._states[op.output] = output_state(self._graph, op, choice, self._axes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
 
@@ -17,7 +17,6 @@ from autoshard.errors import AutoshardError
 from autoshard.graph.count import operator_steps, saved_activations
 from autoshard.graph.ir import Operator
 from autoshard.graph.partition import GatherEinsumStep, Program, RedistributeStep, Step
-from autoshard.graph.redistribute import local_bytes
 
 BLOCK_MODULES = ("attention_norm", "attention", "core_attention", "mlp_norm", "mlp", "residual")
 """Modules of a transformer block; embedding and head lie outside of every recompute set."""
@@ -83,30 +82,46 @@ def segments(program: Program, recompute: str) -> tuple[Segment, ...]:
 
     A redistribution belongs to the module of the operator that reads it first; a block's end ends a segment.
     """
-    keys = _segment_keys(program, recompute)
-    cuts = [i for i in range(len(keys)) if i == 0 or keys[i] != keys[i - 1]] + [len(keys)]
-    return tuple(
-        Segment(start, stop, keys[start] is not None, _replay_stop(program, start, stop))
-        for start, stop in pairwise(cuts)
-    )
+    known = _known(program)
+    if recompute not in known.segments:
+        keys = [block_of(op.name) if op and is_recomputed(op, recompute) else None for op in known.owners]
+        cuts = [i for i in range(len(keys)) if i == 0 or keys[i] != keys[i - 1]] + [len(keys)]
+        known.segments[recompute] = tuple(
+            Segment(start, stop, keys[start] is not None, _replay_stop(program, start, stop))
+            for start, stop in pairwise(cuts)
+        )
+    return known.segments[recompute]
 
 
-def _segment_keys(program: Program, recompute: str) -> list[str | None]:
-    """For each step the block it is recomputed in, or None.
+@dataclass(frozen=True, eq=False)
+class _Known:
+    """Kept with a program: every recompute set asks for it again. owners: of each step the operator with which it runs
+    again, if any. saved: `saved_activations` by step."""
 
-    What brings the embedding's output into the first block's state stays outside: its replay would keep that output,
-    unsummed, for every microbatch in flight.
-    """
+    owners: tuple[Operator | None, ...]
+    segments: dict[str, tuple[Segment, ...]] = field(default_factory=dict)
+    saved: dict[int, dict[str, float]] = field(default_factory=dict)
+
+
+def _known(program: Program) -> _Known:
+    known: _Known | None = program.__dict__.get("_known_of_recompute")
+    if known is None:
+        known = program.__dict__["_known_of_recompute"] = _Known(_owners(program))
+    return known
+
+
+def _owners(program: Program) -> tuple[Operator | None, ...]:
+    """What brings the embedding's output into the first block's state has none: its replay would keep that output,
+    unsummed, for every microbatch in flight."""
     outside = {op.output for op in program.graph.operators if op.module not in BLOCK_MODULES}
-    keys: list[str | None] = []
-    following: str | None = None
+    owners: list[Operator | None] = []
+    following: Operator | None = None
     for step in reversed(program.steps):
         if operators := operator_steps(step):
-            op = operators[0].operator
-            following = block_of(op.name) if is_recomputed(op, recompute) else None
+            following = operators[0].operator
         from_outside = isinstance(step, RedistributeStep) and step.source in outside
-        keys.append(None if from_outside else following)
-    return keys[::-1]
+        owners.append(None if from_outside else following)
+    return tuple(reversed(owners))
 
 
 @lru_cache(maxsize=8192)
@@ -135,8 +150,8 @@ def _replay_stop(program: Program, start: int, stop: int) -> int:
 
 
 def _saved(program: Program, index: int) -> dict[str, float]:
-    """`saved_activations` of one step, kept with the program: every recompute set asks for them again."""
-    known: dict[int, dict[str, float]] = program.__dict__.setdefault("_saved_by_step", {})
+    """`saved_activations` of one step."""
+    known = _known(program).saved
     if index not in known:
         known[index] = saved_activations(program, program.steps[index])
     return known[index]
@@ -152,7 +167,7 @@ def kept_activations(program: Program, recompute: str) -> dict[str, float]:
             for view in (view for step in steps for view in _inputs(step)):
                 tensor = program.tensor(view)
                 if view not in produced and tensor.role != "parameter":
-                    kept[view] = float(local_bytes(program.graph, tensor.name, program.states[view], program.axes))
+                    kept[view] = float(program.local_bytes[view])
         else:
             for index in range(segment.start, segment.stop):
                 kept.update(_saved(program, index))

@@ -6,20 +6,7 @@ Those of projections, x[rows, contracted] w[columns, contracted]^T with a parame
 from __future__ import annotations
 
 from autoshard.graph.count import operator_steps
-from autoshard.graph.ir import Graph, Operator
-from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program
-from autoshard.graph.redistribute import local_bytes
-
-
-def is_projection(graph: Graph, op: Operator) -> bool:
-    """Whether an operator is such a product."""
-    if op.kind != "einsum" or graph.tensors[op.inputs[1]].role != "parameter":
-        return False
-    x, w, out = (graph.tensors[name].dims for name in (*op.inputs, op.output))
-    contracted = tuple(dim for dim in x if dim not in out)
-    rows = tuple(dim for dim in x if dim in out)
-    columns = tuple(dim for dim in w if dim not in contracted)
-    return (rows + contracted, columns + contracted, rows + columns) == (x, w, out) and bool(contracted and columns)
+from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, is_projection
 
 
 def projections(program: Program) -> tuple[OperatorStep, ...]:
@@ -37,7 +24,5 @@ def waiting_bytes(program: Program) -> float:
     sources = {step.gather.target: step.gather.source for step in program.steps if isinstance(step, GatherEinsumStep)}
     for one in projections(program):
         for view in (sources.get(one.inputs[0], one.inputs[0]), one.operator.output):
-            waiting[view] = float(
-                local_bytes(program.graph, program.tensor(view).name, program.states[view], program.axes)
-            )
+            waiting[view] = float(program.local_bytes[view])
     return sum(waiting.values())

@@ -26,8 +26,13 @@ TOY = replace(
 Mesh = tuple[tuple[str, int], ...]
 
 
+def nodes_of(devices: int) -> Cluster:
+    """The toy with nodes of another size."""
+    return replace(TOY, devices_per_node=devices, devices_per_chip=1, intra_node=((devices, TOY.intra_node[-1][1]),))
+
+
 def shape(mesh: Mesh, *axes: str, devices_per_node: int = 4) -> GroupShape:
-    return group_shape(mesh, axes, devices_per_node)
+    return group_shape(mesh, axes, nodes_of(devices_per_node))
 
 
 def toy_s(kind: str, payload_bytes: float, mesh: Mesh, *axes: str) -> float:
@@ -36,18 +41,18 @@ def toy_s(kind: str, payload_bytes: float, mesh: Mesh, *axes: str) -> float:
 
 def test_trn1_tp32_is_one_node_and_dp_goes_over_nodes() -> None:
     mesh = (("pp", 4), ("dp", 4), ("cp", 1), ("tp", 32))
-    assert group_shape(mesh, ("tp",), 32) == GroupShape(32, 32, 1, 1, 32, 32)
-    assert group_shape(mesh, ("dp",), 32) == GroupShape(4, 1, 4, 32, 1, 32)
-    assert group_shape(mesh, ("cp", "dp"), 32) == group_shape(mesh, ("dp",), 32)
-    assert group_shape(mesh, ("cp",), 32).size == 1
-    assert group_shape(mesh, ("pp",), 32) == GroupShape(4, 1, 4, 128, 1, 32)
+    assert shape(mesh, "tp", devices_per_node=32) == GroupShape(32, 32, 1, 1, 32, 32)
+    assert shape(mesh, "dp", devices_per_node=32) == GroupShape(4, 1, 4, 32, 1, 32)
+    assert shape(mesh, "cp", "dp", devices_per_node=32) == shape(mesh, "dp", devices_per_node=32)
+    assert shape(mesh, "cp", devices_per_node=32).size == 1
+    assert shape(mesh, "pp", devices_per_node=32) == GroupShape(4, 1, 4, 128, 1, 32)
 
 
 def test_trn1_tp8_leaves_four_dp_ranks_in_a_node() -> None:
     mesh = (("pp", 1), ("dp", 64), ("tp", 8))
-    assert group_shape(mesh, ("tp",), 32) == GroupShape(8, 8, 1, 1, 8, 32)
-    assert group_shape(mesh, ("dp",), 32) == GroupShape(64, 4, 16, 8, 25, 32)
-    assert group_shape(mesh, ("dp", "tp"), 32) == GroupShape(512, 32, 16, 1, 32, 32)
+    assert shape(mesh, "tp", devices_per_node=32) == GroupShape(8, 8, 1, 1, 8, 32)
+    assert shape(mesh, "dp", devices_per_node=32) == GroupShape(64, 4, 16, 8, 25, 32)
+    assert shape(mesh, "dp", "tp", devices_per_node=32) == GroupShape(512, 32, 16, 1, 32, 32)
 
 
 def test_a_mesh_smaller_than_a_node_has_fewer_senders() -> None:
@@ -84,7 +89,7 @@ def test_group_shape_is_what_the_ranks_show(
     sizes: tuple[int, int, int, int], axes: set[str], devices_per_node: int
 ) -> None:
     mesh = tuple(zip(("pp", "dp", "cp", "tp"), sizes, strict=True))
-    seen = group_shape(mesh, tuple(sorted(axes)), devices_per_node)
+    seen = shape(mesh, *sorted(axes), devices_per_node=devices_per_node)
     assert (seen.size, seen.ranks_per_node, seen.nodes, seen.span) == counted(
         mesh, tuple(sorted(axes)), devices_per_node
     )
@@ -134,7 +139,8 @@ def test_gradients_of_llama_7b_on_16_trn1_nodes() -> None:
     # tp 8, dp 64 = 4 a node x 16 nodes; 1.7 GB of bf16 gradients a rank.
     # In the node 3/4 at 103.68 GB/s shared by 2 cores = 24.6 ms; between nodes 15/16 of a quarter at 52 / 32 GB/s =
     # 245.2 ms; 3 hops of 3 us, log2(16) of 140 us and 40 us of launch
-    cluster, group = load_cluster("trn1.32xlarge", 16), group_shape((("dp", 64), ("tp", 8)), ("dp",), 32)
+    cluster = load_cluster("trn1.32xlarge", 16)
+    group = group_shape((("dp", 64), ("tp", 8)), ("dp",), cluster)
     expected = 0.75 * 1.7 / (103.68 / 2) + 15 / 16 / 4 * 1.7 / (52 / 32) + 3 * 3e-6 + 4 * 140e-6 + 40e-6
     assert collective_time_s("reduce_scatter", 1.7 * GB, group, cluster) == pytest.approx(expected)
 
@@ -145,7 +151,7 @@ AXES = st.sets(st.sampled_from(["pp", "dp", "cp", "tp"]), min_size=1).map(lambda
 
 
 def placed(sizes: tuple[int, ...], axes: tuple[str, ...], cluster: Cluster) -> GroupShape:
-    return group_shape(tuple(zip(("pp", "dp", "cp", "tp"), sizes, strict=True)), axes, cluster.devices_per_node)
+    return group_shape(tuple(zip(("pp", "dp", "cp", "tp"), sizes, strict=True)), axes, cluster)
 
 
 @given(MESHES, AXES, st.sampled_from(CLUSTERS), st.sampled_from(KINDS), st.floats(1, 1e10), st.floats(1, 1e10))

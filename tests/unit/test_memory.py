@@ -14,7 +14,7 @@ from autoshard.cost.stage import Parts, strategy_mesh, strategy_parts
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.models.registry import load_model
 from autoshard.models.stage import parameter_count
-from autoshard.schedules import Order, actions, held_together, in_flight
+from autoshard.schedules import Order, actions, held_together, in_flight, weights_waiting
 from autoshard.spec.cluster import Cluster, load_cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec, load_precision
@@ -105,7 +105,19 @@ def test_first_of_four_stages_holds_four_microbatches() -> None:
 def test_full_recompute_keeps_one_hidden_activation_a_block() -> None:
     # 32 tokens x 64 x 2 bytes for each of 8 blocks
     assert terms(strategy(recompute="full"))["kept activations"] == 8 * 32 * 64 * 2
-    assert terms(strategy())["recompute"] == 0 < terms(strategy(recompute="full"))["recompute"]
+    # of a rank without the loss, which in a model this small needs more than a block
+    none, full = (terms(strategy(pp=2, recompute=one)) for one in ("none", "full"))
+    assert none["recompute"] == 0 < full["recompute"]
+
+
+def test_the_loss_is_over_where_blocks_run_backward() -> None:
+    """What it keeps is beside what the loss works on, or gone: never beside the work of a block."""
+    s = strategy(pp=2)
+    parts, last = toy_parts(s)[1], terms(s, 1)
+    kept, at_loss = parts.head.kept_bytes, parts.head.working_bytes
+    in_block = parts.block.working_bytes
+    both = last["embedding, logits and loss"] + last["recompute"] + last["working buffers"]
+    assert both == pytest.approx(max(kept + at_loss, in_block))
 
 
 def walked(order: Order, sizes: Sequence[float]) -> float:
@@ -188,6 +200,7 @@ def test_microbatches_in_flight_are_those_of_the_schedule(schedule: str, pp: int
             most = max(most, held)
             assert held < load.in_flight or waiting <= load.weights_waiting
         assert load.in_flight == most
+        assert load.weights_waiting == max(weights_waiting(orders)[rank][0] - 1, 0)
         assert load.embeddings_in_flight == (peaks[rank][0] if rank == 0 else 0)
         assert load.heads_in_flight == (peaks[rank][-1] if rank == pp - 1 else 0)
 

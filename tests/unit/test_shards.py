@@ -57,15 +57,27 @@ def test_a_stage_shares_what_the_one_before_kept_whole() -> None:
 def test_the_worst_moment() -> None:
     # a block of 10 elements between tables of 100; two-byte weights, four-byte sums, two ranks
     def at_worst(gathers: int, **changes: Any) -> float:
-        given = {"travels": (10, 100, 100), "tied": 0, "at_work": (5.0, 600.0), "kept": (50.0, 400.0), **changes}
+        given = {
+            "travels": ((10, 10, 10), 100, 100),
+            "tied": 0,
+            "at_work": (5.0, 600.0),
+            "kept": (50.0, 400.0),
+            **changes,
+        }
         found: float = in_work_bytes(max, gathers, (2, 4), 2, **given)
         return found
 
     assert at_worst(0) == 100 * (2 + 4 + 2) - 50  # the embedding, when all blocks are through
-    assert at_worst(0, travels=(10, 0, 100)) == 100 * (2 + 4 + 2) - 400  # the head, when the loss is through
-    assert at_worst(0, travels=(10, 0, 0), kept=(50.0, 0.0)) == 600 * 2 / 6  # the gradient of the logits
-    assert at_worst(1, travels=(10, 0, 0), at_work=(500.0, 0.0), kept=(50.0, 0.0)) == 500 + 2 * 20 + 20 + 40
-    assert at_worst(1, travels=(10, 100, 0), tied=1, kept=(900.0, 0.0)) == 5 + 2 * 20 + 20 + 40 + 100 * (2 + 2)
+    assert at_worst(0, travels=((10, 10, 10), 0, 100)) == 100 * (2 + 4 + 2) - 400  # the head, when the loss is through
+    assert at_worst(0, travels=((10, 10, 10), 0, 0), kept=(50.0, 0.0)) == 600 * 2 / 6  # the gradient of the logits
+    alone = {"at_work": (500.0, 0.0), "kept": (50.0, 0.0)}
+    assert at_worst(1, travels=((10, 10, 10), 0, 0), **alone) == 500 + 2 * 20 + 20 + 40
+    # eight of ten elements are experts: their gradients while those of the other two leave, or the other way round
+    assert at_worst(1, travels=((10, 8, 2), 0, 0), **alone) == 500 + 18 * 2 + 8 * 2 + 2 * 4
+    assert at_worst(0, travels=((10, 8, 2), 0, 0), **alone) == 500 + 2 * 2 + 8 * 4
+    assert at_worst(1, travels=((10, 10, 10), 100, 0), tied=1, kept=(900.0, 0.0)) == 5 + 2 * 20 + 20 + 40 + 100 * (
+        2 + 2
+    )
 
 
 def test_what_hides_behind_a_block() -> None:

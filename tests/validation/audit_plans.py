@@ -19,7 +19,7 @@ PLANS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "tp x dp": ("llama3-8b", 4, {"tp": 4, "dp": 2}),
     "kv replicated": ("llama3-8b", 3, {"tp": 16, "dp": 2}),
     "1f1b": ("llama3-8b", 12, {"tp": 2, "pp": 4, "dp": 2, "recompute": "full"}),
-    "zero bubble": ("padded", 7, {"pp": 2, "schedule": "zero_bubble", "recompute": "full"}),
+    "zero bubble": ("llama3-8b", 7, {"tp": 2, "pp": 4, "schedule": "zero_bubble", "recompute": "mlp_norm+mlp"}),
     "interleaved": (
         "llama3-8b",
         16,
