@@ -124,7 +124,8 @@ def _candidates(before: Plan, cluster: Cluster, pins: Pins, result: SearchResult
 def _placement(strategy: Strategy) -> tuple[object, ...]:
     """What decides which rank holds what."""
     s = strategy
-    return s.tp, s.pp, s.dp, s.cp, s.ep, s.num_virtual_stages, s.zero, s.stage_layers, s.context_parallel
+    degrees = (s.tp, s.pp, s.dp, s.cp, s.ep, s.num_virtual_stages)
+    return *degrees, s.zero, s.stage_layers, s.context_parallel, s.axis_order
 
 
 def _plan(before: Plan, cluster: Cluster, one: Candidate) -> Plan:

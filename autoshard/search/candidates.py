@@ -8,8 +8,11 @@ from collections.abc import Iterator, Sequence
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import canonical
 from autoshard.layout.context_parallel import CONTEXT_PARALLEL, UNUSED
+from autoshard.layout.mesh import AXIS_ORDER, experts_objection, parse_axis_order
 from autoshard.layout.strategy import ATTENTION_KERNELS, ZERO_STAGES
 from autoshard.schedules import NXD_SCHEDULES, SCHEDULES
+from autoshard.search.axis_orders import first_order
+from autoshard.search.mesh_rules import nxd_has_one_order
 from autoshard.search.result import Pins
 from autoshard.search.rules import (
     KERNEL_RULES,
@@ -42,6 +45,8 @@ def check_pins(problem: Problem, pins: Pins) -> None:
             check_choice("the pinned layout", field, getattr(pins, field), known)
     if pins.zero is not None:
         _check_zero(problem, pins)
+    if pins.axis_order is not None:
+        _check_axis_order(problem, pins.axis_order)
     if pins.recompute is not None:
         check_recompute(problem, (canonical(pins.recompute),))
     _check_world(problem, pins)
@@ -55,8 +60,10 @@ def check_pins(problem: Problem, pins: Pins) -> None:
         raise AutoshardError(
             f"vpp={pins.num_virtual_stages} has nothing to interleave with pp=1; use vpp=1 or pp of 2 or more"
         )
-    if pins.ep is not None and pins.dp is not None and pins.dp % pins.ep:
-        raise AutoshardError(f"ep={pins.ep} must divide dp={pins.dp}: experts are spread over data-parallel ranks")
+    if pins.ep is not None and pins.dp is not None:
+        cp = pins.cp or (None if problem.model.is_moe else 1)
+        if cp is not None and (objection := experts_objection(pins.ep, pins.dp, cp)) is not None:
+            raise AutoshardError(objection)
 
 
 def _check_zero(problem: Problem, pins: Pins) -> None:
@@ -70,6 +77,13 @@ def _check_zero(problem: Problem, pins: Pins) -> None:
         raise AutoshardError(
             f"schedule={pins.schedule} puts off gradients that zero={pins.zero} sends at once; use 1f1b or zero=1"
         )
+
+
+def _check_axis_order(problem: Problem, order: str) -> None:
+    parsed = parse_axis_order(order)
+    wrong = nxd_has_one_order(problem, Draft(1, 1, 1, 1, 1, axis_order=parsed))
+    if wrong is not None:
+        raise AutoshardError(wrong)
 
 
 def _check_world(problem: Problem, pins: Pins) -> None:
@@ -89,7 +103,7 @@ def _check_world(problem: Problem, pins: Pins) -> None:
 
 
 def meshes(problem: Problem, pins: Pins) -> Iterator[Draft]:
-    """Every (tp, pp, dp, cp, ep) that fills the cluster, legal or not."""
+    """Every (tp, pp, dp, cp, ep) that fills the cluster, legal or not, in the first order of its axes that is."""
     world, experts = problem.cluster.world_size, problem.model.num_local_experts
     for tp in _choices(pins.tp, divisors(world)):
         for pp in _choices(pins.pp, divisors(world // tp)):
@@ -97,8 +111,10 @@ def meshes(problem: Problem, pins: Pins) -> Iterator[Draft]:
                 dp = world // (tp * pp * cp)
                 if dp * tp * pp * cp != world or pins.dp not in (None, dp):
                     continue
-                for ep in _choices(pins.ep, [ep for ep in divisors(dp) if ep <= max(1, experts)]):
-                    yield Draft(tp, pp, dp, cp, ep, sequence_parallel=tp > 1)
+                for ep in _choices(pins.ep, [ep for ep in divisors(dp * cp) if ep <= max(1, experts)]):
+                    draft = Draft(tp, pp, dp, cp, ep, sequence_parallel=tp > 1)
+                    order = first_order(problem, pins, draft)
+                    yield draft if order == AXIS_ORDER else draft._replace(axis_order=order)
 
 
 def _choices(pinned: int | None, values: Sequence[int]) -> Sequence[int]:

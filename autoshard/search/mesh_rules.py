@@ -1,7 +1,10 @@
-"""Rules on degrees: tp, pp, dp, cp, ep. Sources in brackets as in rules.py."""
+"""Rules on degrees and their order: tp, pp, dp, cp, ep. Sources in brackets as in rules.py."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from autoshard.layout.mesh import AXIS_ORDER, experts_objection, replicas_of_experts
 from autoshard.models.padding import padded_heads
 from autoshard.search.problem import Draft, Problem, Rule, divisors, fitting
 
@@ -14,7 +17,8 @@ TP_DEGREES: dict[tuple[str, int], tuple[int, ...]] = {
 
 [SDK archive/nxd-training/mlp.rst; NxD parallel_state.py get_logic_chosen] Left out: trn1 tp=4 and trn2's folded groups
 (LOGIC2: lnc 1 tp=64, lnc 2 tp=32), whose ranks are strided, which NxD gets wrong with dp > 1; tp=16 at lnc 1 and tp=8
-at lnc 2.
+at lnc 2. An UltraServer adds none: every source ends at the cores of one instance [SDK mlp.rst; trn2-llama3.1-405b-
+tutorial.rst, "up to 64"].
 """
 
 MEGATRON_MIN_RANKS = 32
@@ -36,8 +40,10 @@ def tp_is_a_group_size(problem: Problem, draft: Draft) -> str | None:
     known = TP_DEGREES.get((cluster.layout_rules, cluster.lnc))
     if known is None or draft.tp in known:
         return None
+    ring, leaves = cluster.intra_domain, draft.tp > cluster.devices_per_node
+    beyond = f", over the {ring.name} neither" if ring is not None and leaves else ""
     return (
-        f"tp={draft.tp} is not a group of {cluster.instance} at lnc {cluster.lnc}; "
+        f"tp={draft.tp} is not a group of {cluster.instance} at lnc {cluster.lnc}{beyond}; "
         f"degrees that are: {fitting(known, lambda tp: tp_divides_heads(problem, Draft(tp, 1, 1, 1, 1)) is None)}"
     )
 
@@ -137,36 +143,80 @@ def experts_split(problem: Problem, draft: Draft) -> str | None:
     if not experts:
         return f"ep={draft.ep} has no experts to split: {problem.model.name} has none; use ep=1"
     if experts % draft.ep:
-        degrees = fitting(divisors(experts), lambda ep: draft.dp % ep == 0)
+        degrees = fitting(divisors(experts), lambda ep: experts_objection(ep, draft.dp, draft.cp) is None)
         return (
             f"ep={draft.ep} must divide num_local_experts={experts} of {problem.model.name}; "
             f"degrees that fit here: {degrees}"
         )
-    if draft.dp % draft.ep:
-        return f"ep={draft.ep} must divide dp={draft.dp}: experts are spread over data-parallel ranks"
-    return None
+    return experts_objection(draft.ep, draft.dp, draft.cp)
 
 
-def experts_see_whole_sequences(problem: Problem, draft: Draft) -> str | None:
-    """Slots of an expert are given in sequence order."""
-    if problem.model.is_moe and draft.cp > 1:
-        return f"cp={draft.cp} with experts is not supported: {problem.model.name} routes whole sequences; use cp=1"
+def experts_share_sequences(problem: Problem, draft: Draft) -> str | None:
+    """Ranks that share a sequence gather it before its tokens go to experts; each then has experts of its own."""
+    if not problem.model.is_moe or draft.cp == 1:
+        return None
+    if problem.backend == "nxd":
+        return (
+            f"cp={draft.cp} with the experts of {problem.model.name} is not supported on nxd; use cp=1 or backend torch"
+        )
+    if draft.ep == 1:
+        return f"cp={draft.cp} needs the experts of {problem.model.name} split over it: ep={draft.cp} or a multiple"
     return None
 
 
 def groups_sit_alike_in_nodes(problem: Problem, draft: Draft) -> str | None:
-    """[SDK internode-collective-comm.rst] A group has as many ranks, at the same places, in each of its nodes."""
+    """[SDK internode-collective-comm.rst] A group has as many ranks, at the same places, in each of its nodes.
+
+    Nothing is said of UltraServers: any axis but tp may leave a node, and a group may have more nodes in one of them
+    than in another; cost/collectives.py then prices it over the network alone.
+    """
     cluster = problem.cluster
     if cluster.layout_rules == "none":
         return None
     node = cluster.devices_per_node
-    spans = {"tp": draft.tp, "tp x cp": draft.tp * draft.cp, "tp x cp x ep": draft.tp * draft.cp * draft.ep}
-    for names, span in {**spans, "tp x cp x dp": draft.tp * draft.cp * draft.dp}.items():
+    for names, span in _spans(draft):
         if node % span and span % node:
             return (
                 f"{names}={span} straddles nodes unevenly; it must divide their {node} devices or be a multiple of them"
             )
     return None
+
+
+def _spans(draft: Draft) -> Iterator[tuple[str, int]]:
+    """Ranks side by side that whole groups fill, from the innermost axis on; ep is the inner part of dp."""
+    degrees = {"tp": draft.tp, "pp": draft.pp, "dp": draft.dp, "cp": draft.cp}
+    names: list[str] = []
+    span = 1
+    for name in reversed(draft.axis_order[1:]):
+        if name == "dp":
+            yield " x ".join((*names, "ep")), span * replicas_of_experts(draft.ep, draft.cp)
+        names.append(name)
+        span *= degrees[name]
+        yield " x ".join(names), span
+
+
+def nxd_has_one_order(problem: Problem, draft: Draft) -> str | None:
+    """[NxD parallel_layers/parallel_state.py: ranks are reshaped to (PP, DP, CP, TP), which nothing changes]"""
+    if problem.backend != "nxd" or draft.axis_order == AXIS_ORDER:
+        return None
+    return (
+        f"axis_order={'-'.join(draft.axis_order)}: NxD builds its groups in the order {'-'.join(AXIS_ORDER)} alone; "
+        "use that or backend torch"
+    )
+
+
+def tensor_parallel_ranks_are_neighbours(problem: Problem, draft: Draft) -> str | None:
+    """[as TP_DEGREES] Of Trainium's groups those of tensor parallelism are contiguous."""
+    if problem.cluster.layout_rules == "none" or draft.tp == 1:
+        return None
+    degrees = {"pp": draft.pp, "dp": draft.dp, "cp": draft.cp}
+    inside = [name for name in draft.axis_order[draft.axis_order.index("tp") + 1 :] if degrees[name] > 1]
+    if not inside:
+        return None
+    return (
+        f"axis_order={'-'.join(draft.axis_order)}: {inside[-1]}={degrees[inside[-1]]} inside tp={draft.tp} makes "
+        f"groups of tp that {problem.cluster.instance} does not have; put tp last"
+    )
 
 
 def data_parallel_groups_of_pipelines(problem: Problem, draft: Draft) -> str | None:
@@ -192,6 +242,12 @@ def tied_embeddings_stay_together(problem: Problem, draft: Draft) -> str | None:
     return None
 
 
+ORDER_RULES = (
+    Rule("NxD counts ranks in one order", nxd_has_one_order),
+    Rule("groups of tp are not contiguous", tensor_parallel_ranks_are_neighbours),
+    Rule("groups straddle nodes unevenly", groups_sit_alike_in_nodes),
+)
+"""Read axis_order too."""
 MESH_RULES = (
     Rule("the degrees do not fill the cluster", world_is_filled),
     Rule("tp is not a group size of the device", tp_is_a_group_size),
@@ -201,12 +257,12 @@ MESH_RULES = (
     Rule("tp does not divide the MLP", tp_divides_ffn),
     Rule("the sequence does not split over cp and tp", sequence_splits),
     Rule("the experts do not split over ep", experts_split),
-    Rule("experts with context parallelism", experts_see_whole_sequences),
-    Rule("groups straddle nodes unevenly", groups_sit_alike_in_nodes),
+    Rule("experts with context parallelism", experts_share_sequences),
+    *ORDER_RULES,
     Rule("NxD refuses dp with a pipeline", data_parallel_groups_of_pipelines),
     Rule("tied embeddings with a pipeline", tied_embeddings_stay_together),
     Rule("NxD does not know a traced model", traced_models_run_on_torch),
     Rule("NxD adds no loss of routers", router_losses_run_on_torch),
     Rule("NxD drops nothing", dropout_runs_on_torch),
 )
-"""Read tp, pp, dp, cp, ep."""
+"""Read tp, pp, dp, cp, ep and axis_order."""

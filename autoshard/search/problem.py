@@ -9,6 +9,7 @@ from math import isqrt
 from typing import NamedTuple
 
 from autoshard.layout.context_parallel import UNUSED
+from autoshard.layout.mesh import AXIS_ORDER
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec
@@ -39,6 +40,7 @@ class Draft(NamedTuple):
     sequence_parallel: bool = True
     zero: int = 1
     context_parallel: str = UNUSED
+    axis_order: tuple[str, ...] = AXIS_ORDER
 
 
 @dataclass(frozen=True)

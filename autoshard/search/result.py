@@ -12,7 +12,10 @@ from autoshard.spec.fields import check_integer, values_for
 
 @dataclass(frozen=True)
 class Pins:
-    """Choices that the user fixed, named as in Strategy; None is searched. A pin is never changed."""
+    """Choices that the user fixed, named as in Strategy; None is searched. A pin is never changed.
+
+    axis_order: axes with dashes between, 'dp-pp-cp-tp'.
+    """
 
     tp: int | None = None
     pp: int | None = None
@@ -26,6 +29,7 @@ class Pins:
     attention_kernel: str | None = None
     context_parallel: str | None = None
     zero: int | None = None
+    axis_order: str | None = None
 
     @property
     def fixed(self) -> dict[str, Any]:

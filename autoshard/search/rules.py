@@ -135,10 +135,10 @@ def kernel_drops_probabilities(problem: Problem, draft: Draft) -> str | None:
 def schedule_accepts_microbatches(problem: Problem, draft: Draft) -> str | None:
     """[NxD pipeline/scheduler.py]"""
     count = problem.training.global_batch_size // (draft.dp * draft.microbatch_size)
-    if draft.schedule != "1f1b" and draft.pp == 1:
-        return f"schedule={draft.schedule} has nothing to interleave with pp=1; use 1f1b"
     if problem.backend == "nxd" and draft.schedule not in NXD_SCHEDULES:
         return f"schedule={draft.schedule} is not one of NxD's: {', '.join(NXD_SCHEDULES)}"
+    if draft.schedule != "1f1b" and draft.pp == 1:
+        return f"schedule={draft.schedule} has no pipeline with pp=1; use 1f1b"
     return SCHEDULES[draft.schedule].objection(draft.pp, count, draft.num_virtual_stages)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from autoshard.cost.estimate import Estimate, estimate
 from autoshard.errors import AutoshardError
 from autoshard.graph.redistribute import NoTransition
+from autoshard.layout.mesh import AXIS_ORDER, parse_axis_order
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.search.candidates import with_kernel
 from autoshard.search.result import Pins
@@ -48,7 +49,8 @@ def score(problem: Problem, strategy: Strategy) -> Score:
 
 
 def completed(problem: Problem, fields: Mapping[str, Any]) -> Strategy:
-    """The strategy with these fields; what is absent is 1, none, the first kernel that the rules allow, or even.
+    """The strategy with these fields; what is absent is 1, none, the first kernel that the rules allow, the default
+    order, or even.
 
     Raises AutoshardError where the degrees do not divide the cluster.
     """
@@ -69,6 +71,7 @@ def completed(problem: Problem, fields: Mapping[str, Any]) -> Strategy:
         schedule=fields.get("schedule", "1f1b" if vpp == 1 else "interleaved"),
         sequence_parallel=fields.get("sequence_parallel", degrees["tp"] > 1),
         zero=fields.get("zero", 1),
+        axis_order=parse_axis_order(fields.get("axis_order", "-".join(AXIS_ORDER))),
         stage_layers=fields.get(
             "stage_layers", even_stage_layers(problem.model.num_hidden_layers, degrees["pp"] * vpp)
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from heapq import merge
 from math import floor, inf
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
@@ -69,23 +70,32 @@ def search(
     choice = choose(priced, pins, levels(cluster, fit_probability), clock, max(top + 1, COMPARED))
     if choice is None:
         raise _nothing(problem, pins, tally)
-    level, fastest, place, gap = choice
+    level, fastest, place, gap, _ = choice
     chosen = [fastest[place], *fastest[:place], *fastest[place + 1 :]][: top + 1]
+    for one in choice.other_orders:
+        fitting, dropped = one.pairs(cluster.device.memory_bytes)
+        tally.keep(fitting)
+        if dropped:
+            tally.drop(MEMORY, "", inf, dropped)
+    priced = priced.and_in(choice.other_orders)
     notes = (*_room_notes(cluster, priced, fit_probability, level, fastest[0]), *_choice_notes(fastest, place))
     best, *others = (Candidate(one.strategy, estimate(model, training, cluster, one.strategy)) for one in chosen)
-    considered, fitting = tally.considered, max(1, tally.fitting)
+    if not tally.fitting:
+        tally.keep(1)  # it fits only by uneven cuts or by a recompute set of each stage: one more layout
     words = _optimality(problem, fastest, place, gap, clock)
-    return SearchResult(best, tuple(others), considered, fitting, tally.rejections(), words, notes)
+    return SearchResult(best, tuple(others), tally.considered, tally.fitting, tally.rejections(), words, notes)
 
 
 class Choice(NamedTuple):
     """level: how surely it fits. fastest: one of each kind. place: of the one that is taken. gap: how much faster
-    another one may be than the first, as a share of its step."""
+    another one may be than the first, as a share of its step. other_orders: layouts in other orders of their axes, as
+    far as those may be among the fastest."""
 
     level: Level
     fastest: list[Timed]
     place: int
     gap: float
+    other_orders: list[Priced]
 
 
 def choose(
@@ -96,28 +106,56 @@ def choose(
     wanted: the surest first, of no more memory than the layouts were priced for.
     """
     for level in wanted:
-        fastest, gap = _fastest(priced, pins, level.memory_bytes, clock, count)
+        fastest, at_least_s = _fastest(priced, pins, level.memory_bytes, clock, count)
         if fastest:
-            return Choice(level, fastest, simplest_of_equals(priced.problem.cluster, fastest), gap)
+            known_s = fastest[-1].step_time_s if len(fastest) == count else inf
+            others: list[Priced] = []
+            if clock.in_time():
+                others = _in_other_orders(priced, pins, known_s)
+            elif _orders_are_free(priced.problem, pins):
+                at_least_s = min(at_least_s, ideal_step_time_s(priced.problem))
+            if others:
+                more = PricedLayouts(priced.problem, others, at_least_s)
+                fastest, at_least_s = _fastest(more, pins, level.memory_bytes, clock, count, fastest)
+            gap = max(0.0, 1 - at_least_s / fastest[0].step_time_s)
+            return Choice(level, fastest, simplest_of_equals(priced.problem.cluster, fastest), gap, others)
     return None
 
 
+def _in_other_orders(priced: PricedLayouts, pins: Pins, known_s: float) -> list[Priced]:
+    """Those that may take less than known_s. Memory does not depend on the order of axes: what fits, fits in all."""
+    problem = priced.problem
+    if not _orders_are_free(problem, pins):
+        return []
+    from autoshard.search.grid.orders import faster_orders
+
+    table = _table(problem, pins)
+    for draft in faster_orders(priced.wholes, pins, known_s):
+        table.add(draft)
+    return [*table.price()]
+
+
+def _orders_are_free(problem: Problem, pins: Pins) -> bool:
+    return problem.backend != "nxd" and pins.axis_order is None
+
+
 def _fastest(
-    priced: PricedLayouts, pins: Pins, limit_bytes: float, clock: Clock, count: int
+    priced: PricedLayouts, pins: Pins, limit_bytes: float, clock: Clock, count: int, known: Sequence[Timed] = ()
 ) -> tuple[list[Timed], float]:
-    """(the fastest of each kind, how much faster another one may be as a share of the first one's step)."""
+    """(the fastest of each kind, what no other one takes less than). known: others, fastest first."""
     from autoshard.search.grid.frames import refine
 
-    ranked = best_of_each_kind(priced.fastest_first(limit_bytes), count)
+    fitting = merge(known, priced.fastest_first(limit_bytes), key=_step_time_s)
+    ranked = best_of_each_kind(fitting, count)
     known_s = ranked[0].step_time_s if ranked else inf
-    by_stage = sets_by_stage(pins)
-    refined = refine(priced.wholes, by_stage, limit_bytes, known_s, clock.in_time)
+    refined = refine(priced.wholes, sets_by_stage(pins), limit_bytes, known_s, clock.in_time)
     better = [Timed(one.step_time_s, one.strategy) for one in refined.found]
-    ranked = best_of_each_kind(sorted([*better, *ranked], key=lambda one: one.step_time_s), count)
-    if not ranked:
-        return [], 0.0
-    at_least_s = min(refined.at_least_s, priced.unpriced_at_least_s)
-    return ranked, max(0.0, 1 - at_least_s / ranked[0].step_time_s)
+    ranked = best_of_each_kind(sorted([*better, *ranked], key=_step_time_s), count)
+    return ranked, min(refined.at_least_s, priced.unpriced_at_least_s)
+
+
+def _step_time_s(one: Timed) -> float:
+    return one.step_time_s
 
 
 def _optimality(problem: Problem, fastest: list[Timed], place: int, gap: float, clock: Clock) -> str:
@@ -141,6 +179,10 @@ class PricedLayouts(NamedTuple):
     def wholes(self) -> list[Whole]:
         """What each family was priced by."""
         return list({id(one.whole): one.whole for one in self.chunks}.values())
+
+    def and_in(self, others: list[Priced]) -> PricedLayouts:
+        """These and the others."""
+        return self._replace(chunks=[*self.chunks, *others]) if others else self
 
     def fastest_first(self, limit_bytes: float, above_bytes: float = 0.0) -> Iterator[Timed]:
         """Those that need no more than the limit, and more than `above_bytes`."""
@@ -255,13 +297,12 @@ def _nothing(problem: Problem, pins: Pins, tally: Tally) -> AutoshardError:
     where = f"{cluster.nodes} x {cluster.instance}"
     if MEMORY not in tally.counts:
         fixed = " ".join(f"{field}={value}" for field, value in pins.fixed.items())
-        last = [
-            rule.reason
-            for rule in (*MESH_RULES, *KERNEL_RULES, *STATE_RULES, *LAYOUT_RULES)
-            if rule.reason in tally.counts
-        ][-1]
+        rules = (*MESH_RULES, *KERNEL_RULES, *STATE_RULES, *LAYOUT_RULES)
+        last = [rule.reason for rule in rules if rule.reason in tally.counts][-1]
+        most = tally.rejections()[0]
+        others = "" if most.reason == last else f"; most others: {most.example}"
         given = f" with {fixed}" if fixed else ""
-        return AutoshardError(f"no layout of {name} on {where}{given} is legal: {tally.nearest[last][1]}")
+        return AutoshardError(f"no layout of {name} on {where}{given} is legal: {tally.nearest[last][1]}{others}")
     needed = tally.nearest_miss(MEMORY)
     capacity = cluster.device.memory_bytes
     larger = smallest_cluster(problem, pins)

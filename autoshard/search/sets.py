@@ -67,9 +67,9 @@ class _Price(NamedTuple):
 
 def _useful(problem: Problem, shape: LocalShape) -> list[str]:
     """Of equals the one that replays least at once, then the smallest."""
-    from autoshard.search.grid.parts import shape_rows
+    from autoshard.search.grid.parts import part_numbers
 
-    blocks = [row[0] for row in shape_rows(problem, [shape], EVERY_SET)[0]]
+    blocks = part_numbers(problem, [shape], EVERY_SET)[0, :, 0].tolist()
     prices = [
         _Price(float(f"{block[1]:.9g}"), block[2], block[3], len(members(name)))
         for name, block in zip(EVERY_SET, blocks, strict=True)

@@ -18,7 +18,7 @@ from autoshard.models.registry import load_model
 from autoshard.schedules import SCHEDULES
 from autoshard.schedules.closed_form import step_time_s
 from autoshard.search.grid.cuts import balanced_cuts, even_cuts
-from autoshard.search.grid.microbatch import unit_work
+from autoshard.search.grid.microbatch import unit_columns
 from autoshard.search.grid.pipeline import interleaved_s, one_chunk_s
 from autoshard.search.grid.table import Priced, Table
 from autoshard.search.layouts import legal_layouts
@@ -32,7 +32,7 @@ PROBLEMS = (
     ("llama3-70b", "trn1.32xlarge", 16, 1024, 8192, "mixed_precision", "nxd"),
     ("llama3-8b", "trn2.48xlarge", 1, 64, 4096, "fp32", "torch"),
     ("mixtral-8x7b", "trn1.32xlarge", 4, 64, 4096, "bf16_sr", "torch"),
-    ("gpt3-175b", "trn2.48xlarge", 2, 96, 2048, "mixed_precision", "torch"),
+    ("gpt3-175b", "trn2u.48xlarge", 6, 96, 2048, "mixed_precision", "torch"),
 )
 
 
@@ -88,6 +88,8 @@ def test_pipelines_are_the_closed_form(seed: int) -> None:
         assert found == pytest.approx(expected("interleaved", m.tolist(), pp * vpp))
 
 
+OF_DEVICES = [0, 1, 2, 3, 4, 5, 7]
+"""Fields of OperatorNeeds that seconds are made of: not the FLOPs."""
 SHAPES = (
     ("llama3-8b", LocalShape(4, 2, 1, 1, True, "flash", "zigzag_ring")),
     ("llama3-8b", LocalShape(16, 1, 1, 1, False, "plain")),
@@ -106,14 +108,17 @@ def test_larger_microbatches_are_the_smallest_scaled(name: str, shape: LocalShap
 
     for part in ((1, False, False), (1, True, False), (0, True, False), (0, False, True), (0, True, True)):
         one, six = work(1, part), work(6, part)
-        scaled = unit_work(one, work(2, part) if part[2] else None).times(6)
-        for kind in ("operators", "forward", "backward", "projections", "parameters"):
-            assert getattr(scaled, kind) == getattr(six, kind)
-        assert (scaled.working_bytes, scaled.weights_waiting_bytes) == (six.working_bytes, six.weights_waiting_bytes)
+        small, large = unit_columns([one]), unit_columns([six])
+        assert np.array_equal(small.needs(np.array([6]))[0, :, OF_DEVICES], large.operators[:, OF_DEVICES].T)
+        for own, other in ((small.forward, large.forward), (small.backward, large.backward)):
+            assert own.laws == other.laws and np.array_equal(6 * own.size, other.size)
+            assert np.array_equal(own.step, other.step) and np.array_equal(own.law, other.law)
+        assert small.working_bytes_of(6) == large.working_bytes and 6 * small.waiting_bytes == large.waiting_bytes
+        assert one.parameters == six.parameters
         for recompute in COMMON_SETS:
-            small, large = one.recompute(recompute), six.recompute(recompute)
-            assert small.repeated == large.repeated
-            assert (6 * small.kept_bytes, 6 * small.replay_bytes) == (large.kept_bytes, large.replay_bytes)
+            of_one, of_six = one.recompute(recompute), six.recompute(recompute)
+            assert of_one.repeated == of_six.repeated
+            assert (6 * of_one.kept_bytes, 6 * of_one.replay_bytes) == (of_six.kept_bytes, of_six.replay_bytes)
 
 
 def test_even_cuts_are_the_strategy_s() -> None:

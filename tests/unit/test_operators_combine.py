@@ -11,22 +11,27 @@ from math import inf
 import pytest
 
 from autoshard.cost.estimate import Estimate, estimate
-from autoshard.cost.stage import LocalShape, strategy_mesh
+from autoshard.cost.load import rank_load, telling_ranks
+from autoshard.cost.memory import memory_values
+from autoshard.cost.stage import LocalShape, strategy_mesh, strategy_parts
+from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.graph.ir import Graph, Operator
 from autoshard.graph.partition import Choice
 from autoshard.graph.redistribute import Axes, NoTransition
 from autoshard.layout.plan import operator_choices
-from autoshard.layout.sharding import OperatorChoices, differing
+from autoshard.layout.sharding import OperatorChoices, differing, stage_program
 from autoshard.layout.strategy import Strategy
 from autoshard.layout.template import template_of
 from autoshard.models.registry import load_model
 from autoshard.search import Pins
-from autoshard.search.grid.least import Least, LeastTable, block_limit_s, step_times_at_least_s
+from autoshard.search.grid.least import ROUNDING, Least, LeastTable, block_limits_s, step_times_at_least_s
+from autoshard.search.grid.parts import part_numbers, unit_programs
 from autoshard.search.grid.table import local_shape
 from autoshard.search.operators import solve
 from autoshard.search.operators.combine import WORTH, combine, even
-from autoshard.search.operators.improve import Solver, graphs
+from autoshard.search.operators.improve import Solver, graphs, layout_prices
 from autoshard.search.operators.options import operator_options
+from autoshard.search.operators.prices import program_price
 from autoshard.search.rules import Draft, Problem
 from autoshard.search.sets import recompute_sets
 from autoshard.spec.cluster import load_cluster
@@ -83,13 +88,71 @@ def test_no_sharding_beats_the_bounds(seed: int) -> None:
             table = LeastTable(problem, sets, True, solved)
             table.add(draft)
             if place % 4 == 0:
-                solved[local_shape(draft)] = solver.fastest(even(problem, draft, "none"), block_limit_s(table, known_s))
+                shape = local_shape(draft)
+                solved[shape] = solver.fastest(even(problem, draft, "none"), block_limits_s(table, known_s)[shape])
                 table = LeastTable(problem, sets, True, solved)
                 table.add(draft)
             limit = found.fullest.total_bytes * (1 + 1e-9)
             assert step_times_at_least_s(table, True, limit, known_s)[draft] <= known_s
             tried += 1
     assert tried > 8
+
+
+SHAPES = (
+    LocalShape(2, 8, 1, 4, True, "flash", "zigzag_ring"),
+    LocalShape(8, 16, 1, 1, True, "flash", "ring"),
+    LocalShape(8, 2, 1, 4, False, "flash", "all_gather"),
+    LocalShape(2, 1, 1, 2, True, "plain", "all_gather"),
+)
+
+
+def real_layout(shape: LocalShape, pp: int = 1, zero: int = 1) -> tuple[Problem, Draft]:
+    training = TrainingSpec(8192, 1024, load_precision("mixed_precision"))
+    problem = Problem(load_model("llama3-8b"), training, load_cluster("trn1.32xlarge", 16), "torch")
+    degrees = Draft(
+        shape.tp, pp, 512 // (shape.tp * shape.cp * pp), shape.cp, shape.ep, shape.microbatch_size, zero=zero
+    )
+    return problem, degrees._replace(
+        sequence_parallel=shape.sequence_parallel,
+        attention_kernel=shape.attention_kernel,
+        context_parallel=shape.context_parallel,
+    )
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_bounds_are_below_the_rule_also_of_rings(shape: LocalShape) -> None:
+    """A ring sends while attention works. And k microbatches at once take no more than k times one."""
+    problem, draft = real_layout(shape)
+    solver, k = Solver(problem), 4
+    per_parameter = accumulation_s_per_parameter(problem.training.precision, problem.cluster.device)
+    one, several = (
+        solver.fastest(even(problem, draft._replace(microbatch_size=count * draft.microbatch_size), "none"), inf)
+        for count in (1, k)
+    )
+    units = unit_programs(problem, shape)
+    works = (units.block, units.embedding, units.head)
+    by_rule = part_numbers(problem, [shape], ("none",))[0, 0, :, :2].sum(1)
+    for least_s, of_several_s, rule_s, work in zip(one, several, by_rule, works, strict=False):
+        assert least_s <= (rule_s + per_parameter * sum(work.parameters.values())) * (1 + ROUNDING)
+        assert of_several_s / k <= least_s * (1 + ROUNDING)
+
+
+@pytest.mark.parametrize("zero", range(4))
+def test_rows_of_memory_count_state_as_the_cost_model_does(zero: int) -> None:
+    shape = LocalShape(8, 2, 1, 1, True, "flash", "all_gather")
+    problem, draft = real_layout(shape, pp=4, zero=zero)
+    strategy = even(problem, draft, "none")
+    mesh = strategy_mesh(problem.model, problem.cluster, strategy)
+    block, *_ = graphs(problem, strategy)
+    program = stage_program(block, mesh.stage_axes, True)
+    prices = replace(layout_prices(problem, strategy, mesh), parameter_s=lambda axes: 0.0)
+    state_only = replace(prices, memory=tuple(replace(row, kept=0, replay=0, working=0) for row in prices.memory))
+    found = program_price(program, state_only).memory_bytes
+    parts = strategy_parts(problem.model, problem.training, problem.cluster, strategy)
+    count = strategy.num_microbatches(problem.training.global_batch_size)
+    load = rank_load(strategy, parts, count, 1)
+    of_state = memory_values(load, problem.training.precision, mesh, zero, problem.cluster.device)[:3]
+    assert found[telling_ranks(strategy).index(1)] == pytest.approx(sum(of_state), rel=1e-12)
 
 
 OTHERS = {

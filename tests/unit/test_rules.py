@@ -57,6 +57,14 @@ BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         "tp=16 is not a group of trn2.48xlarge at lnc 1; degrees that are: 1, 4, 8, 32",
     ),
     (
+        {"model": replace(LLAMA_70B, num_attention_heads=256), **on("trn2u.48xlarge", 4)},
+        {"tp": 256, "pp": 1, "dp": 1},
+        (
+            "tp=256 is not a group of trn2u.48xlarge at lnc 2, over the Z ring of the UltraServer neither; "
+            "degrees that are: 1, 4, 16, 64"
+        ),
+    ),
+    (
         {"model": LLAMA_13B, **on("trn1.32xlarge", 4)},
         {"tp": 32, "pp": 2, "layers": 40},
         "tp=32 must divide num_attention_heads=40 of llama2-13b; degrees that fit here: 1, 2, 4, 8",
@@ -93,7 +101,7 @@ BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (
         {"model": MIXTRAL, **on("trn1.32xlarge", 8)},
         {"pp": 4, "dp": 1, "cp": 2, "layers": 32},
-        "cp=2 with experts is not supported: mixtral-8x7b routes whole sequences; use cp=1",
+        "cp=2 with the experts of mixtral-8x7b is not supported on nxd; use cp=1 or backend torch",
     ),
     (
         on("trn1.32xlarge", 3),
@@ -131,6 +139,16 @@ BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         "attention_kernel=plain with cp=2: context parallelism of NxD is ring attention; use flash",
     ),
     ({}, {"dp": 1, "cp": 2}, "context_parallel=all_gather with cp=2: NxD has ring alone; use ring"),
+    (
+        {},
+        {"axis_order": ("dp", "pp", "cp", "tp")},
+        "axis_order=dp-pp-cp-tp: NxD builds its groups in the order pp-dp-cp-tp alone; use that or backend torch",
+    ),
+    (
+        {"backend": "torch"},
+        {"tp": 8, "pp": 2, "dp": 8, "cp": 4, "axis_order": ("pp", "dp", "tp", "cp"), "context_parallel": "ring"},
+        "axis_order=pp-dp-tp-cp: cp=4 inside tp=8 makes groups of tp that trn1.32xlarge does not have; put tp last",
+    ),
     (
         {},
         {"context_parallel": "ulysses"},
@@ -180,13 +198,13 @@ BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (
         on("trn1.32xlarge", 2),
         {"pp": 1, "schedule": "interleaved", "num_virtual_stages": 2},
-        "schedule=interleaved has nothing to interleave with pp=1; use 1f1b",
+        "schedule=interleaved has no pipeline with pp=1; use 1f1b",
     ),
     ({}, {"schedule": "zero_bubble"}, "schedule=zero_bubble is not one of NxD's: 1f1b, interleaved"),
     (
         {"backend": "torch", **on("trn1.32xlarge", 2)},
         {"pp": 1, "schedule": "gpipe"},
-        "schedule=gpipe has nothing to interleave with pp=1; use 1f1b",
+        "schedule=gpipe has no pipeline with pp=1; use 1f1b",
     ),
     ({}, {"stage_layers": (10,) * 7 + (9,)}, f"stage_layers={[10] * 7 + [9]} is 79 blocks; llama3-70b has 80"),
     (
@@ -274,6 +292,15 @@ LEGAL: list[tuple[dict[str, Any], dict[str, Any]]] = [
     (on("trn1.32xlarge", 1), {"tp": 1, "pp": 4, "dp": 8}),
     ({"model": MIXTRAL, **on("trn1.32xlarge", 8)}, {"pp": 4, "ep": 2, "layers": 32}),
     ({"model": LLAMA_8B, **on("trn2.48xlarge", 1)}, {"tp": 16, "pp": 1, "dp": 4, "layers": 32}),
+    # cp over the instances of each UltraServer; gradient sums over one and a half
+    (
+        {"training": length(131072, 16), **on("trn2u.48xlarge", 32)},
+        {"tp": 64, "dp": 1, "cp": 4, "context_parallel": "ring"},
+    ),
+    (
+        {"training": length(8192, 1026), **on("trn2u.48xlarge", 6)},
+        {"tp": 64, "pp": 1, "dp": 3, "cp": 2, "context_parallel": "ring"},
+    ),
     # NxD's own rules are not torch's
     ({"model": GPT3, "training": length(2048), "backend": "torch"}, {"layers": 96}),
     ({"backend": "torch"}, {"zero": 0}),
@@ -283,6 +310,8 @@ LEGAL: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"backend": "torch"}, {"dp": 1, "cp": 2, "attention_kernel": "plain"}),
     ({"backend": "torch"}, {"dp": 1, "cp": 2, "context_parallel": "zigzag_ring"}),
     ({"backend": "torch"}, {"tp": 8, "dp": 8, "cp": 1}),
+    ({"backend": "torch"}, {"axis_order": ("dp", "pp", "cp", "tp")}),
+    ({"backend": "torch"}, {"tp": 1, "pp": 8, "dp": 64, "axis_order": ("tp", "dp", "cp", "pp")}),
     (
         {**on("trn1.32xlarge", 4), "backend": "torch"},
         {"tp": 2, "dp": 2, "cp": 4, "context_parallel": "ulysses"},

@@ -152,12 +152,12 @@ def test_what_has_no_order_of_work_has_no_price(capsys: pytest.CaptureFixture[st
 
 
 def test_experts_with_context_parallelism_have_no_price(capsys: pytest.CaptureFixture[str]) -> None:
-    found = scored(capsys, written("r.yaml", "model: mixtral-8x7b\nnodes: 4\ntp: 8\ncp: 2\nbackend: torch\n"))
+    found = scored(capsys, written("r.yaml", "model: mixtral-8x7b\nnodes: 4\ntp: 8\ncp: 2\nep: 1\nbackend: torch\n"))
     assert found["estimate"] is None
-    assert "cp=2 with experts is not supported: mixtral-8x7b routes whole sequences; use cp=1" in found["broken"]
+    assert "cp=2 needs the experts of mixtral-8x7b split over it: ep=2 or a multiple" in found["broken"]
     model, training = load_model("mixtral-8x7b"), TrainingSpec(8192, 1024, load_precision("mixed_precision"))
     layout = Strategy(8, 1, 8, 2, 1, 1, 1, "1f1b", ("none",), True, 1, "flash", (32,), "ring")
-    message = "^cp=2 with the experts of mixtral-8x7b has no price: they see whole sequences$"
+    message = "^cp=2 with the experts of mixtral-8x7b whole on each rank has no price$"
     with pytest.raises(AutoshardError, match=message):
         estimate(model, training, load_cluster("trn1.32xlarge", 4), layout)
 

@@ -347,6 +347,13 @@ def test_rejections_are_counted_and_have_an_example() -> None:
     assert all(by_reason.values())
 
 
+def test_a_layout_that_fits_only_with_a_set_for_each_stage_is_counted() -> None:
+    model, cluster = load_model("llama3.1-405b"), load_cluster("trn1n.32xlarge", 32)
+    result = search(model, TRAINING, cluster, Pins(pp=16, dp=4, microbatch_size=2), "torch")
+    assert len(set(result.best.strategy.recompute)) > 1 and result.fitting == 1
+    assert result.considered == 1 + sum(rejection.count for rejection in result.rejections)
+
+
 def test_search_imports_numpy_only_to_price() -> None:
     code = "import autoshard.search, sys; print([name for name in ('torch', 'numpy') if name in sys.modules])"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

@@ -22,15 +22,17 @@ from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.layout.mesh import Mesh
 from autoshard.search.grid.frames import interleaved_promises, promises
 from autoshard.search.grid.mixed import MixedFrame
-from autoshard.search.grid.parts import Numbers, StageColumns, as_columns, shape_rows, unit_programs
+from autoshard.search.grid.parts import PARTS, PartColumns, StageColumns, as_columns, part_numbers, unit_programs
 from autoshard.search.grid.pipeline import Array
 from autoshard.search.grid.price import Family
 from autoshard.search.grid.ranks import Counts, RankState
-from autoshard.search.grid.table import Table, Whole
+from autoshard.search.grid.table import Table, Whole, local_shape
 from autoshard.search.rules import Draft, Problem
 
 ROUNDING = 1e-4
 """Share by which HiGHS may be off: it ends with tolerances of its own."""
+SHARED = ("kept_bytes", "replay_bytes", "working_bytes", "weights_waiting_bytes")
+"""Of PartColumns, what a rank has its share of at least; of seconds it is the device that is as fast as all."""
 
 
 class Least(NamedTuple):
@@ -68,16 +70,29 @@ class LeastTable(Table):
         super().__init__(problem, sets, by_stage)
         self._solved = solved
 
+    def _first_alike(self, shape: LocalShape) -> tuple[tuple[str, int], ...]:
+        """Its own: solved shapes are known by theirs."""
+        return shape.placement
+
+    @cached_property
+    def families(self) -> list[Whole]:
+        """What each family of everything that was added is priced by."""
+        return list({id(one.whole): one.whole for one in self.price()}.values())
+
     @cached_property
     def parts(self) -> StageColumns:
         shapes = list(self._shapes)
-        rows: dict[LocalShape, list[tuple[Numbers, ...]]] = {}
+        numbers: Array = np.zeros((len(shapes), len(self._sets), len(PARTS), len(PartColumns._fields)))
         for tp in dict.fromkeys(shape.tp for shape in shapes):
-            alike = [shape for shape in shapes if shape.tp == tp]
-            rows |= zip(alike, self._rows(tp, alike), strict=True)
-        return as_columns(self._problem, shapes, self._sets, [rows[shape] for shape in shapes])
+            alike = [place for place, shape in enumerate(shapes) if shape.tp == tp]
+            numbers[alike] = self._numbers(tp, [shapes[place] for place in alike])
+        for place, shape in enumerate(shapes):
+            if shape in self._solved:
+                self._add_solved(shape, numbers[place])
+        return as_columns(self._problem, shapes, numbers)
 
-    def _rows(self, tp: int, shapes: list[LocalShape]) -> Iterator[list[tuple[Numbers, ...]]]:
+    def _numbers(self, tp: int, shapes: list[LocalShape]) -> Array:
+        """As `part_numbers`: of each, a share of one rank that does all."""
         device = self._problem.cluster.device
         fast = replace(
             device,
@@ -86,27 +101,22 @@ class LeastTable(Table):
             tile_rows=1,
             tile_columns=1,
         )
-        unshared = dict.fromkeys(map(_unshared, shapes))
-        found = shape_rows(self._problem, list(unshared), self._sets, fast, _nothing)
-        of = dict(zip(unshared, found, strict=True))
-        for shape in shapes:
-            rows = [tuple(_shared(part, tp) for part in row) for row in of[_unshared(shape)]]
-            yield self._with_solved(shape, rows) if shape in self._solved else rows
+        unshared = {shape: place for place, shape in enumerate(dict.fromkeys(map(_unshared, shapes)))}
+        found = part_numbers(self._problem, list(unshared), self._sets, fast, _nothing)
+        found[..., [PartColumns._fields.index(name) for name in SHARED]] /= tp
+        return found[[unshared[_unshared(shape)] for shape in shapes]]
 
-    def _with_solved(self, shape: LocalShape, rows: list[tuple[Numbers, ...]]) -> list[tuple[Numbers, ...]]:
-        units = unit_programs(self._problem, replace(_unshared(shape), microbatch_size=1))
+    def _add_solved(self, shape: LocalShape, numbers: Array) -> None:
+        """numbers: (set, PARTS, number), which are raised to what is known of block and ends."""
+        units = unit_programs(self._problem, _unshared(shape))
         per_parameter = accumulation_s_per_parameter(self._problem.training.precision, self._problem.cluster.device)
-        least: list[float] = [
-            seconds * (1 - ROUNDING) - per_parameter * (sum(unit.work.parameters.values()) // shape.tp)
-            for seconds, unit in zip(self._solved[shape], (units.block, units.embedding, units.head), strict=True)
-        ]
-        fewest = [min(row[part][1] for row in rows) for part in range(3)]
-
-        def at_least(part: Numbers, place: int) -> Numbers:
-            replayed = part[1] - fewest[place]
-            return (part[0], max(part[1], least[place] + replayed - part[0]), *part[2:])
-
-        return [(*(at_least(part, place) for place, part in enumerate(row[:3])), row[3]) for row in rows]
+        for part, (seconds, unit) in enumerate(
+            zip(self._solved[shape], (units.block, units.embedding, units.head), strict=True)
+        ):
+            least_s = seconds * (1 - ROUNDING) - per_parameter * (sum(unit.parameters.values()) // shape.tp)
+            forward_s, backward_s = numbers[:, part, 0], numbers[:, part, 1]
+            replayed_s = backward_s - backward_s.min()
+            numbers[:, part, 1] = np.maximum(backward_s, least_s + replayed_s - forward_s)
 
 
 def _nothing(kind: str, axes: tuple[str, ...]) -> CollectiveLaw:
@@ -117,25 +127,23 @@ def _unshared(shape: LocalShape) -> LocalShape:
     return replace(shape, tp=1, sequence_parallel=False)
 
 
-def _shared(part: Numbers, tp: int) -> Numbers:
-    forward_s, backward_s, kept, replay, working, waiting, weights_s = part
-    return forward_s, backward_s, kept / tp, replay / tp, working / tp, waiting / tp, weights_s
-
-
-def block_limit_s(table: LeastTable, known_s: float) -> float:
-    """What a block may take for one microbatch in a layout that takes less than known_s, nothing replayed.
+def block_limits_s(table: LeastTable, known_s: float) -> dict[LocalShape, float]:
+    """What a block of each local shape may take for one microbatch in a layout that takes less than known_s, nothing
+    replayed.
 
     Each rank works on all microbatches, and one of them has its share of all work at least.
     """
-    most = 0.0
-    for whole in {id(one.whole): one.whole for one in table.price()}.values():
+    most: dict[LocalShape, float] = {}
+    for whole in table.families:
         draft = np.arange(len(whole.drafts.drafts))
         _, first, last, state = whole.parts_of(draft, np.zeros_like(draft))
         per_parameter = accumulation_s_per_parameter(whole.problem.training.precision, whole.problem.cluster.device)
         ends_s = sum(end.forward_s + end.backward_s for end in (first, last))
         ends_s = ends_s + per_parameter * (state.first + state.last)
         of_all_s = known_s * whole.family.pp / whole.count
-        most = max(most, float((of_all_s - ends_s).max()) / whole.problem.model.num_hidden_layers)
+        of_block_s = (of_all_s - ends_s) / whole.problem.model.num_hidden_layers
+        for one, seconds in zip(whole.drafts.drafts, of_block_s.tolist(), strict=True):
+            most[local_shape(one)] = max(seconds, most.get(local_shape(one), 0.0))
     return most
 
 
@@ -156,7 +164,7 @@ def _bounds(
     table: LeastTable, by_stage: bool, limit_bytes: float, known_s: float
 ) -> Iterator[tuple[Draft, str, float]]:
     """The set is the first one, where stages choose."""
-    for whole in {id(one.whole): one.whole for one in table.price()}.values():
+    for whole in table.families:
         if whole.family.cuts_are_free:
             found = promises(whole, by_stage, limit_bytes, known_s)
             bounds: Iterator[tuple[int, int, float]] = ((one.draft, one.sets[0], one.at_least_s) for one in found)

@@ -19,11 +19,13 @@ from autoshard.spec.training import DTYPE_BYTES, Precision
 
 class UnitColumns(NamedTuple):
     """Of a block or an end of the model, as cost.shards has it: elements of weights and of sums of gradients on a rank,
-    and of those that travel; seconds to gather for forward and for backward, and to scatter."""
+    and of those that travel: all, and in turns; seconds to gather for forward and for backward, and to scatter."""
 
     weights: Array
     sums: Array
     travels: Array
+    larger: Array
+    other: Array
     gather_s: Array
     again_s: Array
     scatter_s: Array
@@ -120,7 +122,7 @@ def rank_parts_bytes(
         in_work = in_work + held * end.kept_bytes + waiting * end.weights_waiting_bytes
         replayed, at_ends = np.maximum(replayed, end.replay_bytes), np.maximum(at_ends, end.working_bytes)
     block_work = replayed + worked
-    working = np.maximum(block_work, at_ends)
+    working = np.maximum(block_work - _over(rank, first, last), at_ends)
     if state.shards is not None:
         working = np.maximum(
             working, _travelling_bytes(rank, state.shards, (block, first, last), block_work, at_ends, precision)
@@ -152,6 +154,18 @@ def rank_parts_bytes(
         lives = lives + handed_over * parameter
     buckets = np.minimum(BUCKET_BYTES, staying * reduced) + np.minimum(BUCKET_BYTES, staying * parameter)
     return lives, in_work, np.where(state.shares_state, buckets, 0.0)
+
+
+def _over(rank: RankColumns, first: PartColumns, last: PartColumns) -> Array | float:
+    """What the loss of a microbatch no longer keeps when blocks run backward; a head that is tied is in `first`."""
+    if not rank.last:
+        return 0.0
+    tied = (last.forward_s == 0) & rank.only
+    kept, waiting = (
+        np.where(tied, getattr(first, name), getattr(last, name)) for name in ("kept_bytes", "weights_waiting_bytes")
+    )
+    over: Array = np.maximum(0.0, kept - waiting * rank.weights_apart)
+    return over
 
 
 def _held_and_owned(rank: RankColumns, state: StateColumns) -> tuple[Array | float, Array]:
@@ -201,7 +215,11 @@ def _travelling_bytes(
         shards.gathers,
         (DTYPE_BYTES[precision.parameter_dtype], DTYPE_BYTES[precision.gradient_reduce_dtype]),
         shards.shards,
-        (shards.block.travels, shards.first.travels if rank.first else 0.0, shards.last.travels if rank.last else 0.0),
+        (
+            (shards.block.travels, shards.block.larger, shards.block.other),
+            shards.first.travels if rank.first else 0.0,
+            shards.last.travels if rank.last else 0.0,
+        ),
         shards.tied if rank.first else 0.0,
         (block_work, at_ends if rank.last else 0.0),
         (rank.most_blocks * block.kept_bytes, kept_by_loss),

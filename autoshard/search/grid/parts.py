@@ -7,28 +7,25 @@ set costs two sums.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import lru_cache
-from itertools import accumulate
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from autoshard.cost.collectives import CollectiveLaw, collective_law, group_shape
-from autoshard.cost.program import ProgramWork
+from autoshard.cost.program import ProgramWork, Recompute
 from autoshard.cost.stage import LocalShape, mesh_order, stage_mesh, stage_work
-from autoshard.graph.recompute import is_recomputed
-from autoshard.search.grid.microbatch import UnitWork, unit_work
+from autoshard.graph.recompute import NO_RECOMPUTE, is_recomputed
+from autoshard.search.grid.microbatch import UnitColumns, unit_columns
 from autoshard.search.grid.pipeline import Array
-from autoshard.search.grid.steps import Law, StepSeconds, step_seconds
+from autoshard.search.grid.steps import Asked, Law, StepSeconds, step_seconds
 from autoshard.search.rules import Problem
 from autoshard.spec.cluster import Device
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import DTYPE_BYTES, TrainingSpec
 
-Numbers = tuple[float, float, float, float, float, float, float]
-"""In the order of PartColumns."""
-NOTHING: Numbers = (0.0,) * 7
+PARTS = ("block", "embedding", "head", "tied")
 
 
 class PartColumns(NamedTuple):
@@ -63,22 +60,18 @@ class StageColumns(NamedTuple):
         return self.embedding.take(rows), self.head.take(rows)
 
 
-def stage_columns(problem: Problem, shapes: list[LocalShape], recompute: tuple[str, ...]) -> StageColumns:
+def stage_columns(problem: Problem, shapes: Sequence[LocalShape], recompute: tuple[str, ...]) -> StageColumns:
     """Entry i * len(recompute) + j: shape i under set j."""
-    return as_columns(problem, shapes, recompute, shape_rows(problem, shapes, recompute))
+    return as_columns(problem, shapes, part_numbers(problem, shapes, recompute))
 
 
-def as_columns(
-    problem: Problem,
-    shapes: Sequence[LocalShape],
-    recompute: tuple[str, ...],
-    rows_of: Sequence[Sequence[tuple[Numbers, ...]]],
-) -> StageColumns:
-    """rows_of: each shape, for each set."""
-    rows = [row for of_shape in rows_of for row in of_shape]
-    block, embedding, head, tied = (PartColumns(*np.array(part, dtype=float).T) for part in zip(*rows, strict=True))
-    hidden = [_hidden_bytes(problem, shape) for shape in shapes for _ in recompute]
-    return StageColumns(block, embedding, head, tied, np.array(hidden, dtype=float))
+def as_columns(problem: Problem, shapes: Sequence[LocalShape], numbers: Array) -> StageColumns:
+    """numbers: as `part_numbers`."""
+    rows = numbers.shape[0] * numbers.shape[1]
+    columns = np.ascontiguousarray(numbers.reshape(rows, len(PARTS), -1).transpose(1, 2, 0))
+    hidden = np.array([_hidden_bytes(problem, shape) for shape in shapes], dtype=float)
+    block, embedding, head, tied = (PartColumns(*part) for part in columns)
+    return StageColumns(block, embedding, head, tied, np.repeat(hidden, numbers.shape[1]))
 
 
 def _hidden_bytes(problem: Problem, shape: LocalShape) -> int:
@@ -87,19 +80,26 @@ def _hidden_bytes(problem: Problem, shape: LocalShape) -> int:
     return elements * DTYPE_BYTES[problem.training.precision.compute_dtype]
 
 
-class Units(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Units:
     """The programs of one local shape, for one sequence a microbatch. first: embedding and a block behind it."""
 
-    block: UnitWork
-    first: UnitWork
-    embedding: UnitWork
-    head: UnitWork
-    tied: UnitWork | None
+    block: ProgramWork
+    first: ProgramWork
+    embedding: ProgramWork
+    head: ProgramWork
+    tied: ProgramWork | None
+
+    @cached_property
+    def columns(self) -> UnitColumns:
+        """Of block, first, embedding, head and, where there is one, tied."""
+        works = (self.block, self.first, self.embedding, self.head, self.tied)
+        return unit_columns([work for work in works if work is not None])
 
 
 def unit_programs(problem: Problem, shape: LocalShape) -> Units:
-    """shape: of one sequence a microbatch."""
-    return _unit_programs(*_whatever_the_hardware(problem), shape)
+    """Of this local shape, whatever the size of its microbatches and wherever its ranks are."""
+    return _unit_programs(*_whatever_the_hardware(problem), replace(shape, microbatch_size=1, placement=()))
 
 
 def _whatever_the_hardware(problem: Problem) -> tuple[ModelSpec, TrainingSpec, bool]:
@@ -114,121 +114,109 @@ def _of_any_batch(training: TrainingSpec) -> TrainingSpec:
 
 @lru_cache(maxsize=1024)
 def _unit_programs(model: ModelSpec, training: TrainingSpec, kv_inner: bool, shape: LocalShape) -> Units:
-    def unit(layers: int, first: bool, last: bool) -> UnitWork:
-        dtype = training.precision.compute_dtype
-        sizes = (training.sequence_length, training.expert_capacity_factor, dtype)
-        one, two = (
-            stage_work(model, *sizes, replace(shape, microbatch_size=count), kv_inner, layers, first, last)
-            if count == 1 or last
-            else None
-            for count in (1, 2)
-        )
-        assert one is not None
-        return unit_work(one, two)
+    sizes = (training.sequence_length, training.expert_capacity_factor, training.precision.compute_dtype)
+
+    def unit(layers: int, first: bool, last: bool) -> ProgramWork:
+        return stage_work(model, *sizes, shape, kv_inner, layers, first, last)
 
     tied = unit(0, True, True) if model.tie_word_embeddings else None
     return Units(unit(1, False, False), unit(1, True, False), unit(0, True, False), unit(0, False, True), tied)
 
 
-@lru_cache(maxsize=4096)
-def _works(
-    model: ModelSpec, training: TrainingSpec, kv_inner: bool, shape: LocalShape, weights_apart: bool
-) -> tuple[ProgramWork | None, ...]:
-    """Of the units of this shape, in their order."""
-    units = _unit_programs(model, training, kv_inner, replace(shape, microbatch_size=1))
-    return tuple(None if unit is None else unit.times(shape.microbatch_size, weights_apart) for unit in units)
-
-
-def shape_rows(
+def part_numbers(
     problem: Problem,
     shapes: Sequence[LocalShape],
     recompute: tuple[str, ...],
     device: Device | None = None,
     law: Law | None = None,
-) -> list[list[tuple[Numbers, ...]]]:
-    """For each shape and set: block, embedding, head, tied. device, law: the cluster's, unless given."""
-    base, weights_apart, device = (
-        _whatever_the_hardware(problem),
-        problem.backend != "nxd",
-        device or problem.cluster.device,
-    )
-    works = [_works(*base, shape, weights_apart) for shape in shapes]
-    laws = [law or _laws(problem, shape) for shape in shapes]
-    peak = device.peak_flops_per_s(problem.training.precision.compute_dtype)
-    asked = [(work, law) for several, law in zip(works, laws, strict=True) for work in several if work is not None]
-    priced = iter(step_seconds(asked, device, peak))
-    rows = []
-    for shape, several in zip(shapes, works, strict=True):
-        seconds = [None if work is None else next(priced) for work in several]
-        units = unit_programs(problem, replace(shape, microbatch_size=1))
-        rows.append(_rows(units, shape.microbatch_size, several, seconds, recompute))
-    return rows
+) -> Array:
+    """(shape, set, PARTS, number as in PartColumns). device, law: the cluster's, unless given."""
+    places: dict[LocalShape, list[int]] = {}
+    for place, shape in enumerate(shapes):
+        places.setdefault(replace(shape, microbatch_size=1), []).append(place)
+    units = [unit_programs(problem, shape) for shape in places]
+    asked = [
+        Asked(one.columns, np.array([shapes[place].microbatch_size for place in own]), law or _laws(problem, shape))
+        for one, (shape, own) in zip(units, places.items(), strict=True)
+    ]
+    device = device or problem.cluster.device
+    priced = step_seconds(asked, device, device.peak_flops_per_s(problem.training.precision.compute_dtype))
+    found: Array = np.zeros((len(shapes), len(recompute), len(PARTS), len(PartColumns._fields)))
+    for one, own, asking, seconds in zip(units, places.values(), asked, priced, strict=True):
+        found[own] = _numbers(asking, seconds, _sets_columns(one, recompute))
+    return found
 
 
-def _rows(
-    units: Units,
-    count: int,
-    works: Sequence[ProgramWork | None],
-    seconds: Sequence[StepSeconds | None],
-    recompute: tuple[str, ...],
-) -> list[tuple[Numbers, ...]]:
-    """For each set. count: sequences of a microbatch."""
-    block, first, *_ = seconds
-    work = works[0]
-    assert block is not None and first is not None and work is not None
-    embedding, head, tied = (
-        NOTHING if asked is None or spent is None or unit is None else _end(asked, spent, unit, count)
-        for asked, spent, unit in zip(works[2:], seconds[2:], units[2:], strict=True)
-    )
-    opening = units.block.work.program.graph.operators[0]
-    sums_block = [*accumulate(block.forward.sum(1).tolist(), initial=0.0)]
-    forward_s, backward_s = sums_block[-1], float(block.backward.sum())
-    rows: list[tuple[Numbers, ...]] = []
-    for one in recompute:
-        kept = units.block.work.recompute(one)
-        again_s = sum(sums_block[stop] - sums_block[start] for start, stop in kept.repeated)
-        of_block: Numbers = (
-            forward_s,
-            backward_s + again_s,
-            count * kept.kept_bytes,
-            count * kept.replay_bytes,
-            work.working_bytes,
-            work.weights_waiting_bytes,
-            block.weight_gradients_s,
-        )
-        if not is_recomputed(opening, one):
-            rows.append((of_block, embedding, head, tied))
+class SetColumns(NamedTuple):
+    """What recompute sets do to the units of one local shape, for one sequence a microbatch.
+
+    programs: of PARTS, the last one where there is one. in_part: (step, part), 1 where it is one of its steps. again:
+    (step, set), 1 where a block repeats it; more: of what the first block repeats 1, of what others do -1.
+    kept_bytes, replay_bytes: (set, part).
+    """
+
+    programs: list[int]
+    in_part: Array
+    again: Array
+    more: Array
+    kept_bytes: Array
+    replay_bytes: Array
+
+
+@lru_cache(maxsize=2048)
+def _sets_columns(units: Units, recompute: tuple[str, ...]) -> SetColumns:
+    ends = [end for end in (units.embedding, units.head, units.tied) if end is not None]
+    starts, programs = units.columns.first_step, [0, *range(2, 2 + len(ends))]
+    in_part = np.zeros((starts[-1], len(programs)))
+    for part, program in enumerate(programs):
+        in_part[starts[program] : starts[program + 1], part] = 1.0
+    again, more = np.zeros((2, starts[-1], len(recompute)))
+    kept_bytes, replay_bytes = np.zeros((2, len(recompute), len(programs)))
+    opening = units.block.program.graph.operators[0]
+    of_ends = [end.recompute(NO_RECOMPUTE) for end in ends]
+    for place, name in enumerate(recompute):
+        of_block = units.block.recompute(name)
+        kept_bytes[place] = [one.kept_bytes for one in (of_block, *of_ends)]
+        replay_bytes[place] = [one.replay_bytes for one in (of_block, *of_ends)]
+        _mark(again[:, place], of_block, starts[0], 1.0)
+        if not is_recomputed(opening, name):
             continue
-        behind = units.first.work.recompute(one)
-        more_s = _replayed_more_s(block, kept.repeated, first, behind.repeated)
-        more_kept = count * (behind.kept_bytes - kept.kept_bytes) - embedding[2]
-        ends: list[Numbers] = [
-            (end[0], end[1] + more_s, end[2] + more_kept, count * behind.replay_bytes, *end[4:])
-            for end in (embedding, tied)
-        ]
-        rows.append((of_block, ends[0], head, NOTHING if units.tied is None else ends[1]))
-    return rows
+        behind = units.first.recompute(name)
+        _mark(more[:, place], behind, starts[1], 1.0)
+        _mark(more[:, place], of_block, starts[0], -1.0)
+        for part in (1, 3)[: len(ends) - 1]:  # what begins with the embedding
+            kept_bytes[place, part] += behind.kept_bytes - of_block.kept_bytes - of_ends[0].kept_bytes
+            replay_bytes[place, part] = behind.replay_bytes
+    return SetColumns(programs, in_part, again, more, kept_bytes, replay_bytes)
 
 
-def _end(work: ProgramWork, seconds: StepSeconds, unit: UnitWork, count: int) -> Numbers:
-    kept = unit.work.recompute("none")
-    forward_s, backward_s = float(seconds.forward.sum()), float(seconds.backward.sum())
-    bytes_of = (count * kept.kept_bytes, count * kept.replay_bytes, work.working_bytes, work.weights_waiting_bytes)
-    return (forward_s, backward_s, *bytes_of, seconds.weight_gradients_s)
+def _mark(column: Array, recompute: Recompute, first_step: int, value: float) -> None:
+    for start, stop in recompute.repeated:
+        column[first_step + start : first_step + stop] = value
 
 
-def _replayed_more_s(
-    block: StepSeconds,
-    repeated: tuple[tuple[int, int], ...],
-    first: StepSeconds,
-    behind: tuple[tuple[int, int], ...],
-) -> float:
-    """What the block behind the embedding repeats beyond other blocks, kind by kind."""
-    of_first, of_block = (
-        sum(seconds.forward[start:stop].sum(0) for start, stop in ranges)
-        for seconds, ranges in ((first, behind), (block, repeated))
+def _numbers(asked: Asked, seconds: StepSeconds, sets: SetColumns) -> Array:
+    """(microbatch, set, PARTS, number)."""
+    sequences, columns = asked.sequences[:, None, None], asked.columns
+    forward_s, backward_s = seconds.forward.sum(2), seconds.backward.sum(2)
+    more_s = np.maximum(0.0, np.matmul(sets.more.T, seconds.forward)).sum(2)  # kind by kind
+    shape = (len(asked.sequences), *sets.kept_bytes.shape)
+    back_s = np.broadcast_to((backward_s @ sets.in_part)[:, None], shape).copy()
+    back_s[..., 0] += forward_s @ sets.again
+    back_s[..., 1::2] += more_s[..., None]
+    numbers = (
+        (forward_s @ sets.in_part)[:, None],
+        back_s,
+        sequences * sets.kept_bytes,
+        sequences * sets.replay_bytes,
+        columns.working_bytes_of(sequences)[..., sets.programs],
+        sequences * columns.waiting_bytes[sets.programs],
+        seconds.weight_gradients_s[:, None, sets.programs],
     )
-    return float(np.maximum(0.0, of_first - of_block).sum())
+    found = np.zeros((*shape[:2], len(PARTS), len(numbers)))
+    for place, one in enumerate(numbers):
+        found[:, :, : shape[2], place] = one
+    return found
 
 
 def _laws(problem: Problem, shape: LocalShape) -> Law:
@@ -236,6 +224,6 @@ def _laws(problem: Problem, shape: LocalShape) -> Law:
     order = mesh_order(stage_mesh(problem.model, cluster, shape))
 
     def law(kind: str, axes: tuple[str, ...]) -> CollectiveLaw:
-        return collective_law(kind, group_shape(order, axes, cluster.devices_per_node), cluster)
+        return collective_law(kind, group_shape(order, axes, cluster), cluster)
 
     return law

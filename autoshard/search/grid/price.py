@@ -154,7 +154,7 @@ def rank_columns(family: Family, m: Array, layers: Array, rank: int) -> RankColu
         in_flight,
         embeddings if first else nothing,
         heads if last else nothing,
-        np.minimum(rank, m) if SCHEDULES[family.schedule].weights_apart else 0,
+        np.minimum(rank, m - 1) if SCHEDULES[family.schedule].weights_apart else 0,
         first,
         last,
         pp == 1,

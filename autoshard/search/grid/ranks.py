@@ -4,21 +4,21 @@ them after its last microbatch."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 from functools import cache
 
 import numpy as np
 
 from autoshard.cost.collectives import collective_time_s, group_shape
 from autoshard.cost.memory import BUCKET_BYTES
-from autoshard.cost.shards import Moved, held_elements, moved, travelling_elements, zero_axes
+from autoshard.cost.shards import Moved, held_elements, in_turns, moved, zero_axes
 from autoshard.cost.stage import LocalShape, mesh_order
 from autoshard.cost.step import update_s_per_parameter
 from autoshard.layout.mesh import ZERO_AXES, Mesh, build_mesh
 from autoshard.models.padding import padded_heads
 from autoshard.search.grid.memory import ShardColumns, UnitColumns
 from autoshard.search.grid.parts import unit_programs
-from autoshard.search.rules import Problem
+from autoshard.search.rules import Draft, Problem
 from autoshard.spec.training import DTYPE_BYTES
 
 Counts = Mapping[tuple[str, ...], int]
@@ -40,6 +40,8 @@ class Unit:
     weights: float
     sums: float
     travels: float
+    larger: float
+    other: float
     gather_s: float
     again_s: float
     scatter_s: float
@@ -62,20 +64,20 @@ class RankState:
 
     def _counts_of(self, problem: Problem, mesh: Mesh, shape: LocalShape) -> tuple[Counts, ...]:
         """Of a block and of the ends."""
-        units = unit_programs(problem, replace(shape, microbatch_size=1))
+        units = unit_programs(problem, shape)
         tied = units.tied if mesh.pp == 1 else None
         return (
-            units.block.work.parameters,
-            (tied or units.embedding).work.parameters,
-            {} if tied else units.head.work.parameters,
+            units.block.parameters,
+            (tied or units.embedding).parameters,
+            {} if tied else units.head.parameters,
         )
 
     def _matrices_of(self, problem: Problem, mesh: Mesh, shape: LocalShape) -> tuple[Counts, ...]:
         """Of the same, those that travel under ZeRO-2 and -3."""
-        units = unit_programs(problem, replace(shape, microbatch_size=1))
+        units = unit_programs(problem, shape)
         tied = units.tied if mesh.pp == 1 else None
-        head: Counts = {} if tied else units.head.work.matrices
-        return units.block.work.matrices, (tied or units.embedding).work.matrices, head
+        head: Counts = {} if tied else units.head.matrices
+        return units.block.matrices, (tied or units.embedding).matrices, head
 
     def moved(self, matrices: Counts) -> Moved:
         return moved(matrices, self._zero, self._precision, self._mesh, self._cluster)
@@ -86,7 +88,7 @@ class RankState:
         gather_s, scatter_s = self.moved(matrices)
         looks_up = place == 1 and not self.tied
         again_s = 0.0 if looks_up else gather_s
-        return Unit(weights, sums, travelling_elements(matrices, self._mesh), gather_s, again_s, scatter_s)
+        return Unit(weights, sums, *in_turns(matrices, self._mesh), gather_s, again_s, scatter_s)
 
     def least_elements(self, stage: int) -> float:
         """Of a block and the head, of what ZeRO shares from this stage on."""
@@ -147,7 +149,7 @@ class RankState:
         return full * self._time_s(kind, axes, BUCKET_BYTES) + self._time_s(kind, axes, rest)
 
     def _time_s(self, kind: str, axes: tuple[str, ...], size: float) -> float:
-        shape = group_shape(self._order, tuple(sorted(axes)), self._cluster.devices_per_node)
+        shape = group_shape(self._order, tuple(sorted(axes)), self._cluster)
         return collective_time_s(kind, size, shape, self._cluster)
 
 
@@ -167,7 +169,9 @@ def shard_columns(states: list[RankState]) -> ShardColumns | None:
         return None
     units = [
         state.units
-        or tuple(Unit(held.parameters, held.parameters, 0, 0, 0, 0) for held in (state.block, state.first, state.last))
+        or tuple(
+            Unit(held.parameters, held.parameters, 0, 0, 0, 0, 0, 0) for held in (state.block, state.first, state.last)
+        )
         for state in states
     ]
     columns = np.array([[astuple(one) for one in three] for three in units], dtype=float).transpose(1, 2, 0)
@@ -178,7 +182,7 @@ def shard_columns(states: list[RankState]) -> ShardColumns | None:
     return ShardColumns(block, first, last, gathers, tied, shards, travels > 0)
 
 
-def mesh_of(problem: Problem, tp: int, pp: int, dp: int, cp: int, ep: int) -> Mesh:
+def mesh_of(problem: Problem, draft: Draft) -> Mesh:
     """As cost.stage.strategy_mesh."""
-    kv_heads, kv_inner = padded_heads(problem.model, tp).key_value, problem.cluster.layout_rules != "trn2"
-    return build_mesh(tp, pp, dp, cp, ep, kv_heads, kv_inner)
+    kv_heads, kv_inner = padded_heads(problem.model, draft.tp).key_value, problem.cluster.layout_rules != "trn2"
+    return build_mesh(draft.tp, draft.pp, draft.dp, draft.cp, draft.ep, kv_heads, kv_inner, draft.axis_order)

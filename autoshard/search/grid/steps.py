@@ -6,138 +6,84 @@ What the steps ask for is read off once; other hardware is other numbers for the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from autoshard.cost.collectives import CollectiveLaw
-from autoshard.cost.compute import OperatorNeeds
-from autoshard.cost.program import Issued, ProgramWork
 from autoshard.cost.software import COMPILED
-from autoshard.layout.mesh import TENSOR_PARALLEL_AXES
+from autoshard.search.grid.microbatch import ATTENTION, COMPUTE, CONTEXT, OPERATORS, Sent, UnitColumns
 from autoshard.search.grid.pipeline import Array
 from autoshard.spec.cluster import Device
 
 Law = Callable[[str, tuple[str, ...]], CollectiveLaw]
 """(kind, axes) -> time over bytes."""
-OPERATORS = ("matmul", "flash", "plain", "norm", "loss", "vector")
-COMPUTE, ATTENTION, TENSOR, CONTEXT, EXPERT = range(5)
-"""Columns of seconds: as cost.program.Seconds.values."""
+
+
+class Asked(NamedTuple):
+    """The programs of one local shape, for microbatches of several sizes. sequences: (size,)."""
+
+    columns: UnitColumns
+    sequences: Array
+    law: Law
 
 
 class StepSeconds(NamedTuple):
-    """(step, what they are spent on) of one program, and what a schedule may put off of its backward."""
+    """forward, backward: (size of microbatch, step, what they are spent on). weight_gradients_s: (size, program), what
+    a schedule may put off of backward."""
 
     forward: Array
     backward: Array
-    weight_gradients_s: float
+    weight_gradients_s: Array
 
 
-class _Sent(NamedTuple):
-    """Collectives of one program in one direction, one an entry. law: place in `laws`."""
-
-    laws: tuple[tuple[str, tuple[str, ...]], ...]
-    step: Array
-    law: Array
-    column: Array
-    size: Array
-    ring: Array
-
-
-class _Asked(NamedTuple):
-    """Of one program. operators: a row each, as OperatorNeeds, its kind as a number; step: of each operator."""
-
-    steps: int
-    operators: Array
-    step: Array
-    forward: _Sent
-    backward: _Sent
-    projections: Array
-
-
-@lru_cache(maxsize=8192)
-def _asked(work: ProgramWork) -> _Asked:
-    operators = [(step, one) for step, several in enumerate(work.operators) for one in several]
-    return _Asked(
-        len(work.operators),
-        _rows([one for _, one in operators]),
-        np.array([step for step, _ in operators], dtype=int),
-        _sent(work.forward),
-        _sent(work.backward),
-        _rows(work.projections),
-    )
-
-
-def _rows(needs: Sequence[OperatorNeeds]) -> Array:
-    return np.array([(OPERATORS.index(one.kind), *one[1:]) for one in needs], dtype=float).reshape(-1, 8)
-
-
-def _sent(issued: Sequence[Issued]) -> _Sent:
-    every = [(step, *one) for step, several in enumerate(issued) for one in several]
-    laws = tuple(dict.fromkeys((kind, axes) for _, kind, axes, _ in every))
-    places = {law: place for place, law in enumerate(laws)}
-    return _Sent(
-        laws,
-        np.array([step for step, *_ in every], dtype=int),
-        np.array([places[kind, axes] for _, kind, axes, _ in every], dtype=int),
-        np.array([_column(kind, axes) for _, kind, axes, _ in every], dtype=int),
-        np.array([size for *_, size in every], dtype=float),
-        np.array([kind == "send_recv" for _, kind, *_ in every], dtype=bool),
-    )
-
-
-def _column(kind: str, axes: tuple[str, ...]) -> int:
-    """As cost.program._collectives."""
-    if kind == "send_recv":
-        return CONTEXT
-    if "ep" in axes or axes == ("dp",):
-        return EXPERT
-    return TENSOR if any(axis in TENSOR_PARALLEL_AXES for axis in axes) else CONTEXT
-
-
-def step_seconds(works: Sequence[tuple[ProgramWork, Law]], device: Device, peak: float) -> list[StepSeconds]:
-    """Of each program. peak: FLOP/s of the compute dtype."""
-    asked = [_asked(work) for work, _ in works]
-    ends = np.cumsum([one.steps for one in asked])
-    starts = ends - [one.steps for one in asked]
-    total = int(ends[-1])
-    ahead, back = _operators(np.concatenate([one.operators for one in asked]), device, peak)
-    step = np.concatenate([start + one.step for start, one in zip(starts, asked, strict=True)])
-    attention = np.isin(np.concatenate([one.operators[:, 0] for one in asked]), (1, 2))
-    forward, backward = (
-        _in_columns(total, step, np.where(attention, ATTENTION, COMPUTE), seconds) for seconds in (ahead, back)
-    )
-    for seconds, sent in (
-        (forward, [one.forward for one in asked]),
-        (backward, [one.backward for one in asked]),
-    ):
-        _add_collectives(seconds, starts, sent, [law for _, law in works])
-    put_off = _operators(np.concatenate([one.projections for one in asked]), device, peak)[1] / 2
-    which = np.repeat(np.arange(len(asked)), [len(one.projections) for one in asked])
-    put_off_s = np.bincount(which, put_off, len(asked)).tolist()
+def step_seconds(asked: Sequence[Asked], device: Device, peak: float) -> list[StepSeconds]:
+    """peak: FLOP/s of the compute dtype."""
+    needs = [one.columns.needs(one.sequences) for one in asked]
+    kinds = np.concatenate([one[..., 0].ravel() for one in needs])
+    ahead, back = _operators(np.concatenate([one.reshape(-1, 8) for one in needs]), device, peak)
+    ends = np.cumsum([len(one.sequences) * one.columns.first_step[-1] for one in asked]).tolist()
+    starts = [0, *ends[:-1]]
+    step = np.concatenate([_of_sizes(one, one.columns.step, start) for one, start in zip(asked, starts, strict=True)])
+    column = np.where((kinds == 1) | (kinds == 2), ATTENTION, COMPUTE)
+    forward, backward = (_in_columns(ends[-1], step, column, seconds) for seconds in (ahead, back))
+    _add_collectives(forward, starts, asked, [one.columns.forward for one in asked])
+    _add_collectives(backward, starts, asked, [one.columns.backward for one in asked])
+    by_operator = np.split(back, np.cumsum([one[..., 0].size for one in needs])[:-1])
     return [
-        StepSeconds(forward[start:end], backward[start:end], one)
-        for start, end, one in zip(starts.tolist(), ends.tolist(), put_off_s, strict=True)
+        StepSeconds(
+            forward[start:end].reshape(len(one.sequences), -1, 5),
+            backward[start:end].reshape(len(one.sequences), -1, 5),
+            seconds.reshape(len(one.sequences), -1) @ one.columns.put_off,
+        )
+        for one, start, end, seconds in zip(asked, starts, ends, by_operator, strict=True)
     ]
+
+
+def _of_sizes(one: Asked, step: Array, start: int) -> Array:
+    """Steps of all its programs, from `start` on, the larger microbatches behind the smaller ones."""
+    rounds: Array = start + np.arange(len(one.sequences))[:, None] * one.columns.first_step[-1]
+    return (rounds + step).ravel()
 
 
 def _in_columns(steps: int, step: Array, column: Array, seconds: Array) -> Array:
     return np.bincount(step * 5 + column, seconds, steps * 5).reshape(steps, 5)
 
 
-def _add_collectives(seconds: Array, starts: Array, sent: list[_Sent], laws: list[Law]) -> None:
+def _add_collectives(seconds: Array, starts: Sequence[int], asked: Sequence[Asked], sent: Sequence[Sent]) -> None:
     """A ring sends the next piece while its step works on the one at hand."""
-    found = [law(*one) for several, law in zip(sent, laws, strict=True) for one in several.laws]
+    found = [one.law(*kind) for one, several in zip(asked, sent, strict=True) for kind in several.laws]
     if not found:
         return
     latency_s = np.array([one.latency_s for one in found])
     s_per_byte = np.array([one.seconds_per_byte for one in found])
-    before = np.cumsum([0, *(len(one.laws) for one in sent[:-1])])
-    law = np.concatenate([first + one.law for first, one in zip(before, sent, strict=True)])
-    step = np.concatenate([start + one.step for start, one in zip(starts, sent, strict=True)])
-    size = np.concatenate([one.size for one in sent])
-    column, ring = np.concatenate([one.column for one in sent]), np.concatenate([one.ring for one in sent])
+    before = np.cumsum([0, *(len(one.laws) for one in sent[:-1])]).tolist()
+    times = [len(one.sequences) for one in asked]
+    law = np.concatenate([np.tile(first + one.law, k) for first, one, k in zip(before, sent, times, strict=True)])
+    column = np.concatenate([np.tile(one.column, k) for one, k in zip(sent, times, strict=True)])
+    ring = np.concatenate([np.tile(one.ring, k) for one, k in zip(sent, times, strict=True)])
+    size = np.concatenate([np.outer(own.sequences, one.size).ravel() for own, one in zip(asked, sent, strict=True)])
+    step = np.concatenate([_of_sizes(own, one.step, s) for own, one, s in zip(asked, sent, starts, strict=True)])
     taken = np.where(size > 0, latency_s[law] + size * s_per_byte[law], 0.0)
     count = len(seconds)
     seconds += _in_columns(count, step[~ring], column[~ring], taken[~ring])

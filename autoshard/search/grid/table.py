@@ -8,14 +8,15 @@ from functools import cached_property
 
 import numpy as np
 
-from autoshard.cost.stage import LocalShape
+from autoshard.cost.stage import LocalShape, placement
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.graph.recompute import COMMON_SETS
 from autoshard.layout.sharding import OperatorChoices
 from autoshard.layout.strategy import Strategy
+from autoshard.search.axis_orders import Laws, stage_laws
 from autoshard.search.grid.cuts import Cuts, balanced_cuts, even_cuts
 from autoshard.search.grid.memory import StateColumns
-from autoshard.search.grid.parts import PartColumns, StageColumns, Units, stage_columns, unit_programs
+from autoshard.search.grid.parts import PartColumns, StageColumns, stage_columns, unit_programs
 from autoshard.search.grid.pipeline import Array
 from autoshard.search.grid.price import Family, Layouts, memory_bytes, step_times_s, waiting
 from autoshard.search.grid.ranks import RankState, mesh_of, shard_columns
@@ -90,9 +91,11 @@ class Table:
         self._problem, self._sets, self._by_stage, self._operators = problem, sets, by_stage, operators
         self._families: dict[Family, Drafts] = {}
         self._shapes: dict[LocalShape, int] = {}
-        self._states: dict[tuple[int | bool, ...], int] = {}
+        self._states: dict[tuple[object, ...], int] = {}
         self._held: list[RankState] = []
-        self._units: dict[tuple[object, ...], Units] = {}
+        self._working: dict[LocalShape, float] = {}
+        self._laws: dict[tuple[int, ...], dict[Laws, tuple[tuple[str, int], ...]]] = {}
+        self._placements: dict[tuple[object, ...], tuple[tuple[str, int], ...]] = {}
 
     def sets_of(self, draft: Draft) -> int:
         """Recompute sets under which it is priced."""
@@ -108,15 +111,14 @@ class Table:
     def has_room(self, draft: Draft) -> bool:
         """Whether the rank with the head could hold one block, the head, and what works on them at one time. A bound
         that needs no prices: it leaves out large microbatches."""
-        key = (draft.tp, draft.cp, draft.ep, draft.sequence_parallel, draft.attention_kernel, draft.context_parallel)
-        if key not in self._units:
-            self._units[key] = unit_programs(self._problem, replace(self._shape_of(draft), microbatch_size=1))
-        units, state = self._units[key], self._held[self._state(draft)]
+        shape, state = self._shape_of(draft), self._held[self._state(draft)]
+        if shape not in self._working:
+            block, _, _, head, *_ = unit_programs(self._problem, shape).columns.working_bytes_of(shape.microbatch_size)
+            self._working[shape] = max(block, head)
         precision, device = self._problem.training.precision, self._problem.cluster.device
         held = state.least_elements(3) * DTYPE_BYTES[precision.parameter_dtype]
         held += state.least_elements(2) * DTYPE_BYTES[precision.gradient_accumulation_dtype]
-        working = max(unit.working_bytes(draft.microbatch_size) for unit in (units.block, units.head))
-        return held + working + device.reserved_memory_bytes <= device.memory_bytes
+        return held + self._working[shape] + device.reserved_memory_bytes <= device.memory_bytes
 
     def add(self, draft: Draft) -> None:
         """draft: legal but for its stage_layers."""
@@ -132,14 +134,27 @@ class Table:
         drafts.num_microbatches.append(count)
 
     def _shape_of(self, draft: Draft) -> LocalShape:
-        return replace(local_shape(draft), operators=self._operators) if self._operators else local_shape(draft)
+        shape = local_shape(draft)
+        if shape.placement:
+            shape = replace(shape, placement=self._first_alike(shape))
+        return replace(shape, operators=self._operators) if self._operators else shape
+
+    def _first_alike(self, shape: LocalShape) -> tuple[tuple[str, int], ...]:
+        """The first placement whose collectives within a stage have the same laws."""
+        degrees = (shape.tp, shape.cp, shape.ep)
+        key = (*degrees, shape.placement)
+        if key not in self._placements:
+            usual = replace(shape, placement=())
+            known = self._laws.setdefault(degrees, {stage_laws(self._problem, usual): ()})
+            self._placements[key] = known.setdefault(stage_laws(self._problem, shape), shape.placement)
+        return self._placements[key]
 
     def _state(self, draft: Draft) -> int:
-        degrees = (draft.tp, draft.pp, draft.dp, draft.cp, draft.ep)
+        degrees = (draft.tp, draft.pp, draft.dp, draft.cp, draft.ep, draft.axis_order)
         key = (*degrees, draft.sequence_parallel, draft.zero)
         if key not in self._states:
             self._states[key] = len(self._held)
-            mesh, shape = mesh_of(self._problem, *degrees), self._shape_of(draft)
+            mesh, shape = mesh_of(self._problem, draft), self._shape_of(draft)
             self._held.append(self.rank_state(self._problem, mesh, shape, draft.zero))
         return self._states[key]
 
@@ -148,17 +163,21 @@ class Table:
         """Of all local shapes."""
         return stage_columns(self._problem, list(self._shapes), self._sets)
 
-    def price(self) -> Iterator[Priced]:
-        """Everything that was added, a chunk at a time."""
+    def wholes(self) -> Iterator[Whole]:
+        """Everything that was added, a family at a time."""
         if not self._families:
             return
         columns, held = self.parts, _state_columns(self._held)
         for family, drafts in self._families.items():
-            places = self._places(family)
-            whole = Whole(self._problem, self._sets, columns, self._held, held, family, drafts, places)
-            step = max(1, CHUNK // len(places))
-            for begin in range(0, len(drafts.drafts), step):
-                yield whole.price(begin, min(begin + step, len(drafts.drafts)))
+            yield Whole(self._problem, self._sets, columns, self._held, held, family, drafts, self._places(family))
+
+    def price(self) -> Iterator[Priced]:
+        """Everything that was added, a chunk at a time."""
+        for whole in self.wholes():
+            count = len(whole.drafts.drafts)
+            step = max(1, CHUNK // whole.num_sets)
+            for begin in range(0, count, step):
+                yield whole.price(begin, min(begin + step, count))
 
 
 def local_shape(draft: Draft) -> LocalShape:
@@ -170,6 +189,7 @@ def local_shape(draft: Draft) -> LocalShape:
         draft.sequence_parallel,
         draft.attention_kernel,
         draft.context_parallel,
+        placement=placement(*draft[:5], draft.axis_order),
     )
 
 
@@ -205,6 +225,11 @@ class Whole:
         self.hop_s = np.array(
             [states[one].hop_s(size) for one, size in zip(drafts.states, hidden.tolist(), strict=True)]
         )
+
+    @property
+    def num_sets(self) -> int:
+        """Under which each draft is priced."""
+        return len(self._places)
 
     def price(self, begin: int, end: int) -> Priced:
         draft = np.repeat(np.arange(begin, end), len(self._places))

@@ -8,7 +8,7 @@ shape, with their cuts and their recompute sets by stage, as the search prices M
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
@@ -18,8 +18,9 @@ from autoshard.cost.stage import LocalShape, stage_mesh
 from autoshard.layout.mesh import TENSOR_PARALLEL_AXES
 from autoshard.layout.sharding import OperatorChoices
 from autoshard.layout.strategy import Strategy, even_stage_layers
+from autoshard.search.axis_orders import other_orders
 from autoshard.search.grid.frames import refine
-from autoshard.search.grid.least import Least, LeastTable, block_limit_s, sets_at_least_s, step_times_at_least_s
+from autoshard.search.grid.least import Least, LeastTable, block_limits_s, sets_at_least_s, step_times_at_least_s
 from autoshard.search.grid.order import fastest_first
 from autoshard.search.grid.table import Table, local_shape
 from autoshard.search.layouts import legal_layouts
@@ -34,6 +35,9 @@ WORTH = 1e-3
 """Share of the step that choices must save: below it a plan is as fast, and Megatron's choices are simpler."""
 MOST_EFFORT = 60
 """Local shapes that are solved, those with two tensor-parallel axes counted ten times: they take half a second."""
+MOST_BOUNDS, MOST_OWN_BOUNDS = 200, 400
+"""Counted alike, solved without a limit of memory: of local shapes that differ in their microbatches alone the largest
+one, then of those that may still be fastest each by itself. More than are solved with a limit."""
 MOST_POINTS = 3
 """Layouts of a local shape whose memory leads to a point."""
 
@@ -61,11 +65,16 @@ def combine(problem: Problem, pins: Pins, known_s: float, limit_bytes: float, ex
     """
     blocks = _Blocks(problem, pins, limit_bytes)
     best: tuple[Timed, OperatorChoices] | None = None
-    best_s, open_s, solved, points, left = known_s * (1 - WORTH), inf, 0, 0, inf if exhaustive else MOST_EFFORT
-    for shape, least_s in blocks.all(best_s):
-        if least_s < best_s and left >= (effort := blocks.effort(shape)):
-            solved, left = solved + 1, left - effort
+    best_s, open_s, solved, points = known_s * (1 - WORTH), inf, 0, 0
+    own, left = (inf, inf) if exhaustive else (MOST_OWN_BOUNDS, MOST_EFFORT)
+    for shape, least_s in blocks.all(best_s, inf if exhaustive else MOST_BOUNDS):
+        effort = blocks.effort(shape)
+        bounded = least_s < best_s and own >= effort
+        if bounded:
+            own -= effort
             least_s, limit_s = blocks.at_least_s(shape, best_s)
+        if bounded and least_s < best_s and left >= effort:
+            solved, left = solved + 1, left - effort
             seen: set[OperatorChoices | None] = {None, ()}
             for at_least_s, layout in blocks.layouts(shape, best_s)[: None if exhaustive else MOST_POINTS]:
                 choices = blocks.point(shape, layout, limit_s) if at_least_s < best_s else None
@@ -92,31 +101,71 @@ class _Blocks:
         self._sets, self._by_stage = recompute_sets(problem, pins), sets_by_stage(pins)
         self._drafts: dict[LocalShape, list[Draft]] = {}
         self._solver, self._least = Solver(problem), dict[LocalShape, Least]()
+        orders: dict[tuple[object, ...], tuple[tuple[str, ...], ...]] = {}
         for mesh in legal_layouts(problem, pins, Tally()):
             for draft in mesh.drafts if mesh.state_bytes <= limit_bytes else ():
-                if draft.tp > 1:
-                    self._drafts.setdefault(local_shape(draft), []).append(draft)
+                if draft.tp == 1:
+                    continue
+                if draft[:5] not in orders:
+                    orders[draft[:5]] = (draft.axis_order, *other_orders(problem, pins, draft))
+                for order in orders[draft[:5]]:
+                    one = draft._replace(axis_order=order)
+                    self._drafts.setdefault(local_shape(one), []).append(one)
 
-    def all(self, known_s: float) -> list[tuple[LocalShape, float]]:
+    def all(self, known_s: float, effort: float) -> list[tuple[LocalShape, float]]:
         """Those with layouts that may fit and take less than known_s, and what these take at least. First those that
         are fastest with Megatron's choices."""
-        every = [draft for drafts in self._drafts.values() for draft in drafts]
-        bounds = step_times_at_least_s(self._filled({}, every), self._by_stage, self._limit_bytes, known_s)
-        self._drafts = {
-            shape: left for shape, drafts in self._drafts.items() if (left := [one for one in drafts if one in bounds])
-        }
+        table = self._of_all({})
+        bounds = self._bound(table, known_s)
+        if bounds:
+            limits_s = block_limits_s(table, known_s)
+            bounds = self._bound(self._of_all(self._of_large_microbatches(limits_s, effort)), known_s)
         least = {shape: min(bounds[draft] for draft in drafts) for shape, drafts in self._drafts.items()}
-        table = Table(self._problem, self._sets, self._by_stage)
+        by_rule = Table(self._problem, self._sets, self._by_stage)
         for draft in bounds:
-            table.add(draft)
+            by_rule.add(draft)
         fastest = dict.fromkeys(least, inf)
-        for one in table.price():
+        for one in by_rule.price():
             fits = np.where(one.memory_bytes <= self._limit_bytes, one.step_time_s, np.inf)
             for place, seconds in zip(one.draft.tolist(), fits.tolist(), strict=True):
                 shape = local_shape(one.whole.drafts.drafts[place])
                 fastest[shape] = min(fastest[shape], seconds)
         ranked = sorted(enumerate(least), key=lambda item: (fastest[item[1]], least[item[1]], item[0]))
         return [(shape, least[shape]) for _, shape in ranked]
+
+    def _of_all(self, solved: Mapping[LocalShape, Least]) -> LeastTable:
+        return self._filled(solved, (draft for drafts in self._drafts.values() for draft in drafts))
+
+    def _bound(self, table: LeastTable, known_s: float) -> dict[Draft, float]:
+        """What those take at least of which some layout may fit and take less than known_s: only they are left."""
+        bounds = step_times_at_least_s(table, self._by_stage, self._limit_bytes, known_s)
+        self._drafts = {
+            shape: left for shape, drafts in self._drafts.items() if (left := [one for one in drafts if one in bounds])
+        }
+        return bounds
+
+    def _of_large_microbatches(self, limits_s: Mapping[LocalShape, float], effort: float) -> dict[LocalShape, Least]:
+        """What blocks and ends take at least, solved for the largest microbatch of those that are alike in all else.
+
+        A smaller one takes its share of that at least: nothing takes more for k microbatches at once than k times as
+        long, while it takes less where it launches, fills tiles or adds to gradients once. What takes little effort
+        comes first. limits_s: beyond which a block of each shape is of no interest.
+        """
+        families: dict[LocalShape, list[LocalShape]] = {}
+        for shape in self._drafts:
+            families.setdefault(replace(shape, microbatch_size=1), []).append(shape)
+        found: dict[LocalShape, Least] = {}
+        for alike in sorted(families.values(), key=lambda alike: self.effort(alike[0])):
+            effort -= self.effort(alike[0])
+            if effort < 0:
+                break
+            largest = max(alike, key=lambda shape: shape.microbatch_size)
+            parts = {shape: largest.microbatch_size / shape.microbatch_size for shape in alike}
+            parts = {shape: part for shape, part in parts.items() if part.is_integer()}
+            limit_s = max(part * limits_s[shape] for shape, part in parts.items())
+            least = self._solver.fastest(even(self._problem, self._drafts[largest][0], self._sets[0]), limit_s)
+            found |= {shape: Least(*(seconds / part for seconds in least)) for shape, part in parts.items()}
+        return found
 
     def effort(self, shape: LocalShape) -> int:
         mesh = stage_mesh(self._problem.model, self._problem.cluster, shape)
@@ -136,7 +185,7 @@ class _Blocks:
         """What its layouts take at least, and its blocks at most; known_s where all of them take that long. Only the
         others are left."""
         drafts = self._drafts[shape]
-        limit_s = block_limit_s(self._filled({}, drafts), known_s)
+        limit_s = block_limits_s(self._filled({}, drafts), known_s)[shape]
         self._least[shape] = self._solver.fastest(even(self._problem, drafts[0], self._sets[0]), limit_s)
         bounds = step_times_at_least_s(self._table(shape), self._by_stage, self._limit_bytes, known_s)
         self._drafts[shape] = list(bounds)

@@ -188,7 +188,7 @@ def layout_prices(problem: Problem, strategy: Strategy, mesh: Mesh) -> Prices:
         return seconds.forward, seconds.backward
 
     def collective_s(kind: str, axes: Axes, size: int) -> float:
-        return collective_time_s(kind, size, group_shape(order, axes, cluster.devices_per_node), cluster)
+        return collective_time_s(kind, size, group_shape(order, axes, cluster), cluster)
 
     def parameter_s(axes: Axes) -> float:
         once = _sync_s(problem, strategy, mesh, axes) + _update_s(problem, strategy, mesh, axes)
@@ -205,7 +205,7 @@ def _sync_s(problem: Problem, strategy: Strategy, mesh: Mesh, axes: Axes) -> flo
     within = tuple(axis for axis in axes if axis not in shared)
 
     def s_per_byte(kind: str, over: Axes) -> float:
-        shape = group_shape(order, tuple(sorted(over)), cluster.devices_per_node)
+        shape = group_shape(order, tuple(sorted(over)), cluster)
         return collective_law(kind, shape, cluster).seconds_per_byte
 
     reduce_bytes = DTYPE_BYTES[precision.gradient_reduce_dtype]
@@ -241,14 +241,17 @@ def _rows(problem: Problem, strategy: Strategy, mesh: Mesh) -> tuple[MemoryRow, 
 
 def _row(problem: Problem, strategy: Strategy, mesh: Mesh, load: RankLoad) -> MemoryRow:
     precision = problem.training.precision
-    parameter = DTYPE_BYTES[precision.parameter_dtype]
+    parameter, summed = DTYPE_BYTES[precision.parameter_dtype], DTYPE_BYTES[precision.gradient_accumulation_dtype]
     apart = precision.gradient_accumulation_dtype != precision.parameter_dtype
-    whole = load.num_blocks * (parameter + DTYPE_BYTES[precision.gradient_accumulation_dtype])
-    handed_over = load.most_blocks * parameter if apart else 0
 
-    def state_bytes(axes: Axes) -> float:
-        share = 1 / mesh.size(zero_axes(axes)) if strategy.zero else 1.0
-        return whole + handed_over + load.num_blocks * _state_bytes(precision) * share
+    def state_bytes(axes: Axes, matrix: bool) -> float:
+        share = 1 / mesh.size(zero_axes(axes))
+        of_state = share if strategy.zero else 1.0
+        of_sums, of_weights = (share if matrix and strategy.zero >= stage else 1.0 for stage in (2, 3))
+        travels = matrix and strategy.zero >= 2 and share < 1
+        handed_over = load.most_blocks * parameter if apart and not travels else 0
+        of_block = parameter * of_weights + summed * of_sums + _state_bytes(precision) * of_state
+        return load.num_blocks * of_block + handed_over
 
     return MemoryRow(state_bytes, float(load.in_flight * load.most_blocks), 1.0, 1.0, inf)
 

@@ -6,7 +6,7 @@ nothing is recomputed, and tests hold it to that.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from autoshard.graph.count import (
@@ -19,7 +19,7 @@ from autoshard.graph.count import (
 from autoshard.graph.operators import KINDS
 from autoshard.graph.partition import OperatorStep, Program, RedistributeStep, Step
 from autoshard.graph.recompute import kept_activations, replayed_activations, segments
-from autoshard.graph.redistribute import local_bytes
+from autoshard.layout.buckets import is_matrix
 
 Axes = tuple[str, ...]
 
@@ -29,11 +29,11 @@ class MemoryRow:
     """One rank's memory, as far as choices decide it, and what is left for that.
 
     state_bytes: of one local element of a parameter whose gradient is summed over these axes, all blocks of the rank
-    together. kept, replay, working: how many times the rank holds what one microbatch keeps in one block, what a
-    replayed segment keeps, and the activations of the largest operator.
+    together; whether it is a matrix's, which ZeRO-2 and -3 share. kept, replay, working: how many times the rank holds
+    what one microbatch keeps in one block, what a replayed segment keeps, and the activations of the largest operator.
     """
 
-    state_bytes: Callable[[Axes], float]
+    state_bytes: Callable[[Axes, bool], float]
     kept: float
     replay: float
     working: float
@@ -73,10 +73,13 @@ def program_price(program: Program, prices: Prices) -> Price:
             replay = max(replay, replayed_activations(program, segment))
     kept = sum(kept_activations(program, prices.recompute).values())
     working = max((working_bytes(program, step) for step in program.steps), default=0.0)
-    elements = [(count, program.gradient_sync.get(name, ())) for name, count in parameter_elements(program).items()]
-    seconds += sum(count * prices.parameter_s(axes) for count, axes in elements)
+    elements = [
+        (count, program.gradient_sync.get(name, ()), is_matrix(program, name))
+        for name, count in parameter_elements(program).items()
+    ]
+    seconds += sum(count * prices.parameter_s(axes) for count, axes, _ in elements)
     memory = tuple(
-        sum(count * row.state_bytes(axes) for count, axes in elements)
+        sum(count * row.state_bytes(axes, matrix) for count, axes, matrix in elements)
         + row.kept * kept
         + row.replay * replay
         + row.working * working
@@ -87,12 +90,21 @@ def program_price(program: Program, prices: Prices) -> Price:
 
 def _forward_s(program: Program, step: Step, prices: Prices) -> float:
     own = sum(prices.operator_s(program, one)[0] for one in operator_steps(step))
-    return own + sum(prices.collective_s(*one) for one in forward_collectives(program, step))
+    return with_collectives_s(prices, own, forward_collectives(program, step))
 
 
 def _backward_s(program: Program, step: Step, prices: Prices) -> float:
     own = sum(prices.operator_s(program, one)[1] for one in operator_steps(step))
-    return own + sum(prices.collective_s(*one) for one in backward_collectives(program, step))
+    return with_collectives_s(prices, own, backward_collectives(program, step))
+
+
+def with_collectives_s(prices: Prices, operators_s: float, issued: Iterable[tuple[str, Axes, int]]) -> float:
+    """A step: what its operators take and the collectives that it issues. A ring, which only attention has, sends the
+    next piece while it works on the one at hand, as in cost.program."""
+    sent = [(kind == "send_recv", prices.collective_s(kind, axes, size)) for kind, axes, size in issued]
+    hops, ring_s = sum(ring for ring, _ in sent), sum(seconds for ring, seconds in sent if ring)
+    others_s = sum(seconds for ring, seconds in sent if not ring)
+    return operators_s + others_s + max(0.0, ring_s - operators_s * hops / (hops + 1))
 
 
 def working_bytes(program: Program, step: Step) -> float:
@@ -110,7 +122,4 @@ def operator_bytes(program: Program, step: OperatorStep) -> float:
 
 def view_bytes(program: Program, view: str) -> float:
     """0 for a parameter: it is charged where it is stored."""
-    tensor = program.tensor(view)
-    if tensor.role == "parameter":
-        return 0.0
-    return float(local_bytes(program.graph, tensor.name, program.states[view], program.axes))
+    return 0.0 if program.tensor(view).role == "parameter" else float(program.local_bytes[view])

@@ -27,8 +27,9 @@ from autoshard.graph.partition import (
 )
 from autoshard.graph.redistribute import Axes, NoTransition, Transition, local_sizes, redistribute
 from autoshard.graph.states import REPLICATED, State, without_gradient
+from autoshard.layout.buckets import is_matrix
 from autoshard.search.operators.linear import LinearProgram
-from autoshard.search.operators.prices import Prices, operator_bytes, view_bytes
+from autoshard.search.operators.prices import Prices, operator_bytes, view_bytes, with_collectives_s
 from autoshard.search.operators.replay import KEPT, Replay
 from autoshard.units import MB
 
@@ -74,20 +75,22 @@ def alone(graph: Graph, axes: Axes, op: Operator, choice: Choice) -> tuple[Progr
 def operator_s(prices: Prices, program: Program, step: OperatorStep, replayed: bool) -> float:
     """Forward, once more where it is replayed, and backward, with the collectives inside."""
     forward, backward = prices.operator_s(program, step)
-    forward += sum(prices.collective_s(*one) for one in forward_collectives(program, step))
-    backward += sum(prices.collective_s(*one) for one in backward_collectives(program, step))
+    forward = with_collectives_s(prices, forward, forward_collectives(program, step))
+    backward = with_collectives_s(prices, backward, backward_collectives(program, step))
     return (2 if replayed else 1) * forward + backward
 
 
-def stored(program: Program, step: OperatorStep) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Of each parameter that an operator reads: local elements, and the axes over which its gradient is summed."""
+def stored(program: Program, step: OperatorStep) -> Iterator[tuple[int, tuple[str, ...], bool]]:
+    """Of each parameter that an operator reads: local elements, the axes over which its gradient is summed, and whether
+    it is a matrix."""
     graph, axes = program.graph, program.axes
     for view in step.inputs:
         tensor = program.tensor(view)
         if tensor.role == "parameter":
             state = program.states[view]
             sizes = local_sizes(graph, tensor.dims, without_gradient(state), axes)
-            yield prod(sizes), tuple(axis for axis, entry in zip(axes, state, strict=True) if entry == REPLICATED)
+            summed = tuple(axis for axis, entry in zip(axes, state, strict=True) if entry == REPLICATED)
+            yield prod(sizes), summed, is_matrix(program, tensor.name)
 
 
 class OperatorProgram:
@@ -140,10 +143,10 @@ class OperatorProgram:
     def _charge_parameters(self, op: Operator, program: Program, step: OperatorStep, variable: int) -> None:
         """A parameter is stored as its reader wants it; where that is `R`, its gradient is summed once a step."""
         prices = self.problem.prices
-        for elements, axes in stored(program, step):
+        for elements, axes, matrix in stored(program, step):
             self.linear.costs[variable] += elements * prices.parameter_s(axes)
             for row, charged in zip(prices.memory, self._state, strict=True):
-                charged[variable] = charged.get(variable, 0.0) + elements * row.state_bytes(axes) / MB
+                charged[variable] = charged.get(variable, 0.0) + elements * row.state_bytes(axes, matrix) / MB
 
     def _flow(self, name: str) -> None:
         """From the producer's states to the readers'."""

@@ -66,7 +66,7 @@ def promising(problem: OperatorProblem, limit_s: float) -> OperatorProblem | Non
 
 def _choice_s(problem: OperatorProblem, op: Operator, choice: Choice, replayed: bool) -> float:
     program, step = alone(problem.graph, problem.axes, op, choice)
-    parameters_s = sum(count * problem.prices.parameter_s(axes) for count, axes in stored(program, step))
+    parameters_s = sum(count * problem.prices.parameter_s(axes) for count, axes, _ in stored(program, step))
     return operator_s(problem.prices, program, step, replayed) + parameters_s
 
 
