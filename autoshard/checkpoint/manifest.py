@@ -12,6 +12,7 @@ from autoshard.checkpoint.layout import parameter_shapes
 from autoshard.checkpoint.store import Folder
 from autoshard.errors import AutoshardError
 from autoshard.interop.json_file import read_json
+from autoshard.spec.dropout import NO_DROPOUT, Dropout
 from autoshard.spec.fields import show
 from autoshard.spec.model import ModelSpec
 
@@ -22,7 +23,8 @@ QUANTITIES = ("master", "first_moment", "second_moment")
 WEIGHTS = QUANTITIES[:1]
 """Alone in what `autoshard convert` writes: weights to start from."""
 _MAX_BYTES = 1_000_000_000
-_UNNAMED = ("name",)
+_NOT_OF_STATE = ("name", "dropout")
+"""Fields of a model in which a run may go on with others."""
 
 
 @dataclass(frozen=True)
@@ -65,14 +67,19 @@ class Manifest:
         return json.dumps({"format_version": FORMAT_VERSION, "sha256": _digest(content), "content": content}) + "\n"
 
     def check_model(self, model: ModelSpec, where: Path | Folder) -> None:
-        """Raises AutoshardError naming a field in which the model is another one; its name may be."""
+        """Raises AutoshardError naming a field in which the model is another one; its name and dropout may be."""
         mine = json.loads(json.dumps(model.to_dict()))
         for field in sorted(mine.keys() | self.model.keys()):
-            if field not in _UNNAMED and mine.get(field) != self.model.get(field):
+            if field not in _NOT_OF_STATE and mine.get(field) != self.model.get(field):
                 raise AutoshardError(
                     f"checkpoint {where} is of another model: {field}={show(self.model.get(field))}, "
                     f"the plan's has {show(mine.get(field))}"
                 )
+
+    @property
+    def dropout(self) -> Dropout:
+        """That the model was trained with."""
+        return Dropout.from_dict(self.model.get("dropout", NO_DROPOUT.to_dict()), "dropout of the checkpoint's model")
 
 
 def read_manifest(folder: Path | Folder) -> Manifest:

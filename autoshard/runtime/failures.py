@@ -46,6 +46,11 @@ class RankFailure:
         """The text says all; neither a traceback nor a log adds to it."""
         return self.error_type in ("AutoshardError", "NoLayoutFits")
 
+    @property
+    def exit_code_of_run(self) -> int:
+        """2 for the user's mistake, as where no rank had to find it."""
+        return 2 if self.is_users_mistake else 1
+
 
 def is_clear(failure: RankFailure) -> bool:
     """Cannot be the consequence of another rank's end. gloo aborts when its peers vanish, so SIGABRT can."""

@@ -11,6 +11,7 @@ _WAITING_FILES = (
     "torch/_ops.py",
     "torch_backend/collectives.py",
     "torch_backend/direct.py",
+    "torch_backend/shared_memory.py",
 )
 """A wait for another rank is one of torch's calls: collectives are its operators, the rest are methods of groups."""
 _WAITING_FUNCTIONS = ("_wait_batch_p2p", "wait")

@@ -54,7 +54,8 @@ class Message:
 class RunOutcome:
     """How a run ended; by now every process has.
 
-    exit_code: 0, 1 after a failure, 128 + the signal's number after Ctrl-C (130), SIGTERM (143) or SIGHUP (129).
+    exit_code: 0, 1 after a failure, 2 after a user's mistake that only a rank could see, 128 + the signal's number
+    after Ctrl-C (130), SIGTERM (143) or SIGHUP (129).
     message: for people, "" when all is well.
     results: what the worker function returned, by rank; None for a rank that did not finish.
     failure: the cause, when a rank failed.
@@ -135,7 +136,7 @@ def run_in_cluster(
         if not failure.is_users_mistake:
             sys.excepthook(type(error), error, error.__traceback__)
         text = failure.error_text if failure.is_users_mistake else failure.headline
-        return RunOutcome(exit_code=1, message=text, results=(None,), log_files=(), failure=failure)
+        return RunOutcome(failure.exit_code_of_run, message=text, results=(None,), log_files=(), failure=failure)
     return RunOutcome(exit_code=0, message="", results=(result,), log_files=())
 
 
@@ -214,7 +215,7 @@ class _Supervisor:
         # A cluster's manager sends its SIGTERM to ranks and supervisor alike: then a rank's death by it is no failure.
         if failure is not None and not (self._signals and failure.exit_code == -self._signals[0]):
             message = failure_message(failure, len(self._workers), log_files[failure.rank])
-            return RunOutcome(1, message, results, log_files, failure)
+            return RunOutcome(failure.exit_code_of_run, message, results, log_files, failure)
         if self._signals and not finished:
             name = "Ctrl-C" if self._signals[0] == signal.SIGINT else signal.Signals(self._signals[0]).name
             many = f"all {len(self._workers)} ranks were" if len(self._workers) > 1 else "the one rank was"

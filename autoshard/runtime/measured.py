@@ -2,7 +2,8 @@
 
 run.json: format_version; plan_sha256 (of plan.json's text); world_size, steps, global_batch_size, sequence_length;
 first_loss, last_loss; step_time_s {median, p10, p90}, of all steps but the first and the profiled ones; tokens_per_s
-at the median; ranks: rank, stages, peak_memory_bytes; profile: null, or what the profiled steps took on average:
+at the median; compile: null, or of the rank that compiled longest its segments, how many of them are distinct, and
+compile_time_s; ranks: rank, stages, peak_memory_bytes; profile: null, or what the profiled steps took on average:
 bubble_fraction (share of all ranks' pipeline time in which no action ran), planned_bubble_fraction, and for each rank
 step_s, actions_s, waiting_s, collectives_s (inside actions), gradient_sync_s, parameter_gather_s, update_s.
 Exposed communication is collectives_s + gradient_sync_s + parameter_gather_s. Times are seconds, sizes bytes.
@@ -44,12 +45,17 @@ def measured(plan: Plan, results: Sequence[Result | None]) -> dict[str, Any]:
         "last_loss": trained["losses"][-1],
         "step_time_s": {"median": median_s, "p10": percentile(times, 0.1), "p90": percentile(times, 0.9)},
         "tokens_per_s": plan.training.tokens_per_step / median_s,
+        "compile": max((result["trained"]["compiled"] for _, result in known), key=_compile_time_s),
         "ranks": [
             {"rank": rank, "stages": result["stages"], "peak_memory_bytes": result["peak_memory_bytes"]}
             for rank, result in known
         ],
         "profile": _profile(plan, known) if trained["profile"] is not None else None,
     }
+
+
+def _compile_time_s(compiled: Result | None) -> float:
+    return 0.0 if compiled is None else float(compiled["compile_time_s"])
 
 
 def trace(plan: Plan, results: Sequence[Result | None]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from autoshard.runtime.learning_rate import SCHEDULES
 
 DEVICES = ("auto", "cpu", "cuda", "neuron")
 BACKENDS = ("auto", "torch", "nxd")
+NO_COMPILE = "compile: Neuron compiles by itself: leave --compile out, or use backend=torch on CPU or GPU"
 NO_DOCUMENT_MASK = "document_mask: NxD's attention is causal over whole rows, documents or not: use backend=torch"
 
 
@@ -21,6 +22,7 @@ class RunOptions:
 
     steps: optimizer steps. warmup_steps: steps over which the learning rate rises to learning_rate. lr_schedule: how it
     goes on: constant, or linear or cosine to zero. debug_nan: name the first operator whose result is not finite.
+    compile: what ranks compute between collectives, by torch.compile.
     processes: at most so many in a rehearsal. data: files of text, JSONL, Parquet or Arrow; None takes English text
     that is on this machine. text_field: the column that holds the text; None is "text", or what the rows are plainly
     made of. packing: several conversations share a row. document_mask: documents that share a row do not see each
@@ -70,6 +72,7 @@ class RunOptions:
     backend: str = "auto"
     timeout_s: float | None = None
     debug_nan: bool = False
+    compile: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("warmup_steps", 0), ("seed", 0), ("processes", 1), ("eval_batches", 1)):
@@ -90,6 +93,12 @@ class RunOptions:
             raise AutoshardError(NO_DOCUMENT_MASK)
         if self.backend == "nxd" and self.profile:
             raise AutoshardError("profile times the torch backend's actions; NxD's are its own: use backend=torch")
+        if self.compile and (self.backend == "nxd" or self.device == "neuron"):
+            raise AutoshardError(NO_COMPILE)
+        if self.compile and self.debug_nan:
+            raise AutoshardError(
+                "compile and debug_nan: one makes a function of many operators, the other looks at each"
+            )
         if self.lr_schedule not in SCHEDULES:
             raise AutoshardError(f"lr_schedule={self.lr_schedule!r} is not one of: {', '.join(SCHEDULES)}")
         self._check_evaluation()

@@ -16,6 +16,7 @@ from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import NO_RECOMPUTE
 from autoshard.graph.redistribute import NoTransition
 from autoshard.layout.context_parallel import UNUSED
+from autoshard.layout.mesh import replicas_of_experts
 from autoshard.layout.plan import Plan, make_plan
 from autoshard.layout.sharding import divides
 from autoshard.layout.strategy import Strategy
@@ -120,9 +121,10 @@ def local_cluster(processes: int) -> Cluster:
 
 
 def _degrees(strategy: Strategy) -> dict[str, int]:
-    """Size of each axis; with ep the data-parallel axis is what ep leaves of it."""
+    """Size of each axis; 'ep' is what of dp shares experts, 'dp' what it leaves."""
     s = strategy
-    return {"pp": s.pp, "tp": s.tp, "ep": s.ep, "cp": s.cp, "dp": s.dp // s.ep}
+    replicas = replicas_of_experts(s.ep, s.cp)
+    return {"pp": s.pp, "tp": s.tp, "ep": replicas, "cp": s.cp, "dp": s.dp // replicas}
 
 
 def _strategy(original: Plan, kept: dict[str, int]) -> Strategy:
@@ -137,7 +139,7 @@ def _strategy(original: Plan, kept: dict[str, int]) -> Strategy:
         dp=size["dp"] * size["ep"],
         cp=size["cp"],
         context_parallel=strategy.context_parallel if size["cp"] > 1 else UNUSED,
-        ep=size["ep"],
+        ep=size["ep"] * size["cp"] if strategy.ep > 1 else 1,
         num_virtual_stages=chunks,
         schedule=strategy.schedule if size["pp"] > 1 else "1f1b",
         microbatch_size=min(strategy.microbatch_size, 2),

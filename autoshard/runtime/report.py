@@ -194,9 +194,11 @@ def run_summary(plan: Plan, results: Sequence[Result | None]) -> str:
     """Of a run as planned: first and last loss, step time, predicted and measured."""
     result = next(result for result in results if result is not None)
     trained = result["trained"]
-    step_time_s = _median(trained["step_times_s"])
+    times = trained["step_times_s"]
+    step_time_s = _median(times[1:] or times)  # the first warms up, or compiles
     tokens_per_s = plan.training.tokens_per_step / step_time_s
     held_out = trained["held_out_losses"]
+    compiled = trained["compiled"]
     return "\n".join(
         [
             f"loss {trained['losses'][0]:.4f} -> {trained['losses'][-1]:.4f} in {len(trained['losses'])} steps"
@@ -204,6 +206,7 @@ def run_summary(plan: Plan, results: Sequence[Result | None]) -> str:
             (
                 f"step time {format_seconds(step_time_s)} (planned ~{format_seconds(plan.estimate.step_time_s)}), "
                 f"{format_count(tokens_per_s)} tokens/s"
+                + (f", compiled in {format_seconds(compiled['compile_time_s'])}" if compiled else "")
             ),
             (
                 f"peak memory of rank 0: {format_bytes(result['peak_memory_bytes'])} "
@@ -219,7 +222,7 @@ def _compared(plan: Plan, small: Plan) -> list[tuple[str, str, str]]:
 
     return [
         row("layout", lambda p: layout_name(p.strategy)),
-        row("mesh", lambda p: " ".join([f"pp {p.mesh.pp}", *(f"{a.name} {a.size}" for a in p.mesh.axes)])),
+        row("mesh", lambda p: " ".join(f"{a.name} {a.size}" for a in p.mesh.rank_axes)),
         row("schedule", lambda p: _schedule(p.strategy, p.num_microbatches)),
         row("blocks of each stage", lambda p: _run_lengths(p.strategy.stage_layers)),
         row("recompute", lambda p: p.strategy.recompute_name),

@@ -24,6 +24,8 @@ from autoshard.runtime.options import RunOptions
 from autoshard.runtime.progress import ProgressDisplay
 from autoshard.runtime.rehearse import SEQUENCE_LENGTH, one_process, rehearse
 from autoshard.runtime.report import Verdict, introduction, result_tables, run_summary, verdict
+from autoshard.runtime.toolchain import require_cpp_compiler
+from autoshard.runtime.unpriced import document_masks
 
 if TYPE_CHECKING:
     from autoshard.runtime.data import TokenFile
@@ -43,6 +45,8 @@ def run_plan(plan: Plan, options: RunOptions) -> int:
     options = replace(options, backend=_backend(plan, options, environment is not None))
     if find_spec("torch") is None:
         raise AutoshardError("autoshard run needs torch: pip install 'autoshard[torch]'")
+    if options.compile and options.device != "cuda":
+        require_cpp_compiler()
     if environment is not None:
         return _run_in_cluster(plan, options, environment)
     if plan.cluster.instance == "cpu" and plan.mesh.world_size <= options.processes:
@@ -79,7 +83,7 @@ def _rehearse(plan: Plan, options: RunOptions) -> int:
     rehearsal = rehearse(plan, options.processes, max(one.vocab_size for one in data))
     _check_data(rehearsal.plan, options, data)
     directory = _run_directory(plan, options, "rehearsal")
-    print(introduction(plan, rehearsal, _made_of(options, data)), flush=True)
+    print(introduction(plan, rehearsal, _made_of(plan, options, data)), flush=True)
     write_plan(rehearsal.plan, directory / "rehearsal_plan.json")
     with TemporaryDirectory(prefix="autoshard-tensors-") as tensors:
         arguments = _arguments(directory / "rehearsal_plan.json", options, data, tensors)
@@ -106,7 +110,7 @@ def _run_here(plan: Plan, options: RunOptions) -> int:
     directory = _run_directory(plan, options, "run")
     write_plan(plan, directory / "plan.json")
     print(
-        f"Running as planned: {plan.mesh.world_size} processes of this machine\ntext: {_made_of(options, data)}",
+        f"Running as planned: {plan.mesh.world_size} processes of this machine\ntext: {_made_of(plan, options, data)}",
         flush=True,
     )
     arguments = _arguments(directory / "plan.json", options, data, None, _checkpoints(plan, options))
@@ -140,7 +144,7 @@ def _run_in_cluster(plan: Plan, options: RunOptions, environment: ClusterEnviron
         else:
             directory = _run_directory(plan, options, "run")
             print(f"Running as planned: {environment.world_size} ranks of {environment.launcher}", flush=True)
-            print(f"text: {_made_of(options, data)}", flush=True)
+            print(f"text: {_made_of(plan, options, data)}", flush=True)
             with (
                 _checkpoint_lock(plan, options),
                 _metrics(directory, plan, options) as metrics,
@@ -262,6 +266,7 @@ def _arguments(
         "warmup_steps": options.warmup_steps,
         "lr_schedule": options.lr_schedule,
         "debug_nan": options.debug_nan,
+        "compile": options.compile,
         "document_mask": options.document_mask,
         "seed": options.seed,
         "data": str(data[0].path.resolve()),
@@ -312,10 +317,11 @@ def _check_data(plan: Plan, options: RunOptions, data: tuple[TokenFile, ...]) ->
             held_out(stream, options.eval_fraction)
 
 
-def _made_of(options: RunOptions, data: tuple[TokenFile, ...]) -> str:
+def _made_of(plan: Plan, options: RunOptions, data: tuple[TokenFile, ...]) -> str:
+    made_of = "; held out: ".join(file.made_of for file in data)
     if options.eval_fraction is not None:
-        return f"{data[0].made_of}, the last {options.eval_fraction:.3%} held out"
-    return "; held out: ".join(file.made_of for file in data)
+        made_of = f"{data[0].made_of}, the last {options.eval_fraction:.3%} held out"
+    return f"{made_of}\n{document_masks(plan)}" if options.document_mask else made_of
 
 
 def _run_directory(plan: Plan, options: RunOptions, kind: str) -> Path:

@@ -15,6 +15,7 @@ from autoshard.layout.plan import Plan
 from autoshard.layout.step_collectives import step_collectives
 from autoshard.runtime.rehearse import one_process
 from autoshard.runtime.torch_backend import devices
+from autoshard.runtime.torch_backend.compiled import Compiler
 from autoshard.runtime.torch_backend.direct import NAMESPACE
 from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings
 from autoshard.runtime.torch_backend.parameters import assemble
@@ -49,6 +50,11 @@ class CollectiveCounter(TorchDispatchMode):
         groups = session._groups
         self._axes = {} if groups is None else {group.name: axes for axes, group in groups._groups.items()}
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """torch compiles what runs under it all the same: there are no collectives in that."""
+        return True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         namespace, _, name = func._schema.name.partition("::")
@@ -74,6 +80,7 @@ def train(
     counted: bool = False,
     learning_rate: float = LEARNING_RATE,
     documents: bool = False,
+    compiler: Compiler | None = None,
 ) -> tuple[Session, Outcomes, CollectiveCounter]:
     """Steps on random tokens. counted: the first step's collectives are, which takes longer than the step itself.
 
@@ -88,6 +95,7 @@ def train(
         seed=0,
         on_action=lambda action: counter.on_action(action),
         documents=documents,
+        compiler=compiler,
     )
     counter = CollectiveCounter(session)
     numbers = np.random.default_rng(0)

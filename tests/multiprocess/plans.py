@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from autoshard.cost.estimate import estimate
+from autoshard.layout.mesh import parse_axis_order
 from autoshard.layout.plan import Plan, make_plan
 from autoshard.layout.strategy import Strategy
 from autoshard.runtime.rehearse import local_cluster
@@ -117,6 +118,7 @@ def strategy(
     layers: tuple[int, ...] | None = None,
     attention: str = "all_gather",
     schedule: str | None = None,
+    order: str = "pp-dp-cp-tp",
 ) -> Strategy:
     stages = pp * vpp
     return Strategy(
@@ -134,6 +136,7 @@ def strategy(
         attention_kernel=kernel,
         stage_layers=layers or (4 // stages,) * stages,
         context_parallel=attention,
+        axis_order=parse_axis_order(order),
     )
 
 
@@ -179,6 +182,7 @@ CASES: dict[int, dict[str, tuple[str, Strategy, int]]] = {
         "mixtral tp, no sequence parallel": ("mixtral", strategy(tp=2, sp=False), 2),
         "mixtral ep": ("mixtral", strategy(dp=2, ep=2), 2),
         "mixtral ep, dropless": ("mixtral", strategy(dp=2, ep=2), 2),
+        "mixtral ep over cp, zigzag ring": ("mixtral", strategy(cp=2, ep=2, attention="zigzag_ring"), 2),
         "balanced mixtral tp": ("balanced mixtral", strategy(tp=2), 2),
         "balanced mixtral ep": ("balanced mixtral", strategy(dp=2, ep=2, recompute="full"), 2),
         "llama with biases tp": ("llama with biases", strategy(tp=2), 2),
@@ -271,6 +275,12 @@ CASES: dict[int, dict[str, tuple[str, Strategy, int]]] = {
         "qwen3 moe ep x pp": ("qwen3 moe", strategy(dp=2, ep=2, pp=2), 4),
         "mixtral ep x tp": ("mixtral", strategy(dp=2, ep=2, tp=2), 2),
         "mixtral ep x dp": ("mixtral", strategy(dp=4, ep=2), 2),
+        "balanced mixtral ep over cp and dp, ZeRO-3": (
+            "balanced mixtral",
+            strategy(dp=2, cp=2, ep=4, zero=3, attention="ulysses", recompute="mlp"),
+            2,
+        ),
+        "qwen2 moe ep over cp x tp": ("qwen2 moe", strategy(cp=2, ep=2, tp=2), 2),
         "balanced mixtral dp x pp": ("balanced mixtral", strategy(dp=2, pp=2, schedule="zero_bubble"), 3),
         "dropout, kv replicated": ("mixtral, dropping", strategy(tp=4, sp=False, kernel="plain"), 2),
         "dropout, mixtral ep x interleaved": (
@@ -279,9 +289,13 @@ CASES: dict[int, dict[str, tuple[str, Strategy, int]]] = {
             4,
         ),
         "mixtral ep x pp": ("mixtral", strategy(dp=2, ep=2, pp=2, recompute="full"), 4),
+        "mixtral ep, pp innermost": ("mixtral", strategy(dp=2, ep=2, pp=2, order="dp-cp-tp-pp"), 2),
+        "zigzag ring inside tp": ("llama", strategy(tp=2, cp=2, attention="zigzag_ring", order="pp-dp-tp-cp"), 2),
+        "dp inside cp, ZeRO-3": ("llama", strategy(dp=2, cp=2, zero=3, order="pp-cp-dp-tp"), 2),
     },
     8: {
         "tp x pp x dp": ("llama", strategy(tp=2, pp=2, dp=2), 4),
+        "tied, dp outside pp": ("tied", strategy(tp=2, pp=2, dp=2, order="dp-pp-cp-tp"), 3),
         "kv replicated x pp x dp x recompute": (
             "one kv head",
             strategy(tp=2, pp=2, dp=2, recompute="core_attention+mlp"),

@@ -19,6 +19,7 @@ from autoshard.layout.plan import make_plan
 from autoshard.layout.plan_json import write_plan
 from autoshard.layout.strategy import Strategy
 from autoshard.runtime.rehearse import local_cluster
+from autoshard.spec.dropout import Dropout
 from autoshard.spec.training import Precision
 from benchmarks.checkpoint_faults import EVERY, survive
 from tests.multiprocess.plans import FP32, FP64, MODELS, plan_of, strategy
@@ -174,20 +175,30 @@ def test_what_cannot_be_resumed_is_one_line(saved_once: Path, tmp_path: Path) ->
     folder = tmp_path / "all"
     subprocess.run(["cp", "-r", str(saved_once), str(folder)], check=True)
     done = run(folder, ONE, steps=4)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "is at step 4: steps=4 leaves nothing to train" in done.stderr
     never = run(folder, ONE, "--resume", "never")
-    assert never.returncode == 1
+    assert never.returncode == 2
     assert "holds checkpoints of another run up to step 4: name another folder" in never.stderr
     spoil_bit(folder / "saved" / "step-00000004" / "rank-00000.safetensors")
     named = run(folder, ONE, "--resume", "saved/step-00000004")
-    assert named.returncode == 1
+    assert named.returncode == 2
     assert "has no complete checkpoint: rank-00000.safetensors was changed: its SHA-256 is another" in named.stderr
     other = run(folder, ONE, "--seed", "1", "--resume", "saved/step-00000002")
-    assert other.returncode == 1
+    assert other.returncode == 2
     assert "the data position was saved with seed=0, not 1" in other.stderr
     for failed in (done, never, named, other):
         assert len(failed.stderr.splitlines()) == 1, failed.stderr
+
+
+def test_a_run_may_go_on_with_another_dropout(saved_once: Path, tmp_path: Path) -> None:
+    subprocess.run(["cp", "-r", str(saved_once / "saved"), str(tmp_path)], check=True)
+    dropping = replace(MODEL, dropout=Dropout(residual=0.5))
+    write_plan(plan_of(dropping, strategy(), 4, FP32), tmp_path / "dropping.json")
+    ran = autoshard(tmp_path, "run", "dropping.json", "--steps", "5", "--processes", "8", *SAVING)
+    assert ran.returncode == 0, ran.stderr
+    assert "dropout=residual=0.5 from here on, the checkpoint was trained with 0" in ran.stdout
+    assert len(losses(tmp_path)[-1]) == 1
 
 
 def test_a_second_run_in_the_folder_is_refused_and_a_dead_ones_lock_is_not(tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ LAYOUTS: dict[str, dict[str, Strategy]] = {
         "cp": strategy(cp=2),
         "tp x pp x dp": strategy(tp=2, pp=2, dp=2),
         "tp x cp x dp, kv replicated": strategy(tp=4, cp=2, dp=2),
+        "tp x cp x dp, cp innermost": strategy(tp=2, cp=2, dp=2, order="dp-pp-tp-cp"),
         "tp x dp, no ZeRO-1": strategy(tp=2, dp=2, zero=0, sp=False),
         "dp of 3, ZeRO-3": strategy(dp=3, zero=3),
     },

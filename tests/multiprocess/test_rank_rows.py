@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoshard.layout.mesh import Mesh, build_mesh
+from autoshard.layout.mesh import AXIS_ORDER, Mesh, build_mesh
 from autoshard.runtime.data import TokenStream
 from autoshard.runtime.torch_backend.parameters import local_piece
 
@@ -23,11 +23,12 @@ def pieces_of(mesh: Mesh, rank: int, batch: torch.Tensor, num_microbatches: int)
 @given(
     tp=st.sampled_from([1, 2, 4]), pp=st.integers(1, 3), dp=st.integers(1, 4), cp=st.sampled_from([1, 2]),
     num_microbatches=st.integers(1, 4), microbatch=st.integers(1, 3), seed=st.integers(0, 99), step=st.integers(0, 50),
+    order=st.permutations(AXIS_ORDER),
 )  # fmt: skip
 def test_ranks_share_a_steps_rows_without_overlap(
-    tp: int, pp: int, dp: int, cp: int, num_microbatches: int, microbatch: int, seed: int, step: int
+    tp: int, pp: int, dp: int, cp: int, num_microbatches: int, microbatch: int, seed: int, step: int, order: list[str]
 ) -> None:
-    mesh = build_mesh(tp=tp, pp=pp, dp=dp, cp=cp, ep=1, num_key_value_heads=2)
+    mesh = build_mesh(tp=tp, pp=pp, dp=dp, cp=cp, ep=1, num_key_value_heads=2, order=tuple(order))
     size = num_microbatches * microbatch * dp
     stream = TokenStream(np.arange(30 * size * 5, dtype=np.int32), size, 4, seed)  # every token is another number
     inputs, _ = stream.batch(step)

@@ -226,6 +226,7 @@ def test_a_wrong_gradient_is_found_and_named(tmp_path: Path) -> None:
         "warmup_steps": 0,
         "lr_schedule": "constant",
         "debug_nan": False,
+        "compile": False,
         "document_mask": False,
         "seed": 0,
         "data": str(prepare(DataSource(small_text(tmp_path), ByteTokenizer()), tmp_path).path),

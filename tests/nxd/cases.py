@@ -52,6 +52,11 @@ CASES: dict[int, dict[str, dict[str, Any]]] = {
         "pp2, full recompute": {"pp": 2, "recompute": "full"},
         "pp2, one stage recomputes": {"pp": 2, "recompute": ("full", "none"), "layers": (3, 1)},
         "tp2, recompute of some operators": {"tp": 2, "recompute": "core_attention+mlp.act_fn"},
+        "pp2, interleaved, sets by virtual stage": {
+            "pp": 2,
+            "vpp": 2,
+            "recompute": ("full", "core_attention", "core_attention+mlp", "none"),
+        },
         "pp2, interleaved, two microbatches": {"pp": 2, "vpp": 2, "mbs": 4},
     },
     4: {

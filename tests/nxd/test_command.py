@@ -95,7 +95,7 @@ def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
 def test_a_machine_without_a_chip_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NXD_CPU_MODE")
     ran = autoshard(tmp_path, "run", str(plan_file(tmp_path, "one")), "--backend", "nxd")
-    assert ran.returncode == 1
+    assert ran.returncode == 2
     assert "backend=nxd: torch_xla finds no Neuron device on this machine, but cpu; NXD_CPU_MODE=1 runs " in ran.stderr
 
 

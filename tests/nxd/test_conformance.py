@@ -80,3 +80,4 @@ def test_nxd_runs_again_what_the_plan_says() -> None:
     assert of["tp2, recompute core attention"] == of["tp2, full recompute"] == [4, 4]
     assert of["tp2, recompute core attention and mlp"] == [8, 8]
     assert of["pp2, one stage recomputes"] == [3, 0]
+    assert of["pp2, interleaved, sets by virtual stage"] == [3, 1]

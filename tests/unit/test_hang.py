@@ -12,6 +12,12 @@ Current thread 0x00007f2 (most recent call first):
   File "/site-packages/autoshard/runtime/torch_backend/collectives.py", line 60 in all_reduce
   File "/site-packages/autoshard/runtime/torch_backend/kernels.py", line 160 in forward
 """
+WAITS_IN_SHARED_MEMORY = """\
+Current thread 0x00007f2 (most recent call first):
+  File "/site-packages/autoshard/runtime/torch_backend/shared_memory.py", line 85 in _heard
+  File "/site-packages/autoshard/runtime/torch_backend/shared_memory.py", line 70 in read
+  File "/site-packages/autoshard/runtime/torch_backend/direct.py", line 70 in finish
+"""
 WAITS_FOR_A_STAGE = """\
 Current thread 0x00007f2 (most recent call first):
   File "/site-packages/torch/distributed/pipelining/schedules.py", line 620 in _wait_batch_p2p
@@ -28,6 +34,7 @@ Current thread 0x00007f2 (most recent call first):
 
 def test_ranks_that_wait_for_others() -> None:
     assert is_waiting(WAITS_IN_COLLECTIVE)
+    assert is_waiting(WAITS_IN_SHARED_MEMORY)
     assert is_waiting("words of its own\n" + WAITS_FOR_A_STAGE)
 
 

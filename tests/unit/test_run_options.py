@@ -30,6 +30,14 @@ from autoshard.runtime.options import RunOptions
             {"document_mask": True, "backend": "nxd"},
             "document_mask: NxD's attention is causal over whole rows, documents or not: use backend=torch",
         ),
+        (
+            {"compile": True, "backend": "nxd"},
+            "compile: Neuron compiles by itself: leave --compile out, or use backend=torch on CPU or GPU",
+        ),
+        (
+            {"compile": True, "debug_nan": True},
+            "compile and debug_nan: one makes a function of many operators, the other looks at each",
+        ),
         ({"resume": "/no such folder"}, "resume=/no such folder is not auto, never or a folder with a checkpoint"),
     ],
 )

@@ -67,10 +67,10 @@ def _core(context: Context, step: OperatorStep) -> Kernel:
     fused = attend is _fused_attention
     if group is None or kind is None:
         inside = _inside_documents(context, context.positions(step), window, fused)
-        return _grouped(attend, _attention_mask(seq, position, count, window), inside)
+        return _grouped(attend, _shared_mask(context, (seq, position, count, window), fused), inside)
     if kind == "ulysses":
         inside = _inside_documents(context, torch.arange(seq), window, fused)
-        return _over_heads(_grouped(attend, _attention_mask(seq, 0, 1, window), inside), group)
+        return _over_heads(_grouped(attend, _shared_mask(context, (seq, 0, 1, window), fused), inside), group)
     pieces: Any = op.attributes["sequence_pieces"]
     ring = Ring(group, pieces, seq // len(pieces), seq if window is None else window)
     mine = context.positions(step)
@@ -87,24 +87,40 @@ def _inside_documents(
 
 
 def _grouped(
-    attend: Kernel, mask: torch.Tensor | None, inside: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    attend: Kernel,
+    mask: Callable[[torch.Tensor], torch.Tensor | None],
+    inside: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> Kernel:
     """Query heads side by side, those that share a key-value head neighbours. q may be a piece of the sequence."""
 
     def run(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *more: torch.Tensor, starts: torch.Tensor | None
     ) -> torch.Tensor:
-        nonlocal mask
-        if mask is not None and attend is _fused_attention:
-            mask = _added(mask, q)
-        elif mask is not None:
-            mask = mask.to(q.device)
         batch, kv_heads, group, length, head_dim = q.shape
-        seen = mask if starts is None else inside(starts, q)
+        seen = mask(q) if starts is None else inside(starts, q)
         out = attend(q.reshape(batch, kv_heads * group, length, head_dim), k, v, seen, *more)
         return out.reshape(batch, kv_heads, group, length, head_dim)
 
     return run
+
+
+def _shared_mask(
+    context: Context, place: tuple[int, int, int, Any], added: bool
+) -> Callable[[torch.Tensor], torch.Tensor | None]:
+    """Queries -> their mask, one for all blocks of the stage. place: as `_attention_mask` takes it. added: as numbers
+    to add to scores."""
+    if _sees_all_before(*place):
+        return lambda q: None
+
+    def mask(q: torch.Tensor) -> torch.Tensor:
+        key = ("mask", *place, added, q.dtype, q.device)
+        if key not in context.tables:
+            seen = _attention_mask(*place)
+            assert seen is not None
+            context.tables[key] = _added(seen, q) if added else seen.to(q.device)
+        return context.tables[key]
+
+    return mask
 
 
 def _over_heads(whole: Kernel, group: Group) -> Kernel:
@@ -141,9 +157,14 @@ class _ReplayMark(torch.autograd.Function):
         return grads[0]
 
 
+def _sees_all_before(seq: int, position: int, count: int, window: Any) -> bool:
+    """Whether causality over the whole sequence says it all."""
+    return count == 1 and (window is None or window >= seq)
+
+
 def _attention_mask(seq: int, position: int, count: int, window: Any) -> torch.Tensor | None:
     """Boolean [queries, keys], True where a query sees a key; None where whole-sequence causality says it all."""
-    if count == 1 and (window is None or window >= seq):
+    if _sees_all_before(seq, position, count, window):
         return None
     length = seq // count
     query = torch.arange(position * length, (position + 1) * length).unsqueeze(1)

@@ -69,8 +69,11 @@ class Checkpoints:
         folder = self._chosen()
         manifest = None if folder is None else read_manifest(folder)
         if folder is not None and manifest is not None:
-            manifest.check_model(self._session.plan.model, folder)
+            model = self._session.plan.model
+            manifest.check_model(model, folder)
             self._load(folder, manifest)
+            if manifest.dropout != model.dropout:
+                self._say(f"dropout={model.dropout} from here on, the checkpoint was trained with {manifest.dropout}")
         if self._options.every is not None:
             problem = self._clean(-1 if manifest is None else manifest.step) if self._session.rank == 0 else ""
             problem = self._exchange(problem)[0]

@@ -13,28 +13,37 @@ from typing import Any
 import torch
 
 from autoshard.graph.redistribute import Transition
-from autoshard.runtime.torch_backend.direct import summed
 from autoshard.runtime.torch_backend.groups import Group, MeshGroups
 
-_c10d, _direct = torch.ops._c10d_functional, torch.ops.autoshard
 Move = Callable[[torch.Tensor], torch.Tensor]
 Started = Callable[[], torch.Tensor]
 """A collective under way; call it when the result is needed, once."""
 
 
+def _operators(group: Group) -> Any:
+    return torch.ops._c10d_functional if group.direct is None else torch.ops.autoshard
+
+
+def _wait(arriving: torch.Tensor, group: Group) -> torch.Tensor:
+    if group.direct is None:
+        return torch.ops._c10d_functional.wait_tensor(arriving)
+    torch.ops.autoshard.wait_tensor(arriving, group.name)
+    return arriving
+
+
 def all_reduce(x: torch.Tensor, group: Group, reduction: str = "sum") -> torch.Tensor:
-    """Of the whole tensor, on every rank of the group. reduction: as torch.distributed names it."""
-    return _c10d.wait_tensor(_c10d.all_reduce(x.contiguous(), reduction, group.name))
+    """Of the whole tensor, on every rank of the group. reduction: "sum" or "max"."""
+    return _wait(_operators(group).all_reduce(x.contiguous(), reduction, group.name), group)
 
 
 def start_all_gather(x: torch.Tensor, group: Group, dim: int) -> Started:
     """Pieces of the group's ranks concatenated along dim, in mesh order."""
     # without `out` torch gathers over gloo by way of one more buffer
     out = x.new_empty(group.size * x.shape[0], *x.shape[1:])
-    arriving = _c10d.all_gather_into_tensor_out(x.contiguous(), group.size, group.name, out=out)
+    arriving = _operators(group).all_gather_into_tensor_out(x.contiguous(), group.size, group.name, out=out)
 
     def whole() -> torch.Tensor:
-        gathered = _c10d.wait_tensor(arriving)
+        gathered = _wait(arriving, group)
         if prod(x.shape[:dim]) == 1:
             return gathered.view(*x.shape[:dim], group.size * x.shape[dim], *x.shape[dim + 1 :])
         return torch.cat(gathered.chunk(group.size, 0), dim)
@@ -48,11 +57,8 @@ def start_reduce_scatter(x: torch.Tensor, group: Group, dim: int) -> Started:
     shape[dim] //= group.size
     pieces = x if prod(x.shape[:dim]) == 1 else torch.cat(x.chunk(group.size, dim), 0)
     flat = pieces.contiguous().view(group.size * prod(shape[: dim + 1]), *shape[dim + 1 :])
-    if group.direct:
-        arriving = _direct.reduce_scatter_tensor(flat, group.size, group.name)
-        return lambda: summed(_c10d.wait_tensor(arriving), group.size).view(shape)
-    arriving = _c10d.reduce_scatter_tensor(flat, "sum", group.size, group.name)
-    return lambda: _c10d.wait_tensor(arriving).view(shape)
+    arriving = _operators(group).reduce_scatter_tensor(flat, "sum", group.size, group.name)
+    return lambda: _wait(arriving, group).view(shape)
 
 
 def all_gather(x: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
@@ -67,14 +73,23 @@ def reduce_scatter(x: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
 
 def all_gather_into(out: torch.Tensor, x: torch.Tensor, group: Group) -> torch.Tensor:
     """Pieces of the group's ranks one after the other in `out`."""
-    return _c10d.wait_tensor(_c10d.all_gather_into_tensor_out(x, group.size, group.name, out=out))
+    return _wait(_operators(group).all_gather_into_tensor_out(x, group.size, group.name, out=out), group)
 
 
 def all_to_all(x: torch.Tensor, group: Group, gather_dim: int, split_dim: int) -> torch.Tensor:
     """Stop splitting gather_dim, start splitting split_dim."""
-    pieces = torch.stack(x.chunk(group.size, split_dim)).contiguous()
-    ones = [1] * group.size
-    received = _c10d.wait_tensor(_c10d.all_to_all_single(pieces, ones, ones, group.name))
+    size, shape = group.size, list(x.shape)
+    shape[split_dim] //= size
+    if prod(x.shape[:split_dim]) == 1:
+        pieces = x.contiguous().view(size, *shape)  # they lie one after the other as it is
+    else:
+        pieces = torch.stack(x.chunk(size, split_dim))
+    ones = [1] * size
+    received = _wait(_operators(group).all_to_all_single(pieces, ones, ones, group.name), group)
+    del pieces
+    if prod(shape[:gather_dim]) == 1:
+        shape[gather_dim] *= size
+        return received.view(shape)
     return torch.cat(received.unbind(0), gather_dim)
 
 
@@ -85,8 +100,8 @@ def pass_on(x: torch.Tensor, group: Group) -> Callable[[], torch.Tensor]:
     """
     sent, received = [0] * group.size, [0] * group.size
     sent[(group.index + 1) % group.size] = received[group.index - 1] = x.numel()
-    arriving = _c10d.all_to_all_single(x.contiguous().flatten(), received, sent, group.name)
-    return lambda: _c10d.wait_tensor(arriving).view(x.shape)
+    arriving = _operators(group).all_to_all_single(x.contiguous().flatten(), received, sent, group.name)
+    return lambda: _wait(arriving, group).view(x.shape)
 
 
 def take_piece(x: torch.Tensor, position: int, count: int, dim: int) -> torch.Tensor:

@@ -4,34 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch.distributed as dist
 
 from autoshard.graph.count import forward_collectives
 from autoshard.graph.partition import GatherEinsumStep, Program, RedistributeStep
 from autoshard.layout.mesh import Mesh
-from autoshard.runtime.torch_backend import direct
+from autoshard.runtime.torch_backend.direct import Direct, connect
 
 AxisNames = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Group:
-    """Ranks that differ along some axes, in mesh order; index is this rank's place among them.
-
-    direct: reduce-scatters go from rank to rank (direct.py).
-    """
+    """Ranks that differ along some axes, in mesh order; index is this rank's place among them."""
 
     name: str
     handle: dist.ProcessGroup
     ranks: tuple[int, ...]
     index: int
-    direct: bool = False
 
     @staticmethod
     def of(handle: dist.ProcessGroup, ranks: Sequence[int], rank: int) -> Group:
         """As this rank sees it. ranks: in mesh order."""
-        return Group(handle.group_name, handle, tuple(ranks), ranks.index(rank), direct.works_for(handle))
+        return Group(handle.group_name, handle, tuple(ranks), ranks.index(rank))
+
+    @cached_property
+    def direct(self) -> Direct | None:
+        """Its collectives through memory that its ranks share, where they do (collective the first time)."""
+        return connect(self.handle, self.index)
 
     @property
     def size(self) -> int:
@@ -66,7 +68,8 @@ class MeshGroups:
     def _create(self, members: list[list[int]]) -> Group:
         mine: Group | None = None
         for ranks in members:
-            handle = dist.new_group(ranks)
+            # Members come as pieces of a dim do; torch sorts them unless told otherwise, and older ones always do.
+            handle = dist.new_group(ranks) if ranks == sorted(ranks) else dist.new_group(ranks, sort_ranks=False)
             if self.rank in ranks:
                 mine = Group.of(handle, ranks, self.rank)
         assert mine is not None

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
-from math import prod
 from typing import Any
 
 import torch
@@ -22,10 +21,10 @@ from autoshard.runtime.torch_backend.attention import attention
 from autoshard.runtime.torch_backend.collectives import all_reduce
 from autoshard.runtime.torch_backend.context import Context, Kernel
 from autoshard.runtime.torch_backend.dropout import dropout
+from autoshard.runtime.torch_backend.experts import combine, dispatch, top_k_gate
 from autoshard.runtime.torch_backend.groups import Group
-from autoshard.runtime.torch_backend.lean import RmsNorm, Rotate, SiluMul, WeighedSums, WholeCrossEntropy
+from autoshard.runtime.torch_backend.lean import RmsNorm, Rotate, SiluMul, WholeCrossEntropy
 from autoshard.runtime.torch_backend.pointwise import pointwise
-from autoshard.runtime.torch_backend.router_loss import balance
 from autoshard.runtime.torch_backend.weight_gradients import WeightGradients, later_linear
 
 
@@ -53,10 +52,11 @@ class Projection:
         return x if self.num_contracted == 1 else x.flatten(-self.num_contracted)
 
     def flat_weight(self, w: torch.Tensor) -> torch.Tensor:
-        return w if w.dim() == 2 else w.reshape(prod(w.shape[: self.num_columns]), -1)
+        flat = w if self.num_contracted == 1 else w.flatten(self.num_columns)
+        return flat if self.num_columns == 1 else flat.flatten(0, -2)
 
     def unflatten(self, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return y if self.num_columns == 1 else y.view(*y.shape[:-1], *w.shape[: self.num_columns])
+        return y if self.num_columns == 1 else torch.unflatten(y, -1, w.shape[: self.num_columns])
 
     def __call__(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return self.unflatten(F.linear(self.flat_input(x), self.flat_weight(w)), w)
@@ -129,6 +129,29 @@ def rope_frequencies(rotary_dim: int, theta: float, scaling: Any) -> torch.Tenso
     return smooth * frequencies + (1 - smooth) * frequencies / scaling.factor
 
 
+@dataclass(frozen=True)
+class Rotation:
+    """Turns the first `turned` numbers of each head, or all. tables: cosine and sine for tensors like the given one."""
+
+    tables: Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
+    turned: int | None
+    interleaved: bool
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.turn(x, *self.tables(x))
+
+    def turn(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """The same with the tables given."""
+        if self.turned is not None:
+            return torch.cat((self._all(x[..., : self.turned], cos, sin), x[..., self.turned :]), -1)
+        return self._all(x, cos, sin)
+
+    def _all(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        if self.interleaved:  # pairs of neighbours turn
+            return Rotate.apply(x.unflatten(-1, (-1, 2)), cos, sin).flatten(-2)
+        return Rotate.apply(x, cos, sin)
+
+
 def _rope(context: Context, step: OperatorStep) -> Kernel:
     op = step.operator
     dims = context.dims(op.output)
@@ -157,17 +180,13 @@ def _rope(context: Context, step: OperatorStep) -> Kernel:
             context.tables[place] = table.to(device=x.device, dtype=x.dtype)
         return context.tables[place].view(2, *shape).unbind(0)
 
-    def rotate(x: torch.Tensor) -> torch.Tensor:
+    def own_tables(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         kind = (x.dtype, x.device)
         if kind not in own:
             own[kind] = tables(x)
-        if interleaved:  # pairs of neighbours turn
-            return Rotate.apply(x.unflatten(-1, (-1, 2)), *own[kind]).flatten(-2)
-        return Rotate.apply(x, *own[kind])
+        return own[kind]
 
-    if turned == context.graph.sizes["headdim"]:
-        return rotate
-    return lambda x: torch.cat((rotate(x[..., :turned]), x[..., turned:]), -1)
+    return Rotation(own_tables, None if turned == context.graph.sizes["headdim"] else turned, interleaved)
 
 
 def _embedding(context: Context, step: OperatorStep) -> Kernel:
@@ -243,77 +262,6 @@ def _cross_entropy(context: Context, step: OperatorStep) -> Kernel:
     return lambda logits, labels: _CrossEntropy.apply(logits, labels, tokens, valid, offset, group)
 
 
-def _top_k_gate(context: Context, step: OperatorStep) -> Kernel:
-    top_k: Any = step.operator.attributes["top_k"]
-    balanced = balance(context, step)
-
-    def gate(logits: torch.Tensor) -> torch.Tensor:
-        weights = torch.softmax(logits, -1, dtype=torch.promote_types(logits.dtype, torch.float32))
-        best, experts = weights.topk(top_k, -1)
-        if balanced is not None:
-            weights = balanced(weights, experts)
-            best = weights.gather(-1, experts)
-        if step.operator.attributes["normalized"]:
-            best = best / best.sum(-1, keepdim=True)
-        return torch.zeros_like(weights).scatter(-1, experts, best).to(logits.dtype)
-
-    return gate
-
-
-def _slots(gates: torch.Tensor, capacity: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Slot of each (token, expert) and whether it has one: tokens queue for an expert in sequence order."""
-    chosen = gates > 0
-    slot = chosen.cumsum(1) - 1
-    return slot.clamp(0, capacity - 1), chosen & (slot < capacity)
-
-
-def _tokens(gates: torch.Tensor, capacity: int) -> torch.Tensor:
-    """[expert, batch, capacity]: the token in each slot; the sequence's length where a slot is free."""
-    slot, taken = _slots(gates.detach(), capacity)
-    batch, seq, experts = gates.shape
-    index = torch.arange(experts, device=gates.device) * capacity + slot
-    spare = experts * capacity  # tokens without a slot point behind the last one
-    token = torch.full((batch, spare + 1), seq, device=gates.device)
-    source = torch.arange(seq, device=gates.device).view(1, seq, 1).expand(batch, seq, experts)
-    token.scatter_(1, torch.where(taken, index, spare).flatten(1), source.flatten(1))
-    return token[:, :spare].view(batch, experts, capacity).transpose(0, 1).contiguous()
-
-
-def _first_rows(batch: int, seq: int, device: torch.device) -> torch.Tensor:
-    """[batch, 1]: where each sequence begins when all follow one another."""
-    return torch.arange(batch, device=device).mul_(seq).unsqueeze(1)
-
-
-def _dispatch(context: Context, step: OperatorStep) -> Kernel:
-    capacity = context.graph.sizes["capacity"]
-
-    def dispatch(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
-        """x [batch, seq, embed], gates [batch, seq, expert] -> [expert, batch, capacity, embed], free slots zero."""
-        token = _tokens(gates, capacity)
-        batch, seq, embed = x.shape
-        filled = (token < seq).unsqueeze(-1)
-        rows = (token.clamp(max=seq - 1) + _first_rows(batch, seq, x.device)).flatten()
-        return x.flatten(0, 1).index_select(0, rows).view(*token.shape, embed) * filled
-
-    return dispatch
-
-
-def _combine(context: Context, step: OperatorStep) -> Kernel:
-    capacity = context.graph.sizes["capacity"]
-
-    def combine(answers: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
-        """answers [expert, batch, capacity, embed], gates [batch, seq, expert] -> [batch, seq, embed]."""
-        batch, seq, _ = gates.shape
-        embed = answers.shape[-1]
-        token = _tokens(gates, capacity)
-        # a free slot weighs nothing and goes to a row behind the last token's
-        weight = F.pad(gates, (0, 0, 0, 1)).permute(2, 0, 1).gather(2, token).unsqueeze(-1)
-        rows = token + _first_rows(batch, seq + 1, answers.device)
-        return WeighedSums.apply(answers, weight, rows, batch * (seq + 1)).view(batch, seq + 1, embed)[:, :seq]
-
-    return combine
-
-
 FACTORIES: dict[str, Callable[[Context, OperatorStep], Kernel]] = {
     "einsum": _einsum,
     "elementwise": _elementwise,
@@ -324,8 +272,8 @@ FACTORIES: dict[str, Callable[[Context, OperatorStep], Kernel]] = {
     "embedding": _embedding,
     "position_embedding": _position_embedding,
     "cross_entropy": _cross_entropy,
-    "top_k_gate": _top_k_gate,
-    "dispatch": _dispatch,
-    "combine": _combine,
+    "top_k_gate": top_k_gate,
+    "dispatch": dispatch,
+    "combine": combine,
 }
 assert FACTORIES.keys() == KINDS.keys()

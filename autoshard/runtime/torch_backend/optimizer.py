@@ -26,6 +26,9 @@ from autoshard.runtime.torch_backend.parameters import piece_of
 from autoshard.runtime.torch_backend.rounded_adamw import RoundedAdamW
 from autoshard.runtime.torch_backend.stage_module import StageModule
 
+NORM_ELEMENTS = 2**20
+"""Whose norm is taken at a time: on CPU torch converts them to FP64 first."""
+
 
 def gradient_axes(program: Program, mesh: Mesh) -> set[tuple[str, ...]]:
     """Axis sets that the optimizer communicates over."""
@@ -145,7 +148,8 @@ class ShardedAdamW:
             copies = bucket.key.copies
             if bucket.data_group is not None and bucket.shards == 1:
                 copies *= bucket.data_group.size
-            total += torch.linalg.vector_norm(shard, dtype=torch.float64) ** 2 / copies
+            norms = torch._foreach_norm(shard.split(NORM_ELEMENTS), dtype=torch.float64)
+            total += torch.stack(norms).square().sum() / copies
         if self._world is not None:
             dist.all_reduce(total, group=self._world.handle)
         return float(total.sqrt())

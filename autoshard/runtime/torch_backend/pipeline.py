@@ -104,7 +104,7 @@ class Pipeline:
             self._scaled(loss).backward()
 
     def _scaled(self, loss: torch.Tensor) -> torch.Tensor:
-        return loss.sum() * (self._weight / self._num_microbatches)
+        return loss * (self._weight / self._num_microbatches)
 
     def _connect(
         self,

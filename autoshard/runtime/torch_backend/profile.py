@@ -142,6 +142,11 @@ class _Collectives(TorchDispatchMode):
         super().__init__()
         self._profiler = profiler
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """torch compiles what runs under it all the same: there are no collectives in that."""
+        return True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         namespace, _, name = func._schema.name.partition("::")
         if namespace not in ("_c10d_functional", NAMESPACE):

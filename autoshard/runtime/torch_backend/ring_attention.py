@@ -121,7 +121,11 @@ def _by_rows(x: torch.Tensor) -> torch.Tensor:
 
 
 class _RingAttention(torch.autograd.Function):
-    """Keeps q, k, v, the output and the log-sum-exp of each row."""
+    """Keeps q, k, v, the output and the log-sum-exp of each row.
+
+    The output lies in memory as [batch rows kvhead group headdim]: the projection that reads it, row by row, keeps it
+    as it is and not a copy.
+    """
 
     @staticmethod
     def forward(
@@ -140,18 +144,20 @@ class _RingAttention(torch.autograd.Function):
                 _attend(queries, pair.flatten(1, 2), tile, group, top, total, sums)
             if arriving is not None:
                 pair = arriving()
-        out = sums.div_(total.unsqueeze(-1)).to(q.dtype)
+        by_rows = sums.div_(total.unsqueeze(-1)).view(batch, kv_heads, length, group, head_dim).transpose(1, 2)
+        out = by_rows.to(q.dtype, memory_format=torch.contiguous_format).permute(0, 2, 3, 1, 4)
         ctx.save_for_backward(q, k, v, out, top.add_(total.log_()))
         ctx.ring, ctx.starts = ring, starts
-        return out.view(batch, kv_heads, length, group, head_dim).transpose(2, 3)
+        return out
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None, None]:
         q, k, v, out, log_sum_exp = ctx.saved_tensors
         ring: Ring = ctx.ring
         batch, kv_heads, group, length, head_dim = q.shape
-        queries, grad_out = _by_rows(q), _by_rows(grads[0].to(q.dtype))
-        through_sum = (grad_out.to(log_sum_exp.dtype) * out).sum(-1)
+        grad = grads[0].to(q.dtype)
+        through_sum = _by_rows((grad.to(log_sum_exp.dtype) * out).sum(-1, keepdim=True)).squeeze(-1)
+        queries, grad_out = _by_rows(q), _by_rows(grad)
         grad_q = torch.zeros_like(queries, dtype=log_sum_exp.dtype)
         pair = torch.stack((k, v))
         returning = None

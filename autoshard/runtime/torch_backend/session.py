@@ -19,6 +19,7 @@ from autoshard.layout.buckets import tied_parameters
 from autoshard.layout.context_parallel import sequence_pieces
 from autoshard.layout.plan import Plan
 from autoshard.models.stage import published_sizes
+from autoshard.runtime.torch_backend.compiled import Compiler
 from autoshard.runtime.torch_backend.context import in_pieces
 from autoshard.runtime.torch_backend.dropout import sequence_keys
 from autoshard.runtime.torch_backend.evaluation import Evaluation
@@ -49,6 +50,7 @@ class Session:
 
     on_action: told what the rank is about to do, for error messages. debug_nan: look at what each operator computes.
     documents: tokens attend inside their own documents alone; each step is told where those begin.
+    compiler: of what the stages compute between collectives; None leaves it as it is.
     Without a process group (world size 1) nothing communicates.
     """
 
@@ -62,8 +64,9 @@ class Session:
         on_action: Callable[[str], None] = lambda action: None,
         debug_nan: bool = False,
         documents: bool = False,
+        compiler: Compiler | None = None,
     ):
-        self.plan, self.rank, self.device = plan, rank, device
+        self.plan, self.rank, self.device, self.compiler = plan, rank, device, compiler
         self.label = ""
         """What the caller is doing, such as "step 3": part of error messages."""
         self.steps_done = 0
@@ -96,6 +99,7 @@ class Session:
                 SCHEDULES[strategy.schedule].weights_apart,
                 debug_nan,
                 sharded,
+                compiler,
             )
         for module in self.modules.values():
             module.router_losses.scale = 1 / plan.num_microbatches
@@ -166,10 +170,9 @@ class Session:
         shared = tied_parameters(programs[0], programs[len(programs) - 1])
         if not shared:
             return {}
-        mesh = self.plan.mesh
         mine: Group | None = None
-        for local in range(mesh.stage_size):
-            ranks = [local, (mesh.pp - 1) * mesh.stage_size + local]
+        for pipeline in self.plan.mesh.groups(("pp",)):
+            ranks = [pipeline[0], pipeline[-1]]
             handle = dist.new_group(ranks)
             if self.rank in ranks:
                 mine = Group.of(handle, ranks, self.rank)

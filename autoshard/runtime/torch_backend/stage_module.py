@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from autoshard.errors import AutoshardError
 from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, RedistributeStep, Step
 from autoshard.graph.recompute import segments
 from autoshard.runtime.torch_backend.collectives import Started, gather_starts, redistribution, transition_moves
+from autoshard.runtime.torch_backend.compiled import Compiler, is_compiled, signature
 from autoshard.runtime.torch_backend.context import Context
 from autoshard.runtime.torch_backend.flat_buffers import ShardedBucket
 from autoshard.runtime.torch_backend.groups import MeshGroups
@@ -36,7 +38,7 @@ its operators."""
 @dataclass(frozen=True)
 class _Instruction:
     """Read views, compute, write views. released: views that nothing reads later. brings_weights: it is no step of the
-    program, but hands out parameters that are whole only while they are read."""
+    program, but hands out parameters that are whole only while they are read. signature: of what may be compiled."""
 
     name: str
     inputs: tuple[str, ...]
@@ -44,6 +46,7 @@ class _Instruction:
     run: Callable[..., Any]
     released: tuple[str, ...] = ()
     brings_weights: bool = False
+    signature: tuple[Hashable, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class StageModule(nn.Module):
 
     parameters: local tensors by name, already in the program's storage states. weights_apart: backward leaves gradients
     of weights in `later`. debug_nan: AutoshardError at the first operator whose result is not finite. sharded: where
-    the other parameters are under ZeRO-2 and -3.
+    the other parameters are under ZeRO-2 and -3. compiler: of what lies between collectives; None leaves it as it is.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class StageModule(nn.Module):
         weights_apart: bool = False,
         debug_nan: bool = False,
         sharded: ShardedWeights | None = None,
+        compiler: Compiler | None = None,
     ):
         super().__init__()
         self.sharded = sharded
@@ -90,6 +94,8 @@ class StageModule(nn.Module):
         context = Context(program, groups, self.later)
         self.router_losses = context.router_losses
         self._sections = _sections(context, recompute, debug_nan, sharded)
+        if compiler is not None:
+            self._sections = tuple(_compiled(section, compiler) for section in self._sections)
 
     def parameter(self, name: str) -> nn.Parameter:
         """This rank's piece, by its Hugging Face name."""
@@ -163,8 +169,10 @@ def _sections(
 
     for segment in segments(program, recompute):
         chunk: list[_Instruction] = []
-        for step in program.steps[segment.start : segment.stop]:
-            one = _instruction(context, step)
+        for index in range(segment.start, segment.stop):
+            one = _instruction(context, program.steps[index])
+            if segment.recomputed and index >= segment.replay_stop:  # compiled, it would be part of what is replayed
+                one = replace(one, signature=())
             for bringing in _bringing(one, sharded, bucket_of):
                 if segment.recomputed:  # what a replay reads is given to it
                     append([bringing], False)
@@ -206,6 +214,25 @@ def _releasing(chunk: Sequence[_Instruction], needed_later: set[str]) -> tuple[_
     return tuple(reversed(found))
 
 
+def _compiled(section: _Section, compiler: Compiler) -> _Section:
+    """The same, each run of operators that communicate with nobody as one instruction."""
+    found: list[_Instruction] = []
+    for _, run in groupby(section.instructions, key=lambda one: bool(one.signature)):
+        chunk = list(run)
+        found += [_segment(chunk, compiler)] if is_compiled(chunk) else chunk
+    return replace(section, instructions=tuple(found))
+
+
+def _segment(chunk: Sequence[_Instruction], compiler: Compiler) -> _Instruction:
+    released = {view for one in chunk for view in one.released}
+    written = [view for one in chunk for view in one.outputs]
+    inputs = tuple(dict.fromkeys(view for one in chunk for view in one.inputs if view not in written))
+    outputs = tuple(view for view in written if view not in released)
+    run = compiler.segment(chunk, inputs, outputs)
+    name = f"{chunk[0].name} to {chunk[-1].name}"
+    return _Instruction(name, inputs, outputs, run, tuple(view for view in inputs if view in released))
+
+
 def _checked(one: _Instruction) -> _Instruction:
     """The same, but it raises where the result is not finite."""
 
@@ -223,7 +250,8 @@ def _checked(one: _Instruction) -> _Instruction:
 def _instruction(context: Context, step: Step) -> _Instruction:
     program = context.program
     if isinstance(step, OperatorStep):
-        return _Instruction(step.operator.name, step.inputs, (step.operator.output,), kernel(context, step))
+        output, run = step.operator.output, kernel(context, step)
+        return _Instruction(step.operator.name, step.inputs, (output,), run, signature=signature(context, step))
     if isinstance(step, RedistributeStep):
         assert context.groups is not None
         dims = program.tensor(step.source).dims

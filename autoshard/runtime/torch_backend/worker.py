@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -20,8 +20,10 @@ from autoshard.layout.plan import Plan
 from autoshard.layout.validate import read_plan
 from autoshard.runtime.data import TokenStream, held_out, open_stream, read_token_file
 from autoshard.runtime.learning_rate import learning_rate
+from autoshard.runtime.options import NO_COMPILE
 from autoshard.runtime.rehearse import one_process
 from autoshard.runtime.torch_backend.checkpoint import CheckpointOptions
+from autoshard.runtime.torch_backend.compiled import Compiler
 from autoshard.runtime.torch_backend.devices import connect, device_of, host_group, peak_memory
 from autoshard.runtime.torch_backend.initial_weights import load_weights
 from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings
@@ -31,6 +33,7 @@ from autoshard.runtime.torch_backend.progress import Progress, checkpoint_option
 from autoshard.runtime.torch_backend.session import Session
 from autoshard.runtime.worker import Reporter
 from autoshard.spec.training import Precision, load_precision
+from autoshard.units import format_seconds
 
 CHECK, TRAINED, ROUNDING = "check", "trained", "rounding"
 """What is compared: one FP32 step, the training in the plan's precision, and that training in the next finer one."""
@@ -95,7 +98,7 @@ def compare(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     Trains once more in the next finer precision: the difference is what rounding alone does to this run, the yardstick
     for what sharding does to it.
     """
-    arguments = {**arguments, "profile": False, "backend": "torch"}
+    arguments = {**arguments, "profile": False, "backend": "torch", "compile": False}
     plan = read_plan(Path(arguments["plan"]))
     alone = one_process(plan)
     device = torch.device("cpu")
@@ -124,6 +127,7 @@ def _check_step(
     reporter.last_action = "FP32 check step"
     exact = replace(plan, training=replace(plan.training, precision=load_precision("fp32")))
     session = _session(exact, arguments, device, reporter, "FP32 check step")
+    _compiler_of(session, reporter, "a step in FP32 comes first, to be compared")
     inputs, labels = data.learned.batch(0)
     outcome = session.step(inputs, labels, 0.0, keep_gradients=True, **_documents(data.learned.documents(0)))
     return session, {"loss": outcome.loss, "gradient_norm": outcome.gradient_norm}
@@ -141,6 +145,7 @@ def _training(
 ) -> tuple[Session, dict[str, Any]]:
     """Train up to the asked number of steps. offset: added to the step numbers that are reported."""
     session = _session(plan, arguments, device, reporter, "step 0")
+    compiler = _compiler_of(session, reporter, "the first step takes longer")
     if reporter.rank == 0:
         for sentence in getattr(session, "repairs", ()):
             reporter.report("note", text=sentence)
@@ -176,6 +181,9 @@ def _training(
             speed = {"step_time_s": times[-1], "tokens_per_s": inputs.size / times[-1]}
             told = {"loss": outcome.loss, "gradient_norm": outcome.gradient_norm, "learning_rate": rate}
             reporter.report("step", step=offset + step, **told, **speed, **measured)
+            if compiler is not None and len(times) == 1:
+                both = format_seconds(times[0]), format_seconds(compiler.compile_time_s)
+                reporter.report("note", text="first step: {}, of which compiling {}".format(*both))
         progress.after_step(step, rate)
     return session, {
         "losses": losses,
@@ -183,6 +191,7 @@ def _training(
         "step_times_s": times,
         "held_out_losses": list(held_out_losses.values()),
         "profiled_steps": list(profiled),
+        "compiled": None if compiler is None else compiler.to_dict(),
         "profile": {"steps": profiler.steps, "spans": profiler.spans} if profiler else None,
     }
 
@@ -222,10 +231,25 @@ def _session(plan: Plan, arguments: Mapping[str, Any], device: torch.device, rep
 
     make: Any = _nxd_session if arguments["backend"] == "nxd" else Session
     documents = {"documents": True} if arguments["document_mask"] else {}
+    compiled = {"compiler": _compiler(device, on_action)} if arguments["compile"] else {}
     looks = arguments["debug_nan"]
-    session: Session = make(plan, reporter.rank, device, settings, seed, on_action, looks, **documents)
+    session: Session = make(plan, reporter.rank, device, settings, seed, on_action, looks, **documents, **compiled)
     session.label = label
     return session
+
+
+def _compiler_of(session: Session, reporter: Reporter, why: str) -> Compiler | None:
+    """That of a session that compiles, announced; one on NxD has none."""
+    found: Compiler | None = getattr(session, "compiler", None)
+    if found is not None and reporter.rank == 0:
+        reporter.report("note", text=f"compiling {found.size}: {why}")
+    return found
+
+
+def _compiler(device: torch.device, on_action: Callable[[str], None]) -> Compiler:
+    if device.type == "neuron":
+        raise AutoshardError(NO_COMPILE)
+    return Compiler(on_action)
 
 
 def _nxd_session(*arguments: Any) -> Any:

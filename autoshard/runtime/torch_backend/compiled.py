@@ -1,0 +1,213 @@
+"""Segments of a stage between its collectives, each compiled to one function.
+
+torch.compile never sees a collective: it would move and rewrite torch's, and ours are parts of autograd functions. A
+run of operators that compute on local tensors alone becomes one function of plain tensors; the collectives between such
+runs stay what and where they are. Segments that compute the same, as those of equal blocks do, share one function:
+weights and tables are its arguments. Operators that communicate, or leave something for later (masks of attention and
+dropout, routers' losses, gradients of weights under zero-bubble schedules), run as without compiling.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from time import perf_counter
+from types import FunctionType
+from typing import Any, Protocol
+
+import torch
+
+from autoshard.errors import AutoshardError
+from autoshard.graph.partition import OperatorStep, is_projection
+from autoshard.runtime.torch_backend.context import Context
+from autoshard.runtime.torch_backend.kernels import Rotation
+
+Tensors = tuple[torch.Tensor, ...]
+_KINDS = ("einsum", "elementwise", "norm", "rope", "embedding", "cross_entropy", "top_k_gate", "dispatch", "combine")
+_ONE_FUNCTION = ("einsum", "embedding", "add", "gelu", "gelu_erf")
+"""What torch has one function for: alone, there is nothing to fuse it with."""
+
+
+class Operation(Protocol):
+    """An operator as a stage runs it. signature: of `signature` below."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def inputs(self) -> tuple[str, ...]: ...
+    @property
+    def outputs(self) -> tuple[str, ...]: ...
+    @property
+    def run(self) -> Callable[..., Any]: ...
+    @property
+    def signature(self) -> tuple[Hashable, ...]: ...
+
+
+def signature(context: Context, step: OperatorStep) -> tuple[Hashable, ...]:
+    """All that decides what the operator makes of its inputs on this rank; empty where it is not compiled."""
+    op, graph = step.operator, context.graph
+    if (
+        op.kind not in _KINDS
+        or (op.kind == "einsum" and context.later is not None and is_projection(graph, op))
+        or (op.kind == "cross_entropy" and context.group(step, "vocab") is not None)
+        or op.attributes.get("aux_loss_coef")
+    ):
+        return ()
+    dims = tuple(context.dims(name) for name in (*op.inputs, op.output))
+    pieces = tuple((dim, graph.sizes[dim], *context.piece(step, dim)) for dim in op.loop_dims)
+    return op.attributes.get("function", op.kind), op.kind, dims, pieces, repr(sorted(op.attributes.items()))
+
+
+def is_compiled(run: Sequence[Operation]) -> bool:
+    """Whether a run of operators is, and gains by it."""
+    return bool(run[0].signature) and (len(run) > 1 or run[0].signature[0] not in _ONE_FUNCTION)
+
+
+class Compiler:
+    """Of one rank, all its stages.
+
+    on_action: told what is about to be compiled. backend: of torch.compile. segments: how many there are, of which
+    `distinct` are compiled. compile_time_s: what their first calls took.
+    """
+
+    def __init__(self, on_action: Callable[[str], None] = lambda action: None, backend: str = "inductor"):
+        self._on_action, self._backend = on_action, backend
+        self._functions: dict[Hashable, _Function] = {}
+        self.segments, self.compile_time_s = 0, 0.0
+        _configure()
+
+    @property
+    def distinct(self) -> int:
+        return len(self._functions)
+
+    @property
+    def size(self) -> str:
+        """In words."""
+        return f"{self.segments} segments between collectives, {self.distinct} of them distinct"
+
+    def to_dict(self) -> dict[str, float]:
+        return {"segments": self.segments, "distinct": self.distinct, "compile_time_s": self.compile_time_s}
+
+    def segment(self, run: Sequence[Operation], inputs: tuple[str, ...], outputs: tuple[str, ...]) -> _Function:
+        """A run of operators as one function: tensors by the names of `inputs` -> those of `outputs`."""
+        self.segments += 1
+        rotations = [one.run for one in run if isinstance(one.run, Rotation)]
+        tables = iter(range(len(inputs), len(inputs) + 2 * len(rotations)))
+        places = {view: place for place, view in enumerate(inputs)}
+        steps, key = [], []
+        for number, one in enumerate(run):
+            reads, compute = tuple(places[view] for view in one.inputs), one.run
+            if isinstance(compute, Rotation):
+                reads, compute = (*reads, next(tables), next(tables)), compute.turn
+            (view,) = one.outputs
+            places[view] = len(inputs) + 2 * len(rotations) + number
+            steps.append((one.name, compute, reads))
+            key.append((one.signature, reads))
+        leaving = tuple(places[view] for view in outputs)
+        kind = (tuple(key), leaving)
+        if kind not in self._functions:
+            self._functions[kind] = _Function(self, steps, rotations, leaving)
+        return self._functions[kind]
+
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, compiled when it is first called, in training and in evaluation."""
+        # Opaque to Dynamo, which knows little of autograd functions; they are traced where autograd itself runs them.
+        traced = torch._dynamo.nonstrict_trace(function)
+
+        def call(*values: torch.Tensor) -> Any:
+            return traced(*values)
+
+        # torch keeps what it compiled by code object, and a few versions of each: every function needs code of its own
+        own = FunctionType(call.__code__.replace(), call.__globals__, "segment", None, call.__closure__)
+        options: dict[str, Any] = {"emulate_precision_casts": True} if self._backend == "inductor" else {}
+        return torch.compile(own, fullgraph=True, dynamic=False, backend=self._backend, options=options)
+
+    @contextmanager
+    def at_work(self, name: str) -> Iterator[None]:
+        self._on_action(f"compiling {name}")
+        begin = perf_counter()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+        self.compile_time_s += perf_counter() - begin
+        self._on_action(f"behind compiling {name}")
+
+
+class _Function:
+    """One compiled function. steps: names, what each computes, places of what it reads among all values: inputs, tables
+    of the rotations, results so far."""
+
+    def __init__(
+        self,
+        compiler: Compiler,
+        steps: Sequence[tuple[str, Callable[..., torch.Tensor], tuple[int, ...]]],
+        rotations: Sequence[Rotation],
+        leaving: tuple[int, ...],
+    ):
+        self._compiler, self._steps, self._rotations = compiler, steps, rotations
+        self._tables: Tensors | None = None
+        self._known: set[bool] = set()
+
+        def operators(*values: torch.Tensor) -> Tensors:
+            found = list(values)
+            for _, compute, reads in steps:
+                found.append(compute(*[found[place] for place in reads]))
+            return tuple(found[place] for place in leaving)
+
+        self._compiled = compiler.compiled(operators)
+
+    def __call__(self, *inputs: torch.Tensor) -> Tensors:
+        if self._tables is None:
+            like = next(value for value in inputs if value.is_floating_point())
+            self._tables = tuple(table for rotation in self._rotations for table in rotation.tables(like))
+        values = (*inputs, *self._tables)
+        if torch.is_grad_enabled() in self._known:
+            found: Tensors = self._compiled(*values)
+            return found
+        return self._first(values)
+
+    def _first(self, values: Tensors) -> Tensors:
+        """Compiles backward, too, where gradients are computed."""
+        names = dict.fromkeys((self._steps[0][0], self._steps[-1][0]))
+        with self._compiler.at_work(" to ".join(names)):
+            try:
+                found: Tensors = self._compiled(*values)
+            except torch._dynamo.exc.TorchDynamoException as error:
+                raise AutoshardError(
+                    f"compile: inductor cannot compile {self._culprit(values) or ' to '.join(names)}: "
+                    f"{_first_line(error)}; run without --compile"
+                ) from error
+        self._known.add(torch.is_grad_enabled())
+        return found
+
+    def _culprit(self, values: Tensors) -> str | None:
+        """The first operator that cannot be compiled by itself."""
+        found = list(values)
+        for name, compute, reads in self._steps:
+            given = [found[place] for place in reads]
+            try:
+                found.append(self._compiler.compiled(compute)(*given))
+            except torch._dynamo.exc.TorchDynamoException:
+                return name
+        return None
+
+
+def _first_line(error: BaseException) -> str:
+    """What failed inside of torch's own messages around it."""
+    inner = getattr(error, "inner_exception", None) or error.__cause__ or error
+    return next((line.strip() for line in str(inner).splitlines() if line.strip()), type(inner).__name__)
+
+
+def _configure() -> None:
+    """Of this process. Ranks on CPUs compile in their own process: each would start as many more as there are CPUs."""
+    import torch._dynamo
+    import torch._functorch.config
+    import torch._inductor.config
+
+    if not torch.cuda.is_available():
+        torch._inductor.config.compile_threads = 1
+    torch._functorch.config.force_non_lazy_backward_lowering = True
+    for name in ("torch._dynamo", "torch._inductor", "torch._functorch"):
+        logging.getLogger(name).setLevel(logging.ERROR)

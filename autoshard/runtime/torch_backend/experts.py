@@ -1,0 +1,97 @@
+"""Routers and experts: which tokens an expert gets, in which slots, and the sum of the experts' answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812  # the name that torch's own documentation uses
+
+from autoshard.graph.partition import OperatorStep
+from autoshard.runtime.torch_backend.context import Context, Kernel, in_pieces
+from autoshard.runtime.torch_backend.lean import WeighedSums
+from autoshard.runtime.torch_backend.router_loss import balance
+
+
+def top_k_gate(context: Context, step: OperatorStep) -> Kernel:
+    """logits [batch, seq, expert] -> what each expert's answer weighs, zero for all but the top k."""
+    top_k: Any = step.operator.attributes["top_k"]
+    balanced = balance(context, step)
+
+    def gate(logits: torch.Tensor) -> torch.Tensor:
+        weights = torch.softmax(logits, -1, dtype=torch.promote_types(logits.dtype, torch.float32))
+        best, experts = weights.topk(top_k, -1)
+        if balanced is not None:
+            weights = balanced(weights, experts)
+            best = weights.gather(-1, experts)
+        if step.operator.attributes["normalized"]:
+            best = best / best.sum(-1, keepdim=True)
+        return torch.zeros_like(weights).scatter(-1, experts, best).to(logits.dtype)
+
+    return gate
+
+
+def dispatch(context: Context, step: OperatorStep) -> Kernel:
+    """x [batch, seq, embed], gates [batch, seq, expert] -> [expert, batch, capacity, embed], free slots zero."""
+    tokens = _tokens_in_slots(context, step)
+
+    def run(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        token = tokens(gates.detach())
+        batch, seq, embed = x.shape
+        filled = (token < seq).unsqueeze(-1)
+        rows = (token.clamp(max=seq - 1) + _first_rows(batch, seq, x.device)).flatten()
+        return x.flatten(0, 1).index_select(0, rows).view(*token.shape, embed) * filled
+
+    return run
+
+
+def combine(context: Context, step: OperatorStep) -> Kernel:
+    """answers [expert, batch, capacity, embed], gates [batch, seq, expert] -> [batch, seq, embed]."""
+    tokens = _tokens_in_slots(context, step)
+
+    def run(answers: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        batch, seq, _ = gates.shape
+        embed = answers.shape[-1]
+        token = tokens(gates.detach())
+        # a free slot weighs nothing and goes to a row behind the last token's
+        weight = F.pad(gates, (0, 0, 0, 1)).permute(2, 0, 1).gather(2, token).unsqueeze(-1)
+        rows = token + _first_rows(batch, seq + 1, answers.device)
+        return WeighedSums.apply(answers, weight, rows, batch * (seq + 1)).view(batch, seq + 1, embed)[:, :seq]
+
+    return run
+
+
+def _tokens_in_slots(context: Context, step: OperatorStep) -> Kernel:
+    """gates -> [expert, batch, capacity]: the token in each slot; the sequence's length where a slot is free.
+
+    Tokens queue for an expert in the order of the original sequence, in whatever order its pieces lie here.
+    """
+    capacity, length = (context.graph.sizes[dim] for dim in ("capacity", "seq"))
+    pieces: Any = step.operator.attributes.get("sequence_pieces")
+    places = in_pieces(length, pieces)
+    in_order = pieces is None or pieces == tuple(sorted(pieces))
+
+    def position_in_queue(chosen: torch.Tensor) -> torch.Tensor:
+        if in_order:
+            return chosen.cumsum(1) - 1
+        original = places.to(chosen.device)
+        return chosen[:, original.argsort()].cumsum(1)[:, original] - 1
+
+    def tokens(gates: torch.Tensor) -> torch.Tensor:
+        batch, seq, experts = gates.shape
+        chosen = gates > 0
+        slot = position_in_queue(chosen)
+        spare = experts * capacity  # tokens without a slot point behind the last one
+        index = torch.arange(experts, device=gates.device) * capacity + slot
+        index = torch.where(chosen & (slot < capacity), index, spare)
+        token = torch.full((batch, spare + 1), seq, device=gates.device)
+        source = torch.arange(seq, device=gates.device).view(1, seq, 1).expand(batch, seq, experts)
+        token.scatter_(1, index.flatten(1), source.flatten(1))
+        return token[:, :spare].view(batch, experts, capacity).transpose(0, 1).contiguous()
+
+    return tokens
+
+
+def _first_rows(batch: int, seq: int, device: torch.device) -> torch.Tensor:
+    """[batch, 1]: where each sequence begins when all follow one another."""
+    return torch.arange(batch, device=device).mul_(seq).unsqueeze(1)

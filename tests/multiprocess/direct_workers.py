@@ -1,0 +1,61 @@
+"""What test_direct.py runs in its processes: collectives through shared memory, and the same by gloo itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from autoshard.runtime.torch_backend import collectives
+from autoshard.runtime.torch_backend.collectives import Started
+from autoshard.runtime.torch_backend.groups import Group
+from autoshard.runtime.torch_backend.shared_memory import PLACE_BYTES
+from autoshard.runtime.worker import Reporter
+from tests.multiprocess.compared import connect
+
+Start = Callable[[Group], Started]
+DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+
+
+def differences(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
+    """What differs from gloo's results, one after the other and with many under way."""
+    connect(reporter)
+    ranks = list(range(reporter.world_size))
+    direct, gloo = (Group.of(dist.new_group(ranks), ranks, reporter.rank) for _ in range(2))
+    assert direct.direct is not None
+    gloo.__dict__["direct"] = None  # as over two machines
+    starts = dict(_starts(reporter.rank, reporter.world_size))
+    found = [name for name, start in starts.items() if not torch.equal(start(direct)(), start(gloo)())]
+    under_way = [(name, start, start(direct)) for name, start in starts.items()]
+    found += [name for name, start, one in reversed(under_way) if not torch.equal(one(), start(gloo)())]
+    return {"differences": found, "compared": len(starts)}
+
+
+def _starts(rank: int, count: int) -> Iterator[tuple[str, Start]]:
+    """Small integers, whose sums are exact; the last shape does not fit at once."""
+    for shape in ((2, 3, 4 * count), (1, 24, count), (count, PLACE_BYTES // 64, 5 * count)):
+        for dtype in DTYPES:
+            numbers = torch.arange(torch.Size(shape).numel()).view(shape)
+            yield from _of((numbers * (rank + 3) % 7).to(dtype), count)
+
+
+def _of(x: torch.Tensor, count: int) -> Iterator[tuple[str, Start]]:
+    what = f"{tuple(x.shape)} {x.dtype}"
+
+    def whole(work: Callable[[Group], torch.Tensor]) -> Start:
+        return lambda group: lambda: work(group)
+
+    for dim in (0, 1):
+        yield f"all-gather {dim} {what}", lambda group, dim=dim: collectives.start_all_gather(x, group, dim)  # type: ignore[misc]
+    for dim in (0, 1, 2):
+        if x.shape[dim] % count == 0:
+            yield (
+                f"reduce-scatter {dim} {what}",
+                lambda group, dim=dim: collectives.start_reduce_scatter(x, group, dim),  # type: ignore[misc]
+            )
+    yield f"all-reduce {what}", whole(lambda group: collectives.all_reduce(x, group))
+    yield f"largest {what}", whole(lambda group: collectives.all_reduce(x, group, "max"))
+    yield f"all-to-all {what}", whole(lambda group: collectives.all_to_all(x, group, 1, 2))
+    yield f"next {what}", lambda group: collectives.pass_on(x, group)
