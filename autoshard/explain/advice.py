@@ -41,7 +41,18 @@ def _on_others(plan: Plan) -> Iterator[str]:
             f"toss-ups: {count} runners-up; the difference is within the model's own error, so either may be faster. "
             "Measure them where it matters"
         )
+    yield from _by_stage(plan)
     yield from _room(chosen, equals)
+
+
+def _by_stage(plan: Plan) -> Iterator[str]:
+    """What the search leaves open of layouts that cannot win."""
+    alike = [one for one in plan.runners_up if one.strategy.uniform_recompute is not None and one.strategy.pp > 1]
+    if plan.strategy.uniform_recompute is None and alike:
+        yield (
+            "runners-up that recompute alike in all stages may come closer with a set for each stage, as --why finds "
+            "it: the search looks for that only where it may win"
+        )
 
 
 def _room(chosen: Candidate, equals: list[Candidate]) -> Iterator[str]:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from autoshard.cost.values import Term
 from autoshard.explain.advice import advice
 from autoshard.explain.beside import doubt, memory_interval
+from autoshard.explain.links import axis_links
 from autoshard.explain.names import layout_name, recompute_by_stage, recompute_words, short_name
 from autoshard.explain.partial import CHOICES, DEGREES
 from autoshard.layout.compare import loses, term_differences
-from autoshard.layout.mesh import Mesh
+from autoshard.layout.mesh import AXIS_ORDER, Mesh
 from autoshard.layout.plan import Plan, SearchSummary
 from autoshard.layout.strategy import Strategy
 from autoshard.models.stage import parameter_count
@@ -212,8 +213,10 @@ def _facts(plan: Plan) -> tuple[tuple[str, str], ...]:
     count = plan.num_microbatches
     size = strategy.microbatch_size
     each = f"{size} sequence{'s' if size > 1 else ''}"
+    links = axis_links(plan)
     return (
         ("mesh", _mesh(plan.mesh)),
+        *(() if links is None else (("links", links),)),
         ("stages", _stages(strategy)),
         ("microbatches", f"{count:,} of {each}" + (f" on each of {strategy.dp} replicas" if strategy.dp > 1 else "")),
         ("schedule", _schedule(strategy)),
@@ -250,12 +253,13 @@ _CONTEXT_PARALLEL = {
 
 
 def _mesh(mesh: Mesh) -> str:
-    """'pp 8 > dp 2 > tp1 4 > tp0 8 (tp0 varies fastest over ranks)'."""
-    axes = [("pp", mesh.pp), *((axis.name, axis.size) for axis in mesh.axes)]
-    used = [(name, size) for name, size in axes if size > 1]
+    """'pp 8 > dp 2 > tp1 4 > tp0 8 (tp0 varies fastest over ranks)', and what is unusual about that."""
+    used = [(axis.name, axis.size) for axis in mesh.rank_axes if axis.size > 1]
     if not used:
         return "a single rank"
-    return " > ".join(f"{name} {size}" for name, size in used) + f" ({used[-1][0]} varies fastest over ranks)"
+    usual = [axis.name for axis in replace(mesh, order=AXIS_ORDER).rank_axes if axis.size > 1]
+    unusual = "" if [name for name, _ in used] == usual else f"; the usual order is {' > '.join(usual)}"
+    return " > ".join(f"{name} {size}" for name, size in used) + f" ({used[-1][0]} varies fastest over ranks{unusual})"
 
 
 def _stages(strategy: Strategy) -> str:

@@ -56,7 +56,7 @@ def _key(strategy: Strategy) -> tuple[object, ...]:
     s = strategy
     sets = frozenset(s.recompute)
     degrees = (s.tp, s.pp, s.dp, s.cp, s.ep, s.num_virtual_stages, s.microbatch_size)
-    return (*degrees, s.zero, s.schedule, sets, s.attention_kernel, s.context_parallel)
+    return (*degrees, s.zero, s.schedule, sets, s.attention_kernel, s.context_parallel, s.axis_order)
 
 
 def winner(searches: Searches, problem: Problem, pins: Pins, sure: float = FIT_PROBABILITY) -> Winner:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 
 from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE, members
+from autoshard.layout.mesh import AXIS_ORDER
 from autoshard.layout.strategy import Strategy
 from autoshard.schedules import NXD_SCHEDULES
 
@@ -35,6 +36,7 @@ def changed_words(one: Strategy, other: Strategy) -> str:
         "attention": f"attention={other.attention_kernel}",
         "sp": "sp=on",
         "zero": f"zero={other.zero}",
+        "order": f"order={other.axis_order_name}",
         "context": "",  # goes with cp
     }
     gone = [name for name in (word.partition("=")[0] for word in ours) if name not in names]
@@ -80,4 +82,5 @@ def layout_words(strategy: Strategy) -> list[str]:
     parts += ["attention=plain"] if s.attention_kernel == "plain" else []
     parts += ["sp=off"] if s.tp > 1 and not s.sequence_parallel else []
     parts += [f"zero={s.zero}"] if s.zero != 1 else []
+    parts += [f"order={s.axis_order_name}"] if s.axis_order != AXIS_ORDER else []
     return parts

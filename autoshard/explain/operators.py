@@ -122,7 +122,7 @@ def _moves(plan: Plan, program: Program, step: Step) -> tuple[Move, ...]:
 def _priced(plan: Plan, direction: str, found: Iterable[tuple[str, tuple[str, ...], int]]) -> Iterator[Move]:
     order, cluster = mesh_order(plan.mesh), plan.cluster
     for kind, axes, size in found:
-        shape = group_shape(order, axes, cluster.devices_per_node)
+        shape = group_shape(order, axes, cluster)
         yield Move(direction, kind, axes, size, collective_time_s(kind, size, shape, cluster))
 
 

@@ -21,6 +21,7 @@ CHOICES = {
     "recompute": "recompute",
     "attention": "attention_kernel",
     "context": "context_parallel",
+    "order": "axis_order",
 }
 EXAMPLE = "such as 'tp=8 pp=16'"
 

@@ -29,13 +29,16 @@ class Quantity:
 
 
 def quantities(problem: Problem) -> tuple[Quantity, ...]:
-    """Those that the choice of a layout depends on; a network only where there is more than one node."""
+    """Those that the choice of a layout depends on; links between nodes only where there is more than one node."""
     cluster, training = problem.cluster, problem.training
     dtype = training.precision.compute_dtype
     found = []
     if cluster.devices_per_node > 1:
         inside = cluster.intra_node[-1][1].bandwidth_bytes_per_s
         found.append(Quantity("links in a node, each device", inside, _rate, _with_intra_node))
+    if cluster.nodes > 1 and cluster.intra_domain is not None:
+        near = cluster.intra_domain
+        found.append(Quantity(f"{near.name}, each chip", near.bandwidth_bytes_per_s, _rate, _with_intra_domain))
     if cluster.nodes > 1:
         between = cluster.inter_node.bandwidth_bytes_per_s
         found.append(Quantity("network, each adapter", between, _rate, _with_inter_node))
@@ -73,6 +76,12 @@ def _with_cluster(problem: Problem, **changes: object) -> Problem:
 def _with_intra_node(problem: Problem, factor: float) -> Problem:
     links = tuple((devices, _faster(link, factor)) for devices, link in problem.cluster.intra_node)
     return _with_cluster(problem, intra_node=links)
+
+
+def _with_intra_domain(problem: Problem, factor: float) -> Problem:
+    link = problem.cluster.intra_domain
+    assert link is not None, "it is a quantity only where there is such a link"
+    return _with_cluster(problem, intra_domain=_faster(link, factor))
 
 
 def _with_inter_node(problem: Problem, factor: float) -> Problem:

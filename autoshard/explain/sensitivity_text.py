@@ -119,7 +119,8 @@ def _size(one: SizeRow) -> tuple[str, ...]:
     between = span(one.step_time_low_s, one.step_time_high_s, format_seconds)
     step, speed = f"~{format_seconds(one.step_time_s)}", f"~{one.tokens_per_s:,.0f}"
     more = f"{one.more:+.1%}" if one.more else "now"
-    return (f"{one.nodes:,}", step, between, speed, more, f"{one.of_linear:.0%}", cost, one.layout)
+    idle = "; faster if the further nodes stay idle" if one.more < 0 else ""
+    return (f"{one.nodes:,}", step, between, speed, more, f"{one.of_linear:.0%}", cost, f"{one.layout}{idle}")
 
 
 def _price(found: Sensitivity, width: int) -> list[Line]:

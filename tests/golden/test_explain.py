@@ -107,7 +107,7 @@ def test_what_a_runner_up_loses() -> None:
     assert (
         loses(best, estimate(compute=10.0, bubble=3.0, collectives=4.5)) == "+2.00 s bubble; saves 500 ms collectives"
     )
-    assert loses(best, best) == "nothing"
+    assert loses(best, best) == "every term is the same"
     assert (
         loses(best, estimate(compute=10.01, bubble=0.99, collectives=5.0)) == "+10.0 ms compute; saves 10.0 ms bubble"
     )

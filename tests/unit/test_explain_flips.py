@@ -28,6 +28,7 @@ from tests.unit.plan_examples import plan_70b, strategy
 
 Law = Callable[[float], float]
 INFINITE = float("inf")
+Z_RING = "Z ring of the UltraServer"
 A, B, C = strategy(), strategy(tp=8, dp=8), strategy(tp=2, dp=32)
 
 
@@ -142,6 +143,12 @@ def test_quantities_scale_what_they_say(problem: Problem) -> None:
     assert larger.memory_bytes == 2 * device.memory_bytes
     assert larger.reserved_memory_bytes == device.reserved_memory_bytes
     assert scaled["peak, each device"].cluster.device.peak_flops_per_s("bfloat16") == 2 * 95e12
+    assert f"{Z_RING}, each chip" not in scaled
+    joined = problem._replace(cluster=load_cluster("trn2u.48xlarge", 16))
+    link, ring = joined.cluster.intra_domain, {one.name: one for one in quantities(joined)}[f"{Z_RING}, each chip"]
+    assert link is not None and ring.now == link.bandwidth_bytes_per_s
+    doubled = replace(link, bandwidth_bytes_per_s=2 * link.bandwidth_bytes_per_s)
+    assert ring.scaled(joined, 2.0).cluster == replace(joined.cluster, intra_domain=doubled)
     assert scaled["batch, sequences"].training.global_batch_size == 2048
     assert scaled["sequence length, tokens"].training.sequence_length == 16384
 
@@ -189,7 +196,7 @@ def test_answers_hold_in_the_search() -> None:
         assert before is not None and same_layout(before.strategy, plan.strategy)
         assert row.because
     assert [one.nodes for one in found.sizes] == [1, 2]
-    assert {one.instance for one in found.prices} == {"trn1n.32xlarge", "trn2.48xlarge"}
+    assert {one.instance for one in found.prices} == {"trn1n.32xlarge", "trn2.48xlarge", "trn2u.48xlarge"}
 
 
 def test_a_plan_that_was_to_fit_less_surely_is_found_again() -> None:

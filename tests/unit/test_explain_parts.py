@@ -24,6 +24,7 @@ from autoshard.explain.names import changed_words, recompute_words
 from autoshard.explain.operators import operator_rows
 from autoshard.explain.page import paint
 from autoshard.explain.partial import read_partial
+from autoshard.explain.sensitivity_text import size_rows
 from autoshard.explain.text import LEAST_SHARE, render
 from autoshard.explain.why import why
 from autoshard.layout.plan import Plan, make_plan
@@ -32,6 +33,7 @@ from autoshard.runtime.measured import planned_timeline
 from autoshard.schedules import actions, simulate
 from autoshard.search import Candidate, Pins, search
 from autoshard.units import format_seconds
+from tests.unit.explain_examples import answers_by_hand
 from tests.unit.plan_examples import plan_70b, plan_interleaved, plan_mixtral, plan_one_device, strategy
 
 
@@ -71,7 +73,10 @@ def test_words_of_a_layout() -> None:
         ("", "--why '' must be name=value with blanks between, such as 'tp=8 pp=16'"),
         (
             "zp=2",
-            "--why has 'zp'; a layout has: tp, pp, dp, cp, ep, vpp, mbs, schedule, recompute, attention, context",
+            (
+                "--why has 'zp'; a layout has: tp, pp, dp, cp, ep, vpp, mbs, schedule, recompute, attention, context, "
+                "order"
+            ),
         ),
         ("tp=8 tp=4", "--why has tp twice"),
         ("tp=eight", "--why has tp=eight; it must be a whole number of at least 1"),
@@ -311,3 +316,13 @@ def test_a_plan_beside_itself(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     assert "Differ" not in printed
     assert "0.0 % slower" in printed
+
+
+def test_nodes_that_are_better_left_idle_are_named() -> None:
+    found = answers_by_hand()
+    slower = replace(found.sizes[1], more=-0.162)
+    rows = size_rows(replace(found, sizes=(found.sizes[0], slower)))
+    assert [row[-1] for row in rows] == [
+        "tp=8 pp=8 dp=8 mbs=1 recompute=none",
+        "tp=8 pp=17 dp=4 mbs=1 recompute=none; faster if the further nodes stay idle",
+    ]
