@@ -36,9 +36,13 @@ class OutputFolder:
         self._last = {path: max(names, key=position.__getitem__) for path, names in held.items() if names}
         self._finished: dict[Path, Future[str]] = {}
         self._waiting: deque[list[Future[None]]] = deque()
-        for one in files:
-            self._waiting.append([self._writer_of[one.path].begin(one)])
-        self._wait(0)
+        try:
+            for one in files:
+                self._waiting.append([self._writer_of[one.path].begin(one)])
+            self._wait(0)
+        except BaseException:
+            self._close()  # nobody is inside the `with` yet, and the folder is about to be deleted
+            raise
 
     def regions(self, parameter: str) -> Sequence[Region]:
         return self._regions.get(parameter, ())
@@ -80,6 +84,9 @@ class OutputFolder:
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self._close()
+
+    def _close(self) -> None:
         for writer in self._writers:
             writer.close()
 
