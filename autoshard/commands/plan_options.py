@@ -9,6 +9,7 @@ from typing import Any
 
 from autoshard.commands.parser import number, one_of, path, share, text, whole, whole_or
 from autoshard.graph.recompute import canonical
+from autoshard.layout.mesh import parse_axis_order
 from autoshard.spec.dropout import PUBLISHED, parse_dropout
 
 INSTANCE = "trn1.32xlarge"
@@ -47,6 +48,11 @@ def _dropout(value: Any) -> str:
 def _recompute_set(value: Any) -> str:
     name = text(value)
     return name if name == SEARCHED else canonical(name)
+
+
+def _axis_order(value: Any) -> str:
+    name = text(value)
+    return name if name == SEARCHED else "-".join(parse_axis_order(name))
 
 
 class _Stage(one_of):
@@ -144,7 +150,7 @@ PINS = (
     _pin_degree("pp", "pipeline stages"),
     _pin_degree("dp", "data-parallel replicas"),
     _pin_degree("cp", "context-parallel degree"),
-    _pin_degree("ep", "expert-parallel degree, carved out of dp"),
+    _pin_degree("ep", "expert-parallel degree, carved out of dp x cp"),
     _pin_degree("vpp", "virtual stages on each pipeline rank"),
     _pin_degree("micro_batch", "sequences of a microbatch on one data-parallel rank"),
     Option(
@@ -171,6 +177,12 @@ PINS = (
         _Stage(SEARCHED, "0", "1", "2", "3"),
         "STAGE",
         "what data-parallel ranks share: 0 nothing, 1 optimizer state; with backend torch 2 gradients too, 3 weights",
+    ),
+    Option(
+        "axis_order",
+        _axis_order,
+        "AXES",
+        "in which order ranks count through the axes, outermost first, such as dp-pp-cp-tp with backend torch",
     ),
 )
 PIN_FIELDS = {"vpp": "num_virtual_stages", "micro_batch": "microbatch_size"}

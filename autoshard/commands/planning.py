@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from math import inf
 
 from autoshard.commands.plan_options import INSTANCE, PIN_FIELDS, SEARCHED, SEQUENCE_LENGTH, PlanRequest
-from autoshard.errors import AutoshardError
+from autoshard.errors import AutoshardError, NoLayoutFits
 from autoshard.graph.partition import Choice
 from autoshard.layout.plan import Plan, SearchSummary, make_plan, operator_choices
 from autoshard.layout.sharding import OperatorChoices
@@ -207,15 +207,18 @@ def search_backends(
         refused = error
     try:
         result = search(model, training, cluster, pins, "torch", *how)
-    except AutoshardError:
+    except AutoshardError as error:
+        if isinstance(error, NoLayoutFits) and not isinstance(refused, NoLayoutFits):
+            raise NoLayoutFits(f"{refused}; with backend torch {error}") from None
         raise refused from None
     return "torch", result, (_why_not_nxd(Problem(model, training, cluster, "nxd"), result, refused),)
 
 
 def _why_not_nxd(problem: Problem, result: SearchResult, refused: AutoshardError) -> str:
     """The rule of NxD that stands against the chosen layout, or what search said."""
+    left = "does not fit" if isinstance(refused, NoLayoutFits) else "is nothing"
     try:
         check_strategy(*problem, result.best.strategy)
     except AutoshardError as rule:
-        return f"backend torch, because the rules of nxd leave no layout: {rule}"
+        return f"backend torch, because what the rules of nxd leave {left}; the chosen layout breaks one: {rule}"
     return f"backend torch, because nxd has no layout: {refused}"

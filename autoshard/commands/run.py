@@ -79,7 +79,7 @@ def _add_data(training: Group) -> None:
         "--document-mask",
         action="store_true",
         help="documents that share a row do not see each other, and learned positions start anew in each (default: "
-        "attention is causal over the row)",
+        "attention is causal over the row, and so are the plan's prices)",
     )
     training.add_argument("--tokenizer", type=path, metavar="FILE", help="tokenizer.json (default: bytes)")
     training.add_argument(
@@ -146,6 +146,11 @@ def _add_machine(machine: Group) -> None:
         default="auto",
         help="what executes the plan: torch, or nxd, which is neuronx-distributed (default: nxd on Trainium for plans "
         "made for it, else torch)",
+    )
+    machine.add_argument(
+        "--compile",
+        action="store_true",
+        help="compile what ranks compute between collectives (torch.compile): the first step takes longer, others less",
     )
     machine.add_argument(
         "--debug-nan",

@@ -31,6 +31,8 @@ or does not fit is priced all the same where it can be, and what it breaks is sa
 
 Options say what the file does not, and overrule what it says."""
 PLANS_ONLY = ("operators", "objective", "price_per_node_hour", "tokens", "days")
+UNSAID = ("context_parallel", "zero", "axis_order")
+"""Pins that a file may leave out and say all of a layout."""
 OVERRULES = tuple(option for option in WHAT if option.name not in PLANS_ONLY)
 
 
@@ -125,7 +127,7 @@ def _completed_by_search(problem: Problem, request: PlanRequest) -> Strategy | N
     from autoshard.commands.planning import pins_of
     from autoshard.search import search
 
-    if all(option.name in request.pins for option in PINS if option.name not in ("context_parallel", "zero")):
+    if all(option.name in request.pins for option in PINS if option.name not in UNSAID):
         return None
     try:
         return search(*problem[:3], pins_of(request), problem.backend, top=0).best.strategy
