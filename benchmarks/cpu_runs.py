@@ -1,9 +1,9 @@
-"""Measures step times of `autoshard run` on this machine: `python -m benchmarks.cpu_runs --hardware my.json`.
+"""Measures step times of `autoshard run` on this machine, which should be idle: `python -m benchmarks.cpu_runs`.
 
-Sixteen models and layouts in one process or two, each on one core, with the hardware file that `autoshard calibrate`
-wrote here. Writes data/measured_cpu.csv with the columns of measured_gpu.csv; a step's time is the shortest of the
-steps after the second, since other work on the machine only ever makes it longer; run again, a shorter time replaces
-that of the same row. About three minutes.
+First `autoshard calibrate --device cpu`, whose hardware file goes to data/cpu_calibrated.json; then sixteen models and
+layouts in one process or two, each on one core: data/measured_cpu.csv, with the columns of measured_gpu.csv. A step's
+time is the shortest of all after the second, in sweeps over all rows minutes apart, since other work on the machine
+only ever makes it longer. About seven minutes.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from autoshard.calibrate.results.gpu_rows import gpu_case
 from autoshard.cost.estimate import estimate
 from autoshard.layout.plan import make_plan
 from autoshard.layout.plan_json import write_plan
+from benchmarks.calibrated_cpu import CALIBRATED, calibrated_cluster
 from benchmarks.fitted import DATA
-from benchmarks.machine import calibrated_cluster
-from benchmarks.measured_rows import gpu_case
 
-OUT = DATA / "measured_cpu.csv"
 STEPS, WARM_UP = 8, 2
 COMMON = {
     "source_id": "cpu",
@@ -111,37 +110,27 @@ def _times(metrics: Path) -> Iterator[float]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = ArgumentParser(description=__doc__)
-    parser.add_argument("--hardware", type=Path, default=DATA / "cpu_calibrated.json", help="of autoshard calibrate")
-    parser.add_argument("--out", type=Path, default=OUT)
-    parser.add_argument("--only", default="", help="rows whose name holds this")
+    parser.add_argument("--folder", type=Path, default=DATA, help="where both files go")
+    parser.add_argument("--sweeps", type=int, default=2)
     options = parser.parse_args(arguments)
-    known = {row["row_id"]: row for row in _known(options.out)}
-    with TemporaryDirectory() as folder:
-        for fields in ROWS:
-            name = fields["row_id"]
-            if options.only not in name:
-                continue
-            seconds = step_time_s(fields, options.hardware, Path(folder))
-            before_s = float(known[name]["iter_time_s"]) if name in known else float("inf")
-            known[name] = {**fields, "iter_time_s": f"{min(seconds, before_s):.6g}"}
-            print(f"{name:32} {seconds:.4f} s, shortest so far {known[name]['iter_time_s']} s", flush=True)
-            _write(options.out, [known[one["row_id"]] for one in ROWS if one["row_id"] in known])
+    hardware, out = options.folder / CALIBRATED.name, options.folder / "measured_cpu.csv"
+    calibrate = [sys.executable, "-m", "autoshard", "calibrate", "--device", "cpu", "-o", str(hardware)]
+    subprocess.run(calibrate, check=True)
+    shortest: dict[str, float] = {}
+    for sweep in range(options.sweeps):
+        with TemporaryDirectory() as folder:
+            for fields in ROWS:
+                name = fields["row_id"]
+                seconds = step_time_s(fields, hardware, Path(folder))
+                shortest[name] = min(seconds, shortest.get(name, seconds))
+                print(f"sweep {sweep + 1}/{options.sweeps} {name:32} {seconds:.4f} s", flush=True)
+        _write(out, [{**fields, "iter_time_s": f"{shortest[fields['row_id']]:.6g}"} for fields in ROWS])
+    print(f"{out} and {hardware}: python -m benchmarks.predicted_vs_measured --results benchmarks/RESULTS.md")
 
 
-def _known(path: Path) -> list[dict[str, str]]:
-    """What was measured before, of rows that are still the same."""
-    if not path.exists():
-        return []
-    same = {one["row_id"]: one for one in ROWS}
-    with path.open(encoding="utf-8", newline="") as file:
-        found = [{name: value for name, value in row.items() if value} for row in csv.DictReader(file)]
-    return [row for row in found if {**same.get(row["row_id"], {}), "iter_time_s": row["iter_time_s"]} == row]
-
-
-def _write(path: Path, rows: Sequence[dict[str, str]]) -> None:
-    columns = list(dict.fromkeys(name for one in rows for name in one))
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, columns, restval="")
+def _write(out: Path, rows: Sequence[dict[str, str]]) -> None:
+    with out.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(dict.fromkeys(name for fields in rows for name in fields)))
         writer.writeheader()
         writer.writerows(rows)
 

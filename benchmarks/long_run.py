@@ -95,6 +95,7 @@ def train(layout: str, steps: int, folder: Path) -> dict[str, Any]:
         "warmup_steps": min(100, steps // 10),
         "lr_schedule": "constant",
         "debug_nan": False,
+        "compile": False,
         "document_mask": False,
         "seed": 0,
         "data": str(prepare(DataSource(None, ByteTokenizer()), folder / "tokens").path),

@@ -35,6 +35,7 @@ KEPT = Path(__file__).parent / "results" / "planner_speed.json"
 PROBLEMS = (
     ("llama3-70b", "trn1.32xlarge", 16, 1024, 0.7),
     ("llama3.1-405b", "trn2.48xlarge", 1024, 4096, 3.0),
+    ("llama3.1-405b", "trn2u.48xlarge", 1024, 4096, 3.0),
     ("mixtral-8x22b", "trn1.32xlarge", 64, 1024, 2.0),
 )
 """(model, instance, nodes, sequences a step, seconds that a whole process may take)."""
@@ -83,8 +84,11 @@ def whole_process(model: str, instance: str, nodes: int, batch: int, options: Se
 def layouts_per_cpu_s(model: str, instance: str, nodes: int, batch: int, backend: str) -> dict[str, Any]:
     """Whole layouts, each with the step time and the memory of its fullest stage that `cost.estimate` would give it.
 
-    Their parts (blocks and ends by local shape and recompute set) are priced once; the rate without them and that of
-    everything, rules included, are two numbers.
+    Counted is what `--exhaustive` prices first: every draft that breaks no rule, under each recompute set for all
+    stages alike, with its even cut and balanced ones that differ. Layouts that break a rule are not counted, nor are
+    other cuts and sets by stage. `per_cpu_s` leaves out what layouts share: rules and parts (blocks and ends by local
+    shape and recompute set), which are partitioned and priced once. `with_parts_per_cpu_s` counts all of it, from
+    nothing known to the last price: the fewer layouts share the parts, the lower it is.
     """
     training = TrainingSpec(8192, batch, load_precision("mixed_precision"))
     problem = Problem(load_model(model), training, load_cluster(instance, nodes), backend)

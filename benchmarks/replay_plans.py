@@ -1,4 +1,4 @@
-"""The plans of 40 problems, kept: what a change of the planner or the cost model moves, and why.
+"""The plans of 42 problems, kept: what a change of the planner or the cost model moves, and why.
 
     python benchmarks/replay_plans.py            compares with benchmarks/results/plans.json; exit code 1 if any moved
     python benchmarks/replay_plans.py --write    keeps what is planned now
@@ -40,6 +40,7 @@ PROBLEMS = (
     ("llama3.1-70b", "trn1.32xlarge", 32, 1024, 8192, "nxd"),
     ("llama3.1-70b", "trn2.48xlarge", 16, 256, 32768, "torch"),
     *(("llama3.1-405b", "trn2.48xlarge", nodes, 2048, 8192, "nxd") for nodes in (64, 256)),
+    *(("llama3.1-405b", "trn2u.48xlarge", 64, 64, sequence, "torch") for sequence in (8192, 131072)),
     ("mistral-7b", "trn1.32xlarge", 4, 512, 8192, "nxd"),
     *(("mixtral-8x7b", "trn1.32xlarge", nodes, 128, 4096, "nxd") for nodes in (8, 16)),
     ("mixtral-8x22b", "trn1.32xlarge", 64, 1024, 8192, "nxd"),

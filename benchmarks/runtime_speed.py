@@ -1,4 +1,5 @@
-"""How fast the torch runtime is: against a plain nn.Module, DTensor, one process, its schedule; and its peak memory.
+"""How fast the torch runtime is: against a plain nn.Module, DTensor, one process, its schedule, itself compiled; and
+its peak memory.
 
 Ratios within one run, peers taking turns, the fastest of several rounds of each; so a busy machine moves both sides.
 The last line is JSON. CPU, gloo, one thread a process; about four minutes on 2 cores.
@@ -32,6 +33,7 @@ from autoshard.layout.plan import Plan, make_plan
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.models.registry import load_model
 from autoshard.runtime.rehearse import local_cluster
+from autoshard.runtime.torch_backend.compiled import Compiler
 from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings
 from autoshard.runtime.torch_backend.pipeline_runtime import ScheduledStage
 from autoshard.runtime.torch_backend.session import Session
@@ -77,9 +79,9 @@ def plan_of(model: ModelSpec, seq: int, microbatches: int, precision: str = "fp3
     return make_plan(model, training, cluster, "torch", strategy, estimate(model, training, cluster, strategy))
 
 
-def session_of(plan: Plan, rank: int) -> Session:
+def session_of(plan: Plan, rank: int, compiler: Compiler | None = None) -> Session:
     settings = optimizer_settings(plan.training.precision, 1e-4, plan.strategy.zero, seed=0)
-    return Session(plan, rank, torch.device("cpu"), settings, seed=0)
+    return Session(plan, rank, torch.device("cpu"), settings, seed=0, compiler=compiler)
 
 
 def batch_of(plan: Plan) -> tuple[Any, Any]:
@@ -144,8 +146,17 @@ def against_dtensor(rank: int) -> dict[str, list[float]]:
     return found
 
 
-SHARDED: dict[str, dict[str, Any]] = {"tp": {"tp": 2}, "dp": {"dp": 2}, "pp": {"pp": 2}, "cp": {"cp": 2}}
-SHARDED["cp"]["context_parallel"] = "zigzag_ring"
+SHARDED: dict[int, dict[str, dict[str, Any]]] = {
+    2: {
+        "tp=2": {"tp": 2},
+        "dp=2": {"dp": 2},
+        "pp=2": {"pp": 2},
+        "cp=2": {"cp": 2, "context_parallel": "zigzag_ring"},
+    },
+    4: {"tp=4": {"tp": 4}, "tp=2 dp=2": {"tp": 2, "dp": 2}, "tp=2 pp=2": {"tp": 2, "pp": 2}},
+    8: {"tp=2 pp=2 dp=2": {"tp": 2, "pp": 2, "dp": 2}},
+}
+"""Processes -> layouts."""
 MICROBATCHES = 4
 """Sequences of a step, split over dp where there is any."""
 
@@ -164,7 +175,7 @@ def a_step(rank: int, degrees: dict[str, Any]) -> Work:
 
 def cpu_time(rank: int) -> dict[str, float]:
     """Processor seconds of this process for a step: sharded, and one process alone, which rank 0 is."""
-    works = {name: a_step(rank, degrees) for name, degrees in SHARDED.items()}
+    works = {name: a_step(rank, degrees) for name, degrees in SHARDED[dist.get_world_size()].items()}
     works["alone"] = a_step(0, {}) if rank == 0 else dist.barrier
     return fastest(works, 5, time.process_time)
 
@@ -228,8 +239,28 @@ def bubble(rank: int) -> list[float]:
     return best
 
 
-SHARED: dict[str, Callable[[int], Any]] = {"against_dtensor": against_dtensor, "cpu_time": cpu_time, "bubble": bubble}
-"""What two processes measure together, each its part."""
+def compiling(rank: int, tp: int = 2) -> dict[str, list[float]]:
+    """Forward and backward: (compiled, as without) seconds, and what compiling took."""
+    torch.set_num_threads(1)
+    found = {}
+    for name, (model, seq, size, rounds) in SIZES.items():
+        plan, compiler = plan_of(model, seq, 1, tp=tp, microbatch_size=size), Compiler()
+        works = {
+            "compiled": our_pass(session_of(plan, rank, compiler), plan),
+            "eager": our_pass(session_of(plan, rank), plan),
+        }
+        seconds = fastest(works, rounds)
+        found[name] = [seconds["compiled"], seconds["eager"], compiler.compile_time_s]
+    return found
+
+
+SHARED: dict[str, Callable[[int], Any]] = {
+    "against_dtensor": against_dtensor,
+    "cpu_time": cpu_time,
+    "bubble": bubble,
+    "compiling": compiling,
+}
+"""What processes measure together, each its part."""
 
 
 def worker(rank: int, world_size: int, folder: str, what: str) -> None:
@@ -240,15 +271,15 @@ def worker(rank: int, world_size: int, folder: str, what: str) -> None:
     dist.destroy_process_group()
 
 
-def of_two_processes(what: str) -> list[Any]:
+def of_processes(what: str, count: int = 2) -> list[Any]:
     """By rank."""
     with TemporaryDirectory() as folder:
-        spawn(worker, (2, folder, what), nprocs=2)  # type: ignore[no-untyped-call]
-        return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(2)]
+        spawn(worker, (count, folder, what), nprocs=count)  # type: ignore[no-untyped-call]
+        return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(count)]
 
 
 def step_ratios() -> dict[str, float]:
-    ranks, found = of_two_processes("against_dtensor"), {}
+    ranks, found = of_processes("against_dtensor"), {}
     for name in SIZES:
         ours, theirs = (max(rank[name][i] for rank in ranks) for i in range(2))
         print(f"tp=2 with sequence parallelism, {name}: {ours * 1e3:.1f} ms, DTensor {theirs * 1e3:.1f} ms")
@@ -257,20 +288,33 @@ def step_ratios() -> dict[str, float]:
 
 
 def cpu_ratios() -> dict[str, float]:
-    ranks = of_two_processes("cpu_time")
-    found = {name: sum(rank[name] for rank in ranks) / ranks[0]["alone"] for name in SHARDED}
-    for name, ratio in found.items():
-        print(f"processor time of a step, {name}=2: {ratio:.3f} of one process")
+    found = {}
+    for count, layouts in SHARDED.items():
+        ranks = of_processes("cpu_time", count)
+        for name in layouts:
+            found[name] = sum(rank[name] for rank in ranks) / ranks[0]["alone"]
+            print(f"processor time of a step, {count} processes, {name}: {found[name]:.3f} of one process")
     return found
 
 
 def bubbles() -> dict[str, float]:
-    times = of_two_processes("bubble")
+    times = of_processes("bubble")
     planned = simulate(actions("1f1b", 2, 8), [one[0] for one in times], [one[1] for one in times]).bubble_fraction
     whole = max(one[2] for one in times)
     measured = 1 - sum(8 * (one[0] + one[1]) for one in times) / (2 * whole)
     print(f"pipeline bubble, 2 stages, 8 microbatches: measured {measured:.1%}, simulated {planned:.1%}")
     return {"measured": measured, "simulated": planned}
+
+
+def compiled() -> dict[str, float]:
+    """Step time with --compile over that without."""
+    found = {}
+    for what, ranks in (("one process", [compiling(0, tp=1)]), ("tp=2", of_processes("compiling"))):
+        for name in SIZES:
+            ours, eager, once = (max(rank[name][i] for rank in ranks) for i in range(3))
+            print(f"{what}, {name}: {ours * 1e3:.2f} ms compiled in {once:.1f} s, {eager * 1e3:.2f} ms without")
+            found[f"{what}, {name}"] = ours / eager
+    return found
 
 
 PARTS: dict[str, Callable[[], dict[str, float]]] = {
@@ -279,6 +323,7 @@ PARTS: dict[str, Callable[[], dict[str, float]]] = {
     "against_dtensor": step_ratios,
     "cpu_time": cpu_ratios,
     "bubble": bubbles,
+    "compiled": compiled,
 }
 
 
