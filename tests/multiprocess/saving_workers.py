@@ -1,13 +1,20 @@
-"""What test_checkpoint_saving.py runs in its processes: two data-parallel ranks that hold the same state."""
+"""What test_checkpoint_saving.py runs in processes of its own."""
 
+import ctypes
+import time
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
+from autoshard.checkpoint.directory import LocalStore
+from autoshard.models.stage import parameter_count
+from autoshard.runtime.torch_backend import checkpoint
 from autoshard.runtime.torch_backend.checkpoint import CheckpointOptions, Checkpoints
 from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings
 from autoshard.runtime.torch_backend.session import Session
@@ -26,6 +33,41 @@ def train(one: Session) -> None:
     shape = (training.global_batch_size, training.sequence_length + 1)
     tokens = np.random.default_rng(0).integers(0, one.plan.model.vocab_size, shape)
     one.step(tokens[:, :-1], tokens[:, 1:], 1e-3)
+
+
+def memory_bytes(field: str) -> int:
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) * 1024
+
+
+class SlowDisk(LocalStore):
+    """Each file takes longer than a step: saves catch up with each other."""
+
+    def write(self, step: int, name: str, chunks: Iterable[memoryview], size: int) -> None:
+        time.sleep(0.2)
+        super().write(step, name, chunks, size)
+
+
+def memory_of_saves(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
+    """What a process takes beyond its training state, at most and in the end, when each of four steps is saved.
+
+    A process of its own: what others freed before is memory that could be used again unseen, and what malloc keeps of
+    them would be counted.
+    """
+    model = replace(LLAMA, vocab_size=100_000)  # tensors beyond 32 MB: malloc gives them back at once
+    one = session(0, model=model)
+    train(one)
+    with mock.patch.object(checkpoint, "open_store", lambda location: SlowDisk(Path(location))):
+        saved = Checkpoints(one, CheckpointOptions(arguments["folder"], 1, 2, None, "never", False), 0, print)
+    ctypes.CDLL(None).malloc_trim(0)  # what the step freed is not there to be used again
+    before = memory_bytes("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    for steps in (1, 2, 3, 4):
+        saved.after_step(steps, 1e-3, {}, last=steps == 4)
+    peak = memory_bytes("VmHWM") - before
+    ctypes.CDLL(None).malloc_trim(0)
+    left = memory_bytes("VmRSS") - before
+    return {"state_bytes": 3 * 4 * parameter_count(model), "peak_bytes": peak, "left_bytes": left}
 
 
 def save_and_load(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:

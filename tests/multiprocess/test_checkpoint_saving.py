@@ -1,9 +1,7 @@
 """What saving and loading cost: no waiting for the disk beyond one save, one copy of the state, each byte read once."""
 
-import ctypes
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -82,35 +80,22 @@ def test_what_goes_wrong_after_a_save_is_said_and_the_save_stays(
     ]
 
 
-def memory_bytes(field: str) -> int:
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
-    return int(line.split()[1]) * 1024
-
-
-class SlowDisk(LocalStore):
-    """Each file takes longer than a step: saves catch up with each other."""
-
-    def write(self, step: int, name: str, chunks: Iterable[memoryview], size: int) -> None:
-        time.sleep(0.2)
-        super().write(step, name, chunks, size)
-
-
-def test_saves_that_catch_up_hold_one_copy_of_the_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "open_store", lambda location: SlowDisk(Path(location)))
-    model = replace(LLAMA, vocab_size=100_000)  # tensors beyond 32 MB: malloc gives them back at once
-    one = session(0, model=model)
-    train(one)
-    state = 3 * 4 * parameter_count(model)
+def test_saves_that_catch_up_hold_one_copy_of_the_state(tmp_path: Path) -> None:
+    outcome = run_processes(
+        "tests.multiprocess.saving_workers:memory_of_saves",
+        {"folder": str(tmp_path / "saves")},
+        1,
+        on_message=print,
+        log_directory=tmp_path / "logs",
+        trusted_prefix="tests.multiprocess.",
+    )
+    assert outcome.exit_code == 0, outcome.message
+    (found,) = outcome.results
+    assert found is not None
+    state = found["state_bytes"]
     assert state > 150e6
-    saved = Checkpoints(one, options(tmp_path), 0, print)
-    ctypes.CDLL(None).malloc_trim(0)  # what earlier tests freed is not there to be used again
-    before = memory_bytes("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
-    for steps in (1, 2, 3, 4):
-        saved.after_step(steps, 1e-3, {}, last=steps == 4)
-    extra = memory_bytes("VmHWM") - before
-    assert state * 0.9 < extra < state * 1.15 + 20e6
-    assert memory_bytes("VmRSS") - before < 0.15 * state + 20e6  # and it is given back
+    assert state * 0.9 < found["peak_bytes"] < state * 1.15 + 20e6
+    assert found["left_bytes"] < 0.15 * state + 20e6  # and it is given back
 
 
 def test_each_byte_is_read_by_one_data_parallel_rank(tmp_path: Path) -> None:
