@@ -48,7 +48,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, nargs="*", default=list(LAYOUTS), choices=list(LAYOUTS))
     parser.add_argument("--layouts", nargs="*", help="of the parity matrix, instead of the ones here")
-    parser.add_argument("--results", type=Path, help="a JSON file to write them to")
+    parser.add_argument("--results", type=Path, help="a JSON file: these layouts are written over what it holds of them")
     arguments = parser.parse_args()
     table: dict[str, dict[str, Any]] = {}
     for processes in arguments.processes:
@@ -67,7 +67,8 @@ def main() -> int:
             }
             print(f"{processes} processes, {name}: {table[name]}", flush=True)
     if arguments.results is not None:
-        arguments.results.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+        before = json.loads(arguments.results.read_text()) if arguments.results.exists() else {}
+        arguments.results.write_text(json.dumps(before | table, indent=1) + "\n", encoding="utf-8")
     wrong = [name for name, row in table.items() if not row["right"]]
     print(json.dumps({"layouts": len(table), "wrong": wrong}))
     return bool(wrong)
