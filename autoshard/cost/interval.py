@@ -8,6 +8,7 @@ predicted it.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from math import erf, exp, log, log2, sqrt
@@ -21,7 +22,7 @@ FILE = Path(__file__).parent / "intervals.json"
 UNMEASURED = "unmeasured"
 BEYOND = 1.5
 """How much wider an interval is, in logarithms, for what no measured layout of its device has. A guess."""
-
+_TRAINIUM = re.compile(r"^(trn\d+)[nu]$")
 
 DEGREES = {"communication": ("tp", "cp", "ep"), "pipeline": ("pp",), "microbatch": ("microbatch_size",)}
 CHANGES = (*DEGREES, "recompute", "kernel", "other")
@@ -59,8 +60,11 @@ def differences() -> dict[str, float]:
 
 
 def regime_of(cluster: Cluster) -> str:
-    """The family of a device with results under this kind of software, or `unmeasured`."""
-    family = cluster.instance.split(".")[0].removesuffix("n")
+    """The family of a device with results under this kind of software, or `unmeasured`.
+
+    More network (trn1n), or an UltraServer's links (trn2u), leave a device what it is.
+    """
+    family = _TRAINIUM.sub(r"\1", cluster.instance.split(".")[0])
     return family if family in regimes() else UNMEASURED
 
 

@@ -51,6 +51,13 @@ def test_regimes() -> None:
     assert all(regime.low < 0 < regime.high for regime in regimes().values())
 
 
+def test_an_ultraserver_is_of_its_devices_regime(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = regimes() | {"trn2": regimes()["trn1"]}
+    monkeypatch.setattr("autoshard.cost.interval.regimes", lambda: measured)
+    assert regime_of(TRN2) == regime_of(load_cluster("trn2u.48xlarge", 4)) == "trn2"
+    assert regime_of(load_cluster("cpu", 1)) == UNMEASURED
+
+
 def test_what_nobody_measured_is_less_sure() -> None:
     low, high = step_time_factors(TRN1, MEASURED)
     further = step_time_factors(TRN1, replace(MEASURED, recompute=("full",), tp=16, dp=4))
