@@ -48,7 +48,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, nargs="*", default=list(LAYOUTS), choices=list(LAYOUTS))
     parser.add_argument("--layouts", nargs="*", help="of the parity matrix, instead of the ones here")
-    parser.add_argument("--results", type=Path, help="a JSON file: these layouts are written over what it holds of them")
+    parser.add_argument("--results", type=Path, help="a JSON file: what it holds of other layouts stays")
     arguments = parser.parse_args()
     table: dict[str, dict[str, Any]] = {}
     for processes in arguments.processes:
