@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from autoshard.audit.expected import Expectation
 from autoshard.audit.values import STATE_KINDS, Difference, Flops, Measurement, Row
@@ -16,9 +17,19 @@ CLOSE = 1e-3
 PEAK = 0.03
 
 
+class Scale(NamedTuple):
+    """From what so many microbatches did to what all of a step do; exact where that is a whole number."""
+
+    planned: int
+    measured: int
+
+    def __call__(self, count: float) -> float:
+        return count * self.planned / self.measured
+
+
 def rows(plan: Plan, expected: Expectation, measured: Measurement) -> tuple[Row, ...]:
     """Every compared number, measured ones scaled to all microbatches of the plan's step."""
-    scale = plan.num_microbatches / measured.microbatches
+    scale = Scale(plan.num_microbatches, measured.microbatches)
     return (
         Row("parameters", "elements", expected.parameter_elements, measured.parameter_elements, EXACT),
         *(Row("memory", kind, expected.state[kind], measured.state[kind], CLOSE) for kind in STATE_KINDS),
@@ -26,7 +37,7 @@ def rows(plan: Plan, expected: Expectation, measured: Measurement) -> tuple[Row,
         *_flops(expected, measured, scale),
         *_collectives(plan, expected, measured, scale),
         *(
-            Row("transfers", f"{one.direction} {one.bytes:,} bytes", expected.transfers[one], count * scale, EXACT)
+            Row("transfers", f"{one.direction} {one.bytes:,} bytes", expected.transfers[one], scale(count), EXACT)
             for one, count in sorted((Counter(expected.transfers.keys()) + Counter(measured.transfers)).items())
             for count in (measured.transfers.get(one, 0),)
         ),
@@ -60,14 +71,14 @@ def _peak(expected: Expectation, measured: Measurement) -> Iterator[Row]:
         yield Row("peak memory of", kind, expected.held[kind], count, None)
 
 
-def _flops(expected: Expectation, measured: Measurement, scale: float) -> Iterator[Row]:
+def _flops(expected: Expectation, measured: Measurement, scale: Scale) -> Iterator[Row]:
     """By operator; where weights have actions of their own, whose products no operator is named for, by kind."""
     wanted, got = Counter(dict(expected.flops)), Counter(dict(measured.flops))
     if any(not key.operator for key in got):
         wanted, got = _by_kind(wanted), _by_kind(got)
     for key in sorted(wanted.keys() | got.keys()):
         name = f"{key.phase} {key.kind} {key.operator}".strip()
-        yield Row("FLOPs", name, wanted[key], got[key] * scale, CLOSE)
+        yield Row("FLOPs", name, wanted[key], scale(got[key]), CLOSE)
 
 
 def _by_kind(flops: Counter[Flops]) -> Counter[Flops]:
@@ -77,13 +88,12 @@ def _by_kind(flops: Counter[Flops]) -> Counter[Flops]:
     return found
 
 
-def _collectives(plan: Plan, expected: Expectation, measured: Measurement, scale: float) -> Iterator[Row]:
+def _collectives(plan: Plan, expected: Expectation, measured: Measurement, scale: Scale) -> Iterator[Row]:
     wanted = _without_trivial_axes(plan, expected.collectives)
     got = Counter(dict(measured.collectives))
     for one in sorted(wanted.keys() | got.keys()):
         name = f"{one.phase} {one.kind} over {' x '.join(one.axes)}, {one.bytes:,} bytes"
-        times = 1 if one.phase == "sync" else scale
-        yield Row("collectives", name, wanted[one], got[one] * times, EXACT)
+        yield Row("collectives", name, wanted[one], got[one] if one.phase == "sync" else scale(got[one]), EXACT)
 
 
 def _without_trivial_axes(plan: Plan, collectives: Counter[Collective]) -> Counter[Collective]:

@@ -7,12 +7,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from autoshard.audit.values import STATE_KINDS, Flops, Transfer
-from autoshard.graph.count import Collective, loop_sizes, operator_steps, operator_work, parameter_elements
+from autoshard.graph.count import (
+    Collective,
+    loop_sizes,
+    operator_steps,
+    operator_work,
+    parameter_elements,
+    saved_activations,
+)
 from autoshard.graph.operators import KINDS
 from autoshard.graph.partition import OperatorStep, Program, RedistributeStep, Step
-from autoshard.graph.recompute import kept_activations, segments
+from autoshard.graph.recompute import Segment, kept_activations, segments
 from autoshard.graph.weight_gradients import waiting_bytes
-from autoshard.layout.buckets import bucket_elements, tied_parameters
+from autoshard.layout.buckets import bucket_elements, bucket_key, tied_parameters
 from autoshard.layout.plan import Plan
 from autoshard.layout.step_collectives import step_collectives
 from autoshard.layout.template import template_of
@@ -119,10 +126,16 @@ def program_flops(program: Program, recompute: str) -> Iterator[tuple[Flops, flo
                 totals[Flops("forward", kind, name)] += forward  # type: ignore[assignment]
                 totals[Flops("backward", kind, name)] += backward  # type: ignore[assignment]
                 if segment.recomputed and position < segment.replay_stop:
-                    last = position == segment.replay_stop - 1  # attention: up to the probabilities that it keeps
-                    again = forward / 2 if last and one.operator.attributes.get("kernel") == "plain" else forward
+                    # attention up to the probabilities that it keeps, where nothing behind keeps more
+                    half = position == segment.replay_stop - 1 and not _is_kept(program, one.operator.output, segment)
+                    again = forward / 2 if half and one.operator.attributes.get("kernel") == "plain" else forward
                     totals[Flops("recompute", kind, name)] += again  # type: ignore[assignment]
     yield from totals.items()
+
+
+def _is_kept(program: Program, view: str, segment: Segment) -> bool:
+    """Whether a step of the segment keeps it for its backward."""
+    return any(view in saved_activations(program, step) for step in program.steps[segment.start : segment.stop])
 
 
 def _operator_flops(program: Program, step: OperatorStep) -> tuple[float, float]:
@@ -193,7 +206,8 @@ def _table_bytes(plan: Plan, program: Program) -> float:
 
 def _update_bytes(plan: Plan, programs: list[Program], tied: frozenset[str]) -> float:
     """At the end of a step this runtime has flat buffers where NxD has buckets of a limited size: the sums of all
-    gradients that this rank updates, and of one buffer the new parameters, where they go to other ranks."""
+    gradients that this rank updates, and of one buffer the new parameters, where they go to other ranks. Before that,
+    what the first and the last stage share is summed over both, one parameter at a time."""
     precision, zero = plan.training.precision, plan.strategy.zero
     gradient_bytes = DTYPE_BYTES[precision.gradient_accumulation_dtype]
     parameter_bytes = DTYPE_BYTES[precision.parameter_dtype]
@@ -203,4 +217,15 @@ def _update_bytes(plan: Plan, programs: list[Program], tied: frozenset[str]) -> 
         owned = count / shards
         summed += owned * gradient_bytes if key.sum_axes or (key.shard_axes and not key.unit) else 0.0
         largest = max(largest, owned * parameter_bytes if shards > 1 else 0.0)
-    return summed + largest
+    return max(summed + largest, gradient_bytes * _largest_tied(plan, programs, tied))
+
+
+def _largest_tied(plan: Plan, programs: list[Program], tied: frozenset[str]) -> float:
+    """Elements of what this rank sums of the largest parameter on two stages: all, or its shard."""
+    found = [0.0]
+    for program in programs:
+        for name, count in parameter_elements(program).items():
+            if name in tied:
+                key = bucket_key(program, name, plan.mesh, tied, plan.strategy.zero)
+                found.append(count / (plan.mesh.size(key.shard_axes) if key.unit else 1))
+    return max(found)

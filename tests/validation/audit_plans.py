@@ -32,6 +32,12 @@ PLANS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "padded vocabulary": ("padded", 2, {"tp": 4, "pp": 2}),
     "experts": ("mixtral-8x7b", 2, {"tp": 2, "dp": 4, "ep": 4, "recompute": "full"}),
     "plain attention": ("llama3-8b", 2, {"tp": 2, "attention_kernel": "plain"}),
+    "plain attention replayed": (
+        "llama3-8b",
+        2,
+        {"tp": 2, "attention_kernel": "plain", "recompute": "attention_norm+attention+core_attention"},
+    ),
+    "tied tables": ("tied", 3, {"tp": 4, "pp": 2, "dp": 8, "recompute": "full"}),
 }
 """Name -> (model, microbatches of a step, what the strategy has other than 1)."""
 
@@ -40,6 +46,8 @@ def plan(name: str) -> Plan:
     model_name, microbatches, changes = PLANS[name]
     if model_name == "padded":  # an odd vocabulary
         model = replace(load_model("llama3-8b"), vocab_size=50257, num_hidden_layers=NUM_LAYERS)
+    elif model_name == "tied":
+        model = replace(load_model("llama3-8b"), tie_word_embeddings=True, num_hidden_layers=NUM_LAYERS)
     else:
         model = replace(load_model(model_name), num_hidden_layers=NUM_LAYERS)
     fields: dict[str, Any] = dict.fromkeys(("tp", "pp", "dp", "cp", "ep", "num_virtual_stages", "microbatch_size"), 1)

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from autoshard.audit.cache import cache_file, load, save
+from autoshard.audit.compare import Scale
 from autoshard.audit.expected import shortened, telling_microbatches
 from autoshard.audit.measure import group_axes, measure
 from autoshard.audit.report import render, to_dict
@@ -71,6 +72,10 @@ def test_more_microbatches_are_more_of_the_same(name: str) -> None:
         assert full.collectives == {
             one: count * (1 if one.phase == "sync" else times) for one, count in short.collectives.items()
         }
+
+
+def test_counts_of_a_part_of_the_step_become_whole_counts() -> None:
+    assert 84 * (17 / 7) != 204 == Scale(17, 7)(84)
 
 
 @pytest.mark.parametrize("name", ["kv replicated", "cp", "padded vocabulary"])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from autoshard.runtime.torch_backend.lean import WeighedSums
+from autoshard.runtime.torch_backend.lean import MaskedSoftmax, WeighedSums
 
 
 def test_weighed_sums_are_a_scatter_add() -> None:
@@ -23,3 +24,23 @@ def test_weighed_sums_are_a_scatter_add() -> None:
     torch.testing.assert_close(out, written_out)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_masked_softmax_is_a_softmax(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(2, 3, 4, 5, dtype=dtype, generator=generator).requires_grad_()
+    values = torch.randn(2, 3, 5, 6, dtype=dtype, generator=generator).requires_grad_()
+    mask = torch.ones(4, 5, dtype=torch.bool).tril()
+    grad = torch.randn(2, 3, 4, 6, dtype=dtype, generator=generator)
+
+    written_out = torch.softmax(scores.masked_fill(~mask, float("-inf")), -1) @ values
+    expected = torch.autograd.grad(written_out, (scores, values), grad)
+    weights: torch.Tensor = MaskedSoftmax.apply(scores, mask)  # type: ignore[no-untyped-call]
+    out = weights @ values
+    found = torch.autograd.grad(out, (scores, values), grad)
+
+    torch.testing.assert_close(out, written_out)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+    assert found[0].data_ptr() == weights.data_ptr()  # in place of what it read last

@@ -124,7 +124,8 @@ class MaskedSoftmax(torch.autograd.Function):
     """softmax in FP32 over what the mask leaves, in the dtype of the scores; keeps that result and no mask.
 
     scores: [batch heads queries keys]; mask: [queries keys], or [batch 1 queries keys]. One head at a time: all of them
-    in FP32 would be twice the scores and more.
+    in FP32 would be twice the scores and more. Backward writes the gradients of scores over the result, which nobody
+    reads after it.
     """
 
     @staticmethod
@@ -139,12 +140,11 @@ class MaskedSoftmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
         (weights,) = ctx.saved_tensors
-        out = torch.empty_like(weights)
-        for weight, grad, grad_score in _heads(weights, grads[0], out):
+        for weight, grad in _heads(weights, grads[0]):
             accurate = _accurate(weight)
             products = grad * accurate
-            grad_score.copy_(products.addcmul_(accurate, products.sum(-1, keepdim=True), value=-1))
-        return out, None
+            weight.copy_(products.addcmul_(accurate, products.sum(-1, keepdim=True), value=-1))
+        return weights, None
 
 
 def _heads(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
