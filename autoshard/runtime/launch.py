@@ -10,7 +10,6 @@ import json
 import os
 import selectors
 import signal
-import sys
 import tempfile
 import threading
 import time
@@ -22,14 +21,10 @@ from types import FrameType
 from typing import Any
 
 from autoshard.errors import AutoshardError
-from autoshard.runtime.environment import ClusterEnvironment, cluster_environment
 from autoshard.runtime.failures import RankFailure, cause, failure_message, is_clear
 from autoshard.runtime.hang import is_waiting
 from autoshard.runtime.last_action import LastActions
 from autoshard.runtime.processes import WorkerProcess
-from autoshard.runtime.worker import Reporter, describe, resolve
-
-__all__ = ["ClusterEnvironment", "Message", "RunOutcome", "cluster_environment", "run_in_cluster", "run_processes"]
 
 _SETTLE_S = 1.0
 """How long an unclear failure (a lost connection, an abort) waits for the one that caused it."""
@@ -102,42 +97,6 @@ def run_processes(
             return supervisor.outcome()
         finally:
             supervisor.close()
-
-
-def run_in_cluster(
-    worker: str,
-    arguments: Mapping[str, Any],
-    environment: ClusterEnvironment,
-    *,
-    on_message: Callable[[Message], None],
-) -> RunOutcome:
-    """Run the same function as one rank that torchrun or Slurm started, in this process.
-
-    on_message: called on rank 0 alone, with its own messages. results: this rank's alone. When a rank fails, the
-    launcher ends the others. The caller leaves by autoshard.runtime.worker.exit_now.
-    """
-
-    def send(message: dict[str, Any]) -> None:
-        if environment.rank == 0:
-            on_message(Message(0, message["kind"], message["values"]))
-
-    reporter = Reporter(
-        rank=environment.rank,
-        local_rank=environment.local_rank,
-        world_size=environment.world_size,
-        init_method=environment.init_method,
-        send=send,
-        write_action=lambda action: None,
-    )
-    try:
-        result = resolve(worker)(dict(arguments), reporter)
-    except Exception as error:  # reported as a rank's failure is anywhere, with the traceback that the log would hold
-        failure = RankFailure(environment.rank, reporter.last_action, time.monotonic(), **describe(error))
-        if not failure.is_users_mistake:
-            sys.excepthook(type(error), error, error.__traceback__)
-        text = failure.error_text if failure.is_users_mistake else failure.headline
-        return RunOutcome(failure.exit_code_of_run, message=text, results=(None,), log_files=(), failure=failure)
-    return RunOutcome(exit_code=0, message="", results=(result,), log_files=())
 
 
 class _Supervisor:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,7 +19,8 @@ from autoshard.errors import AutoshardError
 from autoshard.layout.plan import Plan
 from autoshard.layout.plan_json import write_plan
 from autoshard.runtime.environment import ClusterEnvironment, cluster_environment
-from autoshard.runtime.launch import Message, RunOutcome, run_in_cluster, run_processes
+from autoshard.runtime.in_cluster import COLLECTIVES_LATER_S, run_in_cluster
+from autoshard.runtime.launch import Message, RunOutcome, run_processes
 from autoshard.runtime.metrics import MetricsWriter
 from autoshard.runtime.options import RunOptions
 from autoshard.runtime.progress import ProgressDisplay
@@ -138,9 +140,13 @@ def _run_in_cluster(plan: Plan, options: RunOptions, environment: ClusterEnviron
     with TemporaryDirectory(prefix="autoshard-plan-") as folder:
         write_plan(plan, Path(folder) / "plan.json")
         arguments = _arguments(Path(folder) / "plan.json", options, data, None, _checkpoints(plan, options))
-        arguments.update(gather=True, collective_timeout_s=options.timeout_s)  # no supervisor hears all ranks here
+        silence_s = options.timeout_s
+        arguments.update(gather=True)  # no supervisor hears all ranks here
+        if silence_s is not None:
+            arguments.update(collective_timeout_s=silence_s + COLLECTIVES_LATER_S)
+        run = partial(run_in_cluster, _TRAIN, arguments, environment, hang_timeout_s=silence_s)
         if not first:
-            outcome = run_in_cluster(_TRAIN, arguments, environment, on_message=lambda message: None)
+            outcome = run(on_message=lambda message: None)
         else:
             directory = _run_directory(plan, options, "run")
             print(f"Running as planned: {environment.world_size} ranks of {environment.launcher}", flush=True)
@@ -150,7 +156,7 @@ def _run_in_cluster(plan: Plan, options: RunOptions, environment: ClusterEnviron
                 _metrics(directory, plan, options) as metrics,
                 _progress(plan, options, "training") as progress,
             ):
-                outcome = run_in_cluster(_TRAIN, arguments, environment, on_message=_recorder(metrics, progress))
+                outcome = run(on_message=_recorder(metrics, progress))
             if outcome.exit_code == 0 and outcome.results[0] is not None:
                 ranks = outcome.results[0]["ranks"]
                 print(run_summary(plan, ranks), flush=True)

@@ -198,12 +198,14 @@ _ECHOES = (
 
 def _is_echo(error: BaseException) -> bool:
     """Lost connections and time-outs in a collective are what every rank sees when one of them ends."""
-    seen: BaseException | None = error
-    while seen is not None:
-        is_torch_network_error = type(seen).__module__.startswith("torch") and type(seen).__name__.startswith("Dist")
-        if is_torch_network_error or isinstance(seen, ConnectionError):
+    seen: list[BaseException] = []
+    one: BaseException | None = error
+    while one is not None and one not in seen:  # "raise x from y" may close a circle
+        is_torch_network_error = type(one).__module__.startswith("torch") and type(one).__name__.startswith("Dist")
+        if is_torch_network_error or isinstance(one, ConnectionError):
             return True
-        if any(echo in str(seen).lower() for echo in _ECHOES):
+        if any(echo in str(one).lower() for echo in _ECHOES):
             return True
-        seen = seen.__cause__ or seen.__context__
+        seen.append(one)
+        one = one.__cause__ or one.__context__
     return False

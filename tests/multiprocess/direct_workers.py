@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import timedelta
+from time import monotonic
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
+from autoshard.layout.mesh import Axis, Mesh
 from autoshard.runtime.torch_backend import collectives
 from autoshard.runtime.torch_backend.collectives import Started
-from autoshard.runtime.torch_backend.groups import Group
+from autoshard.runtime.torch_backend.groups import Group, MeshGroups
 from autoshard.runtime.torch_backend.shared_memory import PLACE_BYTES
 from autoshard.runtime.worker import Reporter
 from tests.multiprocess.compared import connect
 
 Start = Callable[[Group], Started]
+TIMEOUT_S = 1.0
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 
@@ -30,7 +35,29 @@ def differences(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]
     found = [name for name, start in starts.items() if not torch.equal(start(direct)(), start(gloo)())]
     under_way = [(name, start, start(direct)) for name, start in starts.items()]
     found += [name for name, start, one in reversed(under_way) if not torch.equal(one(), start(gloo)())]
-    return {"differences": found, "compared": len(starts)}
+    return {
+        "differences": found,
+        "compared": len(starts),
+        "time_outs_s": _time_outs(reporter.rank, reporter.world_size),
+    }
+
+
+def _time_outs(rank: int, count: int) -> dict[str, float]:
+    """How long a group of a mesh waits for a rank that does not come, through shared memory and by gloo itself."""
+    mesh = Mesh(1, (Axis("dp", count),))
+    groups = MeshGroups(mesh, rank, {("dp",), ("pp", "dp")}, timedelta(seconds=TIMEOUT_S))
+    direct, gloo = groups[("dp",)], groups[("pp", "dp")]
+    assert direct.direct is not None
+    gloo.__dict__["direct"] = None
+    found = {}
+    for name, group in (("direct", direct), ("gloo", gloo)):
+        start = monotonic()
+        if rank != count - 1:
+            with pytest.raises((ConnectionError, RuntimeError), match=r"(?i)timed out"):
+                collectives.all_reduce(torch.ones(4), group)
+        found[name] = monotonic() - start
+        dist.barrier()  # who leaves closes connections
+    return found
 
 
 def _starts(rank: int, count: int) -> Iterator[tuple[str, Start]]:

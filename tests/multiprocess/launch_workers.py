@@ -58,13 +58,19 @@ def one_rank(arguments: dict[str, Any], reporter: Reporter) -> None:
 
 
 def ring(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
-    """All-reduces for ever, or `steps` times; at step 3 rank 1 may raise."""
+    """All-reduces for ever, or `steps` times, by gloo and through shared memory in turn; at step 3 rank 1 may raise."""
     import torch
     import torch.distributed as dist
+
+    from autoshard.runtime.torch_backend.collectives import all_reduce
+    from autoshard.runtime.torch_backend.groups import Group
 
     dist.init_process_group(
         "gloo", init_method=reporter.init_method, rank=reporter.rank, world_size=reporter.world_size
     )
+    ranks = list(range(reporter.world_size))
+    group = Group.of(dist.new_group(ranks), ranks, reporter.rank)
+    assert group.direct is not None
     tensor = torch.ones(4)
     for step in range(arguments.get("steps", 1_000_000)):
         reporter.last_action = f"all-reduce {step}"
@@ -72,9 +78,42 @@ def ring(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
             reporter.report("pid", pid=os.getpid())
             if arguments.get("raise") and reporter.rank == 1:
                 raise ValueError("loss is nan")
-        dist.all_reduce(tensor, op=dist.ReduceOp.AVG if step % 2 else dist.ReduceOp.SUM)
+        if step % 2:
+            tensor = all_reduce(tensor, group) / group.size
+        else:
+            dist.all_reduce(tensor)
         time.sleep(0.01)
     return {"sum": tensor[0].item(), "group_is_alive": dist.is_initialized()}
+
+
+def pipelined(arguments: dict[str, Any], reporter: Reporter) -> None:
+    """Two stages; the second microbatch of the second one raises, which torch wraps."""
+    import torch
+
+    from tests.multiprocess.compared import connect
+    from tests.multiprocess.masked_workers import batch
+    from tests.multiprocess.plans import FP32, MODELS, plan_of, strategy
+
+    connect(reporter)
+    from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings
+    from autoshard.runtime.torch_backend.session import Session
+
+    def tell(action: str) -> None:
+        reporter.last_action = action
+
+    plan = plan_of(MODELS["llama"], strategy(pp=2), 4, FP32)
+    settings = optimizer_settings(FP32, 1e-3, zero=1, seed=0)
+    session = Session(plan, reporter.rank, torch.device("cpu"), settings, seed=0, on_action=tell)
+    if reporter.rank == 1:
+        forward = session.modules[1].forward
+
+        def raising(*inputs: torch.Tensor) -> torch.Tensor:
+            if reporter.last_action == "F1.0":
+                raise ValueError("loss is nan")
+            return forward(*inputs)
+
+        session.modules[1].forward = raising  # type: ignore[method-assign]
+    session.step(*batch(plan, 0), 1e-3)
 
 
 def supervise(log_directory: str, function: str, arguments: dict[str, Any], num_processes: int, grace_s: float) -> None:

@@ -16,7 +16,8 @@ import pytest
 
 from autoshard.errors import AutoshardError
 from autoshard.runtime.environment import ClusterEnvironment
-from autoshard.runtime.launch import Message, RunOutcome, run_in_cluster, run_processes
+from autoshard.runtime.in_cluster import run_in_cluster
+from autoshard.runtime.launch import Message, RunOutcome, run_processes
 from tests.multiprocess.started import by_default
 
 WORKERS = "tests.multiprocess.launch_workers:"
@@ -112,6 +113,13 @@ def test_one_rank_raises_while_others_are_in_a_collective(run: Run) -> None:
     assert tail[0] == f"the end of {outcome.log_files[1]}:"
     assert tail[-1] == "    ValueError: loss is nan"
     assert "Connection closed" not in outcome.message
+
+
+def test_what_a_pipelines_stage_raises_is_named_as_it_is(run: Run) -> None:
+    outcome = run("pipelined", {}, 2)
+    headline, *tail = outcome.message.splitlines()
+    assert headline == "rank 1 failed in F1.0: ValueError: loss is nan; the other rank was stopped"
+    assert tail[-1] == "    ValueError: loss is nan"
 
 
 def test_one_rank_killed_while_others_are_in_a_collective(run: Run) -> None:

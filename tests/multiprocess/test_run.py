@@ -146,10 +146,25 @@ def test_torchrun_with_another_world_size_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-def torchrun(folder: Path, processes: int) -> subprocess.CompletedProcess[str]:
+def test_a_rank_of_torchrun_that_hangs_says_so_itself(tmp_path: Path) -> None:
+    write_plan(plan_of(replace(MODELS["llama"], vocab_size=256), strategy(tp=2), 4, FP32), tmp_path / "plan.json")
+    ran = torchrun(tmp_path, 2, str(Path(__file__).parent / "hanging_run.py"), "--timeout", "2")
+    assert time.time() - (tmp_path / "hangs").stat().st_mtime < 2 + 10
+    assert ran.returncode == 1
+    (line,) = (line for line in ran.stderr.splitlines() if line.startswith("autoshard: error:"))
+    assert re.fullmatch(
+        r"autoshard: error: rank 1 hung in step 1, pipeline stage 0, summing gradients and updating parameters: "
+        r"nothing heard from it for \d+ s",
+        line,
+    ), line
+
+
+def torchrun(folder: Path, processes: int, *job: str) -> subprocess.CompletedProcess[str]:
+    """job: what is run instead of autoshard, and what is added to its options."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    program, options = (job[:1], job[1:]) if job else (("-m", "autoshard"), ())
     return subprocess.run(
-        [*command, "-m", "autoshard", "run", "plan.json", "--steps", "2"],
+        [*command, *program, "run", "plan.json", "--steps", "2", *options],
         cwd=folder,
         capture_output=True,
         text=True,

@@ -57,6 +57,12 @@ def test_the_tail_of_a_log_is_20_clean_lines(tmp_path: Path) -> None:
     assert log_tail(tmp_path / "missing.log") == []
 
 
+def test_a_circle_of_causes_ends() -> None:
+    error, wrapper = ValueError("loss is nan"), RuntimeError("failed")
+    error.__cause__, wrapper.__cause__ = wrapper, error
+    assert not describe(error)["echo"]
+
+
 def test_lost_connections_are_echoes_wherever_they_are_in_the_chain() -> None:
     def wrapped() -> None:
         try:

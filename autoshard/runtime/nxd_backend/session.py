@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from math import isfinite, prod
 from typing import Any
 
@@ -49,6 +50,7 @@ class NxdSession:
     """Everything of one rank. The process group exists: NxD makes its own of it.
 
     on_action: told what the rank is about to do, for error messages.
+    timeout: how long groups besides NxD's own wait for other ranks.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class NxdSession:
         seed: int,
         on_action: Callable[[str], None] = lambda action: None,
         debug_nan: bool = False,
+        timeout: timedelta | None = None,
     ):
         if debug_nan:
             raise AutoshardError("debug_nan looks at each operator, which --backend nxd cannot; use --backend torch")
@@ -72,7 +75,7 @@ class NxdSession:
         pipeline_rank, self._index = mesh.coordinates(rank)
         self.stages = tuple(stage for stage in plan.stages if stage.pipeline_rank == pipeline_rank)
         self._order = in_pieces(plan.training.sequence_length, sequence_pieces(strategy.context_parallel, strategy.cp))
-        self._hosts = None if is_cpu_mode() else dist.new_group(backend="gloo")
+        self._hosts = None if is_cpu_mode() else dist.new_group(timeout=timeout, backend="gloo")
         self.modules = {
             s.index: StageParameters(plan.program(s.layers, s.has_embedding, s.has_head)) for s in self.stages
         }
@@ -87,7 +90,7 @@ class NxdSession:
         if kv_size_multiplier(plan) > 1:
             check_key_value_groups(plan)
         dtype = DTYPES[plan.training.precision.parameter_dtype]
-        groups = MeshGroups(mesh, rank, {("cp",)} if strategy.cp > 1 and is_cpu_mode() else ())
+        groups = MeshGroups(mesh, rank, {("cp",)} if strategy.cp > 1 and is_cpu_mode() else (), timeout)
         self._model: Any = initialize_parallel_model(
             self._config, lambda: NxdModel(plan, rank, groups, seed, dtype, is_cpu_mode())
         )

@@ -53,7 +53,6 @@ def connect(device: torch.device, arguments: Mapping[str, Any], reporter: Report
     if reporter.world_size == 1 and not is_nxd:
         return
     torch.set_num_threads(1)
-    timeout_s = arguments["collective_timeout_s"]
     if is_nxd:
         from autoshard.runtime.nxd_backend.library import set_process_variables
 
@@ -63,13 +62,19 @@ def connect(device: torch.device, arguments: Mapping[str, Any], reporter: Report
         init_method=reporter.init_method,
         rank=reporter.rank,
         world_size=reporter.world_size,
-        timeout=timedelta(seconds=_GROUP_TIMEOUT_S if timeout_s is None else timeout_s),
+        timeout=group_timeout(arguments),
     )
 
 
-def host_group() -> dist.ProcessGroup | None:
+def group_timeout(arguments: Mapping[str, Any]) -> timedelta:
+    """How long collectives wait for other ranks."""
+    timeout_s: float | None = arguments["collective_timeout_s"]
+    return timedelta(seconds=_GROUP_TIMEOUT_S if timeout_s is None else timeout_s)
+
+
+def host_group(timeout: timedelta) -> dist.ProcessGroup | None:
     """All ranks, for what is not on the device: XLA would compile a graph for it. None: the group that exists."""
-    return dist.new_group(backend="gloo") if dist.get_backend() == "xla" else None
+    return dist.new_group(timeout=timeout, backend="gloo") if dist.get_backend() == "xla" else None
 
 
 def peak_memory(device: torch.device) -> int:

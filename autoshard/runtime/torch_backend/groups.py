@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from datetime import timedelta
+from functools import cached_property, partial
 
 import torch.distributed as dist
 
@@ -44,11 +45,12 @@ class Group:
 class MeshGroups:
     """One process group for each set of axes that the programs communicate over.
 
+    timeout: how long a collective waits; torch gives groups its own, not that of the group of all ranks.
     A plain value of the run: gloo aborts at exit when groups are reachable from module globals.
     """
 
-    def __init__(self, mesh: Mesh, rank: int, axis_sets: Iterable[AxisNames]):
-        self.mesh, self.rank = mesh, rank
+    def __init__(self, mesh: Mesh, rank: int, axis_sets: Iterable[AxisNames], timeout: timedelta | None = None):
+        self.mesh, self.rank, self._timeout = mesh, rank, timeout
         self.pipeline_rank, self.index = mesh.coordinates(rank)
         self._groups: dict[AxisNames, Group] = {}
         for axes in sorted(set(axis_sets)):  # the same order on every rank: new_group is collective
@@ -69,7 +71,8 @@ class MeshGroups:
         mine: Group | None = None
         for ranks in members:
             # Members come as pieces of a dim do; torch sorts them unless told otherwise, and older ones always do.
-            handle = dist.new_group(ranks) if ranks == sorted(ranks) else dist.new_group(ranks, sort_ranks=False)
+            create = partial(dist.new_group, ranks, timeout=self._timeout)
+            handle = create() if ranks == sorted(ranks) else create(sort_ranks=False)
             if self.rank in ranks:
                 mine = Group.of(handle, ranks, self.rank)
         assert mine is not None

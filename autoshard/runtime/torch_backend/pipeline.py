@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from autoshard.errors import AutoshardError
 from autoshard.graph.partition import Program
 from autoshard.graph.redistribute import local_sizes
 from autoshard.layout.plan import Plan, Stage
@@ -90,10 +89,13 @@ class Pipeline:
             ends = any(one._stage.has_head for one in self._entered)
             token = torch.zeros(self._num_microbatches, 1, device=self._device)
             arguments: tuple[Any, ...] = (token,) if starts else ()
+            raised: BaseException | None = None
             try:
                 self._runtime.step(*arguments, target=token if ends else None, return_outputs=False)
-            except RuntimeError as error:  # torch wraps what a stage raises
-                raise _ours(error) from error
+            except RuntimeError as error:
+                raised = _of_stage(error)
+            if raised is not None:  # out here: in there Python would make the wrapper its context
+                raise raised
         return [loss for one in self._entered for loss in one.losses]
 
     def _run_alone(self) -> None:
@@ -151,9 +153,8 @@ class Pipeline:
         return torch.zeros(shape, dtype=dtype, device=self._device, requires_grad=True)
 
 
-def _ours(error: BaseException) -> BaseException:
-    """The AutoshardError behind an error, else the error itself."""
-    cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, AutoshardError):
-        cause = cause.__cause__
-    return cause or error
+def _of_stage(error: BaseException) -> BaseException:
+    """What a stage raised, where torch has wrapped it."""
+    while error.__cause__ is not None and "failed to run" in str(error).lower():
+        error = error.__cause__
+    return error

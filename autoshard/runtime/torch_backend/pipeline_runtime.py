@@ -6,6 +6,7 @@ of actions, checks it for deadlock and adds the sends and receives.
 
 from __future__ import annotations
 
+import logging
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from autoshard.runtime.torch_backend.pipeline import Entered
 
 Runtime = _PipelineScheduleRuntime
+logging.getLogger(Runtime.__module__).setLevel(logging.CRITICAL)
+"""Where an action fails, torch would print the whole order with it; our message names the action."""
 
 
 class ScheduledStage(PipelineStage):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from math import isfinite
 
 import numpy as np
@@ -51,6 +52,7 @@ class Session:
     on_action: told what the rank is about to do, for error messages. debug_nan: look at what each operator computes.
     documents: tokens attend inside their own documents alone; each step is told where those begin.
     compiler: of what the stages compute between collectives; None leaves it as it is.
+    timeout: how long collectives wait for other ranks; None: as long as torch lets them.
     Without a process group (world size 1) nothing communicates.
     """
 
@@ -65,7 +67,9 @@ class Session:
         debug_nan: bool = False,
         documents: bool = False,
         compiler: Compiler | None = None,
+        timeout: timedelta | None = None,
     ):
+        self._timeout = timeout
         self.plan, self.rank, self.device, self.compiler = plan, rank, device, compiler
         self.label = ""
         """What the caller is doing, such as "step 3": part of error messages."""
@@ -162,7 +166,7 @@ class Session:
         needed = {everything, ("pp",)}
         for program in programs.values():
             needed |= communicating_axes(program) | gradient_axes(program, mesh)
-        groups = MeshGroups(mesh, self.rank, needed)
+        groups = MeshGroups(mesh, self.rank, needed, self._timeout)
         return groups, groups[everything], self._tied_groups(programs)
 
     def _tied_groups(self, programs: dict[int, Program]) -> dict[str, Group]:
@@ -173,7 +177,7 @@ class Session:
         mine: Group | None = None
         for pipeline in self.plan.mesh.groups(("pp",)):
             ranks = [pipeline[0], pipeline[-1]]
-            handle = dist.new_group(ranks)
+            handle = dist.new_group(ranks, timeout=self._timeout)
             if self.rank in ranks:
                 mine = Group.of(handle, ranks, self.rank)
         return {} if mine is None else dict.fromkeys(sorted(shared), mine)

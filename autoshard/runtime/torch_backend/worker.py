@@ -24,7 +24,7 @@ from autoshard.runtime.options import NO_COMPILE
 from autoshard.runtime.rehearse import one_process
 from autoshard.runtime.torch_backend.checkpoint import CheckpointOptions
 from autoshard.runtime.torch_backend.compiled import Compiler
-from autoshard.runtime.torch_backend.devices import connect, device_of, host_group, peak_memory
+from autoshard.runtime.torch_backend.devices import connect, device_of, group_timeout, host_group, peak_memory
 from autoshard.runtime.torch_backend.initial_weights import load_weights
 from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings
 from autoshard.runtime.torch_backend.parameters import assemble
@@ -79,16 +79,16 @@ def train(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     result["peak_memory_bytes"] = peak_memory(device)
     result["stages"] = [stage.index for stage in session.stages]
     if arguments["gather"]:
-        result["ranks"] = _gathered(result, reporter)
+        result["ranks"] = _gathered(result, arguments, reporter)
     return result
 
 
-def _gathered(result: dict[str, Any], reporter: Reporter) -> list[dict[str, Any]] | None:
+def _gathered(result: dict[str, Any], arguments: Mapping[str, Any], reporter: Reporter) -> list[dict[str, Any]] | None:
     """What every rank returns, on rank 0: for where no supervisor hears them all."""
     found: list[Any] | None = [None] * reporter.world_size if reporter.rank == 0 else None
     if reporter.world_size == 1:
         return [dict(result)]
-    dist.gather_object(dict(result), found, group=host_group())
+    dist.gather_object(dict(result), found, group=host_group(group_timeout(arguments)))
     return found
 
 
@@ -232,8 +232,8 @@ def _session(plan: Plan, arguments: Mapping[str, Any], device: torch.device, rep
     make: Any = _nxd_session if arguments["backend"] == "nxd" else Session
     documents = {"documents": True} if arguments["document_mask"] else {}
     compiled = {"compiler": _compiler(device, on_action)} if arguments["compile"] else {}
-    looks = arguments["debug_nan"]
-    session: Session = make(plan, reporter.rank, device, settings, seed, on_action, looks, **documents, **compiled)
+    given = {"debug_nan": arguments["debug_nan"], "timeout": group_timeout(arguments), **documents, **compiled}
+    session: Session = make(plan, reporter.rank, device, settings, seed, on_action, **given)
     session.label = label
     return session
 
@@ -252,11 +252,11 @@ def _compiler(device: torch.device, on_action: Callable[[str], None]) -> Compile
     return Compiler(on_action)
 
 
-def _nxd_session(*arguments: Any) -> Any:
+def _nxd_session(*arguments: Any, **options: Any) -> Any:
     """A session on neuronx-distributed: what `Session` offers is offered there too."""
     from autoshard.runtime.nxd_backend.session import NxdSession
 
-    return NxdSession(*arguments)
+    return NxdSession(*arguments, **options)
 
 
 def _finer(precision: Precision) -> Precision:
