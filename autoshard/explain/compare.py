@@ -19,6 +19,8 @@ FACTS = (
     ("backend", "backend"),
     ("layout", "layout"),
 )
+NONE = "-"
+"""Of a fact that one of two plans has alone, such as the links of UltraServers."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,8 @@ def compare(one: Plan, other: Plan) -> Comparison:
     """Memory is that of each plan's fullest pipeline rank."""
     first, second = describe(one), describe(other)
     facts = [(label, _text(getattr(first, name)), _text(getattr(second, name))) for label, name in FACTS]
-    theirs = dict(second.facts)
-    facts += [(label, text, theirs[label]) for label, text in first.facts]
+    ours, theirs = dict(first.facts), dict(second.facts)
+    facts += [(label, ours.get(label, NONE), theirs.get(label, NONE)) for label in dict.fromkeys((*ours, *theirs))]
     alike = (one.model, one.training, one.cluster) == (other.model, other.training, other.cluster)
     candidates = (Candidate(plan.strategy, plan.estimate) for plan in (one, other))
     return Comparison(

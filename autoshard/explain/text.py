@@ -10,6 +10,7 @@ from autoshard.explain.sensitivity_text import sensitivity_lines
 from autoshard.units import GB, TFLOPS, format_bytes, format_count, format_seconds
 
 BAR_WIDTH = 40
+"""Of the whole; less where the largest term would not fit on the page."""
 LEAST_SHARE = 0.0005
 """Terms below this share would show as 0.0 %."""
 NEARLY_FULL = 0.9
@@ -72,7 +73,7 @@ def _step(d: Description, width: int) -> list[Line]:
         f"MFU ~{d.mfu:.1%} ({d.mfu * slow:.1%}-{d.mfu * fast:.1%}) of {d.peak_flops_per_s / TFLOPS:g} TFLOP/s "
         f"{d.peak_dtype} a {d.device}"
     )
-    return [*heading("Step", numbers, width), *_terms(d.time_terms, d.step_time_s, format_seconds, "green")]
+    return [*heading("Step", numbers, width), *_terms(d.time_terms, d.step_time_s, format_seconds, "green", width)]
 
 
 def _memory(d: Description, width: int) -> list[Line]:
@@ -83,14 +84,17 @@ def _memory(d: Description, width: int) -> list[Line]:
     if len(d.memory_by_rank) > 1:
         numbers += f", on pipeline rank {d.fullest_pipeline_rank}"
     numbers += f"; fits with {percent(d.fits_probability)}"
-    lines = [*heading("Memory", numbers, width), *_terms(d.memory_terms, d.memory_capacity_bytes, format_bytes, style)]
+    lines = heading("Memory", numbers, width)
+    lines += _terms(d.memory_terms, d.memory_capacity_bytes, format_bytes, style, width)
     if len(d.memory_by_rank) > 1:
         each = " ".join(f"{size / GB:.1f}" for size in d.memory_by_rank)
         lines += hanging("  by pipeline rank, GB: ", each, width, "dim", indent=4)
     return lines
 
 
-def _terms(terms: Sequence[Share], whole: float, formatted: Callable[[float], str], style: str) -> list[Line]:
+def _terms(
+    terms: Sequence[Share], whole: float, formatted: Callable[[float], str], style: str, width: int
+) -> list[Line]:
     """Largest first: name, value, share of the whole and a bar; what is too small to show is summed up."""
     shown = sorted((term for term in terms if term.share >= LEAST_SHARE), key=lambda term: -term.value)
     small = [term for term in terms if 0 < term.share < LEAST_SHARE]
@@ -100,11 +104,13 @@ def _terms(terms: Sequence[Share], whole: float, formatted: Callable[[float], st
     name_width = max((len(term.name) for term in shown), default=0)
     values = [f"~{formatted(term.value)}" for term in shown]
     value_width = max(map(len, values), default=0)
-    lines: list[Line] = []
-    for term, value in zip(shown, values, strict=True):
-        text = f"  {term.name:<{name_width}}  {value:>{value_width}}  {term.share:>6.1%}  "
-        lines.append(((text, ""), ("#" * round(min(term.share, 1) * BAR_WIDTH), style)))
-    return lines
+    texts = [
+        f"  {term.name:<{name_width}}  {value:>{value_width}}  {term.share:>6.1%}  "
+        for term, value in zip(shown, values, strict=True)
+    ]
+    shares = [min(term.share, 1) for term in shown]
+    full = min([BAR_WIDTH, *((width - len(texts[0])) / share for share in shares[:1])])
+    return [((text, ""), ("#" * round(share * full), style)) for text, share in zip(texts, shares, strict=True)]
 
 
 def _search(d: Description, width: int) -> list[Line]:

@@ -51,7 +51,7 @@ def test_page(name: str, make: Callable[[], Plan], width: int) -> None:
     if os.environ.get("REGENERATE"):
         golden.write_text(page)
     assert page == golden.read_text()
-    assert max(map(len, page.splitlines())) <= max(width, 80)
+    assert max(map(len, page.splitlines())) <= width
 
 
 def test_colour_adds_nothing_but_colour() -> None:

@@ -318,6 +318,20 @@ def test_a_plan_beside_itself(capsys: pytest.CaptureFixture[str]) -> None:
     assert "0.0 % slower" in printed
 
 
+def test_a_fact_that_one_plan_has_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """Only the plan for UltraServers names the links of its axes."""
+    asked = ["plan", "--model", "llama3-8b", "--nodes", "2", "--out"]
+    assert main([*asked, "a.json"]) == 0
+    assert main([*asked, "b.json", "--instance", "trn2u.48xlarge"]) == 0
+    for files in (("a.json", "b.json"), ("b.json", "a.json")):
+        capsys.readouterr()
+        assert main(["compare", *files]) == 0
+        links = capsys.readouterr().out.partition("  links\n")[2].splitlines()[:2]
+        assert [line[:7] for line in links] == (
+            ["    < -", "    > t"] if files[0] == "a.json" else ["    < t", "    > -"]
+        )
+
+
 def test_nodes_that_are_better_left_idle_are_named() -> None:
     found = answers_by_hand()
     slower = replace(found.sizes[1], more=-0.162)
