@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from autoshard.commands.plan_options import SEARCHED, PlanRequest
@@ -49,11 +49,19 @@ def _fastest(request: PlanRequest) -> tuple[Answer, tuple[Answer, ...]]:
     """(the fastest over what a logical core may be, the others)."""
     tried = [_tried(one) for one in _each_lnc(request)]
     answers = [one for one in tried if isinstance(one, Answer)]
-    for one in tried:
-        if isinstance(one, AutoshardError) and not answers:
-            raise one
+    if not answers:
+        raise _none_of(dict(zip((one.lnc for one in _each_lnc(request)), tried, strict=True)))
     best, *others = sorted(answers, key=lambda one: one.result.best.estimate.step_time_s)
     return best, tuple(others)
+
+
+def _none_of(refusals: Mapping[int | str | None, Answer | AutoshardError]) -> AutoshardError:
+    """What was said at each lnc; once where that is the same."""
+    kind = NoLayoutFits if any(isinstance(one, NoLayoutFits) for one in refusals.values()) else AutoshardError
+    said = {lnc: str(error) for lnc, error in refusals.items()}
+    if len(set(said.values())) == 1:
+        return kind(next(iter(said.values())))
+    return kind("; ".join(f"at lnc {lnc} {text}" for lnc, text in said.items()))
 
 
 def _tried(request: PlanRequest) -> Answer | AutoshardError:
@@ -150,9 +158,12 @@ def _fewest_nodes(request: PlanRequest) -> Answer:
     wanted = request.tokens / (request.days * DAY_S)
     most = request.nodes if request.nodes > 1 else MOST_NODES
     fastest: Answer | None = None
-    for nodes in _sizes(_least_nodes(request, wanted), most):
+    least = _least_nodes(request, wanted)
+    refused = f"at the peak of their devices {least:,} nodes would just do"
+    for nodes in _sizes(least, most):
         best = _tried_fastest(replace(request, nodes=nodes))
         if not isinstance(best, Answer):
+            refused = str(best)
             continue
         speed = best.result.best.estimate.tokens_per_s
         if speed >= wanted:
@@ -164,7 +175,7 @@ def _fewest_nodes(request: PlanRequest) -> Answer:
             return replace(best, notes=(*best.notes, note))
         if fastest is None or speed > fastest.result.best.estimate.tokens_per_s:
             fastest = best
-    raise NoLayoutFits(_too_slow(request, wanted, most, fastest))
+    raise NoLayoutFits(_too_slow(request, wanted, most, fastest, refused))
 
 
 def _least_nodes(request: PlanRequest, wanted_tokens_per_s: float) -> int:
@@ -188,10 +199,11 @@ def _sizes(least: int, most: int) -> Iterator[int]:
         nodes += max(1, octave // STEPS_OF_AN_OCTAVE)
 
 
-def _too_slow(request: PlanRequest, wanted: float, most: int, fastest: Answer | None) -> str:
+def _too_slow(request: PlanRequest, wanted: float, most: int, fastest: Answer | None, refused: str) -> str:
+    """refused: what was said of the largest cluster that has no layout, or that all are too small."""
     tokens = format_count(request.tokens or 0)
     start = f"no cluster of up to {most:,} nodes sees {tokens} tokens in {request.days:g} days"
     if fastest is None:
-        return f"{start}: no layout fits any of them"
+        return f"{start}: {refused}"
     speed, nodes = fastest.result.best.estimate.tokens_per_s, fastest.problem.cluster.nodes
     return f"{start}, {wanted:,.0f} a second: the fastest, {nodes:,} nodes, does {speed:,.0f}"

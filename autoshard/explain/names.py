@@ -28,7 +28,10 @@ def short_name(strategy: Strategy) -> str:
 
 
 def changed_words(one: Strategy, other: Strategy) -> str:
-    """'tp=32 pp=4 dp=4 no vpp': what `other` has that `one` has not, then what is gone, last recompute by stage."""
+    """'tp=32 pp=4 dp=4 no vpp': what `other` has that `one` has not, then what is gone.
+
+    Recompute sets that differ from stage to stage are listed where nothing else differs.
+    """
     ours, theirs = layout_words(one), layout_words(other)
     changed, names = [word for word in theirs if word not in ours], [word.partition("=")[0] for word in theirs]
     usual = {
@@ -41,9 +44,10 @@ def changed_words(one: Strategy, other: Strategy) -> str:
     }
     gone = [name for name in (word.partition("=")[0] for word in ours) if name not in names]
     words = [word for word in (*changed, *(usual.get(name, f"no {name}") for name in gone)) if word]
-    if other.uniform_recompute is None and any(word.startswith("recompute=") for word in words):
-        words = [word for word in words if not word.startswith("recompute=")]
-        words.append(f"recompute by stage: {recompute_by_stage(other)}")
+    if other.uniform_recompute is None:
+        if words == [f"recompute={other.recompute_name}"]:
+            return f"recompute by stage: {recompute_by_stage(other)}"
+        words = [f"recompute={BY_STAGE}" if word.startswith("recompute=") else word for word in words]
     return " ".join(words)
 
 

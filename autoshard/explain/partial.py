@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from autoshard.errors import AutoshardError
+from autoshard.explain.names import BY_STAGE
 from autoshard.search import Pins
 
 DEGREES = {
@@ -22,6 +23,7 @@ CHOICES = {
     "attention": "attention_kernel",
     "context": "context_parallel",
     "order": "axis_order",
+    "zero": "zero",
 }
 EXAMPLE = "such as 'tp=8 pp=16'"
 
@@ -43,5 +45,7 @@ def read_partial(text: str) -> Pins:
             raise AutoshardError(f"--why has {name} twice")
         if name in DEGREES and not re.fullmatch(r"[1-9]\d{0,8}", value):
             raise AutoshardError(f"--why has {name}={value[:60]}; it must be a whole number of at least 1")
-        fields[field] = int(value) if name in DEGREES else value
+        if value == BY_STAGE:
+            raise AutoshardError(f"--why has {word}: sets by stage are searched where recompute is left out")
+        fields[field] = int(value) if value.isascii() and value.isdigit() else value
     return Pins(**fields)  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ SIZE_HEADER = ("nodes", "step", "90 %", "tokens/s", "more", "a node", "USD/billi
 NODES = "what more of them would bring; a node: what each does of what one does now; USD for a billion tokens"
 FLIPS = (
     "what would change the choice: one quantity at a time, searched again; of the layout that wins then, only what "
-    "differs is named"
+    "differs is named (recompute=by-stage: a set for each stage)"
 )
 
 

@@ -11,6 +11,7 @@ from autoshard.explain.beside import doubt, pairs
 from autoshard.explain.flips import same_layout
 from autoshard.layout.plan import Plan
 from autoshard.search import Candidate, Pins, search
+from autoshard.search.headroom import FIT_PROBABILITY
 from autoshard.search.rules import Problem
 from autoshard.spec.cluster import Cluster
 
@@ -58,11 +59,13 @@ def _candidate_to_dict(one: Candidate) -> dict[str, Any]:
 
 
 def why(plan: Plan, asked: str, pins: Pins) -> Why:
-    """Searches every completion of `pins`. What the plan's own pins fix does not hold here."""
+    """Searches every completion of `pins` for one that fits as surely as the plan had to. What the plan's own pins fix
+    does not hold here."""
     problem = Problem(plan.model, plan.training, plan.cluster, plan.backend)
     chosen = Candidate(plan.strategy, plan.estimate)
+    sure = FIT_PROBABILITY if plan.search is None else plan.search.fit_probability
     try:
-        best = search(*problem[:3], pins, plan.backend, top=0).best
+        best = search(*problem[:3], pins, plan.backend, top=0, fit_probability=sure).best
         return Why(asked, chosen, best, "")
     except NoLayoutFits as error:
         return Why(asked, chosen, _nearest(problem, pins), str(error))

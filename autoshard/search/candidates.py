@@ -4,6 +4,7 @@ recompute."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import prod
 
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import canonical
@@ -60,6 +61,9 @@ def check_pins(problem: Problem, pins: Pins) -> None:
         raise AutoshardError(
             f"vpp={pins.num_virtual_stages} has nothing to interleave with pp=1; use vpp=1 or pp of 2 or more"
         )
+    _check_batch(problem, pins)
+    if (pins.ep or 1) > 1 and not problem.model.is_moe:
+        raise AutoshardError(f"ep={pins.ep} has no experts to split: {problem.model.name} has none; use ep=1")
     if pins.ep is not None and pins.dp is not None:
         cp = pins.cp or (None if problem.model.is_moe else 1)
         if cp is not None and (objection := experts_objection(pins.ep, pins.dp, cp)) is not None:
@@ -100,6 +104,16 @@ def _check_world(problem: Problem, pins: Pins) -> None:
     raise AutoshardError(
         f"{names} is {product:,} devices, which {wants} the {world:,} of {cluster.nodes} x {cluster.instance}"
     )
+
+
+def _check_batch(problem: Problem, pins: Pins) -> None:
+    """What is pinned of dp and the microbatch must divide the batch, whatever the rest is."""
+    names = ("dp", "microbatch_size")
+    fixed = {name: getattr(pins, name) for name in names if getattr(pins, name) is not None}
+    batch = problem.training.global_batch_size
+    if batch % prod(fixed.values()):
+        names_and_values = " x ".join(f"{name}={value}" for name, value in fixed.items())
+        raise AutoshardError(f"{names_and_values} must divide global_batch_size={batch}")
 
 
 def meshes(problem: Problem, pins: Pins) -> Iterator[Draft]:
@@ -192,7 +206,7 @@ def microbatch_sizes(problem: Problem, pins: Pins, mesh: Draft) -> Sequence[int]
 
 def virtual_stages(problem: Problem, pins: Pins, mesh: Draft) -> list[tuple[str, int]]:
     """(schedule, vpp): one chunk a rank under every schedule that the backend has, and interleaved with each number
-    that divides a rank's blocks."""
+    that divides a rank's blocks. Where that is pinned and none does it is 2, so that a rule says why not."""
     layers = problem.model.num_hidden_layers
     chunks: Sequence[int] = (1,)
     if mesh.pp > 1 and layers % mesh.pp == 0:
@@ -204,4 +218,4 @@ def virtual_stages(problem: Problem, pins: Pins, mesh: Draft) -> list[tuple[str,
         pairs += [(name, 1) for name in SCHEDULES if name not in NXD_SCHEDULES]
     if pins.schedule is not None and pins.schedule not in NXD_SCHEDULES:
         return [(pins.schedule, pins.num_virtual_stages or 1)]
-    return [pair for pair in pairs if pins.schedule in (None, pair[0])]
+    return [pair for pair in pairs if pins.schedule in (None, pair[0])] or [("interleaved", 2)]

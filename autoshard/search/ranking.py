@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import NamedTuple
 
-from autoshard.graph.recompute import members
+from autoshard.graph.recompute import NO_RECOMPUTE, members
 from autoshard.layout.mesh import AXIS_ORDER
 from autoshard.layout.strategy import Strategy, even_stage_layers
 
@@ -38,7 +38,8 @@ def describe(strategy: Strategy) -> str:
     degrees["vpp"] = strategy.num_virtual_stages
     shown = " ".join(f"{name}={degree}" for name, degree in degrees.items() if degree > 1) or "one device"
     order = f", axes {strategy.axis_order_name}" if strategy.axis_order != AXIS_ORDER else ""
-    return f"{shown}, microbatch {strategy.microbatch_size}, {strategy.recompute_name} recompute{order}"
+    recompute = "no" if strategy.recompute_name == NO_RECOMPUTE else strategy.recompute_name
+    return f"{shown}, microbatch {strategy.microbatch_size}, {recompute} recompute{order}"
 
 
 def kind(s: Strategy) -> tuple[object, ...]:

@@ -61,6 +61,7 @@ def test_words_of_a_layout() -> None:
     assert read_partial("vpp=2,mbs=4  recompute=full") == Pins(
         num_virtual_stages=2, microbatch_size=4, recompute="full"
     )
+    assert read_partial("zero=3 order=dp-pp-cp-tp") == Pins(zero=3, axis_order="dp-pp-cp-tp")
     assert read_partial("schedule=1f1b attention=flash context=ring") == Pins(
         schedule="1f1b", attention_kernel="flash", context_parallel="ring"
     )
@@ -75,10 +76,11 @@ def test_words_of_a_layout() -> None:
             "zp=2",
             (
                 "--why has 'zp'; a layout has: tp, pp, dp, cp, ep, vpp, mbs, schedule, recompute, attention, context, "
-                "order"
+                "order, zero"
             ),
         ),
         ("tp=8 tp=4", "--why has tp twice"),
+        ("recompute=by-stage", "--why has recompute=by-stage: sets by stage are searched where recompute is left out"),
         ("tp=eight", "--why has tp=eight; it must be a whole number of at least 1"),
         ("tp=0", "--why has tp=0; it must be a whole number of at least 1"),
     ],
@@ -126,6 +128,15 @@ def test_why_the_choice(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed.startswith("Why not tp=32?\n  It is the choice: its best completion is tp=32 ")
 
 
+def test_why_asks_for_as_much_room_as_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    """At the usual 90 % another completion would be the best one."""
+    asked = ["plan", "--model", "llama3-8b", "--nodes", "2", "--tp", "8", "--fit-probability", "0.4"]
+    assert main(asked) == 0
+    capsys.readouterr()
+    assert main(["explain", "plan.json", "--why", "tp=8"]) == 0
+    assert capsys.readouterr().out.startswith("Why not tp=8?\n  It is the choice")
+
+
 def test_why_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     write_plan(plan_70b(), "plan.json")
     assert main(["explain", "plan.json", "--why", "tp=16", "--format", "markdown"]) == 0
@@ -144,7 +155,7 @@ def test_what_changes_in_a_name() -> None:
     change = "recompute by stage: 0 all of a block; 1-3 MLP norm and MLP; 4-7 nothing"
     assert changed_words(strategy(), mixed) == change
     assert changed_words(mixed, mixed) == ""
-    assert changed_words(ring, mixed) == f"tp=32 no cp schedule=1f1b attention=flash {change}"
+    assert changed_words(ring, mixed) == "tp=32 recompute=by-stage no cp schedule=1f1b attention=flash"
     assert changed_words(mixed, strategy(pp=4, dp=4, stage_layers=(20,) * 4)) == "pp=4 dp=4 recompute=core_attention"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,24 @@ def test_sizes() -> None:
     sizes = list(_sizes(1, 70))
     assert sizes[:33] == [*range(1, 33), 34] and sizes[-2:] == [64, 68]
     assert list(_sizes(30, 36)) == [30, 31, 32, 34, 36]
+
+
+def test_why_no_cluster_will_do() -> None:
+    """What stands against a layout, or the devices' peak: 1e15 tokens in 864 s at 8e9 x 6 FLOP and 3e15 FLOP/s a node
+    are some 18 million nodes."""
+    asked = request(nodes=4, objective="nodes", tokens=1e9, days=30.0, pins={"ep": 8})
+    with pytest.raises(
+        NoLayoutFits, match=r"^no cluster of up to 4 nodes sees 1.00 B tokens in 30 days: ep=8 has no exp"
+    ):
+        plan_for(asked)
+    with pytest.raises(NoLayoutFits, match=r"at the peak of their devices \d+,\d+,\d+ nodes would just do$"):
+        plan_for(replace(asked, tokens=1e15, days=0.01, pins={}))
+
+
+def test_lnc_auto_names_what_stands_against_each() -> None:
+    trn2 = {"instance": "trn2.48xlarge", "nodes": 1, "lnc": "auto"}
+    with pytest.raises(AutoshardError, match=r"^at lnc 1 .* tp=16 is not a group .*; at lnc 2 tp=16 x pp=8 is 128 "):
+        plan_for(request(**trn2, pins={"tp": 16, "pp": 8}))
 
 
 def test_lnc_auto_takes_the_faster_and_says_so() -> None:

@@ -248,7 +248,15 @@ def test_pins_are_never_changed(pins: Pins) -> None:
             Pins(pp=1, num_virtual_stages=2),
             "vpp=2 has nothing to interleave with pp=1; use vpp=1 or pp of 2 or more",
         ),
-        (Pins(ep=4, dp=2), "ep=4 must divide dp=2: experts are spread over data-parallel ranks"),
+        (Pins(ep=4, dp=2), "ep=4 has no experts to split: llama3-70b has none; use ep=1"),
+        (Pins(dp=8, microbatch_size=256), "dp=8 x microbatch_size=256 must divide global_batch_size=1024"),
+        (
+            Pins(dp=512, schedule="interleaved"),
+            (
+                "no layout of llama3-70b on 16 x trn1.32xlarge with dp=512 schedule=interleaved is legal: "
+                "schedule=interleaved has no pipeline with pp=1; use 1f1b"
+            ),
+        ),
         (
             Pins(tp=4),
             (
@@ -258,10 +266,7 @@ def test_pins_are_never_changed(pins: Pins) -> None:
         ),
         (
             Pins(microbatch_size=3),
-            (
-                "no layout of llama3-70b on 16 x trn1.32xlarge with microbatch_size=3 is legal: "
-                "dp=512 x microbatch_size=3 must divide global_batch_size=1024"
-            ),
+            "microbatch_size=3 must divide global_batch_size=1024",
         ),
         (
             Pins(cp=2, attention_kernel="plain"),
