@@ -33,8 +33,9 @@ def differences(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]
     gloo.__dict__["direct"] = None  # as over two machines
     starts = dict(_starts(reporter.rank, reporter.world_size))
     found = [name for name, start in starts.items() if not torch.equal(start(direct)(), start(gloo)())]
-    under_way = [(name, start, start(direct)) for name, start in starts.items()]
-    found += [name for name, start, one in reversed(under_way) if not torch.equal(one(), start(gloo)())]
+    with torch.no_grad():  # past the dispatcher
+        under_way = [(name, start, start(direct)) for name, start in starts.items()]
+        found += [name for name, start, one in reversed(under_way) if not torch.equal(one(), start(gloo)())]
     return {
         "differences": found,
         "compared": len(starts),
@@ -74,7 +75,12 @@ def _of(x: torch.Tensor, count: int) -> Iterator[tuple[str, Start]]:
     def whole(work: Callable[[Group], torch.Tensor]) -> Start:
         return lambda group: lambda: work(group)
 
+    def lent(group: Group, dim: int) -> torch.Tensor:
+        with collectives.start_lent_all_gather(x, group, dim)() as gathered:
+            return gathered.clone()
+
     for dim in (0, 1):
+        yield f"lent all-gather {dim} {what}", whole(lambda group, dim=dim: lent(group, dim))  # type: ignore[misc]
         yield f"all-gather {dim} {what}", lambda group, dim=dim: collectives.start_all_gather(x, group, dim)  # type: ignore[misc]
     for dim in (0, 1, 2):
         if x.shape[dim] % count == 0:

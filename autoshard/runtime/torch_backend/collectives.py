@@ -6,28 +6,33 @@ sees each one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import prod
 from typing import Any
 
 import torch
 
 from autoshard.graph.redistribute import Transition
+from autoshard.runtime.torch_backend import direct
 from autoshard.runtime.torch_backend.groups import Group, MeshGroups
+from autoshard.runtime.torch_backend.shared_memory import PLACE_BYTES
 
 Move = Callable[[torch.Tensor], torch.Tensor]
 Started = Callable[[], torch.Tensor]
 """A collective under way; call it when the result is needed, once."""
+Lent = Callable[[], AbstractContextManager[torch.Tensor]]
+"""The same, of which the result is there inside a `with` alone."""
 
 
 def _operators(group: Group) -> Any:
-    return torch.ops._c10d_functional if group.direct is None else torch.ops.autoshard
+    return torch.ops._c10d_functional if group.direct is None else direct.operators()
 
 
 def _wait(arriving: torch.Tensor, group: Group) -> torch.Tensor:
     if group.direct is None:
         return torch.ops._c10d_functional.wait_tensor(arriving)
-    torch.ops.autoshard.wait_tensor(arriving, group.name)
+    direct.operators().wait_tensor(arriving, group.name)
     return arriving
 
 
@@ -42,13 +47,33 @@ def start_all_gather(x: torch.Tensor, group: Group, dim: int) -> Started:
     out = x.new_empty(group.size * x.shape[0], *x.shape[1:])
     arriving = _operators(group).all_gather_into_tensor_out(x.contiguous(), group.size, group.name, out=out)
 
-    def whole() -> torch.Tensor:
-        gathered = _wait(arriving, group)
-        if prod(x.shape[:dim]) == 1:
-            return gathered.view(*x.shape[:dim], group.size * x.shape[dim], *x.shape[dim + 1 :])
-        return torch.cat(gathered.chunk(group.size, 0), dim)
+    return lambda: _joined(_wait(arriving, group), x.shape, group.size, dim)
 
-    return whole
+
+def start_lent_all_gather(x: torch.Tensor, group: Group, dim: int) -> Lent:
+    """As start_all_gather, for one who reads the result at once: where ranks share memory, it is read in there."""
+    lender = group.direct
+    if lender is None or x.nbytes > PLACE_BYTES:
+        whole = start_all_gather(x, group, dim)
+        return lambda: nullcontext(whole())
+    arriving = direct.operators().all_gather(x.contiguous(), group.size, group.name)
+
+    @contextmanager
+    def lent() -> Iterator[torch.Tensor]:
+        gathered = _wait(arriving, group)
+        try:
+            yield _joined(gathered, x.shape, group.size, dim)
+        finally:
+            lender.take_back(gathered)
+
+    return lent
+
+
+def _joined(gathered: torch.Tensor, shape: torch.Size, count: int, dim: int) -> torch.Tensor:
+    """Pieces of a shape that lie one after the other, concatenated along dim."""
+    if prod(shape[:dim]) == 1:
+        return gathered.view(*shape[:dim], count * shape[dim], *shape[dim + 1 :])
+    return torch.cat(gathered.chunk(count, 0), dim)
 
 
 def start_reduce_scatter(x: torch.Tensor, group: Group, dim: int) -> Started:
@@ -156,12 +181,12 @@ def transition_moves(transition: Transition, dims: tuple[str, ...], groups: Mesh
 
 def gather_starts(
     transition: Transition, dims: tuple[str, ...], groups: MeshGroups
-) -> tuple[Callable[[torch.Tensor], Started], Callable[[torch.Tensor], Started]]:
+) -> tuple[Callable[[torch.Tensor], Lent], Callable[[torch.Tensor], Started]]:
     """(forward, backward) of a transition that gathers and whose dual reduce-scatters, to be waited for later."""
     assert (transition.forward, transition.backward) == ("all_gather", "reduce_scatter"), transition
     assert transition.source_dim is not None
     group, dim = groups[transition.axes], dims.index(transition.source_dim)
-    return lambda x: start_all_gather(x, group, dim), lambda x: start_reduce_scatter(x, group, dim)
+    return lambda x: start_lent_all_gather(x, group, dim), lambda x: start_reduce_scatter(x, group, dim)
 
 
 class _Redistribute(torch.autograd.Function):

@@ -7,20 +7,21 @@ that whoever watches the dispatcher sees each one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
 import torch.distributed as dist
 
-from autoshard.runtime.torch_backend.shared_memory import PLACE_BYTES, Board, meet
+from autoshard.runtime.torch_backend.shared_memory import PLACE_BYTES, Board, Places, meet
 
 NAMESPACE = "autoshard"
 _library = torch.library.Library(NAMESPACE, "DEF")
 _directs: WeakValueDictionary[str, Direct] = WeakValueDictionary()
 """By the name of the group, which is all that an operator is told."""
-_Read = Callable[[slice, list[torch.Tensor]], object]
+_Read = Callable[[slice | None, Places], object]
 
 
 class Direct:
@@ -30,29 +31,49 @@ class Direct:
         self.board, self.index, self.size = board, index, board.size
         self.unread: dict[int, _UnderWay] = {}
         """By the turn of the board that each has to read next."""
-        self._under_way: dict[int, _UnderWay] = {}
+        self._under_way: dict[int, _UnderWay | _Loan] = {}
+        self._lent: dict[int, int] = {}
         """By the address of the result."""
         _directs[name] = self
 
-    def start(self, rows: torch.Tensor, read: _Read, out: torch.Tensor) -> torch.Tensor:
+    def start(self, rows: torch.Tensor, read: _Read, out: torch.Tensor, own: bool = True) -> torch.Tensor:
         """As _UnderWay; read fills `out`."""
-        self._under_way[out.data_ptr()] = _UnderWay(self, rows, read)
+        self._under_way[out.data_ptr()] = _UnderWay(self, rows, read, own)
         return out
 
     def finish(self, out: torch.Tensor) -> None:
         """Wait until the result is there."""
         self._under_way.pop(out.data_ptr()).finish()
 
+    def lend(self, x: torch.Tensor) -> torch.Tensor:
+        """What all ranks have, where they write it, once `finish` has returned and until `take_back`."""
+        loan = _Loan(self, x.view(1, -1))
+        out = loan.out.view(self.size * x.shape[0], *x.shape[1:])
+        self._under_way[out.data_ptr()] = loan
+        self._lent[out.data_ptr()] = loan.turn
+        return out
+
+    def take_back(self, out: torch.Tensor) -> None:
+        """Nobody here reads it any more."""
+        self.board.done(self._lent.pop(out.data_ptr()))
+
+    def make_room(self) -> None:
+        """All ranks have started the same in the same order: what is in the way is finished early on all of them."""
+        while (turn := self.board.in_the_way) is not None:
+            self.unread[turn].finish()
+
 
 class _UnderWay:
     """Writes `rows` [rows, n], as many columns at a time as there is space for, the first ones at once.
 
-    read: is given the columns that all ranks have written, and what each wrote.
+    read: is given the columns that all ranks have written, and where. own: whether the row of this rank's own place is
+    written too.
     """
 
-    def __init__(self, direct: Direct, rows: torch.Tensor, read: _Read):
-        self._direct, self._rows, self._read = direct, rows, read
+    def __init__(self, direct: Direct, rows: torch.Tensor, read: _Read, own: bool):
+        self._direct, self._rows, self._read, self._own = direct, rows, read, own
         self._width = PLACE_BYTES // (rows.shape[0] * rows.element_size())
+        self._at_once = rows.shape[1] <= self._width
         self._first = 0
         self._turn: int | None = None
         self._write()
@@ -61,8 +82,7 @@ class _UnderWay:
         """Read what is written, then write and read the other columns."""
         board, count = self._direct.board, self._rows.shape[1]
         while (turn := self._turn) is not None:
-            columns = self._columns()
-            self._read(columns, board.read(turn, self._rows[:, columns]))
+            self._read(None if self._at_once else self._columns, board.read(turn, self._now))
             board.done(turn)
             del self._direct.unread[turn]
             self._first, self._turn = self._first + self._width, None
@@ -70,15 +90,31 @@ class _UnderWay:
                 self._write()
 
     def _write(self) -> None:
-        """All ranks have started the same in the same order: what is in the way is finished early on all of them."""
-        board, unread = self._direct.board, self._direct.unread
-        while (turn := board.in_the_way) is not None:
-            unread[turn].finish()
-        self._turn = board.write(self._rows[:, self._columns()])
-        unread[self._turn] = self
+        self._direct.make_room()
+        self._turn = self._direct.board.write(self._now, self._own)
+        self._direct.unread[self._turn] = self
 
+    @property
     def _columns(self) -> slice:
         return slice(self._first, self._first + self._width)
+
+    @property
+    def _now(self) -> torch.Tensor:
+        return self._rows if self._at_once else self._rows[:, self._columns]
+
+
+class _Loan:
+    """Writes `rows` [1, n], at most PLACE_BYTES. They are read soon: before this rank has written as often as there are
+    turns."""
+
+    def __init__(self, direct: Direct, rows: torch.Tensor):
+        direct.make_room()
+        self._board, self._rows = direct.board, rows
+        self.turn = direct.board.write(rows)
+        self.out = direct.board.places(self.turn, rows).first_rows
+
+    def finish(self) -> None:
+        self._board.read(self.turn, self._rows)
 
 
 def connect(group: dist.ProcessGroup, index: int) -> Direct | None:
@@ -92,30 +128,36 @@ def connect(group: dist.ProcessGroup, index: int) -> Direct | None:
 def _all_gather(x: torch.Tensor, group_size: int, group: str, *, out: torch.Tensor) -> torch.Tensor:
     whole = out.view(group_size, -1)
 
-    def read(columns: slice, written: list[torch.Tensor]) -> None:
-        for row, piece in zip(whole, written, strict=True):
-            row[columns].copy_(piece[0])
+    def read(columns: slice | None, places: Places) -> None:
+        _part(whole, columns).copy_(places.first_rows)
 
     return _directs[group].start(x.view(1, -1), read, out)
+
+
+def _all_gather_lent(x: torch.Tensor, group_size: int, group: str) -> torch.Tensor:
+    return _directs[group].lend(x)
 
 
 def _reduce_scatter(x: torch.Tensor, reduction: str, group_size: int, group: str) -> torch.Tensor:
     direct = _directs[group]
     out = x.new_empty(x.shape[0] // group_size, *x.shape[1:])
-    flat, index = out.view(-1), direct.index
+    rows, flat, index = x.view(group_size, -1), out.view(-1), direct.index
+    mine = rows[index]
 
-    def read(columns: slice, written: list[torch.Tensor]) -> None:
-        _sum([piece[index] for piece in written], flat[columns])
+    def read(columns: slice | None, places: Places) -> None:
+        pieces = list(places.each_to_me)
+        pieces[index] = _part(mine, columns)
+        _sum(pieces, _part(flat, columns))
 
-    return direct.start(x.view(group_size, -1), read, out)
+    return direct.start(rows, read, out, own=False)
 
 
 def _all_reduce(x: torch.Tensor, reduction: str, group: str) -> torch.Tensor:
     out = torch.empty_like(x)
     flat, reduce = out.view(-1), _sum if reduction == "sum" else _largest
 
-    def read(columns: slice, written: list[torch.Tensor]) -> None:
-        reduce([piece[0] for piece in written], flat[columns])
+    def read(columns: slice | None, places: Places) -> None:
+        reduce(places.each_first, _part(flat, columns))
 
     return _directs[group].start(x.view(1, -1), read, out)
 
@@ -123,24 +165,35 @@ def _all_reduce(x: torch.Tensor, reduction: str, group: str) -> torch.Tensor:
 def _all_to_all(x: torch.Tensor, received: list[int], sent: list[int], group: str) -> torch.Tensor:
     """Of equal pieces, or one piece to the next rank."""
     direct, out = _directs[group], torch.empty_like(x)
-    pieces = len(set(sent)) == 1
-    index, from_index = direct.index, received.index(max(received))
-    rows, arrived = (x.view(direct.size, -1), out.view(direct.size, -1)) if pieces else (x.view(1, -1), out.view(1, -1))
+    if len(set(sent)) > 1:
+        flat, source = out.view(-1), received.index(max(received))
 
-    def read(columns: slice, written: list[torch.Tensor]) -> None:
-        for row, piece in zip(arrived, [one[index] for one in written] if pieces else written[from_index], strict=True):
-            row[columns].copy_(piece)
+        def read_one(columns: slice | None, places: Places) -> None:
+            _part(flat, columns).copy_(places.each_first[source])
 
-    return direct.start(rows, read, out)
+        return direct.start(x.view(1, -1), read_one, out)
+    rows, arrived, index = x.view(direct.size, -1), out.view(direct.size, -1), direct.index
+
+    def read(columns: slice | None, places: Places) -> None:
+        pieces = list(places.each_to_me)
+        pieces[index] = _part(rows[index], columns)
+        for row, piece in zip(arrived, pieces, strict=True):
+            _part(row, columns).copy_(piece)
+
+    return direct.start(rows, read, out, own=False)
 
 
-def _sum(pieces: list[torch.Tensor], out: torch.Tensor) -> None:
+def _part(x: torch.Tensor, columns: slice | None) -> torch.Tensor:
+    return x if columns is None else x[..., columns]
+
+
+def _sum(pieces: Sequence[torch.Tensor], out: torch.Tensor) -> None:
     torch.add(pieces[0], pieces[1], out=out)
     for piece in pieces[2:]:
         out += piece
 
 
-def _largest(pieces: list[torch.Tensor], out: torch.Tensor) -> None:
+def _largest(pieces: Sequence[torch.Tensor], out: torch.Tensor) -> None:
     torch.maximum(pieces[0], pieces[1], out=out)
     for piece in pieces[2:]:
         torch.maximum(out, piece, out=out)
@@ -152,6 +205,7 @@ def _wait(x: torch.Tensor, group: str) -> None:
 
 _OPERATORS: dict[str, Callable[..., Any]] = {
     "all_gather_into_tensor_out(Tensor x, int group_size, str group, *, Tensor(a!) out) -> Tensor(a!)": _all_gather,
+    "all_gather(Tensor x, int group_size, str group) -> Tensor": _all_gather_lent,
     "reduce_scatter_tensor(Tensor x, str reduction, int group_size, str group) -> Tensor": _reduce_scatter,
     "all_reduce(Tensor x, str reduction, str group) -> Tensor": _all_reduce,
     "all_to_all_single(Tensor x, int[] received, int[] sent, str group) -> Tensor": _all_to_all,
@@ -160,3 +214,12 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
 for _schema, _function in _OPERATORS.items():
     _library.define(_schema)
     _library.impl(_schema.split("(")[0], _function, "CPU")
+
+_unwatched = SimpleNamespace(**{schema.split("(")[0]: function for schema, function in _OPERATORS.items()})
+
+
+def operators() -> Any:
+    """By name. Where neither autograd nor anybody else watches the dispatcher, the way through it is left out: it takes
+    longer than most of what the operators do."""
+    watched = torch.is_grad_enabled() or torch._C._len_torch_dispatch_stack()
+    return torch.ops.autoshard if watched else _unwatched

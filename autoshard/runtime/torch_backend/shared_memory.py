@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import cached_property
 from pathlib import Path
 from uuid import uuid4
 
@@ -21,12 +22,45 @@ import torch
 import torch.distributed as dist
 
 PLACE_BYTES = 2 * 2**20
-"""What a rank can write at one time."""
+"""What a rank can write at one time; what all write in one turn lies one after the other."""
 _TURNS = 4
 """Of writing before a rank overwrites its first."""
 _LINE_BYTES = 64
 """A rank's count of what it has read, on a cache line of its own."""
 _RETRY_S = 50e-6
+
+
+class Places:
+    """Where the ranks of a group write in a turn: views, made once. rows: [ranks, rows, n]; index: of this rank."""
+
+    def __init__(self, rows: torch.Tensor, index: int):
+        self.rows, self._index = rows, index
+
+    @cached_property
+    def mine(self) -> torch.Tensor:
+        """[rows, n], which this rank writes."""
+        return self.rows[self._index]
+
+    @cached_property
+    def others_mine(self) -> tuple[tuple[slice, torch.Tensor], ...]:
+        """The same without the row of this rank's own place, in parts."""
+        parts = (slice(0, self._index), slice(self._index + 1, self.rows.shape[1]))
+        return tuple((part, self.mine[part]) for part in parts if part.start < part.stop)
+
+    @cached_property
+    def first_rows(self) -> torch.Tensor:
+        """[ranks, n]"""
+        return self.rows[:, 0]
+
+    @cached_property
+    def each_first(self) -> tuple[torch.Tensor, ...]:
+        """[n] of every rank."""
+        return self.first_rows.unbind(0)
+
+    @cached_property
+    def each_to_me(self) -> tuple[torch.Tensor, ...]:
+        """[n] of every rank: the row of this rank's place."""
+        return self.rows[:, self._index].unbind(0)
 
 
 class Board:
@@ -41,8 +75,10 @@ class Board:
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", timeout_s, 0))
         self._read_counts = memoryview(memory).cast("q")[: self.size * _LINE_BYTES // 8 : _LINE_BYTES // 8]
         places = torch.frombuffer(memory, dtype=torch.uint8, offset=self.size * _LINE_BYTES)
-        self._places = places.view(_TURNS, self.size, PLACE_BYTES)
+        self._turns = places.view(_TURNS, self.size * PLACE_BYTES)
+        self._places: dict[tuple[int, torch.Size, torch.dtype], Places] = {}
         self._written = [0] * self.size
+        self._read_by_all = 0
         self._ahead: set[int] = set()
 
     @property
@@ -51,23 +87,37 @@ class Board:
         first = self._read_counts[self._index]
         return first if first <= self._written[self._index] - _TURNS else None
 
-    def write(self, x: torch.Tensor) -> int:
-        """x, at most PLACE_BYTES, for the others to read -> the turn."""
+    def write(self, rows: torch.Tensor, own: bool = True) -> int:
+        """rows [rows, n], at most PLACE_BYTES, for the others to read -> the turn. own: the row of this rank's own
+        place too."""
         assert self.in_the_way is None
         turn = self._written[self._index]
         self._wait_for_readers(turn - _TURNS)
-        self._place(turn, self._index, x).copy_(x)
+        places = self.places(turn, rows)
+        if own:
+            places.mine.copy_(rows)
+        else:
+            for part, place in places.others_mine:
+                place.copy_(rows[part])
         self._written[self._index] += 1
         for peer in self._peers.values():
             peer.send(b"\0")
         return turn
 
-    def read(self, turn: int, like: torch.Tensor) -> list[torch.Tensor]:
-        """What each rank wrote, in their order: views that stay as they are until `done`."""
+    def read(self, turn: int, like: torch.Tensor) -> Places:
+        """What each rank wrote, like this one's rows; it stays as it is until `done`."""
         for index, peer in self._peers.items():
             while self._written[index] <= turn:
                 self._written[index] += self._heard(index, peer)
-        return [self._place(turn, index, like) for index in range(self.size)]
+        return self.places(turn, like)
+
+    def places(self, turn: int, like: torch.Tensor) -> Places:
+        """As `read`, whether it is written yet or not."""
+        key = (turn % _TURNS, like.shape, like.dtype)
+        if key not in self._places:
+            memory = self._turns[key[0], : self.size * like.nbytes].view(like.dtype)
+            self._places[key] = Places(memory.view(self.size, *like.shape), self._index)
+        return self._places[key]
 
     def done(self, turn: int) -> None:
         """What was written in this turn may be overwritten."""
@@ -78,18 +128,17 @@ class Board:
 
     def _wait_for_readers(self, turn: int) -> None:
         """Until all are done with this turn."""
+        if turn < self._read_by_all:
+            return
         until = time.monotonic() + self._timeout_s
-        while min(counts := self._read_counts.tolist()) <= turn:
+        while (least := min(counts := self._read_counts.tolist())) <= turn:
             if time.monotonic() > until:
-                raise self._timed_out(counts.index(min(counts)))
+                raise self._timed_out(counts.index(least))
             time.sleep(_RETRY_S)
+        self._read_by_all = least
 
     def _timed_out(self, index: int) -> ConnectionError:
         return ConnectionError(f"timed out waiting for place {index} of {self.size} in a group")
-
-    def _place(self, turn: int, index: int, like: torch.Tensor) -> torch.Tensor:
-        place = self._places[turn % _TURNS, index, : like.numel() * like.element_size()]
-        return place.view(like.dtype).view(like.shape)
 
     def _heard(self, index: int, peer: socket.socket) -> int:
         """How often a rank has written since it was asked last, at least once."""

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from autoshard.errors import AutoshardError
 from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, RedistributeStep, Step
 from autoshard.graph.recompute import segments
-from autoshard.runtime.torch_backend.collectives import Started, gather_starts, redistribution, transition_moves
+from autoshard.runtime.torch_backend.collectives import Lent, Started, gather_starts, redistribution, transition_moves
 from autoshard.runtime.torch_backend.compiled import Compiler, is_compiled, signature
 from autoshard.runtime.torch_backend.context import Context
 from autoshard.runtime.torch_backend.flat_buffers import ShardedBucket
@@ -29,7 +29,8 @@ Environment = dict[str, Any]
 """Tensors by the name of their view; parameters too."""
 
 
-Start = Callable[[torch.Tensor], Started]
+Gather = Callable[[torch.Tensor], Lent]
+Scatter = Callable[[torch.Tensor], Started]
 _Steps = tuple[tuple[Callable[..., Any], tuple[str, ...], tuple[str, ...], tuple[str, ...]], ...]
 """Instructions as plain tuples (run, inputs, outputs, released): the loop over them is all that a step costs beside
 its operators."""
@@ -295,10 +296,10 @@ class _GatherLinear(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, kept: Kept, gather: Start, scatter: Start, *weights: torch.Tensor) -> Any:
+    def forward(ctx: Any, x: torch.Tensor, kept: Kept, gather: Gather, scatter: Scatter, *weights: torch.Tensor) -> Any:
         ctx.kept, ctx.gather, ctx.scatter = kept, gather, scatter
-        whole = gather(x)()
-        return tuple(nn.functional.linear(whole, weight) for weight in weights)
+        with gather(x)() as whole:
+            return tuple(nn.functional.linear(whole, weight) for weight in weights)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
@@ -309,6 +310,6 @@ class _GatherLinear(torch.autograd.Function):
         for grad, weight in zip(flat[1:], weights[1:], strict=True):
             partial = partial.addmm(grad, weight)
         scattering = ctx.scatter(partial.view(*grads[0].shape[:-1], partial.shape[-1]))
-        whole = gathering().flatten(0, -2)
-        grad_weights = [grad.t() @ whole for grad in flat]
+        with gathering() as whole:
+            grad_weights = [grad.t() @ whole.flatten(0, -2) for grad in flat]
         return (scattering(), None, None, None, *grad_weights)
