@@ -19,7 +19,11 @@ def calibrated_cluster(hardware_file: Path, processes: int) -> Cluster:
     return replace(machine, devices_per_node=processes, devices_per_chip=processes, intra_node=((processes, link),))
 
 
+def calibrated_cpu(case: Case) -> Cluster:
+    """As many of its processes as the case runs on."""
+    return calibrated_cluster(CALIBRATED, case.strategy.world_size)
+
+
 def on_calibrated_cpu(case: Case) -> Estimate:
     """As `autoshard plan --hardware` would: nothing was fitted to these runs."""
-    cluster = calibrated_cluster(CALIBRATED, case.strategy.world_size)
-    return estimate(case.model, case.training, cluster, case.strategy)
+    return estimate(case.model, case.training, calibrated_cpu(case), case.strategy)

@@ -30,7 +30,8 @@ from autoshard.calibrate.results.rows import Row, read_rows
 from autoshard.calibrate.results.stack_fit import Values, capacity, estimates
 from autoshard.calibrate.results.usable import read_results
 from autoshard.cost.estimate import Estimate
-from benchmarks.calibrated_cpu import on_calibrated_cpu
+from autoshard.spec.cluster import Cluster, load_cluster
+from benchmarks.calibrated_cpu import calibrated_cpu, on_calibrated_cpu
 from benchmarks.fitted import DATA, Fitted, load
 from benchmarks.results_page import results_page
 from benchmarks.scores import KEYS, Scored, score
@@ -78,6 +79,8 @@ def _gpu_score(row: Row, source: str, fitted: Fitted, unseen: bool = False) -> S
             case.memory_bytes / capacity(case) if case.memory_bytes else None,
             0.5 * (1 + erf(-log(share) / interval.memory_spread / sqrt(2))),
             case.fits,
+            _cluster(case),
+            case.strategy,
         )
     except Exception as error:  # a row may hold anything; what goes wrong with it is its reason
         return row.get("row_id") or "?", source, _reason(error)
@@ -85,6 +88,11 @@ def _gpu_score(row: Row, source: str, fitted: Fitted, unseen: bool = False) -> S
 
 def _estimate(case: Case, values: Values) -> Estimate:
     return on_calibrated_cpu(case) if case.gpu == "cpu" else estimates([case], values)[0]
+
+
+def _cluster(case: Case) -> Cluster:
+    """Its devices as the planner knows them."""
+    return calibrated_cpu(case) if case.gpu == "cpu" else load_cluster(hardware(case)[0], case.nodes)
 
 
 def cpu_scores(rows: Sequence[Row], fitted: Fitted) -> Iterator[Scored | Missing]:
@@ -131,7 +139,8 @@ def trainium_scores(rows: Sequence[Row]) -> Iterator[Scored | Missing]:
         width = quantiles(others, n=20)[17] if len(others) >= 8 else TRAINIUM_SPREAD
         width = max(width, TRAINIUM_SPREAD / 1.5)
         ends = seconds * exp(-width), seconds * exp(width)
-        yield Scored(case.key, ("trainium",), case.group, seconds, *ends, case.time_s, 0.0, None, 1.0, True)
+        layout = case.cluster, case.strategy
+        yield Scored(case.key, ("trainium",), case.group, seconds, *ends, case.time_s, 0.0, None, 1.0, True, *layout)
 
 
 def _instance_case(row: Row) -> InstanceCase | Missing:

@@ -7,6 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
+from autoshard.layout.strategy import Strategy
+from autoshard.search.choose import simplest_of_equals
+from autoshard.search.headroom import FIT_PROBABILITY, LOWER
+from autoshard.search.ranking import Timed
+from autoshard.spec.cluster import Cluster
+
 KEYS = (
     "rows",
     "unscored",
@@ -27,7 +33,8 @@ KEYS = (
 
 @dataclass(frozen=True)
 class Scored:
-    """One row. predicted_share: of the device's memory; None where the row says nothing of memory."""
+    """One row. predicted_share: of the device's memory; None where the row says nothing of memory. cluster, strategy:
+    the layout and what it ran on."""
 
     key: str
     sources: tuple[str, ...]
@@ -40,6 +47,8 @@ class Scored:
     measured_share: float | None
     fits_probability: float
     fits: bool
+    cluster: Cluster
+    strategy: Strategy
 
     @property
     def error(self) -> float | None:
@@ -98,15 +107,14 @@ def _by_group(rows: Iterable[Scored]) -> tuple[list[float], list[float], int | N
     return ranks, regrets, failures if picks else None
 
 
-SURE = 0.9
-"""A pick should fit with at least this probability."""
-
-
 def pick(rows: Sequence[Scored]) -> Scored:
-    """The fastest by prediction of those that surely fit; else the one most likely to."""
-    safe = [row for row in rows if row.fits_probability >= SURE]
-    if safe:
-        return min(safe, key=lambda row: row.predicted_s)
+    """As the planner does (autoshard/search): the fastest by prediction of those that fit surely enough, or the simpler
+    of two that are as fast; where none is likely to fit, the one most likely to."""
+    for probability in (FIT_PROBABILITY, *LOWER):
+        sure = sorted((row for row in rows if row.fits_probability >= probability), key=lambda row: row.predicted_s)
+        if sure:
+            ranked = [Timed(row.predicted_s, row.strategy) for row in sure]
+            return sure[simplest_of_equals(sure[0].cluster, ranked)]
     return max(rows, key=lambda row: row.fits_probability)
 
 

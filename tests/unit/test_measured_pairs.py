@@ -17,6 +17,7 @@ from benchmarks.cpu_runs import ROWS
 from benchmarks.fitted import DATA
 from benchmarks.results_page import results_page
 from benchmarks.scores import KEYS, Scored
+from tests.unit.plan_examples import plan_70b
 
 COLLECTIVE = {
     "op": "all_gather",
@@ -73,7 +74,8 @@ def test_what_a_change_adds_to_a_ratio() -> None:
 
 
 def test_the_page_of_targets() -> None:
-    row = Scored("r-1", ("trainium",), "g", 2.0, 1.0, 3.0, 1.0, 0.5, None, 1.0, True)
+    plan = plan_70b()
+    row = Scored("r-1", ("trainium",), "g", 2.0, 1.0, 3.0, 1.0, 0.5, None, 1.0, True, plan.cluster, plan.strategy)
     empty = dict.fromkeys(KEYS)
     board = {"trainium": {**empty, "rows": 1, "mape": 0.2, "worst_ape": 0.2, "coverage90": 0.9}}
     page = results_page(board, {"unseen/s": {**empty, "mape": 0.1}}, [row])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from autoshard.calibrate.results.constants import FAMILY, STACK, stack_of
 from autoshard.calibrate.results.gpu_rows import gpu_case, network
 from autoshard.calibrate.results.regimes import FEW_RESULTS, Interval, at_least, interval
 from autoshard.calibrate.results.rows import Unscored
+from autoshard.layout.strategy import Strategy
+from autoshard.spec.cluster import load_cluster
 from benchmarks.fitted import DATA, load
 from benchmarks.predicted_vs_measured import main
 from benchmarks.scores import KEYS, Scored, pick, score, spearman
@@ -48,11 +51,24 @@ ROW = {
 }
 
 
-def scored(key: str, predicted: float, measured: float | None, share: float = 0.5, fits: bool = True) -> Scored:
-    probability = 1.0 if share < 1 else 0.0
-    return Scored(
-        key, ("s",), "g", predicted, 0.9 * predicted, 1.1 * predicted, measured, share, None, probability, fits
-    )
+H100 = load_cluster("h100-80gb", 1)
+PIPELINE = Strategy(1, 8, 1, 1, 1, 1, 1, "1f1b", ("none",) * 8, False, 1, "flash", (1,) * 8)
+TENSOR_PARALLEL = replace(PIPELINE, tp=8, pp=1, sequence_parallel=True, recompute=("none",), stage_layers=(8,))
+BOTH = replace(PIPELINE, tp=2, pp=4, sequence_parallel=True, recompute=("none",) * 4, stage_layers=(2,) * 4)
+
+
+def scored(
+    key: str,
+    predicted: float,
+    measured: float | None,
+    share: float = 0.5,
+    fits: bool = True,
+    probability: float | None = None,
+    strategy: Strategy = TENSOR_PARALLEL,
+) -> Scored:
+    sure = probability if probability is not None else 1.0 if share < 1 else 0.0
+    ends = 0.9 * predicted, 1.1 * predicted
+    return Scored(key, ("s",), "g", predicted, *ends, measured, share, None, sure, fits, H100, strategy)
 
 
 def test_scores_by_hand() -> None:
@@ -84,6 +100,15 @@ def test_the_pick_surely_fits() -> None:
     tight = scored("tight", 1.0, 1.0, share=1.01)
     assert pick([tight, scored("safe", 2.0, 2.0)]).key == "safe"
     assert pick([tight]).key == "tight"
+    likely, unlikely = scored("likely", 2.0, 2.0, probability=0.8), scored("unlikely", 1.0, 1.0, probability=0.7)
+    assert pick([unlikely, likely]).key == "likely"
+    assert pick([unlikely, scored("more likely", 1.1, 1.1, probability=0.74)]).key == "unlikely"  # both of level 0.5
+
+
+def test_the_pick_is_the_simpler_one_of_a_toss_up_as_the_planner_s_is() -> None:
+    both = scored("both", 1.0, 1.0, strategy=BOTH)
+    assert pick([scored("one axis", 1.005, 1.0), both]).key == "one axis"
+    assert pick([scored("one axis", 1.02, 1.0), both]).key == "both"  # more than may be given away
 
 
 def test_spearman_shares_ties() -> None:
