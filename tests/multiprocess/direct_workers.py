@@ -79,6 +79,13 @@ def _of(x: torch.Tensor, count: int) -> Iterator[tuple[str, Start]]:
         with collectives.start_lent_all_gather(x, group, dim)() as gathered:
             return gathered.clone()
 
+    def lent_late(group: Group) -> torch.Tensor:
+        lending, ones = collectives.start_lent_all_gather(x, group, 0), x.new_ones(count)
+        assert all(collectives.all_reduce(ones, group).eq(count).all() for _ in range(9))
+        with lending() as gathered:
+            return gathered.clone()
+
+    yield f"lent all-gather, others before it is read {what}", whole(lent_late)
     for dim in (0, 1):
         yield f"lent all-gather {dim} {what}", whole(lambda group, dim=dim: lent(group, dim))  # type: ignore[misc]
         yield f"all-gather {dim} {what}", lambda group, dim=dim: collectives.start_all_gather(x, group, dim)  # type: ignore[misc]

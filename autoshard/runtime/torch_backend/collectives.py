@@ -60,11 +60,11 @@ def start_lent_all_gather(x: torch.Tensor, group: Group, dim: int) -> Lent:
 
     @contextmanager
     def lent() -> Iterator[torch.Tensor]:
-        gathered = _wait(arriving, group)
+        _wait(arriving, group)
         try:
-            yield _joined(gathered, x.shape, group.size, dim)
+            yield _joined(lender.lent(arriving), x.shape, group.size, dim)
         finally:
-            lender.take_back(gathered)
+            lender.take_back(arriving)
 
     return lent
 

@@ -29,10 +29,10 @@ class Direct:
 
     def __init__(self, board: Board, index: int, name: str):
         self.board, self.index, self.size = board, index, board.size
-        self.unread: dict[int, _UnderWay] = {}
+        self.unread: dict[int, _UnderWay | _Loan] = {}
         """By the turn of the board that each has to read next."""
         self._under_way: dict[int, _UnderWay | _Loan] = {}
-        self._lent: dict[int, int] = {}
+        self._lent: dict[int, _Loan] = {}
         """By the address of the result."""
         _directs[name] = self
 
@@ -46,21 +46,25 @@ class Direct:
         self._under_way.pop(out.data_ptr()).finish()
 
     def lend(self, x: torch.Tensor) -> torch.Tensor:
-        """What all ranks have, where they write it, once `finish` has returned and until `take_back`."""
+        """What all ranks have, where they write it: wait for it, then ask `lent`."""
         loan = _Loan(self, x.view(1, -1))
-        out = loan.out.view(self.size * x.shape[0], *x.shape[1:])
-        self._under_way[out.data_ptr()] = loan
-        self._lent[out.data_ptr()] = loan.turn
+        out = loan.gathered.view(self.size * x.shape[0], *x.shape[1:])
+        assert out.data_ptr() not in self._lent
+        self._under_way[out.data_ptr()] = self._lent[out.data_ptr()] = loan
         return out
+
+    def lent(self, out: torch.Tensor) -> torch.Tensor:
+        """What was lent, there until `take_back`."""
+        return self._lent[out.data_ptr()].gathered.view(out.shape)
 
     def take_back(self, out: torch.Tensor) -> None:
         """Nobody here reads it any more."""
-        self.board.done(self._lent.pop(out.data_ptr()))
+        self._lent.pop(out.data_ptr()).release()
 
     def make_room(self) -> None:
         """All ranks have started the same in the same order: what is in the way is finished early on all of them."""
         while (turn := self.board.in_the_way) is not None:
-            self.unread[turn].finish()
+            self.unread[turn].make_room()
 
 
 class _UnderWay:
@@ -89,6 +93,8 @@ class _UnderWay:
             if self._first < count:
                 self._write()
 
+    make_room = finish
+
     def _write(self) -> None:
         self._direct.make_room()
         self._turn = self._direct.board.write(self._now, self._own)
@@ -104,17 +110,28 @@ class _UnderWay:
 
 
 class _Loan:
-    """Writes `rows` [1, n], at most PLACE_BYTES. They are read soon: before this rank has written as often as there are
-    turns."""
+    """Writes `rows` [1, n], at most PLACE_BYTES. gathered [ranks, n]: what all wrote, there once `finish` has returned;
+    a copy where it was in the way."""
 
     def __init__(self, direct: Direct, rows: torch.Tensor):
         direct.make_room()
-        self._board, self._rows = direct.board, rows
-        self.turn = direct.board.write(rows)
-        self.out = direct.board.places(self.turn, rows).first_rows
+        self._direct, self._rows = direct, rows
+        self._turn = direct.board.write(rows)
+        self.gathered = direct.board.places(self._turn, rows).first_rows
+        direct.unread[self._turn] = self
 
     def finish(self) -> None:
-        self._board.read(self.turn, self._rows)
+        if self._turn in self._direct.unread:
+            self._direct.board.read(self._turn, self._rows)
+
+    def make_room(self) -> None:
+        self.finish()
+        self.gathered = self.gathered.clone()
+        self.release()
+
+    def release(self) -> None:
+        if self._direct.unread.pop(self._turn, None) is not None:
+            self._direct.board.done(self._turn)
 
 
 def connect(group: dist.ProcessGroup, index: int) -> Direct | None:
