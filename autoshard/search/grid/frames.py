@@ -13,6 +13,7 @@ import numpy as np
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.search.grid.memory import StateColumns, rank_bytes, rank_parts_bytes
 from autoshard.search.grid.mixed import MixedFrame
+from autoshard.search.grid.mixed_least import MixedLeast
 from autoshard.search.grid.parts import PartColumns
 from autoshard.search.grid.pipeline import Array
 from autoshard.search.grid.price import rank_columns
@@ -71,7 +72,18 @@ def _promises(whole: Whole, by_stage: bool, limit_bytes: float, known_s: float) 
     if whole.family.cuts_are_free:
         yield from promises(whole, by_stage, limit_bytes, known_s)
     elif by_stage and whole.family.sets_are_free:
-        yield from interleaved_promises(whole, limit_bytes, known_s)
+        yield from _mixed_promises(whole, limit_bytes, known_s)
+
+
+def _mixed_promises(whole: Whole, limit_bytes: float, known_s: float) -> Iterator[Promise]:
+    """As `interleaved_promises`, with a bound that also knows how much fits."""
+    found = [*interleaved_promises(whole, limit_bytes, known_s)]
+    if not found:
+        return
+    at_least_s = MixedLeast(whole, np.array([one.draft for one in found]), limit_bytes).steps_s()
+    for one, seconds in zip(found, at_least_s.tolist(), strict=True):
+        if seconds < known_s * (1 - ROUNDING):
+            yield one._replace(at_least_s=max(one.at_least_s, seconds))
 
 
 def interleaved_promises(whole: Whole, limit_bytes: float, known_s: float) -> Iterator[Promise]:

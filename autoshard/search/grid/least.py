@@ -21,7 +21,7 @@ from autoshard.cost.stage import LocalShape
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.layout.mesh import Mesh
 from autoshard.search.grid.frames import interleaved_promises, promises
-from autoshard.search.grid.mixed import MixedFrame
+from autoshard.search.grid.mixed_least import MixedLeast
 from autoshard.search.grid.parts import PARTS, PartColumns, StageColumns, as_columns, part_numbers, unit_programs
 from autoshard.search.grid.pipeline import Array
 from autoshard.search.grid.price import Family
@@ -178,10 +178,13 @@ def _bounds(
 
 def _of_mixes(whole: Whole, limit_bytes: float, known_s: float) -> Iterator[tuple[int, int, float]]:
     """(draft, first set, seconds) of interleaved layouts whose virtual stages choose their sets."""
-    for one in interleaved_promises(whole, limit_bytes, known_s):
-        mixed_s = MixedFrame(whole, one.draft, one.sets, limit_bytes).work_at_least_s()
-        if mixed_s < known_s:
-            yield one.draft, one.sets[0], max(mixed_s, one.at_least_s)
+    found = [*interleaved_promises(whole, limit_bytes, known_s)]
+    if not found:
+        return
+    mixed_s = MixedLeast(whole, np.array([one.draft for one in found]), limit_bytes).work_s()
+    for one, seconds in zip(found, mixed_s.tolist(), strict=True):
+        if seconds < known_s:
+            yield one.draft, one.sets[0], max(seconds, one.at_least_s)
 
 
 def _of_fixed_cuts(whole: Whole, limit_bytes: float, known_s: float) -> Iterator[tuple[int, int, float]]:

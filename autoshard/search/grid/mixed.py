@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autoshard.cost.memory import BUCKET_BYTES
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.schedules import SCHEDULES, held_together
 from autoshard.search.grid.memory import rank_bytes
+from autoshard.search.grid.mixed_least import Least, MixedLeast, steps_at_least_s, warm_up_visits
 from autoshard.search.grid.parts import PartColumns
-from autoshard.search.grid.pipeline import Array, chunk_visits, interleaved_s
+from autoshard.search.grid.pipeline import Array, interleaved_s
 from autoshard.search.grid.price import passes_s, rank_columns
 from autoshard.search.grid.table import Whole
 from autoshard.search.grid.uneven import Found
@@ -36,8 +36,6 @@ MOST_IN_ANY_ORDER = 2_500
 """Of a rank: with no more, any chunk may keep any of them."""
 MOST_CHOICES = 3_000
 """All choices of mixes that may be best are tried where there are no more."""
-FEW_PRICES = 32
-"""Looked at first, of all prices of memory."""
 MOST_ROUNDS = 5
 """Else, and before that, the mix of one rank is chosen at a time, so many times."""
 COSTS = ("backward_s", "kept_bytes", "replay_bytes", "working_bytes")
@@ -51,16 +49,6 @@ class Mixes(NamedTuple):
     sets: Array
     back_s: Array
     fits: Array
-
-
-class Least(NamedTuple):
-    """Backward seconds of one rank at least, infinite where nothing fits: of all its chunks, of its first and of its
-    last one, and of all microbatches but those of the warm-up."""
-
-    own_s: float
-    first_s: float
-    last_s: float
-    later_s: float
 
 
 class MixedFrame:
@@ -94,10 +82,7 @@ class MixedFrame:
         self._in_any_order = self._every and len(useful) ** self._vpp <= MOST_IN_ANY_ORDER
 
     def _visits(self, rank: int) -> Array:
-        """Forwards through each chunk before the first backward: what is in flight when the warm-up ends."""
-        warm_up = SCHEDULES[self._whole.family.schedule].warm_up
-        assert warm_up is not None
-        return chunk_visits(warm_up(rank, self._pp, self._m, self._vpp), self._pp, self._vpp)
+        return warm_up_visits(self._whole.family, self._m, rank)
 
     def _mixes(self, rank: int) -> Mixes:
         kept = self._layers * self._block.kept_bytes
@@ -151,95 +136,29 @@ class MixedFrame:
         return [self._mixes(rank) for rank in range(self._pp)]
 
     @cached_property
-    def _relaxed(self) -> list[Least]:
-        return self._least_of_ranks(relaxed=True)
-
-    @cached_property
     def _least(self) -> list[Least]:
-        return self._least_of_ranks(relaxed=not self._every)
-
-    def _least_of_ranks(self, relaxed: bool) -> list[Least]:
-        """relaxed: without looking at the mixes."""
-        least = []
+        if not self._every:
+            of_ranks = MixedLeast(self._whole, np.array([self._draft]), self._limit_bytes).of_ranks
+            return [Least(*(float(seconds[0]) for seconds in one)) for one in of_ranks]
+        found = []
         for rank in range(self._pp):
-            ends_s = np.zeros(self._vpp)
+            ends_s, later = np.zeros(self._vpp), self._m - self._visits(rank)
             ends_s[0] += self._fewest_first_s if rank == 0 else 0.0
             ends_s[-1] += self._last_back_s if rank == self._pp - 1 else 0.0
-            later = self._m - self._visits(rank)
-            if not relaxed:
-                back_s = self._back_s[self._of_ranks[rank].sets]
-                own_s, later_s = (float((back_s @ weights).min(initial=inf)) for weights in (np.ones(self._vpp), later))
-                chunk_s = float(back_s.min(initial=inf))
-            else:
-                own_s, later_s = (self._relaxed_s(rank, weights) for weights in (np.ones(self._vpp), later))
-                chunk_s = float(self._back_s.min())
-            least.append(
+            back_s = self._back_s[self._of_ranks[rank].sets]
+            own_s, later_s = (float((back_s @ weights).min(initial=inf)) for weights in (np.ones(self._vpp), later))
+            chunk_s = float(back_s.min(initial=inf))
+            found.append(
                 Least(own_s + ends_s.sum(), chunk_s + ends_s[0], chunk_s + ends_s[-1], later_s + ends_s @ later)
             )
-        return least
-
-    def _relaxed_s(self, rank: int, weights: Array) -> float:
-        """Weighted backward seconds of a rank's chunks, at least: as if they could recompute in part, so that a price
-        of memory chooses for each; the best price is one at which a choice changes."""
-        held, kept = self._visits(rank), self._layers * self._block.kept_bytes
-        much = self._limit_bytes + 2 * BUCKET_BYTES
-        alike = np.arange(len(kept))[:, None].repeat(self._vpp, 1)
-        room = self._limit_bytes + much - float(self._needed_bytes(rank, alike, np.full(len(kept), much), True).min())
-        if held.sum() * kept.min() > room:
-            return inf
-        dearer, more = self._back_s[:, None] - self._back_s, kept - kept[:, None]
-        ratios = (dearer[more > 0] / more[more > 0])[:, None] * weights / np.maximum(held, 1.0)
-        prices = np.unique(np.append(np.maximum(ratios.ravel(), 0.0), 0.0))
-
-        def at_least_s(some: Array) -> Array:
-            costs = weights[:, None] * self._back_s + some[:, None, None] * held[:, None] * kept
-            return costs.min(2).sum(1) - some * room
-
-        few = np.linspace(0, len(prices) - 1, FEW_PRICES).astype(int)  # what they bound rises with them, then falls
-        best = int(at_least_s(prices[few]).argmax())
-        near = prices[few[max(best - 1, 0)] : few[min(best + 1, FEW_PRICES - 1)] + 1]
-        return float(at_least_s(near).max())
-
-    def at_least_s(self, known_s: float = inf) -> float:
-        """No sets by stage that fit take less. Beyond known_s it need not be the most that is known."""
-        relaxed_s = float(self._bound_s(self._relaxed))
-        if relaxed_s >= known_s or not self._every:
-            return relaxed_s
-        return float(self._bound_s(self._least))
+        return found
 
     def _bound_s(self, least: Sequence[Least]) -> Array:
-        """The formula of pipeline.interleaved_s with the least of every rank."""
-        pp, m, t, forward_s = self._pp, self._m, self._hop_s, self._forward_s
-        all_forward_s, all_back_s = forward_s.sum(), sum(one.own_s for one in least)
-        longest: Array = 0.0
-        fill_s = drain_s = 0.0
-        for rank, one in enumerate(least):
-            own_s, way_s = m * forward_s[rank::pp].sum(), t * (len(forward_s) + pp - 2 - rank)
-            warm_s = self._visits(rank) @ forward_s[rank::pp]
-            behind_forward_s = forward_s[len(forward_s) - pp + rank + 1 :].sum()
-            behind_back_s = sum(other.last_s for other in least[rank + 1 :])
-            until_s = max(all_forward_s + behind_back_s + way_s, fill_s + warm_s)
-            around_s = all_back_s + behind_forward_s + way_s
-            if self._whole.family.at_once:
-                total_s = np.maximum(until_s + drain_s + m * one.own_s, fill_s + warm_s + around_s)
-            else:
-                total_s = until_s + own_s - warm_s + np.maximum(one.later_s + around_s, m * one.own_s + drain_s)
-            longest = np.maximum(longest, total_s)
-            fill_s, drain_s = fill_s + forward_s[rank] + t, drain_s + one.first_s + t
-        return longest + self._after_s
-
-    def work_at_least_s(self) -> float:
-        """The same by sums of forward and backward alone: each rank works on every microbatch; before its first and
-        after its last one the ranks in front of it do."""
-        longest, before_s = 0.0, 0.0
-        for rank, one in enumerate(self._relaxed):
-            longest = max(longest, before_s + self._m * float(self._forward_s[rank :: self._pp].sum() + one.own_s))
-            before_s += float(self._forward_s[rank] + one.first_s)
-        return longest + self._after_s
+        return steps_at_least_s(self._whole.family, self._forward_s, self._m, self._hop_s, least) + self._after_s
 
     def best(self, limit_s: float) -> tuple[Found | None, float]:
         """(None where none is found that takes less than limit_s, what none takes less than)."""
-        at_least_s = self.at_least_s(limit_s)
+        at_least_s = float(self._bound_s(self._least))
         if at_least_s >= limit_s or not all(mixes.fits.any() for mixes in self._of_ranks):
             return None, at_least_s
         seconds, places = min((self._improved(self._chosen(once)) for once in (True, False)), key=lambda one: one[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import itemgetter
 
 import numpy as np
 
@@ -25,6 +26,16 @@ from autoshard.spec.training import DTYPE_BYTES
 
 CHUNK = 4096
 """Layouts that are priced at once: their columns stay in a core's cache."""
+
+
+def _fields(*names: str) -> itemgetter[tuple[object, ...]]:
+    return itemgetter(*map(Draft._fields.index, names))
+
+
+_OF_MESH = ("tp", "pp", "dp", "cp", "ep", "sequence_parallel", "axis_order")
+_of_shape = _fields(*_OF_MESH, "microbatch_size", "attention_kernel", "context_parallel")
+_of_state = _fields(*_OF_MESH, "zero")
+"""What a draft's local shape and its mesh's state follow from: many drafts have one."""
 
 
 @dataclass
@@ -91,9 +102,12 @@ class Table:
         self._problem, self._sets, self._by_stage, self._operators = problem, sets, by_stage, operators
         self._families: dict[Family, Drafts] = {}
         self._shapes: dict[LocalShape, int] = {}
+        self._shapes_of: dict[tuple[object, ...], LocalShape] = {}
+        self._shape_places: dict[tuple[object, ...], int] = {}
         self._states: dict[tuple[object, ...], int] = {}
         self._held: list[RankState] = []
-        self._working: dict[LocalShape, float] = {}
+        self._working: dict[tuple[object, ...], float] = {}
+        self._staying: dict[int, float] = {}
         self._laws: dict[tuple[int, ...], dict[Laws, tuple[tuple[str, int], ...]]] = {}
         self._placements: dict[tuple[object, ...], tuple[tuple[str, int], ...]] = {}
 
@@ -111,33 +125,57 @@ class Table:
     def has_room(self, draft: Draft) -> bool:
         """Whether the rank with the head could hold one block, the head, and what works on them at one time. A bound
         that needs no prices: it leaves out large microbatches."""
-        shape, state = self._shape_of(draft), self._held[self._state(draft)]
-        if shape not in self._working:
-            block, _, _, head, *_ = unit_programs(self._problem, shape).columns.working_bytes_of(shape.microbatch_size)
-            self._working[shape] = max(block, head)
-        precision, device = self._problem.training.precision, self._problem.cluster.device
-        held = state.least_elements(3) * DTYPE_BYTES[precision.parameter_dtype]
-        held += state.least_elements(2) * DTYPE_BYTES[precision.gradient_accumulation_dtype]
-        return held + self._working[shape] + device.reserved_memory_bytes <= device.memory_bytes
+        device = self._problem.cluster.device
+        needed = self._working_bytes(draft) + self._staying_bytes(self._state(draft))
+        return needed + device.reserved_memory_bytes <= device.memory_bytes
+
+    def _working_bytes(self, draft: Draft) -> float:
+        """Of a block or the head."""
+        key = _of_shape(draft)
+        if key not in self._working:
+            columns = unit_programs(self._problem, self._shape_of(draft)).columns
+            block, _, _, head, *_ = columns.working_bytes_of(draft.microbatch_size)
+            self._working[key] = max(block, head)
+        return self._working[key]
+
+    def _staying_bytes(self, place: int) -> float:
+        """Parameters and sums of gradients of one block and the head."""
+        if place not in self._staying:
+            state, precision = self._held[place], self._problem.training.precision
+            held = state.least_elements(3) * DTYPE_BYTES[precision.parameter_dtype]
+            held += state.least_elements(2) * DTYPE_BYTES[precision.gradient_accumulation_dtype]
+            self._staying[place] = held
+        return self._staying[place]
 
     def add(self, draft: Draft) -> None:
         """draft: legal but for its stage_layers."""
         count = self._problem.training.global_batch_size // (draft.dp * draft.microbatch_size)
         at_once = draft.schedule == "gpipe" or (draft.num_virtual_stages > 1 and count == draft.pp)
-        drafts = self._families.setdefault(
-            Family(draft.schedule, draft.pp, draft.num_virtual_stages, at_once), Drafts()
-        )
-        shape = self._shape_of(draft)
+        family = Family(draft.schedule, draft.pp, draft.num_virtual_stages, at_once)
+        drafts = self._families.get(family)
+        if drafts is None:
+            drafts = self._families[family] = Drafts()
         drafts.drafts.append(draft)
-        drafts.shapes.append(self._shapes.setdefault(shape, len(self._shapes)))
+        drafts.shapes.append(self._shape(draft))
         drafts.states.append(self._state(draft))
         drafts.num_microbatches.append(count)
 
+    def _shape(self, draft: Draft) -> int:
+        key = _of_shape(draft)
+        place = self._shape_places.get(key)
+        if place is None:
+            place = self._shapes.setdefault(self._shape_of(draft), len(self._shapes))
+            self._shape_places[key] = place
+        return place
+
     def _shape_of(self, draft: Draft) -> LocalShape:
-        shape = local_shape(draft)
-        if shape.placement:
-            shape = replace(shape, placement=self._first_alike(shape))
-        return replace(shape, operators=self._operators) if self._operators else shape
+        key = _of_shape(draft)
+        if key not in self._shapes_of:
+            shape = local_shape(draft)
+            if shape.placement:
+                shape = replace(shape, placement=self._first_alike(shape))
+            self._shapes_of[key] = replace(shape, operators=self._operators) if self._operators else shape
+        return self._shapes_of[key]
 
     def _first_alike(self, shape: LocalShape) -> tuple[tuple[str, int], ...]:
         """The first placement whose collectives within a stage have the same laws."""
@@ -150,13 +188,13 @@ class Table:
         return self._placements[key]
 
     def _state(self, draft: Draft) -> int:
-        degrees = (draft.tp, draft.pp, draft.dp, draft.cp, draft.ep, draft.axis_order)
-        key = (*degrees, draft.sequence_parallel, draft.zero)
-        if key not in self._states:
-            self._states[key] = len(self._held)
+        key = _of_state(draft)
+        place = self._states.get(key)
+        if place is None:
+            place = self._states[key] = len(self._held)
             mesh, shape = mesh_of(self._problem, draft), self._shape_of(draft)
             self._held.append(self.rank_state(self._problem, mesh, shape, draft.zero))
-        return self._states[key]
+        return place
 
     @cached_property
     def parts(self) -> StageColumns:
