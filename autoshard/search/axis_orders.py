@@ -60,11 +60,13 @@ def _useful(
     cluster: Cluster, degrees: tuple[int, int, int, int, int, int, bool], legal: tuple[Order, ...]
 ) -> tuple[Order, ...]:
     known: dict[GroupShape, Laws] = {}
+    size = dict(zip(("tp", "pp", "dp", "cp"), degrees, strict=False))
+    different = {tuple(axis for axis in order if size[axis] > 1): order for order in reversed(legal)}  # the first stays
 
     def laws(order: Order) -> Laws:
         return order_laws(build_mesh(*degrees, order), cluster, known)
 
-    return undominated({order: laws(order) for order in legal})
+    return undominated({order: laws(order) for order in legal if order in different.values()})
 
 
 def undominated(laws: dict[Order, Laws]) -> tuple[Order, ...]:

@@ -102,7 +102,7 @@ class LeastTable(Table):
             tile_columns=1,
         )
         unshared = {shape: place for place, shape in enumerate(dict.fromkeys(map(_unshared, shapes)))}
-        found = part_numbers(self._problem, list(unshared), self._sets, fast, _nothing)
+        found = part_numbers(self._problem, list(unshared), self._sets, fast, lambda shape: _nothing)
         found[..., [PartColumns._fields.index(name) for name in SHARED]] /= tp
         return found[[unshared[_unshared(shape)] for shape in shapes]]
 

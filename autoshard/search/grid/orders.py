@@ -2,91 +2,125 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cache
 
 import numpy as np
 
+from autoshard.cost.collectives import CollectiveLaw
+from autoshard.cost.stage import LocalShape, placement
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.graph.recompute import NO_RECOMPUTE
 from autoshard.schedules import SCHEDULES
-from autoshard.search.axis_orders import other_orders
-from autoshard.search.grid.table import Table, Whole
+from autoshard.search.axis_orders import Order, other_orders
+from autoshard.search.grid.memory import StateColumns
+from autoshard.search.grid.parts import PartColumns, as_columns, part_numbers, stage_law
+from autoshard.search.grid.pipeline import Array
+from autoshard.search.grid.steps import Law
+from autoshard.search.grid.table import Table, Whole, local_shape, shape_key
 from autoshard.search.result import Pins
-from autoshard.search.rules import Draft
+from autoshard.search.rules import Draft, Problem
 
 
-class Least(NamedTuple):
-    """What no cut and no recompute sets take less than. blocks_s, work_s: of one microbatch on all pipeline ranks,
-    without and with the ends of the model; last_s: at its end alone; after_s: once a step, behind the pipeline."""
-
-    num_microbatches: int
-    blocks_s: float
-    work_s: float
-    last_s: float
-    after_s: float
-
-
-def faster_orders(wholes: Iterable[Whole], pins: Pins, known_s: float) -> Iterator[Draft]:
-    """The drafts that were priced, in their other orders, but for those of which no layout takes less than known_s.
-
-    Layouts that differ in their schedule alone share their work: it is looked up once.
-    """
-    alike: dict[Draft, list[Draft]] = {}
-    problem = None
-    for whole in wholes:
-        problem = whole.problem
-        for draft in whole.drafts.drafts:
-            alike.setdefault(draft._replace(schedule="1f1b", num_virtual_stages=1), []).append(draft)
-    if problem is None:
+def faster_orders(wholes: Sequence[Whole], pins: Pins, known_s: float) -> Iterator[Draft]:
+    """The drafts that were priced, in their other orders, but for those of which no layout takes less than known_s."""
+    if not wholes:
         return
-    orders: dict[tuple[object, ...], tuple[tuple[str, ...], ...]] = {}
-    table, added = Table(problem, (NO_RECOMPUTE,)), dict[Draft, list[Draft]]()
-    for draft, several in alike.items():
-        if draft[:5] not in orders:
-            orders[draft[:5]] = other_orders(problem, pins, draft)
-        for order in orders[draft[:5]]:
-            other = draft._replace(axis_order=order)
-            table.add(other)
-            added[other] = several
+    problem = wholes[0].problem
+    orders = _Orders(problem, pins, wholes)
+    table = Table(problem, (NO_RECOMPUTE,))
+    for whole in wholes:
+        for place in np.flatnonzero(orders.at_least_s(whole) < known_s).tolist():
+            draft = whole.drafts.drafts[place]
+            for order in orders.of(draft):
+                table.add(draft._replace(axis_order=order))
     for whole in table.wholes():
-        for other, least in zip(whole.drafts.drafts, _least(whole), strict=True):
-            for one in added[other]:
-                if at_least_s(one, least) < known_s:
-                    yield one._replace(axis_order=other.axis_order)
+        for place in np.flatnonzero(_in_this_order_at_least_s(whole) < known_s).tolist():
+            yield whole.drafts.drafts[place]
 
 
-def at_least_s(draft: Draft, least: Least) -> float:
-    """One rank has its share of all work at least; while a pipeline fills and drains, it has nothing to do.
+class _Orders:
+    """Of every mesh its other orders, and what drafts take at least in whichever of them: as if each collective had the
+    best of its laws, and nothing came behind the pipeline."""
 
-    With one chunk a rank, what the slowest one does for all microbatches is behind and in front of what the others do
-    for the first and the last. With several, so is what the last one does, but for the ends of the model.
-    """
-    m, (pp, vpp) = least.num_microbatches, (draft.pp, draft.num_virtual_stages)
-    if SCHEDULES[draft.schedule].weights_apart:
-        return m * least.work_s / pp + least.after_s
-    if vpp == 1:
-        return (m + pp - 1) * least.work_s / pp + least.after_s
-    of_last_s = (m + (pp - 1) / vpp) * least.blocks_s / pp + m * least.last_s
-    return max(m * least.work_s / pp, of_last_s) + least.after_s
+    def __init__(self, problem: Problem, pins: Pins, wholes: Sequence[Whole]):
+        self._problem, self._pins = problem, pins
+        self._of: dict[tuple[object, ...], tuple[Order, ...]] = {}
+        self._places = places = dict[tuple[object, ...], int]()
+        shapes: list[LocalShape] = []
+        for whole in wholes:
+            for draft in whole.drafts.drafts:
+                if (key := shape_key(draft)) not in places:
+                    places[key] = len(shapes)
+                    shapes.append(_with_degrees(draft))
+                    if draft[:5] not in self._of:
+                        self._of[draft[:5]] = other_orders(problem, pins, draft)
+        self._parts = as_columns(problem, shapes, part_numbers(problem, shapes, (NO_RECOMPUTE,), laws=self._best_law))
+
+    def of(self, draft: Draft) -> tuple[Order, ...]:
+        return self._of[draft[:5]]
+
+    def _best_law(self, shape: LocalShape) -> Law:
+        (tp, pp, dp, cp), ep = (degree for _, degree in shape.placement), shape.ep
+        laws = [
+            stage_law(self._problem, replace(shape, placement=placement(tp, pp, dp, cp, ep, order)))
+            for order in self._of[tp, pp, dp, cp, ep]
+        ]
+
+        @cache
+        def law(kind: str, axes: tuple[str, ...]) -> CollectiveLaw:
+            several = [one(kind, axes) for one in laws]
+            return CollectiveLaw(
+                min((one.latency_s for one in several), default=0.0),
+                min((one.seconds_per_byte for one in several), default=0.0),
+            )
+
+        return law
+
+    def at_least_s(self, whole: Whole) -> Array:
+        """Of each draft."""
+        rows = np.array([self._places[shape_key(draft)] for draft in whole.drafts.drafts])
+        ends = self._parts.ends(rows, whole.family.pp == 1)
+        return _at_least_s(whole, (self._parts.block.take(rows), *ends), whole.state_columns, 0.0)
 
 
-def _least(whole: Whole) -> Iterator[Least]:
+def _with_degrees(draft: Draft) -> LocalShape:
+    """Its local shape; the placement says the degrees alone."""
+    degrees = zip(("tp", "pp", "dp", "cp"), draft[:4], strict=True)
+    return replace(local_shape(draft), placement=tuple(degrees))
+
+
+def _in_this_order_at_least_s(whole: Whole) -> Array:
     """Of each draft. whole: priced without recompute."""
-    problem, pp = whole.problem, whole.family.pp
-    draft = np.arange(len(whole.drafts.drafts))
-    block, first, last, state = whole.parts_of(draft, np.zeros_like(draft))
+    drafts, pp = np.arange(len(whole.drafts.drafts)), whole.family.pp
+    *parts, state = whole.parts_of(drafts, np.zeros_like(drafts))
+    layers = whole.problem.model.num_hidden_layers
+    own, between = (layers, 0) if pp == 1 else (1, -(-layers // pp) if pp > 2 else 0)
+    after_s = np.array([whole.states[one].after_s(own, between, own) for one in whole.state.tolist()])
+    return _at_least_s(whole, parts, state, after_s)
+
+
+def _at_least_s(whole: Whole, parts: Sequence[PartColumns], state: StateColumns, after_s: Array) -> Array:
+    """What no cut and no recompute sets take less than. parts: of one microbatch, nothing recomputed: of a block and of
+    the ends. after_s: once a step, behind the pipeline.
+
+    One rank has its share of all work at least; while a pipeline fills and drains, it has nothing to do. With one chunk
+    a rank, what the slowest one does for all microbatches is behind and in front of what the others do for the first
+    and the last. With several, so is what the last one does, but for the ends of the model.
+    """
+    problem, m, (schedule, pp, vpp, _) = whole.problem, whole.count, whole.family
     per_parameter = accumulation_s_per_parameter(problem.training.precision, problem.cluster.device)
     block_s, first_s, last_s = (
         part.forward_s + part.backward_s + per_parameter * parameters
-        for part, parameters in ((block, state.block), (first, state.first), (last, state.last))
+        for part, parameters in zip(parts, (state.block, state.first, state.last), strict=True)
     )
-    layers = problem.model.num_hidden_layers
-    launch_s = 2 * problem.cluster.device.pass_launch_s
-    blocks_s = layers * block_s + pp * launch_s
-    own, between = (layers, 0) if pp == 1 else (1, -(-layers // pp) if pp > 2 else 0)
-    after_s = {one: whole.states[one].after_s(own, between, own) for one in dict.fromkeys(whole.state.tolist())}
-    columns = (whole.count, blocks_s, blocks_s + first_s + last_s, last_s)
-    of_all = (map(float, column) for column in columns)
-    for m, of_blocks_s, work_s, ends_s, state in zip(*of_all, whole.state.tolist(), strict=True):
-        yield Least(int(m), of_blocks_s, work_s, ends_s, after_s[state])
+    blocks_s = problem.model.num_hidden_layers * block_s + 2 * pp * problem.cluster.device.pass_launch_s
+    work_s = blocks_s + first_s + last_s
+    if SCHEDULES[schedule].weights_apart:
+        return m * work_s / pp + after_s
+    if vpp == 1:
+        return (m + pp - 1) * work_s / pp + after_s
+    of_last_s = (m + (pp - 1) / vpp) * blocks_s / pp + m * last_s
+    at_least_s: Array = np.maximum(m * work_s / pp, of_last_s) + after_s
+    return at_least_s

@@ -6,9 +6,9 @@ set costs two sums.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -128,15 +128,15 @@ def part_numbers(
     shapes: Sequence[LocalShape],
     recompute: tuple[str, ...],
     device: Device | None = None,
-    law: Law | None = None,
+    laws: Callable[[LocalShape], Law] | None = None,
 ) -> Array:
-    """(shape, set, PARTS, number as in PartColumns). device, law: the cluster's, unless given."""
+    """(shape, set, PARTS, number as in PartColumns). device, laws: the cluster's, unless given."""
     places: dict[LocalShape, list[int]] = {}
     for place, shape in enumerate(shapes):
         places.setdefault(replace(shape, microbatch_size=1), []).append(place)
-    units = [unit_programs(problem, shape) for shape in places]
+    units, law_of = [unit_programs(problem, shape) for shape in places], laws or partial(stage_law, problem)
     asked = [
-        Asked(one.columns, np.array([shapes[place].microbatch_size for place in own]), law or _laws(problem, shape))
+        Asked(one.columns, np.array([shapes[place].microbatch_size for place in own]), law_of(shape))
         for one, (shape, own) in zip(units, places.items(), strict=True)
     ]
     device = device or problem.cluster.device
@@ -219,7 +219,8 @@ def _numbers(asked: Asked, seconds: StepSeconds, sets: SetColumns) -> Array:
     return found
 
 
-def _laws(problem: Problem, shape: LocalShape) -> Law:
+def stage_law(problem: Problem, shape: LocalShape) -> Law:
+    """Of what ranks of a stage send each other."""
     cluster = problem.cluster
     order = mesh_order(stage_mesh(problem.model, cluster, shape))
 

@@ -4,8 +4,9 @@ them after its last microbatch."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,8 +34,7 @@ class Held:
     owned: float
 
 
-@dataclass(frozen=True)
-class Unit:
+class Unit(NamedTuple):
     """Of a block or an end, as cost.shards has it: what a rank holds and what travels in every microbatch."""
 
     weights: float
@@ -174,7 +174,7 @@ def shard_columns(states: list[RankState]) -> ShardColumns | None:
         )
         for state in states
     ]
-    columns = np.array([[astuple(one) for one in three] for three in units], dtype=float).transpose(1, 2, 0)
+    columns = np.array([list(three) for three in units], dtype=float).transpose(1, 2, 0)
     block, first, last = (UnitColumns(*of_unit) for of_unit in columns)
     gathers, tied, shards, travels = np.array(
         [(state.gathers, state.tied, state.shards, bool(state.units)) for state in states], dtype=float

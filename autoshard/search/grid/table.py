@@ -33,8 +33,8 @@ def _fields(*names: str) -> itemgetter[tuple[object, ...]]:
 
 
 _OF_MESH = ("tp", "pp", "dp", "cp", "ep", "sequence_parallel", "axis_order")
-_of_shape = _fields(*_OF_MESH, "microbatch_size", "attention_kernel", "context_parallel")
-_of_state = _fields(*_OF_MESH, "zero")
+shape_key = _fields(*_OF_MESH, "microbatch_size", "attention_kernel", "context_parallel")
+_state_key = _fields(*_OF_MESH, "zero")
 """What a draft's local shape and its mesh's state follow from: many drafts have one."""
 
 
@@ -131,7 +131,7 @@ class Table:
 
     def _working_bytes(self, draft: Draft) -> float:
         """Of a block or the head."""
-        key = _of_shape(draft)
+        key = shape_key(draft)
         if key not in self._working:
             columns = unit_programs(self._problem, self._shape_of(draft)).columns
             block, _, _, head, *_ = columns.working_bytes_of(draft.microbatch_size)
@@ -161,7 +161,7 @@ class Table:
         drafts.num_microbatches.append(count)
 
     def _shape(self, draft: Draft) -> int:
-        key = _of_shape(draft)
+        key = shape_key(draft)
         place = self._shape_places.get(key)
         if place is None:
             place = self._shapes.setdefault(self._shape_of(draft), len(self._shapes))
@@ -169,7 +169,7 @@ class Table:
         return place
 
     def _shape_of(self, draft: Draft) -> LocalShape:
-        key = _of_shape(draft)
+        key = shape_key(draft)
         if key not in self._shapes_of:
             shape = local_shape(draft)
             if shape.placement:
@@ -188,7 +188,7 @@ class Table:
         return self._placements[key]
 
     def _state(self, draft: Draft) -> int:
-        key = _of_state(draft)
+        key = _state_key(draft)
         place = self._states.get(key)
         if place is None:
             place = self._states[key] = len(self._held)
@@ -317,6 +317,11 @@ class Whole:
         first, last = self._columns.ends(rows, self.family.pp == 1)
         state = self._held.take(self.state[draft])
         return *waiting((self._columns.block.take(rows), first, last), state), state
+
+    @property
+    def state_columns(self) -> StateColumns:
+        """Of each draft."""
+        return self._held.take(self.state)
 
     def hidden_bytes(self, draft: Array) -> Array:
         """Of one microbatch between stages."""
