@@ -96,11 +96,13 @@ def segments(program: Program, recompute: str) -> tuple[Segment, ...]:
 @dataclass(frozen=True, eq=False)
 class _Known:
     """Kept with a program: every recompute set asks for it again. owners: of each step the operator with which it runs
-    again, if any. saved: `saved_activations` by step."""
+    again, if any. saved: `saved_activations` by step. kept, replay_stops: by segment, which many sets share."""
 
     owners: tuple[Operator | None, ...]
     segments: dict[str, tuple[Segment, ...]] = field(default_factory=dict)
     saved: dict[int, dict[str, float]] = field(default_factory=dict)
+    kept: dict[tuple[int, int, bool], dict[str, float]] = field(default_factory=dict)
+    replay_stops: dict[tuple[int, int], int] = field(default_factory=dict)
 
 
 def _known(program: Program) -> _Known:
@@ -142,11 +144,15 @@ def _replay_stop(program: Program, start: int, stop: int) -> int:
 
     A step that keeps only its inputs need not run itself; one that keeps something it computes must.
     """
-    for index in range(stop - 1, start - 1, -1):
-        kept = _saved(program, index)
-        if kept:
-            return index + 1 if kept.keys() - set(_inputs(program.steps[index])) else index
-    return start
+    known = _known(program).replay_stops
+    if (start, stop) not in known:
+        last = next((index for index in range(stop - 1, start - 1, -1) if _saved(program, index)), None)
+        if last is None:
+            known[start, stop] = start
+        else:
+            computes = _saved(program, last).keys() - set(_inputs(program.steps[last]))
+            known[start, stop] = last + 1 if computes else last
+    return known[start, stop]
 
 
 def _saved(program: Program, index: int) -> dict[str, float]:
@@ -161,25 +167,29 @@ def kept_activations(program: Program, recompute: str) -> dict[str, float]:
     """Buffers and bytes that one microbatch keeps between its forward and its backward on one rank."""
     kept: dict[str, float] = {}
     for segment in segments(program, recompute):
-        steps = program.steps[segment.start : segment.stop]
-        if segment.recomputed:
-            produced = {view for step in steps for view in _outputs(step)}
-            for view in (view for step in steps for view in _inputs(step)):
-                tensor = program.tensor(view)
-                if view not in produced and tensor.role != "parameter":
-                    kept[view] = float(program.local_bytes[view])
-        else:
-            for index in range(segment.start, segment.stop):
-                kept.update(_saved(program, index))
+        kept.update(_kept(program, segment.start, segment.stop, segment.recomputed))
     return kept
+
+
+def _kept(program: Program, start: int, stop: int, recomputed: bool) -> dict[str, float]:
+    """Of the steps of one segment."""
+    known, segment = _known(program).kept, (start, stop, recomputed)
+    if segment not in known:
+        steps = program.steps[start:stop]
+        if recomputed:
+            produced = {view for step in steps for view in _outputs(step)}
+            read = [view for step in steps for view in _inputs(step) if view not in produced]
+            activations = [view for view in read if program.tensor(view).role != "parameter"]
+            known[segment] = {view: float(program.local_bytes[view]) for view in activations}
+        else:
+            saved = (_saved(program, index) for index in range(start, stop))
+            known[segment] = {view: size for views in saved for view, size in views.items()}
+    return known[segment]
 
 
 def replayed_activations(program: Program, segment: Segment) -> float:
     """Bytes that exist only while backward works through the segment: what its replay saves beyond its inputs."""
-    kept: dict[str, float] = {}
-    for index in range(segment.start, segment.stop):
-        kept.update(_saved(program, index))
-    return sum(kept.values())
+    return sum(_kept(program, segment.start, segment.stop, False).values())
 
 
 def _inputs(step: Step) -> tuple[str, ...]:
