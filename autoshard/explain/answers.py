@@ -129,8 +129,8 @@ def degree_row(searches: Searches, plan: Plan, tp: int, fit_probability: float) 
     try:
         best = searches.best(problem_of(plan), Pins(tp=tp), fit_probability)
     except AutoshardError as error:
-        # the page says of which model and cluster
-        told = str(error).partition(": ")[2] or str(error)
+        # the page says of which model and cluster; that no larger one would do is no news of this one
+        told = (str(error).partition(": ")[2] or str(error)).partition("; no cluster of")[0]
         return DegreeRow(tp, "", 0.0, 0.0, 0.0, 0.0, False, "", told, isinstance(error, NoLayoutFits))
     seconds, sure = best.estimate.step_time_s, doubt(plan.cluster, chosen, best)
     slower = (seconds / plan.estimate.step_time_s - 1, sure.low - 1, sure.high - 1)

@@ -253,13 +253,15 @@ _CONTEXT_PARALLEL = {
 
 
 def _mesh(mesh: Mesh) -> str:
-    """'pp 8 > dp 2 > tp1 4 > tp0 8 (tp0 varies fastest over ranks)', and what is unusual about that."""
+    """'pp 8 > dp 2 > tp1 4 > tp0 8 (tp0 varies fastest over ranks)', what is unusual about that and what tp1 is."""
     used = [(axis.name, axis.size) for axis in mesh.rank_axes if axis.size > 1]
     if not used:
         return "a single rank"
     usual = [axis.name for axis in replace(mesh, order=AXIS_ORDER).rank_axes if axis.size > 1]
     unusual = "" if [name for name, _ in used] == usual else f"; the usual order is {' > '.join(usual)}"
-    return " > ".join(f"{name} {size}" for name, size in used) + f" ({used[-1][0]} varies fastest over ranks{unusual})"
+    copies = "; ranks along tp1 have the same key-value heads" if "tp1" in dict(used) else ""
+    order = " > ".join(f"{name} {size}" for name, size in used)
+    return f"{order} ({used[-1][0]} varies fastest over ranks{unusual}{copies})"
 
 
 def _stages(strategy: Strategy) -> str:

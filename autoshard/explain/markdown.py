@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from autoshard.explain.answers import Sensitivity
 from autoshard.explain.describe import Description, Share
-from autoshard.explain.page import percent, span
+from autoshard.explain.page import more, percent, span
 from autoshard.explain.sensitivity_text import (
     FLIPS,
     NODES,
@@ -112,7 +112,7 @@ def _runners_up(d: Description) -> Iterator[str]:
             (
                 f"`{one.layout}`" + (f" (by stage: {one.recompute})" if one.recompute else ""),
                 f"~{format_seconds(one.step_time_s)} ({seconds})",
-                f"{one.slower:+.1%} ({one.slower_low:+.1%} to {one.slower_high:+.1%}), {order_text(one)}",
+                f"{more(one.slower)} ({more(one.slower_low)} to {more(one.slower_high)}), {order_text(one)}",
                 f"~{format_bytes(one.memory_bytes)}, fits with {percent(one.fits_probability)}",
                 one.loses,
             )

@@ -72,7 +72,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int, righ
         last = wrap(row[-1], width - len(last_indent)) or [""]
         line = "  " + "  ".join(cells)
         if below:
-            lines.append(((line, style),))
+            lines += [((text, style),) for text in wrap(line.rstrip(), width, other=last_indent)]
         else:
             lines.append(((f"{line}  {last[0]}", style),))
             last = last[1:]
@@ -83,6 +83,12 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int, righ
 def percent(probability: float) -> str:
     """Never 100 %: nothing is that sure."""
     return "more than 99.9 %" if probability > 0.999 else f"{probability * 100:.1f} %"
+
+
+def more(share: float) -> str:
+    """0.021 -> '+2.1%'; next to nothing less is '+0.0%' too."""
+    text = f"{share:+.1%}"
+    return "+0.0%" if text == "-0.0%" else text
 
 
 def span(low: float, high: float, shown: Callable[[float], str]) -> str:

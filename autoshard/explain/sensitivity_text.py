@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autoshard.explain.answers import DegreeRow, FlipRow, PriceRow, Sensitivity, SizeRow
-from autoshard.explain.page import Line, hanging, heading, span, table
+from autoshard.explain.page import Line, hanging, heading, more, span, table
 from autoshard.units import format_seconds
 
 CLOSE = 1.03
@@ -12,7 +12,8 @@ SIZE_HEADER = ("nodes", "step", "90 %", "tokens/s", "more", "a node", "USD/billi
 NODES = "what more of them would bring; a node: what each does of what one does now; USD for a billion tokens"
 FLIPS = (
     "what would change the choice: one quantity at a time, searched again; of the layout that wins then, only what "
-    "differs is named (recompute=by-stage: a set for each stage)"
+    "differs is named (recompute=by-stage: a set for each stage); links are as fast as collectives find them, less "
+    "than a datasheet says"
 )
 
 
@@ -66,12 +67,15 @@ def price_lines(found: Sensitivity) -> list[str]:
 
 
 def degree_lines(found: Sensitivity) -> list[str]:
-    """A sentence for each other tp; those that are not legal in one."""
+    """A sentence for each other tp; for those that are not legal one of each rule that they break."""
     lines = [_degree(one) for one in found.degrees if one.legal]
-    illegal = [one for one in found.degrees if not one.legal]
-    if illegal:
-        names = ", ".join(f"tp={one.tp}" for one in illegal)
-        lines.append(f"{names}: not legal here: {illegal[0].refusal}")
+    alike: dict[str, list[DegreeRow]] = {}
+    for one in found.degrees:
+        if not one.legal:
+            alike.setdefault(one.refusal.replace(f"tp={one.tp} ", "tp "), []).append(one)
+    for several in alike.values():
+        names = ", ".join(f"tp={one.tp}" for one in several)
+        lines.append(f"{names}: not legal here: {several[0].refusal}")
     return lines
 
 
@@ -79,7 +83,7 @@ def _degree(one: DegreeRow) -> str:
     if one.refusal:
         return f"tp={one.tp}: does not fit: {one.refusal}"
     order = ", a toss-up" if one.toss_up else ""
-    slower = f"{one.slower:+.1%} (90 %: {one.slower_low:+.1%} to {one.slower_high:+.1%}){order}"
+    slower = f"{more(one.slower)} (90 %: {more(one.slower_low)} to {more(one.slower_high)}){order}"
     return f"tp={one.tp}: {slower}; {one.layout}: {one.loses}"
 
 
@@ -118,9 +122,9 @@ def _size(one: SizeRow) -> tuple[str, ...]:
     cost = "?" if one.usd_per_billion_tokens is None else f"~{one.usd_per_billion_tokens:,.0f}"
     between = span(one.step_time_low_s, one.step_time_high_s, format_seconds)
     step, speed = f"~{format_seconds(one.step_time_s)}", f"~{one.tokens_per_s:,.0f}"
-    more = f"{one.more:+.1%}" if one.more else "now"
+    faster = more(one.more) if one.more else "now"
     idle = "; faster if the further nodes stay idle" if one.more < 0 else ""
-    return (f"{one.nodes:,}", step, between, speed, more, f"{one.of_linear:.0%}", cost, f"{one.layout}{idle}")
+    return (f"{one.nodes:,}", step, between, speed, faster, f"{one.of_linear:.0%}", cost, f"{one.layout}{idle}")
 
 
 def _price(found: Sensitivity, width: int) -> list[Line]:

@@ -5,7 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from autoshard.explain.describe import Description, RunnerUp, Share
-from autoshard.explain.page import NARROWEST, WIDEST, Line, hanging, heading, paint, percent, span, table, wrap, wrapped
+from autoshard.explain.page import (
+    NARROWEST,
+    WIDEST,
+    Line,
+    hanging,
+    heading,
+    more,
+    paint,
+    percent,
+    span,
+    table,
+    wrap,
+    wrapped,
+)
 from autoshard.explain.sensitivity_text import sensitivity_lines
 from autoshard.units import GB, TFLOPS, format_bytes, format_count, format_seconds
 
@@ -145,7 +158,7 @@ def _sure(d: Description, width: int) -> list[Line]:
 def _numbers(one: RunnerUp) -> str:
     """Step, memory and how sure the order is."""
     seconds = span(one.step_time_low_s, one.step_time_high_s, format_seconds)
-    slower = f"{one.slower:+.1%} (90 %: {one.slower_low:+.1%} to {one.slower_high:+.1%})"
+    slower = f"{more(one.slower)} (90 %: {more(one.slower_low)} to {more(one.slower_high)})"
     memory = f"~{format_bytes(one.memory_bytes)}, fits with {percent(one.fits_probability)}"
     return f"~{format_seconds(one.step_time_s)} (90 %: {seconds}), {slower}: {order_text(one)}; {memory}"
 

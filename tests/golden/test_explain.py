@@ -121,6 +121,13 @@ def test_a_narrow_table_puts_the_last_column_below() -> None:
     assert texts == ["  a", "      why", "  " + "x" * 40, "      because of this"]
 
 
+def test_a_narrow_table_wraps_a_column_that_is_wider_than_the_page() -> None:
+    lines = table(("dropped", "because", "nearest"), [("1,234", "word " * 12, "why")], width=60, right=(0,))
+    texts = ["".join(text for text, _ in line) for line in lines]
+    words = ["    1,234  " + "word " * 9 + "word", "      word word", "      why"]
+    assert texts == ["  dropped  because", "      nearest", *words]
+
+
 def test_wide_and_narrow_terminals_are_clamped() -> None:
     description: Description = describe(plan_70b())
     assert render(description, 10) == render(description, 60)

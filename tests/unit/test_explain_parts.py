@@ -15,6 +15,7 @@ from autoshard.cli import main
 from autoshard.cost.estimate import estimate
 from autoshard.cost.values import Term
 from autoshard.errors import AutoshardError
+from autoshard.explain.answers import DegreeRow
 from autoshard.explain.beside import doubt, pairs
 from autoshard.explain.beside_text import pair_lines
 from autoshard.explain.compare import compare
@@ -22,9 +23,9 @@ from autoshard.explain.describe import Description, describe
 from autoshard.explain.grid import grid, schedule_lines
 from autoshard.explain.names import changed_words, recompute_words
 from autoshard.explain.operators import operator_rows
-from autoshard.explain.page import paint
+from autoshard.explain.page import more, paint
 from autoshard.explain.partial import read_partial
-from autoshard.explain.sensitivity_text import size_rows
+from autoshard.explain.sensitivity_text import degree_lines, size_rows
 from autoshard.explain.text import LEAST_SHARE, render
 from autoshard.explain.why import why
 from autoshard.layout.plan import Plan, make_plan
@@ -341,6 +342,22 @@ def test_a_fact_that_one_plan_has_alone(capsys: pytest.CaptureFixture[str]) -> N
         assert [line[:7] for line in links] == (
             ["    < -", "    > t"] if files[0] == "a.json" else ["    < t", "    > -"]
         )
+
+
+def test_next_to_nothing_has_no_minus() -> None:
+    assert [more(share) for share in (0.021, -0.0004, 0.0, -0.0006)] == ["+2.1%", "+0.0%", "+0.0%", "-0.1%"]
+
+
+def test_another_tp_is_refused_by_its_own_rule() -> None:
+    """tp=64 of 32 heads is a group of the device, which the refusal of tp=2 and tp=8 says."""
+    groups = "tp={} is not a group of trn2.48xlarge at lnc 2; degrees that are: 1, 4, 16, 64"
+    heads = "tp=64 would pad num_attention_heads=32 of mixtral-8x7b to 64"
+    said = ((2, groups.format(2)), (8, groups.format(8)), (64, heads))
+    rows = tuple(DegreeRow(tp, "", 0.0, 0.0, 0.0, 0.0, False, "", refusal, legal=False) for tp, refusal in said)
+    assert degree_lines(replace(answers_by_hand(), degrees=rows)) == [
+        f"tp=2, tp=8: not legal here: {groups.format(2)}",
+        f"tp=64: not legal here: {heads}",
+    ]
 
 
 def test_nodes_that_are_better_left_idle_are_named() -> None:
