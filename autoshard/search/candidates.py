@@ -51,9 +51,16 @@ def check_pins(problem: Problem, pins: Pins) -> None:
     if pins.recompute is not None:
         check_recompute(problem, (canonical(pins.recompute),))
     _check_world(problem, pins)
-    if pins.schedule == "1f1b" and (pins.num_virtual_stages or 1) > 1:
+    if pins.schedule not in (None, "interleaved") and (pins.num_virtual_stages or 1) > 1:
         raise AutoshardError(
-            f"schedule=1f1b has one chunk a rank, not vpp={pins.num_virtual_stages}; use vpp=1 or schedule=interleaved"
+            f"schedule={pins.schedule} has one chunk a rank, not vpp={pins.num_virtual_stages}; use vpp=1 or "
+            "schedule=interleaved"
+        )
+    if pins.schedule not in (None, "1f1b") and pins.pp == 1:
+        raise AutoshardError(f"schedule={pins.schedule} has no pipeline with pp=1; use 1f1b or pp of 2 or more")
+    if pins.context_parallel not in (None, UNUSED) and pins.cp == 1:
+        raise AutoshardError(
+            f"context_parallel={pins.context_parallel} has nothing to share with cp=1; use cp of 2 or more"
         )
     if pins.schedule == "interleaved" and pins.num_virtual_stages == 1:
         raise AutoshardError("schedule=interleaved needs at least 2 chunks a rank, not vpp=1; use schedule=1f1b")

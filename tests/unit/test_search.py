@@ -241,6 +241,15 @@ def test_pins_are_never_changed(pins: Pins) -> None:
             "schedule=1f1b has one chunk a rank, not vpp=2; use vpp=1 or schedule=interleaved",
         ),
         (
+            Pins(schedule="gpipe", num_virtual_stages=2),
+            "schedule=gpipe has one chunk a rank, not vpp=2; use vpp=1 or schedule=interleaved",
+        ),
+        (Pins(schedule="gpipe", pp=1), "schedule=gpipe has no pipeline with pp=1; use 1f1b or pp of 2 or more"),
+        (
+            Pins(context_parallel="ring", cp=1),
+            "context_parallel=ring has nothing to share with cp=1; use cp of 2 or more",
+        ),
+        (
             Pins(schedule="interleaved", num_virtual_stages=1),
             "schedule=interleaved needs at least 2 chunks a rank, not vpp=1; use schedule=1f1b",
         ),
