@@ -232,6 +232,8 @@ class _Supervisor:
     def _hanging(self, since_s: float) -> WorkerProcess:
         """Of the ranks that are silent since then, one that does not wait for others; else the one silent first.
 
+        One that does not even write where it is, as the system has stopped it, goes before all: another may not wait in
+        a collective, but for a lock that it holds.
         A rank that hangs makes the others wait for it within microseconds, so the times alone do not tell them apart.
         """
         silent = sorted((one for one in self._workers if one.heard_s <= since_s), key=lambda one: one.heard_s)
@@ -239,10 +241,9 @@ class _Supervisor:
         for process in silent:
             process.signal_process(signal.SIGUSR1)  # its stacks go to its log
         time.sleep(_STACKS_S)
-        for process, start in zip(silent, before, strict=True):
-            if not is_waiting(process.log_text(start)):
-                return process
-        return silent[0]
+        stacks = [process.log_text(start) for process, start in zip(silent, before, strict=True)]
+        likely = min(range(len(silent)), key=lambda i: (is_waiting(stacks[i]), bool(stacks[i])))
+        return silent[likely]
 
     def _action(self, rank: int) -> str:
         assert self._actions is not None

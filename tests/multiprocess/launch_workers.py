@@ -38,6 +38,8 @@ def one_rank(arguments: dict[str, Any], reporter: Reporter) -> None:
     """Rank 1 does as told, the others sleep."""
     reporter.last_action = "warm-up"
     reporter.report("pid", pid=os.getpid())
+    if reporter.rank != 1 and arguments["does"] == "stop":
+        time.sleep(60)
     if reporter.rank != 1:
         while True:
             reporter.last_action = "waiting"
@@ -55,6 +57,9 @@ def one_rank(arguments: dict[str, Any], reporter: Reporter) -> None:
             os._exit(3)
         case "hang":
             time.sleep(60)
+        case "stop":  # once the others are silent, too
+            time.sleep(0.3)
+            os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def ring(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:

@@ -168,6 +168,11 @@ def test_a_rank_that_hangs_is_named_with_its_stack(run: Run) -> None:
     assert "launch_workers.py" in outcome.message
 
 
+def test_a_stopped_rank_goes_before_those_that_are_no_less_silent(run: Run) -> None:
+    outcome = run("one_rank", {"does": "stop"}, 2, hang_timeout_s=1.0, grace_s=0.2)
+    assert outcome.message.startswith("rank 1 hung in step 3, F2.0: nothing heard from it for 1 s")
+
+
 def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace(run: Run) -> None:
     def kill_rank_0(message: Message) -> None:
         run.on_message(message)

@@ -57,10 +57,11 @@ def train(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     """Every rank: run the plan. With 'tensors' set, an FP32 step first; leaves what `compare` needs in that folder."""
     plan = read_plan(Path(arguments["plan"]))
     device = device_of(plan, arguments, reporter.local_rank)
+    # What takes seconds to import, before the first action: until then silence is no hang.
     if plan.strategy.pp > 1 and arguments["backend"] != "nxd":
-        import_module(
-            "autoshard.runtime.torch_backend.pipeline_runtime"
-        )  # before the first action: until then silence is no hang
+        import_module("autoshard.runtime.torch_backend.pipeline_runtime")
+    if arguments["compile"]:
+        import_module("torch._inductor.compile_fx")
     reporter.last_action = "connecting"
     connect(device, arguments, reporter)
     data = _data(arguments, plan)
