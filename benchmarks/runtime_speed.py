@@ -2,7 +2,7 @@
 its peak memory.
 
 Ratios within one run, peers taking turns, the fastest of several rounds of each; so a busy machine moves both sides.
-The last line is JSON. CPU, gloo, one thread a process; about four minutes on 2 cores.
+The last line is JSON. CPU, gloo, one thread a process; about six minutes on 2 cores.
 
   python -m benchmarks.runtime_speed
   python -m benchmarks.runtime_speed --parts overhead bubble --results benchmarks/results/runtime_speed.json
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import sys
 import time
 from collections.abc import Callable
@@ -157,27 +158,64 @@ SHARDED: dict[int, dict[str, dict[str, Any]]] = {
     8: {"tp=2 pp=2 dp=2": {"tp": 2, "pp": 2, "dp": 2}},
 }
 """Processes -> layouts."""
-MICROBATCHES = 4
-"""Sequences of a step, split over dp where there is any."""
+WIDE = replace(
+    HEAVY,
+    name="wide",
+    hidden_size=1024,
+    intermediate_size=2816,
+    num_hidden_layers=2,
+    num_attention_heads=16,
+    num_key_value_heads=8,
+    vocab_size=4096,
+)
+STEPS: dict[str, tuple[ModelSpec, int, int]] = {"": (WIDE, 1024, 2), ", heavy": (HEAVY, 512, 4)}
+"""What a row is called beside its layout -> (model, tokens of a sequence, sequences of a step).
+
+The first is compute-heavy on 4 and 8 processes too: matrix products grow with tokens x hidden^2, while what is moved
+and every elementwise operator grow with tokens x hidden, and what an operator costs to call does not grow. Of `heavy`,
+tp=4 leaves pieces of 128 columns, where those count; it is the second row of each layout.
+"""
 
 
-def a_step(rank: int, degrees: dict[str, Any]) -> Work:
-    """Optimizer included."""
-    plan = plan_of(HEAVY, 512, MICROBATCHES // degrees.get("dp", 1), **degrees)
+def a_step(rank: int, step: str, degrees: dict[str, Any]) -> tuple[Session, Work]:
+    """Optimizer included. The sequences of a step are split over dp where there is any, and are microbatches of one."""
+    model, seq, sequences = STEPS[step]
+    plan = plan_of(model, seq, sequences // degrees.get("dp", 1), **degrees)
     session, batch = session_of(plan, rank), batch_of(plan)
-
-    def step() -> None:
-        dist.barrier()
-        session.step(*batch, 1e-4)
-
-    return step
+    return session, lambda: session.step(*batch, 1e-4)
 
 
-def cpu_time(rank: int) -> dict[str, float]:
-    """Processor seconds of this process for a step: sharded, and one process alone, which rank 0 is."""
-    works = {name: a_step(rank, degrees) for name, degrees in SHARDED[dist.get_world_size()].items()}
-    works["alone"] = a_step(0, {}) if rank == 0 else dist.barrier
-    return fastest(works, 5, time.process_time)
+def spent(work: Work) -> tuple[float, float]:
+    """(user, system) seconds of this process."""
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    work()
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    return after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime
+
+
+def cpu_time(rank: int) -> dict[str, list[tuple[float, float]]]:
+    """(user, system) seconds of this process in each round: of each layout, and of one process alone, which rank 0 is.
+    They take turns, after one step of each that does not count.
+
+    A layout's process groups go with it, as in a run of its own: threads of gloo wake up a hundred times a second.
+    """
+    found: dict[str, list[tuple[float, float]]] = {}
+    layouts = SHARDED[dist.get_world_size()]
+    for step in STEPS:
+        alone = a_step(0, step, {})[1] if rank == 0 else (lambda: None)
+        alone()
+        for name, degrees in layouts.items():
+            session, sharded = a_step(rank, step, degrees)
+            sharded()
+            turns = [(name + step, sharded), (step, alone)] * 2
+            for key, work in turns if len(layouts) == 1 else turns[:3]:
+                dist.barrier()
+                found.setdefault(key, []).append(spent(work))
+            dist.barrier()
+            assert session._groups is not None
+            for group in session._groups._groups.values():
+                dist.destroy_process_group(group.handle)
+    return found
 
 
 RECOMPUTE = ("none", "core_attention", "full")
@@ -288,12 +326,20 @@ def step_ratios() -> dict[str, float]:
 
 
 def cpu_ratios() -> dict[str, float]:
+    """Of the round that took the least: all processes over one."""
     found = {}
     for count, layouts in SHARDED.items():
         ranks = of_processes("cpu_time", count)
-        for name in layouts:
-            found[name] = sum(rank[name] for rank in ranks) / ranks[0]["alone"]
-            print(f"processor time of a step, {count} processes, {name}: {found[name]:.3f} of one process")
+        for step in STEPS:
+            alone = min(map(sum, ranks[0][step]))
+            for name in (layout + step for layout in layouts):
+                rounds = zip(*(rank[name] for rank in ranks), strict=True)
+                user, system = min(([sum(one) for one in zip(*times, strict=True)] for times in rounds), key=sum)
+                found[name] = (user + system) / alone
+                print(
+                    f"processor time of a step, {count} processes, {name}: {found[name]:.3f} of one process "
+                    f"({user:.2f} s user + {system:.2f} s system, one process {alone:.2f} s)"
+                )
     return found
 
 
