@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import erf, exp, log, log2, sqrt
 from pathlib import Path
@@ -45,11 +45,13 @@ class Regime:
 
 @lru_cache(maxsize=1)
 def regimes() -> dict[str, Regime]:
-    """By name: device families with results of their own, and `unmeasured`."""
+    """By name: device families with results of their own, and `unmeasured`, which is no surer than any of them."""
     content = json.loads(FILE.read_text(encoding="utf-8"))["regimes"]
-    return {
+    found = {
         name: Regime(**{key: one for key, one in values.items() if key != "from"}) for name, values in content.items()
     }
+    low, high = min(one.low for one in found.values()), max(one.high for one in found.values())
+    return {**found, UNMEASURED: replace(found[UNMEASURED], low=low, high=high)}
 
 
 @lru_cache(maxsize=1)

@@ -1,7 +1,7 @@
 """The training stack that runs on the devices, as far as it changes what a step costs.
 
-How a stack behaves is stated (what it shards, overlaps, keeps); how well it does it is three fitted constants. The
-planner's own runtimes are `COMPILED`: neutral constants, nothing overlaps.
+How a stack behaves is stated (what it shards, overlaps, keeps); how well it does it is five fitted constants, two of
+time and three of memory. The planner's own runtimes are `COMPILED`: neutral constants, nothing overlaps.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ class Software:
 
     Fitted to a stack, 1 or 0 where nothing is known:
       compute_slowdown, link_slowdown: of all work on the device and of all transfers against the device's constants.
+    Of hosts, the same for all measured stacks:
       cpu_s_per_operator: the host needs that long to launch one; a pass lasts at least as long as its launches.
     Fitted to a family of devices:
       attention_efficiency: share of the peak that a flash kernel reaches; None: its products run like any others.
@@ -30,14 +31,17 @@ class Software:
       matmul_speedup: of linear layers, such as by FP8, against the compute dtype's peak. cast_passes: times that their
       inputs and outputs move besides, to be cast.
       overlap: share of the work behind which data-parallel transfers hide.
+      contention: of transfers of sharded parameters that hide, the share by which the work takes longer.
       step_overhead_s: once a step. copy_launch_s: under ZeRO-1, for each tensor and replica, where its share is copied
       by a launch of its own.
     Memory, fitted to a stack:
       activation_scale: kept activations against those that the programs keep.
+      logits_bytes: a logit, beyond what the program's loss keeps.
+      reserved_bytes: of each device, beyond what the device file reserves.
+    Memory, the same for all measured stacks:
       norm_copies: further hidden activations that the two norms of a block keep where they are not one kernel.
       score_copies: of the attention scores that a kernel other than flash keeps, beyond the probabilities.
-      logits_bytes: a logit, beyond what the program's loss keeps. working_scale: of working buffers.
-      reserved_bytes: of each device, beyond what the device file reserves.
+      working_scale: of working buffers.
     Stated:
       stall_s: of a microbatch's collectives, each waits besides, so long for each of its members.
       replay_slowdown: of recomputed forward work against the first one.
@@ -71,6 +75,7 @@ class Software:
     matmul_speedup: float = 1.0
     cast_passes: float = 0.0
     overlap: float = 0.0
+    contention: float = 0.0
     activation_scale: float = 1.0
     norm_copies: float = 0.0
     score_copies: float = 0.0

@@ -105,13 +105,15 @@ def _overlapped(
     after: tuple[float, ...], load: RankLoad, num_microbatches: int, software: Software
 ) -> tuple[float, ...]:
     """Data-parallel transfers hide behind a share of the last microbatch's backward and of the next one's forward; with
-    sharded parameters they run in every microbatch, twice the gathers, and hide behind a share of all its work."""
+    sharded parameters they run in every microbatch, twice the gathers, and hide behind a share of all its work, which
+    takes longer meanwhile: both move through the same memory."""
     scatter_s, gather_s, other_s, update_s = after
     window_s = software.overlap * load.work_s
     if software.sharded_parameters or software.sharded_gradients:
         gathers = 2 if software.sharded_parameters else 1 / num_microbatches
         sent_s = num_microbatches * (scatter_s + gathers * gather_s)
-        exposed_s = max(0.0, sent_s - num_microbatches * window_s)
+        hidden_s = min(sent_s, num_microbatches * window_s)
+        exposed_s = sent_s - (1 - software.contention) * hidden_s
     else:
         sent_s = scatter_s + gather_s
         exposed_s = max(0.0, sent_s - window_s)

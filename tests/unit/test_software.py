@@ -94,6 +94,20 @@ def test_collectives_that_stall() -> None:
     assert stalled[name] - at_once[name] == pytest.approx(32 * (8 * 4 + 4) * 8 * 1e-4)
 
 
+def test_transfers_that_hide_slow_the_work_down() -> None:
+    """Of sharded parameters, all behind the work: by that share of them; where none hides, as if there were none."""
+    one, cluster = layout(1, 1, "none"), load_cluster("a100-80gb", 2)
+
+    def sent_s(**how: float) -> float:
+        stack = Software("s", sharded_parameters=True, **how)  # type: ignore[arg-type]
+        terms = {term.name: term.value for term in estimate(MODEL, TRAINING, cluster, one, stack).time_terms}
+        return terms["gradient reduce-scatter"] + terms["parameter all-gather"]
+
+    assert sent_s(overlap=100.0) == 0
+    assert sent_s(overlap=100.0, contention=0.25) == pytest.approx(0.25 * sent_s())
+    assert sent_s(contention=0.25) == pytest.approx(sent_s())
+
+
 def test_products_that_add_to_the_sum() -> None:
     one, cluster = layout(1, 2, "none"), load_cluster("a100-80gb", 2)
     plain, fused = (
@@ -106,8 +120,8 @@ def test_products_that_add_to_the_sum() -> None:
 STACKS = (
     Software("megatron", 1.05, 1.2, 5e-5, 1.1, plain_attention_passes=(4.0, 8.0), transfer_share=0.3),
     Software("nemo", 1.05, 0.5, 5e-5, wave_elements=7e5, tensor_overlap=0.7, accumulation_share=0.0, overlap=0.3),
-    Software("fsdp", 1.1, 1.0, 5e-5, overlap=0.4, attention_efficiency=0.4, sharded_parameters=True),
-    Software("zero2", 1.1, 1.0, 5e-5, overlap=0.9, attention_efficiency=0.4, sharded_gradients=True),
+    Software("fsdp", 1.1, 1.0, 5e-5, overlap=0.4, contention=0.4, attention_efficiency=0.4, sharded_parameters=True),
+    Software("zero2", 1.1, 1.0, 5e-5, overlap=0.9, contention=1.0, attention_efficiency=0.4, sharded_gradients=True),
     Software("whole", 1.0, 1.0, 5e-5, whole_logits=True, replays_head=True, loss_passes=2.0, transfer_share=0.3),
     Software("nanotron", 1.0, 1.0, 5e-5, copy_launch_s=8e-6, stall_s=2e-4),
 )

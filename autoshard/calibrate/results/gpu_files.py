@@ -46,7 +46,7 @@ def set_family(content: dict[str, Any], family: str, fit: StackFit, data: Usable
     for target, name in NAMES.items():
         leaf: Leaf = (target, chips) if target == "link_efficiency_by_chips" else (target,)
         value = FIXED[name] if name in FIXED else fit.values[family, name]
-        value = float(f"{min(value, 1.0) if 'efficiency' in target else value:.4g}")
+        value = float(f"{value:.4g}")
         if name in FIXED:
             leaf_entry(calibration, leaf).update(value=value, source=GUESS)
         else:

@@ -31,7 +31,8 @@ KERNELS = (
 )
 """What the row's attn_kernel holds -> the named kernel; the first that fits."""
 HALF_GRADIENTS = ("aa-scaling",)
-"""Stacks that sum gradients in half precision: 13 billion parameters on 80 GB, as published, leave no other way."""
+"""Stacks that sum gradients of microbatches in half precision (13 billion parameters on 80 GB, as published, leave no
+other way) and those of ranks in FP32, as AA-Scaling's published code does."""
 PLAIN_KERNELS = ("fused_softmax", "torch")
 
 
@@ -204,10 +205,10 @@ def precision(row: Row, half: str) -> Precision:
     text = row.get("precision", "").lower()
     if text == "fp32":
         return load_precision("fp32")
-    pure = text == "bf16" and integer(row, "zero", 0) >= 2  # FSDP whose gradients are summed as they come
-    pure = pure or row.get("framework", "").lower().startswith(HALF_GRADIENTS)
-    summed = "float32" if half == "bfloat16" and not pure else half
-    return Precision(f"measured {half} {summed}", half, half, "float32", "float32", summed, summed)
+    as_they_come = text == "bf16" and integer(row, "zero", 0) >= 2  # FSDP
+    single = "float32" if half == "bfloat16" and not as_they_come else half
+    summed = half if row.get("framework", "").lower().startswith(HALF_GRADIENTS) else single
+    return Precision(f"measured {half} {summed} {single}", half, half, "float32", "float32", summed, single)
 
 
 def network(text: str, gpus_per_node: int) -> float | None:

@@ -104,6 +104,7 @@ class Linearised:
         self.side = np.array([1.0 if case.fits else -1.0 for case in cases])
         self.prior = np.array([np.log(constant(key).prior) for key in self.keys])
         self.spread = np.array([constant(key).spread for key in self.keys])
+        self.most = np.log([constant(key).most for key in self.keys])
 
     def _linearise(self) -> None:
         """One family at a time: a prediction depends on its own family's and stack's constants alone."""
@@ -135,7 +136,7 @@ class Linearised:
             target = J @ step - wrong
             A = (J * robust[:, None]).T @ J + np.diag(1 / self.spread**2)
             b = (J * robust[:, None]).T @ target - (self.at - self.prior) / self.spread**2
-            step = np.clip(np.linalg.solve(A, b), -limit, limit)
+            step = np.minimum(np.clip(np.linalg.solve(A, b), -limit, limit), self.most - self.at)
         return {**self.values, **dict(zip(self.keys, np.exp(self.at + step).tolist(), strict=True))}
 
 
