@@ -117,6 +117,7 @@ def _travelling_bytes(load: RankLoad, zero: int, precision: Precision, mesh: Mes
             int(table is parts.tied_ends),
             (block_work, at_ends if has_loss else 0.0),
             (kept / load.in_flight, load.ends[-1].kept_bytes if has_loss else 0.0),
+            load.most_blocks,
         )
     )
 

@@ -35,6 +35,8 @@ class Moved(NamedTuple):
 
 
 NOTHING = Moved(0.0, 0.0)
+FEW_BLOCKS = 3
+"""From so many blocks of a chunk on there is one with a block before it and one behind it."""
 PROBABILITY_BYTES = 4
 """The loss works on logits and on probabilities in FP32; the gradient of the logits is left of it."""
 
@@ -186,26 +188,33 @@ def in_work_bytes(
     tied: Any,
     at_work: tuple[Any, Any],
     kept: tuple[Any, Any],
+    blocks: Any,
 ) -> Any:
     """Bytes beside kept activations at the worst moment of a microbatch: of numbers, or of arrays of layouts.
 
     largest: max. gathers: 1 under ZeRO-3, else 0. dtypes: bytes of a weight and of a gradient as it is sent. travels:
     elements of a block in turns, of the rank's embedding and of its head that travel, 0 for none. tied: 1 where both
     are one table, which stays whole through backward. at_work: what a block and the loss work on. kept: by one
-    microbatch for all blocks of a chunk; for the loss, which is over when blocks run backward.
+    microbatch for all blocks of a chunk; for the loss, which is over when blocks run backward. blocks: of a chunk.
 
     A bucket of a block: the block's weights and the next one's, its gradients, those of the one before on their way;
-    the smaller one when the larger one of the next block has not arrived. A table: its gradients
-    twice, as backward left them and as they are sent; of the head before that its weights and gradients of logits.
+    the smaller one when the larger one of the next block has not arrived. The first block of a backward has none before
+    it but the head, the last one none behind it. What leaves is there twice at first, as backward left it and as it is
+    sent, and with it the rank's shard of what arrives. A table alike; of the head before that its weights and gradients
+    of logits.
     """
     (parameter, reduced), ((block, larger, other), first, last), (block_work, loss_work) = dtypes, travels, at_work
-    whole, sent = gathers * parameter, parameter + reduced + reduced / shards
+    whole, on_its_way = gathers * parameter, reduced + reduced / shards
+    several, many, apart = (blocks > 1) * 1.0, (blocks >= FEW_BLOCKS) * 1.0, (larger < block) * 1.0
     kept_by_blocks, kept_by_loss = kept
     shared = tied * first * (whole + parameter)
-    of_larger = (block + larger) * whole + larger * parameter + largest(other, last) * reduced
-    of_other = block * whole + other * parameter + largest(larger, last) * reduced
-    of_block = block_work + largest(of_larger, of_other) + shared
+    behind_head = several * larger * whole + last * on_its_way
+    between = many * larger * whole + several * other * on_its_way
+    of_larger = block * whole + larger * parameter + largest(behind_head, between)
+    of_other = (other + several * larger) * whole + other * parameter + largest(larger, last) * on_its_way
+    of_leaving = (apart * other + several * larger) * whole + larger * (parameter + on_its_way)
+    of_block = largest(block_work + largest(of_larger, apart * of_other), of_leaving) + shared
     of_logits = loss_work * parameter / (parameter + PROBABILITY_BYTES) + last * (whole + parameter)
-    of_head = larger * whole + largest(of_logits, last * sent)
-    of_embedding = first * sent + shared - kept_by_blocks
+    of_head = larger * whole + largest(of_logits, last * (parameter + on_its_way))
+    of_embedding = first * (parameter + on_its_way) + shared - kept_by_blocks
     return largest(largest(of_block, of_head) - kept_by_loss, of_embedding)

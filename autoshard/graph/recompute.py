@@ -164,7 +164,10 @@ def _saved(program: Program, index: int) -> dict[str, float]:
 
 
 def kept_activations(program: Program, recompute: str) -> dict[str, float]:
-    """Buffers and bytes that one microbatch keeps between its forward and its backward on one rank."""
+    """Buffers and bytes that one microbatch keeps between its forward and its backward on one rank.
+
+    Of a segment whose backward needs nothing, such as a sum's, nothing is run again and no input is kept for that.
+    """
     kept: dict[str, float] = {}
     for segment in segments(program, recompute):
         kept.update(_kept(program, segment.start, segment.stop, segment.recomputed))
@@ -176,7 +179,9 @@ def _kept(program: Program, start: int, stop: int, recomputed: bool) -> dict[str
     known, segment = _known(program).kept, (start, stop, recomputed)
     if segment not in known:
         steps = program.steps[start:stop]
-        if recomputed:
+        if recomputed and not _kept(program, start, stop, False):
+            known[segment] = {}
+        elif recomputed:
             produced = {view for step in steps for view in _outputs(step)}
             read = [view for step in steps for view in _inputs(step) if view not in produced]
             activations = [view for view in read if program.tensor(view).role != "parameter"]

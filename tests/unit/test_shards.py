@@ -55,29 +55,47 @@ def test_a_stage_shares_what_the_one_before_kept_whole() -> None:
 
 
 def test_the_worst_moment() -> None:
-    # a block of 10 elements between tables of 100; two-byte weights, four-byte sums, two ranks
+    # blocks of 10 elements between tables of 100; two-byte weights, four-byte sums, two ranks
     def at_worst(gathers: int, **changes: Any) -> float:
         given = {
             "travels": ((10, 10, 10), 100, 100),
             "tied": 0,
             "at_work": (5.0, 600.0),
             "kept": (50.0, 400.0),
+            "blocks": 4,
             **changes,
         }
         found: float = in_work_bytes(max, gathers, (2, 4), 2, **given)
         return found
 
-    assert at_worst(0) == 100 * (2 + 4 + 2) - 50  # the embedding, when all blocks are through
-    assert at_worst(0, travels=((10, 10, 10), 0, 100)) == 100 * (2 + 4 + 2) - 400  # the head, when the loss is through
+    sent = 4 + 2
+    assert at_worst(0) == 100 * (2 + sent) - 50  # the embedding, when all blocks are through
+    assert at_worst(0, travels=((10, 10, 10), 0, 100)) == 100 * (2 + sent) - 400  # the head, when the loss is through
     assert at_worst(0, travels=((10, 10, 10), 0, 0), kept=(50.0, 0.0)) == 600 * 2 / 6  # the gradient of the logits
-    alone = {"at_work": (500.0, 0.0), "kept": (50.0, 0.0)}
-    assert at_worst(1, travels=((10, 10, 10), 0, 0), **alone) == 500 + 2 * 20 + 20 + 40
+    alone: dict[str, Any] = {"at_work": (500.0, 0.0), "kept": (50.0, 0.0)}
+    assert at_worst(1, travels=((10, 10, 10), 0, 0), **alone) == 500 + 2 * 20 + 2 * 10 + 10 * sent
     # eight of ten elements are experts: their gradients while those of the other two leave, or the other way round
-    assert at_worst(1, travels=((10, 8, 2), 0, 0), **alone) == 500 + 18 * 2 + 8 * 2 + 2 * 4
-    assert at_worst(0, travels=((10, 8, 2), 0, 0), **alone) == 500 + 2 * 2 + 8 * 4
-    assert at_worst(1, travels=((10, 10, 10), 100, 0), tied=1, kept=(900.0, 0.0)) == 5 + 2 * 20 + 20 + 40 + 100 * (
-        2 + 2
-    )
+    assert at_worst(1, travels=((10, 8, 2), 0, 0), **alone) == 500 + 10 * 2 + 2 * 2 + 8 * sent
+    assert at_worst(1, travels=((10, 8, 2), 0, 0), **alone | {"at_work": (0.0, 0.0)}) == 10 * 2 + 8 * (2 + sent)
+    assert at_worst(0, travels=((10, 8, 2), 0, 0), **alone) == 500 + 2 * 2 + 8 * sent
+    assert at_worst(
+        1, travels=((10, 10, 10), 100, 0), tied=1, kept=(900.0, 0.0)
+    ) == 5 + 2 * 20 + 20 + 10 * sent + 100 * (2 + 2)
+
+
+def test_the_worst_moment_of_few_blocks() -> None:
+    def at_worst(blocks: int, last: int, **changes: Any) -> float:
+        given: dict[str, Any] = {"tied": 0, "at_work": (50.0, 0.0), "kept": (0.0, 0.0), **changes}
+        found: float = in_work_bytes(max, 1, (2, 4), 2, ((10, 10, 10), 0, last), blocks=blocks, **given)
+        return found
+
+    sent = 4 + 2
+    assert at_worst(1, 0) == 50 + 10 * 2 + 10 * 2  # nothing arrives, nothing leaves
+    assert at_worst(1, 0, at_work=(10.0, 0.0)) == 10 * (2 + sent)  # its gradients leave: its weights are gone
+    assert at_worst(1, 7) == 50 + 10 * 2 + 10 * 2 + 7 * sent  # those of the head leave
+    assert at_worst(2, 0) == 50 + 10 * 2 + 10 * 2 + 10 * sent  # of the first one, when the other's have left or leave
+    assert at_worst(2, 9) == 50 + 10 * 2 + 10 * 2 + max(10 * 2 + 9 * sent, 10 * sent)
+    assert at_worst(3, 0) == at_worst(80, 0) == 50 + 2 * 10 * 2 + 10 * 2 + 10 * sent
 
 
 def test_what_hides_behind_a_block() -> None:

@@ -51,3 +51,10 @@ def test_a_microbatch_keeps_what_the_graph_counts(context_parallel: str, monkeyp
     monkeypatch.setitem(PLANS, "kept", ("llama3-8b", 12, {**layout, "recompute": "mlp_norm+mlp"}))
     p = plan("kept")
     assert kept_by_runtime(p, monkeypatch) == kept_by_graph(p)
+
+
+def test_sums_that_are_recomputed_keep_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = {"pp": 4, "tp": 2, "recompute": "mlp_norm+mlp+residual"}
+    monkeypatch.setitem(PLANS, "kept", ("llama3-8b", 12, layout))
+    p = plan("kept")
+    assert kept_by_runtime(p, monkeypatch) == kept_by_graph(p)

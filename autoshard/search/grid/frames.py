@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from autoshard.cost.shards import FEW_BLOCKS
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.search.grid.memory import StateColumns, rank_bytes, rank_parts_bytes
 from autoshard.search.grid.mixed import MixedFrame
@@ -200,7 +201,10 @@ class _Bounds:
         return room >= self._layers
 
     def _fitting(self, rank: int, limit_bytes: float) -> Array:
-        """Blocks that fit on a rank, at most; memory grows with them at least evenly."""
+        """Blocks that fit on a rank, at most.
+
+        From a few blocks on memory grows at least evenly with them; fewer may need less than that line says.
+        """
         whole, flat = self._whole, self.draft.ravel()
         hidden_bytes, precision = whole.hidden_bytes(flat), whole.problem.training.precision
 
@@ -209,6 +213,11 @@ class _Bounds:
             lives, in_work, _ = rank_parts_bytes(columns, *self._parts, hidden_bytes, self._state, precision)
             return lives + in_work
 
-        none, one = needed(0), needed(1)
-        free = limit_bytes - whole.problem.cluster.device.reserved_memory_bytes - none
-        return (free / (one - none)).reshape(self.draft.shape)
+        few = FEW_BLOCKS if self._state.shards is not None else 0
+        of_few = needed(few)
+        slope = needed(few + 1) - of_few
+        base = of_few - few * slope
+        for blocks in range(1, few):
+            base = np.minimum(base, needed(blocks) - blocks * slope)
+        free = limit_bytes - whole.problem.cluster.device.reserved_memory_bytes - base
+        return (free / slope).reshape(self.draft.shape)

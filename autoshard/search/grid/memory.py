@@ -223,5 +223,6 @@ def _travelling_bytes(
         shards.tied if rank.first else 0.0,
         (block_work, at_ends if rank.last else 0.0),
         (rank.most_blocks * block.kept_bytes, kept_by_loss),
+        rank.most_blocks,
     )
     return np.where(shards.travels, found, 0.0)
