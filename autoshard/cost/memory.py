@@ -113,11 +113,12 @@ def _travelling_bytes(load: RankLoad, zero: int, precision: Precision, mesh: Mes
             int(zero == 3),
             (DTYPE_BYTES[precision.parameter_dtype], DTYPE_BYTES[precision.gradient_reduce_dtype]),
             mesh.size(ZERO_AXES),
-            (in_turns(parts.block.matrices, mesh), first, last),
+            (in_turns(parts.block.matrices, mesh, parts.block.moments), first, last),
             int(table is parts.tied_ends),
             (block_work, at_ends if has_loss else 0.0),
             (kept / load.in_flight, load.ends[-1].kept_bytes if has_loss else 0.0),
             load.most_blocks,
+            1.0,
         )
     )
 

@@ -9,6 +9,7 @@ from functools import cached_property
 from math import prod
 
 from autoshard.cost.compute import OperatorNeeds, operator_needs, seconds_of
+from autoshard.cost.moments import Moments, moments
 from autoshard.cost.software import COMPILED, Software
 from autoshard.graph.count import (
     backward_collectives,
@@ -82,6 +83,7 @@ class Part:
     waits with it.
     host_s: of forward and of backward with recompute, what the host needs to launch their operators: neither is faster.
     scores_bytes: one copy of all attention scores, where a kernel writes them.
+    moments: of a block's backward.
     """
 
     forward: Seconds
@@ -98,6 +100,7 @@ class Part:
     weights_waiting_bytes: float = 0.0
     matrices: Mapping[tuple[str, ...], int] = field(default_factory=dict)
     num_tensors: int = 0
+    moments: Moments = field(default_factory=Moments)
 
     @cached_property
     def forward_s(self) -> float:
@@ -152,6 +155,7 @@ class ProgramWork:
     weights_waiting_bytes: float
     matrices: Mapping[tuple[str, ...], int]
     num_tensors: int
+    moments: Moments
     _recompute: dict[str, Recompute] = field(default_factory=dict)
 
     def recompute(self, name: str) -> Recompute:
@@ -200,12 +204,16 @@ class PricedProgram:
             weights_waiting_bytes=work.weights_waiting_bytes,
             matrices=work.matrices,
             num_tensors=work.num_tensors,
+            moments=work.moments,
         )
 
 
 def program_work(program: Program) -> ProgramWork:
     """Of every step: its operators' needs, and exactly the collectives that it issues."""
-    steps = [operator_steps(step) for step in program.steps]
+    steps, working = (
+        [operator_steps(step) for step in program.steps],
+        [working_bytes(program, one) for one in program.steps],
+    )
     operators = tuple(tuple(operator_needs(program, one) for one in several) for several in steps)
     every = [pair for several in zip(steps, operators, strict=True) for pair in zip(*several, strict=True)]
     parameters: dict[tuple[str, ...], int] = {}
@@ -220,12 +228,13 @@ def program_work(program: Program) -> ProgramWork:
         operators,
         tuple(tuple(forward_collectives(program, step)) for step in program.steps),
         tuple(tuple(backward_collectives(program, step)) for step in program.steps),
-        max((working_bytes(program, step) for step in program.steps), default=0.0),
+        max(working, default=0.0),
         parameters,
         tuple(needs for one, needs in every if is_projection(program.graph, one.operator)),
         waiting_bytes(program),
         matrices,
         len(elements),
+        moments(program, working),
     )
 
 

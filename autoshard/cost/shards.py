@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from autoshard.cost.collectives import collective_time_s, group_shape
 from autoshard.cost.load import RankLoad
+from autoshard.cost.moments import Moments
 from autoshard.cost.program import Part
 from autoshard.cost.stage import Parts, mesh_order
 from autoshard.layout.mesh import ZERO_AXES, Mesh
@@ -35,6 +36,7 @@ class Moved(NamedTuple):
 
 
 NOTHING = Moved(0.0, 0.0)
+NO_MOMENTS = Moments()
 FEW_BLOCKS = 3
 """From so many blocks of a chunk on there is one with a block before it and one behind it."""
 PROBABILITY_BYTES = 4
@@ -71,18 +73,46 @@ def travelling_elements(matrices: Counts, mesh: Mesh) -> int:
     return sum(count for axes, count in matrices.items() if mesh.size(zero_axes(axes)) > 1)
 
 
-def in_turns(matrices: Counts, mesh: Mesh) -> tuple[int, int, int]:
-    """Elements of a block that travel: all, those of the larger bucket, those of the bucket whose turn is before it.
+class Turns(NamedTuple):
+    """Of a unit, elements that travel: all; those of the larger bucket; those of the bucket whose turn is before it.
 
-    Experts are shared by fewer ranks than the rest of their block and travel apart, in turns with it. Where all is
-    shared alike, the one before is the next block's, as large.
+    Of the larger one, the gradients that are there early and late in its turn; bytes of activations that are given back
+    late, when most is there after that, and when it leaves (cost/moments.py), in hidden activations of a microbatch.
     """
-    counts: dict[tuple[str, ...], int] = {}
+
+    all: Any
+    larger: Any
+    other: Any
+    early: Any
+    late: Any
+    back_late: Any
+    back_after: Any
+    back_leaving: Any
+
+
+def in_turns(matrices: Counts, mesh: Mesh, times: Moments = NO_MOMENTS, hidden_bytes: float = 1.0) -> Turns:
+    """Experts are shared by fewer ranks than the rest of their block and travel apart, in turns with it. Where all is
+    shared alike, the one before is the next block's, as large."""
+    counts, early, late = (_by_sharers(one, mesh) for one in (matrices, times.early.made, times.late.made))
+    if not counts:
+        return Turns(0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
+    total, largest = sum(counts.values()), max(counts, key=counts.__getitem__)
+    larger = counts[largest]
+    other = total - larger or larger
+    if larger < total and late.get(largest, 0) < larger:  # the rest of the block is larger than its experts
+        return Turns(total, larger, other, larger, larger, 0.0, 0.0, 0.0)
+    leaving = times.end if larger == total else times.after
+    back = [moment.given_back / hidden_bytes for moment in (times.late, times.after, leaving)]
+    return Turns(total, larger, other, early.get(largest, 0), late.get(largest, 0), *back)
+
+
+def _by_sharers(matrices: Counts, mesh: Mesh) -> dict[tuple[str, ...], int]:
+    """Elements that travel, by the axes of those that share them."""
+    found: dict[tuple[str, ...], int] = {}
     for axes, count in matrices.items():
         if mesh.size(among := zero_axes(axes)) > 1:
-            counts[among] = counts.get(among, 0) + count
-    total, larger = sum(counts.values()), max(counts.values(), default=0)
-    return total, larger, total - larger or larger
+            found[among] = found.get(among, 0) + count
+    return found
 
 
 def moved(matrices: Counts, zero: int, precision: Precision, mesh: Mesh, cluster: Cluster) -> Moved:
@@ -184,16 +214,17 @@ def in_work_bytes(
     gathers: Any,
     dtypes: tuple[int, int],
     shards: Any,
-    travels: tuple[tuple[Any, Any, Any], Any, Any],
+    travels: tuple[Turns, Any, Any],
     tied: Any,
     at_work: tuple[Any, Any],
     kept: tuple[Any, Any],
     blocks: Any,
+    hidden_bytes: Any,
 ) -> Any:
     """Bytes beside kept activations at the worst moment of a microbatch: of numbers, or of arrays of layouts.
 
     largest: max. gathers: 1 under ZeRO-3, else 0. dtypes: bytes of a weight and of a gradient as it is sent. travels:
-    elements of a block in turns, of the rank's embedding and of its head that travel, 0 for none. tied: 1 where both
+    of a block, and elements of the rank's embedding and of its head that travel, 0 for none. tied: 1 where both
     are one table, which stays whole through backward. at_work: what a block and the loss work on. kept: by one
     microbatch for all blocks of a chunk; for the loss, which is over when blocks run backward. blocks: of a chunk.
 
@@ -203,17 +234,23 @@ def in_work_bytes(
     sent, and with it the rank's shard of what arrives. A table alike; of the head before that its weights and gradients
     of logits.
     """
-    (parameter, reduced), ((block, larger, other), first, last), (block_work, loss_work) = dtypes, travels, at_work
+    (parameter, reduced), (block, first, last), (block_work, loss_work) = dtypes, travels, at_work
+    larger, other = block.larger, block.other
     whole, on_its_way = gathers * parameter, reduced + reduced / shards
-    several, many, apart = (blocks > 1) * 1.0, (blocks >= FEW_BLOCKS) * 1.0, (larger < block) * 1.0
+    several, many, apart = (blocks > 1) * 1.0, (blocks >= FEW_BLOCKS) * 1.0, (larger < block.all) * 1.0
     kept_by_blocks, kept_by_loss = kept
     shared = tied * first * (whole + parameter)
     behind_head = several * larger * whole + last * on_its_way
     between = many * larger * whole + several * other * on_its_way
-    of_larger = block * whole + larger * parameter + largest(behind_head, between)
-    of_other = (other + several * larger) * whole + other * parameter + largest(larger, last) * on_its_way
-    of_leaving = (apart * other + several * larger) * whole + larger * (parameter + on_its_way)
-    of_block = largest(block_work + largest(of_larger, apart * of_other), of_leaving) + shared
+    back_at_end = apart * block.back_late + (1 - apart) * block.back_after
+    late = block.late * parameter - block.back_late * hidden_bytes
+    gradients = largest(largest(block.early * parameter, late), larger * parameter - back_at_end * hidden_bytes)
+    of_larger = block_work + block.all * whole + gradients + largest(behind_head, between)
+    after = block_work - block.back_after * hidden_bytes
+    of_other = after + (other + several * larger) * whole + other * parameter + largest(larger, last) * on_its_way
+    leaving = block_work - block.back_leaving * hidden_bytes
+    of_leaving = leaving + (apart * other + several * larger) * whole + larger * (parameter + on_its_way)
+    of_block = largest(largest(of_larger, apart * of_other), of_leaving) + shared
     of_logits = loss_work * parameter / (parameter + PROBABILITY_BYTES) + last * (whole + parameter)
     of_head = larger * whole + largest(of_logits, last * (parameter + on_its_way))
     of_embedding = first * (parameter + on_its_way) + shared - kept_by_blocks

@@ -126,7 +126,7 @@ def test_by_hand_a_pipeline_inside_nodes_pays_for_long_batches() -> None:
 
 def test_by_brute_force_an_8b_on_one_trn2_node_takes_another_order() -> None:
     # Pipeline neighbours on a chip, replicas apart: the other way round the two stages are as far apart as can be.
-    model, training = load_model("llama3-8b"), TrainingSpec(8192, 1024, MIXED)
+    model, training = load_model("llama3-8b"), TrainingSpec(4096, 1024, MIXED)
     cluster, pins = load_cluster("trn2.48xlarge", 1), Pins(tp=1, pp=2, cp=2, microbatch_size=1, zero=3)
     best = search(model, training, cluster, pins, "torch").best
     assert best.strategy.axis_order_name == "dp-pp-cp-tp"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from autoshard.cost.estimate import Estimate, estimate
-from autoshard.cost.shards import Exposed, Moved, block_exposed, in_work_bytes, look_up_exposed, table_exposed
+from autoshard.cost.shards import Exposed, Moved, Turns, block_exposed, in_work_bytes, look_up_exposed, table_exposed
 from autoshard.cost.stage import strategy_parts
 from autoshard.errors import AutoshardError
 from autoshard.graph.count import Collective
@@ -54,15 +54,21 @@ def test_a_stage_shares_what_the_one_before_kept_whole() -> None:
     assert held[1]["optimizer state"] == held[2]["optimizer state"] == held[3]["optimizer state"]
 
 
+def turns(block: int, larger: int, other: int, **changes: Any) -> Turns:
+    """Early in the turn no activation has been given back and all gradients are there, unless it is said."""
+    return Turns(block, larger, other, larger, larger, 0.0, 0.0, 0.0)._replace(**changes)
+
+
 def test_the_worst_moment() -> None:
     # blocks of 10 elements between tables of 100; two-byte weights, four-byte sums, two ranks
     def at_worst(gathers: int, **changes: Any) -> float:
         given = {
-            "travels": ((10, 10, 10), 100, 100),
+            "travels": (turns(10, 10, 10), 100, 100),
             "tied": 0,
             "at_work": (5.0, 600.0),
             "kept": (50.0, 400.0),
             "blocks": 4,
+            "hidden_bytes": 10.0,
             **changes,
         }
         found: float = in_work_bytes(max, gathers, (2, 4), 2, **given)
@@ -70,32 +76,64 @@ def test_the_worst_moment() -> None:
 
     sent = 4 + 2
     assert at_worst(0) == 100 * (2 + sent) - 50  # the embedding, when all blocks are through
-    assert at_worst(0, travels=((10, 10, 10), 0, 100)) == 100 * (2 + sent) - 400  # the head, when the loss is through
-    assert at_worst(0, travels=((10, 10, 10), 0, 0), kept=(50.0, 0.0)) == 600 * 2 / 6  # the gradient of the logits
+    without = (turns(10, 10, 10), 0, 100)
+    assert at_worst(0, travels=without) == 100 * (2 + sent) - 400  # the head, when the loss is through
+    without = (turns(10, 10, 10), 0, 0)
+    assert at_worst(0, travels=without, kept=(50.0, 0.0)) == 600 * 2 / 6  # the gradient of the logits
     alone: dict[str, Any] = {"at_work": (500.0, 0.0), "kept": (50.0, 0.0)}
-    assert at_worst(1, travels=((10, 10, 10), 0, 0), **alone) == 500 + 2 * 20 + 2 * 10 + 10 * sent
+    assert at_worst(1, travels=without, **alone) == 500 + 2 * 20 + 2 * 10 + 10 * sent
+    early = turns(10, 10, 10, early=4, back_late=3.0, back_after=20.0)  # half of the gradients, then fewer activations
+    assert at_worst(1, travels=(early, 0, 0), **alone) == 500 + 2 * 20 + max(2 * 4, 2 * 10 - 30) + 10 * sent
     # eight of ten elements are experts: their gradients while those of the other two leave, or the other way round
-    assert at_worst(1, travels=((10, 8, 2), 0, 0), **alone) == 500 + 10 * 2 + 2 * 2 + 8 * sent
-    assert at_worst(1, travels=((10, 8, 2), 0, 0), **alone | {"at_work": (0.0, 0.0)}) == 10 * 2 + 8 * (2 + sent)
-    assert at_worst(0, travels=((10, 8, 2), 0, 0), **alone) == 500 + 2 * 2 + 8 * sent
-    assert at_worst(
-        1, travels=((10, 10, 10), 100, 0), tied=1, kept=(900.0, 0.0)
-    ) == 5 + 2 * 20 + 20 + 10 * sent + 100 * (2 + 2)
+    experts = (turns(10, 8, 2, back_after=49.0, back_leaving=49.0), 0, 0)
+    assert at_worst(1, travels=experts, **alone) == 500 + 2 * (10 + 8) + 8 * 2 + 2 * sent
+    assert at_worst(1, travels=experts, **alone | {"at_work": (490.0, 0.0)}) == 490 + 2 * (10 + 8) + 8 * 2 + 2 * sent
+    both = (turns(10, 8, 2), 0, 0)
+    assert at_worst(0, travels=both, **alone) == 500 + 8 * (2 + sent)  # there twice
+    assert at_worst(1, travels=(turns(10, 10, 10), 100, 0), tied=1, kept=(900.0, 0.0)) == (
+        5 + 2 * 20 + 20 + 10 * sent + 100 * (2 + 2)
+    )
 
 
 def test_the_worst_moment_of_few_blocks() -> None:
-    def at_worst(blocks: int, last: int, **changes: Any) -> float:
-        given: dict[str, Any] = {"tied": 0, "at_work": (50.0, 0.0), "kept": (0.0, 0.0), **changes}
-        found: float = in_work_bytes(max, 1, (2, 4), 2, ((10, 10, 10), 0, last), blocks=blocks, **given)
+    def at_worst(blocks: int, last: int, given_back: float = 0.0) -> float:
+        block = turns(10, 10, 10, back_leaving=given_back)
+        found: float = in_work_bytes(
+            max,
+            1,
+            (2, 4),
+            2,
+            (block, 0, last),
+            tied=0,
+            at_work=(50.0, 0.0),
+            kept=(0.0, 0.0),
+            blocks=blocks,
+            hidden_bytes=1,
+        )
         return found
 
     sent = 4 + 2
-    assert at_worst(1, 0) == 50 + 10 * 2 + 10 * 2  # nothing arrives, nothing leaves
-    assert at_worst(1, 0, at_work=(10.0, 0.0)) == 10 * (2 + sent)  # its gradients leave: its weights are gone
-    assert at_worst(1, 7) == 50 + 10 * 2 + 10 * 2 + 7 * sent  # those of the head leave
+    assert at_worst(1, 0) == 50 + 10 * (2 + sent)  # its gradients leave: its weights are gone
+    assert at_worst(1, 0, given_back=45.0) == 50 + 10 * 2 + 10 * 2  # nothing arrives, nothing leaves
+    assert at_worst(1, 7, given_back=45.0) == 50 + 10 * 2 + 10 * 2 + 7 * sent  # those of the head leave
     assert at_worst(2, 0) == 50 + 10 * 2 + 10 * 2 + 10 * sent  # of the first one, when the other's have left or leave
     assert at_worst(2, 9) == 50 + 10 * 2 + 10 * 2 + max(10 * 2 + 9 * sent, 10 * sent)
     assert at_worst(3, 0) == at_worst(80, 0) == 50 + 2 * 10 * 2 + 10 * 2 + 10 * sent
+
+
+def test_moments_of_a_block() -> None:
+    # Mixtral's: activations are most at the experts' activation function, when w2 alone has its gradient
+    model = replace(load_model("mixtral-8x7b"), num_hidden_layers=2)
+    one = strategy(dp=8, ep=4)
+    one = replace(one, stage_layers=(2,), recompute=("none",))
+    block = strategy_parts(model, TRAINING, local_cluster(8), one)[0].block
+    early, late, after, end = block.moments
+    matrix = 8 // 4 * 4096 * 14336
+    assert sum(early.made.values()) == matrix
+    experts = max(late.made, key=lambda axes: late.made[axes])
+    assert late.made[experts] == block.matrices[experts] == 3 * matrix
+    assert after.made == end.made == block.matrices
+    assert 0 == early.given_back < late.given_back < after.given_back <= end.given_back
 
 
 def test_what_hides_behind_a_block() -> None:

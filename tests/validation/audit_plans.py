@@ -31,6 +31,10 @@ PLANS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "ZeRO-3": ("llama3-8b", 8, {"pp": 2, "dp": 8, "zero": 3, "recompute": "core_attention+mlp"}),
     "padded vocabulary": ("padded", 2, {"tp": 4, "pp": 2}),
     "experts": ("mixtral-8x7b", 2, {"tp": 2, "dp": 4, "ep": 4, "recompute": "full"}),
+    "experts whole, ZeRO-3": ("mixtral-8x7b", 4, {"pp": 2, "dp": 8, "zero": 3, "recompute": "full"}),
+    "experts apart, ZeRO-3": ("mixtral-8x7b", 4, {"pp": 2, "dp": 16, "ep": 4, "zero": 3, "recompute": "full"}),
+    "one block, ZeRO-3": ("mixtral-8x7b", 5, {"pp": 4, "dp": 8, "zero": 3, "recompute": "full"}),
+    "recomputed sums": ("llama3-8b", 12, {"tp": 8, "pp": 2, "schedule": "gpipe", "recompute": "mlp+residual"}),
     "plain attention": ("llama3-8b", 2, {"tp": 2, "attention_kernel": "plain"}),
     "plain attention replayed": (
         "llama3-8b",

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autoshard.cost.collectives import CollectiveLaw
-from autoshard.cost.shards import NOTHING, Moved
+from autoshard.cost.shards import NOTHING, Moved, Turns, in_turns
 from autoshard.cost.stage import LocalShape
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.layout.mesh import Mesh
@@ -31,6 +31,8 @@ from autoshard.search.rules import Draft, Problem
 
 ROUNDING = 1e-4
 """Share by which HiGHS may be off: it ends with tolerances of its own."""
+LARGE = 1e30
+"""More hidden activations than any block keeps."""
 SHARED = ("kept_bytes", "replay_bytes", "working_bytes", "weights_waiting_bytes")
 """Of PartColumns, what a rank has its share of at least; of seconds it is the device that is as fast as all."""
 
@@ -51,6 +53,11 @@ class LeastState(RankState):
 
     def _matrices_of(self, problem: Problem, mesh: Mesh, shape: LocalShape) -> tuple[Counts, ...]:
         return _among(shape.tp, super()._matrices_of(problem, mesh, _unshared(shape)))
+
+    def _turns(self, problem: Problem, shape: LocalShape) -> Turns:
+        """As if no gradient came before all activations are gone."""
+        gone = dict.fromkeys(("back_late", "back_after", "back_leaving"), LARGE)
+        return in_turns(self._matrices[0], self._mesh)._replace(early=0, late=0, **gone)
 
     def moved(self, matrices: Counts) -> Moved:
         """What travels in every microbatch may hide behind work."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autoshard.cost.memory import BOUNDARY_BUFFERS, BUCKET_BYTES
-from autoshard.cost.shards import in_work_bytes
+from autoshard.cost.shards import Turns, in_work_bytes
 from autoshard.search.grid.parts import PartColumns
 from autoshard.search.grid.pipeline import Array
 from autoshard.spec.training import DTYPE_BYTES, Precision
@@ -19,16 +19,21 @@ from autoshard.spec.training import DTYPE_BYTES, Precision
 
 class UnitColumns(NamedTuple):
     """Of a block or an end of the model, as cost.shards has it: elements of weights and of sums of gradients on a rank,
-    and of those that travel: all, and in turns; seconds to gather for forward and for backward, and to scatter."""
+    seconds to gather for forward and for backward, and to scatter; what travels, as in cost.shards.Turns."""
 
     weights: Array
     sums: Array
-    travels: Array
-    larger: Array
-    other: Array
     gather_s: Array
     again_s: Array
     scatter_s: Array
+    travels: Array
+    larger: Array
+    other: Array
+    early: Array
+    late: Array
+    back_late: Array
+    back_after: Array
+    back_leaving: Array
 
 
 class ShardColumns(NamedTuple):
@@ -125,7 +130,8 @@ def rank_parts_bytes(
     working = np.maximum(block_work - _over(rank, first, last), at_ends)
     if state.shards is not None:
         working = np.maximum(
-            working, _travelling_bytes(rank, state.shards, (block, first, last), block_work, at_ends, precision)
+            working,
+            _travelling_bytes(rank, state.shards, (block, first, last), block_work, at_ends, hidden_bytes, precision),
         )
     in_work = in_work + working
     if not rank.only:
@@ -205,6 +211,7 @@ def _travelling_bytes(
     parts: tuple[PartColumns, PartColumns, PartColumns],
     block_work: Array,
     at_ends: Array | float,
+    hidden_bytes: Array,
     precision: Precision,
 ) -> Array:
     """In work beside what is kept where something travels, else nothing."""
@@ -216,7 +223,7 @@ def _travelling_bytes(
         (DTYPE_BYTES[precision.parameter_dtype], DTYPE_BYTES[precision.gradient_reduce_dtype]),
         shards.shards,
         (
-            (shards.block.travels, shards.block.larger, shards.block.other),
+            Turns(*shards.block[-len(Turns._fields) :]),
             shards.first.travels if rank.first else 0.0,
             shards.last.travels if rank.last else 0.0,
         ),
@@ -224,5 +231,6 @@ def _travelling_bytes(
         (block_work, at_ends if rank.last else 0.0),
         (rank.most_blocks * block.kept_bytes, kept_by_loss),
         rank.most_blocks,
+        hidden_bytes,
     )
     return np.where(shards.travels, found, 0.0)

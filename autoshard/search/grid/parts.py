@@ -69,12 +69,13 @@ def as_columns(problem: Problem, shapes: Sequence[LocalShape], numbers: Array) -
     """numbers: as `part_numbers`."""
     rows = numbers.shape[0] * numbers.shape[1]
     columns = np.ascontiguousarray(numbers.reshape(rows, len(PARTS), -1).transpose(1, 2, 0))
-    hidden = np.array([_hidden_bytes(problem, shape) for shape in shapes], dtype=float)
+    hidden = np.array([hidden_bytes(problem, shape) for shape in shapes], dtype=float)
     block, embedding, head, tied = (PartColumns(*part) for part in columns)
     return StageColumns(block, embedding, head, tied, np.repeat(hidden, numbers.shape[1]))
 
 
-def _hidden_bytes(problem: Problem, shape: LocalShape) -> int:
+def hidden_bytes(problem: Problem, shape: LocalShape) -> int:
+    """Of one microbatch between two blocks, on a rank."""
     inside = shape.cp * (shape.tp if shape.sequence_parallel else 1)
     elements = shape.microbatch_size * problem.training.sequence_length * problem.model.hidden_size // inside
     return elements * DTYPE_BYTES[problem.training.precision.compute_dtype]

@@ -4,7 +4,7 @@ them after its last microbatch."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
 
@@ -12,13 +12,13 @@ import numpy as np
 
 from autoshard.cost.collectives import collective_time_s, group_shape
 from autoshard.cost.memory import BUCKET_BYTES
-from autoshard.cost.shards import Moved, held_elements, in_turns, moved, zero_axes
+from autoshard.cost.shards import Moved, Turns, held_elements, in_turns, moved, zero_axes
 from autoshard.cost.stage import LocalShape, mesh_order
 from autoshard.cost.step import update_s_per_parameter
 from autoshard.layout.mesh import ZERO_AXES, Mesh, build_mesh
 from autoshard.models.padding import padded_heads
 from autoshard.search.grid.memory import ShardColumns, UnitColumns
-from autoshard.search.grid.parts import unit_programs
+from autoshard.search.grid.parts import hidden_bytes, unit_programs
 from autoshard.search.rules import Draft, Problem
 from autoshard.spec.training import DTYPE_BYTES
 
@@ -39,12 +39,15 @@ class Unit(NamedTuple):
 
     weights: float
     sums: float
-    travels: float
-    larger: float
-    other: float
     gather_s: float
     again_s: float
     scatter_s: float
+    turns: Turns
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """In the order of UnitColumns."""
+        return (self.weights, self.sums, self.gather_s, self.again_s, self.scatter_s, *self.turns)
 
 
 class RankState:
@@ -58,7 +61,10 @@ class RankState:
         self.block, self.first, self.last = map(self._held, self._counts)
         self.gathers, self.shards = zero == 3, mesh.size(ZERO_AXES)
         self.tied = mesh.pp == 1 and not self._counts[2]
-        self.units: tuple[Unit, ...] = tuple(map(self._unit, range(3))) if zero >= 2 else ()
+        self.units: tuple[Unit, ...] = ()
+        if zero >= 2:
+            turns = (self._turns(problem, shape), *(in_turns(one, mesh) for one in self._matrices[1:]))
+            self.units = tuple(map(self._unit, range(3), turns))
         self.shares_state = self.shards > 1
         self._update_s = update_s_per_parameter(self._precision, problem.cluster.device)
 
@@ -79,16 +85,23 @@ class RankState:
         head: Counts = {} if tied else units.head.matrices
         return units.block.matrices, (tied or units.embedding).matrices, head
 
+    def _turns(self, problem: Problem, shape: LocalShape) -> Turns:
+        """Of a block."""
+        one = replace(shape, microbatch_size=1)
+        return in_turns(
+            self._matrices[0], self._mesh, unit_programs(problem, one).block.moments, hidden_bytes(problem, one)
+        )
+
     def moved(self, matrices: Counts) -> Moved:
         return moved(matrices, self._zero, self._precision, self._mesh, self._cluster)
 
-    def _unit(self, place: int) -> Unit:
+    def _unit(self, place: int, turns: Turns) -> Unit:
         counts, matrices = self._counts[place], self._matrices[place]
         weights, sums = (held_elements(counts, matrices, self._mesh, self._zero >= stage) for stage in (3, 2))
         gather_s, scatter_s = self.moved(matrices)
         looks_up = place == 1 and not self.tied
         again_s = 0.0 if looks_up else gather_s
-        return Unit(weights, sums, *in_turns(matrices, self._mesh), gather_s, again_s, scatter_s)
+        return Unit(weights, sums, gather_s, again_s, scatter_s, turns)
 
     def least_elements(self, stage: int) -> float:
         """Of a block and the head, of what ZeRO shares from this stage on."""
@@ -170,11 +183,12 @@ def shard_columns(states: list[RankState]) -> ShardColumns | None:
     units = [
         state.units
         or tuple(
-            Unit(held.parameters, held.parameters, 0, 0, 0, 0, 0, 0) for held in (state.block, state.first, state.last)
+            Unit(held.parameters, held.parameters, 0, 0, 0, in_turns({}, state._mesh))
+            for held in (state.block, state.first, state.last)
         )
         for state in states
     ]
-    columns = np.array([list(three) for three in units], dtype=float).transpose(1, 2, 0)
+    columns = np.array([[one.numbers for one in three] for three in units], dtype=float).transpose(1, 2, 0)
     block, first, last = (UnitColumns(*of_unit) for of_unit in columns)
     gathers, tied, shards, travels = np.array(
         [(state.gathers, state.tied, state.shards, bool(state.units)) for state in states], dtype=float

@@ -189,6 +189,8 @@ class Table:
 
     def _state(self, draft: Draft) -> int:
         key = _state_key(draft)
+        if draft.zero >= 2:  # it matters what a block works on while its gradients travel
+            key = (*key, draft.attention_kernel, draft.context_parallel)
         place = self._states.get(key)
         if place is None:
             place = self._states[key] = len(self._held)

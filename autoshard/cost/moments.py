@@ -1,0 +1,92 @@
+"""A block's backward gives activations back while gradients of weights come: when which are there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from autoshard.graph.count import operator_steps, parameter_elements, saved_activations
+from autoshard.graph.partition import Program
+from autoshard.layout.buckets import is_matrix
+
+
+class Moment(NamedTuple):
+    """given_back: bytes of activations that are not there, of all that was kept or is run again and the most that one
+    step works with besides. made: matrices whose gradients are there, elements by the axes over which they are summed.
+    """
+
+    given_back: float
+    made: Mapping[tuple[str, ...], int]
+
+
+NO_MOMENT = Moment(0.0, {})
+
+
+class Moments(NamedTuple):
+    """early: one step works with most; nothing has been given back. late: the last gradient of experts or of an MLP.
+    after: most activations after that. end: the last gradient of all."""
+
+    early: Moment = NO_MOMENT
+    late: Moment = NO_MOMENT
+    after: Moment = NO_MOMENT
+    end: Moment = NO_MOMENT
+
+
+def moments(program: Program, working: Sequence[float]) -> Moments:
+    """Of one block. working: bytes that backward of each step works with, whatever the recompute set: what runs again
+    is given back at the same steps as what was kept."""
+    read = [_matrices(program, index) for index in range(len(program.steps))]
+    late = _first_of_mlp(program, read)
+    if late is None:
+        return Moments()
+    held = [need - gone for need, gone in zip(working, _given_back(program), strict=True)]
+    first, most = max(range(len(working)), key=working.__getitem__), max(working)
+    after = max(held[:late], default=held[late])
+    elements = parameter_elements(program)
+
+    def made(since: int) -> dict[tuple[str, ...], int]:
+        found: dict[tuple[str, ...], int] = {}
+        for name in {name for names in read[since:] for name in names}:
+            axes = program.gradient_sync.get(name, ())
+            found[axes] = found.get(axes, 0) + elements[name]
+        return found
+
+    end = next(index for index, names in enumerate(read) if names)
+    return Moments(
+        Moment(0.0, made(first)),
+        Moment(most - held[late], made(late)),
+        Moment(most - after, made(0)),
+        Moment(most - held[end], made(0)),
+    )
+
+
+def _matrices(program: Program, index: int) -> tuple[str, ...]:
+    names = (view for one in operator_steps(program.steps[index]) for view in one.inputs)
+    return tuple(name for name in names if program.tensor(name).role == "parameter" and is_matrix(program, name))
+
+
+def _first_of_mlp(program: Program, read: Sequence[tuple[str, ...]]) -> int | None:
+    """The first step that reads an expert's weight, but not the router's; without experts, one of the MLP."""
+    dims = program.graph.tensors
+    experts = [
+        i
+        for i, names in enumerate(read)
+        if any("expert" in dims[one].dims and len(dims[one].dims) > 2 for one in names)
+    ]
+    mlp = [i for i, names in enumerate(read) if names and operator_steps(program.steps[i])[0].operator.module == "mlp"]
+    return next(iter(experts or mlp), None)
+
+
+def _given_back(program: Program) -> list[float]:
+    """Bytes that are given back before the backward of each step: a buffer goes with the first step that saved it."""
+    owned: dict[str, tuple[int, float]] = {}
+    for index, step in enumerate(program.steps):
+        for name, size in saved_activations(program, step).items():
+            owned.setdefault(name, (index, size))
+    freed = [0.0] * len(program.steps)
+    for index, size in owned.values():
+        freed[index] += size
+    found, gone = [0.0] * len(freed), 0.0
+    for index in reversed(range(len(freed))):
+        found[index], gone = gone, gone + freed[index]
+    return found
