@@ -11,6 +11,7 @@ from math import inf
 
 from autoshard.cost.estimate import estimate
 from autoshard.search.candidates import check_pins
+from autoshard.search.collector import uncollected
 from autoshard.search.headroom import FIT_PROBABILITY, levels
 from autoshard.search.layouts import legal_layouts
 from autoshard.search.result import Candidate, Pins
@@ -30,6 +31,7 @@ class Searches:
         self._drafts: dict[tuple[object, ...], list[Draft]] = {}
         self._priced: dict[tuple[Problem, Pins], PricedLayouts] = {}
 
+    @uncollected()
     def best(self, problem: Problem, pins: Pins, fit_probability: float = FIT_PROBABILITY) -> Candidate:
         """As `search`, which says what is raised."""
         check_pins(problem, pins)

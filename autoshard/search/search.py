@@ -12,6 +12,7 @@ from autoshard.cost.estimate import estimate, model_flops_per_step
 from autoshard.errors import AutoshardError, NoLayoutFits
 from autoshard.search.candidates import check_pins
 from autoshard.search.choose import COMPARED, simplest_of_equals
+from autoshard.search.collector import uncollected
 from autoshard.search.headroom import FIT_PROBABILITY, Level, levels
 from autoshard.search.layouts import MeshDrafts, legal_layouts
 from autoshard.search.ranking import Timed, best_of_each_kind, describe
@@ -44,6 +45,7 @@ class Clock:
         return perf_counter() - self._begin_s < self.limit_s
 
 
+@uncollected()
 def search(
     model: ModelSpec,
     training: TrainingSpec,

@@ -1,0 +1,20 @@
+"""No garbage collection while a search runs: it makes a million small values that live on and hardly a cycle, so that
+looking for garbage among them takes a sixth of its time and finds none."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """As it was before, afterwards. `with uncollected():`, or around a function."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
