@@ -119,7 +119,8 @@ def kept_in_attention(context: Context, step: OperatorStep, keys: torch.Tensor, 
 
 
 def test_gradients_are_those_of_the_same_mask() -> None:
-    """In FP64, against finite differences: the attention that drops, and dropout itself."""
+    """In FP64, against finite differences: the attention that drops, and dropout itself. Attention's backward writes
+    over what it has read: it runs once, where gradcheck would run it again."""
     plan = plan_of(DROPPING, strategy(kernel="plain"), 1)
     program = plan.program(range(1), True, True)
     context, keys = Context(program, None), sequence_keys(0, 0, 1)
@@ -129,7 +130,16 @@ def test_gradients_are_those_of_the_same_mask() -> None:
     assert torch.autograd.gradcheck(lambda x: run(x, keys), x, fast_mode=True)
     attend = attention(context, steps["model.layers.0.self_attn.core_attention"])
     q, k, v = (torch.randn(1, 16, *heads, 8, dtype=torch.float64, requires_grad=True) for heads in ((4, 2), (4,), (4,)))
-    assert torch.autograd.gradcheck(lambda *x: attend(*x, keys), (q, k, v), fast_mode=True)
+    out = attend(q, k, v, keys)
+    weights = torch.randn_like(out)
+    for x, grad in zip((q, k, v), torch.autograd.grad(out, (q, k, v), weights), strict=True):
+        along = torch.randn_like(x)
+        ahead, behind = ((attend(*_moved((q, k, v), x, by * along), keys) * weights).sum() for by in (1e-5, -1e-5))
+        assert (ahead - behind).item() / 2e-5 == pytest.approx((grad * along).sum().item(), 1e-6, 1e-8)
+
+
+def _moved(inputs: tuple[torch.Tensor, ...], one: torch.Tensor, by: torch.Tensor) -> list[torch.Tensor]:
+    return [x + by if x is one else x for x in inputs]
 
 
 def test_nothing_is_dropped_without_gradients() -> None:
