@@ -23,6 +23,7 @@ from typing import Any
 from autoshard.models.registry import load_model
 from autoshard.search import Pins, search
 from autoshard.search.candidates import meshes
+from autoshard.search.collector import uncollected
 from autoshard.search.grid.table import Table
 from autoshard.search.layouts import legal_layouts
 from autoshard.search.rules import MESH_RULES, Problem, first_broken
@@ -45,13 +46,17 @@ LAYOUTS = (
     ("llama3.1-405b", "trn2.48xlarge", 1024, 4096, "torch"),
 )
 """(model, instance, nodes, sequences a step, backend) of which every legal layout is priced."""
-SOLVED = (
-    ("llama3-8b", "trn1.32xlarge", 4, 1024, ("--tp", "8")),
-    ("llama3-70b", "trn1.32xlarge", 16, 1024, ("--tp", "8")),
-    ("llama3-8b", "trn1.32xlarge", 4, 1024, ()),
+TORCH = (
     ("llama3-70b", "trn1.32xlarge", 16, 1024, ()),
+    ("mixtral-8x7b", "trn1.32xlarge", 16, 1024, ()),
+    ("llama3-70b", "h100-80gb", 16, 1024, ()),
+    ("llama3-8b", "trn1.32xlarge", 4, 1024, ("--operators", "solver", "--tp", "8")),
+    ("llama3-70b", "trn1.32xlarge", 16, 1024, ("--operators", "solver", "--tp", "8")),
+    ("llama3-8b", "trn1.32xlarge", 4, 1024, ("--operators", "solver")),
+    ("llama3-70b", "trn1.32xlarge", 16, 1024, ("--operators", "solver")),
 )
-"""(model, instance, nodes, sequences a step, pins) whose operators the solver shards, backend torch."""
+"""(model, instance, nodes, sequences a step, options) for backend torch: no rules of NxD leave out layouts, and the
+solver shards operators."""
 MOST_MEMORY_MIB = 500
 WANTED_PER_CPU_S = 300_000
 REPEATS = 3
@@ -81,6 +86,7 @@ def whole_process(model: str, instance: str, nodes: int, batch: int, options: Se
     }
 
 
+@uncollected()
 def layouts_per_cpu_s(model: str, instance: str, nodes: int, batch: int, backend: str) -> dict[str, Any]:
     """Whole layouts, each with the step time and the memory of its fullest stage that `cost.estimate` would give it.
 
@@ -88,7 +94,8 @@ def layouts_per_cpu_s(model: str, instance: str, nodes: int, batch: int, backend
     stages alike, with its even cut and balanced ones that differ. Layouts that break a rule are not counted, nor are
     other cuts and sets by stage. `per_cpu_s` leaves out what layouts share: rules and parts (blocks and ends by local
     shape and recompute set), which are partitioned and priced once. `with_parts_per_cpu_s` counts all of it, from
-    nothing known to the last price: the fewer layouts share the parts, the lower it is.
+    nothing known to the last price: the fewer layouts share the parts, the lower it is. Without garbage collection, as
+    `search` runs.
     """
     training = TrainingSpec(8192, batch, load_precision("mixed_precision"))
     problem = Problem(load_model(model), training, load_cluster(instance, nodes), backend)
@@ -136,13 +143,13 @@ def main() -> None:
         name = f"{model}, {nodes} x {instance}"
         print(f"{name:<40} {found['wall_s']:7.2f} {found['cpu_s']:7.2f} {may_s:5.1f} {found['memory_mib']:5.0f}")
         report["problems"].append({"problem": name, "may_s": may_s, **found})
-    print(f"\n{'operators by the solver':<40} {'wall s':>7} {'CPU s':>7} {'MiB':>11}")
-    report["solved"] = []
-    for model, instance, nodes, batch, pins in SOLVED:
-        found = whole_process(model, instance, nodes, batch, ("--backend", "torch", "--operators", "solver", *pins))
-        name = " ".join((f"{model}, {nodes} x {instance}", *pins))
-        print(f"{name:<40} {found['wall_s']:7.2f} {found['cpu_s']:7.2f} {found['memory_mib']:11.0f}")
-        report["solved"].append({"problem": name, **found})
+    print(f"\n{'backend torch':<60} {'wall s':>7} {'CPU s':>7} {'MiB':>5}")
+    report["torch"] = []
+    for model, instance, nodes, batch, options in TORCH:
+        found = whole_process(model, instance, nodes, batch, ("--backend", "torch", *options))
+        name = " ".join((f"{model}, {nodes} x {instance}", *options))
+        print(f"{name:<60} {found['wall_s']:7.2f} {found['cpu_s']:7.2f} {found['memory_mib']:5.0f}")
+        report["torch"].append({"problem": name, **found})
     print(
         f"\n{'layouts a CPU second':<40} {'layouts':>9} {'priced':>9} {'with parts':>11}, wanted {WANTED_PER_CPU_S:,}"
     )
