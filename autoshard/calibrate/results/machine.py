@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from autoshard.calibrate.results.constants import (
@@ -15,7 +16,9 @@ from autoshard.calibrate.results.constants import (
 from autoshard.calibrate.results.gpu_rows import Case
 from autoshard.calibrate.results.rows import Unscored
 from autoshard.cost.software import Software
+from autoshard.interop.json_file import read_json
 from autoshard.spec.cluster import Cluster, Link, load_cluster
+from autoshard.spec.hardware_file import FOLDER, Section
 
 Constants = Mapping[str, Any]
 
@@ -68,11 +71,13 @@ def _cluster(case: Case, family: Constants, sheet: Cluster) -> Cluster:
         pass_launch_s=family["pass_launch_s"],
         memory_bytes=memory_bytes(case, sheet),
     )
-    node_bytes_per_s = case.network_bytes_per_s or sheet.adapters_per_node * sheet.inter_node.bandwidth_bytes_per_s
+    file, _ = hardware(case)
+    adapters_bytes_per_s = sheet.adapters_per_node * _sheet_number(file, "adapter_bandwidth_bytes_per_s")
+    node_bytes_per_s = case.network_bytes_per_s or adapters_bytes_per_s
     adapters = min(case.gpus_per_node, sheet.adapters_per_node)
-    link = sheet.intra_node[-1][1]
+    link, near = sheet.intra_node[-1][1], sheet.intra_domain
     hop_s = family["hop_latency_s"]
-    link_bytes_per_s = sheet_link(hardware(case)[0]) * family["link_efficiency"]
+    link_bytes_per_s = _sheet_number(file, "chip_link_bandwidth_bytes_per_s") * family["link_efficiency"]
     cluster: Cluster = built(
         Cluster,
         sheet,
@@ -85,6 +90,7 @@ def _cluster(case: Case, family: Constants, sheet: Cluster) -> Cluster:
                 built(Link, link, bandwidth_bytes_per_s=link_bytes_per_s, latency_s=hop_s),
             ),
         ),
+        intra_domain=near and built(Link, near, latency_s=hop_s),
         adapters_per_node=adapters,
         inter_node=built(
             Link,
@@ -164,16 +170,7 @@ def memory_bytes(case: Case, sheet: Cluster) -> float:
     return whole
 
 
-_SHEET_LINKS: dict[str, float] = {}
-
-
-def sheet_link(name: str) -> float:
-    """All NVLinks of one GPU, one direction."""
-    if name not in _SHEET_LINKS:
-        from autoshard.interop.json_file import read_json
-        from autoshard.spec.hardware_file import FOLDER, Section
-
-        _SHEET_LINKS[name] = Section(read_json(FOLDER / f"{name}.json", "hardware file", 10**6), name).number(
-            "chip_link_bandwidth_bytes_per_s"
-        )
-    return _SHEET_LINKS[name]
+@lru_cache
+def _sheet_number(file: str, name: str) -> float:
+    """A hardware file's own, before what is fitted is applied to it."""
+    return Section(read_json(FOLDER / f"{file}.json", "hardware file", 10**6), file).number(name)

@@ -152,7 +152,7 @@ def row_weights(cases: Sequence[Case], power: float = 0.5) -> np.ndarray:
 
 
 def fit(
-    cases: Sequence[Case], values: Values | None = None, rounds: int = 6, memory: bool = False
+    cases: Sequence[Case], values: Values | None = None, rounds: int = 10, memory: bool = False
 ) -> tuple[Values, Linearised]:
     """All cases; the last linearisation serves to leave groups out."""
     values = dict(values or {})
