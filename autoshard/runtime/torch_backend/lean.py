@@ -13,6 +13,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # the name that torch's own documentation uses
 
 
+def _as(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """x.to(dtype), which takes a while to find that it has nothing to do."""
+    return x if x.dtype is dtype else x.to(dtype)
+
+
 def _accurate(x: torch.Tensor) -> torch.Tensor:
     """In FP32 at least."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
@@ -49,11 +54,11 @@ class RmsNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
         x, weight, scale = ctx.saved_tensors
-        normal, grad, factors = x * scale, grads[0].to(scale.dtype), weight.to(scale.dtype)
+        normal, grad, factors = x * scale, _as(grads[0], scale.dtype), _as(weight, scale.dtype)
         products = (grad * normal).flatten(0, -2)
         along = products.mv(factors).view_as(scale)
         grad_x = (grad * factors).addcmul_(normal, along, value=-1 / x.shape[-1]).mul_(scale)
-        return grad_x.to(x.dtype), products.sum(0).to(weight.dtype), None
+        return _as(grad_x, x.dtype), _as(products.sum(0), weight.dtype), None
 
 
 class Rotate(torch.autograd.Function):
