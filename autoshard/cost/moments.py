@@ -67,12 +67,8 @@ def _matrices(program: Program, index: int) -> tuple[str, ...]:
 
 def _first_of_mlp(program: Program, read: Sequence[tuple[str, ...]]) -> int | None:
     """The first step that reads an expert's weight, but not the router's; without experts, one of the MLP."""
-    dims = program.graph.tensors
-    experts = [
-        i
-        for i, names in enumerate(read)
-        if any("expert" in dims[one].dims and len(dims[one].dims) > 2 for one in names)
-    ]
+    dims = {name: program.tensor(name).dims for names in read for name in names}
+    experts = [i for i, names in enumerate(read) if any("expert" in dims[one] and len(dims[one]) > 2 for one in names)]
     mlp = [i for i, names in enumerate(read) if names and operator_steps(program.steps[i])[0].operator.module == "mlp"]
     return next(iter(experts or mlp), None)
 

@@ -210,10 +210,8 @@ class PricedProgram:
 
 def program_work(program: Program) -> ProgramWork:
     """Of every step: its operators' needs, and exactly the collectives that it issues."""
-    steps, working = (
-        [operator_steps(step) for step in program.steps],
-        [working_bytes(program, one) for one in program.steps],
-    )
+    steps = [operator_steps(step) for step in program.steps]
+    working = [working_bytes(program, step) for step in program.steps]
     operators = tuple(tuple(operator_needs(program, one) for one in several) for several in steps)
     every = [pair for several in zip(steps, operators, strict=True) for pair in zip(*several, strict=True)]
     parameters: dict[tuple[str, ...], int] = {}
