@@ -38,6 +38,7 @@ def trace_model(model: str, seq: int | None = None) -> ModelSpec:
 
 def trace_module(module: nn.Module, name: str, seq: int) -> ModelSpec:
     """The same of a module, whose parameters lose their numbers."""
+    _check_trained(module, name)
     exported = export_module(module, min(seq, LONGEST_TRACE))
     tracer = Tracer(exported.program, exported.parameters, exported.constants)
     try:
@@ -52,6 +53,17 @@ def trace_module(module: nn.Module, name: str, seq: int) -> ModelSpec:
         return write_model(_arranged(tracer, logits, module, name), name, seq)
     except Mismatch as error:
         raise AutoshardError(f"cannot plan {name}: its blocks are alike but for a dim: {error}") from None
+
+
+def _check_trained(module: nn.Module, name: str) -> None:
+    """A plan has a gradient and optimizer state for every parameter."""
+    parameters = dict(module.named_parameters())
+    frozen = [parameter for parameter, value in parameters.items() if not value.requires_grad]
+    if frozen:
+        raise AutoshardError(
+            f"{name} has frozen parameters (requires_grad=False), {len(frozen):,} of {len(parameters):,}, the first is "
+            f"{frozen[0]}: a plan trains all of them; call requires_grad_(True), or make constants buffers"
+        )
 
 
 def _arranged(tracer: Tracer, logits: View, module: nn.Module, name: str) -> Traced:

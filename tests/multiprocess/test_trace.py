@@ -340,3 +340,17 @@ def test_a_forward_that_gives_something_else_says_what_is_wanted() -> None:
         "Scalar: forward takes token ids [batch, seq] and gives logits [batch, seq, vocab], or an object with .logits; "
         "this gives a tensor of shape []"
     )
+
+
+@pytest.mark.parametrize("frozen", [("blocks.1.up.weight",), ("blocks.1.up.weight", "vocabulary.weight")])
+def test_a_plan_trains_every_parameter(frozen: tuple[str, ...]) -> None:
+    module = OddModel()
+    for name in frozen:
+        module.get_parameter(name).requires_grad_(False)
+    with pytest.raises(AutoshardError) as error:
+        trace_module(module, "OddModel", SEQ)
+    total = len(list(module.parameters()))
+    assert str(error.value) == (
+        f"OddModel has frozen parameters (requires_grad=False), {len(frozen)} of {total}, the first is "
+        "blocks.1.up.weight: a plan trains all of them; call requires_grad_(True), or make constants buffers"
+    )
