@@ -21,8 +21,9 @@ from autoshard.layout.plan import Plan, make_plan
 from autoshard.layout.sharding import divides
 from autoshard.layout.strategy import Strategy
 from autoshard.layout.template import template_of
-from autoshard.models.padding import padded_heads
+from autoshard.models.padding import multiple_of, padded_heads
 from autoshard.models.traced.shrink import shrunk
+from autoshard.search.rules import check_strategy
 from autoshard.spec.cluster import Cluster, load_cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec
@@ -32,6 +33,8 @@ SEQUENCE_LENGTH = 128
 """Tokens: long enough for text to be learned from, divisible by every axis of a rehearsal."""
 _AXES = ("pp", "tp", "ep", "cp", "dp")
 """In the order in which they are kept when not all fit."""
+_MORE_HEADS = (1, 2, 4)
+"""Times as many as show a plan's grouping and replication: some layouts take more."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,8 @@ class Rehearsal:
 def rehearse(original: Plan, max_processes: int, vocab_size: int) -> Rehearsal:
     """Shrink a plan to at most max_processes ranks.
 
-    vocab_size: entries of the tokenizer. Raises AutoshardError when not even one axis fits.
+    vocab_size: entries of the tokenizer. What is left of the plan obeys every rule that the plan obeyed.
+    Raises AutoshardError when not even one axis fits.
     """
     used = {axis: size for axis, size in _degrees(original.strategy).items() if size > 1}
     kept: dict[str, int] = {}
@@ -59,14 +63,13 @@ def rehearse(original: Plan, max_processes: int, vocab_size: int) -> Rehearsal:
             f"processes={max_processes} cannot rehearse {' x '.join(f'{a}={n}' for a, n in used.items())}: "
             f"one axis takes 2 processes, all of them {2 ** len(used)}"
         )
-    model = _model(original, kept, vocab_size)
     strategy = _strategy(original, kept)
     training = replace(
         original.training,
         sequence_length=SEQUENCE_LENGTH,
         global_batch_size=_microbatches(original, kept.get("pp", 1)) * strategy.dp * strategy.microbatch_size,
     )
-    model = replace(model, num_hidden_layers=sum(strategy.stage_layers))
+    model = _smallest_legal_model(original, training, strategy, vocab_size)
     return Rehearsal(_with_operators(_plan(model, training, strategy), original), left_out, 2 ** len(used))
 
 
@@ -174,10 +177,23 @@ def _microbatches(original: Plan, pp: int) -> int:
     return pp if number == ranks else 2 * pp
 
 
-def _model(original: Plan, kept: dict[str, int], vocab_size: int) -> ModelSpec:
-    """The same structure, narrow. Layers are set by the stages."""
+def _smallest_legal_model(original: Plan, training: TrainingSpec, strategy: Strategy, vocab_size: int) -> ModelSpec:
+    """The first that the rules take with the shrunken strategy. Raises AutoshardError where they take none."""
+    refusal = None
+    for more_heads in _MORE_HEADS:
+        model = _model(original, strategy, vocab_size, more_heads)
+        try:
+            check_strategy(model, training, local_cluster(strategy.world_size), "torch", strategy)
+        except AutoshardError as error:
+            refusal = error
+        else:
+            return model
+    raise AutoshardError(f"the plan cannot be rehearsed: made small, it breaks a rule: {refusal}")
+
+
+def _model(original: Plan, strategy: Strategy, vocab_size: int, more_heads: int) -> ModelSpec:
+    """The same structure, narrow, with the blocks of the shrunken strategy's stages."""
     model = original.model
-    tp = kept.get("tp", 1)
     ratio = model.num_attention_heads // model.num_key_value_heads
     replicated = original.strategy.tp > model.num_key_value_heads
     group = 1 if ratio == 1 else max(2, min(ratio, 8 if replicated else 4) // 2 * 2)
@@ -187,8 +203,7 @@ def _model(original: Plan, kept: dict[str, int], vocab_size: int) -> ModelSpec:
         kv_heads, group = 1, 3
     elif padded.key_value != model.num_key_value_heads:
         kv_heads = 3
-    else:
-        assert group * kv_heads % tp == 0, (group, kv_heads, tp)
+    kv_heads *= more_heads
     heads = kv_heads * group
     hidden = HEAD_DIM * heads
     ffn = max(32, round(hidden * model.intermediate_size / model.hidden_size / 32) * 32)
@@ -197,6 +212,7 @@ def _model(original: Plan, kept: dict[str, int], vocab_size: int) -> ModelSpec:
     return replace(
         model,
         name=f"{model.name} (shrunk)",
+        num_hidden_layers=sum(strategy.stage_layers),
         hidden_size=hidden,
         intermediate_size=ffn,
         num_attention_heads=heads,
@@ -206,7 +222,7 @@ def _model(original: Plan, kept: dict[str, int], vocab_size: int) -> ModelSpec:
         max_position_embeddings=max(SEQUENCE_LENGTH, min(model.max_position_embeddings, 4 * SEQUENCE_LENGTH)),
         sliding_window=None if model.sliding_window is None else window,
         shared_expert_intermediate_size=2 * ffn if model.shared_expert_intermediate_size else 0,
-        num_local_experts=min(model.num_local_experts, 4),
+        num_local_experts=multiple_of(min(model.num_local_experts, 4), strategy.ep),
         num_experts_per_tok=experts,
         graph=graph,
     )

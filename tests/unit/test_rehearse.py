@@ -1,18 +1,27 @@
 """What a rehearsal keeps of the plan, and what its verdict says. No torch."""
 
 from dataclasses import replace
+from random import Random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError
+from autoshard.layout.context_parallel import CONTEXT_PARALLEL, UNUSED
 from autoshard.layout.plan import Plan, make_plan
-from autoshard.layout.strategy import Strategy, even_stage_layers
+from autoshard.layout.strategy import ATTENTION_KERNELS, ZERO_STAGES, Strategy, even_stage_layers
 from autoshard.models import load_model
-from autoshard.runtime.rehearse import one_process, rehearse
+from autoshard.models.registry import builtin_models
+from autoshard.runtime.rehearse import local_cluster, one_process, rehearse
 from autoshard.runtime.report import Verdict, introduction, verdict
+from autoshard.schedules import SCHEDULES
+from autoshard.search.rules import check_strategy
 from autoshard.spec.cluster import load_cluster
+from autoshard.spec.dropout import Dropout
 from autoshard.spec.training import PRECISIONS, TrainingSpec
+from tests.traced_models import ODD
 
 
 def plan(
@@ -153,3 +162,74 @@ def test_what_rounding_alone_changes_as_much_is_not_judged() -> None:
 def test_a_shrunk_tied_model_stays_tied() -> None:
     tied = replace(plan(), model=replace(load_model("llama3-70b"), tie_word_embeddings=True))
     assert rehearse(tied, 8, 256).plan.model.tie_word_embeddings
+
+
+def ulysses_plan() -> Plan:
+    """llama3-8b, whose 8 key-value heads 2 x 4 ranks share: two of them, as a rehearsal has, would not do for 2 x 2."""
+    spec, cluster = load_model("llama3-8b"), load_cluster("h100-80gb", 4)
+    training = TrainingSpec(8192, 1024, PRECISIONS["mixed_precision"])
+    chosen = replace(
+        plan().strategy, tp=2, pp=1, dp=4, cp=4, context_parallel="ulysses", stage_layers=(32,), recompute=("none",)
+    )
+    return make_plan(spec, training, cluster, "torch", chosen, estimate(spec, training, cluster, chosen))
+
+
+def test_exchanged_heads_are_enough_for_all_ranks() -> None:
+    small = rehearse(ulysses_plan(), 8, 256).plan
+    assert (small.strategy.tp, small.strategy.cp, small.strategy.context_parallel) == (2, 2, "ulysses")
+    assert (small.model.num_attention_heads, small.model.num_key_value_heads) == (16, 4)
+
+
+MODELS = (
+    *map(load_model, builtin_models()),
+    ODD,
+    replace(load_model("gpt3-175b"), name="dropping", dropout=Dropout(0.1, 0.1, 0.1)),
+    replace(load_model("llama3-8b"), name="odd heads", num_attention_heads=12, num_key_value_heads=6),
+    replace(load_model("mixtral-8x7b"), name="six experts", num_local_experts=6),
+    replace(load_model("mixtral-8x7b"), name="three experts", num_local_experts=3, num_experts_per_tok=3),
+)
+DEGREES = ((1, 2, 4, 8), (1, 2, 2, 3, 4), (1, 2, 3, 4), (1, 2, 3, 4), (1, 2, 3, 4, 8), (1, 1, 2))
+"""Of tp, cp, ep, pp, dp, vpp."""
+
+
+def random_legal_plan(random: Random) -> Plan:
+    """Any layout of any model that the rules of backend torch take; it need not be a good one, or fit."""
+    while True:
+        spec = random.choice(MODELS)
+        tp, cp, ep, pp, dp, vpp = (random.choice(sizes) for sizes in DEGREES)
+        try:
+            chosen = Strategy(
+                tp=tp,
+                pp=pp,
+                dp=dp,
+                cp=cp,
+                ep=ep,
+                num_virtual_stages=vpp,
+                microbatch_size=random.choice((1, 2, 4)),
+                schedule=random.choice(list(SCHEDULES)),
+                recompute=tuple(random.choice(("none", "mlp", "full")) for _ in range(pp * vpp)),
+                sequence_parallel=random.choice((True, False)),
+                zero=random.choice(ZERO_STAGES),
+                attention_kernel=random.choice(("flash", *ATTENTION_KERNELS)),
+                stage_layers=even_stage_layers(spec.num_hidden_layers, pp * vpp),
+                context_parallel=random.choice((*CONTEXT_PARALLEL, "ulysses")) if cp > 1 else UNUSED,
+            )
+            training = TrainingSpec(2048, random.choice((16, 96, 1024)), PRECISIONS["mixed_precision"])
+            cluster = local_cluster(chosen.world_size)
+            check_strategy(spec, training, cluster, "torch", chosen)
+        except AutoshardError:
+            continue
+        return make_plan(spec, training, cluster, "torch", chosen, estimate(spec, training, cluster, chosen))
+
+
+@settings(max_examples=200)
+@given(st.integers(0, 2**32), st.sampled_from((2, 4, 8, 16, 32)))
+def test_a_shrunken_plan_obeys_every_rule_that_the_plan_obeyed(seed: int, processes: int) -> None:
+    original = random_legal_plan(Random(seed))
+    try:
+        small = rehearse(original, processes, 256).plan
+    except AutoshardError as error:
+        raise AssertionError(f"{original.model.name}, {original.strategy}") from error
+    for one in (small, one_process(small)):
+        check_strategy(one.model, one.training, one.cluster, "torch", one.strategy)
+    assert small.mesh.world_size <= processes
