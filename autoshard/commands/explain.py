@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from autoshard.commands.output import page_width, say, wants_color
-from autoshard.commands.parser import Parser, add_format, path, text
+from autoshard.commands.parser import Parser, add_format, number, path, text
 
 if TYPE_CHECKING:
     from autoshard.explain.answers import Sensitivity
     from autoshard.explain.page import Line
     from autoshard.layout.plan import Plan
 
+TIME_LIMIT_S = 60.0
+"""Most plans are answered in less; those for torch on many devices, which leaves the most layouts, are not."""
 SUMMARY = "what a plan does, why it was chosen and what would change the choice"
 USAGE = "autoshard explain PLAN [--why LAYOUT] [--schedule] [--operators] [--measured FILE] [options]"
 DESCRIPTION = """\
 Print what a plan does, why it was chosen over others, and what would change the choice: the layouts are searched again
-at other bandwidths, memories, peaks, batches, sequence lengths, nodes and prices, which takes some seconds.
+at other bandwidths, memories, peaks, batches, sequence lengths, nodes and prices, which takes some seconds, for
+torch on many devices minutes. The page stands from the start; answers follow as they are found.
 
   autoshard explain plan.json
   autoshard explain plan.json --why "tp=8 pp=16"
@@ -40,6 +43,13 @@ def add_arguments(parser: Parser) -> None:
         "--measured", type=path, metavar="FILE", help="only what a run measured (run.json) beside what was predicted"
     )
     parser.add_argument("--quick", action="store_true", help="leave out what would change the choice")
+    parser.add_argument(
+        "--time-limit",
+        type=number,
+        default=TIME_LIMIT_S,
+        metavar="SECONDS",
+        help=f"how long to look for what would change the choice (default: {TIME_LIMIT_S:g})",
+    )
     add_format(parser, "text", "json", "markdown")
 
 
@@ -52,29 +62,34 @@ def run(values: Mapping[str, Any]) -> int:
     elif values["schedule"] or values["operators"] or values["measured"]:
         _show_parts(plan, values, form)
     else:
-        _show_page(plan, None if values["quick"] else _sensitivity(plan), form)
+        _show_page(plan, values["time_limit"], values["quick"], form)
     return 0
 
 
-def _show_page(plan: Plan, found: Sensitivity | None, form: str) -> None:
+def _show_page(plan: Plan, limit_s: float, quick: bool, form: str) -> None:
     from autoshard.explain.describe import describe
 
-    description = describe(plan, found)
+    if form == "text":
+        from autoshard.explain.text import pieces
+
+        for piece in pieces(describe(plan), [] if quick else _answers(plan, limit_s), page_width(), wants_color()):
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+        return
+    found = [] if quick else [*_answers(plan, limit_s)]
+    description = describe(plan, found[-1] if found else None)
     if form == "json":
         say(json.dumps(description.to_dict(), indent=1))
-    elif form == "markdown":
+    else:
         from autoshard.explain.markdown import render_markdown
 
         sys.stdout.write(render_markdown(description))
-    else:
-        from autoshard.explain.text import render
-
-        sys.stdout.write(render(description, page_width(), wants_color()))
 
 
-def _sensitivity(plan: Plan) -> Sensitivity | None:
-    """With a line on a terminal of how far it is."""
-    from autoshard.explain.sensitivity import sensitivity
+def _answers(plan: Plan, limit_s: float) -> Iterator[Sensitivity]:
+    """What would change the choice, more with each; on a terminal with a line of how far it is in between."""
+    from autoshard.explain.sensitivity import answers_so_far
+    from autoshard.search.search import Clock
 
     shown = sys.stderr.isatty()
 
@@ -83,11 +98,17 @@ def _sensitivity(plan: Plan) -> Sensitivity | None:
             sys.stderr.write(f"\r\x1b[Kwhat would change the choice: {done} of {total} answers")
             sys.stderr.flush()
 
-    try:
-        return sensitivity(plan, on_answer)
-    finally:
+    def clear() -> None:
         if shown:
             sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+    try:
+        for found in answers_so_far(plan, Clock(limit_s), on_answer):
+            clear()
+            yield found
+    finally:
+        clear()
 
 
 def _show_why(plan: Plan, asked: str, form: str) -> None:

@@ -103,12 +103,13 @@ class PriceRow:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """agrees: today's search chooses the plan's layout; else `now` is what it chooses and there are no flips.
+    """agrees: today's search chooses the plan's layout; else `now` is what it chooses and there are no flips;
+    None where there was no time to see. unanswered: what there was no time for, or not yet.
 
     price_usd: of a node and hour; usd_per_billion_tokens: at that price. Both None where the price is not known.
     """
 
-    agrees: bool
+    agrees: bool | None
     now: str
     degrees: tuple[DegreeRow, ...]
     flips: tuple[FlipRow, ...]
@@ -116,6 +117,7 @@ class Sensitivity:
     price_usd: float | None
     usd_per_billion_tokens: float | None
     prices: tuple[PriceRow, ...]
+    unanswered: tuple[str, ...] = ()
 
 
 def problem_of(plan: Plan) -> Problem:

@@ -15,6 +15,7 @@ from autoshard.explain.sensitivity_text import (
     flips_by_quantity,
     price_lines,
     size_rows,
+    unanswered_line,
 )
 from autoshard.explain.text import order_text
 from autoshard.units import GB, TFLOPS, format_bytes, format_count, format_seconds
@@ -132,11 +133,12 @@ def _sensitivity(found: Sensitivity) -> Iterator[str]:
         yield ""
         yield from (f"* {line}" for line in degree_lines(found))
         yield ""
-    yield "## Flips"
-    yield ""
-    yield FLIPS
-    yield ""
-    if not found.agrees:
+    if found.flips or found.agrees is False:
+        yield "## Flips"
+        yield ""
+        yield FLIPS
+        yield ""
+    if found.agrees is False:
         yield f"The planner of today has another choice for the same inputs: {found.now}"
     else:
         for quantity, sentences in flips_by_quantity(found).items():
@@ -156,6 +158,9 @@ def _sensitivity(found: Sensitivity) -> Iterator[str]:
     yield first
     yield ""
     yield from (f"* {line}" for line in others)
+    if text := unanswered_line(found):
+        yield ""
+        yield f"Not yet: {text}"
 
 
 def _notes(d: Description) -> Iterator[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from math import inf
+from typing import Any, NamedTuple
 
 from autoshard.explain.answers import (
     DegreeRow,
@@ -23,38 +24,77 @@ from autoshard.explain.names import short_name
 from autoshard.explain.quantities import quantities
 from autoshard.layout.plan import Plan
 from autoshard.search import Candidate
-from autoshard.search.again import Searches
+from autoshard.search.again import OutOfTime, Searches
 from autoshard.search.headroom import FIT_PROBABILITY
+from autoshard.search.search import Clock
 from autoshard.spec.cluster import instances
 
 OnAnswer = Callable[[int, int], None]
-Question = tuple[Callable[..., Any], tuple[Any, ...]]
-"""A function of answers.py and what it is asked."""
+OTHER_TP, FLIPS, MORE_NODES, INSTANCES = "another tp", "what flips the choice", "more nodes", "other instances"
+
+
+class Question(NamedTuple):
+    """subject: what it is about; those of one subject are asked in a row. function: of answers.py. asked: of what."""
+
+    subject: str
+    function: Callable[..., Any]
+    asked: tuple[Any, ...]
 
 
 def sensitivity(plan: Plan, on_answer: OnAnswer = lambda done, total: None) -> Sensitivity | None:
-    """None for a plan that was not searched: there is no choice to flip.
+    """All answers, however long it takes. None for a plan that was not searched: there is no choice to flip.
 
     on_answer: told (answers found, answers wanted).
     """
+    return next(reversed([*answers_so_far(plan, Clock(inf), on_answer)]), None)
+
+
+def answers_so_far(plan: Plan, clock: Clock, on_answer: OnAnswer = lambda done, total: None) -> Iterator[Sensitivity]:
+    """What is known after each subject; the last one is all. Nothing for a plan that was not searched.
+
+    When the clock has run out, no more is looked for: `unanswered` of the last one says what is missing.
+    """
     if plan.search is None:
-        return None
-    searches = Searches()
-    sure, best, refusal = _choice(searches, plan)
+        return
+    searches = Searches(clock)
+    try:
+        sure, best, refusal = _choice(searches, plan)
+    except OutOfTime:
+        yield _sensitivity(plan, None, "", [], (OTHER_TP, FLIPS, MORE_NODES, INSTANCES))
+        return
     agrees = best is not None and same_layout(best.strategy, plan.strategy)
-    wanted, rows = [*_questions(plan, agrees, sure)], []
-    for done, (function, asked) in enumerate(wanted):
+    now = refusal if best is None else short_name(best.strategy)
+    wanted = [*_questions(plan, agrees, sure)]
+    rows: list[Any] = []
+    for done, (subject, function, asked) in enumerate(wanted):
         on_answer(done, len(wanted))
-        rows.append(function(searches, plan, *asked))
+        if done and wanted[done - 1].subject != subject:
+            yield _sensitivity(plan, agrees, now, rows, _subjects(wanted[done:]))
+        try:
+            rows.append(function(searches, plan, *asked))
+        except OutOfTime:
+            yield _sensitivity(plan, agrees, now, rows, _subjects(wanted[done:]))
+            return
+    yield _sensitivity(plan, agrees, now, rows, ())
+
+
+def _subjects(questions: Sequence[Question]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(one.subject for one in questions))
+
+
+def _sensitivity(
+    plan: Plan, agrees: bool | None, now: str, rows: Sequence[Any], unanswered: tuple[str, ...]
+) -> Sensitivity:
     return Sensitivity(
         agrees,
-        refusal if best is None else short_name(best.strategy),
+        now,
         tuple(row for row in rows if isinstance(row, DegreeRow)),
         tuple(row for row in rows if isinstance(row, FlipRow)),
         tuple(row for row in rows if isinstance(row, SizeRow)),
         plan.cluster.price_per_node_hour_usd,
         usd_per_billion_tokens(plan.cluster, plan.estimate.tokens_per_s),
         tuple(row for row in rows if isinstance(row, PriceRow)),
+        unanswered,
     )
 
 
@@ -65,17 +105,19 @@ def _choice(searches: Searches, plan: Plan) -> tuple[float, Candidate | None, st
 
 
 def _questions(plan: Plan, agrees: bool, sure: float) -> Iterator[Question]:
-    """Problems of less memory are asked after those of more, whose prices they share."""
-    if agrees:
-        for quantity in quantities(problem_of(plan)):
-            yield flip_row, (quantity, quantity.furthest, sure)
-            yield flip_row, (quantity, 1 / quantity.furthest, sure)
-    if plan.cluster.instance == "cpu":
-        return
-    for tp in (2**power for power in range(plan.cluster.devices_per_node.bit_length())):
+    """In the order of the page. Problems of less memory are asked after those of more, whose prices they share."""
+    on_cluster = plan.cluster.instance != "cpu"
+    for tp in (2**power for power in range(plan.cluster.devices_per_node.bit_length())) if on_cluster else ():
         if tp != plan.strategy.tp:
-            yield degree_row, (tp, sure)
+            yield Question(OTHER_TP, degree_row, (tp, sure))
+    for quantity in quantities(problem_of(plan)) if agrees else ():
+        yield Question(quantity.name, flip_row, (quantity, quantity.furthest, sure))
+        yield Question(quantity.name, flip_row, (quantity, 1 / quantity.furthest, sure))
+    if not on_cluster:
+        return
     for nodes in dict.fromkeys((plan.cluster.nodes, plan.cluster.nodes + 1, 2 * plan.cluster.nodes)):
-        yield size_row, (nodes, sure)
+        yield Question(MORE_NODES, size_row, (nodes, sure))
     if plan.cluster.price_per_node_hour_usd is not None and plan.cluster.layout_rules != "none":
-        yield from ((price_row, (name,)) for name in instances() if name != plan.cluster.instance)
+        for name in instances():
+            if name != plan.cluster.instance:
+                yield Question(INSTANCES, price_row, (name,))

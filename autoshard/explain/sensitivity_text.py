@@ -17,10 +17,18 @@ FLIPS = (
 )
 
 
-def sensitivity_lines(found: Sensitivity, width: int) -> list[list[Line]]:
-    """Sections."""
-    sections = [_degrees(found, width), _flips(found, width), _sizes(found, width), _price(found, width)]
+def sensitivity_lines(found: Sensitivity, width: int, more_to_come: bool = False) -> list[list[Line]]:
+    """Sections. more_to_come: lines of later answers will stand behind these, none of which changes."""
+    sections = [_degrees(found, width), _flips(found, width), _sizes(found, width)]
+    if not more_to_come:
+        sections += [_price(found, width), _unanswered(found, width)]
     return [section for section in sections if section]
+
+
+def unanswered_line(found: Sensitivity) -> str:
+    """What there was no time for; '' where there was."""
+    names = "; ".join(found.unanswered)
+    return f"no time was left for: {names}; a longer --time-limit looks at them too" if names else ""
 
 
 def flips_by_quantity(found: Sensitivity) -> dict[str, list[str]]:
@@ -96,6 +104,8 @@ def _degrees(found: Sensitivity, width: int) -> list[Line]:
 
 
 def _flips(found: Sensitivity, width: int) -> list[Line]:
+    if not found.flips and found.agrees is not False:
+        return []
     if not found.agrees:
         text = f"the planner of today has another choice for the same inputs, so nothing is said of flips: {found.now}"
         return heading("Flips", text, width)
@@ -130,6 +140,11 @@ def _size(one: SizeRow) -> tuple[str, ...]:
 def _price(found: Sensitivity, width: int) -> list[Line]:
     first, *others = price_lines(found)
     return [*heading("Price", first, width), *(line for one in others for line in hanging("  - ", one, width))]
+
+
+def _unanswered(found: Sensitivity, width: int) -> list[Line]:
+    text = unanswered_line(found)
+    return heading("Not yet", text, width) if text else []
 
 
 def _offer(one: PriceRow) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from autoshard.explain.answers import Sensitivity
 from autoshard.explain.describe import Description, RunnerUp, Share
 from autoshard.explain.page import (
     NARROWEST,
@@ -31,25 +32,31 @@ NEARLY_FULL = 0.9
 
 def render(description: Description, width: int = 100, color: bool = False) -> str:
     """The page, ending with a newline. width: columns of the terminal."""
+    found = description.sensitivity
+    return "".join(pieces(description, [found] if found else [], width, color))
+
+
+def pieces(d: Description, answers: Iterable[Sensitivity], width: int, color: bool) -> Iterator[str]:
+    """The page as it becomes known: whole lines, first all that needs no answer.
+
+    answers: each has those of the one before it and more. The description's own are not looked at.
+    """
     width = max(NARROWEST, min(width, WIDEST))
-    sections: list[list[Line]] = [
-        _title(description, width),
-        _layout(description, width),
-        _step(description, width),
-        _memory(description, width),
-        _search(description, width),
-        _runners_up(description, width),
-        _sure(description, width),
-        *(sensitivity_lines(description.sensitivity, width) if description.sensitivity else []),
-        _notes(description, width),
-        [((line, "dim"),) for line in wrap(description.caveat, width)],
-    ]
-    lines: list[Line] = []
-    for section in sections:
-        if section:
-            lines.extend(section)
-            lines.append(())
-    return paint(lines[:-1], width, color)
+    start = (_title, _layout, _step, _memory, _search, _runners_up, _sure)
+    yield paint(_joined([section(d, width) for section in start])[1:], width, color)
+    shown, last = 0, None
+    for last in answers:
+        lines = _joined(sensitivity_lines(last, width, more_to_come=True))
+        yield paint(lines[shown:], width, color)
+        shown = len(lines)
+    lines = _joined(sensitivity_lines(last, width) if last else [])[shown:]
+    caveat: list[Line] = [((line, "dim"),) for line in wrap(d.caveat, width)]
+    yield paint([*lines, *_joined([_notes(d, width), caveat])], width, color)
+
+
+def _joined(sections: Sequence[list[Line]]) -> list[Line]:
+    """An empty line, then the section, for each that is not empty."""
+    return [line for section in sections if section for line in ((), *section)]
 
 
 def _title(d: Description, width: int) -> list[Line]:

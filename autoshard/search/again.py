@@ -20,23 +20,31 @@ from autoshard.search.search import Clock, PricedLayouts, choose, search
 from autoshard.search.sets import recompute_sets, sets_by_stage
 from autoshard.search.tally import Tally
 
+
+class OutOfTime(Exception):
+    """A search was not ended, or not begun, when the clock ran out."""
+
+
 KEPT = 4
 """Problems whose prices are kept: those of a cluster take some MB."""
 
 
 class Searches:
-    """Mutable: remembers what it did."""
+    """Mutable: remembers what it did. clock: when it has run out, every search raises OutOfTime."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or Clock(inf)
         self._drafts: dict[tuple[object, ...], list[Draft]] = {}
         self._priced: dict[tuple[Problem, Pins], PricedLayouts] = {}
 
     @uncollected()
     def best(self, problem: Problem, pins: Pins, fit_probability: float = FIT_PROBABILITY) -> Candidate:
-        """As `search`, which says what is raised."""
+        """As `search`, which says what is raised, and OutOfTime."""
         check_pins(problem, pins)
         cluster = problem.cluster
-        choice = choose(self.layouts(problem, pins), pins, levels(cluster, fit_probability), Clock(inf))
+        self._check_clock()
+        choice = choose(self.layouts(problem, pins), pins, levels(cluster, fit_probability), self._clock)
+        self._check_clock()  # what was chosen in a hurry may not be the best
         if choice is None:
             model, training, _, backend = problem
             return search(model, training, cluster, pins, backend, top=0, fit_probability=fit_probability).best
@@ -69,4 +77,12 @@ class Searches:
             self._drafts[key] = [draft for mesh in legal for draft in mesh.drafts if table.has_room(draft)]
         for draft in self._drafts[key]:
             table.add(draft)
-        return PricedLayouts(problem, [*table.price()], inf)
+        found = []
+        for one in table.price():
+            found.append(one)
+            self._check_clock()
+        return PricedLayouts(problem, found, inf)
+
+    def _check_clock(self) -> None:
+        if not self._clock.in_time():
+            raise OutOfTime

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
+from math import inf
 from typing import Any
 
 import pytest
 
+from autoshard.cli import main
 from autoshard.cost.values import Estimate
 from autoshard.errors import NoLayoutFits
 from autoshard.explain import answers, flips
+from autoshard.explain.answers import Sensitivity, problem_of
 from autoshard.explain.describe import describe
 from autoshard.explain.flips import FINE, Question, flip, same_layout, winner
 from autoshard.explain.quantities import Quantity, quantities
-from autoshard.explain.sensitivity import _choice, sensitivity
+from autoshard.explain.sensitivity import _choice, answers_so_far, sensitivity
+from autoshard.explain.sensitivity_text import unanswered_line
+from autoshard.explain.text import pieces, render
 from autoshard.layout.plan import Plan, SearchSummary, make_plan
 from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import load_model
 from autoshard.search import Candidate, Pins, search
 from autoshard.search.again import Searches
 from autoshard.search.rules import Problem
+from autoshard.search.search import Clock
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
 from tests.unit.explain_examples import recipe_plan
@@ -258,3 +265,71 @@ def test_usd_per_billion_tokens() -> None:
     cluster = load_cluster("trn1.32xlarge", 16)
     assert answers.usd_per_billion_tokens(cluster, 1e6) == pytest.approx(16 * 21.5 / 3.6)
     assert answers.usd_per_billion_tokens(replace(cluster, price_per_node_hour_usd=None), 1e6) is None
+
+
+class Looks(Clock):
+    """Runs out after so many looks at it."""
+
+    def __init__(self, looks: int):
+        super().__init__(inf)
+        self.left = looks
+
+    def in_time(self) -> bool:
+        self.left -= 1
+        return self.left >= 0
+
+
+def test_what_there_is_no_time_for_is_named() -> None:
+    plan = small_plan()
+    whole, looks = sensitivity(plan), Looks(10**9)
+    assert whole is not None and whole.unanswered == ()
+    *_, last = answers_so_far(plan, looks)
+    assert last == whole
+    half = [*answers_so_far(plan, Looks((10**9 - looks.left) // 2))]
+    assert half[-1].unanswered[-2:] == ("more nodes", "other instances")
+    assert half[-1].degrees == whole.degrees
+    assert half[-1].flips and half[-1].flips == whole.flips[: len(half[-1].flips)]
+    for before, after in pairwise(half):
+        assert before.flips == after.flips[: len(before.flips)]
+    assert "; more nodes; other instances; a longer --time-limit looks at them too" in unanswered_line(half[-1])
+    (nothing,) = answers_so_far(plan, Looks(0))
+    assert (nothing.agrees, nothing.flips, nothing.sizes) == (None, (), ())
+    assert nothing.unanswered == ("another tp", "what flips the choice", "more nodes", "other instances")
+    assert "Flips" not in render(describe(plan, nothing))
+
+
+def test_the_page_stands_before_the_first_answer_and_grows_by_whole_lines() -> None:
+    plan = small_plan()
+    told: list[Sensitivity] = []
+
+    def told_one_by_one() -> Iterator[Sensitivity]:
+        for one in answers_so_far(plan, Clock(inf)):
+            told.append(one)
+            yield one
+
+    page = pieces(describe(plan), told_one_by_one(), 100, False)
+    start = next(page)
+    assert not told
+    assert render(describe(plan), 100).startswith(start)
+    parts = [*page]
+    assert all(part == "" or part.endswith("\n") for part in parts)
+    assert sum(map(bool, parts)) > len(quantities(problem_of(plan)))
+    assert start + "".join(parts) == render(describe(plan, told[-1]), 100)
+
+
+def test_explain_says_what_it_knows_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan, limits = small_plan(), []
+
+    def nothing_yet(of: Plan, clock: Clock, on_answer: object) -> Iterator[Sensitivity]:
+        limits.append(clock.limit_s)
+        assert capsys.readouterr().out.startswith("llama3-8b on 1 x trn1.32xlarge")
+        yield from ()
+
+    monkeypatch.setattr("autoshard.explain.sensitivity.answers_so_far", nothing_yet)
+    monkeypatch.setattr("autoshard.layout.validate.read_plan", lambda path: plan)
+    for more, limit_s in (([], 60), (["--time-limit", "7"], 7)):
+        assert main(["explain", "plan.json", *more]) == 0
+        assert limits.pop() == limit_s
+        assert "Notes" in capsys.readouterr().out or not plan.notes
