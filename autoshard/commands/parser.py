@@ -124,13 +124,15 @@ class _WrongValueError(argparse.ArgumentTypeError, ValueError):
     """argparse shows the text of the one, jsonargparse that of the other."""
 
 
-def whole(at_least: int = 1) -> Callable[[Any], int]:
-    """A whole number, from the command line (text) or a config file (a number)."""
+def whole(at_least: int = 1, at_most: int | None = None) -> Callable[[Any], int]:
+    """A whole number, from the command line (text) or a config file (a number). at_most: None is 15 digits."""
 
     def parse(value: Any) -> int:
         text = str(value)
         if isinstance(value, bool) or not re.fullmatch(r"[+-]?\d{1,15}", text) or int(text) < at_least:
             raise _WrongValueError(f"{_short(text)} must be a whole number of at least {at_least}")
+        if at_most is not None and int(text) > at_most:
+            raise _WrongValueError(f"{_short(text)} must be at most {at_most:,}")
         return int(text)
 
     return parse

@@ -17,6 +17,8 @@ SEQUENCE_LENGTH = 8192
 GLOBAL_BATCH = 1024
 TOP = 5
 FIT_PROBABILITY = 0.9
+MOST_NODES, MOST_SEQUENCES, MOST_TOKENS = 65_536, 1_048_576, 100_000_000
+"""Of a cluster, of a step, of a sequence: beyond what anybody has, and what is searched in bounded time."""
 SEARCHED = "auto"
 """A pin with this value is none."""
 
@@ -66,7 +68,7 @@ class _Stage(one_of):
 WHAT = (
     Option("model", text, "MODEL", "built-in name, Hugging Face config.json, or my_file.py:MyModel (required)"),
     Option("instance", text, "TYPE", f"EC2 instance type, or cpu (default: {INSTANCE})"),
-    Option("nodes", whole(), "N", "instances (default: 1)", 1),
+    Option("nodes", whole(at_most=MOST_NODES), "N", "instances (default: 1)", 1),
     Option(
         "lnc",
         whole_or(SEARCHED),
@@ -76,12 +78,16 @@ WHAT = (
     Option("hardware", path, "FILE", "hardware file (JSON) in place of a packaged one"),
     Option(
         "seq_len",
-        whole(),
+        whole(at_most=MOST_TOKENS),
         "TOKENS",
         f"tokens of a sequence (default: {SEQUENCE_LENGTH}, or the model's limit if shorter)",
     ),
     Option(
-        "global_batch", whole(), "SEQUENCES", f"sequences of an optimizer step (default: {GLOBAL_BATCH})", GLOBAL_BATCH
+        "global_batch",
+        whole(at_most=MOST_SEQUENCES),
+        "SEQUENCES",
+        f"sequences of an optimizer step (default: {GLOBAL_BATCH})",
+        GLOBAL_BATCH,
     ),
     Option(
         "precision",

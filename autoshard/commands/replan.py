@@ -8,6 +8,7 @@ from typing import Any
 
 from autoshard.commands.output import say, show_plan
 from autoshard.commands.parser import Parser, add_format, path, whole
+from autoshard.commands.plan_options import MOST_NODES
 
 SUMMARY = "plan again for another number of nodes, moving little"
 USAGE = "autoshard replan PLAN --nodes N [options]"
@@ -22,7 +23,8 @@ newest checkpoint of the old layout.
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("plan", type=path, metavar="PLAN", help="plan.json of the run")
-    parser.add_argument("--nodes", type=whole(), metavar="N", required=True, help="nodes that there are now")
+    most = whole(at_most=MOST_NODES)
+    parser.add_argument("--nodes", type=most, metavar="N", required=True, help="nodes that there are now")
     parser.add_argument(
         "-o",
         "--out",

@@ -56,6 +56,10 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ("plan --model llama3-8b --nodes", "--nodes: expected one argument"),
         ("plan --model llama3-8b --nodes two", "--nodes: two must be a whole number of at least 1"),
         ("plan --model llama3-8b --nodes 0", "--nodes: 0 must be a whole number of at least 1"),
+        ("plan --model llama3-8b --nodes 1000000000", "--nodes: 1000000000 must be at most 65,536"),
+        ("replan plan.json --nodes 65537", "--nodes: 65537 must be at most 65,536"),
+        ("plan --model llama3-8b --global-batch 735134400", "--global-batch: 735134400 must be at most 1,048,576"),
+        ("plan --model llama3-8b --seq-len 735134400", "--seq-len: 735134400 must be at most 100,000,000"),
         ("plan --model llama3-8b --nodes 1.5", "--nodes: 1.5 must be a whole number of at least 1"),
         ("plan --precision fp8", "--precision: fp8 must be one of: mixed_precision, bf16_sr, fp32"),
         ("plan --recompute mlp+", "recompute='mlp+' must be none, full, or modules (attention_norm, attention, core_attention, mlp_norm, mlp, residual) and operators of a block joined by +"),  # noqa: E501
@@ -100,6 +104,7 @@ def test_errors_of_what_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("model: llama3-8b\nnoodles: 3\n", "the config file has noodles, which is not an option of autoshard plan"),
         ("model: llama3-8b\nnodes: three\n", "nodes: three must be a whole number of at least 1"),
+        ("model: llama3-8b\nnodes: 65537\n", "nodes: 65537 must be at most 65,536"),
         ("model: llama3-8b\nnodes: true\n", "nodes: True must be a whole number of at least 1"),
         ("model: [llama3-8b\n", "--config: while parsing a flow sequence"),
         ("model: llama3-8b\nexhaustive: maybe\n", "exhaustive: maybe must be true or false"),
