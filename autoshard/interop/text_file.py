@@ -1,4 +1,4 @@
-"""Read a text file that may hold anything: a regular file, bounded in size, in UTF-8. What JSON, YAML and TOML share."""
+"""Read a text file that may hold anything: a regular file, bounded in size, in UTF-8; JSON, YAML and TOML share it."""
 
 import stat
 from pathlib import Path

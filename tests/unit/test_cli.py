@@ -104,7 +104,7 @@ def test_errors_of_what_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
         (
             "model: [llama3-8b\n",
             "--config {file}, line 2, column 1: not YAML: expected ',' or ']', but got '<stream end>'",
-        ),  # noqa: E501
+        ),
         ("model: llama3-8b\nexhaustive: maybe\n", "exhaustive: maybe must be true or false"),
         ("", "--config: a recipe has options with their values, such as `model: llama3-8b`"),
         ("- model\n", "--config: a recipe has options with their values, such as `model: llama3-8b`"),
