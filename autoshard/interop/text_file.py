@@ -25,16 +25,19 @@ def read_bytes(path: str | Path, where: str, max_bytes: int, kind: str = "") -> 
         if not stat.S_ISREG(status.st_mode):
             raise AutoshardError(f"{where} is not a regular file")
         if status.st_size > max_bytes:
-            raise _too_large(where, format_bytes(status.st_size), max_bytes)
+            raise AutoshardError(
+                f"{where} has {format_bytes(status.st_size)}, more than the {format_bytes(max_bytes)} that are read; "
+                "is it the right file?"
+            )
         with Path(path).open("rb") as file:
-            data = file.read(max_bytes + 1)  # it may have grown; files of /proc have size 0
+            data = file.read(status.st_size + 1)
     except FileNotFoundError:
         raise AutoshardError(f"{where} does not exist") from None
     except (OSError, ValueError) as error:  # ValueError: a null character in the name
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise AutoshardError(f"{where} cannot be read: {reason}") from None
-    if len(data) > max_bytes:
-        raise _too_large(where, f"at least {format_bytes(len(data))}", max_bytes)
+    if len(data) > status.st_size:
+        raise AutoshardError(f"{where} has more bytes than the {status.st_size:,} that it said; is it being written?")
     return data
 
 
@@ -67,9 +70,3 @@ def printable(path: str | Path) -> str:
     """A path as one line of an error shows it."""
     text = str(path)
     return text if text.isprintable() else ascii(text)
-
-
-def _too_large(where: str, size: str, max_bytes: int) -> AutoshardError:
-    return AutoshardError(
-        f"{where} has {size}, more than the {format_bytes(max_bytes)} that are read; is it the right file?"
-    )
