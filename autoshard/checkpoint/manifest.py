@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.checkpoint.layout import parameter_shapes
-from autoshard.checkpoint.store import Folder
+from autoshard.checkpoint.store import Folder, folder_name, is_step
+from autoshard.checkpoint.tensor_file import ELEMENT_BYTES
 from autoshard.errors import AutoshardError
 from autoshard.interop.json_file import read_json
 from autoshard.spec.dropout import NO_DROPOUT, Dropout
-from autoshard.spec.fields import show
+from autoshard.spec.fields import LARGEST_SEED, check_choice, check_integer, is_finite, show
 from autoshard.spec.model import ModelSpec
 
 MANIFEST = "manifest.json"
@@ -23,6 +24,7 @@ QUANTITIES = ("master", "first_moment", "second_moment")
 WEIGHTS = QUANTITIES[:1]
 """Alone in what `autoshard convert` writes: weights to start from."""
 _MAX_BYTES = 1_000_000_000
+_MOST_FILE_BYTES = 2**63 - 1
 _NOT_OF_STATE = ("name", "dropout")
 """Fields of a model in which a run may go on with others."""
 
@@ -83,7 +85,7 @@ class Manifest:
 
 
 def read_manifest(folder: Path | Folder) -> Manifest:
-    """Raises AutoshardError for anything that to_json did not write."""
+    """Raises AutoshardError for anything that to_json did not write, and in a folder that is named for another step."""
     path = f"{folder}/{MANIFEST}"
     what = "checkpoint manifest"
     values = read_json(path, what, _MAX_BYTES) if isinstance(folder, Path) else folder.json(MANIFEST, what, _MAX_BYTES)
@@ -98,9 +100,15 @@ def read_manifest(folder: Path | Folder) -> Manifest:
     if not isinstance(content, dict) or _digest(content) != values["sha256"]:
         raise AutoshardError(f"checkpoint manifest {path} was changed after it was written: its SHA-256 is another")
     try:
-        return _manifest(content)
+        manifest = _manifest(content)
+    except AutoshardError as error:
+        raise AutoshardError(f"checkpoint manifest {path} is not one of autoshard's: {error}") from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise AutoshardError(f"checkpoint manifest {path} is not one of autoshard's: {error!r}") from None
+    name = folder_name(manifest.step)
+    if is_step(folder.name) and folder.name != name:
+        raise AutoshardError(f"checkpoint {folder} is of step {manifest.step} by its manifest: rename it to {name}")
+    return manifest
 
 
 def shapes(manifest: Manifest) -> dict[str, tuple[int, ...]]:
@@ -109,15 +117,20 @@ def shapes(manifest: Manifest) -> dict[str, tuple[int, ...]]:
 
 
 def _manifest(content: dict[str, Any]) -> Manifest:
-    """Raises what Python raises for values of other types."""
+    """Raises what Python raises for values of other types, and AutoshardError for numbers that no run has."""
     quantities = tuple(content.pop("quantities"))
     if quantities not in (QUANTITIES, WEIGHTS):
         raise ValueError("quantities")
     files = tuple(_file(one) for one in content.pop("files"))
     manifest = Manifest(**content, files=files, quantities=quantities)
-    for name, kind in (("step", int), ("world_size", int), ("seed", int), ("dtype", str)):
-        if type(getattr(manifest, name)) is not kind:
-            raise TypeError(name)
+    of = "its content"
+    check_integer(of, "step", manifest.step, at_least=0)
+    check_integer(of, "world_size", manifest.world_size)
+    check_integer(of, "seed", manifest.seed, at_least=0, at_most=LARGEST_SEED)
+    check_choice(of, "dtype", manifest.dtype, ELEMENT_BYTES)
+    rate = manifest.learning_rate
+    if type(rate) not in (int, float) or not is_finite(rate) or rate < 0:
+        raise AutoshardError(f"learning_rate={show(rate)} of {of} must be a finite number of at least 0")
     for name in ("model", "data_position", "versions"):
         if type(getattr(manifest, name)) is not dict:
             raise TypeError(name)
@@ -128,7 +141,8 @@ def _file(values: dict[str, Any]) -> FileRecord:
     one = FileRecord(**{**values, "tensors": tuple(values["tensors"])})
     if type(one.name) is not str or one.name != Path(one.name).name or one.name in ("", ".", ".."):
         raise ValueError(f"file name {one.name!r}")
-    if type(one.bytes) is not int or type(one.sha256) is not str or any(type(name) is not str for name in one.tensors):
+    check_integer(f"file {show(one.name)}", "bytes", one.bytes, at_least=0, at_most=_MOST_FILE_BYTES)
+    if type(one.sha256) is not str or any(type(name) is not str for name in one.tensors):
         raise TypeError("files")
     return one
 

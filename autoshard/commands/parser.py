@@ -7,15 +7,15 @@ import difflib
 import math
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser, Namespace
 
 from autoshard.errors import AutoshardError
+from autoshard.interop.text_file import printable, read_text
 
 MOST_BYTES = 20_000
-"""Of a config file: ten times a recipe, and too few to nest so deeply that the parser of YAML runs out of stack."""
+"""Of a config file: ten times a recipe."""
 Group = argparse._ArgumentGroup
 """What Parser.add_argument_group gives."""
 
@@ -38,13 +38,11 @@ class Parser(ArgumentParser):
 
     def parse_path(self, path: Any, *args: Any, **kwargs: Any) -> Namespace:
         """What a config file says."""
-        size = Path(path).stat().st_size
-        if size > MOST_BYTES:
-            raise AutoshardError(f"--config {path} has {size:,} bytes, more than {MOST_BYTES:,}; is it the right file?")
-        try:
-            found: Namespace = super().parse_path(path, *args, **kwargs)
-        except UnicodeDecodeError:
-            raise AutoshardError(f"--config {path} is not UTF-8; save it as UTF-8") from None
+        from autoshard.interop.yaml_file import parse_yaml
+
+        where = f"--config {printable(path)}"
+        parse_yaml(read_text(path, where, MOST_BYTES, "YAML"), where)  # before jsonargparse, which bounds nothing
+        found: Namespace = super().parse_path(path, *args, **kwargs)
         return found
 
     def parse_string(self, *args: Any, **kwargs: Any) -> Namespace:

@@ -42,8 +42,6 @@ def checkpoint_source(folder: Path, share: tuple[int, int] = (0, 1)) -> Source:
     _check_sizes(folder, manifest.files)
     model = ModelSpec.from_dict(manifest.model)
     shapes = parameter_shapes(model)
-    if manifest.dtype not in WIDTHS:
-        raise AutoshardError(f"checkpoint {folder} has dtype {manifest.dtype!r}, which is not read")
     regions: dict[str, list[Region]] = {}
     for record in manifest.files:
         if record.tensors:

@@ -1,9 +1,11 @@
 """Where a .pt file has its tensors. torch.load finds it out with weights_only and a mapped file: nothing is executed,
-no weight is read. The bytes are read later like those of any other file.
+no weight is read. Before it, the sizes that the archive states are checked: nothing in it can be larger than the file.
+The bytes are read later like those of any other file.
 """
 
 from __future__ import annotations
 
+import io
 import re
 import zipfile
 from collections.abc import Mapping
@@ -15,8 +17,12 @@ from typing import Any
 from autoshard.checkpoint.manifest import QUANTITIES
 from autoshard.convert.torch_file import XSER_REFERENCE
 from autoshard.errors import AutoshardError
+from autoshard.units import format_bytes
 
 _LOCAL_HEADER = 30
+MAX_DESCRIPTION_BYTES = 16_000_000
+"""Of the pickle that describes the tensors, and of the archive's directory, each; a guess: some 300 bytes a tensor, so
+that 50,000 tensors fit. Both are read whole, and become Python objects of 10 to 50 times the size."""
 _EXPERT_RANK = re.compile(r"_ep_rank_\d+")
 _STATE_KEYS = ("model", "state_dict", "module")
 """Where programs around NxD put the state."""
@@ -137,15 +143,19 @@ def _found(path: Path, state: Mapping[str, Any]) -> dict[str, FoundTensor]:
 
 
 def _load(path: Path) -> Any:
-    import torch
-
     if not path.is_file():
         raise AutoshardError(f"{path} is missing")
+    _records(path)
+    import torch
+
     try:
         with torch.serialization.safe_globals([(TensorReference, XSER_REFERENCE)]):
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # whatever a broken or hostile file makes torch raise
         raise AutoshardError(f"{path} {_reason(error)}") from None
+
+
+_DAMAGED = "is not a whole file of torch.save: cut off, damaged or of another kind"
 
 
 def _reason(error: Exception) -> str:
@@ -156,7 +166,7 @@ def _reason(error: Exception) -> str:
             return f"is refused: it asks to run {name[:100]}, and a file of weights has nothing to run"
     if "eights only load failed" in text:
         return "is refused: it holds something else than tensors"
-    return "is not a whole file of torch.save: cut off, damaged or of another kind"
+    return _DAMAGED
 
 
 def _located(path: Path, tensors: Mapping[str, Any]) -> dict[str, FoundTensor]:
@@ -170,7 +180,7 @@ def _located(path: Path, tensors: Mapping[str, Any]) -> dict[str, FoundTensor]:
             raise AutoshardError(f"{path}: {name[:200]} is {what}, not a tensor of {', '.join(dtypes.values())}")
     storages = {value.untyped_storage().data_ptr(): value.untyped_storage().nbytes() for value in tensors.values()}
     addresses = sorted(address for address, size in storages.items() if size)
-    records = _records(path)
+    records = _storages(path)
     distances = {address - offset for address, (offset, _) in zip(addresses, records, strict=False)}
     sizes_agree = all(storages[address] == size for address, (_, size) in zip(addresses, records, strict=False))
     if len(addresses) != len(records) or len(distances) > 1 or not sizes_agree:
@@ -182,15 +192,51 @@ def _located(path: Path, tensors: Mapping[str, Any]) -> dict[str, FoundTensor]:
     }
 
 
-def _records(path: Path) -> list[tuple[int, int]]:
+class _BoundedFile(io.FileIO):
+    """zipfile reads an archive's directory at once, however large the archive says that it is."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        if size is not None and size > MAX_DESCRIPTION_BYTES:
+            raise AutoshardError(
+                f"{self.name} has a directory of {format_bytes(size)}, more than the "
+                f"{format_bytes(MAX_DESCRIPTION_BYTES)} that are read"
+            )
+        return super().read(size) or b""
+
+
+def _records(path: Path) -> list[zipfile.ZipInfo]:
+    """What the archive's directory lists. Raises AutoshardError where it would unpack to more than is there."""
+    try:
+        with _BoundedFile(path) as file, zipfile.ZipFile(file) as archive:
+            size, records = path.stat().st_size, archive.infolist()
+    except AutoshardError:
+        raise
+    except Exception:  # whatever a broken or hostile file makes zipfile raise
+        raise AutoshardError(f"{path} {_DAMAGED}") from None
+    if any(one.compress_type != zipfile.ZIP_STORED for one in records):
+        raise AutoshardError(f"{path} is compressed, which torch.save never does")
+    stated = sum(max(one.file_size, one.compress_size) for one in records)
+    if stated > size:
+        raise AutoshardError(f"{path} has {format_bytes(size)}, but its records state {format_bytes(stated)}")
+    described = sum(one.file_size for one in records if not _is_storage(one))
+    if described > MAX_DESCRIPTION_BYTES:
+        raise AutoshardError(
+            f"{path} describes its tensors in {format_bytes(described)}, more than the "
+            f"{format_bytes(MAX_DESCRIPTION_BYTES)} that are read"
+        )
+    return records
+
+
+def _is_storage(record: zipfile.ZipInfo) -> bool:
+    return record.filename.partition("/")[2].startswith("data/")
+
+
+def _storages(path: Path) -> list[tuple[int, int]]:
     """(first byte, bytes) of every storage that is not empty."""
     found = []
-    with zipfile.ZipFile(path) as archive, path.open("rb") as file:
-        for one in archive.infolist():
-            _, _, inside = one.filename.partition("/")
-            if inside.startswith("data/") and one.file_size:
-                if one.compress_type != zipfile.ZIP_STORED:
-                    raise AutoshardError(f"{path} is compressed, which torch.save never does")
+    with path.open("rb") as file:
+        for one in _records(path):
+            if _is_storage(one) and one.file_size:
                 file.seek(one.header_offset + 26)
                 lengths = file.read(4)
                 name, extra = int.from_bytes(lengths[:2], "little"), int.from_bytes(lengths[2:], "little")

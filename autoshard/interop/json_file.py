@@ -3,18 +3,13 @@
 import json
 import math
 import re
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
 from autoshard.errors import AutoshardError
+from autoshard.interop.text_file import MAX_DEPTH, MAX_DIGITS, decode, is_deeper_than, printable, read_bytes
 from autoshard.spec.fields import SHOWN_CHARACTERS, show
-from autoshard.units import format_bytes
-
-MAX_DEPTH = 100
-MAX_DIGITS = 300
-"""Of a whole number: 10^300 still fits a float, and Python's own limit (4,300 digits) is never met."""
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},:]|[^\s\[\]{},:"]+', re.DOTALL)
 
@@ -32,13 +27,13 @@ def read_json(path: str | Path, what: str, max_bytes: int) -> object:
     directory, too large, not UTF-8, cut off, not JSON, NaN or a number out of range, a key twice in one object, nesting
     deeper than 100.
     """
-    where = f"{what} {_printable(path)}"
-    return parse_json(_read_bytes(Path(path), where, max_bytes), where)
+    where = f"{what} {printable(path)}"
+    return parse_json(read_bytes(path, where, max_bytes, "JSON"), where)
 
 
 def parse_json(data: bytes, where: str) -> object:
     """The value in UTF-8 bytes, as read_json. where: what they are, in errors."""
-    text = _decode(data, where)
+    text = decode(data, where)
     try:
         value = json.loads(
             text,
@@ -51,39 +46,9 @@ def parse_json(data: bytes, where: str) -> object:
         _fail_to_parse(where, text, error)
     except (_RejectedError, RecursionError):
         _fail_at_offence(where, text)
-    if _is_deeper_than(value, MAX_DEPTH):
+    if is_deeper_than(value, MAX_DEPTH):
         _fail_at_offence(where, text)
     return value
-
-
-def _read_bytes(path: Path, where: str, max_bytes: int) -> bytes:
-    try:
-        status = path.stat()
-        if stat.S_ISDIR(status.st_mode):
-            raise AutoshardError(f"{where} is a directory; name the JSON file in it")
-        if not stat.S_ISREG(status.st_mode):
-            raise AutoshardError(f"{where} is not a regular file")
-        if status.st_size > max_bytes:
-            raise AutoshardError(
-                f"{where} has {format_bytes(status.st_size)}, more than the {format_bytes(max_bytes)} that are read; "
-                "is it the right file?"
-            )
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise AutoshardError(f"{where} does not exist") from None
-    except (OSError, ValueError) as error:  # ValueError: a null character in the name
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise AutoshardError(f"{where} cannot be read: {reason}") from None
-
-
-def _decode(data: bytes, where: str) -> str:
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise AutoshardError(
-            f"{where}, line {line}: byte 0x{data[error.start]:02x} is not UTF-8; save it as UTF-8"
-        ) from None
 
 
 def _reject(_: str) -> NoReturn:
@@ -102,14 +67,6 @@ def _bounded_integer(text: str) -> int:
 def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
     value = dict(pairs)
     return value if len(value) == len(pairs) else _reject("")
-
-
-def _is_deeper_than(value: object, depth: int) -> bool:
-    containers = [value] if isinstance(value, (dict, list)) else []
-    for _ in range(depth):
-        children = (child for item in containers for child in (item.values() if isinstance(item, dict) else item))
-        containers = [child for child in children if isinstance(child, (dict, list))]
-    return bool(containers)
 
 
 def _fail_to_parse(where: str, text: str, error: json.JSONDecodeError) -> NoReturn:
@@ -161,8 +118,3 @@ def _is_number_in_range(token: str) -> bool:
 
 def _shortened(text: str) -> str:
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
-
-
-def _printable(path: str | Path) -> str:
-    text = str(path)
-    return text if text.isprintable() else ascii(text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
 from typing import Any
 
 from autoshard.errors import AutoshardError
@@ -48,9 +47,8 @@ READ = {
 """Keys that say something about the layout, or the model that it is for, by section."""
 
 
-def torchtitan_layout(text: str) -> WrittenLayout:
+def torchtitan_layout(data: Mapping[str, Any]) -> WrittenLayout:
     """Degrees default to 1; shards and replicas of the data are what is left of the devices, as there."""
-    data = _toml(text)
     parallelism, training = _section(data, "parallelism"), _section(data, "training")
     experimental = _section(data, "experimental")
     options: dict[str, Any] = {}
@@ -116,18 +114,6 @@ def stage_layers(parts: object) -> tuple[int, ...]:
     if not isinstance(parts, list) or not all(isinstance(part, list) for part in parts):
         raise AutoshardError("parallelism.module_fqns_per_model_part must be a list of lists of names")
     return tuple(sum(str(name).startswith("layers.") for name in part) for part in parts)
-
-
-def _toml(text: str) -> Mapping[str, Any]:
-    try:
-        parser: Any = import_module("tomllib")
-    except ImportError:  # Python 3.10
-        parser = import_module("tomli")
-    try:
-        found: Mapping[str, Any] = parser.loads(text)
-    except ValueError as error:
-        raise AutoshardError(f"it is not TOML: {error}") from None
-    return found
 
 
 def _section(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:

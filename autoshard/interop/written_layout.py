@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from autoshard.errors import AutoshardError
+from autoshard.interop.text_file import printable, read_text
+from autoshard.interop.toml_file import parse_toml
+from autoshard.interop.yaml_file import parse_yaml
 
 MOST_BYTES = 1_000_000
 
@@ -37,48 +39,33 @@ def read_written_layout(path: str) -> WrittenLayout:
 
     Raises AutoshardError, naming the file, for anything else.
     """
-    text = _read(path)
-    try:
-        if path.endswith(".toml"):
-            from autoshard.interop.torchtitan import torchtitan_layout
+    where = printable(path)
+    text = read_text(path, f"layout {where}", MOST_BYTES)
+    if path.endswith(".toml"):
+        from autoshard.interop.torchtitan import torchtitan_layout
 
-            return torchtitan_layout(text)
-        if path.endswith((".yaml", ".yml")):
-            return _yaml_layout(text)
-        if "--" in text:
-            from autoshard.interop.megatron import megatron_layout
+        return _in_file(where, torchtitan_layout, parse_toml(text, where))
+    if path.endswith((".yaml", ".yml")):
+        return _in_file(where, _yaml_layout, parse_yaml(text, where))
+    if "--" in text:
+        from autoshard.interop.megatron import megatron_layout
 
-            return megatron_layout(text)
-    except AutoshardError as error:
-        raise AutoshardError(f"{path}: {error}") from None
+        return _in_file(where, megatron_layout, text)
     raise AutoshardError(
-        f"{path} is no layout: a plan (.json), a recipe or an NxDT configuration (.yaml), a torchtitan configuration "
+        f"{where} is no layout: a plan (.json), a recipe or an NxDT configuration (.yaml), a torchtitan configuration "
         "(.toml) or Megatron's arguments (text with --tensor-model-parallel-size) would be"
     )
 
 
-def _read(path: str) -> str:
+def _in_file(where: str, layout: Callable[[Any], WrittenLayout], content: object) -> WrittenLayout:
+    """The layout of a content; errors begin with the file."""
     try:
-        data = Path(path).read_bytes()
-    except FileNotFoundError:
-        raise AutoshardError(f"layout {path} does not exist") from None
-    except (OSError, ValueError) as error:
-        raise AutoshardError(f"layout {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    if len(data) > MOST_BYTES:
-        raise AutoshardError(f"layout {path} has {len(data):,} bytes, more than {MOST_BYTES:,}; is it the right file?")
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        raise AutoshardError(f"layout {path} is not UTF-8; save it as UTF-8") from None
+        return layout(content)
+    except AutoshardError as error:
+        raise AutoshardError(f"{where}: {error}") from None
 
 
-def _yaml_layout(text: str) -> WrittenLayout:
-    import yaml
-
-    try:
-        data = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise AutoshardError(f"it is not YAML: {' '.join(str(error).split())[:200]}") from None
+def _yaml_layout(data: object) -> WrittenLayout:
     if not isinstance(data, dict):
         raise AutoshardError("it must hold named fields")
     if "distributed_strategy" in data:

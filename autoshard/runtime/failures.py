@@ -6,6 +6,8 @@ import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from autoshard.errors import AutoshardError
+
 _TAIL_LINES, _TAIL_BYTES, _LINE_LENGTH = 20, 16_384, 300
 
 
@@ -14,7 +16,7 @@ class RankFailure:
     """How one rank ended that should not have.
 
     time_s: when the supervisor heard of it, on the monotonic clock.
-    error_type, error_text: its exception, "" when it left none.
+    error_type, error_text: its exception, as `worker.describe` names it; "" when it left none.
     echo: the exception reads like another rank's end seen from here (a lost connection, a time-out in a collective).
     exit_code: as subprocess has it, -9 for SIGKILL; None while the process still exists.
     silent_s: for how long nothing was heard of it, when that is the failure.
@@ -44,7 +46,7 @@ class RankFailure:
     @property
     def is_users_mistake(self) -> bool:
         """The text says all; neither a traceback nor a log adds to it."""
-        return self.error_type in ("AutoshardError", "NoLayoutFits")
+        return self.error_type == AutoshardError.__name__
 
     @property
     def exit_code_of_run(self) -> int:

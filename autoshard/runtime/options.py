@@ -9,6 +9,7 @@ from pathlib import Path
 from autoshard.checkpoint.place import is_remote
 from autoshard.errors import AutoshardError
 from autoshard.runtime.learning_rate import SCHEDULES
+from autoshard.spec.fields import LARGEST_SEED, show
 
 DEVICES = ("auto", "cpu", "cuda", "neuron")
 BACKENDS = ("auto", "torch", "nxd")
@@ -79,6 +80,8 @@ class RunOptions:
             value = getattr(self, name)
             if type(value) is not int or value < least:
                 raise AutoshardError(f"{name}={value!r} must be a whole number of at least {least}")
+        if self.seed > LARGEST_SEED:
+            raise AutoshardError(f"seed={show(self.seed)} must be a whole number of at most {LARGEST_SEED:,}")
         for name in ("learning_rate", "timeout_s"):
             value = getattr(self, name)
             if value is not None and not (value > 0 and math.isfinite(value)):

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from autoshard.errors import AutoshardError
 from autoshard.runtime.last_action import LastActions
 
 Work = Callable[[dict[str, Any], "Reporter"], "dict[str, Any] | None"]
@@ -129,8 +130,13 @@ def main(spec_path: str, rank: int, report_fd: int) -> NoReturn:
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """The exception as plain values, and whether it reads like the echo of another rank's end."""
+    """The exception as plain values, and whether it reads like the echo of another rank's end.
+
+    Every kind of AutoshardError has that name. None is an echo: a store that cannot be reached is no rank's end.
+    """
     text = str(error).strip() or repr(error)
+    if isinstance(error, AutoshardError):
+        return {"error_type": AutoshardError.__name__, "error_text": text, "echo": False}
     return {"error_type": type(error).__name__, "error_text": text, "echo": _is_echo(error)}
 
 

@@ -10,6 +10,8 @@ from autoshard.spec.strict import Reader
 
 LARGEST = 10**9
 """No size of a model or a batch comes near it; what is larger is a slip of the keyboard or an attack."""
+LARGEST_SEED = 2**63 - 1
+"""What generators of random numbers take everywhere."""
 SHOWN_CHARACTERS = 60
 
 

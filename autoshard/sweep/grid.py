@@ -8,12 +8,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from autoshard.commands.plan_options import OPTIONS
 from autoshard.errors import AutoshardError
+from autoshard.interop.yaml_file import read_yaml
 from autoshard.spec.fields import show
-from autoshard.units import MB, format_bytes
+from autoshard.units import MB
 
 MAX_SWEEP_BYTES = int(1 * MB)
 MOST_POINTS = 10_000
@@ -39,7 +38,7 @@ class Sweep:
 
 def read_sweep(path: Path) -> Sweep:
     """Raises AutoshardError, naming the file and the option, for anything that is not a sweep."""
-    data = _read_yaml(path)
+    data = read_yaml(path, "sweep", MAX_SWEEP_BYTES)
     if not isinstance(data, dict) or not isinstance(data.get("grid"), dict) or not data["grid"]:
         raise AutoshardError(
             f"sweep {path} must have a grid: option names with lists of values, such as nodes: [8, 16]"
@@ -58,31 +57,6 @@ def read_sweep(path: Path) -> Sweep:
     if size > MOST_POINTS:
         raise AutoshardError(f"sweep {path} has {size:,} points; at most {MOST_POINTS:,} are planned in one sweep")
     return sweep
-
-
-def _read_yaml(path: Path) -> object:
-    try:
-        if path.is_dir():
-            raise AutoshardError(f"sweep {path} is a directory; name the YAML file in it")
-        if path.exists() and not path.is_file():
-            raise AutoshardError(f"sweep {path} is not a regular file")
-        size = path.stat().st_size
-        if size > MAX_SWEEP_BYTES:
-            raise AutoshardError(
-                f"sweep {path} has {format_bytes(size)}; at most {format_bytes(MAX_SWEEP_BYTES)} are read"
-            )
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise AutoshardError(f"sweep {path} does not exist") from None
-    except UnicodeDecodeError:
-        raise AutoshardError(f"sweep {path} is not UTF-8 text") from None
-    except OSError as error:
-        raise AutoshardError(f"sweep {path} cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or "it cannot be parsed"
-        raise AutoshardError(f"sweep {path}{place}: not YAML: {problem}") from None
 
 
 def _values(path: Path, name: object, values: object) -> tuple[Any, ...]:

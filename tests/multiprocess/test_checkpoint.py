@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from autoshard.checkpoint.manifest import MANIFEST, read_manifest
 from autoshard.cost.estimate import estimate
 from autoshard.layout.plan import make_plan
 from autoshard.layout.plan_json import write_plan
@@ -138,6 +139,11 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], object], str]] = {
         lambda file: shutil.copy(file.parent.parent / "step-00000002" / file.name, file),
         "rank-00000.safetensors was changed: its SHA-256 is another",
     ),
+    "renamed": (
+        "manifest.json",
+        lambda file: shutil.copy(file.parent.parent / "step-00000004" / file.name, file),
+        "checkpoint .*step-000000.. is of step 4 by its manifest: rename it to step-00000004",
+    ),
     "foreign plan": ("plan.json", truncate, "plan.json has [\\d,]+ bytes"),
 }
 
@@ -149,9 +155,11 @@ def test_damaged_checkpoints_are_named_and_the_one_before_is_used(
     folder = tmp_path / "all"
     subprocess.run(["cp", "-r", str(saved_once), str(folder)], check=True)
     saved = folder / "saved"
+    manifest = read_manifest(saved / "step-00000004")
     for number, (file, damage, _) in enumerate(DAMAGE.values()):
         copy = saved / f"step-{10 + number:08}"
         subprocess.run(["cp", "-r", str(saved / "step-00000004"), str(copy)], check=True)
+        (copy / MANIFEST).write_text(replace(manifest, step=10 + number).to_json())
         damage(copy / file)
     (saved / "step-00000098").write_text("no folder")
     (saved / "step-00000099.tmp").mkdir()

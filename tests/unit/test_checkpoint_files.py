@@ -20,7 +20,7 @@ from safetensors.numpy import load_file, save_file
 
 from autoshard.checkpoint import lock
 from autoshard.checkpoint.boxes import Box, boxes_of_run
-from autoshard.checkpoint.directory import LocalStore
+from autoshard.checkpoint.directory import LocalFolder, LocalStore
 from autoshard.checkpoint.layout import Piece
 from autoshard.checkpoint.lock import STALE_AFTER_S, directory_lock
 from autoshard.checkpoint.manifest import MANIFEST, QUANTITIES, FileRecord, Manifest, read_manifest
@@ -160,6 +160,48 @@ def test_a_broken_manifest_is_one_error(tmp_path: Path, text: str, message: str)
     with pytest.raises(AutoshardError, match=message) as error:
         read_manifest(tmp_path)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("step", -5, "step=-5 of its content must be a whole number from 0 to 1,000,000,000"),
+        ("step", 4.0, "step=4.0 of its content must be a whole number from 0 to 1,000,000,000"),
+        ("step", True, "step=True of its content must be a whole number from 0 to 1,000,000,000"),
+        ("world_size", 0, "world_size=0 of its content must be a whole number from 1 to 1,000,000,000"),
+        (
+            "seed",
+            2**70,
+            "seed=1180591620717411303424 of its content must be a whole number from 0 to 9,223,372,036,854,775,807",
+        ),
+        ("learning_rate", "x", "learning_rate='x' of its content must be a finite number of at least 0"),
+        ("learning_rate", -1e-3, "learning_rate=-0.001 of its content must be a finite number of at least 0"),
+        ("dtype", "I8", "dtype='I8' of its content must be one of: BF16, F16, F32, F64"),
+        (
+            "files",
+            (FileRecord("a", -1, "", ()),),
+            "bytes=-1 of file 'a' must be a whole number from 0 to 9,223,372,036,854,775,807",
+        ),
+    ],
+)
+def test_numbers_that_no_run_has(tmp_path: Path, field: str, value: object, message: str) -> None:
+    (tmp_path / MANIFEST).write_text(changed(**{field: value}))
+    with pytest.raises(AutoshardError) as error:
+        read_manifest(tmp_path)
+    path = tmp_path / MANIFEST
+    assert str(error.value) == f"checkpoint manifest {path} is not one of autoshard's: {message}"
+
+
+def test_the_manifest_says_the_step_whatever_the_folder_is_called(tmp_path: Path) -> None:
+    for name in ("step-00000004", "best", "step-4"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / MANIFEST).write_text(manifest().to_json())
+        assert read_manifest(tmp_path / name).step == read_manifest(LocalFolder(tmp_path / name)).step == 4
+    renamed = (tmp_path / "step-00000004").rename(tmp_path / "step-00000009")
+    for folder in (renamed, LocalFolder(renamed)):
+        with pytest.raises(AutoshardError) as error:
+            read_manifest(folder)
+        assert str(error.value) == f"checkpoint {renamed} is of step 4 by its manifest: rename it to step-00000004"
 
 
 def test_a_checkpoint_of_another_model_is_refused_by_the_field(tmp_path: Path) -> None:

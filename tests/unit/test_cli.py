@@ -106,12 +106,16 @@ def test_errors_of_what_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
         ("model: llama3-8b\nnodes: three\n", "nodes: three must be a whole number of at least 1"),
         ("model: llama3-8b\nnodes: 65537\n", "nodes: 65537 must be at most 65,536"),
         ("model: llama3-8b\nnodes: true\n", "nodes: True must be a whole number of at least 1"),
-        ("model: [llama3-8b\n", "--config: while parsing a flow sequence"),
+        (
+            "model: [llama3-8b\n",
+            "--config {file}, line 2, column 1: not YAML: expected ',' or ']', but got '<stream end>'",
+        ),
         ("model: llama3-8b\nexhaustive: maybe\n", "exhaustive: maybe must be true or false"),
         ("", "--config: a recipe has options with their values, such as `model: llama3-8b`"),
         ("- model\n", "--config: a recipe has options with their values, such as `model: llama3-8b`"),
-        ("[" * 50_000, "--config {file} has 50,000 bytes, more than 20,000; is it the right file?"),
-        ("\udcff", "--config {file} is not UTF-8; save it as UTF-8"),
+        ("[" * 50_000, "--config {file} has 50.0 KB, more than the 20.0 KB that are read; is it the right file?"),
+        ("\udcff", "--config {file}, line 1: byte 0xff is not UTF-8; save it as UTF-8"),
+        ("a: " + "[" * 5_000, "--config {file}, line 1, column 103: nested deeper than 100 levels"),
     ],
 )
 def test_errors_in_a_recipe(recipe: str, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -276,6 +276,8 @@ def test_a_position_in_other_data_is_refused() -> None:
             stream.step_at(other)
     with pytest.raises(AutoshardError, match="must have sequences, seed and digest"):
         DataPosition.from_dict({"sequences": "12", "seed": 1, "digest": "a"})
+    with pytest.raises(AutoshardError, match="sequences=-4 of the data position must be a whole number from 0 to"):
+        DataPosition.from_dict({"sequences": -4, "seed": 1, "digest": "a"})
 
 
 def test_seeds_differ() -> None:

@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autoshard.checkpoint.s3_bucket import S3Error, errors_of
+from autoshard.errors import NoLayoutFits
 from autoshard.runtime.failures import RankFailure, cause, failure_message, log_tail
 from autoshard.runtime.last_action import LastActions
 from autoshard.runtime.worker import describe
@@ -79,6 +81,24 @@ def test_lost_connections_are_echoes_wherever_they_are_in_the_chain() -> None:
         "error_text": "AssertionError()",
         "echo": False,
     }
+
+
+def test_a_store_that_a_rank_cannot_reach_is_one_line_and_no_crash(tmp_path: Path) -> None:
+    """boto3's own error is a lost connection; the ranks that wait for this one lose theirs."""
+
+    def save() -> None:
+        with errors_of("s3://bucket/run/step-00000004/rank-00001.safetensors"):
+            raise ConnectionResetError("Connection reset by peer")
+
+    with pytest.raises(S3Error) as error:
+        save()
+    met = RankFailure(1, "step 3, checkpoint", 1.1, **describe(error.value))
+    assert cause([LOST, met]) == met
+    text = "s3://bucket/run/step-00000004/rank-00001.safetensors: S3 cannot be used: Connection reset by peer"
+    assert failure_message(met, 2, tmp_path / "rank-01.log") == text
+    assert met.exit_code_of_run == 2
+    fits = RankFailure(0, "", 0.0, **describe(NoLayoutFits("no layout fits")))
+    assert failure_message(fits, 1, tmp_path / "rank-00.log") == "no layout fits"
 
 
 @given(st.lists(st.text(max_size=300), min_size=1, max_size=5))

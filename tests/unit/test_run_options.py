@@ -14,6 +14,7 @@ from autoshard.runtime.options import RunOptions
     [
         ({"steps": 0}, "steps=0 must be a whole number of at least 1"),
         ({"learning_rate": float("nan")}, "learning_rate=nan must be a finite number above 0"),
+        ({"seed": 2**70}, "seed=1180591620717411303424 must be a whole number of at most 9,223,372,036,854,775,807"),
         ({"lr_schedule": "step"}, "lr_schedule='step' is not one of: constant, linear, cosine"),
         ({"eval_fraction": 1.5}, "eval_fraction=1.5 must be between 0 and 1"),
         ({"eval_every": 5}, "eval_every=5 needs data to evaluate on: eval_data or eval_fraction"),

@@ -175,9 +175,9 @@ def layout(text: str, name: str = "l.yaml") -> WrittenLayout:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("l.yaml", "a: [", "l.yaml: it is not YAML: "),
+        ("l.yaml", "a: [", "l.yaml, line 1, column 5: not YAML: expected the node content, but found "),
         ("l.yaml", "- a", "l.yaml: it must hold named fields"),
-        ("l.toml", "a = ", "l.toml: it is not TOML: "),
+        ("l.toml", "a = ", "l.toml: not TOML: Invalid value "),
         ("l.toml", "model = 3", "l.toml: model must be a table"),
         ("l.txt", "hello", "l.txt is no layout: a plan (.json), a recipe or "),
         ("l.txt", "--tensor-model-parallel-size x", "l.txt: --tensor-model-parallel-size is 'x'; it must be a whole "),

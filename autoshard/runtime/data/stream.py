@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from autoshard.errors import AutoshardError
 from autoshard.runtime.data.shuffle import hashed, shuffled
 from autoshard.runtime.data.token_file import TokenFile
+from autoshard.spec.fields import LARGEST, check_integer
 
 NOT_LEARNED = -100
 """The label of a token that a model is not to learn: what torch's cross-entropy leaves out by default."""
@@ -42,6 +43,7 @@ class DataPosition:
         types = {"sequences": int, "seed": int, "digest": str}
         if values.keys() != types.keys() or any(type(values[name]) is not types[name] for name in types):
             raise AutoshardError(f"data position {values!r} must have sequences, seed and digest")
+        check_integer("the data position", "sequences", values["sequences"], at_least=0, at_most=LARGEST**2)
         return DataPosition(**values)
 
 
