@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from autoshard.commands.output import page_width, say, wants_color
+from autoshard.commands.output import load_plan, page_width, say, wants_color
 from autoshard.commands.parser import Parser, add_format, path, text
 from autoshard.errors import AutoshardError
 
@@ -36,9 +36,8 @@ def add_arguments(parser: Parser) -> None:
 
 def run(values: Mapping[str, Any]) -> int:
     from autoshard.audit.report import render, to_dict
-    from autoshard.layout.validate import read_plan
 
-    plan = read_plan(values["plan"])
+    plan = load_plan(values["plan"])
     audits = _audits(plan, _stages(values["stages"]), use_cache=not values["no_cache"])
     if values["format"] == "json":
         say(json.dumps(to_dict(plan, audits), indent=1))

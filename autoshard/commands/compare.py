@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from autoshard.commands.output import page_width, say, wants_color
+from autoshard.commands.output import load_plan, page_width, say, wants_color
 from autoshard.commands.parser import Parser, add_format, path
 
 SUMMARY = "two plans side by side, differences first"
@@ -26,10 +26,9 @@ def add_arguments(parser: Parser) -> None:
 
 def run(values: Mapping[str, Any]) -> int:
     from autoshard.explain.compare import compare
-    from autoshard.layout.validate import read_plan
 
     names = values["one"], values["other"]
-    found = compare(*map(read_plan, names))
+    found = compare(*map(load_plan, names))
     if values["format"] == "json":
         say(json.dumps(found.to_dict(), indent=1))
         return 0

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from autoshard.checkpoint.place import is_remote
-from autoshard.commands.output import say
+from autoshard.commands.output import load_plan, say
 from autoshard.commands.parser import Parser, one_of, path, whole
 from autoshard.errors import AutoshardError
 from autoshard.units import format_bytes
@@ -112,9 +112,8 @@ def run(values: Mapping[str, Any]) -> int:
 def _conversion(values: Mapping[str, Any]) -> Conversion:
     from autoshard.convert.convert import Conversion
     from autoshard.convert.nxd import NxdOptions
-    from autoshard.layout.validate import read_plan
 
-    plan = None if values["plan"] is None else read_plan(values["plan"])
+    plan = None if values["plan"] is None else load_plan(values["plan"])
     form = values["to"] or ("hf" if plan is None else "plan")
     options = NxdOptions(values["qkv"], values["xser"], values["kv_size_multiplier"])
     if form == "nxd" and find_spec("torch") is None:

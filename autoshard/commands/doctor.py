@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from autoshard.commands.output import say
+from autoshard.commands.output import load_plan, say
 from autoshard.commands.parser import Parser, add_format, path
 
 if TYPE_CHECKING:
@@ -32,9 +32,8 @@ def add_arguments(parser: Parser) -> None:
 def run(values: Mapping[str, Any]) -> int:
     from autoshard.doctor.findings import STOPS, findings
     from autoshard.doctor.machine import look
-    from autoshard.layout.validate import read_plan
 
-    plan = read_plan(values["plan"]) if values["plan"] is not None else None
+    plan = load_plan(values["plan"]) if values["plan"] is not None else None
     found = findings(look(), plan)
     stops = [one for one in found if one.level == STOPS]
     if values["format"] == "json":

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from autoshard.commands.output import page_width, say, wants_color
+from autoshard.commands.output import load_plan, page_width, say, wants_color
 from autoshard.commands.parser import Parser, add_format, number, path, text
 
 if TYPE_CHECKING:
@@ -54,9 +54,8 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(values: Mapping[str, Any]) -> int:
-    from autoshard.layout.validate import read_plan
 
-    plan, form = read_plan(values["plan"]), values["format"]
+    plan, form = load_plan(values["plan"]), values["format"]
     if values["why"]:
         _show_why(plan, values["why"], form)
     elif values["schedule"] or values["operators"] or values["measured"]:

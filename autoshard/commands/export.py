@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from autoshard.commands.output import say
+from autoshard.commands.output import load_plan, say
 from autoshard.commands.parser import Parser, one_of, path
 from autoshard.interop.export import FORMS
 
@@ -29,9 +29,8 @@ def add_arguments(parser: Parser) -> None:
 def run(values: Mapping[str, Any]) -> int:
     from autoshard.interop.atomic_file import write_text
     from autoshard.interop.export import export
-    from autoshard.layout.validate import read_plan
 
-    exported = export(read_plan(values["plan"]), values["to"])
+    exported = export(load_plan(values["plan"]), values["to"])
     if values["out"] is None:
         sys.stdout.write(exported.text)
     else:

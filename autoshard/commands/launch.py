@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from autoshard.commands.output import say
+from autoshard.commands.output import load_plan, say
 from autoshard.commands.parser import Parser, path, text
 from autoshard.errors import AutoshardError
 
@@ -53,11 +53,10 @@ def run(values: Mapping[str, Any]) -> int:
     from autoshard.launch.kubernetes import pytorch_job
     from autoshard.launch.options import LaunchOptions
     from autoshard.launch.slurm import sbatch_script
-    from autoshard.layout.validate import read_plan
 
     if values["slurm"] == values["kubernetes"]:
         raise AutoshardError("give one of --slurm and --kubernetes")
-    plan = read_plan(values["plan"])
+    plan = load_plan(values["plan"])
     names = ("program", "precompile", "cache", "partition", "time_limit", "image", "claim")
     options = LaunchOptions(values["plan"], **{name: values[name] for name in names})
     job = sbatch_script(plan, options) if values["slurm"] else pytorch_job(plan, options)
@@ -75,7 +74,6 @@ def run(values: Mapping[str, Any]) -> int:
 def _warn(plan: Plan, program: str | None, precompile: bool, compiled_for: str | None) -> None:
     """On stderr: what will not happen as one might think."""
     from autoshard.launch.graphs import graph_changes
-    from autoshard.layout.validate import read_plan
 
     on_trainium = plan.cluster.layout_rules != "none"
     if on_trainium and program is None:
@@ -88,7 +86,7 @@ def _warn(plan: Plan, program: str | None, precompile: bool, compiled_for: str |
     if precompile and program is not None:
         sys.stderr.write("warning: --program must stop by itself after a few steps, with checkpoints off\n")
     if compiled_for is not None:
-        for change in graph_changes(read_plan(compiled_for), plan):
+        for change in graph_changes(load_plan(compiled_for), plan):
             sys.stderr.write(f"compiles anew: {change}\n")
 
 

@@ -31,6 +31,15 @@ def say(*lines: str) -> None:
     sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
+def load_plan(file: str) -> Plan:
+    """The plan in a file; what a person should know of it goes to stderr. Raises AutoshardError as read_plan does."""
+    from autoshard.layout.validate import read_plan_and_notes
+
+    plan, notes = read_plan_and_notes(file)
+    sys.stderr.write("".join(f"note: {note}\n" for note in notes))
+    return plan
+
+
 def show_plan(plan: Plan, form: str) -> None:
     """Print the explanation of a plan. form: 'text' or 'json'."""
     from autoshard.explain.describe import describe

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from autoshard.commands.output import load_plan
 from autoshard.commands.parser import Group, Parser, number, one_of, path, text, whole
 from autoshard.runtime.learning_rate import SCHEDULES
 from autoshard.runtime.options import BACKENDS, DEVICES, RunOptions
@@ -178,9 +179,11 @@ def _add_output(output: Group) -> None:
 def run(values: Mapping[str, Any]) -> int:
     options = run_options(values)
     from autoshard.layout.validate import read_plan
+    from autoshard.runtime.environment import cluster_environment
     from autoshard.runtime.run import run_plan
 
-    return run_plan(read_plan(values["plan"]), options)
+    alone = cluster_environment() is None  # of a cluster's processes, each would say the same
+    return run_plan(load_plan(values["plan"]) if alone else read_plan(values["plan"]), options)
 
 
 def run_options(values: Mapping[str, Any]) -> RunOptions:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from autoshard.commands.output import say
+from autoshard.commands.output import load_plan, say
 from autoshard.commands.parser import Parser, path
 
 SUMMARY = "a plan's step as a timeline for Perfetto"
@@ -41,9 +41,8 @@ def add_arguments(parser: Parser) -> None:
 def run(values: Mapping[str, Any]) -> int:
     from autoshard.explain.trace import measured_events, predicted_events
     from autoshard.interop.atomic_file import write_text
-    from autoshard.layout.validate import read_plan
 
-    plan = read_plan(values["plan"])
+    plan = load_plan(values["plan"])
     events = list(predicted_events(plan))
     if values["measured"]:
         events += measured_events(plan, values["measured"])

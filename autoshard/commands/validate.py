@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from autoshard.commands.output import say
+from autoshard.commands.output import load_plan, say
 from autoshard.commands.parser import Parser, path
 
 if TYPE_CHECKING:
@@ -27,9 +27,8 @@ def add_arguments(parser: Parser) -> None:
 
 def run(values: Mapping[str, Any]) -> int:
     from autoshard.explain.describe import layout_name
-    from autoshard.layout.validate import read_plan
 
-    plan = read_plan(values["plan"])
+    plan = load_plan(values["plan"])
     where = f"{plan.model.name} on {plan.cluster.nodes} x {plan.cluster.instance}"
     expressed = _expressed(plan)
     say(f"{values['plan']} is valid: {where}, {layout_name(plan.strategy)}", *expressed)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,10 @@ from autoshard.layout.rounding import six_digits
 from autoshard.layout.sections import derived_sections
 from autoshard.search.result import Candidate
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+UNDIGESTED_VERSION = 1
+"""Still read: the same sections but the digest."""
+DIGEST = "sha256"
 LINE_WIDTH = 150
 SECTIONS = (
     "format_version",
@@ -37,8 +42,9 @@ SECTIONS = (
     "parameters",
     "activations",
     "collectives",
+    DIGEST,
 )
-"""Top-level fields in the order of the file: what was asked, what was chosen, why, and then every tensor."""
+"""Top-level fields in the order of the file: what was asked, what was chosen, why, every tensor, a digest of all."""
 
 
 def plan_to_dict(plan: Plan) -> dict[str, Any]:
@@ -60,7 +66,26 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "runners_up": [_runner_up_to_dict(plan.estimate, one) for one in plan.runners_up],
         "notes": list(plan.notes),
     }
-    return {name: values[name] for name in SECTIONS}
+    values = {name: values[name] for name in SECTIONS if name != DIGEST}
+    return {**values, DIGEST: digest(values)}
+
+
+def digest(values: Mapping[str, Any]) -> str:
+    """SHA-256, in hexadecimal, of what a plan's sections say, its digest left out.
+
+    Neither layout nor the order of names counts, and 1 and 1.0 are one number.
+    """
+    said = _numbers_alike({name: value for name, value in values.items() if name != DIGEST})
+    return hashlib.sha256(json.dumps(said, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _numbers_alike(value: object) -> object:
+    """Each number as a float where a float holds it; -0 is 0."""
+    if type(value) is float or (type(value) is int and abs(value) < 2**1000 and float(value) == value):
+        return float(value) + 0.0
+    if isinstance(value, dict):
+        return {key: _numbers_alike(item) for key, item in value.items()}
+    return [_numbers_alike(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def plan_to_json(plan: Plan) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -12,12 +12,13 @@ from autoshard.errors import AutoshardError
 from autoshard.graph.partition import Choice
 from autoshard.graph.redistribute import NoTransition
 from autoshard.interop.json_file import read_json
-from autoshard.layout.plan import BACKENDS, Plan, SearchSummary, operator_choices, operator_templates
-from autoshard.layout.plan_json import FORMAT_VERSION, SECTIONS, plan_to_dict
+from autoshard.layout.plan import BACKENDS, Plan, SearchSummary, made_by, operator_choices, operator_templates
+from autoshard.layout.plan_json import DIGEST, FORMAT_VERSION, SECTIONS, UNDIGESTED_VERSION, digest, plan_to_dict
+from autoshard.layout.prices import other_prices, priced
 from autoshard.layout.sharding import legal_values
 from autoshard.layout.strategy import Strategy
 from autoshard.search.result import Candidate, Pins, Rejection
-from autoshard.search.rules import check_strategy
+from autoshard.search.rules import Problem, check_strategy
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.fields import show
 from autoshard.spec.model import ModelSpec
@@ -55,52 +56,125 @@ def read_plan(path: str | Path) -> Plan:
     Raises AutoshardError, one line with the file, the field, its value and what would work, for anything that
     `autoshard plan` would not have written.
     """
+    return _read(path)[1]
+
+
+def read_plan_and_notes(path: str | Path) -> tuple[Plan, tuple[str, ...]]:
+    """The plan, as read_plan gives it, and what a person should know before using it, in sentences.
+
+    A plan of another version, or with other prices than this version's, is right and runs: what it says of the layout
+    is checked. Its numbers are those of its maker.
+    """
+    data, plan = _read(path)
+    anew = f"`autoshard replan {path} -o NEW.json` writes it anew"
+    notes = []
+    if data["format_version"] == UNDIGESTED_VERSION:
+        notes.append(
+            f"{path} has format_version {UNDIGESTED_VERSION}, without a {DIGEST}: changes by "
+            f"hand are not all seen; {anew}"
+        )
+    if (words := other_prices(plan)) is not None:
+        notes.append(f"{path}, by {plan.made_by}: {words}; {anew}")
+    return plan, tuple(notes)
+
+
+def _read(path: str | Path) -> tuple[dict[str, Any], Plan]:
     try:
-        return plan_from_dict(read_json(path, "plan", int(MAX_PLAN_BYTES)))
+        data = read_plan_object(path)
+        return data, plan_from_dict(data)
     except AutoshardError as error:
         text = str(error)
         raise AutoshardError(text if str(path) in text else f"{path}: {text}") from None
 
 
-def plan_from_dict(data: object) -> Plan:
-    """The inverse of plan_json.plan_to_dict; AutoshardError for anything else."""
+def read_plan_object(path: str | Path) -> dict[str, Any]:
+    """The JSON object in a file, of which nothing is checked. Raises AutoshardError where there is none."""
+    return _object(read_json(path, "plan", int(MAX_PLAN_BYTES)))
+
+
+def _object(data: object) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise AutoshardError(f"a plan must be an object with named fields, not {show(data)}")
-    _check_version(data)
+    return data
+
+
+def plan_from_dict(data: object) -> Plan:
+    """The inverse of plan_json.plan_to_dict; AutoshardError for anything else."""
+    sections = _sections(_object(data))
     reader = Reader(data, "plan")
-    values = {name: reader.any(name) for name in SECTIONS}
+    values = {name: reader.any(name) for name in sections}
     reader.finish()
     plan = _plan_from_sections(values)
     try:
         expected = plan_to_dict(plan)
     except NoTransition as error:
         raise AutoshardError(f"strategy or operators do not divide the model: {error}") from None
-    for name in SECTIONS:
-        _compare(values[name], expected[name], name, SOURCES.get(name, "the rest of the plan gives"))
+    for name in sections:
+        if name not in ("format_version", DIGEST):
+            _compare(values[name], expected[name], name, SOURCES.get(name, "the rest of the plan gives"))
+    if DIGEST in sections and values[DIGEST] != digest(values):
+        _refuse_changed(plan, expected)
     return plan
 
 
-def _check_version(data: dict[str, Any]) -> None:
+def _sections(data: Mapping[str, Any]) -> tuple[str, ...]:
+    """Those that a plan of this version has."""
     if "format_version" not in data:
         raise AutoshardError("this is not a plan: it lacks format_version")
     version = data["format_version"]
-    if type(version) is not int or version != FORMAT_VERSION:
-        raise AutoshardError(f"plan.json has format_version {show(version)}; this autoshard reads {FORMAT_VERSION}")
+    if type(version) is not int or version not in (UNDIGESTED_VERSION, FORMAT_VERSION):
+        raise AutoshardError(
+            f"plan.json has format_version {show(version)}; this autoshard reads {UNDIGESTED_VERSION} and "
+            f"{FORMAT_VERSION}"
+        )
+    return SECTIONS if version == FORMAT_VERSION else tuple(name for name in SECTIONS if name != DIGEST)
 
 
-def _plan_from_sections(values: dict[str, Any]) -> Plan:
-    inputs = Reader(values["inputs"], "inputs")
+def _refuse_changed(plan: Plan, said: dict[str, Any]) -> NoReturn:
+    """Raise for a file that says other than when it was made. Where this version made it, prices may tell what."""
+    how = f"the file was changed after {plan.made_by} made it; `autoshard replan` makes such changes on purpose"
+    if plan.made_by == made_by():
+        expected = plan_to_dict(priced(plan))
+        try:
+            _compare(said["estimate"], expected["estimate"], "estimate", "inputs and strategy give")
+            _compare(said["runners_up"], expected["runners_up"], "runners_up", "inputs and strategy give")
+        except AutoshardError as error:
+            raise AutoshardError(f"{error}: {how}") from None
+    raise AutoshardError(f"{DIGEST} is not that of the other fields: {how}")
+
+
+def problem_from_dict(data: Mapping[str, Any]) -> tuple[Problem, object]:
+    """(what is trained on what with which backend, the pins as they stand there) of a plan's sections.
+
+    Raises AutoshardError for anything that is not an input of a plan.
+    """
+    inputs = Reader(data["inputs"], "inputs")
     model = ModelSpec.from_dict(inputs.any("model"), "inputs.model")
     training = TrainingSpec.from_dict(inputs.any("training"), "inputs.training")
     cluster = Cluster.from_dict(inputs.any("cluster"), "inputs.cluster")
-    pins = _at("inputs.pins", lambda: Pins.from_dict(inputs.any("pins")))
+    pins = inputs.any("pins")
     inputs.finish()
-    backend = values["backend"]
+    backend = data["backend"]
     if backend not in BACKENDS:
         raise AutoshardError(f"backend={show(backend)} must be one of: {', '.join(BACKENDS)}")
-    strategy = _strategy(values["strategy"], "strategy", model, training, cluster, backend)
+    return Problem(model, training, cluster, backend), pins
+
+
+def chosen_from_dict(data: Mapping[str, Any]) -> tuple[Problem, Pins, Strategy]:
+    """(problem, pins, strategy) of a plan's sections; the strategy obeys all rules and has what is pinned.
+
+    Raises AutoshardError, one line with the field, for anything else.
+    """
+    problem, pinned = problem_from_dict(data)
+    pins = _at("inputs.pins", lambda: Pins.from_dict(pinned))
+    strategy = _strategy(data["strategy"], "strategy", *problem)
     _check_pins(pins, strategy)
-    estimate = _estimate(values["estimate"], "estimate", strategy, training, cluster)
+    return problem, pins, strategy
+
+
+def _plan_from_sections(values: dict[str, Any]) -> Plan:
+    (model, training, cluster, backend), pins, strategy = chosen_from_dict(values)
+    estimate = estimate_from_dict(values["estimate"], "estimate", strategy, training, cluster)
     return Plan(
         made_by=_text(values["made_by"], "made_by"),
         model=model,
@@ -154,9 +228,14 @@ def _operators(data: object, model: ModelSpec, cluster: Cluster, strategy: Strat
 
 def _check_pins(pins: Pins, strategy: Strategy) -> None:
     for name, value in pins.fixed.items():
-        found = getattr(strategy, {"recompute": "recompute_name", "axis_order": "axis_order_name"}.get(name, name))
+        found = pinned_value(strategy, name)
         if not _same(value, found):
             raise AutoshardError(f"inputs.pins.{name} is {show(value)}, but strategy.{name} is {show(found)}")
+
+
+def pinned_value(strategy: Strategy, name: str) -> object:
+    """What a pin of this name says of a strategy."""
+    return getattr(strategy, {"recompute": "recompute_name", "axis_order": "axis_order_name"}.get(name, name))
 
 
 def _at(where: str, read: Callable[[], T]) -> T:
@@ -168,7 +247,10 @@ def _at(where: str, read: Callable[[], T]) -> T:
         raise AutoshardError(text if text.startswith(where) else f"{where}: {text}") from None
 
 
-def _estimate(data: object, where: str, strategy: Strategy, training: TrainingSpec, cluster: Cluster) -> Estimate:
+def estimate_from_dict(
+    data: object, where: str, strategy: Strategy, training: TrainingSpec, cluster: Cluster
+) -> Estimate:
+    """The inverse of plan_json.estimate_to_dict. Raises AutoshardError for numbers that contradict each other."""
     reader = Reader(data, where)
     step_time_s = _number(reader, "step_time_s", above_zero=True)
     estimate = Estimate(
@@ -301,7 +383,7 @@ def _runner_up(
 ) -> Candidate:
     reader = Reader(data, where)
     strategy = _strategy(reader.any("strategy"), f"{where}.strategy", model, training, cluster, backend)
-    estimate = _estimate(reader.any("estimate"), f"{where}.estimate", strategy, training, cluster)
+    estimate = estimate_from_dict(reader.any("estimate"), f"{where}.estimate", strategy, training, cluster)
     _text(reader.any("loses"), f"{where}.loses")
     reader.finish()
     return Candidate(strategy, estimate)

@@ -18,6 +18,7 @@ from autoshard.graph.redistribute import NoTransition
 from autoshard.layout.context_parallel import UNUSED
 from autoshard.layout.mesh import replicas_of_experts
 from autoshard.layout.plan import Plan, make_plan
+from autoshard.layout.prices import priced
 from autoshard.layout.sharding import divides
 from autoshard.layout.strategy import Strategy
 from autoshard.layout.template import template_of
@@ -113,7 +114,7 @@ def _with_operators(plan: Plan, original: Plan) -> Plan:
         assert kept.sample_programs
     except NoTransition:
         return plan
-    return kept
+    return priced(kept)
 
 
 def local_cluster(processes: int) -> Cluster:

@@ -13,6 +13,8 @@ from autoshard.errors import AutoshardError
 from autoshard.spec.fields import check_choice, check_integer, check_positive, show, values_for
 
 LAYOUT_RULES = ("trn1", "trn2", "none")
+LNC = {"trn1": (1,), "trn2": (1, 2)}
+"""By layout rules: how many physical NeuronCores one device can join."""
 
 
 def _check_text(of: str, field: str, value: object) -> None:
@@ -187,6 +189,9 @@ class Cluster:
         if self.price_per_node_hour_usd is not None:
             _check_not_negative(of, "price_per_node_hour_usd", self.price_per_node_hour_usd)
         check_choice(of, "layout_rules", self.layout_rules, LAYOUT_RULES)
+        if self.lnc not in LNC.get(self.layout_rules, (self.lnc,)):
+            known = " or ".join(map(str, LNC[self.layout_rules]))
+            raise AutoshardError(f"lnc={self.lnc} of {of} must be {known}, as its layout_rules={self.layout_rules} say")
         if self.devices_per_node % self.devices_per_chip:
             raise AutoshardError(
                 f"devices_per_node={self.devices_per_node} of {of} must be a multiple of "
