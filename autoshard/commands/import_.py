@@ -85,15 +85,7 @@ def imported_plan(file: str, written: WrittenLayout, given: Mapping[str, Any]) -
     if per_replica is not None and "global_batch" not in options:
         training = replace(problem.training, global_batch_size=per_replica * strategy.dp)
         problem = problem._replace(training=training)
-    try:
-        problem, backend_notes = _with_backend(problem, request.backend, strategy)
-    except AutoshardError as error:
-        if not _is_folded(problem, strategy):
-            raise
-        raise AutoshardError(
-            f"{error} (NxD folds these groups over the rows of a node; with dp > 1 it then sums gradients of different "
-            f"shards, or with zero1 leaves model files out of its checkpoints); autoshard score {file} prices it"
-        ) from None
+    problem, backend_notes = _with_backend(problem, request.backend, strategy)
     cost = estimate(problem.model, problem.training, problem.cluster, strategy)
     notes = (f"imported: {written.form}", *notes, *written.notes, *backend_notes)
     if not cost.fits:
@@ -117,13 +109,6 @@ def _problem(file: str, request: Any, written: WrittenLayout) -> tuple[Problem, 
         notes += (f"{layers} blocks, as the file says, where {model.name} has {model.num_hidden_layers}",)
         model = replace(model, num_hidden_layers=layers)
     return Problem(model, replace(training, **written.training_fields), cluster, ""), notes
-
-
-def _is_folded(problem: Problem, strategy: Any) -> bool:
-    """Whether NxD's groups are not of consecutive ranks, which a plan's are: no plan can say what NxD would do."""
-    from autoshard.runtime.nxd_backend.rank_groups import FOLDED
-
-    return (problem.cluster.layout_rules, problem.cluster.lnc, strategy.tp) in FOLDED
 
 
 def _with_backend(problem: Problem, asked: str, strategy: Any) -> tuple[Problem, tuple[str, ...]]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, log2, prod
 
+from autoshard.layout.mesh import TENSOR_PARALLEL_AXES, folded
 from autoshard.spec.cluster import Cluster
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv")
@@ -16,7 +17,8 @@ class GroupShape:
 
     size: ranks of the group. ranks_per_node: the most that share a node. nodes: over how many they spread.
     stride: between neighbouring members; more than 1 means that other groups sit in between.
-    span: devices from the first to the last member within a node, both counted.
+    span: devices from the first to the last member within a node, both counted; in folded groups, of which a torus has
+        them as neighbours, the shortest way around.
     senders_per_node: ranks of a node, of all groups, that communicate at the same time: every stage runs in step.
     nodes_per_domain: nodes that share an UltraServer or another such domain, as many in every domain of every group; 1
     where domains cut groups unevenly: those talk over the network alone.
@@ -54,6 +56,8 @@ def group_shape(mesh: tuple[tuple[str, int], ...], axes: tuple[str, ...], cluste
     within = _within(inside, node)
     ranks_per_node = prod(count for count, _ in within)
     span = 1 + sum((count - 1) * step for count, step in within)
+    if ranks_per_node > 1 and cluster.folds(prod(size for name, size in mesh if name in TENSOR_PARALLEL_AXES)):
+        step, span = _around_the_torus(within, node)
     near = _nodes_per_domain(_over_nodes(inside, node), _over_nodes(outside, node), cluster.nodes_per_domain)
     return GroupShape(size, ranks_per_node, size // ranks_per_node, step, span, senders, near)
 
@@ -61,6 +65,16 @@ def group_shape(mesh: tuple[tuple[str, int], ...], axes: tuple[str, ...], cluste
 def _within(axes: list[tuple[int, int]], block: int) -> list[tuple[int, int]]:
     """(size, stride) of aligned axes, as far as one block of neighbours reaches."""
     return [(min(size, max(1, block // stride)), stride) for size, stride in axes]
+
+
+def _around_the_torus(axes: list[tuple[int, int]], node: int) -> tuple[int, int]:
+    """(stride, span) of a folded group within a node, whose last row is the first one's neighbour."""
+    places = [0]
+    for size, stride in axes:
+        places = [place + index * stride for place in places for index in range(size)]
+    devices = sorted(folded(place, node) for place in places)
+    gaps = [(after - before) % node for before, after in zip(devices, (*devices[1:], devices[0]), strict=True)]
+    return min(gaps), node - max(gaps) + 1
 
 
 def _over_nodes(axes: list[tuple[int, int]], devices_per_node: int) -> list[tuple[int, int]]:

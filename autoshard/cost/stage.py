@@ -222,10 +222,12 @@ def stage_work(
 
 
 def strategy_mesh(model: ModelSpec, cluster: Cluster, strategy: Strategy) -> Mesh:
-    """Its mesh; trn2 orders the two axes of tensor parallelism beyond the key-value heads the other way."""
+    """Its mesh; trn2 orders the two axes of tensor parallelism beyond the key-value heads the other way, and folds
+    groups of half a node."""
     s = strategy
     kv_heads = padded_heads(model, s.tp).key_value
-    return build_mesh(s.tp, s.pp, s.dp, s.cp, s.ep, kv_heads, cluster.layout_rules != "trn2", s.axis_order)
+    kv_inner, folded_node = cluster.layout_rules != "trn2", cluster.devices_per_node if cluster.folds(s.tp) else 0
+    return build_mesh(s.tp, s.pp, s.dp, s.cp, s.ep, kv_heads, kv_inner, s.axis_order, folded_node)
 
 
 def strategy_parts(

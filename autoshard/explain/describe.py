@@ -13,7 +13,7 @@ from autoshard.explain.links import axis_links
 from autoshard.explain.names import layout_name, recompute_by_stage, recompute_words, short_name
 from autoshard.explain.partial import CHOICES, DEGREES
 from autoshard.layout.compare import loses, term_differences
-from autoshard.layout.mesh import AXIS_ORDER, Mesh
+from autoshard.layout.mesh import AXIS_ORDER, FOLDED_ROWS, Mesh
 from autoshard.layout.plan import Plan, SearchSummary
 from autoshard.layout.strategy import Strategy
 from autoshard.models.stage import parameter_count
@@ -261,7 +261,8 @@ def _mesh(mesh: Mesh) -> str:
     unusual = "" if [name for name, _ in used] == usual else f"; the usual order is {' > '.join(usual)}"
     copies = "; ranks along tp1 have the same key-value heads" if "tp1" in dict(used) else ""
     order = " > ".join(f"{name} {size}" for name, size in used)
-    return f"{order} ({used[-1][0]} varies fastest over ranks{unusual}{copies})"
+    rows = f"; the rows of a node are counted {', '.join(map(str, FOLDED_ROWS))}" if mesh.folded_node else ""
+    return f"{order} ({used[-1][0]} varies fastest over ranks{rows}{unusual}{copies})"
 
 
 def _stages(strategy: Strategy) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from autoshard.errors import AutoshardError
-from autoshard.graph.recompute import COMMON_SETS
+from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE, members
 from autoshard.interop.export import Exported, common_left_out, title
+from autoshard.interop.nxdt import RECOMPUTED
 from autoshard.layout.plan import Plan
 from autoshard.search.rules import check_strategy
 
@@ -101,16 +102,14 @@ def _model(plan: Plan) -> dict[str, Any]:
 
 
 def _recompute(plan: Plan) -> tuple[str | None, list[str] | None]:
-    mlp = "MoE" if plan.model.is_moe else "LlamaMLP"
-    match plan.strategy.uniform_recompute:
-        case "none":
-            return None, None
-        case "core_attention":
-            return "selective", ["CoreAttention"]
-        case "core_attention+mlp":
-            return "selective", ["CoreAttention", mlp]
-        case _:
-            return "full", None
+    name = plan.strategy.uniform_recompute
+    if name == NO_RECOMPUTE:
+        return None, None
+    own = members(name or FULL_RECOMPUTE)
+    classes = {one: parts for one, parts in RECOMPUTED[plan.model.is_moe].items() if own.issuperset(parts)}
+    if own == {part for parts in classes.values() for part in parts}:
+        return "selective", list(classes)
+    return "full", None
 
 
 def _precision(plan: Plan) -> dict[str, Any]:
@@ -137,7 +136,7 @@ def _left_out(plan: Plan) -> tuple[str, ...]:
         check_strategy(plan.model, plan.training, plan.cluster, "nxd", strategy)
     except AutoshardError as error:
         found.append(f"the layout breaks a rule of NxD: {error}")
-    if strategy.uniform_recompute not in COMMON_SETS:
+    if strategy.uniform_recompute != FULL_RECOMPUTE and _recompute(plan)[0] == "full":
         found.append(f"recompute={strategy.recompute_name}: written as full, which fits wherever the plan does")
     if strategy.uniform_recompute == "none" and strategy.attention_kernel == "plain" and not plan.model.is_moe:
         found.append("recompute=none: without flash attention NxD Training recomputes core attention all the same")
@@ -149,6 +148,13 @@ def _left_out(plan: Plan) -> tuple[str, ...]:
         found.append(
             f"cp={strategy.cp}: NxD's optimizer checkpoints overwrite each other; a resumed run continues wrongly"
         )
+    if plan.cluster.folds(strategy.tp) and strategy.dp > 1:
+        found.append(
+            f"tp={strategy.tp}: the rank groups of lnc {plan.cluster.lnc} are folded, and NxD's save_checkpoint leaves out "
+            "model files of half of them; autoshard convert writes all, autoshard run saves its own"
+        )
+        if not strategy.zero:
+            found.append(f"zero1=false with tp={strategy.tp}: NxD sums gradients of different shards; use zero1=true")
     if strategy.tp > plan.model.num_key_value_heads:
         found.append(
             f"kv_replicator={strategy.tp // plan.model.num_key_value_heads}: NxD's gradient norm counts key-value "

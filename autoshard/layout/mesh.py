@@ -13,6 +13,24 @@ AXIS_ORDER = ("pp", "dp", "cp", "tp")
 """NxD's order and torchtitan's, outermost first: neighbours along the last one have neighbouring ranks."""
 FAMILIES = {"dp": ("dp", "ep"), "cp": ("cp",), "tp": ("tp", "tp1", "tp0")}
 """Axes of a stage that stay together wherever their family stands."""
+FOLDED_ROWS = (0, 3, 1, 2)
+"""The four rows of chips of a trn2 node, as folded ranks count through them. On the torus rows 0 and 3 are neighbours,
+and so are 1 and 2; of the two pairs row 0 has row 1 beside it, and row 3 has row 2."""
+
+
+def folded(place: int, node: int) -> int:
+    """The rank at a place of the folded order: whole nodes in order, within each of them its rows in FOLDED_ROWS.
+
+    node: devices of a node, a multiple of its four rows.
+    """
+    row, inside = divmod(place % node, node // len(FOLDED_ROWS))
+    return place - place % node + FOLDED_ROWS[row] * (node // len(FOLDED_ROWS)) + inside
+
+
+def unfolded(rank: int, node: int) -> int:
+    """The inverse of `folded`."""
+    row, inside = divmod(rank % node, node // len(FOLDED_ROWS))
+    return rank - rank % node + FOLDED_ROWS.index(row) * (node // len(FOLDED_ROWS)) + inside
 
 
 def parse_axis_order(text: str) -> tuple[str, ...]:
@@ -46,11 +64,13 @@ class Mesh:
 
     order: families of axes and 'pp', outermost first: rank = ((i0 * n1 + i1) * n2 + i2) ... along it. It decides which
     links an axis crosses and nothing else: ranks of the last one share a chip, of the first one are nodes apart.
+    folded_node: devices of a node where what that gives are places of the folded order (`folded`); 0: ranks as they are.
     """
 
     pp: int
     axes: tuple[Axis, ...]
     order: tuple[str, ...] = AXIS_ORDER
+    folded_node: int = 0
 
     @property
     def rank_axes(self) -> tuple[Axis, ...]:
@@ -84,6 +104,7 @@ class Mesh:
     def coordinates(self, rank: int) -> tuple[int, dict[str, int]]:
         """(pipeline rank, index along every stage axis)."""
         index: dict[str, int] = {}
+        rank = unfolded(rank, self.folded_node) if self.folded_node else rank
         for axis in reversed(self.rank_axes):
             rank, index[axis.name] = divmod(rank, axis.size)
         return index["pp"], {axis.name: index[axis.name] for axis in self.axes}
@@ -94,7 +115,10 @@ class Mesh:
         rank = 0
         for axis in self.rank_axes:
             rank = rank * axis.size + place.get(axis.name, 0)
-        return rank
+        return self._at(rank)
+
+    def _at(self, place: int) -> int:
+        return folded(place, self.folded_node) if self.folded_node else place
 
     def groups(self, names: Iterable[str]) -> list[list[int]]:
         """Ranks that differ only along the named axes ('pp' may be one).
@@ -108,9 +132,9 @@ class Mesh:
         axes = (Axis("pp", self.pp), *self.axes)
         members: dict[tuple[int, ...], list[int]] = {}
         for position in product(*(range(axis.size) for axis in axes)):
-            rank = sum(index * strides[axis.name] for index, axis in zip(position, axes, strict=True))
+            place = sum(index * strides[axis.name] for index, axis in zip(position, axes, strict=True))
             key = tuple(i for i, axis in zip(position, axes, strict=True) if axis.name not in wanted)
-            members.setdefault(key, []).append(rank)
+            members.setdefault(key, []).append(self._at(place))
         return list(members.values())
 
 
@@ -123,6 +147,7 @@ def build_mesh(
     num_key_value_heads: int,
     kv_inner: bool = True,
     order: tuple[str, ...] = AXIS_ORDER,
+    folded_node: int = 0,
 ) -> Mesh:
     """The mesh of a strategy.
 
@@ -142,7 +167,7 @@ def build_mesh(
         axes += [replicated, split] if kv_inner else [split, replicated]
     else:
         axes.append(Axis("tp", tp))
-    return Mesh(pp, tuple(axes), order)
+    return Mesh(pp, tuple(axes), order, folded_node)
 
 
 def replicas_of_experts(ep: int, cp: int) -> int:

@@ -10,14 +10,13 @@ from autoshard.search.problem import Draft, Problem, Rule, divisors, fitting
 
 TP_DEGREES: dict[tuple[str, int], tuple[int, ...]] = {
     ("trn1", 1): (1, 2, 8, 32),
-    ("trn2", 1): (1, 4, 8, 32, 128),
-    ("trn2", 2): (1, 4, 16, 64),
+    ("trn2", 1): (1, 4, 8, 32, 64, 128),
+    ("trn2", 2): (1, 4, 16, 32, 64),
 }
-"""(layout rules, lnc) -> degrees whose groups are supported and contiguous.
+"""(layout rules, lnc) -> degrees whose groups are supported, and contiguous on trn2's torus or on trn1's node.
 
-[SDK archive/nxd-training/mlp.rst; NxD parallel_state.py get_logic_chosen] Left out: trn1 tp=4 and trn2's folded groups
-(LOGIC2: lnc 1 tp=64, lnc 2 tp=32), whose ranks are strided, which NxD gets wrong with dp > 1; tp=16 at lnc 1 and tp=8
-at lnc 2. An UltraServer adds none: every source ends at the cores of one instance [SDK mlp.rst; trn2-llama3.1-405b-
+[SDK archive/nxd-training/mlp.rst; NxD parallel_state.py get_logic_chosen] Half a trn2 node is folded (Cluster.folds).
+Left out: trn1 tp=4, whose ranks are strided; trn2 tp=16 at lnc 1 and tp=8 at lnc 2. An UltraServer adds none: every source ends at the cores of one instance [SDK mlp.rst; trn2-llama3.1-405b-
 tutorial.rst, "up to 64"].
 """
 
@@ -219,6 +218,26 @@ def tensor_parallel_ranks_are_neighbours(problem: Problem, draft: Draft) -> str 
     )
 
 
+def folded_groups_hold_shards_alone(problem: Problem, draft: Draft) -> str | None:
+    """[NxD parallel_state.py: LOGIC2 leaves experts' groups consecutive, and get_context_model_parallel_rank goes by
+    torch's sorted order where ring attention's pairs go by the list]"""
+    cluster = problem.cluster
+    if problem.backend != "nxd" or not cluster.folds(draft.tp):
+        return None
+    where = f"with tp={draft.tp} at lnc {cluster.lnc}"
+    if draft.ep > 1:
+        return (
+            f"ep={draft.ep} {where}: NxD spreads experts over consecutive ranks, which hold different shards in these "
+            "folded groups; use ep=1, another tp or backend torch"
+        )
+    if draft.cp > 1:
+        return (
+            f"cp={draft.cp} {where}: NxD numbers the ranks that share a sequence in two orders in these folded groups; "
+            "use cp=1, another tp or backend torch"
+        )
+    return None
+
+
 def data_parallel_groups_of_pipelines(problem: Problem, draft: Draft) -> str | None:
     """[NxDT models/megatron/megatron_init.py] With pp > 1, dp is 1, or 8 or at least 32 with tp=1, or dp * tp >= 32."""
     if problem.backend != "nxd" or problem.cluster.layout_rules == "none" or draft.pp == 1 or draft.dp == 1:
@@ -259,6 +278,7 @@ MESH_RULES = (
     Rule("the experts do not split over ep", experts_split),
     Rule("experts with context parallelism", experts_share_sequences),
     *ORDER_RULES,
+    Rule("NxD folds groups of tp alone", folded_groups_hold_shards_alone),
     Rule("NxD refuses dp with a pipeline", data_parallel_groups_of_pipelines),
     Rule("tied embeddings with a pipeline", tied_embeddings_stay_together),
     Rule("NxD does not know a traced model", traced_models_run_on_torch),

@@ -15,6 +15,8 @@ from autoshard.spec.fields import check_choice, check_integer, check_positive, s
 LAYOUT_RULES = ("trn1", "trn2", "none")
 LNC = {"trn1": (1,), "trn2": (1, 2)}
 """By layout rules: how many physical NeuronCores one device can join."""
+TORUS_CHIPS = 16
+"""Of a trn2 node: four rows of four, a torus [aws-neuron-sdk about-neuron/arch/neuron-hardware/trn2-arch.rst]."""
 
 
 def _check_text(of: str, field: str, value: object) -> None:
@@ -213,6 +215,15 @@ class Cluster:
     def chips_per_node(self) -> int:
         """Chips of one node."""
         return self.devices_per_node // self.devices_per_chip
+
+    def folds(self, tp: int) -> bool:
+        """Whether groups of so many tensor-parallel ranks are half a torus: two rows of its chips.
+
+        Ranks then count through the rows as layout/mesh.py's FOLDED_ROWS: of rows 0 and 1 the next group, rows 2 and 3,
+        would have ranks two hops away, which cannot talk to each other [NxD parallel_state.py get_logic_chosen].
+        """
+        is_torus = self.layout_rules == "trn2" and self.chips_per_node == TORUS_CHIPS
+        return is_torus and 2 * tp == self.devices_per_node
 
     @cached_property
     def _hash(self) -> int:

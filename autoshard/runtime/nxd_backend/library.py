@@ -9,7 +9,7 @@ from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.layout.plan import Plan
-from autoshard.runtime.nxd_backend.rank_groups import mesh_groups
+from autoshard.runtime.nxd_backend.rank_groups import mesh_groups, plan_case
 
 VERSION = "0.18.0"
 INSTALL = (
@@ -64,6 +64,24 @@ def mend_cpu_mode() -> None:
         return comm.all_reduce(op_type, tensors, groups=groups, pin_layout=pin_layout)
 
     grads.all_reduce = all_reduce
+
+
+def mend_folded_groups(plan: Plan) -> None:
+    """The plan's groups where NxD's LOGIC2 leaves consecutive ranks, which hold different shards (collective).
+
+    These are the groups over which gradients are summed without ZeRO-1, and those that share key-value heads.
+    """
+    from neuronx_distributed.parallel_layers import parallel_state as state
+
+    if not plan_case(plan).is_folded:
+        return
+    for name, theirs, axes in (
+        ("_EXP_DATA_PARALLEL_GROUP", state.get_expert_data_parallel_replica_groups(), ("dp", "cp")),
+        ("_KV_SHARED_GROUP", state.get_kv_shared_replica_groups(), ("tp1",)),
+    ):
+        ours = plan.mesh.groups(axes)
+        if sorted(map(list, theirs)) != sorted(ours):
+            state._build_and_assign_groups(name, f"{name}_SPMD", ours, compress_rg=False)
 
 
 def check_groups(plan: Plan) -> None:

@@ -8,19 +8,20 @@ Ranks are a list, reshaped to [PP, DP, CP, TP]; experts see it as [PP, DP x CP /
 | trn1, tp=4                        | strided within a node of 32: [0, 8, 16, 24], [1, 9, 17, 25], ...               |
 | trn2, lnc 1 tp=64 and lnc 2 tp=32 | rows 0, 3, 1, 2 of each node's four rows ("LOGIC2"), because chips form a torus |
 
-Under LOGIC2 the expert view keeps the first list, so with dp > 1 its groups (with ep=1: those over which gradients are
-summed) mix different tensor-parallel shards. The planner leaves such degrees out (`search/rules.py`).
+Under LOGIC2 the expert view keeps the first list, so with dp > 1 its groups mix different tensor-parallel shards: with
+ep=1 those over which gradients are summed without ZeRO-1, and of which one rank saves the model. Groups of ranks that
+share key-value heads are consecutive too. `library.py` puts the plan's groups in the place of both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from math import prod
 
 from autoshard.errors import AutoshardError
-from autoshard.layout.mesh import TENSOR_PARALLEL_AXES
+from autoshard.layout.mesh import FOLDED_ROWS, TENSOR_PARALLEL_AXES, folded
 from autoshard.layout.plan import Plan
 
 Groups = tuple[tuple[int, ...], ...]
@@ -32,8 +33,6 @@ FOLDED_MIN_WORLD = 64
 """Below so many ranks at lnc 2 NxD falls back to consecutive groups."""
 FOLDED_NODE_SIZE = 64
 """What NxD takes for LOCAL_WORLD_SIZE there where it is not set."""
-ROWS = (0, 3, 1, 2)
-"""The four rows of chips of a trn2 node in folded order: first and last are neighbours on the torus."""
 STRIDED_TP = 4
 
 
@@ -123,6 +122,13 @@ def mesh_groups(plan: Plan) -> RankGroups:
     return RankGroups(*(tuple(map(tuple, plan.mesh.groups(axes))) for axes in kinds))
 
 
+def mended_groups(plan: Plan) -> RankGroups:
+    """NxD's groups for a plan as library.py leaves them. Raises AutoshardError where NxD fails."""
+    case = plan_case(plan)
+    found = rank_groups(case)
+    return replace(found, ep_data_groups=mesh_groups(plan).ep_data_groups) if case.is_folded else found
+
+
 def rank_groups(case: GroupCase) -> RankGroups:
     """NxD's groups. Raises AutoshardError where NxD fails."""
     ranks = _ranks(case)
@@ -149,15 +155,12 @@ def _ranks(case: GroupCase) -> Sequence[int]:
 
 def _folded(case: GroupCase) -> Iterator[int]:
     node = case.local_world_size or FOLDED_NODE_SIZE
-    if case.world_size % node or node // case.tp not in (1, 2) or node % len(ROWS):
+    if case.world_size % node or node // case.tp not in (1, 2) or node % len(FOLDED_ROWS):
         raise AutoshardError(
             f"tp={case.tp} at lnc {case.lnc} on trn2 is folded over nodes of {case.tp} or {2 * case.tp} ranks that "
             f"fill the world of {case.world_size}; local_world_size={node} does not"
         )
-    row = node // len(ROWS)
-    for start in range(0, case.world_size, node):
-        for number in ROWS:
-            yield from range(start + number * row, start + (number + 1) * row)
+    return (folded(place, node) for place in range(case.world_size))
 
 
 def _strided(case: GroupCase) -> Iterator[int]:

@@ -25,7 +25,13 @@ from autoshard.layout.context_parallel import sequence_pieces
 from autoshard.layout.plan import Plan
 from autoshard.runtime.nxd_backend import configuration
 from autoshard.runtime.nxd_backend.layers import mark
-from autoshard.runtime.nxd_backend.library import check_groups, check_key_value_groups, is_cpu_mode, mend_cpu_mode
+from autoshard.runtime.nxd_backend.library import (
+    check_groups,
+    check_key_value_groups,
+    is_cpu_mode,
+    mend_cpu_mode,
+    mend_folded_groups,
+)
 from autoshard.runtime.nxd_backend.model import NxdBlock, NxdModel, RecomputedSection, sections_of
 from autoshard.runtime.nxd_backend.optimizer import NxdOptimizer, Owned
 from autoshard.runtime.nxd_backend.traps import kv_size_multiplier, nxd_repairs
@@ -85,8 +91,9 @@ class NxdSession:
             state.destroy_model_parallel()
             state.destroy_kv_group()
         self._config = _with_classes(neuronx_distributed_config(**configuration.neuronx_distributed_config(plan)))
-        check_groups(plan)
         state.initialize_kv_group(kv_size_multiplier(plan))  # here: it is collective, and not every rank has blocks
+        mend_folded_groups(plan)
+        check_groups(plan)
         if kv_size_multiplier(plan) > 1:
             check_key_value_groups(plan)
         dtype = DTYPES[plan.training.precision.parameter_dtype]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from autoshard.errors import AutoshardError
 from autoshard.layout.plan import Plan
 from autoshard.runtime.nxd_backend.lowering import lower
-from autoshard.runtime.nxd_backend.rank_groups import mesh_groups, plan_case, rank_groups
+from autoshard.runtime.nxd_backend.rank_groups import mended_groups, mesh_groups, plan_case
 from autoshard.search.rules import check_strategy
 
 
@@ -51,18 +51,8 @@ def _context_parallel_gradients(plan: Plan) -> None:
         )
 
 
-def _folded_groups(plan: Plan) -> None:
-    """Refused with dp=1 too: the plan's ranks are consecutive, NxD's are not."""
-    case = plan_case(plan)
-    if case.is_folded:
-        raise AutoshardError(
-            f"tp={case.tp} at lnc {case.lnc} on {plan.cluster.instance} has folded rank groups: with dp > 1 NxD sums "
-            f"gradients of different shards and leaves model files out; use another tp"
-        )
-
-
 def _other_groups(plan: Plan) -> None:
-    nxd, own = rank_groups(plan_case(plan)).by_name(), mesh_groups(plan).by_name()
+    nxd, own = mended_groups(plan).by_name(), mesh_groups(plan).by_name()
     for kind, groups in nxd.items():
         if sorted(groups) != sorted(own[kind]):
             raise AutoshardError(
@@ -113,6 +103,17 @@ def _stochastic_rounding(plan: Plan) -> None:
         )
 
 
+def _folded_groups(plan: Plan) -> str | None:
+    case = plan_case(plan)
+    if not case.is_folded or case.dp == 1:
+        return None
+    return (
+        f"tp={case.tp} at lnc {case.lnc} on {plan.cluster.instance} has folded rank groups: NxD sums gradients without "
+        "ZeRO-1, and chooses who saves the model, among ranks that hold different shards, so it is given the plan's "
+        "groups for both"
+    )
+
+
 def _optimizer_files(plan: Plan) -> str | None:
     if plan.strategy.cp == 1:
         return None
@@ -161,12 +162,12 @@ def _gradient_norm(plan: Plan) -> str | None:
 REFUSALS: tuple[Callable[[Plan], None], ...] = (
     _mixed_formats,
     _context_parallel_gradients,
-    _folded_groups,
     _other_groups,
     _expert_stages,
     _truncated_batch,
 )
 REPAIRS: tuple[Callable[[Plan], str | None], ...] = (
+    _folded_groups,
     _optimizer_files,
     _fused_qkv,
     _key_value_init,
