@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from autoshard.cli import main
-from autoshard.commands.import_ import imported_plan
+from autoshard.commands.import_ import plan_of
+from autoshard.commands.written import read_written
 from autoshard.errors import AutoshardError
 from autoshard.interop.export import FORMS, export
 from autoshard.interop.megatron import layout_layers
@@ -132,7 +133,7 @@ PUBLIC: dict[str, dict[str, Any]] = {
 def imported(data: object, name: str = "conf.yaml", **given: Any) -> Plan:
     text = data if isinstance(data, str) else yaml.safe_dump(data)
     Path(name).write_text(text)
-    return imported_plan(name, read_written_layout(name), given)
+    return plan_of(name, read_written(name, given))
 
 
 def inputs(plan: Plan) -> tuple[object, ...]:
