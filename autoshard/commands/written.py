@@ -13,6 +13,7 @@ from autoshard.spec.dropout import PUBLISHED
 
 if TYPE_CHECKING:
     from autoshard.interop.written_layout import WrittenLayout
+    from autoshard.interop.written_model import WrittenModel
     from autoshard.layout.strategy import Strategy
     from autoshard.search.rules import Problem
     from autoshard.spec.model import ModelSpec
@@ -114,21 +115,27 @@ def _model_of(file: str, written: WrittenLayout, options: dict[str, Any]) -> tup
         options["model"] = models[0].name
         if said.config is None:
             return None, said.notes
-        sizes = ", ".join(f"{key}={value}" for key, value in said.said.values())
-        return None, (f"{said.config} is not here: {models[0].name} is the built-in model with {sizes}",)
+        return None, (f"{said.config} is not here: {models[0].name} is the built-in model with {_sizes(said)}",)
     if models:
         names = " or ".join(model.name for model in models)
         raise AutoshardError(f"{file} may be for {names}; --model says which")
     if not said.whole:
-        raise AutoshardError(f"{file} does not say which model of those built in it is for; --model does")
+        if not said.said:
+            raise AutoshardError(f"{file} does not say which model of those built in it is for; --model does")
+        raise AutoshardError(f"no built-in model has {_sizes(said)}, as {file} says; --model names the one it is for")
     if options.get("dropout") == PUBLISHED:
         raise AutoshardError(f"dropout={PUBLISHED}: the model of {file} has no config.json; give probabilities")
     try:
-        model = built_model(Path(file).stem, said.wanted)
+        model = built_model(Path(file).stem, said)
     except AutoshardError as error:
         raise AutoshardError(f"{file}: {error}") from None
     options["model"] = model.name
     return model, (f"{model.name}: a model of the family {model.model_type}, made of the sizes in {file}", *said.notes)
+
+
+def _sizes(model: WrittenModel) -> str:
+    """All that a model is found by, in the file's words."""
+    return ", ".join(f"{key}={value}" for name, (key, value) in model.said.items() if name != "num_hidden_layers")
 
 
 def _problem(

@@ -166,7 +166,7 @@ def _model(flags: dict[str, str]) -> WrittenModel:
     vocabulary, notes = guessed_vocabulary(f"--{key}", flags.get(key))
     assumed = {**GPT, **WITHOUT_EXPERTS, "intermediate_size": _inner_size(said)}
     if others := _other_graphs(flags):
-        assumed["block"] = f"with --{others[0]}"
+        assumed["block"] = f"--{others[0]}"
     if vocabulary is not None:
         assumed["vocab_size"] = vocabulary
     return WrittenModel(said, assumed, whole=True, notes=() if "vocab_size" in said else notes)

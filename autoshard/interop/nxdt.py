@@ -98,6 +98,8 @@ def nxdt_layout(data: Mapping[str, Any]) -> WrittenLayout:
         options["context_parallel"] = "ring"
     precision = str(found.get("precision.type") or "mixed_precision")
     options["precision"] = PRECISIONS.get(precision, "mixed_precision")
+    if found.whole("model.encoder_seq_length") not in (None, options["seq_len"]):
+        notes += (f"sequences of {options['seq_len']:,} tokens, as data.seq_length says, not model.encoder_seq_length",)
     if precision not in PRECISIONS:
         notes += (f"precision.type={precision} is priced as mixed_precision",)
     layers = found.whole("model.num_layers")
@@ -130,12 +132,12 @@ def _model(found: _Values) -> WrittenModel:
     """A GPT of its own, which the file describes whole, or a few sizes of the config.json that the file names."""
     own = found.get("model_source") == "megatron"
     said: dict[str, tuple[str, Any]] = {}
-    for names, read in ((SIZES, found.whole), (NUMBERS, found.number), (WORDS, found.get), (FLAGS, found.get)):
+    for names, read in ((SIZES, found.whole), (NUMBERS, found.number), (WORDS, found.get), (FLAGS, found.flag)):
         for name, key in names.items():
             value = read(f"model.{key}")
             if value is not None:
                 said[name] = (f"model.{key}", value)
-    if (bias := found.get("model.has_bias")) is not None:
+    if (bias := found.flag("model.has_bias")) is not None:
         said["bias"] = ("model.has_bias", "all" if bias else "none")
     if (frequency := found.whole("model.moe.frequency") or 1) != 1:
         raise AutoshardError(f"model.moe.frequency={frequency}: every layer must have experts here; 1 works")
@@ -158,7 +160,7 @@ def _model(found: _Values) -> WrittenModel:
 
 def _capacity(found: _Values) -> float | None:
     """Slots of an expert over its even share; None for those without experts, or without a limit."""
-    capacity, dropless = found.number("model.moe.capacity_factor"), bool(found.get("model.moe.dropless"))
+    capacity, dropless = found.number("model.moe.capacity_factor"), found.flag("model.moe.dropless") or False
     if found.get("model.moe.num_experts") is None or capacity is None or dropless:
         return None
     if capacity <= 0:
@@ -210,7 +212,8 @@ def _sizes(found: _Values) -> dict[str, Any]:
     options["schedule"] = "interleaved" if options["vpp"] > 1 else "1f1b"
     if batch := found.whole("data.global_batch_size"):
         options["global_batch"] = batch
-    if length := found.whole("data.seq_length") or found.whole("model.encoder_seq_length"):
+    lengths = [found.whole(key) for key in ("data.seq_length", "model.encoder_seq_length")]
+    if length := lengths[0] or lengths[1]:
         options["seq_len"] = length
     if nodes := found.whole("trainer.num_nodes"):
         options["nodes"] = nodes
@@ -270,6 +273,12 @@ class _Values:
         asked = set(self._asked)
         value = self.get(path)
         self._asked = asked
+        return value
+
+    def flag(self, path: str) -> bool | None:
+        value = self.get(path)
+        if not isinstance(value, bool | None):
+            raise AutoshardError(f"{path} is {str(value)[:40]!r}; it must be True or False")
         return value
 
     def number(self, path: str) -> float | None:

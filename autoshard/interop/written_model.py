@@ -14,7 +14,12 @@ from autoshard.spec.model import TRACED, ModelSpec
 UNKNOWN = object()
 """A property that a model does not have, or that says nothing about its graph."""
 SIZES_OF_TRACED = ("hidden_size", "num_hidden_layers")
-TOKENIZERS = {"llama3": 128_256, "llama-3": 128_256, "llama": 32_000, "gpt2": 50_257}
+TOKENIZERS = {
+    **dict.fromkeys(("llama4", "llama-4"), 202_048),
+    **dict.fromkeys(("llama3", "llama-3"), 128_256),
+    "llama": 32_000,
+    "gpt2": 50_257,
+}
 """Part of a tokenizer's name -> tokens of its vocabulary; the first that is in there counts."""
 
 
@@ -139,17 +144,20 @@ FORMS: dict[str, _Form] = {
 """model_type -> the traits that its graph has."""
 
 
-def built_model(name: str, wanted: Mapping[str, Any]) -> ModelSpec:
-    """The model of the family whose graph has exactly these properties.
+def built_model(name: str, written: WrittenModel) -> ModelSpec:
+    """The model of the family whose graph has exactly the properties that are wanted.
 
     Raises AutoshardError, in words, where no family has them, or a size is missing or impossible.
     """
+    wanted = written.wanted
     missing = [size for size in _NEEDED if size not in wanted]
     if missing:
         raise AutoshardError(f"it does not say its model's {', '.join(missing)}; --model CONFIG.json does")
     rope, heads = wanted["positions"] == "rope", wanted["num_attention_heads"]
-    if "head_dim" not in wanted and wanted["hidden_size"] % heads:
-        raise AutoshardError(f"num_attention_heads={heads} must divide hidden_size={wanted['hidden_size']}")
+    if "head_dim" not in wanted:
+        _check_divides(written, "num_attention_heads", "hidden_size")
+    if "num_key_value_heads" in wanted:
+        _check_divides(written, "num_key_value_heads", "num_attention_heads")
     model_type = _family(wanted)
     return ModelSpec(
         name=name,
@@ -165,6 +173,12 @@ def built_model(name: str, wanted: Mapping[str, Any]) -> ModelSpec:
         num_experts_per_tok=wanted["num_experts_per_tok"] if wanted["num_local_experts"] else 0,
         **{size: wanted[size] for size in _AS_THEY_ARE},
     )
+
+
+def _check_divides(written: WrittenModel, divisor: str, size: str) -> None:
+    (key, value), (other, whole) = written.said[divisor], written.said[size]
+    if whole % value:
+        raise AutoshardError(f"{key}={value} must divide {other}={whole}")
 
 
 _NEEDED = (
@@ -196,9 +210,15 @@ def _family(wanted: Mapping[str, Any]) -> str:
     nearest = min(wrong, key=lambda model_type: len(wrong[model_type]))
     if not wrong[nearest]:
         return nearest
-    said = ", ".join(f"{name} {traits[name]}" if name in ("bias", "block") else traits[name] for name in traits)
-    against = ", ".join(f"{name}={' or '.join(FORMS[nearest][name])}" for name in wrong[nearest])
-    raise AutoshardError(f"no family of models here has its graph ({said}); the nearest, {nearest}, needs {against}")
+    against = ", ".join(
+        f"{_trait(name, ' or '.join(FORMS[nearest][name]))}, not {_trait(name, traits[name])}"
+        for name in wrong[nearest]
+    )
+    raise AutoshardError(f"no family of models here has its graph; the nearest, {nearest}, has {against}")
+
+
+def _trait(name: str, value: str) -> str:
+    return f"{name}={value}" if name in ("bias", "block") else value
 
 
 def guessed_vocabulary(key: str, tokenizer: object) -> tuple[int | None, tuple[str, ...]]:
