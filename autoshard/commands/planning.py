@@ -75,9 +75,11 @@ def plan_of(request: PlanRequest, found: Answer) -> Plan:
     )
 
 
-def inputs_of(request: PlanRequest) -> tuple[ModelSpec, TrainingSpec, Cluster, tuple[str, ...]]:
-    """What is trained on what, and notes."""
-    model = _model(request)
+def inputs_of(
+    request: PlanRequest, model: ModelSpec | None = None
+) -> tuple[ModelSpec, TrainingSpec, Cluster, tuple[str, ...]]:
+    """What is trained on what, and notes. model: in place of the one that the request names."""
+    model = _model(request) if model is None else replace(model, dropout=_dropout(request))
     instance = request.instance or (None if request.hardware else INSTANCE)
     lnc = None if request.lnc == SEARCHED else request.lnc
     assert lnc is None or isinstance(lnc, int), lnc

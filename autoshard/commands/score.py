@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from autoshard.commands.output import page_width, say, wants_color
 from autoshard.commands.parser import Parser, add_format, path
-from autoshard.commands.plan_options import OPTIONS, PIN_FIELDS, PINS, WHAT, PlanRequest, request_from
+from autoshard.commands.plan_options import WHAT
+from autoshard.commands.written import Written, read_written
 from autoshard.errors import AutoshardError
 
 if TYPE_CHECKING:
-    from autoshard.layout.strategy import Strategy
     from autoshard.search.result import Candidate
     from autoshard.search.rules import Problem
 
@@ -31,8 +31,6 @@ or does not fit is priced all the same where it can be, and what it breaks is sa
 
 Options say what the file does not, and overrule what it says."""
 PLANS_ONLY = ("operators", "objective", "price_per_node_hour", "tokens", "days")
-UNSAID = ("context_parallel", "zero", "axis_order")
-"""Pins that a file may leave out and say all of a layout."""
 OVERRULES = tuple(option for option in WHAT if option.name not in PLANS_ONLY)
 
 
@@ -50,14 +48,17 @@ def run(values: Mapping[str, Any]) -> int:
     from autoshard.search.score import score
 
     given = {option.name: values[option.name] for option in OVERRULES if values[option.name] is not None}
-    problem, strategy, form, notes = _layout(values["layout"], given)
-    found = score(problem, strategy)
+    file = values["layout"]
+    written = _plan(file, given) if file.endswith(".json") else read_written(file, given)
+    problem = written.problem
+    found = score(problem, written.strategy)
     best, why_not = _best(problem)
-    notes += (why_not,) if why_not else ()
+    if why_not:
+        written = replace(written, notes=(*written.notes, why_not))
     if values["format"] == "json":
-        say(json.dumps(score_to_dict(problem, found, best, form, notes), indent=1))
+        say(json.dumps(score_to_dict(written, found, best), indent=1))
     else:
-        say(score_page(problem, found, best, form, notes, page_width(), wants_color()).rstrip("\n"))
+        say(score_page(written, found, best, page_width(), wants_color()).rstrip("\n"))
     return 0
 
 
@@ -70,72 +71,7 @@ def _best(problem: Problem) -> tuple[Candidate | None, str]:
         return None, f"the planner itself has none: {error}"
 
 
-def _layout(file: str, given: dict[str, Any]) -> tuple[Problem, Strategy, str, tuple[str, ...]]:
-    """(problem, strategy, what kind of file, notes)."""
-    if file.endswith(".json"):
-        return _plan(file, given)
-    from autoshard.interop.written_layout import read_written_layout
-    from autoshard.search.score import completed
-
-    written = read_written_layout(file)
-    options = {**_checked(file, written.options), **given}
-    fields = dict(written.fields)
-    per_replica = fields.pop("sequences_per_replica", None)
-    if "model" not in options:
-        raise AutoshardError(f"{file} does not say which model of those built in it is for; --model does")
-    request = request_from(options)
-    problem, notes = _problem(request)
-    pinned = {PIN_FIELDS.get(name, name): value for name, value in request.pins.items()}
-    if not written.complete and not fields:
-        searched = _completed_by_search(problem, request)
-        if searched is not None:
-            return problem, searched, written.form, (*notes, *written.notes)
-    strategy = completed(problem, {**pinned, **fields})
-    if per_replica is not None and "global_batch" not in options:
-        training = replace(problem.training, global_batch_size=per_replica * strategy.dp)
-        problem = problem._replace(training=training)
-    return problem, strategy, written.form, (*notes, *written.notes)
-
-
-def _checked(file: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Each option as `autoshard plan` reads it."""
-    found = {}
-    for name, value in options.items():
-        if name in ("out", "top", "format"):
-            continue
-        if name not in OPTIONS:
-            raise AutoshardError(f"{file} has {name[:60]}, which is not an option of autoshard plan")
-        try:
-            found[name] = value if value is None else OPTIONS[name].parse(value)
-        except ValueError as error:
-            raise AutoshardError(f"{file}: {name}: {error}") from None
-    return found
-
-
-def _problem(request: PlanRequest) -> tuple[Problem, tuple[str, ...]]:
-    from autoshard.commands.planning import inputs_of
-    from autoshard.search.rules import Problem
-
-    model, training, cluster, notes = inputs_of(request)
-    on_trainium = cluster.layout_rules != "none"
-    backend = request.backend if request.backend != "auto" else "nxd" if on_trainium else "torch"
-    return Problem(model, training, cluster, backend), notes
-
-
-def _completed_by_search(problem: Problem, request: PlanRequest) -> Strategy | None:
-    """The fastest layout with the file's pins; None where all are pinned, or no such layout is legal and fits."""
-    from autoshard.commands.planning import pins_of
-    from autoshard.search import search
-
-    if all(option.name in request.pins for option in PINS if option.name not in UNSAID):
-        return None
-    try:
-        return search(*problem[:3], pins_of(request), problem.backend, top=0).best.strategy
-    except AutoshardError:
-        return None
-
-
-def _plan(file: str, given: dict[str, Any]) -> tuple[Problem, Strategy, str, tuple[str, ...]]:
+def _plan(file: str, given: dict[str, Any]) -> Written:
     """Of a plan only inputs and strategy are read, so that a hand-edited one has a price."""
     from autoshard.interop.json_file import read_json
     from autoshard.layout.strategy import Strategy
@@ -160,6 +96,6 @@ def _plan(file: str, given: dict[str, Any]) -> tuple[Problem, Strategy, str, tup
             Cluster.from_dict(inputs.get("cluster"), "inputs.cluster"),
             backend,
         )
-        return problem, Strategy.from_dict(strategy), "plan", ()
+        return Written(problem, Strategy.from_dict(strategy), "plan")
     except AutoshardError as error:
         raise AutoshardError(f"{file}: {error}") from None

@@ -5,26 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from autoshard.commands.written import Written
 from autoshard.cost.values import Estimate, Term
 from autoshard.explain.describe import layout_name
 from autoshard.explain.page import Line, hanging, heading, paint, table, wrapped
 from autoshard.layout.plan_json import estimate_to_dict
 from autoshard.layout.rounding import rounded
 from autoshard.search.result import Candidate
-from autoshard.search.rules import Problem
 from autoshard.search.score import Score
 from autoshard.units import format_bytes, format_seconds
 
 LEAST_SHARE = 0.0005
 
 
-def score_page(
-    problem: Problem, score: Score, best: Candidate | None, form: str, notes: tuple[str, ...], width: int, color: bool
-) -> str:
+def score_page(written: Written, score: Score, best: Candidate | None, width: int, color: bool) -> str:
     """Ends with a newline."""
     width = max(60, min(width, 120))
-    cluster = problem.cluster
-    lines: list[Line] = [((f"{problem.model.name} on {cluster.nodes} x {cluster.instance}, {form}", "bold"),), ()]
+    problem = written.problem
+    where = f"{problem.model.name} on {problem.cluster.nodes} x {problem.cluster.instance}, {written.form}"
+    lines: list[Line] = [((where, "bold"),), ()]
     lines += heading("Layout", layout_name(score.strategy), width)
     for wrong in score.broken:
         lines += hanging("  breaks  ", wrong, width, "red")
@@ -39,8 +38,12 @@ def score_page(
         )
     else:
         lines += _compared(score.estimate, None if best is None else best.estimate, width)
-    for note in notes:
-        lines += [*hanging("note    ", note, width)]
+    for warning in written.warnings:
+        lines += hanging("warning ", warning, width, "yellow")
+    for note in written.notes:
+        lines += hanging("note    ", note, width)
+    if written.not_priced:
+        lines += hanging("note    ", f"not in the price: {', '.join(written.not_priced)}", width)
     return paint(lines, width, color)
 
 
@@ -94,14 +97,12 @@ def _terms(
     return table(header, rows, width, right=range(1, len(header)))
 
 
-def score_to_dict(
-    problem: Problem, score: Score, best: Candidate | None, form: str, notes: tuple[str, ...]
-) -> dict[str, Any]:
+def score_to_dict(written: Written, score: Score, best: Candidate | None) -> dict[str, Any]:
     """Plain JSON values."""
     return {
-        "form": form,
-        "model": problem.model.name,
-        "backend": problem.backend,
+        "form": written.form,
+        "model": written.problem.model.name,
+        "backend": written.problem.backend,
         "strategy": score.strategy.to_dict(),
         "broken": list(score.broken),
         "fits": None if score.estimate is None else score.estimate.fits,
@@ -109,5 +110,7 @@ def score_to_dict(
         "best": None
         if best is None
         else {"strategy": best.strategy.to_dict(), "estimate": estimate_to_dict(rounded(best.estimate))},
-        "notes": list(notes),
+        "notes": list(written.notes),
+        "warnings": list(written.warnings),
+        "not_priced": list(written.not_priced),
     }

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from autoshard.graph.recompute import COMMON_SETS
 from autoshard.interop.export import Exported, common_left_out, title
-from autoshard.interop.megatron import TP_PP_DP
+from autoshard.interop.megatron import TP_PP_DP, llama3_scaling
+from autoshard.interop.written_model import property_of
 from autoshard.layout.mesh import AXIS_ORDER
 from autoshard.layout.plan import Plan
 
@@ -37,11 +38,16 @@ def _model(plan: Plan) -> Iterator[str]:
         yield f"--position-embedding-type rope --rotary-base {model.rope_theta:.0f}"
         if model.partial_rotary_factor != 1:
             yield f"--rotary-percent {model.partial_rotary_factor:g}"
+    if model.rope_scaling is not None and model.rope_scaling == llama3_scaling(model.rope_scaling.factor):
+        yield f"--use-rope-scaling --rope-scaling-factor {model.rope_scaling.factor:g}"
     if model.hidden_act == "silu":
         yield "--swiglu --normalization RMSNorm"
     yield f"--norm-epsilon {model.norm_eps:g}"
-    if not (model.attention_bias or model.mlp_bias):
-        yield "--disable-bias-linear"
+    match property_of(model, "bias"):
+        case "none":
+            yield "--disable-bias-linear"
+        case "qkv":
+            yield "--disable-bias-linear --add-qkv-bias"
     if not model.tie_word_embeddings:
         yield "--untie-embeddings-and-output-weights"
     if model.normalizes_heads:
@@ -115,8 +121,12 @@ def _left_out(plan: Plan) -> tuple[str, ...]:
         found.append("precision=bf16_sr: written as --bf16, which keeps FP32 master weights and rounds to nearest")
     if model.sliding_window is not None:
         found.append(f"sliding_window={model.sliding_window}: Megatron takes it with Transformer Engine only")
-    if model.rope_scaling is not None:
-        found.append(f"rope_scaling {model.rope_scaling.rope_type}: check Megatron's --use-rope-scaling")
+    if model.rope_scaling is not None and model.rope_scaling != llama3_scaling(model.rope_scaling.factor):
+        found.append(f"rope_scaling {model.rope_scaling.rope_type}: Megatron's --use-rope-scaling is Llama 3.1's alone")
+    if model.use_parallel_residual:
+        found.append("use_parallel_residual: Megatron runs the MLP after attention")
+    if property_of(model, "bias") == "attention":
+        found.append("attention_bias: Megatron has biases everywhere, or of q, k and v alone (--add-qkv-bias)")
     if model.shared_expert_intermediate_size:
         found.append("--moe-shared-expert-gate: Megatron has it since Core 0.13, earlier ones add the expert ungated")
     if plan.cluster.layout_rules != "none":

@@ -7,11 +7,11 @@ from typing import Any
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE, members
 from autoshard.interop.export import Exported, common_left_out, title
-from autoshard.interop.nxdt import RECOMPUTED
+from autoshard.interop.nxdt import MODEL_TYPES, RECOMPUTED
 from autoshard.layout.plan import Plan
 from autoshard.search.rules import check_strategy
 
-NAMES = {"llama": "hf_llama", "mistral": "hf_llama", "mixtral": "hf_mixtral"}
+NAMES = {model_type: name for name, types in MODEL_TYPES.items() for model_type in types}
 """model_type -> `name` of NxD Training's model."""
 PRECISION_TYPES = {"mixed_precision": "mixed_precision", "bf16_sr": "bf16SR", "fp32": "fp32"}
 MODEL_CONFIG = "config.json"

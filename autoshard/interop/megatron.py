@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
 from itertools import takewhile
 from typing import Any
 
 from autoshard.errors import AutoshardError
-from autoshard.interop.written_layout import WrittenLayout, builtin_model_with, whole_number
+from autoshard.interop.written_layout import WrittenLayout, number, whole_number
+from autoshard.interop.written_model import WrittenModel, guessed_vocabulary
+from autoshard.spec.model import RopeScaling
 
 NUMBERS = {
     "tensor-model-parallel-size": "tp",
@@ -26,7 +29,56 @@ SIZES = {
     "ffn-hidden-size": "intermediate_size",
     "num-attention-heads": "num_attention_heads",
     "num-query-groups": "num_key_value_heads",
+    "kv-channels": "head_dim",
+    "max-position-embeddings": "max_position_embeddings",
+    "vocab-size": "vocab_size",
+    "num-experts": "num_local_experts",
+    "moe-router-topk": "num_experts_per_tok",
+    "moe-shared-expert-intermediate-size": "shared_expert_intermediate_size",
 }
+FRACTIONS = {
+    "norm-epsilon": "norm_eps",
+    "layernorm-epsilon": "norm_eps",
+    "rotary-base": "rope_theta",
+    "rotary-percent": "partial_rotary_factor",
+}
+SWITCHES: dict[str, tuple[str, Any]] = {
+    "swiglu": ("activation", "swiglu"),
+    "squared-relu": ("activation", "squared_relu"),
+    "quick-geglu": ("activation", "quick_geglu"),
+    "use-rotary-position-embeddings": ("positions", "rope"),
+    "untie-embeddings-and-output-weights": ("tie_word_embeddings", False),
+    "disable-bias-linear": ("bias", "none"),
+    "qk-layernorm": ("normalizes_heads", True),
+    "moe-router-pre-softmax": ("norm_topk_prob", False),
+}
+"""Flags without a value, and what they say of the model."""
+MOST = ("num_hidden_layers", "hidden_size", "num_attention_heads")
+"""Arguments with all of these describe their model; what they leave out then has Megatron's default."""
+GPT: dict[str, Any] = {
+    "normalization": "layernorm",
+    "activation": "gelu",
+    "positions": "learned_absolute",
+    "block": "pre_ln",
+    "bias": "all",
+    "norm_eps": 1e-5,
+    "rope_theta": 10_000.0,
+    "rope_scaling": None,
+    "partial_rotary_factor": 1.0,
+    "sliding_window": None,
+    "tie_word_embeddings": True,
+    "num_experts_per_tok": 2,
+    "norm_topk_prob": True,
+    "normalizes_heads": False,
+}
+"""What Megatron takes where its arguments are silent."""
+WITHOUT_EXPERTS = {"num_local_experts": 0, "shared_expert_intermediate_size": 0}
+OTHER_GRAPHS = (
+    *("multi-latent-attention", "moe-layer-freq", "mtp-num-layers", "hybrid-attention-ratio"),
+    *("hybrid-override-pattern", "is-hybrid-model", "window-size", "apply-layernorm-1p"),
+    "apply-residual-connection-post-layernorm",
+)
+"""Flags of models that no family here has."""
 RECOMPUTE = {"full": "full", "selective": "core_attention"}
 CONTEXT_PARALLEL = {"p2p": "zigzag_ring", "a2a": "ulysses", "allgather": "all_gather", "all_gather": "all_gather"}
 SEVERAL = ("recompute-modules",)
@@ -44,19 +96,9 @@ def megatron_layout(text: str) -> WrittenLayout:
     for flag, name in NUMBERS.items():
         if flag in flags:
             options[name] = whole_number(f"--{flag}", flags[flag])
-    sizes = {name: whole_number(f"--{flag}", flags[flag]) for flag, name in SIZES.items() if flag in flags}
-    if "num-experts" in flags and "moe-ffn-hidden-size" in flags:
-        sizes["intermediate_size"] = whole_number("--moe-ffn-hidden-size", flags["moe-ffn-hidden-size"])
-    hints = {
-        "num_local_experts": number(flags.get("num-experts")) or 0,
-        "shared_expert_intermediate_size": number(flags.get("moe-shared-expert-intermediate-size")) or 0,
-        "rope_theta": number(flags.get("rotary-base")),
-        "max_position_embeddings": number(flags.get("max-position-embeddings")),
-    }
-    model = builtin_model_with(hints, **sizes)
-    if model:
-        options["model"] = model
-    options["vpp"] = _virtual_stages(flags, sizes.get("num_hidden_layers"), options["pp"])
+    model = _model(flags)
+    layers = model.wanted.get("num_hidden_layers")
+    options["vpp"] = _virtual_stages(flags, layers, options["pp"])
     options["schedule"] = "interleaved" if options["vpp"] > 1 else "1f1b"
     granularity = "selective" if "recompute-activations" in flags else flags.get("recompute-granularity")
     if granularity is not None and granularity not in RECOMPUTE:
@@ -82,23 +124,111 @@ def megatron_layout(text: str) -> WrittenLayout:
         fields["stage_layers"] = layout_layers(flags["pipeline-model-parallel-layout"])
         options["vpp"] = max(1, len(fields["stage_layers"]) // options["pp"])
         options["schedule"] = "interleaved" if options["vpp"] > 1 else "1f1b"
-    capacity = number(flags.get("moe-expert-capacity-factor"))
+    capacity = number("--moe-expert-capacity-factor", flags.get("moe-expert-capacity-factor") or None)
+    left_out = tuple(f"--{flag}" for flag in flags if flag not in READ)
     return WrittenLayout(
         "Megatron arguments",
         options,
         fields,
-        notes=notes,
-        model_fields={name: sizes[name] for name in ("num_hidden_layers", "hidden_size") if name in sizes},
+        model=model,
         training_fields={"expert_capacity_factor": capacity} if capacity else {},
-        left_out=tuple(f"--{flag}" for flag in flags if flag not in READ),
+        notes=notes,
+        warnings=tuple(_warnings(flags, options)),
+        left_out=left_out,
+        not_priced=tuple(flag for flag in left_out if not NO_EFFECT.fullmatch(flag)),
     )
 
 
+def _model(flags: dict[str, str]) -> WrittenModel:
+    said: dict[str, tuple[str, Any]] = {}
+    for flag, name in SIZES.items():
+        if flag in flags:
+            said[name] = (f"--{flag}", whole_number(f"--{flag}", flags[flag]))
+    if "num-experts" in flags and "moe-ffn-hidden-size" in flags:
+        flag = "--moe-ffn-hidden-size"
+        said["intermediate_size"] = (flag, whole_number(flag, flags["moe-ffn-hidden-size"]))
+    for flag, name in FRACTIONS.items():
+        if flag in flags:
+            said[name] = (f"--{flag}", number(f"--{flag}", flags[flag]))
+    said |= {name: (f"--{flag}", value) for flag, (name, value) in SWITCHES.items() if flag in flags}
+    if "add-qkv-bias" in flags and "disable-bias-linear" in flags:
+        said["bias"] = ("--add-qkv-bias", "qkv")
+    if "normalization" in flags:
+        said["normalization"] = ("--normalization", flags["normalization"].lower())
+    if "position-embedding-type" in flags:
+        said["positions"] = ("--position-embedding-type", flags["position-embedding-type"])
+    if "use-rope-scaling" in flags:
+        factor = number("--rope-scaling-factor", flags.get("rope-scaling-factor", "8")) or 0.0
+        said["rope_scaling"] = ("--use-rope-scaling", llama3_scaling(factor))
+    if not said.keys() >= set(MOST):
+        return WrittenModel(said, WITHOUT_EXPERTS)
+    key = next((key for key in ("tokenizer-model", "tokenizer-type") if guessed_vocabulary(key, flags.get(key))[0]), "")
+    vocabulary, notes = guessed_vocabulary(f"--{key}", flags.get(key))
+    assumed = {**GPT, **WITHOUT_EXPERTS, "intermediate_size": _inner_size(said)}
+    if others := _other_graphs(flags):
+        assumed["block"] = f"--{others[0]}"
+    if vocabulary is not None:
+        assumed["vocab_size"] = vocabulary
+    return WrittenModel(said, assumed, whole=True, notes=() if "vocab_size" in said else notes)
+
+
+def _other_graphs(flags: dict[str, str]) -> list[str]:
+    """Those of OTHER_GRAPHS that are there; experts in every first layer are experts in all."""
+    return [flag for flag in OTHER_GRAPHS if flag in flags and (flag, flags[flag]) != ("moe-layer-freq", "1")]
+
+
+def _inner_size(said: dict[str, tuple[str, Any]]) -> int:
+    """Megatron's default: 4 times the hidden size, or two thirds of it in 64s where there are three matrices."""
+    hidden = int(said["hidden_size"][1])
+    return int(4 * hidden * 2 / 3 / 64) * 64 if said.get("activation", ("", ""))[1] == "swiglu" else 4 * hidden
+
+
+def llama3_scaling(factor: float) -> RopeScaling:
+    """--use-rope-scaling: the other numbers are constants of Megatron, those of Llama 3.1."""
+    return RopeScaling("llama3", factor, 1.0, 4.0, 8192)
+
+
+def _warnings(flags: dict[str, str], options: dict[str, Any]) -> Iterator[str]:
+    """What changes a step and is not in the price."""
+    for flag in ("fp8-format", "fp4-format"):
+        if flag in flags:
+            yield f"--{flag} {flags[flag]}: priced in bf16; products of matrices take less time in {flag[:3]}"
+    for flag in flags:
+        if "lora" in flag or flag == "peft-scheme":
+            yield f"--{flag}: priced as training of all weights; LoRA freezes most of them"
+    balancing = flags.get("moe-router-load-balancing-type", "aux_loss")
+    if balancing == "sinkhorn":
+        yield "--moe-router-load-balancing-type sinkhorn is priced as a top-k router"
+    sharded = flags.get("expert-tensor-parallel-size", str(options["tp"]))
+    if "num-experts" in flags and sharded != str(options["tp"]):
+        yield f"--expert-tensor-parallel-size {sharded}: experts are priced with tp={options['tp']}, as the rest"
+    for flag in ("hidden-dropout", "attention-dropout"):
+        if number(f"--{flag}", flags.get(flag)):
+            yield f"--{flag} {flags[flag]}: not in the price; --dropout here is, with backend torch"
+    if flags.get("optimizer", "adam") != "adam":
+        yield f"--optimizer {flags['optimizer']} is priced as AdamW, with two moments"
+    for flag in _other_graphs(flags):
+        yield f"--{flag}: no family of models here has it, and it is not in the price"
+
+
+NO_EFFECT = re.compile(
+    r"""--(train|eval|log|save|load|lr|min-lr|max-lr|weight-decay|adam|clip-grad|seed|data|tokenizer|vocab|merge|split
+    |tensorboard|wandb|exit|distributed-(backend|timeout)|init-method|num-workers|no-(load|save)|master|node|rdzv|tee
+    |start-weight|end-weight|use-(mcore|flash|checkpoint)|mock-data|dataloader|legacy|ckpt|dist-ckpt|async-save
+    |make-vocab|timing|no-create|override|use-cpu-init|manual-gc|max-restarts|optimizer|hidden-dropout
+    |attention-dropout|moe-(aux|z)-loss|moe-router-load|moe-token-drop|fp8-format|fp4-format|lora|expert-tensor
+    |attention-softmax-in-fp32|accumulate-allreduce-grads-in-fp32|no-masked|no-position|ddp)[\w-]*"""
+    + "".join(f"|--{flag}" for flag in OTHER_GRAPHS),
+    re.VERBOSE,
+)
+"""Flags that leave the work of a step as it is, and those that a warning speaks of."""
 READ = (
     *NUMBERS,
     *SIZES,
-    *("num-experts", "rotary-base", "max-position-embeddings", "moe-expert-capacity-factor", "moe-router-topk"),
-    *("moe-ffn-hidden-size", "moe-shared-expert-intermediate-size", "moe-shared-expert-gate", "moe-router-pre-softmax"),
+    *FRACTIONS,
+    *SWITCHES,
+    *("normalization", "position-embedding-type", "use-rope-scaling", "rope-scaling-factor", "add-qkv-bias"),
+    *("moe-ffn-hidden-size", "moe-shared-expert-gate", "moe-expert-capacity-factor"),
     *("recompute-activations", "recompute-granularity", "recompute-modules", "recompute-method"),
     *("recompute-num-layers", "attention-backend", "cp-comm-type", "bf16", "fp16", "sequence-parallel"),
     *("use-megatron-fsdp", "data-parallel-sharding-strategy", "use-tp-pp-dp-mapping"),
@@ -115,13 +245,6 @@ def layout_layers(layout: str) -> tuple[int, ...]:
     if len(layout) > 500 or not re.fullmatch(r"[EtmL|]+", text):
         raise AutoshardError(f"--pipeline-model-parallel-layout is {layout[:60]!r}; one reads Et*3|t*4|t*4|t*3L")
     return tuple(stage.count("t") for stage in text.split("|"))
-
-
-def number(text: str | None) -> float | None:
-    try:
-        return float(text) if text else None
-    except ValueError:
-        return None
 
 
 def _flags(text: str) -> dict[str, str]:

@@ -9,7 +9,8 @@ from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import canonical
-from autoshard.interop.written_layout import WrittenLayout, builtin_model_with, whole_number
+from autoshard.interop.written_layout import WrittenLayout, number, whole_number
+from autoshard.interop.written_model import WrittenModel, guessed_vocabulary
 
 DEGREES = {
     "tp": "tensor_model_parallel_size",
@@ -32,6 +33,66 @@ RECOMPUTED: dict[bool, dict[str, tuple[str, ...]]] = {
 PRECISIONS = {"mixed_precision": "mixed_precision", "bf16SR": "bf16_sr", "fp32": "fp32"}
 
 
+MODEL_TYPES = {"hf_llama": ("llama", "mistral"), "hf_mixtral": ("mixtral",)}
+"""`name` of NxD Training's model -> model_types that it trains."""
+SIZES = {
+    "num_hidden_layers": "num_layers",
+    "hidden_size": "hidden_size",
+    "intermediate_size": "ffn_hidden_size",
+    "num_attention_heads": "num_attention_heads",
+    "num_key_value_heads": "num_kv_heads",
+    "head_dim": "kv_channels",
+    "max_position_embeddings": "max_position_embeddings",
+    "vocab_size": "vocab_size",
+    "sliding_window": "sliding_window_size",
+    "num_local_experts": "moe.num_experts",
+    "num_experts_per_tok": "moe.top_k",
+}
+"""Whole numbers of a model, and the keys that say them, under `model`."""
+NUMBERS = {"norm_eps": "layernorm_epsilon", "rope_theta": "rope_theta", "partial_rotary_factor": "rotary_percentage"}
+WORDS = {
+    "normalization": "normalization",
+    "activation": "activation",
+    "positions": "position_embedding_type",
+    "block": "transformer_block_type",
+}
+FLAGS = {
+    "tie_word_embeddings": "share_embeddings_and_output_weights",
+    "norm_topk_prob": "moe.normalize_top_k_affinities",
+}
+GPT: dict[str, Any] = {
+    "normalization": "layernorm",
+    "activation": "gelu",
+    "positions": "learned_absolute",
+    "block": "pre_ln",
+    "bias": "all",
+    "norm_eps": 1e-5,
+    "rope_theta": 10_000.0,
+    "rope_scaling": None,
+    "partial_rotary_factor": 1.0,
+    "sliding_window": None,
+    "tie_word_embeddings": True,
+    "num_local_experts": 0,
+    "num_experts_per_tok": 1,
+    "shared_expert_intermediate_size": 0,
+    "norm_topk_prob": True,
+    "normalizes_heads": False,
+}
+"""What its own GPT takes where a file is silent [NxDT megatron_gpt_model.py]."""
+NO_EFFECT = re.compile(
+    r"""(seed|compiler_\w+|aync_exec\w+|bucket_size_collectives|neuron_(rt_exec|experimental)\w+)
+    |exp_manager\..*|data\.(?!packing).*|model_alignment_strategy\.(sft|peft|dpo|orpo)\..*
+    |trainer\.(max|log|val|check_val|num_sanity|limit|gradient_clip|sequential_move)_?\w*
+    |model\.(optim\..*|model_config|(use_cpu|weight)_init\w*|init_method_std|use_scaled_init_method|persist_layer_norm
+        |apply_query_key_layer_scaling|do_layer_norm_weight_decay|make_vocab_size_divisible_by|transpose_nki_inputs
+        |fusions\.softmax|(hidden|attention|ffn)_dropout)
+    |model\.moe\.(sinkhorn_(iterations|tol)|router_activation|output_router_logits|router_aux_loss_coef|dropout)
+    |precision\.(?!parallel_layers_reduce_dtype).*""",
+    re.VERBOSE,
+)
+"""Keys that leave the work of a step as it is, and those that a warning speaks of. `precision.type` says the rest."""
+
+
 def nxdt_layout(data: Mapping[str, Any]) -> WrittenLayout:
     """Degrees default to 1, as there. References such as ${model.encoder_seq_length} are followed."""
     found = _Values(data)
@@ -44,11 +105,11 @@ def nxdt_layout(data: Mapping[str, Any]) -> WrittenLayout:
         options["context_parallel"] = "ring"
     precision = str(found.get("precision.type") or "mixed_precision")
     options["precision"] = PRECISIONS.get(precision, "mixed_precision")
+    if found.whole("model.encoder_seq_length") not in (None, options["seq_len"]):
+        notes += (f"sequences of {options['seq_len']:,} tokens, as data.seq_length says, not model.encoder_seq_length",)
     if precision not in PRECISIONS:
         notes += (f"precision.type={precision} is priced as mixed_precision",)
-    layers, moe = found.whole("model.num_layers"), found.get("model.moe.num_experts")
-    if model := _builtin_model(found):
-        options["model"] = model
+    layers = found.whole("model.num_layers")
     fields: dict[str, Any] = {
         "sequence_parallel": bool(found.get("distributed_strategy.sequence_parallel")) and options["tp"] > 1,
         "zero": int(bool(found.get("distributed_strategy.zero1"))),
@@ -58,18 +119,97 @@ def nxdt_layout(data: Mapping[str, Any]) -> WrittenLayout:
         fields["stage_layers"] = _stage_layers(cuts, layers)
     elif layers is not None and layers > stages and layers % stages:
         fields["stage_layers"] = auto_partition(layers, stages)
-    capacity = _number(found.get("model.moe.capacity_factor"))
-    training_fields = {"expert_capacity_factor": capacity} if moe and capacity else {}
-    model_fields = {"num_hidden_layers": layers, "hidden_size": found.whole("model.hidden_size")}
+    capacity = _capacity(found)
+    model, warnings = _model(found), tuple(_warnings(found))
+    left_out = found.left_out()
     return WrittenLayout(
         "NxDT configuration",
         options,
         fields,
+        model=model,
+        training_fields={} if capacity is None else {"expert_capacity_factor": capacity},
         notes=notes,
-        model_fields={name: value for name, value in model_fields.items() if value is not None},
-        training_fields=training_fields,
-        left_out=found.left_out(),
+        warnings=warnings,
+        left_out=left_out,
+        not_priced=tuple(key for key in left_out if not NO_EFFECT.fullmatch(key)),
     )
+
+
+def _model(found: _Values) -> WrittenModel:
+    """A GPT of its own, which the file describes whole, or a few sizes of the config.json that the file names."""
+    own = found.get("model_source") == "megatron"
+    said: dict[str, tuple[str, Any]] = {}
+    for names, read in ((SIZES, found.whole), (NUMBERS, found.number), (WORDS, found.get), (FLAGS, found.flag)):
+        for name, key in names.items():
+            value = read(f"model.{key}")
+            if value is not None:
+                said[name] = (f"model.{key}", value)
+    if (bias := found.flag("model.has_bias")) is not None:
+        said["bias"] = ("model.has_bias", "all" if bias else "none")
+    if (frequency := found.whole("model.moe.frequency") or 1) != 1:
+        raise AutoshardError(f"model.moe.frequency={frequency}: every layer must have experts here; 1 works")
+    if not own:
+        types = MODEL_TYPES.get(str(found.get("name")), ())
+        config = found.peek("model.model_config")
+        assumed = {"num_local_experts": 0} if not types else {}
+        return WrittenModel(said, assumed, model_types=types, config=None if config is None else str(config))
+    unread, base = said.pop("rope_theta", None), found.number("model.position_freq_base")
+    if base is not None:
+        said["rope_theta"] = ("model.position_freq_base", base * (found.number("model.position_abf_factor") or 1))
+    vocabulary, notes = guessed_vocabulary("data.tokenizer.type", found.peek("data.tokenizer.type"))
+    assumed = GPT if vocabulary is None else {**GPT, "vocab_size": vocabulary}
+    if "vocab_size" in said:
+        notes = ()
+    if unread is not None:
+        notes += (f"model.rope_theta={unread[1]:g}: model_source=megatron reads model.position_freq_base instead",)
+    return WrittenModel(said, assumed, whole=True, notes=notes)
+
+
+def _capacity(found: _Values) -> float | None:
+    """Slots of an expert over its even share; None for those without experts, or without a limit."""
+    capacity, dropless = found.number("model.moe.capacity_factor"), found.flag("model.moe.dropless") or False
+    if found.get("model.moe.num_experts") is None or capacity is None or dropless:
+        return None
+    if capacity <= 0:
+        raise AutoshardError(
+            f"model.moe.capacity_factor={capacity:g} without model.moe.dropless drops every token; one above 0 works"
+        )
+    return capacity
+
+
+def _warnings(found: _Values) -> Iterator[str]:
+    """What changes a step and is not in the price."""
+    alignment = "model_alignment_strategy"
+    if peft := found.get(f"{alignment}.peft"):
+        rank = peft.get("lora_rank", 16) if isinstance(peft, Mapping) else 16
+        yield (
+            f"{alignment}.peft (LoRA of rank {rank}): priced as training of all weights; LoRA computes, sends "
+            "and keeps no gradients and no optimizer state of the weights that it freezes"
+        )
+    if found.get(f"{alignment}.dpo"):
+        yield (
+            f"{alignment}.dpo: priced as plain training on global_batch_size sequences; DPO runs a chosen and a "
+            "rejected one for each, and before that the reference model"
+        )
+    if found.get(f"{alignment}.orpo"):
+        yield (
+            f"{alignment}.orpo: priced as plain training on global_batch_size sequences; ORPO runs a chosen and a "
+            "rejected one for each"
+        )
+    if (routing := found.get("model.moe.routing_algorithm") or "top_k") != "top_k":
+        yield f"model.moe.routing_algorithm={routing} is priced as top_k"
+    if (shuffled := found.whole("distributed_strategy.token_shuffle_group_size") or 1) > 1:
+        yield f"distributed_strategy.token_shuffle_group_size={shuffled}: the exchange of tokens is not in the price"
+    rates = [f"model.{part}_dropout" for part in ("hidden", "attention", "ffn")]
+    drops = [f"{key}={rate:g}" for key in (*rates, "model.moe.dropout") if (rate := number(key, found.peek(key)))]
+    if drops:
+        yield f"{', '.join(drops)}: not in the price; --dropout is, with backend torch"
+    optimizer = str(found.peek("model.optim.name") or "adamw")
+    if not optimizer.startswith("adamw"):
+        yield f"model.optim.name={optimizer} is priced as AdamW, with two moments"
+    reduced = found.get("precision.parallel_layers_reduce_dtype") or "bf16"
+    if reduced != "bf16" and found.get("precision.type") != "fp32":
+        yield f"precision.parallel_layers_reduce_dtype={reduced}: tensor-parallel sums are priced in bf16"
 
 
 def _sizes(found: _Values) -> dict[str, Any]:
@@ -79,7 +219,8 @@ def _sizes(found: _Values) -> dict[str, Any]:
     options["schedule"] = "interleaved" if options["vpp"] > 1 else "1f1b"
     if batch := found.whole("data.global_batch_size"):
         options["global_batch"] = batch
-    if length := found.whole("data.seq_length") or found.whole("model.encoder_seq_length"):
+    lengths = [found.whole(key) for key in ("data.seq_length", "model.encoder_seq_length")]
+    if length := lengths[0] or lengths[1]:
         options["seq_len"] = length
     if nodes := found.whole("trainer.num_nodes"):
         options["nodes"] = nodes
@@ -91,34 +232,10 @@ def _sizes(found: _Values) -> dict[str, Any]:
     return options
 
 
-def _builtin_model(found: _Values) -> str | None:
-    """The name of the one that has these sizes."""
-    hints = {
-        "num_local_experts": found.get("model.moe.num_experts") or 0,
-        "rope_theta": _number(found.get("model.rope_theta")),
-        "max_position_embeddings": found.get("model.max_position_embeddings"),
-    }
-    return builtin_model_with(
-        hints,
-        num_hidden_layers=found.whole("model.num_layers"),
-        hidden_size=found.whole("model.hidden_size"),
-        intermediate_size=found.whole("model.ffn_hidden_size"),
-        num_key_value_heads=found.whole("model.num_kv_heads"),
-    )
-
-
 def auto_partition(layers: int, stages: int) -> tuple[int, ...]:
     """NxD's even cut (pipeline/partition.py): the remainder goes to the last stages."""
     base, extra = divmod(layers, stages)
     return tuple(base + (stage >= stages - extra) for stage in range(stages))
-
-
-def _number(value: object) -> float | None:
-    """YAML 1.1 takes 1e-5 for a text."""
-    try:
-        return float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else None
-    except ValueError:
-        return None
 
 
 FOLLOWS = (
@@ -157,6 +274,22 @@ class _Values:
             raise AutoshardError(f"{path} refers to itself")
         parent = path.rpartition(".")[0] + "." if reference[1] else ""
         return self.get(parent + reference[2], depth + 1)
+
+    def peek(self, path: str) -> Any:
+        """The value of what nonetheless counts as left out, if nobody else asks for it."""
+        asked = set(self._asked)
+        value = self.get(path)
+        self._asked = asked
+        return value
+
+    def flag(self, path: str) -> bool | None:
+        value = self.get(path)
+        if not isinstance(value, bool | None):
+            raise AutoshardError(f"{path} is {str(value)[:40]!r}; it must be True or False")
+        return value
+
+    def number(self, path: str) -> float | None:
+        return number(path, self.get(path))
 
     def whole(self, path: str) -> int | None:
         value = self.get(path)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.interop.written_layout import WrittenLayout, whole_number
+from autoshard.interop.written_model import WrittenModel, property_of
+from autoshard.models.registry import load_model
+from autoshard.spec.fields import show
 
 DEGREES = {
     "tp": "tensor_parallel_degree",
@@ -45,6 +49,20 @@ READ = {
     ),
 }
 """Keys that say something about the layout, or the model that it is for, by section."""
+FLAVOR_SIZES = (
+    *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "vocab_size"),
+    "rope_theta",
+)
+"""Sizes that the versions of a flavor share."""
+NO_EFFECT = re.compile(
+    r"""(job|profiling|metrics|lr_scheduler|optimizer|checkpoint|comm|validation|debug|fault_tolerance|compile
+    |memory_estimation|quantize|float8|mx|lora|peft)(\..*)?
+    |model\.(hf_assets_path|tokenizer_path|tokenizer|print_after_conversion|converters)
+    |training\.(dataset\w*|max_norm|steps|seed|deterministic|gc_freq|gc_debug|mixed_precision_\w+|dtype|data_parallel_\w+)
+    |experimental\.custom_\w+|parallelism\.(data_parallel_replicate_degree|disable_loss_parallel)""",
+    re.VERBOSE,
+)
+"""Keys that leave the work of a step as it is, and those that a warning speaks of."""
 
 
 def torchtitan_layout(data: Mapping[str, Any]) -> WrittenLayout:
@@ -98,7 +116,47 @@ def torchtitan_layout(data: Mapping[str, Any]) -> WrittenLayout:
         for name in values
         if name not in READ.get(section, ())
     )
-    return WrittenLayout("torchtitan configuration", options, fields, notes=tuple(notes), left_out=left_out)
+    return WrittenLayout(
+        "torchtitan configuration",
+        options,
+        fields,
+        model=WrittenModel() if known is None else _flavor(known, show(model.get("flavor"))),
+        notes=tuple(notes),
+        warnings=tuple(_warnings(data)),
+        left_out=left_out,
+        not_priced=tuple(key for key in left_out if not NO_EFFECT.fullmatch(key)),
+    )
+
+
+def _flavor(name: str, flavor: str) -> WrittenModel:
+    model = load_model(name)
+    return WrittenModel(
+        {size: (f"model.flavor={flavor} with {size}", property_of(model, size)) for size in FLAVOR_SIZES}
+    )
+
+
+def _warnings(data: Mapping[str, Any]) -> Iterator[str]:
+    """What changes a step and is not in the price."""
+    converters = _section(data, "model").get("converters", [])
+    for converter in converters if isinstance(converters, list) else [converters]:
+        name = str(converter)
+        if "lora" in name.lower():
+            yield f"model.converters has {name}: priced as training of all weights; LoRA freezes most of them"
+        elif "float8" in name or "mx" in name.split("."):
+            yield f"model.converters has {name}: priced in bf16; products of matrices take less time in float8"
+        else:
+            yield f"model.converters has {name}: it is not in the price"
+    for section in ("lora", "peft"):
+        if section in data:
+            yield f"[{section}]: priced as training of all weights; LoRA freezes most of them"
+    training, optimizer = _section(data, "training"), str(_section(data, "optimizer").get("name", "AdamW"))
+    for key, usual in {"mixed_precision_param": "bfloat16", "mixed_precision_reduce": "float32"}.items():
+        if training.get(key, usual) != usual:
+            yield f"training.{key}={show(training[key])} is priced as {usual}"
+    if training.get("enable_cpu_offload") is True:
+        yield "training.enable_cpu_offload: copies to and from the host are not in the price"
+    if not optimizer.startswith("Adam"):
+        yield f"optimizer.name={optimizer} is priced as AdamW, with two moments"
 
 
 def _zero(parallelism: Mapping[str, Any], pp: int) -> int:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.interop.text_file import printable, read_text
 from autoshard.interop.toml_file import parse_toml
+from autoshard.interop.written_model import WrittenModel
 from autoshard.interop.yaml_file import parse_yaml
 
 MOST_BYTES = 1_000_000
@@ -19,19 +21,22 @@ class WrittenLayout:
     """options: by the names of `autoshard plan`, pins included; what the file does not say is absent.
 
     fields: of Strategy, beyond what can be pinned. complete: what is absent has the format's default, rather than being
-    left to the search. notes: what could not be taken over as it is. model_fields, training_fields: of ModelSpec and
-    TrainingSpec, where the file overrules the model's own or what `autoshard plan` takes. left_out: what the file says
-    and a layout does not, by its names there.
+    left to the search. model: what the file says of its model. training_fields: of TrainingSpec, where the file
+    overrules what `autoshard plan` takes. notes: what could not be taken over as it is. warnings: what the file says
+    that changes the step, and that the price leaves out. left_out: what the file says and a layout does not, by its
+    names there. not_priced: those of them that may matter to the price.
     """
 
     form: str
     options: Mapping[str, Any]
     fields: Mapping[str, Any] = field(default_factory=dict)
     complete: bool = True
-    notes: tuple[str, ...] = ()
-    model_fields: Mapping[str, Any] = field(default_factory=dict)
+    model: WrittenModel = field(default_factory=WrittenModel)
     training_fields: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    not_priced: tuple[str, ...] = ()
 
 
 def read_written_layout(path: str) -> WrittenLayout:
@@ -83,19 +88,14 @@ def whole_number(name: str, value: object) -> int:
     return int(text)
 
 
-def builtin_model_with(hints: Mapping[str, Any] | None = None, **sizes: int | None) -> str | None:
-    """The built-in model that alone has these sizes (fields of ModelSpec; None is not compared).
-
-    hints: fields that choose among several such models, one after another; one that none of them has is passed over.
-    """
-    from autoshard.models.registry import builtin_models, load_model
-
-    known = {name: value for name, value in sizes.items() if value is not None}
-    if not known:
+def number(name: str, value: object) -> float | None:
+    """A number, as a file or command line gives it (YAML 1.1 takes 1e-5 for a text); None for nothing."""
+    if value is None:
         return None
-    models = [load_model(name) for name in builtin_models()]
-    found = [one for one in models if all(getattr(one, field) == value for field, value in known.items())]
-    for name, value in (hints or {}).items():
-        narrowed = [one for one in found if value is not None and getattr(one, name) == value]
-        found = narrowed or found
-    return found[0].name if len(found) == 1 else None
+    try:
+        found = None if isinstance(value, bool) else float(str(value))
+    except ValueError:
+        found = None
+    if found is None or not isfinite(found):
+        raise AutoshardError(f"{name} is {str(value)[:40]!r}; it must be a number")
+    return found

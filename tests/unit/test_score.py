@@ -7,18 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from autoshard.cli import main
+from autoshard.commands.written import read_written
 from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError
 from autoshard.interop.written_layout import WrittenLayout, read_written_layout
-from autoshard.layout.plan_json import plan_to_json
+from autoshard.layout.plan_json import estimate_to_dict, plan_to_json
+from autoshard.layout.rounding import rounded
 from autoshard.layout.strategy import Strategy
+from autoshard.layout.validate import read_plan
 from autoshard.models.registry import load_model
 from autoshard.search.search import search
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
 from tests.unit.plan_examples import plan_70b
+from tests.unit.test_import_export import DROPLESS, PUBLIC, UNNAMED
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 NXDT = """\
@@ -209,3 +214,144 @@ def test_errors(name: str, text: str, message: str) -> None:
 def test_errors_of_recipes(arguments: list[str], text: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["score", written("r.yaml", text), *arguments]) == 2
     assert capsys.readouterr().err.startswith(f"autoshard: error: {message}")
+
+
+def without_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autoshard.commands.score._best", lambda problem: (None, ""))
+
+
+SAME = {
+    **{f"{name}.yaml": yaml.safe_dump(data) for name, data in {**PUBLIC, **UNNAMED}.items()},
+    "train.sh": MEGATRON.replace("--hidden", "--swiglu --normalization RMSNorm --position-embedding-type rope --hidden")
+    .replace("--hidden", "--disable-bias-linear --untie-embeddings-and-output-weights --hidden", 1)
+    .replace("--hidden", "--max-position-embeddings 4096 --tokenizer-model llama-2 --hidden", 1),
+    "experts.sh": "--hidden-size 4096 --num-experts 8 --moe-expert-capacity-factor 1.5 --micro-batch-size 2 --nnodes 2",
+    "train.toml": TITAN.replace("[training]", "[training]\nsteps = 9"),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_score_and_import_give_one_file_one_price(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Estimate, layout and all that is trained; they differ in what they do with a layout that breaks rules."""
+    without_search(monkeypatch)
+    given = ["--nodes", "16"] if name == "train.toml" else []
+    found = scored(capsys, written(name, SAME[name]), *given)
+    assert main(["import", name, *given, "-o", "plan.json"]) == 0
+    told = capsys.readouterr().err
+    plan = read_plan("plan.json")
+    assert (plan.model.name, plan.strategy.to_dict()) == (found["model"], found["strategy"])
+    assert estimate_to_dict(rounded(plan.estimate)) == found["estimate"]
+    assert scored(capsys, "plan.json")["estimate"] == found["estimate"]
+    assert [line.removeprefix("warning: ") for line in told.splitlines() if line.startswith("warning: ")] == (
+        found["warnings"]
+    )
+    assert all(f"note: {note}\n" in told for note in found["notes"])
+
+
+def test_the_capacity_of_experts_is_in_the_price(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The public Mixtral gives an expert twice its even share: 13.7 s are 17.6 s."""
+    without_search(monkeypatch)
+    data = json.loads(json.dumps(PUBLIC["hf_mixtral_8x7b"]))
+    twice = scored(capsys, written("c.yaml", yaml.safe_dump(data)))
+    data["model"]["moe"]["capacity_factor"] = 1.0
+    once = scored(capsys, written("c.yaml", yaml.safe_dump(data)))
+    assert twice["warnings"] == once["warnings"] == []
+    assert twice["estimate"]["step_time_s"] > 1.2 * once["estimate"]["step_time_s"]
+
+
+DROPLESS_WARNING = (
+    "experts without a capacity factor (dropless): priced as if each got its even share of tokens (capacity factor 1); "
+    "a plan drops what is over it"
+)
+LORA = (
+    "model_alignment_strategy.peft (LoRA of rank 16): priced as training of all weights; LoRA computes, sends and "
+    "keeps no gradients and no optimizer state of the weights that it freezes"
+)
+PLAIN = "priced as plain training on global_batch_size sequences"
+DPO = f"{PLAIN}; DPO runs a chosen and a rejected one for each, and before that the reference model"
+ORPO = f"{PLAIN}; ORPO runs a chosen and a rejected one for each"
+FLOAT8 = "priced in bf16; products of matrices take less time in"
+
+
+@pytest.mark.parametrize(
+    ("change", "warning"),
+    [
+        ({"model_alignment_strategy": {"peft": {"lora_rank": 16}}}, LORA),
+        ({"model_alignment_strategy": {"dpo": {"kl_beta": 0.01}}}, f"model_alignment_strategy.dpo: {DPO}"),
+        ({"model_alignment_strategy": {"orpo": {"beta": 0.1}}}, f"model_alignment_strategy.orpo: {ORPO}"),
+        ({"moe": DROPLESS}, DROPLESS_WARNING),
+        (
+            {"moe": {"num_experts": 8, "top_k": 2, "capacity_factor": 1.0, "routing_algorithm": "sinkhorn"}},
+            "model.moe.routing_algorithm=sinkhorn is priced as top_k",
+        ),
+        ({"optim": {"name": "sgd"}}, "model.optim.name=sgd is priced as AdamW, with two moments"),
+        (
+            {"attention_dropout": 0.1},
+            "model.attention_dropout=0.1: not in the price; --dropout is, with backend torch",
+        ),
+    ],
+)
+def test_what_matters_and_has_no_price_is_warned_of(change: dict[str, Any], warning: str) -> None:
+    data = json.loads(json.dumps(PUBLIC["hf_mixtral_8x7b" if "moe" in change else "hf_llama3_8B"]))
+    (data if "model_alignment_strategy" in change else data["model"]).update(change)
+    found = read_written(written("c.yaml", yaml.safe_dump(data)), {})
+    assert found.warnings == (warning,)
+    assert found.not_priced == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "warnings"),
+    [
+        (
+            "a.sh",
+            "--fp8-format hybrid",
+            [f"--fp8-format hybrid: {FLOAT8} fp8"],
+        ),
+        ("b.sh", "--optimizer sgd", ["--optimizer sgd is priced as AdamW, with two moments"]),
+        ("c.sh", "--num-experts 8", [DROPLESS_WARNING]),
+        (
+            "d.sh",
+            "--num-experts 8 --moe-expert-capacity-factor 1 --expert-tensor-parallel-size 2",
+            ["--expert-tensor-parallel-size 2: experts are priced with tp=1, as the rest"],
+        ),
+        (
+            "a.toml",
+            '[model]\nconverters = ["quantize.linear.float8", "other"]\n',
+            [
+                f"model.converters has quantize.linear.float8: {FLOAT8} float8",
+                "model.converters has other: it is not in the price",
+            ],
+        ),
+        (
+            "b.toml",
+            '[training]\nmixed_precision_param = "float32"\n',
+            ["training.mixed_precision_param='float32' is priced as bfloat16"],
+        ),
+    ],
+)
+def test_other_formats_warn_too(name: str, text: str, warnings: list[str]) -> None:
+    model = "mixtral-8x7b" if "experts" in text else "llama3-8b"
+    found = read_written(written(name, text), {"model": model, "nodes": 2})
+    assert list(found.warnings) == warnings
+
+
+def test_what_may_matter_is_listed_and_what_cannot_is_not(capsys: pytest.CaptureFixture[str]) -> None:
+    quiet = scored(capsys, written("c.yaml", yaml.safe_dump(PUBLIC["hf_llama3_8B"])))
+    assert (quiet["warnings"], quiet["not_priced"]) == ([], [])
+    data = json.loads(json.dumps(PUBLIC["hf_llama3_8B"]))
+    data["model"] |= {"use_emha": True, "init_method_std": 0.02}
+    data["data"]["seq_length"] = 4096
+    assert main(["score", written("c.yaml", yaml.safe_dump(data))]) == 0
+    page = capsys.readouterr().out
+    assert "note    not in the price: model.use_emha\n" in page
+    assert "sequences of 4,096 tokens, as data.seq_length says, not model.encoder_seq_length" in page
+    given = {"model": "llama3-8b"}
+    assert read_written(written("a.sh", "--lr 1 --train-iters 9 --overlap-grad-reduce"), given).not_priced == (
+        "--overlap-grad-reduce",
+    )
+    text = "[training]\nsteps = 9\n[parallelism]\nenable_async_tensor_parallel = true\n"
+    assert read_written(written("a.toml", text), given).not_priced == ("parallelism.enable_async_tensor_parallel",)

@@ -1,0 +1,230 @@
+"""The model that another framework's file describes: built in, or made from what the file says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from autoshard.errors import AutoshardError
+from autoshard.models.registry import builtin_models, load_model
+from autoshard.spec.fields import show
+from autoshard.spec.model import TRACED, ModelSpec
+
+UNKNOWN = object()
+"""A property that a model does not have, or that says nothing about its graph."""
+SIZES_OF_TRACED = ("hidden_size", "num_hidden_layers")
+TOKENIZERS = {
+    **dict.fromkeys(("llama4", "llama-4"), 202_048),
+    **dict.fromkeys(("llama3", "llama-3"), 128_256),
+    "llama": 32_000,
+    "gpt2": 50_257,
+}
+"""Part of a tokenizer's name -> tokens of its vocabulary; the first that is in there counts."""
+
+
+@dataclass(frozen=True)
+class WrittenModel:
+    """What a file says of its model, by property (`property_of`).
+
+    said: (the file's key, its value). assumed: what the format takes where the file is silent. whole: whether both
+    together are a model, but for a vocabulary, rather than a few sizes of one that another file describes.
+    model_types: those that it can be; empty for any. config: the other file, as the file names it. notes: what of
+    `assumed` is a guess.
+    """
+
+    said: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
+    assumed: Mapping[str, Any] = field(default_factory=dict)
+    whole: bool = False
+    model_types: tuple[str, ...] = ()
+    config: str | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def wanted(self) -> dict[str, Any]:
+        """Every property with its value."""
+        return {**self.assumed, **{name: value for name, (_, value) in self.said.items()}}
+
+
+def property_of(model: ModelSpec, name: str) -> Any:
+    """A field of ModelSpec, or a word for what several fields say together; UNKNOWN where the graph has no such thing.
+
+    normalization: rmsnorm | layernorm. activation: swiglu | gelu, of any precision. positions: rope | learned_absolute.
+    bias: all | none | qkv | attention, of linear layers. block: pre_ln | parallel.
+    """
+    if model.model_type == TRACED and name not in SIZES_OF_TRACED:
+        return UNKNOWN
+    match name:
+        case "normalization":
+            return "layernorm" if model.model_type in ("gpt2", "gpt_neox") else "rmsnorm"
+        case "activation":
+            return "swiglu" if model.hidden_act == "silu" else "gelu"
+        case "positions":
+            return "learned_absolute" if model.rope_theta is None else "rope"
+        case "max_position_embeddings":
+            return model.max_position_embeddings if model.rope_theta is None else UNKNOWN
+        case "rope_theta" | "partial_rotary_factor" | "rope_scaling" if model.rope_theta is None:
+            return UNKNOWN
+        case "num_experts_per_tok" | "norm_topk_prob" if not model.is_moe:
+            return UNKNOWN
+        case "bias":
+            if model.mlp_bias or not model.attention_bias:
+                return "all" if model.mlp_bias else "none"
+            return "attention" if model.output_projection_bias else "qkv"
+        case "block":
+            return "parallel" if model.use_parallel_residual else "pre_ln"
+    return getattr(model, name)
+
+
+def check_same_model(file: str, written: WrittenModel, model: ModelSpec) -> None:
+    """Raises AutoshardError, naming the file's key, for the first property that the model has otherwise.
+
+    The number of blocks is not compared: a file may train fewer of them.
+    """
+    for name, (key, value) in written.said.items():
+        own = property_of(model, name)
+        if name != "num_hidden_layers" and own is not UNKNOWN and own != value:
+            raise AutoshardError(f"{file} has {key}={_shown(value)}, but {model.name} has {_shown(own)}: another model")
+
+
+def _shown(value: object) -> str:
+    return value if isinstance(value, str) and value.isidentifier() else show(value)
+
+
+def models_with(written: WrittenModel) -> tuple[ModelSpec, ...]:
+    """The built-in models that have all that is wanted; of several, those with the same number of blocks, then of
+    positions, if there are any."""
+    wanted = written.wanted
+    if not written.said:
+        return ()
+    compared = {name: value for name, value in wanted.items() if name != "num_hidden_layers"}
+    found = [
+        model
+        for model in map(load_model, builtin_models())
+        if (not written.model_types or model.model_type in written.model_types)
+        and all(property_of(model, name) in (UNKNOWN, value) for name, value in compared.items())
+    ]
+    for name in ("num_hidden_layers", "max_position_embeddings"):
+        found = [model for model in found if getattr(model, name) == wanted.get(name)] or found
+    return tuple(found)
+
+
+_Form = dict[str, tuple[str, ...]]
+_LLAMA: _Form = {
+    "positions": ("rope",),
+    "normalization": ("rmsnorm",),
+    "activation": ("swiglu",),
+    "bias": ("none",),
+    "block": ("pre_ln",),
+    "experts": ("no experts",),
+    "shared": ("no shared expert",),
+    "heads": ("heads as they are",),
+    "window": ("no window",),
+    "rotary": ("whole heads turned",),
+}
+_EXPERTS: _Form = {"experts": ("experts",)}
+_NORMALIZED: _Form = {"heads": ("normalized heads",)}
+_GPT: _Form = {
+    "normalization": ("layernorm",),
+    "activation": ("gelu",),
+    "bias": ("all",),
+    "groups": ("a key for each query",),
+}
+FORMS: dict[str, _Form] = {
+    "llama": {**_LLAMA, "bias": ("none", "all")},
+    "mistral": {**_LLAMA, "window": ("a window",)},
+    "mixtral": {**_LLAMA, **_EXPERTS, "window": ("no window", "a window")},
+    "qwen2": {**_LLAMA, "bias": ("qkv",)},
+    "qwen3": {**_LLAMA, **_NORMALIZED},
+    "qwen2_moe": {**_LLAMA, **_EXPERTS, "bias": ("none", "qkv"), "shared": ("a shared expert",)},
+    "qwen3_moe": {**_LLAMA, **_EXPERTS, **_NORMALIZED},
+    "gpt2": {**_LLAMA, **_GPT, "positions": ("learned_absolute",)},
+    "gpt_neox": {**_LLAMA, **_GPT, "rotary": ("whole heads turned", "parts of heads turned")},
+}
+"""model_type -> the traits that its graph has."""
+
+
+def built_model(name: str, written: WrittenModel) -> ModelSpec:
+    """The model of the family whose graph has exactly the properties that are wanted.
+
+    Raises AutoshardError, in words, where no family has them, or a size is missing or impossible.
+    """
+    wanted = written.wanted
+    missing = [size for size in _NEEDED if size not in wanted]
+    if missing:
+        raise AutoshardError(f"it does not say its model's {', '.join(missing)}; --model CONFIG.json does")
+    rope, heads = wanted["positions"] == "rope", wanted["num_attention_heads"]
+    if "head_dim" not in wanted:
+        _check_divides(written, "num_attention_heads", "hidden_size")
+    if "num_key_value_heads" in wanted:
+        _check_divides(written, "num_key_value_heads", "num_attention_heads")
+    model_type = _family(wanted)
+    return ModelSpec(
+        name=name,
+        model_type=model_type,
+        hidden_act="silu" if wanted["activation"] == "swiglu" else "gelu",
+        head_dim=wanted.get("head_dim", wanted["hidden_size"] // heads),
+        num_key_value_heads=wanted.get("num_key_value_heads", heads),
+        rope_theta=wanted["rope_theta"] if rope else None,
+        rope_scaling=wanted.get("rope_scaling") if rope else None,
+        partial_rotary_factor=wanted["partial_rotary_factor"] if rope else 1.0,
+        attention_bias=wanted["bias"] != "none",
+        mlp_bias=wanted["bias"] == "all",
+        num_experts_per_tok=wanted["num_experts_per_tok"] if wanted["num_local_experts"] else 0,
+        **{size: wanted[size] for size in _AS_THEY_ARE},
+    )
+
+
+def _check_divides(written: WrittenModel, divisor: str, size: str) -> None:
+    (key, value), (other, whole) = written.said[divisor], written.said[size]
+    if whole % value:
+        raise AutoshardError(f"{key}={value} must divide {other}={whole}")
+
+
+_NEEDED = (
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size"),
+    "max_position_embeddings",
+)
+_AS_THEY_ARE = (
+    *_NEEDED,
+    *("norm_eps", "tie_word_embeddings", "sliding_window"),
+    *("num_local_experts", "shared_expert_intermediate_size", "norm_topk_prob"),
+)
+
+
+def _family(wanted: Mapping[str, Any]) -> str:
+    kv_heads = wanted.get("num_key_value_heads", wanted["num_attention_heads"])
+    traits = {
+        **{name: str(wanted[name]) for name in ("positions", "normalization", "activation", "bias", "block")},
+        "experts": "experts" if wanted["num_local_experts"] else "no experts",
+        "shared": "a shared expert" if wanted["shared_expert_intermediate_size"] else "no shared expert",
+        "heads": "normalized heads" if wanted["normalizes_heads"] else "heads as they are",
+        "window": "no window" if wanted["sliding_window"] is None else "a window",
+        "groups": "a key for each query" if kv_heads == wanted["num_attention_heads"] else "grouped queries",
+        "rotary": "whole heads turned" if wanted["partial_rotary_factor"] == 1 else "parts of heads turned",
+    }
+    wrong = {
+        model_type: [name for name, allowed in form.items() if traits[name] not in allowed]
+        for model_type, form in FORMS.items()
+    }
+    nearest = min(wrong, key=lambda model_type: len(wrong[model_type]))
+    if not wrong[nearest]:
+        return nearest
+    against = ", ".join(
+        f"{_trait(name, ' or '.join(FORMS[nearest][name]))}, not {_trait(name, traits[name])}"
+        for name in wrong[nearest]
+    )
+    raise AutoshardError(f"no family of models here has its graph; the nearest, {nearest}, has {against}")
+
+
+def _trait(name: str, value: str) -> str:
+    return f"{name}={value}" if name in ("bias", "block") else value
+
+
+def guessed_vocabulary(key: str, tokenizer: object) -> tuple[int | None, tuple[str, ...]]:
+    """(tokens of the vocabulary that a tokenizer of this name has, a note); (None, none) for a name not known."""
+    name = str(tokenizer or "").rstrip("/").rpartition("/")[2].lower()
+    size = next((size for part, size in TOKENIZERS.items() if part in name), None)
+    if size is None:
+        return None, ()
+    return size, (f"vocabulary of {size:,} tokens, guessed from {key}={show(tokenizer)}: the file does not say it",)
