@@ -264,8 +264,8 @@ def _room_notes(cluster: Cluster, priced: PricedLayouts, wanted: float, found: L
     """What the room that is left free costs. wanted: with what probability it was to fit."""
     if found.probability != wanted:
         yield (
-            f"room: no layout fits with {_percent(wanted)}; chosen among those that fit with at least "
-            f"{_percent(found.probability)}"
+            f"room: no layout fits with {_percent(wanted)} probability; chosen among those that fit with at least "
+            f"{_percent(found.probability)} probability"
         )
     capacity = cluster.device.memory_bytes
     fuller = next(priced.fastest_first(capacity, above_bytes=found.memory_bytes), None)
