@@ -206,8 +206,8 @@ def _recorder(metrics: MetricsWriter | None, progress: ProgressDisplay) -> Calla
             values = dict(message.values)
             step = values.pop("step")
             if "held_out_loss" in values:
-                progress.note(f"step {step + 1}: loss on held-out data {values['held_out_loss']:.4f}")
-            progress.update(step + 1, values["loss"])
+                progress.note(f"step {step}: loss on held-out data {values['held_out_loss']:.4f}")
+            progress.update(step, values["loss"])
             if metrics is not None:
                 metrics.write(step, values)
 

@@ -50,7 +50,7 @@ class Progress:
 
     def after_step(self, step: int, learning_rate: float) -> None:
         if self._checkpoints is not None:
-            self._reporter.last_action = f"step {step}, checkpoint"
+            self._reporter.last_action = f"step {step + 1}, checkpoint"
             position = self._stream.position(self.batch_of(step) + 1).to_dict()
             self._checkpoints.after_step(step + 1, learning_rate, position, last=step + 1 == self._steps)
 
