@@ -395,7 +395,7 @@ def test_tied_embeddings_keep_gpt3_off_nxd_pipelines() -> None:
     ids=str,
 )
 def test_no_legal_layout_names_the_rule_that_stands_against_the_nearest(
-    changes: dict[str, int], nodes: int, pins: Pins, message: str
+    changes: dict[str, Any], nodes: int, pins: Pins, message: str
 ) -> None:
     with pytest.raises(AutoshardError) as error:
         search(load_model("llama3-8b"), replace(TRAINING, **changes), load_cluster("trn1.32xlarge", nodes), pins)
