@@ -108,16 +108,16 @@ def _rehearse(plan: Plan, options: RunOptions) -> int:
 def _run_here(plan: Plan, options: RunOptions) -> int:
     """The plan is for processes of this machine: nothing is shrunk, nothing is compared."""
     data = _data(options, plan.training.sequence_length)
-    _check_resume(plan, options, _check_data(plan, options, data))
-    directory = _run_directory(plan, options, "run")
-    write_plan(plan, directory / "plan.json")
-    print(
-        f"Running as planned: {plan.mesh.world_size} processes of this machine\ntext: {_made_of(plan, options, data)}",
-        flush=True,
-    )
-    arguments = _arguments(directory / "plan.json", options, data, None, _checkpoints(plan, options))
-    with _checkpoint_lock(plan, options), _metrics(directory, plan, options) as metrics:
-        outcome = _train(plan, arguments, options, directory, metrics, "training")
+    learned = _check_data(plan, options, data)
+    with _checkpoint_lock(plan, options):
+        _check_resume(plan, options, learned)
+        directory = _run_directory(plan, options, "run")
+        write_plan(plan, directory / "plan.json")
+        print(f"Running as planned: {plan.mesh.world_size} processes of this machine", flush=True)
+        print(f"text: {_made_of(plan, options, data)}", flush=True)
+        arguments = _arguments(directory / "plan.json", options, data, None, _checkpoints(plan, options))
+        with _metrics(directory, plan, options) as metrics:
+            outcome = _train(plan, arguments, options, directory, metrics, "training")
     if outcome.exit_code:
         return _failed(outcome)
     print(run_summary(plan, outcome.results), flush=True)
@@ -137,8 +137,6 @@ def _run_in_cluster(plan: Plan, options: RunOptions, environment: ClusterEnviron
     first = environment.rank == 0
     data = _data(options, plan.training.sequence_length)
     learned = _check_data(plan, options, data)
-    if first:
-        _check_resume(plan, options, learned)
     with TemporaryDirectory(prefix="autoshard-plan-") as folder:
         write_plan(plan, Path(folder) / "plan.json")
         arguments = _arguments(Path(folder) / "plan.json", options, data, None, _checkpoints(plan, options))
@@ -150,15 +148,16 @@ def _run_in_cluster(plan: Plan, options: RunOptions, environment: ClusterEnviron
         if not first:
             outcome = run(on_message=lambda message: None)
         else:
-            directory = _run_directory(plan, options, "run")
-            print(f"Running as planned: {environment.world_size} ranks of {environment.launcher}", flush=True)
-            print(f"text: {_made_of(plan, options, data)}", flush=True)
-            with (
-                _checkpoint_lock(plan, options),
-                _metrics(directory, plan, options) as metrics,
-                _progress(plan, options, "training") as progress,
-            ):
-                outcome = run(on_message=_recorder(metrics, progress))
+            with _checkpoint_lock(plan, options):
+                _check_resume(plan, options, learned)
+                directory = _run_directory(plan, options, "run")
+                print(f"Running as planned: {environment.world_size} ranks of {environment.launcher}", flush=True)
+                print(f"text: {_made_of(plan, options, data)}", flush=True)
+                with (
+                    _metrics(directory, plan, options) as metrics,
+                    _progress(plan, options, "training") as progress,
+                ):
+                    outcome = run(on_message=_recorder(metrics, progress))
             if outcome.exit_code == 0 and outcome.results[0] is not None:
                 ranks = outcome.results[0]["ranks"]
                 print(run_summary(plan, ranks), flush=True)
