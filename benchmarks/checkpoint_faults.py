@@ -126,8 +126,8 @@ def losses(folder: Path) -> dict[int, float]:
         for line in file.read_text().splitlines(keepends=True):
             if line.endswith("}\n"):
                 values = json.loads(line)
-                before = found.setdefault(values["step"] + 1, values["loss"])
-                assert before == values["loss"], f"step {values['step'] + 1}: {before} and {values['loss']}"
+                before = found.setdefault(values["step"], values["loss"])
+                assert before == values["loss"], f"step {values['step']}: {before} and {values['loss']}"
     return found
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from autoshard.commands.objectives import usd_per_billion_tokens
 from autoshard.commands.planning import Answer
-from autoshard.explain.describe import layout_name
+from autoshard.explain.names import short_name
 from autoshard.explain.page import heading, paint, table, wrapped
 from autoshard.units import format_seconds
 
@@ -28,7 +28,7 @@ def frontier_page(points: tuple[Answer, ...], width: int, color: bool) -> str:
                 f"~{estimate.tokens_per_s:,.0f}",
                 f"{_tokens_per_node_s(one) / _tokens_per_node_s(first):.0%}",
                 "?" if cost is None else f"~{cost:,.2f}",
-                layout_name(one.result.best.strategy),
+                short_name(one.result.best.strategy),
             )
         )
     lines = heading("Pareto", name, width)

@@ -22,13 +22,19 @@ def best_answer(request: PlanRequest) -> Answer:
     """Raises AutoshardError where the objective lacks a number, NoLayoutFits where no cluster meets it."""
     if request.objective == "nodes":
         return _fewest_nodes(request)
-    if request.objective == "cost":
-        return _cheapest(request)
-    return _with_note(*_fastest(request))
+    if request.days is not None:
+        raise AutoshardError(
+            f"days={request.days:g} is a deadline, and objective={request.objective} has none; use objective=nodes"
+        )
+    best = _cheapest(request) if request.objective == "cost" else _with_note(*_fastest(request))
+    return best if request.tokens is None else _with_training(best, request.tokens)
 
 
 def frontier(request: PlanRequest) -> tuple[Answer, ...]:
     """Clusters of 1, 2, 4, ... up to --nodes nodes of which none with fewer nodes is as fast, rising."""
+    for name in ("tokens", "days"):
+        if getattr(request, name) is not None:
+            raise AutoshardError(f"--pareto lists single steps and takes no --{name}; a plan without --pareto does")
     found: list[Answer] = []
     for one in _answers(request, _powers_of_two(request.nodes)):
         if not found or one.result.best.estimate.step_time_s < found[-1].result.best.estimate.step_time_s:
@@ -99,6 +105,14 @@ def _with_note(best: Answer, others: tuple[Answer, ...]) -> Answer:
         f"{format_seconds(one.result.best.estimate.step_time_s)} at lnc {one.problem.cluster.lnc}" for one in others
     )
     note = f"lnc {best.problem.cluster.lnc}: {format_seconds(step)} a step; the fastest layout takes {slower}"
+    return replace(best, notes=(*best.notes, note))
+
+
+def _with_training(best: Answer, tokens: float) -> Answer:
+    """With a note of what the whole training takes."""
+    speed, usd = best.result.best.estimate.tokens_per_s, usd_per_billion_tokens(best)
+    costs = "" if usd is None else f" and cost {usd * tokens / BILLION:,.0f} USD"
+    note = f"tokens: {format_count(tokens)} take {tokens / speed / DAY_S:,.3g} days at {speed:,.0f} a second{costs}"
     return replace(best, notes=(*best.notes, note))
 
 

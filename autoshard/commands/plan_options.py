@@ -148,8 +148,8 @@ WHAT = (
         "take the best layout that is known by then, and say how far from the optimum it may be (default: none)",
     ),
     Option("price_per_node_hour", number, "USD", "price of a node (default: that of the hardware file)"),
-    Option("tokens", number, "N", "tokens of the whole training, such as 15e12"),
-    Option("days", number, "N", "days that the training may take"),
+    Option("tokens", number, "N", "tokens of the whole training, such as 15e12: a note says how long it takes"),
+    Option("days", number, "N", "days that the training may take, with --objective nodes"),
 )
 PINS = (
     _pin_degree("tp", "tensor-parallel degree"),

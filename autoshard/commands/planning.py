@@ -40,11 +40,11 @@ class Answer:
 def plan_for(request: PlanRequest) -> Plan:
     """The best plan by the request's objective. Raises AutoshardError for a wrong request, NoLayoutFits where nothing
     fits or meets it."""
-    if not request.objective_is_plain:
-        from autoshard.commands.objectives import best_answer
+    if request.objective_is_plain and request.tokens is None and request.days is None:
+        return plan_of(request, answer(request))
+    from autoshard.commands.objectives import best_answer
 
-        return plan_of(request, best_answer(request))
-    return plan_of(request, answer(request))
+    return plan_of(request, best_answer(request))
 
 
 def answer(request: PlanRequest) -> Answer:

@@ -77,6 +77,8 @@ def _print_table(sweep: Sweep, outcomes: Sequence[tuple[Point, Outcome]]) -> Non
 
 
 def _cells(outcome: Outcome) -> tuple[str, ...]:
+    from autoshard.explain.names import shortened
+
     step, tokens, mfu, memory = outcome.step_time_s, outcome.tokens_per_s, outcome.mfu, outcome.memory_bytes
     if step is None or tokens is None or mfu is None or memory is None:
         return ("-", "-", "-", "-", f"{outcome.status}: {outcome.reason}")
@@ -85,5 +87,5 @@ def _cells(outcome: Outcome) -> tuple[str, ...]:
         f"~{tokens:,.0f}",
         f"~{mfu:.1%}",
         f"~{format_bytes(memory)}",
-        outcome.layout or "",
+        shortened(outcome.layout or ""),
     )

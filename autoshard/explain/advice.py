@@ -20,7 +20,7 @@ def advice(plan: Plan) -> tuple[str, ...]:
     """Sentences."""
     low, high = plan.estimate.step_time_low_s, plan.estimate.step_time_high_s
     seconds, fits = span(low, high, format_seconds), percent(plan.estimate.fits_probability)
-    first = f"with 90 % probability a step takes {seconds}; the plan fits into memory with {fits}"
+    first = f"with 90 % probability a step takes {seconds}; the plan fits into memory with {fits} probability"
     others = _on_others(plan) if plan.search is not None and plan.runners_up else ()
     return (first, interval_note(plan.cluster, plan.strategy), *others, *_on_operators(plan))
 
@@ -63,8 +63,8 @@ def _room(chosen: Candidate, equals: list[Candidate]) -> Iterator[str]:
     if roomiest.estimate.fits_probability > chosen.estimate.fits_probability:
         other = f"{100 * min(roomiest.estimate.fits_probability, 0.99):.0f} %"
         yield (
-            f"memory: the chosen one fits with {sure} only; of the toss-ups {short_name(roomiest.strategy)} has most "
-            f"room and fits with {other}"
+            f"memory: the chosen one fits with {sure} probability only; of the toss-ups "
+            f"{short_name(roomiest.strategy)} has most room and fits with {other} probability"
         )
     else:
-        yield f"memory: the chosen one fits with {sure} only, and no toss-up has more room"
+        yield f"memory: the chosen one fits with {sure} probability only, and no toss-up has more room"

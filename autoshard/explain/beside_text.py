@@ -60,7 +60,7 @@ def slower_text(ratio: float) -> str:
 def _estimate_text(estimate: Estimate) -> str:
     low, high = format_seconds(estimate.step_time_low_s), format_seconds(estimate.step_time_high_s)
     used = f"~{format_bytes(estimate.fullest.total_bytes)} of {format_bytes(estimate.memory_capacity_bytes)}"
-    fits = f"fits with {percent(estimate.fits_probability)}" if estimate.fits else "does not fit"
+    fits = f"fits with {percent(estimate.fits_probability)} probability" if estimate.fits else "does not fit"
     return f"~{format_seconds(estimate.step_time_s)} (90 %: {low} to {high}); {used}, {fits}"
 
 
@@ -147,6 +147,6 @@ def _numbers(one: Description, other: Description) -> list[tuple[str, ...]]:
         ("MFU", one.mfu, other.mfu, lambda value: f"{value:.1%}"),
         ("memory, fullest device", one.memory_bytes, other.memory_bytes, format_bytes),
         ("capacity", one.memory_capacity_bytes, other.memory_capacity_bytes, format_bytes),
-        ("fits with", one.fits_probability, other.fits_probability, percent),
+        ("probability to fit", one.fits_probability, other.fits_probability, percent),
     ]
     return [(name, shown(a), shown(b), f"{b / a:.2f}") for name, a, b, shown in rows]

@@ -70,7 +70,7 @@ def _memory(d: Description) -> Iterator[str]:
     yield ""
     yield (
         f"On the fullest {d.device}, pipeline rank {d.fullest_pipeline_rank}; 90 %: {between}; fits with "
-        f"{percent(d.fits_probability)}. By pipeline rank, GB: "
+        f"{percent(d.fits_probability)} probability. By pipeline rank, GB: "
         + " ".join(f"{size / GB:.1f}" for size in d.memory_by_rank)
     )
     yield ""
@@ -114,7 +114,7 @@ def _runners_up(d: Description) -> Iterator[str]:
                 f"`{one.layout}`" + (f" (by stage: {one.recompute})" if one.recompute else ""),
                 f"~{format_seconds(one.step_time_s)} ({seconds})",
                 f"{more(one.slower)} ({more(one.slower_low)} to {more(one.slower_high)}), {order_text(one)}",
-                f"~{format_bytes(one.memory_bytes)}, fits with {percent(one.fits_probability)}",
+                f"~{format_bytes(one.memory_bytes)}, fits with {percent(one.fits_probability)} probability",
                 one.loses,
             )
         )

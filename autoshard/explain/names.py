@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import groupby
 
 from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE, members
@@ -22,9 +23,12 @@ def layout_name(strategy: Strategy) -> str:
 
 def short_name(strategy: Strategy) -> str:
     """The same for pages that say elsewhere, or not at all, what differs from stage to stage."""
-    named = f"recompute={strategy.recompute_name}"
-    short = f"recompute={strategy.uniform_recompute or BY_STAGE}"
-    return " ".join(short if word == named else word for word in layout_words(strategy))
+    return shortened(layout_name(strategy))
+
+
+def shortened(name: str) -> str:
+    """A `layout_name` as a `short_name`: of recompute sets that differ from stage to stage there are several."""
+    return re.sub(r"\brecompute=\S*,\S*", f"recompute={BY_STAGE}", name)
 
 
 def changed_words(one: Strategy, other: Strategy) -> str:

@@ -103,7 +103,7 @@ def _memory(d: Description, width: int) -> list[Line]:
     numbers = f"~{full} (90 %: {span(d.memory_low_bytes, d.memory_high_bytes, format_bytes)}) on the fullest {d.device}"
     if len(d.memory_by_rank) > 1:
         numbers += f", on pipeline rank {d.fullest_pipeline_rank}"
-    numbers += f"; fits with {percent(d.fits_probability)}"
+    numbers += f"; fits with {percent(d.fits_probability)} probability"
     lines = heading("Memory", numbers, width)
     lines += _terms(d.memory_terms, d.memory_capacity_bytes, format_bytes, style, width)
     if len(d.memory_by_rank) > 1:
@@ -166,7 +166,7 @@ def _numbers(one: RunnerUp) -> str:
     """Step, memory and how sure the order is."""
     seconds = span(one.step_time_low_s, one.step_time_high_s, format_seconds)
     slower = f"{more(one.slower)} (90 %: {more(one.slower_low)} to {more(one.slower_high)})"
-    memory = f"~{format_bytes(one.memory_bytes)}, fits with {percent(one.fits_probability)}"
+    memory = f"~{format_bytes(one.memory_bytes)}, fits with {percent(one.fits_probability)} probability"
     return f"~{format_seconds(one.step_time_s)} (90 %: {seconds}), {slower}: {order_text(one)}; {memory}"
 
 

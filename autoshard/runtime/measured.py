@@ -75,7 +75,7 @@ def trace(plan: Plan, results: Sequence[Result | None]) -> dict[str, Any]:
         place = " ".join([f"pp {pipeline_rank}", *(f"{axis} {position}" for axis, position in index.items())])
         events.append(_named(1, f"rank {rank} ({place})", rank))
         for number, (start_s, end_s) in enumerate(profile["steps"]):
-            events.append(_event(1, rank, "step", f"profiled step {number}", start_s - zero_s, end_s - zero_s))
+            events.append(_event(1, rank, "step", f"profiled step {number + 1}", start_s - zero_s, end_s - zero_s))
         events += [  # one that holds others comes before them
             _event(1, rank, category, name, start_s - zero_s, end_s - zero_s)
             for category, name, start_s, end_s in sorted(profile["spans"], key=lambda span: (span[2], -span[3]))

@@ -68,7 +68,8 @@ class MetricsWriter:
         return tuple(lines)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """One step's numbers, on disk when this returns. In JSON, which has no NaN, it is the string "NaN"."""
+        """One step's numbers, on disk when this returns. step: its number, from 1 on. In JSON, which has no NaN, it is
+        the string "NaN"."""
         record = {"step": step} | {name: _json_number(value) for name, value in values.items()}
         with _disk_errors(self.path):
             self._file.write(json.dumps(record) + "\n")

@@ -30,7 +30,7 @@ from autoshard.runtime.toolchain import require_cpp_compiler
 from autoshard.runtime.unpriced import document_masks
 
 if TYPE_CHECKING:
-    from autoshard.runtime.data import TokenFile
+    from autoshard.runtime.data import TokenFile, TokenStream
 
 _TRAIN = "autoshard.runtime.torch_backend.worker:train"
 _COMPARE = "autoshard.runtime.torch_backend.worker:compare"
@@ -108,16 +108,16 @@ def _rehearse(plan: Plan, options: RunOptions) -> int:
 def _run_here(plan: Plan, options: RunOptions) -> int:
     """The plan is for processes of this machine: nothing is shrunk, nothing is compared."""
     data = _data(options, plan.training.sequence_length)
-    _check_data(plan, options, data)
-    directory = _run_directory(plan, options, "run")
-    write_plan(plan, directory / "plan.json")
-    print(
-        f"Running as planned: {plan.mesh.world_size} processes of this machine\ntext: {_made_of(plan, options, data)}",
-        flush=True,
-    )
-    arguments = _arguments(directory / "plan.json", options, data, None, _checkpoints(plan, options))
-    with _checkpoint_lock(plan, options), _metrics(directory, plan, options) as metrics:
-        outcome = _train(plan, arguments, options, directory, metrics, "training")
+    learned = _check_data(plan, options, data)
+    with _checkpoint_lock(plan, options):
+        _check_resume(plan, options, learned)
+        directory = _run_directory(plan, options, "run")
+        write_plan(plan, directory / "plan.json")
+        print(f"Running as planned: {plan.mesh.world_size} processes of this machine", flush=True)
+        print(f"text: {_made_of(plan, options, data)}", flush=True)
+        arguments = _arguments(directory / "plan.json", options, data, None, _checkpoints(plan, options))
+        with _metrics(directory, plan, options) as metrics:
+            outcome = _train(plan, arguments, options, directory, metrics, "training")
     if outcome.exit_code:
         return _failed(outcome)
     print(run_summary(plan, outcome.results), flush=True)
@@ -136,7 +136,7 @@ def _run_in_cluster(plan: Plan, options: RunOptions, environment: ClusterEnviron
         )
     first = environment.rank == 0
     data = _data(options, plan.training.sequence_length)
-    _check_data(plan, options, data)
+    learned = _check_data(plan, options, data)
     with TemporaryDirectory(prefix="autoshard-plan-") as folder:
         write_plan(plan, Path(folder) / "plan.json")
         arguments = _arguments(Path(folder) / "plan.json", options, data, None, _checkpoints(plan, options))
@@ -148,15 +148,16 @@ def _run_in_cluster(plan: Plan, options: RunOptions, environment: ClusterEnviron
         if not first:
             outcome = run(on_message=lambda message: None)
         else:
-            directory = _run_directory(plan, options, "run")
-            print(f"Running as planned: {environment.world_size} ranks of {environment.launcher}", flush=True)
-            print(f"text: {_made_of(plan, options, data)}", flush=True)
-            with (
-                _checkpoint_lock(plan, options),
-                _metrics(directory, plan, options) as metrics,
-                _progress(plan, options, "training") as progress,
-            ):
-                outcome = run(on_message=_recorder(metrics, progress))
+            with _checkpoint_lock(plan, options):
+                _check_resume(plan, options, learned)
+                directory = _run_directory(plan, options, "run")
+                print(f"Running as planned: {environment.world_size} ranks of {environment.launcher}", flush=True)
+                print(f"text: {_made_of(plan, options, data)}", flush=True)
+                with (
+                    _metrics(directory, plan, options) as metrics,
+                    _progress(plan, options, "training") as progress,
+                ):
+                    outcome = run(on_message=_recorder(metrics, progress))
             if outcome.exit_code == 0 and outcome.results[0] is not None:
                 ranks = outcome.results[0]["ranks"]
                 print(run_summary(plan, ranks), flush=True)
@@ -206,8 +207,8 @@ def _recorder(metrics: MetricsWriter | None, progress: ProgressDisplay) -> Calla
             values = dict(message.values)
             step = values.pop("step")
             if "held_out_loss" in values:
-                progress.note(f"step {step + 1}: loss on held-out data {values['held_out_loss']:.4f}")
-            progress.update(step + 1, values["loss"])
+                progress.note(f"step {step}: loss on held-out data {values['held_out_loss']:.4f}")
+            progress.update(step, values["loss"])
             if metrics is not None:
                 metrics.write(step, values)
 
@@ -306,21 +307,35 @@ def _data(options: RunOptions, sequence_length: int) -> tuple[TokenFile, ...]:
     return tuple(prepare(source, options.output / _TOKENS) for source in sources)
 
 
-def _check_data(plan: Plan, options: RunOptions, data: tuple[TokenFile, ...]) -> None:
-    """Here, in one process: raises AutoshardError for ids beyond the vocabulary and for less than one batch."""
+def _check_data(plan: Plan, options: RunOptions, data: tuple[TokenFile, ...]) -> TokenStream:
+    """What is learned from. Here, in one process: raises AutoshardError for ids beyond the vocabulary and for less than
+    one batch."""
     from autoshard.runtime.data import held_out, open_stream
 
     training, model = plan.training, plan.model
+    streams = []
     for file in data:
         if file.vocab_size > model.vocab_size:
             raise AutoshardError(
                 f"{file.made_of}: vocab_size={model.vocab_size} of {model.name} has no room for {file.vocab_size} ids"
             )
         stream = open_stream(
-            file, global_batch_size=training.global_batch_size, sequence_length=training.sequence_length
+            file,
+            global_batch_size=training.global_batch_size,
+            sequence_length=training.sequence_length,
+            seed=options.seed,
         )
-        if options.eval_fraction is not None:
-            held_out(stream, options.eval_fraction)
+        streams.append(stream if options.eval_fraction is None else held_out(stream, options.eval_fraction)[0])
+    return streams[0]
+
+
+def _check_resume(plan: Plan, options: RunOptions, learned: TokenStream) -> None:
+    """Before a folder is made and a rank starts: raises AutoshardError where a checkpoint does not go with the run."""
+    from autoshard.runtime.resume import check_resume
+
+    checkpoints = _checkpoints(plan, options)
+    if checkpoints is not None:
+        check_resume(checkpoints, plan.model, learned, options.steps)
 
 
 def _made_of(plan: Plan, options: RunOptions, data: tuple[TokenFile, ...]) -> str:

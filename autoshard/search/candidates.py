@@ -58,7 +58,7 @@ def check_pins(problem: Problem, pins: Pins) -> None:
         )
     if pins.schedule not in (None, "1f1b") and pins.pp == 1:
         raise AutoshardError(f"schedule={pins.schedule} has no pipeline with pp=1; use 1f1b or pp of 2 or more")
-    if pins.context_parallel not in (None, UNUSED) and pins.cp == 1:
+    if _shares_sequences(pins) and pins.cp == 1:
         raise AutoshardError(
             f"context_parallel={pins.context_parallel} has nothing to share with cp=1; use cp of 2 or more"
         )
@@ -100,17 +100,18 @@ def _check_axis_order(problem: Problem, order: str) -> None:
 def _check_world(problem: Problem, pins: Pins) -> None:
     """The pinned degrees must leave room for the others."""
     fixed = {name: getattr(pins, name) for name in ("tp", "pp", "dp", "cp") if getattr(pins, name) is not None}
-    product, world = 1, problem.cluster.world_size
-    for degree in fixed.values():
-        product *= degree
-    if world % product == 0 and (len(fixed) < 4 or product == world):
-        return
+    product, cluster = prod(fixed.values()), problem.cluster
+    world, where = cluster.world_size, f"{cluster.nodes} x {cluster.instance}"
     names = " x ".join(f"{name}={degree}" for name, degree in fixed.items())
-    wants = "must be" if len(fixed) == 4 else "must divide"
-    cluster = problem.cluster
-    raise AutoshardError(
-        f"{names} is {product:,} devices, which {wants} the {world:,} of {cluster.nodes} x {cluster.instance}"
-    )
+    if world % product or (len(fixed) == 4 and product != world):
+        wants = "must be" if len(fixed) == 4 else "must divide"
+        raise AutoshardError(f"{names} is {product:,} devices, which {wants} the {world:,} of {where}")
+    if _shares_sequences(pins) and "cp" not in fixed and product == world:
+        taken = f", which {names} takes" if names else ""
+        raise AutoshardError(
+            f"context_parallel={pins.context_parallel} needs cp of 2 or more; {where} has {world:,} "
+            f"device{'s' * (world > 1)}{taken}"
+        )
 
 
 def _check_batch(problem: Problem, pins: Pins) -> None:
@@ -129,6 +130,8 @@ def meshes(problem: Problem, pins: Pins) -> Iterator[Draft]:
     for tp in _choices(pins.tp, divisors(world)):
         for pp in _choices(pins.pp, divisors(world // tp)):
             for cp in _choices(pins.cp, divisors(world // (tp * pp))):
+                if cp == 1 and _shares_sequences(pins):
+                    continue
                 dp = world // (tp * pp * cp)
                 if dp * tp * pp * cp != world or pins.dp not in (None, dp):
                     continue
@@ -136,6 +139,11 @@ def meshes(problem: Problem, pins: Pins) -> Iterator[Draft]:
                     draft = Draft(tp, pp, dp, cp, ep, sequence_parallel=tp > 1)
                     order = first_order(problem, pins, draft)
                     yield draft if order == AXIS_ORDER else draft._replace(axis_order=order)
+
+
+def _shares_sequences(pins: Pins) -> bool:
+    """Whether a kind of context parallelism is pinned that needs ranks which share a sequence."""
+    return pins.context_parallel not in (None, UNUSED)
 
 
 def _choices(pinned: int | None, values: Sequence[int]) -> Sequence[int]:
@@ -177,20 +185,24 @@ def zero_stages(problem: Problem, pins: Pins, mesh: Draft) -> Sequence[int]:
 
 def _kernels(problem: Problem, pins: Pins, mesh: Draft) -> tuple[list[Draft], tuple[str, str] | None]:
     first = None
-    names = ATTENTION_KERNELS if pins.attention_kernel is None else (pins.attention_kernel,)
-    kinds = CONTEXT_PARALLEL if mesh.cp > 1 else (UNUSED,)
-    if problem.backend == "nxd" and mesh.cp > 1:
-        kinds = ("ring",)
-    if pins.context_parallel is not None:
-        kinds = (pins.context_parallel,)
-    for name in names:
-        drafts = [mesh._replace(attention_kernel=name, context_parallel=kind) for kind in kinds]
+    for drafts in kernel_choices(problem, pins, mesh):
         broken = [first_broken(KERNEL_RULES, problem, draft) for draft in drafts]
         legal = [draft for draft, one in zip(drafts, broken, strict=True) if one is None]
         if legal:
             return legal, None
         first = first or broken[0]
     return [], first
+
+
+def kernel_choices(problem: Problem, pins: Pins, mesh: Draft) -> list[list[Draft]]:
+    """Legal or not: for each attention kernel, the best first, every kind of context parallelism."""
+    names = ATTENTION_KERNELS if pins.attention_kernel is None else (pins.attention_kernel,)
+    kinds = CONTEXT_PARALLEL if mesh.cp > 1 else (UNUSED,)
+    if problem.backend == "nxd" and mesh.cp > 1:
+        kinds = ("ring",)
+    if pins.context_parallel is not None:
+        kinds = (pins.context_parallel,)
+    return [[mesh._replace(attention_kernel=name, context_parallel=kind) for kind in kinds] for name in names]
 
 
 def with_kernel(problem: Problem, pins: Pins, mesh: Draft) -> Draft:

@@ -132,7 +132,8 @@ def sequence_splits(problem: Problem, draft: Draft) -> str | None:
     pieces = draft.cp * (draft.tp if draft.sequence_parallel else 1)
     if problem.training.sequence_length % pieces == 0:
         return None
-    return f"cp={draft.cp} x tp={draft.tp} must divide sequence_length={problem.training.sequence_length}"
+    degrees = f"cp={draft.cp} x tp={draft.tp}" if draft.sequence_parallel else f"cp={draft.cp}"
+    return f"{degrees} must divide sequence_length={problem.training.sequence_length}"
 
 
 def experts_split(problem: Problem, draft: Draft) -> str | None:

@@ -17,8 +17,8 @@ from autoshard.layout.strategy import Strategy
 from autoshard.models.padding import padded_heads, padding_notes
 from autoshard.models.stage import dim_sizes, stage_graph
 from autoshard.schedules import NXD_SCHEDULES, SCHEDULES
-from autoshard.search.mesh_rules import MESH_RULES
-from autoshard.search.problem import Draft, Problem, Rule, divisors
+from autoshard.search.mesh_rules import MESH_RULES, tp_is_a_group_size
+from autoshard.search.problem import Draft, Problem, Rule, divisors, fitting
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec
@@ -100,6 +100,11 @@ def context_parallelism_works(problem: Problem, draft: Draft) -> str | None:
     """[NxD modules/attention: ring attention is its only one] Zigzag wants two pieces a rank, Ulysses whole heads."""
     kind, tp, cp, name = draft.context_parallel, draft.tp, draft.cp, problem.model.name
     length, kv_heads = problem.training.sequence_length, padded_heads(problem.model, tp).key_value
+
+    def works(degree: int) -> bool:
+        heads_fit = padded_heads(problem.model, degree).key_value % (degree * cp) == 0
+        return heads_fit and tp_is_a_group_size(problem, Draft(degree, 1, 1, cp, 1)) is None
+
     if cp == 1:
         return None if kind == UNUSED else f"context_parallel={kind} has nothing to share with cp=1; use {UNUSED}"
     if problem.backend == "nxd" and kind != "ring":
@@ -109,7 +114,10 @@ def context_parallelism_works(problem: Problem, draft: Draft) -> str | None:
     if kind == "zigzag_ring" and length % (2 * cp):
         return f"context_parallel=zigzag_ring cuts sequence_length={length} into 2 x cp={cp} pieces; use ring"
     if kind == "ulysses" and kv_heads % (tp * cp):
-        return f"context_parallel=ulysses: tp={tp} x cp={cp} must divide num_key_value_heads={kv_heads} of {name}"
+        return (
+            f"context_parallel=ulysses: tp={tp} x cp={cp} must divide num_key_value_heads={kv_heads} of {name}; "
+            f"tp that fits cp={cp}: {fitting(divisors(kv_heads), works)}; all_gather takes any"
+        )
     return None
 
 

@@ -15,11 +15,12 @@ from autoshard.search.choose import COMPARED, simplest_of_equals
 from autoshard.search.collector import uncollected
 from autoshard.search.headroom import FIT_PROBABILITY, Level, levels
 from autoshard.search.layouts import MeshDrafts, legal_layouts
+from autoshard.search.obstacles import obstacles
 from autoshard.search.ranking import Timed, best_of_each_kind, describe
 from autoshard.search.result import BUT, OPTIMAL, Candidate, Pins, SearchResult
-from autoshard.search.rules import KERNEL_RULES, LAYOUT_RULES, MESH_RULES, STATE_RULES, Problem
+from autoshard.search.rules import Problem
 from autoshard.search.sets import recompute_sets, sets_by_stage
-from autoshard.search.shortage import MOST_NODES, smallest_cluster
+from autoshard.search.shortage import shortage
 from autoshard.search.tally import MEMORY, UNPRICED, Tally
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.model import ModelSpec
@@ -263,8 +264,8 @@ def _room_notes(cluster: Cluster, priced: PricedLayouts, wanted: float, found: L
     """What the room that is left free costs. wanted: with what probability it was to fit."""
     if found.probability != wanted:
         yield (
-            f"room: no layout fits with {_percent(wanted)}; chosen among those that fit with at least "
-            f"{_percent(found.probability)}"
+            f"room: no layout fits with {_percent(wanted)} probability; chosen among those that fit with at least "
+            f"{_percent(found.probability)} probability"
         )
     capacity = cluster.device.memory_bytes
     fuller = next(priced.fastest_first(capacity, above_bytes=found.memory_bytes), None)
@@ -299,25 +300,10 @@ def _nothing(problem: Problem, pins: Pins, tally: Tally) -> AutoshardError:
     where = f"{cluster.nodes} x {cluster.instance}"
     if MEMORY not in tally.counts:
         fixed = " ".join(f"{field}={value}" for field, value in pins.fixed.items())
-        rules = (*MESH_RULES, *KERNEL_RULES, *STATE_RULES, *LAYOUT_RULES)
-        last = [rule.reason for rule in rules if rule.reason in tally.counts][-1]
-        most = tally.rejections()[0]
-        others = "" if most.reason == last else f"; most others: {most.example}"
         given = f" with {fixed}" if fixed else ""
-        return AutoshardError(f"no layout of {name} on {where}{given} is legal: {tally.nearest[last][1]}{others}")
+        return AutoshardError(f"no layout of {name} on {where}{given} is legal: {obstacles(problem, pins).text}")
     needed = tally.nearest_miss(MEMORY)
-    capacity = cluster.device.memory_bytes
-    larger = smallest_cluster(problem, pins)
-    cure = f"no cluster of up to {MOST_NODES:,} nodes would do{_kept_out(tally)}"
-    if larger is not None:
-        cure = f"{larger[0]:,} nodes would fit ({describe(larger[1])})"
     return NoLayoutFits(
         f"no layout fits {name} on {where}: the smallest needs {format_bytes(needed)} a device, "
-        f"which has {format_bytes(capacity)}; {cure}"
+        f"which has {format_bytes(cluster.device.memory_bytes)}; {shortage(problem, pins)}"
     )
-
-
-def _kept_out(tally: Tally) -> str:
-    """The last rule on degrees that dropped some: with more nodes than enough, rules are why nothing fits."""
-    broken = [rule.reason for rule in MESH_RULES if rule.reason in tally.counts]
-    return f" ({tally.nearest[broken[-1]][1]})" if broken else ""

@@ -195,7 +195,13 @@ def test_what_cannot_be_resumed_is_one_line(saved_once: Path, tmp_path: Path) ->
     other = run(folder, ONE, "--seed", "1", "--resume", "saved/step-00000002")
     assert other.returncode == 2
     assert "the data position was saved with seed=0, not 1" in other.stderr
-    for failed in (done, never, named, other):
+    runs = sorted((folder / "runs").iterdir())
+    held_out = run(folder, ONE, "--eval-fraction", "0.01", "--resume", "saved/step-00000002")
+    assert held_out.returncode == 2
+    assert " was saved with no rows held out, not " in held_out.stderr
+    assert "(leave eval_fraction out): the order of rows would be another" in held_out.stderr
+    assert sorted((folder / "runs").iterdir()) == runs  # it was seen before a rank started
+    for failed in (done, never, named, other, held_out):
         assert len(failed.stderr.splitlines()) == 1, failed.stderr
 
 

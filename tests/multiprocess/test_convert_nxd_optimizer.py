@@ -131,7 +131,7 @@ def test_a_run_resumes_from_it(
     assert done.returncode == 0, done.stderr
     assert "step, after step 7: " in done.stdout
     rows = next(tmp_path.glob("runs/*/metrics.jsonl")).read_text().splitlines()
-    assert [json.loads(row)["step"] for row in rows] == [7]
+    assert [json.loads(row)["step"] for row in rows] == [8]
 
 
 def refused(folder: Path, *said: str) -> None:

@@ -64,7 +64,7 @@ def test_a_70b_plan_is_rehearsed(tmp_path: Path) -> None:
     assert "\x1b" not in ran.stdout
     (directory,) = (tmp_path / "runs").glob("[!.]*")
     steps = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-    assert [one["step"] for one in steps] == list(range(6))
+    assert [one["step"] for one in steps] == [1, 2, 3, 4, 5, 6]
     assert steps[-1]["loss"] < steps[0]["loss"]
     assert list((directory / "tensorboard").iterdir())
     assert list((directory / "wandb").glob("offline-run-*"))
@@ -153,7 +153,7 @@ def test_a_rank_of_torchrun_that_hangs_says_so_itself(tmp_path: Path) -> None:
     assert ran.returncode == 1
     (line,) = (line for line in ran.stderr.splitlines() if line.startswith("autoshard: error:"))
     assert re.fullmatch(
-        r"autoshard: error: rank 1 hung in step 1, pipeline stage 0, summing gradients and updating parameters: "
+        r"autoshard: error: rank 1 hung in step 2, pipeline stage 0, summing gradients and updating parameters: "
         r"nothing heard from it for \d+ s",
         line,
     ), line

@@ -268,7 +268,10 @@ def test_a_position_in_other_data_is_refused() -> None:
     position = stream.position(3)
     assert position == DataPosition(12, 1, "a")
     for other, message in (
-        (replace(position, digest="b"), "saved with other data or tokenizer: the order of rows would be another"),
+        (
+            replace(position, digest="b"),
+            "saved with other data or tokenizer, text_field, packing or document_mask: the order of rows",
+        ),
         (replace(position, seed=2), "saved with seed=2, not 1: the order of rows would be another"),
         (replace(position, sequences=13), "13 sequences, is in the middle of a batch of 4"),
     ):
@@ -322,8 +325,21 @@ def test_what_is_held_out_is_never_learned(stream: TokenStream, fraction: float)
     assert not set(learned.tokens.tolist()) & set(other.tokens.tolist())
     seen = np.concatenate([other.in_order(batch)[0] for batch in range(other.rows_per_epoch // size)])
     assert seen[:, 0].tolist() == other.tokens[::row_length].tolist()
-    with pytest.raises(AutoshardError, match="other data or tokenizer"):
+    with pytest.raises(AutoshardError) as error:
         stream.step_at(learned.position(1))
+    rows, share = other.rows_per_epoch, other.rows_per_epoch / stream.rows_per_epoch
+    assert str(error.value) == (
+        f"the data position was saved with {rows} rows held out, not none (give eval_fraction={share:.6g}): "
+        "the order of rows would be another"
+    )
+    again, _ = held_out(stream, float(f"{share:.6g}"))
+    assert again.step_at(learned.position(1)) == 1
+    with pytest.raises(AutoshardError) as error:
+        learned.step_at(stream.position(1))
+    assert str(error.value) == (
+        f"the data position was saved with no rows held out, not {rows} (leave eval_fraction out): "
+        "the order of rows would be another"
+    )
 
 
 def test_holding_out_too_much() -> None:

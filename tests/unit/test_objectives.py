@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 
 from autoshard.cli import main
+from autoshard.commands.frontier_page import frontier_page
 from autoshard.commands.objectives import _powers_of_two, _sizes, best_answer, frontier, usd_per_billion_tokens
 from autoshard.commands.plan_options import PlanRequest
 from autoshard.commands.planning import answer, plan_for
 from autoshard.errors import AutoshardError, NoLayoutFits
+from autoshard.search import Candidate
+from tests.unit.plan_examples import plan_70b, strategy
 
 PINS = {"tp": 8, "cp": 1, "vpp": 1, "micro_batch": 1, "recompute": "none"}
 """So that each search takes a moment."""
@@ -67,6 +70,43 @@ def test_a_deadline_that_nothing_meets() -> None:
     assert str(error.value).startswith("no cluster of up to 4 nodes sees 1.00 T tokens in 0.5 days")
     with pytest.raises(AutoshardError, match=r"^objective=nodes: .*; --days is missing$"):
         plan_for(request(objective="nodes", tokens=1e12))
+
+
+def test_tokens_alone_say_how_long_the_training_takes() -> None:
+    """By hand: in hours of two nodes."""
+    plan = plan_for(request(nodes=2, tokens=15e12))
+    speed = plan.estimate.tokens_per_s
+    usd = 15e12 / speed / 3600 * 2 * plan.cluster.price_per_node_hour_usd
+    assert plan.notes[-1] == (
+        f"tokens: 15.0 T take {15e12 / speed / 86400:,.3g} days at {speed:,.0f} a second and cost {usd:,.0f} USD"
+    )
+    assert plan.strategy == plan_for(request(nodes=2)).strategy
+    cpu = plan_for(request(instance="cpu", nodes=64, pins={}, tokens=1e9))
+    assert cpu.notes[-1].endswith(" a second")  # nobody knows its price
+
+
+@pytest.mark.parametrize("objective", ["time", "cost"])
+def test_a_deadline_needs_an_objective_that_has_one(objective: str) -> None:
+    with pytest.raises(AutoshardError) as error:
+        plan_for(request(objective=objective, tokens=1e12, days=30.0))
+    assert str(error.value) == f"days=30 is a deadline, and objective={objective} has none; use objective=nodes"
+
+
+@pytest.mark.parametrize("given", ["tokens", "days"])
+def test_a_frontier_takes_no_whole_training(given: str) -> None:
+    with pytest.raises(AutoshardError) as error:
+        frontier(request(**{given: 30.0}))
+    assert str(error.value) == f"--pareto lists single steps and takes no --{given}; a plan without --pareto does"
+
+
+def test_the_frontier_names_layouts_in_words_that_do_not_break() -> None:
+    sets = ("full",) * 3 + ("attention_norm+attention+core_attention+mlp",) * 5
+    by_stage = replace(plan_70b(), strategy=strategy(recompute=sets))
+    point = answer(request(nodes=2))
+    best = Candidate(by_stage.strategy, by_stage.estimate)
+    page = frontier_page((replace(point, result=replace(point.result, best=best)),), 60, False)
+    assert page.splitlines()[4].strip().endswith("recompute=by-stage")
+    assert "attention_norm" not in page
 
 
 def test_frontier_only_gets_faster() -> None:

@@ -162,7 +162,10 @@ BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (
         {"backend": "torch"},
         {"dp": 1, "cp": 2, "context_parallel": "ulysses"},
-        "context_parallel=ulysses: tp=32 x cp=2 must divide num_key_value_heads=8 of llama3-70b",
+        (
+            "context_parallel=ulysses: tp=32 x cp=2 must divide num_key_value_heads=8 of llama3-70b; "
+            "tp that fits cp=2: 1, 2; all_gather takes any"
+        ),
     ),
     (
         {"model": LLAMA_8B, "cluster": CPU, "training": length(12, 8), "backend": "torch"},

@@ -23,7 +23,7 @@ from autoshard.search import Pins, SearchResult, check_strategy, search
 from autoshard.search.result import OPTIMAL
 from autoshard.search.rules import Problem, divisors
 from autoshard.search.sets import recompute_sets
-from autoshard.search.shortage import smallest_cluster
+from autoshard.search.shortage import larger_clusters
 from autoshard.spec.cluster import Cluster, Link, load_cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec, load_precision
@@ -314,9 +314,8 @@ def test_what_would_fit_breaks_no_rule(schedule: str | None) -> None:
     """The layouts that hold least are under ZeRO-3, which does not go with gradients that are put off."""
     training, pins = TrainingSpec(8192, 1024, load_precision("mixed_precision")), Pins(schedule=schedule)
     problem = Problem(load_model("llama3-70b"), training, load_cluster("h100-80gb", 1), "torch")
-    found = smallest_cluster(problem, pins)
-    assert found is not None
-    nodes, layout = found
+    nodes, layout, _ = larger_clusters(problem, pins)[-1]
+    assert layout is not None
     assert layout.zero == (3 if schedule is None else 1)
     check_strategy(problem.model, training, replace(problem.cluster, nodes=nodes), "torch", layout)
 
@@ -344,10 +343,146 @@ def test_tied_embeddings_keep_gpt3_off_nxd_pipelines() -> None:
     with pytest.raises(NoLayoutFits) as error:
         search(GPT3, training, TRN1)
     assert str(error.value).endswith(
-        "no cluster of up to 4,096 nodes would do "
-        "(pp=2 with tied embeddings is not supported by NxD; gpt3-175b needs pp=1)"
+        "no cluster of up to 4,096 nodes would do: "
+        "on 4,096 nodes pp=64 with tied embeddings is not supported by NxD; gpt3-175b needs pp=1"
     )
     assert search(GPT3, training, TRN1, Pins(zero=1), "torch").best.strategy.pp > 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "nodes", "pins", "message"),
+    [
+        (  # many layouts break NxD's rule on dp first: no dp would help
+            {"sequence_length": 6000},
+            4,
+            Pins(cp=4),
+            "cp=4 is legal: cp=4 is ring attention here: sequence_length=6000 must be a multiple of 4096",
+        ),
+        (  # the kernel wants more than that cp divides the sequence
+            {"sequence_length": 8191},
+            4,
+            Pins(cp=2),
+            "cp=2 is legal: cp=2 is ring attention here: sequence_length=8191 must be a multiple of 2048",
+        ),
+        (
+            {},
+            3,
+            Pins(tp=32, pp=1, cp=1),
+            "tp=32 pp=1 cp=1 is legal: dp=3 x microbatch_size=1 must divide global_batch_size=1024",
+        ),
+        (  # the fewest replicas are the example, and what stands against sequences in their place
+            {"global_batch_size": 7},
+            64,
+            Pins(pp=1),
+            (
+                "pp=1 is legal: dp=64 x microbatch_size=1 must divide global_batch_size=7; "
+                "other degrees: cp=64 is ring attention here: sequence_length=8192 must be a multiple of 65536"
+            ),
+        ),
+        (
+            {"global_batch_size": 7},
+            64,
+            Pins(pp=1, cp=1, schedule="1f1b"),
+            "pp=1 cp=1 schedule=1f1b is legal: dp=64 x microbatch_size=1 must divide global_batch_size=7",
+        ),
+        (  # of a batch that does not split there is no number of microbatches to object to
+            {"global_batch_size": 7},
+            64,
+            Pins(tp=32, pp=2, cp=1, schedule="interleaved"),
+            "schedule=interleaved is legal: dp=32 x microbatch_size=1 must divide global_batch_size=7",
+        ),
+    ],
+    ids=str,
+)
+def test_no_legal_layout_names_the_rule_that_stands_against_the_nearest(
+    changes: dict[str, Any], nodes: int, pins: Pins, message: str
+) -> None:
+    with pytest.raises(AutoshardError) as error:
+        search(load_model("llama3-8b"), replace(TRAINING, **changes), load_cluster("trn1.32xlarge", nodes), pins)
+    assert str(error.value).startswith(f"no layout of llama3-8b on {nodes} x trn1.32xlarge with ")
+    assert str(error.value).endswith(message)
+
+
+def test_ulysses_says_which_tp_it_takes_and_that_tp_works() -> None:
+    llama, cluster = load_model("llama3-8b"), load_cluster("trn1.32xlarge", 4)
+    for pins in (Pins(tp=8, context_parallel="ulysses"), Pins(tp=8, cp=2, context_parallel="ulysses")):
+        with pytest.raises(AutoshardError) as error:
+            search(llama, TRAINING, cluster, pins, "torch")
+        assert str(error.value).endswith(
+            " is legal: context_parallel=ulysses: tp=8 x cp=2 must divide num_key_value_heads=8 of llama3-8b; "
+            "tp that fits cp=2: 1, 2; all_gather takes any"
+        )
+    assert search(llama, TRAINING, cluster, Pins(tp=2, cp=2, context_parallel="ulysses"), "torch").fitting
+    assert search(llama, TRAINING, cluster, Pins(tp=8, cp=2, context_parallel="all_gather"), "torch").fitting
+
+
+@pytest.mark.parametrize(
+    ("pins", "message"),
+    [
+        (
+            Pins(attention_kernel="plain"),
+            "attention_kernel=plain: context_parallel=ring never has all scores; use flash",
+        ),
+        (
+            Pins(tp=32, pp=4),
+            "context_parallel=ring needs cp of 2 or more; 4 x trn1.32xlarge has 128 devices, which tp=32 x pp=4 takes",
+        ),
+    ],
+    ids=str,
+)
+def test_a_kind_of_context_parallelism_asks_for_cp(pins: Pins, message: str) -> None:
+    with pytest.raises(AutoshardError) as error:
+        search(
+            load_model("llama3-8b"),
+            TRAINING,
+            load_cluster("trn1.32xlarge", 4),
+            replace(pins, context_parallel="ring"),
+            "torch",
+        )
+    assert str(error.value).endswith(message)
+
+
+@pytest.mark.parametrize(
+    ("model", "nodes", "pins", "message"),
+    [
+        (  # NxD's rule on dp is broken by other layouts: of those that keep it all need too much
+            "llama3-70b",
+            2,
+            Pins(tp=1),
+            "the nearest, 4,096 nodes with pp=64 dp=256 cp=8, microbatch 1, full recompute, needs 18.5 GB",
+        ),
+        (
+            "llama3.1-405b",
+            4,
+            Pins(pp=1),
+            (
+                "on 4,096 nodes parameters, gradients and optimizer state alone take 77.2 GB of 17.2 GB "
+                "with tp=32 pp=1 zero=1"
+            ),
+        ),
+        (
+            "llama3-70b",
+            1,
+            Pins(tp=1, pp=1, dp=32, cp=1),
+            (
+                "on 4,096 nodes tp=1 x pp=1 x dp=32 x cp=1 is 32 devices, "
+                "which must be the 131,072 of 4096 x trn1.32xlarge"
+            ),
+        ),
+    ],
+    ids=str,
+)
+def test_where_no_cluster_would_do_the_reason_is_the_one(model: str, nodes: int, pins: Pins, message: str) -> None:
+    with pytest.raises(NoLayoutFits) as error:
+        search(load_model(model), TRAINING, load_cluster("trn1.32xlarge", nodes), pins)
+    assert str(error.value).endswith(f"; no cluster of up to 4,096 nodes would do: {message}")
+
+
+def test_a_larger_cluster_is_looked_for_among_powers_of_two_as_well() -> None:
+    """3, 6, 12, ... nodes without a pipeline have a multiple of 3 as dp, which does not divide the batch."""
+    problem = Problem(load_model("llama3-70b"), TRAINING, load_cluster("h100-80gb", 3), "torch")
+    found = larger_clusters(problem, Pins(tp=8, pp=1, cp=1))[-1]
+    assert found.nodes == 4 and found.strategy is not None
 
 
 def test_rejections_are_counted_and_have_an_example() -> None:

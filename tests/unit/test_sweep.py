@@ -20,7 +20,7 @@ from autoshard.sweep.grid import Sweep, read_sweep
 from autoshard.sweep.plot import efficiencies, lines, write_plot, x_option
 from autoshard.sweep.run import run_sweep
 from autoshard.sweep.table import DOES_NOT_FIT, INVALID, OK, Outcome, key_of, outcome_of, read_table, write_table
-from tests.unit.plan_examples import plan_70b
+from tests.unit.plan_examples import plan_70b, strategy
 
 REPOSITORY = Path(__file__).parents[2]
 SWEEP = Sweep("toy", {"model": "llama3-70b"}, {"nodes": (8, 16), "global_batch": (512, 1024)})
@@ -228,6 +228,22 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     values = json.loads(capsys.readouterr().out)
     assert values[3]["options"] == {"model": "llama3-70b", "nodes": 16, "global_batch": 1024}
     assert values[3]["step_time_s"] == plan_70b().estimate.step_time_s
+
+
+def test_layouts_of_the_printed_table_do_not_break_within_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file has the layout in full."""
+    sets = ("full",) * 3 + ("attention_norm+attention+core_attention+mlp",) * 5
+    by_stage = replace(plan_70b(), strategy=strategy(recompute=sets))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("autoshard.commands.planning.plan_for", lambda request: by_stage)
+    Path("toy.yaml").write_text("model: llama3-70b\ngrid: {nodes: [16]}\n")
+    assert main(["sweep", "toy.yaml"]) == 0
+    assert " recompute=by-stage" in capsys.readouterr().out
+    whole = "full*3,attention_norm+attention+core_attention+mlp*5"
+    assert whole in Path("sweeps/toy/results.csv").read_text()
 
 
 def test_wandb_gets_every_point_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,8 @@ NOT_LEARNED = -100
 """The label of a token that a model is not to learn: what torch's cross-entropy leaves out by default."""
 
 Tokens = NDArray[np.int64]
+_WITHOUT = " without the last "
+"""Parts the digest of the data from what is held out of them."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ class TokenStream:
     def step_at(self, position: DataPosition) -> int:
         """The step that goes on from there. Raises AutoshardError when it is a position in other data."""
         if (position.seed, position.digest) != (self.seed, self.digest):
-            what = f"seed={position.seed}, not {self.seed}" if position.seed != self.seed else "other data or tokenizer"
+            what = f"seed={position.seed}, not {self.seed}" if position.seed != self.seed else self._other(position)
             raise AutoshardError(f"the data position was saved with {what}: the order of rows would be another")
         step, rest = divmod(position.sequences, self.global_batch_size)
         if rest:
@@ -105,6 +107,15 @@ class TokenStream:
                 f"{self.global_batch_size}"
             )
         return step
+
+    def _other(self, position: DataPosition) -> str:
+        """What of the data is another, and what would work."""
+        (theirs, before), (ours, now) = _without(position.digest), _without(self.digest)
+        if theirs != ours:
+            return "other data or tokenizer, text_field, packing or document_mask"
+        fraction = before / (self.rows_per_epoch + now)
+        cure = f"give eval_fraction={fraction:.6g}" if before else "leave eval_fraction out"
+        return f"{before or 'no'} rows held out, not {now or 'none'} ({cure})"
 
     def starts(self, step: int) -> NDArray[np.int64]:
         """Where each row of the step's batch starts in the tokens: [global_batch_size]."""
@@ -173,6 +184,12 @@ def open_stream(file: TokenFile, *, global_batch_size: int, sequence_length: int
     )
 
 
+def _without(digest: str) -> tuple[str, int]:
+    """A digest of `held_out` as that of the whole data and the rows that are held out."""
+    whole, _, rows = digest.partition(_WITHOUT)
+    return whole, int(rows.removesuffix(" rows") or 0)
+
+
 def held_out(stream: TokenStream, fraction: float) -> tuple[TokenStream, TokenStream]:
     """The stream without its last rows, and those: the fraction of all, rounded to whole batches, one at least."""
     size, row_length = stream.global_batch_size, stream.sequence_length + 1
@@ -183,7 +200,7 @@ def held_out(stream: TokenStream, fraction: float) -> tuple[TokenStream, TokenSt
             "from: give more data or a smaller batch"
         )
     cut = len(stream.tokens) - rows * row_length
-    digest = f"{stream.digest} without the last {rows} rows"
+    digest = f"{stream.digest}{_WITHOUT}{rows} rows"
     parts = [
         replace(
             stream,

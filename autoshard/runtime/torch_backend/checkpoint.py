@@ -17,10 +17,11 @@ import torch
 import torch.distributed as dist
 
 import autoshard
-from autoshard.checkpoint.manifest import MANIFEST, QUANTITIES, Manifest, read_manifest
-from autoshard.checkpoint.store import Folder, PlaceError, file_problem, named_folders, open_folder, open_store, step_of
+from autoshard.checkpoint.manifest import QUANTITIES, Manifest, read_manifest
+from autoshard.checkpoint.store import Folder, PlaceError, file_problem, open_folder, open_store
 from autoshard.errors import AutoshardError
 from autoshard.layout.plan_json import plan_to_json
+from autoshard.runtime.resume import candidates, check_not_mixed
 from autoshard.runtime.torch_backend.checkpoint_threads import WRITTEN, Committer, Writer
 from autoshard.runtime.torch_backend.session import DTYPES, Session
 from autoshard.runtime.torch_backend.shard_files import DTYPE_NAMES, host_copy, read_rank
@@ -150,7 +151,7 @@ class Checkpoints:
         auto = options.resume == "auto"
         found = []
         if self._session.rank == 0:
-            found = list(self._store.folders() if auto else named_folders(options.resume, MANIFEST))
+            found = list(candidates(self._store, options.resume))
         names = [str(one) for one in found] or ([] if auto else [options.resume])
         problems = [""]
         for text in json.loads(self._exchange(json.dumps(names))[0]):
@@ -182,12 +183,7 @@ class Checkpoints:
     def _clean(self, step: int) -> str:
         """-> what went wrong, on rank 0."""
         try:
-            there = self._store.folders() if self._options.resume == "never" else []
-            if there:
-                return (
-                    f"resume=never: checkpoint_dir={self._store} holds checkpoints of another run up to step "
-                    f"{step_of(there[0])}: name another folder"
-                )
+            check_not_mixed(self._store, self._options.resume)
             moved = self._store.clean(step)
         except AutoshardError as error:
             return str(error)

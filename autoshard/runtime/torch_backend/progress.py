@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autoshard.errors import AutoshardError
-from autoshard.runtime.data import DataPosition, TokenStream
+from autoshard.runtime.data import TokenStream
+from autoshard.runtime.resume import batches_ahead
 from autoshard.runtime.torch_backend.checkpoint import CheckpointOptions, Checkpoints
 from autoshard.runtime.torch_backend.session import Session
 from autoshard.runtime.worker import Reporter
@@ -36,13 +36,7 @@ class Progress:
         if manifest is None:
             return
         self.first_step = manifest.step
-        if manifest.data_position:  # other programs' checkpoints have none: step k takes the k-th batch
-            self._ahead = stream.step_at(DataPosition.from_dict(manifest.data_position)) - manifest.step
-        if self.first_step >= self._steps:
-            raise AutoshardError(
-                f"the checkpoint in {options.location} is at step {self.first_step}: steps={self._steps} leaves "
-                "nothing to train; give more steps, another folder or --resume never"
-            )
+        self._ahead = batches_ahead(manifest, stream, self._steps, options.location)
 
     def batch_of(self, step: int) -> int:
         """Its number in the data; a plan with another batch size counts its batches differently."""
@@ -50,7 +44,7 @@ class Progress:
 
     def after_step(self, step: int, learning_rate: float) -> None:
         if self._checkpoints is not None:
-            self._reporter.last_action = f"step {step}, checkpoint"
+            self._reporter.last_action = f"step {step + 1}, checkpoint"
             position = self._stream.position(self.batch_of(step) + 1).to_dict()
             self._checkpoints.after_step(step + 1, learning_rate, position, last=step + 1 == self._steps)
 

@@ -144,8 +144,9 @@ def _training(
     offset: int = 0,
     saved: CheckpointOptions | None = None,
 ) -> tuple[Session, dict[str, Any]]:
-    """Train up to the asked number of steps. offset: added to the step numbers that are reported."""
-    session = _session(plan, arguments, device, reporter, "step 0")
+    """Train up to the asked number of steps. Steps are reported by their number, from 1 on; offset: added
+    to it."""
+    session = _session(plan, arguments, device, reporter, "step 1")
     compiler = _compiler_of(session, reporter, "the first step takes longer")
     if reporter.rank == 0:
         for sentence in getattr(session, "repairs", ()):
@@ -166,7 +167,7 @@ def _training(
         inputs, labels = data.learned.batch(number)
         documents = _documents(data.learned.documents(number))
         start = perf_counter()
-        session.label, session.steps_done = f"step {step}", step
+        session.label, session.steps_done = f"step {step + 1}", step
         rate = learning_rate(
             arguments["lr_schedule"], step, steps, arguments["learning_rate"], arguments["warmup_steps"]
         )
@@ -181,7 +182,7 @@ def _training(
             measured = {"held_out_loss": held_out_losses[step]} if step in held_out_losses else {}
             speed = {"step_time_s": times[-1], "tokens_per_s": inputs.size / times[-1]}
             told = {"loss": outcome.loss, "gradient_norm": outcome.gradient_norm, "learning_rate": rate}
-            reporter.report("step", step=offset + step, **told, **speed, **measured)
+            reporter.report("step", step=offset + step + 1, **told, **speed, **measured)
             if compiler is not None and len(times) == 1:
                 both = format_seconds(times[0]), format_seconds(compiler.compile_time_s)
                 reporter.report("note", text="first step: {}, of which compiling {}".format(*both))

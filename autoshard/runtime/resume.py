@@ -1,0 +1,71 @@
+"""Whether a run can go on from a checkpoint: asked before ranks start, and by every rank of what it loads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from autoshard.checkpoint.manifest import MANIFEST, QUANTITIES, Manifest, read_manifest
+from autoshard.checkpoint.store import Folder, PlaceError, Store, named_folders, open_store, step_of
+from autoshard.errors import AutoshardError
+from autoshard.spec.model import ModelSpec
+
+if TYPE_CHECKING:
+    from autoshard.runtime.data import TokenStream
+
+
+def candidates(store: Store, resume: str) -> Sequence[Folder]:
+    """Checkpoints to go on from, the one to take first: none with "never", those of the store with "auto", else those
+    that `resume` names."""
+    if resume == "never":
+        return ()
+    return store.folders() if resume == "auto" else named_folders(resume, MANIFEST)
+
+
+def check_not_mixed(store: Store, resume: str) -> None:
+    """Raises AutoshardError where a run that starts anew would save beside another one's checkpoints."""
+    there = store.folders() if resume == "never" else []
+    if there:
+        raise AutoshardError(
+            f"resume=never: checkpoint_dir={store} holds checkpoints of another run up to step "
+            f"{step_of(there[0])}: name another folder"
+        )
+
+
+def batches_ahead(manifest: Manifest, stream: TokenStream, steps: int, location: str) -> int:
+    """By how much a step's batch in the data differs from its number, where a run goes on from there.
+
+    Raises AutoshardError where the data are others, and where nothing is left to train.
+    """
+    from autoshard.runtime.data import DataPosition  # brings numpy
+
+    ahead = 0
+    if manifest.data_position:  # other programs' checkpoints have none: step k takes the k-th batch
+        ahead = stream.step_at(DataPosition.from_dict(manifest.data_position)) - manifest.step
+    if manifest.step >= steps:
+        raise AutoshardError(
+            f"the checkpoint in {location} is at step {manifest.step}: steps={steps} leaves "
+            "nothing to train; give more steps, another folder or --resume never"
+        )
+    return ahead
+
+
+def check_resume(checkpoints: Mapping[str, Any], model: ModelSpec, stream: TokenStream, steps: int) -> None:
+    """Raises AutoshardError for what every rank would say of the newest checkpoint, before any rank starts.
+
+    Whether its files are whole, the ranks see: of a manifest that is not, nothing is said here.
+    """
+    store, resume = open_store(checkpoints["location"]), checkpoints["resume"]
+    if checkpoints["every"] is not None:
+        check_not_mixed(store, resume)
+    for folder in candidates(store, resume):
+        try:
+            manifest = read_manifest(folder)
+        except PlaceError:
+            raise
+        except AutoshardError:
+            continue
+        if manifest.quantities == QUANTITIES:
+            manifest.check_model(model, folder)
+            batches_ahead(manifest, stream, steps, checkpoints["location"])
+            return
