@@ -60,3 +60,8 @@ def ceil(a: Number) -> Number:
     import numpy as np
 
     return np.ceil(a)
+
+
+def added(*terms: Number) -> Number:
+    """The sum; terms that are a plain 0.0, the same in all rows, take no time."""
+    return sum(term for term in terms if type(term) is not float or term)
