@@ -7,13 +7,13 @@ length K reaches K / (K + matmul_k0) of that; and the output is computed in whol
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
 from typing import NamedTuple
 
 from autoshard.cost.software import COMPILED, Software
 from autoshard.graph.count import loop_sizes, operator_work
 from autoshard.graph.operators import KINDS
 from autoshard.graph.partition import OperatorStep, Program
+from autoshard.rows import Number, ceil, largest, where
 from autoshard.spec.cluster import Device
 
 ALIGNMENT = 8
@@ -24,13 +24,13 @@ ALIGNMENT = 8
 class OperatorSeconds:
     """Of one microbatch on one rank; backward is without recompute."""
 
-    forward: float
-    backward: float
+    forward: Number
+    backward: Number
 
 
 def matmul_s(
-    m: float, n: float, k: float, device: Device, peak_flops_per_s: float, wave_elements: float = 0.0
-) -> float:
+    m: Number, n: Number, k: Number, device: Device, peak_flops_per_s: float, wave_elements: float = 0.0
+) -> Number:
     """Seconds of the matrix unit for an (m x k) (k x n) product: 2 m n k FLOPs over the achieved rate.
 
     m and n are rounded up to whole tiles; wave_elements more of the output are computed in vain. Leaves out memory
@@ -48,7 +48,7 @@ def memory_s(count: float, device: Device) -> float:
 
 
 class OperatorNeeds(NamedTuple):
-    """Of one operator on one rank for one microbatch, whatever the device.
+    """Of one operator on one rank for one microbatch, whatever the device; or of many of one kind, a row each.
 
     kind: "matmul" (m x k by k x n), "flash" or "plain" attention (m query rows, n keys, k the head dim), "norm",
     "loss" (n ranks share the vocabulary) or "vector".
@@ -56,13 +56,13 @@ class OperatorNeeds(NamedTuple):
     """
 
     kind: str
-    m: float
-    n: float
-    k: float
-    moving_bytes: float
-    scores_bytes: float
-    flops: float
-    backward_ratio: float
+    m: Number
+    n: Number
+    k: Number
+    moving_bytes: Number
+    scores_bytes: Number
+    flops: Number
+    backward_ratio: Number
 
 
 def operator_needs(program: Program, step: OperatorStep) -> OperatorNeeds:
@@ -93,7 +93,7 @@ def operator_seconds(
 
 
 def seconds_of(needs: OperatorNeeds, device: Device, peak: float, software: Software) -> OperatorSeconds:
-    """Forward and backward seconds of what an operator needs. peak: FLOP/s of the compute dtype.
+    """Forward and backward seconds of what an operator needs, over rows. peak: FLOP/s of the compute dtype.
 
     A matrix product's backward is two products of the same size, contracted over n and over m. Attention: see below.
     Everything else moves its bytes, `backward_ratio` times as many backward.
@@ -115,7 +115,8 @@ def seconds_of(needs: OperatorNeeds, device: Device, peak: float, software: Soft
     forward = matmul_s(m, n, k, device, peak, wave) + casting
     to_input = matmul_s(m, k, n, device, peak, wave) + casting
     to_weight = matmul_s(k, n, m, device, peak, wave) + casting
-    return OperatorSeconds(max(forward, moving) + launch, max(to_input, moving) + max(to_weight, moving) + 2 * launch)
+    backward = largest(to_input, moving) + largest(to_weight, moving) + 2 * launch
+    return OperatorSeconds(largest(forward, moving) + launch, backward)
 
 
 def _attention_seconds(needs: OperatorNeeds, device: Device, peak: float, software: Software) -> OperatorSeconds:
@@ -130,14 +131,16 @@ def _attention_seconds(needs: OperatorNeeds, device: Device, peak: float, softwa
     moving = memory_s(needs.moving_bytes, device) * slow
     if needs.kind == "flash" and software.attention_efficiency is not None:
         kernel = needs.flops / (peak * software.attention_efficiency) * slow
-        return OperatorSeconds(max(kernel, moving) + launch, max(needs.backward_ratio * kernel, 2 * moving) + launch)
+        backward = largest(needs.backward_ratio * kernel, 2 * moving)
+        return OperatorSeconds(largest(kernel, moving) + launch, backward + launch)
     scores = matmul_s(rows, keys, head_dim, device, peak / slow)
     values = matmul_s(rows, head_dim, keys, device, peak / slow)
-    if head_dim % ALIGNMENT:
-        scores, values = scores * software.misaligned_slowdown, values * software.misaligned_slowdown
+    if software is not COMPILED:
+        slower = where(head_dim % ALIGNMENT > 0, software.misaligned_slowdown, 1.0)
+        scores, values = scores * slower, values * slower
     if needs.kind == "flash":
-        forward = max(scores + values, moving)
-        return OperatorSeconds(forward + launch, max(2 * scores + 3 * values, 2 * moving) + launch)
+        forward = largest(scores + values, moving)
+        return OperatorSeconds(forward + launch, largest(2 * scores + 3 * values, 2 * moving) + launch)
     one_pass = memory_s(needs.scores_bytes, device) * slow
     ahead, back = software.plain_attention_passes
     return OperatorSeconds(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from autoshard.cost.interval import fits_probability, step_time_factors
 from autoshard.cost.load import rank_load, telling_ranks
 from autoshard.cost.memory import MEMORY_TERMS, memory_values
+from autoshard.cost.shards import mesh_state, parts_contents
 from autoshard.cost.software import COMPILED, Software
 from autoshard.cost.stage import strategy_mesh, strategy_parts
 from autoshard.cost.step import TIME_TERMS, time_values
@@ -36,6 +37,8 @@ def estimate(
         strategy_mesh(model, cluster, strategy),
         strategy_parts(model, training, cluster, strategy, software, operators),
     )
+    contents = parts_contents(parts, strategy.pp)
+    state = mesh_state(contents, parts[0].hidden_bytes, strategy.zero, training.precision, mesh, cluster)
     count = strategy.num_microbatches(training.global_batch_size)
     loads = tuple(rank_load(strategy, parts, count, rank) for rank in range(strategy.pp))
     telling = tuple(loads[rank] for rank in telling_ranks(strategy))
@@ -43,19 +46,8 @@ def estimate(
     step_time_s, flops = sum(times), model_flops_per_step(model, training)
     peak = cluster.world_size * cluster.device.peak_flops_per_s(training.precision.compute_dtype)
     low, high = step_time_factors(cluster, strategy)
-    memory = tuple(
-        StageMemory(
-            load.rank,
-            tuple(
-                map(
-                    Term,
-                    MEMORY_TERMS,
-                    memory_values(load, training.precision, mesh, strategy.zero, cluster.device, software),
-                )
-            ),
-        )
-        for load in loads
-    )
+    held = (state, training.precision, cluster.device, software)
+    memory = tuple(StageMemory(load.rank, tuple(map(Term, MEMORY_TERMS, memory_values(load, *held)))) for load in loads)
     fullest_bytes = max(stage.total_bytes for stage in memory)
     return Estimate(
         step_time_s=step_time_s,

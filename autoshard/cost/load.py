@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -62,6 +62,16 @@ class RankLoad:
             counts[id(chunk.block)] = counts.get(id(chunk.block), 0) + chunk.count
             blocks[id(chunk.block)] = chunk.block
         return tuple(Chunk(blocks[key], count) for key, count in counts.items())
+
+    @property
+    def has_ends(self) -> tuple[bool, bool]:
+        """(whether it is the first rank, whether it is the last one)."""
+        return self.embeddings_in_flight > 0, self.heads_in_flight > 0
+
+    def kept_bytes(self, of: Callable[[Part], float]) -> float:
+        """Bytes of all blocks when most is held, where chunks recompute differently. of: what one block keeps."""
+        sizes = [chunk.count * of(chunk.block) for chunk in self.chunks]
+        return max(sum(count * size for count, size in zip(held, sizes, strict=True)) for held in self.held)
 
     @cached_property
     def work_s(self) -> float:

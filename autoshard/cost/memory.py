@@ -6,11 +6,14 @@ and parameters on their way: the larger of the two counts.
 
 from __future__ import annotations
 
+from functools import reduce
+from typing import Any, NamedTuple
+
 from autoshard.cost.load import RankLoad
-from autoshard.cost.program import Part
-from autoshard.cost.shards import held_elements, in_turns, in_work_bytes, travelling_elements, zero_axes
+from autoshard.cost.rank import Rank, rank_of
+from autoshard.cost.shards import State, in_work_bytes
 from autoshard.cost.software import COMPILED, Software
-from autoshard.layout.mesh import ZERO_AXES, Mesh
+from autoshard.rows import Number, added, anywhere, largest, smallest, where
 from autoshard.spec.cluster import Device
 from autoshard.spec.training import DTYPE_BYTES, Precision
 from autoshard.units import MIB
@@ -40,10 +43,47 @@ MEMORY_TERMS = (
 )
 
 
+class Memory(NamedTuple):
+    """Bytes on one rank, over rows: MEMORY_TERMS without the reserve. buckets: all of them; they count as far as
+    activations leave no room."""
+
+    parameters: Number
+    gradients: Number
+    optimizer_state: Number
+    kept: Number
+    ends: Number
+    replay: Number
+    working: Number
+    boundary: Number
+    buckets: Number
+
+    @property
+    def lives(self) -> Number:
+        """What is there all the time."""
+        return self.parameters + self.gradients + self.optimizer_state
+
+    @property
+    def in_work(self) -> Number:
+        """What is there while a microbatch is at work."""
+        return added(self.kept, self.ends, self.replay, self.working, self.boundary)
+
+    @property
+    def total(self) -> Number:
+        """All terms together, without the reserve."""
+        return self.lives + largest(self.in_work, self.buckets)
+
+
 def memory_values(
-    load: RankLoad, precision: Precision, mesh: Mesh, zero: int, device: Device, software: Software = COMPILED
+    load: RankLoad, state: State, precision: Precision, device: Device, software: Software = COMPILED
 ) -> tuple[float, ...]:
-    """Bytes, in the order of MEMORY_TERMS.
+    """Bytes of one rank of one layout, in the order of MEMORY_TERMS. state: of its mesh."""
+    found = rank_memory(rank_of(load, state), state, precision, software)
+    buckets = largest(0.0, found.buckets - found.in_work)
+    return (*found[:-1], buckets, device.reserved_memory_bytes + software.reserved_bytes)
+
+
+def rank_memory(rank: Rank, state: State, precision: Precision, software: Software = COMPILED) -> Memory:
+    """Over rows: one layout, many, or numbers with derivatives.
 
     parameters: as forward and backward read them, under ZeRO-3 the rank's share. gradients: their sum over
     microbatches, under ZeRO-2 and -3 the rank's share, else whole and where that has a dtype of its own with the
@@ -56,144 +96,148 @@ def memory_values(
     pipeline buffers: hidden activations on their way, and the outputs of all microbatches in flight, which both
     runtimes keep for their backward.
     """
-    shards = mesh.size(ZERO_AXES)
-    whole = 1 if not software.sharded_parameters else 1 / shards
-    summed = whole if not software.sharded_gradients else 1 / shards
+    parameter, summed, moment, reduced = (
+        DTYPE_BYTES[dtype]
+        for dtype in (
+            precision.parameter_dtype,
+            precision.gradient_accumulation_dtype,
+            precision.optimizer_dtype,
+            precision.gradient_reduce_dtype,
+        )
+    )
     master = 0 if precision.master_dtype is None else DTYPE_BYTES[precision.master_dtype]
-    state = owned_parameters(load, mesh, zero) * (master + 2 * DTYPE_BYTES[precision.optimizer_dtype])
-    replay, worked, over = _in_work(load, software)
-    kept = _kept_bytes(load, software)
-    kept += load.weights_waiting * load.most_blocks * load.parts.block.weights_waiting_bytes
-    ends = sum(max(load.embeddings_in_flight, load.heads_in_flight) * end.kept_bytes for end in load.ends)
-    ends += load.weights_waiting * sum(end.weights_waiting_bytes for end in load.ends) - over
-    if load.heads_in_flight:
-        replayed_head = software.replays_head and _keeps_only_inputs(load, load.chunks[-1].block)
-        ends += (REPLAYED_LOGITS if replayed_head else 1.0) * software.logits_bytes * load.parts.num_logits
-    working = software.working_scale * worked
-    if software.sharded_parameters:  # two blocks whole at a time: one in work, the next on its way
-        working += load.parts.block.num_parameters * DTYPE_BYTES[precision.parameter_dtype]
-    if zero >= 2:
-        working = max(working, _travelling_bytes(load, zero, precision, mesh, kept) - replay + over)
-    leaving = load.in_flight - load.heads_in_flight
-    boundary = 0.0 if mesh.pp == 1 else (BOUNDARY_BUFFERS + leaving) * load.parts.hidden_bytes
-    handed_over = _handed_over_bytes(load, precision, mesh, zero) if software.hands_over_gradients else 0.0
-    in_work = kept + ends + replay + working + boundary
-    staying = load.num_parameters - (travelling_elements(load.matrices, mesh) if zero >= 2 else 0)
-    buckets = max(0.0, _bucket_bytes(staying, precision, mesh) - in_work)
-    weights, sums = (held_elements(load.parameters, load.matrices, mesh, zero >= stage) for stage in (3, 2))
-    return (
-        weights * DTYPE_BYTES[precision.parameter_dtype] * whole,
-        sums * DTYPE_BYTES[precision.gradient_accumulation_dtype] * summed + handed_over,
-        state,
+    share = 1 / state.owners if software.sharded_parameters else 1
+    share_of_sums = 1 / state.owners if software.sharded_gradients else share
+    travels = anywhere(state.travels)
+
+    kept = _kept_bytes(rank, software)
+    replay, working, over = _in_work(rank, software)
+    ends = 0.0 if not rank.ends else _ends_bytes(rank, software) - over
+    if software is not COMPILED:
+        working = software.working_scale * working
+        if software.sharded_parameters:  # two blocks whole at a time: one in work, the next on its way
+            working = working + state.block.parameters * parameter
+    if travels:
+        travelling = _travelling_bytes(rank, state, (parameter, reduced), kept) - replay + over
+        working = where(state.travels, largest(working, travelling), working)
+    leaving = rank.in_flight - rank.heads_in_flight
+    boundary = 0.0 if rank.only else (BOUNDARY_BUFFERS + leaving) * rank.hidden_bytes
+
+    units = [end.unit for end in rank.ends]
+    count = sum((unit.parameters for unit in units), rank.blocks * state.block.parameters)
+    owned = sum((unit.owned for unit in units), rank.blocks * state.block.owned)
+    weights = sums = staying = count
+    if travels:
+        weights = sum((unit.weights for unit in units), rank.blocks * state.block.weights)
+        sums = sum((unit.sums for unit in units), rank.blocks * state.block.sums)
+        staying = count - sum((unit.going for unit in units), rank.blocks * state.block.going)
+    gradients = sums * (summed * share_of_sums)
+    if software.hands_over_gradients and summed != parameter:
+        of_block = rank.most_blocks * (state.block.parameters - state.block.going)
+        gradients = gradients + sum((unit.parameters - unit.going for unit in units), of_block) * parameter
+    buckets = smallest(BUCKET_BYTES, staying * reduced) + smallest(BUCKET_BYTES, staying * parameter)
+    return Memory(
+        weights * (parameter * share),
+        gradients,
+        owned * (master + 2 * moment),
         kept,
         ends,
         replay,
         working,
         boundary,
-        buckets,
-        device.reserved_memory_bytes + software.reserved_bytes,
+        where(state.shares, buckets, 0.0),
     )
 
 
-def _travelling_bytes(load: RankLoad, zero: int, precision: Precision, mesh: Mesh, kept: float) -> float:
-    """cost/shards.py of one rank."""
-    parts, has_loss = load.parts, load.heads_in_flight > 0
-    table = parts.tied_ends if any(end is parts.tied_ends for end in load.ends) else parts.embedding
+def _ends_bytes(rank: Rank, software: Software) -> Number:
+    """What the ends of the model keep."""
+    held, found = largest(rank.embeddings_in_flight, rank.heads_in_flight), 0.0
+    for end in rank.ends:
+        found = found + held * end.part.kept_bytes
+        if rank.weights_apart:
+            found = found + rank.weights_waiting * end.part.weights_waiting_bytes
+    if rank.has_loss and software is not COMPILED:
+        replayed_head = software.replays_head and _keeps_only_inputs(rank, rank.last_block)
+        found = found + (REPLAYED_LOGITS if replayed_head else 1.0) * software.logits_bytes * rank.num_logits
+    return found
+
+
+def _travelling_bytes(rank: Rank, state: State, dtypes: tuple[int, int], kept: Number) -> Number:
+    """What one microbatch needs beside what is kept where units travel: cost/shards.py."""
+    replayed, at_ends = _of_ends(rank)
+    block_work = reduce(largest, (largest(block.replay_bytes, replayed) + block.working_bytes for block in rank.kinds))
     first, last = (
-        sum(travelling_elements(end.matrices, mesh) for end in load.ends if (end is table) is is_table)
-        for is_table in (True, False)
+        sum(end.unit.going for end in rank.ends if end.has_table is has_table) for has_table in (True, False)
     )
-    block_work = max(
-        max(part.replay_bytes for part in (kind.block, *load.ends)) + kind.block.working_bytes for kind in load.kinds
-    )
-    at_ends = max((end.working_bytes for end in load.ends), default=0.0)
-    return float(
-        in_work_bytes(
-            max,
-            int(zero == 3),
-            (DTYPE_BYTES[precision.parameter_dtype], DTYPE_BYTES[precision.gradient_reduce_dtype]),
-            mesh.size(ZERO_AXES),
-            (in_turns(parts.block.matrices, mesh, parts.block.moments), first, last),
-            int(table is parts.tied_ends),
-            (block_work, at_ends if has_loss else 0.0),
-            (kept / load.in_flight, load.ends[-1].kept_bytes if has_loss else 0.0),
-            load.most_blocks,
-            1.0,
-        )
+    return in_work_bytes(
+        state.gathers,
+        dtypes,
+        state.owners,
+        (state.block.travelling.turns, first, last),
+        int(any(end.has_table and end.has_loss for end in rank.ends)),
+        (block_work, at_ends if rank.has_loss else 0.0),
+        (kept / rank.in_flight, rank.ends[-1].part.kept_bytes if rank.has_loss else 0.0),
+        rank.most_blocks,
+        rank.hidden_bytes,
     )
 
 
-def _keeps_only_inputs(load: RankLoad, block: Part) -> bool:
+def _keeps_only_inputs(rank: Rank, block: Any) -> bool:
     """Whether the block is replayed whole."""
-    return block.kept_bytes <= load.parts.hidden_bytes
+    return bool(block.kept_bytes <= rank.hidden_bytes)
 
 
-def _kept_bytes(load: RankLoad, software: Software) -> float:
-    """Of all blocks, at the moment when most is held."""
-    norms = software.norm_copies * load.parts.hidden_bytes
+def _kept_bytes(rank: Rank, software: Software) -> Number:
+    """What all blocks keep, at the moment when most is held, and what waits with gradients of weights."""
 
-    def of(block: Part) -> float:
-        if _keeps_only_inputs(load, block):
+    def of(block: Any) -> Number:
+        if software is COMPILED or _keeps_only_inputs(rank, block):
             return block.kept_bytes
         scores = 0.0 if block.replay_bytes else software.score_copies * block.scores_bytes
-        return software.activation_scale * (block.kept_bytes + norms) + scores
+        return software.activation_scale * (block.kept_bytes + software.norm_copies * rank.hidden_bytes) + scores
 
-    if len(load.kinds) == 1:
-        return load.in_flight * load.most_blocks * of(load.parts.block)
-    sizes = [chunk.count * of(chunk.block) for chunk in load.chunks]
-    return max(sum(count * size for count, size in zip(held, sizes, strict=True)) for held in load.held)
+    kept = rank.kept_bytes(of) if rank.kept_bytes else rank.in_flight * rank.most_blocks * of(rank.kinds[0])
+    if not rank.weights_apart:
+        return kept
+    return kept + rank.weights_waiting * rank.most_blocks * rank.kinds[0].weights_waiting_bytes
 
 
-def _in_work(load: RankLoad, software: Software) -> tuple[float, float, float]:
+def _of_ends(rank: Rank) -> tuple[Number, Number]:
+    """(bytes that the ends replay, bytes that they work with), at most."""
+    replayed = reduce(largest, (end.part.replay_bytes for end in rank.ends), 0.0)
+    return replayed, reduce(largest, (end.part.working_bytes for end in rank.ends), 0.0)
+
+
+def _in_work(rank: Rank, software: Software) -> tuple[Number, Number, Number]:
     """(replay, working, what the loss of this microbatch no longer keeps) of the part that holds most in backward: of a
     block, or of an end of the model.
 
     What the block behind the embedding replays more than others is charged to the embedding.
     """
-    found = [_in_work_with(load, kind.block, software) for kind in load.kinds]
-    return max(found, key=lambda one: one[0] + one[1] - one[2])
+    best, *others = (_in_work_with(rank, block, software) for block in rank.kinds)
+    for one in others:
+        if one[0] + one[1] - one[2] > best[0] + best[1] - best[2]:
+            best = one
+    return best
 
 
-def _in_work_with(load: RankLoad, block: Part, software: Software) -> tuple[float, float, float]:
-    replayed = max(part.replay_bytes for part in (block, *load.ends))
-    at_ends = max((end.working_bytes for end in load.ends), default=0.0)
-    worked = block.working_bytes
-    if load.weights_apart:  # what the other blocks of the microbatch in work leave, for what they kept
-        worked += max(0.0, (load.most_blocks - 1) * (block.weights_waiting_bytes - block.kept_bytes))
-    over = 0.0
-    if load.heads_in_flight and not software.keeps_loss:
-        loss = load.ends[-1]
-        over = max(0.0, loss.kept_bytes - (loss.weights_waiting_bytes if load.weights_apart else 0.0))
-    if at_ends > replayed + worked - over:
-        replayed, worked, over = 0.0, at_ends, 0.0
-    if _keeps_only_inputs(load, block):
-        replayed = software.activation_scale * (replayed + software.norm_copies * load.parts.hidden_bytes)
-    return replayed + (software.score_copies * block.scores_bytes if block.replay_bytes else 0.0), worked, over
-
-
-def _handed_over_bytes(load: RankLoad, precision: Precision, mesh: Mesh, zero: int) -> float:
-    """Gradients of one chunk, which holds at most this share of the rank's blocks and all of its ends; without those
-    that travel unit by unit."""
-    if precision.gradient_accumulation_dtype == precision.parameter_dtype:
-        return 0.0
-
-    def elements(part: Part) -> int:
-        return part.num_parameters - (travelling_elements(part.matrices, mesh) if zero >= 2 else 0)
-
-    count = load.most_blocks * elements(load.parts.block) + sum(map(elements, load.ends))
-    return float(count * DTYPE_BYTES[precision.parameter_dtype])
-
-
-def owned_parameters(load: RankLoad, mesh: Mesh, zero: int) -> float:
-    """Elements whose optimizer state a rank keeps."""
-    if not zero:
-        return float(load.num_parameters)
-    return sum(count / mesh.size(zero_axes(axes)) for axes, count in load.parameters.items())
-
-
-def _bucket_bytes(count: int, precision: Precision, mesh: Mesh) -> float:
-    """One bucket of gradients and one of parameters; none where no rank shares them."""
-    if mesh.size(ZERO_AXES) == 1:
-        return 0.0
-    dtypes = (precision.gradient_reduce_dtype, precision.parameter_dtype)
-    return sum(min(BUCKET_BYTES, float(count * DTYPE_BYTES[dtype])) for dtype in dtypes)
+def _in_work_with(rank: Rank, block: Any, software: Software) -> tuple[Number, Number, Number]:
+    replayed, working, over = block.replay_bytes, block.working_bytes, 0.0
+    if rank.weights_apart:  # what the other blocks of the microbatch in work leave, for what they kept
+        left = (rank.most_blocks - 1) * (block.weights_waiting_bytes - block.kept_bytes)
+        working = working + largest(0.0, left)
+    if rank.ends:
+        of_ends, at_ends = _of_ends(rank)
+        replayed = largest(replayed, of_ends)
+        if rank.has_loss and not software.keeps_loss:
+            loss = rank.ends[-1].part
+            over = largest(0.0, loss.kept_bytes - loss.weights_waiting_bytes) if rank.weights_apart else loss.kept_bytes
+        at_the_end = at_ends > replayed + working - over
+        if anywhere(at_the_end):
+            replayed, over = where(at_the_end, 0.0, replayed), where(at_the_end, 0.0, over)
+            working = where(at_the_end, at_ends, working)
+    if software is COMPILED:
+        return replayed, working, over
+    if _keeps_only_inputs(rank, block):
+        replayed = software.activation_scale * (replayed + software.norm_copies * rank.hidden_bytes)
+    return replayed + (software.score_copies * block.scores_bytes if block.replay_bytes else 0.0), working, over

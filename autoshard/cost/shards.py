@@ -9,7 +9,7 @@ Norms and biases stay whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 from autoshard.cost.collectives import collective_time_s, group_shape
 from autoshard.cost.load import RankLoad
 from autoshard.cost.moments import Moments
-from autoshard.cost.program import Part
+from autoshard.cost.program import Part, ProgramWork
 from autoshard.cost.stage import Parts, mesh_order
 from autoshard.layout.mesh import ZERO_AXES, Mesh
 from autoshard.layout.strategy import Strategy
+from autoshard.rows import Number, anywhere, largest
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.training import DTYPE_BYTES, Precision
 
@@ -68,9 +69,11 @@ def held_elements(parameters: Counts, matrices: Counts, mesh: Mesh, sharded: boo
     return everything - sum(count - count / mesh.size(zero_axes(axes)) for axes, count in matrices.items())
 
 
-def travelling_elements(matrices: Counts, mesh: Mesh) -> int:
-    """Those of matrices that other ranks hold parts of."""
-    return sum(count for axes, count in matrices.items() if mesh.size(zero_axes(axes)) > 1)
+def owned_elements(parameters: Counts, mesh: Mesh, zero: int) -> float:
+    """Of these, those whose optimizer state a rank keeps."""
+    if not zero:
+        return float(sum(parameters.values()))
+    return sum(count / mesh.size(zero_axes(axes)) for axes, count in parameters.items())
 
 
 class Turns(NamedTuple):
@@ -80,14 +83,17 @@ class Turns(NamedTuple):
     late, when most is there after that, and when it leaves (cost/moments.py), in hidden activations of a microbatch.
     """
 
-    all: Any
-    larger: Any
-    other: Any
-    early: Any
-    late: Any
-    back_late: Any
-    back_after: Any
-    back_leaving: Any
+    all: Number
+    larger: Number
+    other: Number
+    early: Number
+    late: Number
+    back_late: Number
+    back_after: Number
+    back_leaving: Number
+
+
+NO_TURNS = Turns(0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
 
 
 def in_turns(matrices: Counts, mesh: Mesh, times: Moments = NO_MOMENTS, hidden_bytes: float = 1.0) -> Turns:
@@ -95,7 +101,7 @@ def in_turns(matrices: Counts, mesh: Mesh, times: Moments = NO_MOMENTS, hidden_b
     shared alike, the one before is the next block's, as large."""
     counts, early, late = (_by_sharers(one, mesh) for one in (matrices, times.early.made, times.late.made))
     if not counts:
-        return Turns(0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
+        return NO_TURNS
     total, largest = sum(counts.values()), max(counts, key=counts.__getitem__)
     larger = counts[largest]
     other = total - larger or larger
@@ -113,6 +119,139 @@ def _by_sharers(matrices: Counts, mesh: Mesh) -> dict[tuple[str, ...], int]:
         if mesh.size(among := zero_axes(axes)) > 1:
             found[among] = found.get(among, 0) + count
     return found
+
+
+class Travelling(NamedTuple):
+    """What ZeRO-2 and -3 make of a unit on one rank, over rows. weights, sums: elements of weights and of sums of
+    gradients that it holds. gather_s, again_s: seconds to gather its weights for forward and for backward. scatter_s:
+    to scatter its gradients. turns: its elements that travel."""
+
+    weights: Number
+    sums: Number
+    gather_s: Number
+    again_s: Number
+    scatter_s: Number
+    turns: Turns
+
+
+STAYS = Travelling(0.0, 0.0, 0.0, 0.0, 0.0, NO_TURNS)
+"""Of a unit of which nothing travels: it is held whole."""
+
+
+class Unit(NamedTuple):
+    """Elements of a block or an end of the model on one rank, over rows. owned: those whose optimizer state it keeps.
+    travelling: STAYS where no row is under ZeRO-2 or -3."""
+
+    parameters: Number
+    owned: Number
+    travelling: Travelling = STAYS
+
+    @property
+    def weights(self) -> Number:
+        """Held on the rank."""
+        return self.parameters if self.travelling is STAYS else self.travelling.weights
+
+    @property
+    def sums(self) -> Number:
+        """Sums of gradients that are held on the rank."""
+        return self.parameters if self.travelling is STAYS else self.travelling.sums
+
+    @property
+    def going(self) -> Number:
+        """Elements that travel in every microbatch."""
+        return self.travelling.turns.all
+
+    def take(self, rows: Any) -> Unit:
+        """Of these rows."""
+        held = Unit(self.parameters[rows], self.owned[rows])
+        if self.travelling is STAYS:
+            return held
+        weights, sums, gather_s, again_s, scatter_s = (column[rows] for column in self.travelling[:-1])
+        turns = Turns(*(column[rows] for column in self.travelling.turns))
+        return held._replace(travelling=Travelling(weights, sums, gather_s, again_s, scatter_s, turns))
+
+
+class State(NamedTuple):
+    """What meshes make of the model's parameters, over rows: of a block, of the end on the first rank and of that on
+    the last one; where these are one rank and share their table, both are in `first`.
+
+    shares: whether other ranks keep the rest of a rank's optimizer state, so that gradients and parameters travel in
+    buckets. owners: how many ranks share a table. gathers: 1 under ZeRO-3, else 0. travels: which rows are under ZeRO-2
+    or -3; False where none is.
+    """
+
+    block: Unit
+    first: Unit
+    last: Unit
+    shares: Any
+    owners: Number
+    gathers: Number
+    travels: Any
+
+    def take(self, rows: Any) -> State:
+        """Of these rows."""
+        shares, travels = self.shares[rows], False if self.travels is False else self.travels[rows]
+        if not anywhere(travels):
+            block, first, last = (unit._replace(travelling=STAYS).take(rows) for unit in self[:3])
+            return State(block, first, last, shares, 1, 0, False)
+        block, first, last = (unit.take(rows) for unit in self[:3])
+        return State(block, first, last, shares, self.owners[rows], self.gathers[rows], travels)
+
+
+class Contents(NamedTuple):
+    """A block or an end of the model on one rank: elements by the axes over which their gradient is summed once a step;
+    of these, matrices, which ZeRO-2 and -3 share; how many parameters these are; moments of its backward."""
+
+    parameters: Counts = {}
+    matrices: Counts = {}
+    num_tensors: int = 0
+    moments: Moments = NO_MOMENTS
+
+
+def contents_of(part: Part | ProgramWork) -> Contents:
+    """The same of a part of a stage, or of its program."""
+    return Contents(part.parameters, part.matrices, part.num_tensors, part.moments)
+
+
+def model_contents(
+    block: Part | ProgramWork, embedding: Part | ProgramWork, head: Part | ProgramWork, tied: Part | ProgramWork | None
+) -> tuple[Contents, Contents, Contents]:
+    """Of a block, the first and the last rank's end. tied: embedding and head, where they share their table on one
+    rank."""
+    if tied is not None:
+        return contents_of(block), contents_of(tied), Contents()
+    return contents_of(block), contents_of(embedding), contents_of(head)
+
+
+def parts_contents(parts: Sequence[Parts], pp: int) -> tuple[Contents, Contents, Contents]:
+    """The same from the parts of each virtual stage."""
+    return model_contents(parts[0].block, parts[0].embedding, parts[-1].head, parts[0].tied_ends if pp == 1 else None)
+
+
+def mesh_state(
+    contents: tuple[Contents, Contents, Contents],
+    hidden_bytes: float,
+    zero: int,
+    precision: Precision,
+    mesh: Mesh,
+    cluster: Cluster,
+) -> State:
+    """The state of one mesh. hidden_bytes: of the microbatch for which the moments of the contents are."""
+    tied = not contents[2].parameters
+
+    def unit(place: int) -> Unit:
+        counts, matrices, _, times = contents[place]
+        parameters, owned = float(sum(counts.values())), owned_elements(counts, mesh, zero)
+        if zero < 2:
+            return Unit(parameters, owned)
+        gather_s, scatter_s = moved(matrices, zero, precision, mesh, cluster)
+        again_s = 0.0 if place == 1 and not tied else gather_s  # an embedding's backward does not read its table
+        weights, sums = (held_elements(counts, matrices, mesh, zero >= stage) for stage in (3, 2))
+        turns = in_turns(matrices, mesh, times, hidden_bytes) if place == 0 else in_turns(matrices, mesh)
+        return Unit(parameters, owned, Travelling(weights, sums, gather_s, again_s, scatter_s, turns))
+
+    owners = mesh.size(ZERO_AXES)
+    return State(unit(0), unit(1), unit(2), owners > 1, owners, int(zero == 3), zero >= 2)
 
 
 def moved(matrices: Counts, zero: int, precision: Precision, mesh: Mesh, cluster: Cluster) -> Moved:
@@ -210,20 +349,19 @@ def exposed_s(
 
 
 def in_work_bytes(
-    largest: Callable[[Any, Any], Any],
-    gathers: Any,
+    gathers: Number,
     dtypes: tuple[int, int],
-    shards: Any,
-    travels: tuple[Turns, Any, Any],
-    tied: Any,
-    at_work: tuple[Any, Any],
-    kept: tuple[Any, Any],
-    blocks: Any,
-    hidden_bytes: Any,
-) -> Any:
-    """Bytes beside kept activations at the worst moment of a microbatch: of numbers, or of arrays of layouts.
+    owners: Number,
+    travels: tuple[Turns, Number, Number],
+    tied: Number,
+    at_work: tuple[Number, Number],
+    kept: tuple[Number, Number],
+    blocks: Number,
+    hidden_bytes: Number,
+) -> Number:
+    """Bytes beside kept activations at the worst moment of a microbatch, over rows.
 
-    largest: max. gathers: 1 under ZeRO-3, else 0. dtypes: bytes of a weight and of a gradient as it is sent. travels:
+    gathers, owners: as in State. dtypes: bytes of a weight and of a gradient as it is sent. travels:
     of a block, and elements of the rank's embedding and of its head that travel, 0 for none. tied: 1 where both
     are one table, which stays whole through backward. at_work: what a block and the loss work on. kept: by one
     microbatch for all blocks of a chunk; for the loss, which is over when blocks run backward. blocks: of a chunk.
@@ -236,7 +374,7 @@ def in_work_bytes(
     """
     (parameter, reduced), (block, first, last), (block_work, loss_work) = dtypes, travels, at_work
     larger, other = block.larger, block.other
-    whole, on_its_way = gathers * parameter, reduced + reduced / shards
+    whole, on_its_way = gathers * parameter, reduced + reduced / owners
     several, many, apart = (blocks > 1) * 1.0, (blocks >= FEW_BLOCKS) * 1.0, (larger < block.all) * 1.0
     kept_by_blocks, kept_by_loss = kept
     shared = tied * first * (whole + parameter)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from autoshard.cost.after import After, after_last_microbatch
 from autoshard.cost.collectives import collective_time_s, group_shape
 from autoshard.cost.compute import memory_s
 from autoshard.cost.load import RankLoad, virtual_stage_s, weight_gradients_s
-from autoshard.cost.memory import BUCKET_BYTES, owned_parameters
 from autoshard.cost.program import Part
-from autoshard.cost.shards import exposed_s, opening, slowed_down, zero_axes
+from autoshard.cost.shards import exposed_s, opening, parts_contents, slowed_down
 from autoshard.cost.software import COMPILED, Software
 from autoshard.cost.stage import Parts, mesh_order
 from autoshard.layout.mesh import Mesh
@@ -61,27 +61,29 @@ def time_values(
     vpp = strategy.num_virtual_stages
     accumulation_s = software.accumulation_share * accumulation_s_per_parameter(precision, cluster.device)
     stages_s = stage_seconds(strategy, parts, precision, mesh, cluster, accumulation_s)
-    sizes = (strategy.schedule, mesh.pp, num_microbatches, vpp)
+    of_schedule = (strategy.schedule, mesh.pp, num_microbatches, vpp)
     weights_s = weight_gradients_s(strategy, parts)
-    pipeline_s = with_transfers_s = step_time_s(*sizes, *stages_s, weight_s=weights_s)
+    pipeline_s = with_transfers_s = step_time_s(*of_schedule, *stages_s, weight_s=weights_s)
     if mesh.pp > 1:
-        transfer_s = software.link_slowdown * hop_s(parts[0], mesh, cluster)
+        transfer_s = software.link_slowdown * hop_s(parts[0].hidden_bytes, mesh, cluster)
         if software.transfer_share is None:
-            with_transfers_s = step_time_s(*sizes, *stages_s, transfer_s, weights_s)
+            with_transfers_s = step_time_s(*of_schedule, *stages_s, transfer_s, weights_s)
         else:
             blocked_s = software.transfer_share * transfer_s
             forward_s, backward_s = ([one + blocked_s for one in passes] for passes in stages_s)
-            with_transfers_s = step_time_s(*sizes, forward_s, backward_s, weight_s=weights_s)
+            with_transfers_s = step_time_s(*of_schedule, forward_s, backward_s, weight_s=weights_s)
     travels = {load.rank: exposed_s(load, strategy, precision, mesh, cluster) for load in loads}
     busiest = max(loads, key=lambda one: one.work_s + accumulation_s * one.num_parameters + sum(travels[one.rank]))
     gathering_s, scattering_s = (num_microbatches * seconds for seconds in travels[busiest.rank])
     launches_s = num_microbatches * (2 * vpp * cluster.device.pass_launch_s + busiest.waiting_s)
     work = (*_work_values(busiest, num_microbatches, accumulation_s), launches_s)
-    after = max((_after_values(load, strategy.zero, precision, mesh, cluster, software) for load in loads), key=sum)
+    contents, sizes = parts_contents(parts, mesh.pp), (strategy.zero, precision, mesh, cluster, software)
+    ranks = (after_last_microbatch(contents, (load.num_blocks, *load.has_ends), *sizes) for load in loads)
+    after = max(ranks, key=lambda one: one.total_s)
     if software is not COMPILED:
         after = _overlapped(after, busiest, num_microbatches, software)
     bubble_s = max(0.0, pipeline_s - sum(work) - gathering_s - scattering_s)
-    after = (after[0] + scattering_s, after[1] + gathering_s, *after[2:])
+    after = after._replace(scatter_s=after.scatter_s + scattering_s, gather_s=after.gather_s + gathering_s)
     return (*work, bubble_s, with_transfers_s - pipeline_s, *after)
 
 
@@ -101,9 +103,7 @@ def stage_seconds(
     return virtual_stage_s(strategy, slower, passes_s, accumulation_s)
 
 
-def _overlapped(
-    after: tuple[float, ...], load: RankLoad, num_microbatches: int, software: Software
-) -> tuple[float, ...]:
+def _overlapped(after: After, load: RankLoad, num_microbatches: int, software: Software) -> After:
     """Data-parallel transfers hide behind a share of the last microbatch's backward and of the next one's forward; with
     sharded parameters they run in every microbatch, twice the gathers, and hide behind a share of all its work, which
     takes longer meanwhile: both move through the same memory."""
@@ -118,7 +118,7 @@ def _overlapped(
         sent_s = scatter_s + gather_s
         exposed_s = max(0.0, sent_s - window_s)
     share = exposed_s / (scatter_s + gather_s) if sent_s else 0.0
-    return share * scatter_s, share * gather_s, other_s, update_s + software.step_overhead_s
+    return After(share * scatter_s, share * gather_s, other_s, update_s + software.step_overhead_s)
 
 
 def _work_values(load: RankLoad, num_microbatches: int, accumulation_s: float) -> tuple[float, ...]:
@@ -147,59 +147,9 @@ def accumulation_s_per_parameter(precision: Precision, device: Device) -> float:
     return memory_s(gradient + 2 * total, device)
 
 
-def hop_s(parts: Parts, mesh: Mesh, cluster: Cluster) -> float:
-    """The hidden activation of one microbatch from a stage to the next."""
+def hop_s(hidden_bytes: float, mesh: Mesh, cluster: Cluster) -> float:
+    """Seconds in which the hidden activation of one microbatch goes from a stage to the next; 0 where there is none."""
+    if mesh.pp == 1:
+        return 0.0
     group = group_shape(mesh_order(mesh), ("pp",), cluster)
-    return collective_time_s("send_recv", parts.hidden_bytes, group, cluster)
-
-
-def _after_values(
-    load: RankLoad, zero: int, precision: Precision, mesh: Mesh, cluster: Cluster, software: Software
-) -> tuple[float, ...]:
-    """The last four terms.
-
-    Sums over tensor-parallel axes come first (norms, replicated key-value heads), then one reduce-scatter of all
-    gradients over the axes that share the optimizer state and one all-gather of the new parameters; without ZeRO an
-    all-reduce, counted under the first of both. Axes over which a gradient is whole on every rank are not summed over.
-    """
-    order, device = mesh_order(mesh), cluster.device
-    reduce_bytes, parameter_bytes = (
-        DTYPE_BYTES[dtype] for dtype in (precision.gradient_reduce_dtype, precision.parameter_dtype)
-    )
-
-    def buckets_s(kind: str, axes: tuple[str, ...], size: float) -> float:
-        shape = group_shape(order, tuple(sorted(axes)), cluster)
-        full, rest = divmod(size, BUCKET_BYTES)
-        seconds = full * collective_time_s(kind, BUCKET_BYTES, shape, cluster)
-        return software.link_slowdown * (seconds + collective_time_s(kind, rest, shape, cluster))
-
-    scatter_s = gather_s = other_s = 0.0
-    scattered: dict[tuple[str, ...], int] = {}
-    gathered: dict[tuple[str, ...], int] = {}
-    for axes, count in load.parameters.items():
-        shared = zero_axes(axes)
-        owners = mesh.size(shared)
-        travels = load.matrices.get(axes, 0) if zero >= 2 and owners > 1 else 0
-        scattered[shared] = scattered.get(shared, 0) + count - travels
-        gathered[shared] = gathered.get(shared, 0) + count - (travels if zero == 3 else 0)
-        within = tuple(axis for axis in axes if axis not in shared)
-        if within:
-            other_s += buckets_s("all_reduce", within, (count - travels + travels / owners) * reduce_bytes)
-    for axes, count in scattered.items():
-        scatter_s += buckets_s("reduce_scatter" if zero else "all_reduce", axes, count * reduce_bytes)
-        if zero:
-            gather_s += buckets_s("all_gather", axes, gathered[axes] * parameter_bytes)
-            gather_s += software.copy_launch_s * load.num_tensors * mesh.size(axes)
-    update_s = owned_parameters(load, mesh, zero) * update_s_per_parameter(precision, device)
-    return scatter_s, gather_s, other_s, update_s
-
-
-def update_s_per_parameter(precision: Precision, device: Device) -> float:
-    """Memory traffic of AdamW for one parameter: the gradient read (twice: its norm first), the weights and both
-    moments read and written, the parameter written where it is not the master itself."""
-    gradient = 2 * DTYPE_BYTES[precision.gradient_accumulation_dtype]
-    moments = 4 * DTYPE_BYTES[precision.optimizer_dtype]
-    parameter = DTYPE_BYTES[precision.parameter_dtype]
-    if precision.master_dtype is None:
-        return memory_s(gradient + moments + 2 * parameter, device)
-    return memory_s(gradient + moments + 2 * DTYPE_BYTES[precision.master_dtype] + parameter, device)
+    return collective_time_s("send_recv", hidden_bytes, group, cluster)

@@ -91,7 +91,7 @@ def planned_timeline(plan: Plan) -> tuple[tuple[Order, ...], Timeline]:
     mesh = strategy_mesh(plan.model, cluster, strategy)
     stages = stage_seconds(strategy, parts, training.precision, mesh, cluster, accumulation_s)
     orders = actions(strategy.schedule, strategy.pp, plan.num_microbatches, strategy.num_virtual_stages)
-    transfer_s = hop_s(parts[0], mesh, cluster) if strategy.pp > 1 else 0.0
+    transfer_s = hop_s(parts[0].hidden_bytes, mesh, cluster)
     return orders, simulate(orders, *stages, transfer_s)
 
 

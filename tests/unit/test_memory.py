@@ -10,6 +10,7 @@ import pytest
 from autoshard.cost.estimate import estimate
 from autoshard.cost.load import rank_load, telling_ranks
 from autoshard.cost.memory import BUCKET_BYTES, MEMORY_TERMS, memory_values
+from autoshard.cost.shards import mesh_state, parts_contents
 from autoshard.cost.stage import Parts, strategy_mesh, strategy_parts
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.models.registry import load_model
@@ -225,10 +226,9 @@ def test_what_waits_for_gradients_of_weights_is_kept() -> None:
 def test_telling_ranks_hold_the_fullest(layers: tuple[int, ...]) -> None:
     s = strategy(pp=4, stage_layers=layers)
     mesh, parts = strategy_mesh(MODEL, cluster_of(s), s), toy_parts(s)
-    device = cluster_of(s).device
-    totals = [
-        sum(memory_values(rank_load(s, parts, 16, rank), TRAINING.precision, mesh, True, device)) for rank in range(4)
-    ]
+    precision, cluster = TRAINING.precision, cluster_of(s)
+    state = mesh_state(parts_contents(parts, s.pp), parts[0].hidden_bytes, 1, precision, mesh, cluster)
+    totals = [sum(memory_values(rank_load(s, parts, 16, rank), state, precision, cluster.device)) for rank in range(4)]
     assert max(totals[rank] for rank in telling_ranks(s)) == max(totals)
 
 

@@ -71,7 +71,7 @@ def test_the_worst_moment() -> None:
             "hidden_bytes": 10.0,
             **changes,
         }
-        found: float = in_work_bytes(max, gathers, (2, 4), 2, **given)
+        found: float = in_work_bytes(gathers, (2, 4), 2, **given)
         return found
 
     sent = 4 + 2
@@ -99,7 +99,6 @@ def test_the_worst_moment_of_few_blocks() -> None:
     def at_worst(blocks: int, last: int, given_back: float = 0.0) -> float:
         block = turns(10, 10, 10, back_leaving=given_back)
         found: float = in_work_bytes(
-            max,
             1,
             (2, 4),
             2,

@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autoshard.cost.shards import FEW_BLOCKS
+from autoshard.cost.memory import rank_memory
+from autoshard.cost.shards import FEW_BLOCKS, State, Unit
 from autoshard.cost.step import accumulation_s_per_parameter
-from autoshard.search.grid.memory import StateColumns, rank_bytes, rank_parts_bytes
 from autoshard.search.grid.mixed import MixedFrame
 from autoshard.search.grid.mixed_least import MixedLeast
 from autoshard.search.grid.parts import PartColumns
 from autoshard.search.grid.pipeline import Array
-from autoshard.search.grid.price import rank_columns
+from autoshard.search.grid.price import layouts_ends, rank_rows
 from autoshard.search.grid.table import Whole
 from autoshard.search.grid.uneven import Found, Frame
 
@@ -100,15 +100,15 @@ def interleaved_promises(whole: Whole, limit_bytes: float, known_s: float) -> It
     layers = whole.problem.model.num_hidden_layers // (whole.family.pp * whole.family.num_virtual_stages)
     blocks, precision = np.full(len(rows), layers), whole.problem.training.precision
     free = limit_bytes - whole.problem.cluster.device.reserved_memory_bytes
+    ends, hidden_bytes = layouts_ends(whole.family, first, last, state), whole.hidden_bytes(rows)
     for rank in {0, min(1, whole.family.pp - 1), whole.family.pp - 1}:
-        columns = rank_columns(whole.family, whole.count[rows], blocks, rank)
-        fits = rank_bytes(columns, block, first, last, whole.hidden_bytes(rows), state, precision) <= free
-        at_least_s[rows[~fits]] = np.inf
+        of_rank = rank_rows(whole.family, whole.count[rows], blocks, rank, block, ends, hidden_bytes)
+        at_least_s[rows[rank_memory(of_rank, state, precision).total > free]] = np.inf
     for row in rows[np.isfinite(at_least_s[rows])].tolist():
         yield Promise(float(at_least_s[row]), whole, row, tuple(range(sets)))
 
 
-def _least_parts(whole: Whole, draft: Array) -> tuple[PartColumns, PartColumns, PartColumns, StateColumns]:
+def _least_parts(whole: Whole, draft: Array) -> tuple[PartColumns, PartColumns, PartColumns, State]:
     """As `parts_of`, of all sets the least of every column."""
     count, sets = len(draft), len(whole.sets)
     *parts, _ = whole.parts_of(np.repeat(draft, sets), np.tile(np.arange(sets), count))
@@ -117,7 +117,7 @@ def _least_parts(whole: Whole, draft: Array) -> tuple[PartColumns, PartColumns, 
 
 
 def _interleaved_at_least_s(
-    whole: Whole, block: PartColumns, first: PartColumns, last: PartColumns, state: StateColumns
+    whole: Whole, block: PartColumns, first: PartColumns, last: PartColumns, state: State
 ) -> Array:
     """The first and the last rank work on every microbatch; before its first and after its last one, the ranks in front
     of the last one do."""
@@ -125,8 +125,8 @@ def _interleaved_at_least_s(
     per_parameter = accumulation_s_per_parameter(problem.training.precision, problem.cluster.device)
     blocks = problem.model.num_hidden_layers // (pp * vpp)
     block_s, first_s, last_s = (
-        part.forward_s + part.backward_s + per_parameter * parameters
-        for part, parameters in ((block, state.block), (first, state.first), (last, state.last))
+        part.forward_s + part.backward_s + per_parameter * unit.parameters
+        for part, unit in ((block, state.block), (first, state.first), (last, state.last))
     )
     chunk_s = 2 * problem.cluster.device.pass_launch_s + blocks * block_s
     of_last_s = (m * vpp + pp - 1) * chunk_s + m * last_s + first_s + 2 * (pp - 1) * whole.hop_s
@@ -162,8 +162,8 @@ class _Bounds:
         self._launch_s, self._layers = 2 * problem.cluster.device.pass_launch_s, problem.model.num_hidden_layers
         per_parameter = accumulation_s_per_parameter(problem.training.precision, problem.cluster.device)
 
-        def seconds(part: PartColumns, parameters: Array) -> Array:
-            return (part.forward_s + part.backward_s + per_parameter * parameters).reshape(draft.shape)
+        def seconds(part: PartColumns, unit: Unit) -> Array:
+            return (part.forward_s + part.backward_s + per_parameter * unit.parameters).reshape(draft.shape)
 
         self._block_s = seconds(block, self._state.block)
         self._ends_s = (seconds(first, self._state.first), seconds(last, self._state.last))
@@ -207,13 +207,16 @@ class _Bounds:
         """
         whole, flat = self._whole, self.draft.ravel()
         hidden_bytes, precision = whole.hidden_bytes(flat), whole.problem.training.precision
+        block, first, last = self._parts
+        ends = layouts_ends(whole.family, first, last, self._state)
 
         def needed(blocks: int) -> Array:
-            columns = rank_columns(whole.family, whole.count[flat], np.full(len(flat), blocks), rank)
-            lives, in_work, _ = rank_parts_bytes(columns, *self._parts, hidden_bytes, self._state, precision)
-            return lives + in_work
+            of_each = np.full(len(flat), blocks)
+            of_rank = rank_rows(whole.family, whole.count[flat], of_each, rank, block, ends, hidden_bytes)
+            memory = rank_memory(of_rank, self._state, precision)
+            return memory.lives + memory.in_work
 
-        few = FEW_BLOCKS if self._state.shards is not None else 0
+        few = FEW_BLOCKS if self._state.travels is not False else 0
         of_few = needed(few)
         slope = needed(few + 1) - of_few
         base = of_few - few * slope

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autoshard.cost.collectives import CollectiveLaw
-from autoshard.cost.shards import NOTHING, Moved, Turns, in_turns
+from autoshard.cost.shards import Contents, State, Travelling, Unit
 from autoshard.cost.stage import LocalShape
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.layout.mesh import Mesh
@@ -25,7 +25,7 @@ from autoshard.search.grid.mixed_least import MixedLeast
 from autoshard.search.grid.parts import PARTS, PartColumns, StageColumns, as_columns, part_numbers, unit_programs
 from autoshard.search.grid.pipeline import Array
 from autoshard.search.grid.price import Family
-from autoshard.search.grid.ranks import Counts, RankState
+from autoshard.search.grid.ranks import Model, RankState
 from autoshard.search.grid.table import Table, Whole, local_shape
 from autoshard.search.rules import Draft, Problem
 
@@ -48,24 +48,30 @@ class Least(NamedTuple):
 class LeastState(RankState):
     """Of parameters that all tensor-parallel ranks share evenly."""
 
-    def _counts_of(self, problem: Problem, mesh: Mesh, shape: LocalShape) -> tuple[Counts, ...]:
-        return _among(shape.tp, super()._counts_of(problem, mesh, _unshared(shape)))
+    def _contents_of(self, problem: Problem, mesh: Mesh, shape: LocalShape) -> Model:
+        block, first, last = super()._contents_of(problem, mesh, _unshared(shape))
+        return _among(shape.tp, block), _among(shape.tp, first), _among(shape.tp, last)
 
-    def _matrices_of(self, problem: Problem, mesh: Mesh, shape: LocalShape) -> tuple[Counts, ...]:
-        return _among(shape.tp, super()._matrices_of(problem, mesh, _unshared(shape)))
-
-    def _turns(self, problem: Problem, shape: LocalShape) -> Turns:
-        """As if no gradient came before all activations are gone."""
-        gone = dict.fromkeys(("back_late", "back_after", "back_leaving"), LARGE)
-        return in_turns(self._matrices[0], self._mesh)._replace(early=0, late=0, **gone)
-
-    def moved(self, matrices: Counts) -> Moved:
-        """What travels in every microbatch may hide behind work."""
-        return NOTHING
+    def _state(self, hidden_bytes: float) -> State:
+        """What travels may hide behind work, and no gradient comes before all activations are gone."""
+        state = super()._state(hidden_bytes)
+        if not state.travels:
+            return state
+        block, first, last = (unit._replace(travelling=_at_once(unit)) for unit in state[:3])
+        turns = block.travelling.turns._replace(early=0, late=0, back_late=LARGE, back_after=LARGE, back_leaving=LARGE)
+        block = block._replace(travelling=block.travelling._replace(turns=turns))
+        return state._replace(block=block, first=first, last=last)
 
 
-def _among(tp: int, parts: tuple[Counts, ...]) -> tuple[Counts, ...]:
-    return tuple({axes: count // tp for axes, count in counts.items()} for counts in parts)
+def _among(tp: int, unit: Contents) -> Contents:
+    parameters, matrices = (
+        {axes: count // tp for axes, count in counts.items()} for counts in (unit.parameters, unit.matrices)
+    )
+    return Contents(parameters, matrices)
+
+
+def _at_once(unit: Unit) -> Travelling:
+    return unit.travelling._replace(gather_s=0.0, again_s=0.0, scatter_s=0.0)
 
 
 class LeastTable(Table):
@@ -146,7 +152,7 @@ def block_limits_s(table: LeastTable, known_s: float) -> dict[LocalShape, float]
         _, first, last, state = whole.parts_of(draft, np.zeros_like(draft))
         per_parameter = accumulation_s_per_parameter(whole.problem.training.precision, whole.problem.cluster.device)
         ends_s = sum(end.forward_s + end.backward_s for end in (first, last))
-        ends_s = ends_s + per_parameter * (state.first + state.last)
+        ends_s = ends_s + per_parameter * (state.first.parameters + state.last.parameters)
         of_all_s = known_s * whole.family.pp / whole.count
         of_block_s = (of_all_s - ends_s) / whole.problem.model.num_hidden_layers
         for one, seconds in zip(whole.drafts.drafts, of_block_s.tolist(), strict=True):
@@ -204,10 +210,10 @@ def _of_fixed_cuts(whole: Whole, limit_bytes: float, known_s: float) -> Iterator
     layers = priced.cuts.layers(family.pp) if family.num_virtual_stages == 1 else priced.cuts.base[None]
     launch_s = problem.cluster.device.pass_launch_s
     forward_s = launch_s + layers * block.forward_s
-    both_s = 2 * launch_s + layers * (block.forward_s + block.backward_s + per_parameter * state.block)
+    both_s = 2 * launch_s + layers * (block.forward_s + block.backward_s + per_parameter * state.block.parameters)
     forward_s, both_s = (np.broadcast_to(one, (family.pp, len(priced.draft))).copy() for one in (forward_s, both_s))
     work_s = family.num_virtual_stages * both_s
-    for rank, end, parameters in ((0, first, state.first), (-1, last, state.last)):
+    for rank, end, parameters in ((0, first, state.first.parameters), (-1, last, state.last.parameters)):
         work_s[rank] += end.forward_s + end.backward_s + per_parameter * parameters
     passed_s = both_s if family.has_closed_form else forward_s
     before_s = np.cumsum(passed_s, axis=0) - passed_s

@@ -16,13 +16,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from autoshard.cost.memory import rank_memory
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.schedules import SCHEDULES, held_together
-from autoshard.search.grid.memory import rank_bytes
 from autoshard.search.grid.mixed_least import Least, MixedLeast, steps_at_least_s, warm_up_visits
 from autoshard.search.grid.parts import PartColumns
 from autoshard.search.grid.pipeline import Array, interleaved_s
-from autoshard.search.grid.price import passes_s, rank_columns
+from autoshard.search.grid.price import layouts_ends, passes_s, rank_rows
 from autoshard.search.grid.table import Whole
 from autoshard.search.grid.uneven import Found
 
@@ -67,10 +67,10 @@ class MixedFrame:
         block, first, last, state = whole.parts_of(np.full(len(sets), draft), np.array(sets))
         accumulation_s = accumulation_s_per_parameter(problem.training.precision, device)
         pass_s, pass_back_s = passes_s(device, state)
-        back_s = pass_back_s + self._layers * (block.backward_s + accumulation_s * state.block)
-        first_back_s = first.backward_s + accumulation_s * state.first
+        back_s = pass_back_s + self._layers * (block.backward_s + accumulation_s * state.block.parameters)
+        first_back_s = first.backward_s + accumulation_s * state.first.parameters
         self._fewest_first_s = float(first_back_s.min())
-        self._last_back_s = float((last.backward_s + accumulation_s * state.last)[0])
+        self._last_back_s = float((last.backward_s + accumulation_s * state.last.parameters)[0])
         self._forward_s = np.repeat((pass_s + self._layers * block.forward_s)[:1], pp * self._vpp)
         self._forward_s[0] += first.forward_s[0]
         self._forward_s[-1] += last.forward_s[0]
@@ -108,27 +108,26 @@ class MixedFrame:
 
     def _needed_bytes(self, rank: int, sets: Array, kept_bytes: Array, at_least: bool) -> Array:
         """kept_bytes: of all blocks together. at_least: whatever the set of the first chunk is."""
-        problem = self._whole.problem
-        columns = rank_columns(self._whole.family, np.array([self._m]), np.array([self._layers]), rank)
+        problem, family, blocks = self._whole.problem, self._whole.family, np.array([self._layers])
         if at_least:
             first = PartColumns(*(column.min(keepdims=True) for column in self._first))
         else:
             first = self._first.take(sets[:, 0])
         last, none = self._last, np.zeros(1)
-        replay = np.maximum(first.replay_bytes if rank == 0 else none, last.replay_bytes if columns.last else none)
+        ends = layouts_ends(family, first, last, self._state)
+        of_rank = rank_rows(family, np.array([self._m]), blocks, rank, self._block, ends, self._hidden_bytes)
+        replay = np.maximum(first.replay_bytes if rank == 0 else none, last.replay_bytes if of_rank.has_loss else none)
         in_work = np.maximum(self._block.replay_bytes[sets], replay[:, None]) + self._block.working_bytes[sets]
         block = PartColumns(
             none,
             none,
-            kept_bytes / (columns.in_flight * self._layers),
+            kept_bytes / (of_rank.in_flight * self._layers),
             none,
             in_work.max(1, initial=0.0) - replay,
             none,
             none,
         )
-        needed: Array = rank_bytes(
-            columns, block, first, last, self._hidden_bytes, self._state, problem.training.precision
-        )
+        needed: Array = rank_memory(of_rank._replace(kinds=(block,)), self._state, problem.training.precision).total
         return needed + problem.cluster.device.reserved_memory_bytes
 
     @cached_property

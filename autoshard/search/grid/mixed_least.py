@@ -14,13 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autoshard.cost.memory import BUCKET_BYTES
+from autoshard.cost.memory import BUCKET_BYTES, rank_memory
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.schedules import SCHEDULES
-from autoshard.search.grid.memory import rank_bytes
 from autoshard.search.grid.parts import PartColumns
 from autoshard.search.grid.pipeline import Array, chunk_visits
-from autoshard.search.grid.price import Family, passes_s, rank_columns
+from autoshard.search.grid.price import Family, layouts_ends, passes_s, rank_rows
 from autoshard.search.grid.table import Whole
 
 PRICES = 8
@@ -85,7 +84,7 @@ class MixedLeast:
         )
         self._per_parameter = accumulation_s_per_parameter(problem.training.precision, problem.cluster.device)
         self._pass_s, self._pass_back_s = passes_s(problem.cluster.device, self._state)
-        back_s = self._block.backward_s + self._per_parameter * self._state.block
+        back_s = self._block.backward_s + self._per_parameter * self._state.block.parameters
         self._back_s = self._by_set(self._pass_back_s + self._layers * back_s)
         self._kept_bytes = self._by_set(self._layers * self._block.kept_bytes)
 
@@ -112,8 +111,8 @@ class MixedLeast:
     @cached_property
     def of_ranks(self) -> list[Least]:
         first_s, last_s = (
-            self._by_set(part.backward_s + self._per_parameter * parameters)
-            for part, parameters in ((self._first, self._state.first), (self._last, self._state.last))
+            self._by_set(part.backward_s + self._per_parameter * unit.parameters)
+            for part, unit in ((self._first, self._state.first), (self._last, self._state.last))
         )
         found = []
         for rank in range(self._pp):
@@ -139,13 +138,13 @@ class MixedLeast:
         depend."""
         whole, problem = self._whole, self._whole.problem
         much = self._limit_bytes + 2 * BUCKET_BYTES
-        columns = rank_columns(whole.family, whole.count[self._rows], np.full(len(self._rows), self._layers), rank)
-        block = self._block._replace(kept_bytes=much / (columns.in_flight * self._layers))
-        sets = len(whole.sets)
+        m, blocks, sets = whole.count[self._rows], np.full(len(self._rows), self._layers), len(whole.sets)
         first = PartColumns(*(np.repeat(self._by_set(column).min(1), sets) for column in self._first))
         last = PartColumns(*(np.repeat(self._by_set(column)[:, 0], sets) for column in self._last))
-        hidden_bytes = whole.hidden_bytes(self._rows)
-        needed = rank_bytes(columns, block, first, last, hidden_bytes, self._state, problem.training.precision)
+        ends, hidden_bytes = layouts_ends(whole.family, first, last, self._state), whole.hidden_bytes(self._rows)
+        of_rank = rank_rows(whole.family, m, blocks, rank, self._block, ends, hidden_bytes)
+        block = self._block._replace(kept_bytes=much / (of_rank.in_flight * self._layers))
+        needed = rank_memory(of_rank._replace(kinds=(block,)), self._state, problem.training.precision).total
         free: Array = self._limit_bytes + much - problem.cluster.device.reserved_memory_bytes
         return free - self._by_set(needed).min(1)
 

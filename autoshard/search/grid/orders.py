@@ -9,12 +9,12 @@ from functools import cache
 import numpy as np
 
 from autoshard.cost.collectives import CollectiveLaw
+from autoshard.cost.shards import State
 from autoshard.cost.stage import LocalShape, placement
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.graph.recompute import NO_RECOMPUTE
 from autoshard.schedules import SCHEDULES
 from autoshard.search.axis_orders import Order, other_orders
-from autoshard.search.grid.memory import StateColumns
 from autoshard.search.grid.parts import PartColumns, as_columns, part_numbers, stage_law
 from autoshard.search.grid.pipeline import Array
 from autoshard.search.grid.steps import Law
@@ -101,7 +101,7 @@ def _in_this_order_at_least_s(whole: Whole) -> Array:
     return _at_least_s(whole, parts, state, after_s)
 
 
-def _at_least_s(whole: Whole, parts: Sequence[PartColumns], state: StateColumns, after_s: Array) -> Array:
+def _at_least_s(whole: Whole, parts: Sequence[PartColumns], state: State, after_s: Array) -> Array:
     """What no cut and no recompute sets take less than. parts: of one microbatch, nothing recomputed: of a block and of
     the ends. after_s: once a step, behind the pipeline.
 
@@ -112,8 +112,8 @@ def _at_least_s(whole: Whole, parts: Sequence[PartColumns], state: StateColumns,
     problem, m, (schedule, pp, vpp, _) = whole.problem, whole.count, whole.family
     per_parameter = accumulation_s_per_parameter(problem.training.precision, problem.cluster.device)
     block_s, first_s, last_s = (
-        part.forward_s + part.backward_s + per_parameter * parameters
-        for part, parameters in zip(parts, (state.block, state.first, state.last), strict=True)
+        part.forward_s + part.backward_s + per_parameter * unit.parameters
+        for part, unit in zip(parts, state[:3], strict=True)
     )
     blocks_s = problem.model.num_hidden_layers * block_s + 2 * pp * problem.cluster.device.pass_launch_s
     work_s = blocks_s + first_s + last_s

@@ -6,10 +6,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from autoshard.cost.memory import rank_memory
+from autoshard.cost.rank import End, Rank, ends_of, model_ends
+from autoshard.cost.shards import State
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.schedules import SCHEDULES
 from autoshard.search.grid.cuts import Cuts
-from autoshard.search.grid.memory import RankColumns, StateColumns, rank_bytes
 from autoshard.search.grid.parts import PartColumns
 from autoshard.search.grid.pipeline import Array, interleaved_s, one_chunk_s, weights_apart_at_least_s
 from autoshard.search.rules import Problem
@@ -50,34 +52,33 @@ class Layouts(NamedTuple):
     first: PartColumns
     last: PartColumns
     hidden_bytes: Array
-    state: StateColumns
+    state: State
     hop_s: Array
     after_s: Array
     cuts: Cuts
 
 
-def passes_s(device: Device, state: StateColumns) -> tuple[Array | float, Array | float]:
+def passes_s(device: Device, state: State) -> tuple[Array | float, Array | float]:
     """(forward, backward) of a pass, whatever it does."""
-    if state.shards is None:
-        return device.pass_launch_s, device.pass_launch_s
-    ahead_s = device.pass_launch_s + state.shards.block.gather_s
-    return ahead_s, ahead_s + state.shards.block.scatter_s
+    block = state.block.travelling
+    ahead_s = device.pass_launch_s + block.gather_s
+    return ahead_s, ahead_s + block.scatter_s
 
 
 def waiting(
-    parts: tuple[PartColumns, PartColumns, PartColumns], state: StateColumns
+    parts: tuple[PartColumns, PartColumns, PartColumns], state: State
 ) -> tuple[PartColumns, PartColumns, PartColumns]:
     """Block and ends with passes that wait for what travels: cost.shards.slowed_down."""
-    if state.shards is None:
+    if state.travels is False:
         return parts
-    block, unit = parts[0], state.shards.block
+    block, unit = parts[0], state.block.travelling
     block = block._replace(
         forward_s=np.maximum(block.forward_s, unit.gather_s),
         backward_s=np.maximum(block.backward_s, unit.again_s + unit.scatter_s),
     )
     first, last = (
         end._replace(forward_s=end.forward_s + one.gather_s, backward_s=end.backward_s + one.again_s + one.scatter_s)
-        for end, one in zip(parts[1:], (state.shards.first, state.shards.last), strict=True)
+        for end, one in zip(parts[1:], (state.first.travelling, state.last.travelling), strict=True)
     )
     return block, first, last
 
@@ -89,12 +90,12 @@ def step_times_s(problem: Problem, family: Family, layouts: Layouts) -> Array:
     layers = layouts.cuts.layers(pp) if vpp == 1 else layouts.cuts.base
     pass_s, pass_back_s = passes_s(device, state)
     blocks_s = pass_s + layers * layouts.block.forward_s
-    blocks_back_s = pass_back_s + layers * (layouts.block.backward_s + accumulation_s * state.block)
+    blocks_back_s = pass_back_s + layers * (layouts.block.backward_s + accumulation_s * state.block.parameters)
     if vpp > 1:
         blocks_s, blocks_back_s = (np.repeat(one[None], pp * vpp, axis=0) for one in (blocks_s, blocks_back_s))
-    for stage, end, parameters in ((0, layouts.first, state.first), (-1, layouts.last, state.last)):
+    for stage, end, unit in ((0, layouts.first, state.first), (-1, layouts.last, state.last)):
         blocks_s[stage] += end.forward_s
-        blocks_back_s[stage] += end.backward_s + accumulation_s * parameters
+        blocks_back_s[stage] += end.backward_s + accumulation_s * unit.parameters
     m = layouts.num_microbatches
     if not family.has_closed_form:
         put_off_s = layers * layouts.block.weight_gradients_s
@@ -115,27 +116,34 @@ def step_times_s(problem: Problem, family: Family, layouts: Layouts) -> Array:
 
 def memory_bytes(problem: Problem, family: Family, layouts: Layouts) -> Array:
     """On the fullest rank. Of alike ranks the lowest counts, which has the most microbatches in flight."""
-    pp, vpp = family.pp, family.num_virtual_stages
+    pp, vpp, m = family.pp, family.num_virtual_stages, layouts.num_microbatches
     layers = layouts.cuts.layers(pp) if vpp == 1 else np.repeat(layouts.cuts.base[None], pp, axis=0)
+    ends = layouts_ends(family, layouts.first, layouts.last, layouts.state)
     fullest: Array = np.zeros_like(layouts.hidden_bytes)
     for rank in range(pp):
         if family.has_closed_form and 1 < rank < pp - 1 and (layers[rank] == layers[rank - 1]).all():
             continue
-        needed = rank_bytes(
-            rank_columns(family, layouts.num_microbatches, layers[rank], rank),
-            layouts.block,
-            layouts.first,
-            layouts.last,
-            layouts.hidden_bytes,
-            layouts.state,
-            problem.training.precision,
-        )
+        rows = rank_rows(family, m, layers[rank], rank, layouts.block, ends, layouts.hidden_bytes)
+        needed = rank_memory(rows, layouts.state, problem.training.precision).total
         np.maximum(fullest, needed, out=fullest)
     return fullest + problem.cluster.device.reserved_memory_bytes
 
 
-def rank_columns(family: Family, m: Array, layers: Array, rank: int) -> RankColumns:
-    """As cost.load.rank_load. layers: of each chunk of the rank."""
+def layouts_ends(family: Family, first: PartColumns, last: PartColumns, state: State) -> tuple[End, ...]:
+    """The ends of the models. first, last: as `Whole.parts_of` says them."""
+    return model_ends(first, last, state, family.pp == 1 and not state.last.parameters.any())
+
+
+def rank_rows(
+    family: Family,
+    m: Array,
+    layers: Array,
+    rank: int,
+    block: PartColumns,
+    ends: tuple[End, ...],
+    hidden_bytes: Array,
+) -> Rank:
+    """One pipeline rank of many layouts: as cost.load.rank_load. layers: of each chunk of the rank. ends: all."""
     pp, vpp = family.pp, family.num_virtual_stages
     first, last = rank == 0, rank == pp - 1
     in_flight: Array
@@ -145,18 +153,18 @@ def rank_columns(family: Family, m: Array, layers: Array, rank: int) -> RankColu
         warm_up = SCHEDULES[family.schedule].warm_up
         assert warm_up is not None
         in_flight = np.full_like(m, warm_up(rank, pp, int(m.min()), vpp))
-        embeddings = np.minimum(in_flight, np.where(m > pp, 2 * pp, pp))
-    nothing = np.zeros_like(m)
-    heads = np.maximum(1, in_flight - (vpp - 1) * pp)
-    return RankColumns(
-        vpp * layers,
+        embeddings = np.minimum(in_flight, np.where(m > pp, 2 * pp, pp)) if first else 0
+    weights_apart = SCHEDULES[family.schedule].weights_apart
+    return Rank(
+        vpp * layers if vpp > 1 else layers,
         layers,
         in_flight,
-        embeddings if first else nothing,
-        heads if last else nothing,
-        np.minimum(rank, m - 1) if SCHEDULES[family.schedule].weights_apart else 0,
-        first,
-        last,
+        embeddings if first else 0,
+        np.maximum(1, in_flight - (vpp - 1) * pp) if last else 0,
+        np.minimum(rank, m - 1) if weights_apart else 0,
+        weights_apart,
         pp == 1,
-        SCHEDULES[family.schedule].weights_apart,
+        (block,),
+        ends_of(ends, first, last),
+        hidden_bytes,
     )

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autoshard.cost.collectives import CollectiveLaw
+from autoshard.cost.compute import OperatorNeeds, seconds_of
 from autoshard.cost.software import COMPILED
 from autoshard.search.grid.microbatch import ATTENTION, COMPUTE, CONTEXT, OPERATORS, Sent, UnitColumns
 from autoshard.search.grid.pipeline import Array
@@ -93,33 +94,11 @@ def _add_collectives(seconds: Array, starts: Sequence[int], asked: Sequence[Aske
 
 
 def _operators(rows: Array, device: Device, peak: float) -> tuple[Array, Array]:
-    """(forward, backward) seconds of each operator: as cost.compute.seconds_of."""
-    kind, m, n, k, moving_bytes, scores_bytes, _, ratio = rows.T
-    launch, per_byte = device.operator_overhead_s, 1 / (device.memory_bandwidth_bytes_per_s * device.memory_efficiency)
-    moving = moving_bytes * per_byte
-    forward, backward = moving + launch, ratio * moving + launch
-
-    def product(m: Array, n: Array, k: Array) -> Array:
-        tile_rows = np.ceil(m / device.tile_rows) * device.tile_rows
-        tile_columns = np.ceil(n / device.tile_columns) * device.tile_columns
-        return 2.0 * tile_rows * tile_columns * (k + device.matmul_k0) / (peak * device.matmul_efficiency)
-
-    def of(name: str) -> tuple[Array, ...]:
-        rows = kind == OPERATORS.index(name)
-        return rows, m[rows], n[rows], k[rows], moving[rows]
-
-    rows, m_, n_, k_, moves = of("matmul")
-    forward[rows] = np.maximum(product(m_, n_, k_), moves) + launch
-    to_input, to_weight = product(m_, k_, n_), product(k_, n_, m_)
-    backward[rows] = np.maximum(to_input, moves) + np.maximum(to_weight, moves) + 2 * launch
-    rows, m_, n_, k_, moves = of("flash")
-    scores, values = product(m_, n_, k_), product(m_, k_, n_)
-    forward[rows] = np.maximum(scores + values, moves) + launch
-    backward[rows] = np.maximum(2 * scores + 3 * values, 2 * moves) + launch
-    rows, m_, n_, k_, moves = of("plain")
-    scores, values = product(m_, n_, k_), product(m_, k_, n_)
-    one_pass = scores_bytes[rows] * per_byte
-    ahead, back = COMPILED.plain_attention_passes
-    forward[rows] = scores + values + moves + ahead * one_pass + 3 * launch
-    backward[rows] = scores + 3 * values + 2 * moves + back * one_pass + 5 * launch
+    """(forward, backward) seconds of each operator. rows: (operator, field of OperatorNeeds), kinds as numbers."""
+    forward, backward = np.empty(len(rows)), np.empty(len(rows))
+    for number, kind in enumerate(OPERATORS):
+        alike = np.flatnonzero(rows[:, 0] == number)
+        if len(alike):
+            seconds = seconds_of(OperatorNeeds(kind, *rows[alike, 1:].T), device, peak, COMPILED)
+            forward[alike], backward[alike] = seconds.forward, seconds.backward
     return forward, backward

@@ -9,6 +9,7 @@ from operator import itemgetter
 
 import numpy as np
 
+from autoshard.cost.shards import State
 from autoshard.cost.stage import LocalShape, placement
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.graph.recompute import COMMON_SETS
@@ -16,11 +17,10 @@ from autoshard.layout.sharding import OperatorChoices
 from autoshard.layout.strategy import Strategy
 from autoshard.search.axis_orders import Laws, stage_laws
 from autoshard.search.grid.cuts import Cuts, balanced_cuts, even_cuts
-from autoshard.search.grid.memory import StateColumns
 from autoshard.search.grid.parts import PartColumns, StageColumns, stage_columns, unit_programs
 from autoshard.search.grid.pipeline import Array
 from autoshard.search.grid.price import Family, Layouts, memory_bytes, step_times_s, waiting
-from autoshard.search.grid.ranks import RankState, mesh_of, shard_columns
+from autoshard.search.grid.ranks import RankState, mesh_of, stacked
 from autoshard.search.rules import Draft, Problem
 from autoshard.spec.training import DTYPE_BYTES
 
@@ -141,9 +141,9 @@ class Table:
     def _staying_bytes(self, place: int) -> float:
         """Parameters and sums of gradients of one block and the head."""
         if place not in self._staying:
-            state, precision = self._held[place], self._problem.training.precision
-            held = state.least_elements(3) * DTYPE_BYTES[precision.parameter_dtype]
-            held += state.least_elements(2) * DTYPE_BYTES[precision.gradient_accumulation_dtype]
+            (block, _, head, *_), precision = self._held[place].state, self._problem.training.precision
+            held = (block.weights + head.weights) * DTYPE_BYTES[precision.parameter_dtype]
+            held += (block.sums + head.sums) * DTYPE_BYTES[precision.gradient_accumulation_dtype]
             self._staying[place] = held
         return self._staying[place]
 
@@ -207,7 +207,7 @@ class Table:
         """Everything that was added, a family at a time."""
         if not self._families:
             return
-        columns, held = self.parts, _state_columns(self._held)
+        columns, held = self.parts, stacked([one.state for one in self._held])
         for family, drafts in self._families.items():
             yield Whole(self._problem, self._sets, columns, self._held, held, family, drafts, self._places(family))
 
@@ -233,15 +233,6 @@ def local_shape(draft: Draft) -> LocalShape:
     )
 
 
-def _state_columns(held: list[RankState]) -> StateColumns:
-    parts = [(state.block, state.first, state.last) for state in held]
-    block, first, last = np.array([[one.parameters for one in three] for three in parts], dtype=float).T
-    block_owned, first_owned, last_owned = np.array([[one.owned for one in three] for three in parts], dtype=float).T
-    shares_state = np.array([state.shares_state for state in held])
-    shards = shard_columns(held)
-    return StateColumns(block, first, last, block_owned, first_owned, last_owned, shares_state, shards)
-
-
 class Whole:
     """Prices ranges of the drafts of one family."""
 
@@ -251,7 +242,7 @@ class Whole:
         sets: tuple[str, ...],
         columns: StageColumns,
         states: list[RankState],
-        held: StateColumns,
+        held: State,
         family: Family,
         drafts: Drafts,
         places: list[int],
@@ -296,10 +287,10 @@ class Whole:
         even = even_cuts(layers, pp, len(draft))
         block, first, last, state = self.parts_of(draft, recompute)
         s_per_parameter = accumulation_s_per_parameter(self.problem.training.precision, self.problem.cluster.device)
-        block_s = block.forward_s + block.backward_s + s_per_parameter * state.block
+        block_s = block.forward_s + block.backward_s + s_per_parameter * state.block.parameters
         embedding, head = (
-            (end.forward_s + end.backward_s + s_per_parameter * parameters) / block_s
-            for end, parameters in ((first, state.first), (last, state.last))
+            (end.forward_s + end.backward_s + s_per_parameter * unit.parameters) / block_s
+            for end, unit in ((first, state.first), (last, state.last))
         )
         found, which = [even], [everything]
         slowest = _slowest(even, pp, embedding, head)
@@ -314,14 +305,14 @@ class Whole:
         chosen = [cuts.take(rows) for cuts, rows in zip(found, which, strict=True)]
         return Cuts(*(np.concatenate(columns) for columns in zip(*chosen, strict=True))), np.concatenate(which)
 
-    def parts_of(self, draft: Array, recompute: Array) -> tuple[PartColumns, PartColumns, PartColumns, StateColumns]:
+    def parts_of(self, draft: Array, recompute: Array) -> tuple[PartColumns, PartColumns, PartColumns, State]:
         rows = self._shape[draft] * len(self.sets) + recompute
         first, last = self._columns.ends(rows, self.family.pp == 1)
         state = self._held.take(self.state[draft])
         return *waiting((self._columns.block.take(rows), first, last), state), state
 
     @property
-    def state_columns(self) -> StateColumns:
+    def state_columns(self) -> State:
         """Of each draft."""
         return self._held.take(self.state)
 

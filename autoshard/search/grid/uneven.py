@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from autoshard.cost.memory import rank_memory
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.layout.strategy import Strategy
-from autoshard.search.grid.memory import rank_bytes
 from autoshard.search.grid.pipeline import Array, one_chunk_s
-from autoshard.search.grid.price import passes_s, rank_columns
+from autoshard.search.grid.price import layouts_ends, passes_s, rank_rows
 from autoshard.search.grid.table import Whole
 
 MOST_CUTS = 3000
@@ -63,15 +63,15 @@ class Frame:
         accumulation_s = accumulation_s_per_parameter(problem.training.precision, device)
         pass_s, pass_back_s = passes_s(device, state)
         forward_s = pass_s + blocks * block.forward_s
-        backward_s = pass_back_s + blocks * (block.backward_s + accumulation_s * state.block)
-        options = []
+        backward_s = pass_back_s + blocks * (block.backward_s + accumulation_s * state.block.parameters)
+        options, ends = [], layouts_ends(family, first, last, state)
         for rank in range(pp):
-            columns = rank_columns(family, m, blocks, rank)
-            needed = rank_bytes(columns, block, first, last, hidden_bytes, state, problem.training.precision)
+            of_rank = rank_rows(family, m, blocks, rank, block, ends, hidden_bytes)
+            needed = rank_memory(of_rank, state, problem.training.precision).total
             ahead, back = forward_s, backward_s
-            for end, parameters, has in ((first, state.first, rank == 0), (last, state.last, rank == pp - 1)):
+            for end, unit, has in ((first, state.first, rank == 0), (last, state.last, rank == pp - 1)):
                 if has:
-                    ahead, back = ahead + end.forward_s, back + end.backward_s + accumulation_s * parameters
+                    ahead, back = ahead + end.forward_s, back + end.backward_s + accumulation_s * unit.parameters
             back = np.where(needed + device.reserved_memory_bytes <= limit_bytes, back, np.inf)
             chosen = back.argmin(1)
             options.append((ahead[:, 0], np.take_along_axis(back, chosen[:, None], 1)[:, 0], chosen))

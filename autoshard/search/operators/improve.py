@@ -14,7 +14,7 @@ from autoshard.cost.compute import memory_s, operator_seconds
 from autoshard.cost.estimate import estimate
 from autoshard.cost.load import RankLoad, rank_load, telling_ranks
 from autoshard.cost.memory import memory_values
-from autoshard.cost.shards import zero_axes
+from autoshard.cost.shards import State, mesh_state, parts_contents, zero_axes
 from autoshard.cost.stage import LocalShape, mesh_order, strategy_mesh, strategy_parts
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.graph.ir import Graph
@@ -229,9 +229,14 @@ def _state_bytes(precision: Precision) -> float:
 
 
 def _loads(problem: Problem, strategy: Strategy) -> tuple[RankLoad, ...]:
-    count = strategy.num_microbatches(problem.training.global_batch_size)
-    parts = strategy_parts(problem.model, problem.training, problem.cluster, strategy)
+    count, parts = strategy.num_microbatches(problem.training.global_batch_size), strategy_parts(*problem[:3], strategy)
     return tuple(rank_load(strategy, parts, count, rank) for rank in telling_ranks(strategy))
+
+
+def _state(problem: Problem, strategy: Strategy, mesh: Mesh) -> State:
+    parts, precision = strategy_parts(*problem[:3], strategy), problem.training.precision
+    contents = parts_contents(parts, mesh.pp)
+    return mesh_state(contents, parts[0].hidden_bytes, strategy.zero, precision, mesh, problem.cluster)
 
 
 def _rows(problem: Problem, strategy: Strategy, mesh: Mesh) -> tuple[MemoryRow, ...]:
@@ -261,9 +266,9 @@ def _with_room(
 ) -> tuple[MemoryRow, ...]:
     """The rows with what the rest of each rank leaves of its memory."""
     precision, device = problem.training.precision, problem.cluster.device
-    rows = []
+    rows, state = [], _state(problem, strategy, mesh)
     known = zip(_loads(problem, strategy), _rows(problem, strategy, mesh), before.price.memory_bytes, strict=True)
     for load, row, own in known:
-        total = sum(memory_values(load, precision, mesh, strategy.zero, device))
+        total = sum(memory_values(load, state, precision, device))
         rows.append(replace(row, capacity_bytes=max(1.0, device.memory_bytes - (total - own) - reserve_bytes)))
     return tuple(rows)
