@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from itertools import product
-from math import prod
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -167,7 +167,7 @@ def test_half_a_node_of_a_torus_folds_alone(instance: str, lnc: int, tp: int) ->
     assert not load_cluster("h100-80gb", 2).folds(4)
 
 
-def rows_apart(one: int, other: int, node: int) -> int:
+def rows_apart(node: int, one: int, other: int) -> int:
     """Hops between the rows of two ranks of a node, the shorter way around the torus."""
     rows = len(FOLDED_ROWS)
     distance = abs(one % node * rows // node - other % node * rows // node)
@@ -182,10 +182,10 @@ def test_neighbours_in_the_other_group_are_one_row_away(lnc: int, tp: int, inner
     stages = (80,) if inner != "pp" else (40, 40)
     plan = changed(plan_70b(), "trn2.48xlarge", 1, lnc, **degrees, stage_layers=stages)
     node = plan.cluster.devices_per_node
-    assert {rows_apart(*pair, node) for pair in plan.mesh.groups([inner])} == {1}
+    assert {rows_apart(node, *pair) for pair in plan.mesh.groups([inner])} == {1}
     for group in plan.mesh.groups(TENSOR_PARALLEL_AXES):
-        assert {rows_apart(group[0], rank, node) for rank in group} == {0, 1}
-    assert rows_apart(0, tp, node) == 2
+        assert {rows_apart(node, group[0], rank) for rank in group} == {0, 1}
+    assert rows_apart(node, 0, tp) == 2
 
 
 def around(devices: list[int], node: int) -> int:
@@ -197,9 +197,9 @@ def around(devices: list[int], node: int) -> int:
 @pytest.mark.parametrize(("pp", "dp", "cp"), [(4, 4, 1), (2, 2, 4), (1, 8, 2), (8, 2, 1), (2, 1, 8)])
 def test_shapes_of_folded_groups_are_what_their_ranks_show(lnc: int, tp: int, pp: int, dp: int, cp: int) -> None:
     cluster = load_cluster("trn2.48xlarge", 8, lnc)
-    layout = {"tp": tp, "pp": pp, "dp": dp, "cp": cp}
-    assert prod(layout.values()) == cluster.world_size
-    strategy = replace(plan_70b().strategy, **layout, stage_layers=(80 // pp,) * pp, context_parallel="ring")
+    stages = (80 // pp,) * pp
+    strategy = replace(plan_70b().strategy, tp=tp, pp=pp, dp=dp, cp=cp, stage_layers=stages, context_parallel="ring")
+    assert strategy.world_size == cluster.world_size
     mesh = strategy_mesh(plan_70b().model, cluster, strategy)
     names, node = [name for name, size in mesh_order(mesh) if size > 1], cluster.devices_per_node
     for chosen in product([False, True], repeat=len(names)):
@@ -257,7 +257,7 @@ def test_without_zero_1_nxd_is_given_the_plans_groups(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_nxd_gets_wrong_in_folded_groups_is_refused(fields: dict[str, object], text: str) -> None:
+def test_what_nxd_gets_wrong_in_folded_groups_is_refused(fields: dict[str, Any], text: str) -> None:
     plan = plan_70b()
     model = load_model("mixtral-8x7b") if "ep" in fields else plan.model
     layers = model.num_hidden_layers // 4

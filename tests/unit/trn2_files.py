@@ -12,7 +12,6 @@ from pathlib import Path
 from autoshard.commands.import_ import imported_plan
 from autoshard.interop.written_layout import read_written_layout
 from autoshard.layout.plan import Plan, make_plan
-from tests.unit.plan_examples import by_hand
 
 LLAMA3_70B = """\
 name: hf_llama
@@ -89,5 +88,4 @@ def shrunken(plan: Plan) -> Plan:
     """The layout with all its heads and blocks, of a model whose weights are some megabytes."""
     heads = plan.model.num_attention_heads
     model = replace(plan.model, hidden_size=2 * heads, head_dim=2, intermediate_size=2 * heads, vocab_size=8 * heads)
-    cost = by_hand(model, plan.training, plan.cluster, plan.strategy)
-    return make_plan(model, plan.training, plan.cluster, plan.backend, plan.strategy, cost)
+    return make_plan(model, plan.training, plan.cluster, plan.backend, plan.strategy, plan.estimate)
