@@ -17,8 +17,8 @@ class GroupShape:
 
     size: ranks of the group. ranks_per_node: the most that share a node. nodes: over how many they spread.
     stride: between neighbouring members; more than 1 means that other groups sit in between.
-    span: devices from the first to the last member within a node, both counted; in folded groups, of which a torus has
-        them as neighbours, the shortest way around.
+    span: devices from the first to the last member within a node, both counted; on a folded mesh the shortest way
+    around the torus.
     senders_per_node: ranks of a node, of all groups, that communicate at the same time: every stage runs in step.
     nodes_per_domain: nodes that share an UltraServer or another such domain, as many in every domain of every group; 1
     where domains cut groups unevenly: those talk over the network alone.
@@ -68,7 +68,7 @@ def _within(axes: list[tuple[int, int]], block: int) -> list[tuple[int, int]]:
 
 
 def _around_the_torus(axes: list[tuple[int, int]], node: int) -> tuple[int, int]:
-    """(stride, span) of a folded group within a node, whose last row is the first one's neighbour."""
+    """(stride, span) within a node of a group of a folded mesh: the node's last row is the first one's neighbour."""
     places = [0]
     for size, stride in axes:
         places = [place + index * stride for place in places for index in range(size)]

@@ -150,8 +150,8 @@ def _left_out(plan: Plan) -> tuple[str, ...]:
         )
     if plan.cluster.folds(strategy.tp) and strategy.dp > 1:
         found.append(
-            f"tp={strategy.tp}: the rank groups of lnc {plan.cluster.lnc} are folded, and NxD's save_checkpoint leaves out "
-            "model files of half of them; autoshard convert writes all, autoshard run saves its own"
+            f"tp={strategy.tp} at lnc {plan.cluster.lnc} has folded rank groups, and NxD's save_checkpoint leaves out "
+            "the model files of half their ranks; autoshard convert writes all, autoshard run saves its own"
         )
         if not strategy.zero:
             found.append(f"zero1=false with tp={strategy.tp}: NxD sums gradients of different shards; use zero1=true")

@@ -64,7 +64,8 @@ class Mesh:
 
     order: families of axes and 'pp', outermost first: rank = ((i0 * n1 + i1) * n2 + i2) ... along it. It decides which
     links an axis crosses and nothing else: ranks of the last one share a chip, of the first one are nodes apart.
-    folded_node: devices of a node where what that gives are places of the folded order (`folded`); 0: ranks as they are.
+    folded_node: devices of a node where what that gives is a place of the folded order (`folded`); 0: where it is the
+    rank.
     """
 
     pp: int

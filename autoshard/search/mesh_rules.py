@@ -16,8 +16,8 @@ TP_DEGREES: dict[tuple[str, int], tuple[int, ...]] = {
 """(layout rules, lnc) -> degrees whose groups are supported, and contiguous on trn2's torus or on trn1's node.
 
 [SDK archive/nxd-training/mlp.rst; NxD parallel_state.py get_logic_chosen] Half a trn2 node is folded (Cluster.folds).
-Left out: trn1 tp=4, whose ranks are strided; trn2 tp=16 at lnc 1 and tp=8 at lnc 2. An UltraServer adds none: every source ends at the cores of one instance [SDK mlp.rst; trn2-llama3.1-405b-
-tutorial.rst, "up to 64"].
+Left out: trn1 tp=4, whose ranks are strided; trn2 tp=16 at lnc 1 and tp=8 at lnc 2. An UltraServer adds none: every
+source ends at the cores of one instance [SDK mlp.rst; trn2-llama3.1-405b-tutorial.rst, "up to 64"].
 """
 
 MEGATRON_MIN_RANKS = 32

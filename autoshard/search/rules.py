@@ -259,9 +259,9 @@ def warnings(problem: Problem, strategy: Strategy) -> tuple[str, ...]:
     if problem.backend == "nxd" and problem.cluster.folds(strategy.tp) and strategy.dp > 1:
         wrong = "" if strategy.zero else " sums gradients of different shards and"
         found.append(
-            f"tp={strategy.tp} at lnc {problem.cluster.lnc} has folded rank groups: NxD 0.18.0{wrong} saves the model "
-            "files of half its tensor-parallel ranks alone: autoshard run gives it the plan's groups and writes its own "
-            "files, NxD Training does neither"
+            f"tp={strategy.tp} at lnc {problem.cluster.lnc} has folded rank groups: NxD 0.18.0{wrong} leaves out the "
+            "model files of half its tensor-parallel ranks: autoshard run gives it the plan's groups and writes its "
+            "own files, NxD Training does neither"
         )
     kv_heads = problem.model.num_key_value_heads
     if problem.backend == "nxd" and strategy.tp > kv_heads:

@@ -20,6 +20,7 @@ from autoshard.models.weights import parameter_dims
 from autoshard.spec.model import ModelSpec
 from tests.multiprocess.plans import MODELS
 from tests.unit.plan_examples import plan_70b
+from tests.unit.trn2_files import FILES, shrunken, trn2_plan
 from tests.unit.weight_folders import bytes_of, huggingface_folder, plan, weights
 
 LLAMA = MODELS["llama"]
@@ -118,6 +119,28 @@ def test_trn2_repeats_heads_side_by_side_and_reading_finds_out(tmp_path: Path) -
         state = torch.load(tmp_path / "tags" / "step_7" / "model" / file_name(rank, 0), weights_only=True)
         assert torch.equal(state["model.layers.0.self_attn.qkv_proj.weight_k"], key[rank // 2])
     run(tmp_path / "tags", tmp_path / "back", "hf")  # the newest checkpoint in there
+    assert bytes_of(tmp_path / "back") == bytes_of(hf)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_each_rank_of_the_trn2_files_has_its_file(name: str, tmp_path: Path) -> None:
+    """With all ranks, cuts and heads of the plan, of a shrunken model: 32 x 4 files of the 70B, 16 of the 8B."""
+    to = shrunken(trn2_plan(name, tmp_path))
+    tp, pp = to.strategy.tp, to.strategy.pp
+    hf = huggingface_folder(tmp_path / "hf", to.model)
+    run(hf, tmp_path / "nxd", "nxd", to)
+    files = sorted(path.name for path in (tmp_path / "nxd" / "model").iterdir())
+    assert files == sorted(file_name(tp_rank, pp_rank) for tp_rank in range(tp) for pp_rank in range(pp))
+    published = weights(to.model, "F32")
+    for pp_rank, stage in enumerate(to.stages):
+        state = torch.load(tmp_path / "nxd" / "model" / file_name(tp - 1, pp_rank), weights_only=True)
+        blocks = {int(tensor.split(".")[2]) for tensor in state if ".layers." in tensor}
+        assert blocks == set(stage.layers)
+        for block in (stage.first_layer, stage.stop_layer - 1):
+            key = f"model.layers.{block}.self_attn"
+            heads = torch.from_numpy(published[f"{key}.k_proj.weight"]).chunk(8)
+            assert torch.equal(state[f"{key}.qkv_proj.weight_k"], heads[-1]), "the last head is the last rank's"
+    run(tmp_path / "nxd", tmp_path / "back", "hf")
     assert bytes_of(tmp_path / "back") == bytes_of(hf)
 
 

@@ -13,6 +13,7 @@ import pytest
 from autoshard.layout.plan_json import write_plan
 from tests.multiprocess.plans import MODELS, strategy
 from tests.nxd.cases import FP32, on_this_machine
+from tests.unit.trn2_files import FILES
 
 
 def autoshard(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -97,6 +98,15 @@ def test_a_machine_without_a_chip_says_so(tmp_path: Path, monkeypatch: pytest.Mo
     ran = autoshard(tmp_path, "run", str(plan_file(tmp_path, "one")), "--backend", "nxd")
     assert ran.returncode == 2
     assert "backend=nxd: torch_xla finds no Neuron device on this machine, but cpu; NXD_CPU_MODE=1 runs " in ran.stderr
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_trn2_files_are_rehearsed_on_the_real_library(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(FILES[name])
+    assert autoshard(tmp_path, "import", name).returncode == 0
+    ran = autoshard(tmp_path, "run", "plan.json", "--backend", "nxd", "--processes", "4", "--steps", "2")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stdout.rstrip().endswith("OK: the sharded run equals one process")
 
 
 def test_a_plan_for_trainium_is_rehearsed_on_the_real_library(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from autoshard.convert.convert import Conversion, convert, open_source
 from autoshard.convert.nxd import NxdOptions, file_name
 from tests.multiprocess.plans import MODELS
+from tests.unit.trn2_files import FILES, shrunken, trn2_plan
 from tests.unit.weight_folders import bytes_of, huggingface_folder, plan
 
 CASES: dict[str, tuple[str, dict[str, int], NxdOptions]] = {
@@ -40,17 +41,56 @@ def test_files_equal_those_of_its_converter(name: str, tmp_path: Path) -> None:
     tp, pp = degrees["tp"], degrees.get("pp", 1)
     for tp_rank in range(tp):
         for pp_rank in range(pp):
-            expected = theirs(hf, tp, pp, degrees.get("vpp", 1), options.qkv, tp_rank, pp_rank)
+            expected = theirs(hf, tp, pp, even_cuts(hf, pp * degrees.get("vpp", 1)), options.qkv, tp_rank, pp_rank)
             ours = torch.load(tmp_path / "nxd" / "model" / file_name(tp_rank, pp_rank), weights_only=True)
             assert ours.keys() == expected.keys()
             for tensor, value in expected.items():
                 assert torch.equal(ours[tensor], value), tensor
 
 
-def theirs(hf: Path, tp: int, pp: int, vpp: int, qkv: str, tp_rank: int, pp_rank: int) -> dict[str, torch.Tensor]:
+@pytest.mark.parametrize("name", FILES)
+def test_files_of_the_trn2_layouts_equal_those_of_its_converter(name: str, tmp_path: Path) -> None:
+    """All 32 x 4 of the 70B, and the 16 of the 8B, of shrunken models; with the file's own pipeline cuts.
+
+    But for keys and values: of trn2 the converter puts query heads side by side that share a key-value head, as NxD's
+    layers do, and repeats key-value heads as on trn1, K0 K1 ... K7 K0, which gives ranks heads of other queries.
+    """
+    to = shrunken(trn2_plan(name, tmp_path))
+    hf = huggingface_folder(tmp_path / "hf", to.model)
+    convert(open_source(hf), tmp_path / "nxd", Conversion("nxd", to), lambda count: None, lambda count: None)
+    cuts = [f"model.layers.{stage.stop_layer - 1}" for stage in to.stages[:-1]]
+    tp, pp, mixed = to.strategy.tp, to.strategy.pp, 0
+    weights = load_file(hf / "model.safetensors")
+    assert len(list((tmp_path / "nxd" / "model").iterdir())) == tp * pp
+    for tp_rank in range(tp):
+        for pp_rank in range(pp):
+            expected = theirs(hf, tp, pp, cuts, "gqa", tp_rank, pp_rank, "trn2")
+            ours = torch.load(tmp_path / "nxd" / "model" / file_name(tp_rank, pp_rank), weights_only=True)
+            assert ours.keys() == expected.keys()
+            for tensor, value in expected.items():
+                letter = tensor[-1] if tensor.endswith(("weight_k", "weight_v")) else ""
+                if letter:
+                    mixed += not torch.equal(ours[tensor], value)
+                    published = weights[tensor.replace(f"qkv_proj.weight_{letter}", f"{letter}_proj.weight")]
+                    heads = published.view(8, -1, to.model.hidden_size)
+                    value = heads[tp_rank // (tp // 8)]  # as NxD's layers have them on trn2
+                assert torch.equal(ours[tensor], value), (tp_rank, pp_rank, tensor)
+    assert mixed, "the converter still repeats heads as on trn1"
+
+
+def even_cuts(hf: Path, stages: int) -> list[str]:
+    """Where NxD cuts by itself."""
+    partition = importlib.import_module("neuronx_distributed.pipeline.partition")
+    layers = json.loads((hf / "config.json").read_text())["num_hidden_layers"]
+    cuts: list[str] = partition.create_partitions(stages, [f"model.layers.{block}" for block in range(layers)])
+    return cuts
+
+
+def theirs(
+    hf: Path, tp: int, pp: int, cuts: list[str], qkv: str, tp_rank: int, pp_rank: int, backend: str = "trn1"
+) -> dict[str, torch.Tensor]:
     """A rank's state, by NxD's converter."""
     converter = importlib.import_module("neuronx_distributed.scripts.checkpoint_converter").CheckpointConverterBase()
-    partition = importlib.import_module("neuronx_distributed.pipeline.partition")
     config = json.loads((hf / "config.json").read_text())
     multiplier = max(1, tp // config["num_key_value_heads"])
     arguments = SimpleNamespace(
@@ -63,13 +103,11 @@ def theirs(hf: Path, tp: int, pp: int, vpp: int, qkv: str, tp_rank: int, pp_rank
         coalesce_qkv=False,
         pad_attn_heads=False,
         i_tp_round_factor=0,
-        hw_backend="trn1",
+        hw_backend=backend,
         model_style="hf",
         convert_from_full_state=True,
         n_layers=config["num_hidden_layers"],
     )
-    blocks = [f"model.layers.{block}" for block in range(config["num_hidden_layers"])]
-    cuts = partition.create_partitions(pp * vpp, blocks)
     state = load_file(hf / "model.safetensors")
     found: dict[str, torch.Tensor] = converter.convert_full_state_to_tp(
         state, arguments, tp_rank, pp_rank, 0, cuts, config

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from itertools import product
+from pathlib import Path
 from typing import Any
 
+import pytest
+
 from autoshard.errors import AutoshardError
-from autoshard.runtime.nxd_backend.rank_groups import GroupCase, rank_groups
+from autoshard.runtime.nxd_backend.rank_groups import GroupCase, mesh_groups, plan_case, rank_groups
 from autoshard.schedules import actions
 from tests.nxd.test_conformance import run
+from tests.unit.trn2_files import FILES, trn2_plan
 
 
 def group_cases() -> list[dict[str, Any]]:
@@ -41,6 +45,21 @@ def test_groups_are_the_librarys() -> None:
         assert mine == {kind: sorted(found) for kind, found in groups.items()}, case
         folded += GroupCase(**case).is_folded
     assert folded
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_groups_of_the_trn2_files_are_the_librarys(name: str, tmp_path: Path) -> None:
+    """On the plan's 512 and 64 ranks: its mesh has every group that the library makes, but for those that it mixes."""
+    plan = trn2_plan(name, tmp_path)
+    asked, strategy = plan_case(plan), plan.strategy
+    case = {field: getattr(asked, field) for field in ("platform", "lnc", "local_world_size", "world_size")}
+    case |= {"tp": strategy.tp, "pp": strategy.pp, "cp": 1, "ep": 1}
+    theirs = run("groups_of_the_library", {"cases": [case]}, 1)[0]["groups"][0]
+    assert len(theirs["tp_groups"]) == plan.cluster.world_size // strategy.tp
+    same = {
+        kind for kind, ours in mesh_groups(plan).by_name().items() if sorted(map(list, ours)) == sorted(theirs[kind])
+    }
+    assert theirs.keys() - same == ({"ep_data_groups"} if asked.is_folded else set())
 
 
 def test_orders_are_the_librarys() -> None:

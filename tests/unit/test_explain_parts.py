@@ -350,7 +350,7 @@ def test_next_to_nothing_has_no_minus() -> None:
 
 def test_another_tp_is_refused_by_its_own_rule() -> None:
     """tp=64 of 32 heads is a group of the device, which the refusal of tp=2 and tp=8 says."""
-    groups = "tp={} is not a group of trn2.48xlarge at lnc 2; degrees that are: 1, 4, 16, 64"
+    groups = "tp={} is not a group of trn2.48xlarge at lnc 2; degrees that are: 1, 4, 16, 32, 64"
     heads = "tp=64 would pad num_attention_heads=32 of mixtral-8x7b to 64"
     said = ((2, groups.format(2)), (8, groups.format(8)), (64, heads))
     rows = tuple(DegreeRow(tp, "", 0.0, 0.0, 0.0, 0.0, False, "", refusal, legal=False) for tp, refusal in said)

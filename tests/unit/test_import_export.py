@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -335,19 +334,6 @@ def test_mixtures_in_megatrons_words() -> None:
     assert "--num-experts 8 --moe-router-topk 2" in mixtral
     assert "shared" not in mixtral
     assert "pre-softmax" not in mixtral
-
-
-def test_folded_groups_are_priced_but_no_plan() -> None:
-    """The public 70B on trn2 at lnc 2 with tp=32: NxD's groups there are rows 0 and 3, and rows 1 and 2, of a node."""
-    data = json.loads(json.dumps(PUBLIC["hf_llama3.1_70B"]))
-    data["trainer"].update(devices=64, lnc=2, num_nodes=8)
-    with pytest.raises(AutoshardError) as error:
-        imported(data)
-    assert str(error.value) == (
-        "tp=32 is not a group of trn2.48xlarge at lnc 2; degrees that are: 1, 4, 16, 64 (NxD folds these groups over "
-        "the rows of a node; with dp > 1 it then sums gradients of different shards, or with zero1 leaves model files "
-        "out of its checkpoints); autoshard score conf.yaml prices it"
-    )
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -76,9 +76,10 @@ def test_master_weights_and_accumulation_follow_the_precision() -> None:
 
 
 def test_key_value_heads_are_where_the_mesh_has_them() -> None:
-    for instance, lnc, tp in (("trn1.32xlarge", 1, 32), ("trn2.48xlarge", 2, 16)):
-        plan = changed(plan_70b(), instance, 8, lnc, tp=tp, pp=8, dp=1 if tp == 32 else 4)
-        axes = [plan.mesh.coordinates(rank)[1] for rank in range(tp)]
+    trn2 = "trn2.48xlarge"
+    for instance, lnc, tp, dp in (("trn1.32xlarge", 1, 32, 1), (trn2, 2, 16, 4), (trn2, 2, 32, 2), (trn2, 1, 64, 2)):
+        plan = changed(plan_70b(), instance, 8, lnc, tp=tp, pp=8, dp=dp)
+        axes = [plan.mesh.coordinates(rank)[1] for rank in plan.mesh.groups(("tp0", "tp1"))[0]]
         assert key_value_block_of_rank(plan) == tuple(index["tp0"] for index in axes)
         assert kv_size_multiplier(plan) == tp // 8
     narrow = changed(plan_70b(), tp=8, dp=8)
@@ -160,10 +161,10 @@ def test_key_value_weights_on_trn2_are_loaded_by_head() -> None:
             "cp=2 without zero=1: NxD applies gradients that are 2 times too large; use zero=1",
         ),
         (
-            lambda: changed(plan_70b(), "trn2.48xlarge", 8, 2, tp=32, dp=2),
+            lambda: changed(plan_70b(), "trn2.48xlarge", 8, 2, tp=32, dp=1, cp=2, context_parallel="ring"),
             (
-                "tp=32 at lnc 2 on trn2.48xlarge has folded rank groups: with dp > 1 NxD sums gradients of different "
-                "shards and leaves model files out; use another tp"
+                "cp=2 with tp=32 at lnc 2: NxD numbers the ranks that share a sequence in two orders in these folded "
+                "groups; use cp=1, another tp or backend torch"
             ),
         ),
         (

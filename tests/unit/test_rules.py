@@ -48,20 +48,28 @@ BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"tp": 64, "dp": 1}, "tp=64 is not a group of trn1.32xlarge at lnc 1; degrees that are: 1, 2, 8, 32"),
     (
         on("trn2.48xlarge", 8),
-        {"tp": 32, "dp": 2},
-        "tp=32 is not a group of trn2.48xlarge at lnc 2; degrees that are: 1, 4, 16, 64",
+        {"tp": 8, "dp": 8},
+        "tp=8 is not a group of trn2.48xlarge at lnc 2; degrees that are: 1, 4, 16, 32, 64",
+    ),
+    (
+        on("trn2.48xlarge", 8),
+        {"tp": 32, "dp": 1, "cp": 2, "context_parallel": "ring"},
+        (
+            "cp=2 with tp=32 at lnc 2: NxD numbers the ranks that share a sequence in two orders in these folded "
+            "groups; use cp=1, another tp or backend torch"
+        ),
     ),
     (
         on("trn2.48xlarge", 4, 1),
         {"tp": 16, "dp": 4},
-        "tp=16 is not a group of trn2.48xlarge at lnc 1; degrees that are: 1, 4, 8, 32",
+        "tp=16 is not a group of trn2.48xlarge at lnc 1; degrees that are: 1, 4, 8, 32, 64",
     ),
     (
         {"model": replace(LLAMA_70B, num_attention_heads=256), **on("trn2u.48xlarge", 4)},
         {"tp": 256, "pp": 1, "dp": 1},
         (
             "tp=256 is not a group of trn2u.48xlarge at lnc 2, over the Z ring of the UltraServer neither; "
-            "degrees that are: 1, 4, 16, 64"
+            "degrees that are: 1, 4, 16, 32, 64"
         ),
     ),
     (
