@@ -33,13 +33,13 @@ def other_prices(plan: Plan) -> str | None:
     now = priced(plan)
     if not _same(plan.estimate, now.estimate):
         return (
-            f"its estimates are not this version's: {_words(plan.estimate)} there, {_words(now.estimate)} by "
-            "today's cost model"
+            f"its prices are another cost model's: {_words(plan.estimate)}, where this version expects "
+            f"{_words(now.estimate)}"
         )
     pairs = zip(plan.runners_up, now.runners_up, strict=True)
     if all(_same(one.estimate, other.estimate) for one, other in pairs):
         return None
-    return "estimates of its runners-up are not this version's"
+    return "the prices of its runners-up are another cost model's"
 
 
 def _words(one: Estimate) -> str:

@@ -23,6 +23,7 @@ from autoshard.layout.validate import (
     SOURCES,
     chosen_from_dict,
     estimate_from_dict,
+    in_file,
     pinned_value,
     plan_from_dict,
     read_plan_object,
@@ -106,13 +107,7 @@ def made_anew(file: str | Path) -> Edited:
                     f"{file} is as it was made; --nodes N or --edit FIELD=VALUE makes another plan of it"
                 )
             return Edited(replace(plan, made_by=made_by()), (), plan.estimate)
-    try:
-        for name in GIVEN:
-            if name not in data:
-                raise AutoshardError(f"this is not a plan: it lacks {name}")
-        problem, pins, strategy = chosen_from_dict(data)
-    except AutoshardError as error:
-        raise AutoshardError(f"{file}: {error}") from None
+    problem, pins, strategy = in_file(file, lambda: chosen_from_dict(data))
     note = f"made anew from the inputs and the strategy in a file: {by_hand or 'its prices were of another version'}"
     made = _made(problem, pins, strategy, note)
     new = json.loads(plan_to_json(made))

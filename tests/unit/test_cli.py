@@ -18,6 +18,7 @@ from autoshard.commands.plan_options import OPTIONS, request_from
 from autoshard.commands.planning import plan_for
 from autoshard.errors import NoLayoutFits
 from autoshard.layout.plan_json import write_plan
+from autoshard.layout.prices import priced
 from autoshard.layout.validate import read_plan
 from autoshard.runtime.options import RunOptions
 from tests.unit.plan_examples import plan_70b
@@ -303,21 +304,21 @@ def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_closed_pipe_is_quiet() -> None:
-    write_plan(plan_70b(), "plan.json")
+    write_plan(priced(plan_70b()), "plan.json")
     done = shell("autoshard explain plan.json --quick | true; autoshard explain plan.json --quick | head -1")
     assert done.stdout == "llama3-70b on 16 x trn1.32xlarge\n"
     assert done.stderr == ""
 
 
 def test_a_full_disk_is_one_line() -> None:
-    write_plan(plan_70b(), "plan.json")
+    write_plan(priced(plan_70b()), "plan.json")
     done = shell("autoshard explain plan.json --quick > /dev/full")
     assert done.returncode == 2
     assert done.stderr == "autoshard: error: the output cannot be written: the disk is full\n"
 
 
 def test_closed_streams() -> None:
-    write_plan(plan_70b(), "plan.json")
+    write_plan(priced(plan_70b()), "plan.json")
     done = shell("autoshard explain plan.json --quick >&-; echo $?; autoshard explain no.json 2>&-; echo $?")
     assert (done.stdout, done.stderr) == ("0\n2\n", "")
 

@@ -20,6 +20,7 @@ from autoshard.interop.nxdt import auto_partition
 from autoshard.interop.written_layout import read_written_layout
 from autoshard.layout.plan import Plan, make_plan
 from autoshard.layout.plan_json import write_plan
+from autoshard.layout.prices import priced
 from autoshard.layout.validate import read_plan
 from autoshard.models.registry import load_model
 from tests.unit.plan_examples import by_hand, plan_70b, plan_interleaved, plan_mixtral
@@ -362,7 +363,7 @@ def test_models_that_nxdt_has_not() -> None:
 
 
 def test_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    write_plan(published_plans()["hf_llama3_8B"], "plan.json")
+    write_plan(priced(published_plans()["hf_llama3_8B"]), "plan.json")
     assert main(["export", "plan.json", "--to", "nxdt", "--out", "conf.yaml"]) == 0
     shown = capsys.readouterr()
     assert shown.out == "wrote conf.yaml\n"
