@@ -152,7 +152,7 @@ def small() -> Plan:
 
 def test_an_edit_keeps_the_rest_and_is_priced(small: Plan) -> None:
     found = edited(small, ["strategy.microbatch_size=2", "inputs.model.norm_eps=1e-6", "strategy.recompute=mlp"])
-    assert found.plan.strategy == replace(small.strategy, microbatch_size=2, recompute="mlp")
+    assert found.plan.strategy == replace(small.strategy, microbatch_size=2, recompute=("mlp",))
     assert found.plan.model == replace(small.model, norm_eps=1e-6)
     assert found.plan.pins == replace(small.pins, microbatch_size=2, recompute="mlp")  # an edit is the user's wish too
     assert (found.plan.training, found.plan.cluster) == (small.training, small.cluster)

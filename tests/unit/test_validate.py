@@ -21,7 +21,7 @@ from autoshard.layout.plan import Plan, made_by
 from autoshard.layout.plan_json import SECTIONS, digest, plan_to_dict, plan_to_json, write_plan
 from autoshard.layout.prices import other_prices, priced
 from autoshard.layout.validate import MAX_PLAN_BYTES, plan_from_dict, read_plan, read_plan_and_notes
-from tests.multiprocess.plans import plan_of
+from tests.multiprocess.plans import LLAMA, plan_of
 from tests.multiprocess.plans import strategy as small_strategy
 from tests.traced_models import ODD
 from tests.unit.plan_examples import plan_70b, plan_interleaved, plan_mixtral, plan_one_device, strategy
@@ -242,12 +242,11 @@ CHANGED = f"the file was changed after {made_by()} made it; `autoshard replan` m
 def real_plans() -> dict[str, Plan]:
     """With the cost model's own estimates: NxD with recompute by stage, experts, ZeRO-3 with cp, a traced module."""
     by_stage = strategy(recompute=("core_attention",) * 3 + ("none",) * 5)
-    seventy = replace(plan_70b(), strategy=by_stage, estimate=plan_70b().estimate)
     sharded = small_strategy(dp=2, cp=2, zero=3, attention="ring", layers=(4,))
     return {
-        "dense": priced(seventy),
+        "dense": priced(replace(plan_70b(), strategy=by_stage)),
         "experts": priced(plan_mixtral()),
-        "zero-3 and cp": plan_of(replace(ODD, model_type="llama", hidden_act="silu", graph=None), sharded, 2),
+        "zero-3 and cp": plan_of(LLAMA, sharded, 2),
         "traced": plan_of(ODD, small_strategy(tp=2, pp=2, dp=2), 4),
     }
 
@@ -313,6 +312,7 @@ def test_what_means_the_same_is_read() -> None:
     plan["inputs"]["model"]["rope_theta"] = float(plan["inputs"]["model"]["rope_theta"])
     again = json.loads(json.dumps(plan, sort_keys=True, indent=4))
     assert plan_to_dict(plan_from_dict(again)) == plan_to_dict(real_plans()["dense"])
+    assert other_prices(plan_from_dict(again)) is None
 
 
 def test_the_digest_by_hand() -> None:
@@ -417,3 +417,18 @@ def test_estimates_that_differ_in_their_last_digit_are_the_same() -> None:
     low = plan.estimate.step_time_low_s
     assert other_prices(replace(plan, estimate=replace(plan.estimate, step_time_low_s=low * (1 + 5e-6)))) is None
     assert other_prices(replace(plan, estimate=replace(plan.estimate, step_time_low_s=low * (1 + 5e-5)))) is not None
+
+
+def test_what_is_not_cheap_to_price_is_not_priced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file could have a reader count a thousand million passes; the digest tells of changes all the same."""
+    made = plan_of(replace(LLAMA, vocab_size=256), small_strategy(pp=2, schedule="zero_bubble"), 4)
+    training = replace(made.training, global_batch_size=10**9)
+    tokens = training.tokens_per_step / made.estimate.step_time_s
+    large = replace(made, training=training, estimate=replace(made.estimate, tokens_per_s=tokens))
+    monkeypatch.setattr("autoshard.layout.prices.estimate", None)
+    assert other_prices(large) is None
+    values = json.loads(plan_to_json(large))
+    assert plan_from_dict(values).training == training
+    values["inputs"]["model"]["norm_eps"] = 1e-3
+    with pytest.raises(AutoshardError, match=r"^sha256 is not that of the other fields: "):
+        plan_from_dict(values)
