@@ -189,7 +189,8 @@ def _differences(before: object, after: object, field: str) -> Iterator[Change]:
     """Fields that differ; a list of plain values, or of another length, is one."""
     if isinstance(before, dict) and isinstance(after, dict):
         for name in dict.fromkeys((*before, *after)):
-            yield from _differences(before.get(name), after.get(name), f"{field}.{name}")
+            place = name if name.isprintable() else ascii(name)
+            yield from _differences(before.get(name), after.get(name), f"{field}.{place}")
     elif _are_lists_of_objects(before, after):
         assert isinstance(before, list) and isinstance(after, list)
         for index, (one, other) in enumerate(zip(before, after, strict=True)):
