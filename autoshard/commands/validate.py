@@ -16,7 +16,8 @@ USAGE = "autoshard validate PLAN"
 DESCRIPTION = """\
 Check a plan: format, rules of the backend, that everything in it follows from its inputs and its strategy, that nobody
 changed it, and, of a plan for nxd, that NxD has a layer for each operator as it is sharded. What the backend does about
-what NxD gets wrong is said, and whether the plan has the prices of another version. Exit code 0 when the plan is right, 2 and one error when it is not.
+what NxD gets wrong is said, and whether the plan has the prices of another version. Exit code 0 when the plan is right,
+2 and one error when it is not.
 
   autoshard validate plan.json"""
 
