@@ -66,7 +66,7 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ("validate", "PLAN is missing; see --help"),
         ("convert", "SOURCE and TARGET are missing; see --help"),
         ("compare plan.json", "PLAN is missing; see --help"),
-        ("replan plan.json", "--nodes is missing; see --help"),
+        ("replan plan.json", "plan plan.json does not exist"),
         ("sweep /dev/zero", "sweep /dev/zero is not a regular file"),
         ("validate missing.json", "plan missing.json does not exist"),
         ("explain missing.json", "plan missing.json does not exist"),
