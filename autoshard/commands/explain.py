@@ -54,7 +54,6 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(values: Mapping[str, Any]) -> int:
-
     plan, form = load_plan(values["plan"]), values["format"]
     if values["why"]:
         _show_why(plan, values["why"], form)

@@ -72,30 +72,19 @@ def _best(problem: Problem) -> tuple[Candidate | None, str]:
 
 
 def _plan(file: str, given: dict[str, Any]) -> Written:
-    """Of a plan only inputs and strategy are read, so that a hand-edited one has a price."""
-    from autoshard.interop.json_file import read_json
+    """Of a plan only inputs and strategy are read: a hand-edited one has a price, and a note says what is wrong."""
     from autoshard.layout.strategy import Strategy
-    from autoshard.layout.validate import MAX_PLAN_BYTES
-    from autoshard.search.rules import Problem
-    from autoshard.spec.cluster import Cluster
-    from autoshard.spec.model import ModelSpec
-    from autoshard.spec.training import TrainingSpec
+    from autoshard.layout.validate import in_file, plan_from_dict, problem_from_dict, read_plan_object
 
     if given:
         raise AutoshardError(f"{file} is a plan, which says all that --{next(iter(given)).replace('_', '-')} could")
-    data = read_json(file, "plan", int(MAX_PLAN_BYTES))
-    inputs, strategy, backend = (
-        (data.get(name) if isinstance(data, dict) else None) for name in ("inputs", "strategy", "backend")
-    )
-    if not isinstance(inputs, dict) or not isinstance(strategy, dict) or backend not in ("nxd", "torch"):
-        raise AutoshardError(f"{file} is no plan: it must have inputs, strategy and a backend, nxd or torch")
+    data = read_plan_object(file)
+    if not isinstance(data.get("strategy"), dict):
+        raise AutoshardError(f"{file}: this is not a plan: it lacks strategy")
+    problem, _ = in_file(file, lambda: problem_from_dict(data))
+    strategy = in_file(file, lambda: Strategy.from_dict(data["strategy"]))
     try:
-        problem = Problem(
-            ModelSpec.from_dict(inputs.get("model"), "inputs.model"),
-            TrainingSpec.from_dict(inputs.get("training"), "inputs.training"),
-            Cluster.from_dict(inputs.get("cluster"), "inputs.cluster"),
-            backend,
-        )
-        return Written(problem, Strategy.from_dict(strategy), "plan")
+        plan_from_dict(data)
     except AutoshardError as error:
-        raise AutoshardError(f"{file}: {error}") from None
+        return Written(problem, strategy, "plan", notes=(f"other readers refuse the file: {error}",))
+    return Written(problem, strategy, "plan")

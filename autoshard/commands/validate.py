@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 SUMMARY = "check that a plan is whole and agrees with itself"
 USAGE = "autoshard validate PLAN"
 DESCRIPTION = """\
-Check a plan: format, rules of the backend, that everything in it follows from its inputs and its strategy, and, of a
-plan for nxd, that NxD has a layer for each operator as it is sharded. What the backend does about what NxD gets wrong
-is said. Exit code 0 when the plan is right, 2 and one error when it is not.
+Check a plan: format, rules of the backend, that everything in it follows from its inputs and its strategy, that nobody
+changed it, and, of a plan for nxd, that NxD has a layer for each operator as it is sharded. What the backend does about
+what NxD gets wrong is said, and whether the plan has the prices of another version. Exit code 0 when the plan is right,
+2 and one error when it is not.
 
   autoshard validate plan.json"""
 

@@ -13,6 +13,10 @@ from autoshard.layout.sharding import differing
 from autoshard.search.result import Candidate
 from autoshard.units import format_bytes, format_seconds
 
+MOST_PASSES = 100_000
+"""Microbatches through virtual stages, of all layouts: some schedules are counted pass by pass, 6 us each."""
+MOST_OPERATORS = 20_000
+"""Of all layouts; a plan with five runners-up has some 200."""
 SAME = 1e-5
 """Relative: numbers have six digits, and machines may round the last one differently."""
 
@@ -28,18 +32,30 @@ def priced(plan: Plan) -> Plan:
     )
 
 
+def is_cheap(plan: Plan) -> bool:
+    """Whether `priced` takes milliseconds: a file may hold a plan of any size."""
+    strategies = (plan.strategy, *(one.strategy for one in plan.runners_up))
+    batch = plan.training.global_batch_size
+    passes = sum(one.num_microbatches(batch) * len(one.stage_layers) for one in strategies)
+    return passes <= MOST_PASSES and len(strategies) * len(plan.operators) <= MOST_OPERATORS
+
+
 def other_prices(plan: Plan) -> str | None:
-    """What of a plan's estimates is not as this version computes it, in words; None where all is."""
+    """What of a plan's estimates is not as this version computes it, in words.
+
+    None where all is, and where that is not cheap to say.
+    """
+    if not is_cheap(plan):
+        return None
     now = priced(plan)
     if not _same(plan.estimate, now.estimate):
-        return (
-            f"its estimates are not this version's: {_words(plan.estimate)} there, {_words(now.estimate)} by "
-            "today's cost model"
-        )
+        old, new = _words(plan.estimate), _words(now.estimate)
+        seen = f": {old}, where this version expects {new}" if old != new else " in details"
+        return f"its prices are another cost model's{seen}"
     pairs = zip(plan.runners_up, now.runners_up, strict=True)
     if all(_same(one.estimate, other.estimate) for one, other in pairs):
         return None
-    return "estimates of its runners-up are not this version's"
+    return "the prices of its runners-up are another cost model's"
 
 
 def _words(one: Estimate) -> str:
@@ -47,16 +63,15 @@ def _words(one: Estimate) -> str:
 
 
 def _same(one: Estimate, other: Estimate) -> bool:
-    return _names(one) == _names(other) and all(
-        math.isclose(a, b, rel_tol=SAME) for a, b in zip(_numbers(one), _numbers(other), strict=True)
+    ours, theirs = _numbers(one), _numbers(other)
+    return ours.keys() == theirs.keys() and all(
+        math.isclose(value, theirs[name], rel_tol=SAME) for name, value in ours.items()
     )
 
 
-def _names(one: Estimate) -> list[str]:
-    return [term.name for terms in (one.time_terms, *(rank.terms for rank in one.memory)) for term in terms]
-
-
-def _numbers(one: Estimate) -> list[float]:
-    terms = [term.value for terms in (one.time_terms, *(rank.terms for rank in one.memory)) for term in terms]
-    interval = (one.step_time_low_s, one.step_time_high_s, one.fits_probability)
-    return [*terms, *interval, one.model_flops_per_step]
+def _numbers(one: Estimate) -> dict[tuple[int, str], float]:
+    """By place, the step or a pipeline rank, and name. The rest of an estimate follows from these and the inputs."""
+    places = (one.time_terms, *(rank.terms for rank in one.memory))
+    terms = {(place, term.name): term.value for place, found in enumerate(places) for term in found}
+    names = ("step_time_low_s", "step_time_high_s", "fits_probability", "model_flops_per_step")
+    return {**terms, **{(-1, name): getattr(one, name) for name in names}}

@@ -14,7 +14,7 @@ from autoshard.graph.redistribute import NoTransition
 from autoshard.interop.json_file import read_json
 from autoshard.layout.plan import BACKENDS, Plan, SearchSummary, made_by, operator_choices, operator_templates
 from autoshard.layout.plan_json import DIGEST, FORMAT_VERSION, SECTIONS, UNDIGESTED_VERSION, digest, plan_to_dict
-from autoshard.layout.prices import other_prices, priced
+from autoshard.layout.prices import is_cheap, other_prices, priced
 from autoshard.layout.sharding import legal_values
 from autoshard.layout.strategy import Strategy
 from autoshard.search.result import Candidate, Pins, Rejection
@@ -79,17 +79,22 @@ def read_plan_and_notes(path: str | Path) -> tuple[Plan, tuple[str, ...]]:
 
 
 def _read(path: str | Path) -> tuple[dict[str, Any], Plan]:
-    try:
-        data = read_plan_object(path)
-        return data, plan_from_dict(data)
-    except AutoshardError as error:
-        text = str(error)
-        raise AutoshardError(text if str(path) in text else f"{path}: {text}") from None
+    data = read_plan_object(path)
+    return data, in_file(path, lambda: plan_from_dict(data))
 
 
 def read_plan_object(path: str | Path) -> dict[str, Any]:
     """The JSON object in a file, of which nothing is checked. Raises AutoshardError where there is none."""
-    return _object(read_json(path, "plan", int(MAX_PLAN_BYTES)))
+    return in_file(path, lambda: _object(read_json(path, "plan", int(MAX_PLAN_BYTES))))
+
+
+def in_file(path: str | Path, read: Callable[[], T]) -> T:
+    """Put the file in front of an error that does not name it."""
+    try:
+        return read()
+    except AutoshardError as error:
+        text = str(error)
+        raise AutoshardError(text if str(path) in text else f"{path}: {text}") from None
 
 
 def _object(data: object) -> dict[str, Any]:
@@ -133,7 +138,7 @@ def _sections(data: Mapping[str, Any]) -> tuple[str, ...]:
 def _refuse_changed(plan: Plan, said: dict[str, Any]) -> NoReturn:
     """Raise for a file that says other than when it was made. Where this version made it, prices may tell what."""
     how = f"the file was changed after {plan.made_by} made it; `autoshard replan` makes such changes on purpose"
-    if plan.made_by == made_by():
+    if plan.made_by == made_by() and is_cheap(plan):
         expected = plan_to_dict(priced(plan))
         try:
             _compare(said["estimate"], expected["estimate"], "estimate", "inputs and strategy give")
@@ -148,6 +153,8 @@ def problem_from_dict(data: Mapping[str, Any]) -> tuple[Problem, object]:
 
     Raises AutoshardError for anything that is not an input of a plan.
     """
+    if missing := [name for name in ("inputs", "backend") if name not in data]:
+        raise AutoshardError(f"this is not a plan: it lacks {missing[0]}")
     inputs = Reader(data["inputs"], "inputs")
     model = ModelSpec.from_dict(inputs.any("model"), "inputs.model")
     training = TrainingSpec.from_dict(inputs.any("training"), "inputs.training")
@@ -166,6 +173,8 @@ def chosen_from_dict(data: Mapping[str, Any]) -> tuple[Problem, Pins, Strategy]:
     Raises AutoshardError, one line with the field, for anything else.
     """
     problem, pinned = problem_from_dict(data)
+    if "strategy" not in data:
+        raise AutoshardError("this is not a plan: it lacks strategy")
     pins = _at("inputs.pins", lambda: Pins.from_dict(pinned))
     strategy = _strategy(data["strategy"], "strategy", *problem)
     _check_pins(pins, strategy)

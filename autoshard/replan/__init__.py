@@ -1,4 +1,4 @@
-"""A plan for another number of nodes, from one that a run was under way with. No torch."""
+"""Another plan from one that is there: for another number of nodes, or with changes that a person makes. No torch."""
 
 from autoshard.replan.replan import Replanned, replan
 

@@ -23,6 +23,7 @@ from autoshard.layout.validate import (
     SOURCES,
     chosen_from_dict,
     estimate_from_dict,
+    in_file,
     pinned_value,
     plan_from_dict,
     read_plan_object,
@@ -106,13 +107,7 @@ def made_anew(file: str | Path) -> Edited:
                     f"{file} is as it was made; --nodes N or --edit FIELD=VALUE makes another plan of it"
                 )
             return Edited(replace(plan, made_by=made_by()), (), plan.estimate)
-    try:
-        for name in GIVEN:
-            if name not in data:
-                raise AutoshardError(f"this is not a plan: it lacks {name}")
-        problem, pins, strategy = chosen_from_dict(data)
-    except AutoshardError as error:
-        raise AutoshardError(f"{file}: {error}") from None
+    problem, pins, strategy = in_file(file, lambda: chosen_from_dict(data))
     note = f"made anew from the inputs and the strategy in a file: {by_hand or 'its prices were of another version'}"
     made = _made(problem, pins, strategy, note)
     new = json.loads(plan_to_json(made))
@@ -194,7 +189,8 @@ def _differences(before: object, after: object, field: str) -> Iterator[Change]:
     """Fields that differ; a list of plain values, or of another length, is one."""
     if isinstance(before, dict) and isinstance(after, dict):
         for name in dict.fromkeys((*before, *after)):
-            yield from _differences(before.get(name), after.get(name), f"{field}.{name}")
+            place = name if name.isprintable() else ascii(name)
+            yield from _differences(before.get(name), after.get(name), f"{field}.{place}")
     elif _are_lists_of_objects(before, after):
         assert isinstance(before, list) and isinstance(after, list)
         for index, (one, other) in enumerate(zip(before, after, strict=True)):

@@ -18,6 +18,7 @@ from autoshard.commands.plan_options import OPTIONS, request_from
 from autoshard.commands.planning import plan_for
 from autoshard.errors import NoLayoutFits
 from autoshard.layout.plan_json import write_plan
+from autoshard.layout.prices import priced
 from autoshard.layout.validate import read_plan
 from autoshard.runtime.options import RunOptions
 from tests.unit.plan_examples import plan_70b
@@ -69,7 +70,7 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ("validate", "PLAN is missing; see --help"),
         ("convert", "SOURCE and TARGET are missing; see --help"),
         ("compare plan.json", "PLAN is missing; see --help"),
-        ("replan plan.json", "--nodes is missing; see --help"),
+        ("replan plan.json", "plan plan.json does not exist"),
         ("sweep /dev/zero", "sweep /dev/zero is not a regular file"),
         ("validate missing.json", "plan missing.json does not exist"),
         ("explain missing.json", "plan missing.json does not exist"),
@@ -312,21 +313,21 @@ def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_closed_pipe_is_quiet() -> None:
-    write_plan(plan_70b(), "plan.json")
+    write_plan(priced(plan_70b()), "plan.json")
     done = shell("autoshard explain plan.json --quick | true; autoshard explain plan.json --quick | head -1")
     assert done.stdout == "llama3-70b on 16 x trn1.32xlarge\n"
     assert done.stderr == ""
 
 
 def test_a_full_disk_is_one_line() -> None:
-    write_plan(plan_70b(), "plan.json")
+    write_plan(priced(plan_70b()), "plan.json")
     done = shell("autoshard explain plan.json --quick > /dev/full")
     assert done.returncode == 2
     assert done.stderr == "autoshard: error: the output cannot be written: the disk is full\n"
 
 
 def test_closed_streams() -> None:
-    write_plan(plan_70b(), "plan.json")
+    write_plan(priced(plan_70b()), "plan.json")
     done = shell("autoshard explain plan.json --quick >&-; echo $?; autoshard explain no.json 2>&-; echo $?")
     assert (done.stdout, done.stderr) == ("0\n2\n", "")
 

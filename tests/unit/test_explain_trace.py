@@ -16,6 +16,7 @@ from autoshard.explain.measured import measured_run
 from autoshard.explain.trace import PREDICTED_PROCESS, communication_share, measured_events, predicted_events
 from autoshard.layout.plan import Plan
 from autoshard.layout.plan_json import plan_to_json, write_plan
+from autoshard.layout.prices import priced
 from autoshard.runtime.measured import planned_timeline
 from tests.unit.plan_examples import plan_70b, plan_interleaved, plan_mixtral, plan_one_device
 
@@ -91,12 +92,13 @@ def test_a_wrong_run(changes: dict[str, Any], message: str) -> None:
 
 
 def test_a_run_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
-    write_plan(plan_interleaved(), "plan.json")
+    plan = priced(plan_interleaved())
+    write_plan(plan, "plan.json")
     assert main(["explain", "plan.json", "--measured", "missing.json"]) == 2
     assert capsys.readouterr().err == "autoshard: error: missing.json cannot be read: No such file or directory\n"
     assert main(["explain", "plan.json", "--measured", "plan.json"]) == 2
     assert capsys.readouterr().err.startswith("autoshard: error: plan.json is no run.json, which `autoshard run`")
-    assert main(["explain", "plan.json", "--measured", run_json(plan_interleaved())]) == 0
+    assert main(["explain", "plan.json", "--measured", run_json(plan)]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("Measured")
     assert "outside the predicted 90 % interval" in " ".join(printed.split())

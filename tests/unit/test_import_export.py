@@ -22,6 +22,7 @@ from autoshard.interop.written_layout import read_written_layout
 from autoshard.interop.written_model import models_with
 from autoshard.layout.plan import Plan, make_plan
 from autoshard.layout.plan_json import write_plan
+from autoshard.layout.prices import priced
 from autoshard.layout.validate import read_plan
 from autoshard.models.registry import builtin_models, load_model
 from autoshard.models.stage import parameter_count
@@ -449,7 +450,7 @@ def test_models_that_nxdt_has_not() -> None:
 
 
 def test_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    write_plan(published_plans()["hf_llama3_8B"], "plan.json")
+    write_plan(priced(published_plans()["hf_llama3_8B"]), "plan.json")
     assert main(["export", "plan.json", "--to", "nxdt", "--out", "conf.yaml"]) == 0
     shown = capsys.readouterr()
     assert shown.out == "wrote conf.yaml\n"

@@ -21,6 +21,7 @@ from autoshard.launch.slurm import sbatch_script
 from autoshard.launch.variables import variables
 from autoshard.layout.plan import Plan
 from autoshard.layout.plan_json import write_plan
+from autoshard.layout.prices import priced
 from tests.unit.plan_examples import plan_70b, plan_mixtral, plan_one_device
 from tests.unit.published_plans import published_plans
 from tests.unit.test_nxd_configuration import changed
@@ -168,8 +169,8 @@ def test_errors_of_options(options: dict[str, str], text: str) -> None:
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    write_plan(plan_70b(), "plan.json")
-    write_plan(changed(plan_70b(), nodes=32, dp=4), "old.json")
+    write_plan(priced(plan_70b()), "plan.json")
+    write_plan(priced(changed(plan_70b(), nodes=32, dp=4)), "old.json")
     assert main(["launch", "plan.json"]) == 2
     assert capsys.readouterr().err == "autoshard: error: give one of --slurm and --kubernetes\n"
     assert main(["launch", "plan.json", "--kubernetes"]) == 2

@@ -117,6 +117,25 @@ def test_a_file_that_would_run_something(
     assert not Path("ran").exists() and not Path("out").exists()
 
 
+def test_a_changed_plan_in_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its own digest tells, and so does the manifest's."""
+    monkeypatch.chdir(tmp_path)
+    huggingface_folder(Path("hf"), LLAMA)
+    to_plan = Conversion("plan", plan(LLAMA))
+    convert(open_source(Path("hf")), Path("cut"), to_plan, lambda count: None, lambda count: None)
+    text = Path("cut/plan.json").read_text()
+    assert '"norm_eps": 1e-05' in text
+    Path("cut/plan.json").write_text(text.replace('"norm_eps": 1e-05', '"norm_eps": 2e-05'))
+    assert main(["run", "cut/plan.json"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("autoshard: error: cut/plan.json: sha256 is not that of the other fields: the file was ")
+    assert main(["convert", "cut", "out"]) == 2
+    assert capsys.readouterr().err == "autoshard: error: cut/plan.json was changed: its SHA-256 is another\n"
+    assert not Path("out").exists()
+
+
 def test_code_beside_a_tokenizer_and_a_model_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     code = "import os\nos.mkdir('ran')\n"

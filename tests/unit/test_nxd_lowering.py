@@ -15,6 +15,7 @@ from autoshard.cli import main
 from autoshard.errors import AutoshardError
 from autoshard.layout.plan import Plan, make_plan
 from autoshard.layout.plan_json import write_plan
+from autoshard.layout.prices import priced
 from autoshard.layout.template import template_of
 from autoshard.models.registry import builtin_models, load_model
 from autoshard.runtime.nxd_backend.library import INSTALL, check_variables
@@ -120,14 +121,14 @@ def test_what_nxd_has_no_layer_for(operator: str, choice: dict[str, str], text: 
 
 def test_validate_says_whether_nxd_can_execute_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(tmp_path / "plan.json")
-    write_plan(plan_of(tp=2), path)
+    write_plan(priced(plan_of(tp=2)), path)
     assert main(["validate", path]) == 0
     first, second, *repairs = capsys.readouterr().out.splitlines()
     assert first == f"{path} is valid: tiny-llama on 1 x cpu, tp=2 pp=1 dp=1 mbs=1 recompute=none"
     assert second == "NxD has a layer for each of its operators"
     assert repairs[0].startswith("  repaired: tp=2: fuse_qkv is off, because ")
     halved = Precision("halved moments", "bfloat16", "bfloat16", "float32", "bfloat16", "float32", "float32")
-    write_plan(plan_of(precision=halved, tp=2), path)
+    write_plan(priced(plan_of(precision=halved, tp=2)), path)
     assert main(["validate", path]) == 2
     assert capsys.readouterr().err == (
         "autoshard: error: precision halved moments: NxD keeps masters, moments and sums of gradients in one format; "
@@ -164,7 +165,7 @@ def test_plans_for_nxd_are_expressible(name: str) -> None:
 
 
 def test_without_the_library_one_line_says_how_to_install_it(tmp_path: Path) -> None:
-    write_plan(plan_of(tp=2), tmp_path / "plan.json")
+    write_plan(priced(plan_of(tp=2)), tmp_path / "plan.json")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     ran = subprocess.run(
         [sys.executable, "-m", "autoshard", "run", "plan.json", "--backend", "nxd"],

@@ -1,5 +1,6 @@
 """Plans for other nodes: bytes that move by hand, and what is chosen, kept and said."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,13 +9,16 @@ import pytest
 from autoshard.cli import main
 from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError
-from autoshard.layout.plan import Plan, make_plan
-from autoshard.layout.plan_json import write_plan
+from autoshard.explain.page import percent
+from autoshard.layout.plan import Plan, make_plan, operator_choices
+from autoshard.layout.plan_json import plan_to_json, write_plan
+from autoshard.layout.prices import priced
 from autoshard.layout.strategy import Strategy
-from autoshard.layout.validate import read_plan
+from autoshard.layout.validate import plan_from_dict, read_plan
 from autoshard.models.registry import load_model
 from autoshard.models.stage import parameter_count
 from autoshard.replan import replan
+from autoshard.replan.edit import edited, made_anew
 from autoshard.replan.moved import MOST_RANKS, moved, sample
 from autoshard.replan.replan import LITTLE, WORTH
 from autoshard.search import Pins, search
@@ -128,4 +132,163 @@ def test_the_command_writes_a_valid_plan(
     assert "wrote plan-12-nodes.json; next: autoshard run plan-12-nodes.json" in capsys.readouterr().out
     assert read_plan(tmp_path / "plan-12-nodes.json").cluster.nodes == 12
     assert main(["replan", "plan.json"]) == 2
-    assert capsys.readouterr().err == "autoshard: error: --nodes is missing; see --help\n"
+    assert capsys.readouterr().err == (
+        "autoshard: error: plan.json is as it was made; --nodes N or --edit FIELD=VALUE makes another plan of it\n"
+    )
+
+
+# edits
+
+
+@pytest.fixture(scope="module")
+def small() -> Plan:
+    """Llama-3-8B on 4 trn1 nodes, microbatches of 1 pinned."""
+    model, cluster = load_model("llama3-8b"), load_cluster("trn1.32xlarge", 4)
+    training = TrainingSpec(4096, 256, load_precision("mixed_precision"))
+    pins = Pins(tp=8, pp=2, microbatch_size=1, recompute="full")
+    best = search(model, training, cluster, pins, "nxd", 1).best
+    return make_plan(model, training, cluster, "nxd", best.strategy, best.estimate, pins=pins)
+
+
+def test_an_edit_keeps_the_rest_and_is_priced(small: Plan) -> None:
+    found = edited(small, ["strategy.microbatch_size=2", "inputs.model.norm_eps=1e-6", "strategy.recompute=mlp"])
+    assert found.plan.strategy == replace(small.strategy, microbatch_size=2, recompute=("mlp",))
+    assert found.plan.model == replace(small.model, norm_eps=1e-6)
+    assert found.plan.pins == replace(small.pins, microbatch_size=2, recompute="mlp")  # an edit is the user's wish too
+    assert (found.plan.training, found.plan.cluster) == (small.training, small.cluster)
+    assert found.plan == priced(found.plan) == plan_from_dict(json.loads(plan_to_json(found.plan)))
+    assert found.before == small.estimate
+    assert (found.plan.search, found.plan.runners_up) == (None, ())
+    stages = ["full"] * 2, ["mlp"] * 2
+    assert found.changes == (
+        ("inputs.model.norm_eps", 1e-5, 1e-6),
+        ("inputs.pins.microbatch_size", 1, 2),
+        ("inputs.pins.recompute", "full", "mlp"),
+        ("strategy.microbatch_size", 1, 2),
+        ("strategy.recompute", *stages),
+    )
+    assert found.plan.notes[0] == (
+        "edited, not searched: inputs.model.norm_eps 1e-05 -> 1e-06, inputs.pins.microbatch_size 1 -> 2, "
+        'inputs.pins.recompute "full" -> "mlp", strategy.microbatch_size 1 -> 2, '
+        'strategy.recompute ["full" x 2] -> ["mlp" x 2]'
+    )
+
+
+def test_an_edit_there_and_back_is_the_same_layout(small: Plan) -> None:
+    there = edited(small, ["inputs.training.global_batch_size=512"]).plan
+    back = edited(there, ["inputs.training.global_batch_size=256"]).plan
+    assert replace(back, notes=()) == replace(small, notes=())
+
+
+FOLLOWS = "that follows from inputs, backend and strategy; edit these, such as strategy.microbatch_size=2"
+EDITS = {
+    "strategy.microbatch_size": "--edit strategy.microbatch_size must be FIELD=VALUE, "
+    "such as strategy.microbatch_size=2",
+    "strategy.microbatch_size=1": "--edit strategy.microbatch_size=1: the plan has that already",
+    "strategy.microbatch_size=two": "strategy: microbatch_size='two' must be a whole number of at least 1",
+    "strategy.dp=4": "strategy: tp=8 x pp=2 x dp=4 x cp=1 is 64 devices; 4 x trn1.32xlarge has 128",
+    "strategy.stage_layers=[16, 15]": "strategy: stage_layers=[16, 15] is 31 blocks; llama3-8b has 32",
+    "inputs.cluster.lnc=2": "lnc=2 of cluster trn1.32xlarge must be 1, as its layout_rules=trn1 say",
+    "inputs.pins.tp=4": "inputs.pins.tp is 4, but strategy.tp is 8",
+    "inputs.pins.vpp=4": "inputs.pins: pins has a field that is not known: 'vpp'; "
+    f"known: {', '.join(Pins().to_dict())}",
+    "inputs.cluster.intra_node[9].devices=2": "--edit inputs.cluster.intra_node[9].devices: there is no 9; a list of 4",
+    "inputs.cluster.link.name=x": "--edit inputs.cluster.link.name: there is no link; "
+    f"there is: {', '.join(load_cluster('cpu', 1).to_dict())}",
+    "backend.x.y=1": "--edit backend.x.y: there is no x; a value",
+    "tp=4": "--edit tp: fields begin with inputs, backend or strategy; did you mean strategy.tp?",
+    "x=4": "--edit x: fields begin with inputs, backend or strategy; such as strategy.microbatch_size=2",
+    "stages[0].stop_layer=4": f"--edit stages[0].stop_layer: {FOLLOWS}",
+    "estimate.mfu=1": f"--edit estimate.mfu: {FOLLOWS}",
+}
+
+
+@pytest.mark.parametrize(("edit", "message"), EDITS.items(), ids=EDITS)
+def test_edits_that_are_none(small: Plan, edit: str, message: str) -> None:
+    with pytest.raises(AutoshardError) as caught:
+        edited(small, [edit])
+    assert str(caught.value) == message
+
+
+def test_operators_of_the_solver_stay_where_the_layout_still_has_them() -> None:
+    """The norms of a toy replicated over tp, in place of the rule's sequence parallelism."""
+    before = plan(strategy(tp=2))
+    norm = "model.layers.*.input_layernorm"
+    others = {**before.operators, norm: {**before.operators[norm], "tp": "I"}}
+    before = priced(replace(before, operators=others))
+    kept = edited(before, ["strategy.recompute=full"]).plan
+    assert kept.operators == before.operators
+    assert kept == priced(kept)
+    found = edited(before, ["strategy.tp=1", "strategy.sequence_parallel=false", "strategy.dp=2"]).plan
+    assert found.operators == operator_choices(found.model, found.cluster, found.strategy)
+    assert found.notes[1] == "operators by Megatron's rule: those of the plan before do not go with the changes"
+
+
+def test_the_command_says_what_an_edit_changes(
+    small: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_plan(small, "plan.json")
+    edit = ["replan", "plan.json", "--edit", "strategy.recompute=none", "--edit", "strategy.microbatch_size=8"]
+    assert main([*edit, "-o", "new.json"]) == 0
+    now = read_plan("new.json").estimate
+    step, share = small.estimate.step_time_s, now.step_time_s / small.estimate.step_time_s - 1
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    memory, new_memory = (f"~{one.fullest.total_bytes / 1e9:.3g} GB of 17.2 GB" for one in (small.estimate, now))
+    assert printed.out.splitlines() == [
+        "  field                        before        after",
+        "  inputs.pins.microbatch_size  1             8",
+        '  inputs.pins.recompute        "full"        "none"',
+        "  strategy.microbatch_size     1             8",
+        '  strategy.recompute           ["full" x 2]  ["none" x 2]',
+        "",
+        f"             {'before':<{len(memory)}}  after",
+        f"  step time  {f'~{step:.3g} s':<{len(memory)}}  ~{now.step_time_s:.3g} s ({share:+.1%})",
+        f"  memory     {memory}  {new_memory}",
+        f"  fits with  {percent(small.estimate.fits_probability):<{len(memory)}}  {percent(now.fits_probability)}",
+        "",
+        *(f"note: {note}" for note in read_plan("new.json").notes[1:]),
+        "wrote new.json; next: autoshard explain new.json",
+    ]
+    assert main([*edit, "--format", "json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values["changes"][0] == {"field": "inputs.pins.microbatch_size", "before": 1, "after": 8}
+    assert values["after"]["step_time_s"] == now.step_time_s
+    assert Path("plan-edited.json").read_text() == Path("new.json").read_text()
+    assert main(["replan", "plan.json", "--nodes", "2", "--edit", "strategy.tp=8"]) == 2
+    assert capsys.readouterr().err == (
+        "autoshard: error: --nodes 2 with --edit: one plans another layout, the other keeps it; use one\n"
+    )
+
+
+def test_a_file_changed_by_hand_is_made_a_plan_again(
+    small: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    values = json.loads(plan_to_json(small))
+    values["strategy"]["microbatch_size"], values["inputs"]["pins"]["microbatch_size"] = 2, None
+    Path("plan.json").write_text(json.dumps(values))
+    assert main(["validate", "plan.json"]) == 2
+    refused = capsys.readouterr().err.removeprefix("autoshard: error: plan.json: ").rstrip()
+    assert main(["replan", "plan.json", "-o", "new.json"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(
+        f"plan.json was changed by hand: {refused}\nIts inputs and strategy are taken as they stand there.\n"
+    )
+    assert "  schedule.num_microbatches  32      16\n" in printed
+    asked = edited(small, ["strategy.microbatch_size=2", "inputs.pins.microbatch_size=null"]).plan
+    assert replace(read_plan("new.json"), notes=()) == replace(asked, notes=())
+    for text in ('{"format_version": 2}', "[]", '{"inputs": 1, "backend": "nxd", "strategy": 2}'):
+        Path("plan.json").write_text(text)
+        assert main(["replan", "plan.json", "-o", "other.json"]) == 2
+        assert capsys.readouterr().err.startswith("autoshard: error: plan.json: ")
+    assert not Path("other.json").exists()
+
+
+def test_the_format_before_is_written_anew(small: Plan, tmp_path: Path) -> None:
+    values = {**json.loads(plan_to_json(small)), "format_version": 1}
+    del values["sha256"]
+    (tmp_path / "plan.json").write_text(json.dumps(values))
+    found = made_anew(tmp_path / "plan.json")
+    assert (found.plan, found.changes, found.by_hand) == (small, (), "")

@@ -109,6 +109,7 @@ def test_the_same_layout_in_other_words(capsys: pytest.CaptureFixture[str]) -> N
     mutable["strategy"] = recipe["strategy"]
     plan = scored(capsys, written("plan.json", json.dumps(mutable)))
     assert plan["form"] == "plan" and plan["estimate"] == recipe["estimate"]
+    assert plan["notes"][0].startswith("other readers refuse the file: recompute lacks 'core_attention+mlp'; ")
 
 
 def test_megatron_arguments(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,17 +5,27 @@ from __future__ import annotations
 import copy
 import json
 import math
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from autoshard.cli import main
 from autoshard.errors import AutoshardError
-from autoshard.layout.plan_json import SECTIONS, plan_to_dict, plan_to_json
-from autoshard.layout.validate import MAX_PLAN_BYTES, plan_from_dict, read_plan
-from tests.unit.plan_examples import plan_70b, plan_interleaved, plan_mixtral, plan_one_device
+from autoshard.layout.plan import Plan, made_by
+from autoshard.layout.plan_json import SECTIONS, digest, plan_to_dict, plan_to_json, write_plan
+from autoshard.layout.prices import other_prices, priced
+from autoshard.layout.validate import MAX_PLAN_BYTES, plan_from_dict, read_plan, read_plan_and_notes
+from tests.multiprocess.plans import LLAMA, plan_of
+from tests.multiprocess.plans import strategy as small_strategy
+from tests.traced_models import ODD
+from tests.unit.plan_examples import plan_70b, plan_interleaved, plan_mixtral, plan_one_device, strategy
+from tests.unit.plan_mutations import meaning, mutated
 
 EXAMPLES = {
     make.__name__: json.loads(plan_to_json(make()))
@@ -39,9 +49,9 @@ def changed(path: str, value: object, plan: str = "plan_70b") -> dict[str, Any]:
 
 
 CASES: list[tuple[str, object, str]] = [
-    ("format_version", 9, "plan.json has format_version 9; this autoshard reads 1"),
-    ("format_version", "1", "plan.json has format_version '1'; this autoshard reads 1"),
-    ("format_version", True, "plan.json has format_version True; this autoshard reads 1"),
+    ("format_version", 9, "plan.json has format_version 9; this autoshard reads 1 and 2"),
+    ("format_version", "1", "plan.json has format_version '1'; this autoshard reads 1 and 2"),
+    ("format_version", True, "plan.json has format_version True; this autoshard reads 1 and 2"),
     ("format_version", REMOVED, "this is not a plan: it lacks format_version"),
     ("mesh", REMOVED, "plan lacks mesh"),
     ("extra", 1, f"plan has a field that is not known: 'extra'; known: {', '.join(SECTIONS)}"),
@@ -157,8 +167,8 @@ def test_not_an_object() -> None:
         (b"[" * 100_000, "nested deeper than 100 levels"),
         (plan_to_json(plan_70b())[:5000].encode(), "the JSON ends too early; the file was cut off"),
         (plan_to_json(plan_70b()).replace('"mfu": ', '"mfu": NaN, "x": ', 1).encode(), "NaN is not a finite number of a usable size"),  # noqa: E501
-        (plan_to_json(plan_70b()).replace('"format_version": 1,', '"format_version": 1, "format_version": 2,').encode(), "'format_version' is given twice in one object; keep one"),  # noqa: E501
-        (b'{"format_version": 9}', "plan.json has format_version 9; this autoshard reads 1"),
+        (plan_to_json(plan_70b()).replace('"format_version": 2,', '"format_version": 2, "format_version": 1,').encode(), "'format_version' is given twice in one object; keep one"),  # noqa: E501
+        (b'{"format_version": 9}', "plan.json has format_version 9; this autoshard reads 1 and 2"),
     ],
     ids=["empty", "binary", "deep", "truncated", "nan", "twice", "version"],
 )  # fmt: skip
@@ -223,3 +233,202 @@ def test_any_changed_leaf_is_refused_or_kept(data: st.DataObject, name: str) -> 
         assert str(error).isprintable()  # noqa: PT017 - both ways out are right
         return
     assert plan_to_dict(read) == plan
+
+
+CHANGED = f"the file was changed after {made_by()} made it; `autoshard replan` makes such changes on purpose"
+
+
+@lru_cache
+def real_plans() -> dict[str, Plan]:
+    """With the cost model's own estimates: NxD with recompute by stage, experts, ZeRO-3 with cp, a traced module."""
+    by_stage = strategy(recompute=("core_attention",) * 3 + ("none",) * 5)
+    sharded = small_strategy(dp=2, cp=2, zero=3, attention="ring", layers=(4,))
+    return {
+        "dense": priced(replace(plan_70b(), strategy=by_stage)),
+        "experts": priced(plan_mixtral()),
+        "zero-3 and cp": plan_of(LLAMA, sharded, 2),
+        "traced": plan_of(ODD, small_strategy(tp=2, pp=2, dp=2), 4),
+    }
+
+
+@lru_cache
+def real_texts() -> dict[str, str]:
+    return {name: plan_to_json(plan) for name, plan in real_plans().items()}
+
+
+EDITS: list[tuple[str, object, str]] = [
+    ("inputs/model/norm_eps", 1e-4, ""),
+    ("inputs/model/rope_theta", 10000, ""),
+    ("inputs/model/sliding_window", 4096, "estimate"),
+    ("inputs/training/expert_capacity_factor", 2, ""),
+    ("inputs/cluster/inter_node/bandwidth_bytes_per_s", 1e9, "estimate"),
+    ("inputs/cluster/intra_node/3/link/bandwidth_bytes_per_s", 1e9, "estimate"),
+    ("inputs/cluster/price_per_node_hour_usd", 1, ""),
+    ("inputs/pins/dp", 2, ""),
+    ("estimate/fits_probability", 0.5, "estimate.fits_probability"),
+    ("estimate/step_time_low_s", 1, "estimate.step_time_low_s"),
+    ("search/optimality", "it is", ""),
+    ("notes/0", "another note", ""),
+    ("made_by", "autoshard 0.0.9", ""),
+    ("sha256", "0" * 64, ""),
+]
+"""Fields that nothing else in the plan contradicts. What the error begins with, where prices tell of the change."""
+
+
+@pytest.mark.parametrize(("path", "value", "begins"), EDITS, ids=[path for path, _, _ in EDITS])
+def test_a_field_that_nothing_contradicts_is_refused(path: str, value: object, begins: str) -> None:
+    plan = json.loads(real_texts()["dense"])
+    *parents, last = [int(part) if part.isdecimal() else part for part in path.split("/")]
+    node = plan
+    for part in parents:
+        node = node[part]
+    node[last] = value
+    with pytest.raises(AutoshardError) as caught:
+        plan_from_dict(plan)
+    assert str(caught.value).startswith(begins or "sha256 is not that of the other fields: ")
+    assert str(caught.value).endswith(CHANGED.replace(made_by(), plan["made_by"]))
+
+
+def test_recompute_reversed_is_told_by_its_price() -> None:
+    plan = json.loads(real_texts()["dense"])
+    plan["strategy"]["recompute"].reverse()
+    said = real_plans()["dense"].estimate.step_time_s
+    with pytest.raises(AutoshardError) as caught:
+        plan_from_dict(plan)
+    prefix = f"estimate.step_time_s is {said:.6g}, but inputs and strategy give "
+    assert str(caught.value).startswith(prefix)
+    assert float(str(caught.value)[len(prefix) :].partition(":")[0]) != said
+
+
+def test_lnc_of_a_trn1_is_1() -> None:
+    with pytest.raises(AutoshardError) as caught:
+        plan_from_dict(changed("inputs/cluster/lnc", 2))
+    assert str(caught.value) == "lnc=2 of cluster trn1.32xlarge must be 1, as its layout_rules=trn1 say"
+
+
+def test_what_means_the_same_is_read() -> None:
+    """Other blanks, order of names, and 1.0 for 1."""
+    plan = json.loads(real_texts()["dense"])
+    plan["inputs"]["model"]["rope_theta"] = float(plan["inputs"]["model"]["rope_theta"])
+    again = json.loads(json.dumps(plan, sort_keys=True, indent=4))
+    assert plan_to_dict(plan_from_dict(again)) == plan_to_dict(real_plans()["dense"])
+    assert other_prices(plan_from_dict(again)) is None
+
+
+def test_the_digest_by_hand() -> None:
+    # sha256sum of {"a":1.0,"b":["\u00e9",true,null,0.0,1e+20]}
+    values = {"b": ["é", True, None, -0.0, 10**20], "sha256": "not of itself", "a": 1}
+    assert digest(values) == "21e74567524281dfa4331dc6cc9be4e6502bb8c7e9f4b4a56ebf41bdb5776765"
+    assert digest({**values, "a": True}) != digest(values) == digest({**values, "a": 1.0})
+
+
+@pytest.mark.parametrize("name", ["dense", "experts", "zero-3 and cp", "traced"])
+def test_no_mutation_that_means_something_is_read(name: str) -> None:
+    """A seeded sample; of 10,000 none was read either."""
+    random, plan = Random(name), json.loads(real_texts()[name])
+    assert plan_from_dict(plan) == real_plans()[name]
+    before = meaning(plan)
+    read = []
+    for _ in range(100):
+        one = mutated(plan, random)
+        try:
+            plan_from_dict(one.plan)
+        except AutoshardError as error:
+            assert str(error).isprintable()  # noqa: PT017 - both ways out are right
+            continue
+        if meaning(one.plan) != before:
+            read.append(one.what)
+    assert read == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["run"],
+        ["audit"],
+        ["explain"],
+        ["validate"],
+        ["trace", "-o", "trace.json"],
+        ["export", "--to", "nxdt"],
+        ["convert", "weights", "out", "--plan"],
+        ["launch", "--slurm"],
+        ["doctor"],
+        ["replan", "--nodes", "8"],
+        ["replan", "--edit", "strategy.zero=0"],
+        ["compare", "right.json"],
+    ],
+    ids=lambda command: " ".join(command[:2]),
+)
+def test_every_reader_refuses_a_changed_plan(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("weights").mkdir()
+    Path("right.json").write_text(real_texts()["dense"])
+    Path("plan.json").write_text(real_texts()["dense"].replace('"norm_eps": 1e-05', '"norm_eps": 1e-04', 1))
+    first, *rest = command
+    assert main([first, *rest, "plan.json"]) == 2
+    assert (
+        capsys.readouterr().err == f"autoshard: error: plan.json: sha256 is not that of the other fields: {CHANGED}\n"
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["plan.json", "right.json", "weights"]
+
+
+def undigested(plan: Plan) -> str:
+    """As the format before had it."""
+    values = {**json.loads(plan_to_json(plan)), "format_version": 1}
+    del values["sha256"]
+    return json.dumps(values)
+
+
+def test_a_plan_of_the_format_before_is_read_with_a_note(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(undigested(real_plans()["dense"]))
+    note = (
+        f"{path} has format_version 1, without a sha256: changes by hand are not all seen; "
+        f"`autoshard replan {path} -o NEW.json` writes it anew"
+    )
+    assert read_plan_and_notes(path) == (real_plans()["dense"], (note,))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "sha256": "x"}))
+    with pytest.raises(AutoshardError, match="plan has a field that is not known: 'sha256'"):
+        read_plan(path)
+
+
+def test_a_plan_with_the_prices_of_another_version_is_read_with_a_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As its maker wrote it: what it says of the layout is right, and it runs."""
+    monkeypatch.chdir(tmp_path)
+    other = replace(plan_70b(), made_by="autoshard 0.0.9", runners_up=())
+    write_plan(other, "plan.json")
+    assert read_plan("plan.json") == other
+    now = priced(other).estimate
+    assert main(["validate", "plan.json"]) == 0
+    assert capsys.readouterr().err == (
+        "note: plan.json, by autoshard 0.0.9: its prices are another cost model's: 180 s a step and 7.34 GB, where "
+        f"this version expects {now.step_time_s:.3g} s a step and {now.fullest.total_bytes / 1e9:.3g} GB; "
+        "`autoshard replan plan.json -o NEW.json` writes it anew\n"
+    )
+
+
+def test_estimates_that_differ_in_their_last_digit_are_the_same() -> None:
+    """Machines may round it differently."""
+    plan = real_plans()["dense"]
+    low = plan.estimate.step_time_low_s
+    assert other_prices(replace(plan, estimate=replace(plan.estimate, step_time_low_s=low * (1 + 5e-6)))) is None
+    assert other_prices(replace(plan, estimate=replace(plan.estimate, step_time_low_s=low * (1 + 5e-5)))) is not None
+
+
+def test_what_is_not_cheap_to_price_is_not_priced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file could have a reader count a thousand million passes; the digest tells of changes all the same."""
+    made = plan_of(replace(LLAMA, vocab_size=256), small_strategy(pp=2, schedule="zero_bubble"), 4)
+    training = replace(made.training, global_batch_size=10**9)
+    tokens = training.tokens_per_step / made.estimate.step_time_s
+    large = replace(made, training=training, estimate=replace(made.estimate, tokens_per_s=tokens))
+    monkeypatch.setattr("autoshard.layout.prices.estimate", None)
+    assert other_prices(large) is None
+    values = json.loads(plan_to_json(large))
+    assert plan_from_dict(values).training == training
+    values["inputs"]["model"]["norm_eps"] = 1e-3
+    with pytest.raises(AutoshardError, match=r"^sha256 is not that of the other fields: "):
+        plan_from_dict(values)
