@@ -124,10 +124,10 @@ def clean_end() -> Iterator[None]:
     def end(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    kept = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    for number, handler in kept.items():
-        if handler is not signal.SIG_IGN:
-            signal.signal(number, end)
+    known = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    kept = {number: handler for number, handler in known.items() if handler not in (signal.SIG_IGN, None)}
+    for number in kept:
+        signal.signal(number, end)
     try:
         yield
     finally:
