@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import Any, TypeVar
 
 from autoshard.audit.compare import differences, rows
 from autoshard.audit.expected import expectation, shortened
+from autoshard.audit.pool import Pool, clean_end
 from autoshard.audit.roles import roles
 from autoshard.audit.values import Difference, Role, RoleAudit
 from autoshard.errors import AutoshardError
@@ -22,7 +17,6 @@ from autoshard.layout.plan import Plan
 from autoshard.schedules import actions, simulate
 
 PROCESSES = 2
-Found = TypeVar("Found")
 Orders = tuple[tuple[str, ...], ...]
 
 
@@ -36,46 +30,12 @@ def audit(
     wanted = roles(plan, pipeline_ranks)
     processes = min(PROCESSES, os.cpu_count() or 1, len(wanted))
     found: dict[int, RoleAudit] = {}
-    with _pool(processes) as pool:
-        (orders,) = map(_outcome, _submitted(pool, held_orders, [(plan,)]))
-        tasks = _submitted(pool, audit_role, [(plan, role, orders) for role in wanted])
-        waiting = {task: index for index, task in enumerate(tasks)}
-        for one in as_completed(waiting):
-            found[waiting[one]] = _outcome(one)
-            on_role(len(found), len(wanted), found[waiting[one]])
+    with clean_end(), Pool(processes) as pool:
+        ((_, orders),) = pool.results(held_orders, [(plan,)])
+        for index, one in pool.results(audit_role, [(plan, role, orders) for role in wanted]):
+            found[index] = one
+            on_role(len(found), len(wanted), one)
     return tuple(found[index] for index in range(len(wanted)))
-
-
-@contextmanager
-def _pool(processes: int) -> Iterator[ProcessPoolExecutor]:
-    """Left by an exception, such as Ctrl-C, its processes end at once and not when their work is done."""
-    pool = ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn"))
-    try:
-        yield pool
-    except BaseException:
-        for process in multiprocessing.active_children():
-            process.terminate()
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _submitted(
-    pool: ProcessPoolExecutor, function: Callable[..., Found], arguments: Iterable[tuple[Any, ...]]
-) -> list[Future[Found]]:
-    """Processes that start here never hear of Ctrl-C: a terminal tells all of them, and each would have its say."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        return [pool.submit(function, *one) for one in arguments]
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _outcome(one: Future[Found]) -> Found:
-    try:
-        return one.result()
-    except BrokenProcessPool:
-        raise AutoshardError("a process of the audit was ended from outside; was there enough memory?") from None
 
 
 def held_orders(plan: Plan) -> Orders:

@@ -21,8 +21,8 @@ SUMMARY = "what a plan does, why it was chosen and what would change the choice"
 USAGE = "autoshard explain PLAN [--why LAYOUT] [--schedule] [--operators] [--measured FILE] [options]"
 DESCRIPTION = """\
 Print what a plan does, why it was chosen over others, and what would change the choice: the layouts are searched again
-at other bandwidths, memories, peaks, batches, sequence lengths, nodes and prices, which takes some seconds, for
-torch on many devices minutes. The page stands from the start; answers follow as they are found.
+at other bandwidths, memories, peaks, batches, sequence lengths, nodes and prices. The page stands from the start; these
+answers follow as they are found, which takes some seconds, and minutes for torch on many devices (--time-limit).
 
   autoshard explain plan.json
   autoshard explain plan.json --why "tp=8 pp=16"

@@ -122,7 +122,7 @@ def _run_here(plan: Plan, options: RunOptions) -> int:
         return _failed(outcome)
     print(run_summary(plan, outcome.results), flush=True)
     _say_where(metrics, directory, _write_measured(directory, plan, outcome.results))
-    return 0
+    return _saved(outcome.results[0])
 
 
 def _run_in_cluster(plan: Plan, options: RunOptions, environment: ClusterEnvironment) -> int:
@@ -164,7 +164,7 @@ def _run_in_cluster(plan: Plan, options: RunOptions, environment: ClusterEnviron
                 _say_where(metrics, directory, _write_measured(directory, plan, ranks))
     if outcome.message:
         print(f"autoshard: error: {outcome.message}", file=sys.stderr, flush=True)
-    exit_now(outcome.exit_code)
+    exit_now(outcome.exit_code or _saved(outcome.results[0]))
 
 
 def _train(
@@ -372,6 +372,14 @@ def _write_result(directory: Path, found: Verdict) -> None:
 def _failed(outcome: RunOutcome) -> int:
     print(f"autoshard: error: {outcome.message}", file=sys.stderr, flush=True)
     return outcome.exit_code
+
+
+def _saved(result: dict[str, Any] | None) -> int:
+    """1, and says so, where the run of rank 0 ended but its state is not saved; else 0."""
+    unsaved = "" if result is None else result["trained"]["unsaved"]
+    if unsaved:
+        print(f"autoshard: error: the training ended, its last {unsaved}", file=sys.stderr, flush=True)
+    return 1 if unsaved else 0
 
 
 def _write_measured(directory: Path, plan: Plan, results: Sequence[dict[str, Any] | None]) -> tuple[str, ...]:

@@ -273,14 +273,19 @@ def test_a_full_disk_is_one_message_and_training_goes_on(tmp_path: Path, undistu
     (tmp_path / "saved").mkdir()
     arguments = [*mounts, "bash", "-c", script, "bash", *command(tmp_path, ONE, "--keep", "9")]
     ran = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, timeout=150)
-    assert ran.returncode == 0, ran.stderr
+    assert ran.returncode == 1, ran.stderr
     assert losses(tmp_path)[-1] == undisturbed[ONE[0]]
-    message = "checkpoint of step 6 NOT saved, training goes on, older ones are intact: rank 0: "
-    assert message in ran.stdout
+    said = "".join(ran.stdout.split("\n"))
     if mounts:
-        reason = "step-00000006.tmp/rank-00000.safetensors cannot be written: No space left on device"
-        assert reason in "".join(ran.stdout.split("\n"))
-        assert ran.stdout.count("NOT saved") == 2  # at steps 6 and 8
+        reason = "rank-00000.safetensors cannot be written: No space left on device"
+        there = f"NOT saved, the newest complete one in {tmp_path / 'saved'} is of step 4: rank 0: "
+        folder = tmp_path / "saved"
+        assert f"checkpoint of step 6 {there}{folder}/step-00000006.tmp/{reason}; training goes on" in said
+        assert ran.stderr == (
+            f"autoshard: error: the training ended, its last checkpoint of step 8 {there}{folder}/step-00000008.tmp/"
+            f"{reason}\n"
+        )
+        assert said.count("NOT saved") == 1
         kept = sorted(path.name for path in (tmp_path / "kept").iterdir())
         assert kept == ["latest", "lock", "step-00000002", "step-00000004"]
         resumed = run(tmp_path, ONE, "--checkpoint-dir", "kept")

@@ -56,7 +56,7 @@ def test_a_run_goes_on_from_s3_through_errors_and_an_outage(tmp_path: Path, prox
     proxy.fault = and_step_6
     said, undisturbed = run(tmp_path, proxy, "--checkpoint-every", "2", "--checkpoint-dir", PLACE)
     assert {fault for _, _, fault in proxy.seen} == {OK, ERROR_500, SLOW_DOWN_503}
-    message = "checkpoint of step 6 NOT saved, training goes on, older ones are intact: rank 0: "
+    message = f"checkpoint of step 6 NOT saved, the newest complete one in {PLACE} is of step 4: rank 0: "
     assert f"{message}{PLACE}/step-00000006/" in said
     assert "S3 answers InternalError: injected" in said
     assert said.count("NOT saved") == 1

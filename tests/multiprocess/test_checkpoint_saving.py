@@ -1,7 +1,7 @@
 """What saving and loading cost: no waiting for the disk beyond one save, one copy of the state, each byte read once."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -78,6 +78,36 @@ def test_what_goes_wrong_after_a_save_is_said_and_the_save_stays(
         ),
         "checkpoint of step 3 is saved, but older ones were not deleted: step-00000001 cannot be deleted: no",
     ]
+
+
+class FullStore(LocalStore):
+    """Has room for the first save of a run alone, or for none."""
+
+    room = 1
+
+    def write(self, step: int, name: str, chunks: Iterable[memoryview], size: int) -> None:
+        if step > self.room:
+            raise AutoshardError("no room")
+        super().write(step, name, chunks, size)
+
+
+@pytest.mark.parametrize(
+    ("room", "there"), [(1, "the newest complete one in {} is of step 1"), (0, "{} holds no complete one")]
+)
+def test_what_is_not_saved_says_what_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int, there: str
+) -> None:
+    monkeypatch.setattr(FullStore, "room", room)
+    monkeypatch.setattr(checkpoint, "open_store", lambda location: FullStore(Path(location)))
+    one = session(0)
+    said: list[str] = []
+    train(one)
+    saved = Checkpoints(one, options(tmp_path), 0, said.append)
+    for steps in (1, 2, 3):
+        saved.after_step(steps, 1e-3, {}, last=steps == 3)
+    line = "checkpoint of step {} NOT saved, " + there.format(tmp_path) + ": rank 0: no room"
+    assert said == [f"{line.format(step)}; training goes on" for step in range(room + 1, 3)]
+    assert saved.unsaved == line.format(3)
 
 
 def test_saves_that_catch_up_hold_one_copy_of_the_state(tmp_path: Path) -> None:

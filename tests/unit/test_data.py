@@ -3,9 +3,11 @@
 import json
 import os
 import re
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pytest
@@ -25,6 +27,7 @@ from autoshard.runtime.data import (
 )
 from autoshard.runtime.data.shuffle import shuffled
 from autoshard.runtime.data.text import text_windows
+from autoshard.runtime.data.token_file import TokenWriter
 from autoshard.runtime.tokenizer import ByteTokenizer, load_tokenizer
 
 
@@ -371,3 +374,62 @@ def test_windows_of_one_file_are_one_document(tmp_path: Path) -> None:
     begins = prepare(DataSource(tmp_path / "a.txt", ByteTokenizer(), apart=True), tmp_path / "cache").begins()
     assert begins is not None
     assert np.flatnonzero(begins).tolist() == [0]
+
+
+WRITES_TOKENS = """
+import sys, time
+from pathlib import Path
+import numpy as np
+from autoshard.runtime.data.token_file import TokenWriter
+writer = TokenWriter(Path(sys.argv[1]))
+writer.append(np.arange(9, dtype=np.int32), np.ones(9, dtype=np.uint8))
+print(flush=True)
+time.sleep(600)
+"""
+
+
+def test_parts_of_a_killed_run_are_removed_by_the_next_and_those_of_a_living_one_stay(tmp_path: Path) -> None:
+    cache, text = tmp_path / "cache", tmp_path / "text.txt"
+    cache.mkdir()
+    text.write_text("a text\n" * 99)
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITES_TOKENS, str(cache / f"{name}.json")], stdout=subprocess.PIPE)
+        for name in ("dead", "living")
+    ]
+    for writer in writers:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        writer.stdout.close()
+    dead, living = writers
+    dead.kill()
+    dead.wait()
+    elsewhere, old = cache / "other.tokens.7@0123456789ab.part", cache / "older.tokens.7.part"
+    for path in (elsewhere, old):
+        path.write_bytes(b"1234")
+    os.utime(old, (0, 0))
+    left = {path.name for path in cache.glob("*.part")}
+    assert len([name for name in left if name.startswith("dead.")]) == 2
+    prepare(DataSource(text, ByteTokenizer()), cache)
+    found = {path.name for path in cache.glob("*.part")}
+    living.kill()
+    living.wait()
+    assert found == {name for name in left if name.startswith("living.")} | {elsewhere.name}
+
+
+def test_a_part_that_is_removed_before_it_is_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first: list[str] = []
+
+    def lock(file: IO[bytes], operation: int) -> None:
+        if not first:
+            first.append(file.name)
+            Path(file.name).unlink()
+
+    monkeypatch.setattr("autoshard.runtime.data.token_file.fcntl.flock", lock)
+    writer = TokenWriter(tmp_path / "key.json")
+    writer.append(np.arange(9, dtype=np.int32))
+    found = writer.finish(0, 256, "nine tokens")
+    writer.discard()
+    assert first and found.tokens().tolist() == list(range(9))
+    assert not [*tmp_path.glob("*.part")]

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,14 @@ from autoshard.audit.cache import cache_file, load, save
 from autoshard.audit.compare import Scale
 from autoshard.audit.expected import shortened, telling_microbatches
 from autoshard.audit.measure import group_axes, measure
+from autoshard.audit.pool import Pool
 from autoshard.audit.report import render, to_dict
 from autoshard.audit.roles import roles
 from autoshard.audit.run import audit_role, held_orders
 from autoshard.audit.values import Role, RoleAudit
 from autoshard.cli import main
 from autoshard.cost.estimate import estimate
+from autoshard.errors import AutoshardError
 from autoshard.layout.plan import Plan, make_plan
 from autoshard.layout.plan_json import write_plan
 from autoshard.runtime.torch_backend import collectives, stage_module
@@ -229,18 +232,62 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert shown["agrees"] and [one["role"]["pipeline_rank"] for one in shown["roles"]] == [3]
 
 
-def test_ctrl_c_ends_the_audit_and_its_processes_at_once(tmp_path: Path) -> None:
-    write_plan(plan("1f1b"), tmp_path / "plan.json")
+def audit_under_way(folder: Path) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+    """The command and the processes that work for it, in a session of their own."""
+    write_plan(plan("1f1b"), folder / "plan.json")
     command = [sys.executable, "-m", "autoshard", "audit", "plan.json", "--no-cache"]
     with by_default(signal.SIGINT):
-        process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    while not (children := psutil.Process(process.pid).children()):
+        process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    workers: list[psutil.Process] = []
+    while len(workers) < 2:  # a third one counts resources for multiprocessing
         assert process.poll() is None
         time.sleep(0.05)
+        with suppress(psutil.NoSuchProcess):
+            children = psutil.Process(process.pid).children()
+            workers = [one for one in children if "spawn_main" in " ".join(one.cmdline())]
+    return process, workers
+
+
+def test_ctrl_c_ends_the_audit_and_its_processes_at_once(tmp_path: Path) -> None:
+    process, children = audit_under_way(tmp_path)
     os.killpg(process.pid, signal.SIGINT)  # to all of them, as a terminal does
     _, stderr = process.communicate(timeout=10)
     assert (process.returncode, stderr) == (130, "")
     assert not psutil.wait_procs(children, timeout=5)[1]
+
+
+def test_ctrl_c_ends_a_process_of_the_audit_that_was_stopped(tmp_path: Path) -> None:
+    process, children = audit_under_way(tmp_path)
+    for child in children:
+        child.suspend()
+    os.killpg(process.pid, signal.SIGINT)
+    _, stderr = process.communicate(timeout=30)
+    assert (process.returncode, stderr) == (130, "")
+    assert not psutil.wait_procs(children, timeout=5)[1]
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGKILL, -signal.SIGKILL)]
+)
+def test_a_killed_audit_leaves_nothing_behind(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    process, children = audit_under_way(tmp_path)
+    maps = [Path(f"/proc/{pid}/maps") for pid in (process.pid, *(child.pid for child in children))]
+    mapped = "".join(one.read_text() for one in maps if sys.platform == "linux")
+    process.send_signal(number)  # to the command alone
+    _, stderr = process.communicate(timeout=20)
+    assert (process.returncode, stderr) == (code, "")
+    assert not psutil.wait_procs(children, timeout=20)[1]
+    assert "/dev/shm/sem." not in mapped
+
+
+def test_an_error_of_a_call_is_raised_here() -> None:
+    with Pool(1) as pool:
+        assert sorted(pool.results(divmod, [(7, 2), (9, 5)])) == [(0, (3, 1)), (1, (1, 4))]
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            next(pool.results(divmod, [(1, 0)]))
+        with pytest.raises(AutoshardError) as error:
+            next(pool.results(os._exit, [(1,)]))
+    assert str(error.value) == "a process of the audit was ended from outside; was there enough memory?"
 
 
 def test_the_command_imports_no_torch_for_what_is_known() -> None:

@@ -17,7 +17,14 @@ from autoshard.runtime.data.files import TEXT, DataFiles, find_files
 from autoshard.runtime.data.packing import Packer
 from autoshard.runtime.data.records import Record, column_names, records
 from autoshard.runtime.data.text import WINDOW_BYTES, python_manual, text_windows
-from autoshard.runtime.data.token_file import FORMAT, TokenFile, TokenWriter, one_at_a_time, read_token_file
+from autoshard.runtime.data.token_file import (
+    FORMAT,
+    TokenFile,
+    TokenWriter,
+    one_at_a_time,
+    read_token_file,
+    remove_abandoned_parts,
+)
 from autoshard.runtime.tokenizer import Tokenizer
 from autoshard.units import format_count
 
@@ -65,6 +72,7 @@ def prepare(source: DataSource, cache: Path) -> TokenFile:
     content = _content(source, files)
     path = cache / f"{_cache_key(source, files, content)}.json"
     with one_at_a_time(path):
+        remove_abandoned_parts(cache)
         return read_token_file(path) or _write(source, files, content, path)
 
 

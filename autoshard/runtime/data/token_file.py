@@ -9,10 +9,13 @@ import fcntl
 import hashlib
 import json
 import os
+import socket
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +24,9 @@ from autoshard.errors import AutoshardError
 from autoshard.interop.atomic_file import write_text
 
 FORMAT = 3
+PART = ".part"
+ABANDONED_AFTER_S = 86_400.0
+"""Parts of another machine, whose locks may not be seen here, are left by their run if untouched for so long."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +89,7 @@ class TokenWriter:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._parts: dict[str, Path] = {}
+        self._parts: dict[str, IO[bytes]] = {}
         self._hashes: dict[str, hashlib._Hash] = {}
         self.num_tokens = 0
         self.largest_id = -1
@@ -111,25 +117,51 @@ class TokenWriter:
         masked, apart = ".learned" in self._parts, ".begins" in self._parts
         found = TokenFile(self._path, digest, self.num_tokens, row_length, masked, apart, vocab_size, made_of)
         for suffix, part in self._parts.items():
-            part.replace(self._path.with_suffix(suffix))
+            part.flush()
+            Path(part.name).replace(self._path.with_suffix(suffix))
         values = {"format_version": FORMAT, **asdict(found)}
         del values["path"]
         write_text(self._path, json.dumps(values) + "\n", "token file")
         return found
 
     def discard(self) -> None:
-        """Remove what has no name yet."""
+        """Remove what has no name yet, and let go of the rest."""
         for part in self._parts.values():
-            part.unlink(missing_ok=True)
+            Path(part.name).unlink(missing_ok=True)
+            with suppress(OSError):  # a full disk, which was told before
+                part.close()
 
     def _append(self, suffix: str, values: NDArray[np.int32] | NDArray[np.uint8]) -> None:
         if suffix not in self._parts:
-            self._parts[suffix] = self._path.with_suffix(f"{suffix}.{os.getpid()}.part")
-            self._parts[suffix].write_bytes(b"")
+            self._parts[suffix] = _new_part(self._path.with_suffix(f"{suffix}.{os.getpid()}{_of_this_machine()}"))
             self._hashes[suffix] = hashlib.sha256()
         self._hashes[suffix].update(values.data)
-        with self._parts[suffix].open("ab") as file:
-            file.write(values.data)
+        self._parts[suffix].write(values.data)
+
+
+def _of_this_machine() -> str:
+    """How names of its parts end."""
+    return f"@{hashlib.sha256(socket.gethostname().encode()).hexdigest()[:12]}{PART}"
+
+
+def _new_part(path: Path) -> IO[bytes]:
+    """A file that is locked as long as this process has it open: that is how others know that it is being written."""
+    while True:
+        file = path.open("wb")
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if os.fstat(file.fileno()).st_nlink:
+            return file
+        file.close()  # it was removed before it was locked
+
+
+def remove_abandoned_parts(folder: Path) -> None:
+    """Parts of tokens that processes left behind which are gone; those that are being written stay."""
+    for part in folder.glob(f"*{PART}"):
+        with suppress(OSError), part.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if part.name.endswith(_of_this_machine()) or time.time() - part.stat().st_mtime > ABANDONED_AFTER_S:
+                part.unlink()
 
 
 @contextmanager

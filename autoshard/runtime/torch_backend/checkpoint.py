@@ -90,7 +90,7 @@ class Checkpoints:
         if steps % every == 0 or last:
             self._settle(wait=True)
             self._save(steps, learning_rate, position)
-        self._settle(wait)
+        self._settle(wait, last)
         if self._committer is not None and wait:
             self._committer.wait()
         if wait:
@@ -129,8 +129,13 @@ class Checkpoints:
         plan = plan_to_json(session.plan) if session.rank == 0 else None
         self._writer = Writer(self._store, steps, session.rank, self._shards, state, plan)
 
-    def _settle(self, wait: bool) -> None:
-        """Hand over the save in flight when every rank has written; wait: stay until then."""
+    @property
+    def unsaved(self) -> str:
+        """On rank 0, what to say of the newest save where it is not there; '' where it is."""
+        return "" if self._committer is None else self._committer.unsaved
+
+    def _settle(self, wait: bool, last: bool = False) -> None:
+        """Hand over the save in flight when every rank has written; wait: stay until then; last: it is the run's."""
         if self._writer is None:
             return
         if wait:
@@ -140,7 +145,7 @@ class Checkpoints:
         results = [json.loads(text) for text in self._exchange(json.dumps(self._writer.result))]
         if self._committer is not None:
             assert self._pending is not None
-            self._committer.submit(self._pending, results)
+            self._committer.submit(self._pending, results, last)
         self._writer = self._pending = None
 
     def _chosen(self) -> Folder | None:

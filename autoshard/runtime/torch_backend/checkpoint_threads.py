@@ -9,8 +9,8 @@ from queue import SimpleQueue
 from typing import Any
 
 from autoshard.checkpoint.layout import Shard
-from autoshard.checkpoint.manifest import FileRecord, Manifest
-from autoshard.checkpoint.store import PLAN, Folder, Hashed, Store, prune
+from autoshard.checkpoint.manifest import MANIFEST, FileRecord, Manifest
+from autoshard.checkpoint.store import PLAN, Folder, Hashed, Store, prune, step_of
 from autoshard.errors import AutoshardError
 from autoshard.runtime.torch_backend.shard_files import State, write_rank
 
@@ -49,17 +49,19 @@ class Committer:
 
     def __init__(self, store: Store, keep: int, keep_every: int | None):
         self._store, self._keep, self._keep_every = store, keep, keep_every
-        self._waiting: SimpleQueue[tuple[Manifest, list[Result]]] = SimpleQueue()
+        self.unsaved = ""
+        """What to say of the newest save that was submitted, where it was not saved."""
+        self._waiting: SimpleQueue[tuple[Manifest, list[Result], bool]] = SimpleQueue()
         self._said: SimpleQueue[str] = SimpleQueue()
         self._idle = threading.Condition()
         self._unfinished = 0
         threading.Thread(target=self._run, daemon=True, name="checkpoint-commit").start()
 
-    def submit(self, manifest: Manifest, results: list[Result]) -> None:
-        """What every rank has written. manifest: without its files."""
+    def submit(self, manifest: Manifest, results: list[Result], last: bool) -> None:
+        """What every rank has written. manifest: without its files. last: of the run."""
         with self._idle:
             self._unfinished += 1
-        self._waiting.put((manifest, results))
+        self._waiting.put((manifest, results, last))
 
     def wait(self) -> None:
         """Until all that was submitted is done."""
@@ -72,16 +74,17 @@ class Committer:
 
     def _run(self) -> None:
         while True:
-            manifest, results = self._waiting.get()
+            manifest, results, last = self._waiting.get()
+            self.unsaved = f"checkpoint of step {manifest.step} NOT saved"  # until it is
             try:
-                self._complete(manifest, results)
+                self._complete(manifest, results, last)
             except Exception as error:  # the next save must find this thread
                 self._said.put(f"checkpoint of step {manifest.step}: {error!r}")
             with self._idle:
                 self._unfinished -= 1
                 self._idle.notify_all()
 
-    def _complete(self, manifest: Manifest, results: list[Result]) -> None:
+    def _complete(self, manifest: Manifest, results: list[Result], last: bool) -> None:
         store, step = self._store, manifest.step
         problem = next((result["problem"] for result in results if "problem" in result), "")
         if not problem:
@@ -91,9 +94,12 @@ class Committer:
             except AutoshardError as error:
                 problem = str(error)
         if problem:
-            self._said.put(f"checkpoint of step {step} NOT saved, training goes on, older ones are intact: {problem}")
+            self.unsaved = f"checkpoint of step {step} NOT saved, {newest_complete(store)}: {problem}"
+            if not last:  # the end of the run says it
+                self._said.put(f"{self.unsaved}; training goes on")
             self._try(lambda: store.discard(step), f"what was written of step {step} was not deleted")
             return
+        self.unsaved = ""
         self._finish(folder)
 
     def _finish(self, folder: Folder) -> None:
@@ -109,6 +115,15 @@ class Committer:
             action()
         except AutoshardError as error:
             self._said.put(f"{otherwise}: {error}")
+
+
+def newest_complete(store: Store) -> str:
+    """Which checkpoint there is to go on from, in words."""
+    try:
+        steps = [step_of(folder) for folder in store.folders() if folder.has(MANIFEST)]
+    except AutoshardError as error:
+        return f"and whether {store} holds another cannot be seen ({error})"
+    return f"the newest complete one in {store} is of step {steps[0]}" if steps else f"{store} holds no complete one"
 
 
 def _write_plan(store: Store, step: int, text: bytes) -> FileRecord:

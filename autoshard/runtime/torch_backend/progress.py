@@ -38,6 +38,11 @@ class Progress:
         self.first_step = manifest.step
         self._ahead = batches_ahead(manifest, stream, self._steps, options.location)
 
+    @property
+    def unsaved(self) -> str:
+        """On rank 0, what to say where the last checkpoint is not there; '' where it is, or none was asked for."""
+        return "" if self._checkpoints is None else self._checkpoints.unsaved
+
     def batch_of(self, step: int) -> int:
         """Its number in the data; a plan with another batch size counts its batches differently."""
         return step + self._ahead

@@ -192,6 +192,7 @@ def _training(
         "gradient_norms": norms,
         "step_times_s": times,
         "held_out_losses": list(held_out_losses.values()),
+        "unsaved": progress.unsaved,
         "profiled_steps": list(profiled),
         "compiled": None if compiler is None else compiler.to_dict(),
         "profile": {"steps": profiler.steps, "spans": profiler.spans} if profiler else None,

@@ -1,0 +1,135 @@
+"""Processes that answer calls, each over a pipe of its own: nothing with a name that could outlive them.
+
+They end with this process, however it ends: at once where it stops by an exception or a signal, and by themselves where
+it was killed. multiprocessing's own pools keep named semaphores, and wait at exit for a process that was stopped.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from types import FrameType, TracebackType
+from typing import Any, TypeVar
+
+from autoshard.errors import AutoshardError
+
+Found = TypeVar("Found")
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+
+
+class Pool:
+    """Starts on entry, ends everything on exit."""
+
+    def __init__(self, processes: int):
+        self._processes = processes
+        self._workers: dict[Connection, SpawnProcess] = {}
+
+    def __enter__(self) -> Pool:
+        context = multiprocessing.get_context("spawn")
+        # They never hear of Ctrl-C: a terminal tells all of its processes, and each would have its say.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            for _ in range(self._processes):
+                ours, theirs = context.Pipe()
+                worker = context.Process(target=_answer, args=(theirs,), daemon=True)
+                self._workers[ours] = worker
+                worker.start()
+                theirs.close()
+        except BaseException:
+            self._end()
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return self
+
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        for connection, worker in self._workers.items():
+            connection.close()
+            if worker.pid is not None:
+                worker.kill()  # a process that was stopped ends by nothing less
+                worker.join()
+
+    def results(
+        self, function: Callable[..., Found], arguments: Sequence[tuple[Any, ...]]
+    ) -> Iterator[tuple[int, Found]]:
+        """(number of the arguments, what the function gives) of each call, in the order in which they end.
+
+        Raises what a call raised, and AutoshardError where a process is gone.
+        """
+        calls, under_way, idle = deque(enumerate(arguments)), dict[Connection, int](), [*self._workers]
+        try:
+            while calls or under_way:
+                while calls and idle:
+                    number, asked = calls.popleft()
+                    idle[-1].send((function, asked))
+                    under_way[idle.pop()] = number
+                for connection in wait([*under_way]):
+                    assert isinstance(connection, Connection)
+                    found, error = connection.recv()
+                    if error is not None:
+                        raise error
+                    idle.append(connection)
+                    yield under_way.pop(connection), found
+        except (EOFError, ConnectionError):
+            raise AutoshardError("a process of the audit was ended from outside; was there enough memory?") from None
+
+
+def _answer(calls: Connection) -> None:
+    """What a process of the pool does until its pipe is closed."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with suppress(EOFError, ConnectionError):
+        while True:
+            calls.send(_outcome(*calls.recv()))
+
+
+def _outcome(function: Callable[..., Any], asked: tuple[Any, ...]) -> tuple[Any, Exception | None]:
+    try:
+        return function(*asked), None
+    except AutoshardError as error:
+        return None, error
+    except Exception:
+        return None, RuntimeError(traceback.format_exc())
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+@contextmanager
+def clean_end() -> Iterator[None]:
+    """SIGTERM and SIGHUP raise SystemExit with the shell's code for them, so that what was begun is ended in order.
+
+    One that is ignored (nohup) stays ignored.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    known = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    kept = {number: handler for number, handler in known.items() if handler not in (signal.SIG_IGN, None)}
+    for number in kept:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
