@@ -83,6 +83,10 @@ FILES: dict[str, tuple[Callable[[], list[str]], str]] = {
     ),
     "text": (lambda: data_file("data.txt", BOMB), "--data data.txt is binary: it has a zero byte at 4 of 40"),
     "rows": (lambda: data_file("data.jsonl", TEXT_BOMB), "--data data.jsonl"),
+    "rows, half a character": (
+        lambda: data_file("data.jsonl", b'{"text": "\\ud83d"}'),
+        "--data data.jsonl row 1: \\ud83d is half of a character, a lone surrogate; write both halves, or \\ufffd\n",
+    ),
     "saved dataset": (lambda: data_file("data/state.json", BOMB), "--data data/state.json, line 1: byte 0x80 is not "),
     "saved dataset, nested": (
         lambda: data_file("data/state.json", DEEP),
