@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import signal
+import subprocess
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -12,6 +17,7 @@ from numpy.typing import NDArray
 
 from autoshard.errors import AutoshardError
 from autoshard.runtime.data.records import Record
+from autoshard.runtime.processes import python_command
 from autoshard.runtime.tokenizer import Tokenizer
 
 MESSAGES_FIELD = "messages"
@@ -21,6 +27,9 @@ CHATML = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 """For tokenizers without a template. One that lacks <|im_start|> and <|im_end|> spells them in ordinary tokens."""
+MAX_TIME_S, MAX_MEMORY_BYTES, MAX_CHARACTERS = 30.0, 1_000_000_000, 16_000_000
+"""What a template may take for one conversation: CPU time, memory of its process (kept on Linux), text. Guesses, 100
+times what the longest conversations need."""
 
 
 @dataclass(frozen=True)
@@ -32,63 +41,68 @@ class Conversation:
 
 
 class ChatTemplate:
-    """A Jinja template in a sandbox: it reads messages, and can neither import nor change anything.
+    """A Jinja template in a process of its own, which bounds its time and memory.
 
-    source: None takes ChatML. The template sees no clock, so that the same data are the same tokens tomorrow.
+    source: None takes ChatML. Used in a `with`, or ended when nothing refers to it.
     Raises AutoshardError when it is no template.
     """
 
     def __init__(self, source: str | None, special_tokens: Mapping[str, str]) -> None:
-        try:
-            from jinja2 import TemplateError
-            from jinja2.sandbox import ImmutableSandboxedEnvironment
-        except ImportError as error:
-            raise AutoshardError("chat data need jinja2: pip install 'autoshard[torch]'") from error
+        if find_spec("jinja2") is None:
+            raise AutoshardError("chat data need jinja2: pip install 'autoshard[torch]'")
         self.name = "ChatML" if source is None else "the tokenizer's chat template"
-        self._special_tokens = special_tokens
-        environment = ImmutableSandboxedEnvironment(
-            autoescape=False,  # the text goes to a tokenizer, not to a browser
-            trim_blocks=True,
-            lstrip_blocks=True,
-            extensions=["jinja2.ext.loopcontrols", _generation_tag()],
+        self._process = subprocess.Popen(
+            python_command("from autoshard.runtime.chat_renderer import main; main()"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C reaches this process alone, which ends that one
         )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _raise
-        try:
-            self._template = environment.from_string(CHATML if source is None else source)
-        except (TemplateError, RecursionError) as error:
-            raise AutoshardError(f"the tokenizer's chat template is not a Jinja template: {_line(error)}") from error
-
-    def render(self, messages: Sequence[dict[str, Any]], answer_next: bool = False) -> str:
-        """The conversation as text; with answer_next up to where an answer begins. Raises what the template raises."""
-        return self._template.render(
-            messages=list(messages), add_generation_prompt=answer_next, tools=None, **self._special_tokens
+        self.close = weakref.finalize(self, _end, self._process)
+        self._ask(
+            "",
+            {
+                "source": CHATML if source is None else source,
+                "special_tokens": dict(special_tokens),
+                "answering_role": ANSWERING_ROLE,
+                "max_characters": MAX_CHARACTERS,
+                "max_memory_bytes": MAX_MEMORY_BYTES,
+                "max_time_s": MAX_TIME_S,
+            },
         )
 
     def segments(self, messages: Sequence[dict[str, Any]], place: str) -> list[tuple[str, bool]]:
-        """Pieces of text up to the last answer's end, and whether each is an answer.
+        """Pieces of text up to the last answer's end, and whether each is an answer. place: for errors."""
+        return [(text, answer) for text, answer in self._ask(f"{place}: ", messages)["segments"]]
 
-        An answer begins where the template would have a model begin it, and ends with the turn, its end marker
-        included. place: for errors.
-        """
-        try:
-            found, done = [], ""
-            for position, message in enumerate(messages):
-                if message["role"] != ANSWERING_ROLE:
-                    continue
-                before = self.render(messages[:position], answer_next=True)
-                after = self.render(messages[: position + 1])
-                if not before.startswith(done) or not after.startswith(before):
-                    raise AutoshardError(
-                        f"{place}: {self.name} writes turn {position + 1} otherwise when it is answered"
-                    )
-                found += [(before[len(done) :], False), (after[len(before) :], True)]
-                done = after
-        except AutoshardError:
-            raise
-        except Exception as error:  # whatever a template does with a row
-            raise AutoshardError(f"{place}: {self.name} refuses it: {_line(error)}") from error
-        return [(text, answer) for text, answer in found if text]
+    def _ask(self, place: str, request: object) -> dict[str, Any]:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        line = b""
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(request, default=str).encode() + b"\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        if not line:
+            code = self._process.wait()
+            late = code == -signal.SIGPROF
+            reason = f"takes more than {MAX_TIME_S:g} s of CPU time" if late else f"ended its process with code {code}"
+            raise AutoshardError(f"{place}{self.name} {reason}")
+        reply: dict[str, Any] = json.loads(line)
+        if "refused" in reply:
+            raise AutoshardError(f"{place}{self.name} {reply['refused']}")
+        return reply
+
+    def __enter__(self) -> ChatTemplate:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    with contextlib.suppress(BrokenPipeError), process:  # closes the pipes and waits
+        pass
 
 
 def chat_template(tokenizer: Tokenizer) -> ChatTemplate:
@@ -119,29 +133,3 @@ def _messages(record: Record) -> list[dict[str, Any]]:
     if not any(message["role"] == ANSWERING_ROLE for message in messages):
         raise AutoshardError(f"{record.place} has no message of role {ANSWERING_ROLE!r}: there is nothing to learn")
     return messages
-
-
-def _generation_tag() -> Any:
-    """{% generation %}, with which some templates mark answers: here it means what is inside it."""
-    from jinja2.ext import Extension
-
-    class GenerationTag(Extension):
-        tags = {"generation"}
-
-        def parse(self, parser: Any) -> Any:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    return GenerationTag
-
-
-def _to_json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _raise(message: str) -> None:
-    raise ValueError(message)
-
-
-def _line(error: BaseException) -> str:
-    return str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
