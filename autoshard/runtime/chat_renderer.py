@@ -15,7 +15,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jinja2 import TemplateError
 from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -59,7 +58,9 @@ class Renderer:
         environment.globals["raise_exception"] = _raise
         try:
             self._template = environment.from_string(source)
-        except (TemplateError, RecursionError) as error:
+        except MemoryError:
+            raise
+        except Exception as error:  # Jinja's own, and what Python says to code that a template became
             raise RefusedError(f"is not a Jinja template: {_line(error)}") from None
 
     def segments(self, messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, bool]]:

@@ -264,8 +264,10 @@ def test_no_process_is_left_behind() -> None:
 
 
 def test_no_template_at_all() -> None:
-    with pytest.raises(AutoshardError, match=r"^the tokenizer's chat template is not a Jinja template: "):
-        template("{% for %}")
+    nested = 30 * "{% for i in messages %}" + 30 * "{% endfor %}"  # Python takes 20 blocks in each other
+    for source in ("{% for %}", nested, "{{" + 9999 * "(" + 9999 * ")" + "}}"):
+        with pytest.raises(AutoshardError, match=r"^the tokenizer's chat template is not a Jinja template: "):
+            template(source)
 
 
 def test_where_a_tokenizers_template_is_found(tmp_path: Path) -> None:

@@ -135,6 +135,7 @@ HALF = "is half of a character, a lone surrogate; write both halves, or \\ufffd"
         (b'{"text": "a", "source": ["\\uDE00"]}', f": \\ude00 {HALF}"),
         (b'{"text": "\\ud83d\\ud83d\\ude00"}', f": \\ud83d {HALF}"),
         (b'{"text": "\xed\xa0\xbd"}', ": byte 0xed is not UTF-8; save it as UTF-8"),
+        (b'{"text": "a", "tree": ' + 100 * b"[" + 100 * b"]" + b"}", " is nested deeper than 100 levels"),
         (b'{"messages": [{"role": "assistant", "content": "\\ud83d"}]}', f": \\ud83d {HALF}"),
     ],
 )
