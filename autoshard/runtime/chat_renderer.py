@@ -12,7 +12,7 @@ import json
 import resource
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jinja2.ext import Extension
@@ -40,15 +40,15 @@ class Renderer:
     """A Jinja template that reads messages, and can neither import nor change anything.
 
     It sees no clock, so that the same data are the same tokens tomorrow. answering_role: of the messages that are
-    learned. max_characters: of one conversation's text. Raises RefusedError when it is no template.
+    learned. max_characters: of one conversation's text.
     """
 
     def __init__(
         self, source: str, special_tokens: Mapping[str, str], answering_role: str, max_characters: int
     ) -> None:
         self._special_tokens, self._answering_role = special_tokens, answering_role
-        self._max_characters = max_characters
-        environment = ImmutableSandboxedEnvironment(
+        self._source, self._max_characters = source, max_characters
+        environment = self._environment = ImmutableSandboxedEnvironment(
             autoescape=False,  # the text goes to a tokenizer, not to a browser
             trim_blocks=True,
             lstrip_blocks=True,
@@ -56,8 +56,11 @@ class Renderer:
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise
+
+    def compile(self) -> None:
+        """Before the first conversation. Raises RefusedError when it is no template."""
         try:
-            self._template = environment.from_string(source)
+            self._template = self._environment.from_string(self._source)
         except MemoryError:
             raise
         except Exception as error:  # Jinja's own, and what Python says to code that a template became
@@ -101,33 +104,29 @@ class Renderer:
 
 
 def main() -> None:
-    """Answer each line of stdin: first the template and its limits, then conversations.
-
-    A request that takes max_time_s of CPU time ends the process: SIGPROF, which nothing here handles.
-    """
+    """Answer the lines of stdin: first the template and its limits, then lists of conversations, one answer each."""
     first = json.loads(sys.stdin.readline())
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_AS, first["max_memory_bytes"])  # macOS takes it and does not keep it
-    renderer: Renderer | None = None
-    line = ""
-    while renderer is None or (line := sys.stdin.readline()):
-        signal.setitimer(signal.ITIMER_PROF, first["max_time_s"])
-        reply: dict[str, Any] = {}
-        try:
-            if renderer is None:
-                renderer = Renderer(*(first[name] for name in RENDERER))
-            else:
-                reply["segments"] = renderer.segments(json.loads(line))
-            text = json.dumps(reply)
-        except RefusedError as error:
-            text = json.dumps({"refused": str(error)})
-        except MemoryError:
-            text = json.dumps({"refused": f"needs more than {first['max_memory_bytes'] / 1e9:.2f} GB of memory"})
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        sys.stdout.write(f"{text}\n")
-        sys.stdout.flush()
-        if renderer is None:
-            return
+    renderer = Renderer(*(first[name] for name in RENDERER))
+    _answer(first, renderer.compile)
+    for line in sys.stdin:
+        for messages in json.loads(line):
+            _answer(first, renderer.segments, messages)
+
+
+def _answer(limits: Mapping[str, Any], work: Callable[..., object], *arguments: object) -> None:
+    """Work that takes more CPU time than it may ends the process: SIGPROF, which nothing here handles."""
+    signal.setitimer(signal.ITIMER_PROF, limits["max_time_s"])
+    try:
+        text = json.dumps({"made": work(*arguments)})
+    except RefusedError as error:
+        text = json.dumps({"refused": str(error)})
+    except MemoryError:
+        text = json.dumps({"refused": f"needs more than {limits['max_memory_bytes'] / 1e9:.2f} GB of memory"})
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()  # each by itself: the next one may end the process
 
 
 def _limit(kind: int, value: int) -> None:

@@ -254,6 +254,28 @@ def test_time_is_counted_for_each_conversation(monkeypatch: pytest.MonkeyPatch) 
             assert one.segments([ASK, ANSWER], "row") == [("2+2?", False), ("4", True)]
 
 
+def test_the_conversation_that_takes_long_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process has several at a time; those before it are there."""
+    monkeypatch.setattr(chat, "MAX_TIME_S", 0.2)
+    source = "{% if messages[0].content == 'slow' %}" + LOOPS + "{% endif %}"
+    source += "{% for m in messages %}{{ m.content }}{% endfor %}"
+    rows = [(f"row {row}", [{**ASK, "content": "slow" if row == 3 else "a"}, ANSWER]) for row in (1, 2, 3, 4)]
+    found: list[Any] = []
+    with template(source) as one, pytest.raises(AutoshardError) as error:
+        found.extend(one.segments_of(rows))
+    assert str(error.value) == "row 3: the tokenizer's chat template takes more than 0.2 s of CPU time"
+    assert found == [(f"row {row}", [("a", False), ("4", True)]) for row in (1, 2)]
+
+
+@pytest.mark.parametrize("ahead", [1, 300, 10**6])
+def test_conversations_come_in_their_order(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat, "_AHEAD_BYTES", ahead)
+    rows = [(f"row {row}", [{**ASK, "content": row * "é"}, {**ANSWER, "content": str(row)}]) for row in range(50)]
+    with template("{% for m in messages %}[{{ m.content }}]{% endfor %}") as one:
+        found = list(one.segments_of(rows))
+    assert found == [(f"row {row}", [(f"[{row * 'é'}]", False), (f"[{row}]", True)]) for row in range(50)]
+
+
 def test_no_process_is_left_behind() -> None:
     kept, dropped = template(None), template(None)
     processes = [one._process for one in (kept, dropped)]

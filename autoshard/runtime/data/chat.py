@@ -7,7 +7,7 @@ import json
 import signal
 import subprocess
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -30,6 +30,8 @@ CHATML = (
 MAX_TIME_S, MAX_MEMORY_BYTES, MAX_CHARACTERS = 30.0, 1_000_000_000, 16_000_000
 """What a template may take for one conversation: CPU time, memory of its process (kept on Linux), text. Guesses, 100
 times what the longest conversations need."""
+_AHEAD_BYTES = 1 << 18
+Segments = list[tuple[str, bool]]
 
 
 @dataclass(frozen=True)
@@ -59,38 +61,58 @@ class ChatTemplate:
             start_new_session=True,  # Ctrl-C reaches this process alone, which ends that one
         )
         self.close = weakref.finalize(self, _end, self._process)
-        self._ask(
-            "",
-            {
-                "source": CHATML if source is None else source,
-                "special_tokens": dict(special_tokens),
-                "answering_role": ANSWERING_ROLE,
-                "max_characters": MAX_CHARACTERS,
-                "max_memory_bytes": MAX_MEMORY_BYTES,
-                "max_time_s": MAX_TIME_S,
-            },
-        )
+        first = {
+            "source": CHATML if source is None else source,
+            "special_tokens": dict(special_tokens),
+            "answering_role": ANSWERING_ROLE,
+            "max_characters": MAX_CHARACTERS,
+            "max_memory_bytes": MAX_MEMORY_BYTES,
+            "max_time_s": MAX_TIME_S,
+        }
+        self._send(_json(first))
+        self._receive("")
 
-    def segments(self, messages: Sequence[dict[str, Any]], place: str) -> list[tuple[str, bool]]:
+    def segments(self, messages: Sequence[dict[str, Any]], place: str) -> Segments:
         """Pieces of text up to the last answer's end, and whether each is an answer. place: for errors."""
-        return [(text, answer) for text, answer in self._ask(f"{place}: ", messages)["segments"]]
+        return next(self.segments_of([(place, messages)]))[1]
 
-    def _ask(self, place: str, request: object) -> dict[str, Any]:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        line = b""
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(request, default=str).encode() + b"\n")
+    def segments_of(
+        self, conversations: Iterable[tuple[str, Sequence[dict[str, Any]]]]
+    ) -> Iterator[tuple[str, Segments]]:
+        """Places and segments of many; the process is given _AHEAD_BYTES at a time, and renders while they are used."""
+        waiting: list[tuple[str, bytes]] = []
+        size = 0
+        for place, messages in conversations:
+            waiting.append((place, _json(messages)))
+            size += len(waiting[-1][1])
+            if size >= _AHEAD_BYTES:
+                yield from self._rendered(waiting)
+                waiting, size = [], 0
+        yield from self._rendered(waiting)
+
+    def _rendered(self, conversations: list[tuple[str, bytes]]) -> Iterator[tuple[str, Segments]]:
+        self._send(b"[" + b",".join(messages for _, messages in conversations) + b"]")
+        for place, _ in conversations:
+            yield place, [(text, answer) for text, answer in self._receive(f"{place}: ")]
+
+    def _send(self, line: bytes) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # `_receive` says why it ended
+            self._process.stdin.write(line + b"\n")
             self._process.stdin.flush()
-            line = self._process.stdout.readline()
+
+    def _receive(self, place: str) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
         if not line:
             code = self._process.wait()
             late = code == -signal.SIGPROF
             reason = f"takes more than {MAX_TIME_S:g} s of CPU time" if late else f"ended its process with code {code}"
             raise AutoshardError(f"{place}{self.name} {reason}")
-        reply: dict[str, Any] = json.loads(line)
-        if "refused" in reply:
-            raise AutoshardError(f"{place}{self.name} {reply['refused']}")
-        return reply
+        answer = json.loads(line)
+        if "refused" in answer:
+            raise AutoshardError(f"{place}{self.name} {answer['refused']}")
+        return answer["made"]
 
     def __enter__(self) -> ChatTemplate:
         return self
@@ -110,16 +132,25 @@ def chat_template(tokenizer: Tokenizer) -> ChatTemplate:
     return ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens)
 
 
-def conversation(record: Record, template: ChatTemplate, tokenizer: Tokenizer) -> Conversation:
+def conversations(found: Iterable[Record], template: ChatTemplate, tokenizer: Tokenizer) -> Iterator[Conversation]:
     """Raises AutoshardError, naming file and row, for anything but messages with an answer among them."""
-    segments = template.segments(_messages(record), record.place)
+    asked = ((record.place, _messages(record)) for record in found)
+    for place, segments in template.segments_of(asked):
+        yield _conversation(segments, place, tokenizer)
+
+
+def _conversation(segments: Segments, place: str, tokenizer: Tokenizer) -> Conversation:
     encoded = tokenizer.encode_many([text for text, _ in segments])
     learned = [np.full(len(ids), answer, dtype=np.uint8) for ids, (_, answer) in zip(encoded, segments, strict=True)]
-    found = Conversation(np.concatenate(encoded), np.concatenate(learned)) if encoded else None
-    if found is None or not found.learned[1:].any():
-        raise AutoshardError(f"{record.place} has no answer to learn from")
-    found.learned[0] = 0  # nothing of its own is before it
-    return found
+    made = Conversation(np.concatenate(encoded), np.concatenate(learned)) if encoded else None
+    if made is None or not made.learned[1:].any():
+        raise AutoshardError(f"{place} has no answer to learn from")
+    made.learned[0] = 0  # nothing of its own is before it
+    return made
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, default=str).encode()
 
 
 def _messages(record: Record) -> list[dict[str, Any]]:
