@@ -6,17 +6,17 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.explain.page import Line, heading, table, wrapped
+from autoshard.interop.text_file import printable, read_text
 from autoshard.layout.plan import Plan
 from autoshard.layout.plan_json import plan_to_json
 from autoshard.units import format_bytes, format_seconds
 
 RUN_FORMAT = 1
-MAX_RUN_BYTES = 64e6
+MAX_RUN_BYTES = 64_000_000
 SHARES = {
     "collectives": (
         "collectives_s",
@@ -58,16 +58,9 @@ class Run:
 
 def read_run(path: str) -> Mapping[str, Any]:
     """Raises AutoshardError for a file that is no run.json."""
-    file = Path(path)
     try:
-        if file.stat().st_size > MAX_RUN_BYTES:
-            raise AutoshardError(
-                f"{path} is {format_bytes(file.stat().st_size)}; a run.json has {MAX_RUN_BYTES:.0e} bytes at most"
-            )
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise AutoshardError(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError:
+        values = json.loads(read_text(path, printable(path), MAX_RUN_BYTES, "JSON"))
+    except (ValueError, RecursionError):
         raise AutoshardError(f"{path} is no run.json: it is not JSON") from None
     if not isinstance(values, dict) or "plan_sha256" not in values or "step_time_s" not in values:
         raise AutoshardError(f"{path} is no run.json, which `autoshard run` writes into the folder of a run")

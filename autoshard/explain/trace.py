@@ -16,6 +16,7 @@ from typing import Any
 from autoshard.cost.values import StageMemory
 from autoshard.errors import AutoshardError
 from autoshard.explain.measured import measured_run, read_run
+from autoshard.interop.text_file import printable, read_text
 from autoshard.layout.plan import Plan
 from autoshard.runtime.measured import planned_timeline
 from autoshard.schedules import Order, Timeline
@@ -29,7 +30,7 @@ computing."""
 KEPT = "kept activations"
 PREDICTED_PROCESS, MEASURED_PROCESS = 1, 10_001
 """Process numbers of the ranks begin here; 0 is the idle process elsewhere."""
-MAX_TRACE_BYTES = 2e9
+MAX_TRACE_BYTES = 2_000_000_000
 Event = dict[str, Any]
 
 
@@ -137,15 +138,11 @@ def _averages(one: Mapping[str, Any]) -> Iterator[Event]:
 def _executed(file: Path) -> list[Event]:
     """The ranks of a run's own trace, each as a process."""
     try:
-        if file.stat().st_size > MAX_TRACE_BYTES:
-            raise AutoshardError(f"{file} is too large: {file.stat().st_size / GB:.1f} GB")
-        events = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
+        events = json.loads(read_text(file, printable(file), MAX_TRACE_BYTES, "JSON"))["traceEvents"]
         executed = [event for event in events if event["pid"] == 1]
         names = {event["tid"]: event["args"]["name"] for event in executed if event["name"] == "thread_name"}
         spans = [_moved(event, MEASURED_PROCESS + event["tid"]) for event in executed if event["ph"] == "X"]
-    except OSError as error:
-        raise AutoshardError(f"{file} cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise AutoshardError(f"{file} is no trace.json of `autoshard run --profile`") from None
     titles = [
         one for rank, name in sorted(names.items()) for one in _titles(MEASURED_PROCESS + rank, f"{name}, measured")

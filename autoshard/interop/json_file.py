@@ -11,6 +11,8 @@ from autoshard.errors import AutoshardError
 from autoshard.interop.text_file import MAX_DEPTH, MAX_DIGITS, decode, is_deeper_than, printable, read_bytes
 from autoshard.spec.fields import SHOWN_CHARACTERS, show
 
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+"""An escape of half a character beyond U+FFFF, with its other half or alone."""
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},:]|[^\s\[\]{},:"]+', re.DOTALL)
 
 
@@ -24,8 +26,8 @@ def read_json(path: str | Path, what: str, max_bytes: int) -> object:
     what: names the file's role in errors, such as "plan" or "model config".
     max_bytes: a larger file is refused before it is read.
     Raises AutoshardError, one line with the file, and line and column where there are some, for: no such file, a
-    directory, too large, not UTF-8, cut off, not JSON, NaN or a number out of range, a key twice in one object, nesting
-    deeper than 100.
+    directory, too large, not UTF-8, cut off, not JSON, NaN or a number out of range, a key twice in one object, half
+    of a surrogate pair, nesting deeper than 100.
     """
     where = f"{what} {printable(path)}"
     return parse_json(read_bytes(path, where, max_bytes, "JSON"), where)
@@ -46,9 +48,24 @@ def parse_json(data: bytes, where: str) -> object:
         _fail_to_parse(where, text, error)
     except (_RejectedError, RecursionError):
         _fail_at_offence(where, text)
-    if is_deeper_than(value, MAX_DEPTH):
+    if is_deeper_than(value, MAX_DEPTH) or lone_surrogate(text, value):
         _fail_at_offence(where, text)
     return value
+
+
+def lone_surrogate(text: str, value: object) -> str:
+    """What is wrong with the first escape such as \\ud83d that lacks its other half; "" where there is none.
+
+    Such a string has no bytes: no file, terminal or tokenizer takes it. value: what the JSON text holds.
+    """
+    if _HALF.search(text) is None:
+        return ""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(error.object[error.start]):04x}"
+        return f"{half} is half of a character, a lone surrogate; write both halves, or \\ufffd"
+    return ""
 
 
 def _reject(_: str) -> NoReturn:
@@ -98,6 +115,8 @@ def _offences(text: str) -> Iterator[tuple[int, str]]:
         elif token in ("}", "]"):
             open_keys.pop()
         elif token.startswith('"'):
+            if _HALF.search(token) and (half := lone_surrogate(token, json.loads(token))):
+                yield match.start(), half
             keys = open_keys[-1] if open_keys else None
             if keys is not None and previous in ("{", ","):
                 key = json.loads(token)

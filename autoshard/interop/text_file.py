@@ -21,7 +21,7 @@ def read_bytes(path: str | Path, where: str, max_bytes: int, kind: str = "") -> 
     try:
         status = Path(path).stat()
         if stat.S_ISDIR(status.st_mode):
-            raise AutoshardError(f"{where} is a directory; name the {kind} file in it".replace("  ", " "))
+            raise AutoshardError(f"{where} is a directory; name the {f'{kind} file'.strip()} in it")
         if not stat.S_ISREG(status.st_mode):
             raise AutoshardError(f"{where} is not a regular file")
         if status.st_size > max_bytes:

@@ -9,8 +9,8 @@ from typing import Any
 from autoshard.errors import AutoshardError
 from autoshard.interop.text_file import MAX_DEPTH, is_deeper_than
 
-_WORD = re.compile(r"""[\w"'-]+[ \t]*(\.?)[ \t]*""")
-"""Part of a key, and the dot that another part follows. Other text of many dots in a row is taken for a key, too."""
+_PART = re.compile(r"""(?:[\w-]+|"(?:[^"\\\n]|\\.)*"?|'[^'\n]*'?)[ \t]*(\.?)[ \t]*""")
+"""Part of a key, bare or quoted, and the dot that another part follows. Text in several lines is read as keys, too."""
 
 
 def parse_toml(text: str, where: str) -> dict[str, Any]:
@@ -39,8 +39,8 @@ def _longest_key(text: str) -> int:
     """Parts of the longest dotted key."""
     longest = parts = 0
     end = -1
-    for word in _WORD.finditer(text):
-        parts = parts + 1 if word.start() == end else 1
+    for part in _PART.finditer(text):
+        parts = parts + 1 if part.start() == end else 1
         longest = max(longest, parts)
-        end = word.end() if word[1] else -1
+        end = part.end() if part[1] else -1
     return longest

@@ -13,14 +13,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-# The interpreter gets this supervisor's own import path, so that both import the same autoshard, and nothing from the
-# current folder, where a user's random.py would be found first. An argument rather than PYTHONPATH, which whatever
-# the worker starts would inherit.
-_BOOTSTRAP = (
-    "import sys; sys.path[:] = sys.argv[1].split(chr(0x1f)); "
-    "from autoshard.runtime.worker import main; main(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))"
-)
+_WORKER = "from autoshard.runtime.worker import main; main(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))"
 _LOOPBACK = {"linux": "lo", "darwin": "lo0"}
+
+
+def python_command(statements: str, *arguments: str) -> list[str]:
+    """The command of an interpreter that runs statements, which find the arguments in sys.argv from 2 on.
+
+    It gets this process's own import path, so that both import the same autoshard, and nothing from the current folder,
+    where a user's random.py would be found first. An argument rather than PYTHONPATH, which whatever it starts would
+    inherit.
+    """
+    path = chr(0x1F).join(entry or str(Path.cwd()) for entry in sys.path)
+    bootstrap = f"import sys; sys.path[:] = sys.argv[1].split(chr(0x1f)); {statements}"
+    return [sys.executable, "-c", bootstrap, path, *arguments]
 
 
 class WorkerProcess:
@@ -35,11 +41,10 @@ class WorkerProcess:
         self.exit_code: int | None = None
         self._buffer = b""
         read_fd, write_fd = os.pipe()
-        path = chr(0x1F).join(entry or str(Path.cwd()) for entry in sys.path)
         try:
             with log_file.open("wb") as log:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-c", _BOOTSTRAP, path, str(spec_path), str(rank), str(write_fd)],
+                    python_command(_WORKER, str(spec_path), str(rank), str(write_fd)),
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=subprocess.STDOUT,

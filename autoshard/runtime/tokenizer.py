@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from autoshard.errors import AutoshardError
 from autoshard.interop.json_file import read_json
+from autoshard.interop.text_file import printable, read_text
 
 if TYPE_CHECKING:
     import tokenizers
@@ -21,6 +22,7 @@ TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
 _MAX_CONFIG_BYTES = 50_000_000
+_MAX_TEMPLATE_BYTES = 1_000_000
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -170,10 +172,7 @@ def _chat_template(file: Path, config: dict[str, Any]) -> str | None:
     """From its own file beside the tokenizer, or the configuration: a text, or the default of several."""
     own = file.with_name(TEMPLATE_FILE)
     if own.is_file():
-        try:
-            return own.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise AutoshardError(f"cannot read {own}: {error}") from error
+        return read_text(own, f"chat template {printable(own)}", _MAX_TEMPLATE_BYTES)
     value = config.get("chat_template")
     if isinstance(value, list):
         named = {one.get("name"): one.get("template") for one in value if isinstance(one, dict)}

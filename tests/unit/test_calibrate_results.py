@@ -193,10 +193,10 @@ def test_an_unknown_instance(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_files_that_are_no_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "runs.csv"
     for content, reason in (
-        (None, " cannot be read: No such file or directory"),
+        (None, " does not exist"),
         (b"", " has no rows below its first line, which names the columns"),
         (b"instance,nodes\n", " has no rows below its first line, which names the columns"),
-        (b"instance\n\xff\n", " is not UTF-8; save it as UTF-8"),
+        (b"instance\n\xff\n", ", line 2: byte 0xff is not UTF-8; save it as UTF-8"),
     ):
         if content is not None:
             file.write_bytes(content)

@@ -92,6 +92,8 @@ def test_paths_that_hold_nothing(tmp_path: Path) -> None:
     kinds = r"\.txt, \.md, \.jsonl, \.parquet or \.arrow"
     with pytest.raises(AutoshardError, match=rf"does not exist: give a file or folder of {kinds}"):
         read(tmp_path / "missing", tmp_path)
+    with pytest.raises(AutoshardError, match=rf"is neither a regular file nor a folder: give .* of {kinds}"):
+        read(Path("/dev/zero"), tmp_path)
     with pytest.raises(AutoshardError, match=rf"has no file ending in {kinds}"):
         read(tmp_path, tmp_path)
 

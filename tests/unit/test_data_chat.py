@@ -1,6 +1,7 @@
 """Conversations as data: templates, what of them is learned, and rows that several of them share."""
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoshard.errors import AutoshardError
-from autoshard.runtime.data import NOT_LEARNED, DataSource, TokenFile, open_stream, prepare
+from autoshard.runtime.data import NOT_LEARNED, DataSource, TokenFile, chat, open_stream, prepare
 from autoshard.runtime.data.chat import ChatTemplate, Conversation
 from autoshard.runtime.data.packing import OPEN_ROWS, Packer
 from autoshard.runtime.tokenizer import ByteTokenizer, load_tokenizer
@@ -188,9 +189,107 @@ def test_a_malicious_template_gets_an_error(source: str) -> None:
         template(source).segments([ASK, ANSWER], "row")
 
 
+MUCH_MEMORY = "row: the tokenizer's chat template needs more than 0.50 GB of memory"
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{{ 'x' * 10**10 }}", MUCH_MEMORY),
+        ("{{ [[]] * 10**9 }}", MUCH_MEMORY),
+        ("{{ '%9999999999d' % 1 }}", MUCH_MEMORY),
+        ("{{ 'x' | center(10**10) }}", MUCH_MEMORY),
+        (
+            "{% for i in range(9000) %}{{ 'x' * 1000 }}{% endfor %}",
+            "row: the tokenizer's chat template writes more than 5,000,000 characters",
+        ),
+        (
+            "{{ '\\ud83d' }}",
+            "row: the tokenizer's chat template writes '\\ud83d', half of a character",
+        ),
+        (
+            "{{ raise_exception('a\\x1b[2Jb\\nc') }}",
+            "row: the tokenizer's chat template refuses it: 'a\\x1b[2Jb'",
+        ),
+        (
+            "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+            "row: the tokenizer's chat template refuses it: maximum recursion depth exceeded",
+        ),
+    ],
+)
+def test_a_template_that_takes_much(source: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat, "MAX_MEMORY_BYTES", 500_000_000)
+    monkeypatch.setattr(chat, "MAX_CHARACTERS", 5_000_000)
+    with template(source) as one, pytest.raises(AutoshardError) as error:
+        one.segments([ASK, ANSWER], "row")
+    assert str(error.value).startswith(message)
+    assert str(error.value).isprintable()
+
+
+LOOPS = "{% for i in range(99999) %}" * 3 + "{% endfor %}" * 3
+
+
+@pytest.mark.parametrize("source", [LOOPS, "{{ (10 ** (messages | length * 3 * 10**9)) | string }}"])
+def test_a_template_that_takes_long(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loops of years, and one operation that no Python code can interrupt."""
+    monkeypatch.setattr(chat, "MAX_TIME_S", 0.2)
+    with template(source) as one, pytest.raises(AutoshardError) as error:
+        one.segments([ASK, ANSWER], "row")
+    assert str(error.value) == "row: the tokenizer's chat template takes more than 0.2 s of CPU time"
+
+
+def test_a_template_that_takes_long_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Constants are computed when it is compiled."""
+    monkeypatch.setattr(chat, "MAX_TIME_S", 0.2)
+    with pytest.raises(AutoshardError) as error:
+        template("{{ 10 ** (10 ** 10) }}")
+    assert str(error.value) == "the tokenizer's chat template takes more than 0.2 s of CPU time"
+
+
+def test_time_is_counted_for_each_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat, "MAX_TIME_S", 0.5)
+    source = "{{ messages[0].content }}{% for i in range(99999) %}{% endfor %}{% for m in messages[1:] %}4{% endfor %}"
+    with template(source) as one:
+        for _ in range(60):  # each some 10 ms
+            assert one.segments([ASK, ANSWER], "row") == [("2+2?", False), ("4", True)]
+
+
+def test_the_conversation_that_takes_long_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process has several at a time; those before it are there."""
+    monkeypatch.setattr(chat, "MAX_TIME_S", 0.2)
+    source = "{% if messages[0].content == 'slow' %}" + LOOPS + "{% endif %}"
+    source += "{% for m in messages %}{{ m.content }}{% endfor %}"
+    rows = [(f"row {row}", [{**ASK, "content": "slow" if row == 3 else "a"}, ANSWER]) for row in (1, 2, 3, 4)]
+    found: list[Any] = []
+    with template(source) as one, pytest.raises(AutoshardError) as error:
+        found.extend(one.segments_of(rows))
+    assert str(error.value) == "row 3: the tokenizer's chat template takes more than 0.2 s of CPU time"
+    assert found == [(f"row {row}", [("a", False), ("4", True)]) for row in (1, 2)]
+
+
+@pytest.mark.parametrize("ahead", [1, 300, 10**6])
+def test_conversations_come_in_their_order(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat, "_AHEAD_BYTES", ahead)
+    rows = [(f"row {row}", [{**ASK, "content": row * "é"}, {**ANSWER, "content": str(row)}]) for row in range(50)]
+    with template("{% for m in messages %}[{{ m.content }}]{% endfor %}") as one:
+        found = list(one.segments_of(rows))
+    assert found == [(f"row {row}", [(f"[{row * 'é'}]", False), (f"[{row}]", True)]) for row in range(50)]
+
+
+def test_no_process_is_left_behind() -> None:
+    kept, dropped = template(None), template(None)
+    processes = [one._process for one in (kept, dropped)]
+    with kept:
+        assert kept.segments([ASK, ANSWER], "row")
+    del dropped
+    assert [one.poll() for one in processes] == [-signal.SIGKILL] * 2
+
+
 def test_no_template_at_all() -> None:
-    with pytest.raises(AutoshardError, match=r"^the tokenizer's chat template is not a Jinja template: "):
-        template("{% for %}")
+    nested = 30 * "{% for i in messages %}" + 30 * "{% endfor %}"  # Python takes 20 blocks in each other
+    for source in ("{% for %}", nested, "{{" + 9999 * "(" + 9999 * ")" + "}}"):
+        with pytest.raises(AutoshardError, match=r"^the tokenizer's chat template is not a Jinja template: "):
+            template(source)
 
 
 def test_where_a_tokenizers_template_is_found(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from autoshard.errors import AutoshardError
-from autoshard.runtime.data import DataSource, TokenFile, prepare
+from autoshard.runtime.data import DataSource, TokenFile, prepare, records
 from autoshard.runtime.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 
 ROWS = [{"text": "first", "id": 1}, {"text": "  ", "id": 2}, {"text": "zweité", "id": 3}]
@@ -123,6 +123,55 @@ def test_a_line_that_is_not_json(tmp_path: Path) -> None:
     file.write_text('{"text": ' + "[" * 100_000)
     with pytest.raises(AutoshardError, match=r"a\.jsonl row 1 is not JSON: "):
         made(file)
+
+
+HALF = "is half of a character, a lone surrogate; write both halves, or \\ufffd"
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (b'{"text": "a \\ud83d b"}', f": \\ud83d {HALF}"),
+        (b'{"text": "a", "source": ["\\uDE00"]}', f": \\ude00 {HALF}"),
+        (b'{"text": "\\ud83d\\ud83d\\ude00"}', f": \\ud83d {HALF}"),
+        (b'{"text": "\xed\xa0\xbd"}', ": byte 0xed is not UTF-8; save it as UTF-8"),
+        (b'{"text": "a", "tree": ' + 100 * b"[" + 100 * b"]" + b"}", " is nested deeper than 100 levels"),
+        (b'{"messages": [{"role": "assistant", "content": "\\ud83d"}]}', f": \\ud83d {HALF}"),
+    ],
+)
+def test_text_that_is_no_text(tmp_path: Path, row: bytes, message: str) -> None:
+    file = tmp_path / "a.jsonl"
+    whole = b'{"text": "\\ud83d\\ude00", "messages": [{"role": "assistant", "content": "\\\\ud83d"}]}\n'
+    field = "messages" if b"messages" in row else "text"
+    file.write_bytes(whole.replace(b"messages" if field == "text" else b"text", b"other") + row)
+    with pytest.raises(AutoshardError) as error:
+        prepare(DataSource(file, ByteTokenizer()), tmp_path / "cache")
+    assert str(error.value) == f"--data {file} row 2{message}"
+
+
+def test_a_row_that_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "MOST_ROW_BYTES", 1000)
+    file = write_jsonl(tmp_path / "a.jsonl", [{"text": 985 * "a"}, {"text": 990 * "a"}])
+    with pytest.raises(AutoshardError) as error:
+        prepare(DataSource(file, ByteTokenizer()), tmp_path / "cache")
+    assert str(error.value) == (
+        f"--data {file} row 2 has more than the 1.00 KB that are read of a row: each row needs a line of its own"
+    )
+
+
+@pytest.mark.parametrize(("name", "write"), [("a.arrow", pa.ipc.new_stream), ("b.arrow", pa.ipc.new_file)])
+def test_a_column_of_text_that_is_no_text(tmp_path: Path, name: str, write: Any) -> None:
+    bytes_ = pa.array([b"good", b"\xff"], pa.binary())
+    text = pa.Array.from_buffers(pa.string(), 2, bytes_.buffers())
+    table = pa.table({"text": text})
+    with pa.OSFile(str(tmp_path / name), "wb") as sink, write(sink, table.schema) as writer:
+        writer.write_table(table)
+    with pytest.raises(AutoshardError) as error:
+        prepare(DataSource(tmp_path / name, ByteTokenizer()), tmp_path / "cache")
+    assert str(error.value) == (
+        f"--data {tmp_path / name} rows 1 to 2: text is not UTF-8: 'utf-8' codec can't decode byte 0xff in position 0: "
+        "invalid start byte"
+    )
 
 
 @pytest.mark.parametrize(("name", "kind"), [("a.parquet", "Parquet"), ("a.arrow", "Arrow")])

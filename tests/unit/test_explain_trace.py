@@ -95,7 +95,14 @@ def test_a_run_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
     plan = priced(plan_interleaved())
     write_plan(plan, "plan.json")
     assert main(["explain", "plan.json", "--measured", "missing.json"]) == 2
-    assert capsys.readouterr().err == "autoshard: error: missing.json cannot be read: No such file or directory\n"
+    assert capsys.readouterr().err == "autoshard: error: missing.json does not exist\n"
+    for path, message in (
+        ("/dev/zero", "/dev/zero is not a regular file"),
+        ("deep.json", "deep.json is no run.json: "),
+    ):
+        Path("deep.json").write_text(100_000 * "[")
+        assert main(["explain", "plan.json", "--measured", path]) == 2
+        assert capsys.readouterr().err.startswith(f"autoshard: error: {message}")
     assert main(["explain", "plan.json", "--measured", "plan.json"]) == 2
     assert capsys.readouterr().err.startswith("autoshard: error: plan.json is no run.json, which `autoshard run`")
     assert main(["explain", "plan.json", "--measured", run_json(plan)]) == 0

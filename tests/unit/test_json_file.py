@@ -31,6 +31,14 @@ from tests.unit.test_huggingface import value_or_error
             b'{"x": ["x"], "a": "x",\n"\\u0061": 1}',
             "FILE, line 2, column 1: 'a' is given twice in one object; keep one",
         ),
+        (
+            b'{"a": "\\ud83d\\ude00 \\\\ud83d", "b":\n "x\\uD83Dx"}',
+            "FILE, line 2, column 2: \\ud83d is half of a character, a lone surrogate; write both halves, or \\ufffd",
+        ),
+        (
+            b'{"\\udc00": 1}',
+            "FILE, line 1, column 2: \\udc00 is half of a character, a lone surrogate; write both halves, or \\ufffd",
+        ),
         (101 * b"[" + 101 * b"]", "FILE, line 1, column 101: nested deeper than 100 levels"),
         (100_000 * b'{"a":', "FILE, line 1, column 501: nested deeper than 100 levels"),
         (b'{"a": "\xff"}', "FILE, line 1: byte 0xff is not UTF-8; save it as UTF-8"),

@@ -47,6 +47,12 @@ def tokenizer(data: bytes, config: bytes = b"{}") -> list[str]:
     return ["run", "plan.json", "--tokenizer", "tokenizer"]
 
 
+def chat_template(data: bytes) -> list[str]:
+    command = tokenizer(json.dumps(TOKENIZER).encode())
+    Path("tokenizer/chat_template.jinja").write_bytes(data)
+    return command
+
+
 def data_file(name: str, data: bytes) -> list[str]:
     write_plan(plan(LLAMA), "plan.json")
     Path(name).parent.mkdir(exist_ok=True)
@@ -81,8 +87,20 @@ FILES: dict[str, tuple[Callable[[], list[str]], str]] = {
         lambda: tokenizer(json.dumps(TOKENIZER).encode(), DEEP),
         "tokenizer config tokenizer/tokenizer_config.json, line 1, column 101: nested deeper than 100 levels",
     ),
+    "chat template": (
+        lambda: chat_template(BOMB),
+        "chat template tokenizer/chat_template.jinja, line 1: byte 0x80 is not UTF-8; save it as UTF-8\n",
+    ),
+    "chat template, large": (
+        lambda: chat_template(b"x" * 1_000_001),
+        "chat template tokenizer/chat_template.jinja has 1.00 MB, more than the 1.00 MB that are read; ",
+    ),
     "text": (lambda: data_file("data.txt", BOMB), "--data data.txt is binary: it has a zero byte at 4 of 40"),
     "rows": (lambda: data_file("data.jsonl", TEXT_BOMB), "--data data.jsonl"),
+    "rows, half a character": (
+        lambda: data_file("data.jsonl", b'{"text": "\\ud83d"}'),
+        "--data data.jsonl row 1: \\ud83d is half of a character, a lone surrogate; write both halves, or \\ufffd\n",
+    ),
     "saved dataset": (lambda: data_file("data/state.json", BOMB), "--data data/state.json, line 1: byte 0x80 is not "),
     "saved dataset, nested": (
         lambda: data_file("data/state.json", DEEP),

@@ -61,7 +61,7 @@ def test_a_directory_that_is_larger_than_it_may_be(tmp_path: Path) -> None:
     with pytest.raises(AutoshardError) as error:
         read_state(path)
     assert str(error.value) == (
-        f"{path} has a directory of 1.00 GB, more than the {MAX_DESCRIPTION_BYTES / 1e6:.1f} MB that are read"
+        f"{path} has a directory of 1.00 GB, more than the {MAX_DESCRIPTION_BYTES / 1e6:.2f} MB that are read"
     )
 
 

@@ -74,6 +74,9 @@ def test_yaml_that_is_read() -> None:
         ("a = " + 101 * "[" + 101 * "]", "FILE: nested deeper than 100 levels"),
         ("[" + 100 * "a." + "a]", "FILE: nested deeper than 100 levels"),
         ("x = 1\n" + 300_000 * "a ." + "a = 1", "FILE: nested deeper than 100 levels"),
+        (100_000 * """'a b'."a\\\" b" . """ + "a = 1", "FILE: nested deeper than 100 levels"),
+        (500_001 * '"', "FILE: not TOML: Expected '=' after a key in a key/value pair (at line 1, column 3)"),
+        (500_000 * '\\"', "FILE: not TOML: Invalid statement (at line 1, column 1)"),
         ("a = {" + 100 * "'a'." + "b = 1}", "FILE: nested deeper than 100 levels"),
     ],
 )
@@ -86,6 +89,8 @@ def test_toml_that_is_refused(text: str, message: str) -> None:
 def test_toml_that_is_read() -> None:
     key = ".".join(100 * "a")
     assert parse_toml(f"{key} = 1\nb = '{'x' * 1000}'", "FILE")["b"] == 1000 * "x"
+    names = [f"layers.{layer}" for layer in range(126)]
+    assert parse_toml(f"[parallelism]\nparts = [{names}]", "FILE") == {"parallelism": {"parts": [names]}}
 
 
 def test_only_regular_files_are_read(tmp_path: Path) -> None:
@@ -95,6 +100,7 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
         (pipe, "is not a regular file"),
         (Path("/dev/zero"), "is not a regular file"),
         (tmp_path, "is a directory; name the YAML file in it"),
+        (Path("/dev/null"), "is not a regular file"),
         (tmp_path / "missing", "does not exist"),
     ):
         with pytest.raises(AutoshardError) as error:

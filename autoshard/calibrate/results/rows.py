@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 
 from autoshard.errors import AutoshardError
+from autoshard.interop.text_file import printable, read_text
 
 Row = Mapping[str, str]
 MAX_FILE_BYTES = 50_000_000
@@ -22,17 +24,11 @@ def read_rows(path: Path) -> list[Row]:
 
     Raises AutoshardError for a file that is not there, cannot be read, is too large or no text.
     """
+    text = read_text(path, printable(path), MAX_FILE_BYTES, "CSV")
     try:
-        size = path.stat().st_size
-        if size > MAX_FILE_BYTES:
-            raise AutoshardError(f"{path} has {size:,} bytes, more than {MAX_FILE_BYTES:,}; is it the right file?")
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            return [_named(row) for row in csv.DictReader(file)]
-    except (OSError, csv.Error) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise AutoshardError(f"{path} cannot be read: {reason}") from None
-    except UnicodeDecodeError:
-        raise AutoshardError(f"{path} is not UTF-8; save it as UTF-8") from None
+        return [_named(row) for row in csv.DictReader(io.StringIO(text, newline=""))]
+    except csv.Error as error:
+        raise AutoshardError(f"{path} cannot be read: {error}") from None
 
 
 def _named(row: dict[str, str]) -> Row:

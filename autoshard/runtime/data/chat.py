@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+import signal
+import subprocess
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -12,6 +17,7 @@ from numpy.typing import NDArray
 
 from autoshard.errors import AutoshardError
 from autoshard.runtime.data.records import Record
+from autoshard.runtime.processes import python_command
 from autoshard.runtime.tokenizer import Tokenizer
 
 MESSAGES_FIELD = "messages"
@@ -21,6 +27,11 @@ CHATML = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 """For tokenizers without a template. One that lacks <|im_start|> and <|im_end|> spells them in ordinary tokens."""
+MAX_TIME_S, MAX_MEMORY_BYTES, MAX_CHARACTERS = 30.0, 1_000_000_000, 16_000_000
+"""What a template may take for one conversation: CPU time, memory of its process (kept on Linux), text. Guesses, 100
+times what the longest conversations need."""
+_AHEAD_BYTES = 1 << 18
+Segments = list[tuple[str, bool]]
 
 
 @dataclass(frozen=True)
@@ -32,63 +43,88 @@ class Conversation:
 
 
 class ChatTemplate:
-    """A Jinja template in a sandbox: it reads messages, and can neither import nor change anything.
+    """A Jinja template in a process of its own, which bounds its time and memory.
 
-    source: None takes ChatML. The template sees no clock, so that the same data are the same tokens tomorrow.
+    source: None takes ChatML. Used in a `with`, or ended when nothing refers to it.
     Raises AutoshardError when it is no template.
     """
 
     def __init__(self, source: str | None, special_tokens: Mapping[str, str]) -> None:
-        try:
-            from jinja2 import TemplateError
-            from jinja2.sandbox import ImmutableSandboxedEnvironment
-        except ImportError as error:
-            raise AutoshardError("chat data need jinja2: pip install 'autoshard[torch]'") from error
+        if find_spec("jinja2") is None:
+            raise AutoshardError("chat data need jinja2: pip install 'autoshard[torch]'")
         self.name = "ChatML" if source is None else "the tokenizer's chat template"
-        self._special_tokens = special_tokens
-        environment = ImmutableSandboxedEnvironment(
-            autoescape=False,  # the text goes to a tokenizer, not to a browser
-            trim_blocks=True,
-            lstrip_blocks=True,
-            extensions=["jinja2.ext.loopcontrols", _generation_tag()],
+        self._process = subprocess.Popen(
+            python_command("from autoshard.runtime.chat_renderer import main; main()"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C reaches this process alone, which ends that one
         )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _raise
-        try:
-            self._template = environment.from_string(CHATML if source is None else source)
-        except (TemplateError, RecursionError) as error:
-            raise AutoshardError(f"the tokenizer's chat template is not a Jinja template: {_line(error)}") from error
+        self.close = weakref.finalize(self, _end, self._process)
+        first = {
+            "source": CHATML if source is None else source,
+            "special_tokens": dict(special_tokens),
+            "answering_role": ANSWERING_ROLE,
+            "max_characters": MAX_CHARACTERS,
+            "max_memory_bytes": MAX_MEMORY_BYTES,
+            "max_time_s": MAX_TIME_S,
+        }
+        self._send(_json(first))
+        self._receive("")
 
-    def render(self, messages: Sequence[dict[str, Any]], answer_next: bool = False) -> str:
-        """The conversation as text; with answer_next up to where an answer begins. Raises what the template raises."""
-        return self._template.render(
-            messages=list(messages), add_generation_prompt=answer_next, tools=None, **self._special_tokens
-        )
+    def segments(self, messages: Sequence[dict[str, Any]], place: str) -> Segments:
+        """Pieces of text up to the last answer's end, and whether each is an answer. place: for errors."""
+        return next(self.segments_of([(place, messages)]))[1]
 
-    def segments(self, messages: Sequence[dict[str, Any]], place: str) -> list[tuple[str, bool]]:
-        """Pieces of text up to the last answer's end, and whether each is an answer.
+    def segments_of(
+        self, conversations: Iterable[tuple[str, Sequence[dict[str, Any]]]]
+    ) -> Iterator[tuple[str, Segments]]:
+        """Places and segments of many; the process is given _AHEAD_BYTES at a time, and renders while they are used."""
+        waiting: list[tuple[str, bytes]] = []
+        size = 0
+        for place, messages in conversations:
+            waiting.append((place, _json(messages)))
+            size += len(waiting[-1][1])
+            if size >= _AHEAD_BYTES:
+                yield from self._rendered(waiting)
+                waiting, size = [], 0
+        yield from self._rendered(waiting)
 
-        An answer begins where the template would have a model begin it, and ends with the turn, its end marker
-        included. place: for errors.
-        """
-        try:
-            found, done = [], ""
-            for position, message in enumerate(messages):
-                if message["role"] != ANSWERING_ROLE:
-                    continue
-                before = self.render(messages[:position], answer_next=True)
-                after = self.render(messages[: position + 1])
-                if not before.startswith(done) or not after.startswith(before):
-                    raise AutoshardError(
-                        f"{place}: {self.name} writes turn {position + 1} otherwise when it is answered"
-                    )
-                found += [(before[len(done) :], False), (after[len(before) :], True)]
-                done = after
-        except AutoshardError:
-            raise
-        except Exception as error:  # whatever a template does with a row
-            raise AutoshardError(f"{place}: {self.name} refuses it: {_line(error)}") from error
-        return [(text, answer) for text, answer in found if text]
+    def _rendered(self, conversations: list[tuple[str, bytes]]) -> Iterator[tuple[str, Segments]]:
+        self._send(b"[" + b",".join(messages for _, messages in conversations) + b"]")
+        for place, _ in conversations:
+            yield place, [(text, answer) for text, answer in self._receive(f"{place}: ")]
+
+    def _send(self, line: bytes) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # `_receive` says why it ended
+            self._process.stdin.write(line + b"\n")
+            self._process.stdin.flush()
+
+    def _receive(self, place: str) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            code = self._process.wait()
+            late = code == -signal.SIGPROF
+            reason = f"takes more than {MAX_TIME_S:g} s of CPU time" if late else f"ended its process with code {code}"
+            raise AutoshardError(f"{place}{self.name} {reason}")
+        answer = json.loads(line)
+        if "refused" in answer:
+            raise AutoshardError(f"{place}{self.name} {answer['refused']}")
+        return answer["made"]
+
+    def __enter__(self) -> ChatTemplate:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    with contextlib.suppress(BrokenPipeError), process:  # closes the pipes and waits
+        pass
 
 
 def chat_template(tokenizer: Tokenizer) -> ChatTemplate:
@@ -96,16 +132,25 @@ def chat_template(tokenizer: Tokenizer) -> ChatTemplate:
     return ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens)
 
 
-def conversation(record: Record, template: ChatTemplate, tokenizer: Tokenizer) -> Conversation:
+def conversations(found: Iterable[Record], template: ChatTemplate, tokenizer: Tokenizer) -> Iterator[Conversation]:
     """Raises AutoshardError, naming file and row, for anything but messages with an answer among them."""
-    segments = template.segments(_messages(record), record.place)
+    asked = ((record.place, _messages(record)) for record in found)
+    for place, segments in template.segments_of(asked):
+        yield _conversation(segments, place, tokenizer)
+
+
+def _conversation(segments: Segments, place: str, tokenizer: Tokenizer) -> Conversation:
     encoded = tokenizer.encode_many([text for text, _ in segments])
     learned = [np.full(len(ids), answer, dtype=np.uint8) for ids, (_, answer) in zip(encoded, segments, strict=True)]
-    found = Conversation(np.concatenate(encoded), np.concatenate(learned)) if encoded else None
-    if found is None or not found.learned[1:].any():
-        raise AutoshardError(f"{record.place} has no answer to learn from")
-    found.learned[0] = 0  # nothing of its own is before it
-    return found
+    made = Conversation(np.concatenate(encoded), np.concatenate(learned)) if encoded else None
+    if made is None or not made.learned[1:].any():
+        raise AutoshardError(f"{place} has no answer to learn from")
+    made.learned[0] = 0  # nothing of its own is before it
+    return made
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, default=str).encode()
 
 
 def _messages(record: Record) -> list[dict[str, Any]]:
@@ -119,29 +164,3 @@ def _messages(record: Record) -> list[dict[str, Any]]:
     if not any(message["role"] == ANSWERING_ROLE for message in messages):
         raise AutoshardError(f"{record.place} has no message of role {ANSWERING_ROLE!r}: there is nothing to learn")
     return messages
-
-
-def _generation_tag() -> Any:
-    """{% generation %}, with which some templates mark answers: here it means what is inside it."""
-    from jinja2.ext import Extension
-
-    class GenerationTag(Extension):
-        tags = {"generation"}
-
-        def parse(self, parser: Any) -> Any:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    return GenerationTag
-
-
-def _to_json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _raise(message: str) -> None:
-    raise ValueError(message)
-
-
-def _line(error: BaseException) -> str:
-    return str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__

@@ -33,7 +33,8 @@ def find_files(path: Path) -> DataFiles:
     if path.is_file():
         return DataFiles(SUFFIXES.get(path.suffix.lower(), TEXT), (path,), str(path))
     if not path.is_dir():
-        raise AutoshardError(f"--data {path} does not exist: give a file or folder of {_known()}")
+        what = "is neither a regular file nor a folder" if path.exists() else "does not exist"
+        raise AutoshardError(f"--data {path} {what}: give a file or folder of {_known()}")
     if (path / "dataset_dict.json").is_file():
         return _saved_dataset(path / _training_split(path))
     if (path / "state.json").is_file():

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.errors import AutoshardError
-from autoshard.runtime.data.chat import MESSAGES_FIELD, chat_template, conversation
+from autoshard.runtime.data.chat import MESSAGES_FIELD, chat_template, conversations
 from autoshard.runtime.data.files import TEXT, DataFiles, find_files
 from autoshard.runtime.data.packing import Packer
 from autoshard.runtime.data.records import Record, column_names, records
@@ -124,10 +124,10 @@ def _write_run(source: DataSource, files: DataFiles | None, content: str, writer
 def _write_rows(source: DataSource, files: DataFiles, writer: TokenWriter) -> TokenFile:
     """Rows of whole conversations, in which answers alone are learned."""
     tokenizer, length = source.tokenizer, source.sequence_length + 1
-    template = chat_template(tokenizer)
     packer = Packer(length, tokenizer.padding, source.packing)
-    for ids, learned, begins in packer.pack(conversation(record, template, tokenizer) for record in records(files)):
-        writer.append(ids, learned, begins if source.apart else None)
+    with chat_template(tokenizer) as template:
+        for ids, learned, begins in packer.pack(conversations(records(files), template, tokenizer)):
+            writer.append(ids, learned, begins if source.apart else None)
     shortened = f" ({packer.shortened:,} longer than a row, shortened)" if packer.shortened else ""
     apart = ", each by itself" if source.apart else ""
     full = packer.tokens / (packer.rows * length)

@@ -10,10 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.errors import AutoshardError
+from autoshard.interop.json_file import lone_surrogate
+from autoshard.interop.text_file import MAX_DEPTH, is_deeper_than
 from autoshard.runtime.data.files import ARROW, JSONL, PARQUET, DataFiles
+from autoshard.units import format_bytes
 
 ROWS_AT_ONCE = 256
 """Rows of a Parquet file that are in memory as Python values; a guess that keeps rows of a megabyte harmless."""
+MOST_ROW_BYTES = 64_000_000
+"""Of a row of JSONL, which is in memory as a whole; a guess: more than the longest document."""
 
 _FILE_MAGIC = b"ARROW1"
 _EXTENSION_KEY, _PICKLED = b"ARROW:extension:name", b"arrow.py_extension_type"
@@ -58,16 +63,30 @@ def _readable(file: Path, rows: Iterator[Record]) -> Iterator[Record]:
 
 def _jsonl(file: Path, columns: tuple[str, ...] | None) -> Iterator[Record]:
     with file.open("rb") as lines:
-        for row, line in enumerate(lines, start=1):
-            text = line.removeprefix(b"\xef\xbb\xbf") if row == 1 else line
-            if not text.strip():
-                continue
+        for row, line in enumerate(iter(lambda: lines.readline(MOST_ROW_BYTES + 1), b""), start=1):
+            place = f"--data {file} row {row:,}"
+            if len(line) > MOST_ROW_BYTES:
+                raise AutoshardError(
+                    f"{place} has more than the {format_bytes(MOST_ROW_BYTES)} that are read of a row: each row needs "
+                    "a line of its own"
+                )
             try:
+                text = line.decode("utf-8-sig" if row == 1 else "utf-8")
+                if not text.strip():
+                    continue
                 values = json.loads(text)
+            except UnicodeDecodeError as error:
+                raise AutoshardError(
+                    f"{place}: byte 0x{line[error.start]:02x} is not UTF-8; save it as UTF-8"
+                ) from None
             except (ValueError, RecursionError) as error:
-                raise AutoshardError(f"--data {file} row {row:,} is not JSON: {_first_line(error)}") from error
+                raise AutoshardError(f"{place} is not JSON: {_first_line(error)}") from error
             if not isinstance(values, dict):
-                raise AutoshardError(f"--data {file} row {row:,} is not a JSON object")
+                raise AutoshardError(f"{place} is not a JSON object")
+            if text.count("[") + text.count("{") > MAX_DEPTH and is_deeper_than(values, MAX_DEPTH):
+                raise AutoshardError(f"{place} is nested deeper than {MAX_DEPTH} levels")
+            if half := lone_surrogate(text, values):
+                raise AutoshardError(f"{place}: {half}")
             yield Record(values, file, row)
 
 
@@ -124,7 +143,14 @@ def _batches(batches: Any, file: Path) -> Iterator[Record]:
     row = 0
     for batch in batches:
         for start in range(0, batch.num_rows, ROWS_AT_ONCE):
-            for values in batch.slice(start, ROWS_AT_ONCE).to_pylist():
+            try:
+                rows = batch.slice(start, ROWS_AT_ONCE).to_pylist()
+            except UnicodeDecodeError as error:  # pyarrow trusts the file
+                last = min(row + ROWS_AT_ONCE, row + batch.num_rows - start)
+                raise AutoshardError(
+                    f"--data {file} rows {row + 1:,} to {last:,}: text is not UTF-8: {error}"
+                ) from None
+            for values in rows:
                 row += 1
                 yield Record(values, file, row)
 
