@@ -204,7 +204,7 @@ def _warnings(flags: dict[str, str], options: dict[str, Any]) -> Iterator[str]:
         yield f"--expert-tensor-parallel-size {sharded}: experts are priced with tp={options['tp']}, as the rest"
     for flag in ("hidden-dropout", "attention-dropout"):
         if number(f"--{flag}", flags.get(flag)):
-            yield f"--{flag} {flags[flag]}: not in the price; --dropout here is, with backend torch"
+            yield f"--{flag} {flags[flag]}: not in the price; --dropout here puts it there, with backend torch"
     if flags.get("optimizer", "adam") != "adam":
         yield f"--optimizer {flags['optimizer']} is priced as AdamW, with two moments"
     for flag in _other_graphs(flags):

@@ -291,7 +291,7 @@ FLOAT8 = "priced in bf16; products of matrices take less time in"
         ({"optim": {"name": "sgd"}}, "model.optim.name=sgd is priced as AdamW, with two moments"),
         (
             {"attention_dropout": 0.1},
-            "model.attention_dropout=0.1: not in the price; --dropout is, with backend torch",
+            "model.attention_dropout=0.1: not in the price; --dropout puts it there, with backend torch",
         ),
     ],
 )
