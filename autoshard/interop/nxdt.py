@@ -72,9 +72,10 @@ GPT: dict[str, Any] = {
     "normalizes_heads": False,
 }
 """What its own GPT takes where a file is silent [NxDT megatron_gpt_model.py]."""
+DROPOUT = (*(f"model.{part}_dropout" for part in ("hidden", "attention", "ffn")), "model.moe.dropout")
 NO_EFFECT = re.compile(
     r"""(seed|compiler_\w+|aync_exec\w+|bucket_size_collectives|neuron_(rt_exec|experimental)\w+)
-    |exp_manager\..*|data\.(?!packing).*|model_alignment_strategy\.(sft|peft|dpo|orpo)\..*
+    |exp_manager\..*|data\..*|model_alignment_strategy\.(sft|peft|dpo|orpo)\..*
     |trainer\.(max|log|val|check_val|num_sanity|limit|gradient_clip|sequential_move)_?\w*
     |model\.(optim\..*|model_config|(use_cpu|weight)_init\w*|init_method_std|use_scaled_init_method|persist_layer_norm
         |apply_query_key_layer_scaling|do_layer_norm_weight_decay|make_vocab_size_divisible_by|transpose_nki_inputs
@@ -123,6 +124,7 @@ def nxdt_layout(data: Mapping[str, Any]) -> WrittenLayout:
         training_fields={} if capacity is None else {"expert_capacity_factor": capacity},
         notes=notes,
         warnings=warnings,
+        drops=", ".join(f"{key}={rate:g}" for key in DROPOUT if (rate := number(key, found.peek(key)))),
         left_out=left_out,
         not_priced=tuple(key for key in left_out if not NO_EFFECT.fullmatch(key)),
     )
@@ -194,10 +196,6 @@ def _warnings(found: _Values) -> Iterator[str]:
         yield f"model.moe.routing_algorithm={routing} is priced as top_k"
     if (shuffled := found.whole("distributed_strategy.token_shuffle_group_size") or 1) > 1:
         yield f"distributed_strategy.token_shuffle_group_size={shuffled}: the exchange of tokens is not in the price"
-    rates = [f"model.{part}_dropout" for part in ("hidden", "attention", "ffn")]
-    drops = [f"{key}={rate:g}" for key in (*rates, "model.moe.dropout") if (rate := number(key, found.peek(key)))]
-    if drops:
-        yield f"{', '.join(drops)}: not in the price; --dropout puts it there, with backend torch"
     optimizer = str(found.peek("model.optim.name") or "adamw")
     if not optimizer.startswith("adamw"):
         yield f"model.optim.name={optimizer} is priced as AdamW, with two moments"

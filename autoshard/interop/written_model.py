@@ -84,11 +84,12 @@ def check_same_model(file: str, written: WrittenModel, model: ModelSpec) -> None
     for name, (key, value) in written.said.items():
         own = property_of(model, name)
         if name != "num_hidden_layers" and own is not UNKNOWN and own != value:
-            raise AutoshardError(f"{file} has {key}={_shown(value)}, but {model.name} has {_shown(own)}: another model")
+            raise AutoshardError(f"{file} has {key}={shown(value)}, but {model.name} has {shown(own)}: another model")
 
 
-def _shown(value: object) -> str:
-    return value if isinstance(value, str) and value.isidentifier() else show(value)
+def shown(value: object) -> str:
+    """A word without quotes; anything else as errors show it, on one line."""
+    return value if isinstance(value, str) and value.isidentifier() and len(value) < 60 else show(value)
 
 
 def models_with(written: WrittenModel) -> tuple[ModelSpec, ...]:
@@ -195,7 +196,7 @@ _AS_THEY_ARE = (
 def _family(wanted: Mapping[str, Any]) -> str:
     kv_heads = wanted.get("num_key_value_heads", wanted["num_attention_heads"])
     traits = {
-        **{name: str(wanted[name]) for name in ("positions", "normalization", "activation", "bias", "block")},
+        **{name: shown(wanted[name]) for name in ("positions", "normalization", "activation", "bias", "block")},
         "experts": "experts" if wanted["num_local_experts"] else "no experts",
         "shared": "a shared expert" if wanted["shared_expert_intermediate_size"] else "no shared expert",
         "heads": "normalized heads" if wanted["normalizes_heads"] else "heads as they are",
