@@ -200,6 +200,8 @@ def _warnings(flags: dict[str, str], options: dict[str, Any]) -> Iterator[str]:
     balancing = flags.get("moe-router-load-balancing-type", "aux_loss")
     if balancing == "sinkhorn":
         yield "--moe-router-load-balancing-type sinkhorn is priced as a top-k router"
+    if "moe-shared-expert-intermediate-size" in flags and "moe-shared-expert-gate" not in flags:
+        yield "--moe-shared-expert-intermediate-size without --moe-shared-expert-gate is priced with the gate"
     sharded = flags.get("expert-tensor-parallel-size", str(options["tp"]))
     if "num-experts" in flags and sharded != str(options["tp"]):
         yield f"--expert-tensor-parallel-size {sharded}: experts are priced with tp={options['tp']}, as the rest"

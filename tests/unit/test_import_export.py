@@ -539,6 +539,12 @@ def test_a_model_made_of_a_file_has_all_that_it_says() -> None:
     assert (own.model_type, own.vocab_size, own.norm_eps) == ("mistral", 50_000, 1e-6)
 
 
+def test_heads_that_a_file_is_silent_about_have_keys_of_their_own() -> None:
+    """Mistral's other sizes do not make it Mistral, which shares eight keys."""
+    own = imported(in_model("megatron_mistral", num_kv_heads=None)).model
+    assert (own.name, own.num_key_value_heads, own.head_dim) == ("conf", 32, 128)
+
+
 def in_model(name: str, **changes: Any) -> dict[str, Any]:
     return {**UNNAMED[name], "model": {**UNNAMED[name]["model"], **changes}}
 

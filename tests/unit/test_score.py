@@ -317,6 +317,11 @@ def test_what_matters_and_has_no_price_is_warned_of(change: dict[str, Any], warn
             ["--hidden-dropout 0.1: dropout is not in the price; --dropout puts it there, with backend torch"],
         ),
         ("b.sh", "--optimizer sgd", ["--optimizer sgd is priced as AdamW, with two moments"]),
+        (
+            "f.sh",
+            "--moe-shared-expert-intermediate-size 20480 --moe-expert-capacity-factor 1",
+            ["--moe-shared-expert-intermediate-size without --moe-shared-expert-gate is priced with the gate"],
+        ),
         ("c.sh", "--num-experts 8", [DROPLESS_WARNING]),
         (
             "d.sh",
@@ -339,7 +344,8 @@ def test_what_matters_and_has_no_price_is_warned_of(change: dict[str, Any], warn
     ],
 )
 def test_other_formats_warn_too(name: str, text: str, warnings: list[str]) -> None:
-    model = "mixtral-8x7b" if "experts" in text else "llama3-8b"
+    models = {"--num-experts": "mixtral-8x7b", "--moe-shared": "qwen2-57b-a14b"}
+    model = next((model for flag, model in models.items() if text.startswith(flag)), "llama3-8b")
     found = read_written(written(name, text), {"model": model, "nodes": 2})
     assert list(found.warnings) == warnings
 
