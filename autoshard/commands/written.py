@@ -67,6 +67,8 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
     warnings = written.warnings
     if problem.model.is_moe and written.complete and not written.training_fields:
         warnings += (NO_LIMIT,)
+    if written.drops and request.dropout is None:
+        warnings += (f"{written.drops}: dropout is not in the price; --dropout puts it there, with backend torch",)
 
     def found(problem: Problem, strategy: Strategy) -> Written:
         said = (*model_notes, *notes, *written.notes)
@@ -103,19 +105,21 @@ def _checked(file: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _model_of(file: str, written: WrittenLayout, options: dict[str, Any]) -> tuple[ModelSpec | None, tuple[str, ...]]:
-    """(model, notes) of what the file says: a model made of its sizes; None for one that `options` now names."""
-    from autoshard.interop.written_model import built_model, models_with
+    """(model, notes) of what the file says: read from its config.json or made of its sizes; None for one that is built
+    in. `options` then has its name."""
+    from autoshard.interop.huggingface import read_config
+    from autoshard.interop.written_model import built_model, models_with, shown
 
     said = written.model
-    if said.config is not None and Path(said.config).is_file():
+    if said.config is not None and _is_here(said.config):
         options["model"] = said.config
-        return None, (f"model from {said.config}, which {file} names",)
+        return read_config(said.config), (f"model from {shown(said.config)}, which {file} names",)
     models = models_with(said)
     if len(models) == 1:
         options["model"] = models[0].name
         if said.config is None:
             return None, said.notes
-        return None, (f"{said.config} is not here: {models[0].name} is the built-in model with {_sizes(said)}",)
+        return None, (f"{shown(said.config)} is not here: {models[0].name} is the built-in model with {_sizes(said)}",)
     if models:
         names = " or ".join(model.name for model in models)
         raise AutoshardError(f"{file} may be for {names}; --model says which")
@@ -133,9 +137,20 @@ def _model_of(file: str, written: WrittenLayout, options: dict[str, Any]) -> tup
     return model, (f"{model.name}: a model of the family {model.model_type}, made of the sizes in {file}", *said.notes)
 
 
+def _is_here(name: str) -> bool:
+    try:
+        return Path(name).exists()
+    except (OSError, ValueError):  # too long, or with a null character
+        return False
+
+
 def _sizes(model: WrittenModel) -> str:
     """All that a model is found by, in the file's words."""
-    return ", ".join(f"{key}={value}" for name, (key, value) in model.said.items() if name != "num_hidden_layers")
+    from autoshard.interop.written_model import shown
+
+    return ", ".join(
+        f"{key}={shown(value)}" for name, (key, value) in model.said.items() if name != "num_hidden_layers"
+    )
 
 
 def _problem(

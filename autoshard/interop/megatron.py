@@ -134,6 +134,7 @@ def megatron_layout(text: str) -> WrittenLayout:
         training_fields={"expert_capacity_factor": capacity} if capacity else {},
         notes=notes,
         warnings=tuple(_warnings(flags, options)),
+        drops=", ".join(f"--{flag} {flags[flag]}" for flag in DROPOUT if number(f"--{flag}", flags.get(flag))),
         left_out=left_out,
         not_priced=tuple(flag for flag in left_out if not NO_EFFECT.fullmatch(flag)),
     )
@@ -199,23 +200,23 @@ def _warnings(flags: dict[str, str], options: dict[str, Any]) -> Iterator[str]:
     balancing = flags.get("moe-router-load-balancing-type", "aux_loss")
     if balancing == "sinkhorn":
         yield "--moe-router-load-balancing-type sinkhorn is priced as a top-k router"
+    if "moe-shared-expert-intermediate-size" in flags and "moe-shared-expert-gate" not in flags:
+        yield "--moe-shared-expert-intermediate-size without --moe-shared-expert-gate is priced with the gate"
     sharded = flags.get("expert-tensor-parallel-size", str(options["tp"]))
     if "num-experts" in flags and sharded != str(options["tp"]):
         yield f"--expert-tensor-parallel-size {sharded}: experts are priced with tp={options['tp']}, as the rest"
-    for flag in ("hidden-dropout", "attention-dropout"):
-        if number(f"--{flag}", flags.get(flag)):
-            yield f"--{flag} {flags[flag]}: not in the price; --dropout here is, with backend torch"
     if flags.get("optimizer", "adam") != "adam":
         yield f"--optimizer {flags['optimizer']} is priced as AdamW, with two moments"
     for flag in _other_graphs(flags):
         yield f"--{flag}: no family of models here has it, and it is not in the price"
 
 
+DROPOUT = ("hidden-dropout", "attention-dropout")
 NO_EFFECT = re.compile(
     r"""--(train|eval|log|save|load|lr|min-lr|max-lr|weight-decay|adam|clip-grad|seed|data|tokenizer|vocab|merge|split
     |tensorboard|wandb|exit|distributed-(backend|timeout)|init-method|num-workers|no-(load|save)|master|node|rdzv|tee
     |start-weight|end-weight|use-(mcore|flash|checkpoint)|mock-data|dataloader|legacy|ckpt|dist-ckpt|async-save
-    |make-vocab|timing|no-create|override|use-cpu-init|manual-gc|max-restarts|optimizer|hidden-dropout
+    |make-vocab|timing|no-create|override|use-cpu-init|standalone|manual-gc|max-restarts|optimizer|hidden-dropout
     |attention-dropout|moe-(aux|z)-loss|moe-router-load|moe-token-drop|fp8-format|fp4-format|lora|expert-tensor
     |attention-softmax-in-fp32|accumulate-allreduce-grads-in-fp32|no-masked|no-position|ddp)[\w-]*"""
     + "".join(f"|--{flag}" for flag in OTHER_GRAPHS),

@@ -79,9 +79,10 @@ GPT: dict[str, Any] = {
     "normalizes_heads": False,
 }
 """What its own GPT takes where a file is silent [NxDT megatron_gpt_model.py]."""
+DROPOUT = (*(f"model.{part}_dropout" for part in ("hidden", "attention", "ffn")), "model.moe.dropout")
 NO_EFFECT = re.compile(
     r"""(seed|compiler_\w+|aync_exec\w+|bucket_size_collectives|neuron_(rt_exec|experimental)\w+)
-    |exp_manager\..*|data\.(?!packing).*|model_alignment_strategy\.(sft|peft|dpo|orpo)\..*
+    |exp_manager\..*|data\..*|model_alignment_strategy\.(sft|peft|dpo|orpo)\..*
     |trainer\.(max|log|val|check_val|num_sanity|limit|gradient_clip|sequential_move)_?\w*
     |model\.(optim\..*|model_config|(use_cpu|weight)_init\w*|init_method_std|use_scaled_init_method|persist_layer_norm
         |apply_query_key_layer_scaling|do_layer_norm_weight_decay|make_vocab_size_divisible_by|transpose_nki_inputs
@@ -105,7 +106,7 @@ def nxdt_layout(data: Mapping[str, Any]) -> WrittenLayout:
         options["context_parallel"] = "ring"
     precision = str(found.get("precision.type") or "mixed_precision")
     options["precision"] = PRECISIONS.get(precision, "mixed_precision")
-    if found.whole("model.encoder_seq_length") not in (None, options["seq_len"]):
+    if found.whole("model.encoder_seq_length") not in (None, options.get("seq_len")):
         notes += (f"sequences of {options['seq_len']:,} tokens, as data.seq_length says, not model.encoder_seq_length",)
     if precision not in PRECISIONS:
         notes += (f"precision.type={precision} is priced as mixed_precision",)
@@ -130,6 +131,7 @@ def nxdt_layout(data: Mapping[str, Any]) -> WrittenLayout:
         training_fields={} if capacity is None else {"expert_capacity_factor": capacity},
         notes=notes,
         warnings=warnings,
+        drops=", ".join(f"{key}={rate:g}" for key in DROPOUT if (rate := number(key, found.peek(key)))),
         left_out=left_out,
         not_priced=tuple(key for key in left_out if not NO_EFFECT.fullmatch(key)),
     )
@@ -153,9 +155,10 @@ def _model(found: _Values) -> WrittenModel:
         config = found.peek("model.model_config")
         assumed = {"num_local_experts": 0} if not types else {}
         return WrittenModel(said, assumed, model_types=types, config=None if config is None else str(config))
-    unread, base = said.pop("rope_theta", None), found.number("model.position_freq_base")
-    if base is not None:
-        said["rope_theta"] = ("model.position_freq_base", base * (found.number("model.position_abf_factor") or 1))
+    unread = said.pop("rope_theta", None)
+    base, stretch = (found.number(f"model.position_{part}") for part in ("freq_base", "abf_factor"))
+    if base is not None or stretch is not None:
+        said["rope_theta"] = ("model.position_freq_base", (base or GPT["rope_theta"]) * (stretch or 1))
     vocabulary, notes = guessed_vocabulary("data.tokenizer.type", found.peek("data.tokenizer.type"))
     assumed = GPT if vocabulary is None else {**GPT, "vocab_size": vocabulary}
     if "vocab_size" in said:
@@ -200,10 +203,6 @@ def _warnings(found: _Values) -> Iterator[str]:
         yield f"model.moe.routing_algorithm={routing} is priced as top_k"
     if (shuffled := found.whole("distributed_strategy.token_shuffle_group_size") or 1) > 1:
         yield f"distributed_strategy.token_shuffle_group_size={shuffled}: the exchange of tokens is not in the price"
-    rates = [f"model.{part}_dropout" for part in ("hidden", "attention", "ffn")]
-    drops = [f"{key}={rate:g}" for key in (*rates, "model.moe.dropout") if (rate := number(key, found.peek(key)))]
-    if drops:
-        yield f"{', '.join(drops)}: not in the price; --dropout is, with backend torch"
     optimizer = str(found.peek("model.optim.name") or "adamw")
     if not optimizer.startswith("adamw"):
         yield f"model.optim.name={optimizer} is priced as AdamW, with two moments"
@@ -219,8 +218,7 @@ def _sizes(found: _Values) -> dict[str, Any]:
     options["schedule"] = "interleaved" if options["vpp"] > 1 else "1f1b"
     if batch := found.whole("data.global_batch_size"):
         options["global_batch"] = batch
-    lengths = [found.whole(key) for key in ("data.seq_length", "model.encoder_seq_length")]
-    if length := lengths[0] or lengths[1]:
+    if length := found.whole("data.seq_length") or found.whole("model.encoder_seq_length"):
         options["seq_len"] = length
     if nodes := found.whole("trainer.num_nodes"):
         options["nodes"] = nodes

@@ -23,8 +23,9 @@ class WrittenLayout:
     fields: of Strategy, beyond what can be pinned. complete: what is absent has the format's default, rather than being
     left to the search. model: what the file says of its model. training_fields: of TrainingSpec, where the file
     overrules what `autoshard plan` takes. notes: what could not be taken over as it is. warnings: what the file says
-    that changes the step, and that the price leaves out. left_out: what the file says and a layout does not, by its
-    names there. not_priced: those of them that may matter to the price.
+    that changes the step, and that the price leaves out. drops: what it says of dropout, empty for nothing.
+    left_out: what the file says and a layout does not, by its names there. not_priced: those of them that may matter
+    to the price.
     """
 
     form: str
@@ -35,6 +36,7 @@ class WrittenLayout:
     training_fields: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    drops: str = ""
     left_out: tuple[str, ...] = ()
     not_priced: tuple[str, ...] = ()
 

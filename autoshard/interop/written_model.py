@@ -42,8 +42,14 @@ class WrittenModel:
 
     @property
     def wanted(self) -> dict[str, Any]:
-        """Every property with its value."""
-        return {**self.assumed, **{name: value for name, (_, value) in self.said.items()}}
+        """Every property with its value; a whole model's heads share the hidden size and have a key each, if nothing is
+        said."""
+        found = {**self.assumed, **{name: value for name, (_, value) in self.said.items()}}
+        hidden, heads = found.get("hidden_size"), found.get("num_attention_heads")
+        if self.whole and hidden and heads:
+            shared = {} if hidden % heads else {"head_dim": hidden // heads}
+            return {"num_key_value_heads": heads, **shared, **found}
+        return found
 
 
 def property_of(model: ModelSpec, name: str) -> Any:
@@ -84,11 +90,12 @@ def check_same_model(file: str, written: WrittenModel, model: ModelSpec) -> None
     for name, (key, value) in written.said.items():
         own = property_of(model, name)
         if name != "num_hidden_layers" and own is not UNKNOWN and own != value:
-            raise AutoshardError(f"{file} has {key}={_shown(value)}, but {model.name} has {_shown(own)}: another model")
+            raise AutoshardError(f"{file} has {key}={shown(value)}, but {model.name} has {shown(own)}: another model")
 
 
-def _shown(value: object) -> str:
-    return value if isinstance(value, str) and value.isidentifier() else show(value)
+def shown(value: object) -> str:
+    """A word without quotes; anything else as errors show it, on one line."""
+    return value if isinstance(value, str) and value.isidentifier() and len(value) < 60 else show(value)
 
 
 def models_with(written: WrittenModel) -> tuple[ModelSpec, ...]:
@@ -153,18 +160,16 @@ def built_model(name: str, written: WrittenModel) -> ModelSpec:
     missing = [size for size in _NEEDED if size not in wanted]
     if missing:
         raise AutoshardError(f"it does not say its model's {', '.join(missing)}; --model CONFIG.json does")
-    rope, heads = wanted["positions"] == "rope", wanted["num_attention_heads"]
+    rope = wanted["positions"] == "rope"
     if "head_dim" not in wanted:
         _check_divides(written, "num_attention_heads", "hidden_size")
-    if "num_key_value_heads" in wanted:
+    if "num_key_value_heads" in written.said:
         _check_divides(written, "num_key_value_heads", "num_attention_heads")
     model_type = _family(wanted)
     return ModelSpec(
         name=name,
         model_type=model_type,
         hidden_act="silu" if wanted["activation"] == "swiglu" else "gelu",
-        head_dim=wanted.get("head_dim", wanted["hidden_size"] // heads),
-        num_key_value_heads=wanted.get("num_key_value_heads", heads),
         rope_theta=wanted["rope_theta"] if rope else None,
         rope_scaling=wanted.get("rope_scaling") if rope else None,
         partial_rotary_factor=wanted["partial_rotary_factor"] if rope else 1.0,
@@ -187,20 +192,21 @@ _NEEDED = (
 )
 _AS_THEY_ARE = (
     *_NEEDED,
+    *("num_key_value_heads", "head_dim"),
     *("norm_eps", "tie_word_embeddings", "sliding_window"),
     *("num_local_experts", "shared_expert_intermediate_size", "norm_topk_prob"),
 )
 
 
 def _family(wanted: Mapping[str, Any]) -> str:
-    kv_heads = wanted.get("num_key_value_heads", wanted["num_attention_heads"])
+    own_keys = wanted["num_key_value_heads"] == wanted["num_attention_heads"]
     traits = {
-        **{name: str(wanted[name]) for name in ("positions", "normalization", "activation", "bias", "block")},
+        **{name: shown(wanted[name]) for name in ("positions", "normalization", "activation", "bias", "block")},
         "experts": "experts" if wanted["num_local_experts"] else "no experts",
         "shared": "a shared expert" if wanted["shared_expert_intermediate_size"] else "no shared expert",
         "heads": "normalized heads" if wanted["normalizes_heads"] else "heads as they are",
         "window": "no window" if wanted["sliding_window"] is None else "a window",
-        "groups": "a key for each query" if kv_heads == wanted["num_attention_heads"] else "grouped queries",
+        "groups": "a key for each query" if own_keys else "grouped queries",
         "rotary": "whole heads turned" if wanted["partial_rotary_factor"] == 1 else "parts of heads turned",
     }
     wrong = {

@@ -521,8 +521,15 @@ def test_a_model_made_of_a_file_has_all_that_it_says() -> None:
     neox = imported(in_model("megatron_gpt", **changes)).model
     assert (neox.model_type, neox.partial_rotary_factor, neox.rope_theta) == ("gpt_neox", 0.25, 5000.0)
     assert (neox.use_parallel_residual, neox.tie_word_embeddings, neox.mlp_bias) == (False, True, True)
+    assert imported(in_model("megatron_mixtral", position_abf_factor=2)).model.rope_theta == 20_000.0
     own = imported(in_model("megatron_mistral", vocab_size=50_000, layernorm_epsilon=1e-6)).model
     assert (own.model_type, own.vocab_size, own.norm_eps) == ("mistral", 50_000, 1e-6)
+
+
+def test_heads_that_a_file_is_silent_about_have_keys_of_their_own() -> None:
+    """Mistral's other sizes do not make it Mistral, which shares eight keys."""
+    own = imported(in_model("megatron_mistral", num_kv_heads=None)).model
+    assert (own.name, own.num_key_value_heads, own.head_dim) == ("conf", 32, 128)
 
 
 def in_model(name: str, **changes: Any) -> dict[str, Any]:
@@ -606,6 +613,10 @@ def test_torchtitans_flavor_is_compared_too() -> None:
             {"transformer_block_type": "post_ln"},
             "no family of models here has its graph; the nearest, gpt2, has block=pre_ln, not block=post_ln",
         ),
+        (
+            {"activation": "two\nlines"},
+            "no family of models here has its graph; the nearest, gpt2, has gelu, not 'two\\nlines'",
+        ),
         ({"ffn_hidden_size": None}, "it does not say its model's intermediate_size; --model CONFIG.json does"),
         ({"has_bias": "no"}, "model.has_bias is 'no'; it must be True or False"),
         ({"layernorm_epsilon": "small"}, "model.layernorm_epsilon is 'small'; it must be a number"),
@@ -637,11 +648,11 @@ def test_a_vocabulary_that_nobody_knows_is_asked_for() -> None:
 def test_the_config_that_a_file_names_is_read_if_it_is_here() -> None:
     data = json.loads(json.dumps(PUBLIC["hf_llama3_8B"]))
     data["model"]["model_config"] = "config.json"
-    missing = "config.json is not here: llama3-8b is the built-in model with model.hidden_size=4096, "
+    missing = "'config.json' is not here: llama3-8b is the built-in model with model.hidden_size=4096, "
     assert any(note.startswith(missing) for note in imported(data).notes)
     Path("config.json").write_text(json.dumps({**to_config(load_model("llama3-8b")), "vocab_size": 50_000}))
     plan = imported(data)
-    assert plan.model.vocab_size == 50_000 and "model from config.json, which conf.yaml names" in plan.notes
+    assert plan.model.vocab_size == 50_000 and "model from 'config.json', which conf.yaml names" in plan.notes
     Path("config.json").write_text(json.dumps(to_config(load_model("llama2-13b"))))
     with pytest.raises(AutoshardError, match=r"^conf.yaml has model.hidden_size=4096, but .* has 5120: another model$"):
         imported(data)

@@ -292,7 +292,7 @@ FLOAT8 = "priced in bf16; products of matrices take less time in"
         ({"optim": {"name": "sgd"}}, "model.optim.name=sgd is priced as AdamW, with two moments"),
         (
             {"attention_dropout": 0.1},
-            "model.attention_dropout=0.1: not in the price; --dropout is, with backend torch",
+            "model.attention_dropout=0.1: dropout is not in the price; --dropout puts it there, with backend torch",
         ),
     ],
 )
@@ -312,7 +312,17 @@ def test_what_matters_and_has_no_price_is_warned_of(change: dict[str, Any], warn
             "--fp8-format hybrid",
             [f"--fp8-format hybrid: {FLOAT8} fp8"],
         ),
+        (
+            "e.sh",
+            "--hidden-dropout 0.1 --attention-dropout 0.0",
+            ["--hidden-dropout 0.1: dropout is not in the price; --dropout puts it there, with backend torch"],
+        ),
         ("b.sh", "--optimizer sgd", ["--optimizer sgd is priced as AdamW, with two moments"]),
+        (
+            "f.sh",
+            "--moe-shared-expert-intermediate-size 20480 --moe-expert-capacity-factor 1",
+            ["--moe-shared-expert-intermediate-size without --moe-shared-expert-gate is priced with the gate"],
+        ),
         ("c.sh", "--num-experts 8", [DROPLESS_WARNING]),
         (
             "d.sh",
@@ -335,9 +345,15 @@ def test_what_matters_and_has_no_price_is_warned_of(change: dict[str, Any], warn
     ],
 )
 def test_other_formats_warn_too(name: str, text: str, warnings: list[str]) -> None:
-    model = "mixtral-8x7b" if "experts" in text else "llama3-8b"
+    models = {"--num-experts": "mixtral-8x7b", "--moe-shared": "qwen2-57b-a14b"}
+    model = next((model for flag, model in models.items() if text.startswith(flag)), "llama3-8b")
     found = read_written(written(name, text), {"model": model, "nodes": 2})
     assert list(found.warnings) == warnings
+
+
+def test_dropout_that_is_asked_for_is_not_warned_of() -> None:
+    file = written("a.sh", "--hidden-dropout 0.1")
+    assert read_written(file, {"model": "llama3-8b", "dropout": "residual=0.1"}).warnings == ()
 
 
 def test_what_may_matter_is_listed_and_what_cannot_is_not(capsys: pytest.CaptureFixture[str]) -> None:
