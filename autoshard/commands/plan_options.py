@@ -11,6 +11,7 @@ from autoshard.commands.parser import number, one_of, path, share, text, whole, 
 from autoshard.graph.recompute import canonical
 from autoshard.layout.mesh import parse_axis_order
 from autoshard.spec.dropout import PUBLISHED, parse_dropout
+from autoshard.spec.hardware_file import packaged_instances
 
 INSTANCE = "trn1.32xlarge"
 SEQUENCE_LENGTH = 8192
@@ -65,7 +66,12 @@ class _Stage(one_of):
 
 WHAT = (
     Option("model", text, "MODEL", "built-in name, Hugging Face config.json, or my_file.py:MyModel (required)"),
-    Option("instance", text, "TYPE", f"EC2 instance type, or cpu (default: {INSTANCE})"),
+    Option(
+        "instance",
+        text,
+        "TYPE",
+        f"{', '.join(packaged_instances())}, or a GPU's EC2 name such as p5.48xlarge (default: {INSTANCE})",
+    ),
     Option("nodes", whole(), "N", "instances (default: 1)", 1),
     Option(
         "lnc",

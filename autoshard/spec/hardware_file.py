@@ -1,5 +1,7 @@
 """Read a hardware file: one JSON file an instance type, every number with its source (autoshard/hardware/README.md)."""
 
+import difflib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +55,33 @@ def find(instance: str | None, hardware_file: Path | None) -> Path:
     """The user's file, or the packaged one of that instance. Errors: an unknown instance lists the known ones."""
     if hardware_file is not None:
         return Path(hardware_file)
-    if instance not in packaged_instances():
-        raise AutoshardError(
-            f"instance={show(instance)} is not known; known: {', '.join(packaged_instances())}, "
-            "or a hardware file of your own"
-        )
-    return FOLDER / f"{instance}.json"
+    known = packaged_instances()
+    if instance in known:
+        return FOLDER / f"{instance}.json"
+    aliases = {name: _aliases(FOLDER / f"{name}.json") for name in known}
+    found = next((name for name, others in aliases.items() if instance in others), None)
+    if found is not None:
+        return FOLDER / f"{found}.json"
+    close = near(str(instance), [*known, *(other for others in aliases.values() for other in others)])
+    meant = f"did you mean {' or '.join(close)}? " if close else ""
+    listed = (f"{name} ({', '.join(others)})" if others else name for name, others in aliases.items())
+    raise AutoshardError(
+        f"instance={show(instance)} is not known; {meant}known: {', '.join(listed)}, or a hardware file of your own"
+    )
+
+
+def near(text: str, names: Iterable[str]) -> list[str]:
+    """Up to three of the names: those that begin with the text, else those that are like it."""
+    lower = {name.lower(): name for name in names}
+    begin = [name for key, name in lower.items() if text and key.startswith(text.lower())]
+    like = difflib.get_close_matches(text.lower(), lower, n=3, cutoff=0.5)
+    return begin[:3] or [lower[key] for key in like]
+
+
+def _aliases(path: Path) -> tuple[str, ...]:
+    """Other names of a packaged instance."""
+    content = read_json(path, "hardware file", MAX_FILE_BYTES)
+    return tuple(content.get("aliases", ())) if isinstance(content, dict) else ()
 
 
 def read_cluster(path: Path, instance: str | None, nodes: int, lnc: int | None) -> Cluster:
@@ -68,7 +91,10 @@ def read_cluster(path: Path, instance: str | None, nodes: int, lnc: int | None) 
     if version != FORMAT_VERSION:
         raise AutoshardError(f"{file.path} has format_version {show(version)}; this autoshard reads {FORMAT_VERSION}")
     name = file.text("instance")
-    if instance is not None and instance != name:
+    aliases = file.any("aliases") if "aliases" in file.names else []
+    if not isinstance(aliases, list) or not all(isinstance(one, str) for one in aliases):
+        raise AutoshardError(f"{file.path}.aliases is {show(aliases)}; it must be a list of names")
+    if instance not in (None, name, *aliases):
         raise AutoshardError(f"instance={show(instance)} but {file.path} describes {name}; use {name}")
     check_integer("the cluster", "nodes", nodes)
     return Cluster.from_dict(_cluster_values(file, name, nodes, lnc), file.path)
@@ -84,7 +110,8 @@ def read_content(path: Path) -> Any:
         raise AutoshardError(
             f"like={show(content['like'])} of {path.name} must be one of: {', '.join(packaged_instances())}"
         )
-    return _over(read_content(FOLDER / f"{content['like']}.json"), own)
+    like = read_content(FOLDER / f"{content['like']}.json")
+    return _over({name: value for name, value in like.items() if name != "aliases"}, own)
 
 
 def _over(below: Any, above: Any) -> Any:
