@@ -65,7 +65,12 @@ class _Stage(one_of):
 
 
 WHAT = (
-    Option("model", text, "MODEL", "built-in name, Hugging Face config.json, or my_file.py:MyModel (required)"),
+    Option(
+        "model",
+        text,
+        "MODEL",
+        "built-in name or its Hugging Face repository, a config.json, or my_file.py:MyModel (required)",
+    ),
     Option(
         "instance",
         text,

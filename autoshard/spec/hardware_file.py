@@ -1,7 +1,5 @@
 """Read a hardware file: one JSON file an instance type, every number with its source (autoshard/hardware/README.md)."""
 
-import difflib
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +7,7 @@ from autoshard.errors import AutoshardError
 from autoshard.interop.json_file import read_json
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.evidence import Evidence
-from autoshard.spec.fields import check_integer, check_positive, show
+from autoshard.spec.fields import check_integer, check_positive, near, show
 from autoshard.spec.strict import Reader
 
 FOLDER = Path(__file__).parent.parent / "hardware"
@@ -68,14 +66,6 @@ def find(instance: str | None, hardware_file: Path | None) -> Path:
     raise AutoshardError(
         f"instance={show(instance)} is not known; {meant}known: {', '.join(listed)}, or a hardware file of your own"
     )
-
-
-def near(text: str, names: Iterable[str]) -> list[str]:
-    """Up to three of the names: those that begin with the text, else those that are like it."""
-    lower = {name.lower(): name for name in names}
-    begin = [name for key, name in lower.items() if text and key.startswith(text.lower())]
-    like = difflib.get_close_matches(text.lower(), lower, n=3, cutoff=0.5)
-    return begin[:3] or [lower[key] for key in like]
 
 
 def _aliases(path: Path) -> tuple[str, ...]:
