@@ -29,8 +29,8 @@ def is_user_module(text: str) -> bool:
 
 
 def load_model(name_or_path: str) -> ModelSpec:
-    """A built-in model by name, the Hugging Face config.json (or a directory with one) at a path, or a built-in model by
-    its Hugging Face repository; the first of these that there is.
+    """A built-in model by name, the Hugging Face config.json (or a directory with one) at a path, or a built-in model
+    by its Hugging Face repository; the first of these that there is.
 
     Raises AutoshardError for an unknown name, with those that are close, and for a file that is not a usable config.
     """

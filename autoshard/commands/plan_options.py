@@ -174,7 +174,8 @@ PINS = (
         "recompute",
         _recompute_set,
         "SET",
-        "what backward computes again: none, full, or modules and operators of a block joined by +",
+        "what backward computes again: none, selective (core attention), full, or modules and operators of a block "
+        "joined by +",
     ),
     Option("attention_kernel", one_of(SEARCHED, "flash", "plain"), "NAME", "flash or plain"),
     Option(

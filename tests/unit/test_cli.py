@@ -58,7 +58,7 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ("plan --model llama3-8b --nodes 0", "--nodes: 0 must be a whole number of at least 1"),
         ("plan --model llama3-8b --nodes 1.5", "--nodes: 1.5 must be a whole number of at least 1"),
         ("plan --precision fp8", "--precision: fp8 must be one of: mixed_precision, bf16_sr, fp32"),
-        ("plan --recompute mlp+", "recompute='mlp+' must be none, full, or modules (attention_norm, attention, core_attention, mlp_norm, mlp, residual) and operators of a block joined by +"),  # noqa: E501
+        ("plan --recompute mlp+", "recompute='mlp+' must be none, selective, full, or modules (attention_norm, attention, core_attention, mlp_norm, mlp, residual) and operators of a block joined by +"),  # noqa: E501
         ("plan --format xml", "--format: xml must be one of: text, json"),
         ("plan --config /missing.yaml", "--config /missing.yaml does not exist"),
         ("plan --model llama3-8b --out missing/plan.json", "plan missing/plan.json cannot be written: No such file or directory"),  # noqa: E501
@@ -198,6 +198,12 @@ def test_where_no_backend_has_a_layout_both_say_why() -> None:
     rule, _, memory = str(error.value).partition("; with backend torch ")
     assert rule.endswith(" is legal: schedule=gpipe is not one of NxD's: 1f1b, interleaved")
     assert memory.startswith("no layout fits llama3-8b on 1 x trn1.32xlarge: the smallest needs ")
+
+
+def test_selective_recompute_is_that_of_core_attention() -> None:
+    assert request_from({"model": "m", "recompute": OPTIONS["recompute"].parse("selective")}).pins == {
+        "recompute": "core_attention"
+    }
 
 
 def test_pins_that_say_auto_are_none() -> None:
