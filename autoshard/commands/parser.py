@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from jsonargparse import ArgumentParser, Namespace
 
 from autoshard.errors import AutoshardError
+from autoshard.interop.yaml_text import parse_yaml
 
 MOST_BYTES = 20_000
 """Of a config file: ten times a recipe, and too few to nest so deeply that the parser of YAML runs out of stack."""
@@ -37,14 +38,25 @@ class Parser(ArgumentParser):
         raise AutoshardError(_one_line(message, self)) from None
 
     def parse_path(self, path: Any, *args: Any, **kwargs: Any) -> Namespace:
-        """What a config file says."""
-        size = Path(path).stat().st_size
+        """What a config file says. Raises AutoshardError that names the file."""
+        file, where = Path(path), f"--config {path}"
+        size = file.stat().st_size
         if size > MOST_BYTES:
-            raise AutoshardError(f"--config {path} has {size:,} bytes, more than {MOST_BYTES:,}; is it the right file?")
+            raise AutoshardError(f"{where} has {size:,} bytes, more than {MOST_BYTES:,}; is it the right file?")
+        try:
+            data = parse_yaml(file.read_text(encoding="utf-8"), where)  # its errors are shorter than jsonargparse's
+        except UnicodeDecodeError:
+            raise AutoshardError(f"{where} is not UTF-8; save it as UTF-8") from None
+        known = [action.dest for action in self._actions]
+        unknown = [name for name in data if name not in known] if isinstance(data, dict) else []
+        if unknown:
+            close = difflib.get_close_matches(str(unknown[0]), known, n=1)
+            meant = f"; did you mean {close[0]}?" if close else "; see --help"
+            raise AutoshardError(f"{where} has {_short(str(unknown[0]))}, which is not an option here{meant}")
         try:
             found: Namespace = super().parse_path(path, *args, **kwargs)
-        except UnicodeDecodeError:
-            raise AutoshardError(f"--config {path} is not UTF-8; save it as UTF-8") from None
+        except AutoshardError as error:
+            raise AutoshardError(f"{where}: {str(error).removeprefix('--config: ')}") from None
         return found
 
     def parse_string(self, *args: Any, **kwargs: Any) -> Namespace:
@@ -82,8 +94,6 @@ def _one_line(message: str, parser: argparse.ArgumentParser) -> str:
     if required := re.match(r"the following arguments are required: (.*)", message):
         names = [_as_typed(name.rpartition(".")[2], parser) for name in required[1].split(", ")]
         return f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} missing; see --help"
-    if config := re.match(r"Subcommand '(\w+)' does not accept option '(.*)'", message):
-        return f"the config file has {config[2]}, which is not an option of autoshard {config[1]}"
     if config := re.match(r"""Parser key "config": File does not exist: '(.*)'""", message):
         return f"--config {config[1]} does not exist"
     if message.startswith("Unexpected config: "):

@@ -8,10 +8,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from autoshard.commands.plan_options import OPTIONS
 from autoshard.errors import AutoshardError
+from autoshard.interop.yaml_text import parse_yaml
 from autoshard.spec.fields import show
 from autoshard.units import MB, format_bytes
 
@@ -71,18 +70,13 @@ def _read_yaml(path: Path) -> object:
             raise AutoshardError(
                 f"sweep {path} has {format_bytes(size)}; at most {format_bytes(MAX_SWEEP_BYTES)} are read"
             )
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        return parse_yaml(path.read_text(encoding="utf-8"), f"sweep {path}")
     except FileNotFoundError:
         raise AutoshardError(f"sweep {path} does not exist") from None
     except UnicodeDecodeError:
         raise AutoshardError(f"sweep {path} is not UTF-8 text") from None
     except OSError as error:
         raise AutoshardError(f"sweep {path} cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or "it cannot be parsed"
-        raise AutoshardError(f"sweep {path}{place}: not YAML: {problem}") from None
 
 
 def _values(path: Path, name: object, values: object) -> tuple[Any, ...]:

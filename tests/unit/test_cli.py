@@ -98,13 +98,16 @@ def test_errors_of_what_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
-        ("model: llama3-8b\nnoodles: 3\n", "the config file has noodles, which is not an option of autoshard plan"),
-        ("model: llama3-8b\nnodes: three\n", "nodes: three must be a whole number of at least 1"),
-        ("model: llama3-8b\nnodes: true\n", "nodes: True must be a whole number of at least 1"),
-        ("model: [llama3-8b\n", "--config: while parsing a flow sequence"),
-        ("model: llama3-8b\nexhaustive: maybe\n", "exhaustive: maybe must be true or false"),
-        ("", "--config: a recipe has options with their values, such as `model: llama3-8b`"),
-        ("- model\n", "--config: a recipe has options with their values, such as `model: llama3-8b`"),
+        ("model: llama3-8b\nnoodles: 3\n", "--config {file} has noodles, which is not an option here; did you mean nodes?\n"),
+        ("model: llama3-8b\nnodes: three\n", "--config {file}: nodes: three must be a whole number of at least 1"),
+        ("model: llama3-8b\nnodes: true\n", "--config {file}: nodes: True must be a whole number of at least 1"),
+        (
+            "model: [llama3-8b\n",
+            "--config {file}, line 2, column 1: not YAML: expected ',' or ']', but got '<stream end>'",
+        ),
+        ("model: llama3-8b\nexhaustive: maybe\n", "--config {file}: exhaustive: maybe must be true or false"),
+        ("", "--config {file}: a recipe has options with their values, such as `model: llama3-8b`"),
+        ("- model\n", "--config {file}: a recipe has options with their values, such as `model: llama3-8b`"),
         ("[" * 50_000, "--config {file} has 50,000 bytes, more than 20,000; is it the right file?"),
         ("\udcff", "--config {file} is not UTF-8; save it as UTF-8"),
     ],
