@@ -1,17 +1,20 @@
 """From what a user calls a model to its ModelSpec."""
 
-import difflib
 import os
 import re
 from pathlib import Path
 
 from autoshard.errors import AutoshardError
 from autoshard.interop.huggingface import read_config, read_dropout
+from autoshard.interop.json_file import read_json
 from autoshard.spec.dropout import Dropout
-from autoshard.spec.fields import show
+from autoshard.spec.fields import near, show
 from autoshard.spec.model import ModelSpec
 
 FOLDER = Path(__file__).parent
+REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+"""'meta-llama/Meta-Llama-3-70B'."""
+MOST_BYTES = 100_000
 USER_MODULE = re.compile(r".*\.py:[A-Za-z_]\w*")
 
 
@@ -26,7 +29,8 @@ def is_user_module(text: str) -> bool:
 
 
 def load_model(name_or_path: str) -> ModelSpec:
-    """A built-in model by name, else the Hugging Face config.json (or a directory with one) at that path.
+    """A built-in model by name, the Hugging Face config.json (or a directory with one) at a path, or a built-in model
+    by its Hugging Face repository; the first of these that there is.
 
     Raises AutoshardError for an unknown name, with those that are close, and for a file that is not a usable config.
     """
@@ -42,9 +46,15 @@ def _config_file(name_or_path: str) -> Path | str:
     files = _config_files()
     if name_or_path in files:
         return files[name_or_path]
-    if _looks_like_path(name_or_path):
+    if _exists(name_or_path):
         return name_or_path
-    close = difflib.get_close_matches(name_or_path.lower(), files, n=3, cutoff=0.5)
+    repositories = _repositories()
+    for repository, name in repositories.items():
+        if repository.lower() == name_or_path.lower():
+            return files[name]
+    if name_or_path.endswith(".json") or (os.sep in name_or_path and not REPOSITORY.fullmatch(name_or_path)):
+        return name_or_path
+    close = near(name_or_path, [*files, *repositories])
     raise AutoshardError(
         f"model={show(name_or_path)} is not known"
         + (f"; did you mean {' or '.join(close)}?" if close else "")
@@ -56,9 +66,14 @@ def _config_files() -> dict[str, Path]:
     return {file.stem: file for file in FOLDER.glob("*/configs/*.json")}
 
 
-def _looks_like_path(text: str) -> bool:
-    if os.sep in text or text.endswith(".json"):
-        return True
+def _repositories() -> dict[str, str]:
+    """The names of built-in models by the Hugging Face repositories that have their configs."""
+    content = read_json(FOLDER / "repositories.json", "names of repositories", MOST_BYTES)
+    assert isinstance(content, dict)
+    return {repository: name for name, all_of_it in content.items() for repository in all_of_it}
+
+
+def _exists(text: str) -> bool:
     try:
         return text != "" and Path(text).exists()
     except (OSError, ValueError):  # too long, or with a null character

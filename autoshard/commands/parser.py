@@ -37,12 +37,22 @@ class Parser(ArgumentParser):
         raise AutoshardError(_one_line(message, self)) from None
 
     def parse_path(self, path: Any, *args: Any, **kwargs: Any) -> Namespace:
-        """What a config file says."""
+        """What a config file says. Raises AutoshardError that names the file."""
         from autoshard.interop.yaml_file import parse_yaml
 
         where = f"--config {printable(path)}"
-        parse_yaml(read_text(path, where, MOST_BYTES, "YAML"), where)  # before jsonargparse, which bounds nothing
-        found: Namespace = super().parse_path(path, *args, **kwargs)
+        # before jsonargparse, which bounds nothing and whose errors are longer
+        data = parse_yaml(read_text(path, where, MOST_BYTES, "YAML"), where)
+        known = [action.dest for action in self._actions]
+        unknown = [name for name in data if name not in known] if isinstance(data, dict) else []
+        if unknown:
+            close = difflib.get_close_matches(str(unknown[0]), known, n=1)
+            meant = f"; did you mean {close[0]}?" if close else "; see --help"
+            raise AutoshardError(f"{where} has {_short(str(unknown[0]))}, which is not an option here{meant}")
+        try:
+            found: Namespace = super().parse_path(path, *args, **kwargs)
+        except AutoshardError as error:
+            raise AutoshardError(f"{where}: {str(error).removeprefix('--config: ')}") from None
         return found
 
     def parse_string(self, *args: Any, **kwargs: Any) -> Namespace:
@@ -80,8 +90,6 @@ def _one_line(message: str, parser: argparse.ArgumentParser) -> str:
     if required := re.match(r"the following arguments are required: (.*)", message):
         names = [_as_typed(name.rpartition(".")[2], parser) for name in required[1].split(", ")]
         return f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} missing; see --help"
-    if config := re.match(r"Subcommand '(\w+)' does not accept option '(.*)'", message):
-        return f"the config file has {config[2]}, which is not an option of autoshard {config[1]}"
     if config := re.match(r"""Parser key "config": File does not exist: '(.*)'""", message):
         return f"--config {config[1]} does not exist"
     if message.startswith("Unexpected config: "):

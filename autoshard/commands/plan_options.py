@@ -11,6 +11,7 @@ from autoshard.commands.parser import number, one_of, path, share, text, whole, 
 from autoshard.graph.recompute import canonical
 from autoshard.layout.mesh import parse_axis_order
 from autoshard.spec.dropout import PUBLISHED, parse_dropout
+from autoshard.spec.hardware_file import packaged_instances
 
 INSTANCE = "trn1.32xlarge"
 SEQUENCE_LENGTH = 8192
@@ -66,8 +67,18 @@ class _Stage(one_of):
 
 
 WHAT = (
-    Option("model", text, "MODEL", "built-in name, Hugging Face config.json, or my_file.py:MyModel (required)"),
-    Option("instance", text, "TYPE", f"EC2 instance type, or cpu (default: {INSTANCE})"),
+    Option(
+        "model",
+        text,
+        "MODEL",
+        "built-in name or its Hugging Face repository, a config.json, or my_file.py:MyModel (required)",
+    ),
+    Option(
+        "instance",
+        text,
+        "TYPE",
+        f"{', '.join(packaged_instances())}, or a GPU's EC2 name such as p5.48xlarge (default: {INSTANCE})",
+    ),
     Option("nodes", whole(at_most=MOST_NODES), "N", "instances (default: 1)", 1),
     Option(
         "lnc",
@@ -169,7 +180,8 @@ PINS = (
         "recompute",
         _recompute_set,
         "SET",
-        "what backward computes again: none, full, or modules and operators of a block joined by +",
+        "what backward computes again: none, selective (core attention), full, or modules and operators of a block "
+        "joined by +",
     ),
     Option("attention_kernel", one_of(SEARCHED, "flash", "plain"), "NAME", "flash or plain"),
     Option(

@@ -22,11 +22,13 @@ BLOCK_MODULES = ("attention_norm", "attention", "core_attention", "mlp_norm", "m
 """Modules of a transformer block; embedding and head lie outside of every recompute set."""
 
 NO_RECOMPUTE, FULL_RECOMPUTE = "none", "full"
+SELECTIVE, SELECTED = "selective", "core_attention"
+"""What Megatron and NxD Training call selective is core attention alone."""
 
 COMMON_SETS = (NO_RECOMPUTE, "core_attention", "core_attention+mlp", FULL_RECOMPUTE)
 """Least first. NxD Training: selective [CoreAttention] and selective [CoreAttention, LlamaMLP]."""
 
-FORM = f"none, full, or modules ({', '.join(BLOCK_MODULES)}) and operators of a block joined by +"
+FORM = f"none, selective, full, or modules ({', '.join(BLOCK_MODULES)}) and operators of a block joined by +"
 
 
 @lru_cache(maxsize=1024)
@@ -44,8 +46,10 @@ def canonical(recompute: str) -> str:
     """
     if recompute in (NO_RECOMPUTE, FULL_RECOMPUTE):
         return recompute
-    named = members(recompute)
-    if not all(re.fullmatch(r"[A-Za-z_][\w.]*", name) for name in named) or named & {NO_RECOMPUTE, FULL_RECOMPUTE}:
+    if recompute == SELECTIVE:
+        return SELECTED
+    named, alone = members(recompute), {NO_RECOMPUTE, SELECTIVE, FULL_RECOMPUTE}
+    if not all(re.fullmatch(r"[A-Za-z_][\w.]*", name) for name in named) or named & alone:
         raise AutoshardError(f"recompute={recompute!r} must be {FORM}")
     if named >= set(BLOCK_MODULES):
         return FULL_RECOMPUTE

@@ -143,7 +143,8 @@ def load_tokenizer(path: Path | None = None) -> Tokenizer:
         tokenizer = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises plain Exception
         raise AutoshardError(f"{file} is not a Hugging Face {TOKENIZER_FILE}: {error}") from error
-    name = file.parent.name if file.name == TOKENIZER_FILE else file.stem
+    folder = file.parent if file.parent.name not in ("", "..") else file.parent.resolve()  # of `.` and `tokenizer.json`
+    name = (folder.name or "tokenizer") if file.name == TOKENIZER_FILE else file.stem
     config = _config(file.with_name(CONFIG_FILE))
     result = HuggingFaceTokenizer(tokenizer, name, _special_tokens(config), _chat_template(file, config))
     if result.vocab_size == 0:

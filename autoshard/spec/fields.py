@@ -1,5 +1,6 @@
 """Checks of one field. Each raises AutoshardError with the field, its value, whose it is, and what would work."""
 
+import difflib
 import math
 from collections.abc import Iterable
 from dataclasses import fields
@@ -73,3 +74,11 @@ def values_for(cls: type, mapping: object, path: str) -> dict[str, Any]:
     values = {field.name: reader.any(field.name) for field in fields(cls)}
     reader.finish()
     return values
+
+
+def near(text: str, names: Iterable[str]) -> list[str]:
+    """Up to three of the names: those that begin with the text, else those that are like it."""
+    lower = {name.lower(): name for name in names}
+    begin = [name for key, name in lower.items() if text and key.startswith(text.lower())]
+    like = difflib.get_close_matches(text.lower(), lower, n=3, cutoff=0.5)
+    return begin[:3] or [lower[key] for key in like]

@@ -7,7 +7,7 @@ from autoshard.errors import AutoshardError
 from autoshard.interop.json_file import read_json
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.evidence import Evidence
-from autoshard.spec.fields import check_integer, check_positive, show
+from autoshard.spec.fields import check_integer, check_positive, near, show
 from autoshard.spec.strict import Reader
 
 FOLDER = Path(__file__).parent.parent / "hardware"
@@ -53,12 +53,25 @@ def find(instance: str | None, hardware_file: Path | None) -> Path:
     """The user's file, or the packaged one of that instance. Errors: an unknown instance lists the known ones."""
     if hardware_file is not None:
         return Path(hardware_file)
-    if instance not in packaged_instances():
-        raise AutoshardError(
-            f"instance={show(instance)} is not known; known: {', '.join(packaged_instances())}, "
-            "or a hardware file of your own"
-        )
-    return FOLDER / f"{instance}.json"
+    known = packaged_instances()
+    if instance in known:
+        return FOLDER / f"{instance}.json"
+    aliases = {name: _aliases(FOLDER / f"{name}.json") for name in known}
+    found = next((name for name, others in aliases.items() if instance in others), None)
+    if found is not None:
+        return FOLDER / f"{found}.json"
+    close = near(str(instance), [*known, *(other for others in aliases.values() for other in others)])
+    meant = f"did you mean {' or '.join(close)}? " if close else ""
+    listed = (f"{name} ({', '.join(others)})" if others else name for name, others in aliases.items())
+    raise AutoshardError(
+        f"instance={show(instance)} is not known; {meant}known: {', '.join(listed)}, or a hardware file of your own"
+    )
+
+
+def _aliases(path: Path) -> tuple[str, ...]:
+    """Other names of a packaged instance."""
+    content = read_json(path, "hardware file", MAX_FILE_BYTES)
+    return tuple(content.get("aliases", ())) if isinstance(content, dict) else ()
 
 
 def read_cluster(path: Path, instance: str | None, nodes: int, lnc: int | None) -> Cluster:
@@ -68,7 +81,10 @@ def read_cluster(path: Path, instance: str | None, nodes: int, lnc: int | None) 
     if version != FORMAT_VERSION:
         raise AutoshardError(f"{file.path} has format_version {show(version)}; this autoshard reads {FORMAT_VERSION}")
     name = file.text("instance")
-    if instance is not None and instance != name:
+    aliases = file.any("aliases") if "aliases" in file.names else []
+    if not isinstance(aliases, list) or not all(isinstance(one, str) for one in aliases):
+        raise AutoshardError(f"{file.path}.aliases is {show(aliases)}; it must be a list of names")
+    if instance not in (None, name, *aliases):
         raise AutoshardError(f"instance={show(instance)} but {file.path} describes {name}; use {name}")
     check_integer("the cluster", "nodes", nodes)
     return Cluster.from_dict(_cluster_values(file, name, nodes, lnc), file.path)
@@ -84,7 +100,8 @@ def read_content(path: Path) -> Any:
         raise AutoshardError(
             f"like={show(content['like'])} of {path.name} must be one of: {', '.join(packaged_instances())}"
         )
-    return _over(read_content(FOLDER / f"{content['like']}.json"), own)
+    like = read_content(FOLDER / f"{content['like']}.json")
+    return _over({name: value for name, value in like.items() if name != "aliases"}, own)
 
 
 def _over(below: Any, above: Any) -> Any:

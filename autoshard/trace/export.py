@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import io
+import logging
 import sys
 import warnings
 from collections.abc import Iterator
@@ -15,8 +17,10 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram, export
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from autoshard.errors import AutoshardError
+from autoshard.trace.source import line_of
 
 BATCH = 2
 """Sequences of the trace: more than one, so that the dim is seen."""
@@ -118,17 +122,36 @@ def export_module(module: nn.Module, seq: int) -> Exported:
     with mode:
         ids = torch.zeros(BATCH, seq, dtype=torch.int64)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _torch_says_nothing():
             warnings.simplefilter("ignore")
             program = export(wrapped, (ids,), strict=False)
     except AutoshardError:
         raise
+    except GuardOnDataDependentSymNode as error:
+        raise AutoshardError(
+            f"{type(module).__name__} does one thing or another by what numbers are{line_of(error)}; {CONTRACT}, the "
+            "same operators whatever the numbers"
+        ) from error
     except Exception as error:
         raise AutoshardError(
             f"torch.export cannot trace {type(module).__name__} with token ids [{BATCH}, {seq}] (see --seq-len): "
-            f"{_text(error)}; {CONTRACT}, the same operators whatever the numbers{_hint(config)}"
+            f"{_text(error)}{line_of(error)}; {CONTRACT}, the same operators whatever the numbers{_hint(config)}"
         ) from error
     return _exported(program, wrapped)
+
+
+@contextlib.contextmanager
+def _torch_says_nothing() -> Iterator[None]:
+    """Where an export fails, torch prints the graph up to there: the error says what is wrong. What the module itself
+    writes while it is traced comes afterwards."""
+    before, written = logging.root.manager.disable, io.StringIO()
+    logging.disable(logging.CRITICAL)
+    try:
+        with contextlib.redirect_stderr(written):
+            yield
+    finally:
+        logging.disable(before)
+    sys.stderr.write(written.getvalue())
 
 
 def _hint(config: Any) -> str:

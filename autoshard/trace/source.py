@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from torch import fx
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in \S+\n\s*(?P<code>[^\n]*)')
 _TORCH = str(Path(torch.__file__).parent)
+_OURS = str(Path(__file__).parent)
 
 
 @dataclass(frozen=True)
@@ -33,3 +35,11 @@ def place_of(node: fx.Node, outside: Place) -> Place:
     if not own:
         return Place(path, outside.line, outside.code)
     return Place(path, f"{Path(own[-1]['file']).name}:{own[-1]['line']}", own[-1]["code"].strip())
+
+
+def line_of(error: BaseException) -> str:
+    """' at file.py:12 (`what stands there`)', the innermost line that is neither torch's nor this package's; '' where
+    there is none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith((_TORCH, _OURS, "<"))]
+    return f" at {Path(own[-1].filename).name}:{own[-1].lineno} (`{own[-1].line}`)" if own else ""

@@ -311,6 +311,29 @@ def test_what_cannot_be_traced_is_one_error(
     assert not (tmp_path / "plan.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("if x.sum() > 0: x = -x", "if x.sum() > 0: x = -x"),
+        ("x = x[:, : int(ids.max())]", "x = x[:, : int(ids.max())]"),
+    ],
+)
+def test_what_depends_on_numbers_is_one_line_that_names_its_own(
+    line: str, code: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """torch prints the graph up to there."""
+    text = MY_FILE.format(function="tanh", more="", layers=2)
+    (tmp_path / "mine.py").write_text(text.replace("        for block", f"        {line}\n        for block"))
+    assert main(["plan", "--model", f"{tmp_path / 'mine.py'}:Model", "--instance", "cpu", "--seq-len", "64"]) == 2
+    printed, error = capfd.readouterr()
+    assert printed == ""
+    assert error == (
+        f"autoshard: error: Model does one thing or another by what numbers are at mine.py:19 (`{code}`); "
+        "forward takes token ids [batch, seq] and gives logits [batch, seq, vocab], or an object with .logits, "
+        "the same operators whatever the numbers\n"
+    )
+
+
 def test_a_square_matrix_that_ends_where_it_began_is_one_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

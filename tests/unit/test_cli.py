@@ -63,7 +63,7 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ("plan --model llama3-8b --seq-len 735134400", "--seq-len: 735134400 must be at most 100,000,000"),
         ("plan --model llama3-8b --nodes 1.5", "--nodes: 1.5 must be a whole number of at least 1"),
         ("plan --precision fp8", "--precision: fp8 must be one of: mixed_precision, bf16_sr, fp32"),
-        ("plan --recompute mlp+", "recompute='mlp+' must be none, full, or modules (attention_norm, attention, core_attention, mlp_norm, mlp, residual) and operators of a block joined by +"),  # noqa: E501
+        ("plan --recompute mlp+", "recompute='mlp+' must be none, selective, full, or modules (attention_norm, attention, core_attention, mlp_norm, mlp, residual) and operators of a block joined by +"),  # noqa: E501
         ("plan --format xml", "--format: xml must be one of: text, json"),
         ("plan --config /missing.yaml", "--config /missing.yaml does not exist"),
         ("plan --model llama3-8b --out missing/plan.json", "plan missing/plan.json cannot be written: No such file or directory"),  # noqa: E501
@@ -103,17 +103,17 @@ def test_errors_of_what_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
-        ("model: llama3-8b\nnoodles: 3\n", "the config file has noodles, which is not an option of autoshard plan"),
-        ("model: llama3-8b\nnodes: three\n", "nodes: three must be a whole number of at least 1"),
-        ("model: llama3-8b\nnodes: 65537\n", "nodes: 65537 must be at most 65,536"),
-        ("model: llama3-8b\nnodes: true\n", "nodes: True must be a whole number of at least 1"),
+        ("model: llama3-8b\nnoodles: 3\n", "--config {file} has noodles, which is not an option here; did you"),
+        ("model: llama3-8b\nnodes: three\n", "--config {file}: nodes: three must be a whole number of at least 1"),
+        ("model: llama3-8b\nnodes: 65537\n", "--config {file}: nodes: 65537 must be at most 65,536"),
+        ("model: llama3-8b\nnodes: true\n", "--config {file}: nodes: True must be a whole number of at least 1"),
         (
             "model: [llama3-8b\n",
             "--config {file}, line 2, column 1: not YAML: expected ',' or ']', but got '<stream end>'",
         ),
-        ("model: llama3-8b\nexhaustive: maybe\n", "exhaustive: maybe must be true or false"),
-        ("", "--config: a recipe has options with their values, such as `model: llama3-8b`"),
-        ("- model\n", "--config: a recipe has options with their values, such as `model: llama3-8b`"),
+        ("model: llama3-8b\nexhaustive: maybe\n", "--config {file}: exhaustive: maybe must be true or false"),
+        ("", "--config {file}: a recipe has options with their values, such as `model: llama3-8b`"),
+        ("- model\n", "--config {file}: a recipe has options with their values, such as `model: llama3-8b`"),
         ("[" * 50_000, "--config {file} has 50.0 KB, more than the 20.0 KB that are read; is it the right file?"),
         ("\udcff", "--config {file}, line 1: byte 0xff is not UTF-8; save it as UTF-8"),
         ("a: " + "[" * 5_000, "--config {file}, line 1, column 103: nested deeper than 100 levels"),
@@ -208,6 +208,12 @@ def test_where_no_backend_has_a_layout_both_say_why() -> None:
     rule, _, memory = str(error.value).partition("; with backend torch ")
     assert rule.endswith(" is legal: schedule=gpipe is not one of NxD's: 1f1b, interleaved")
     assert memory.startswith("no layout fits llama3-8b on 1 x trn1.32xlarge: the smallest needs ")
+
+
+def test_selective_recompute_is_that_of_core_attention() -> None:
+    assert request_from({"model": "m", "recompute": OPTIONS["recompute"].parse("selective")}).pins == {
+        "recompute": "core_attention"
+    }
 
 
 def test_pins_that_say_auto_are_none() -> None:

@@ -21,6 +21,57 @@ def test_instances() -> None:
     assert sorted(instances()) == sorted(("cpu", *gpus, *trainium))
 
 
+@pytest.mark.parametrize(
+    ("alias", "name"),
+    [
+        ("p5.48xlarge", "h100-80gb"),
+        ("p5e.48xlarge", "h200-141gb"),
+        ("p5en.48xlarge", "h200-141gb"),
+        ("p6-b200.48xlarge", "b200-180gb"),
+        ("p6e-gb200.36xlarge", "gb200-186gb"),
+    ],
+)
+def test_gpus_are_known_by_their_ec2_names(alias: str, name: str) -> None:
+    assert load_cluster(alias, 2) == load_cluster(name, 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("h100", "h100-80gb"),
+        ("H100", "h100-80gb"),
+        ("a100", "a100-40gb or a100-80gb"),
+        ("trn2", "trn2.48xlarge or trn2u.48xlarge"),
+        ("p5.48xlage", "p5.48xlarge or p5e.48xlarge or p5en.48xlarge"),
+    ],
+)
+def test_a_near_name_is_suggested(given: str, meant: str) -> None:
+    with pytest.raises(AutoshardError) as error:
+        load_cluster(given, 1)
+    assert str(error.value).startswith(
+        f"instance='{given}' is not known; did you mean {meant}? known: a100-40gb, a100-80gb, "
+    )
+
+
+def test_names_of_hardware_are_each_of_one_file() -> None:
+    aliases = [json.loads((HARDWARE / f"{name}.json").read_text()).get("aliases", []) for name in instances()]
+    names = [*instances(), *(one for some in aliases for one in some)]
+    assert len(set(names)) == len(names)
+
+
+def test_a_file_that_is_like_another_has_not_its_aliases(tmp_path: Path) -> None:
+    file = tmp_path / "mine.json"
+    file.write_text('{"instance": "mine", "like": "h100-80gb", "aliases": ["other"]}')
+    assert load_cluster("other", 1, hardware_file=file).instance == "mine"
+    with pytest.raises(AutoshardError) as error:
+        load_cluster("p5.48xlarge", 1, hardware_file=file)
+    assert str(error.value) == "instance='p5.48xlarge' but mine.json describes mine; use mine"
+    file.write_text('{"instance": "mine", "like": "h100-80gb", "aliases": "other"}')
+    with pytest.raises(AutoshardError) as error:
+        load_cluster("mine", 1, hardware_file=file)
+    assert str(error.value) == "mine.json.aliases is 'other'; it must be a list of names"
+
+
 def test_trn1_is_16_chips_of_two_cores() -> None:
     cluster = load_cluster("trn1.32xlarge", 16)
     assert cluster.lnc == 1 and cluster.devices_per_node == 32 and cluster.devices_per_chip == 2
@@ -92,7 +143,7 @@ def test_every_number_has_a_source(instance: str) -> None:
             assert set(value) == {"value", "source"} and value["source"]
         elif isinstance(value, dict):
             for name, item in value.items():
-                if name not in ("format_version", "default_lnc", "fits"):
+                if name not in ("format_version", "default_lnc", "fits", "aliases"):
                     check(item)
         else:
             assert isinstance(value, str), value
@@ -118,9 +169,9 @@ def test_every_fitted_number_has_evidence(instance: str) -> None:
         (
             ("trn9", 1),
             (
-                "instance='trn9' is not known; known: a100-40gb, a100-80gb, b200-180gb, cpu, gb200-186gb, "
-                "h100-80gb, h200-141gb, trn1.32xlarge, trn1n.32xlarge, trn2.48xlarge, trn2u.48xlarge, "
-                "or a hardware file of your own"
+                "instance='trn9' is not known; known: a100-40gb, a100-80gb, b200-180gb (p6-b200.48xlarge), cpu, "
+                "gb200-186gb (p6e-gb200.36xlarge), h100-80gb (p5.48xlarge), h200-141gb (p5e.48xlarge, p5en.48xlarge), "
+                "trn1.32xlarge, trn1n.32xlarge, trn2.48xlarge, trn2u.48xlarge, or a hardware file of your own"
             ),
         ),
         (("trn1.32xlarge", 1, 2), "lnc=2 is not offered by trn1.32xlarge; it offers lnc 1"),

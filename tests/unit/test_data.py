@@ -195,6 +195,14 @@ def test_a_hugging_face_tokenizer(tmp_path: Path) -> None:
     assert load_tokenizer(tmp_path / "words" / "tokenizer.json").vocab_size == 11
 
 
+@pytest.mark.parametrize("given", [".", "tokenizer.json", "../words", "../words/inner/.."])
+def test_a_tokenizer_has_the_name_of_its_folder(given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_tokenizer(tmp_path / "words", {"?": 0, "one": 1})
+    (tmp_path / "words" / "inner").mkdir()
+    monkeypatch.chdir(tmp_path / "words")
+    assert load_tokenizer(Path(given)).name == "words"
+
+
 def test_tokenizers_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AutoshardError) as error:
         load_tokenizer(tmp_path)

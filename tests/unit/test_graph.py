@@ -109,8 +109,9 @@ def test_a_set_is_written_in_one_way() -> None:
     assert canonical("mlp.act_fn+mlp_norm+core_attention") == "core_attention+mlp_norm+mlp.act_fn"
     assert canonical("+".join(reversed(BLOCK_MODULES))) == "full"
     assert canonical("none") == "none"
+    assert canonical("selective") == "core_attention"  # Megatron's word and NxD Training's
     for wrong in ("", "mlp+", "none+mlp", "full+mlp", "a b"):
-        with pytest.raises(AutoshardError, match=r"must be none, full, or modules \(attention_norm, "):
+        with pytest.raises(AutoshardError, match=r"must be none, selective, full, or modules \(attention_norm, "):
             canonical(wrong)
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from autoshard.errors import AutoshardError
 from autoshard.interop.huggingface import from_config, read_config
 from autoshard.models import builtin_models, load_model
+from autoshard.models.registry import FOLDER
 from autoshard.models.stage import parameter_count
 from autoshard.spec.model import ModelSpec, RopeScaling
 
@@ -295,6 +296,44 @@ def test_a_directory_gives_its_config_and_its_name(tmp_path: Path) -> None:
     assert load_model(str(folder)) == from_config(LLAMA, "My-Llama")
     assert read_config(folder / "config.json").name == "My-Llama"
     assert read_config(folder / "other.json").name == "other"
+
+
+@pytest.mark.parametrize(
+    ("repository", "name"),
+    [
+        ("meta-llama/Meta-Llama-3-70B", "llama3-70b"),
+        ("meta-llama/meta-llama-3-70b", "llama3-70b"),
+        ("meta-llama/Meta-Llama-3.1-405B", "llama3.1-405b"),
+        ("Qwen/Qwen3-30B-A3B", "qwen3-30b-a3b"),
+        ("mistralai/Mixtral-8x7B-v0.1", "mixtral-8x7b"),
+    ],
+)
+def test_a_repository_of_hugging_face_is_its_config(repository: str, name: str) -> None:
+    assert load_model(repository) == load_model(name)
+
+
+def test_every_repository_names_a_model_and_every_model_of_a_repository_has_one() -> None:
+    repositories = json.loads((FOLDER / "repositories.json").read_text())
+    assert {*repositories, "gpt3-175b"} == set(builtin_models())  # GPT-3 is a table of a paper
+    every = [repository.lower() for some in repositories.values() for repository in some]
+    assert len(set(every)) == len(every)
+
+
+def test_a_folder_comes_before_a_repository_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "meta-llama" / "Meta-Llama-3-70B"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(LLAMA))
+    assert load_model("meta-llama/Meta-Llama-3-70B") == from_config(LLAMA, "Meta-Llama-3-70B")
+
+
+def test_an_unknown_repository_suggests_close_ones() -> None:
+    with pytest.raises(AutoshardError) as raised:
+        load_model("meta-llama/Llama-3-70B")
+    assert str(raised.value).startswith(
+        "model='meta-llama/Llama-3-70B' is not known; did you mean meta-llama/Llama-3.1-70B or "
+        "meta-llama/Meta-Llama-3-70B or "
+    )
 
 
 def test_an_unknown_name_suggests_close_ones() -> None:

@@ -75,8 +75,9 @@ def test_a_deadline_that_nothing_meets() -> None:
 def test_tokens_alone_say_how_long_the_training_takes() -> None:
     """By hand: in hours of two nodes."""
     plan = plan_for(request(nodes=2, tokens=15e12))
-    speed = plan.estimate.tokens_per_s
-    usd = 15e12 / speed / 3600 * 2 * plan.cluster.price_per_node_hour_usd
+    speed, price = plan.estimate.tokens_per_s, plan.cluster.price_per_node_hour_usd
+    assert price is not None
+    usd = 15e12 / speed / 3600 * 2 * price
     assert plan.notes[-1] == (
         f"tokens: 15.0 T take {15e12 / speed / 86400:,.3g} days at {speed:,.0f} a second and cost {usd:,.0f} USD"
     )
