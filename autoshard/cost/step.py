@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from autoshard.cost.after import After, after_last_microbatch
+from autoshard.cost.after import After, AfterLastMicrobatch
 from autoshard.cost.collectives import collective_time_s, group_shape
 from autoshard.cost.compute import memory_s
 from autoshard.cost.load import RankLoad, virtual_stage_s, weight_gradients_s
@@ -77,9 +77,9 @@ def time_values(
     gathering_s, scattering_s = (num_microbatches * seconds for seconds in travels[busiest.rank])
     launches_s = num_microbatches * (2 * vpp * cluster.device.pass_launch_s + busiest.waiting_s)
     work = (*_work_values(busiest, num_microbatches, accumulation_s), launches_s)
-    contents, sizes = parts_contents(parts, mesh.pp), (strategy.zero, precision, mesh, cluster, software)
-    ranks = (after_last_microbatch(contents, (load.num_blocks, *load.has_ends), *sizes) for load in loads)
-    after = max(ranks, key=lambda one: one.total_s)
+    contents = parts_contents(parts, mesh.pp)
+    afterwards = AfterLastMicrobatch(contents, strategy.zero, precision, mesh, cluster, software)
+    after = max((afterwards.of_rank(load.num_blocks, *load.has_ends) for load in loads), key=lambda one: one.total_s)
     if software is not COMPILED:
         after = _overlapped(after, busiest, num_microbatches, software)
     bubble_s = max(0.0, pipeline_s - sum(work) - gathering_s - scattering_s)

@@ -9,7 +9,7 @@ from functools import cache
 
 import numpy as np
 
-from autoshard.cost.after import after_last_microbatch
+from autoshard.cost.after import AfterLastMicrobatch
 from autoshard.cost.shards import STAYS, Contents, State, Travelling, Turns, Unit, mesh_state, model_contents
 from autoshard.cost.stage import LocalShape
 from autoshard.cost.step import hop_s
@@ -28,6 +28,7 @@ class RankState:
     def __init__(self, problem: Problem, mesh: Mesh, shape: LocalShape, zero: int):
         self._cluster, self._precision, self._zero = problem.cluster, problem.training.precision, zero
         self._mesh, self._contents = mesh, self._contents_of(problem, mesh, shape)
+        self._after = AfterLastMicrobatch(self._contents, zero, self._precision, mesh, self._cluster)
         self.state = self._state(hidden_bytes(problem, replace(shape, microbatch_size=1)))
 
     def _contents_of(self, problem: Problem, mesh: Mesh, shape: LocalShape) -> Model:
@@ -49,14 +50,11 @@ class RankState:
 
         middle_blocks: the most of a rank without ends, 0 for none.
         """
+        of_rank = self._after.of_rank
         if self._mesh.pp == 1:
-            return self._rank_s((first_blocks, 1, 1))
-        between = self._rank_s((middle_blocks, 0, 0)) if middle_blocks else 0.0
-        return max(self._rank_s((first_blocks, 1, 0)), between, self._rank_s((last_blocks, 0, 1)))
-
-    def _rank_s(self, counts: tuple[int, int, int]) -> float:
-        sizes = (self._zero, self._precision, self._mesh, self._cluster)
-        return after_last_microbatch(self._contents, counts, *sizes).total_s
+            return of_rank(first_blocks, True, True).total_s
+        between_s = of_rank(middle_blocks, False, False).total_s if middle_blocks else 0.0
+        return max(of_rank(first_blocks, True, False).total_s, between_s, of_rank(last_blocks, False, True).total_s)
 
 
 def stacked(states: Sequence[State]) -> State:
