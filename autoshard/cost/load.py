@@ -173,23 +173,3 @@ def weight_gradients_s(strategy: Strategy, parts: tuple[Parts, ...]) -> tuple[fl
         + sum(end.weight_gradients_s for end in rank_ends(parts[0], parts[-1], stage == 0, stage == stages - 1))
         for stage, layers in enumerate(strategy.stage_layers)
     )
-
-
-def virtual_stage_s(
-    strategy: Strategy, parts: tuple[Parts, ...], s_per_pass: tuple[float, float], s_per_parameter: float
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """(forward, backward) seconds of one microbatch through each virtual stage.
-
-    s_per_pass: of either, whatever it does. s_per_parameter: what a backward does besides: adding each gradient to the
-    sum.
-    """
-    stages = len(strategy.stage_layers)
-    forward, backward = [], []
-    for one, layers in zip(parts, strategy.stage_layers, strict=True):
-        forward.append(s_per_pass[0] + layers * one.block.forward_s)
-        backward.append(s_per_pass[1] + layers * (one.block.backward_s + s_per_parameter * one.block.num_parameters))
-    for stage in {0, stages - 1}:
-        for end in rank_ends(parts[0], parts[-1], stage == 0, stage == stages - 1):
-            forward[stage] += end.forward_s
-            backward[stage] += end.backward_s + s_per_parameter * end.num_parameters
-    return tuple(forward), tuple(backward)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from autoshard.cost.load import RankLoad
 from autoshard.cost.shards import State, Unit
+from autoshard.cost.stage import Parts
 from autoshard.rows import Number
 
 
@@ -52,6 +53,12 @@ def model_ends(first: Any, last: Any, state: State, tied: bool) -> tuple[End, ..
     if tied:
         return (End(first, state.first, True, True),)
     return End(first, state.first, True, False), End(last, state.last, False, True)
+
+
+def parts_ends(parts: Sequence[Parts], state: State, pp: int) -> tuple[End, ...]:
+    """The ends of a model whose virtual stages are made of these parts."""
+    tied = parts[0].tied_ends if pp == 1 else None
+    return model_ends(tied or parts[0].embedding, parts[-1].head, state, tied is not None)
 
 
 def ends_of(ends: tuple[End, ...], first: bool, last: bool) -> tuple[End, ...]:

@@ -1,26 +1,21 @@
 """ZeRO-2 and ZeRO-3: what a rank holds of a part of the model, and how long it moves in every microbatch.
 
 A unit, a block or a table at an end of the model, sends its gradients when a microbatch's backward is through with it;
-under ZeRO-3 it gathers its weights before forward and again before backward. The weights of the next block arrive and
-the gradients of the last one leave while a block is at work: it takes as long as its work or as these transfers,
-whichever is longer. Tables at the ends, the first gathering of a pass and the last scattering hide behind nothing.
-Norms and biases stay whole.
+under ZeRO-3 it gathers its weights before forward and again before backward. Norms and biases stay whole. What of it
+hides behind work: cost/passes.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from autoshard.cost.collectives import collective_time_s, group_shape
-from autoshard.cost.load import RankLoad
 from autoshard.cost.moments import Moments
 from autoshard.cost.program import Part, ProgramWork
 from autoshard.cost.stage import Parts, mesh_order
 from autoshard.layout.mesh import ZERO_AXES, Mesh
-from autoshard.layout.strategy import Strategy
 from autoshard.rows import Number, anywhere, largest
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.training import DTYPE_BYTES, Precision
@@ -42,18 +37,6 @@ FEW_BLOCKS = 3
 """From so many blocks of a chunk on there is one with a block before it and one behind it."""
 PROBABILITY_BYTES = 4
 """The loss works on logits and on probabilities in FP32; the gradient of the logits is left of it."""
-
-
-class Exposed(NamedTuple):
-    """Seconds that a part or a pass takes longer: forward gathers, backward gathers, gradients scattered."""
-
-    forward_s: float
-    gather_s: float
-    scatter_s: float
-
-    @property
-    def backward_s(self) -> float:
-        return self.gather_s + self.scatter_s
 
 
 def zero_axes(gradient_axes: tuple[str, ...]) -> tuple[str, ...]:
@@ -228,6 +211,11 @@ def parts_contents(parts: Sequence[Parts], pp: int) -> tuple[Contents, Contents,
     return model_contents(parts[0].block, parts[0].embedding, parts[-1].head, parts[0].tied_ends if pp == 1 else None)
 
 
+def parts_state(parts: Sequence[Parts], zero: int, precision: Precision, mesh: Mesh, cluster: Cluster) -> State:
+    """The state of a mesh on which stages are made of these parts."""
+    return mesh_state(parts_contents(parts, mesh.pp), parts[0].hidden_bytes, zero, precision, mesh, cluster)
+
+
 def mesh_state(
     contents: tuple[Contents, Contents, Contents],
     hidden_bytes: float,
@@ -277,75 +265,6 @@ def _moved(
             scatter_s += collective_time_s("reduce_scatter", count * reduced, shape, cluster)
             gather_s += collective_time_s("all_gather", count * parameter, shape, cluster) if zero == 3 else 0.0
     return Moved(gather_s, scatter_s)
-
-
-def slowed_down(
-    strategy: Strategy, parts: tuple[Parts, ...], precision: Precision, mesh: Mesh, cluster: Cluster
-) -> tuple[Parts, ...]:
-    """The parts of each virtual stage with passes that wait for what travels; parts that were one stay one."""
-    if strategy.zero < 2:
-        return parts
-    known: dict[int, Part] = {}
-
-    def slower(part: Part, exposed: Callable[[Part, Moved], Exposed]) -> Part:
-        if id(part) not in known:
-            waits = exposed(part, moved(part.matrices, strategy.zero, precision, mesh, cluster))
-            passes = (part.forward_s + waits.forward_s, part.backward_s + waits.backward_s)
-            known[id(part)] = replace(part, host_s=passes)
-        return known[id(part)]
-
-    return tuple(
-        replace(
-            one,
-            block=slower(one.block, block_exposed),
-            embedding=slower(one.embedding, look_up_exposed),
-            head=slower(one.head, table_exposed),
-            tied_ends=None if one.tied_ends is None else slower(one.tied_ends, table_exposed),
-        )
-        for one in parts
-    )
-
-
-def block_exposed(part: Part, transfers: Moved) -> Exposed:
-    """Of a block among others."""
-    both_s = transfers.gather_s + transfers.scatter_s
-    share = max(0.0, both_s - part.backward_s) / both_s if both_s else 0.0
-    waits_s = max(0.0, transfers.gather_s - part.forward_s)
-    return Exposed(waits_s, share * transfers.gather_s, share * transfers.scatter_s)
-
-
-def look_up_exposed(part: Part, transfers: Moved) -> Exposed:
-    """Of an embedding, whose backward does not read its table."""
-    return Exposed(transfers.gather_s, 0.0, transfers.scatter_s)
-
-
-def table_exposed(part: Part, transfers: Moved) -> Exposed:
-    """Of a head, or of an embedding and a head that share a table: backward reads it once more."""
-    return Exposed(transfers.gather_s, transfers.gather_s, transfers.scatter_s)
-
-
-def opening(strategy: Strategy, block: Part, precision: Precision, mesh: Mesh, cluster: Cluster) -> Exposed:
-    """Once in every pass through a virtual stage: nothing is at work while its first block's weights arrive or its last
-    block's gradients leave."""
-    transfers = moved(block.matrices, strategy.zero, precision, mesh, cluster)
-    return Exposed(transfers.gather_s, transfers.gather_s, transfers.scatter_s)
-
-
-def exposed_s(
-    load: RankLoad, strategy: Strategy, precision: Precision, mesh: Mesh, cluster: Cluster
-) -> tuple[float, float]:
-    """(gathering, scattering) of one microbatch that nothing hides, on one rank. load: not slowed down."""
-    if strategy.zero < 2:
-        return 0.0, 0.0
-
-    def of(part: Part, waits: Callable[[Part, Moved], Exposed]) -> Exposed:
-        return waits(part, moved(part.matrices, strategy.zero, precision, mesh, cluster))
-
-    found = [(strategy.num_virtual_stages, opening(strategy, load.parts.block, precision, mesh, cluster))]
-    found += [(kind.count, of(kind.block, block_exposed)) for kind in load.kinds]
-    found += [(1, of(end, look_up_exposed if end is load.parts.embedding else table_exposed)) for end in load.ends]
-    gathering_s = sum(count * (one.forward_s + one.gather_s) for count, one in found)
-    return gathering_s, sum(count * one.scatter_s for count, one in found)
 
 
 def in_work_bytes(
