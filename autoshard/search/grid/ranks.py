@@ -11,11 +11,11 @@ import numpy as np
 
 from autoshard.cost.after import AfterLastMicrobatch
 from autoshard.cost.shards import STAYS, Contents, State, Travelling, Turns, Unit, mesh_state, model_contents
-from autoshard.cost.stage import LocalShape
+from autoshard.cost.stage import LocalShape, hidden_bytes
 from autoshard.cost.step import hop_s
 from autoshard.layout.mesh import Mesh, build_mesh
 from autoshard.models.padding import padded_heads
-from autoshard.search.grid.parts import hidden_bytes, unit_programs
+from autoshard.search.grid.parts import unit_programs
 from autoshard.search.rules import Draft, Problem
 
 Model = tuple[Contents, Contents, Contents]
@@ -29,7 +29,7 @@ class RankState:
         self._cluster, self._precision, self._zero = problem.cluster, problem.training.precision, zero
         self._mesh, self._contents = mesh, self._contents_of(problem, mesh, shape)
         self._after = AfterLastMicrobatch(self._contents, zero, self._precision, mesh, self._cluster)
-        self.state = self._state(hidden_bytes(problem, replace(shape, microbatch_size=1)))
+        self.state = self._state(hidden_bytes(problem.model, problem.training, replace(shape, microbatch_size=1)))
 
     def _contents_of(self, problem: Problem, mesh: Mesh, shape: LocalShape) -> Model:
         units = unit_programs(problem, shape)
