@@ -1,4 +1,4 @@
-"""What one rank does after the last microbatch of a step: sums of gradients, the update, gathering of parameters."""
+"""Seconds of a rank after the last microbatch of a step: sums of gradients, the update, gathering of parameters."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class _Summed(NamedTuple):
 
 
 class AfterLastMicrobatch:
-    """What ranks of one mesh do, whatever blocks and ends they have."""
+    """Prepared once for a mesh: contents of a block and of the ends on its ranks (cost/shards.py)."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class AfterLastMicrobatch:
             self._summed.append(_Summed(shared, within, owners, elements, travels))
 
     def of_rank(self, blocks: int, first: bool, last: bool) -> After:
-        """Of a rank with so many blocks; whether it has the end of the first rank and that of the last one.
+        """Seconds of one rank. blocks: how many it has. first, last: whether it has the first, the last rank's end.
 
         Sums over tensor-parallel axes come first (norms, replicated key-value heads), then one reduce-scatter of all
         gradients over the axes that share the optimizer state and one all-gather of the new parameters; without ZeRO an

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -94,32 +94,6 @@ class RankLoad:
     def num_parameters(self) -> int:
         """Elements that one device of the rank holds, before any sharding over data-parallel ranks."""
         return self.num_blocks * self.parts.block.num_parameters + sum(end.num_parameters for end in self.ends)
-
-    @cached_property
-    def parameters(self) -> Mapping[tuple[str, ...], int]:
-        """Elements by the axes over which their gradient is summed once a step."""
-        return self._added_up([(part.parameters, times) for part, times in self._parts])
-
-    @cached_property
-    def matrices(self) -> Mapping[tuple[str, ...], int]:
-        """Of these, what is neither a norm's weight nor a bias."""
-        return self._added_up([(part.matrices, times) for part, times in self._parts])
-
-    @property
-    def num_tensors(self) -> int:
-        """How many parameters these are."""
-        return sum(part.num_tensors * times for part, times in self._parts)
-
-    @property
-    def _parts(self) -> tuple[tuple[Part, int], ...]:
-        return ((self.parts.block, self.num_blocks), *((end, 1) for end in self.ends))
-
-    def _added_up(self, counted: Iterable[tuple[Mapping[tuple[str, ...], int], int]]) -> Mapping[tuple[str, ...], int]:
-        found: dict[tuple[str, ...], int] = {}
-        for counts, times in counted:
-            for axes, count in counts.items():
-                found[axes] = found.get(axes, 0) + times * count
-        return found
 
 
 def rank_load(strategy: Strategy, parts: tuple[Parts, ...], num_microbatches: int, rank: int) -> RankLoad:

@@ -41,8 +41,8 @@ def end_passes(end: Any, unit: Unit) -> Passes:
 
 
 def opening(block: Unit, device: Device) -> Passes:
-    """What each pass through a virtual stage takes besides: its launch; nothing is at work while its first block's
-    weights arrive or its last block's gradients leave."""
+    """Seconds of each pass through a virtual stage beside its blocks: the launch, the weights of the first block that
+    arrive and the gradients of the last one that leave while nothing is at work."""
     forward_s = device.pass_launch_s + block.travelling.gather_s
     return Passes(forward_s, forward_s + block.travelling.scatter_s)
 

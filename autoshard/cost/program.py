@@ -286,7 +286,7 @@ def _operators(
 
 
 def _collectives(issued: Issued, collective_s: CollectiveSeconds, attention_s: float) -> Seconds:
-    """Of one step. attention_s: of the same step, beside which its ring runs."""
+    """Seconds of the collectives of one step. attention_s: of the same step, beside which its ring runs."""
     seconds, ring_s, hops = [0.0] * 5, 0.0, 0
     for kind, axes, size in issued:
         if kind == "send_recv":

@@ -1,4 +1,4 @@
-"""What one pipeline rank holds, over rows: of one layout, or of many that have as many stages."""
+"""One pipeline rank and what it holds, over rows: of one layout, or of many that have as many stages."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class End(NamedTuple):
 
 
 class Rank(NamedTuple):
-    """most_blocks: of one of its chunks. only: whether it is the only rank. kinds: its blocks, one for each recompute
-    set among its chunks, that of the first chunk first. ends: those that it has. last_block: of its last chunk.
-    num_logits: as in cost.stage.Parts. kept_bytes: of all blocks when most is held, from what one block keeps; None
-    where all chunks recompute alike. The others: as in cost.load.RankLoad.
+    """blocks: on the rank. most_blocks: of one of its chunks. only: whether it is the only rank. kinds: its blocks, one
+    for each recompute set among its chunks, that of the first chunk first. ends: those that it has. last_block: of its
+    last chunk. num_logits: as in cost.stage.Parts. kept_bytes: of all blocks when most is held, from what one block
+    keeps; None where all chunks recompute alike. The others: as in cost.load.RankLoad.
     """
 
     blocks: Number
@@ -62,7 +62,7 @@ def parts_ends(parts: Sequence[Parts], state: State, pp: int) -> tuple[End, ...]
 
 
 def ends_of(ends: tuple[End, ...], first: bool, last: bool) -> tuple[End, ...]:
-    """Those that the first rank or the last one has, or the only one."""
+    """The ends that a rank has. first, last: whether it is the first one, the last one."""
     return tuple(end for end in ends if (first and end.has_table) or (last and end.has_loss))
 
 

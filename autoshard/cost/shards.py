@@ -53,7 +53,7 @@ def held_elements(parameters: Counts, matrices: Counts, mesh: Mesh, sharded: boo
 
 
 def owned_elements(parameters: Counts, mesh: Mesh, zero: int) -> float:
-    """Of these, those whose optimizer state a rank keeps."""
+    """Number of these elements whose optimizer state a rank keeps."""
     if not zero:
         return float(sum(parameters.values()))
     return sum(count / mesh.size(zero_axes(axes)) for axes, count in parameters.items())
@@ -85,14 +85,14 @@ def in_turns(matrices: Counts, mesh: Mesh, times: Moments = NO_MOMENTS, hidden_b
     counts, early, late = (_by_sharers(one, mesh) for one in (matrices, times.early.made, times.late.made))
     if not counts:
         return NO_TURNS
-    total, largest = sum(counts.values()), max(counts, key=counts.__getitem__)
-    larger = counts[largest]
+    total, among = sum(counts.values()), max(counts, key=counts.__getitem__)
+    larger = counts[among]
     other = total - larger or larger
-    if larger < total and late.get(largest, 0) < larger:  # the rest of the block is larger than its experts
+    if larger < total and late.get(among, 0) < larger:  # the rest of the block is larger than its experts
         return Turns(total, larger, other, larger, larger, 0.0, 0.0, 0.0)
     leaving = times.end if larger == total else times.after
     back = [moment.given_back / hidden_bytes for moment in (times.late, times.after, leaving)]
-    return Turns(total, larger, other, early.get(largest, 0), late.get(largest, 0), *back)
+    return Turns(total, larger, other, early.get(among, 0), late.get(among, 0), *back)
 
 
 def _by_sharers(matrices: Counts, mesh: Mesh) -> dict[tuple[str, ...], int]:
@@ -105,7 +105,7 @@ def _by_sharers(matrices: Counts, mesh: Mesh) -> dict[tuple[str, ...], int]:
 
 
 class Travelling(NamedTuple):
-    """What ZeRO-2 and -3 make of a unit on one rank, over rows. weights, sums: elements of weights and of sums of
+    """One unit on one rank under ZeRO-2 or -3, over rows. weights, sums: elements of weights and of sums of
     gradients that it holds. gather_s, again_s: seconds to gather its weights for forward and for backward. scatter_s:
     to scatter its gradients. turns: its elements that travel."""
 
@@ -118,7 +118,7 @@ class Travelling(NamedTuple):
 
 
 STAYS = Travelling(0.0, 0.0, 0.0, 0.0, 0.0, NO_TURNS)
-"""Of a unit of which nothing travels: it is held whole."""
+"""Marks a unit that is held whole: nothing of it travels."""
 
 
 class Unit(NamedTuple):
@@ -145,7 +145,7 @@ class Unit(NamedTuple):
         return self.travelling.turns.all
 
     def take(self, rows: Any) -> Unit:
-        """Of these rows."""
+        """These rows alone, in their order."""
         held = Unit(self.parameters[rows], self.owned[rows])
         if self.travelling is STAYS:
             return held
@@ -155,8 +155,8 @@ class Unit(NamedTuple):
 
 
 class State(NamedTuple):
-    """What meshes make of the model's parameters, over rows: of a block, of the end on the first rank and of that on
-    the last one; where these are one rank and share their table, both are in `first`.
+    """Parameters of the model on the ranks of a mesh, over rows: a block, the end on the first rank and that on the
+    last one; where these are one rank and share their table, both are in `first`.
 
     shares: whether other ranks keep the rest of a rank's optimizer state, so that gradients and parameters travel in
     buckets. owners: how many ranks share a table. gathers: 1 under ZeRO-3, else 0. travels: which rows are under ZeRO-2
@@ -172,7 +172,7 @@ class State(NamedTuple):
     travels: Any
 
     def take(self, rows: Any) -> State:
-        """Of these rows."""
+        """These rows alone, in their order."""
         shares, travels = self.shares[rows], False if self.travels is False else self.travels[rows]
         if not anywhere(travels):
             block, first, last = (unit._replace(travelling=STAYS).take(rows) for unit in self[:3])
@@ -192,22 +192,22 @@ class Contents(NamedTuple):
 
 
 def contents_of(part: Part | ProgramWork) -> Contents:
-    """The same of a part of a stage, or of its program."""
+    """Contents of a part of a stage, or of its program."""
     return Contents(part.parameters, part.matrices, part.num_tensors, part.moments)
 
 
 def model_contents(
     block: Part | ProgramWork, embedding: Part | ProgramWork, head: Part | ProgramWork, tied: Part | ProgramWork | None
 ) -> tuple[Contents, Contents, Contents]:
-    """Of a block, the first and the last rank's end. tied: embedding and head, where they share their table on one
-    rank."""
+    """Contents of a block, the first and the last rank's end. tied: embedding and head, where they share their table on
+    one rank."""
     if tied is not None:
         return contents_of(block), contents_of(tied), Contents()
     return contents_of(block), contents_of(embedding), contents_of(head)
 
 
 def parts_contents(parts: Sequence[Parts], pp: int) -> tuple[Contents, Contents, Contents]:
-    """The same from the parts of each virtual stage."""
+    """Contents of a block and the ends of a model whose virtual stages are made of these parts."""
     return model_contents(parts[0].block, parts[0].embedding, parts[-1].head, parts[0].tied_ends if pp == 1 else None)
 
 

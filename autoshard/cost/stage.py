@@ -126,7 +126,7 @@ def stage_parts(
 
 
 def hidden_bytes(model: ModelSpec, training: TrainingSpec, shape: LocalShape) -> int:
-    """Of the hidden activation of one microbatch between two blocks, on a rank."""
+    """Bytes of the hidden activation of one microbatch between two blocks, on a rank."""
     inside = shape.cp * (shape.tp if shape.sequence_parallel else 1)
     elements = shape.microbatch_size * training.sequence_length * model.hidden_size // inside
     return elements * DTYPE_BYTES[training.precision.compute_dtype]

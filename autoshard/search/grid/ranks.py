@@ -1,5 +1,5 @@
-"""What follows from a mesh alone, mesh by mesh: the state of its ranks, a transfer between stages, and what a step does
-after its last microbatch."""
+"""Everything that follows from a mesh alone: the state of its ranks, a transfer between stages, and the seconds after
+the last microbatch of a step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Model = tuple[Contents, Contents, Contents]
 
 
 class RankState:
-    """Of the meshes with these degrees."""
+    """The meshes with the same degrees."""
 
     def __init__(self, problem: Problem, mesh: Mesh, shape: LocalShape, zero: int):
         self._cluster, self._precision, self._zero = problem.cluster, problem.training.precision, zero
@@ -41,7 +41,7 @@ class RankState:
 
     @cache  # noqa: B019  as short-lived as the search that asks
     def hop_s(self, hidden_bytes: float) -> float:
-        """Of one microbatch from a stage to the next."""
+        """Seconds of one microbatch from a stage to the next. hidden_bytes: that are sent."""
         return hop_s(hidden_bytes, self._mesh, self._cluster)
 
     @cache  # noqa: B019  as short-lived as the search that asks
