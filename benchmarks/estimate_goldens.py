@@ -35,7 +35,7 @@ from autoshard.spec.training import TrainingSpec, load_precision
 
 KEPT = Path(__file__).parents[1] / "tests" / "golden" / "estimates.json"
 ROWS = 320
-"""That are kept."""
+"""How many layouts are kept."""
 PROBLEMS = (
     ("llama3-70b", "trn1.32xlarge", 16, 256, 8192, "mixed_precision", "nxd"),
     ("llama3-8b", "trn1.32xlarge", 1, 64, 4096, "bf16_sr", "nxd"),
@@ -170,7 +170,7 @@ def _of_runs(runs: str) -> tuple[str, ...]:
 
 
 def compact(found: Estimate) -> list[float]:
-    """What is kept: the terms with 12 digits, memory of the fullest rank and of all together."""
+    """Terms as they are kept, with 12 digits: seconds, memory of the fullest rank and of all together."""
     several = terms(found)[: len(found.time_terms) + 2 * len(found.fullest.terms)]
     return [int(term) if term == int(term) else float(f"{term:.12g}") for term in several]
 

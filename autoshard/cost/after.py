@@ -1,7 +1,8 @@
-"""What one rank does after the last microbatch of a step: sums of gradients, the update, gathering of parameters."""
+"""Seconds of a rank after the last microbatch of a step: sums of gradients, the update, gathering of parameters."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from autoshard.cost.collectives import collective_time_s, group_shape
@@ -30,59 +31,92 @@ class After(NamedTuple):
         return self.scatter_s + self.gather_s + self.other_s + self.update_s
 
 
-def after_last_microbatch(
-    contents: tuple[Contents, Contents, Contents],
-    counts: tuple[int, int, int],
-    zero: int,
-    precision: Precision,
-    mesh: Mesh,
-    cluster: Cluster,
-    software: Software = COMPILED,
-) -> After:
-    """Seconds of a rank that has so many blocks, ends in front and ends behind: `counts` of `contents`.
+class _Summed(NamedTuple):
+    """Elements whose gradients are summed over the same axes. shared: those axes that share the optimizer state;
+    within: the others. owners: ranks along `shared`. elements: of a block and of the ends; travels: those of them that
+    ZeRO-2 and -3 send in every microbatch."""
 
-    Sums over tensor-parallel axes come first (norms, replicated key-value heads), then one reduce-scatter of all
-    gradients over the axes that share the optimizer state and one all-gather of the new parameters; without ZeRO an
-    all-reduce, counted under the first of both. Axes over which a gradient is whole on every rank are not summed over.
-    What ZeRO-2 and -3 send in every microbatch is left out.
-    """
-    order = mesh_order(mesh)
-    reduce_bytes, parameter_bytes = (
-        DTYPE_BYTES[dtype] for dtype in (precision.gradient_reduce_dtype, precision.parameter_dtype)
-    )
+    shared: tuple[str, ...]
+    within: tuple[str, ...]
+    owners: int
+    elements: tuple[int, ...]
+    travels: tuple[int, ...]
 
-    def buckets_s(kind: str, axes: tuple[str, ...], size: float) -> float:
-        shape = group_shape(order, tuple(sorted(axes)), cluster)
+
+class AfterLastMicrobatch:
+    """Prepared once for a mesh: contents of a block and of the ends on its ranks (cost/shards.py)."""
+
+    def __init__(
+        self,
+        contents: tuple[Contents, Contents, Contents],
+        zero: int,
+        precision: Precision,
+        mesh: Mesh,
+        cluster: Cluster,
+        software: Software = COMPILED,
+    ):
+        self._zero, self._cluster, self._software, self._order = zero, cluster, software, mesh_order(mesh)
+        self._reduce_bytes, self._parameter_bytes = (
+            DTYPE_BYTES[dtype] for dtype in (precision.gradient_reduce_dtype, precision.parameter_dtype)
+        )
+        self._update_s = update_s_per_parameter(precision, cluster.device)
+        self._num_tensors = [unit.num_tensors for unit in contents]
+        self._summed = []
+        for axes in {axes: None for unit in contents for axes in unit.parameters}:
+            shared = zero_axes(axes)
+            within = tuple(axis for axis in axes if axis not in shared)
+            owners = mesh.size(shared)
+            elements = tuple(unit.parameters.get(axes, 0) for unit in contents)
+            travels = tuple(unit.matrices.get(axes, 0) if zero >= 2 and owners > 1 else 0 for unit in contents)
+            self._summed.append(_Summed(shared, within, owners, elements, travels))
+
+    def of_rank(self, blocks: int, first: bool, last: bool) -> After:
+        """Seconds of one rank. blocks: how many it has. first, last: whether it has the first, the last rank's end.
+
+        Sums over tensor-parallel axes come first (norms, replicated key-value heads), then one reduce-scatter of all
+        gradients over the axes that share the optimizer state and one all-gather of the new parameters; without ZeRO an
+        all-reduce, counted under the first of both. Axes over which a gradient is whole on every rank are not summed
+        over. What ZeRO-2 and -3 send in every microbatch is left out.
+        """
+
+        def on_rank(counts: Sequence[int]) -> int:
+            return blocks * counts[0] + first * counts[1] + last * counts[2]
+
+        scatter_s = gather_s = other_s = owned = 0.0
+        scattered: dict[tuple[str, ...], int] = {}
+        gathered: dict[tuple[str, ...], int] = {}
+        owners_of: dict[tuple[str, ...], int] = {}
+        for shared, within, owners, elements, matrices in self._summed:
+            count = on_rank(elements)
+            if not count:
+                continue
+            travels = on_rank(matrices)
+            owners_of[shared] = owners
+            scattered[shared] = scattered.get(shared, 0) + count - travels
+            gathered[shared] = gathered.get(shared, 0) + count - (travels if self._zero == 3 else 0)
+            owned += count / owners if self._zero else count
+            if within:
+                other_s += self._buckets_s(
+                    "all_reduce", within, (count - travels + travels / owners) * self._reduce_bytes
+                )
+        for axes, count in scattered.items():
+            scatter_s += self._buckets_s(
+                "reduce_scatter" if self._zero else "all_reduce", axes, count * self._reduce_bytes
+            )
+            if self._zero:
+                gather_s += self._buckets_s("all_gather", axes, gathered[axes] * self._parameter_bytes)
+                if self._software is not COMPILED:
+                    copies = on_rank(self._num_tensors) * owners_of[axes]
+                    gather_s += self._software.copy_launch_s * copies
+        return After(scatter_s, gather_s, other_s, owned * self._update_s)
+
+    def _buckets_s(self, kind: str, axes: tuple[str, ...], size: float) -> float:
+        shape = group_shape(self._order, tuple(sorted(axes)), self._cluster)
         full, rest = divmod(size, BUCKET_BYTES)
-        seconds = full * collective_time_s(kind, BUCKET_BYTES, shape, cluster)
-        return software.link_slowdown * (seconds + collective_time_s(kind, rest, shape, cluster))
-
-    parameters: dict[tuple[str, ...], int] = {}
-    matrices: dict[tuple[str, ...], int] = {}
-    for unit, times in zip(contents, counts, strict=True):
-        for found, elements in ((parameters, unit.parameters), (matrices, unit.matrices if zero >= 2 else {})):
-            for axes, count in elements.items() if times else ():
-                found[axes] = found.get(axes, 0) + times * count
-    scatter_s = gather_s = other_s = owned = 0.0
-    scattered: dict[tuple[str, ...], int] = {}
-    gathered: dict[tuple[str, ...], int] = {}
-    for axes, count in parameters.items():
-        shared = zero_axes(axes)
-        owners = mesh.size(shared)
-        travels = matrices.get(axes, 0) if owners > 1 else 0
-        scattered[shared] = scattered.get(shared, 0) + count - travels
-        gathered[shared] = gathered.get(shared, 0) + count - (travels if zero == 3 else 0)
-        owned += count / owners if zero else count
-        if within := tuple(axis for axis in axes if axis not in shared):
-            other_s += buckets_s("all_reduce", within, (count - travels + travels / owners) * reduce_bytes)
-    copies = software.copy_launch_s * sum(
-        unit.num_tensors * times for unit, times in zip(contents, counts, strict=True)
-    )
-    for axes, count in scattered.items():
-        scatter_s += buckets_s("reduce_scatter" if zero else "all_reduce", axes, count * reduce_bytes)
-        if zero:
-            gather_s += buckets_s("all_gather", axes, gathered[axes] * parameter_bytes) + copies * mesh.size(axes)
-    return After(scatter_s, gather_s, other_s, owned * update_s_per_parameter(precision, cluster.device))
+        seconds = collective_time_s(kind, rest, shape, self._cluster)
+        if full:
+            seconds += full * collective_time_s(kind, BUCKET_BYTES, shape, self._cluster)
+        return self._software.link_slowdown * seconds
 
 
 def update_s_per_parameter(precision: Precision, device: Device) -> float:

@@ -6,6 +6,7 @@ from functools import lru_cache
 from math import ceil, log2, prod
 
 from autoshard.layout.mesh import TENSOR_PARALLEL_AXES, folded
+from autoshard.rows import Number, largest
 from autoshard.spec.cluster import Cluster
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv")
@@ -150,6 +151,12 @@ def collective_time_s(kind: str, payload_bytes: float, group: GroupShape, cluste
     Leaves out overlap with compute and with other collectives, and algorithms for small messages.
     """
     return collective_law(kind, group, cluster).time_s(payload_bytes)
+
+
+def exposed_ring_s(ring_s: Number, work_s: Number, hops: Number) -> Number:
+    """Seconds that hops round a ring take beyond the work beside them, over rows: each piece but the first travels
+    while its rank works on the one at hand. ring_s: of all hops. work_s: on all pieces, one more than hops."""
+    return largest(0.0, ring_s - work_s * hops / (hops + 1))
 
 
 @lru_cache(maxsize=4096)

@@ -48,7 +48,7 @@ def memory_s(count: float, device: Device) -> float:
 
 
 class OperatorNeeds(NamedTuple):
-    """Of one operator on one rank for one microbatch, whatever the device; or of many of one kind, a row each.
+    """Sizes of one operator on one rank for one microbatch, whatever the device; or of many of one kind, a row each.
 
     kind: "matmul" (m x k by k x n), "flash" or "plain" attention (m query rows, n keys, k the head dim), "norm",
     "loss" (n ranks share the vocabulary) or "vector".

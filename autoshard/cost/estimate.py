@@ -5,7 +5,7 @@ from __future__ import annotations
 from autoshard.cost.interval import fits_probability, step_time_factors
 from autoshard.cost.load import rank_load, telling_ranks
 from autoshard.cost.memory import MEMORY_TERMS, memory_values
-from autoshard.cost.shards import mesh_state, parts_contents
+from autoshard.cost.shards import parts_state
 from autoshard.cost.software import COMPILED, Software
 from autoshard.cost.stage import strategy_mesh, strategy_parts
 from autoshard.cost.step import TIME_TERMS, time_values
@@ -37,12 +37,11 @@ def estimate(
         strategy_mesh(model, cluster, strategy),
         strategy_parts(model, training, cluster, strategy, software, operators),
     )
-    contents = parts_contents(parts, strategy.pp)
-    state = mesh_state(contents, parts[0].hidden_bytes, strategy.zero, training.precision, mesh, cluster)
+    state = parts_state(parts, strategy.zero, training.precision, mesh, cluster)
     count = strategy.num_microbatches(training.global_batch_size)
     loads = tuple(rank_load(strategy, parts, count, rank) for rank in range(strategy.pp))
     telling = tuple(loads[rank] for rank in telling_ranks(strategy))
-    times = time_values(strategy, parts, telling, count, training.precision, mesh, cluster, software)
+    times = time_values(strategy, parts, telling, state, count, training.precision, mesh, cluster, software)
     step_time_s, flops = sum(times), model_flops_per_step(model, training)
     peak = cluster.world_size * cluster.device.peak_flops_per_s(training.precision.compute_dtype)
     low, high = step_time_factors(cluster, strategy)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -95,32 +95,6 @@ class RankLoad:
         """Elements that one device of the rank holds, before any sharding over data-parallel ranks."""
         return self.num_blocks * self.parts.block.num_parameters + sum(end.num_parameters for end in self.ends)
 
-    @cached_property
-    def parameters(self) -> Mapping[tuple[str, ...], int]:
-        """Elements by the axes over which their gradient is summed once a step."""
-        return self._added_up([(part.parameters, times) for part, times in self._parts])
-
-    @cached_property
-    def matrices(self) -> Mapping[tuple[str, ...], int]:
-        """Of these, what is neither a norm's weight nor a bias."""
-        return self._added_up([(part.matrices, times) for part, times in self._parts])
-
-    @property
-    def num_tensors(self) -> int:
-        """How many parameters these are."""
-        return sum(part.num_tensors * times for part, times in self._parts)
-
-    @property
-    def _parts(self) -> tuple[tuple[Part, int], ...]:
-        return ((self.parts.block, self.num_blocks), *((end, 1) for end in self.ends))
-
-    def _added_up(self, counted: Iterable[tuple[Mapping[tuple[str, ...], int], int]]) -> Mapping[tuple[str, ...], int]:
-        found: dict[tuple[str, ...], int] = {}
-        for counts, times in counted:
-            for axes, count in counts.items():
-                found[axes] = found.get(axes, 0) + times * count
-        return found
-
 
 def rank_load(strategy: Strategy, parts: tuple[Parts, ...], num_microbatches: int, rank: int) -> RankLoad:
     """What pipeline rank `rank` has under a strategy whose schedule is legal. parts: of each virtual stage."""
@@ -173,23 +147,3 @@ def weight_gradients_s(strategy: Strategy, parts: tuple[Parts, ...]) -> tuple[fl
         + sum(end.weight_gradients_s for end in rank_ends(parts[0], parts[-1], stage == 0, stage == stages - 1))
         for stage, layers in enumerate(strategy.stage_layers)
     )
-
-
-def virtual_stage_s(
-    strategy: Strategy, parts: tuple[Parts, ...], s_per_pass: tuple[float, float], s_per_parameter: float
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """(forward, backward) seconds of one microbatch through each virtual stage.
-
-    s_per_pass: of either, whatever it does. s_per_parameter: what a backward does besides: adding each gradient to the
-    sum.
-    """
-    stages = len(strategy.stage_layers)
-    forward, backward = [], []
-    for one, layers in zip(parts, strategy.stage_layers, strict=True):
-        forward.append(s_per_pass[0] + layers * one.block.forward_s)
-        backward.append(s_per_pass[1] + layers * (one.block.backward_s + s_per_parameter * one.block.num_parameters))
-    for stage in {0, stages - 1}:
-        for end in rank_ends(parts[0], parts[-1], stage == 0, stage == stages - 1):
-            forward[stage] += end.forward_s
-            backward[stage] += end.backward_s + s_per_parameter * end.num_parameters
-    return tuple(forward), tuple(backward)

@@ -59,12 +59,12 @@ class Memory(NamedTuple):
 
     @property
     def lives(self) -> Number:
-        """What is there all the time."""
+        """Bytes that are there all the time."""
         return self.parameters + self.gradients + self.optimizer_state
 
     @property
     def in_work(self) -> Number:
-        """What is there while a microbatch is at work."""
+        """Bytes that are there while a microbatch is at work."""
         return added(self.kept, self.ends, self.replay, self.working, self.boundary)
 
     @property
@@ -150,7 +150,7 @@ def rank_memory(rank: Rank, state: State, precision: Precision, software: Softwa
 
 
 def _ends_bytes(rank: Rank, software: Software) -> Number:
-    """What the ends of the model keep."""
+    """Bytes that the ends of the model keep."""
     held, found = largest(rank.embeddings_in_flight, rank.heads_in_flight), 0.0
     for end in rank.ends:
         found = found + held * end.part.kept_bytes
@@ -163,7 +163,7 @@ def _ends_bytes(rank: Rank, software: Software) -> Number:
 
 
 def _travelling_bytes(rank: Rank, state: State, dtypes: tuple[int, int], kept: Number) -> Number:
-    """What one microbatch needs beside what is kept where units travel: cost/shards.py."""
+    """Bytes that one microbatch needs beside kept activations where units travel: cost/shards.py."""
     replayed, at_ends = _of_ends(rank)
     block_work = reduce(largest, (largest(block.replay_bytes, replayed) + block.working_bytes for block in rank.kinds))
     first, last = (
@@ -188,7 +188,7 @@ def _keeps_only_inputs(rank: Rank, block: Any) -> bool:
 
 
 def _kept_bytes(rank: Rank, software: Software) -> Number:
-    """What all blocks keep, at the moment when most is held, and what waits with gradients of weights."""
+    """Bytes that all blocks keep when most is held, and what waits with gradients of weights."""
 
     def of(block: Any) -> Number:
         if software is COMPILED or _keeps_only_inputs(rank, block):

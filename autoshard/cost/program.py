@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 
+from autoshard.cost.collectives import exposed_ring_s
 from autoshard.cost.compute import OperatorNeeds, operator_needs, seconds_of
 from autoshard.cost.moments import Moments, moments
 from autoshard.cost.software import COMPILED, Software
@@ -63,6 +64,10 @@ class Seconds:
     def values(self) -> tuple[float, ...]:
         """In the order of the fields."""
         return (self.compute, self.attention, self.tensor_parallel, self.context_parallel, self.expert_parallel)
+
+
+COMPUTE, ATTENTION, TENSOR, CONTEXT, EXPERT = range(5)
+"""Places in Seconds.values."""
 
 
 def add_up(seconds: Iterable[Seconds]) -> Seconds:
@@ -281,22 +286,27 @@ def _operators(
 
 
 def _collectives(issued: Issued, collective_s: CollectiveSeconds, attention_s: float) -> Seconds:
-    """Of one step. attention_s: of the same step, whose ring sends the next piece while it works on the one at hand."""
-    tensor = context = expert = ring = 0.0
-    hops = sum(kind == "send_recv" for kind, _, _ in issued)
+    """Seconds of the collectives of one step. attention_s: of the same step, beside which its ring runs."""
+    seconds, ring_s, hops = [0.0] * 5, 0.0, 0
     for kind, axes, size in issued:
-        seconds = collective_s(kind, axes, size)
         if kind == "send_recv":
-            ring += seconds
-        elif "ep" in axes or axes == ("dp",):  # of replicas, only what routers know of each other
-            expert += seconds
-        elif any(axis in TENSOR_PARALLEL_AXES for axis in axes):
-            tensor += seconds
+            ring_s, hops = ring_s + collective_s(kind, axes, size), hops + 1
         else:
-            assert axes == ("cp",), axes
-            context += seconds
-    context += max(0.0, ring - attention_s * hops / (hops + 1))
-    return Seconds(0.0, 0.0, tensor, context, expert)
+            seconds[spent_on(kind, axes)] += collective_s(kind, axes, size)
+    seconds[CONTEXT] += exposed_ring_s(ring_s, attention_s, hops)
+    return Seconds(*seconds)
+
+
+def spent_on(kind: str, axes: tuple[str, ...]) -> int:
+    """The place in Seconds.values that counts a collective over these axes."""
+    if kind == "send_recv":
+        return CONTEXT
+    if "ep" in axes or axes == ("dp",):  # of replicas, only what routers know of each other
+        return EXPERT
+    if any(axis in TENSOR_PARALLEL_AXES for axis in axes):
+        return TENSOR
+    assert axes == ("cp",), axes
+    return CONTEXT
 
 
 def working_bytes(program: Program, step: Step) -> float:

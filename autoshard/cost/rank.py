@@ -1,12 +1,13 @@
-"""What one pipeline rank holds, over rows: of one layout, or of many that have as many stages."""
+"""One pipeline rank and what it holds, over rows: of one layout, or of many that have as many stages."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from autoshard.cost.load import RankLoad
 from autoshard.cost.shards import State, Unit
+from autoshard.cost.stage import Parts
 from autoshard.rows import Number
 
 
@@ -20,10 +21,10 @@ class End(NamedTuple):
 
 
 class Rank(NamedTuple):
-    """most_blocks: of one of its chunks. only: whether it is the only rank. kinds: its blocks, one for each recompute
-    set among its chunks, that of the first chunk first. ends: those that it has. last_block: of its last chunk.
-    num_logits: as in cost.stage.Parts. kept_bytes: of all blocks when most is held, from what one block keeps; None
-    where all chunks recompute alike. The others: as in cost.load.RankLoad.
+    """blocks: on the rank. most_blocks: of one of its chunks. only: whether it is the only rank. kinds: its blocks, one
+    for each recompute set among its chunks, that of the first chunk first. ends: those that it has. last_block: of its
+    last chunk. num_logits: as in cost.stage.Parts. kept_bytes: of all blocks when most is held, from what one block
+    keeps; None where all chunks recompute alike. The others: as in cost.load.RankLoad.
     """
 
     blocks: Number
@@ -54,8 +55,14 @@ def model_ends(first: Any, last: Any, state: State, tied: bool) -> tuple[End, ..
     return End(first, state.first, True, False), End(last, state.last, False, True)
 
 
+def parts_ends(parts: Sequence[Parts], state: State, pp: int) -> tuple[End, ...]:
+    """The ends of a model whose virtual stages are made of these parts."""
+    tied = parts[0].tied_ends if pp == 1 else None
+    return model_ends(tied or parts[0].embedding, parts[-1].head, state, tied is not None)
+
+
 def ends_of(ends: tuple[End, ...], first: bool, last: bool) -> tuple[End, ...]:
-    """Those that the first rank or the last one has, or the only one."""
+    """The ends that a rank has. first, last: whether it is the first one, the last one."""
     return tuple(end for end in ends if (first and end.has_table) or (last and end.has_loss))
 
 

@@ -1,26 +1,21 @@
 """ZeRO-2 and ZeRO-3: what a rank holds of a part of the model, and how long it moves in every microbatch.
 
 A unit, a block or a table at an end of the model, sends its gradients when a microbatch's backward is through with it;
-under ZeRO-3 it gathers its weights before forward and again before backward. The weights of the next block arrive and
-the gradients of the last one leave while a block is at work: it takes as long as its work or as these transfers,
-whichever is longer. Tables at the ends, the first gathering of a pass and the last scattering hide behind nothing.
-Norms and biases stay whole.
+under ZeRO-3 it gathers its weights before forward and again before backward. Norms and biases stay whole. What of it
+hides behind work: cost/passes.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from autoshard.cost.collectives import collective_time_s, group_shape
-from autoshard.cost.load import RankLoad
 from autoshard.cost.moments import Moments
 from autoshard.cost.program import Part, ProgramWork
 from autoshard.cost.stage import Parts, mesh_order
 from autoshard.layout.mesh import ZERO_AXES, Mesh
-from autoshard.layout.strategy import Strategy
 from autoshard.rows import Number, anywhere, largest
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.training import DTYPE_BYTES, Precision
@@ -44,18 +39,6 @@ PROBABILITY_BYTES = 4
 """The loss works on logits and on probabilities in FP32; the gradient of the logits is left of it."""
 
 
-class Exposed(NamedTuple):
-    """Seconds that a part or a pass takes longer: forward gathers, backward gathers, gradients scattered."""
-
-    forward_s: float
-    gather_s: float
-    scatter_s: float
-
-    @property
-    def backward_s(self) -> float:
-        return self.gather_s + self.scatter_s
-
-
 def zero_axes(gradient_axes: tuple[str, ...]) -> tuple[str, ...]:
     """Of the axes that sum a gradient, those that share its optimizer state; tensor-parallel ranks keep copies."""
     return tuple(axis for axis in gradient_axes if axis in ZERO_AXES)
@@ -70,7 +53,7 @@ def held_elements(parameters: Counts, matrices: Counts, mesh: Mesh, sharded: boo
 
 
 def owned_elements(parameters: Counts, mesh: Mesh, zero: int) -> float:
-    """Of these, those whose optimizer state a rank keeps."""
+    """Number of these elements whose optimizer state a rank keeps."""
     if not zero:
         return float(sum(parameters.values()))
     return sum(count / mesh.size(zero_axes(axes)) for axes, count in parameters.items())
@@ -102,14 +85,14 @@ def in_turns(matrices: Counts, mesh: Mesh, times: Moments = NO_MOMENTS, hidden_b
     counts, early, late = (_by_sharers(one, mesh) for one in (matrices, times.early.made, times.late.made))
     if not counts:
         return NO_TURNS
-    total, largest = sum(counts.values()), max(counts, key=counts.__getitem__)
-    larger = counts[largest]
+    total, among = sum(counts.values()), max(counts, key=counts.__getitem__)
+    larger = counts[among]
     other = total - larger or larger
-    if larger < total and late.get(largest, 0) < larger:  # the rest of the block is larger than its experts
+    if larger < total and late.get(among, 0) < larger:  # the rest of the block is larger than its experts
         return Turns(total, larger, other, larger, larger, 0.0, 0.0, 0.0)
     leaving = times.end if larger == total else times.after
     back = [moment.given_back / hidden_bytes for moment in (times.late, times.after, leaving)]
-    return Turns(total, larger, other, early.get(largest, 0), late.get(largest, 0), *back)
+    return Turns(total, larger, other, early.get(among, 0), late.get(among, 0), *back)
 
 
 def _by_sharers(matrices: Counts, mesh: Mesh) -> dict[tuple[str, ...], int]:
@@ -122,7 +105,7 @@ def _by_sharers(matrices: Counts, mesh: Mesh) -> dict[tuple[str, ...], int]:
 
 
 class Travelling(NamedTuple):
-    """What ZeRO-2 and -3 make of a unit on one rank, over rows. weights, sums: elements of weights and of sums of
+    """One unit on one rank under ZeRO-2 or -3, over rows. weights, sums: elements of weights and of sums of
     gradients that it holds. gather_s, again_s: seconds to gather its weights for forward and for backward. scatter_s:
     to scatter its gradients. turns: its elements that travel."""
 
@@ -135,7 +118,7 @@ class Travelling(NamedTuple):
 
 
 STAYS = Travelling(0.0, 0.0, 0.0, 0.0, 0.0, NO_TURNS)
-"""Of a unit of which nothing travels: it is held whole."""
+"""Marks a unit that is held whole: nothing of it travels."""
 
 
 class Unit(NamedTuple):
@@ -162,7 +145,7 @@ class Unit(NamedTuple):
         return self.travelling.turns.all
 
     def take(self, rows: Any) -> Unit:
-        """Of these rows."""
+        """These rows alone, in their order."""
         held = Unit(self.parameters[rows], self.owned[rows])
         if self.travelling is STAYS:
             return held
@@ -172,8 +155,8 @@ class Unit(NamedTuple):
 
 
 class State(NamedTuple):
-    """What meshes make of the model's parameters, over rows: of a block, of the end on the first rank and of that on
-    the last one; where these are one rank and share their table, both are in `first`.
+    """Parameters of the model on the ranks of a mesh, over rows: a block, the end on the first rank and that on the
+    last one; where these are one rank and share their table, both are in `first`.
 
     shares: whether other ranks keep the rest of a rank's optimizer state, so that gradients and parameters travel in
     buckets. owners: how many ranks share a table. gathers: 1 under ZeRO-3, else 0. travels: which rows are under ZeRO-2
@@ -189,7 +172,7 @@ class State(NamedTuple):
     travels: Any
 
     def take(self, rows: Any) -> State:
-        """Of these rows."""
+        """These rows alone, in their order."""
         shares, travels = self.shares[rows], False if self.travels is False else self.travels[rows]
         if not anywhere(travels):
             block, first, last = (unit._replace(travelling=STAYS).take(rows) for unit in self[:3])
@@ -209,23 +192,28 @@ class Contents(NamedTuple):
 
 
 def contents_of(part: Part | ProgramWork) -> Contents:
-    """The same of a part of a stage, or of its program."""
+    """Contents of a part of a stage, or of its program."""
     return Contents(part.parameters, part.matrices, part.num_tensors, part.moments)
 
 
 def model_contents(
     block: Part | ProgramWork, embedding: Part | ProgramWork, head: Part | ProgramWork, tied: Part | ProgramWork | None
 ) -> tuple[Contents, Contents, Contents]:
-    """Of a block, the first and the last rank's end. tied: embedding and head, where they share their table on one
-    rank."""
+    """Contents of a block, the first and the last rank's end. tied: embedding and head, where they share their table on
+    one rank."""
     if tied is not None:
         return contents_of(block), contents_of(tied), Contents()
     return contents_of(block), contents_of(embedding), contents_of(head)
 
 
 def parts_contents(parts: Sequence[Parts], pp: int) -> tuple[Contents, Contents, Contents]:
-    """The same from the parts of each virtual stage."""
+    """Contents of a block and the ends of a model whose virtual stages are made of these parts."""
     return model_contents(parts[0].block, parts[0].embedding, parts[-1].head, parts[0].tied_ends if pp == 1 else None)
+
+
+def parts_state(parts: Sequence[Parts], zero: int, precision: Precision, mesh: Mesh, cluster: Cluster) -> State:
+    """The state of a mesh on which stages are made of these parts."""
+    return mesh_state(parts_contents(parts, mesh.pp), parts[0].hidden_bytes, zero, precision, mesh, cluster)
 
 
 def mesh_state(
@@ -277,75 +265,6 @@ def _moved(
             scatter_s += collective_time_s("reduce_scatter", count * reduced, shape, cluster)
             gather_s += collective_time_s("all_gather", count * parameter, shape, cluster) if zero == 3 else 0.0
     return Moved(gather_s, scatter_s)
-
-
-def slowed_down(
-    strategy: Strategy, parts: tuple[Parts, ...], precision: Precision, mesh: Mesh, cluster: Cluster
-) -> tuple[Parts, ...]:
-    """The parts of each virtual stage with passes that wait for what travels; parts that were one stay one."""
-    if strategy.zero < 2:
-        return parts
-    known: dict[int, Part] = {}
-
-    def slower(part: Part, exposed: Callable[[Part, Moved], Exposed]) -> Part:
-        if id(part) not in known:
-            waits = exposed(part, moved(part.matrices, strategy.zero, precision, mesh, cluster))
-            passes = (part.forward_s + waits.forward_s, part.backward_s + waits.backward_s)
-            known[id(part)] = replace(part, host_s=passes)
-        return known[id(part)]
-
-    return tuple(
-        replace(
-            one,
-            block=slower(one.block, block_exposed),
-            embedding=slower(one.embedding, look_up_exposed),
-            head=slower(one.head, table_exposed),
-            tied_ends=None if one.tied_ends is None else slower(one.tied_ends, table_exposed),
-        )
-        for one in parts
-    )
-
-
-def block_exposed(part: Part, transfers: Moved) -> Exposed:
-    """Of a block among others."""
-    both_s = transfers.gather_s + transfers.scatter_s
-    share = max(0.0, both_s - part.backward_s) / both_s if both_s else 0.0
-    waits_s = max(0.0, transfers.gather_s - part.forward_s)
-    return Exposed(waits_s, share * transfers.gather_s, share * transfers.scatter_s)
-
-
-def look_up_exposed(part: Part, transfers: Moved) -> Exposed:
-    """Of an embedding, whose backward does not read its table."""
-    return Exposed(transfers.gather_s, 0.0, transfers.scatter_s)
-
-
-def table_exposed(part: Part, transfers: Moved) -> Exposed:
-    """Of a head, or of an embedding and a head that share a table: backward reads it once more."""
-    return Exposed(transfers.gather_s, transfers.gather_s, transfers.scatter_s)
-
-
-def opening(strategy: Strategy, block: Part, precision: Precision, mesh: Mesh, cluster: Cluster) -> Exposed:
-    """Once in every pass through a virtual stage: nothing is at work while its first block's weights arrive or its last
-    block's gradients leave."""
-    transfers = moved(block.matrices, strategy.zero, precision, mesh, cluster)
-    return Exposed(transfers.gather_s, transfers.gather_s, transfers.scatter_s)
-
-
-def exposed_s(
-    load: RankLoad, strategy: Strategy, precision: Precision, mesh: Mesh, cluster: Cluster
-) -> tuple[float, float]:
-    """(gathering, scattering) of one microbatch that nothing hides, on one rank. load: not slowed down."""
-    if strategy.zero < 2:
-        return 0.0, 0.0
-
-    def of(part: Part, waits: Callable[[Part, Moved], Exposed]) -> Exposed:
-        return waits(part, moved(part.matrices, strategy.zero, precision, mesh, cluster))
-
-    found = [(strategy.num_virtual_stages, opening(strategy, load.parts.block, precision, mesh, cluster))]
-    found += [(kind.count, of(kind.block, block_exposed)) for kind in load.kinds]
-    found += [(1, of(end, look_up_exposed if end is load.parts.embedding else table_exposed)) for end in load.ends]
-    gathering_s = sum(count * (one.forward_s + one.gather_s) for count, one in found)
-    return gathering_s, sum(count * one.scatter_s for count, one in found)
 
 
 def in_work_bytes(

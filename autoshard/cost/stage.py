@@ -112,19 +112,24 @@ def stage_parts(
     if software.replays_head and recompute == FULL_RECOMPUTE:
         head = replace(head, recompute=head.forward)
         tied = None if tied is None else replace(tied, recompute=head.forward)
-    inside = shape.cp * (shape.tp if shape.sequence_parallel else 1)
-    elements = shape.microbatch_size * training.sequence_length * model.hidden_size // inside
     return Parts(
         block,
         embedding,
         head,
         tied,
-        elements * DTYPE_BYTES[training.precision.compute_dtype],
+        hidden_bytes(model, training, shape),
         shape.microbatch_size
         * (training.sequence_length / shape.cp)
         * padded_vocab_size(model.vocab_size, shape.tp)
         / (1 if software.whole_logits else shape.tp),
     )
+
+
+def hidden_bytes(model: ModelSpec, training: TrainingSpec, shape: LocalShape) -> int:
+    """Bytes of the hidden activation of one microbatch between two blocks, on a rank."""
+    inside = shape.cp * (shape.tp if shape.sequence_parallel else 1)
+    elements = shape.microbatch_size * training.sequence_length * model.hidden_size // inside
+    return elements * DTYPE_BYTES[training.precision.compute_dtype]
 
 
 @lru_cache(maxsize=256)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from autoshard.cost.after import After, after_last_microbatch
+from autoshard.cost.after import After, AfterLastMicrobatch
 from autoshard.cost.collectives import collective_time_s, group_shape
 from autoshard.cost.compute import memory_s
-from autoshard.cost.load import RankLoad, virtual_stage_s, weight_gradients_s
+from autoshard.cost.load import RankLoad, weight_gradients_s
+from autoshard.cost.passes import add_ends, block_passes, end_passes, exposed, stage_passes
 from autoshard.cost.program import Part
-from autoshard.cost.shards import exposed_s, opening, parts_contents, slowed_down
+from autoshard.cost.rank import parts_ends, rank_of
+from autoshard.cost.shards import State, parts_contents
 from autoshard.cost.software import COMPILED, Software
 from autoshard.cost.stage import Parts, mesh_order
 from autoshard.layout.mesh import Mesh
@@ -46,6 +48,7 @@ def time_values(
     strategy: Strategy,
     parts: tuple[Parts, ...],
     loads: tuple[RankLoad, ...],
+    state: State,
     num_microbatches: int,
     precision: Precision,
     mesh: Mesh,
@@ -53,6 +56,7 @@ def time_values(
     software: Software = COMPILED,
 ) -> tuple[float, ...]:
     """Seconds, in the order of TIME_TERMS. parts: of each virtual stage. loads: one of each kind of pipeline rank.
+    state: of the mesh.
 
     The first nine are spent on all microbatches by the rank with most work; the bubble is what the pipeline takes
     beyond that, transfers are what it takes longer because stages send to each other. The last four are those of the
@@ -60,7 +64,7 @@ def time_values(
     """
     vpp = strategy.num_virtual_stages
     accumulation_s = software.accumulation_share * accumulation_s_per_parameter(precision, cluster.device)
-    stages_s = stage_seconds(strategy, parts, precision, mesh, cluster, accumulation_s)
+    stages_s = stage_seconds(strategy, parts, state, cluster.device, accumulation_s)
     of_schedule = (strategy.schedule, mesh.pp, num_microbatches, vpp)
     weights_s = weight_gradients_s(strategy, parts)
     pipeline_s = with_transfers_s = step_time_s(*of_schedule, *stages_s, weight_s=weights_s)
@@ -72,14 +76,14 @@ def time_values(
             blocked_s = software.transfer_share * transfer_s
             forward_s, backward_s = ([one + blocked_s for one in passes] for passes in stages_s)
             with_transfers_s = step_time_s(*of_schedule, forward_s, backward_s, weight_s=weights_s)
-    travels = {load.rank: exposed_s(load, strategy, precision, mesh, cluster) for load in loads}
+    travels = {load.rank: _exposed_s(load, state) for load in loads}
     busiest = max(loads, key=lambda one: one.work_s + accumulation_s * one.num_parameters + sum(travels[one.rank]))
     gathering_s, scattering_s = (num_microbatches * seconds for seconds in travels[busiest.rank])
     launches_s = num_microbatches * (2 * vpp * cluster.device.pass_launch_s + busiest.waiting_s)
     work = (*_work_values(busiest, num_microbatches, accumulation_s), launches_s)
-    contents, sizes = parts_contents(parts, mesh.pp), (strategy.zero, precision, mesh, cluster, software)
-    ranks = (after_last_microbatch(contents, (load.num_blocks, *load.has_ends), *sizes) for load in loads)
-    after = max(ranks, key=lambda one: one.total_s)
+    contents = parts_contents(parts, mesh.pp)
+    afterwards = AfterLastMicrobatch(contents, strategy.zero, precision, mesh, cluster, software)
+    after = max((afterwards.of_rank(load.num_blocks, *load.has_ends) for load in loads), key=lambda one: one.total_s)
     if software is not COMPILED:
         after = _overlapped(after, busiest, num_microbatches, software)
     bubble_s = max(0.0, pipeline_s - sum(work) - gathering_s - scattering_s)
@@ -88,19 +92,31 @@ def time_values(
 
 
 def stage_seconds(
-    strategy: Strategy,
-    parts: tuple[Parts, ...],
-    precision: Precision,
-    mesh: Mesh,
-    cluster: Cluster,
-    accumulation_s: float,
+    strategy: Strategy, parts: tuple[Parts, ...], state: State, device: Device, accumulation_s: float
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """(forward, backward) of one microbatch through each virtual stage, waits for what travels in every microbatch
-    included. accumulation_s: to add one element of a gradient to its sum."""
-    slower = slowed_down(strategy, parts, precision, mesh, cluster)
-    opened, launch_s = opening(strategy, parts[0].block, precision, mesh, cluster), cluster.device.pass_launch_s
-    passes_s = (launch_s + opened.forward_s, launch_s + opened.backward_s)
-    return virtual_stage_s(strategy, slower, passes_s, accumulation_s)
+    included. state: of the mesh. accumulation_s: to add one element of a gradient to its sum."""
+    unit = state.block
+    stages = [
+        stage_passes(layers, block_passes(one.block, unit), unit, device, accumulation_s)
+        for one, layers in zip(parts, strategy.stage_layers, strict=True)
+    ]
+    forward, backward = ([*seconds] for seconds in zip(*stages, strict=True))
+    ends = parts_ends(parts, state, strategy.pp)
+    add_ends(forward, backward, (one._replace(part=end_passes(one.part, one.unit)) for one in ends), accumulation_s)
+    return tuple(forward), tuple(backward)
+
+
+def _exposed_s(load: RankLoad, state: State) -> tuple[float, float]:
+    """(gathering, scattering) of one microbatch that nothing hides, on one rank."""
+    if not state.travels:
+        return 0.0, 0.0
+    block, moved = state.block, state.block.travelling
+    found = [(len(load.chunks), (moved.gather_s + moved.again_s, moved.scatter_s))]
+    found += [(kind.count, exposed(kind.block, block, block_passes(kind.block, block))) for kind in load.kinds]
+    found += [(1, exposed(end.part, end.unit, end_passes(end.part, end.unit))) for end in rank_of(load, state).ends]
+    gathering_s, scattering_s = (sum(count * seconds[way] for count, seconds in found) for way in (0, 1))
+    return gathering_s, scattering_s
 
 
 def _overlapped(after: After, load: RankLoad, num_microbatches: int, software: Software) -> After:

@@ -152,6 +152,11 @@ def _for_each_stage(recompute: tuple[str, ...] | str, stages: int) -> tuple[str,
 
 def even_stage_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:
     """As even as can be; the remainder goes to the middle, away from the embedding and the vocabulary head."""
-    base, extra = divmod(num_layers, num_stages)
-    first = (num_stages - extra + 1) // 2
+    base, first, extra = even_cut(num_layers, num_stages)
     return tuple(base + (first <= stage < first + extra) for stage in range(num_stages))
+
+
+def even_cut(num_layers: int, num_stages: int) -> tuple[int, int, int]:
+    """(blocks of each stage, the first stage with one more, how many stages have one more)."""
+    base, extra = divmod(num_layers, num_stages)
+    return base, (num_stages - extra + 1) // 2, extra

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from math import ceil
 from typing import Any
 
+from autoshard.cost.shards import parts_state
 from autoshard.cost.stage import strategy_mesh, strategy_parts
 from autoshard.cost.step import accumulation_s_per_parameter, hop_s, stage_seconds
 from autoshard.layout.plan import Plan
@@ -89,7 +90,8 @@ def planned_timeline(plan: Plan) -> tuple[tuple[Order, ...], Timeline]:
     parts = strategy_parts(plan.model, training, cluster, strategy)
     accumulation_s = accumulation_s_per_parameter(training.precision, cluster.device)
     mesh = strategy_mesh(plan.model, cluster, strategy)
-    stages = stage_seconds(strategy, parts, training.precision, mesh, cluster, accumulation_s)
+    state = parts_state(parts, strategy.zero, training.precision, mesh, cluster)
+    stages = stage_seconds(strategy, parts, state, cluster.device, accumulation_s)
     orders = actions(strategy.schedule, strategy.pp, plan.num_microbatches, strategy.num_virtual_stages)
     transfer_s = hop_s(parts[0].hidden_bytes, mesh, cluster)
     return orders, simulate(orders, *stages, transfer_s)

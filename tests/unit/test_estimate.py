@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from autoshard.cost.estimate import Estimate, estimate, model_flops_per_step
 from autoshard.cost.program import Part
+from autoshard.cost.shards import parts_state
 from autoshard.cost.stage import LocalShape, stage_parts, stage_pricer, strategy_mesh, strategy_parts
 from autoshard.cost.step import TIME_TERMS, accumulation_s_per_parameter, stage_seconds
 from autoshard.errors import AutoshardError
@@ -207,7 +208,8 @@ def test_closed_form_is_the_simulation(one: Strategy) -> None:
     parts = strategy_parts(LLAMA, TRAINING, cluster, one)
     accumulation_s = accumulation_s_per_parameter(MIXED, cluster.device)
     mesh = strategy_mesh(LLAMA, cluster, one)
-    stages = stage_seconds(one, parts, MIXED, mesh, cluster, accumulation_s)
+    state = parts_state(parts, one.zero, MIXED, mesh, cluster)
+    stages = stage_seconds(one, parts, state, cluster.device, accumulation_s)
     orders = actions(one.schedule, one.pp, one.num_microbatches(16), one.num_virtual_stages)
     simulated_s = simulate(orders, *stages).total_s
     once = (

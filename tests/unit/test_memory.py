@@ -10,7 +10,7 @@ import pytest
 from autoshard.cost.estimate import estimate
 from autoshard.cost.load import rank_load, telling_ranks
 from autoshard.cost.memory import BUCKET_BYTES, MEMORY_TERMS, memory_values
-from autoshard.cost.shards import mesh_state, parts_contents
+from autoshard.cost.shards import parts_state
 from autoshard.cost.stage import Parts, strategy_mesh, strategy_parts
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.models.registry import load_model
@@ -227,7 +227,7 @@ def test_telling_ranks_hold_the_fullest(layers: tuple[int, ...]) -> None:
     s = strategy(pp=4, stage_layers=layers)
     mesh, parts = strategy_mesh(MODEL, cluster_of(s), s), toy_parts(s)
     precision, cluster = TRAINING.precision, cluster_of(s)
-    state = mesh_state(parts_contents(parts, s.pp), parts[0].hidden_bytes, 1, precision, mesh, cluster)
+    state = parts_state(parts, 1, precision, mesh, cluster)
     totals = [sum(memory_values(rank_load(s, parts, 16, rank), state, precision, cluster.device)) for rank in range(4)]
     assert max(totals[rank] for rank in telling_ranks(s)) == max(totals)
 

@@ -13,7 +13,7 @@ import pytest
 from autoshard.cost.estimate import Estimate, estimate
 from autoshard.cost.load import rank_load, telling_ranks
 from autoshard.cost.memory import memory_values
-from autoshard.cost.shards import mesh_state, parts_contents
+from autoshard.cost.shards import parts_state
 from autoshard.cost.stage import LocalShape, strategy_mesh, strategy_parts
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.graph.ir import Graph, Operator
@@ -152,8 +152,7 @@ def test_rows_of_memory_count_state_as_the_cost_model_does(zero: int) -> None:
     parts = strategy_parts(problem.model, problem.training, problem.cluster, strategy)
     count = strategy.num_microbatches(problem.training.global_batch_size)
     load, precision = rank_load(strategy, parts, count, 1), problem.training.precision
-    contents = parts_contents(parts, strategy.pp)
-    state = mesh_state(contents, parts[0].hidden_bytes, zero, precision, mesh, problem.cluster)
+    state = parts_state(parts, zero, precision, mesh, problem.cluster)
     of_state = memory_values(load, state, precision, problem.cluster.device)[:3]
     assert found[telling_ranks(strategy).index(1)] == pytest.approx(sum(of_state), rel=1e-12)
 

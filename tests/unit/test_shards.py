@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from autoshard.cost.estimate import Estimate, estimate
-from autoshard.cost.shards import Exposed, Moved, Turns, block_exposed, in_work_bytes, look_up_exposed, table_exposed
+from autoshard.cost.passes import Passes, block_passes, end_passes, exposed
+from autoshard.cost.program import Part
+from autoshard.cost.shards import Travelling, Turns, Unit, in_work_bytes
 from autoshard.cost.stage import strategy_parts
 from autoshard.errors import AutoshardError
 from autoshard.graph.count import Collective
@@ -139,12 +141,24 @@ def test_what_hides_behind_a_block() -> None:
     cluster, one = local_cluster(8), strategy(dp=8, zero=3)
     block = strategy_parts(LLAMA, TRAINING, cluster, one)[0].block
     ahead, back = block.forward_s, block.backward_s
-    assert block_exposed(block, Moved(0.5 * ahead, 0.0)) == Exposed(0.0, 0.0, 0.0)
-    assert block_exposed(block, Moved(3 * ahead, 0.0)).forward_s == pytest.approx(2 * ahead)
-    slow = block_exposed(block, Moved(back, 2 * back))
-    assert (slow.gather_s, slow.scatter_s) == pytest.approx((2 / 3 * back, 4 / 3 * back))
-    assert look_up_exposed(block, Moved(1.0, 2.0)) == Exposed(1.0, 0.0, 2.0)
-    assert table_exposed(block, Moved(1.0, 2.0)) == Exposed(1.0, 1.0, 2.0)
+
+    def waits(part: Part, gather_s: float, again_s: float, scatter_s: float) -> tuple[Passes, Passes]:
+        """(as a block, as an end)."""
+        unit = Unit(8.0, 1.0, Travelling(1.0, 1.0, gather_s, again_s, scatter_s, turns(8, 8, 8)))
+        return block_passes(part, unit), end_passes(part, unit)
+
+    def unhidden(gather_s: float, scatter_s: float) -> tuple[float, float]:
+        unit = Unit(8.0, 1.0, Travelling(1.0, 1.0, gather_s, gather_s, scatter_s, turns(8, 8, 8)))
+        return exposed(block, unit, block_passes(block, unit))
+
+    assert waits(block, 0.5 * ahead, 0.5 * ahead, 0.0)[0] == (ahead, back)
+    assert unhidden(0.5 * ahead, 0.0) == (0.0, 0.0)
+    assert waits(block, 3 * ahead, 3 * ahead, 0.0)[0].forward_s == pytest.approx(3 * ahead)
+    assert waits(block, back, back, 2 * back)[0] == pytest.approx((max(ahead, back), 3 * back))
+    assert unhidden(back, 2 * back) == pytest.approx((max(0, back - ahead) + 2 / 3 * back, 4 / 3 * back))
+    # an embedding's backward does not read its table; nothing of an end hides
+    assert waits(block, 1.0, 0.0, 2.0)[1] == pytest.approx((ahead + 1, back + 2))
+    assert waits(block, 1.0, 1.0, 2.0)[1] == pytest.approx((ahead + 1, back + 3))
 
 
 def test_terms_add_up_and_waiting_is_named() -> None:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from autoshard.layout.strategy import even_cut
 from autoshard.search.grid.pipeline import Array
 
 SLACK = 1e-9
@@ -51,9 +52,8 @@ class Cuts(NamedTuple):
 
 
 def even_cuts(num_layers: int, pp: int, count: int) -> Cuts:
-    """As layout.strategy.even_stage_layers: the remainder goes to the middle."""
-    base, extra = divmod(num_layers, pp)
-    begin = (pp - extra + 1) // 2
+    """The cut of layout.strategy.even_stage_layers, so many times."""
+    base, begin, extra = even_cut(num_layers, pp)
     at_ends = [base + (begin <= stage < begin + extra) for stage in (0, pp - 1)]
     cuts = Cuts(*(np.full(count, number) for number in (*at_ends, base, begin, extra)))
     return cuts.written_once(pp)

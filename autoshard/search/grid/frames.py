@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autoshard.cost.memory import rank_memory
+from autoshard.cost.passes import unit_work_s
 from autoshard.cost.shards import FEW_BLOCKS, State, Unit
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.search.grid.mixed import MixedFrame
@@ -125,7 +126,7 @@ def _interleaved_at_least_s(
     per_parameter = accumulation_s_per_parameter(problem.training.precision, problem.cluster.device)
     blocks = problem.model.num_hidden_layers // (pp * vpp)
     block_s, first_s, last_s = (
-        part.forward_s + part.backward_s + per_parameter * unit.parameters
+        unit_work_s(part, unit, per_parameter)
         for part, unit in ((block, state.block), (first, state.first), (last, state.last))
     )
     chunk_s = 2 * problem.cluster.device.pass_launch_s + blocks * block_s
@@ -163,7 +164,7 @@ class _Bounds:
         per_parameter = accumulation_s_per_parameter(problem.training.precision, problem.cluster.device)
 
         def seconds(part: PartColumns, unit: Unit) -> Array:
-            return (part.forward_s + part.backward_s + per_parameter * unit.parameters).reshape(draft.shape)
+            return unit_work_s(part, unit, per_parameter).reshape(draft.shape)
 
         self._block_s = seconds(block, self._state.block)
         self._ends_s = (seconds(first, self._state.first), seconds(last, self._state.last))

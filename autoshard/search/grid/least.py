@@ -53,7 +53,7 @@ class LeastState(RankState):
         return _among(shape.tp, block), _among(shape.tp, first), _among(shape.tp, last)
 
     def _state(self, hidden_bytes: float) -> State:
-        """What travels may hide behind work, and no gradient comes before all activations are gone."""
+        """A bound: all that travels may hide behind work, and no gradient comes before all activations are gone."""
         state = super()._state(hidden_bytes)
         if not state.travels:
             return state

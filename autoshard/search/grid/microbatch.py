@@ -12,19 +12,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autoshard.cost.program import Issued, ProgramWork, working_bytes
+from autoshard.cost.program import Issued, ProgramWork, spent_on, working_bytes
 from autoshard.graph.count import operator_steps
 from autoshard.graph.partition import OperatorStep, Program, RedistributeStep, Step, is_projection
-from autoshard.layout.mesh import TENSOR_PARALLEL_AXES
 from autoshard.search.grid.pipeline import Array
 
 OPERATORS = ("matmul", "flash", "plain", "norm", "loss", "vector")
-COMPUTE, ATTENTION, TENSOR, CONTEXT, EXPERT = range(5)
-"""Columns of seconds: as cost.program.Seconds.values."""
 
 
 class Sent(NamedTuple):
-    """Collectives of programs in one direction, one an entry. laws: (kind, axes); law: place among them."""
+    """Collectives of programs in one direction, one an entry. laws: (kind, axes); law: place among them;
+    column: as cost.program.spent_on."""
 
     laws: tuple[tuple[str, tuple[str, ...]], ...]
     step: Array
@@ -102,19 +100,10 @@ def _sent(issued: Sequence[Issued]) -> Sent:
         laws,
         np.array([step for step, *_ in every], dtype=int),
         np.array([places[kind, axes] for _, kind, axes, _ in every], dtype=int),
-        np.array([_column(kind, axes) for _, kind, axes, _ in every], dtype=int),
+        np.array([spent_on(kind, axes) for _, kind, axes, _ in every], dtype=int),
         np.array([size for *_, size in every], dtype=float),
         np.array([kind == "send_recv" for _, kind, *_ in every], dtype=bool),
     )
-
-
-def _column(kind: str, axes: tuple[str, ...]) -> int:
-    """As cost.program._collectives."""
-    if kind == "send_recv":
-        return CONTEXT
-    if "ep" in axes or axes == ("dp",):
-        return EXPERT
-    return TENSOR if any(axis in TENSOR_PARALLEL_AXES for axis in axes) else CONTEXT
 
 
 def _fixed_bytes(program: Program, step: OperatorStep) -> float:

@@ -17,12 +17,13 @@ from typing import NamedTuple
 import numpy as np
 
 from autoshard.cost.memory import rank_memory
+from autoshard.cost.passes import stage_passes
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.schedules import SCHEDULES, held_together
 from autoshard.search.grid.mixed_least import Least, MixedLeast, steps_at_least_s, warm_up_visits
 from autoshard.search.grid.parts import PartColumns
 from autoshard.search.grid.pipeline import Array, interleaved_s
-from autoshard.search.grid.price import layouts_ends, passes_s, rank_rows
+from autoshard.search.grid.price import layouts_ends, rank_rows
 from autoshard.search.grid.table import Whole
 from autoshard.search.grid.uneven import Found
 
@@ -66,12 +67,11 @@ class MixedFrame:
         self._after_s: float = whole.states[whole.state[draft]].after_s(own, own if pp > 2 else 0, own)
         block, first, last, state = whole.parts_of(np.full(len(sets), draft), np.array(sets))
         accumulation_s = accumulation_s_per_parameter(problem.training.precision, device)
-        pass_s, pass_back_s = passes_s(device, state)
-        back_s = pass_back_s + self._layers * (block.backward_s + accumulation_s * state.block.parameters)
+        forward_s, back_s = stage_passes(self._layers, block, state.block, device, accumulation_s)
         first_back_s = first.backward_s + accumulation_s * state.first.parameters
         self._fewest_first_s = float(first_back_s.min())
         self._last_back_s = float((last.backward_s + accumulation_s * state.last.parameters)[0])
-        self._forward_s = np.repeat((pass_s + self._layers * block.forward_s)[:1], pp * self._vpp)
+        self._forward_s = np.repeat(forward_s[:1], pp * self._vpp)
         self._forward_s[0] += first.forward_s[0]
         self._forward_s[-1] += last.forward_s[0]
         useful, self._few = _useful(block, first, self._vpp)

@@ -15,11 +15,12 @@ from typing import NamedTuple
 import numpy as np
 
 from autoshard.cost.memory import BUCKET_BYTES, rank_memory
+from autoshard.cost.passes import stage_passes
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.schedules import SCHEDULES
 from autoshard.search.grid.parts import PartColumns
 from autoshard.search.grid.pipeline import Array, chunk_visits
-from autoshard.search.grid.price import Family, layouts_ends, passes_s, rank_rows
+from autoshard.search.grid.price import Family, layouts_ends, rank_rows
 from autoshard.search.grid.table import Whole
 
 PRICES = 8
@@ -83,9 +84,10 @@ class MixedLeast:
             self._rows, np.tile(np.arange(sets), len(draft))
         )
         self._per_parameter = accumulation_s_per_parameter(problem.training.precision, problem.cluster.device)
-        self._pass_s, self._pass_back_s = passes_s(problem.cluster.device, self._state)
-        back_s = self._block.backward_s + self._per_parameter * self._state.block.parameters
-        self._back_s = self._by_set(self._pass_back_s + self._layers * back_s)
+        self._chunk_s, back_s = stage_passes(
+            self._layers, self._block, self._state.block, problem.cluster.device, self._per_parameter
+        )
+        self._back_s = self._by_set(back_s)
         self._kept_bytes = self._by_set(self._layers * self._block.kept_bytes)
 
     def _by_set(self, column: Array) -> Array:
@@ -96,12 +98,7 @@ class MixedLeast:
     def _forward_s(self) -> Array:
         """(virtual stage, draft)."""
         block, first, last = (
-            self._by_set(column)[:, 0]
-            for column in (
-                self._pass_s + self._layers * self._block.forward_s,
-                self._first.forward_s,
-                self._last.forward_s,
-            )
+            self._by_set(column)[:, 0] for column in (self._chunk_s, self._first.forward_s, self._last.forward_s)
         )
         seconds = np.repeat(block[None], self._pp * self._vpp, axis=0)
         seconds[0] += first

@@ -9,6 +9,7 @@ from functools import cache
 import numpy as np
 
 from autoshard.cost.collectives import CollectiveLaw
+from autoshard.cost.passes import unit_work_s
 from autoshard.cost.shards import State
 from autoshard.cost.stage import LocalShape, placement
 from autoshard.cost.step import accumulation_s_per_parameter
@@ -112,8 +113,7 @@ def _at_least_s(whole: Whole, parts: Sequence[PartColumns], state: State, after_
     problem, m, (schedule, pp, vpp, _) = whole.problem, whole.count, whole.family
     per_parameter = accumulation_s_per_parameter(problem.training.precision, problem.cluster.device)
     block_s, first_s, last_s = (
-        part.forward_s + part.backward_s + per_parameter * unit.parameters
-        for part, unit in zip(parts, state[:3], strict=True)
+        unit_work_s(part, unit, per_parameter) for part, unit in zip(parts, state[:3], strict=True)
     )
     blocks_s = problem.model.num_hidden_layers * block_s + 2 * pp * problem.cluster.device.pass_launch_s
     work_s = blocks_s + first_s + last_s

@@ -15,7 +15,7 @@ import numpy as np
 
 from autoshard.cost.collectives import CollectiveLaw, collective_law, group_shape
 from autoshard.cost.program import ProgramWork, Recompute
-from autoshard.cost.stage import LocalShape, mesh_order, stage_mesh, stage_work
+from autoshard.cost.stage import LocalShape, hidden_bytes, mesh_order, stage_mesh, stage_work
 from autoshard.graph.recompute import NO_RECOMPUTE, is_recomputed
 from autoshard.search.grid.microbatch import UnitColumns, unit_columns
 from autoshard.search.grid.pipeline import Array
@@ -23,7 +23,7 @@ from autoshard.search.grid.steps import Asked, Law, StepSeconds, step_seconds
 from autoshard.search.rules import Problem
 from autoshard.spec.cluster import Device
 from autoshard.spec.model import ModelSpec
-from autoshard.spec.training import DTYPE_BYTES, TrainingSpec
+from autoshard.spec.training import TrainingSpec
 
 PARTS = ("block", "embedding", "head", "tied")
 
@@ -69,16 +69,9 @@ def as_columns(problem: Problem, shapes: Sequence[LocalShape], numbers: Array) -
     """numbers: as `part_numbers`."""
     rows = numbers.shape[0] * numbers.shape[1]
     columns = np.ascontiguousarray(numbers.reshape(rows, len(PARTS), -1).transpose(1, 2, 0))
-    hidden = np.array([hidden_bytes(problem, shape) for shape in shapes], dtype=float)
+    hidden = np.array([hidden_bytes(problem.model, problem.training, shape) for shape in shapes], dtype=float)
     block, embedding, head, tied = (PartColumns(*part) for part in columns)
     return StageColumns(block, embedding, head, tied, np.repeat(hidden, numbers.shape[1]))
-
-
-def hidden_bytes(problem: Problem, shape: LocalShape) -> int:
-    """Of one microbatch between two blocks, on a rank."""
-    inside = shape.cp * (shape.tp if shape.sequence_parallel else 1)
-    elements = shape.microbatch_size * problem.training.sequence_length * problem.model.hidden_size // inside
-    return elements * DTYPE_BYTES[problem.training.precision.compute_dtype]
 
 
 @dataclass(frozen=True, eq=False)

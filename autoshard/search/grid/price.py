@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autoshard.cost.memory import rank_memory
+from autoshard.cost.passes import add_ends, block_passes, end_passes, stage_passes
 from autoshard.cost.rank import End, Rank, ends_of, model_ends
 from autoshard.cost.shards import State
 from autoshard.cost.step import accumulation_s_per_parameter
@@ -15,7 +16,6 @@ from autoshard.search.grid.cuts import Cuts
 from autoshard.search.grid.parts import PartColumns
 from autoshard.search.grid.pipeline import Array, interleaved_s, one_chunk_s, weights_apart_at_least_s
 from autoshard.search.rules import Problem
-from autoshard.spec.cluster import Device
 
 
 class Family(NamedTuple):
@@ -58,27 +58,17 @@ class Layouts(NamedTuple):
     cuts: Cuts
 
 
-def passes_s(device: Device, state: State) -> tuple[Array | float, Array | float]:
-    """(forward, backward) of a pass, whatever it does."""
-    block = state.block.travelling
-    ahead_s = device.pass_launch_s + block.gather_s
-    return ahead_s, ahead_s + block.scatter_s
-
-
 def waiting(
     parts: tuple[PartColumns, PartColumns, PartColumns], state: State
 ) -> tuple[PartColumns, PartColumns, PartColumns]:
-    """Block and ends with passes that wait for what travels: cost.shards.slowed_down."""
+    """Block and ends with passes that wait for what travels."""
     if state.travels is False:
         return parts
-    block, unit = parts[0], state.block.travelling
-    block = block._replace(
-        forward_s=np.maximum(block.forward_s, unit.gather_s),
-        backward_s=np.maximum(block.backward_s, unit.again_s + unit.scatter_s),
-    )
-    first, last = (
-        end._replace(forward_s=end.forward_s + one.gather_s, backward_s=end.backward_s + one.again_s + one.scatter_s)
-        for end, one in zip(parts[1:], (state.first.travelling, state.last.travelling), strict=True)
+    block, first, last = parts
+    waits = (block_passes(block, state.block), end_passes(first, state.first), end_passes(last, state.last))
+    block, first, last = (
+        part._replace(forward_s=passes.forward_s, backward_s=passes.backward_s)
+        for part, passes in zip(parts, waits, strict=True)
     )
     return block, first, last
 
@@ -88,14 +78,10 @@ def step_times_s(problem: Problem, family: Family, layouts: Layouts) -> Array:
     device, state = problem.cluster.device, layouts.state
     accumulation_s = accumulation_s_per_parameter(problem.training.precision, device)
     layers = layouts.cuts.layers(pp) if vpp == 1 else layouts.cuts.base
-    pass_s, pass_back_s = passes_s(device, state)
-    blocks_s = pass_s + layers * layouts.block.forward_s
-    blocks_back_s = pass_back_s + layers * (layouts.block.backward_s + accumulation_s * state.block.parameters)
+    blocks_s, blocks_back_s = stage_passes(layers, layouts.block, state.block, device, accumulation_s)
     if vpp > 1:
         blocks_s, blocks_back_s = (np.repeat(one[None], pp * vpp, axis=0) for one in (blocks_s, blocks_back_s))
-    for stage, end, unit in ((0, layouts.first, state.first), (-1, layouts.last, state.last)):
-        blocks_s[stage] += end.forward_s
-        blocks_back_s[stage] += end.backward_s + accumulation_s * unit.parameters
+    add_ends(blocks_s, blocks_back_s, layouts_ends(family, layouts.first, layouts.last, state), accumulation_s)
     m = layouts.num_microbatches
     if not family.has_closed_form:
         put_off_s = layers * layouts.block.weight_gradients_s

@@ -1,5 +1,5 @@
-"""What follows from a mesh alone, mesh by mesh: the state of its ranks, a transfer between stages, and what a step does
-after its last microbatch."""
+"""Everything that follows from a mesh alone: the state of its ranks, a transfer between stages, and the seconds after
+the last microbatch of a step."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from functools import cache
 
 import numpy as np
 
-from autoshard.cost.after import after_last_microbatch
+from autoshard.cost.after import AfterLastMicrobatch
 from autoshard.cost.shards import STAYS, Contents, State, Travelling, Turns, Unit, mesh_state, model_contents
-from autoshard.cost.stage import LocalShape
+from autoshard.cost.stage import LocalShape, hidden_bytes
 from autoshard.cost.step import hop_s
 from autoshard.layout.mesh import Mesh, build_mesh
 from autoshard.models.padding import padded_heads
-from autoshard.search.grid.parts import hidden_bytes, unit_programs
+from autoshard.search.grid.parts import unit_programs
 from autoshard.search.rules import Draft, Problem
 
 Model = tuple[Contents, Contents, Contents]
@@ -23,12 +23,13 @@ Model = tuple[Contents, Contents, Contents]
 
 
 class RankState:
-    """Of the meshes with these degrees."""
+    """The meshes with the same degrees."""
 
     def __init__(self, problem: Problem, mesh: Mesh, shape: LocalShape, zero: int):
         self._cluster, self._precision, self._zero = problem.cluster, problem.training.precision, zero
         self._mesh, self._contents = mesh, self._contents_of(problem, mesh, shape)
-        self.state = self._state(hidden_bytes(problem, replace(shape, microbatch_size=1)))
+        self._after = AfterLastMicrobatch(self._contents, zero, self._precision, mesh, self._cluster)
+        self.state = self._state(hidden_bytes(problem.model, problem.training, replace(shape, microbatch_size=1)))
 
     def _contents_of(self, problem: Problem, mesh: Mesh, shape: LocalShape) -> Model:
         units = unit_programs(problem, shape)
@@ -40,7 +41,7 @@ class RankState:
 
     @cache  # noqa: B019  as short-lived as the search that asks
     def hop_s(self, hidden_bytes: float) -> float:
-        """Of one microbatch from a stage to the next."""
+        """Seconds of one microbatch from a stage to the next. hidden_bytes: that are sent."""
         return hop_s(hidden_bytes, self._mesh, self._cluster)
 
     @cache  # noqa: B019  as short-lived as the search that asks
@@ -49,14 +50,11 @@ class RankState:
 
         middle_blocks: the most of a rank without ends, 0 for none.
         """
+        of_rank = self._after.of_rank
         if self._mesh.pp == 1:
-            return self._rank_s((first_blocks, 1, 1))
-        between = self._rank_s((middle_blocks, 0, 0)) if middle_blocks else 0.0
-        return max(self._rank_s((first_blocks, 1, 0)), between, self._rank_s((last_blocks, 0, 1)))
-
-    def _rank_s(self, counts: tuple[int, int, int]) -> float:
-        sizes = (self._zero, self._precision, self._mesh, self._cluster)
-        return after_last_microbatch(self._contents, counts, *sizes).total_s
+            return of_rank(first_blocks, True, True).total_s
+        between_s = of_rank(middle_blocks, False, False).total_s if middle_blocks else 0.0
+        return max(of_rank(first_blocks, True, False).total_s, between_s, of_rank(last_blocks, False, True).total_s)
 
 
 def stacked(states: Sequence[State]) -> State:

@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autoshard.cost.collectives import CollectiveLaw
+from autoshard.cost.collectives import CollectiveLaw, exposed_ring_s
 from autoshard.cost.compute import OperatorNeeds, seconds_of
+from autoshard.cost.program import ATTENTION, COMPUTE, CONTEXT
 from autoshard.cost.software import COMPILED
-from autoshard.search.grid.microbatch import ATTENTION, COMPUTE, CONTEXT, OPERATORS, Sent, UnitColumns
+from autoshard.search.grid.microbatch import OPERATORS, Sent, UnitColumns
 from autoshard.search.grid.pipeline import Array
 from autoshard.spec.cluster import Device
 
@@ -72,7 +73,7 @@ def _in_columns(steps: int, step: Array, column: Array, seconds: Array) -> Array
 
 
 def _add_collectives(seconds: Array, starts: Sequence[int], asked: Sequence[Asked], sent: Sequence[Sent]) -> None:
-    """A ring sends the next piece while its step works on the one at hand."""
+    """Add what each step sends in one direction to its seconds. A ring runs beside its step's attention."""
     found = [one.law(*kind) for one, several in zip(asked, sent, strict=True) for kind in several.laws]
     if not found:
         return
@@ -90,7 +91,7 @@ def _add_collectives(seconds: Array, starts: Sequence[int], asked: Sequence[Aske
     seconds += _in_columns(count, step[~ring], column[~ring], taken[~ring])
     if ring.any():
         rings, hops = np.bincount(step[ring], taken[ring], count), np.bincount(step[ring], minlength=count)
-        seconds[:, CONTEXT] += np.maximum(0.0, rings - seconds[:, ATTENTION] * hops / (hops + 1))
+        seconds[:, CONTEXT] += exposed_ring_s(rings, seconds[:, ATTENTION], hops)
 
 
 def _operators(rows: Array, device: Device, peak: float) -> tuple[Array, Array]:

@@ -9,6 +9,7 @@ from operator import itemgetter
 
 import numpy as np
 
+from autoshard.cost.passes import unit_work_s
 from autoshard.cost.shards import State
 from autoshard.cost.stage import LocalShape, placement
 from autoshard.cost.step import accumulation_s_per_parameter
@@ -287,9 +288,9 @@ class Whole:
         even = even_cuts(layers, pp, len(draft))
         block, first, last, state = self.parts_of(draft, recompute)
         s_per_parameter = accumulation_s_per_parameter(self.problem.training.precision, self.problem.cluster.device)
-        block_s = block.forward_s + block.backward_s + s_per_parameter * state.block.parameters
+        block_s = unit_work_s(block, state.block, s_per_parameter)
         embedding, head = (
-            (end.forward_s + end.backward_s + s_per_parameter * unit.parameters) / block_s
+            unit_work_s(end, unit, s_per_parameter) / block_s
             for end, unit in ((first, state.first), (last, state.last))
         )
         found, which = [even], [everything]

@@ -14,10 +14,11 @@ from typing import NamedTuple
 import numpy as np
 
 from autoshard.cost.memory import rank_memory
+from autoshard.cost.passes import add_ends, stage_passes
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.layout.strategy import Strategy
 from autoshard.search.grid.pipeline import Array, one_chunk_s
-from autoshard.search.grid.price import layouts_ends, passes_s, rank_rows
+from autoshard.search.grid.price import layouts_ends, rank_rows
 from autoshard.search.grid.table import Whole
 
 MOST_CUTS = 3000
@@ -61,17 +62,14 @@ class Frame:
         blocks = np.arange(1, self._layers - pp + 2)[:, None]
         device, m = problem.cluster.device, np.array([self._m])
         accumulation_s = accumulation_s_per_parameter(problem.training.precision, device)
-        pass_s, pass_back_s = passes_s(device, state)
-        forward_s = pass_s + blocks * block.forward_s
-        backward_s = pass_back_s + blocks * (block.backward_s + accumulation_s * state.block.parameters)
+        passes = stage_passes(blocks, block, state.block, device, accumulation_s)
         options, ends = [], layouts_ends(family, first, last, state)
         for rank in range(pp):
             of_rank = rank_rows(family, m, blocks, rank, block, ends, hidden_bytes)
             needed = rank_memory(of_rank, state, problem.training.precision).total
-            ahead, back = forward_s, backward_s
-            for end, unit, has in ((first, state.first, rank == 0), (last, state.last, rank == pp - 1)):
-                if has:
-                    ahead, back = ahead + end.forward_s, back + end.backward_s + accumulation_s * unit.parameters
+            stage = [passes.forward_s], [passes.backward_s]
+            add_ends(*stage, of_rank.ends, accumulation_s)
+            (ahead,), (back,) = stage
             back = np.where(needed + device.reserved_memory_bytes <= limit_bytes, back, np.inf)
             chosen = back.argmin(1)
             options.append((ahead[:, 0], np.take_along_axis(back, chosen[:, None], 1)[:, 0], chosen))

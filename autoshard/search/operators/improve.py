@@ -14,7 +14,7 @@ from autoshard.cost.compute import memory_s, operator_seconds
 from autoshard.cost.estimate import estimate
 from autoshard.cost.load import RankLoad, rank_load, telling_ranks
 from autoshard.cost.memory import memory_values
-from autoshard.cost.shards import State, mesh_state, parts_contents, zero_axes
+from autoshard.cost.shards import State, parts_state, zero_axes
 from autoshard.cost.stage import LocalShape, mesh_order, strategy_mesh, strategy_parts
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.graph.ir import Graph
@@ -234,9 +234,8 @@ def _loads(problem: Problem, strategy: Strategy) -> tuple[RankLoad, ...]:
 
 
 def _state(problem: Problem, strategy: Strategy, mesh: Mesh) -> State:
-    parts, precision = strategy_parts(*problem[:3], strategy), problem.training.precision
-    contents = parts_contents(parts, mesh.pp)
-    return mesh_state(contents, parts[0].hidden_bytes, strategy.zero, precision, mesh, problem.cluster)
+    parts = strategy_parts(*problem[:3], strategy)
+    return parts_state(parts, strategy.zero, problem.training.precision, mesh, problem.cluster)
 
 
 def _rows(problem: Problem, strategy: Strategy, mesh: Mesh) -> tuple[MemoryRow, ...]:

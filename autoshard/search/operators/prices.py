@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from autoshard.cost.collectives import exposed_ring_s
 from autoshard.graph.count import (
     backward_collectives,
     forward_collectives,
@@ -99,12 +100,13 @@ def _backward_s(program: Program, step: Step, prices: Prices) -> float:
 
 
 def with_collectives_s(prices: Prices, operators_s: float, issued: Iterable[tuple[str, Axes, int]]) -> float:
-    """A step: what its operators take and the collectives that it issues. A ring, which only attention has, sends the
-    next piece while it works on the one at hand, as in cost.program."""
+    """A step: what its operators take and the collectives that it issues. A ring, which only attention has, runs beside
+    it."""
     sent = [(kind == "send_recv", prices.collective_s(kind, axes, size)) for kind, axes, size in issued]
     hops, ring_s = sum(ring for ring, _ in sent), sum(seconds for ring, seconds in sent if ring)
     others_s = sum(seconds for ring, seconds in sent if not ring)
-    return operators_s + others_s + max(0.0, ring_s - operators_s * hops / (hops + 1))
+    waits_s: float = exposed_ring_s(ring_s, operators_s, hops)
+    return operators_s + others_s + waits_s
 
 
 def working_bytes(program: Program, step: Step) -> float:
