@@ -9,6 +9,7 @@ from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.interop.written_layout import WrittenLayout, builtin_model_with, whole_number
+from autoshard.schedules import usual_schedule
 
 NUMBERS = {
     "tensor-model-parallel-size": "tp",
@@ -57,7 +58,7 @@ def megatron_layout(text: str) -> WrittenLayout:
     if model:
         options["model"] = model
     options["vpp"] = _virtual_stages(flags, sizes.get("num_hidden_layers"), options["pp"])
-    options["schedule"] = "interleaved" if options["vpp"] > 1 else "1f1b"
+    options["schedule"] = usual_schedule(options["vpp"])
     granularity = "selective" if "recompute-activations" in flags else flags.get("recompute-granularity")
     if granularity is not None and granularity not in RECOMPUTE:
         raise AutoshardError(f"--recompute-granularity is {granularity[:40]!r}; it must be full or selective")
@@ -81,7 +82,7 @@ def megatron_layout(text: str) -> WrittenLayout:
     if "pipeline-model-parallel-layout" in flags:
         fields["stage_layers"] = layout_layers(flags["pipeline-model-parallel-layout"])
         options["vpp"] = max(1, len(fields["stage_layers"]) // options["pp"])
-        options["schedule"] = "interleaved" if options["vpp"] > 1 else "1f1b"
+        options["schedule"] = usual_schedule(options["vpp"])
     capacity = number(flags.get("moe-expert-capacity-factor"))
     return WrittenLayout(
         "Megatron arguments",

@@ -9,6 +9,7 @@ from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.interop.written_layout import WrittenLayout, builtin_model_with, whole_number
+from autoshard.schedules import usual_schedule
 
 DEGREES = {
     "tp": "tensor_model_parallel_size",
@@ -69,7 +70,7 @@ def _sizes(found: _Values) -> dict[str, Any]:
     """Degrees, batch, sequence and machine, as options of `autoshard plan`."""
     options: dict[str, Any] = {name: found.whole(f"distributed_strategy.{key}") or 1 for name, key in DEGREES.items()}
     options["micro_batch"] = found.whole("data.micro_batch_size") or 1
-    options["schedule"] = "interleaved" if options["vpp"] > 1 else "1f1b"
+    options["schedule"] = usual_schedule(options["vpp"])
     if batch := found.whole("data.global_batch_size"):
         options["global_batch"] = batch
     if length := found.whole("data.seq_length") or found.whole("model.encoder_seq_length"):

@@ -8,6 +8,7 @@ from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.interop.written_layout import WrittenLayout, whole_number
+from autoshard.schedules import usual_schedule
 
 DEGREES = {
     "tp": "tensor_parallel_degree",
@@ -80,7 +81,7 @@ def torchtitan_layout(text: str) -> WrittenLayout:
     rotate = str(parallelism.get("context_parallel_rotate_method", "allgather"))
     if options["cp"] > 1:
         options["context_parallel"] = CONTEXT_PARALLEL.get(rotate, "all_gather")
-    options["schedule"] = "interleaved" if options["vpp"] > 1 else "1f1b"
+    options["schedule"] = usual_schedule(options["vpp"])
     mode = str(_section(data, "activation_checkpoint").get("mode", "selective"))
     if mode not in RECOMPUTE:
         raise AutoshardError(f"activation_checkpoint.mode is {mode[:40]!r}; it must be none, selective or full")

@@ -16,7 +16,7 @@ from autoshard.search.collector import uncollected
 from autoshard.search.headroom import FIT_PROBABILITY, Level, levels
 from autoshard.search.layouts import MeshDrafts, legal_layouts
 from autoshard.search.ranking import Timed, best_of_each_kind, describe
-from autoshard.search.result import BUT, OPTIMAL, Candidate, Pins, SearchResult
+from autoshard.search.result import OPTIMAL, Candidate, Pins, SearchResult, not_tried
 from autoshard.search.rules import KERNEL_RULES, LAYOUT_RULES, MESH_RULES, STATE_RULES, Problem
 from autoshard.search.sets import recompute_sets, sets_by_stage
 from autoshard.search.shortage import MOST_NODES, smallest_cluster
@@ -164,7 +164,7 @@ def _optimality(problem: Problem, fastest: list[Timed], place: int, gap: float, 
     """What is proven about the chosen one."""
     gap += fastest[place].step_time_s / fastest[0].step_time_s - 1
     if gap <= PROVEN:
-        return OPTIMAL + BUT[problem.backend]
+        return OPTIMAL + not_tried(problem.backend)
     stopped = "" if clock.in_time() else f"stopped after {clock.limit_s:g} s: "
     return f"{stopped}within {100 * gap:.2g} % of the optimum within this model, proven"
 
@@ -190,7 +190,7 @@ class PricedLayouts(NamedTuple):
         """Those that need no more than the limit, and more than `above_bytes`."""
         from autoshard.search.grid.order import fastest_first
 
-        return fastest_first(self.problem, self.chunks, limit_bytes, above_bytes)
+        return fastest_first(self.chunks, limit_bytes, above_bytes)
 
 
 def price_layouts(problem: Problem, pins: Pins, tally: Tally, clock: Clock, exhaustive: bool = False) -> PricedLayouts:

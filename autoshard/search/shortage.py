@@ -54,7 +54,7 @@ def _fits(problem: Problem, pins: Pins, nodes: int) -> Strategy | None:
     table = Table(larger, (canonical(pins.recompute or FULL_RECOMPUTE),))
     for draft in _frugal(larger, pins):
         table.add(draft)
-    found = next(fastest_first(larger, [*table.price()], larger.cluster.device.memory_bytes), None)
+    found = next(fastest_first([*table.price()], larger.cluster.device.memory_bytes), None)
     return None if found is None else found.strategy
 
 

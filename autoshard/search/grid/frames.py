@@ -100,8 +100,9 @@ def interleaved_promises(whole: Whole, limit_bytes: float, known_s: float) -> It
     layers = whole.problem.model.num_hidden_layers // (whole.family.pp * whole.family.num_virtual_stages)
     blocks, precision = np.full(len(rows), layers), whole.problem.training.precision
     free = limit_bytes - whole.problem.cluster.device.reserved_memory_bytes
+    holds = whole.family.holds(whole.count[rows])
     for rank in {0, min(1, whole.family.pp - 1), whole.family.pp - 1}:
-        columns = rank_columns(whole.family, whole.count[rows], blocks, rank)
+        columns = rank_columns(whole.family, holds[rank], blocks, rank)
         fits = rank_bytes(columns, block, first, last, whole.hidden_bytes(rows), state, precision) <= free
         at_least_s[rows[~fits]] = np.inf
     for row in rows[np.isfinite(at_least_s[rows])].tolist():
@@ -169,15 +170,12 @@ class _Bounds:
         self._ends_s = (seconds(first, self._state.first), seconds(last, self._state.last))
         pp, one = whole.family.pp, draft[:, 0]
         self._m, self._hops_s = whole.count[one], 2 * (pp - 1) * whole.hop_s[one]
+        self._leaves_gaps = (self._m > pp + 1) & whole.family.waits_for_all(self._m)
+        self._holds = whole.family.holds(whole.count[flat])
         most = -(-self._layers // pp) if pp > 2 else 0
         self._after_s = np.array([whole.states[state].after_s(1, most, 1) for state in whole.state[one].tolist()])
         ends_s = sum(end.min(1) for end in self._ends_s)
         self._work_s = pp * self._launch_s + self._layers * self._block_s.min(1) + ends_s
-
-    @property
-    def _leaves_gaps(self) -> Array:
-        """Where the way to the first backward and back counts beside the slowest stage."""
-        return (self._m > self._whole.family.pp + 1) & (not self._whole.family.at_once)
 
     def at_least_s(self) -> Array:
         pp, m, work_s = self._whole.family.pp, self._m, self._work_s
@@ -209,7 +207,7 @@ class _Bounds:
         hidden_bytes, precision = whole.hidden_bytes(flat), whole.problem.training.precision
 
         def needed(blocks: int) -> Array:
-            columns = rank_columns(whole.family, whole.count[flat], np.full(len(flat), blocks), rank)
+            columns = rank_columns(whole.family, self._holds[rank], np.full(len(flat), blocks), rank)
             lives, in_work, _ = rank_parts_bytes(columns, *self._parts, hidden_bytes, self._state, precision)
             return lives + in_work
 

@@ -231,7 +231,7 @@ def _state_bytes(precision: Precision) -> float:
 def _loads(problem: Problem, strategy: Strategy) -> tuple[RankLoad, ...]:
     count = strategy.num_microbatches(problem.training.global_batch_size)
     parts = strategy_parts(problem.model, problem.training, problem.cluster, strategy)
-    return tuple(rank_load(strategy, parts, count, rank) for rank in telling_ranks(strategy))
+    return tuple(rank_load(strategy, parts, count, rank) for rank in telling_ranks(strategy, count))
 
 
 def _rows(problem: Problem, strategy: Strategy, mesh: Mesh) -> tuple[MemoryRow, ...]:
