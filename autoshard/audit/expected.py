@@ -66,12 +66,9 @@ def telling_microbatches(plan: Plan, pipeline_rank: int) -> int:
         return min(3, count)
     if schedule.warm_up is None:
         return count
-    holds = rank_holds(schedule, pp, count, vpp)
-    if vpp > 1:
-        wanted = pp * max(3, -(-max(rank.in_flight for rank in holds) // (pp * vpp)) + 1)
-    else:
-        wanted = holds[pipeline_rank].in_flight + holds[pipeline_rank].waiting + 3
-    return wanted if wanted < count and rank_holds(schedule, pp, wanted, vpp) == holds else count
+    holds = rank_holds(schedule, pp, count, vpp)[pipeline_rank]
+    wanted = holds.in_flight + holds.waiting + 3 if vpp == 1 else pp * max(3, -(-holds.in_flight // (pp * vpp)) + 1)
+    return wanted if wanted < count and rank_holds(schedule, pp, wanted, vpp)[pipeline_rank] == holds else count
 
 
 def expectation(plan: Plan, pipeline_rank: int) -> Expectation:

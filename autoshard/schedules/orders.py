@@ -47,8 +47,8 @@ class Schedule:
 
     @property
     def stages_are_free(self) -> bool:
-        """Whether search tries every cut and other recompute sets by stage: the closed form leaves out most of them, and
-        a rank holds what its warm-up says."""
+        """Whether search tries every cut and other recompute sets by stage: the closed form leaves out most of them,
+        and a rank holds what its warm-up says."""
         return self.closed_form is not None and self.warm_up is not None and not self.weights_apart
 
     def objection_to_chunks(self, pp: int, num_virtual_stages: int) -> str | None:

@@ -163,10 +163,11 @@ def _step_time_s(one: Timed) -> float:
 def _optimality(problem: Problem, fastest: list[Timed], place: int, gap: float, clock: Clock) -> str:
     """What is proven about the chosen one."""
     gap += fastest[place].step_time_s / fastest[0].step_time_s - 1
+    but = not_tried(problem.backend)
     if gap <= PROVEN:
-        return OPTIMAL + not_tried(problem.backend)
+        return OPTIMAL + but
     stopped = "" if clock.in_time() else f"stopped after {clock.limit_s:g} s: "
-    return f"{stopped}within {100 * gap:.2g} % of the optimum within this model, proven"
+    return f"{stopped}within {100 * gap:.2g} % of the optimum within this model, proven{but}"
 
 
 class PricedLayouts(NamedTuple):

@@ -8,7 +8,7 @@ from autoshard.runtime.rehearse import rehearse
 from autoshard.runtime.worker import Reporter
 from autoshard.schedules import SCHEDULES
 from tests.multiprocess.compared import against_one_process, at_rank_0, connect, local_arrays, train
-from tests.multiprocess.plans import LLAMA, plan_of, strategy
+from tests.multiprocess.plans import FP64, LLAMA, plan_of, strategy
 from tests.new_schedules import NEW_SCHEDULES
 
 SCHEDULES.update(NEW_SCHEDULES)
@@ -27,6 +27,7 @@ def train_rehearsals(arguments: dict[str, Any], reporter: Reporter) -> dict[str,
     found = {}
     for schedule in NEW_SCHEDULES:
         plan = rehearsal(schedule)
+        plan = replace(plan, training=replace(plan.training, precision=FP64))
         session, outcomes, counter = train(plan, reporter.rank, STEPS, counted=True)
         if ranks := at_rank_0((local_arrays(session), counter.actions), reporter):
             difference = against_one_process(plan, outcomes, [arrays for arrays, _ in ranks], False)

@@ -16,7 +16,7 @@ from autoshard.explain.trace import predicted_events
 from autoshard.graph.recompute import COMMON_SETS
 from autoshard.layout.plan import make_plan
 from autoshard.layout.plan_json import plan_to_json
-from autoshard.layout.validate import plan_from_json
+from autoshard.layout.validate import plan_from_dict
 from autoshard.models import load_model
 from autoshard.models.stage import FAMILIES, parameter_count
 from autoshard.schedules import SCHEDULES, actions, in_flight, simulate
@@ -109,20 +109,20 @@ def test_a_schedule_that_nobody_knows_is_searched(schedule: str) -> None:
     fitting = [one.step_time_s[one.memory_bytes <= limit_bytes] for one in priced(pins)]
     assert found.best.strategy.schedule == schedule
     assert found.best.estimate.step_time_s <= min(times.min() for times in fitting if len(times)) * (1 + GIVEN_AWAY)
-    assert found.optimality.startswith("optimal within this model") and schedule in found.optimality
+    assert "within this model" in found.optimality and schedule in found.optimality
     everything = search(*PROBLEM[:3], Pins(pp=4), PROBLEM.backend)
     assert everything.best.estimate.step_time_s <= found.best.estimate.step_time_s * (1 + GIVEN_AWAY)
 
 
 def test_a_schedule_that_nobody_knows_makes_a_plan(schedule: str) -> None:
-    (one, *_) = priced(Pins(schedule=schedule, pp=4, num_virtual_stages=1, microbatch_size=1))
+    (one, *_) = priced(Pins(schedule=schedule, pp=4, dp=1, microbatch_size=1))
     strategy = one.strategy(0)
     plan = make_plan(*PROBLEM[:3], PROBLEM.backend, strategy, estimate(*PROBLEM[:3], strategy))
-    assert plan_from_json(plan_to_json(plan)) == plan
-    assert ("schedule", SCHEDULES[schedule].label) in describe(plan).choices
+    assert plan_from_dict(json.loads(plan_to_json(plan))) == plan
+    assert ("schedule", SCHEDULES[schedule].label) in describe(plan).facts
     work = [event for event in predicted_events(plan) if event["ph"] == "X"]
     assert max(event["ts"] + event["dur"] for event in work) / 1e6 == pytest.approx(plan.estimate.step_time_s, rel=1e-5)
-    # rank 0 of four of the eager one holds 7 microbatches; the other one does not say when it repeats
+    # rank 0 of four holds 7 of 64 microbatches of the eager one; the other one does not say when it repeats
     assert telling_microbatches(plan, 0) == (10 if schedule == "eager" else plan.num_microbatches)
 
 
