@@ -7,7 +7,7 @@ from operator import ge
 from typing import NamedTuple
 
 from autoshard.schedules.action import Order
-from autoshard.schedules.closed_form import WarmUp, chunk_visits
+from autoshard.schedules.closed_form import WarmUp
 from autoshard.schedules.orders import SCHEDULES, Schedule, actions, orders_of
 
 
@@ -47,13 +47,19 @@ def _most_of_chunk(warm: int, pp: int, num_microbatches: int, num_virtual_stages
     """Of one chunk, under `alternate`. Turns of a backward and a forward repeat when all chunks had pp of each."""
     if num_virtual_stages == 1:
         return warm
-    turns = min(num_microbatches * num_virtual_stages - warm, pp * num_virtual_stages)
-    size = (pp, num_virtual_stages)
-    held: list[int] = [
-        chunk_visits(warm + turn, *size)[chunk] - chunk_visits(turn, *size)[num_virtual_stages - 1 - chunk]
-        for turn in range(turns + 1)
-    ]
-    return max(held)
+    round_ = pp * num_virtual_stages
+    turns = min(num_microbatches * num_virtual_stages - warm, round_)
+
+    def visits(actions: int, of_chunk: int) -> int:
+        rounds, rest = divmod(actions, round_)
+        return rounds * pp + min(pp, max(0, rest - of_chunk * pp))
+
+    # it holds more as long as forwards go through it, and never more than when these end
+    ends = ((chunk + 1) * pp - warm) % round_
+    return max(
+        visits(warm + turn, chunk) - visits(turn, num_virtual_stages - 1 - chunk)
+        for turn in {0, min(ends, turns), turns}
+    )
 
 
 def in_flight(orders: tuple[Order, ...]) -> tuple[tuple[int, ...], ...]:

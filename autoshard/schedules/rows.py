@@ -47,6 +47,15 @@ def largest_of(like: Number) -> Callable[[Any, Any], Any]:
     return np.maximum
 
 
+def smallest_of(like: Number) -> Callable[[Any, Any], Any]:
+    """`smallest` of numbers such as this one, looked up once for many calls."""
+    if not is_rows(like):
+        return min
+    import numpy as np
+
+    return np.minimum
+
+
 def where(chosen: Any, a: Number, b: Number) -> Number:
     """a where chosen, else b. Both are computed."""
     if not is_rows(chosen):

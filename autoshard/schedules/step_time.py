@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
+from itertools import pairwise
 
 from autoshard.schedules.closed_form import Work
 from autoshard.schedules.orders import SCHEDULES, Schedule, orders_of
-from autoshard.schedules.rows import Number, by_rows, is_rows, largest
+from autoshard.schedules.rows import Number, by_rows, is_rows, largest_of, smallest_of
 from autoshard.schedules.simulate import InOrder, durations, in_dependency_order, run
 
-SAME = 1e-13
-"""Share of a step by which two rounds of a schedule may differ and be the same: rounding."""
+SAME = 1e-12
+"""Share of a step by which two bounds of it may differ for rounding."""
 
 
 def step_time_s(
@@ -53,11 +54,10 @@ def at_least_s(schedule: str, work: Work) -> Number:
 
 
 def _simulated_s(schedule: Schedule, work: Work) -> Number:
-    """Where the orders are `alternate`, few microbatches are simulated; when its rounds repeat, each further one takes
-    as long again."""
+    """Where the orders are `alternate`, few microbatches are simulated, as long as these do not tell what all take."""
     m = work.num_microbatches
     for count in _few(schedule, work.pp, m, work.num_virtual_stages):
-        found = _repeated_s(schedule, work, count)
+        found = _from_few_s(schedule, work, count)
         if found is not None:
             return found
     return run(*_on_clock(schedule, work, m))[0]
@@ -75,13 +75,13 @@ def _ordered(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_sta
 
 @lru_cache(maxsize=256)
 def _few(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_stages: int) -> tuple[int, ...]:
-    """Rising numbers of microbatches, fewer than all, with which a round may repeat; none where orders are another
+    """Rising numbers of microbatches, fewer than all, that may tell what all take; none where orders are another
     list's."""
     if schedule.warm_up is None or schedule.weights_apart:
         return ()
     vpp, size = num_virtual_stages, pp if num_virtual_stages > 1 else 1
     warms = _warms(schedule, pp, num_microbatches, vpp)
-    count = size * (-(-max(warms) // (size * vpp)) + (2 if vpp > 1 else 1 + max(warms) // 2))
+    count = size * (-(-max(warms) // (size * vpp)) + 2)  # two rounds between warm-ups and last backwards
     found = []
     while 2 * count <= num_microbatches:
         if _warms(schedule, pp, count, vpp) == warms:
@@ -90,57 +90,52 @@ def _few(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_stages:
     return tuple(found)
 
 
+@lru_cache(maxsize=256)
 def _warms(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_stages: int) -> tuple[int, ...]:
     assert schedule.warm_up is not None
     return tuple(schedule.warm_up(rank, pp, num_microbatches, num_virtual_stages) for rank in range(pp))
 
 
-def _repeated_s(schedule: Schedule, work: Work, count: int) -> Number | None:
-    """None where `count` microbatches, and a few more, are too few to tell.
+def _from_few_s(schedule: Schedule, work: Work, count: int) -> Number | None:
+    """What all microbatches take, from what `count` of them, and a few more, do; None where that does not tell.
 
-    Behind its warm-up and in front of its last backwards each rank runs a backward and a forward in turn. A round of
-    some microbatches repeats, when all ranks start all its actions as much later as in the round before: what comes
-    then depends on these alone. Any number of rounds may then be put in between, each of which takes as much.
+    Behind its warm-up and in front of its last backwards each rank runs a backward and a forward in turn, in rounds.
+    Start times in one round follow from those in the round before, by additions and maxima alone. So if no action
+    starts more than D later than its like in the round before, none ever does, and n more rounds take n D at most.
+    Where all start as much later, they take just that; so they do where the closed form says that it is no less.
     """
-    m = work.num_microbatches
-    on_clock = _on_clock(schedule, work, count)
-    total_s, starts = run(*on_clock)
-    later_s, microbatches = _round(schedule, work, on_clock[0], starts, count, total_s)
-    if not microbatches:
-        return None
-    if rest := (m - count) % microbatches:
-        total_s = run(*_on_clock(schedule, work, count + rest))[0]
-    return total_s + (m - count - rest) // microbatches * later_s
-
-
-def _round(
-    schedule: Schedule, work: Work, ordered: InOrder, starts: Sequence[Number], count: int, total_s: Number
-) -> tuple[Number, int]:
-    """(seconds, microbatches) of the round that repeats; of no microbatches where none does."""
-    pp, vpp = work.pp, work.num_virtual_stages
-    size, most = pp if vpp > 1 else 1, max(_warms(schedule, pp, count, vpp))
-    end = 2 * count * vpp - most  # from `most` to here all ranks run backwards and forwards in turn
-
-    def later_s(rank: int, place: int, length: int) -> Number:
-        own = ordered.places[rank]
-        return starts[own[place]] - starts[own[place - length]]
-
+    m, pp, vpp = work.num_microbatches, work.pp, work.num_virtual_stages
+    ordered, *numbers = _on_clock(schedule, work, count)
+    total_s, starts = run(ordered, *numbers)
+    warms, size = _warms(schedule, pp, count, vpp), pp if vpp > 1 else 1
+    longest, end = max(warms), 2 * count * vpp - max(warms)  # all ranks run in turn from `longest` to `end`
+    at_least = 0.0 if schedule.closed_form is None else schedule.closed_form(work)
     for rounds in range(1, pp + 1):
         length = 2 * size * vpp * rounds
-        compared = max(length, most)  # no action waits for one that comes further in front of it
-        if end - compared - length < most:
-            break
-        wanted = later_s(0, end - 1, length)
-        if all(
-            _equal(later_s(rank, place, length), wanted, total_s)
-            for place in range(end - 1, end - 1 - compared, -1)
-            for rank in range(pp)
-        ):
-            return wanted, size * rounds
-    return 0.0, 0
+        begin = end - max(length, _reach(warms, vpp))
+        if begin - length < longest:
+            return None
+        later_s = [
+            starts[own[place]] - starts[own[place - length]] for own in ordered.places for place in range(begin, end)
+        ]
+        left, rest = divmod(m - count, size * rounds)
+        most_s, least_s = reduce(largest_of(total_s), later_s), reduce(smallest_of(total_s), later_s)
+        repeats = _reaches(least_s, most_s)
+        if rest and repeats:
+            return run(*_on_clock(schedule, work, count + rest))[0] + left * most_s
+        if not rest and (repeats or _reaches(at_least, total_s + left * most_s)):
+            return total_s + left * most_s
+    return None
 
 
-def _equal(a: Number, b: Number, whole: Number) -> bool:
-    """As good as equal beside the whole, in all rows."""
-    equal = largest(a - b, b - a) <= SAME * whole
-    return bool(equal.all()) if is_rows(equal) else bool(equal)
+def _reach(warms: Sequence[int], vpp: int) -> int:
+    """How far in front of an action, in its rank's order, one that it waits for comes at most in its own."""
+    pp = len(warms)
+    around = [2 * pp - warms[0] + warms[-1]] if vpp > 1 else []
+    return max(1, *(before - after for before, after in pairwise(warms)), *around)
+
+
+def _reaches(at_least_s: Number, at_most_s: Number) -> bool:
+    """Whether two bounds meet in all rows, but for rounding."""
+    meets = at_most_s <= at_least_s * (1 + SAME)
+    return bool(meets.all()) if is_rows(meets) else bool(meets)

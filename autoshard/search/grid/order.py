@@ -11,7 +11,7 @@ from autoshard.search.grid.pipeline import Array
 from autoshard.search.grid.table import Priced
 from autoshard.search.ranking import Timed
 
-AT_ONCE = 16
+AT_ONCE = 4
 """Layouts that are simulated together."""
 
 

@@ -23,8 +23,6 @@ from autoshard.search.grid.table import Whole
 
 MOST_CUTS = 3000
 """All cuts that may be best are tried where there are no more."""
-AT_ONCE = 16
-"""Cuts that are simulated together."""
 MOST_ROUNDS = 30
 """Else blocks are moved one at a time, so many rounds at most."""
 
@@ -104,8 +102,9 @@ class Frame:
         times = self._times_s(cuts)
         best, seconds = 0, limit_s
         order = np.argsort(times, kind="stable")
-        for begin in range(0, len(order), AT_ONCE):
-            places = order[begin : begin + AT_ONCE]
+        begin, at_once = 0, 1  # the lowest bound is the best one nearly always
+        while len(places := order[begin : begin + at_once]):
+            begin, at_once = begin + at_once, 2 * at_once
             places = places[times[places] < seconds * (1 - 1e-12)]
             if not len(places):
                 break
