@@ -118,16 +118,12 @@ def rank_load(strategy: Strategy, parts: tuple[Parts, ...], num_microbatches: in
     first, last = rank == 0, rank == pp - 1
     schedule = SCHEDULES[strategy.schedule]
     holds = rank_holds(schedule, pp, num_microbatches, vpp)[rank]
-    embeddings = holds.of_first if first else 0
-    heads = holds.of_last if last else 0
     own = parts[rank::pp]
     chunks = tuple(Chunk(one.block, count) for one, count in zip(own, strategy.stage_layers[rank::pp], strict=True))
     ends = rank_ends(own[0], own[-1], first, last)
     alike = len(set(strategy.recompute[rank::pp])) == 1
     held = () if alike else held_together(strategy.schedule, pp, num_microbatches, vpp)[rank]
-    return RankLoad(
-        rank, own[0], chunks, ends, holds.in_flight, embeddings, heads, holds.waiting, schedule.weights_apart, held
-    )
+    return RankLoad(rank, own[0], chunks, ends, *holds, schedule.weights_apart, held)
 
 
 def rank_ends(first_parts: Parts, last_parts: Parts, first: bool, last: bool) -> tuple[Part, ...]:

@@ -7,20 +7,20 @@ from operator import ge
 from typing import NamedTuple
 
 from autoshard.schedules.action import Order
-from autoshard.schedules.closed_form import WarmUp
 from autoshard.schedules.orders import SCHEDULES, Schedule, actions, orders_of
 
 
 class RankHolds(NamedTuple):
     """The most that a rank holds at once.
 
-    in_flight: chunk activations, all chunks together. of_first, of_last: those of its first and of its last chunk.
-    waiting: microbatches whose gradients of weights wait, besides the one in work.
+    in_flight: chunk activations, all chunks together. embeddings, heads: microbatches in the chunk with the embedding
+    and in the one with the head, on the ranks that have these, else 0. waiting: microbatches whose gradients of weights
+    wait, besides the one in work.
     """
 
     in_flight: int
-    of_first: int
-    of_last: int
+    embeddings: int
+    heads: int
     waiting: int
 
 
@@ -34,13 +34,22 @@ def rank_holds(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_s
     elif schedule.weights_apart:
         waiting = [max(0, max(peaks) - 1) for peaks in weights_waiting(orders_of(schedule, *sizes))]
     if schedule.warm_up is None:
-        found = [(sum(peaks), peaks[0], peaks[-1]) for peaks in in_flight(orders_of(schedule, *sizes))]
+        peaks = in_flight(orders_of(schedule, *sizes))
+        held, embeddings, heads = [*map(sum, peaks)], peaks[0][0], peaks[-1][-1]
     else:
-        chunks = (0, num_virtual_stages - 1)
-        warms = [schedule.warm_up(rank, *sizes) for rank in range(pp)]
-        first, last = ([_most_of_chunk(warm, *sizes, chunk) for warm in warms] for chunk in chunks)
-        found = [*zip(warms, first, last, strict=True)]
-    return tuple(RankHolds(*of_rank, later) for of_rank, later in zip(found, waiting, strict=True))
+        held = [*warm_ups(schedule, *sizes)]
+        embeddings = _most_of_chunk(held[0], *sizes, 0)
+        heads = _most_of_chunk(held[-1], *sizes, num_virtual_stages - 1)
+    return tuple(
+        RankHolds(held[rank], embeddings * (rank == 0), heads * (rank == pp - 1), waiting[rank]) for rank in range(pp)
+    )
+
+
+@lru_cache(maxsize=1024)
+def warm_ups(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_stages: int) -> tuple[int, ...]:
+    """Of each rank, of a schedule that says its own."""
+    assert schedule.warm_up is not None
+    return tuple(schedule.warm_up(rank, pp, num_microbatches, num_virtual_stages) for rank in range(pp))
 
 
 def _most_of_chunk(warm: int, pp: int, num_microbatches: int, num_virtual_stages: int, chunk: int) -> int:
@@ -89,27 +98,24 @@ def held_together(
     schedule: str, pp: int, num_microbatches: int, num_virtual_stages: int
 ) -> tuple[tuple[tuple[int, ...], ...], ...]:
     """By rank: how many microbatches of each chunk it holds, at every moment when no other moment has more of all."""
-    warm_up = SCHEDULES[schedule].warm_up
     count = num_microbatches
-    if warm_up is not None:
-        count = telling_count(warm_up, pp, num_microbatches, num_virtual_stages)
+    if SCHEDULES[schedule].warm_up is not None:
+        count = _telling_count(SCHEDULES[schedule], pp, num_microbatches, num_virtual_stages)
     return tuple(_most_held(order, num_virtual_stages) for order in actions(schedule, pp, count, num_virtual_stages))
 
 
-def telling_count(warm_up: WarmUp, pp: int, num_microbatches: int, num_virtual_stages: int) -> int:
+def _telling_count(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_stages: int) -> int:
     """A number of microbatches, as small as may be, with which `alternate` holds at once what it holds with so many.
 
     Turns of a backward and a forward repeat when all chunks had pp of each (with one chunk, one of each). So a whole
     round behind the longest warm-up shows all, if warm-ups are as long with as few.
     """
-
-    def warms(count: int) -> list[int]:
-        return [warm_up(rank, pp, count, num_virtual_stages) for rank in range(pp)]
-
-    wanted, size = warms(num_microbatches), pp if num_virtual_stages > 1 else 1
+    wanted = warm_ups(schedule, pp, num_microbatches, num_virtual_stages)
+    size = pp if num_virtual_stages > 1 else 1
     rounds = -(-max(wanted) // (size * num_virtual_stages)) + 1
     count = size * rounds
-    return count if count < num_microbatches and warms(count) == wanted else num_microbatches
+    tells = count < num_microbatches and warm_ups(schedule, pp, count, num_virtual_stages) == wanted
+    return count if tells else num_microbatches
 
 
 def _most_held(order: Order, num_virtual_stages: int) -> tuple[tuple[int, ...], ...]:

@@ -137,8 +137,13 @@ def run(ordered: InOrder, seconds: Sequence[Number], transfer_s: Number) -> tupl
     clock: list[Number] = [0.0] * len(ordered.places)
     starts: list[Number] = []
     append = starts.append
-    for rank, what, source, target, sends in ordered.steps:
-        start = latest(there_s[source], clock[rank])
+    plain = latest is max
+    for rank, what, source, target, sends in ordered.steps:  # the inner loop of all simulations
+        start, now = there_s[source], clock[rank]
+        if not plain:
+            start = latest(start, now)
+        elif now > start:
+            start = now
         append(start)
         clock[rank] = end = start + seconds[what]
         there_s[target] = end + transfer_s if sends else end

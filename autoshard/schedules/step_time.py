@@ -7,6 +7,7 @@ from functools import lru_cache, reduce
 from itertools import pairwise
 
 from autoshard.schedules.closed_form import Work
+from autoshard.schedules.held import warm_ups
 from autoshard.schedules.orders import SCHEDULES, Schedule, orders_of
 from autoshard.schedules.rows import Number, by_rows, is_rows, largest_of, smallest_of
 from autoshard.schedules.simulate import InOrder, durations, in_dependency_order, run
@@ -80,20 +81,14 @@ def _few(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_stages:
     if schedule.warm_up is None or schedule.weights_apart:
         return ()
     vpp, size = num_virtual_stages, pp if num_virtual_stages > 1 else 1
-    warms = _warms(schedule, pp, num_microbatches, vpp)
+    warms = warm_ups(schedule, pp, num_microbatches, vpp)
     count = size * (-(-max(warms) // (size * vpp)) + 2)  # two rounds between warm-ups and last backwards
     found = []
     while 2 * count <= num_microbatches:
-        if _warms(schedule, pp, count, vpp) == warms:
+        if warm_ups(schedule, pp, count, vpp) == warms:
             found.append(count)
         count *= 2
     return tuple(found)
-
-
-@lru_cache(maxsize=256)
-def _warms(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_stages: int) -> tuple[int, ...]:
-    assert schedule.warm_up is not None
-    return tuple(schedule.warm_up(rank, pp, num_microbatches, num_virtual_stages) for rank in range(pp))
 
 
 def _from_few_s(schedule: Schedule, work: Work, count: int) -> Number | None:
@@ -107,7 +102,7 @@ def _from_few_s(schedule: Schedule, work: Work, count: int) -> Number | None:
     m, pp, vpp = work.num_microbatches, work.pp, work.num_virtual_stages
     ordered, *numbers = _on_clock(schedule, work, count)
     total_s, starts = run(ordered, *numbers)
-    warms, size = _warms(schedule, pp, count, vpp), pp if vpp > 1 else 1
+    warms, size = warm_ups(schedule, pp, count, vpp), pp if vpp > 1 else 1
     longest, end = max(warms), 2 * count * vpp - max(warms)  # all ranks run in turn from `longest` to `end`
     at_least = 0.0 if schedule.closed_form is None else schedule.closed_form(work)
     for rounds in range(1, pp + 1):

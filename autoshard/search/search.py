@@ -187,11 +187,11 @@ class PricedLayouts(NamedTuple):
         """These and the others."""
         return self._replace(chunks=[*self.chunks, *others]) if others else self
 
-    def fastest_first(self, limit_bytes: float, above_bytes: float = 0.0) -> Iterator[Timed]:
-        """Those that need no more than the limit, and more than `above_bytes`."""
+    def fastest_first(self, limit_bytes: float, above_bytes: float = 0.0, below_s: float = inf) -> Iterator[Timed]:
+        """Those that need no more than the limit, and more than `above_bytes`, and may take less than `below_s`."""
         from autoshard.search.grid.order import fastest_first
 
-        return fastest_first(self.chunks, limit_bytes, above_bytes)
+        return fastest_first(self.chunks, limit_bytes, above_bytes, below_s)
 
 
 def price_layouts(problem: Problem, pins: Pins, tally: Tally, clock: Clock, exhaustive: bool = False) -> PricedLayouts:
@@ -268,7 +268,7 @@ def _room_notes(cluster: Cluster, priced: PricedLayouts, wanted: float, found: L
             f"{_percent(found.probability)}"
         )
     capacity = cluster.device.memory_bytes
-    fuller = next(priced.fastest_first(capacity, above_bytes=found.memory_bytes), None)
+    fuller = next(priced.fastest_first(capacity, found.memory_bytes, fastest.step_time_s), None)
     if fuller is None or fuller.step_time_s >= fastest.step_time_s:
         return
     sooner = 100 * (1 - fuller.step_time_s / fastest.step_time_s)

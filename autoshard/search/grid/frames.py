@@ -62,7 +62,8 @@ def refine(
             at_least_s = min(at_least_s, one.at_least_s) if one is not None else at_least_s
         else:
             one, none_takes_less_s = MixedFrame(whole, draft, sets, limit_bytes).best(best_s * (1 - ROUNDING))
-            at_least_s = min(at_least_s, none_takes_less_s)
+            if one is not None or none_takes_less_s < best_s * (1 - ROUNDING):
+                at_least_s = min(at_least_s, none_takes_less_s)
         if one is not None:
             found.append(one)
             best_s = one.step_time_s

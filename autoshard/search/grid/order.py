@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from heapq import heappop, heappush
+from math import inf
 
 import numpy as np
 
@@ -15,13 +16,20 @@ AT_ONCE = 4
 """Layouts that are simulated together."""
 
 
-def fastest_first(priced: list[Priced], limit_bytes: float, above_bytes: float = 0.0) -> Iterator[Timed]:
-    """Those that need no more than the limit, and more than `above_bytes`.
+def fastest_first(
+    priced: list[Priced], limit_bytes: float, above_bytes: float = 0.0, below_s: float = inf
+) -> Iterator[Timed]:
+    """Those that need no more than the limit, and more than `above_bytes`, and may take less than `below_s`.
 
     Where a step time is a lower bound only, the layout is simulated when its turn comes, and waits until its step time
     has come up.
     """
-    fitting = [np.flatnonzero((one.memory_bytes <= limit_bytes) & (one.memory_bytes > above_bytes)) for one in priced]
+    fitting = [
+        np.flatnonzero(
+            (one.memory_bytes <= limit_bytes) & (one.memory_bytes > above_bytes) & (one.step_time_s < below_s)
+        )
+        for one in priced
+    ]
     if not any(map(len, fitting)):
         return
     chunk = np.repeat(np.arange(len(priced)), [len(rows) for rows in fitting])

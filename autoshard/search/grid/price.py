@@ -9,7 +9,7 @@ import numpy as np
 
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.schedules import SCHEDULES, Schedule, Work, at_least_s, rank_holds, step_time_s
-from autoshard.schedules.held import RankHolds
+from autoshard.schedules.held import RankHolds, warm_ups
 from autoshard.schedules.rows import by_count
 from autoshard.search.grid.cuts import Cuts
 from autoshard.search.grid.memory import RankColumns, StateColumns, rank_bytes
@@ -31,11 +31,10 @@ class Family(NamedTuple):
     @staticmethod
     def of(schedule: str, pp: int, num_virtual_stages: int, num_microbatches: int) -> Family:
         """The family of a layout with so many microbatches."""
-        warm_up = SCHEDULES[schedule].warm_up
-        if num_virtual_stages == 1 or warm_up is None:
+        rules = SCHEDULES[schedule]
+        if num_virtual_stages == 1 or rules.warm_up is None:
             return Family(schedule, pp, num_virtual_stages)
-        sizes = (pp, num_microbatches, num_virtual_stages)
-        return Family(schedule, pp, num_virtual_stages, tuple(warm_up(rank, *sizes) for rank in range(pp)))
+        return Family(schedule, pp, num_virtual_stages, warm_ups(rules, pp, num_microbatches, num_virtual_stages))
 
     @property
     def rules(self) -> Schedule:
@@ -194,10 +193,7 @@ def rank_columns(family: Family, holds: RankHolds, layers: Array, rank: int) -> 
     return RankColumns(
         family.num_virtual_stages * layers,
         layers,
-        holds.in_flight,
-        holds.of_first if first else 0,
-        holds.of_last if last else 0,
-        holds.waiting,
+        *holds,
         first,
         last,
         family.pp == 1,
