@@ -23,7 +23,7 @@ from autoshard.layout.buckets import bucket_elements, bucket_key, tied_parameter
 from autoshard.layout.plan import Plan
 from autoshard.layout.step_collectives import step_collectives
 from autoshard.layout.template import template_of
-from autoshard.schedules import SCHEDULES, actions
+from autoshard.schedules import SCHEDULES, actions, rank_holds
 from autoshard.spec.training import DTYPE_BYTES
 
 NUMBER_BYTES = 8
@@ -56,21 +56,19 @@ def shortened(plan: Plan, num_microbatches: int) -> Plan:
 def telling_microbatches(plan: Plan, pipeline_rank: int) -> int:
     """As few as show all of this rank: the fullest moment, and the steady state of the schedule twice.
 
-    1F1B: rank r holds pp - r microbatches from its warm-up on, then alternates. Interleaved: the warm-up takes
-    at most (vpp + 1) pp - 1 of the forwards, and the chunks repeat every pp microbatches; 3 pp leave a whole period and
-    more between warm-up and cool-down. GPipe holds them all. With no more microbatches than that the plan runs as it
-    is.
+    One chunk a rank: what it holds, with gradients of weights that wait, and three more. Several: its warm-up in whole
+    rounds of pp microbatches, in which chunks repeat, and one round more. A schedule that does not say its warm-up
+    runs them all, and so does one whose warm-up is another with fewer microbatches.
     """
-    strategy = plan.strategy
-    if strategy.pp == 1:
-        wanted = 3
-    elif strategy.num_virtual_stages > 1:
-        wanted = 3 * strategy.pp
-    elif strategy.schedule == "gpipe":
-        wanted = plan.num_microbatches
-    else:
-        wanted = strategy.pp + 3 - (pipeline_rank if strategy.schedule == "1f1b" else 0)
-    return min(wanted, plan.num_microbatches)
+    strategy, count = plan.strategy, plan.num_microbatches
+    pp, vpp, schedule = strategy.pp, strategy.num_virtual_stages, SCHEDULES[strategy.schedule]
+    if pp == 1:
+        return min(3, count)
+    if schedule.warm_up is None:
+        return count
+    holds = rank_holds(schedule, pp, count, vpp)[pipeline_rank]
+    wanted = holds.in_flight + holds.waiting + 3 if vpp == 1 else pp * max(3, -(-holds.in_flight // (pp * vpp)) + 1)
+    return wanted if wanted < count and rank_holds(schedule, pp, wanted, vpp)[pipeline_rank] == holds else count
 
 
 def expectation(plan: Plan, pipeline_rank: int) -> Expectation:

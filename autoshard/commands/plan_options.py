@@ -10,6 +10,7 @@ from typing import Any
 from autoshard.commands.parser import number, one_of, path, share, text, whole, whole_or
 from autoshard.graph.recompute import canonical
 from autoshard.layout.mesh import parse_axis_order
+from autoshard.schedules import SCHEDULES
 from autoshard.spec.dropout import PUBLISHED, parse_dropout
 from autoshard.spec.hardware_file import packaged_instances
 
@@ -37,6 +38,11 @@ class Option:
     @property
     def flag(self) -> str:
         return "--" + self.name.replace("_", "-")
+
+
+def _either(nxd: bool) -> str:
+    """'gpipe or zero_bubble': the schedules that NxD has, or those that it has not."""
+    return " or ".join(name for name, schedule in SCHEDULES.items() if schedule.nxd == nxd)
 
 
 def _pin_degree(name: str, what: str) -> Option:
@@ -172,9 +178,9 @@ PINS = (
     _pin_degree("micro_batch", "sequences of a microbatch on one data-parallel rank"),
     Option(
         "schedule",
-        one_of(SEARCHED, "1f1b", "interleaved", "gpipe", "zero_bubble"),
+        one_of(SEARCHED, *SCHEDULES),
         "NAME",
-        "1f1b or interleaved; with backend torch gpipe or zero_bubble too",
+        f"{_either(nxd=True)}; with backend torch {_either(nxd=False)} too",
     ),
     Option(
         "recompute",

@@ -43,7 +43,7 @@ def run(values: Mapping[str, Any]) -> int:
     from autoshard.interop.atomic_file import write_text
 
     plan = load_plan(values["plan"])
-    events = list(predicted_events(plan))
+    events = predicted_events(plan)
     if values["measured"]:
         events += measured_events(plan, values["measured"])
     text = json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, separators=(",", ":"))

@@ -40,7 +40,7 @@ def estimate(
     state = parts_state(parts, strategy.zero, training.precision, mesh, cluster)
     count = strategy.num_microbatches(training.global_batch_size)
     loads = tuple(rank_load(strategy, parts, count, rank) for rank in range(strategy.pp))
-    telling = tuple(loads[rank] for rank in telling_ranks(strategy))
+    telling = tuple(loads[rank] for rank in telling_ranks(strategy, count))
     times = time_values(strategy, parts, telling, state, count, training.precision, mesh, cluster, software)
     step_time_s, flops = sum(times), model_flops_per_step(model, training)
     peak = cluster.world_size * cluster.device.peak_flops_per_s(training.precision.compute_dtype)

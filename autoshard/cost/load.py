@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from operator import ge
 
 from autoshard.cost.program import Part, Seconds, add_up
 from autoshard.cost.stage import Parts
 from autoshard.layout.strategy import Strategy
-from autoshard.schedules import SCHEDULES, actions, held_together
-from autoshard.schedules import in_flight as peaks_in_flight
+from autoshard.schedules import SCHEDULES, held_together, rank_holds
 
 
 @dataclass(frozen=True)
@@ -101,23 +101,13 @@ def rank_load(strategy: Strategy, parts: tuple[Parts, ...], num_microbatches: in
     pp, vpp = strategy.pp, strategy.num_virtual_stages
     first, last = rank == 0, rank == pp - 1
     schedule = SCHEDULES[strategy.schedule]
-    warm_up = schedule.warm_up
-    if warm_up is not None:
-        in_flight = warm_up(rank, pp, num_microbatches, vpp)
-    else:
-        in_flight = sum(peaks_in_flight(actions(strategy.schedule, pp, num_microbatches, vpp))[rank])
-    # Before its first backward a rank runs pp microbatches through each chunk in turn: the head's chunk comes last, and
-    # two turns of the embedding's chunk come before the first backward through it.
-    turns = 2 * pp if num_microbatches > pp else pp
-    embeddings = (min(in_flight, turns) if vpp > 1 else in_flight) if first else 0
-    heads = max(1, in_flight - (vpp - 1) * pp) if last else 0
+    holds = rank_holds(schedule, pp, num_microbatches, vpp)[rank]
     own = parts[rank::pp]
     chunks = tuple(Chunk(one.block, count) for one, count in zip(own, strategy.stage_layers[rank::pp], strict=True))
-    waiting = min(rank, num_microbatches - 1) if schedule.weights_apart else 0
     ends = rank_ends(own[0], own[-1], first, last)
     alike = len(set(strategy.recompute[rank::pp])) == 1
     held = () if alike else held_together(strategy.schedule, pp, num_microbatches, vpp)[rank]
-    return RankLoad(rank, own[0], chunks, ends, in_flight, embeddings, heads, waiting, schedule.weights_apart, held)
+    return RankLoad(rank, own[0], chunks, ends, *holds, schedule.weights_apart, held)
 
 
 def rank_ends(first_parts: Parts, last_parts: Parts, first: bool, last: bool) -> tuple[Part, ...]:
@@ -127,16 +117,16 @@ def rank_ends(first_parts: Parts, last_parts: Parts, first: bool, last: bool) ->
     return (*((first_parts.embedding,) if first else ()), *((last_parts.head,) if last else ()))
 
 
-def telling_ranks(strategy: Strategy) -> tuple[int, ...]:
-    """The lowest of the pipeline ranks that hold the same: it has the most microbatches in flight, so the others fit
-    too."""
+def telling_ranks(strategy: Strategy, num_microbatches: int) -> tuple[int, ...]:
+    """The pipeline ranks without those that have the same blocks as a lower one and hold no more microbatches."""
     pp, layers, recompute = strategy.pp, strategy.stage_layers, strategy.recompute
-    if SCHEDULES[strategy.schedule].weights_apart:  # the highest ranks let most gradients wait
-        return tuple(range(pp))
-    lowest: dict[tuple[object, ...], int] = {}
+    holds = rank_holds(SCHEDULES[strategy.schedule], pp, num_microbatches, strategy.num_virtual_stages)
+    alike: dict[tuple[object, ...], list[int]] = {}
     for rank in range(pp):
-        lowest.setdefault((layers[rank::pp], recompute[rank::pp], rank == 0, rank == pp - 1), rank)
-    return tuple(lowest.values())
+        lower = alike.setdefault((layers[rank::pp], recompute[rank::pp], rank == 0, rank == pp - 1), [])
+        if not any(all(map(ge, holds[other], holds[rank])) for other in lower):
+            lower.append(rank)
+    return tuple(sorted(rank for ranks in alike.values() for rank in ranks))
 
 
 def weight_gradients_s(strategy: Strategy, parts: tuple[Parts, ...]) -> tuple[float, ...]:

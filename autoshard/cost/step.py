@@ -8,6 +8,7 @@ every microbatch, behind the work of blocks (cost/shards.py).
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from autoshard.cost.after import After, AfterLastMicrobatch
 from autoshard.cost.collectives import collective_time_s, group_shape
@@ -21,7 +22,7 @@ from autoshard.cost.software import COMPILED, Software
 from autoshard.cost.stage import Parts, mesh_order
 from autoshard.layout.mesh import Mesh
 from autoshard.layout.strategy import Strategy
-from autoshard.schedules.closed_form import step_time_s
+from autoshard.schedules import Work, step_time_s
 from autoshard.spec.cluster import Cluster, Device
 from autoshard.spec.training import DTYPE_BYTES, Precision
 
@@ -64,21 +65,15 @@ def time_values(
     """
     vpp = strategy.num_virtual_stages
     accumulation_s = software.accumulation_share * accumulation_s_per_parameter(precision, cluster.device)
-    stages_s = stage_seconds(strategy, parts, state, cluster.device, accumulation_s)
-    of_schedule = (strategy.schedule, mesh.pp, num_microbatches, vpp)
-    weights_s = weight_gradients_s(strategy, parts)
-    pipeline_s = with_transfers_s = step_time_s(*of_schedule, *stages_s, weight_s=weights_s)
+    work_s = pipeline_work(strategy, parts, state, num_microbatches, precision, mesh, cluster, software)
+    with_transfers_s = step_time_s(strategy.schedule, *work_s)
+    pipeline_s = with_transfers_s
     if mesh.pp > 1:
-        transfer_s = software.link_slowdown * hop_s(parts[0].hidden_bytes, mesh, cluster)
-        if software.transfer_share is None:
-            with_transfers_s = step_time_s(*of_schedule, *stages_s, transfer_s, weights_s)
-        else:
-            blocked_s = software.transfer_share * transfer_s
-            forward_s, backward_s = ([one + blocked_s for one in passes] for passes in stages_s)
-            with_transfers_s = step_time_s(*of_schedule, forward_s, backward_s, weight_s=weights_s)
-    travels = {load.rank: _exposed_s(load, state) for load in loads}
-    busiest = max(loads, key=lambda one: one.work_s + accumulation_s * one.num_parameters + sum(travels[one.rank]))
-    gathering_s, scattering_s = (num_microbatches * seconds for seconds in travels[busiest.rank])
+        without = pipeline_work(
+            strategy, parts, state, num_microbatches, precision, mesh, cluster, software, transfers=False
+        )
+        pipeline_s = step_time_s(strategy.schedule, *without)
+    busiest, gathering_s, scattering_s = busiest_rank(loads, state, num_microbatches, accumulation_s)
     launches_s = num_microbatches * (2 * vpp * cluster.device.pass_launch_s + busiest.waiting_s)
     work = (*_work_values(busiest, num_microbatches, accumulation_s), launches_s)
     contents = parts_contents(parts, mesh.pp)
@@ -89,6 +84,48 @@ def time_values(
     bubble_s = max(0.0, pipeline_s - sum(work) - gathering_s - scattering_s)
     after = after._replace(scatter_s=after.scatter_s + scattering_s, gather_s=after.gather_s + gathering_s)
     return (*work, bubble_s, with_transfers_s - pipeline_s, *after)
+
+
+class Busiest(NamedTuple):
+    """The pipeline rank with most work. gathering_s, scattering_s: of all microbatches, what it waits inside the
+    pipeline for weights and gradients under ZeRO-2 and -3."""
+
+    load: RankLoad
+    gathering_s: float
+    scattering_s: float
+
+
+def busiest_rank(loads: tuple[RankLoad, ...], state: State, num_microbatches: int, accumulation_s: float) -> Busiest:
+    """The rank whose work the terms of a step describe. loads: one of each kind of pipeline rank. state: of the mesh.
+    accumulation_s: to add one element of a gradient to its sum."""
+    waits = {load.rank: _exposed_s(load, state) for load in loads}
+    load = max(loads, key=lambda one: one.work_s + accumulation_s * one.num_parameters + sum(waits[one.rank]))
+    return Busiest(load, *(num_microbatches * seconds for seconds in waits[load.rank]))
+
+
+def pipeline_work(
+    strategy: Strategy,
+    parts: tuple[Parts, ...],
+    state: State,
+    num_microbatches: int,
+    precision: Precision,
+    mesh: Mesh,
+    cluster: Cluster,
+    software: Software = COMPILED,
+    transfers: bool = True,
+) -> Work:
+    """What goes through the pipeline in a step. parts: of each virtual stage. state: of the mesh.
+    transfers: whether stages send to each other; else their output is there at once."""
+    accumulation_s = software.accumulation_share * accumulation_s_per_parameter(precision, cluster.device)
+    forward_s, backward_s = stage_seconds(strategy, parts, state, cluster.device, accumulation_s)
+    transfer_s = (
+        software.link_slowdown * hop_s(parts[0].hidden_bytes, mesh, cluster) if transfers and mesh.pp > 1 else 0.0
+    )
+    if software.transfer_share is not None:
+        blocked_s, transfer_s = software.transfer_share * transfer_s, 0.0
+        forward_s, backward_s = (tuple(one + blocked_s for one in passes) for passes in (forward_s, backward_s))
+    weights_s = weight_gradients_s(strategy, parts)
+    return Work(mesh.pp, num_microbatches, strategy.num_virtual_stages, forward_s, backward_s, transfer_s, weights_s)
 
 
 def stage_seconds(

@@ -17,6 +17,7 @@ from autoshard.layout.mesh import AXIS_ORDER, FOLDED_ROWS, Mesh
 from autoshard.layout.plan import Plan, SearchSummary
 from autoshard.layout.strategy import Strategy
 from autoshard.models.stage import parameter_count
+from autoshard.schedules import SCHEDULES
 from autoshard.search.headroom import FIT_PROBABILITY
 from autoshard.search.result import Candidate, Rejection
 
@@ -239,11 +240,6 @@ _ATTENTION = {
     "plain": "plain kernel: scores are stored",
 }
 
-_SCHEDULES = {
-    "1f1b": "1F1B: one forward, one backward",
-    "gpipe": "GPipe: all forwards, then all backwards",
-    "zero_bubble": "zero-bubble (ZB-H1): 1F1B whose weight gradients wait until there is time",
-}
 _CONTEXT_PARALLEL = {
     "all_gather": "keys and values are gathered over cp",
     "ring": "keys and values go round a ring over cp",
@@ -282,9 +278,7 @@ def _stages(strategy: Strategy) -> str:
 def _schedule(strategy: Strategy) -> str:
     if strategy.pp == 1:
         return "no pipeline: one microbatch after the other"
-    if strategy.schedule == "interleaved":
-        return f"interleaved 1F1B with {strategy.num_virtual_stages} virtual stages on each pipeline rank"
-    return _SCHEDULES[strategy.schedule]
+    return SCHEDULES[strategy.schedule].label.format(vpp=strategy.num_virtual_stages)
 
 
 def _attention(strategy: Strategy) -> str:

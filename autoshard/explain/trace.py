@@ -18,7 +18,7 @@ from autoshard.errors import AutoshardError
 from autoshard.explain.measured import measured_run, read_run
 from autoshard.interop.text_file import printable, read_text
 from autoshard.layout.plan import Plan
-from autoshard.runtime.measured import planned_timeline
+from autoshard.runtime.measured import planned_timeline, planned_waits_s
 from autoshard.schedules import Order, Timeline
 from autoshard.units import GB
 
@@ -34,17 +34,29 @@ MAX_TRACE_BYTES = 2_000_000_000
 Event = dict[str, Any]
 
 
-def predicted_events(plan: Plan) -> Iterator[Event]:
-    """Of every pipeline rank, one step long."""
+def predicted_events(plan: Plan) -> list[Event]:
+    """Of every pipeline rank, one step long: it ends when the plan's step does. In the order of time, behind the
+    titles; what holds others comes before them."""
+    events = [*_predicted(plan)]
+    titles = [event for event in events if event["ph"] == "M"]
+    timed = [event for event in events if event["ph"] != "M"]
+    return [*titles, *sorted(timed, key=_in_time)]
+
+
+def _in_time(event: Event) -> tuple[int, int]:
+    return event["ts"], -event.get("dur", 0)
+
+
+def _predicted(plan: Plan) -> Iterator[Event]:
     orders, timeline = planned_timeline(plan)
-    share = communication_share(plan)
+    share, behind_s = communication_share(plan), seconds_behind(plan)
     for rank, (order, spans) in enumerate(zip(orders, timeline.spans, strict=True)):
         process = PREDICTED_PROCESS + rank
         yield from _titles(process, f"pipeline rank {rank}, predicted")
         yield from _actions(process, order, spans, share)
         yield from _waits(process, spans, timeline)
         yield from _memory(process, plan.estimate.memory[rank], order, spans)
-        yield from _behind(process, plan, timeline)
+        yield from _behind(process, behind_s, timeline.total_s)
 
 
 def communication_share(plan: Plan) -> float:
@@ -89,11 +101,19 @@ def _held(order: Order) -> Iterator[int]:
         yield held
 
 
-def _behind(process: int, plan: Plan, timeline: Timeline) -> Iterator[Event]:
+def seconds_behind(plan: Plan) -> dict[str, float]:
+    """What follows the pipeline, by term, in the order in which it comes. Under ZeRO-2 and -3 the rest of these terms
+    is inside the pipeline's actions."""
     terms = {term.name: term.value for term in plan.estimate.time_terms}
-    start_s = timeline.total_s
-    for name in BEHIND:
-        if seconds := terms.get(name, 0.0):
+    gathering_s, scattering_s = planned_waits_s(plan)
+    inside = {"parameter all-gather": gathering_s, "gradient reduce-scatter": scattering_s}
+    behind = {name: terms.get(name, 0.0) - inside.get(name, 0.0) for name in BEHIND}
+    return {name: max(0.0, seconds) for name, seconds in behind.items()}  # an estimate is rounded, these are not
+
+
+def _behind(process: int, behind_s: Mapping[str, float], start_s: float) -> Iterator[Event]:
+    for name, seconds in behind_s.items():
+        if seconds:
             yield _span(process, "optimizer", name, start_s, start_s + seconds)
             start_s += seconds
 
@@ -147,7 +167,7 @@ def _executed(file: Path) -> list[Event]:
     titles = [
         one for rank, name in sorted(names.items()) for one in _titles(MEASURED_PROCESS + rank, f"{name}, measured")
     ]
-    return [*titles, *sorted(spans, key=lambda span: (span["ts"], -span["dur"]))]  # what holds others comes first
+    return [*titles, *sorted(spans, key=_in_time)]
 
 
 def _moved(event: Event, process: int) -> Event:

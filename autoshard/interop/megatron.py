@@ -11,6 +11,7 @@ from typing import Any
 from autoshard.errors import AutoshardError
 from autoshard.interop.written_layout import WrittenLayout, number, whole_number
 from autoshard.interop.written_model import WrittenModel, guessed_vocabulary
+from autoshard.schedules import usual_schedule
 from autoshard.spec.model import RopeScaling
 
 NUMBERS = {
@@ -99,7 +100,7 @@ def megatron_layout(text: str) -> WrittenLayout:
     model = _model(flags)
     layers = model.wanted.get("num_hidden_layers")
     options["vpp"] = _virtual_stages(flags, layers, options["pp"])
-    options["schedule"] = "interleaved" if options["vpp"] > 1 else "1f1b"
+    options["schedule"] = usual_schedule(options["vpp"])
     granularity = "selective" if "recompute-activations" in flags else flags.get("recompute-granularity")
     if granularity is not None and granularity not in RECOMPUTE:
         raise AutoshardError(f"--recompute-granularity is {granularity[:40]!r}; it must be full or selective")
@@ -123,7 +124,7 @@ def megatron_layout(text: str) -> WrittenLayout:
     if "pipeline-model-parallel-layout" in flags:
         fields["stage_layers"] = layout_layers(flags["pipeline-model-parallel-layout"])
         options["vpp"] = max(1, len(fields["stage_layers"]) // options["pp"])
-        options["schedule"] = "interleaved" if options["vpp"] > 1 else "1f1b"
+        options["schedule"] = usual_schedule(options["vpp"])
     capacity = number("--moe-expert-capacity-factor", flags.get("moe-expert-capacity-factor") or None)
     left_out = tuple(f"--{flag}" for flag in flags if flag not in READ)
     return WrittenLayout(

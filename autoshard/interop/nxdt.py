@@ -11,6 +11,7 @@ from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import canonical
 from autoshard.interop.written_layout import WrittenLayout, number, whole_number
 from autoshard.interop.written_model import WrittenModel, guessed_vocabulary
+from autoshard.schedules import usual_schedule
 
 DEGREES = {
     "tp": "tensor_model_parallel_size",
@@ -215,7 +216,7 @@ def _sizes(found: _Values) -> dict[str, Any]:
     """Degrees, batch, sequence and machine, as options of `autoshard plan`."""
     options: dict[str, Any] = {name: found.whole(f"distributed_strategy.{key}") or 1 for name, key in DEGREES.items()}
     options["micro_batch"] = found.whole("data.micro_batch_size") or 1
-    options["schedule"] = "interleaved" if options["vpp"] > 1 else "1f1b"
+    options["schedule"] = usual_schedule(options["vpp"])
     if batch := found.whole("data.global_batch_size"):
         options["global_batch"] = batch
     if length := found.whole("data.seq_length") or found.whole("model.encoder_seq_length"):

@@ -10,6 +10,7 @@ from autoshard.errors import AutoshardError
 from autoshard.interop.written_layout import WrittenLayout, whole_number
 from autoshard.interop.written_model import WrittenModel, property_of
 from autoshard.models.registry import load_model
+from autoshard.schedules import usual_schedule
 from autoshard.spec.fields import show
 
 DEGREES = {
@@ -96,7 +97,7 @@ def torchtitan_layout(data: Mapping[str, Any]) -> WrittenLayout:
     rotate = str(parallelism.get("context_parallel_rotate_method", "allgather"))
     if options["cp"] > 1:
         options["context_parallel"] = CONTEXT_PARALLEL.get(rotate, "all_gather")
-    options["schedule"] = "interleaved" if options["vpp"] > 1 else "1f1b"
+    options["schedule"] = usual_schedule(options["vpp"])
     mode = str(_section(data, "activation_checkpoint").get("mode", "selective"))
     if mode not in RECOMPUTE:
         raise AutoshardError(f"activation_checkpoint.mode is {mode[:40]!r}; it must be none, selective or full")

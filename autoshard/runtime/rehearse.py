@@ -24,6 +24,7 @@ from autoshard.layout.strategy import Strategy
 from autoshard.layout.template import template_of
 from autoshard.models.padding import multiple_of, padded_heads
 from autoshard.models.traced.shrink import shrunk
+from autoshard.schedules import usual_schedule
 from autoshard.search.rules import check_strategy
 from autoshard.spec.cluster import Cluster, load_cluster
 from autoshard.spec.model import ModelSpec
@@ -87,7 +88,7 @@ def one_process(plan: Plan) -> Plan:
         ep=1,
         num_virtual_stages=1,
         microbatch_size=strategy.microbatch_size * strategy.dp,
-        schedule="1f1b",
+        schedule=usual_schedule(1),
         recompute=(NO_RECOMPUTE,),
         sequence_parallel=False,
         stage_layers=(plan.model.num_hidden_layers,),
@@ -145,7 +146,7 @@ def _strategy(original: Plan, kept: dict[str, int]) -> Strategy:
         context_parallel=strategy.context_parallel if size["cp"] > 1 else UNUSED,
         ep=size["ep"] * size["cp"] if strategy.ep > 1 else 1,
         num_virtual_stages=chunks,
-        schedule=strategy.schedule if size["pp"] > 1 else "1f1b",
+        schedule=strategy.schedule if size["pp"] > 1 else usual_schedule(1),
         microbatch_size=min(strategy.microbatch_size, 2),
         sequence_parallel=strategy.sequence_parallel and size["tp"] > 1,
         recompute=_recompute(strategy.recompute, size["pp"] * chunks),

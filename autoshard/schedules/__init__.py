@@ -1,29 +1,35 @@
 """Pipeline schedules as plain data: for each pipeline rank the list of what it does, and what that takes on a clock."""
 
 from autoshard.schedules.action import Action, Order
-from autoshard.schedules.closed_form import step_time_s
+from autoshard.schedules.closed_form import Work
+from autoshard.schedules.held import held_together, in_flight, rank_holds, weights_waiting
 from autoshard.schedules.orders import (
     NXD_SCHEDULES,
     SCHEDULES,
+    Schedule,
     actions,
     check_schedule,
-    held_together,
-    in_flight,
-    weights_waiting,
+    usual_schedule,
 )
 from autoshard.schedules.simulate import Timeline, simulate
+from autoshard.schedules.step_time import at_least_s, step_time_s
 
 __all__ = [
     "NXD_SCHEDULES",
     "SCHEDULES",
     "Action",
     "Order",
+    "Schedule",
     "Timeline",
+    "Work",
     "actions",
+    "at_least_s",
     "check_schedule",
     "held_together",
     "in_flight",
+    "rank_holds",
     "simulate",
     "step_time_s",
+    "usual_schedule",
     "weights_waiting",
 ]

@@ -1,34 +1,63 @@
 """The schedules by name: when each is legal, and what every pipeline rank does in order.
 
-1f1b and interleaved equal NxD's task orders; gpipe and zero_bubble are the torch backend's alone.
+1f1b and interleaved equal NxD's task orders; gpipe and zero_bubble are the torch backend's alone. No other file knows
+a schedule by its name: what others need is a field of `Schedule`.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
-from operator import ge
+from functools import lru_cache, partial
 
 from autoshard.errors import AutoshardError
 from autoshard.schedules.action import Action, Order
-
-WarmUp = Callable[[int, int, int, int], int]
-"""(rank, pp, num_microbatches, num_virtual_stages) -> forwards before the first backward, at least 1."""
+from autoshard.schedules.closed_form import (
+    ClosedForm,
+    WarmUp,
+    alternating_at_least_s,
+    in_turns_at_least_s,
+    weights_apart_at_least_s,
+)
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """A schedule. All three functions take (pp, num_microbatches, num_virtual_stages), `warm_up` the rank before them.
+    """A schedule. Functions of sizes take (pp, num_microbatches, num_virtual_stages); `warm_up` and `most_waiting` take
+    the rank before them.
 
+    label: what it is called for readers; `{vpp}` in it stands for the number of virtual stages.
     objection: why the schedule cannot be used with these sizes, in one line, or None.
     orders: what each rank does, one tuple of Actions a rank.
-    warm_up: set when the orders are `alternate(..., warm_up)`, for which there is a closed form; else search simulates.
-    weights_apart: backwards come as `I` and `W`. The orders then are those of `alternate` but for that, and simulated.
+    warm_up: forwards before a rank's first backward, where the orders are `alternate(..., warm_up)` but for `I` and `W`
+    in place of `B`. Without it what a rank holds is counted from the orders.
+    closed_form: seconds that a step takes at least. Search prices with it and simulates what it leaves; without it all
+    layouts are simulated.
+    weights_apart: backwards come as `I` and `W`.
+    most_waiting: most `W` of a rank that wait besides that of the backward in work. Without it they are counted.
+    nxd: whether NxD has it too.
     """
 
+    label: str
     objection: Callable[[int, int, int], str | None]
     orders: Callable[[int, int, int], tuple[Order, ...]]
     warm_up: WarmUp | None = None
+    closed_form: ClosedForm | None = None
     weights_apart: bool = False
+    most_waiting: WarmUp | None = None
+    nxd: bool = False
+
+    @property
+    def stages_are_free(self) -> bool:
+        """Whether search tries every cut and other recompute sets by stage: the closed form leaves out most of them,
+        and a rank holds what its warm-up says."""
+        return self.closed_form is not None and self.warm_up is not None and not self.weights_apart
+
+    def objection_to_chunks(self, pp: int, num_virtual_stages: int) -> str | None:
+        """Why so many chunks a rank are not legal, whatever the number of microbatches."""
+        return self.objection(pp, 2 * pp, num_virtual_stages)
+
+    def accepts_chunks(self, pp: int, num_virtual_stages: int) -> bool:
+        """Whether so many chunks a rank are legal with some number of microbatches."""
+        return self.objection_to_chunks(pp, num_virtual_stages) is None
 
 
 def alternate(pp: int, num_microbatches: int, num_virtual_stages: int, warm_up: WarmUp) -> tuple[Order, ...]:
@@ -90,6 +119,10 @@ def _zero_bubble_objection(pp: int, num_microbatches: int, num_virtual_stages: i
     return None
 
 
+def _zero_bubble_most_waiting(rank: int, pp: int, num_microbatches: int, num_virtual_stages: int) -> int:
+    return min(rank, num_microbatches - 1)
+
+
 def _zero_bubble(pp: int, num_microbatches: int, num_virtual_stages: int) -> tuple[Order, ...]:
     """1F1B with weight gradients apart: ZB-H1 of Qi et al. 2023, "Zero Bubble Pipeline Parallelism".
 
@@ -140,13 +173,46 @@ def _interleaved(pp: int, num_microbatches: int, num_virtual_stages: int) -> tup
 
 
 SCHEDULES: dict[str, Schedule] = {
-    "1f1b": Schedule(_1f1b_objection, _1f1b, _1f1b_warm_up),
-    "interleaved": Schedule(_interleaved_objection, _interleaved, _interleaved_warm_up),
-    "gpipe": Schedule(_gpipe_objection, _gpipe, _gpipe_warm_up),
-    "zero_bubble": Schedule(_zero_bubble_objection, _zero_bubble, _1f1b_warm_up, weights_apart=True),
+    "1f1b": Schedule(
+        "1F1B: one forward, one backward",
+        _1f1b_objection,
+        _1f1b,
+        _1f1b_warm_up,
+        partial(in_turns_at_least_s, _1f1b_warm_up),
+        nxd=True,
+    ),
+    "interleaved": Schedule(
+        "interleaved 1F1B with {vpp} virtual stages on each pipeline rank",
+        _interleaved_objection,
+        _interleaved,
+        _interleaved_warm_up,
+        partial(alternating_at_least_s, _interleaved_warm_up),
+        nxd=True,
+    ),
+    "gpipe": Schedule(
+        "GPipe: all forwards, then all backwards",
+        _gpipe_objection,
+        _gpipe,
+        _gpipe_warm_up,
+        partial(alternating_at_least_s, _gpipe_warm_up),
+    ),
+    "zero_bubble": Schedule(
+        "zero-bubble (ZB-H1): 1F1B whose weight gradients wait until there is time",
+        _zero_bubble_objection,
+        _zero_bubble,
+        _1f1b_warm_up,
+        weights_apart_at_least_s,
+        weights_apart=True,
+        most_waiting=_zero_bubble_most_waiting,
+    ),
 }
-NXD_SCHEDULES = ("1f1b", "interleaved")
+NXD_SCHEDULES = tuple(name for name, schedule in SCHEDULES.items() if schedule.nxd)
 """Those that NxD has as well."""
+
+
+def usual_schedule(num_virtual_stages: int) -> str:
+    """The schedule that is taken where none is named. A pipeline of one rank has no other."""
+    return "1f1b" if num_virtual_stages == 1 else "interleaved"
 
 
 def check_schedule(schedule: str, pp: int, num_microbatches: int, num_virtual_stages: int) -> None:
@@ -161,54 +227,13 @@ def check_schedule(schedule: str, pp: int, num_microbatches: int, num_virtual_st
         raise AutoshardError(objection)
 
 
-@lru_cache(maxsize=16)
 def actions(schedule: str, pp: int, num_microbatches: int, num_virtual_stages: int = 1) -> tuple[Order, ...]:
     """What each pipeline rank does, in order: one tuple of Actions a rank. Errors: as `check_schedule`."""
     check_schedule(schedule, pp, num_microbatches, num_virtual_stages)
-    return SCHEDULES[schedule].orders(pp, num_microbatches, num_virtual_stages)
+    return orders_of(SCHEDULES[schedule], pp, num_microbatches, num_virtual_stages)
 
 
-def in_flight(orders: tuple[Order, ...]) -> tuple[tuple[int, ...], ...]:
-    """By rank and chunk: the most microbatches whose forward has run and whose backward (or `I`) has not.
-
-    Each of them holds the chunk's saved activations. The peaks of two chunks of a rank need not fall together.
-    """
-    return tuple(_peaks(order, "F", "BI") for order in orders)
-
-
-@lru_cache(maxsize=256)
-def held_together(
-    schedule: str, pp: int, num_microbatches: int, num_virtual_stages: int
-) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """By rank: how many microbatches of each chunk it holds, at every moment when no other moment has more of all.
-
-    Interleaved: more than 3 pp microbatches add no such moment, since its chunks repeat every pp microbatches and its
-    warm-up takes fewer than (vpp + 1) pp forwards; tested.
-    """
-    count = min(num_microbatches, 4 * pp) if schedule == "interleaved" else num_microbatches
-    return tuple(_most_held(order, num_virtual_stages) for order in actions(schedule, pp, count, num_virtual_stages))
-
-
-def _most_held(order: Order, num_virtual_stages: int) -> tuple[tuple[int, ...], ...]:
-    held, moments = [0] * num_virtual_stages, set()
-    for kind, _, chunk in order:
-        held[chunk] += (kind == "F") - (kind in "BI")
-        if kind == "F":
-            moments.add(tuple(held))
-    return tuple(
-        sorted(one for one in moments if not any(other != one and all(map(ge, other, one)) for other in moments))
-    )
-
-
-def weights_waiting(orders: tuple[Order, ...]) -> tuple[tuple[int, ...], ...]:
-    """By rank and chunk: the most microbatches whose `I` has run and whose `W` has not."""
-    return tuple(_peaks(order, "I", "W") for order in orders)
-
-
-def _peaks(order: Order, begins: str, ends: str) -> tuple[int, ...]:
-    held = [0] * (1 + max((action.chunk for action in order), default=0))
-    peaks = list(held)
-    for kind, _, chunk in order:
-        held[chunk] += (kind in begins) - (kind in ends)
-        peaks[chunk] = max(peaks[chunk], held[chunk])
-    return tuple(peaks)
+@lru_cache(maxsize=16)
+def orders_of(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_stages: int) -> tuple[Order, ...]:
+    """`actions` of legal sizes, made once."""
+    return schedule.orders(pp, num_microbatches, num_virtual_stages)

@@ -1,12 +1,15 @@
 """Run action lists on a clock."""
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from typing import Any, NamedTuple
 
 from autoshard.errors import AutoshardError
 from autoshard.schedules.action import Order
-
-_NOT_YET = -1.0
+from autoshard.schedules.rows import Number, largest_of
 
 
 @dataclass(frozen=True)
@@ -43,98 +46,114 @@ def simulate(
     Leaves out contention: a transfer delays who waits for it and nobody else.
     Errors: lists that deadlock.
     """
-    pp, stages = len(orders), len(forward_s)
+    ordered = in_dependency_order(orders, len(forward_s))
+    seconds = durations(forward_s, backward_s, weight_s)
+    total_s, starts = run(ordered, seconds, p2p_s)
+    spans = tuple(
+        tuple((starts[place], starts[place] + seconds[ordered.steps[place][1]]) for place in places)
+        for places in ordered.places
+    )
+    busy = tuple(sum(seconds[ordered.steps[place][1]] for place in places) for places in ordered.places)
+    return Timeline(total_s, busy, spans)
+
+
+Step = tuple[int, int, int, int, bool]
+"""An action: (rank, place of its seconds in `durations`, the value that it waits for, the one that it makes, whether
+that goes to another rank)."""
+
+
+class InOrder(NamedTuple):
+    """All ranks' actions, each behind those that it waits for. places: of each rank's actions in `steps`, in its own
+    order. num_values: that steps wait for and make; value 0 is there at the start."""
+
+    steps: tuple[Step, ...]
+    places: tuple[tuple[int, ...], ...]
+    num_values: int
+
+
+def in_dependency_order(orders: Sequence[Order], num_stages: int) -> InOrder:
+    """Once for whatever durations. Errors: lists that deadlock."""
+    pp = len(orders)
     assert pp >= 1, "a rank at least"
+    assert num_stages % pp == 0, "as many chunks on each rank"
+    assert all(action.chunk < num_stages // pp for order in orders for action in order), "a chunk without durations"
+    count = 1 + max((action.microbatch for order in orders for action in order), default=-1)
+    forwards, backwards, nobody = 1, 1 + num_stages * count, 1 + 2 * num_stages * count  # where their inputs begin
+    known = bytearray(nobody + 1)
+    known[0] = 1
+    steps: list[Step] = []
+    places: list[list[int]] = [[] for _ in orders]
+
+    def steps_of(rank: int) -> Iterator[Step]:
+        for kind, microbatch, chunk in orders[rank]:
+            stage = chunk * pp + rank
+            if kind == "F":
+                source = forwards + stage * count + microbatch if stage else 0
+                is_last = stage == num_stages - 1
+                target = (backwards + stage * count if is_last else forwards + (stage + 1) * count) + microbatch
+                yield rank, stage, source, target, not is_last and pp > 1
+            elif kind == "W":  # its `I` came before on this rank
+                yield rank, 3 * num_stages + stage, 0, nobody, False
+            else:
+                target = backwards + (stage - 1) * count + microbatch if stage else nobody
+                kinds_before = 1 if kind == "B" else 2
+                source = backwards + stage * count + microbatch
+                yield rank, kinds_before * num_stages + stage, source, target, stage > 0 and pp > 1
+
+    left = [steps_of(rank) for rank in range(pp)]
+    heads = [next(one, None) for one in left]
+    ranks, moved = list(range(pp)), True
+    while moved:
+        moved = False
+        for rank in ranks:
+            head, own, behind = heads[rank], places[rank], left[rank]
+            while head is not None and known[head[2]]:
+                known[head[3]] = moved = True
+                own.append(len(steps))
+                steps.append(head)
+                head = next(behind, None)
+            heads[rank] = head
+        ranks.reverse()  # forwards travel up the ranks and backwards down: sweep both ways
+    if any(head is not None for head in heads):
+        raise AutoshardError(_deadlock(orders, places))
+    return InOrder(tuple(steps), tuple(map(tuple, places)), nobody + 1)
+
+
+def durations(
+    forward_s: Sequence[Number], backward_s: Sequence[Number], weight_s: Sequence[Number] | None
+) -> list[Number]:
+    """Seconds of one microbatch, by kind (F, B, I, W) and virtual stage."""
+    assert len(forward_s) == len(backward_s), "one duration for each virtual stage"
     weight_s = [time_s / 2 for time_s in backward_s] if weight_s is None else weight_s
     input_s = [whole - part for whole, part in zip(backward_s, weight_s, strict=True)]
-    assert stages == len(backward_s) and stages % pp == 0, "one duration for each virtual stage"
-    count = 1 + max((action.microbatch for order in orders for action in order), default=-1)
-    assert all(action.chunk < stages // pp for order in orders for action in order), "a chunk without durations"
-    # By stage and microbatch: when the input of its forward and of its backward is there.
-    forward_ready = [[_NOT_YET] * count for _ in range(stages + 1)]
-    backward_ready = [[_NOT_YET] * count for _ in range(stages + 1)]
-    forward_ready[0] = [0.0] * count
-    transfer_s = p2p_s if pp > 1 else 0.0
-    spans: list[list[tuple[float, float]]] = [[] for _ in orders]
-    clock = [0.0] * pp
-    ranks, left = list(range(pp)), sum(map(len, orders))
-    while left:
-        before = left
-        for rank in ranks:
-            done = _run_until_blocked(
-                orders[rank],
-                rank,
-                pp,
-                spans[rank],
-                clock,
-                forward_s,
-                backward_s,
-                input_s,
-                weight_s,
-                transfer_s,
-                forward_ready,
-                backward_ready,
-            )
-            left -= done
-        if left == before:
-            raise AutoshardError(_deadlock(orders, spans))
-        ranks.reverse()  # forwards travel up the ranks and backwards down: sweep both ways
-    seconds = {"F": forward_s, "B": backward_s, "I": input_s, "W": weight_s}
-    busy = tuple(sum(seconds[kind][chunk * pp + rank] for kind, _, chunk in order) for rank, order in enumerate(orders))
-    return Timeline(max(clock), busy, tuple(map(tuple, spans)))
+    return [*forward_s, *backward_s, *input_s, *weight_s]
 
 
-def _run_until_blocked(
-    order: Order,
-    rank: int,
-    pp: int,
-    spans: list[tuple[float, float]],
-    clock: list[float],
-    forward_s: Sequence[float],
-    backward_s: Sequence[float],
-    input_s: Sequence[float],
-    weight_s: Sequence[float],
-    transfer_s: float,
-    forward_ready: list[list[float]],
-    backward_ready: list[list[float]],
-) -> int:
-    """Do one rank's actions up to the first whose input is not known yet; how many. The inner loop: keep it plain."""
-    now, start_at, last = clock[rank], len(spans), len(forward_s) - 1
-    append = spans.append
-    for position in range(start_at, len(order)):
-        kind, microbatch, chunk = order[position]
-        stage = chunk * pp + rank
-        if kind == "F":
-            start = forward_ready[stage][microbatch]
-            if start < 0:
-                break
-            if start < now:
-                start = now
-            now = start + forward_s[stage]
-            if stage == last:
-                backward_ready[stage][microbatch] = now
-            else:
-                forward_ready[stage + 1][microbatch] = now + transfer_s
-        elif kind == "W":  # its `I` came before on this rank
+def run(ordered: InOrder, seconds: Sequence[Number], transfer_s: Number) -> tuple[Number, list[Number]]:
+    """(seconds until the last rank is done, the start of each step). Over rows: what comes in which order is the same
+    in all of them."""
+    latest: Callable[[Any, Any], Any] = largest_of(seconds[0])
+    there_s: list[Number] = [0.0] * ordered.num_values
+    clock: list[Number] = [0.0] * len(ordered.places)
+    starts: list[Number] = []
+    append = starts.append
+    plain = latest is max
+    for rank, what, source, target, sends in ordered.steps:  # the inner loop of all simulations
+        start, now = there_s[source], clock[rank]
+        if not plain:
+            start = latest(start, now)
+        elif now > start:
             start = now
-            now += weight_s[stage]
-        else:
-            start = backward_ready[stage][microbatch]
-            if start < 0:
-                break
-            if start < now:
-                start = now
-            now = start + (backward_s[stage] if kind == "B" else input_s[stage])
-            backward_ready[stage - 1][microbatch] = now + transfer_s
-        append((start, now))
-    clock[rank] = now
-    return len(spans) - start_at
+        append(start)
+        clock[rank] = end = start + seconds[what]
+        there_s[target] = end + transfer_s if sends else end
+    return reduce(latest, clock), starts
 
 
-def _deadlock(orders: Sequence[Order], spans: list[list[tuple[float, float]]]) -> str:
+def _deadlock(orders: Sequence[Order], places: Sequence[Sequence[int]]) -> str:
     waiting = (
         f"rank {rank} before {order[len(done)]}"
-        for rank, (order, done) in enumerate(zip(orders, spans, strict=True))
+        for rank, (order, done) in enumerate(zip(orders, places, strict=True))
         if len(done) < len(order)
     )
     return f"the schedule deadlocks: {', '.join(list(waiting)[:4])} wait for what no rank will send"

@@ -11,7 +11,7 @@ from autoshard.graph.recompute import canonical
 from autoshard.layout.context_parallel import CONTEXT_PARALLEL, UNUSED
 from autoshard.layout.mesh import AXIS_ORDER, experts_objection, parse_axis_order
 from autoshard.layout.strategy import ATTENTION_KERNELS, ZERO_STAGES
-from autoshard.schedules import NXD_SCHEDULES, SCHEDULES
+from autoshard.schedules import SCHEDULES, usual_schedule
 from autoshard.search.axis_orders import first_order
 from autoshard.search.mesh_rules import nxd_has_one_order
 from autoshard.search.result import Pins
@@ -51,20 +51,19 @@ def check_pins(problem: Problem, pins: Pins) -> None:
     if pins.recompute is not None:
         check_recompute(problem, (canonical(pins.recompute),))
     _check_world(problem, pins)
-    if pins.schedule not in (None, "interleaved") and (pins.num_virtual_stages or 1) > 1:
-        raise AutoshardError(
-            f"schedule={pins.schedule} has one chunk a rank, not vpp={pins.num_virtual_stages}; use vpp=1 or "
-            "schedule=interleaved"
-        )
-    if pins.schedule not in (None, "1f1b") and pins.pp == 1:
-        raise AutoshardError(f"schedule={pins.schedule} has no pipeline with pp=1; use 1f1b or pp of 2 or more")
+    usual, schedule = usual_schedule(1), pins.schedule
+    several = (pins.num_virtual_stages or 1) > 1
+    if several:
+        _check_chunks(pins)
+    if schedule not in (None, usual) and pins.pp == 1:
+        raise AutoshardError(f"schedule={schedule} has no pipeline with pp=1; use {usual} or pp of 2 or more")
     if _shares_sequences(pins) and pins.cp == 1:
         raise AutoshardError(
             f"context_parallel={pins.context_parallel} has nothing to share with cp=1; use cp of 2 or more"
         )
-    if pins.schedule == "interleaved" and pins.num_virtual_stages == 1:
-        raise AutoshardError("schedule=interleaved needs at least 2 chunks a rank, not vpp=1; use schedule=1f1b")
-    if (pins.num_virtual_stages or 1) > 1 and pins.pp == 1:
+    if not several:
+        _check_chunks(pins)
+    if several and pins.pp == 1:
         raise AutoshardError(
             f"vpp={pins.num_virtual_stages} has nothing to interleave with pp=1; use vpp=1 or pp of 2 or more"
         )
@@ -77,6 +76,16 @@ def check_pins(problem: Problem, pins: Pins) -> None:
             raise AutoshardError(objection)
 
 
+def _check_chunks(pins: Pins) -> None:
+    """A pinned schedule must accept the pinned chunks a rank."""
+    if pins.schedule is None or pins.num_virtual_stages is None:
+        return
+    pp = max(2, pins.pp or 2)
+    objection = SCHEDULES[pins.schedule].objection_to_chunks(pp, pins.num_virtual_stages)
+    if objection is not None:
+        raise AutoshardError(objection)
+
+
 def _check_zero(problem: Problem, pins: Pins) -> None:
     if type(pins.zero) is not int or pins.zero not in ZERO_STAGES:
         raise AutoshardError(
@@ -86,7 +95,8 @@ def _check_zero(problem: Problem, pins: Pins) -> None:
         raise AutoshardError(f"zero={pins.zero}: NxD shards the optimizer state alone; use zero=1 or backend torch")
     if pins.zero > 1 and pins.schedule is not None and SCHEDULES[pins.schedule].weights_apart:
         raise AutoshardError(
-            f"schedule={pins.schedule} puts off gradients that zero={pins.zero} sends at once; use 1f1b or zero=1"
+            f"schedule={pins.schedule} puts off gradients that zero={pins.zero} sends at once; "
+            f"use {usual_schedule(1)} or zero=1"
         )
 
 
@@ -224,17 +234,24 @@ def microbatch_sizes(problem: Problem, pins: Pins, mesh: Draft) -> Sequence[int]
 
 
 def virtual_stages(problem: Problem, pins: Pins, mesh: Draft) -> list[tuple[str, int]]:
-    """(schedule, vpp): one chunk a rank under every schedule that the backend has, and interleaved with each number
-    that divides a rank's blocks. Where that is pinned and none does it is 2, so that a rule says why not."""
+    """(schedule, vpp): every schedule that the backend has, with one chunk a rank and with each number that divides a
+    rank's blocks. Where what is pinned leaves none, one that a rule says more about."""
     layers = problem.model.num_hidden_layers
     chunks: Sequence[int] = (1,)
     if mesh.pp > 1 and layers % mesh.pp == 0:
         chunks = divisors(layers // mesh.pp)
     if pins.num_virtual_stages is not None:
         chunks = (pins.num_virtual_stages,)
-    pairs = [("1f1b" if vpp == 1 else "interleaved", vpp) for vpp in chunks]
-    if 1 in chunks and mesh.pp > 1 and problem.backend != "nxd":
-        pairs += [(name, 1) for name in SCHEDULES if name not in NXD_SCHEDULES]
-    if pins.schedule is not None and pins.schedule not in NXD_SCHEDULES:
-        return [(pins.schedule, pins.num_virtual_stages or 1)]
-    return [pair for pair in pairs if pins.schedule in (None, pair[0])] or [("interleaved", 2)]
+    if pins.schedule is not None:
+        names: Sequence[str] = (pins.schedule,)
+    elif mesh.pp == 1:
+        names = [usual_schedule(vpp) for vpp in chunks]
+    else:  # what is usual comes first
+        names = [name for name, one in SCHEDULES.items() if one.nxd or problem.backend != "nxd"]
+        names = sorted(names, key=lambda name: not SCHEDULES[name].nxd)
+    pairs = [(name, vpp) for name in names for vpp in chunks if SCHEDULES[name].accepts_chunks(mesh.pp, vpp)]
+    if pairs:
+        return pairs
+    name = pins.schedule or usual_schedule(chunks[0])
+    fitting = (vpp for vpp in (*chunks, 1, 2) if SCHEDULES[name].accepts_chunks(mesh.pp, vpp))
+    return [(name, next(fitting, chunks[0]))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from autoshard.cost.interval import toss_up
 from autoshard.layout.mesh import AXIS_ORDER
 from autoshard.layout.strategy import Strategy, even_stage_layers
+from autoshard.schedules import NXD_SCHEDULES
 from autoshard.search.ranking import Timed, kind
 from autoshard.spec.cluster import Cluster
 
@@ -33,5 +34,5 @@ def choices(s: Strategy) -> int:
     is off."""
     uneven = s.stage_layers != even_stage_layers(sum(s.stage_layers), len(s.stage_layers))
     axes = sum(degree > 1 for degree in (s.tp, s.pp, s.cp, s.ep, s.num_virtual_stages))
-    unusual = (s.schedule not in ("1f1b", "interleaved"), s.zero != 1, s.tp > 1 and not s.sequence_parallel)
+    unusual = (s.schedule not in NXD_SCHEDULES, s.zero != 1, s.tp > 1 and not s.sequence_parallel)
     return axes + sum(unusual) + (s.axis_order != AXIS_ORDER) + uneven + len(set(s.recompute)) - 1

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from autoshard.layout.context_parallel import UNUSED
 from autoshard.layout.mesh import AXIS_ORDER
+from autoshard.schedules import usual_schedule
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec
@@ -34,7 +35,7 @@ class Draft(NamedTuple):
     ep: int
     microbatch_size: int = 1
     num_virtual_stages: int = 1
-    schedule: str = "1f1b"
+    schedule: str = usual_schedule(1)
     attention_kernel: str = "plain"
     stage_layers: tuple[int, ...] = ()
     sequence_parallel: bool = True

@@ -7,6 +7,7 @@ from typing import Any
 
 from autoshard.cost.values import Estimate
 from autoshard.layout.strategy import Strategy
+from autoshard.schedules import SCHEDULES
 from autoshard.spec.fields import check_integer, values_for
 
 
@@ -77,11 +78,19 @@ class Rejection:
 OPTIMAL = "optimal within this model: no layout is faster, however it is cut into stages"
 """What a search that ended says of its answer: every legal layout, with every cut where a rank has one chunk, and with
 every choice of recompute sets by virtual stage."""
-BUT = {
-    "nxd": "",
-    "torch": " (zero-bubble pipelines are cut evenly or by balance, and recompute alike in all stages)",
-}
-"""What is not tried, by backend."""
+
+
+def not_tried(backend: str) -> str:
+    """What a search that ended did not try, in words behind OPTIMAL; nothing where it tried everything."""
+    names = [
+        name
+        for name, schedule in SCHEDULES.items()
+        if not schedule.stages_are_free and (schedule.nxd or backend != "nxd")
+    ]
+    if not names:
+        return ""
+    which = " and ".join(names)
+    return f" (pipelines of schedule {which} are cut evenly or by balance, and recompute alike in all stages)"
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from autoshard.layout.context_parallel import RINGS, UNUSED
 from autoshard.layout.strategy import Strategy
 from autoshard.models.padding import padded_heads, padding_notes
 from autoshard.models.stage import dim_sizes, stage_graph
-from autoshard.schedules import NXD_SCHEDULES, SCHEDULES
+from autoshard.schedules import NXD_SCHEDULES, SCHEDULES, usual_schedule
 from autoshard.search.mesh_rules import MESH_RULES, tp_is_a_group_size
 from autoshard.search.problem import Draft, Problem, Rule, divisors, fitting
 from autoshard.spec.cluster import Cluster
@@ -64,7 +64,10 @@ def nxd_shards_states_alone(problem: Problem, draft: Draft) -> str | None:
 def gradients_travel_with_backward(problem: Problem, draft: Draft) -> str | None:
     """ZeRO-2 and -3 send a block's gradients when its backward is over; these schedules compute them later."""
     if draft.zero > 1 and SCHEDULES[draft.schedule].weights_apart:
-        return f"schedule={draft.schedule} puts off gradients that zero={draft.zero} sends at once; use 1f1b or zero=1"
+        return (
+            f"schedule={draft.schedule} puts off gradients that zero={draft.zero} sends at once; "
+            f"use {usual_schedule(1)} or zero=1"
+        )
     return None
 
 
@@ -145,8 +148,8 @@ def schedule_accepts_microbatches(problem: Problem, draft: Draft) -> str | None:
     count = problem.training.global_batch_size // (draft.dp * draft.microbatch_size)
     if problem.backend == "nxd" and draft.schedule not in NXD_SCHEDULES:
         return f"schedule={draft.schedule} is not one of NxD's: {', '.join(NXD_SCHEDULES)}"
-    if draft.schedule != "1f1b" and draft.pp == 1:
-        return f"schedule={draft.schedule} has no pipeline with pp=1; use 1f1b"
+    if draft.pp == 1 and draft.schedule != usual_schedule(1):
+        return f"schedule={draft.schedule} has no pipeline with pp=1; use {usual_schedule(1)}"
     return SCHEDULES[draft.schedule].objection(draft.pp, count, draft.num_virtual_stages)
 
 

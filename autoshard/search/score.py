@@ -11,6 +11,7 @@ from autoshard.errors import AutoshardError
 from autoshard.graph.redistribute import NoTransition
 from autoshard.layout.mesh import AXIS_ORDER, parse_axis_order
 from autoshard.layout.strategy import Strategy, even_stage_layers
+from autoshard.schedules import usual_schedule
 from autoshard.search.candidates import with_kernel
 from autoshard.search.result import Pins
 from autoshard.search.rules import ALL_RULES, SCHEDULE_RULES, Draft, Problem
@@ -68,7 +69,7 @@ def completed(problem: Problem, fields: Mapping[str, Any]) -> Strategy:
         dp=fields.get("dp", world // model_parallel),
         microbatch_size=fields.get("microbatch_size", 1),
         num_virtual_stages=vpp,
-        schedule=fields.get("schedule", "1f1b" if vpp == 1 else "interleaved"),
+        schedule=fields.get("schedule", usual_schedule(vpp)),
         sequence_parallel=fields.get("sequence_parallel", degrees["tp"] > 1),
         zero=fields.get("zero", 1),
         axis_order=parse_axis_order(fields.get("axis_order", "-".join(AXIS_ORDER))),

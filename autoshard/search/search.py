@@ -17,7 +17,7 @@ from autoshard.search.headroom import FIT_PROBABILITY, Level, levels
 from autoshard.search.layouts import MeshDrafts, legal_layouts
 from autoshard.search.obstacles import obstacles
 from autoshard.search.ranking import Timed, best_of_each_kind, describe
-from autoshard.search.result import BUT, OPTIMAL, Candidate, Pins, SearchResult
+from autoshard.search.result import OPTIMAL, Candidate, Pins, SearchResult, not_tried
 from autoshard.search.rules import Problem
 from autoshard.search.sets import recompute_sets, sets_by_stage
 from autoshard.search.shortage import shortage
@@ -164,10 +164,11 @@ def _step_time_s(one: Timed) -> float:
 def _optimality(problem: Problem, fastest: list[Timed], place: int, gap: float, clock: Clock) -> str:
     """What is proven about the chosen one."""
     gap += fastest[place].step_time_s / fastest[0].step_time_s - 1
+    but = not_tried(problem.backend)
     if gap <= PROVEN:
-        return OPTIMAL + BUT[problem.backend]
+        return OPTIMAL + but
     stopped = "" if clock.in_time() else f"stopped after {clock.limit_s:g} s: "
-    return f"{stopped}within {100 * gap:.2g} % of the optimum within this model, proven"
+    return f"{stopped}within {100 * gap:.2g} % of the optimum within this model, proven{but}"
 
 
 class PricedLayouts(NamedTuple):
@@ -187,11 +188,11 @@ class PricedLayouts(NamedTuple):
         """These and the others."""
         return self._replace(chunks=[*self.chunks, *others]) if others else self
 
-    def fastest_first(self, limit_bytes: float, above_bytes: float = 0.0) -> Iterator[Timed]:
-        """Those that need no more than the limit, and more than `above_bytes`."""
+    def fastest_first(self, limit_bytes: float, above_bytes: float = 0.0, below_s: float = inf) -> Iterator[Timed]:
+        """Those that need no more than the limit, and more than `above_bytes`, and may take less than `below_s`."""
         from autoshard.search.grid.order import fastest_first
 
-        return fastest_first(self.problem, self.chunks, limit_bytes, above_bytes)
+        return fastest_first(self.chunks, limit_bytes, above_bytes, below_s)
 
 
 def price_layouts(problem: Problem, pins: Pins, tally: Tally, clock: Clock, exhaustive: bool = False) -> PricedLayouts:
@@ -268,7 +269,7 @@ def _room_notes(cluster: Cluster, priced: PricedLayouts, wanted: float, found: L
             f"{_percent(found.probability)} probability"
         )
     capacity = cluster.device.memory_bytes
-    fuller = next(priced.fastest_first(capacity, above_bytes=found.memory_bytes), None)
+    fuller = next(priced.fastest_first(capacity, found.memory_bytes, fastest.step_time_s), None)
     if fuller is None or fuller.step_time_s >= fastest.step_time_s:
         return
     sooner = 100 * (1 - fuller.step_time_s / fastest.step_time_s)

@@ -99,7 +99,7 @@ def _attempt(problem: Problem, pins: Pins, nodes: int) -> Attempt:
     for draft in _frugal(larger, pins):
         table.add(draft)
     priced, capacity = [*table.price()], larger.cluster.device.memory_bytes
-    found = next(fastest_first(larger, priced, capacity), None)
+    found = next(fastest_first(priced, capacity), None)
     if found is not None:
         return Attempt(nodes, found.strategy)
     return Attempt(

@@ -1,18 +1,37 @@
 """The worked examples of CONTRIBUTING.md, followed to the letter."""
 
 import json
+import random
+import re
 from pathlib import Path
 
 import pytest
 
+from autoshard.audit.expected import telling_microbatches
+from autoshard.commands.plan_options import PINS
+from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError
+from autoshard.explain.describe import describe
+from autoshard.explain.trace import predicted_events
+from autoshard.graph.recompute import COMMON_SETS
+from autoshard.layout.plan import make_plan
+from autoshard.layout.plan_json import plan_to_json
+from autoshard.layout.validate import plan_from_dict
 from autoshard.models import load_model
 from autoshard.models.stage import FAMILIES, parameter_count
 from autoshard.schedules import SCHEDULES, actions, in_flight, simulate
-from autoshard.schedules.action import Order
-from autoshard.schedules.orders import Schedule, alternate
+from autoshard.search.choose import GIVEN_AWAY
+from autoshard.search.grid.table import Priced, Table
+from autoshard.search.headroom import FIT_PROBABILITY, levels
+from autoshard.search.layouts import legal_layouts
+from autoshard.search.result import Pins
+from autoshard.search.rules import Problem
+from autoshard.search.search import search
+from autoshard.search.tally import Tally
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.model import MODEL_TYPES, TRACED
+from autoshard.spec.training import TrainingSpec, load_precision
+from tests.new_schedules import NEW_SCHEDULES
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -43,24 +62,81 @@ def test_a_device_is_a_file(tmp_path: Path) -> None:
         load_cluster("trn1.mine", nodes=2, hardware_file=file)
 
 
-def objection(pp: int, num_microbatches: int, num_virtual_stages: int) -> str | None:
-    return None if num_virtual_stages == 1 else f"schedule=gpipe has one chunk a rank, not vpp={num_virtual_stages}"
-
-
-def warm_up(rank: int, pp: int, num_microbatches: int, num_virtual_stages: int) -> int:
-    return num_microbatches
-
-
-def gpipe(pp: int, num_microbatches: int, num_virtual_stages: int) -> tuple[Order, ...]:
-    return alternate(pp, num_microbatches, num_virtual_stages, warm_up)
+@pytest.fixture(params=NEW_SCHEDULES)
+def schedule(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setitem(SCHEDULES, request.param, NEW_SCHEDULES[request.param])
+    return str(request.param)
 
 
 def test_a_schedule_is_an_entry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SCHEDULES, "gpipe", Schedule(objection, gpipe, warm_up))
-    orders = actions("gpipe", pp=2, num_microbatches=3)
-    assert [" ".join(map(str, order)) for order in orders] == 2 * ["F0.0 F1.0 F2.0 B0.0 B1.0 B2.0"]
-    assert in_flight(orders) == ((3,), (3,))
-    # 3 forwards and 3 backwards on each rank, and the other rank's one forward and one backward to wait for
-    assert simulate(orders, forward_s=[1.0, 1.0], backward_s=[2.0, 2.0]).total_s == 3 * (1 + 2) + (1 + 2)
-    with pytest.raises(AutoshardError, match=r"^schedule=gpipe has one chunk a rank, not vpp=2$"):
-        actions("gpipe", 2, 4, 2)
+    monkeypatch.setitem(SCHEDULES, "eager", NEW_SCHEDULES["eager"])
+    orders = actions("eager", pp=2, num_microbatches=4)
+    assert " ".join(map(str, orders[0])) == "F0.0 F1.0 F2.0 B0.0 F3.0 B1.0 B2.0 B3.0"
+    assert " ".join(map(str, orders[1])) == "F0.0 B0.0 F1.0 B1.0 F2.0 B2.0 F3.0 B3.0"
+    assert in_flight(orders) == ((3,), (1,))
+    # rank 1 does one microbatch after the other, and waits for rank 0's first forward and last backward
+    assert simulate(orders, forward_s=[1.0, 1.0], backward_s=[2.0, 2.0]).total_s == 1 + 4 * (1 + 2) + 2
+    with pytest.raises(AutoshardError, match=r"^schedule=eager has one chunk a rank, not vpp=2$"):
+        actions("eager", 2, 4, 2)
+
+
+TRAINING = TrainingSpec(4096, 64, load_precision("mixed_precision"))
+PROBLEM = Problem(load_model("llama3-8b"), TRAINING, load_cluster("trn1.32xlarge", 1), "torch")
+
+
+def priced(pins: Pins) -> list[Priced]:
+    table = Table(PROBLEM, COMMON_SETS)
+    for mesh in legal_layouts(PROBLEM, pins, Tally()):
+        for draft in mesh.drafts:
+            table.add(draft)
+    return [*table.price()]
+
+
+def test_a_schedule_that_nobody_knows_is_priced_as_it_is_estimated(schedule: str) -> None:
+    chunks = priced(Pins(schedule=schedule))
+    rows = [(one, row) for one in chunks for row in range(len(one.step_time_s))]
+    assert len(rows) >= 500 and {one.whole.family.schedule for one in chunks} == {schedule}
+    for one, row in random.Random(0).sample(rows, 500):
+        expected = estimate(*PROBLEM[:3], one.strategy(row))
+        assert one.step_time_s[row] == pytest.approx(expected.step_time_s, rel=1e-9)
+        assert one.memory_bytes[row] == pytest.approx(expected.fullest.total_bytes, rel=1e-9)
+
+
+def test_a_schedule_that_nobody_knows_is_searched(schedule: str) -> None:
+    pins = Pins(schedule=schedule, pp=4)
+    found = search(*PROBLEM[:3], pins, PROBLEM.backend)
+    limit_bytes = levels(PROBLEM.cluster, FIT_PROBABILITY)[0].memory_bytes
+    fitting = [one.step_time_s[one.memory_bytes <= limit_bytes] for one in priced(pins)]
+    assert found.best.strategy.schedule == schedule
+    assert found.best.estimate.step_time_s <= min(times.min() for times in fitting if len(times)) * (1 + GIVEN_AWAY)
+    assert "within this model" in found.optimality and schedule in found.optimality
+    everything = search(*PROBLEM[:3], Pins(pp=4), PROBLEM.backend)
+    assert everything.best.estimate.step_time_s <= found.best.estimate.step_time_s * (1 + GIVEN_AWAY)
+
+
+def test_a_schedule_that_nobody_knows_makes_a_plan(schedule: str) -> None:
+    (one, *_) = priced(Pins(schedule=schedule, pp=4, dp=1, microbatch_size=1))
+    strategy = one.strategy(0)
+    plan = make_plan(*PROBLEM[:3], PROBLEM.backend, strategy, estimate(*PROBLEM[:3], strategy))
+    assert plan_from_dict(json.loads(plan_to_json(plan))) == plan
+    assert ("schedule", SCHEDULES[schedule].label) in describe(plan).facts
+    work = [event for event in predicted_events(plan) if event["ph"] == "X"]
+    assert max(event["ts"] + event["dur"] for event in work) / 1e6 == pytest.approx(plan.estimate.step_time_s, rel=1e-5)
+    # rank 0 of four holds 7 of 64 microbatches of the eager one; the other one does not say when it repeats
+    assert telling_microbatches(plan, 0) == (10 if schedule == "eager" else plan.num_microbatches)
+
+
+def test_the_option_knows_every_schedule() -> None:
+    (option,) = (one for one in PINS if one.name == "schedule")
+    assert [option.parse(name) for name in SCHEDULES] == [*SCHEDULES]
+    assert option.help == "1f1b or interleaved; with backend torch gpipe or zero_bubble too"
+
+
+def test_no_other_file_names_a_schedule() -> None:
+    """Files of other tools' words aside."""
+    names = re.compile("|".join(rf"\"{name}\"" for name in SCHEDULES))
+    files = (file for kind in ("*.py", "*.json") for file in (REPOSITORY / "autoshard").rglob(kind))
+    found = {str(file.relative_to(REPOSITORY / "autoshard")) for file in files if names.search(file.read_text())}
+    other_tools = {file for file in found if file.startswith("interop/")}
+    rotary = {"convert/nxd_layout.py", "spec/traced.py", "trace/rules/positions.py", "runtime/torch_backend/kernels.py"}
+    assert found - other_tools - rotary == {"schedules/orders.py"}

@@ -15,11 +15,9 @@ from autoshard.cost.stage import LocalShape, stage_work
 from autoshard.graph.recompute import COMMON_SETS
 from autoshard.layout.strategy import even_stage_layers
 from autoshard.models.registry import load_model
-from autoshard.schedules import SCHEDULES
-from autoshard.schedules.closed_form import step_time_s
+from autoshard.schedules import Work, at_least_s, step_time_s
 from autoshard.search.grid.cuts import balanced_cuts, even_cuts
 from autoshard.search.grid.microbatch import unit_columns
-from autoshard.search.grid.pipeline import interleaved_s, one_chunk_s
 from autoshard.search.grid.table import Priced, Table
 from autoshard.search.layouts import legal_layouts
 from autoshard.search.result import Pins
@@ -56,6 +54,7 @@ def test_grid_is_the_cost_model(name: tuple[str, str, int, int, int, str, str]) 
         row = choose.randrange(len(one.step_time_s))
         expected = estimate(*problem[:3], one.strategy(row))
         assert one.memory_bytes[row] == pytest.approx(expected.fullest.total_bytes, rel=1e-12)
+        assert one.exact_s([row])[0] == pytest.approx(expected.step_time_s, rel=1e-12)
         if one.at_least:
             assert one.step_time_s[row] <= expected.step_time_s * (1 + 1e-12)
         else:
@@ -64,28 +63,24 @@ def test_grid_is_the_cost_model(name: tuple[str, str, int, int, int, str, str]) 
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_pipelines_are_the_closed_form(seed: int) -> None:
+def test_rows_are_priced_as_one_by_one(seed: int) -> None:
     choose, number = random.Random(seed), np.random.default_rng(seed)
-    pp, vpp, count = choose.choice([2, 3, 4, 8, 16]), choose.choice([2, 3, 5]), 20
+    pp, vpp, count = choose.choice([2, 3, 4, 8]), choose.choice([2, 3, 5]), 40
     transfer_s = number.choice([0, 0.001, 0.1, 0.5], count)
     forward_s = number.uniform(0.5, 2, (pp * vpp, count))
     backward_s = forward_s * number.uniform(1, 3, forward_s.shape)
-    m = number.choice([1, 2, 3, 5, 8, 16, 33], count)
-
-    def expected(schedule: str, m: Sequence[int], stages: int) -> list[float]:
-        columns = zip(m, forward_s[:stages].T, backward_s[:stages].T, transfer_s, strict=True)
-        return [step_time_s(schedule, pp, one, stages // pp, f, b, t) for one, f, b, t in columns]
-
-    one_chunk = (forward_s[:pp], backward_s[:pp], m, transfer_s)
-    assert one_chunk_s(*one_chunk) == pytest.approx(expected("1f1b", m.tolist(), pp))
-    assert one_chunk_s(*one_chunk, at_once=True) == pytest.approx(expected("gpipe", m.tolist(), pp))
-    warm_up = SCHEDULES["interleaved"].warm_up
-    assert warm_up is not None
-    for m in (np.full(count, pp), pp * number.choice([2, 3, 7], count)):
-        fewest = int(m.min())
-        warm = [warm_up(rank, pp, fewest, vpp) for rank in range(pp)]
-        found = interleaved_s(forward_s, backward_s, m, transfer_s, pp, warm.__getitem__, fewest == pp)
-        assert found == pytest.approx(expected("interleaved", m.tolist(), pp * vpp))
+    weight_s = backward_s * number.uniform(0.2, 0.5, forward_s.shape)
+    of_any, of_pp = number.choice([1, 2, 5, 33], count), pp * number.choice([1, 2, 7], count)
+    for schedule, chunks, m in (("1f1b", 1, of_any), ("gpipe", 1, of_any), ("interleaved", vpp, of_pp)):
+        stages = slice(pp * chunks)
+        rows = Work(pp, m, chunks, forward_s[stages], backward_s[stages], transfer_s, weight_s[stages])
+        of_rows = [
+            column.T.tolist() for column in (m, forward_s[stages], backward_s[stages], transfer_s, weight_s[stages])
+        ]
+        one_by_one = [Work(pp, one, chunks, *numbers) for one, *numbers in zip(*of_rows, strict=True)]
+        for function in (at_least_s, lambda schedule, work: step_time_s(schedule, *work)):
+            found = function(schedule, rows)
+            assert found == pytest.approx([function(schedule, one) for one in one_by_one], rel=1e-12)
 
 
 OF_DEVICES = [0, 1, 2, 3, 4, 5, 7]

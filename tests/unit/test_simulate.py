@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoshard.errors import AutoshardError
-from autoshard.schedules import SCHEDULES, Action, Order, Timeline, actions, simulate, step_time_s
+from autoshard.schedules import SCHEDULES, Action, Order, Timeline, Work, actions, at_least_s, simulate, step_time_s
 from autoshard.schedules.orders import Schedule, alternate
 from tests.unit.test_schedules import sizes
 
@@ -18,6 +18,12 @@ Size = tuple[str, int, int, int]
 
 def simulated_s(size: Size, forward_s: Sequence[float], backward_s: Sequence[float], p2p_s: float = 0.0) -> float:
     return simulate(actions(*size), forward_s, backward_s, p2p_s).total_s
+
+
+def bound_s(size: Size, forward_s: Sequence[float], backward_s: Sequence[float], p2p_s: float = 0.0) -> float:
+    schedule, pp, num_microbatches, vpp = size
+    work = Work(pp, num_microbatches, vpp, forward_s, backward_s, p2p_s if pp > 1 else 0.0)
+    return float(at_least_s(schedule, work))
 
 
 def order(text: str) -> Order:
@@ -82,7 +88,33 @@ def test_no_deadlock_and_no_action_before_its_input(size: Size, data: st.DataObj
     assert 0 <= timeline.bubble_fraction + 1e-12 <= 1
     # never faster than the busiest rank, and the closed form is a lower bound
     assert timeline.total_s >= max(timeline.busy_s) * (1 - 1e-12)
-    assert step_time_s(*size, forward_s, backward_s, p2p_s) <= timeline.total_s * (1 + 1e-12)
+    assert bound_s(size, forward_s, backward_s, p2p_s) <= timeline.total_s * (1 + 1e-12)
+
+
+@st.composite
+def long_sizes(draw: st.DrawFn) -> Size:
+    """With more microbatches than a step time is simulated of."""
+    pp, name = draw(st.integers(2, 6)), draw(st.sampled_from(["1f1b", "interleaved", "gpipe"]))
+    if name == "interleaved":
+        return name, pp, pp * draw(st.integers(1, 14)), draw(st.integers(2, 3))
+    return name, pp, draw(st.integers(1, 100)), 1
+
+
+@given(long_sizes(), st.sampled_from([0.0, 0.02, 0.5, 9.0]), st.data(), st.sampled_from([0.0, 0.01, 0.3, 2.0]))
+def test_a_step_takes_what_its_simulation_does(size: Size, spread: float, data: st.DataObject, p2p_s: float) -> None:
+    """Few microbatches are simulated, and what repeats is multiplied."""
+    stages = size[1] * size[3]
+    shares = st.lists(st.floats(0, 1), min_size=stages, max_size=stages)
+    forward_s, backward_s = ([base + spread * share for share in data.draw(shares)] for base in (1.0, 2.0))
+    expected = simulated_s(size, forward_s, backward_s, p2p_s)
+    assert step_time_s(*size, forward_s, backward_s, p2p_s) == pytest.approx(expected, rel=1e-11)
+
+
+def test_rounds_of_several_microbatches_repeat() -> None:
+    """A slow link: the round trip between two ranks takes two microbatches, longer than either works on them."""
+    size, times = ("1f1b", 2, 1001, 1), ([1.0, 1.0], [2.0, 2.0], 5.0)
+    # 500 trips of a forward and a backward on both ranks and two transfers, and one microbatch alone at the end
+    assert step_time_s(*size, *times) == simulated_s(size, *times) == 500 * (6 + 10) + 6 + 10
 
 
 @given(sizes().filter(lambda size: size[0] != "zero_bubble"), SECONDS, SECONDS)
@@ -91,20 +123,20 @@ def test_uniform_stages_are_exact(size: Size, forward_s: float, backward_s: floa
     stages = pp * vpp
     expected = num_microbatches * vpp * (forward_s + backward_s) + (pp - 1) * (forward_s + backward_s)
     assert simulated_s(size, [forward_s] * stages, [backward_s] * stages) == pytest.approx(expected)
-    assert step_time_s(*size, [forward_s] * stages, [backward_s] * stages) == pytest.approx(expected)
+    assert bound_s(size, [forward_s] * stages, [backward_s] * stages) == pytest.approx(expected)
 
 
 @given(st.integers(1, 24), st.integers(2, 8), st.floats(1, 2), st.floats(1, 2), st.floats(0.5, 3))
 def test_1f1b_with_heavier_ends_is_exact(m: int, pp: int, first: float, last: float, ratio: float) -> None:
     forward_s = [first] + [1.0] * (pp - 2) + [last]
     size, backward_s = ("1f1b", pp, m, 1), [ratio * time_s for time_s in forward_s]
-    assert step_time_s(*size, forward_s, backward_s) == pytest.approx(simulated_s(size, forward_s, backward_s))
+    assert bound_s(size, forward_s, backward_s) == pytest.approx(simulated_s(size, forward_s, backward_s))
 
 
 @given(st.integers(1, 24), st.lists(st.floats(0.9, 1.1), min_size=1, max_size=8), st.floats(0, 0.05))
 def test_1f1b_of_slightly_uneven_stages_is_close(m: int, forward_s: list[float], p2p_s: float) -> None:
     size, backward_s = ("1f1b", len(forward_s), m, 1), [2 * time_s for time_s in forward_s]
-    bound, exact = step_time_s(*size, forward_s, backward_s, p2p_s), simulated_s(size, forward_s, backward_s, p2p_s)
+    bound, exact = bound_s(size, forward_s, backward_s, p2p_s), simulated_s(size, forward_s, backward_s, p2p_s)
     assert exact <= 1.03 * bound
 
 
@@ -112,7 +144,7 @@ def test_1f1b_of_slightly_uneven_stages_is_close(m: int, forward_s: list[float],
 def test_interleaved_with_a_heavy_head_is_exact(size: Size, head: float) -> None:
     forward_s = [1.0] * (size[1] * size[3] - 1) + [head]
     backward_s = [2 * time_s for time_s in forward_s]
-    assert step_time_s(*size, forward_s, backward_s) == pytest.approx(simulated_s(size, forward_s, backward_s))
+    assert bound_s(size, forward_s, backward_s) == pytest.approx(simulated_s(size, forward_s, backward_s))
 
 
 @given(sizes(), st.data(), st.floats(1.01, 3))
@@ -121,7 +153,7 @@ def test_a_slower_stage_is_never_faster(size: Size, data: st.DataObject, factor:
     forward_s = data.draw(st.lists(SECONDS, min_size=stages, max_size=stages))
     slower = list(forward_s)
     slower[data.draw(st.integers(0, stages - 1))] *= factor
-    for function in (simulated_s, lambda size, *times: step_time_s(*size, *times)):
+    for function in (simulated_s, bound_s):
         assert function(size, slower, forward_s) >= function(size, forward_s, forward_s) * (1 - 1e-12)
 
 
@@ -145,7 +177,7 @@ def test_a_schedule_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     def all_forwards_first(pp: int, num_microbatches: int, num_virtual_stages: int) -> tuple[Order, ...]:
         return alternate(pp, num_microbatches, num_virtual_stages, lambda *_: num_microbatches)
 
-    monkeypatch.setitem(SCHEDULES, "all forwards first", Schedule(lambda *_: None, all_forwards_first))
+    monkeypatch.setitem(SCHEDULES, "all forwards first", Schedule("mine", lambda *_: None, all_forwards_first))
     assert " ".join(map(str, actions("all forwards first", 2, 2)[1])) == "F0.0 F1.0 B0.0 B1.0"
     # (m + pp - 1) * (f + b), as 1f1b
     assert step_time_s("all forwards first", 4, 8, 1, [1.0] * 4, [2.0] * 4) == 33

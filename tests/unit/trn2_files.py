@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from autoshard.commands.import_ import imported_plan
-from autoshard.interop.written_layout import read_written_layout
+from autoshard.commands.import_ import plan_of
+from autoshard.commands.written import read_written
 from autoshard.layout.plan import Plan, make_plan
 
 LLAMA3_70B = """\
@@ -81,7 +81,7 @@ def trn2_plan(name: str, folder: Path) -> Plan:
     """The plan of one of FILES, which is written into the folder."""
     file = folder / name
     file.write_text(FILES[name])
-    return imported_plan(str(file), read_written_layout(str(file)), {})
+    return plan_of(str(file), read_written(str(file), {}))
 
 
 def shrunken(plan: Plan) -> Plan:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from autoshard.calibrate.results.rows import Row, Unscored, integer, number
 from autoshard.errors import AutoshardError
 from autoshard.layout.strategy import Strategy, even_stage_layers
+from autoshard.schedules import usual_schedule
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import Precision, TrainingSpec, load_precision
 from autoshard.units import GIB
@@ -178,7 +179,7 @@ def gpu_strategy(row: Row) -> Strategy:
         ep=ep,
         num_virtual_stages=vpp,
         microbatch_size=integer(row, "mbs", 1),
-        schedule="1f1b" if vpp == 1 else "interleaved",
+        schedule=usual_schedule(vpp),
         recompute=(recompute(row.get("recompute", "")),),
         sequence_parallel=integer(row, "sp", 0) == 1 and integer(row, "tp", 1) > 1,
         zero=int(integer(row, "zero", 0) > 0),

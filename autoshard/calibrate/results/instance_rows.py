@@ -8,6 +8,7 @@ from pathlib import Path
 from autoshard.calibrate.results.rows import Row, Unscored, integer, number
 from autoshard.errors import AutoshardError
 from autoshard.layout.strategy import Strategy, even_stage_layers
+from autoshard.schedules import usual_schedule
 from autoshard.spec.cluster import Cluster, load_cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import PRECISIONS, Precision, TrainingSpec, load_precision
@@ -108,7 +109,7 @@ def row_strategy(row: Row) -> Strategy:
         ep=integer(row, "ep", 1),
         num_virtual_stages=vpp,
         microbatch_size=integer(row, "micro_batch", 1),
-        schedule="1f1b" if vpp == 1 else "interleaved",
+        schedule=usual_schedule(vpp),
         recompute=(_recompute(row.get("recompute", "")),),
         sequence_parallel=_yes(row, "sp"),
         zero=int(_yes(row, "zero1")),

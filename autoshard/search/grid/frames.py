@@ -63,7 +63,8 @@ def refine(
             at_least_s = min(at_least_s, one.at_least_s) if one is not None else at_least_s
         else:
             one, none_takes_less_s = MixedFrame(whole, draft, sets, limit_bytes).best(best_s * (1 - ROUNDING))
-            at_least_s = min(at_least_s, none_takes_less_s)
+            if one is not None or none_takes_less_s < best_s * (1 - ROUNDING):
+                at_least_s = min(at_least_s, none_takes_less_s)
         if one is not None:
             found.append(one)
             best_s = one.step_time_s
@@ -102,8 +103,9 @@ def interleaved_promises(whole: Whole, limit_bytes: float, known_s: float) -> It
     blocks, precision = np.full(len(rows), layers), whole.problem.training.precision
     free = limit_bytes - whole.problem.cluster.device.reserved_memory_bytes
     ends, hidden_bytes = layouts_ends(whole.family, first, last, state), whole.hidden_bytes(rows)
+    holds = whole.family.holds(whole.count[rows])
     for rank in {0, min(1, whole.family.pp - 1), whole.family.pp - 1}:
-        of_rank = rank_rows(whole.family, whole.count[rows], blocks, rank, block, ends, hidden_bytes)
+        of_rank = rank_rows(whole.family, holds[rank], blocks, rank, block, ends, hidden_bytes)
         at_least_s[rows[rank_memory(of_rank, state, precision).total > free]] = np.inf
     for row in rows[np.isfinite(at_least_s[rows])].tolist():
         yield Promise(float(at_least_s[row]), whole, row, tuple(range(sets)))
@@ -170,15 +172,12 @@ class _Bounds:
         self._ends_s = (seconds(first, self._state.first), seconds(last, self._state.last))
         pp, one = whole.family.pp, draft[:, 0]
         self._m, self._hops_s = whole.count[one], 2 * (pp - 1) * whole.hop_s[one]
+        self._leaves_gaps = (self._m > pp + 1) & whole.family.waits_for_all(self._m)
+        self._holds = whole.family.holds(whole.count[flat])
         most = -(-self._layers // pp) if pp > 2 else 0
         self._after_s = np.array([whole.states[state].after_s(1, most, 1) for state in whole.state[one].tolist()])
         ends_s = sum(end.min(1) for end in self._ends_s)
         self._work_s = pp * self._launch_s + self._layers * self._block_s.min(1) + ends_s
-
-    @property
-    def _leaves_gaps(self) -> Array:
-        """Where the way to the first backward and back counts beside the slowest stage."""
-        return (self._m > self._whole.family.pp + 1) & (not self._whole.family.at_once)
 
     def at_least_s(self) -> Array:
         pp, m, work_s = self._whole.family.pp, self._m, self._work_s
@@ -213,7 +212,7 @@ class _Bounds:
 
         def needed(blocks: int) -> Array:
             of_each = np.full(len(flat), blocks)
-            of_rank = rank_rows(whole.family, whole.count[flat], of_each, rank, block, ends, hidden_bytes)
+            of_rank = rank_rows(whole.family, self._holds[rank], of_each, rank, block, ends, hidden_bytes)
             memory = rank_memory(of_rank, self._state, precision)
             return memory.lives + memory.in_work
 

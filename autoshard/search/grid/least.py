@@ -215,9 +215,10 @@ def _of_fixed_cuts(whole: Whole, limit_bytes: float, known_s: float) -> Iterator
     work_s = family.num_virtual_stages * both_s
     for rank, end, parameters in ((0, first, state.first.parameters), (-1, last, state.last.parameters)):
         work_s[rank] += end.forward_s + end.backward_s + per_parameter * parameters
-    passed_s = both_s if family.has_closed_form else forward_s
+    apart = family.rules.weights_apart
+    passed_s = forward_s if apart else both_s
     before_s = np.cumsum(passed_s, axis=0) - passed_s
-    before_s[1:] += first.forward_s + (first.backward_s if family.has_closed_form else 0.0)
+    before_s[1:] += first.forward_s + (0.0 if apart else first.backward_s)
     if family.pp == 1:
         before_s = np.zeros_like(work_s)
     after_s = _after_at_least_s(family, whole, priced.draft)

@@ -19,10 +19,10 @@ import numpy as np
 from autoshard.cost.memory import rank_memory
 from autoshard.cost.passes import stage_passes
 from autoshard.cost.step import accumulation_s_per_parameter
-from autoshard.schedules import SCHEDULES, held_together
+from autoshard.schedules import Work, at_least_s, held_together, step_time_s
 from autoshard.search.grid.mixed_least import Least, MixedLeast, steps_at_least_s, warm_up_visits
 from autoshard.search.grid.parts import PartColumns
-from autoshard.search.grid.pipeline import Array, interleaved_s
+from autoshard.search.grid.pipeline import Array
 from autoshard.search.grid.price import layouts_ends, rank_rows
 from autoshard.search.grid.table import Whole
 from autoshard.search.grid.uneven import Found
@@ -82,7 +82,7 @@ class MixedFrame:
         self._in_any_order = self._every and len(useful) ** self._vpp <= MOST_IN_ANY_ORDER
 
     def _visits(self, rank: int) -> Array:
-        return warm_up_visits(self._whole.family, self._m, rank)
+        return warm_up_visits(self._whole.family, rank)
 
     def _mixes(self, rank: int) -> Mixes:
         kept = self._layers * self._block.kept_bytes
@@ -109,13 +109,14 @@ class MixedFrame:
     def _needed_bytes(self, rank: int, sets: Array, kept_bytes: Array, at_least: bool) -> Array:
         """kept_bytes: of all blocks together. at_least: whatever the set of the first chunk is."""
         problem, family, blocks = self._whole.problem, self._whole.family, np.array([self._layers])
+        holds = family.holds(self._m)[rank]
         if at_least:
             first = PartColumns(*(column.min(keepdims=True) for column in self._first))
         else:
             first = self._first.take(sets[:, 0])
         last, none = self._last, np.zeros(1)
         ends = layouts_ends(family, first, last, self._state)
-        of_rank = rank_rows(family, np.array([self._m]), blocks, rank, self._block, ends, self._hidden_bytes)
+        of_rank = rank_rows(family, holds, blocks, rank, self._block, ends, self._hidden_bytes)
         replay = np.maximum(first.replay_bytes if rank == 0 else none, last.replay_bytes if of_rank.has_loss else none)
         in_work = np.maximum(self._block.replay_bytes[sets], replay[:, None]) + self._block.working_bytes[sets]
         block = PartColumns(
@@ -160,12 +161,14 @@ class MixedFrame:
         at_least_s = float(self._bound_s(self._least))
         if at_least_s >= limit_s or not all(mixes.fits.any() for mixes in self._of_ranks):
             return None, at_least_s
-        seconds, places = min((self._improved(self._chosen(once)) for once in (True, False)), key=lambda one: one[0])
+        places = min((self._improved(self._chosen(once)) for once in (True, False)), key=lambda one: one[0])[1]
+        seconds = float(self._simulated_s(places[None])[0])
         if seconds > at_least_s * (1 + SAME):
             worth = [self._worth(rank, min(seconds, limit_s)) for rank in range(self._pp)]
             if prod(len(one) for one in worth) <= MOST_CHOICES:
                 tried = np.stack(np.meshgrid(*worth, indexing="ij"), -1).reshape(-1, self._pp)
-                times = self._times_s(tried)
+                tried = tried[self._times_s(tried) < seconds * (1 - SAME)] if len(tried) else tried
+                times = self._simulated_s(tried)
                 if len(tried) and times.min() < seconds:
                     seconds, places = float(times.min()), tried[times.argmin()]
                 if self._in_any_order:
@@ -220,18 +223,20 @@ class MixedFrame:
         return places[no_worse.sum(0) == 1]
 
     def _times_s(self, places: Array) -> Array:
+        """Lower bounds. places: (choice, rank)."""
+        return at_least_s(self._whole.family.schedule, self._work(places)) + self._after_s
+
+    def _simulated_s(self, places: Array) -> Array:
         """places: (choice, rank)."""
+        pp, m, vpp, *numbers = self._work(places)
+        return step_time_s(self._whole.family.schedule, pp, m, vpp, *numbers) + self._after_s
+
+    def _work(self, places: Array) -> Work:
         backward_s = np.empty((self._pp * self._vpp, len(places)))
         for rank, mixes in enumerate(self._of_ranks):
             backward_s[rank :: self._pp] = mixes.back_s[places[:, rank]].T
         forward_s = np.repeat(self._forward_s[:, None], len(places), axis=1)
-        warm_up, m, at_once = SCHEDULES[self._whole.family.schedule].warm_up, self._m, self._whole.family.at_once
-        assert warm_up is not None
-
-        def warm(rank: int) -> int:
-            return warm_up(rank, self._pp, m, self._vpp)
-
-        return interleaved_s(forward_s, backward_s, m, self._hop_s, self._pp, warm, at_once) + self._after_s
+        return Work(self._pp, np.full(len(places), self._m), self._vpp, forward_s, backward_s, self._hop_s)
 
 
 def _useful(block: PartColumns, first: PartColumns, vpp: int) -> tuple[Array, Array]:

@@ -17,9 +17,9 @@ import numpy as np
 from autoshard.cost.memory import BUCKET_BYTES, rank_memory
 from autoshard.cost.passes import stage_passes
 from autoshard.cost.step import accumulation_s_per_parameter
-from autoshard.schedules import SCHEDULES
+from autoshard.schedules.closed_form import chunk_visits
 from autoshard.search.grid.parts import PartColumns
-from autoshard.search.grid.pipeline import Array, chunk_visits
+from autoshard.search.grid.pipeline import Array
 from autoshard.search.grid.price import Family, layouts_ends, rank_rows
 from autoshard.search.grid.table import Whole
 
@@ -37,32 +37,30 @@ class Least(NamedTuple):
     later_s: Array
 
 
-def warm_up_visits(family: Family, m: int, rank: int) -> Array:
+def warm_up_visits(family: Family, rank: int) -> Array:
     """Forwards through each chunk before the first backward: what is in flight when the warm-up ends."""
-    warm_up = SCHEDULES[family.schedule].warm_up
-    assert warm_up is not None
-    pp, vpp = family.pp, family.num_virtual_stages
-    return chunk_visits(warm_up(rank, pp, m, vpp), pp, vpp)
+    return np.array(chunk_visits(family.warm_ups[rank], family.pp, family.num_virtual_stages), dtype=float)
 
 
 def steps_at_least_s(family: Family, forward_s: Array, m: Array, hop_s: Array, least: Sequence[Least]) -> Array:
-    """The formula of pipeline.interleaved_s with the least of every rank. forward_s: (virtual stage, draft), or of one
-    draft."""
-    pp, fewest = family.pp, int(np.min(m))
+    """The formula of schedules.closed_form.alternating_at_least_s with the least of every rank. forward_s: (virtual
+    stage, draft), or of one draft."""
+    pp, vpp = family.pp, family.num_virtual_stages
     all_forward_s, all_back_s = forward_s.sum(0), sum(one.own_s for one in least)
     longest: Array = 0.0
     fill_s = drain_s = 0.0
     for rank, one in enumerate(least):
         own_s, way_s = m * forward_s[rank::pp].sum(0), hop_s * (len(forward_s) + pp - 2 - rank)
-        warm_s = warm_up_visits(family, fewest, rank) @ forward_s[rank::pp]
+        warm_s = warm_up_visits(family, rank) @ forward_s[rank::pp]
         behind_forward_s = forward_s[len(forward_s) - pp + rank + 1 :].sum(0)
         behind_back_s = sum(other.last_s for other in least[rank + 1 :])
         until_s = np.maximum(all_forward_s + behind_back_s + way_s, fill_s + warm_s)
         around_s = all_back_s + behind_forward_s + way_s
-        if family.at_once:
-            total_s = np.maximum(until_s + drain_s + m * one.own_s, fill_s + warm_s + around_s)
-        else:
-            total_s = until_s + own_s - warm_s + np.maximum(one.later_s + around_s, m * one.own_s + drain_s)
+        total_s = np.where(
+            family.warm_ups[rank] < m * vpp,
+            until_s + own_s - warm_s + np.maximum(one.later_s + around_s, m * one.own_s + drain_s),
+            np.maximum(until_s + drain_s + m * one.own_s, fill_s + warm_s + around_s),
+        )
         longest = np.maximum(longest, total_s)
         fill_s, drain_s = fill_s + forward_s[rank] + hop_s, drain_s + one.first_s + hop_s
     return longest
@@ -113,7 +111,7 @@ class MixedLeast:
         )
         found = []
         for rank in range(self._pp):
-            visits, room = warm_up_visits(self._whole.family, int(self._m.min()), rank), self._room_bytes(rank)
+            visits, room = warm_up_visits(self._whole.family, rank), self._room_bytes(rank)
             later = self._m[:, None] - visits
             ends_s = np.zeros((len(self._draft), self._vpp))
             ends_s[:, 0] += first_s.min(1) if rank == 0 else 0.0
@@ -135,11 +133,12 @@ class MixedLeast:
         depend."""
         whole, problem = self._whole, self._whole.problem
         much = self._limit_bytes + 2 * BUCKET_BYTES
-        m, blocks, sets = whole.count[self._rows], np.full(len(self._rows), self._layers), len(whole.sets)
+        holds = whole.family.holds(whole.count[self._rows])[rank]
+        blocks, sets = np.full(len(self._rows), self._layers), len(whole.sets)
         first = PartColumns(*(np.repeat(self._by_set(column).min(1), sets) for column in self._first))
         last = PartColumns(*(np.repeat(self._by_set(column)[:, 0], sets) for column in self._last))
         ends, hidden_bytes = layouts_ends(whole.family, first, last, self._state), whole.hidden_bytes(self._rows)
-        of_rank = rank_rows(whole.family, m, blocks, rank, self._block, ends, hidden_bytes)
+        of_rank = rank_rows(whole.family, holds, blocks, rank, self._block, ends, hidden_bytes)
         block = self._block._replace(kept_bytes=much / (of_rank.in_flight * self._layers))
         needed = rank_memory(of_rank._replace(kinds=(block,)), self._state, problem.training.precision).total
         free: Array = self._limit_bytes + much - problem.cluster.device.reserved_memory_bytes

@@ -14,7 +14,6 @@ from autoshard.cost.shards import State
 from autoshard.cost.stage import LocalShape, placement
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.graph.recompute import NO_RECOMPUTE
-from autoshard.schedules import SCHEDULES
 from autoshard.search.axis_orders import Order, other_orders
 from autoshard.search.grid.parts import PartColumns, as_columns, part_numbers, stage_law
 from autoshard.search.grid.pipeline import Array
@@ -107,20 +106,22 @@ def _at_least_s(whole: Whole, parts: Sequence[PartColumns], state: State, after_
     the ends. after_s: once a step, behind the pipeline.
 
     One rank has its share of all work at least; while a pipeline fills and drains, it has nothing to do. With one chunk
-    a rank, what the slowest one does for all microbatches is behind and in front of what the others do for the first
-    and the last. With several, so is what the last one does, but for the ends of the model.
+    a rank, where no rank works on more microbatches meanwhile than under 1f1b, or all forwards come first, what the
+    slowest one does for all microbatches is behind and in front of what the others do for the first and the last. With
+    several, so is what the last one does, but for the ends of the model.
     """
-    problem, m, (schedule, pp, vpp, _) = whole.problem, whole.count, whole.family
+    problem, m, pp, vpp = whole.problem, whole.count, whole.family.pp, whole.family.num_virtual_stages
     per_parameter = accumulation_s_per_parameter(problem.training.precision, problem.cluster.device)
     block_s, first_s, last_s = (
         unit_work_s(part, unit, per_parameter) for part, unit in zip(parts, state[:3], strict=True)
     )
     blocks_s = problem.model.num_hidden_layers * block_s + 2 * pp * problem.cluster.device.pass_launch_s
     work_s = blocks_s + first_s + last_s
-    if SCHEDULES[schedule].weights_apart:
-        return m * work_s / pp + after_s
     if vpp == 1:
-        return (m + pp - 1) * work_s / pp + after_s
+        fills = whole.family.waits_for_all(m) | whole.family.is_at_once(m)
+        return (m + np.where(fills, pp - 1, 0)) * work_s / pp + after_s
+    if whole.family.rules.weights_apart:
+        return m * work_s / pp + after_s
     of_last_s = (m + (pp - 1) / vpp) * blocks_s / pp + m * last_s
     at_least_s: Array = np.maximum(m * work_s / pp, of_last_s) + after_s
     return at_least_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -11,36 +12,78 @@ from autoshard.cost.passes import add_ends, block_passes, end_passes, stage_pass
 from autoshard.cost.rank import End, Rank, ends_of, model_ends
 from autoshard.cost.shards import State
 from autoshard.cost.step import accumulation_s_per_parameter
-from autoshard.schedules import SCHEDULES
+from autoshard.schedules import SCHEDULES, Schedule, Work, at_least_s, rank_holds, step_time_s
+from autoshard.schedules.held import RankHolds, warm_ups
+from autoshard.schedules.rows import by_count
 from autoshard.search.grid.cuts import Cuts
 from autoshard.search.grid.parts import PartColumns
-from autoshard.search.grid.pipeline import Array, interleaved_s, one_chunk_s, weights_apart_at_least_s
+from autoshard.search.grid.pipeline import Array
 from autoshard.search.rules import Problem
 
 
 class Family(NamedTuple):
-    """What layouts that are priced together share. at_once: all forwards come before all backwards, as in GPipe and in
-    an interleaved schedule with as many microbatches as stages."""
+    """What layouts that are priced together share. warm_ups: with several chunks a rank, the forwards of each rank
+    before its first backward, where the schedule says them; else empty."""
 
     schedule: str
     pp: int
     num_virtual_stages: int
-    at_once: bool
+    warm_ups: tuple[int, ...] = ()
+
+    @staticmethod
+    def of(schedule: str, pp: int, num_virtual_stages: int, num_microbatches: int) -> Family:
+        """The family of a layout with so many microbatches."""
+        rules = SCHEDULES[schedule]
+        if num_virtual_stages == 1 or rules.warm_up is None:
+            return Family(schedule, pp, num_virtual_stages)
+        return Family(schedule, pp, num_virtual_stages, warm_ups(rules, pp, num_microbatches, num_virtual_stages))
 
     @property
-    def has_closed_form(self) -> bool:
-        """Else a step time is a lower bound, and `cost.estimate` simulates."""
-        return not SCHEDULES[self.schedule].weights_apart
+    def rules(self) -> Schedule:
+        """The schedule."""
+        return SCHEDULES[self.schedule]
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether step times in the grid are lower bounds; else they are those of `cost.estimate`."""
+        return self.pp > 1 and self.rules.closed_form is not None
 
     @property
     def cuts_are_free(self) -> bool:
         """One chunk a rank, on several ranks: each stage may have a number of blocks and a recompute set of its own."""
-        return self.pp > 1 and self.num_virtual_stages == 1 and self.has_closed_form
+        return self.pp > 1 and self.num_virtual_stages == 1 and self.rules.stages_are_free
 
     @property
     def sets_are_free(self) -> bool:
         """Several chunks a rank, on several ranks: each virtual stage may have a recompute set of its own."""
-        return self.pp > 1 and self.num_virtual_stages > 1 and self.has_closed_form
+        return self.pp > 1 and self.num_virtual_stages > 1 and self.rules.stages_are_free
+
+    def waits_for_all(self, m: Array | int) -> Array | bool:
+        """One chunk a rank: by row, whether no rank has more forwards before its first backward than 1f1b. Each then
+        waits while the first microbatch goes through all ranks behind and back, and at the end once more."""
+        return self._warm_ups_are(m, lambda warm, rank, count: warm <= self.pp - rank)
+
+    def is_at_once(self, m: Array | int) -> Array | bool:
+        """One chunk a rank: by row, whether all forwards come before all backwards."""
+        return self._warm_ups_are(m, lambda warm, rank, count: warm == count)
+
+    def _warm_ups_are(self, m: Array | int, such: Callable[[int, int, int], bool]) -> Array | bool:
+        warm_up, pp = self.rules.warm_up, self.pp
+        if warm_up is None or self.rules.weights_apart:
+            return False
+
+        def all_are(count: int) -> list[int]:
+            return [int(all(such(warm_up(rank, pp, count, 1), rank, count) for rank in range(pp)))]
+
+        (found,) = by_count(all_are, m)
+        return found > 0
+
+    def holds(self, m: Array | int) -> list[RankHolds]:
+        """What each rank holds; numbers by row where rows differ."""
+        rules, pp, vpp = self.rules, self.pp, self.num_virtual_stages
+        numbers = by_count(lambda count: [one for of_rank in rank_holds(rules, pp, count, vpp) for one in of_rank], m)
+        size = len(RankHolds._fields)
+        return [RankHolds(*numbers[begin : begin + size]) for begin in range(0, pp * size, size)]
 
 
 class Layouts(NamedTuple):
@@ -73,46 +116,57 @@ def waiting(
     return block, first, last
 
 
-def step_times_s(problem: Problem, family: Family, layouts: Layouts) -> Array:
+def step_times_s(problem: Problem, family: Family, layouts: Layouts, exact: bool = False) -> Array:
+    """Seconds of a step of each layout. exact: not a bound, whatever the family."""
+    work = pipeline_work(problem, family, layouts)
+    if family.is_bound and not exact:
+        return at_least_s(family.schedule, work) + layouts.after_s
+    pp, m, vpp, *numbers = work
+    return step_time_s(family.schedule, pp, m, vpp, *numbers) + layouts.after_s
+
+
+def pipeline_work(problem: Problem, family: Family, layouts: Layouts) -> Work:
+    """What goes through the pipelines: seconds by (virtual stage, layout)."""
     pp, vpp = family.pp, family.num_virtual_stages
     device, state = problem.cluster.device, layouts.state
     accumulation_s = accumulation_s_per_parameter(problem.training.precision, device)
     layers = layouts.cuts.layers(pp) if vpp == 1 else layouts.cuts.base
     blocks_s, blocks_back_s = stage_passes(layers, layouts.block, state.block, device, accumulation_s)
+    put_off_s = layers * layouts.block.weight_gradients_s if family.rules.weights_apart else None
     if vpp > 1:
         blocks_s, blocks_back_s = (np.repeat(one[None], pp * vpp, axis=0) for one in (blocks_s, blocks_back_s))
+        put_off_s = None if put_off_s is None else np.repeat(put_off_s[None], pp * vpp, axis=0)
     add_ends(blocks_s, blocks_back_s, layouts_ends(family, layouts.first, layouts.last, state), accumulation_s)
-    m = layouts.num_microbatches
-    if not family.has_closed_form:
-        put_off_s = layers * layouts.block.weight_gradients_s
+    if put_off_s is not None:
         put_off_s[0] += layouts.first.weight_gradients_s
         put_off_s[-1] += layouts.last.weight_gradients_s
-        least_s = weights_apart_at_least_s(blocks_s, blocks_back_s, put_off_s, m, layouts.hop_s)
-        return least_s + layouts.after_s
-    if vpp == 1:
-        return one_chunk_s(blocks_s, blocks_back_s, m, layouts.hop_s, family.at_once) + layouts.after_s
-    fewest, warm_up = int(m.min()), SCHEDULES[family.schedule].warm_up
-    assert warm_up is not None
-
-    def warm(rank: int) -> int:
-        return warm_up(rank, pp, fewest, vpp)
-
-    return interleaved_s(blocks_s, blocks_back_s, m, layouts.hop_s, pp, warm, family.at_once) + layouts.after_s
+    hop_s = layouts.hop_s if pp > 1 else 0.0
+    return Work(pp, layouts.num_microbatches, vpp, blocks_s, blocks_back_s, hop_s, put_off_s)
 
 
 def memory_bytes(problem: Problem, family: Family, layouts: Layouts) -> Array:
-    """On the fullest rank. Of alike ranks the lowest counts, which has the most microbatches in flight."""
-    pp, vpp, m = family.pp, family.num_virtual_stages, layouts.num_microbatches
+    """On the fullest rank. Of ranks with the same blocks those that hold no more than the one before are left out."""
+    pp, vpp = family.pp, family.num_virtual_stages
     layers = layouts.cuts.layers(pp) if vpp == 1 else np.repeat(layouts.cuts.base[None], pp, axis=0)
     ends = layouts_ends(family, layouts.first, layouts.last, layouts.state)
     fullest: Array = np.zeros_like(layouts.hidden_bytes)
+    holds = family.holds(layouts.num_microbatches)
     for rank in range(pp):
-        if family.has_closed_form and 1 < rank < pp - 1 and (layers[rank] == layers[rank - 1]).all():
+        if 1 < rank < pp - 1 and _holds_no_more(holds[rank], holds[rank - 1], layers[rank], layers[rank - 1]):
             continue
-        rows = rank_rows(family, m, layers[rank], rank, layouts.block, ends, layouts.hidden_bytes)
+        rows = rank_rows(family, holds[rank], layers[rank], rank, layouts.block, ends, layouts.hidden_bytes)
         needed = rank_memory(rows, layouts.state, problem.training.precision).total
         np.maximum(fullest, needed, out=fullest)
     return fullest + problem.cluster.device.reserved_memory_bytes
+
+
+def _holds_no_more(holds: RankHolds, before: RankHolds, layers: Array, layers_before: Array) -> bool:
+    """In all rows."""
+    return bool(
+        np.all(holds.in_flight <= before.in_flight)
+        and np.all(holds.waiting <= before.waiting)
+        and np.all(layers == layers_before)
+    )
 
 
 def layouts_ends(family: Family, first: PartColumns, last: PartColumns, state: State) -> tuple[End, ...]:
@@ -122,35 +176,23 @@ def layouts_ends(family: Family, first: PartColumns, last: PartColumns, state: S
 
 def rank_rows(
     family: Family,
-    m: Array,
+    holds: RankHolds,
     layers: Array,
     rank: int,
     block: PartColumns,
     ends: tuple[End, ...],
     hidden_bytes: Array,
 ) -> Rank:
-    """One pipeline rank of many layouts: as cost.load.rank_load. layers: of each chunk of the rank. ends: all."""
+    """One pipeline rank of many layouts: as cost.load.rank_load. holds: of the rank. layers: of each chunk of the
+    rank. ends: all."""
     pp, vpp = family.pp, family.num_virtual_stages
-    first, last = rank == 0, rank == pp - 1
-    in_flight: Array
-    if vpp == 1:
-        in_flight = embeddings = m if family.at_once else np.minimum(pp - rank, m)
-    else:
-        warm_up = SCHEDULES[family.schedule].warm_up
-        assert warm_up is not None
-        in_flight = np.full_like(m, warm_up(rank, pp, int(m.min()), vpp))
-        embeddings = np.minimum(in_flight, np.where(m > pp, 2 * pp, pp)) if first else 0
-    weights_apart = SCHEDULES[family.schedule].weights_apart
     return Rank(
         vpp * layers if vpp > 1 else layers,
         layers,
-        in_flight,
-        embeddings if first else 0,
-        np.maximum(1, in_flight - (vpp - 1) * pp) if last else 0,
-        np.minimum(rank, m - 1) if weights_apart else 0,
-        weights_apart,
+        *holds,
+        family.rules.weights_apart,
         pp == 1,
         (block,),
-        ends_of(ends, first, last),
+        ends_of(ends, rank == 0, rank == pp - 1),
         hidden_bytes,
     )

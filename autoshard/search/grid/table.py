@@ -63,7 +63,11 @@ class Priced:
     @property
     def at_least(self) -> bool:
         """Whether step times are lower bounds."""
-        return not self.whole.family.has_closed_form
+        return self.whole.family.is_bound
+
+    def exact_s(self, rows: Sequence[int]) -> Array:
+        """Step times of some rows as `cost.estimate` has them."""
+        return self.whole.exact_s(self.draft[rows], self.recompute[rows], self.cuts.take(np.array(rows)))
 
     def strategy(self, row: int) -> Strategy:
         family, one = self.whole.family, self.cuts.take(np.array([row]))
@@ -114,8 +118,7 @@ class Table:
 
     def sets_of(self, draft: Draft) -> int:
         """Recompute sets under which it is priced."""
-        at_once = draft.schedule == "gpipe"
-        return len(self._places(Family(draft.schedule, draft.pp, draft.num_virtual_stages, at_once)))
+        return len(self._places(Family(draft.schedule, draft.pp, draft.num_virtual_stages)))
 
     def _places(self, family: Family) -> list[int]:
         every = list(range(len(self._sets)))
@@ -151,8 +154,7 @@ class Table:
     def add(self, draft: Draft) -> None:
         """draft: legal but for its stage_layers."""
         count = self._problem.training.global_batch_size // (draft.dp * draft.microbatch_size)
-        at_once = draft.schedule == "gpipe" or (draft.num_virtual_stages > 1 and count == draft.pp)
-        family = Family(draft.schedule, draft.pp, draft.num_virtual_stages, at_once)
+        family = Family.of(draft.schedule, draft.pp, draft.num_virtual_stages, count)
         drafts = self._families.get(family)
         if drafts is None:
             drafts = self._families[family] = Drafts()
@@ -272,6 +274,10 @@ class Whole:
         times = step_times_s(self.problem, self.family, layouts)
         needed = memory_bytes(self.problem, self.family, layouts)
         return Priced(self, draft, recompute, cuts, times, needed)
+
+    def exact_s(self, draft: Array, recompute: Array, cuts: Cuts) -> Array:
+        """Step times as `cost.estimate` has them."""
+        return step_times_s(self.problem, self.family, self._layouts(draft, recompute, cuts), exact=True)
 
     def strategy(self, draft: int, recompute: Sequence[str], layers: Sequence[int]) -> Strategy:
         """One of the drafts with a set and a number of blocks for each virtual stage."""

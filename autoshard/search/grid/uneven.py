@@ -17,7 +17,8 @@ from autoshard.cost.memory import rank_memory
 from autoshard.cost.passes import add_ends, stage_passes
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.layout.strategy import Strategy
-from autoshard.search.grid.pipeline import Array, one_chunk_s
+from autoshard.schedules import Work, at_least_s, step_time_s
+from autoshard.search.grid.pipeline import Array
 from autoshard.search.grid.price import layouts_ends, rank_rows
 from autoshard.search.grid.table import Whole
 
@@ -60,12 +61,12 @@ class Frame:
         block, first, last, state = self._whole.parts_of(rows, np.array(self._sets))
         hidden_bytes = self._whole.hidden_bytes(rows)
         blocks = np.arange(1, self._layers - pp + 2)[:, None]
-        device, m = problem.cluster.device, np.array([self._m])
+        device, holds = problem.cluster.device, family.holds(self._m)
         accumulation_s = accumulation_s_per_parameter(problem.training.precision, device)
         passes = stage_passes(blocks, block, state.block, device, accumulation_s)
         options, ends = [], layouts_ends(family, first, last, state)
         for rank in range(pp):
-            of_rank = rank_rows(family, m, blocks, rank, block, ends, hidden_bytes)
+            of_rank = rank_rows(family, holds[rank], blocks, rank, block, ends, hidden_bytes)
             needed = rank_memory(of_rank, state, problem.training.precision).total
             stage = [passes.forward_s], [passes.backward_s]
             add_ends(*stage, of_rank.ends, accumulation_s)
@@ -87,14 +88,28 @@ class Frame:
         if most.min() < 1 or most.sum() < self._layers:
             return None
         if _count_cuts(most, self._layers) <= MOST_CUTS:
-            cuts = _all_cuts(most, self._layers)
-            times = self._times_s(cuts)
-            best = int(times.argmin())
-            return self._found(cuts[:, best], float(times[best]), float(times[best])) if times[best] < limit_s else None
+            return self._best_of(_all_cuts(most, self._layers), limit_s)
         early = self._balanced(early=True)
         cuts = np.array([balanced, balanced if early is None else early]).T
-        cut, seconds = self._improved(cuts, most)
+        cut, _ = self._improved(cuts, most)
+        seconds = float(self._simulated_s(cut[:, None])[0])
         return self._found(cut, seconds, min(seconds, at_least_s)) if seconds < limit_s else None
+
+    def _best_of(self, cuts: Array, limit_s: float) -> Found | None:
+        """The fastest of all cuts. Those whose bound leaves a chance are simulated, the lowest bounds first."""
+        times = self._times_s(cuts)
+        best, seconds = 0, limit_s
+        order = np.argsort(times, kind="stable")
+        begin, at_once = 0, 1  # the lowest bound is the best one nearly always
+        while len(places := order[begin : begin + at_once]):
+            begin, at_once = begin + at_once, 2 * at_once
+            places = places[times[places] < seconds * (1 - 1e-12)]
+            if not len(places):
+                break
+            simulated = self._simulated_s(cuts[:, places])
+            if simulated.min() < seconds:
+                best, seconds = int(places[simulated.argmin()]), float(simulated.min())
+        return self._found(cuts[:, best], seconds, seconds) if seconds < limit_s else None
 
     def _found(self, cut: Array, seconds: float, at_least_s: float) -> Found:
         names = [self._whole.sets[self._sets[self._options.chosen[stage, n - 1]]] for stage, n in enumerate(cut)]
@@ -144,7 +159,7 @@ class Frame:
         slowest_s = max(self._work_s[stage, n - 1] for stage, n in enumerate(balanced))
         work_s, m, (hops_s, after_s) = self._least_work_s, self._m, self._fixed_s()
         bounds = [m * slowest_s, work_s + hops_s]
-        if m > self._pp and not self._whole.family.at_once:
+        if m > self._pp and self._whole.family.waits_for_all(m):
             bounds.append(2 * work_s + (m - self._pp - 1) * slowest_s + hops_s)
         return float(max(bounds)) + after_s
 
@@ -154,22 +169,31 @@ class Frame:
         most = []
         for rank, own_s in enumerate(self._work_s):
             bounds = m * own_s
-            if m > self._pp - rank and not self._whole.family.at_once:
+            if m > self._pp - rank and self._whole.family.waits_for_all(m):
                 bounds = np.maximum(bounds, work_s + own_s * (2 * m - 1 - self._pp + rank) / 2)
             most.append(int((bounds + after_s < limit_s).sum()))
         return np.array(most)
 
     def _times_s(self, cuts: Array) -> Array:
-        """cuts: (stage, cut)."""
-        stage = np.arange(self._pp)[:, None]
-        ahead, back = self._options.forward_s[stage, cuts - 1], self._options.backward_s[stage, cuts - 1]
-        fits = np.isfinite(back).all(0)
+        """Lower bounds; infinite where a cut does not fit. cuts: (stage, cut)."""
+        work = self._work(cuts)
+        fits = np.isfinite(work.backward_s).all(0)
         times = np.full(cuts.shape[1], np.inf)
         if fits.any():
-            m, hop_s = (np.full(int(fits.sum()), value) for value in (self._m, self._hop_s))
-            pipeline_s = one_chunk_s(ahead[:, fits], back[:, fits], m, hop_s, self._whole.family.at_once)
+            pipeline_s = at_least_s(self._whole.family.schedule, self._work(cuts[:, fits]))
             times[fits] = pipeline_s + [self._after_s(cut) for cut in cuts[:, fits].T]
         return times
+
+    def _simulated_s(self, cuts: Array) -> Array:
+        """cuts: (stage, cut), all of which fit."""
+        pp, m, vpp, *numbers = self._work(cuts)
+        seconds: Array = step_time_s(self._whole.family.schedule, pp, m, vpp, *numbers)
+        return seconds + [self._after_s(cut) for cut in cuts.T]
+
+    def _work(self, cuts: Array) -> Work:
+        stage = np.arange(self._pp)[:, None]
+        ahead, back = self._options.forward_s[stage, cuts - 1], self._options.backward_s[stage, cuts - 1]
+        return Work(self._pp, np.full(cuts.shape[1], self._m), 1, ahead, back, self._hop_s)
 
     def _after_s(self, cut: Array) -> float:
         between = int(cut[1:-1].max()) if self._pp > 2 else 0

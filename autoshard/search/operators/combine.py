@@ -210,7 +210,7 @@ class _Blocks:
         for draft in self._drafts[shape]:
             table.add(draft)
         chunks = [*table.price()]
-        found = next(fastest_first(self._problem, chunks, self._limit_bytes, operators=choices), None)
+        found = next(fastest_first(chunks, self._limit_bytes), None)
         if found is not None and found.step_time_s < known_s:
             known_s = found.step_time_s
         else:

@@ -230,7 +230,7 @@ def _state_bytes(precision: Precision) -> float:
 
 def _loads(problem: Problem, strategy: Strategy) -> tuple[RankLoad, ...]:
     count, parts = strategy.num_microbatches(problem.training.global_batch_size), strategy_parts(*problem[:3], strategy)
-    return tuple(rank_load(strategy, parts, count, rank) for rank in telling_ranks(strategy))
+    return tuple(rank_load(strategy, parts, count, rank) for rank in telling_ranks(strategy, count))
 
 
 def _state(problem: Problem, strategy: Strategy, mesh: Mesh) -> State:

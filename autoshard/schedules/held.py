@@ -1,0 +1,129 @@
+"""How many microbatches a pipeline rank holds at once, from a schedule's orders or its warm-up."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from operator import ge
+from typing import NamedTuple
+
+from autoshard.schedules.action import Order
+from autoshard.schedules.orders import SCHEDULES, Schedule, actions, orders_of
+
+
+class RankHolds(NamedTuple):
+    """The most that a rank holds at once.
+
+    in_flight: chunk activations, all chunks together. embeddings, heads: microbatches in the chunk with the embedding
+    and in the one with the head, on the ranks that have these, else 0. waiting: microbatches whose gradients of weights
+    wait, besides the one in work.
+    """
+
+    in_flight: int
+    embeddings: int
+    heads: int
+    waiting: int
+
+
+@lru_cache(maxsize=1024)
+def rank_holds(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_stages: int) -> tuple[RankHolds, ...]:
+    """What each rank holds. Sizes are taken to be legal (`check_schedule`)."""
+    sizes = (pp, num_microbatches, num_virtual_stages)
+    waiting = [0] * pp
+    if schedule.most_waiting is not None:
+        waiting = [schedule.most_waiting(rank, *sizes) for rank in range(pp)]
+    elif schedule.weights_apart:
+        waiting = [max(0, max(peaks) - 1) for peaks in weights_waiting(orders_of(schedule, *sizes))]
+    if schedule.warm_up is None:
+        peaks = in_flight(orders_of(schedule, *sizes))
+        held, embeddings, heads = [*map(sum, peaks)], peaks[0][0], peaks[-1][-1]
+    else:
+        held = [*warm_ups(schedule, *sizes)]
+        embeddings = _most_of_chunk(held[0], *sizes, 0)
+        heads = _most_of_chunk(held[-1], *sizes, num_virtual_stages - 1)
+    return tuple(
+        RankHolds(held[rank], embeddings * (rank == 0), heads * (rank == pp - 1), waiting[rank]) for rank in range(pp)
+    )
+
+
+@lru_cache(maxsize=1024)
+def warm_ups(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_stages: int) -> tuple[int, ...]:
+    """Of each rank, of a schedule that says its own."""
+    assert schedule.warm_up is not None
+    return tuple(schedule.warm_up(rank, pp, num_microbatches, num_virtual_stages) for rank in range(pp))
+
+
+def _most_of_chunk(warm: int, pp: int, num_microbatches: int, num_virtual_stages: int, chunk: int) -> int:
+    """Of one chunk, under `alternate`. Turns of a backward and a forward repeat when all chunks had pp of each."""
+    if num_virtual_stages == 1:
+        return warm
+    round_ = pp * num_virtual_stages
+    turns = min(num_microbatches * num_virtual_stages - warm, round_)
+
+    def visits(actions: int, of_chunk: int) -> int:
+        rounds, rest = divmod(actions, round_)
+        return rounds * pp + min(pp, max(0, rest - of_chunk * pp))
+
+    # it holds more as long as forwards go through it, and never more than when these end
+    ends = ((chunk + 1) * pp - warm) % round_
+    return max(
+        visits(warm + turn, chunk) - visits(turn, num_virtual_stages - 1 - chunk)
+        for turn in {0, min(ends, turns), turns}
+    )
+
+
+def in_flight(orders: tuple[Order, ...]) -> tuple[tuple[int, ...], ...]:
+    """By rank and chunk: the most microbatches whose forward has run and whose backward (or `I`) has not.
+
+    Each of them holds the chunk's saved activations. The peaks of two chunks of a rank need not fall together.
+    """
+    return tuple(_peaks(order, "F", "BI") for order in orders)
+
+
+def weights_waiting(orders: tuple[Order, ...]) -> tuple[tuple[int, ...], ...]:
+    """By rank and chunk: the most microbatches whose `I` has run and whose `W` has not."""
+    return tuple(_peaks(order, "I", "W") for order in orders)
+
+
+def _peaks(order: Order, begins: str, ends: str) -> tuple[int, ...]:
+    held = [0] * (1 + max((action.chunk for action in order), default=0))
+    peaks = list(held)
+    for kind, _, chunk in order:
+        held[chunk] += (kind in begins) - (kind in ends)
+        peaks[chunk] = max(peaks[chunk], held[chunk])
+    return tuple(peaks)
+
+
+@lru_cache(maxsize=256)
+def held_together(
+    schedule: str, pp: int, num_microbatches: int, num_virtual_stages: int
+) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """By rank: how many microbatches of each chunk it holds, at every moment when no other moment has more of all."""
+    count = num_microbatches
+    if SCHEDULES[schedule].warm_up is not None:
+        count = _telling_count(SCHEDULES[schedule], pp, num_microbatches, num_virtual_stages)
+    return tuple(_most_held(order, num_virtual_stages) for order in actions(schedule, pp, count, num_virtual_stages))
+
+
+def _telling_count(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_stages: int) -> int:
+    """A number of microbatches, as small as may be, with which `alternate` holds at once what it holds with so many.
+
+    Turns of a backward and a forward repeat when all chunks had pp of each (with one chunk, one of each). So a whole
+    round behind the longest warm-up shows all, if warm-ups are as long with as few.
+    """
+    wanted = warm_ups(schedule, pp, num_microbatches, num_virtual_stages)
+    size = pp if num_virtual_stages > 1 else 1
+    rounds = -(-max(wanted) // (size * num_virtual_stages)) + 1
+    count = size * rounds
+    tells = count < num_microbatches and warm_ups(schedule, pp, count, num_virtual_stages) == wanted
+    return count if tells else num_microbatches
+
+
+def _most_held(order: Order, num_virtual_stages: int) -> tuple[tuple[int, ...], ...]:
+    held, moments = [0] * num_virtual_stages, set()
+    for kind, _, chunk in order:
+        held[chunk] += (kind == "F") - (kind in "BI")
+        if kind == "F":
+            moments.add(tuple(held))
+    return tuple(
+        sorted(one for one in moments if not any(other != one and all(map(ge, other, one)) for other in moments))
+    )

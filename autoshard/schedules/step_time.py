@@ -1,0 +1,136 @@
+"""What a schedule takes: at least, from its closed form, and exactly, on the clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache, reduce
+from itertools import pairwise
+
+from autoshard.schedules.closed_form import Work
+from autoshard.schedules.held import warm_ups
+from autoshard.schedules.orders import SCHEDULES, Schedule, orders_of
+from autoshard.schedules.rows import Number, by_rows, is_rows, largest_of, smallest_of
+from autoshard.schedules.simulate import InOrder, durations, in_dependency_order, run
+
+SAME = 1e-12
+"""Share of a step by which two bounds of it may differ for rounding."""
+
+
+def step_time_s(
+    schedule: str,
+    pp: int,
+    num_microbatches: Number,
+    num_virtual_stages: int,
+    forward_s: Sequence[Number],
+    backward_s: Sequence[Number],
+    p2p_s: Number = 0.0,
+    weight_s: Sequence[Number] | None = None,
+) -> Number:
+    """Seconds from the first forward to the last backward: `simulate(...).total_s`, of one layout or of rows.
+
+    forward_s, backward_s: of one microbatch, by virtual stage (stage = chunk * pp + rank). p2p_s: between ranks.
+    weight_s: the part of backward_s that a schedule with weights apart may put off; the others do not care.
+    Sizes are taken to be legal (`check_schedule`).
+    """
+    known = SCHEDULES[schedule]
+    if pp == 1 and num_virtual_stages == 1 and not known.weights_apart:
+        return num_microbatches * (forward_s[0] + backward_s[0])
+    return by_rows(
+        lambda count, *numbers: _simulated_s(known, Work(pp, count, num_virtual_stages, *numbers)),
+        num_microbatches,
+        forward_s,
+        backward_s,
+        p2p_s,
+        weight_s,
+    )
+
+
+def at_least_s(schedule: str, work: Work) -> Number:
+    """The closed form: what `step_time_s` is never less than. Where a schedule has none, that itself."""
+    known = SCHEDULES[schedule]
+    if known.closed_form is None:
+        pp, m, vpp, *numbers = work
+        return step_time_s(schedule, pp, m, vpp, *numbers)
+    return known.closed_form(work)
+
+
+def _simulated_s(schedule: Schedule, work: Work) -> Number:
+    """Where the orders are `alternate`, few microbatches are simulated, as long as these do not tell what all take."""
+    m = work.num_microbatches
+    for count in _few(schedule, work.pp, m, work.num_virtual_stages):
+        found = _from_few_s(schedule, work, count)
+        if found is not None:
+            return found
+    return run(*_on_clock(schedule, work, m))[0]
+
+
+def _on_clock(schedule: Schedule, work: Work, count: int) -> tuple[InOrder, list[Number], Number]:
+    pp, _, vpp, forward_s, backward_s, transfer_s, weight_s = work
+    return _ordered(schedule, pp, count, vpp), durations(forward_s, backward_s, weight_s), transfer_s
+
+
+@lru_cache(maxsize=64)
+def _ordered(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_stages: int) -> InOrder:
+    return in_dependency_order(orders_of(schedule, pp, num_microbatches, num_virtual_stages), pp * num_virtual_stages)
+
+
+@lru_cache(maxsize=256)
+def _few(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_stages: int) -> tuple[int, ...]:
+    """Rising numbers of microbatches, fewer than all, that may tell what all take; none where orders are another
+    list's."""
+    if schedule.warm_up is None or schedule.weights_apart:
+        return ()
+    vpp, size = num_virtual_stages, pp if num_virtual_stages > 1 else 1
+    warms = warm_ups(schedule, pp, num_microbatches, vpp)
+    count = size * (-(-max(warms) // (size * vpp)) + 2)  # two rounds between warm-ups and last backwards
+    found = []
+    while 2 * count <= num_microbatches:
+        if warm_ups(schedule, pp, count, vpp) == warms:
+            found.append(count)
+        count *= 2
+    return tuple(found)
+
+
+def _from_few_s(schedule: Schedule, work: Work, count: int) -> Number | None:
+    """What all microbatches take, from what `count` of them, and a few more, do; None where that does not tell.
+
+    Behind its warm-up and in front of its last backwards each rank runs a backward and a forward in turn, in rounds.
+    Start times in one round follow from those in the round before, by additions and maxima alone. So if no action
+    starts more than D later than its like in the round before, none ever does, and n more rounds take n D at most.
+    Where all start as much later, they take just that; so they do where the closed form says that it is no less.
+    """
+    m, pp, vpp = work.num_microbatches, work.pp, work.num_virtual_stages
+    ordered, *numbers = _on_clock(schedule, work, count)
+    total_s, starts = run(ordered, *numbers)
+    warms, size = warm_ups(schedule, pp, count, vpp), pp if vpp > 1 else 1
+    longest, end = max(warms), 2 * count * vpp - max(warms)  # all ranks run in turn from `longest` to `end`
+    at_least = 0.0 if schedule.closed_form is None else schedule.closed_form(work)
+    for rounds in range(1, pp + 1):
+        length = 2 * size * vpp * rounds
+        begin = end - max(length, _reach(warms, vpp))
+        if begin - length < longest:
+            return None
+        later_s = [
+            starts[own[place]] - starts[own[place - length]] for own in ordered.places for place in range(begin, end)
+        ]
+        left, rest = divmod(m - count, size * rounds)
+        most_s, least_s = reduce(largest_of(total_s), later_s), reduce(smallest_of(total_s), later_s)
+        repeats = _reaches(least_s, most_s)
+        if rest and repeats:
+            return run(*_on_clock(schedule, work, count + rest))[0] + left * most_s
+        if not rest and (repeats or _reaches(at_least, total_s + left * most_s)):
+            return total_s + left * most_s
+    return None
+
+
+def _reach(warms: Sequence[int], vpp: int) -> int:
+    """How far in front of an action, in its rank's order, one that it waits for comes at most in its own."""
+    pp = len(warms)
+    around = [2 * pp - warms[0] + warms[-1]] if vpp > 1 else []
+    return max(1, *(before - after for before, after in pairwise(warms)), *around)
+
+
+def _reaches(at_least_s: Number, at_most_s: Number) -> bool:
+    """Whether two bounds meet in all rows, but for rounding."""
+    meets = at_most_s <= at_least_s * (1 + SAME)
+    return bool(meets.all()) if is_rows(meets) else bool(meets)
