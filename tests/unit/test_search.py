@@ -231,8 +231,8 @@ def test_pins_are_never_changed(pins: Pins) -> None:
             (
                 "recompute=some: a block has no some; a set is none, selective, full, or modules (attention_norm, "
                 "attention, core_attention, mlp_norm, mlp, residual) and operators of a block joined by +; "
-                "operators here: input_layernorm, self_attn.q_proj, self_attn.k_proj, self_attn.v_proj, self_attn.q_rope, "
-                "self_attn.k_rope, self_attn.core_attention, self_attn.o_proj, attention_residual, "
+                "operators here: input_layernorm, self_attn.q_proj, self_attn.k_proj, self_attn.v_proj, "
+                "self_attn.q_rope, self_attn.k_rope, self_attn.core_attention, self_attn.o_proj, attention_residual, "
                 "post_attention_layernorm, mlp.gate_proj, mlp.up_proj, mlp.act_fn, mlp.down_proj, mlp_residual"
             ),
         ),
