@@ -19,6 +19,7 @@ from autoshard.search.obstacles import obstacles
 from autoshard.search.ranking import Timed, best_of_each_kind, describe
 from autoshard.search.result import OPTIMAL, Candidate, Pins, SearchResult, not_tried
 from autoshard.search.rules import Problem
+from autoshard.search.runners_up import runners_up
 from autoshard.search.sets import recompute_sets, sets_by_stage
 from autoshard.search.shortage import shortage
 from autoshard.search.tally import MEMORY, UNPRICED, Tally
@@ -74,7 +75,6 @@ def search(
     if choice is None:
         raise _nothing(problem, pins, tally)
     level, fastest, place, gap, _ = choice
-    chosen = [fastest[place], *fastest[:place], *fastest[place + 1 :]][: top + 1]
     for one in choice.other_orders:
         fitting, dropped = one.pairs(cluster.device.memory_bytes)
         tally.keep(fitting)
@@ -82,11 +82,13 @@ def search(
             tally.drop(MEMORY, "", inf, dropped)
     priced = priced.and_in(choice.other_orders)
     notes = (*_room_notes(cluster, priced, fit_probability, level, fastest[0]), *_choice_notes(fastest, place))
-    best, *others = (Candidate(one.strategy, estimate(model, training, cluster, one.strategy)) for one in chosen)
+    strategy = fastest[place].strategy
+    best = Candidate(strategy, estimate(model, training, cluster, strategy))
+    others = runners_up(problem, best, fastest, priced.fastest_first(level.memory_bytes), top)
     if not tally.fitting:
         tally.keep(1)  # it fits only by uneven cuts or by a recompute set of each stage: one more layout
     words = _optimality(problem, fastest, place, gap, clock)
-    return SearchResult(best, tuple(others), tally.considered, tally.fitting, tally.rejections(), words, notes)
+    return SearchResult(best, others, tally.considered, tally.fitting, tally.rejections(), words, notes)
 
 
 class Choice(NamedTuple):

@@ -130,7 +130,7 @@ def export_module(module: nn.Module, seq: int) -> Exported:
     except GuardOnDataDependentSymNode as error:
         raise AutoshardError(
             f"{type(module).__name__} does one thing or another by what numbers are{line_of(error)}; {CONTRACT}, the "
-            "same operators whatever the numbers"
+            f"same operators whatever the numbers{_hint(config)}"
         ) from error
     except Exception as error:
         raise AutoshardError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import traceback
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from torch import fx
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in \S+\n\s*(?P<code>[^\n]*)')
 _TORCH = str(Path(torch.__file__).parent)
-_OURS = str(Path(__file__).parent)
+_NOT_THEIRS = (_TORCH, str(Path(__file__).parent), str(Path(os.__file__).parent), "<")
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,8 @@ def place_of(node: fx.Node, outside: Place) -> Place:
 
 
 def line_of(error: BaseException) -> str:
-    """' at file.py:12 (`what stands there`)', the innermost line that is neither torch's nor this package's; '' where
-    there is none."""
+    """' at file.py:12 (`what stands there`)', the innermost line that is neither torch's, Python's nor this package's;
+    '' where there is none."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith((_TORCH, _OURS, "<"))]
+    own = [frame for frame in frames if not frame.filename.startswith(_NOT_THEIRS)]
     return f" at {Path(own[-1].filename).name}:{own[-1].lineno} (`{own[-1].line}`)" if own else ""

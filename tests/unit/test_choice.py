@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from autoshard.cost.estimate import estimate
 from autoshard.cost.interval import fits_probability
 from autoshard.cost.stage import LocalShape, stage_parts
 from autoshard.graph.recompute import COMMON_SETS
@@ -19,6 +20,7 @@ from autoshard.search.rules import Problem
 from autoshard.search.sets import EVERY_SET, NXD_SETS, recompute_sets
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
+from autoshard.units import format_bytes, format_seconds
 from tests.unit.plan_examples import plan_70b
 
 MODEL, TRN1 = load_model("llama3-70b"), load_cluster("trn1.32xlarge", 16)
@@ -96,3 +98,20 @@ def test_a_search_that_is_stopped_says_what_is_proven() -> None:
     assert at_least_s <= done.best.estimate.step_time_s * 1.01 <= stopped.best.estimate.step_time_s * 1.01
     assert stopped.considered == done.considered
     assert {"not looked at in time"} == {r.reason for r in stopped.rejections} - {r.reason for r in done.rejections}
+
+
+def test_runners_up_are_points_that_a_reader_can_tell_apart() -> None:
+    """cp sequences that share what cp replicas had, with cp times the microbatch, take as long and hold as much."""
+    cluster = load_cluster("h100-80gb", 4)
+    result = search(load_model("llama3-8b"), TRAINING, cluster, backend="torch")
+    every = [result.best, *result.runners_up]
+    shown = [
+        (format_seconds(one.estimate.step_time_s), format_bytes(one.estimate.fullest.total_bytes)) for one in every
+    ]
+    assert len(shown) == len(set(shown)) == 6
+    times = [one.estimate.step_time_s for one in result.runners_up]
+    assert times == sorted(times)
+    chosen = result.best.strategy
+    same = replace(chosen, dp=chosen.dp // 2, cp=2, microbatch_size=2, context_parallel="zigzag_ring")
+    twin = estimate(load_model("llama3-8b"), TRAINING, cluster, same)
+    assert format_seconds(twin.step_time_s) == shown[0][0]
