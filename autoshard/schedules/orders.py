@@ -31,6 +31,7 @@ class Schedule:
     in place of `B`. Without it what a rank holds is counted from the orders.
     closed_form: seconds that a step takes at least. Search prices with it and simulates what it leaves; without it all
     layouts are simulated.
+    exact_without_transfers: whether the closed form is the step time where transfers take no time; it is then taken.
     weights_apart: backwards come as `I` and `W`.
     most_waiting: most `W` of a rank that wait besides that of the backward in work. Without it they are counted.
     nxd: whether NxD has it too.
@@ -41,6 +42,7 @@ class Schedule:
     orders: Callable[[int, int, int], tuple[Order, ...]]
     warm_up: WarmUp | None = None
     closed_form: ClosedForm | None = None
+    exact_without_transfers: bool = False
     weights_apart: bool = False
     most_waiting: WarmUp | None = None
     nxd: bool = False
@@ -179,6 +181,7 @@ SCHEDULES: dict[str, Schedule] = {
         _1f1b,
         _1f1b_warm_up,
         partial(in_turns_at_least_s, _1f1b_warm_up),
+        exact_without_transfers=True,
         nxd=True,
     ),
     "interleaved": Schedule(
@@ -195,6 +198,7 @@ SCHEDULES: dict[str, Schedule] = {
         _gpipe,
         _gpipe_warm_up,
         partial(alternating_at_least_s, _gpipe_warm_up),
+        exact_without_transfers=True,
     ),
     "zero_bubble": Schedule(
         "zero-bubble (ZB-H1): 1F1B whose weight gradients wait until there is time",

@@ -9,7 +9,7 @@ from itertools import pairwise
 from autoshard.schedules.closed_form import Work
 from autoshard.schedules.held import warm_ups
 from autoshard.schedules.orders import SCHEDULES, Schedule, orders_of
-from autoshard.schedules.rows import Number, by_rows, is_rows, largest_of, smallest_of
+from autoshard.schedules.rows import Number, anywhere, by_rows, is_rows, largest_of, smallest_of
 from autoshard.schedules.simulate import InOrder, durations, in_dependency_order, run
 
 SAME = 1e-12
@@ -33,8 +33,8 @@ def step_time_s(
     Sizes are taken to be legal (`check_schedule`).
     """
     known = SCHEDULES[schedule]
-    if pp == 1 and num_virtual_stages == 1 and not known.weights_apart:
-        return num_microbatches * (forward_s[0] + backward_s[0])
+    if known.exact_without_transfers and known.closed_form is not None and (pp == 1 or not anywhere(p2p_s)):
+        return known.closed_form(Work(pp, num_microbatches, num_virtual_stages, forward_s, backward_s))
     return by_rows(
         lambda count, *numbers: _simulated_s(known, Work(pp, count, num_virtual_stages, *numbers)),
         num_microbatches,

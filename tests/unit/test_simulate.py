@@ -140,6 +140,32 @@ def test_1f1b_of_slightly_uneven_stages_is_close(m: int, forward_s: list[float],
     assert exact <= 1.03 * bound
 
 
+@given(
+    st.sampled_from([name for name, one in SCHEDULES.items() if one.exact_without_transfers]),
+    st.integers(1, 8),
+    st.integers(1, 24),
+    st.data(),
+    st.sampled_from([1.2, 3.0, 100.0]),
+)
+def test_without_transfers_the_closed_form_is_exact(
+    name: str, pp: int, m: int, data: st.DataObject, most: float
+) -> None:
+    """However unequal stages are, forwards and backwards too."""
+    seconds = st.lists(st.floats(1, most), min_size=pp, max_size=pp)
+    size, forward_s, backward_s = (name, pp, m, 1), data.draw(seconds), data.draw(seconds)
+    expected = simulated_s(size, forward_s, backward_s)
+    assert bound_s(size, forward_s, backward_s) == pytest.approx(expected, rel=1e-11)
+    assert step_time_s(*size, forward_s, backward_s) == pytest.approx(expected, rel=1e-11)
+
+
+def test_a_first_backward_waits_at_the_slowest_forward_on_the_way_up() -> None:
+    """Rank 1 is slow forward: rank 2's two warm-up forwards come 10 apart, and its backward lets rank 0 begin."""
+    size, forward_s, backward_s = ("1f1b", 4, 4, 1), [1.0, 10.0, 1.0, 1.0], [1.0, 1.0, 20.0, 1.0]
+    # F0 through ranks 0 and 1: 11; F1 behind it on rank 1: 21; on rank 2: 22; then 4 backwards of 20 and 2 more
+    # forwards there, and B on ranks 1 and 0
+    assert simulated_s(size, forward_s, backward_s) == bound_s(size, forward_s, backward_s) == 22 + 4 * 20 + 2 * 1 + 2
+
+
 @given(sizes().filter(lambda size: size[0] == "interleaved"), st.floats(1, 2))
 def test_interleaved_with_a_heavy_head_is_exact(size: Size, head: float) -> None:
     forward_s = [1.0] * (size[1] * size[3] - 1) + [head]

@@ -12,7 +12,7 @@ from autoshard.search.grid.pipeline import Array
 from autoshard.search.grid.table import Priced
 from autoshard.search.ranking import Timed
 
-AT_ONCE = 4
+AT_ONCE = 2
 """Layouts that are simulated together."""
 
 

@@ -6,7 +6,7 @@ stage. So a stage of n blocks takes the fastest set that fits, and what is left 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from heapq import heapify, heapreplace
 from typing import NamedTuple
@@ -91,8 +91,10 @@ class Frame:
             return self._best_of(_all_cuts(most, self._layers), limit_s)
         early = self._balanced(early=True)
         cuts = np.array([balanced, balanced if early is None else early]).T
-        cut, _ = self._improved(cuts, most)
+        cut, bound_s = self._improved(cuts, most, self._times_s)
         seconds = float(self._simulated_s(cut[:, None])[0])
+        if seconds > bound_s * (1 + 1e-9):
+            cut, seconds = self._improved(cut[:, None], most, self._may_take_s)
         return self._found(cut, seconds, min(seconds, at_least_s)) if seconds < limit_s else None
 
     def _best_of(self, cuts: Array, limit_s: float) -> Found | None:
@@ -200,15 +202,25 @@ class Frame:
         seconds: float = self._state.after_s(int(cut[0]), between, int(cut[-1]))
         return seconds
 
-    def _improved(self, cuts: Array, most: Array) -> tuple[Array, float]:
-        """The best of some cuts, then single blocks moved while that helps."""
+    def _may_take_s(self, cuts: Array) -> Array:
+        """Simulated, but for cuts whose bound is above what another one takes. cuts: (stage, cut)."""
         times = self._times_s(cuts)
+        if not np.isfinite(times).any():
+            return times
+        fastest = int(times.argmin())
+        worth = times <= float(self._simulated_s(cuts[:, [fastest]])[0])
+        times[worth] = self._simulated_s(cuts[:, worth])
+        return times
+
+    def _improved(self, cuts: Array, most: Array, times_s: Callable[[Array], Array]) -> tuple[Array, float]:
+        """The best of some cuts, then single blocks moved while that helps. times_s: of cuts."""
+        times = times_s(cuts)
         cut, seconds = cuts[:, times.argmin()], float(times.min())
         for _ in range(MOST_ROUNDS):
             moved = np.array([*_moves(cut, most)]).T
             if not moved.size:
                 break
-            times = self._times_s(moved)
+            times = times_s(moved)
             if times.min() >= seconds * (1 - 1e-12):
                 break
             cut, seconds = moved[:, times.argmin()], float(times.min())
