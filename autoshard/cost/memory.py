@@ -6,12 +6,13 @@ and parameters on their way: the larger of the two counts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import reduce
 from typing import Any, NamedTuple
 
 from autoshard.cost.load import RankLoad
 from autoshard.cost.rank import Rank, rank_of
-from autoshard.cost.shards import State, in_work_bytes
+from autoshard.cost.shards import STAYS, State, Unit, in_work_bytes
 from autoshard.cost.software import COMPILED, Software
 from autoshard.rows import Number, added, anywhere, largest, smallest, where
 from autoshard.spec.cluster import Device
@@ -83,7 +84,7 @@ def memory_values(
 
 
 def rank_memory(rank: Rank, state: State, precision: Precision, software: Software = COMPILED) -> Memory:
-    """Over rows: one layout, many, or numbers with derivatives.
+    """Memory of one pipeline rank of one layout, of many, or in numbers with derivatives. state: of their meshes.
 
     parameters: as forward and backward read them, under ZeRO-3 the rank's share. gradients: their sum over
     microbatches, under ZeRO-2 and -3 the rank's share, else whole and where that has a dtype of its own with the
@@ -96,18 +97,7 @@ def rank_memory(rank: Rank, state: State, precision: Precision, software: Softwa
     pipeline buffers: hidden activations on their way, and the outputs of all microbatches in flight, which both
     runtimes keep for their backward.
     """
-    parameter, summed, moment, reduced = (
-        DTYPE_BYTES[dtype]
-        for dtype in (
-            precision.parameter_dtype,
-            precision.gradient_accumulation_dtype,
-            precision.optimizer_dtype,
-            precision.gradient_reduce_dtype,
-        )
-    )
-    master = 0 if precision.master_dtype is None else DTYPE_BYTES[precision.master_dtype]
-    share = 1 / state.owners if software.sharded_parameters else 1
-    share_of_sums = 1 / state.owners if software.sharded_gradients else share
+    parameter, reduced = DTYPE_BYTES[precision.parameter_dtype], DTYPE_BYTES[precision.gradient_reduce_dtype]
     travels = anywhere(state.travels)
 
     kept = _kept_bytes(rank, software)
@@ -124,29 +114,52 @@ def rank_memory(rank: Rank, state: State, precision: Precision, software: Softwa
     boundary = 0.0 if rank.only else (BOUNDARY_BUFFERS + leaving) * rank.hidden_bytes
 
     units = [end.unit for end in rank.ends]
-    count = sum((unit.parameters for unit in units), rank.blocks * state.block.parameters)
-    owned = sum((unit.owned for unit in units), rank.blocks * state.block.owned)
-    weights = sums = staying = count
-    if travels:
-        weights = sum((unit.weights for unit in units), rank.blocks * state.block.weights)
-        sums = sum((unit.sums for unit in units), rank.blocks * state.block.sums)
-        staying = count - sum((unit.going for unit in units), rank.blocks * state.block.going)
-    gradients = sums * (summed * share_of_sums)
-    if software.hands_over_gradients and summed != parameter:
-        of_block = rank.most_blocks * (state.block.parameters - state.block.going)
-        gradients = gradients + sum((unit.parameters - unit.going for unit in units), of_block) * parameter
+    lives = living_bytes(rank.blocks, rank.most_blocks, state.block, units, precision, software, state.owners)
+    staying = lives.staying
     buckets = smallest(BUCKET_BYTES, staying * reduced) + smallest(BUCKET_BYTES, staying * parameter)
-    return Memory(
-        weights * (parameter * share),
-        gradients,
-        owned * (master + 2 * moment),
-        kept,
-        ends,
-        replay,
-        working,
-        boundary,
-        where(state.shares, buckets, 0.0),
+    return Memory(*lives[:3], kept, ends, replay, working, boundary, where(state.shares, buckets, 0.0))
+
+
+class Living(NamedTuple):
+    """Bytes on a rank that are there all the time: the first three of MEMORY_TERMS. staying: elements whose gradients
+    do not travel in every microbatch."""
+
+    parameters: Number
+    gradients: Number
+    optimizer_state: Number
+    staying: Number
+
+
+def living_bytes(
+    blocks: Number,
+    most_blocks: Number,
+    block: Unit,
+    ends: Sequence[Unit],
+    precision: Precision,
+    software: Software = COMPILED,
+    owners: Number = 1,
+) -> Living:
+    """Weights, gradients and optimizer state of one rank. blocks, most_blocks: as in Rank. ends: those that it has.
+    owners: ranks that share what the software shares by itself."""
+    parameter, summed, moment = (
+        DTYPE_BYTES[dtype]
+        for dtype in (precision.parameter_dtype, precision.gradient_accumulation_dtype, precision.optimizer_dtype)
     )
+    master = 0 if precision.master_dtype is None else DTYPE_BYTES[precision.master_dtype]
+    share = 1 / owners if software.sharded_parameters else 1
+    share_of_sums = 1 / owners if software.sharded_gradients else share
+    count = sum((unit.parameters for unit in ends), blocks * block.parameters)
+    owned = sum((unit.owned for unit in ends), blocks * block.owned)
+    weights = sums = staying = count
+    if block.travelling is not STAYS:
+        weights = sum((unit.weights for unit in ends), blocks * block.weights)
+        sums = sum((unit.sums for unit in ends), blocks * block.sums)
+        staying = count - sum((unit.going for unit in ends), blocks * block.going)
+    gradients = sums * (summed * share_of_sums)
+    if software.hands_over_gradients and precision.gradient_accumulation_dtype != precision.parameter_dtype:
+        of_blocks = most_blocks * (block.parameters - block.going)
+        gradients = gradients + sum((unit.parameters - unit.going for unit in ends), of_blocks) * parameter
+    return Living(weights * (parameter * share), gradients, owned * (master + 2 * moment), staying)
 
 
 def _ends_bytes(rank: Rank, software: Software) -> Number:

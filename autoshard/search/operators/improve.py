@@ -7,14 +7,15 @@ the choices, and only that counts.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from math import inf
 
 from autoshard.cost.collectives import collective_law, collective_time_s, group_shape
 from autoshard.cost.compute import memory_s, operator_seconds
 from autoshard.cost.estimate import estimate
 from autoshard.cost.load import RankLoad, rank_load, telling_ranks
-from autoshard.cost.memory import memory_values
-from autoshard.cost.shards import State, parts_state, zero_axes
+from autoshard.cost.memory import living_bytes, memory_values
+from autoshard.cost.shards import Contents, State, mesh_state, parts_state, zero_axes
 from autoshard.cost.stage import LocalShape, mesh_order, strategy_mesh, strategy_parts
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.graph.ir import Graph
@@ -244,18 +245,12 @@ def _rows(problem: Problem, strategy: Strategy, mesh: Mesh) -> tuple[MemoryRow, 
 
 
 def _row(problem: Problem, strategy: Strategy, mesh: Mesh, load: RankLoad) -> MemoryRow:
-    precision = problem.training.precision
-    parameter, summed = DTYPE_BYTES[precision.parameter_dtype], DTYPE_BYTES[precision.gradient_accumulation_dtype]
-    apart = precision.gradient_accumulation_dtype != precision.parameter_dtype
-
+    @cache
     def state_bytes(axes: Axes, matrix: bool) -> float:
-        share = 1 / mesh.size(zero_axes(axes))
-        of_state = share if strategy.zero else 1.0
-        of_sums, of_weights = (share if matrix and strategy.zero >= stage else 1.0 for stage in (2, 3))
-        travels = matrix and strategy.zero >= 2 and share < 1
-        handed_over = load.most_blocks * parameter if apart and not travels else 0
-        of_block = parameter * of_weights + summed * of_sums + _state_bytes(precision) * of_state
-        return load.num_blocks * of_block + handed_over
+        element, precision, nothing = {axes: 1}, problem.training.precision, Contents()
+        contents = (Contents(element, element if matrix else {}), nothing, nothing)
+        block = mesh_state(contents, 1.0, strategy.zero, precision, mesh, problem.cluster).block
+        return float(sum(living_bytes(load.num_blocks, load.most_blocks, block, (), precision)[:3]))
 
     return MemoryRow(state_bytes, float(load.in_flight * load.most_blocks), 1.0, 1.0, inf)
 
