@@ -115,8 +115,8 @@ def pipeline_work(
     software: Software = COMPILED,
     transfers: bool = True,
 ) -> Work:
-    """What goes through the pipeline in a step. parts: of each virtual stage. transfers: whether stages send to each
-    other; else their output is there at once."""
+    """The work of one step's pipeline: seconds by virtual stage. parts: of each virtual stage. transfers: whether
+    stages send to each other; else their output is there at once."""
     accumulation_s = software.accumulation_share * accumulation_s_per_parameter(precision, cluster.device)
     forward_s, backward_s = stage_seconds(strategy, parts, precision, mesh, cluster, accumulation_s)
     transfer_s = software.link_slowdown * hop_s(parts[0], mesh, cluster) if transfers and mesh.pp > 1 else 0.0
