@@ -114,7 +114,7 @@ def pipeline_work(
     software: Software = COMPILED,
     transfers: bool = True,
 ) -> Work:
-    """What goes through the pipeline in a step. parts: of each virtual stage. state: of the mesh.
+    """The work of one step's pipeline: seconds by virtual stage. parts: of each virtual stage. state: of the mesh.
     transfers: whether stages send to each other; else their output is there at once."""
     accumulation_s = software.accumulation_share * accumulation_s_per_parameter(precision, cluster.device)
     forward_s, backward_s = stage_seconds(strategy, parts, state, cluster.device, accumulation_s)

@@ -35,8 +35,8 @@ Event = dict[str, Any]
 
 
 def predicted_events(plan: Plan) -> list[Event]:
-    """Of every pipeline rank, one step long: it ends when the plan's step does. In the order of time, behind the
-    titles; what holds others comes before them."""
+    """The events of every pipeline rank for one step, which end when the plan's step does. Titles come first, then
+    events in the order of time; a span that holds others comes before them."""
     events = [*_predicted(plan)]
     titles = [event for event in events if event["ph"] == "M"]
     timed = [event for event in events if event["ph"] != "M"]
@@ -102,8 +102,8 @@ def _held(order: Order) -> Iterator[int]:
 
 
 def seconds_behind(plan: Plan) -> dict[str, float]:
-    """What follows the pipeline, by term, in the order in which it comes. Under ZeRO-2 and -3 the rest of these terms
-    is inside the pipeline's actions."""
+    """Seconds behind the pipeline, by term, in the order in which they come. Under ZeRO-2 and -3 the rest of these
+    terms is inside the pipeline's actions."""
     terms = {term.name: term.value for term in plan.estimate.time_terms}
     gathering_s, scattering_s = planned_waits_s(plan)
     inside = {"parameter all-gather": gathering_s, "gradient reduce-scatter": scattering_s}

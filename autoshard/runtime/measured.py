@@ -106,7 +106,7 @@ def planned_waits_s(plan: Plan) -> tuple[float, float]:
 
 
 def _parts(plan: Plan) -> tuple[Parts, ...]:
-    """Of each virtual stage, with the plan's choices for each operator."""
+    """The parts of each virtual stage, with the plan's choices for each operator."""
     rule = operator_choices(plan.model, plan.cluster, plan.strategy)
     others = differing(plan.operators, rule)
     return strategy_parts(plan.model, plan.training, plan.cluster, plan.strategy, operators=others)

@@ -43,7 +43,7 @@ Stages = Any
 
 
 class Work(NamedTuple):
-    """What a pipeline does in a step.
+    """A pipeline's work in one step.
 
     forward_s, backward_s: of one microbatch, by virtual stage (stage = chunk * pp + rank). transfer_s: between ranks,
     0 where pp is 1. weight_s: the part of backward_s that a schedule with weights apart may put off; None is half.
@@ -93,7 +93,7 @@ def alternating_at_least_s(warm_up: WarmUp, work: Work) -> Number:
 
 
 def _between_s(work: Work, rank: int, warm: Number, warm_s: Sequence[Number], cool_s: Sequence[Number]) -> Number:
-    """What a rank does between its first backward and its last forward."""
+    """Seconds of a rank's own work between its first backward and its last forward."""
     pp, m, vpp, forward_s, backward_s, *_ = work
     if vpp == 1:
         return (m - warm) * (forward_s[rank] + backward_s[rank])
@@ -104,7 +104,7 @@ def _between_s(work: Work, rank: int, warm: Number, warm_s: Sequence[Number], co
 def _filled_s(
     warms: Sequence[Number], vpp: int, forward_s: Stages, transfer_s: Number
 ) -> tuple[list[Number], list[Number]]:
-    """Of each rank, what its warm-up forwards take, and when they are done at the earliest.
+    """Two lists by rank: seconds of its warm-up forwards (empty with one chunk), and when they are done at least.
 
     They wait for the first input. With one chunk inputs come no faster than the slowest rank in front lets them
     through. forward_s: exchanged for backward seconds, the ways from the last backwards to the end.

@@ -7,7 +7,7 @@ from operator import ge
 from typing import NamedTuple
 
 from autoshard.schedules.action import Order
-from autoshard.schedules.orders import SCHEDULES, Schedule, actions, orders_of
+from autoshard.schedules.orders import SCHEDULES, Schedule, orders_of
 
 
 class RankHolds(NamedTuple):
@@ -26,7 +26,7 @@ class RankHolds(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def rank_holds(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_stages: int) -> tuple[RankHolds, ...]:
-    """What each rank holds. Sizes are taken to be legal (`check_schedule`)."""
+    """The most that each rank holds. Sizes are taken to be legal (`check_schedule`)."""
     sizes = (pp, num_microbatches, num_virtual_stages)
     waiting = [0] * pp
     if schedule.most_waiting is not None:
@@ -47,13 +47,14 @@ def rank_holds(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_s
 
 @lru_cache(maxsize=1024)
 def warm_ups(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_stages: int) -> tuple[int, ...]:
-    """Of each rank, of a schedule that says its own."""
+    """Forwards of each rank before its first backward, by a schedule that has a `warm_up`."""
     assert schedule.warm_up is not None
     return tuple(schedule.warm_up(rank, pp, num_microbatches, num_virtual_stages) for rank in range(pp))
 
 
 def _most_of_chunk(warm: int, pp: int, num_microbatches: int, num_virtual_stages: int, chunk: int) -> int:
-    """Of one chunk, under `alternate`. Turns of a backward and a forward repeat when all chunks had pp of each."""
+    """The most microbatches in flight through one chunk of a rank under `alternate`. Turns of a backward and a
+    forward repeat when all chunks had pp of each."""
     if num_virtual_stages == 1:
         return warm
     round_ = pp * num_virtual_stages
@@ -93,15 +94,21 @@ def _peaks(order: Order, begins: str, ends: str) -> tuple[int, ...]:
     return tuple(peaks)
 
 
-@lru_cache(maxsize=256)
-def held_together(
-    schedule: str, pp: int, num_microbatches: int, num_virtual_stages: int
-) -> tuple[tuple[tuple[int, ...], ...], ...]:
+Held = tuple[tuple[tuple[int, ...], ...], ...]
+"""By rank and moment: how many microbatches of each chunk."""
+
+
+def held_together(schedule: str, pp: int, num_microbatches: int, num_virtual_stages: int) -> Held:
     """By rank: how many microbatches of each chunk it holds, at every moment when no other moment has more of all."""
+    return _held_together(SCHEDULES[schedule], pp, num_microbatches, num_virtual_stages)
+
+
+@lru_cache(maxsize=256)
+def _held_together(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_stages: int) -> Held:
     count = num_microbatches
-    if SCHEDULES[schedule].warm_up is not None:
-        count = _telling_count(SCHEDULES[schedule], pp, num_microbatches, num_virtual_stages)
-    return tuple(_most_held(order, num_virtual_stages) for order in actions(schedule, pp, count, num_virtual_stages))
+    if schedule.warm_up is not None:
+        count = _telling_count(schedule, pp, num_microbatches, num_virtual_stages)
+    return tuple(_most_held(order, num_virtual_stages) for order in orders_of(schedule, pp, count, num_virtual_stages))
 
 
 def _telling_count(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_stages: int) -> int:

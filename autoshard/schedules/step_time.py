@@ -1,4 +1,4 @@
-"""What a schedule takes: at least, from its closed form, and exactly, on the clock."""
+"""The step time of a schedule: a lower bound from its closed form, and the exact one on the clock."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def at_least_s(schedule: str, work: Work) -> Number:
 
 
 def _simulated_s(schedule: Schedule, work: Work) -> Number:
-    """Where the orders are `alternate`, few microbatches are simulated, as long as these do not tell what all take."""
+    """The step time on the clock. Few microbatches of `alternate` are simulated first: mostly they tell."""
     m = work.num_microbatches
     for count in _few(schedule, work.pp, m, work.num_virtual_stages):
         found = _from_few_s(schedule, work, count)
@@ -92,7 +92,7 @@ def _few(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_stages:
 
 
 def _from_few_s(schedule: Schedule, work: Work, count: int) -> Number | None:
-    """What all microbatches take, from what `count` of them, and a few more, do; None where that does not tell.
+    """The step time of all microbatches from a simulation of `count` of them; None where that does not tell.
 
     Behind its warm-up and in front of its last backwards each rank runs a backward and a forward in turn, in rounds.
     Start times in one round follow from those in the round before, by additions and maxima alone. So if no action

@@ -81,7 +81,7 @@ every choice of recompute sets by virtual stage."""
 
 
 def not_tried(backend: str) -> str:
-    """What a search that ended did not try, in words behind OPTIMAL; nothing where it tried everything."""
+    """The choices that a search does not try, in words behind OPTIMAL; nothing where it tries everything."""
     names = [
         name
         for name, schedule in SCHEDULES.items()

@@ -191,7 +191,7 @@ class PricedLayouts(NamedTuple):
         return self._replace(chunks=[*self.chunks, *others]) if others else self
 
     def fastest_first(self, limit_bytes: float, above_bytes: float = 0.0, below_s: float = inf) -> Iterator[Timed]:
-        """Those that need no more than the limit, and more than `above_bytes`, and may take less than `below_s`."""
+        """Layouts that need no more than the limit, and more than `above_bytes`, and may take less than `below_s`."""
         from autoshard.search.grid.order import fastest_first
 
         return fastest_first(self.chunks, limit_bytes, above_bytes, below_s)

@@ -1,4 +1,4 @@
-"""What test_extending.py runs in its processes: rehearsals of schedules that nobody knows."""
+"""The processes of test_extending.py: rehearsals of schedules that nobody knows."""
 
 from dataclasses import replace
 from typing import Any
@@ -16,7 +16,7 @@ PROCESSES, STEPS = 2, 2
 
 
 def rehearsal(schedule: str) -> Plan:
-    """Of a plan with four stages."""
+    """The rehearsal of a plan with four stages."""
     original = plan_of(replace(LLAMA, num_hidden_layers=8), strategy(pp=4, layers=(2,) * 4, schedule=schedule), 8)
     return rehearse(original, PROCESSES, 96).plan
 

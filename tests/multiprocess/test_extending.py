@@ -34,7 +34,7 @@ def test_a_rehearsal_equals_one_process(schedule: str) -> None:
 
 
 def test_an_audit_agrees(schedule: str) -> None:
-    """Of a real model: of the tiny ones above the largest buffers are not those that the plan counts."""
+    """A real model's sizes: with the tiny ones above the largest buffers are not those that the plan counts."""
     model, cluster = replace(load_model("llama3-8b"), num_hidden_layers=4), load_cluster("trn1.32xlarge", 1)
     training = TrainingSpec(4096, 16, load_precision("mixed_precision"))
     chosen = strategy(tp=8, pp=4, layers=(1,) * 4, schedule=schedule, recompute="full")

@@ -3,6 +3,8 @@
 import json
 import random
 import re
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from autoshard.layout.validate import plan_from_dict
 from autoshard.models import load_model
 from autoshard.models.stage import FAMILIES, parameter_count
 from autoshard.schedules import SCHEDULES, actions, in_flight, simulate
+from autoshard.schedules.closed_form import alternating_at_least_s
 from autoshard.search.choose import GIVEN_AWAY
 from autoshard.search.grid.table import Priced, Table
 from autoshard.search.headroom import FIT_PROBABILITY, levels
@@ -112,6 +115,25 @@ def test_a_schedule_that_nobody_knows_is_searched(schedule: str) -> None:
     assert "within this model" in found.optimality and schedule in found.optimality
     everything = search(*PROBLEM[:3], Pins(pp=4), PROBLEM.backend)
     assert everything.best.estimate.step_time_s <= found.best.estimate.step_time_s * (1 + GIVEN_AWAY)
+
+
+def test_a_closed_form_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one, layouts are discarded by it and simulated all the same, and every stage may have blocks of its own."""
+    eager, pins = NEW_SCHEDULES["eager"], Pins(schedule="eager", pp=4)
+    assert eager.warm_up is not None
+    monkeypatch.setitem(SCHEDULES, "eager", eager)
+    simulated = search(*PROBLEM[:3], pins, PROBLEM.backend).best.estimate.step_time_s
+    bounded = replace(eager, closed_form=partial(alternating_at_least_s, eager.warm_up))
+    monkeypatch.setitem(SCHEDULES, "eager", bounded)
+    chunks = priced(pins)
+    for one in random.Random(0).choices(chunks, k=20):
+        row = random.Random(1).randrange(len(one.step_time_s))
+        expected = estimate(*PROBLEM[:3], one.strategy(row)).step_time_s
+        assert one.step_time_s[row] <= expected * (1 + 1e-12)
+        assert one.exact_s([row])[0] == pytest.approx(expected, rel=1e-9)
+    found = search(*PROBLEM[:3], pins, PROBLEM.backend)
+    assert "eager" not in found.optimality
+    assert found.best.estimate.step_time_s <= simulated * (1 + GIVEN_AWAY)
 
 
 def test_a_schedule_that_nobody_knows_makes_a_plan(schedule: str) -> None:

@@ -19,7 +19,7 @@ AT_ONCE = 2
 def fastest_first(
     priced: list[Priced], limit_bytes: float, above_bytes: float = 0.0, below_s: float = inf
 ) -> Iterator[Timed]:
-    """Those that need no more than the limit, and more than `above_bytes`, and may take less than `below_s`.
+    """Layouts that need no more than the limit, and more than `above_bytes`, and may take less than `below_s`.
 
     Where a step time is a lower bound only, the layout is simulated when its turn comes, and waits until its step time
     has come up.

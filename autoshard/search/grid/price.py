@@ -22,7 +22,7 @@ from autoshard.search.rules import Problem
 
 
 class Family(NamedTuple):
-    """What layouts that are priced together share. warm_ups: with several chunks a rank, the forwards of each rank
+    """The choices that layouts priced together share. warm_ups: with several chunks a rank, the forwards of each rank
     before its first backward, where the schedule says them; else empty."""
 
     schedule: str
@@ -79,7 +79,7 @@ class Family(NamedTuple):
         return found > 0
 
     def holds(self, m: Array | int) -> list[RankHolds]:
-        """What each rank holds; numbers by row where rows differ."""
+        """The most that each rank holds; numbers by row where rows differ."""
         rules, pp, vpp = self.rules, self.pp, self.num_virtual_stages
         numbers = by_count(lambda count: [one for of_rank in rank_holds(rules, pp, count, vpp) for one in of_rank], m)
         size = len(RankHolds._fields)
@@ -126,7 +126,7 @@ def step_times_s(problem: Problem, family: Family, layouts: Layouts, exact: bool
 
 
 def pipeline_work(problem: Problem, family: Family, layouts: Layouts) -> Work:
-    """What goes through the pipelines: seconds by (virtual stage, layout)."""
+    """The work of the pipelines: seconds by (virtual stage, layout)."""
     pp, vpp = family.pp, family.num_virtual_stages
     device, state = problem.cluster.device, layouts.state
     accumulation_s = accumulation_s_per_parameter(problem.training.precision, device)
