@@ -137,13 +137,3 @@ def telling_ranks(strategy: Strategy) -> tuple[int, ...]:
     for rank in range(pp):
         lowest.setdefault((layers[rank::pp], recompute[rank::pp], rank == 0, rank == pp - 1), rank)
     return tuple(lowest.values())
-
-
-def weight_gradients_s(strategy: Strategy, parts: tuple[Parts, ...]) -> tuple[float, ...]:
-    """Of the backward of one microbatch through each virtual stage, the part that a schedule may put off."""
-    stages = len(strategy.stage_layers)
-    return tuple(
-        layers * parts[stage].block.weight_gradients_s
-        + sum(end.weight_gradients_s for end in rank_ends(parts[0], parts[-1], stage == 0, stage == stages - 1))
-        for stage, layers in enumerate(strategy.stage_layers)
-    )

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from autoshard.cost.after import After, AfterLastMicrobatch
 from autoshard.cost.collectives import collective_time_s, group_shape
 from autoshard.cost.compute import memory_s
-from autoshard.cost.load import RankLoad, weight_gradients_s
-from autoshard.cost.passes import add_ends, block_passes, end_passes, exposed, stage_passes
+from autoshard.cost.load import RankLoad
+from autoshard.cost.passes import add_ends, block_passes, end_passes, exposed, put_off_s, stage_passes
 from autoshard.cost.program import Part
 from autoshard.cost.rank import parts_ends, rank_of
 from autoshard.cost.shards import State, parts_contents
@@ -66,7 +66,8 @@ def time_values(
     accumulation_s = software.accumulation_share * accumulation_s_per_parameter(precision, cluster.device)
     stages_s = stage_seconds(strategy, parts, state, cluster.device, accumulation_s)
     of_schedule = (strategy.schedule, mesh.pp, num_microbatches, vpp)
-    weights_s = weight_gradients_s(strategy, parts)
+    waiting = [n * one.block.weight_gradients_s for n, one in zip(strategy.stage_layers, parts, strict=True)]
+    weights_s = put_off_s(waiting, parts_ends(parts, state, mesh.pp))
     pipeline_s = with_transfers_s = step_time_s(*of_schedule, *stages_s, weight_s=weights_s)
     if mesh.pp > 1:
         transfer_s = software.link_slowdown * hop_s(parts[0].hidden_bytes, mesh, cluster)

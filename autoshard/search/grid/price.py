@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autoshard.cost.memory import rank_memory
-from autoshard.cost.passes import add_ends, block_passes, end_passes, stage_passes
+from autoshard.cost.passes import add_ends, block_passes, end_passes, put_off_s, stage_passes
 from autoshard.cost.rank import End, Rank, ends_of, model_ends
 from autoshard.cost.shards import State
 from autoshard.cost.step import accumulation_s_per_parameter
@@ -81,13 +81,12 @@ def step_times_s(problem: Problem, family: Family, layouts: Layouts) -> Array:
     blocks_s, blocks_back_s = stage_passes(layers, layouts.block, state.block, device, accumulation_s)
     if vpp > 1:
         blocks_s, blocks_back_s = (np.repeat(one[None], pp * vpp, axis=0) for one in (blocks_s, blocks_back_s))
-    add_ends(blocks_s, blocks_back_s, layouts_ends(family, layouts.first, layouts.last, state), accumulation_s)
+    ends = layouts_ends(family, layouts.first, layouts.last, state)
+    add_ends(blocks_s, blocks_back_s, ends, accumulation_s)
     m = layouts.num_microbatches
     if not family.has_closed_form:
-        put_off_s = layers * layouts.block.weight_gradients_s
-        put_off_s[0] += layouts.first.weight_gradients_s
-        put_off_s[-1] += layouts.last.weight_gradients_s
-        least_s = weights_apart_at_least_s(blocks_s, blocks_back_s, put_off_s, m, layouts.hop_s)
+        weights_s = put_off_s(layers * layouts.block.weight_gradients_s, ends)
+        least_s = weights_apart_at_least_s(blocks_s, blocks_back_s, weights_s, m, layouts.hop_s)
         return least_s + layouts.after_s
     if vpp == 1:
         return one_chunk_s(blocks_s, blocks_back_s, m, layouts.hop_s, family.at_once) + layouts.after_s
