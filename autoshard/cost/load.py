@@ -127,13 +127,3 @@ def telling_ranks(strategy: Strategy, num_microbatches: int) -> tuple[int, ...]:
         if not any(all(map(ge, holds[other], holds[rank])) for other in lower):
             lower.append(rank)
     return tuple(sorted(rank for ranks in alike.values() for rank in ranks))
-
-
-def weight_gradients_s(strategy: Strategy, parts: tuple[Parts, ...]) -> tuple[float, ...]:
-    """Of the backward of one microbatch through each virtual stage, the part that a schedule may put off."""
-    stages = len(strategy.stage_layers)
-    return tuple(
-        layers * parts[stage].block.weight_gradients_s
-        + sum(end.weight_gradients_s for end in rank_ends(parts[0], parts[-1], stage == 0, stage == stages - 1))
-        for stage, layers in enumerate(strategy.stage_layers)
-    )

@@ -66,6 +66,15 @@ def add_ends(forward_s: Any, backward_s: Any, ends: Iterable[End], accumulation_
         backward_s[stage] = backward_s[stage] + end.part.backward_s + accumulation_s * end.unit.parameters
 
 
+def put_off_s(stages: Any, ends: Iterable[End]) -> Any:
+    """Seconds of backward that a schedule may put off, for gradients of weights, by virtual stage. stages: those of its
+    blocks, to which the ends are added in place."""
+    for end in ends:
+        stage = 0 if end.has_table else -1
+        stages[stage] = stages[stage] + end.part.weight_gradients_s
+    return stages
+
+
 def unit_work_s(part: Any, unit: Unit, accumulation_s: float) -> Number:
     """Forward and backward of a block or an end, its gradients added to their sums."""
     return part.forward_s + part.backward_s + accumulation_s * unit.parameters

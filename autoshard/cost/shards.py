@@ -31,7 +31,6 @@ class Moved(NamedTuple):
     scatter_s: float
 
 
-NOTHING = Moved(0.0, 0.0)
 NO_MOMENTS = Moments()
 FEW_BLOCKS = 3
 """From so many blocks of a chunk on there is one with a block before it and one behind it."""
@@ -243,9 +242,7 @@ def mesh_state(
 
 
 def moved(matrices: Counts, zero: int, precision: Precision, mesh: Mesh, cluster: Cluster) -> Moved:
-    """Of a unit with these matrices; nothing below ZeRO-2."""
-    if zero < 2:
-        return NOTHING
+    """Seconds of a unit with these matrices under ZeRO-2 or -3."""
     return _moved(tuple(matrices.items()), zero, precision, mesh_order(mesh), cluster)
 
 

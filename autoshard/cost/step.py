@@ -13,8 +13,8 @@ from typing import NamedTuple
 from autoshard.cost.after import After, AfterLastMicrobatch
 from autoshard.cost.collectives import collective_time_s, group_shape
 from autoshard.cost.compute import memory_s
-from autoshard.cost.load import RankLoad, weight_gradients_s
-from autoshard.cost.passes import add_ends, block_passes, end_passes, exposed, stage_passes
+from autoshard.cost.load import RankLoad
+from autoshard.cost.passes import add_ends, block_passes, end_passes, exposed, put_off_s, stage_passes
 from autoshard.cost.program import Part
 from autoshard.cost.rank import parts_ends, rank_of
 from autoshard.cost.shards import State, parts_contents
@@ -124,7 +124,8 @@ def pipeline_work(
     if software.transfer_share is not None:
         blocked_s, transfer_s = software.transfer_share * transfer_s, 0.0
         forward_s, backward_s = (tuple(one + blocked_s for one in passes) for passes in (forward_s, backward_s))
-    weights_s = weight_gradients_s(strategy, parts)
+    waiting = [n * one.block.weight_gradients_s for n, one in zip(strategy.stage_layers, parts, strict=True)]
+    weights_s = tuple(put_off_s(waiting, parts_ends(parts, state, mesh.pp)))
     return Work(mesh.pp, num_microbatches, strategy.num_virtual_stages, forward_s, backward_s, transfer_s, weights_s)
 
 

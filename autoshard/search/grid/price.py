@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autoshard.cost.memory import rank_memory
-from autoshard.cost.passes import add_ends, block_passes, end_passes, stage_passes
+from autoshard.cost.passes import add_ends, block_passes, end_passes, put_off_s, stage_passes
 from autoshard.cost.rank import End, Rank, ends_of, model_ends
 from autoshard.cost.shards import State
 from autoshard.cost.step import accumulation_s_per_parameter
@@ -132,16 +132,15 @@ def pipeline_work(problem: Problem, family: Family, layouts: Layouts) -> Work:
     accumulation_s = accumulation_s_per_parameter(problem.training.precision, device)
     layers = layouts.cuts.layers(pp) if vpp == 1 else layouts.cuts.base
     blocks_s, blocks_back_s = stage_passes(layers, layouts.block, state.block, device, accumulation_s)
-    put_off_s = layers * layouts.block.weight_gradients_s if family.rules.weights_apart else None
+    put_off = layers * layouts.block.weight_gradients_s if family.rules.weights_apart else None
     if vpp > 1:
         blocks_s, blocks_back_s = (np.repeat(one[None], pp * vpp, axis=0) for one in (blocks_s, blocks_back_s))
-        put_off_s = None if put_off_s is None else np.repeat(put_off_s[None], pp * vpp, axis=0)
-    add_ends(blocks_s, blocks_back_s, layouts_ends(family, layouts.first, layouts.last, state), accumulation_s)
-    if put_off_s is not None:
-        put_off_s[0] += layouts.first.weight_gradients_s
-        put_off_s[-1] += layouts.last.weight_gradients_s
+        put_off = None if put_off is None else np.repeat(put_off[None], pp * vpp, axis=0)
+    ends = layouts_ends(family, layouts.first, layouts.last, state)
+    add_ends(blocks_s, blocks_back_s, ends, accumulation_s)
+    weights_s = None if put_off is None else put_off_s(put_off, ends)
     hop_s = layouts.hop_s if pp > 1 else 0.0
-    return Work(pp, layouts.num_microbatches, vpp, blocks_s, blocks_back_s, hop_s, put_off_s)
+    return Work(pp, layouts.num_microbatches, vpp, blocks_s, blocks_back_s, hop_s, weights_s)
 
 
 def memory_bytes(problem: Problem, family: Family, layouts: Layouts) -> Array:
