@@ -11,16 +11,13 @@ from functools import cached_property
 from math import prod
 
 from autoshard.checkpoint.boxes import Box
+from autoshard.convert.forms import QKV_STYLES
 from autoshard.convert.places import Place, TensorLayout, part_shape, place_of
 from autoshard.errors import AutoshardError
 from autoshard.interop.weights import Part
 from autoshard.models.weights import checkpoint_parts, parameter_dims
 from autoshard.spec.model import ModelSpec
 
-QKV_STYLES = ("gqa", "fused", "separate", "coalesced")
-"""gqa: qkv_proj.weight_q, _k, _v (GQAQKVColumnParallelLinear, fuse_qkv=False). fused: its weight_qkv. separate: three
-layers q_proj, k_proj, v_proj. coalesced: one ColumnParallelLinear qkv_proj.weight, for models without grouped queries.
-"""
 MODEL_TYPES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gpt_neox")
 INTERLEAVED, ADJACENT = "interleaved", "adjacent"
 """Key-value heads beyond those that the model has: K0 K1 K0 K1 as on trn1, or K0 K0 K1 K1 as on trn2."""

@@ -7,7 +7,8 @@ import pytest
 
 from autoshard.errors import AutoshardError
 from autoshard.models import load_model
-from autoshard.models.stage import FAMILIES, parameter_count
+from autoshard.models.families import FAMILIES
+from autoshard.models.stage import parameter_count
 from autoshard.schedules import SCHEDULES, actions, in_flight, simulate
 from autoshard.schedules.action import Order
 from autoshard.schedules.orders import Schedule, alternate
