@@ -64,7 +64,6 @@ class Written:
     model: str
     files: int
     bytes: int
-    largest_bytes: int
     step: int | None = None
 
 
@@ -114,7 +113,7 @@ def convert(source: Source, target: Path, conversion: Conversion, starting: Adva
             write_text(folder / MANIFEST, manifest.to_json(), "manifest")
     sizes = [file.size for file in files]
     step = None if source.quantities == WEIGHTS else source.step
-    return Written(source.model.name, len(files), sum(sizes), max(sizes), step)
+    return Written(source.model.name, len(files), sum(sizes), step)
 
 
 def _files(source: Source, dtypes: Mapping[str, str], conversion: Conversion) -> list[OutputFile]:

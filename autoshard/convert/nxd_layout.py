@@ -21,7 +21,6 @@ from autoshard.spec.model import ModelSpec
 MODEL_TYPES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gpt_neox")
 INTERLEAVED, ADJACENT = "interleaved", "adjacent"
 """Key-value heads beyond those that the model has: K0 K1 K0 K1 as on trn1, or K0 K0 K1 K1 as on trn2."""
-_LETTERS = ("q", "k", "v")
 _EXPERTS = {"w1": 0, "w3": 1, "w2": None, "gate_proj": 0, "up_proj": 1, "down_proj": None}
 """Place in the fused matrix of an expert; None: by itself."""
 

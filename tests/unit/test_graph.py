@@ -11,7 +11,6 @@ from autoshard.errors import AutoshardError
 from autoshard.graph.count import (
     Collective,
     OperatorWork,
-    microbatch_collectives,
     operator_work,
     parameter_elements,
     total_flops,
@@ -26,6 +25,7 @@ from autoshard.models import load_model
 from autoshard.models.stage import dim_sizes, padded_vocab_size, parameter_count, stage_graph
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.traced import BLOCK_MODULES
+from tests.spmd.check import microbatch_collectives
 
 
 def block(model: ModelSpec, axes: dict[str, int], seq: int, batch: int = 1, kernel: str = "flash") -> Program:
