@@ -4,8 +4,6 @@ KB, MB, GB, TB = 1e3, 1e6, 1e9, 1e12
 KIB, MIB, GIB = 2.0**10, 2.0**20, 2.0**30
 US, MS = 1e-6, 1e-3
 TFLOPS = 1e12
-GBIT_PER_S = 1e9 / 8
-"""Bytes per second in one gigabit per second."""
 
 
 def format_bytes(count: float) -> str:

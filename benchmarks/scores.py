@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
+from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.layout.strategy import Strategy
 from autoshard.search.choose import simplest_of_equals
-from autoshard.search.headroom import FIT_PROBABILITY, LOWER
+from autoshard.search.headroom import LOWER
 from autoshard.search.ranking import Timed
 from autoshard.spec.cluster import Cluster
 

@@ -3,32 +3,12 @@
 from __future__ import annotations
 
 from math import ceil
-from types import ModuleType
 
 from autoshard.errors import AutoshardError
 from autoshard.graph.ir import Graph, GraphBuilder
-from autoshard.models.gpt2 import graph as gpt2
-from autoshard.models.gpt_neox import graph as gpt_neox
-from autoshard.models.llama import graph as llama
-from autoshard.models.mixtral import graph as mixtral
+from autoshard.models.families import FAMILIES
 from autoshard.models.padding import multiple_of, padded_heads, padded_width
-from autoshard.models.qwen import graph as qwen
-from autoshard.models.traced import graph as traced
 from autoshard.spec.model import ModelSpec
-
-FAMILIES: dict[str, ModuleType] = {
-    "llama": llama,
-    "mistral": llama,
-    "mixtral": mixtral,
-    "gpt2": gpt2,
-    "gpt_neox": gpt_neox,
-    "qwen2": llama,
-    "qwen3": llama,
-    "qwen2_moe": qwen,
-    "qwen3_moe": qwen,
-    "traced": traced,
-}
-"""model_type -> module with `embedding(b, model)`, `block(b, model, x, layer, kernel)` and `head(b, model, x)`."""
 
 VOCABULARY_MULTIPLE = 8
 """Padded vocabularies are a multiple of this on every rank: Megatron's and NxD's make_vocab_size_divisible_by."""
@@ -93,11 +73,11 @@ def stage_graph(
     if family is None:
         raise AutoshardError(f"model_type={model.model_type!r} of {model.name} is not one of: {', '.join(FAMILIES)}")
     b = GraphBuilder(sizes, element_bytes)
-    x = family.embedding(b, model) if first else b.hidden_input("hidden", "batch seq embed")
+    x = family.graph.embedding(b, model) if first else b.hidden_input("hidden", "batch seq embed")
     for layer in layers:
-        x = family.block(b, model, x, layer, attention_kernel)
+        x = family.graph.block(b, model, x, layer, attention_kernel)
     if last:
-        family.head(b, model, x)
+        family.graph.head(b, model, x)
     return b.build()
 
 

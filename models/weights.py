@@ -2,39 +2,20 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 from autoshard.errors import AutoshardError
 from autoshard.interop.weights import Part
-from autoshard.models.gpt2 import weights as gpt2
-from autoshard.models.gpt_neox import weights as gpt_neox
-from autoshard.models.llama import weights as llama
-from autoshard.models.mixtral import weights as mixtral
-from autoshard.models.qwen import weights as qwen
+from autoshard.models.families import FAMILIES
 from autoshard.models.stage import dim_sizes, stage_graph
 from autoshard.spec.model import ModelSpec
-
-FAMILIES: dict[str, ModuleType] = {
-    "llama": llama,
-    "mistral": llama,
-    "mixtral": mixtral,
-    "gpt2": gpt2,
-    "gpt_neox": gpt_neox,
-    "qwen2": llama,
-    "qwen3": llama,
-    "qwen2_moe": qwen,
-    "qwen3_moe": qwen,
-}
-"""model_type -> module with `block(model, layer)` and `ends(model)`, which list parts of the checkpoint."""
 
 
 def checkpoint_parts(model: ModelSpec) -> tuple[Part, ...]:
     """Every part of the checkpoint that is a parameter; what else is in its files (masks, frequencies) is constant."""
-    family = FAMILIES.get(model.model_type)
-    if family is None:
+    weights = FAMILIES[model.model_type].weights
+    if weights is None:
         raise AutoshardError(f"model_type={model.model_type} of {model.name} has no known form of Hugging Face weights")
-    blocks = (part for layer in range(model.num_hidden_layers) for part in family.block(model, layer))
-    return (*family.ends(model), *blocks)
+    blocks = (part for layer in range(model.num_hidden_layers) for part in weights.block(model, layer))
+    return (*weights.ends(model), *blocks)
 
 
 def parameter_dims(model: ModelSpec) -> tuple[dict[str, tuple[str, ...]], dict[str, int]]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from autoshard.calibrate.least_squares import Prior, by_size, slope_of, stepped
 from autoshard.calibrate.values import CollectiveTime, Measurements, OperatorTime, PassTime
 from autoshard.cost.collectives import GroupShape, collective_law
 from autoshard.cost.compute import memory_s, seconds_of
@@ -169,7 +170,7 @@ def _fitted(
     """Gauss-Newton on the logarithms of the constants, reweighted so that outliers do not pull."""
     names, at, step = list(starts), np.log(list(starts.values())), 1e-3
     tops = np.array([-step if name.endswith("efficiency") else np.inf for name in names])
-    start = at.copy()
+    prior = Prior(at, np.full(len(at), STRAY**-0.5), tops)
 
     def values(logs: np.ndarray) -> dict[str, float]:
         return {name: exp(one) for name, one in zip(names, logs, strict=True)}
@@ -179,9 +180,6 @@ def _fitted(
 
     for _ in range(40):
         now = residuals(at)
-        slope = np.array([(residuals(at + step * unit) - now) / step for unit in np.eye(len(names))]).T
-        robust = np.array(weights) / np.maximum(np.abs(now), LEAST)
-        matrix = (slope * robust[:, None]).T @ slope + STRAY * np.eye(len(names))
-        change = np.linalg.solve(matrix, -(slope * robust[:, None]).T @ now - STRAY * (at - start))
-        at = np.minimum(at + np.clip(change, -0.5, 0.5), tops)
+        slope = slope_of(residuals, at, now, np.full(len(at), step))
+        at = stepped(at, now, slope, np.array(weights) * by_size(now, LEAST), prior, limit=0.5)
     return Fit({name: float(f"{one:.4g}") for name, one in values(at).items()}, tuple(points(values(at))))

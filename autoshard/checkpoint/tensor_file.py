@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -77,18 +76,6 @@ def _chunks(parts: Iterable[memoryview]) -> Iterator[memoryview]:
     for data in parts:
         for start in range(0, len(data), _CHUNK_BYTES):
             yield data[start : start + _CHUNK_BYTES]
-
-
-def write_tensors(path: Path, tensors: Sequence[TensorBytes]) -> tuple[int, str]:
-    """A new file, on the disk when this returns -> (bytes, SHA-256), found while writing. Raises OSError."""
-    stream, digest = tensor_stream(tensors), hashlib.sha256()
-    with path.open("xb") as file:
-        for chunk in stream.chunks:
-            digest.update(chunk)
-            file.write(chunk)
-        file.flush()
-        os.fsync(file.fileno())
-    return stream.bytes, digest.hexdigest()
 
 
 def checksum(path: Path) -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from autoshard.checkpoint.place import is_remote
 from autoshard.commands.output import load_plan, say
 from autoshard.commands.parser import Parser, one_of, path, whole
+from autoshard.convert.forms import FORMS, QKV_STYLES
 from autoshard.errors import AutoshardError
 from autoshard.units import format_bytes
 
@@ -35,9 +36,7 @@ is looked at. TARGET is a new folder, and is there when all of it is.
 
 Nothing in a file is executed. Weights keep every bit unless --dtype asks for others."""
 LINE_EVERY_S = 30.0
-FORMS = ("hf", "plan", "nxd")
 DTYPES = ("bfloat16", "float16", "float32")
-QKV_STYLES = ("gqa", "fused", "separate", "coalesced")
 
 
 def add_arguments(parser: Parser) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.commands.parser import number, one_of, path, share, text, whole, whole_or
+from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.graph.recompute import canonical
 from autoshard.layout.mesh import parse_axis_order
 from autoshard.schedules import SCHEDULES
@@ -18,7 +19,6 @@ INSTANCE = "trn1.32xlarge"
 SEQUENCE_LENGTH = 8192
 GLOBAL_BATCH = 1024
 TOP = 5
-FIT_PROBABILITY = 0.9
 MOST_NODES, MOST_SEQUENCES, MOST_TOKENS = 65_536, 1_048_576, 100_000_000
 """Of a cluster, of a step, of a sequence: beyond what anybody has, and what is searched in bounded time."""
 SEARCHED = "auto"

@@ -8,14 +8,12 @@ from typing import Any
 from autoshard.commands.written import Written
 from autoshard.cost.values import Estimate, Term
 from autoshard.explain.describe import layout_name
-from autoshard.explain.page import Line, hanging, heading, paint, table, wrapped
+from autoshard.explain.page import LEAST_SHARE, Line, hanging, heading, paint, table, wrapped
 from autoshard.layout.plan_json import estimate_to_dict
 from autoshard.layout.rounding import rounded
 from autoshard.search.result import Candidate
 from autoshard.search.score import Score
 from autoshard.units import format_bytes, format_seconds
-
-LEAST_SHARE = 0.0005
 
 
 def score_page(written: Written, score: Score, best: Candidate | None, width: int, color: bool) -> str:

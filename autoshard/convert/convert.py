@@ -10,6 +10,7 @@ from autoshard.checkpoint.manifest import MANIFEST, WEIGHTS
 from autoshard.checkpoint.tensor_file import checksum
 from autoshard.convert.dtypes import BY_CONFIG_NAME, CONFIG_NAMES
 from autoshard.convert.folder import check_free, check_space, new_folder
+from autoshard.convert.forms import FORMS
 from autoshard.convert.huggingface import (
     SHARD_BYTES,
     carried_files,
@@ -30,7 +31,6 @@ from autoshard.models.registry import load_model
 from autoshard.spec.fields import show
 from autoshard.spec.model import ModelSpec
 
-FORMS = ("hf", "plan", "nxd")
 _NOT_OF_WEIGHTS = ("name", "router_aux_loss_coef", "dropout")
 Advance = Callable[[int], None]
 
@@ -64,7 +64,6 @@ class Written:
     model: str
     files: int
     bytes: int
-    largest_bytes: int
     step: int | None = None
 
 
@@ -114,7 +113,7 @@ def convert(source: Source, target: Path, conversion: Conversion, starting: Adva
             write_text(folder / MANIFEST, manifest.to_json(), "manifest")
     sizes = [file.size for file in files]
     step = None if source.quantities == WEIGHTS else source.step
-    return Written(source.model.name, len(files), sum(sizes), max(sizes), step)
+    return Written(source.model.name, len(files), sum(sizes), step)
 
 
 def _files(source: Source, dtypes: Mapping[str, str], conversion: Conversion) -> list[OutputFile]:

@@ -20,7 +20,8 @@ from autoshard.interop.huggingface import MAX_CONFIG_BYTES, read_config
 from autoshard.interop.huggingface_config import to_config
 from autoshard.interop.json_file import parse_json, read_json
 from autoshard.interop.weights import Part
-from autoshard.models.weights import FAMILIES, checkpoint_parts, parameter_dims
+from autoshard.models.families import FAMILIES
+from autoshard.models.weights import checkpoint_parts, parameter_dims
 from autoshard.spec.fields import show
 from autoshard.spec.model import ModelSpec
 
@@ -117,7 +118,7 @@ def carried_files(model: ModelSpec, carried: tuple[Path, ...], dtype: str | None
     dtype: of all weights, for the config; None: not said there.
     """
     files = {path.name: plain_file(Path(path.name), _bytes(path)) for path in carried}
-    if CONFIG not in files and model.model_type not in FAMILIES:
+    if CONFIG not in files and FAMILIES[model.model_type].weights is None:
         return list(files.values())
     config = parse_json(files[CONFIG].known[0][1], "model config") if CONFIG in files else to_config(model)
     assert isinstance(config, dict), "read as the model before"

@@ -11,22 +11,18 @@ from functools import cached_property
 from math import prod
 
 from autoshard.checkpoint.boxes import Box
+from autoshard.convert.forms import QKV_STYLES
 from autoshard.convert.places import Place, TensorLayout, part_shape, place_of
 from autoshard.errors import AutoshardError
 from autoshard.interop.weights import Part
 from autoshard.models.weights import checkpoint_parts, parameter_dims
 from autoshard.spec.model import ModelSpec
 
-QKV_STYLES = ("gqa", "fused", "separate", "coalesced")
-"""gqa: qkv_proj.weight_q, _k, _v (GQAQKVColumnParallelLinear, fuse_qkv=False). fused: its weight_qkv. separate: three
-layers q_proj, k_proj, v_proj. coalesced: one ColumnParallelLinear qkv_proj.weight, for models without grouped queries.
-"""
 MODEL_TYPES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gpt_neox")
 INTERLEAVED, ADJACENT = "interleaved", "adjacent"
 """Key-value heads beyond those that the model has: K0 K1 K0 K1 as on trn1, or K0 K0 K1 K1 as on trn2.
 
 NxD's own converter 0.18.0 repeats them as on trn1 for trn2 too, beside query heads as its layers have them on trn2."""
-_LETTERS = ("q", "k", "v")
 _EXPERTS = {"w1": 0, "w3": 1, "w2": None, "gate_proj": 0, "up_proj": 1, "down_proj": None}
 """Place in the fused matrix of an expert; None: by itself."""
 

@@ -20,6 +20,8 @@ from autoshard.spec.cluster import Cluster
 
 FILE = Path(__file__).parent / "intervals.json"
 UNMEASURED = "unmeasured"
+FIT_PROBABILITY = 0.9
+"""How surely a layout must fit into memory, unless something else is said."""
 BEYOND = 1.5
 """How much wider an interval is, in logarithms, for what no measured layout of its device has. A guess."""
 _TRAINIUM = re.compile(r"^(trn\d+)[nu]$")

@@ -9,14 +9,11 @@ from autoshard.explain.beside import Doubt, Pair, doubt, pairs
 from autoshard.explain.compare import Comparison
 from autoshard.explain.describe import Description
 from autoshard.explain.names import recompute_by_stage, short_name
-from autoshard.explain.page import NARROWEST, WIDEST, Line, heading, paint, percent, table, wrapped
+from autoshard.explain.page import LEAST_SHARE, NARROWEST, WIDEST, Line, heading, paint, percent, table, wrapped
 from autoshard.explain.why import Why
 from autoshard.layout.strategy import Strategy
 from autoshard.spec.cluster import Cluster
 from autoshard.units import format_bytes, format_seconds
-
-LEAST_SHARE = 0.0005
-"""Differences below this share of the whole are not shown."""
 
 
 def pair_lines(

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.cost.values import Term
 from autoshard.explain.advice import advice
 from autoshard.explain.beside import doubt, memory_interval
@@ -18,7 +19,6 @@ from autoshard.layout.plan import Plan, SearchSummary
 from autoshard.layout.strategy import Strategy
 from autoshard.models.stage import parameter_count
 from autoshard.schedules import SCHEDULES
-from autoshard.search.headroom import FIT_PROBABILITY
 from autoshard.search.result import Candidate, Rejection
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ from math import sqrt
 from typing import NamedTuple
 
 from autoshard.cost.estimate import estimate
+from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.errors import AutoshardError
 from autoshard.explain.quantities import Quantity
 from autoshard.layout.strategy import Strategy
 from autoshard.search import Candidate, Pins
 from autoshard.search.again import Searches
-from autoshard.search.headroom import FIT_PROBABILITY
 from autoshard.search.rules import Problem
 
 FINE = 1.01

@@ -13,9 +13,9 @@ from autoshard.explain.page import Line, heading, table, wrapped
 from autoshard.interop.text_file import printable, read_text
 from autoshard.layout.plan import Plan
 from autoshard.layout.plan_json import plan_to_json
+from autoshard.runtime.measured import RUN_FORMAT
 from autoshard.units import format_bytes, format_seconds
 
-RUN_FORMAT = 1
 MAX_RUN_BYTES = 64_000_000
 SHARES = {
     "collectives": (

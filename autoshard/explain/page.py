@@ -10,6 +10,9 @@ NARROWEST, WIDEST = 60, 120
 LEAST_LAST_COLUMN = 28
 """A last column narrower than this moves to lines of its own."""
 
+LEAST_SHARE = 0.0005
+"""A smaller share of the whole, or a smaller difference, would show as 0.0 %: it stands in no row of its own."""
+
 Span = tuple[str, str]
 """Text and its style (rich's words), '' for none."""
 Line = tuple[Span, ...]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from math import inf
 from typing import Any, NamedTuple
 
+from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.explain.answers import (
     DegreeRow,
     FlipRow,
@@ -25,7 +26,6 @@ from autoshard.explain.quantities import quantities
 from autoshard.layout.plan import Plan
 from autoshard.search import Candidate
 from autoshard.search.again import OutOfTime, Searches
-from autoshard.search.headroom import FIT_PROBABILITY
 from autoshard.search.search import Clock
 from autoshard.spec.cluster import instances
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from autoshard.explain.answers import Sensitivity
 from autoshard.explain.describe import Description, RunnerUp, Share
 from autoshard.explain.page import (
+    LEAST_SHARE,
     NARROWEST,
     WIDEST,
     Line,
@@ -25,8 +26,6 @@ from autoshard.units import GB, TFLOPS, format_bytes, format_count, format_secon
 
 BAR_WIDTH = 40
 """Of the whole; less where the largest term would not fit on the page."""
-LEAST_SHARE = 0.0005
-"""Terms below this share would show as 0.0 %."""
 NEARLY_FULL = 0.9
 
 

@@ -6,12 +6,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from autoshard.cost.estimate import estimate
+from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.errors import AutoshardError, NoLayoutFits
 from autoshard.explain.beside import doubt, pairs
 from autoshard.explain.flips import same_layout
 from autoshard.layout.plan import Plan
 from autoshard.search import Candidate, Pins, search
-from autoshard.search.headroom import FIT_PROBABILITY
 from autoshard.search.rules import Problem
 from autoshard.spec.cluster import Cluster
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -135,15 +134,6 @@ def _moving(transitions: tuple[Transition, ...], forward: bool) -> Iterator[tupl
         kind = transition.forward if forward else transition.backward
         if kind in COLLECTIVES:
             yield kind, transition.axes, transition.payload_bytes
-
-
-def microbatch_collectives(program: Program) -> Counter[Collective]:
-    """Every collective of one forward and backward without recompute."""
-    counts: Counter[Collective] = Counter()
-    for step in program.steps:
-        counts.update(Collective("forward", *one) for one in forward_collectives(program, step))
-        counts.update(Collective("backward", *one) for one in backward_collectives(program, step))
-    return counts
 
 
 def parameter_elements(program: Program) -> dict[str, int]:

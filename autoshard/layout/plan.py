@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import autoshard
+from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.cost.stage import strategy_mesh
 from autoshard.cost.values import Estimate
 from autoshard.graph.ir import Graph, Operator
@@ -20,7 +21,6 @@ from autoshard.layout.sharding import hidden_state, operator_choice, partition_s
 from autoshard.layout.strategy import Strategy
 from autoshard.layout.template import template_of
 from autoshard.models.stage import dim_sizes, stage_graph
-from autoshard.search.headroom import FIT_PROBABILITY
 from autoshard.search.result import OPTIMAL, Candidate, Pins, Rejection
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.model import ModelSpec

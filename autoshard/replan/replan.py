@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.errors import AutoshardError
 from autoshard.layout.plan import Plan, SearchSummary, make_plan
 from autoshard.layout.strategy import Strategy
 from autoshard.replan.moved import Moved, moved
 from autoshard.search import Candidate, Pins, SearchResult, search
-from autoshard.search.headroom import FIT_PROBABILITY
 from autoshard.search.rules import Problem, warnings
 from autoshard.spec.cluster import Cluster
 from autoshard.units import format_bytes

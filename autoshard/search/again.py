@@ -10,9 +10,10 @@ from dataclasses import replace
 from math import inf
 
 from autoshard.cost.estimate import estimate
+from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.search.candidates import check_pins
 from autoshard.search.collector import uncollected
-from autoshard.search.headroom import FIT_PROBABILITY, levels
+from autoshard.search.headroom import levels
 from autoshard.search.layouts import legal_layouts
 from autoshard.search.result import Candidate, Pins
 from autoshard.search.rules import Draft, Problem

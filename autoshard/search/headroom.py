@@ -7,8 +7,6 @@ from typing import NamedTuple
 from autoshard.cost.interval import fits_probability
 from autoshard.spec.cluster import Cluster
 
-FIT_PROBABILITY = 0.9
-"""What is wanted unless something else is said."""
 LOWER = (0.75, 0.5)
 """What is wanted next where no layout fits that surely. With 0.5 the prediction itself fits."""
 

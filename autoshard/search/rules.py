@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from autoshard.errors import AutoshardError
-from autoshard.graph.recompute import BLOCK_MODULES, check_members, members
+from autoshard.graph.recompute import check_members, members
 from autoshard.layout.context_parallel import RINGS, UNUSED
 from autoshard.layout.strategy import Strategy
 from autoshard.models.padding import padded_heads, padding_notes
@@ -21,6 +21,7 @@ from autoshard.search.mesh_rules import MESH_RULES, tp_is_a_group_size
 from autoshard.search.problem import Draft, Problem, Rule, divisors, fitting
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.model import ModelSpec
+from autoshard.spec.traced import BLOCK_MODULES
 from autoshard.spec.training import TrainingSpec
 
 __all__ = ["MESH_RULES", "Draft", "Problem", "divisors"]

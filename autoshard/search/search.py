@@ -9,11 +9,12 @@ from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from autoshard.cost.estimate import estimate, model_flops_per_step
+from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.errors import AutoshardError, NoLayoutFits
 from autoshard.search.candidates import check_pins
 from autoshard.search.choose import COMPARED, simplest_of_equals
 from autoshard.search.collector import uncollected
-from autoshard.search.headroom import FIT_PROBABILITY, Level, levels
+from autoshard.search.headroom import Level, levels
 from autoshard.search.layouts import MeshDrafts, legal_layouts
 from autoshard.search.obstacles import obstacles
 from autoshard.search.ranking import Timed, best_of_each_kind, describe

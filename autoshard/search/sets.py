@@ -7,10 +7,11 @@ from itertools import combinations
 from typing import NamedTuple
 
 from autoshard.cost.stage import LocalShape
-from autoshard.graph.recompute import BLOCK_MODULES, COMMON_SETS, NO_RECOMPUTE, canonical, members
+from autoshard.graph.recompute import COMMON_SETS, NO_RECOMPUTE, canonical, members
 from autoshard.search.candidates import meshes, variants
 from autoshard.search.result import Pins
 from autoshard.search.rules import Problem
+from autoshard.spec.traced import BLOCK_MODULES
 
 EVERY_SET = (
     NO_RECOMPUTE,

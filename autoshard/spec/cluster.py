@@ -116,11 +116,6 @@ class Device:
         known = ", ".join(name for name, _ in self.flops_per_s)
         raise AutoshardError(f"dtype {dtype} has no peak FLOP/s for device {self.name}; it lists {known}")
 
-    @property
-    def usable_memory_bytes(self) -> float:
-        """What a plan may fill."""
-        return self.memory_bytes - self.reserved_memory_bytes
-
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {

@@ -21,6 +21,7 @@ HIDDEN = "hidden"
 SPEC_DIMS = ("batch", "seq", "embed", "kvhead", "group", "headdim", "ffn", "vocab", "position", "expert", "capacity")
 """Dims whose sizes follow from the fields of ModelSpec and from the batch."""
 BLOCK_MODULES = ("attention_norm", "attention", "core_attention", "mlp_norm", "mlp", "residual")
+"""Modules of a transformer block; embedding and head lie outside of every recompute set."""
 SECTIONS = ("embedding", "block", "head")
 INITIAL = ("normal", "residual", "ones", "zeros")
 """How a parameter starts: N(0, 0.02), the same over sqrt(2 layers), 1 or 0."""

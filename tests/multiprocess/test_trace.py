@@ -33,10 +33,10 @@ from autoshard.trace.rules.numbers import clamp, formula
 from autoshard.trace.trace import trace_model, trace_module
 from autoshard.trace.tracer import RULES, Tracer
 from autoshard.trace.values import Value
-from autoshard.trace.weights import parameters_of
 from tests.multiprocess.odd_model import OddModel
 from tests.multiprocess.plans import strategy
 from tests.multiprocess.test_transformers import CONFIGS
+from tests.multiprocess.traced_parameters import parameters_of
 from tests.traced_models import ODD
 
 SEQ = 24

@@ -11,13 +11,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, logging
 
 from autoshard.graph.partition import partition
 from autoshard.interop.huggingface import read_config
-from autoshard.interop.weights import from_checkpoint, to_checkpoint
 from autoshard.models import builtin_models
 from autoshard.models.registry import FOLDER
 from autoshard.models.stage import dim_sizes, parameter_count, stage_graph
 from autoshard.models.weights import checkpoint_parts, parameter_dims
 from autoshard.runtime.torch_backend.stage_module import StageModule
 from autoshard.spec.model import ModelSpec
+from tests.whole_weights import from_checkpoint, to_checkpoint
 
 logging.disable_progress_bar()
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 
-from autoshard.graph.count import Collective, microbatch_collectives, parameter_elements
+from autoshard.graph.count import Collective, backward_collectives, forward_collectives, parameter_elements
 from autoshard.graph.ir import Graph
 from autoshard.graph.partition import Program, partition
 from tests.spmd.collectives import Array
@@ -28,6 +28,15 @@ def check_program(program: Program, seed: int) -> None:
         if name in whole.gradients:
             _compare(sharded.whole_gradient(name), whole.gradients[name], f"seed {seed}: gradient of {name}")
     assert sharded.collectives == microbatch_collectives(program) + _deferred(program), f"seed {seed}"
+
+
+def microbatch_collectives(program: Program) -> Counter[Collective]:
+    """Every collective of one forward and backward without recompute."""
+    counts: Counter[Collective] = Counter()
+    for step in program.steps:
+        counts.update(Collective("forward", *one) for one in forward_collectives(program, step))
+        counts.update(Collective("backward", *one) for one in backward_collectives(program, step))
+    return counts
 
 
 def unsharded(graph: Graph) -> Program:

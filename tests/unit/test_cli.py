@@ -358,8 +358,9 @@ def test_two_processes_write_the_same_bytes() -> None:
 def test_planning_imports_nothing_heavy() -> None:
     code = (
         "import sys; from autoshard.cli import main; "
-        f"assert main({[*SMALL, '--out', 'plan.json']!r}) == 0; "
-        "heavy = {'torch', 'wandb', 'matplotlib', 'rich', 'jsonschema', 'tensorboard'} & set(sys.modules); "
+        f"assert main({[*SMALL, '--out', 'plan.json']!r}) == main(['validate', 'plan.json']) == 0; "
+        "assert main(['explain', 'plan.json']) == 0; "
+        "heavy = {'torch', 'einops', 'wandb', 'matplotlib', 'rich', 'jsonschema', 'tensorboard'} & set(sys.modules); "
         "sys.exit(f'imported: {heavy}' if heavy else 0)"
     )
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}

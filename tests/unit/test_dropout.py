@@ -10,7 +10,6 @@ from jsonschema import Draft202012Validator
 from autoshard.commands.plan_options import request_from
 from autoshard.commands.planning import plan_for
 from autoshard.errors import AutoshardError
-from autoshard.graph.count import microbatch_collectives
 from autoshard.graph.operators import SEQUENCE_KEYS
 from autoshard.graph.recompute import kept_activations
 from autoshard.interop.export import export
@@ -21,6 +20,7 @@ from autoshard.models.stage import dim_sizes, stage_graph
 from autoshard.spec.dropout import NO_DROPOUT, Dropout, parse_dropout
 from autoshard.spec.model import ModelSpec
 from tests.multiprocess.plans import MODELS, plan_of, strategy
+from tests.spmd.check import microbatch_collectives
 from tests.traced_models import ODD
 
 REPOSITORY = Path(__file__).parents[2]

@@ -23,10 +23,10 @@ from autoshard.explain.describe import Description, describe
 from autoshard.explain.grid import grid, schedule_lines
 from autoshard.explain.names import changed_words, recompute_words
 from autoshard.explain.operators import operator_rows
-from autoshard.explain.page import more, paint
+from autoshard.explain.page import LEAST_SHARE, more, paint
 from autoshard.explain.partial import read_partial
 from autoshard.explain.sensitivity_text import degree_lines, size_rows
-from autoshard.explain.text import LEAST_SHARE, render
+from autoshard.explain.text import render
 from autoshard.explain.why import why
 from autoshard.layout.plan import Plan, make_plan
 from autoshard.layout.plan_json import write_plan

@@ -37,16 +37,16 @@ def test_it_finds_the_constants_that_made_the_results(cases: list[InstanceCase])
     made = Problem([replace(case, time_s=problem.predicted_s(case, true)) for case in cases], CONSTANTS, CONTENT)
     at = fit(made)
     off = np.abs(made.residuals(at))
-    assert off.max() < 0.04 < 0.1 < np.abs(made.residuals(problem.prior)).max()
+    assert off.max() < 0.04 < 0.1 < np.abs(made.residuals(problem.prior.at)).max()
     assert at[2] == pytest.approx(log(0.02), abs=0.3)
 
 
 def test_without_results_the_priors_stay(cases: list[InstanceCase]) -> None:
     problem = Problem(cases, CONSTANTS, CONTENT)
     nothing = np.zeros(len(problem.cases))
-    now = problem.residuals(problem.prior)
-    found = problem.solve(problem.prior, now, problem.slope(problem.prior, now), nothing)
-    assert found == pytest.approx(problem.prior)
+    at = problem.prior.at
+    now = problem.residuals(at)
+    assert problem.solve(at, now, problem.slope(at, now), nothing) == pytest.approx(at)
 
 
 def test_layouts_that_were_left_out(cases: list[InstanceCase]) -> None:

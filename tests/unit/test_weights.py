@@ -1,17 +1,16 @@
 """Hugging Face checkpoints: names and shapes of each family, every element once, and back the same."""
 
-from dataclasses import replace
 from math import prod
 
 import numpy as np
 import pytest
 
-from autoshard.errors import AutoshardError
-from autoshard.interop.weights import Part, from_checkpoint, to_checkpoint
+from autoshard.interop.weights import Part
 from autoshard.models.stage import parameter_count
 from autoshard.models.weights import checkpoint_parts, parameter_dims
 from autoshard.spec.model import ModelSpec
 from tests.multiprocess.plans import MODELS
+from tests.whole_weights import from_checkpoint, to_checkpoint
 
 
 def numbered(model: ModelSpec) -> dict[str, np.ndarray]:
@@ -85,20 +84,6 @@ def test_gpt2_without_the_outermost_name_is_read_too() -> None:
     tensors = {name.removeprefix("transformer."): tensor for name, tensor in checkpoint(model).items()}
     back = dict(from_checkpoint(checkpoint_parts(model), dims, sizes, tensors, tensors.__getitem__))
     np.testing.assert_array_equal(back["transformer.wte.weight"], numbered(model)["transformer.wte.weight"])
-
-
-def test_what_is_missing_or_misshapen_is_named() -> None:
-    model = replace(MODELS["llama"], num_hidden_layers=1)
-    dims, sizes = parameter_dims(model)
-    tensors = checkpoint(model)
-    wrong = {**tensors, "model.norm.weight": np.zeros(32)}
-    with pytest.raises(AutoshardError) as raised:
-        dict(from_checkpoint(checkpoint_parts(model), dims, sizes, wrong, wrong.__getitem__))
-    assert str(raised.value) == "model.norm.weight of the checkpoint has shape [32]; the model's is [64]"
-    del tensors["model.norm.weight"]
-    with pytest.raises(AutoshardError) as raised:
-        dict(from_checkpoint(checkpoint_parts(model), dims, sizes, tensors, tensors.__getitem__))
-    assert str(raised.value) == "the checkpoint has no tensor model.norm.weight, which the model needs"
 
 
 def test_a_layout_names_the_dims_in_each_dim() -> None:

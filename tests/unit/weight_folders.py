@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from autoshard.interop.huggingface_config import to_config
-from autoshard.interop.weights import to_checkpoint
 from autoshard.layout.plan import Plan
 from autoshard.models.weights import checkpoint_parts, parameter_dims
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import load_precision
 from tests.multiprocess.plans import plan_of, strategy
+from tests.whole_weights import to_checkpoint
 
 NUMPY = {"BF16": np.uint16, "F16": np.float16, "F32": np.float32}
 Tensors = dict[str, np.ndarray[Any, Any]]

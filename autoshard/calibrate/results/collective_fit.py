@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 
 from autoshard.calibrate.calibration import Leaf, leaf_entry, leaves
+from autoshard.calibrate.least_squares import Prior, by_size, slope_of, stepped
 from autoshard.calibrate.results.collective_rows import CollectiveCase
 from autoshard.spec.cluster import Cluster
 
 SPREAD, NOISE, FRAMEWORK_SPREAD = 0.5, 0.1, 1.5
 FRAMEWORK_S = 5e-4
-ROUNDS, LEFT_OUT_ROUNDS = 20, 2
+ROUNDS, LEFT_OUT_ROUNDS, STEP = 20, 2, 1e-3
 LINKS = (
     "collective_launch_s",
     "hop_latency_s",
@@ -103,8 +104,10 @@ class Problem:
         starts: Values = {leaf: prior for leaf, (prior, _) in priors.items()}
         starts.update({case.ranks: FRAMEWORK_S for case in cases if case.framework})
         self.keys = list(starts)
-        self.start = np.log([starts[key] for key in self.keys])
-        self.spread = np.array([SPREAD if isinstance(key, tuple) else FRAMEWORK_SPREAD for key in self.keys])
+        spread = np.array([SPREAD if isinstance(key, tuple) else FRAMEWORK_SPREAD for key in self.keys])
+        shares = [isinstance(key, tuple) and "efficiency" in key[0] for key in self.keys]
+        start = np.log([starts[key] for key in self.keys])
+        self.prior = Prior(start, spread, np.where(shares, -STEP, np.inf))
         self.clusters = list(dict.fromkeys(case.cluster for case in cases))
         self.places = [self.clusters.index(case.cluster) for case in cases]
 
@@ -125,17 +128,10 @@ class Problem:
         groups = [case.group for case in self.cases]
         weights = np.array([1 / groups.count(group) ** 0.5 for group in groups]) * rows
         for _ in range(rounds):
-            now, step = self.residuals(at), 1e-3
-            slope = np.array([(self.residuals(at + step * unit) - now) / step for unit in np.eye(len(at))]).T
-            robust = weights / np.maximum(np.abs(now), NOISE) / NOISE
-            A = (slope * robust[:, None]).T @ slope + np.diag(1 / self.spread**2)
-            b = -(slope * robust[:, None]).T @ now - (at - self.start) / self.spread**2
-            at = np.minimum(at + np.clip(np.linalg.solve(A, b), -0.4, 0.4), self._tops())
+            now = self.residuals(at)
+            slope = slope_of(self.residuals, at, now, np.full(len(at), STEP))
+            at = stepped(at, now, slope, weights * by_size(now, NOISE) / NOISE, self.prior, limit=0.4)
         return at
-
-    def _tops(self) -> np.ndarray:
-        shares = [isinstance(key, tuple) and "efficiency" in key[0] for key in self.keys]
-        return np.where(shares, -1e-3, np.inf)
 
 
 @dataclass(frozen=True)
@@ -153,7 +149,7 @@ def fit_collectives(
 ) -> CollectiveFit:
     """As Problem; the values to three digits."""
     problem = Problem(cases, priors, content)
-    at = problem.fit(np.ones(len(cases)), problem.start, ROUNDS)
+    at = problem.fit(np.ones(len(cases)), problem.prior.at, ROUNDS)
     values = {key: float(f"{one:.3g}") for key, one in problem.values(at).items() if isinstance(key, tuple)}
     groups = dict.fromkeys(case.group for case in cases)
     return CollectiveFit(

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from autoshard.calibrate.calibration import Leaf, leaf_entry, leaves
+from autoshard.calibrate.least_squares import Prior, slope_of, stepped
 from autoshard.calibrate.results.constants import Constant
 from autoshard.calibrate.results.instance_rows import InstanceCase
 from autoshard.cost.estimate import estimate
@@ -99,15 +100,17 @@ class Problem:
         self.cases, self.constants, self.noise = list(cases), constants, noise
         self.now = {leaf: float(leaf_entry(content["calibration"], leaf)["value"]) for leaf in constants}
         self.groups = [case.group for case in cases]
-        self.prior = np.log([constant.prior for constant in constants.values()])
-        self.spread = np.array([constant.spread for constant in constants.values()])
-        self.tops = np.array([0.0 if "efficiency" in leaf[0] else np.inf for leaf in constants])
+        self.prior = Prior(
+            np.log([constant.prior for constant in constants.values()]),
+            np.array([constant.spread for constant in constants.values()]),
+            np.array([0.0 if "efficiency" in leaf[0] else np.inf for leaf in constants]),
+        )
 
     def values(self, logs: np.ndarray) -> dict[Leaf, float]:
         return {leaf: exp(one) for leaf, one in zip(self.constants, logs, strict=True)}
 
     def predicted_s(self, case: InstanceCase, logs: np.ndarray) -> float:
-        cluster = altered(case.cluster, self.now, self.values(np.minimum(logs, self.tops)))
+        cluster = altered(case.cluster, self.now, self.values(np.minimum(logs, self.prior.tops)))
         return estimate(case.model, case.training, cluster, case.strategy).step_time_s
 
     def residuals(self, logs: np.ndarray) -> np.ndarray:
@@ -121,17 +124,12 @@ class Problem:
 
     def slope(self, logs: np.ndarray, now: np.ndarray) -> np.ndarray:
         """Downwards from a share that is at 1."""
-        steps = np.where(logs + STEP > self.tops, -STEP, STEP)
-        columns = [(self.residuals(logs + step) - now) / step.sum() for step in np.diag(steps)]
-        return np.stack(columns, axis=1)
+        return slope_of(self.residuals, logs, now, np.where(logs + STEP > self.prior.tops, -STEP, STEP))
 
     def solve(self, at: np.ndarray, now: np.ndarray, slope: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Least squares of those rows, each group as one, and of the distance to the priors, on the straight line."""
         weights = np.array([1 / self.groups.count(group) for group in self.groups]) * rows / self.noise**2
-        A = (slope * weights[:, None]).T @ slope + np.diag(1 / self.spread**2)
-        b = -(slope * weights[:, None]).T @ now - (at - self.prior) / self.spread**2
-        found: np.ndarray = np.minimum(at + np.clip(np.linalg.solve(A, b), -0.5, 0.5), self.tops)
-        return found
+        return stepped(at, now, slope, weights, self.prior, limit=0.5)
 
 
 @dataclass(frozen=True)
@@ -146,7 +144,7 @@ class InstanceFit:
 
 def fit(problem: Problem) -> np.ndarray:
     """Logarithms of the constants, fitted to all."""
-    at, everything = problem.prior, np.ones(len(problem.cases))
+    at, everything = problem.prior.at, np.ones(len(problem.cases))
     for _ in range(ROUNDS):
         now = problem.residuals(at)
         at = problem.solve(at, now, problem.slope(at, now), everything)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from autoshard.calibrate.least_squares import Prior, by_size, stepped
 from autoshard.calibrate.results.constants import FAMILY, FIXED, MEMORY, STACK, Constant, stack_of
 from autoshard.calibrate.results.derivatives import Dual, variables
 from autoshard.calibrate.results.gpu_rows import Case
@@ -102,9 +103,12 @@ class Linearised:
         self.residual = np.log(self.predicted / np.array(measured))
         self.only_fits = np.array([memory and case.memory_bytes is None for case in cases])
         self.side = np.array([1.0 if case.fits else -1.0 for case in cases])
-        self.prior = np.array([np.log(constant(key).prior) for key in self.keys])
-        self.spread = np.array([constant(key).spread for key in self.keys])
-        self.most = np.log([constant(key).most for key in self.keys])
+        constants = [constant(key) for key in self.keys]
+        self.prior = Prior(
+            np.log([one.prior for one in constants]),
+            np.array([one.spread for one in constants]),
+            np.log([one.most for one in constants]),
+        )
 
     def _linearise(self) -> None:
         """One family at a time: a prediction depends on its own family's and stack's constants alone."""
@@ -127,17 +131,15 @@ class Linearised:
         """The values that minimise the robust residuals of those rows plus the priors, on the straight line."""
         J, r, w = self.jacobian[rows], self.residual[rows], weights[rows]
         only, side = self.only_fits[rows], self.side[rows]
-        step = np.zeros(len(self.keys))
+        at = self.at
         far = np.inf if self.memory else OUTLIER
         for _ in range(15):
-            now = r + J @ step
+            moved = J @ (at - self.at)
+            now = r + moved
             wrong = np.where(only, side * np.maximum(0.0, side * now + MARGIN), now)
-            robust = np.where(wrong == 0, 0.0, w / np.maximum(np.abs(wrong), NOISE) / NOISE / (1 + (wrong / far) ** 2))
-            target = J @ step - wrong
-            A = (J * robust[:, None]).T @ J + np.diag(1 / self.spread**2)
-            b = (J * robust[:, None]).T @ target - (self.at - self.prior) / self.spread**2
-            step = np.minimum(np.clip(np.linalg.solve(A, b), -limit, limit), self.most - self.at)
-        return {**self.values, **dict(zip(self.keys, np.exp(self.at + step).tolist(), strict=True))}
+            robust = np.where(wrong == 0, 0.0, w * by_size(wrong, NOISE) / NOISE / (1 + (wrong / far) ** 2))
+            at = stepped(self.at, wrong - moved, J, robust, self.prior, limit)
+        return {**self.values, **dict(zip(self.keys, np.exp(at).tolist(), strict=True))}
 
 
 def capacity(case: Case) -> float:

@@ -7,12 +7,14 @@ from functools import partial
 from typing import Any
 
 import torch
+from einops import rearrange, repeat
 
 from autoshard.graph.partition import OperatorStep
 from autoshard.runtime.torch_backend.attention import attention
 from autoshard.runtime.torch_backend.context import Context
 
-FULL_FORMAT = ("batch", "kvhead", "group", "seq", "headdim")
+HEADS = "batch (kvhead group) seq headdim"
+"""What a kernel takes: heads that share keys are neighbours."""
 
 
 def nxd_attention(context: Context, step: OperatorStep, cpu_mode: bool, lnc: int) -> Callable[..., torch.Tensor]:
@@ -33,14 +35,12 @@ def _on_heads(context: Context, step: OperatorStep, core: Callable[..., torch.Te
     """core: on [batch, heads, seq, headdim], keys and values repeated for the heads that share them -> the same."""
     op = step.operator
     query, key = context.dims(op.inputs[0]), context.dims(op.inputs[1])
-    to_heads = [query.index(dim) for dim in FULL_FORMAT]
-    keys_to_heads = [key.index(dim) for dim in FULL_FORMAT if dim != "group"]
-    back = [to_heads.index(place) for place in range(len(to_heads))]
+    queries, keys, group_dim = " ".join(query), " ".join(key), query.index("group")
 
     def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        q = q.permute(to_heads)
-        k, v = (x.permute(keys_to_heads).repeat_interleave(q.shape[2], 1) for x in (k, v))
-        return core(q.flatten(1, 2), k, v).unflatten(1, q.shape[1:3]).permute(back)
+        group = q.shape[group_dim]
+        k, v = (repeat(x, f"{keys} -> {HEADS}", group=group) for x in (k, v))
+        return rearrange(core(rearrange(q, f"{queries} -> {HEADS}"), k, v), f"{HEADS} -> {queries}", group=group)
 
     return run
 

@@ -8,6 +8,7 @@ from math import prod
 from typing import Any
 
 import torch
+from einops import rearrange
 from neuronx_distributed.modules.qkv_linear import GQAQKVColumnParallelLinear
 from neuronx_distributed.parallel_layers import layers, mappings
 from neuronx_distributed.parallel_layers.loss_functions import parallel_cross_entropy
@@ -135,7 +136,7 @@ class Builder:
         module.add_module(name, layer)
         names = tuple(step.operator.inputs[1] for step in one.steps)
         self._fill(layer.weight, names)
-        rows = [prod(self._local_columns(step)) for step in one.steps]
+        rows = [prod(self._local_columns(step).values()) for step in one.steps]
         unflattened = self._unflattened(one)
 
         def run(product: torch.Tensor) -> Any:
@@ -170,7 +171,7 @@ class Builder:
         self._fill(layer.weight, names)
 
         def run(y: torch.Tensor) -> torch.Tensor:  # NxD turns it only where it scatters the sequence
-            return y if one.sequence_parallel else y.transpose(0, 1)
+            return y if one.sequence_parallel else _sequence_first(y)
 
         return Call(one.inputs, one.outputs, run, layer=name), (self._holds(f"{name}.weight", names, 1),)
 
@@ -186,8 +187,8 @@ class Builder:
         def run(logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
             scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
             scores = scores.masked_fill(padded.to(scores.device), HIDDEN_NEGATIVE) if hides else scores.clone()
-            losses = parallel_cross_entropy(scores, labels.t().contiguous())
-            return (losses * weights.t()).mean()
+            losses = parallel_cross_entropy(scores, _sequence_first(labels).contiguous())
+            return (losses * _sequence_first(weights)).mean()
 
         return Call((*one.inputs, "weights"), one.outputs, run)
 
@@ -213,16 +214,19 @@ class Builder:
                 rows = self._context.positions(step)
                 return lambda x, table: x + table[rows.to(table.device)].unsqueeze(1)
             case "dispatch":
-                return lambda x, gates: run(x.transpose(0, 1), gates.transpose(0, 1))
+                return lambda x, gates: run(_batch_first(x), _batch_first(gates))
             case "combine":
-                return lambda answers, gates: run(answers, gates.transpose(0, 1)).transpose(0, 1)
+                return lambda answers, gates: _sequence_first(run(answers, _batch_first(gates)))
         return run
 
     def _unflattened(self, one: Lowered) -> Callable[..., Any]:
-        shapes = [self._local_columns(step) for step in one.steps]
+        columns = [self._local_columns(step) for step in one.steps]
+        patterns = [f"seq batch ({' '.join(sizes)}) -> seq batch {' '.join(sizes)}" for sizes in columns]
 
         def run(products: Any) -> Any:
-            found = tuple(y.unflatten(-1, shape) for y, shape in zip(products, shapes, strict=True))
+            found = tuple(
+                rearrange(y, pattern, **sizes) for y, pattern, sizes in zip(products, patterns, columns, strict=True)
+            )
             return found if len(found) > 1 else found[0]
 
         return run
@@ -260,12 +264,12 @@ class Builder:
         weight = self._graph.tensors[step.operator.inputs[1]].dims
         return prod(self._graph.sizes[dim] for dim in weight if dim in out)
 
-    def _local_columns(self, step: OperatorStep) -> tuple[int, ...]:
+    def _local_columns(self, step: OperatorStep) -> dict[str, int]:
         program, name = self._program, step.operator.inputs[1]
         out = self._graph.tensors[step.operator.output].dims
         dims = self._graph.tensors[name].dims
         sizes = local_sizes(self._graph, dims, program.states[name], program.axes)
-        return tuple(size for dim, size in zip(dims, sizes, strict=True) if dim in out)
+        return {dim: size for dim, size in zip(dims, sizes, strict=True) if dim in out}
 
 
 def mark(parameter: nn.Parameter, held: Held, tensor_parallel_size: int) -> None:
@@ -276,6 +280,14 @@ def mark(parameter: nn.Parameter, held: Held, tensor_parallel_size: int) -> None
         parameter.sequence_parallel_enabled = True  # type: ignore[attr-defined]
     if held.is_expert:
         parameter.expert_model_parallel = True  # type: ignore[attr-defined]
+
+
+def _batch_first(x: torch.Tensor) -> torch.Tensor:
+    return rearrange(x, "seq batch ... -> batch seq ...")
+
+
+def _sequence_first(x: torch.Tensor) -> torch.Tensor:
+    return rearrange(x, "batch seq ... -> seq batch ...")
 
 
 def _in_turn(x: torch.Tensor, moves: list[tuple[Callable[[torch.Tensor], torch.Tensor], ...]]) -> torch.Tensor:

@@ -11,7 +11,6 @@ from autoshard.errors import AutoshardError
 from autoshard.layout.plan import Plan
 from autoshard.runtime.nxd_backend.rank_groups import mesh_groups, plan_case
 
-VERSION = "0.18.0"
 INSTALL = (
     "backend nxd needs neuronx-distributed, which is not installed: with the Neuron SDK's package index, pip install "
     "neuronx-distributed==0.18.* torch-neuronx==2.9.* neuronx-cc==2.* boto3 tenacity; --backend torch runs without it"

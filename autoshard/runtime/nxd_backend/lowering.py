@@ -31,9 +31,8 @@ from autoshard.layout.sharding import operator_choice
 QKV, COLUMN, ROW = "GQAQKVColumnParallelLinear", "ColumnParallelLinear", "RowParallelLinear"
 EMBEDDING, CROSS_ENTROPY, LOCAL, MAPPING = "ParallelEmbedding", "parallel_cross_entropy", "local", "mapping"
 
-_GATHERS = {("all_gather", "reduce_scatter"): True, ("identity", "all_reduce"): False}
 _REDUCES = {("reduce_scatter", "all_gather"): True, ("all_reduce", "identity"): False}
-"""(forward, backward) -> whether it is sequence parallelism, of what column and row layers do themselves."""
+"""(forward, backward) -> whether it is sequence parallelism, of what row layers do themselves."""
 _MAPPINGS = frozenset({"all_gather", "reduce_scatter", "all_reduce", "slice", "identity", "scale"})
 """Kinds of moves that parallel_layers.mappings has for the tensor-parallel group."""
 

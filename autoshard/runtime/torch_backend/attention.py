@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # the name that torch's own documentation uses
+from einops import rearrange
 
 from autoshard.graph.partition import OperatorStep
 from autoshard.runtime.torch_backend.collectives import all_to_all, differentiable
@@ -15,24 +16,26 @@ from autoshard.runtime.torch_backend.context import Context, Kernel
 from autoshard.runtime.torch_backend.document_mask import document_mask
 from autoshard.runtime.torch_backend.dropout import Mask, dropped_product, places
 from autoshard.runtime.torch_backend.groups import Group
+from autoshard.runtime.torch_backend.heads import heads_of_rows, rows_of_keys
 from autoshard.runtime.torch_backend.lean import MaskedSoftmax
 from autoshard.runtime.torch_backend.ring_attention import Ring, ring_attention
+
+QUERIES, KEYS = "batch kvhead group seq headdim", "batch kvhead seq headdim"
+"""Dims of queries and of keys and values where attention is computed."""
 
 
 def attention(context: Context, step: OperatorStep) -> Kernel:
     """q [batch seq kvhead group headdim], k and v [batch seq kvhead headdim] in the graph's dim order -> like q."""
     op = step.operator
-    query_dims, key_dims = context.dims(op.inputs[0]), context.dims(op.inputs[1])
-    to_heads = [query_dims.index(dim) for dim in ("batch", "kvhead", "group", "seq", "headdim")]
-    keys_to_heads = [key_dims.index(dim) for dim in ("batch", "kvhead", "seq", "headdim")]
-    back = [to_heads.index(i) for i in range(len(to_heads))]
+    queries, keys = (" ".join(context.dims(name)) for name in op.inputs[:2])
+    to_heads, keys_to_heads, back = f"{queries} -> {QUERIES}", f"{keys} -> {KEYS}", f"{QUERIES} -> {queries}"
     documents = bool(op.attributes.get("documents"))
     core = _without_empty_heads(context, step, _core(context, step))
 
     def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
         starts = more[-1] if documents else None
-        inputs = q.permute(to_heads), k.permute(keys_to_heads), v.permute(keys_to_heads)
-        return core(*inputs, *(more[:-1] if documents else more), starts=starts).permute(back)
+        inputs = rearrange(q, to_heads), rearrange(k, keys_to_heads), rearrange(v, keys_to_heads)
+        return rearrange(core(*inputs, *(more[:-1] if documents else more), starts=starts), back)
 
     return run
 
@@ -96,10 +99,10 @@ def _grouped(
     def run(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *more: torch.Tensor, starts: torch.Tensor | None
     ) -> torch.Tensor:
-        batch, kv_heads, group, length, head_dim = q.shape
         seen = mask(q) if starts is None else inside(starts, q)
-        out = attend(q.reshape(batch, kv_heads * group, length, head_dim), k, v, seen, *more)
-        return out.reshape(batch, kv_heads, group, length, head_dim)
+        heads = rearrange(q, "batch kvhead group seq headdim -> batch (kvhead group) seq headdim")
+        out = attend(heads, k, v, seen, *more)
+        return rearrange(out, "batch (kvhead group) seq headdim -> batch kvhead group seq headdim", group=q.shape[2])
 
     return run
 
@@ -207,17 +210,16 @@ def weighing(context: Context, step: OperatorStep) -> Kernel:
 
 
 def _product(weights: torch.Tensor, v: torch.Tensor, *unused: torch.Tensor) -> torch.Tensor:
-    return weights.view(*v.shape[:2], -1, v.shape[2]) @ v
+    return rows_of_keys(weights, v.shape[1]) @ v
 
 
 def _plain_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, *more: torch.Tensor, weigh: Kernel
 ) -> torch.Tensor:
     """Scores written out, softmax in FP32 (or FP64). Query heads that share keys are more rows of one product."""
-    batch, heads, length, head_dim = q.shape
-    rows = (batch, k.shape[1], heads // k.shape[1] * length)
-    scores = q.reshape(*rows, head_dim) @ k.transpose(-1, -2) * head_dim**-0.5
+    length, head_dim = q.shape[2:]
+    scores = rows_of_keys(q, k.shape[1]) @ k.transpose(-1, -2) * head_dim**-0.5
     if mask is None:
         mask = torch.ones(length, k.shape[-2], dtype=torch.bool, device=q.device).tril()
-    weights = MaskedSoftmax.apply(scores.view(batch, heads, length, -1), mask)
-    return weigh(weights, v, *more).view(batch, heads, length, head_dim)
+    weights = MaskedSoftmax.apply(heads_of_rows(scores, length), mask)
+    return heads_of_rows(weigh(weights, v, *more), length)

@@ -14,6 +14,7 @@ import torch
 
 from autoshard.graph.partition import OperatorStep
 from autoshard.runtime.torch_backend.context import Context, Kernel
+from autoshard.runtime.torch_backend.heads import heads_of_rows, rows_of_keys
 from autoshard.runtime.torch_backend.keep import Kept, keep
 from autoshard.runtime.torch_backend.stochastic_rounding import mixed, random_key
 
@@ -134,23 +135,17 @@ class _DroppedProduct(torch.autograd.Function):
         ctx: Any, weights: torch.Tensor, v: torch.Tensor, kept: Kept, keys: torch.Tensor, mask: Mask
     ) -> torch.Tensor:
         ctx.kept, ctx.keys, ctx.mask = kept, keys, mask
-        return (_without_dropped(weights, keys, mask).view(_products(weights, v)) @ v).mul_(mask.scale)
+        return (rows_of_keys(_without_dropped(weights, keys, mask), v.shape[1]) @ v).mul_(mask.scale)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None, None]:
         weights, v = ctx.kept.tensors
         grad = grads[0] * ctx.mask.scale
         dropped = _without_dropped(weights, ctx.keys, ctx.mask)
-        grad_v = dropped.view(_products(weights, v)).transpose(-1, -2) @ grad
+        grad_v = rows_of_keys(dropped, v.shape[1]).transpose(-1, -2) @ grad
         del dropped
-        grad_weights = (grad @ v.transpose(-1, -2)).view(weights.shape)
+        grad_weights = heads_of_rows(grad @ v.transpose(-1, -2), weights.shape[2])
         return _without_dropped(grad_weights, ctx.keys, ctx.mask), grad_v, None, None, None
-
-
-def _products(weights: torch.Tensor, v: torch.Tensor) -> tuple[int, ...]:
-    """Query heads that share values are more rows of one product."""
-    batch, heads, queries, keys = weights.shape
-    return batch, v.shape[1], heads // v.shape[1] * queries, keys
 
 
 def _without_dropped(x: torch.Tensor, keys: torch.Tensor, mask: Mask) -> torch.Tensor:

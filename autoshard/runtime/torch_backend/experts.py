@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # the name that torch's own documentation uses
+from einops import rearrange, repeat
 
 from autoshard.graph.partition import OperatorStep
 from autoshard.runtime.torch_backend.context import Context, Kernel, in_pieces
@@ -40,7 +41,8 @@ def dispatch(context: Context, step: OperatorStep) -> Kernel:
         batch, seq, embed = x.shape
         filled = (token < seq).unsqueeze(-1)
         rows = (token.clamp(max=seq - 1) + _first_rows(batch, seq, x.device)).flatten()
-        return x.flatten(0, 1).index_select(0, rows).view(*token.shape, embed) * filled
+        found = rearrange(x, "batch seq embed -> (batch seq) embed").index_select(0, rows)
+        return found.view(*token.shape, embed) * filled
 
     return run
 
@@ -51,12 +53,12 @@ def combine(context: Context, step: OperatorStep) -> Kernel:
 
     def run(answers: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
         batch, seq, _ = gates.shape
-        embed = answers.shape[-1]
         token = tokens(gates.detach())
         # a free slot weighs nothing and goes to a row behind the last token's
-        weight = F.pad(gates, (0, 0, 0, 1)).permute(2, 0, 1).gather(2, token).unsqueeze(-1)
+        weight = rearrange(F.pad(gates, (0, 0, 0, 1)), "batch seq expert -> expert batch seq").gather(2, token)
         rows = token + _first_rows(batch, seq + 1, answers.device)
-        return WeighedSums.apply(answers, weight, rows, batch * (seq + 1)).view(batch, seq + 1, embed)[:, :seq]
+        sums = WeighedSums.apply(answers, weight.unsqueeze(-1), rows, batch * (seq + 1))
+        return rearrange(sums, "(batch seq) embed -> batch seq embed", batch=batch)[:, :seq]
 
     return run
 
@@ -85,9 +87,13 @@ def _tokens_in_slots(context: Context, step: OperatorStep) -> Kernel:
         index = torch.arange(experts, device=gates.device) * capacity + slot
         index = torch.where(chosen & (slot < capacity), index, spare)
         token = torch.full((batch, spare + 1), seq, device=gates.device)
-        source = torch.arange(seq, device=gates.device).view(1, seq, 1).expand(batch, seq, experts)
-        token.scatter_(1, index.flatten(1), source.flatten(1))
-        return token[:, :spare].view(batch, experts, capacity).transpose(0, 1).contiguous()
+        source = repeat(
+            torch.arange(seq, device=gates.device), "seq -> batch (seq expert)", batch=batch, expert=experts
+        )
+        token.scatter_(1, rearrange(index, "batch seq expert -> batch (seq expert)"), source)
+        return rearrange(
+            token[:, :spare], "batch (expert capacity) -> expert batch capacity", expert=experts
+        ).contiguous()
 
     return tokens
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # the name that torch's own documentation uses
+from einops import rearrange
 from torch import nn
 
 from autoshard.graph.operators import KINDS
@@ -148,7 +149,8 @@ class Rotation:
 
     def _all(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         if self.interleaved:  # pairs of neighbours turn
-            return Rotate.apply(x.unflatten(-1, (-1, 2)), cos, sin).flatten(-2)
+            turned = Rotate.apply(rearrange(x, "... (pair two) -> ... pair two", two=2), cos, sin)
+            return rearrange(turned, "... pair two -> ... (pair two)")
         return Rotate.apply(x, cos, sin)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from einops import rearrange
 
 from autoshard.runtime.torch_backend.collectives import pass_on
 from autoshard.runtime.torch_backend.groups import Group
@@ -116,8 +117,12 @@ def _by_rows(x: torch.Tensor) -> torch.Tensor:
 
     Query heads that share keys lie side by side: any rows of them are then one matrix, without a copy.
     """
-    batch, kv_heads, group, rows, head_dim = x.shape
-    return x.transpose(2, 3).reshape(batch * kv_heads, rows * group, head_dim)
+    return rearrange(x, "batch kvhead group rows headdim -> (batch kvhead) (rows group) headdim")
+
+
+def _by_heads(pair: torch.Tensor) -> torch.Tensor:
+    """Keys and values, or their gradients, [2 batch kvhead rows headdim] -> a view [2 batch*kvhead rows headdim]."""
+    return rearrange(pair, "pair batch kvhead rows headdim -> pair (batch kvhead) rows headdim")
 
 
 class _RingAttention(torch.autograd.Function):
@@ -132,7 +137,7 @@ class _RingAttention(torch.autograd.Function):
         ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ring: Ring, starts: torch.Tensor | None
     ) -> torch.Tensor:
         accurate = torch.promote_types(q.dtype, torch.float32)
-        batch, kv_heads, group, length, head_dim = q.shape
+        batch, kv_heads, group = q.shape[:3]
         queries = _by_rows(q)
         top = queries.new_full(queries.shape[:-1], float("-inf"), dtype=accurate)
         total, sums = torch.zeros_like(top), torch.zeros_like(queries, dtype=accurate)
@@ -140,12 +145,16 @@ class _RingAttention(torch.autograd.Function):
         for hop in range(ring.group.size):
             arriving = pass_on(pair, ring.group) if hop < ring.group.size - 1 else None
             source = (ring.group.index - hop) % ring.group.size
+            keys = _by_heads(pair)
             for tile in _tiles(ring, source, batch * kv_heads * group, q.device, starts):
-                _attend(queries, pair.flatten(1, 2), tile, group, top, total, sums)
+                _attend(queries, keys, tile, group, top, total, sums)
             if arriving is not None:
                 pair = arriving()
-        by_rows = sums.div_(total.unsqueeze(-1)).view(batch, kv_heads, length, group, head_dim).transpose(1, 2)
-        out = by_rows.to(q.dtype, memory_format=torch.contiguous_format).permute(0, 2, 3, 1, 4)
+        sums = sums.div_(total.unsqueeze(-1))
+        by_rows = rearrange(
+            sums, "(batch kvhead) (rows group) headdim -> batch rows kvhead group headdim", batch=batch, group=group
+        ).to(q.dtype, memory_format=torch.contiguous_format)
+        out = rearrange(by_rows, "batch rows kvhead group headdim -> batch kvhead group rows headdim")
         ctx.save_for_backward(q, k, v, out, top.add_(total.log_()))
         ctx.ring, ctx.starts = ring, starts
         return out
@@ -154,7 +163,7 @@ class _RingAttention(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None, None]:
         q, k, v, out, log_sum_exp = ctx.saved_tensors
         ring: Ring = ctx.ring
-        batch, kv_heads, group, length, head_dim = q.shape
+        batch, kv_heads, group = q.shape[:3]
         grad = grads[0].to(q.dtype)
         through_sum = _by_rows((grad.to(log_sum_exp.dtype) * out).sum(-1, keepdim=True)).squeeze(-1)
         queries, grad_out = _by_rows(q), _by_rows(grad)
@@ -166,8 +175,9 @@ class _RingAttention(torch.autograd.Function):
             grad_pair = torch.zeros_like(pair, dtype=log_sum_exp.dtype)
             rows = _Rows(queries, grad_out, log_sum_exp, through_sum, grad_q)
             source = (ring.group.index - hop) % ring.group.size
+            keys, grad_keys = _by_heads(pair), _by_heads(grad_pair)
             for tile in _tiles(ring, source, batch * kv_heads * group, q.device, ctx.starts):
-                _attend_backward(rows, pair.flatten(1, 2), tile, group, grad_pair.flatten(1, 2))
+                _attend_backward(rows, keys, tile, group, grad_keys)
             if returning is not None:
                 grad_pair += returning()
             returning = pass_on(grad_pair, ring.group)
@@ -175,8 +185,13 @@ class _RingAttention(torch.autograd.Function):
                 pair = arriving()
         assert returning is not None
         grad_k, grad_v = returning().to(k.dtype).unbind(0)
-        by_heads = grad_q.to(q.dtype).view(batch, kv_heads, length, group, head_dim).transpose(2, 3)
-        return by_heads, grad_k, grad_v, None, None
+        by_queries = rearrange(
+            grad_q.to(q.dtype),
+            "(batch kvhead) (rows group) headdim -> batch kvhead group rows headdim",
+            batch=batch,
+            group=group,
+        )
+        return by_queries, grad_k, grad_v, None, None
 
 
 def _scores(q: torch.Tensor, k: torch.Tensor, tile: _Tile, accurate: torch.dtype) -> torch.Tensor:

@@ -1,0 +1,100 @@
+"""Parameters of a Hugging Face checkpoint to ours and back, whole, by the parts that the model lists.
+
+What `autoshard convert` streams box by box is compared with this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from autoshard.interop.weights import Part
+
+Array = npt.NDArray[Any]
+Dims = Mapping[str, tuple[str, ...]]
+"""Our parameters by name, with their dims."""
+Sizes = Mapping[str, int]
+_PART, _ONE = "part", "1"
+
+
+def from_checkpoint(
+    parts: Sequence[Part], dims: Dims, sizes: Sizes, names: Collection[str], read: Callable[[str], Array]
+) -> Iterator[tuple[str, Array]]:
+    """Our parameters one by one: (name, whole array).
+
+    names: the checkpoint's tensors. read: a whole tensor by name; one that holds several parameters is read for each.
+    """
+    for parameter, own in _by(parts, lambda part: part.parameter).items():
+        slices = [_to_parameter(part, dims[parameter], sizes, read(_found(part.tensor, names))) for part in own]
+        if own[0].expert is None:
+            (whole,) = slices
+        else:
+            assert [part.expert for part in own] == list(range(sizes["expert"])), parameter
+            whole = np.stack(slices, dims[parameter].index("expert"))
+        yield parameter, whole
+
+
+def to_checkpoint(
+    parts: Sequence[Part], dims: Dims, sizes: Sizes, read: Callable[[str], Array]
+) -> Iterator[tuple[str, Array]]:
+    """The checkpoint's tensors one by one: (name, whole array). read: one of our parameters, whole, by name."""
+    for tensor, own in _by(parts, lambda part: part.tensor).items():
+        slices = [_to_tensor(part, dims[part.parameter], sizes, read(part.parameter)) for part in own]
+        shape = tuple(prod(_sizes(own[0], sizes, group)) for group in own[0].groups)
+        if own[0].parts == 1:
+            (whole,) = slices
+        else:
+            assert [part.index for part in own] == list(range(own[0].parts)), tensor
+            common = slices[0].shape  # dims of size 1 that only some parts name fall away
+            whole = np.stack([one.reshape(common) for one in slices], _flat(own[0]).index(_PART))
+        yield tensor, np.ascontiguousarray(whole.reshape(shape))
+
+
+def _by(parts: Sequence[Part], key: Callable[[Part], str]) -> dict[str, list[Part]]:
+    found: dict[str, list[Part]] = {}
+    for part in parts:
+        found.setdefault(key(part), []).append(part)
+    return found
+
+
+def _found(tensor: str, names: Collection[str]) -> str:
+    """OpenAI's GPT-2 files leave out the outermost module's name."""
+    return tensor if tensor in names else tensor.removeprefix("transformer.")
+
+
+def _to_parameter(part: Part, dims: tuple[str, ...], sizes: Sizes, tensor: Array) -> Array:
+    expected = tuple(prod(_sizes(part, sizes, group)) for group in part.groups)
+    assert tensor.shape == expected, (part, tensor.shape)
+    flat = _flat(part)
+    index = tuple({_PART: part.index, _ONE: 0}.get(dim, slice(None)) for dim in flat)
+    own = [dim for dim in flat if dim not in (_PART, _ONE)]
+    held: Array = tensor.reshape(_sizes(part, sizes, flat))[index]
+    turned: Array = held.transpose([own.index(dim) for dim in _kept(part, dims)])
+    return turned
+
+
+def _to_tensor(part: Part, dims: tuple[str, ...], sizes: Sizes, parameter: Array) -> Array:
+    """The tensor with its dims unflattened, without the dim `part`."""
+    whole: Array = parameter if part.expert is None else parameter.take(part.expert, dims.index("expert"))
+    kept, flat = _kept(part, dims), [dim for dim in _flat(part) if dim != _PART]
+    moved: Array = whole.transpose([kept.index(dim) for dim in flat if dim != _ONE])
+    unflattened: Array = moved.reshape(_sizes(part, sizes, flat))
+    return unflattened
+
+
+def _flat(part: Part) -> tuple[str, ...]:
+    return tuple(dim for group in part.groups for dim in group)
+
+
+def _kept(part: Part, dims: tuple[str, ...]) -> tuple[str, ...]:
+    """Dims of our parameter, or of one expert's slice of it."""
+    return dims if part.expert is None else tuple(dim for dim in dims if dim != "expert")
+
+
+def _sizes(part: Part, sizes: Sizes, dims: Sequence[str]) -> tuple[int, ...]:
+    own = {**sizes, _PART: part.parts, _ONE: 1}
+    return tuple(own[dim] for dim in dims)
