@@ -12,7 +12,7 @@ import pytest
 from autoshard.audit.expected import telling_microbatches
 from autoshard.commands.plan_options import PINS
 from autoshard.cost.estimate import estimate
-from autoshard.cost.interval import FIT_PROBABILITY, levels
+from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.errors import AutoshardError
 from autoshard.explain.describe import describe
 from autoshard.explain.trace import predicted_events
@@ -27,6 +27,7 @@ from autoshard.schedules import SCHEDULES, actions, in_flight, simulate
 from autoshard.schedules.closed_form import alternating_at_least_s
 from autoshard.search.choose import GIVEN_AWAY
 from autoshard.search.grid.table import Priced, Table
+from autoshard.search.headroom import levels
 from autoshard.search.layouts import legal_layouts
 from autoshard.search.result import Pins
 from autoshard.search.rules import Problem
