@@ -19,12 +19,13 @@ from typing import Any
 import yaml
 
 import autoshard
-from autoshard.audit.run import audit
-from autoshard.audit.values import RoleAudit, Row
-from autoshard.commands.plan_options import PINS, PlanRequest, request_from
-from autoshard.commands.planning import plan_for
-from autoshard.explain.names import layout_name
-from autoshard.layout.plan import Plan
+from autoshard.audits.run import audit
+from autoshard.audits.values import RoleAudit, Row
+from autoshard.planner.options import PINS, request_from
+from autoshard.planner.planning import plan_for
+from autoshard.planner.request import PlanRequest
+from autoshard.plans.names import layout_name
+from autoshard.plans.plan import Plan
 from autoshard.units import GB, KIB
 
 RECIPES = Path(__file__).parent.parent / "recipes"

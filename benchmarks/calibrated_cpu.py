@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from autoshard.calibrate.results.gpu_rows import Case
+from autoshard.calibration.results.gpu_rows import Case
 from autoshard.cost.estimate import Estimate, estimate
 from autoshard.spec.cluster import Cluster, load_cluster
 

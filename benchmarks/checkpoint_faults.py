@@ -34,10 +34,10 @@ from autoshard.checkpoint.directory import LocalStore
 from autoshard.checkpoint.manifest import read_manifest
 from autoshard.checkpoint.store import file_problem, step_of
 from autoshard.cost.estimate import estimate
-from autoshard.layout.plan import make_plan
-from autoshard.layout.plan_json import write_plan
 from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import load_model
+from autoshard.plans.plan import make_plan
+from autoshard.plans.plan_json import write_plan
 from autoshard.runtime.rehearse import local_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
 

@@ -27,16 +27,16 @@ from time import perf_counter
 
 import numpy as np
 
-from autoshard.convert.huggingface import huggingface_files
-from autoshard.convert.output_file import OutputFile
-from autoshard.convert.page_cache import WrittenOnce
+from autoshard.conversion.huggingface import huggingface_files
+from autoshard.conversion.output_file import OutputFile
+from autoshard.conversion.page_cache import WrittenOnce
 from autoshard.cost.estimate import estimate
-from autoshard.interop.huggingface_config import to_config
-from autoshard.layout.plan import Plan, make_plan
-from autoshard.layout.plan_json import write_plan
 from autoshard.layout.strategy import Strategy
+from autoshard.models.huggingface_config import to_config
 from autoshard.models.registry import load_model
 from autoshard.models.weights import parameter_dims
+from autoshard.plans.plan import Plan, make_plan
+from autoshard.plans.plan_json import write_plan
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec, load_precision

@@ -19,10 +19,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from autoshard.calibrate.results.gpu_rows import gpu_case
+from autoshard.calibration.results.gpu_rows import gpu_case
 from autoshard.cost.estimate import estimate
-from autoshard.layout.plan import make_plan
-from autoshard.layout.plan_json import write_plan
+from autoshard.plans.plan import make_plan
+from autoshard.plans.plan_json import write_plan
 from benchmarks.calibrated_cpu import CALIBRATED, calibrated_cluster
 from benchmarks.fitted import DATA
 

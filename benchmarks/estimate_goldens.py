@@ -20,16 +20,16 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from autoshard.backends.rules import Draft, Problem
 from autoshard.cost.estimate import estimate
-from autoshard.cost.software import COMPILED, Software
+from autoshard.cost.stacks import COMPILED, Software
 from autoshard.cost.values import Estimate
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.models.registry import load_model
-from autoshard.search.layouts import legal_layouts
-from autoshard.search.result import Pins
-from autoshard.search.rules import Draft, Problem
-from autoshard.search.sets import EVERY_SET
-from autoshard.search.tally import Tally
+from autoshard.planner.layouts import legal_layouts
+from autoshard.planner.rejections import Tally
+from autoshard.planner.sets import EVERY_SET
+from autoshard.plans.search_result import Pins
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
 

@@ -6,10 +6,10 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from autoshard.calibrate.results.gpu_rows import Case
-from autoshard.calibrate.results.published import CONSTANTS_FILE, LEFT_OUT_FILE
-from autoshard.calibrate.results.regimes import Interval
-from autoshard.calibrate.results.stack_fit import Values
+from autoshard.calibration.results.gpu_rows import Case
+from autoshard.calibration.results.published import CONSTANTS_FILE, LEFT_OUT_FILE
+from autoshard.calibration.results.regimes import Interval
+from autoshard.calibration.results.stack_fit import Values
 
 DATA = Path(__file__).parent / "data"
 

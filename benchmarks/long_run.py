@@ -19,10 +19,10 @@ from time import perf_counter
 from typing import Any
 
 from autoshard.cost.estimate import estimate
-from autoshard.layout.plan import Plan, make_plan
-from autoshard.layout.plan_json import write_plan
 from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import load_model
+from autoshard.plans.plan import Plan, make_plan
+from autoshard.plans.plan_json import write_plan
 from autoshard.runtime.data import DataSource, prepare
 from autoshard.runtime.launch import Message, run_processes
 from autoshard.runtime.rehearse import local_cluster

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.errors import AutoshardError
-from autoshard.interop.json_file import read_json
+from autoshard.files.json_file import read_json
 from autoshard.runtime.nxd_backend.rank_groups import GroupCase, rank_groups
 from autoshard.schedules import actions
 

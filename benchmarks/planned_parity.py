@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.cost.estimate import estimate
-from autoshard.layout.plan import Plan, make_plan
+from autoshard.plans.plan import Plan, make_plan
 from autoshard.runtime.rehearse import local_cluster
 from autoshard.spec.training import TrainingSpec
 from tests.multiprocess.planned import planned, run

@@ -20,15 +20,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from autoshard.backends.rules import MESH_RULES, Problem, first_broken
 from autoshard.models.registry import load_model
-from autoshard.search import Pins, search
-from autoshard.search.candidates import meshes
-from autoshard.search.collector import uncollected
-from autoshard.search.grid.table import Table
-from autoshard.search.layouts import legal_layouts
-from autoshard.search.rules import MESH_RULES, Problem, first_broken
-from autoshard.search.sets import recompute_sets
-from autoshard.search.tally import Tally
+from autoshard.planner.candidates import meshes
+from autoshard.planner.collector import uncollected
+from autoshard.planner.grid.table import Table
+from autoshard.planner.layouts import legal_layouts
+from autoshard.planner.rejections import Tally
+from autoshard.planner.search import search
+from autoshard.planner.sets import recompute_sets
+from autoshard.plans.search_result import Pins
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
 

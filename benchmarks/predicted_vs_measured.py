@@ -19,16 +19,16 @@ from math import erf, exp, log, sqrt
 from pathlib import Path
 from statistics import mean, quantiles
 
-from autoshard.calibrate.results.collective_rows import CollectiveCase
-from autoshard.calibrate.results.gpu_rows import Case, gpu_case
-from autoshard.calibrate.results.instance_rows import InstanceCase, instance_case
-from autoshard.calibrate.results.machine import hardware
-from autoshard.calibrate.results.pages import collectives_table
-from autoshard.calibrate.results.published import left_out_of_published
-from autoshard.calibrate.results.regimes import UNMEASURED, at_least, fitted_layout, interval, regime
-from autoshard.calibrate.results.rows import Row, read_rows
-from autoshard.calibrate.results.stack_fit import Values, capacity, estimates
-from autoshard.calibrate.results.usable import read_results
+from autoshard.calibration.results.collective_rows import CollectiveCase
+from autoshard.calibration.results.gpu_rows import Case, gpu_case
+from autoshard.calibration.results.instance_rows import InstanceCase, instance_case
+from autoshard.calibration.results.machine import hardware
+from autoshard.calibration.results.pages import collectives_table
+from autoshard.calibration.results.published import left_out_of_published
+from autoshard.calibration.results.regimes import UNMEASURED, at_least, fitted_layout, interval, regime
+from autoshard.calibration.results.rows import Row, read_rows
+from autoshard.calibration.results.stack_fit import Values, capacity, estimates
+from autoshard.calibration.results.usable import read_results
 from autoshard.cost.estimate import Estimate
 from autoshard.spec.cluster import Cluster, load_cluster
 from benchmarks.calibrated_cpu import calibrated_cpu, on_calibrated_cpu

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean, median
 
-from autoshard.calibrate.results.instance_rows import instance_case
+from autoshard.calibration.results.instance_rows import instance_case
 from autoshard.cost.estimate import Estimate, estimate
 
 DATA = Path(__file__).parent / "data" / "measured_trainium.csv"

@@ -20,12 +20,12 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
-from autoshard.commands.plan_options import PlanRequest
-from autoshard.commands.planning import plan_for
 from autoshard.errors import AutoshardError
-from autoshard.explain.names import layout_name
-from autoshard.layout.plan import Plan, make_plan
 from autoshard.models import builtin_models
+from autoshard.planner.planning import plan_for
+from autoshard.planner.request import PlanRequest
+from autoshard.plans.names import layout_name
+from autoshard.plans.plan import Plan, make_plan
 from autoshard.runtime.options import RunOptions
 from autoshard.runtime.rehearse import rehearse
 from autoshard.runtime.run import run_plan

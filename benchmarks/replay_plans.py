@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.errors import AutoshardError
-from autoshard.explain.describe import layout_name
 from autoshard.models.registry import load_model
-from autoshard.search import search
+from autoshard.planner.search import search
+from autoshard.plans.names import layout_name
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
 from autoshard.units import format_bytes, format_seconds

@@ -28,11 +28,11 @@ from torch.multiprocessing.spawn import spawn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # this folder is no package
 
-from autoshard.audit.run import audit
+from autoshard.audits.run import audit
 from autoshard.cost.estimate import estimate
-from autoshard.layout.plan import Plan, make_plan
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.models.registry import load_model
+from autoshard.plans.plan import Plan, make_plan
 from autoshard.runtime.rehearse import local_cluster
 from autoshard.runtime.torch_backend.compiled import Compiler
 from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings

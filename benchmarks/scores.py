@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
+from autoshard.cost.fit_probability import LOWER
 from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.layout.strategy import Strategy
-from autoshard.search.choose import simplest_of_equals
-from autoshard.search.headroom import LOWER
-from autoshard.search.ranking import Timed
+from autoshard.planner.choose import simplest_of_equals
+from autoshard.planner.ranking import Timed
 from autoshard.spec.cluster import Cluster
 
 KEYS = (
@@ -109,8 +109,8 @@ def _by_group(rows: Iterable[Scored]) -> tuple[list[float], list[float], int | N
 
 
 def pick(rows: Sequence[Scored]) -> Scored:
-    """As the planner does (autoshard/search): the fastest by prediction of those that fit surely enough, or the simpler
-    of two that are as fast; where none is likely to fit, the one most likely to."""
+    """The run that the planner (autoshard/planner) would take: the fastest by prediction of those that fit surely
+    enough, or the simpler of two that are equally fast; where none is likely to fit, the one most likely to."""
     for probability in (FIT_PROBABILITY, *LOWER):
         sure = sorted((row for row in rows if row.fits_probability >= probability), key=lambda row: row.predicted_s)
         if sure:

@@ -5,10 +5,10 @@ import re
 from pathlib import Path
 
 from autoshard.errors import AutoshardError
-from autoshard.interop.huggingface import read_config, read_dropout
-from autoshard.interop.json_file import read_json
+from autoshard.files.fields import near, show
+from autoshard.files.json_file import read_json
+from autoshard.models.huggingface import read_config, read_dropout
 from autoshard.spec.dropout import Dropout
-from autoshard.spec.fields import near, show
 from autoshard.spec.model import ModelSpec
 
 FOLDER = Path(__file__).parent

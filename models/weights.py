@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from autoshard.errors import AutoshardError
-from autoshard.interop.weights import Part
 from autoshard.models.families import FAMILIES
 from autoshard.models.stage import dim_sizes, stage_graph
+from autoshard.models.weight_names import Part
 from autoshard.spec.model import ModelSpec
 
 

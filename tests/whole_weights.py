@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from autoshard.interop.weights import Part
+from autoshard.models.weight_names import Part
 
 Array = npt.NDArray[Any]
 Dims = Mapping[str, tuple[str, ...]]

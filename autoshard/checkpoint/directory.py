@@ -14,8 +14,8 @@ from autoshard.checkpoint.manifest import MANIFEST
 from autoshard.checkpoint.store import LATEST, Folder, folder_name, is_step, step_of
 from autoshard.checkpoint.tensor_file import Bytes, map_file
 from autoshard.errors import AutoshardError
-from autoshard.interop.atomic_file import sync_folder, write_text
-from autoshard.interop.json_file import read_json
+from autoshard.files.atomic_file import sync_folder, write_text
+from autoshard.files.json_file import read_json
 
 _CHUNK_BYTES = 1 << 22
 

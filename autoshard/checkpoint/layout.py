@@ -16,8 +16,8 @@ from autoshard.graph.ir import Tensor
 from autoshard.graph.partition import Program
 from autoshard.layout.buckets import BucketKey, bucket_key, padded_elements, tied_parameters
 from autoshard.layout.mesh import Mesh
-from autoshard.layout.plan import Plan
 from autoshard.models.weights import parameter_dims
+from autoshard.plans.plan import Plan
 from autoshard.spec.model import ModelSpec
 
 

@@ -12,9 +12,9 @@ from autoshard.checkpoint.layout import parameter_shapes
 from autoshard.checkpoint.store import Folder, folder_name, is_step
 from autoshard.checkpoint.tensor_file import ELEMENT_BYTES
 from autoshard.errors import AutoshardError
-from autoshard.interop.json_file import read_json
+from autoshard.files.fields import LARGEST_SEED, check_choice, check_integer, is_finite, show
+from autoshard.files.json_file import read_json
 from autoshard.spec.dropout import NO_DROPOUT, Dropout
-from autoshard.spec.fields import LARGEST_SEED, check_choice, check_integer, is_finite, show
 from autoshard.spec.model import ModelSpec
 
 MANIFEST = "manifest.json"

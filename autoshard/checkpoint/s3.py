@@ -14,7 +14,7 @@ from autoshard.checkpoint.s3_lock import s3_lock
 from autoshard.checkpoint.store import LATEST, Folder, folder_name, is_step, step_of
 from autoshard.checkpoint.tensor_file import Bytes
 from autoshard.errors import AutoshardError
-from autoshard.interop.json_file import parse_json
+from autoshard.files.json_file import parse_json
 
 _PARALLEL_READS = 8
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.errors import AutoshardError
-from autoshard.interop.json_file import parse_json
+from autoshard.files.json_file import parse_json
 
 Bytes = NDArray[np.uint8]
 ELEMENT_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}

@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from autoshard.commands.output import load_plan, page_width, say, wants_color
-from autoshard.commands.parser import Parser, add_format, path, text
+from autoshard.commands.parser import Parser, add_format
 from autoshard.errors import AutoshardError
+from autoshard.files.option_values import path, text
 
 if TYPE_CHECKING:
-    from autoshard.audit.values import RoleAudit
-    from autoshard.layout.plan import Plan
+    from autoshard.audits.values import RoleAudit
+    from autoshard.plans.plan import Plan
 
 SUMMARY = "prove a plan at full size without its cluster"
 USAGE = "autoshard audit PLAN [--stages LIST] [--format text|json] [--no-cache]"
@@ -35,7 +36,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(values: Mapping[str, Any]) -> int:
-    from autoshard.audit.report import render, to_dict
+    from autoshard.audits.report import render, to_dict
 
     plan = load_plan(values["plan"])
     audits = _audits(plan, _stages(values["stages"]), use_cache=not values["no_cache"])
@@ -47,10 +48,10 @@ def run(values: Mapping[str, Any]) -> int:
 
 
 def _audits(plan: Plan, stages: tuple[int, ...] | None, use_cache: bool) -> tuple[RoleAudit, ...]:
-    from autoshard.audit.cache import cache_file, load, save
-    from autoshard.audit.progress import RoleProgress
-    from autoshard.audit.roles import roles
-    from autoshard.audit.run import audit
+    from autoshard.audits.cache import cache_file, load, save
+    from autoshard.audits.progress import RoleProgress
+    from autoshard.audits.roles import roles
+    from autoshard.audits.run import audit
 
     wanted, file = roles(plan, stages), cache_file(plan)
     found = load(file) if use_cache else {}

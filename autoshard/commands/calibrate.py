@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.commands.output import say
-from autoshard.commands.parser import Parser, one_of, path, text, whole
+from autoshard.commands.parser import Parser
 from autoshard.errors import AutoshardError
+from autoshard.files.option_values import one_of, path, text, whole
 
 SUMMARY = "measure this machine, or take results, and write a hardware file"
 USAGE = "autoshard calibrate [options]"
@@ -102,7 +103,7 @@ def _none_of(values: Mapping[str, Any], names: tuple[str, ...], why: str) -> Non
 
 
 def _measure(values: Mapping[str, Any]) -> int:
-    from autoshard.calibrate.measure import default_instance, measure, overwrites
+    from autoshard.calibration.measure import default_instance, measure, overwrites
 
     out, picture = Path(values["out"]), values["plot"]
     overwrites(out)
@@ -111,14 +112,14 @@ def _measure(values: Mapping[str, Any]) -> int:
     shapes = min(SHAPES, values["shapes"] or SHAPES)
     found, more = measure(values["device"] or "cpu", values["processes"], shapes, _progress)
 
-    from autoshard.calibrate.hardware_file import hardware_file
+    from autoshard.calibration.hardware_file import hardware_file
 
     instance = values["instance"] or default_instance(found.device, found.name)
     content, device, together = hardware_file(found, more["rates"], more["dtype"], instance)
     _write(out, content)
     points = (*device.points, *(together.points if together is not None else ()))
     if picture is not None:
-        from autoshard.calibrate.plot import plot
+        from autoshard.calibration.plot import plot
 
         plot(points, f"{found.name}: measured and fitted", Path(picture))
     say(*_page(content, device, together), "", f"{out} ({content['instance']}): autoshard plan --hardware {out}")
@@ -126,7 +127,7 @@ def _measure(values: Mapping[str, Any]) -> int:
 
 
 def _fit(values: Mapping[str, Any]) -> int:
-    from autoshard.calibrate.measure import overwrites
+    from autoshard.calibration.measure import overwrites
 
     out, results = Path(values["out"]), [Path(one) for one in values["results"] or ()]
     collectives = Path(values["collectives"]) if values["collectives"] is not None else None
@@ -135,7 +136,7 @@ def _fit(values: Mapping[str, Any]) -> int:
     _none_of(values, ("details",), "needs a folder as -o")
     overwrites(out)
 
-    from autoshard.calibrate.results.own import fit_own
+    from autoshard.calibration.results.own import fit_own
 
     hardware = Path(values["hardware"]) if values["hardware"] is not None else None
     content, page = fit_own(results, collectives, values["instance"], hardware)
@@ -147,7 +148,7 @@ def _fit(values: Mapping[str, Any]) -> int:
 def _fit_published(values: Mapping[str, Any], out: Path, results: list[Path], collectives: Path | None) -> int:
     _none_of(values, ("instance", "hardware"), f"needs a file as -o; {out} is a folder")
 
-    from autoshard.calibrate.results.published import INTERVALS_FILE, fit_published
+    from autoshard.calibration.results.published import INTERVALS_FILE, fit_published
 
     found = fit_published(results, collectives, _progress)
     hardware = {out / "hardware" / f"{name}.json": content for name, content in found.hardware.items()}
@@ -161,7 +162,7 @@ def _fit_published(values: Mapping[str, Any], out: Path, results: list[Path], co
 
 
 def _write(file: Path, content: Mapping[str, Any], indent: int = 2) -> None:
-    from autoshard.interop.atomic_file import write_text
+    from autoshard.files.atomic_file import write_text
 
     with suppress(OSError):  # write_text says what is wrong
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from autoshard.commands.output import load_plan, page_width, say, wants_color
-from autoshard.commands.parser import Parser, add_format, path
+from autoshard.commands.parser import Parser, add_format
+from autoshard.files.option_values import path
 
 SUMMARY = "two plans side by side, differences first"
 USAGE = "autoshard compare PLAN PLAN [--format text|json]"
@@ -25,14 +26,14 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(values: Mapping[str, Any]) -> int:
-    from autoshard.explain.compare import compare
+    from autoshard.explanation.compare import compare
 
     names = values["one"], values["other"]
     found = compare(*map(load_plan, names))
     if values["format"] == "json":
         say(json.dumps(found.to_dict(), indent=1))
         return 0
-    from autoshard.explain.beside_text import compare_page
+    from autoshard.explanation.doubt_text import compare_page
 
     sys.stdout.write(compare_page(found, names, page_width(), wants_color()))
     return 0

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from autoshard.commands.parser import one_of, parsers, path
+from autoshard.commands.parser import parsers
+from autoshard.files.option_values import one_of, path
 
 SHELLS = ("bash", "zsh", "tcsh")
 

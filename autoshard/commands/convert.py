@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from autoshard.checkpoint.place import is_remote
 from autoshard.commands.output import load_plan, say
-from autoshard.commands.parser import Parser, one_of, path, whole
-from autoshard.convert.forms import FORMS, QKV_STYLES
+from autoshard.commands.parser import Parser
+from autoshard.conversion.forms import FORMS, QKV_STYLES
 from autoshard.errors import AutoshardError
+from autoshard.files.option_values import one_of, path, whole
 from autoshard.units import format_bytes
 
 if TYPE_CHECKING:
-    from autoshard.convert.convert import Conversion
+    from autoshard.conversion.convert import Conversion
 
 SUMMARY = "weights from Hugging Face or NxD for a plan, and back"
 USAGE = "autoshard convert SOURCE TARGET [options]"
@@ -80,8 +81,8 @@ def add_arguments(parser: Parser) -> None:
 def run(values: Mapping[str, Any]) -> int:
     if find_spec("numpy") is None:
         raise AutoshardError("autoshard convert needs numpy: pip install 'autoshard[torch]'")
-    from autoshard.convert.convert import convert, open_source
-    from autoshard.convert.folder import check_free
+    from autoshard.conversion.convert import convert, open_source
+    from autoshard.conversion.folder import check_free
 
     for name in ("source", "target"):
         if is_remote(values[name]):
@@ -109,8 +110,8 @@ def run(values: Mapping[str, Any]) -> int:
 
 
 def _conversion(values: Mapping[str, Any]) -> Conversion:
-    from autoshard.convert.convert import Conversion
-    from autoshard.convert.nxd import NxdOptions
+    from autoshard.conversion.convert import Conversion
+    from autoshard.conversion.nxd import NxdOptions
 
     plan = None if values["plan"] is None else load_plan(values["plan"])
     form = values["to"] or ("hf" if plan is None else "plan")

@@ -8,7 +8,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from autoshard.commands.output import load_plan, say
-from autoshard.commands.parser import Parser, add_format, path
+from autoshard.commands.parser import Parser, add_format
+from autoshard.files.option_values import path
 
 if TYPE_CHECKING:
     from autoshard.doctor.findings import Finding

@@ -8,12 +8,13 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from autoshard.commands.output import load_plan, page_width, say, wants_color
-from autoshard.commands.parser import Parser, add_format, number, path, text
+from autoshard.commands.parser import Parser, add_format
+from autoshard.files.option_values import number, path, text
 
 if TYPE_CHECKING:
-    from autoshard.explain.answers import Sensitivity
-    from autoshard.explain.page import Line
-    from autoshard.layout.plan import Plan
+    from autoshard.explanation.answers import Sensitivity
+    from autoshard.explanation.page import Line
+    from autoshard.plans.plan import Plan
 
 TIME_LIMIT_S = 60.0
 """Most plans are answered in less; those for torch on many devices, which leaves the most layouts, are not."""
@@ -65,10 +66,10 @@ def run(values: Mapping[str, Any]) -> int:
 
 
 def _show_page(plan: Plan, limit_s: float, quick: bool, form: str) -> None:
-    from autoshard.explain.describe import describe
+    from autoshard.explanation.describe import describe
 
     if form == "text":
-        from autoshard.explain.text import pieces
+        from autoshard.explanation.text import pieces
 
         for piece in pieces(describe(plan), [] if quick else _answers(plan, limit_s), page_width(), wants_color()):
             sys.stdout.write(piece)
@@ -79,15 +80,15 @@ def _show_page(plan: Plan, limit_s: float, quick: bool, form: str) -> None:
     if form == "json":
         say(json.dumps(description.to_dict(), indent=1))
     else:
-        from autoshard.explain.markdown import render_markdown
+        from autoshard.explanation.markdown import render_markdown
 
         sys.stdout.write(render_markdown(description))
 
 
 def _answers(plan: Plan, limit_s: float) -> Iterator[Sensitivity]:
     """What would change the choice, more with each; on a terminal with a line of how far it is in between."""
-    from autoshard.explain.sensitivity import answers_so_far
-    from autoshard.search.search import Clock
+    from autoshard.explanation.sensitivity import answers_so_far
+    from autoshard.planner.search import Clock
 
     shown = sys.stderr.isatty()
 
@@ -110,14 +111,14 @@ def _answers(plan: Plan, limit_s: float) -> Iterator[Sensitivity]:
 
 
 def _show_why(plan: Plan, asked: str, form: str) -> None:
-    from autoshard.explain.partial import read_partial
-    from autoshard.explain.why import why
+    from autoshard.explanation.why import why
+    from autoshard.plans.layout_syntax import read_partial
 
     found = why(plan, asked, read_partial(asked))
     if form == "json":
         say(json.dumps(found.to_dict(plan.cluster), indent=1))
         return
-    from autoshard.explain.beside_text import why_page
+    from autoshard.explanation.doubt_text import why_page
 
     _write(why_page(found, plan.cluster, page_width(), form == "text" and wants_color()), form)
 
@@ -125,12 +126,12 @@ def _show_why(plan: Plan, asked: str, form: str) -> None:
 def _show_parts(plan: Plan, values: Mapping[str, Any], form: str) -> None:
     parts = [name for name in ("schedule", "operators", "measured") if values[name]]
     if form == "json":
-        from autoshard.explain.parts import part_to_json
+        from autoshard.explanation.parts import part_to_json
 
         say(json.dumps({name: part_to_json(plan, name, values["measured"]) for name in parts}, indent=1))
         return
-    from autoshard.explain.page import NARROWEST, WIDEST, paint
-    from autoshard.explain.parts import part_lines
+    from autoshard.explanation.page import NARROWEST, WIDEST, paint
+    from autoshard.explanation.parts import part_lines
 
     width = max(NARROWEST, min(page_width(), WIDEST))
     lines: list[Line] = []

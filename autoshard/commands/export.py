@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from autoshard.commands.output import load_plan, say
-from autoshard.commands.parser import Parser, one_of, path
+from autoshard.commands.parser import Parser
+from autoshard.files.option_values import one_of, path
 from autoshard.interop.export import FORMS
 
 SUMMARY = "write a plan as another framework's configuration"
@@ -27,7 +28,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(values: Mapping[str, Any]) -> int:
-    from autoshard.interop.atomic_file import write_text
+    from autoshard.files.atomic_file import write_text
     from autoshard.interop.export import export
 
     exported = export(load_plan(values["plan"]), values["to"])

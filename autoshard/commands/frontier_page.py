@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from autoshard.commands.objectives import usd_per_billion_tokens
-from autoshard.commands.planning import Answer
-from autoshard.explain.names import short_name
-from autoshard.explain.page import heading, paint, table, wrapped
+from autoshard.explanation.page import heading, paint, table, wrapped
+from autoshard.planner.objectives import usd_per_billion_tokens
+from autoshard.planner.planning import Answer
+from autoshard.plans.names import short_name
 from autoshard.units import format_seconds
 
 HEADER = ("nodes", "step", "tokens/s", "of linear", "USD a billion tokens", "layout")

@@ -8,14 +8,15 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from autoshard.commands.output import say
-from autoshard.commands.parser import Parser, path
-from autoshard.commands.plan_options import WHAT
-from autoshard.commands.written import Written, read_written
+from autoshard.commands.parser import Parser
 from autoshard.errors import AutoshardError
+from autoshard.files.option_values import path
+from autoshard.planner.options import WHAT
+from autoshard.planner.written import Written, read_written
 
 if TYPE_CHECKING:
-    from autoshard.layout.plan import Plan
-    from autoshard.search.rules import Problem
+    from autoshard.backends.rules import Problem
+    from autoshard.plans.plan import Plan
 
 SUMMARY = "read another framework's configuration into a plan"
 USAGE = "autoshard import FILE [options]"
@@ -44,8 +45,8 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(values: Mapping[str, Any]) -> int:
-    from autoshard.explain.describe import layout_name
-    from autoshard.layout.plan_json import write_plan
+    from autoshard.plans.names import layout_name
+    from autoshard.plans.plan_json import write_plan
 
     given = {option.name: values[option.name] for option in OVERRULES if values[option.name] is not None}
     written = read_written(values["layout"], given, recipes=False)
@@ -64,7 +65,7 @@ def run(values: Mapping[str, Any]) -> int:
 def plan_of(file: str, written: Written) -> Plan:
     """The plan of a file that was read. Raises AutoshardError where a rule is broken."""
     from autoshard.cost.estimate import estimate
-    from autoshard.layout.plan import make_plan
+    from autoshard.plans.plan import make_plan
 
     problem, strategy = written.problem, written.strategy
     problem, backend_notes = _with_backend(problem, written.asked, strategy)
@@ -82,7 +83,7 @@ def _warned(written: Written) -> tuple[str, ...]:
 
 def _with_backend(problem: Problem, asked: str, strategy: Any) -> tuple[Problem, tuple[str, ...]]:
     """nxd on Trainium where its rules allow the layout, else torch with a note; or the one that was asked for."""
-    from autoshard.search.rules import check_strategy, warnings
+    from autoshard.backends.rules import check_strategy, warnings
 
     notes: tuple[str, ...] = ()
     backend = problem.backend

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from autoshard.commands.output import load_plan, say
-from autoshard.commands.parser import Parser, path, text
+from autoshard.commands.parser import Parser
 from autoshard.errors import AutoshardError
+from autoshard.files.option_values import path, text
 
 if TYPE_CHECKING:
-    from autoshard.layout.plan import Plan
+    from autoshard.plans.plan import Plan
 
 SUMMARY = "write or submit the job that starts a plan on a cluster"
 USAGE = "autoshard launch PLAN --slurm|--kubernetes [options]"
@@ -49,10 +50,10 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(values: Mapping[str, Any]) -> int:
-    from autoshard.interop.atomic_file import write_text
-    from autoshard.launch.kubernetes import pytorch_job
-    from autoshard.launch.options import LaunchOptions
-    from autoshard.launch.slurm import sbatch_script
+    from autoshard.files.atomic_file import write_text
+    from autoshard.jobs.kubernetes import pytorch_job
+    from autoshard.jobs.options import LaunchOptions
+    from autoshard.jobs.slurm import sbatch_script
 
     if values["slurm"] == values["kubernetes"]:
         raise AutoshardError("give one of --slurm and --kubernetes")
@@ -73,7 +74,7 @@ def run(values: Mapping[str, Any]) -> int:
 
 def _warn(plan: Plan, program: str | None, precompile: bool, compiled_for: str | None) -> None:
     """On stderr: what will not happen as one might think."""
-    from autoshard.launch.graphs import graph_changes
+    from autoshard.jobs.graphs import graph_changes
 
     on_trainium = plan.cluster.layout_rules != "none"
     if on_trainium and program is None:

@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from autoshard.layout.plan import Plan
+    from autoshard.plans.plan import Plan
 
 PIPE_WIDTH = 100
 
@@ -33,7 +33,7 @@ def say(*lines: str) -> None:
 
 def load_plan(file: str) -> Plan:
     """The plan in a file; what a person should know of it goes to stderr. Raises AutoshardError as read_plan does."""
-    from autoshard.layout.validate import read_plan_and_notes
+    from autoshard.plans.validate import read_plan_and_notes
 
     plan, notes = read_plan_and_notes(file)
     sys.stderr.write("".join(f"note: {note}\n" for note in notes))
@@ -42,12 +42,12 @@ def load_plan(file: str) -> Plan:
 
 def show_plan(plan: Plan, form: str) -> None:
     """Print the explanation of a plan. form: 'text' or 'json'."""
-    from autoshard.explain.describe import describe
+    from autoshard.explanation.describe import describe
 
     description = describe(plan)
     if form == "json":
         say(json.dumps(description.to_dict(), indent=1))
         return
-    from autoshard.explain.text import render
+    from autoshard.explanation.text import render
 
     sys.stdout.write(render(description, page_width(), wants_color()))

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import math
 import re
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser, Namespace
 
 from autoshard.errors import AutoshardError
-from autoshard.interop.text_file import printable, read_text
+from autoshard.files.option_values import one_of, shortened
+from autoshard.files.text_file import printable, read_text
 
 MOST_BYTES = 20_000
 """Of a config file: ten times a recipe."""
@@ -38,7 +37,7 @@ class Parser(ArgumentParser):
 
     def parse_path(self, path: Any, *args: Any, **kwargs: Any) -> Namespace:
         """What a config file says. Raises AutoshardError that names the file."""
-        from autoshard.interop.yaml_file import parse_yaml
+        from autoshard.files.yaml_file import parse_yaml
 
         where = f"--config {printable(path)}"
         # before jsonargparse, which bounds nothing and whose errors are longer
@@ -48,7 +47,7 @@ class Parser(ArgumentParser):
         if unknown:
             close = difflib.get_close_matches(str(unknown[0]), known, n=1)
             meant = f"; did you mean {close[0]}?" if close else "; see --help"
-            raise AutoshardError(f"{where} has {_short(str(unknown[0]))}, which is not an option here{meant}")
+            raise AutoshardError(f"{where} has {shortened(str(unknown[0]))}, which is not an option here{meant}")
         try:
             found: Namespace = super().parse_path(path, *args, **kwargs)
         except AutoshardError as error:
@@ -63,7 +62,7 @@ class Parser(ArgumentParser):
             if name in found and found[name] is None:
                 found[name] = action.default
             elif name in found and action.nargs == 0 and not isinstance(found[name], bool):
-                raise AutoshardError(f"{name}: {_short(str(found[name]))} must be true or false")
+                raise AutoshardError(f"{name}: {shortened(str(found[name]))} must be true or false")
         return found
 
 
@@ -124,79 +123,3 @@ def parsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
 
 def _subparsers(parser: argparse.ArgumentParser) -> list[argparse._SubParsersAction[argparse.ArgumentParser]]:
     return [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-
-
-class _WrongValueError(argparse.ArgumentTypeError, ValueError):
-    """argparse shows the text of the one, jsonargparse that of the other."""
-
-
-def whole(at_least: int = 1, at_most: int | None = None) -> Callable[[Any], int]:
-    """A whole number, from the command line (text) or a config file (a number). at_most: None is 15 digits."""
-
-    def parse(value: Any) -> int:
-        text = str(value)
-        if isinstance(value, bool) or not re.fullmatch(r"[+-]?\d{1,15}", text) or int(text) < at_least:
-            raise _WrongValueError(f"{_short(text)} must be a whole number of at least {at_least}")
-        if at_most is not None and int(text) > at_most:
-            raise _WrongValueError(f"{_short(text)} must be at most {at_most:,}")
-        return int(text)
-
-    return parse
-
-
-def whole_or(word: str) -> Callable[[Any], int | str]:
-    """A whole number of at least 1, or one word."""
-    parse = whole()
-
-    def parse_either(value: Any) -> int | str:
-        return word if value == word else parse(value)
-
-    return parse_either
-
-
-def number(value: Any) -> float:
-    """A finite number above zero."""
-    try:
-        found = float(value)
-    except (TypeError, ValueError):
-        found = math.nan
-    if isinstance(value, bool) or not found > 0 or math.isinf(found):
-        raise _WrongValueError(f"{_short(str(value))} must be a number above 0")
-    return found
-
-
-def share(value: Any) -> float:
-    """A number between 0 and 1, neither of them."""
-    found = number(value)
-    if found >= 1:
-        raise _WrongValueError(f"{_short(str(value))} must be a number between 0 and 1")
-    return found
-
-
-class one_of:  # noqa: N801 - reads as a function, and completion asks what it knows
-    """One of a few words."""
-
-    def __init__(self, *known: str) -> None:
-        self.known = known
-
-    def __call__(self, value: Any) -> str:
-        if value not in self.known:
-            raise _WrongValueError(f"{_short(str(value))} must be one of: {', '.join(self.known)}")
-        return str(value)
-
-
-def text(value: Any) -> str:
-    """A text that is not empty, such as a name or a path."""
-    if not isinstance(value, (str, int, float)) or value == "" or "\0" in str(value):
-        raise _WrongValueError(f"{_short(repr(value))} must be a text")
-    return str(value)
-
-
-def path(value: Any) -> str:
-    """A text that completion takes for a path."""
-    return text(value)
-
-
-def _short(value: str) -> str:
-    printable = value if value.isprintable() else ascii(value)
-    return printable if len(printable) <= 60 else f"{printable[:60]}..."

@@ -8,9 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from autoshard.commands.output import page_width, say, show_plan, wants_color
-from autoshard.commands.parser import Parser, add_format, path, whole
-from autoshard.commands.plan_options import PINS, TOP, WHAT, Option, request_from
+from autoshard.commands.parser import Parser, add_format
 from autoshard.errors import AutoshardError
+from autoshard.files.option_values import path, whole
+from autoshard.planner.options import PINS, WHAT, Option, request_from
+from autoshard.planner.request import TOP
 
 SUMMARY = "search the fastest layout that fits and write plan.json"
 USAGE = "autoshard plan --model MODEL [options]"
@@ -60,8 +62,8 @@ def run(values: Mapping[str, Any]) -> int:
         from autoshard.models.registry import builtin_models
 
         raise AutoshardError(f"--model is missing; built-in: {', '.join(builtin_models())}; or a path to a config.json")
-    from autoshard.commands.planning import plan_for
-    from autoshard.layout.plan_json import write_plan
+    from autoshard.planner.planning import plan_for
+    from autoshard.plans.plan_json import write_plan
 
     if values["pareto"]:
         return _show_frontier(values)
@@ -75,7 +77,7 @@ def run(values: Mapping[str, Any]) -> int:
 
 def _show_frontier(values: Mapping[str, Any]) -> int:
     from autoshard.commands.frontier_page import frontier_page, frontier_to_list
-    from autoshard.commands.objectives import frontier
+    from autoshard.planner.objectives import frontier
 
     points = frontier(request_from(values, 0))
     if values["format"] == "json":

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autoshard.commands.output import load_plan, page_width, say, show_plan, wants_color
-from autoshard.commands.parser import Parser, add_format, path, whole
-from autoshard.commands.plan_options import MOST_NODES
+from autoshard.commands.parser import Parser, add_format
 from autoshard.errors import AutoshardError
+from autoshard.files.option_values import path, whole
+from autoshard.planner.options import MOST_NODES
 
 if TYPE_CHECKING:
     from autoshard.cost.values import Estimate
-    from autoshard.replan.edit import Edited
+    from autoshard.replanning.edit import Edited
 
 SUMMARY = "plan again for another number of nodes, moving little; or edit a plan"
 USAGE = "autoshard replan PLAN [--nodes N | --edit FIELD=VALUE ...] [options]"
@@ -59,7 +60,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(values: Mapping[str, Any]) -> int:
-    from autoshard.layout.plan_json import write_plan
+    from autoshard.plans.plan_json import write_plan
 
     old, nodes, edits = Path(values["plan"]), values["nodes"], values["edit"]
     if nodes is not None and edits:
@@ -67,13 +68,13 @@ def run(values: Mapping[str, Any]) -> int:
     suffix = "edited" if nodes is None else f"{nodes}-nodes"
     out = values["out"] or str(old.with_name(f"{old.stem}-{suffix}{old.suffix}"))
     if nodes is None:
-        from autoshard.replan.edit import edited, made_anew
+        from autoshard.replanning.edit import edited, made_anew
 
         changed = edited(load_plan(values["plan"]), edits) if edits else made_anew(values["plan"])
         write_plan(changed.plan, out)
         _show_changes(changed, values["plan"], out, values["format"])
         return 0
-    from autoshard.replan import replan
+    from autoshard.replanning import replan
 
     found = replan(load_plan(values["plan"]), nodes)
     write_plan(found.plan, out)
@@ -84,9 +85,9 @@ def run(values: Mapping[str, Any]) -> int:
 
 
 def _show_changes(found: Edited, old: str, out: str, form: str) -> None:
-    from autoshard.explain.page import paint, table, wrapped
-    from autoshard.layout.plan_json import estimate_to_dict
-    from autoshard.replan.edit import shown
+    from autoshard.explanation.page import paint, table, wrapped
+    from autoshard.plans.plan_json import estimate_to_dict
+    from autoshard.replanning.edit import shown
 
     if form == "json":
         before = None if found.before is None else estimate_to_dict(found.before)
@@ -107,7 +108,7 @@ def _show_changes(found: Edited, old: str, out: str, form: str) -> None:
 
 
 def _prices(found: Edited) -> list[tuple[str, str, str]]:
-    from autoshard.explain.page import more, percent
+    from autoshard.explanation.page import more, percent
     from autoshard.units import format_bytes, format_seconds
 
     before, after = found.before, found.plan.estimate

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.commands.output import load_plan
-from autoshard.commands.parser import Group, Parser, number, one_of, path, text, whole
+from autoshard.commands.parser import Group, Parser
+from autoshard.files.option_values import number, one_of, path, text, whole
 from autoshard.runtime.learning_rate import SCHEDULES
 from autoshard.runtime.options import BACKENDS, DEVICES, RunOptions
 
@@ -178,7 +179,7 @@ def _add_output(output: Group) -> None:
 
 def run(values: Mapping[str, Any]) -> int:
     options = run_options(values)
-    from autoshard.layout.validate import read_plan
+    from autoshard.plans.validate import read_plan
     from autoshard.runtime.environment import cluster_environment
     from autoshard.runtime.run import run_plan
 

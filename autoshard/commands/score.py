@@ -8,14 +8,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from autoshard.commands.output import page_width, say, wants_color
-from autoshard.commands.parser import Parser, add_format, path
-from autoshard.commands.plan_options import WHAT
-from autoshard.commands.written import Written, read_written
+from autoshard.commands.parser import Parser, add_format
 from autoshard.errors import AutoshardError
+from autoshard.files.option_values import path
+from autoshard.planner.options import WHAT
+from autoshard.planner.written import Written, read_written
 
 if TYPE_CHECKING:
-    from autoshard.search.result import Candidate
-    from autoshard.search.rules import Problem
+    from autoshard.backends.rules import Problem
+    from autoshard.plans.search_result import Candidate
 
 SUMMARY = "price a layout that somebody wrote, beside the best one"
 USAGE = "autoshard score LAYOUT [options]"
@@ -45,7 +46,7 @@ def add_arguments(parser: Parser) -> None:
 
 def run(values: Mapping[str, Any]) -> int:
     from autoshard.commands.score_page import score_page, score_to_dict
-    from autoshard.search.score import score
+    from autoshard.planner.score import score
 
     given = {option.name: values[option.name] for option in OVERRULES if values[option.name] is not None}
     file = values["layout"]
@@ -63,7 +64,7 @@ def run(values: Mapping[str, Any]) -> int:
 
 
 def _best(problem: Problem) -> tuple[Candidate | None, str]:
-    from autoshard.search import search
+    from autoshard.planner.search import search
 
     try:
         return search(*problem[:3], backend=problem.backend, top=0).best, ""
@@ -74,7 +75,7 @@ def _best(problem: Problem) -> tuple[Candidate | None, str]:
 def _plan(file: str, given: dict[str, Any]) -> Written:
     """Of a plan only inputs and strategy are read: a hand-edited one has a price, and a note says what is wrong."""
     from autoshard.layout.strategy import Strategy
-    from autoshard.layout.validate import in_file, plan_from_dict, problem_from_dict, read_plan_object
+    from autoshard.plans.validate import in_file, plan_from_dict, problem_from_dict, read_plan_object
 
     if given:
         raise AutoshardError(f"{file} is a plan, which says all that --{next(iter(given)).replace('_', '-')} could")

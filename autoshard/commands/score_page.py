@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from autoshard.commands.written import Written
 from autoshard.cost.values import Estimate, Term
-from autoshard.explain.describe import layout_name
-from autoshard.explain.page import LEAST_SHARE, Line, hanging, heading, paint, table, wrapped
-from autoshard.layout.plan_json import estimate_to_dict
-from autoshard.layout.rounding import rounded
-from autoshard.search.result import Candidate
-from autoshard.search.score import Score
+from autoshard.explanation.page import LEAST_SHARE, Line, hanging, heading, paint, table, wrapped
+from autoshard.planner.score import Score
+from autoshard.planner.written import Written
+from autoshard.plans.names import layout_name
+from autoshard.plans.plan_json import estimate_to_dict
+from autoshard.plans.rounding import rounded
+from autoshard.plans.search_result import Candidate
 from autoshard.units import format_bytes, format_seconds
 
 

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autoshard.commands.output import page_width, say, wants_color
-from autoshard.commands.parser import Parser, add_format, path, text
+from autoshard.commands.parser import Parser, add_format
 from autoshard.errors import AutoshardError
+from autoshard.files.option_values import path, text
 from autoshard.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from autoshard.sweep.grid import Point, Sweep
-    from autoshard.sweep.table import Outcome
+    from autoshard.sweeps.grid import Point, Sweep
+    from autoshard.sweeps.table import Outcome
 
 SUMMARY = "plan a grid of nodes, sequence lengths, batches, ...: table and plot"
 USAGE = "autoshard sweep SWEEP [options]"
@@ -41,10 +42,10 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(values: Mapping[str, Any]) -> int:
-    from autoshard.commands.planning import plan_for
-    from autoshard.sweep.grid import read_sweep
-    from autoshard.sweep.plot import write_plot
-    from autoshard.sweep.run import PLOT, TABLE, log_to_wandb, progress, run_sweep
+    from autoshard.planner.planning import plan_for
+    from autoshard.sweeps.grid import read_sweep
+    from autoshard.sweeps.plot import write_plot
+    from autoshard.sweeps.run import PLOT, TABLE, log_to_wandb, progress, run_sweep
 
     sweep = read_sweep(Path(values["sweep"]))
     folder = Path(values["out"] or Path("sweeps") / sweep.name)
@@ -68,7 +69,7 @@ def run(values: Mapping[str, Any]) -> int:
 
 
 def _print_table(sweep: Sweep, outcomes: Sequence[tuple[Point, Outcome]]) -> None:
-    from autoshard.explain.page import paint, table
+    from autoshard.explanation.page import paint, table
 
     header = (*(name.replace("_", " ") for name in sweep.grid), "step", "tokens/s", "MFU", "memory", "layout")
     rows = [(*(str(point[name]) for name in sweep.grid), *_cells(outcome)) for point, outcome in outcomes]
@@ -77,7 +78,7 @@ def _print_table(sweep: Sweep, outcomes: Sequence[tuple[Point, Outcome]]) -> Non
 
 
 def _cells(outcome: Outcome) -> tuple[str, ...]:
-    from autoshard.explain.names import shortened
+    from autoshard.plans.names import shortened
 
     step, tokens, mfu, memory = outcome.step_time_s, outcome.tokens_per_s, outcome.mfu, outcome.memory_bytes
     if step is None or tokens is None or mfu is None or memory is None:

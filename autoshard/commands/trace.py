@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.commands.output import load_plan, say
-from autoshard.commands.parser import Parser, path
+from autoshard.commands.parser import Parser
+from autoshard.files.option_values import path
 
 SUMMARY = "a plan's step as a timeline for Perfetto"
 USAGE = "autoshard trace PLAN [-o FILE] [--measured FILE]"
@@ -39,8 +40,8 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(values: Mapping[str, Any]) -> int:
-    from autoshard.explain.trace import measured_events, predicted_events
-    from autoshard.interop.atomic_file import write_text
+    from autoshard.explanation.trace import measured_events, predicted_events
+    from autoshard.files.atomic_file import write_text
 
     plan = load_plan(values["plan"])
     events = predicted_events(plan)

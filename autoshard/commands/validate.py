@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from autoshard.commands.output import load_plan, say
-from autoshard.commands.parser import Parser, path
+from autoshard.commands.parser import Parser
+from autoshard.files.option_values import path
 
 if TYPE_CHECKING:
-    from autoshard.layout.plan import Plan
+    from autoshard.plans.plan import Plan
 
 SUMMARY = "check that a plan is whole and agrees with itself"
 USAGE = "autoshard validate PLAN"
@@ -27,7 +28,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(values: Mapping[str, Any]) -> int:
-    from autoshard.explain.describe import layout_name
+    from autoshard.plans.names import layout_name
 
     plan = load_plan(values["plan"])
     where = f"{plan.model.name} on {plan.cluster.nodes} x {plan.cluster.instance}"

@@ -8,9 +8,9 @@ from typing import NamedTuple
 from autoshard.cost.collectives import collective_time_s, group_shape
 from autoshard.cost.compute import memory_s
 from autoshard.cost.memory import BUCKET_BYTES
-from autoshard.cost.shards import Contents, zero_axes
-from autoshard.cost.software import COMPILED, Software
+from autoshard.cost.stacks import COMPILED, Software
 from autoshard.cost.stage import mesh_order
+from autoshard.cost.zero_sharding import Contents, zero_axes
 from autoshard.layout.mesh import Mesh
 from autoshard.spec.cluster import Cluster, Device
 from autoshard.spec.training import DTYPE_BYTES, Precision
@@ -44,7 +44,7 @@ class _Summed(NamedTuple):
 
 
 class AfterLastMicrobatch:
-    """Prepared once for a mesh: contents of a block and of the ends on its ranks (cost/shards.py)."""
+    """Prepared once for a mesh: contents of a block and of the ends on its ranks (cost/zero_sharding.py)."""
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from autoshard.cost.software import COMPILED, Software
+from autoshard.cost.stacks import COMPILED, Software
 from autoshard.graph.count import loop_sizes, operator_work
 from autoshard.graph.operators import KINDS
 from autoshard.graph.partition import OperatorStep, Program

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from autoshard.cost.interval import fits_probability, step_time_factors
-from autoshard.cost.load import rank_load, telling_ranks
 from autoshard.cost.memory import MEMORY_TERMS, memory_values
-from autoshard.cost.shards import parts_state
-from autoshard.cost.software import COMPILED, Software
+from autoshard.cost.rank_load import rank_load, telling_ranks
+from autoshard.cost.stacks import COMPILED, Software
 from autoshard.cost.stage import strategy_mesh, strategy_parts
 from autoshard.cost.step import TIME_TERMS, time_values
 from autoshard.cost.values import Estimate, StageMemory, Term
+from autoshard.cost.zero_sharding import parts_state
 from autoshard.graph.count import total_flops
 from autoshard.layout.sharding import OperatorChoices
 from autoshard.layout.strategy import Strategy

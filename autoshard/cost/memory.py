@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from functools import reduce
 from typing import Any, NamedTuple
 
-from autoshard.cost.load import RankLoad
 from autoshard.cost.rank import Rank, rank_of
-from autoshard.cost.shards import STAYS, State, Unit, in_work_bytes
-from autoshard.cost.software import COMPILED, Software
+from autoshard.cost.rank_load import RankLoad
+from autoshard.cost.stacks import COMPILED, Software
+from autoshard.cost.zero_sharding import STAYS, State, Unit, in_work_bytes
 from autoshard.rows import Number, added, anywhere, largest, smallest, where
 from autoshard.spec.cluster import Device
 from autoshard.spec.training import DTYPE_BYTES, Precision
@@ -93,7 +93,7 @@ def rank_memory(rank: Rank, state: State, precision: Precision, software: Softwa
     gradient. kept activations: of every microbatch in flight, chunk by chunk, and what waits for gradients of weights.
     embedding, logits and loss: what the ends of the model keep; where blocks run backward, the loss is over.
     recompute: what replaying one segment keeps. working buffers: gradients and gathered activations of one operator;
-    under ZeRO-2 and -3 what travels (cost/shards.py).
+    under ZeRO-2 and -3 what travels (cost/zero_sharding.py).
     pipeline buffers: hidden activations on their way, and the outputs of all microbatches in flight, which both
     runtimes keep for their backward.
     """
@@ -176,7 +176,7 @@ def _ends_bytes(rank: Rank, software: Software) -> Number:
 
 
 def _travelling_bytes(rank: Rank, state: State, dtypes: tuple[int, int], kept: Number) -> Number:
-    """Bytes that one microbatch needs beside kept activations where units travel: cost/shards.py."""
+    """Bytes that one microbatch needs beside kept activations where units travel: cost/zero_sharding.py."""
     replayed, at_ends = _of_ends(rank)
     block_work = reduce(largest, (largest(block.replay_bytes, replayed) + block.working_bytes for block in rank.kinds))
     first, last = (

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from autoshard.cost.rank import End
-from autoshard.cost.shards import STAYS, Unit
+from autoshard.cost.zero_sharding import STAYS, Unit
 from autoshard.rows import Number, largest
 from autoshard.spec.cluster import Device
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 
+from autoshard.cost.backward_release import Moments, moments
 from autoshard.cost.collectives import exposed_ring_s
 from autoshard.cost.compute import OperatorNeeds, operator_needs, seconds_of
-from autoshard.cost.moments import Moments, moments
-from autoshard.cost.software import COMPILED, Software
+from autoshard.cost.stacks import COMPILED, Software
 from autoshard.graph.count import (
     backward_collectives,
     forward_collectives,

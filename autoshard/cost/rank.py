@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from autoshard.cost.load import RankLoad
-from autoshard.cost.shards import State, Unit
+from autoshard.cost.rank_load import RankLoad
 from autoshard.cost.stage import Parts
+from autoshard.cost.zero_sharding import State, Unit
 from autoshard.rows import Number
 
 

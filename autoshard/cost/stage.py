@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from autoshard.cost.collectives import collective_time_s, group_shape
 from autoshard.cost.program import Part, PricedProgram, ProgramWork, Seconds, price_program, program_work
-from autoshard.cost.software import COMPILED, Software
+from autoshard.cost.stacks import COMPILED, Software
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE, is_recomputed
 from autoshard.layout.context_parallel import UNUSED, with_context_parallel

@@ -2,7 +2,7 @@
 
 All microbatches run through the pipeline; then every rank sums its gradients, updates its share of the optimizer
 state and gathers the new parameters. Nothing of that overlaps, as in NxD. Under ZeRO-2 and -3 most of it happens in
-every microbatch, behind the work of blocks (cost/shards.py).
+every microbatch, behind the work of blocks (cost/zero_sharding.py).
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import NamedTuple
 from autoshard.cost.after import After, AfterLastMicrobatch
 from autoshard.cost.collectives import collective_time_s, group_shape
 from autoshard.cost.compute import memory_s
-from autoshard.cost.load import RankLoad
 from autoshard.cost.passes import add_ends, block_passes, end_passes, exposed, put_off_s, stage_passes
 from autoshard.cost.program import Part
 from autoshard.cost.rank import parts_ends, rank_of
-from autoshard.cost.shards import State, parts_contents
-from autoshard.cost.software import COMPILED, Software
+from autoshard.cost.rank_load import RankLoad
+from autoshard.cost.stacks import COMPILED, Software
 from autoshard.cost.stage import Parts, mesh_order
+from autoshard.cost.zero_sharding import State, parts_contents
 from autoshard.layout.mesh import Mesh
 from autoshard.layout.strategy import Strategy
 from autoshard.schedules import Work, step_time_s

@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from autoshard.errors import AutoshardError
-from autoshard.spec.fields import is_finite, show
-from autoshard.spec.strict import Reader
+from autoshard.files.fields import is_finite, show
+from autoshard.files.strict import Reader
 
 
 @dataclass(frozen=True)

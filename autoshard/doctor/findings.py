@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from autoshard.doctor.machine import Machine
-from autoshard.layout.plan import Plan
 from autoshard.models.stage import parameter_count
+from autoshard.plans.plan import Plan
 from autoshard.units import GB, format_bytes
 
 OK, WARNING, STOPS = "ok", "warning", "stops"

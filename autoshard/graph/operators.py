@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from math import prod
 
 from autoshard.graph.ir import FLOAT32_BYTES, Graph, Operator
+from autoshard.graph.pointwise import count
 from autoshard.graph.states import INVARIANT, PARTIAL, REPLICATED
-from autoshard.spec.pointwise import count
 
 Sizes = Mapping[str, float]
 """Local size of each dim on one rank."""
@@ -116,7 +116,7 @@ class Elementwise(OperatorKind):
     """add keeps nothing; silu_mul(gate, up) keeps both; gelu its input.
 
     gelu is the tanh approximation, gelu_erf the exact one; sigmoid_mul(x, gate) is x sigmoid(gate); pointwise is the
-    attribute expression, of the functions in spec/pointwise.py.
+    attribute expression, of the functions in graph/pointwise.py.
     """
 
     FLOPS = {"add": 1.0, "silu_mul": 5.0, "gelu": 8.0, "gelu_erf": 8.0, "sigmoid_mul": 5.0}

@@ -17,7 +17,9 @@ from autoshard.errors import AutoshardError
 from autoshard.graph.count import operator_steps, saved_activations
 from autoshard.graph.ir import Operator
 from autoshard.graph.partition import GatherEinsumStep, Program, RedistributeStep, Step
-from autoshard.spec.traced import BLOCK_MODULES
+
+BLOCK_MODULES = ("attention_norm", "attention", "core_attention", "mlp_norm", "mlp", "residual")
+"""Modules of a transformer block; embedding and head lie outside of every recompute set."""
 
 NO_RECOMPUTE, FULL_RECOMPUTE = "none", "full"
 SELECTIVE, SELECTED = "selective", "core_attention"

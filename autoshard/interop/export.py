@@ -9,7 +9,7 @@ from autoshard.errors import AutoshardError
 from autoshard.models.padding import padding_notes
 
 if TYPE_CHECKING:
-    from autoshard.layout.plan import Plan
+    from autoshard.plans.plan import Plan
 
 FORMS = {"nxdt": "YAML", "torchtitan": "TOML", "megatron": "arguments"}
 """Framework -> what its layouts are written in."""
@@ -61,7 +61,7 @@ def title(plan: Plan, comment: str) -> str:
 
 def common_left_out(plan: Plan) -> tuple[str, ...]:
     """What no other framework's configuration can say, or does not say here."""
-    from autoshard.layout.plan import operator_choices
+    from autoshard.plans.plan import operator_choices
 
     dropout = plan.model.dropout
     drops = (f"dropout {dropout}: set it there; elements will be others than here",) if dropout else ()

@@ -9,7 +9,7 @@ from autoshard.interop.export import Exported, common_left_out, title
 from autoshard.interop.megatron import TP_PP_DP, llama3_scaling
 from autoshard.interop.written_model import property_of
 from autoshard.layout.mesh import AXIS_ORDER
-from autoshard.layout.plan import Plan
+from autoshard.plans.plan import Plan
 
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 COMMUNICATION = {"zigzag_ring": "p2p", "ulysses": "a2a", "all_gather": "allgather"}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from autoshard.backends.rules import check_strategy
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE, members
 from autoshard.interop.export import Exported, common_left_out, title
 from autoshard.interop.nxdt import MODEL_TYPES, RECOMPUTED
-from autoshard.layout.plan import Plan
-from autoshard.search.rules import check_strategy
+from autoshard.plans.plan import Plan
 
 NAMES = {model_type: name for name, types in MODEL_TYPES.items() for model_type in types}
 """model_type -> `name` of NxD Training's model."""

@@ -8,7 +8,7 @@ from typing import Any
 from autoshard.interop.export import Exported, common_left_out, title
 from autoshard.interop.torchtitan import MODELS
 from autoshard.layout.mesh import AXIS_ORDER
-from autoshard.layout.plan import Plan
+from autoshard.plans.plan import Plan
 
 FLAVORS = {**{name: flavor for flavor, name in MODELS.items()}, "llama3.1-8b": ("llama3", "8B")}
 FLAVORS["llama3.1-70b"] = ("llama3", "70B")

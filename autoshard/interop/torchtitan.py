@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from autoshard.errors import AutoshardError
+from autoshard.files.fields import show
 from autoshard.interop.written_layout import WrittenLayout, whole_number
 from autoshard.interop.written_model import WrittenModel, property_of
 from autoshard.models.registry import load_model
 from autoshard.schedules import usual_schedule
-from autoshard.spec.fields import show
 
 DEGREES = {
     "tp": "tensor_parallel_degree",

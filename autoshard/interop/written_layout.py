@@ -8,10 +8,10 @@ from math import isfinite
 from typing import Any
 
 from autoshard.errors import AutoshardError
-from autoshard.interop.text_file import printable, read_text
-from autoshard.interop.toml_file import parse_toml
+from autoshard.files.text_file import printable, read_text
+from autoshard.files.toml_file import parse_toml
+from autoshard.files.yaml_file import parse_yaml
 from autoshard.interop.written_model import WrittenModel
-from autoshard.interop.yaml_file import parse_yaml
 
 MOST_BYTES = 1_000_000
 

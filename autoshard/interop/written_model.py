@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autoshard.errors import AutoshardError
+from autoshard.files.fields import show
 from autoshard.models.registry import builtin_models, load_model
-from autoshard.spec.fields import show
 from autoshard.spec.model import TRACED, ModelSpec
 
 UNKNOWN = object()

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from autoshard.checkpoint.place import is_remote
 from autoshard.errors import AutoshardError
+from autoshard.files.fields import LARGEST_SEED, show
 from autoshard.runtime.learning_rate import SCHEDULES
-from autoshard.spec.fields import LARGEST_SEED, show
 
 DEVICES = ("auto", "cpu", "cuda", "neuron")
 BACKENDS = ("auto", "torch", "nxd")

@@ -11,21 +11,21 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
+from autoshard.backends.rules import check_strategy
 from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import NO_RECOMPUTE
 from autoshard.graph.redistribute import NoTransition
 from autoshard.layout.context_parallel import UNUSED
 from autoshard.layout.mesh import replicas_of_experts
-from autoshard.layout.plan import Plan, make_plan
-from autoshard.layout.prices import priced
 from autoshard.layout.sharding import divides
 from autoshard.layout.strategy import Strategy
 from autoshard.layout.template import template_of
 from autoshard.models.padding import multiple_of, padded_heads
 from autoshard.models.traced.shrink import shrunk
+from autoshard.plans.plan import Plan, make_plan
+from autoshard.plans.prices import priced
 from autoshard.schedules import usual_schedule
-from autoshard.search.rules import check_strategy
 from autoshard.spec.cluster import Cluster, load_cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec

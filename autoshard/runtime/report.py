@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from math import inf, isfinite
 from typing import Any
 
-from autoshard.explain.describe import layout_name
-from autoshard.layout.plan import Plan
 from autoshard.layout.strategy import Strategy
+from autoshard.plans.names import layout_name
+from autoshard.plans.plan import Plan
 from autoshard.runtime.rehearse import Rehearsal
 from autoshard.units import format_bytes, format_count, format_seconds
 

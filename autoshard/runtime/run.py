@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from autoshard.checkpoint.place import is_remote
 from autoshard.errors import AutoshardError
-from autoshard.layout.plan import Plan
-from autoshard.layout.plan_json import write_plan
+from autoshard.plans.plan import Plan
+from autoshard.plans.plan_json import write_plan
 from autoshard.runtime.environment import ClusterEnvironment, cluster_environment
 from autoshard.runtime.in_cluster import COLLECTIVES_LATER_S, run_in_cluster
 from autoshard.runtime.launch import Message, RunOutcome, run_processes
@@ -363,8 +363,8 @@ def _run_directory(plan: Plan, options: RunOptions, kind: str) -> Path:
 
 
 def _write_result(directory: Path, found: Verdict) -> None:
-    from autoshard.interop.atomic_file import write_text
-    from autoshard.layout.plan_json import compact_json
+    from autoshard.files.atomic_file import write_text
+    from autoshard.plans.plan_json import compact_json
 
     write_text(directory / "result.json", compact_json(found.to_dict()) + "\n", "result")
 
@@ -384,8 +384,8 @@ def _saved(result: dict[str, Any] | None) -> int:
 
 def _write_measured(directory: Path, plan: Plan, results: Sequence[dict[str, Any] | None]) -> tuple[str, ...]:
     """run.json and, of a profiled run, trace.json -> where they are, for people."""
-    from autoshard.interop.atomic_file import write_text
-    from autoshard.layout.plan_json import compact_json
+    from autoshard.files.atomic_file import write_text
+    from autoshard.plans.plan_json import compact_json
     from autoshard.runtime.measured import measured, trace
 
     values = measured(plan, results)

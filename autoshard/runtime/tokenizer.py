@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.errors import AutoshardError
-from autoshard.interop.json_file import read_json
-from autoshard.interop.text_file import printable, read_text
+from autoshard.files.json_file import read_json
+from autoshard.files.text_file import printable, read_text
 
 if TYPE_CHECKING:
     import tokenizers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autoshard.layout.context_parallel import RINGS
-from autoshard.layout.plan import Plan
+from autoshard.plans.plan import Plan
 from autoshard.spec.training import DTYPE_BYTES
 from autoshard.units import format_bytes
 

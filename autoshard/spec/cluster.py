@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.errors import AutoshardError
-from autoshard.spec.fields import check_choice, check_integer, check_positive, show, values_for
+from autoshard.files.fields import check_choice, check_integer, check_positive, show, values_for
 
 LAYOUT_RULES = ("trn1", "trn2", "none")
 LNC = {"trn1": (1,), "trn2": (1, 2)}

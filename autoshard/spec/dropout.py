@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from autoshard.errors import AutoshardError
-from autoshard.spec.fields import is_finite, show, values_for
+from autoshard.files.fields import is_finite, show, values_for
 
 
 @dataclass(frozen=True)

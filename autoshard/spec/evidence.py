@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from autoshard.errors import AutoshardError
-from autoshard.spec.fields import check_integer, is_finite, show, values_for
+from autoshard.files.fields import check_integer, is_finite, show, values_for
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.errors import AutoshardError
-from autoshard.interop.json_file import read_json
+from autoshard.files.fields import check_integer, check_positive, near, show
+from autoshard.files.json_file import read_json
+from autoshard.files.strict import Reader
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.evidence import Evidence
-from autoshard.spec.fields import check_integer, check_positive, near, show
-from autoshard.spec.strict import Reader
 
 FOLDER = Path(__file__).parent.parent / "hardware"
 MAX_FILE_BYTES = 1_000_000

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from autoshard.errors import AutoshardError
+from autoshard.files.fields import check_choice, check_flag, check_integer, check_positive, show, values_for
 from autoshard.spec.dropout import NO_DROPOUT, Dropout
-from autoshard.spec.fields import check_choice, check_flag, check_integer, check_positive, show, values_for
 from autoshard.spec.traced import TracedGraph
 
 TRACED = "traced"

@@ -1,6 +1,6 @@
 """A model of the user's own as data: the operators of its embedding, of one block and of its head over named dims.
 
-What `autoshard.trace` found in a torch module. A plan holds it by value and reading it executes nothing.
+What `autoshard.tracer` found in a torch module. A plan holds it by value and reading it executes nothing.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ from functools import cached_property
 from typing import Any
 
 from autoshard.errors import AutoshardError
-from autoshard.spec.fields import LARGEST, check_choice, check_flag, check_integer, show
-from autoshard.spec.pointwise import check_expression
-from autoshard.spec.strict import Reader
+from autoshard.files.fields import LARGEST, check_choice, check_flag, check_integer, show
+from autoshard.files.strict import Reader
+from autoshard.graph.pointwise import check_expression
+from autoshard.graph.recompute import BLOCK_MODULES
 
 HIDDEN = "hidden"
 """What a block and the head call the activation that they are given; the last operator of embedding and block is it."""
 SPEC_DIMS = ("batch", "seq", "embed", "kvhead", "group", "headdim", "ffn", "vocab", "position", "expert", "capacity")
 """Dims whose sizes follow from the fields of ModelSpec and from the batch."""
-BLOCK_MODULES = ("attention_norm", "attention", "core_attention", "mlp_norm", "mlp", "residual")
-"""Modules of a transformer block; embedding and head lie outside of every recompute set."""
 SECTIONS = ("embedding", "block", "head")
 INITIAL = ("normal", "residual", "ones", "zeros")
 """How a parameter starts: N(0, 0.02), the same over sqrt(2 layers), 1 or 0."""

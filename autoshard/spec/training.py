@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from autoshard.errors import AutoshardError
-from autoshard.spec.fields import check_choice, check_integer, check_positive, show, values_for
+from autoshard.files.fields import check_choice, check_integer, check_positive, show, values_for
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8, "int32": 4, "int64": 8}
 """Bytes of one element."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autoshard.interop.weights import Part
+from autoshard.models.weight_names import Part
 from autoshard.spec.model import ModelSpec
 
 HEADS = {"q_proj": "kvhead group headdim", "k_proj": "kvhead headdim", "v_proj": "kvhead headdim"}

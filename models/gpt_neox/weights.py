@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autoshard.interop.weights import Part
 from autoshard.models.gpt2.weights import layer_norm
+from autoshard.models.weight_names import Part
 from autoshard.spec.model import ModelSpec
 
 HEADS = {"q_proj": "kvhead group part headdim", "k_proj": "kvhead part headdim", "v_proj": "kvhead part headdim"}

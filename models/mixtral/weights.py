@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autoshard.interop.weights import Part
 from autoshard.models.llama.weights import attention, ends
+from autoshard.models.weight_names import Part
 from autoshard.spec.model import ModelSpec
 
 __all__ = ["block", "ends", "mixture"]

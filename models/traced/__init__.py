@@ -1,1 +1,1 @@
-"""A user's own torch module, as `autoshard.trace` found it: its graph stands in the ModelSpec itself."""
+"""A user's own torch module, as `autoshard.tracer` found it: its graph stands in the ModelSpec itself."""

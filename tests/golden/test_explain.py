@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from autoshard.cost.values import Estimate, Term
-from autoshard.explain.describe import Description, describe
-from autoshard.explain.page import table
-from autoshard.explain.text import render
-from autoshard.layout.compare import loses
-from autoshard.layout.plan import Plan
+from autoshard.explanation.describe import Description, describe
+from autoshard.explanation.page import table
+from autoshard.explanation.text import render
+from autoshard.plans.differences import loses
+from autoshard.plans.plan import Plan
 from tests.unit.plan_examples import plan_70b, plan_interleaved, plan_mixtral, plan_one_device
 
 FOLDER = Path(__file__).parent

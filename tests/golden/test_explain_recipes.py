@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from autoshard.explain.describe import Description, describe
-from autoshard.explain.markdown import render_markdown
-from autoshard.explain.page import percent
-from autoshard.explain.text import render
+from autoshard.explanation.describe import Description, describe
+from autoshard.explanation.markdown import render_markdown
+from autoshard.explanation.page import percent
+from autoshard.explanation.text import render
 from autoshard.units import GB, TFLOPS, format_bytes, format_count, format_seconds
 from tests.unit.explain_examples import RECIPE_NAMES, answers_by_hand, recipe_plan
 

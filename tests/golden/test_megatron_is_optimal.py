@@ -8,14 +8,14 @@ from math import inf
 
 import pytest
 
+from autoshard.backends.rules import Problem
 from autoshard.cost.stage import strategy_mesh
 from autoshard.graph.partition import Choice
 from autoshard.layout.sharding import choices
 from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import load_model
-from autoshard.search.operators.improve import graphs, layout_prices
-from autoshard.search.operators.solve import OperatorSolution, block_problem, priced, solve
-from autoshard.search.rules import Problem
+from autoshard.planner.operators.improve import graphs, layout_prices
+from autoshard.planner.operators.solve import OperatorSolution, block_problem, priced, solve
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
 

@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from autoshard.backends.rules import check_strategy
 from autoshard.cost.estimate import estimate
 from autoshard.graph.recompute import COMMON_SETS
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.models.registry import load_model
-from autoshard.search import Pins, check_strategy, search
+from autoshard.planner.search import search
+from autoshard.plans.search_result import Pins
 from autoshard.spec.cluster import Cluster, load_cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec, load_precision

@@ -11,15 +11,15 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autoshard.graph.count import Collective
-from autoshard.layout.plan import Plan
-from autoshard.layout.step_collectives import step_collectives
+from autoshard.plans.plan import Plan
+from autoshard.plans.step_collectives import step_collectives
 from autoshard.runtime.rehearse import one_process
 from autoshard.runtime.torch_backend import devices
 from autoshard.runtime.torch_backend.compiled import Compiler
-from autoshard.runtime.torch_backend.direct import NAMESPACE
 from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings
 from autoshard.runtime.torch_backend.parameters import assemble
 from autoshard.runtime.torch_backend.session import Session
+from autoshard.runtime.torch_backend.shm_collectives import NAMESPACE
 from autoshard.runtime.worker import Reporter
 
 LEARNING_RATE = 1e-2

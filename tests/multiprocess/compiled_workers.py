@@ -6,11 +6,11 @@ from functools import partial
 from typing import Any
 
 from autoshard.errors import AutoshardError
-from autoshard.layout.plan import Plan
+from autoshard.plans.plan import Plan
 from autoshard.runtime.rehearse import one_process
 from autoshard.runtime.torch_backend import kernels
 from autoshard.runtime.torch_backend.compiled import Compiler
-from autoshard.runtime.torch_backend.lean import SiluMul
+from autoshard.runtime.torch_backend.recomputing_ops import SiluMul
 from autoshard.runtime.worker import Reporter
 from autoshard.spec.training import load_precision
 from tests.multiprocess.compared import against_one_process, at_rank_0, connect, local_arrays, surplus, train

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from autoshard.layout.plan import Plan
+from autoshard.plans.plan import Plan
 from autoshard.runtime.rehearse import rehearse
 from autoshard.runtime.worker import Reporter
 from autoshard.schedules import SCHEDULES

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from autoshard.layout.plan import Plan
+from autoshard.plans.plan import Plan
 from autoshard.runtime.data import NOT_LEARNED
 from autoshard.runtime.rehearse import one_process
 from autoshard.runtime.torch_backend.optimizer_settings import OptimizerSettings

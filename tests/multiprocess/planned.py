@@ -6,11 +6,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from autoshard.errors import AutoshardError
-from autoshard.layout.plan import Plan, make_plan
-from autoshard.layout.plan_json import write_plan
+from autoshard.planner.search import search
+from autoshard.plans.plan import Plan, make_plan
+from autoshard.plans.plan_json import write_plan
+from autoshard.plans.search_result import Pins
 from autoshard.runtime.rehearse import local_cluster
-from autoshard.search.result import Pins
-from autoshard.search.search import search
 from autoshard.spec.training import TrainingSpec, load_precision
 from tests.multiprocess.plans import MODELS
 from tests.multiprocess.started import first_rank, start

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from autoshard.layout.validate import read_plan
+from autoshard.plans.validate import read_plan
 from autoshard.runtime.worker import Reporter
 from tests.multiprocess.compared import against_one_process, at_rank_0, connect, local_arrays, surplus, train
 from tests.multiprocess.plans import FP32, FP64

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from autoshard.cost.estimate import estimate
 from autoshard.layout.mesh import parse_axis_order
-from autoshard.layout.plan import Plan, make_plan
 from autoshard.layout.strategy import Strategy
+from autoshard.plans.plan import Plan, make_plan
 from autoshard.runtime.rehearse import local_cluster
 from autoshard.spec.dropout import Dropout
 from autoshard.spec.model import ModelSpec, RopeScaling

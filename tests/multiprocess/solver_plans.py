@@ -6,9 +6,9 @@ from dataclasses import replace
 from random import Random
 
 from autoshard.graph.partition import Choice
-from autoshard.layout.plan import Plan
 from autoshard.layout.template import template_of
-from autoshard.search.operators.solve import block_problem, priced, solve
+from autoshard.planner.operators.solve import block_problem, priced, solve
+from autoshard.plans.plan import Plan
 from tests.multiprocess.plans import MODELS, plan_of, strategy
 from tests.unit.operator_prices import random_prices
 

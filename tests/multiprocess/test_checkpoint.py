@@ -16,9 +16,9 @@ import pytest
 
 from autoshard.checkpoint.manifest import MANIFEST, read_manifest
 from autoshard.cost.estimate import estimate
-from autoshard.layout.plan import make_plan
-from autoshard.layout.plan_json import write_plan
 from autoshard.layout.strategy import Strategy
+from autoshard.plans.plan import make_plan
+from autoshard.plans.plan_json import write_plan
 from autoshard.runtime.rehearse import local_cluster
 from autoshard.spec.dropout import Dropout
 from autoshard.spec.training import Precision

@@ -14,10 +14,10 @@ from autoshard.checkpoint.directory import LocalStore
 from autoshard.checkpoint.layout import Shard, parameter_shapes, rank_shards
 from autoshard.checkpoint.manifest import Manifest
 from autoshard.graph.partition import Program
-from autoshard.layout.plan import Plan
 from autoshard.layout.strategy import Strategy
 from autoshard.models.stage import dim_sizes
 from autoshard.models.weights import parameter_dims
+from autoshard.plans.plan import Plan
 from autoshard.runtime.torch_backend.groups import Group
 from autoshard.runtime.torch_backend.optimizer import ShardedAdamW
 from autoshard.runtime.torch_backend.optimizer_settings import OptimizerSettings

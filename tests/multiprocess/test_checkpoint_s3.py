@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from autoshard.layout.plan_json import write_plan
+from autoshard.plans.plan_json import write_plan
 from tests.multiprocess.plans import FP32, LLAMA, plan_of, strategy
 from tests.s3_server import BUCKET, ERROR_500, OK, SLOW_DOWN_503, Proxy, environment, s3_server
 

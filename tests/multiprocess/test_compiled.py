@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from autoshard.cli import main
-from autoshard.layout.plan_json import write_plan
+from autoshard.plans.plan_json import write_plan
 from tests.multiprocess.plans import FP32, MODELS, plan_of, strategy
 from tests.multiprocess.started import first_rank, start
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from autoshard.convert.convert import Conversion, convert, open_source
-from autoshard.convert.nxd import NxdOptions, file_name, nxd_files
-from autoshard.convert.nxd_layout import ADJACENT, INTERLEAVED, NxdLayout
+from autoshard.conversion.convert import Conversion, convert, open_source
+from autoshard.conversion.nxd import NxdOptions, file_name, nxd_files
+from autoshard.conversion.nxd_layout import ADJACENT, INTERLEAVED, NxdLayout
 from autoshard.errors import AutoshardError
-from autoshard.layout.plan import Plan
 from autoshard.models.weights import parameter_dims
+from autoshard.plans.plan import Plan
 from autoshard.spec.model import ModelSpec
 from tests.multiprocess.plans import MODELS
 from tests.unit.plan_examples import plan_70b

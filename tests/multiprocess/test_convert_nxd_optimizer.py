@@ -17,11 +17,11 @@ import torch
 
 from autoshard.checkpoint.manifest import QUANTITIES, read_manifest
 from autoshard.cli import main
-from autoshard.convert.convert import Conversion, convert, open_source
-from autoshard.convert.nxd import NxdOptions
+from autoshard.conversion.convert import Conversion, convert, open_source
+from autoshard.conversion.nxd import NxdOptions
 from autoshard.errors import AutoshardError
-from autoshard.layout.plan import Plan
-from autoshard.layout.plan_json import write_plan
+from autoshard.plans.plan import Plan
+from autoshard.plans.plan_json import write_plan
 from autoshard.spec.model import ModelSpec
 from tests.multiprocess.plans import MODELS
 from tests.unit.weight_folders import bytes_of, huggingface_folder, plan

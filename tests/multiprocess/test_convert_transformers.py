@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from autoshard.convert.convert import Conversion, convert, open_source
+from autoshard.conversion.convert import Conversion, convert, open_source
 from tests.multiprocess.test_transformers import CONFIGS, published
 from tests.unit.weight_folders import plan
 

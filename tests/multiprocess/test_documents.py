@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from autoshard.layout.plan import Plan
+from autoshard.plans.plan import Plan
 from autoshard.runtime.data.stream import NOT_LEARNED
 from autoshard.runtime.torch_backend.document_mask import document_mask
 from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings

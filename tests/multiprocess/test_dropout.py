@@ -12,7 +12,7 @@ from autoshard.graph.operators import SEQUENCE_KEYS
 from autoshard.graph.partition import OperatorStep
 from autoshard.graph.redistribute import local_sizes
 from autoshard.layout.context_parallel import sequence_pieces
-from autoshard.layout.plan import Plan
+from autoshard.plans.plan import Plan
 from autoshard.runtime.torch_backend.attention import attention, weighing
 from autoshard.runtime.torch_backend.context import Context, in_pieces
 from autoshard.runtime.torch_backend.dropout import Mask, dropout, sequence_keys

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from autoshard.audit.roles import roles
-from autoshard.audit.run import audit_role, held_orders
+from autoshard.audits.roles import roles
+from autoshard.audits.run import audit_role, held_orders
 from autoshard.cost.estimate import estimate
-from autoshard.layout.plan import make_plan
 from autoshard.models import load_model
+from autoshard.plans.plan import make_plan
 from autoshard.schedules import SCHEDULES, actions
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from autoshard.convert.convert import Conversion, convert, open_source
-from autoshard.layout.plan import Plan
-from autoshard.layout.plan_json import write_plan
+from autoshard.conversion.convert import Conversion, convert, open_source
 from autoshard.models.padding import padded_heads
+from autoshard.plans.plan import Plan
+from autoshard.plans.plan_json import write_plan
 from autoshard.runtime.data import open_stream, read_token_file
 from autoshard.runtime.torch_backend.initial_weights import load_weights
 from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings

@@ -14,8 +14,8 @@ import psutil
 import pytest
 from safetensors.torch import load_file, save_file
 
-from autoshard.layout.plan_json import write_plan
-from autoshard.layout.validate import read_plan
+from autoshard.plans.plan_json import write_plan
+from autoshard.plans.validate import read_plan
 from autoshard.runtime.data import DataSource, prepare
 from autoshard.runtime.launch import run_processes
 from autoshard.runtime.report import result_tables, verdict

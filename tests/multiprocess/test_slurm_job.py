@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from autoshard.launch.options import LaunchOptions
-from autoshard.launch.slurm import sbatch_script
-from autoshard.layout.plan import make_plan
+from autoshard.jobs.options import LaunchOptions
+from autoshard.jobs.slurm import sbatch_script
+from autoshard.plans.plan import make_plan
 from tests.unit.plan_examples import by_hand, plan_one_device, strategy
 
 pytestmark = pytest.mark.multiprocess

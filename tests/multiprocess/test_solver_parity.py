@@ -2,7 +2,7 @@
 
 import pytest
 
-from autoshard.layout.plan import operator_choices
+from autoshard.plans.plan import operator_choices
 from tests.multiprocess.solver_plans import CASES, case
 from tests.multiprocess.started import results
 

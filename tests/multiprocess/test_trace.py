@@ -19,20 +19,20 @@ from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError
 from autoshard.graph.count import total_flops
 from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, Step, partition
-from autoshard.interop.huggingface import read_config
 from autoshard.layout.mesh import build_mesh
 from autoshard.layout.sharding import stage_program
-from autoshard.layout.validate import read_plan
+from autoshard.models.huggingface import read_config
 from autoshard.models.stage import dim_sizes, parameter_count, stage_graph
+from autoshard.plans.validate import read_plan
 from autoshard.runtime.rehearse import local_cluster
 from autoshard.runtime.torch_backend.pointwise import pointwise
 from autoshard.runtime.torch_backend.stage_module import StageModule
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec, load_precision
-from autoshard.trace.rules.numbers import clamp, formula
-from autoshard.trace.trace import trace_model, trace_module
-from autoshard.trace.tracer import RULES, Tracer
-from autoshard.trace.values import Value
+from autoshard.tracer.rules.numbers import clamp, formula
+from autoshard.tracer.trace import trace_model, trace_module
+from autoshard.tracer.tracer import RULES, Tracer
+from autoshard.tracer.values import Value
 from tests.multiprocess.odd_model import OddModel
 from tests.multiprocess.plans import strategy
 from tests.multiprocess.test_transformers import CONFIGS
@@ -271,7 +271,7 @@ def test_the_rule_that_the_readme_adds(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 HOW_TO_ADD = (
-    "rules are in autoshard/trace/rules: to add one, register a function there with @rule('name') that gives the "
+    "rules are in autoshard/tracer/rules: to add one, register a function there with @rule('name') that gives the "
     "meaning in operators of autoshard/graph/operators.py"
 )
 WHERE = "at mine.py:10 (`return x + self.down(torch."

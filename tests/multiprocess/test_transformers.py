@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, logging
 
 from autoshard.graph.partition import partition
-from autoshard.interop.huggingface import read_config
 from autoshard.models import builtin_models
+from autoshard.models.huggingface import read_config
 from autoshard.models.registry import FOLDER
 from autoshard.models.stage import dim_sizes, parameter_count, stage_graph
 from autoshard.models.weights import checkpoint_parts, parameter_dims

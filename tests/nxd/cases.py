@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from autoshard.cost.estimate import estimate
-from autoshard.layout.plan import Plan, make_plan
 from autoshard.layout.strategy import Strategy
+from autoshard.plans.plan import Plan, make_plan
 from autoshard.runtime.rehearse import local_cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import Precision, TrainingSpec, load_precision

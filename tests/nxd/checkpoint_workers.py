@@ -12,7 +12,7 @@ import torch.distributed as dist
 from autoshard.checkpoint.directory import LocalStore
 from autoshard.checkpoint.layout import rank_shards
 from autoshard.checkpoint.manifest import Manifest, read_manifest
-from autoshard.layout.plan import Plan
+from autoshard.plans.plan import Plan
 from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings
 from autoshard.runtime.torch_backend.session import Session
 from autoshard.runtime.torch_backend.shard_files import host_copy, read_rank, write_rank

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from autoshard.layout.plan import Plan
+from autoshard.plans.plan import Plan
 
 
 def load_example(file: Path) -> ModuleType:

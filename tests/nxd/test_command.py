@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from autoshard.layout.plan_json import write_plan
+from autoshard.plans.plan_json import write_plan
 from tests.multiprocess.plans import MODELS, strategy
 from tests.nxd.cases import FP32, on_this_machine
 from tests.unit.trn2_files import FILES

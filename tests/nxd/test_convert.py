@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from autoshard.convert.convert import Conversion, convert, open_source
-from autoshard.convert.nxd import NxdOptions, file_name
+from autoshard.conversion.convert import Conversion, convert, open_source
+from autoshard.conversion.nxd import NxdOptions, file_name
 from tests.multiprocess.plans import MODELS
 from tests.unit.trn2_files import FILES, shrunken, trn2_plan
 from tests.unit.weight_folders import bytes_of, huggingface_folder, plan

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from autoshard.convert.convert import Conversion, convert, open_source
-from autoshard.interop.huggingface_config import to_config
+from autoshard.conversion.convert import Conversion, convert, open_source
+from autoshard.models.huggingface_config import to_config
 from tests.nxd.cases import FP32, MASTERS, plan_of
 from tests.nxd.test_conformance import run
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from autoshard.layout.plan import Plan
+from autoshard.plans.plan import Plan
 from autoshard.runtime.nxd_backend.library import set_process_variables
 from autoshard.runtime.rehearse import one_process
 from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from autoshard.spec.pointwise import Expression, parse
+from autoshard.graph.pointwise import Expression, parse
 from tests.spmd.collectives import Array
 
 _SLOPES: dict[str, Callable[..., tuple[Any, tuple[Any, ...]]]] = {

@@ -2,9 +2,9 @@
 
 import pytest
 
+from autoshard.backends.rules import Problem
 from autoshard.cost.estimate import estimate
 from autoshard.layout.strategy import Strategy
-from autoshard.search.rules import Problem
 
 
 def check_as_estimated(problem: Problem, strategy: Strategy, step_time_s: float, limit_bytes: float) -> None:

@@ -11,14 +11,15 @@ from pathlib import Path
 
 import yaml
 
-from autoshard.commands.plan_options import PIN_FIELDS, request_from
-from autoshard.commands.planning import inputs_of
-from autoshard.explain.answers import DegreeRow, FlipRow, PriceRow, Sensitivity, SizeRow
-from autoshard.layout.plan import Plan, SearchSummary, make_plan
+from autoshard.backends.rules import Problem
+from autoshard.explanation.answers import DegreeRow, FlipRow, PriceRow, Sensitivity, SizeRow
 from autoshard.layout.strategy import Strategy
-from autoshard.search.result import Candidate, Pins, Rejection
-from autoshard.search.rules import Problem
-from autoshard.search.score import completed
+from autoshard.planner.options import request_from
+from autoshard.planner.planning import inputs_of
+from autoshard.planner.request import PIN_FIELDS
+from autoshard.planner.score import completed
+from autoshard.plans.plan import Plan, SearchSummary, make_plan
+from autoshard.plans.search_result import Candidate, Pins, Rejection
 from tests.unit.plan_examples import by_hand
 
 RECIPES = Path(__file__).parent.parent.parent / "recipes"

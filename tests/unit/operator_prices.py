@@ -7,7 +7,7 @@ from functools import cache
 from math import prod
 
 from autoshard.graph.partition import OperatorStep, Program
-from autoshard.search.operators.prices import MemoryRow, Prices
+from autoshard.planner.operators.prices import MemoryRow, Prices
 
 
 def random_prices(rng: random.Random, memory: tuple[MemoryRow, ...] = ()) -> Prices:

@@ -9,12 +9,12 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+from autoshard.backends.rules import check_strategy
 from autoshard.cost.values import Estimate, StageMemory, Term
-from autoshard.layout.plan import Plan, SearchSummary, make_plan
 from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import load_model
-from autoshard.search.result import Candidate, Pins, Rejection
-from autoshard.search.rules import check_strategy
+from autoshard.plans.plan import Plan, SearchSummary, make_plan
+from autoshard.plans.search_result import Candidate, Pins, Rejection
 from autoshard.spec.cluster import Cluster, load_cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec, load_precision

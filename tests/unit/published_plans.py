@@ -6,9 +6,9 @@ import csv
 from functools import lru_cache
 from pathlib import Path
 
-from autoshard.layout.plan import Plan
 from autoshard.layout.strategy import even_stage_layers
 from autoshard.models.registry import load_model
+from autoshard.plans.plan import Plan
 from tests.unit import plan_examples
 
 DATA = Path(__file__).parents[2] / "benchmarks" / "data" / "published_layouts.csv"

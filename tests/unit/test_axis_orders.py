@@ -10,20 +10,21 @@ from typing import Any
 
 import pytest
 
+from autoshard.backends.problem import Draft, Problem
 from autoshard.cost.collectives import GroupShape, collective_time_s, group_shape
 from autoshard.cost.estimate import estimate
 from autoshard.cost.stage import mesh_order
 from autoshard.errors import AutoshardError
-from autoshard.explain.describe import describe
-from autoshard.explain.names import changed_words
+from autoshard.explanation.describe import describe
 from autoshard.layout.mesh import AXIS_ORDER, build_mesh
-from autoshard.layout.plan import make_plan
-from autoshard.layout.plan_json import plan_to_json, write_plan
-from autoshard.layout.validate import read_plan
 from autoshard.models.registry import load_model
-from autoshard.search import Pins, search
-from autoshard.search.axis_orders import ORDERS, order_laws, other_orders, undominated
-from autoshard.search.problem import Draft, Problem
+from autoshard.planner.axis_orders import ORDERS, order_laws, other_orders, undominated
+from autoshard.planner.search import search
+from autoshard.plans.names import changed_words
+from autoshard.plans.plan import make_plan
+from autoshard.plans.plan_json import plan_to_json, write_plan
+from autoshard.plans.search_result import Pins
+from autoshard.plans.validate import read_plan
 from autoshard.spec.cluster import Cluster, Link, load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
 from autoshard.units import GB

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from autoshard.calibrate.fit import Point, fit_collectives, fit_device
-from autoshard.calibrate.hardware_file import hardware_file
-from autoshard.calibrate.measure import default_instance
-from autoshard.calibrate.plot import plot
-from autoshard.calibrate.values import (
+from autoshard.calibration.fit import Point, fit_collectives, fit_device
+from autoshard.calibration.hardware_file import hardware_file
+from autoshard.calibration.measure import default_instance
+from autoshard.calibration.plot import plot
+from autoshard.calibration.values import (
     CollectiveTime,
     Measurements,
     MemoryTime,
@@ -26,7 +26,7 @@ from autoshard.calibrate.values import (
 from autoshard.cli import main
 from autoshard.cost.collectives import KINDS, GroupShape, collective_law
 from autoshard.cost.compute import OperatorNeeds, memory_s, seconds_of
-from autoshard.cost.software import COMPILED
+from autoshard.cost.stacks import COMPILED
 from autoshard.errors import AutoshardError
 from autoshard.runtime.launch import RunOutcome
 from autoshard.spec.cluster import Link, load_cluster
@@ -194,8 +194,8 @@ def test_an_accelerator_without_one(device: str, tmp_path: Path, monkeypatch: py
         started.append((what, arguments["device"], processes))
         return [answers[what]] * processes
 
-    monkeypatch.setattr("autoshard.calibrate.measure._run", run)
-    monkeypatch.setattr("autoshard.calibrate.measure.find_spec", lambda name: True)
+    monkeypatch.setattr("autoshard.calibration.measure._run", run)
+    monkeypatch.setattr("autoshard.calibration.measure.find_spec", lambda name: True)
     out = tmp_path / "my.json"
     assert main(["calibrate", "--device", device, *more, "-o", str(out)]) == 0
     assert started == [("present", device, 1), ("one_device", device, 1), ("collectives", device, 8)]
@@ -237,14 +237,14 @@ def test_ctrl_c_while_measuring(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Says what was stopped, ends as Ctrl-C does, and leaves no file; any other end is an error in one line."""
-    monkeypatch.setattr("autoshard.calibrate.measure.find_spec", lambda name: True)
+    monkeypatch.setattr("autoshard.calibration.measure.find_spec", lambda name: True)
     out = tmp_path / "my.json"
     for code, expected, text in (
         (130, 130, "interrupted by Ctrl-C\n"),
         (1, 2, "autoshard: error: the measurement ended: interrupted by Ctrl-C\n"),
     ):
         outcome = RunOutcome(code, "interrupted by Ctrl-C\nlogs: none", (None,), ())
-        monkeypatch.setattr("autoshard.calibrate.measure.run_processes", lambda *args, one=outcome, **more: one)
+        monkeypatch.setattr("autoshard.calibration.measure.run_processes", lambda *args, one=outcome, **more: one)
         assert main(["calibrate", "-o", str(out)]) == expected
         assert capsys.readouterr().err == text
     assert not out.exists()

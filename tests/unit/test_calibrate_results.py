@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autoshard.calibrate.results.fit_file import hardware_content
-from autoshard.calibrate.results.instance_fit import Problem, own_constants
-from autoshard.calibrate.results.instance_rows import COLUMNS, instance_case
+from autoshard.calibration.results.fit_file import hardware_content
+from autoshard.calibration.results.instance_fit import Problem, own_constants
+from autoshard.calibration.results.instance_rows import COLUMNS, instance_case
 from autoshard.cli import main
 from autoshard.commands.calibrate import DESCRIPTION
 from autoshard.errors import AutoshardError

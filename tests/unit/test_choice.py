@@ -6,18 +6,18 @@ from dataclasses import replace
 
 import pytest
 
+from autoshard.backends.rules import Problem
 from autoshard.cost.estimate import estimate
+from autoshard.cost.fit_probability import levels
 from autoshard.cost.interval import fits_probability
 from autoshard.cost.stage import LocalShape, stage_parts
 from autoshard.graph.recompute import COMMON_SETS
 from autoshard.models.registry import load_model
-from autoshard.search import Pins, search
-from autoshard.search.choose import simplest_of_equals
-from autoshard.search.headroom import levels
-from autoshard.search.ranking import Timed
-from autoshard.search.result import OPTIMAL
-from autoshard.search.rules import Problem
-from autoshard.search.sets import EVERY_SET, NXD_SETS, recompute_sets
+from autoshard.planner.choose import simplest_of_equals
+from autoshard.planner.ranking import Timed
+from autoshard.planner.search import search
+from autoshard.planner.sets import EVERY_SET, NXD_SETS, recompute_sets
+from autoshard.plans.search_result import OPTIMAL, Pins
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
 from autoshard.units import format_bytes, format_seconds

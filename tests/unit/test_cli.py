@@ -14,12 +14,12 @@ import pytest
 
 import autoshard
 from autoshard.cli import COMMANDS, build_parser, command_module, main
-from autoshard.commands.plan_options import OPTIONS, request_from
-from autoshard.commands.planning import plan_for
 from autoshard.errors import NoLayoutFits
-from autoshard.layout.plan_json import write_plan
-from autoshard.layout.prices import priced
-from autoshard.layout.validate import read_plan
+from autoshard.planner.options import OPTIONS, request_from
+from autoshard.planner.planning import plan_for
+from autoshard.plans.plan_json import write_plan
+from autoshard.plans.prices import priced
+from autoshard.plans.validate import read_plan
 from autoshard.runtime.options import RunOptions
 from tests.unit.plan_examples import plan_70b
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autoshard.calibrate.calibration import leaf_entry, leaves
+from autoshard.calibration.calibration import leaf_entry, leaves
 from autoshard.errors import AutoshardError
 from autoshard.spec.cluster import Cluster, Link, instances, load_cluster
 from autoshard.units import GB, GIB, TFLOPS

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from autoshard.commands import convert as command
-from autoshard.convert import stream
-from autoshard.convert.convert import Conversion, convert, open_source
-from autoshard.convert.dtypes import BY_CONFIG_NAME
-from autoshard.interop.huggingface import from_config
-from autoshard.interop.huggingface_config import to_config
-from autoshard.layout.plan import Plan
+from autoshard.conversion import stream
+from autoshard.conversion.convert import Conversion, convert, open_source
+from autoshard.conversion.dtypes import BY_CONFIG_NAME
 from autoshard.models.families import FAMILIES
+from autoshard.models.huggingface import from_config
+from autoshard.models.huggingface_config import to_config
 from autoshard.models.registry import builtin_models, load_model
+from autoshard.plans.plan import Plan
 from autoshard.spec.dropout import Dropout
 from tests.multiprocess.plans import MODELS
 from tests.unit.weight_folders import bytes_of, huggingface_folder, plan

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from autoshard.cli import main
-from autoshard.convert import folder
-from autoshard.convert.convert import Conversion, convert, open_source
-from autoshard.convert.dtypes import as_dtype
+from autoshard.conversion import folder
+from autoshard.conversion.convert import Conversion, convert, open_source
+from autoshard.conversion.dtypes import as_dtype
 from autoshard.errors import AutoshardError
-from autoshard.layout.plan_json import write_plan
+from autoshard.plans.plan_json import write_plan
 from tests.multiprocess.plans import MODELS
 from tests.unit.weight_folders import bytes_of, huggingface_folder, plan, weights, write_safetensors
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoshard.checkpoint.boxes import Box
-from autoshard.convert.places import Place, rows_of
+from autoshard.conversion.places import Place, rows_of
 
 
 @st.composite

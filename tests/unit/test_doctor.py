@@ -13,7 +13,7 @@ from autoshard.cli import main
 from autoshard.commands.doctor import page
 from autoshard.doctor.findings import Finding, checkpoint_bytes, findings
 from autoshard.doctor.machine import Machine, look
-from autoshard.layout.plan_json import write_plan
+from autoshard.plans.plan_json import write_plan
 from autoshard.units import GB
 from tests.unit.plan_examples import plan_70b, plan_one_device
 from tests.unit.test_nxd_configuration import changed

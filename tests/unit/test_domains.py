@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from autoshard.cost.collectives import KINDS, CollectiveLaw, GroupShape, collective_law, collective_time_s, group_shape
 from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError
-from autoshard.explain.links import axis_links
+from autoshard.explanation.links import axis_links
 from autoshard.layout.strategy import even_stage_layers
 from autoshard.models.registry import load_model
-from autoshard.search import search
+from autoshard.planner.search import search
 from autoshard.spec.cluster import Cluster, Link, instances, load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
 from autoshard.units import GB, MB

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from autoshard.commands.plan_options import request_from
-from autoshard.commands.planning import plan_for
 from autoshard.errors import AutoshardError
 from autoshard.graph.operators import SEQUENCE_KEYS
 from autoshard.graph.recompute import kept_activations
 from autoshard.interop.export import export
-from autoshard.layout.plan_json import plan_to_json
-from autoshard.layout.validate import read_plan
 from autoshard.models.registry import load_model, published_dropout
 from autoshard.models.stage import dim_sizes, stage_graph
+from autoshard.planner.options import request_from
+from autoshard.planner.planning import plan_for
+from autoshard.plans.plan_json import plan_to_json
+from autoshard.plans.validate import read_plan
 from autoshard.spec.dropout import NO_DROPOUT, Dropout, parse_dropout
 from autoshard.spec.model import ModelSpec
 from tests.multiprocess.plans import MODELS, plan_of, strategy
@@ -97,7 +97,7 @@ def test_a_plan_holds_it(tmp_path: Path) -> None:
         "dropout embedding=0.1,residual=0.1,attention=0.1: set it there; elements will be others than here"
     )
     text = plan_to_json(plan)
-    schema = json.loads((REPOSITORY / "autoshard/layout/plan.schema.json").read_text())
+    schema = json.loads((REPOSITORY / "autoshard/plans/plan.schema.json").read_text())
     Draft202012Validator(schema).validate(json.loads(text))
     (tmp_path / "plan.json").write_text(text)
     assert read_plan(tmp_path / "plan.json") == plan

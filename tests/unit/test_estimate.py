@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from autoshard.cost.estimate import Estimate, estimate, model_flops_per_step
 from autoshard.cost.program import Part
-from autoshard.cost.shards import parts_state
 from autoshard.cost.stage import LocalShape, stage_parts, stage_pricer, strategy_mesh, strategy_parts
 from autoshard.cost.step import TIME_TERMS, accumulation_s_per_parameter, stage_seconds
+from autoshard.cost.zero_sharding import parts_state
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import COMMON_SETS
 from autoshard.layout.strategy import Strategy, even_stage_layers

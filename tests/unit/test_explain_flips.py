@@ -10,24 +10,24 @@ from typing import Any
 
 import pytest
 
+from autoshard.backends.rules import Problem
 from autoshard.cli import main
 from autoshard.cost.values import Estimate
 from autoshard.errors import NoLayoutFits
-from autoshard.explain import answers, flips
-from autoshard.explain.answers import Sensitivity, problem_of
-from autoshard.explain.describe import describe
-from autoshard.explain.flips import FINE, Question, flip, same_layout, winner
-from autoshard.explain.quantities import Quantity, quantities
-from autoshard.explain.sensitivity import _choice, answers_so_far, sensitivity
-from autoshard.explain.sensitivity_text import unanswered_line
-from autoshard.explain.text import pieces, render
-from autoshard.layout.plan import Plan, SearchSummary, make_plan
+from autoshard.explanation import answers, flips
+from autoshard.explanation.answers import Sensitivity, problem_of
+from autoshard.explanation.describe import describe
+from autoshard.explanation.flips import FINE, Question, flip, same_layout, winner
+from autoshard.explanation.quantities import Quantity, quantities
+from autoshard.explanation.sensitivity import _choice, answers_so_far, sensitivity
+from autoshard.explanation.sensitivity_text import unanswered_line
+from autoshard.explanation.text import pieces, render
 from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import load_model
-from autoshard.search import Candidate, Pins, search
-from autoshard.search.again import Searches
-from autoshard.search.rules import Problem
-from autoshard.search.search import Clock
+from autoshard.planner.cached_search import Searches
+from autoshard.planner.search import Clock, search
+from autoshard.plans.plan import Plan, SearchSummary, make_plan
+from autoshard.plans.search_result import Candidate, Pins
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
 from tests.unit.explain_examples import recipe_plan
@@ -238,7 +238,7 @@ def test_answers_are_those_of_searches_one_by_one(monkeypatch: pytest.MonkeyPatc
     plan = searched_plan(name, *PINS[name])
     told: list[tuple[int, int]] = []
     quick = sensitivity(plan, lambda *counts: told.append(counts))
-    monkeypatch.setattr("autoshard.explain.sensitivity.Searches", OneByOne)
+    monkeypatch.setattr("autoshard.explanation.sensitivity.Searches", OneByOne)
     assert quick is not None and quick.agrees
     assert quick == sensitivity(plan)
     assert told == [(done, len(told)) for done in range(len(told))]
@@ -327,8 +327,8 @@ def test_explain_says_what_it_knows_at_once(
         assert capsys.readouterr().out.startswith("llama3-8b on 1 x trn1.32xlarge")
         yield from ()
 
-    monkeypatch.setattr("autoshard.explain.sensitivity.answers_so_far", nothing_yet)
-    monkeypatch.setattr("autoshard.layout.validate.read_plan", lambda path: plan)
+    monkeypatch.setattr("autoshard.explanation.sensitivity.answers_so_far", nothing_yet)
+    monkeypatch.setattr("autoshard.plans.validate.read_plan", lambda path: plan)
     for more, limit_s in (([], 60), (["--time-limit", "7"], 7)):
         assert main(["explain", "plan.json", *more]) == 0
         assert limits.pop() == limit_s

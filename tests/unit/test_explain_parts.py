@@ -15,24 +15,25 @@ from autoshard.cli import main
 from autoshard.cost.estimate import estimate
 from autoshard.cost.values import Term
 from autoshard.errors import AutoshardError
-from autoshard.explain.answers import DegreeRow
-from autoshard.explain.beside import doubt, pairs
-from autoshard.explain.beside_text import pair_lines
-from autoshard.explain.compare import compare
-from autoshard.explain.describe import Description, describe
-from autoshard.explain.grid import grid, schedule_lines
-from autoshard.explain.names import changed_words, recompute_words
-from autoshard.explain.operators import operator_rows
-from autoshard.explain.page import LEAST_SHARE, more, paint
-from autoshard.explain.partial import read_partial
-from autoshard.explain.sensitivity_text import degree_lines, size_rows
-from autoshard.explain.text import render
-from autoshard.explain.why import why
-from autoshard.layout.plan import Plan, make_plan
-from autoshard.layout.plan_json import write_plan
-from autoshard.runtime.measured import planned_timeline
+from autoshard.explanation.answers import DegreeRow
+from autoshard.explanation.compare import compare
+from autoshard.explanation.describe import Description, describe
+from autoshard.explanation.doubt import doubt, pairs
+from autoshard.explanation.doubt_text import pair_lines
+from autoshard.explanation.grid import grid, schedule_lines
+from autoshard.explanation.operators import operator_rows
+from autoshard.explanation.page import LEAST_SHARE, more, paint
+from autoshard.explanation.sensitivity_text import degree_lines, size_rows
+from autoshard.explanation.text import render
+from autoshard.explanation.why import why
+from autoshard.planner.search import search
+from autoshard.plans.layout_syntax import read_partial
+from autoshard.plans.names import changed_words, recompute_words
+from autoshard.plans.plan import Plan, make_plan
+from autoshard.plans.plan_json import write_plan
+from autoshard.plans.search_result import Candidate, Pins
+from autoshard.plans.timeline import planned_timeline
 from autoshard.schedules import actions, simulate
-from autoshard.search import Candidate, Pins, search
 from autoshard.units import format_seconds
 from tests.unit.explain_examples import answers_by_hand
 from tests.unit.plan_examples import plan_70b, plan_interleaved, plan_mixtral, plan_one_device, strategy

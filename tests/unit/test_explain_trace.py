@@ -12,12 +12,12 @@ import pytest
 
 from autoshard.cli import main
 from autoshard.errors import AutoshardError
-from autoshard.explain.measured import measured_run
-from autoshard.explain.trace import PREDICTED_PROCESS, communication_share, measured_events, predicted_events
-from autoshard.layout.plan import Plan
-from autoshard.layout.plan_json import plan_to_json, write_plan
-from autoshard.layout.prices import priced
-from autoshard.runtime.measured import planned_timeline
+from autoshard.explanation.measured import measured_run
+from autoshard.explanation.trace import PREDICTED_PROCESS, communication_share, measured_events, predicted_events
+from autoshard.plans.plan import Plan
+from autoshard.plans.plan_json import plan_to_json, write_plan
+from autoshard.plans.prices import priced
+from autoshard.plans.timeline import planned_timeline
 from tests.unit.plan_examples import plan_70b, plan_interleaved, plan_mixtral, plan_one_device
 
 

@@ -9,30 +9,30 @@ from pathlib import Path
 
 import pytest
 
-from autoshard.audit.expected import telling_microbatches
-from autoshard.commands.plan_options import PINS
+from autoshard.audits.expected import telling_microbatches
+from autoshard.backends.rules import Problem
 from autoshard.cost.estimate import estimate
+from autoshard.cost.fit_probability import levels
 from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.errors import AutoshardError
-from autoshard.explain.describe import describe
-from autoshard.explain.trace import predicted_events
+from autoshard.explanation.describe import describe
+from autoshard.explanation.trace import predicted_events
 from autoshard.graph.recompute import COMMON_SETS
-from autoshard.layout.plan import make_plan
-from autoshard.layout.plan_json import plan_to_json
-from autoshard.layout.validate import plan_from_dict
 from autoshard.models import load_model
 from autoshard.models.families import FAMILIES
 from autoshard.models.stage import parameter_count
+from autoshard.planner.choose import GIVEN_AWAY
+from autoshard.planner.grid.table import Priced, Table
+from autoshard.planner.layouts import legal_layouts
+from autoshard.planner.options import PINS
+from autoshard.planner.rejections import Tally
+from autoshard.planner.search import search
+from autoshard.plans.plan import make_plan
+from autoshard.plans.plan_json import plan_to_json
+from autoshard.plans.search_result import Pins
+from autoshard.plans.validate import plan_from_dict
 from autoshard.schedules import SCHEDULES, actions, in_flight, simulate
 from autoshard.schedules.closed_form import alternating_at_least_s
-from autoshard.search.choose import GIVEN_AWAY
-from autoshard.search.grid.table import Priced, Table
-from autoshard.search.headroom import levels
-from autoshard.search.layouts import legal_layouts
-from autoshard.search.result import Pins
-from autoshard.search.rules import Problem
-from autoshard.search.search import search
-from autoshard.search.tally import Tally
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.model import MODEL_TYPES, TRACED
 from autoshard.spec.training import TrainingSpec, load_precision
@@ -162,5 +162,10 @@ def test_no_other_file_names_a_schedule() -> None:
     files = (file for kind in ("*.py", "*.json") for file in (REPOSITORY / "autoshard").rglob(kind))
     found = {str(file.relative_to(REPOSITORY / "autoshard")) for file in files if names.search(file.read_text())}
     other_tools = {file for file in found if file.startswith("interop/")}
-    rotary = {"convert/nxd_layout.py", "spec/traced.py", "trace/rules/positions.py", "runtime/torch_backend/kernels.py"}
+    rotary = {
+        "conversion/nxd_layout.py",
+        "spec/traced.py",
+        "tracer/rules/positions.py",
+        "runtime/torch_backend/kernels.py",
+    }
     assert found - other_tools - rotary == {"schedules/orders.py"}

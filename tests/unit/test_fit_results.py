@@ -9,12 +9,12 @@ from math import log
 import numpy as np
 import pytest
 
-from autoshard.calibrate.calibration import Leaf, evidence, leaf_entry, set_fitted
-from autoshard.calibrate.results.fit_file import hardware_content
-from autoshard.calibrate.results.instance_fit import PUBLISHED, Problem, fit
-from autoshard.calibrate.results.instance_rows import InstanceCase
-from autoshard.calibrate.results.published import left_out_of_published
-from autoshard.calibrate.results.usable import read_results
+from autoshard.calibration.calibration import Leaf, evidence, leaf_entry, set_fitted
+from autoshard.calibration.results.fit_file import hardware_content
+from autoshard.calibration.results.instance_fit import PUBLISHED, Problem, fit
+from autoshard.calibration.results.instance_rows import InstanceCase
+from autoshard.calibration.results.published import left_out_of_published
+from autoshard.calibration.results.usable import read_results
 from autoshard.spec.hardware_file import FOLDER
 from benchmarks.fitted import DATA
 

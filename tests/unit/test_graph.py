@@ -17,14 +17,13 @@ from autoshard.graph.count import (
 )
 from autoshard.graph.ir import Graph, GraphBuilder
 from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program
-from autoshard.graph.recompute import canonical, kept_activations, segments
+from autoshard.graph.recompute import BLOCK_MODULES, canonical, kept_activations, segments
 from autoshard.graph.redistribute import NoTransition, redistribute
 from autoshard.layout.mesh import build_mesh
 from autoshard.layout.sharding import stage_program
 from autoshard.models import load_model
 from autoshard.models.stage import dim_sizes, padded_vocab_size, parameter_count, stage_graph
 from autoshard.spec.model import ModelSpec
-from autoshard.spec.traced import BLOCK_MODULES
 from tests.spmd.check import microbatch_collectives
 
 

@@ -9,20 +9,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from autoshard.backends.rules import Problem
 from autoshard.cost.estimate import estimate
 from autoshard.cost.program import ProgramWork
 from autoshard.cost.stage import LocalShape, stage_work
 from autoshard.graph.recompute import COMMON_SETS
 from autoshard.layout.strategy import even_stage_layers
 from autoshard.models.registry import load_model
+from autoshard.planner.grid.cuts import balanced_cuts, even_cuts
+from autoshard.planner.grid.microbatch import unit_columns
+from autoshard.planner.grid.table import Priced, Table
+from autoshard.planner.layouts import legal_layouts
+from autoshard.planner.rejections import Tally
+from autoshard.plans.search_result import Pins
 from autoshard.schedules import Work, at_least_s, step_time_s
-from autoshard.search.grid.cuts import balanced_cuts, even_cuts
-from autoshard.search.grid.microbatch import unit_columns
-from autoshard.search.grid.table import Priced, Table
-from autoshard.search.layouts import legal_layouts
-from autoshard.search.result import Pins
-from autoshard.search.rules import Problem
-from autoshard.search.tally import Tally
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoshard.errors import AutoshardError
-from autoshard.interop.huggingface import from_config, read_config
 from autoshard.models import builtin_models, load_model
+from autoshard.models.huggingface import from_config, read_config
 from autoshard.models.registry import FOLDER
 from autoshard.models.stage import parameter_count
 from autoshard.spec.model import ModelSpec, RopeScaling

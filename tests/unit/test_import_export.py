@@ -13,20 +13,20 @@ import yaml
 
 from autoshard.cli import main
 from autoshard.commands.import_ import plan_of
-from autoshard.commands.written import read_written
 from autoshard.errors import AutoshardError
 from autoshard.interop.export import FORMS, export
-from autoshard.interop.huggingface_config import to_config
 from autoshard.interop.megatron import layout_layers
 from autoshard.interop.nxdt import auto_partition
 from autoshard.interop.written_layout import read_written_layout
 from autoshard.interop.written_model import models_with
-from autoshard.layout.plan import Plan, make_plan
-from autoshard.layout.plan_json import write_plan
-from autoshard.layout.prices import priced
-from autoshard.layout.validate import read_plan
+from autoshard.models.huggingface_config import to_config
 from autoshard.models.registry import builtin_models, load_model
 from autoshard.models.stage import parameter_count
+from autoshard.planner.written import read_written
+from autoshard.plans.plan import Plan, make_plan
+from autoshard.plans.plan_json import write_plan
+from autoshard.plans.prices import priced
+from autoshard.plans.validate import read_plan
 from tests.unit.plan_examples import by_hand, plan_70b, plan_interleaved, plan_mixtral
 from tests.unit.published_plans import published_plans
 from tests.unit.test_nxd_configuration import changed

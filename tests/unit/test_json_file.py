@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from autoshard.errors import AutoshardError
-from autoshard.interop.huggingface import read_config
-from autoshard.interop.json_file import read_json
+from autoshard.files.json_file import read_json
+from autoshard.models.huggingface import read_config
 from tests.unit.test_huggingface import value_or_error
 
 

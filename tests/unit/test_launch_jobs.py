@@ -14,14 +14,14 @@ import yaml
 
 from autoshard.cli import main
 from autoshard.errors import AutoshardError
-from autoshard.launch.graphs import StageGraphs, graph_changes, num_distinct_graphs, stage_graphs
-from autoshard.launch.kubernetes import node_script, pytorch_job
-from autoshard.launch.options import LaunchOptions
-from autoshard.launch.slurm import sbatch_script
-from autoshard.launch.variables import variables
-from autoshard.layout.plan import Plan
-from autoshard.layout.plan_json import write_plan
-from autoshard.layout.prices import priced
+from autoshard.jobs.graphs import StageGraphs, graph_changes, num_distinct_graphs, stage_graphs
+from autoshard.jobs.kubernetes import node_script, pytorch_job
+from autoshard.jobs.options import LaunchOptions
+from autoshard.jobs.slurm import sbatch_script
+from autoshard.jobs.variables import variables
+from autoshard.plans.plan import Plan
+from autoshard.plans.plan_json import write_plan
+from autoshard.plans.prices import priced
 from tests.unit.plan_examples import plan_70b, plan_mixtral, plan_one_device
 from tests.unit.published_plans import published_plans
 from tests.unit.test_nxd_configuration import changed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from autoshard.calibrate.least_squares import Prior, by_size, slope_of, stepped
+from autoshard.calibration.least_squares import Prior, by_size, slope_of, stepped
 
 NO_TOPS = np.full(2, np.inf)
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from autoshard.cli import main
-from autoshard.convert.convert import Conversion, convert, open_source
-from autoshard.layout.plan_json import write_plan
+from autoshard.conversion.convert import Conversion, convert, open_source
+from autoshard.plans.plan_json import write_plan
 from autoshard.runtime.data import DataSource, prepare
 from autoshard.runtime.tokenizer import ByteTokenizer, load_tokenizer
 from tests.multiprocess.plans import MODELS

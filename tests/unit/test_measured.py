@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from autoshard.layout.plan_json import plan_to_json
-from autoshard.runtime.measured import measured, percentile, planned_timeline, trace
+from autoshard.plans.plan_json import plan_to_json
+from autoshard.plans.timeline import planned_timeline
+from autoshard.runtime.measured import measured, percentile, trace
 from autoshard.schedules import actions
 from tests.multiprocess.plans import MODELS, plan_of, strategy
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autoshard.calibrate.results.collective_rows import collective_case
-from autoshard.calibrate.results.differences import pairs, widths
-from autoshard.calibrate.results.gpu_rows import gpu_case
-from autoshard.calibrate.results.rows import Unscored
-from autoshard.calibrate.results.usable import read_results
+from autoshard.calibration.results.collective_rows import collective_case
+from autoshard.calibration.results.differences import pairs, widths
+from autoshard.calibration.results.gpu_rows import gpu_case
+from autoshard.calibration.results.rows import Unscored
+from autoshard.calibration.results.usable import read_results
 from autoshard.cost.interval import CHANGES
 from benchmarks.cpu_runs import ROWS
 from benchmarks.fitted import DATA

@@ -10,14 +10,14 @@ from math import inf
 import numpy as np
 import pytest
 
+from autoshard.backends.rules import Draft, Problem
 from autoshard.cost.estimate import estimate
 from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import load_model
-from autoshard.search.grid import mixed
-from autoshard.search.grid.frames import refine
-from autoshard.search.grid.least import LeastTable, step_times_at_least_s
-from autoshard.search.grid.table import Priced, Table
-from autoshard.search.rules import Draft, Problem
+from autoshard.planner.grid import interleaved_recompute as mixed
+from autoshard.planner.grid.bounds import LeastTable, step_times_at_least_s
+from autoshard.planner.grid.refine import refine
+from autoshard.planner.grid.table import Priced, Table
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
 from tests.unit.as_estimated import check_as_estimated

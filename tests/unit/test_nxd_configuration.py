@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from autoshard.errors import AutoshardError
-from autoshard.layout.plan import Plan, make_plan
+from autoshard.plans.plan import Plan, make_plan
 from autoshard.runtime.nxd_backend.configuration import (
     activation_checkpoint_config,
     neuronx_distributed_config,

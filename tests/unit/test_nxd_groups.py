@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autoshard.backends.rules import MESH_RULES, Draft, Problem, divisors, first_broken
 from autoshard.errors import AutoshardError
 from autoshard.layout.mesh import AXIS_ORDER, TENSOR_PARALLEL_AXES, build_mesh
 from autoshard.models.registry import load_model
 from autoshard.runtime.nxd_backend.rank_groups import GroupCase, mesh_groups, plan_case, rank_groups
-from autoshard.search.rules import MESH_RULES, Draft, Problem, divisors, first_broken
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
 from benchmarks.nxd_conformance import group_differences, main

@@ -13,17 +13,17 @@ import pytest
 
 from autoshard.cli import main
 from autoshard.errors import AutoshardError
-from autoshard.layout.plan import Plan, make_plan
-from autoshard.layout.plan_json import write_plan
-from autoshard.layout.prices import priced
 from autoshard.layout.template import template_of
 from autoshard.models.registry import builtin_models, load_model
+from autoshard.planner.operators.options import operator_options
+from autoshard.planner.search import search
+from autoshard.plans.plan import Plan, make_plan
+from autoshard.plans.plan_json import write_plan
+from autoshard.plans.prices import priced
+from autoshard.plans.search_result import Pins
 from autoshard.runtime.nxd_backend.library import INSTALL, check_variables
 from autoshard.runtime.nxd_backend.lowering import lower
 from autoshard.runtime.rehearse import local_cluster
-from autoshard.search import search
-from autoshard.search.operators.options import operator_options
-from autoshard.search.result import Pins
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import PRECISIONS, Precision, TrainingSpec
 from tests.multiprocess.plans import MODELS, strategy

@@ -11,11 +11,11 @@ import pytest
 
 from autoshard.cli import main
 from autoshard.commands.frontier_page import frontier_page
-from autoshard.commands.objectives import _powers_of_two, _sizes, best_answer, frontier, usd_per_billion_tokens
-from autoshard.commands.plan_options import PlanRequest
-from autoshard.commands.planning import answer, plan_for
 from autoshard.errors import AutoshardError, NoLayoutFits
-from autoshard.search import Candidate
+from autoshard.planner.objectives import _powers_of_two, _sizes, best_answer, frontier, usd_per_billion_tokens
+from autoshard.planner.planning import answer, plan_for
+from autoshard.planner.request import PlanRequest
+from autoshard.plans.search_result import Candidate
 from tests.unit.plan_examples import plan_70b, strategy
 
 PINS = {"tp": 8, "cp": 1, "vpp": 1, "micro_batch": 1, "recompute": "none"}

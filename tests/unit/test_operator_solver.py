@@ -12,10 +12,10 @@ import pytest
 from autoshard.graph.ir import Graph, GraphBuilder
 from autoshard.graph.partition import Choice
 from autoshard.graph.redistribute import NoTransition
-from autoshard.search.operators.options import operator_options
-from autoshard.search.operators.prices import MemoryRow, Price
-from autoshard.search.operators.program import OperatorProblem
-from autoshard.search.operators.solve import priced, solve
+from autoshard.planner.operators.options import operator_options
+from autoshard.planner.operators.prices import MemoryRow, Price
+from autoshard.planner.operators.program import OperatorProblem
+from autoshard.planner.operators.solve import priced, solve
 from tests.unit.operator_prices import random_prices
 
 HIDDEN = "batch seq embed"

@@ -10,31 +10,31 @@ from math import inf
 
 import pytest
 
+from autoshard.backends.rules import Draft, Problem
 from autoshard.cost.estimate import Estimate, estimate
-from autoshard.cost.load import rank_load, telling_ranks
 from autoshard.cost.memory import memory_values
-from autoshard.cost.shards import parts_state
+from autoshard.cost.rank_load import rank_load, telling_ranks
 from autoshard.cost.stage import LocalShape, strategy_mesh, strategy_parts
 from autoshard.cost.step import accumulation_s_per_parameter
+from autoshard.cost.zero_sharding import parts_state
 from autoshard.graph.ir import Graph, Operator
 from autoshard.graph.partition import Choice
 from autoshard.graph.redistribute import Axes, NoTransition
-from autoshard.layout.plan import operator_choices
 from autoshard.layout.sharding import OperatorChoices, differing, stage_program
 from autoshard.layout.strategy import Strategy
 from autoshard.layout.template import template_of
 from autoshard.models.registry import load_model
-from autoshard.search import Pins
-from autoshard.search.grid.least import ROUNDING, Least, LeastTable, block_limits_s, step_times_at_least_s
-from autoshard.search.grid.parts import part_numbers, unit_programs
-from autoshard.search.grid.table import local_shape
-from autoshard.search.operators import solve
-from autoshard.search.operators.combine import WORTH, combine, even
-from autoshard.search.operators.improve import Solver, graphs, layout_prices
-from autoshard.search.operators.options import operator_options
-from autoshard.search.operators.prices import program_price
-from autoshard.search.rules import Draft, Problem
-from autoshard.search.sets import recompute_sets
+from autoshard.planner.grid.bounds import ROUNDING, Least, LeastTable, block_limits_s, step_times_at_least_s
+from autoshard.planner.grid.table import local_shape
+from autoshard.planner.grid.unit_costs import part_numbers, unit_programs
+from autoshard.planner.operators import solve
+from autoshard.planner.operators.combine import WORTH, combine, even
+from autoshard.planner.operators.improve import Solver, graphs, layout_prices
+from autoshard.planner.operators.options import operator_options
+from autoshard.planner.operators.prices import program_price
+from autoshard.planner.sets import recompute_sets
+from autoshard.plans.plan import operator_choices
+from autoshard.plans.search_result import Pins
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
 from tests.unit.test_search import every_draft, toy_cluster, toy_model

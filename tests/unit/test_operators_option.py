@@ -9,16 +9,16 @@ from functools import cache
 
 import pytest
 
-from autoshard.commands.plan_options import PlanRequest
-from autoshard.commands.planning import _solved, plan_for
+from autoshard.backends.rules import Problem
 from autoshard.errors import AutoshardError
-from autoshard.layout.plan import Plan, operator_choices
-from autoshard.layout.plan_json import plan_to_json
-from autoshard.layout.validate import plan_from_dict
+from autoshard.planner.operators.combine import Combined
+from autoshard.planner.planning import _solved, plan_for
+from autoshard.planner.request import PlanRequest
+from autoshard.plans.plan import Plan, operator_choices
+from autoshard.plans.plan_json import plan_to_json
+from autoshard.plans.search_result import Candidate, SearchResult
+from autoshard.plans.validate import plan_from_dict
 from autoshard.runtime.rehearse import rehearse
-from autoshard.search import Candidate, SearchResult
-from autoshard.search.operators.combine import Combined
-from autoshard.search.rules import Problem
 
 
 @cache
@@ -57,7 +57,7 @@ def test_what_is_proven_is_said() -> None:
 def test_what_is_proven_is_of_the_layout_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """100 s where a simpler layout is taken than the fastest of 98 s, which no choices beat by more than 1 %."""
     none_pays = Combined(None, (), None, 0, 0, gap=0.01)
-    monkeypatch.setattr("autoshard.search.operators.combine.combine", lambda *asked: none_pays)
+    monkeypatch.setattr("autoshard.planner.operators.combine.combine", lambda *asked: none_pays)
     megatron = plan("megatron")
     known = Candidate(megatron.strategy, replace(megatron.estimate, step_time_s=100.0))
     faster = Candidate(megatron.strategy, replace(megatron.estimate, step_time_s=98.0))

@@ -7,19 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autoshard.backends.rules import check_strategy
 from autoshard.checkpoint.layout import rank_shards
 from autoshard.cost.stage import LocalShape, stage_work
 from autoshard.errors import AutoshardError
 from autoshard.interop.export import export
-from autoshard.layout.plan_json import plan_to_json
-from autoshard.layout.validate import plan_from_dict
 from autoshard.models.padding import Heads, padded_heads, padding_notes
 from autoshard.models.registry import load_model
 from autoshard.models.stage import dim_sizes
+from autoshard.planner.search import search
+from autoshard.plans.plan_json import plan_to_json
+from autoshard.plans.search_result import Pins
+from autoshard.plans.validate import plan_from_dict
 from autoshard.runtime.rehearse import rehearse
-from autoshard.search.result import Pins
-from autoshard.search.rules import check_strategy
-from autoshard.search.search import search
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
 from tests.multiprocess.plans import LLAMA, plan_of, strategy

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from autoshard.convert import page_cache
-from autoshard.convert.page_cache import WrittenOnce, pass_on_all, read_once
+from autoshard.conversion import page_cache
+from autoshard.conversion.page_cache import WrittenOnce, pass_on_all, read_once
 
 BYTES = bytes(range(251)) * 150_000
 

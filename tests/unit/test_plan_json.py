@@ -17,9 +17,9 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from autoshard.errors import AutoshardError
-from autoshard.layout.plan import Plan, Stage
-from autoshard.layout.plan_json import LINE_WIDTH, SECTIONS, compact_json, plan_to_dict, plan_to_json, write_plan
-from autoshard.layout.validate import read_plan
+from autoshard.plans.plan import Plan, Stage
+from autoshard.plans.plan_json import LINE_WIDTH, SECTIONS, compact_json, plan_to_dict, plan_to_json, write_plan
+from autoshard.plans.validate import read_plan
 from tests.unit.plan_examples import plan_70b, plan_interleaved, plan_mixtral, plan_one_device
 
 PLANS = [plan_70b, plan_mixtral, plan_interleaved, plan_one_device]
@@ -29,7 +29,7 @@ every_plan = pytest.mark.parametrize("make", PLANS, ids=lambda make: make.__name
 
 
 def schema() -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads(files("autoshard.layout").joinpath("plan.schema.json").read_text())
+    loaded: dict[str, Any] = json.loads(files("autoshard.plans").joinpath("plan.schema.json").read_text())
     return loaded
 
 
@@ -122,7 +122,7 @@ def test_the_runtime_gets_the_choices_that_are_written() -> None:
 
 def test_same_bytes_in_every_process() -> None:
     code = (
-        "from tests.unit.plan_examples import plan_70b; from autoshard.layout.plan_json import plan_to_json; "
+        "from tests.unit.plan_examples import plan_70b; from autoshard.plans.plan_json import plan_to_json; "
         "print(plan_to_json(plan_70b()))"
     )
     texts = {

@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autoshard.backends.rules import check_strategy
 from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError
 from autoshard.layout.context_parallel import CONTEXT_PARALLEL, UNUSED
-from autoshard.layout.plan import Plan, make_plan
 from autoshard.layout.strategy import ATTENTION_KERNELS, ZERO_STAGES, Strategy, even_stage_layers
 from autoshard.models import load_model
 from autoshard.models.registry import builtin_models
+from autoshard.plans.plan import Plan, make_plan
 from autoshard.runtime.rehearse import local_cluster, one_process, rehearse
 from autoshard.runtime.report import Verdict, introduction, verdict
 from autoshard.schedules import SCHEDULES
-from autoshard.search.rules import check_strategy
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.dropout import Dropout
 from autoshard.spec.training import PRECISIONS, TrainingSpec

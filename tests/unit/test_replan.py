@@ -6,23 +6,24 @@ from pathlib import Path
 
 import pytest
 
+from autoshard.backends.rules import Problem, warnings
 from autoshard.cli import main
 from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError
-from autoshard.explain.page import percent
-from autoshard.layout.plan import Plan, make_plan, operator_choices
-from autoshard.layout.plan_json import plan_to_json, write_plan
-from autoshard.layout.prices import priced
+from autoshard.explanation.page import percent
 from autoshard.layout.strategy import Strategy
-from autoshard.layout.validate import plan_from_dict, read_plan
 from autoshard.models.registry import load_model
 from autoshard.models.stage import parameter_count
-from autoshard.replan import replan
-from autoshard.replan.edit import edited, made_anew
-from autoshard.replan.moved import MOST_RANKS, moved, sample
-from autoshard.replan.replan import LITTLE, WORTH
-from autoshard.search import Pins, search
-from autoshard.search.rules import Problem, warnings
+from autoshard.planner.search import search
+from autoshard.plans.plan import Plan, make_plan, operator_choices
+from autoshard.plans.plan_json import plan_to_json, write_plan
+from autoshard.plans.prices import priced
+from autoshard.plans.search_result import Pins
+from autoshard.plans.validate import plan_from_dict, read_plan
+from autoshard.replanning import replan
+from autoshard.replanning.edit import edited, made_anew
+from autoshard.replanning.moved import MOST_RANKS, moved, sample
+from autoshard.replanning.replan import LITTLE, WORTH
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
 from tests.multiprocess.plans import FP32, LLAMA, plan_of, strategy

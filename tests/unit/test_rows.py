@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoshard.cost.compute import OperatorNeeds, seconds_of
-from autoshard.cost.software import COMPILED, Software
+from autoshard.cost.stacks import COMPILED, Software
 from autoshard.rows import anywhere, ceil, largest, smallest, where
 from autoshard.spec.cluster import load_cluster
 from autoshard.units import TFLOPS

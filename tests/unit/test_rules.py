@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from autoshard.backends.rules import ALL_RULES, Problem, check_strategy, divisors, warnings
 from autoshard.errors import AutoshardError
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.models.registry import load_model
-from autoshard.search.rules import ALL_RULES, Problem, check_strategy, divisors, warnings
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.dropout import Dropout
 from autoshard.spec.training import TrainingSpec, load_precision

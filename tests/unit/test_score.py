@@ -10,16 +10,16 @@ import pytest
 import yaml
 
 from autoshard.cli import main
-from autoshard.commands.written import read_written
 from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError
 from autoshard.interop.written_layout import WrittenLayout, read_written_layout
-from autoshard.layout.plan_json import estimate_to_dict, plan_to_json
-from autoshard.layout.rounding import rounded
 from autoshard.layout.strategy import Strategy
-from autoshard.layout.validate import read_plan
 from autoshard.models.registry import load_model
-from autoshard.search.search import search
+from autoshard.planner.search import search
+from autoshard.planner.written import read_written
+from autoshard.plans.plan_json import estimate_to_dict, plan_to_json
+from autoshard.plans.rounding import rounded
+from autoshard.plans.validate import read_plan
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
 from tests.unit.plan_examples import plan_70b

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from autoshard.calibrate.results.constants import FAMILY, MEMORY, STACK, stack_of
-from autoshard.calibrate.results.gpu_rows import gpu_case, network
-from autoshard.calibrate.results.regimes import FEW_RESULTS, Interval, at_least, interval
-from autoshard.calibrate.results.rows import Unscored
+from autoshard.calibration.results.constants import FAMILY, MEMORY, STACK, stack_of
+from autoshard.calibration.results.gpu_rows import gpu_case, network
+from autoshard.calibration.results.regimes import FEW_RESULTS, Interval, at_least, interval
+from autoshard.calibration.results.rows import Unscored
 from autoshard.layout.strategy import Strategy
 from autoshard.spec.cluster import load_cluster
 from benchmarks.fitted import DATA, load

@@ -12,18 +12,18 @@ from typing import Any
 
 import pytest
 
+from autoshard.backends.rules import Problem, check_strategy, divisors
 from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError, NoLayoutFits
 from autoshard.graph.recompute import COMMON_SETS
 from autoshard.layout.context_parallel import CONTEXT_PARALLEL, UNUSED
 from autoshard.layout.strategy import ZERO_STAGES, Strategy, even_stage_layers
 from autoshard.models.registry import load_model
+from autoshard.planner.search import search
+from autoshard.planner.sets import recompute_sets
+from autoshard.planner.smallest_cluster import larger_clusters
+from autoshard.plans.search_result import OPTIMAL, Pins, SearchResult
 from autoshard.schedules import SCHEDULES
-from autoshard.search import Pins, SearchResult, check_strategy, search
-from autoshard.search.result import OPTIMAL
-from autoshard.search.rules import Problem, divisors
-from autoshard.search.sets import recompute_sets
-from autoshard.search.shortage import larger_clusters
 from autoshard.spec.cluster import Cluster, Link, load_cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec, load_precision
@@ -504,6 +504,6 @@ def test_a_layout_that_fits_only_with_a_set_for_each_stage_is_counted() -> None:
 
 
 def test_search_imports_numpy_only_to_price() -> None:
-    code = "import autoshard.search, sys; print([name for name in ('torch', 'numpy') if name in sys.modules])"
+    code = "import autoshard.planner, sys; print([name for name in ('torch', 'numpy') if name in sys.modules])"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert shown.stdout == "[]\n"

@@ -10,17 +10,18 @@ import pytest
 from autoshard.cost.estimate import Estimate, estimate
 from autoshard.cost.passes import Passes, block_passes, end_passes, exposed
 from autoshard.cost.program import Part
-from autoshard.cost.shards import Travelling, Turns, Unit, in_work_bytes
 from autoshard.cost.stage import strategy_parts
+from autoshard.cost.zero_sharding import Travelling, Turns, Unit, in_work_bytes
 from autoshard.errors import AutoshardError
 from autoshard.graph.count import Collective
-from autoshard.layout.plan import make_plan
-from autoshard.layout.step_collectives import step_collectives
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.models.registry import load_model
 from autoshard.models.stage import parameter_count
+from autoshard.planner.search import search
+from autoshard.plans.plan import make_plan
+from autoshard.plans.search_result import Pins
+from autoshard.plans.step_collectives import step_collectives
 from autoshard.runtime.rehearse import local_cluster
-from autoshard.search import Pins, search
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
 

@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 
 from autoshard.cli import main
-from autoshard.commands.plan_options import OPTIONS, PlanRequest
 from autoshard.errors import AutoshardError, NoLayoutFits
-from autoshard.layout.plan import Plan
-from autoshard.sweep.grid import Sweep, read_sweep
-from autoshard.sweep.plot import efficiencies, lines, write_plot, x_option
-from autoshard.sweep.run import run_sweep
-from autoshard.sweep.table import DOES_NOT_FIT, INVALID, OK, Outcome, key_of, outcome_of, read_table, write_table
+from autoshard.planner.options import OPTIONS
+from autoshard.planner.request import PlanRequest
+from autoshard.plans.plan import Plan
+from autoshard.sweeps.grid import Sweep, read_sweep
+from autoshard.sweeps.plot import efficiencies, lines, write_plot, x_option
+from autoshard.sweeps.run import run_sweep
+from autoshard.sweeps.table import DOES_NOT_FIT, INVALID, OK, Outcome, key_of, outcome_of, read_table, write_table
 from tests.unit.plan_examples import plan_70b, strategy
 
 REPOSITORY = Path(__file__).parents[2]
@@ -91,7 +92,7 @@ def test_another_version_and_another_file_plan_anew(tmp_path: Path, monkeypatch:
     keys = {key_of(point)}
     config.write_text('{"hidden_size": 1}')
     keys.add(key_of(point))
-    monkeypatch.setattr("autoshard.sweep.table.program_version", lambda: "9.9.9")
+    monkeypatch.setattr("autoshard.sweeps.table.program_version", lambda: "9.9.9")
     keys.add(key_of(point))
     assert len(keys) == 3
 
@@ -206,7 +207,7 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     """The table is there without matplotlib, and one line says what to install."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.setattr("autoshard.commands.planning.plan_for", Planner())
+    monkeypatch.setattr("autoshard.planner.planning.plan_for", Planner())
     monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
     Path("toy.yaml").write_text("model: llama3-70b\ngrid: {nodes: [8, 16], global_batch: [512, 1024]}\n")
     assert main(["sweep", "toy.yaml"]) == 0
@@ -238,7 +239,7 @@ def test_layouts_of_the_printed_table_do_not_break_within_a_word(
     by_stage = replace(plan_70b(), strategy=strategy(recompute=sets))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr("autoshard.commands.planning.plan_for", lambda request: by_stage)
+    monkeypatch.setattr("autoshard.planner.planning.plan_for", lambda request: by_stage)
     Path("toy.yaml").write_text("model: llama3-70b\ngrid: {nodes: [16]}\n")
     assert main(["sweep", "toy.yaml"]) == 0
     assert " recompute=by-stage" in capsys.readouterr().out
@@ -247,7 +248,7 @@ def test_layouts_of_the_printed_table_do_not_break_within_a_word(
 
 
 def test_wandb_gets_every_point_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from autoshard.sweep.run import log_to_wandb
+    from autoshard.sweeps.run import log_to_wandb
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     outcomes, _ = run(tmp_path, Planner())

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from autoshard.cli import main
-from autoshard.layout.plan_json import write_plan
+from autoshard.plans.plan_json import write_plan
 from tests.multiprocess.plans import MODELS, plan_of, strategy
 
 

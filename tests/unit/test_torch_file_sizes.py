@@ -7,8 +7,8 @@ from struct import pack
 
 import pytest
 
-from autoshard.convert import torch_read
-from autoshard.convert.torch_read import MAX_DESCRIPTION_BYTES, read_state
+from autoshard.conversion import torch_read
+from autoshard.conversion.torch_read import MAX_DESCRIPTION_BYTES, read_state
 from autoshard.errors import AutoshardError
 
 EMPTY = pickle.dumps({}, protocol=2)

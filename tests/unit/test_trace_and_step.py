@@ -6,18 +6,18 @@ from itertools import pairwise
 
 import pytest
 
+from autoshard.backends.rules import Problem
 from autoshard.cost.estimate import Estimate, estimate
-from autoshard.explain.trace import predicted_events, seconds_behind
-from autoshard.layout.plan import Plan, make_plan
+from autoshard.explanation.trace import predicted_events, seconds_behind
 from autoshard.layout.strategy import Strategy
 from autoshard.models import load_model
-from autoshard.runtime.measured import planned_timeline
+from autoshard.planner.grid.table import Priced, Table
+from autoshard.planner.layouts import legal_layouts
+from autoshard.planner.rejections import Tally
+from autoshard.plans.plan import Plan, make_plan
+from autoshard.plans.search_result import Pins
+from autoshard.plans.timeline import planned_timeline
 from autoshard.schedules import SCHEDULES
-from autoshard.search.grid.table import Priced, Table
-from autoshard.search.layouts import legal_layouts
-from autoshard.search.result import Pins
-from autoshard.search.rules import Problem
-from autoshard.search.tally import Tally
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
 

@@ -13,14 +13,14 @@ from jsonschema import Draft202012Validator
 
 from autoshard.errors import AutoshardError
 from autoshard.graph.count import total_flops
+from autoshard.graph.pointwise import FUNCTIONS, count, parse, render
 from autoshard.interop.export import FORMS, export
-from autoshard.layout.plan import Plan
-from autoshard.layout.plan_json import plan_to_json, write_plan
-from autoshard.layout.validate import read_plan
 from autoshard.models.stage import dim_sizes, parameter_count, stage_graph
+from autoshard.plans.plan import Plan
+from autoshard.plans.plan_json import plan_to_json, write_plan
+from autoshard.plans.validate import read_plan
 from autoshard.runtime.rehearse import rehearse
 from autoshard.spec.model import ModelSpec
-from autoshard.spec.pointwise import FUNCTIONS, count, parse, render
 from tests.multiprocess.plans import plan_of, strategy
 from tests.traced_models import ODD
 
@@ -53,7 +53,7 @@ def test_tensor_parallelism_splits_heads_and_every_inner_dim() -> None:
 
 def test_plan_satisfies_the_schema_and_comes_back(tmp_path: Path) -> None:
     plan = odd_plan(tp=2, pp=2, dp=2)
-    schema = json.loads(files("autoshard.layout").joinpath("plan.schema.json").read_text())
+    schema = json.loads(files("autoshard.plans").joinpath("plan.schema.json").read_text())
     Draft202012Validator(schema).validate(json.loads(plan_to_json(plan)))
     write_plan(plan, tmp_path / "plan.json")
     again = read_plan(tmp_path / "plan.json")

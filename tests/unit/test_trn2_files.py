@@ -10,21 +10,22 @@ from typing import Any
 
 import pytest
 
+from autoshard.backends.rules import Problem, check_strategy
 from autoshard.cli import main
 from autoshard.cost.collectives import collective_time_s, group_shape
 from autoshard.cost.stage import mesh_order, strategy_mesh
 from autoshard.errors import AutoshardError
 from autoshard.interop.export import export
 from autoshard.layout.mesh import FOLDED_ROWS, TENSOR_PARALLEL_AXES, folded, unfolded
-from autoshard.layout.plan import Plan
-from autoshard.layout.plan_json import write_plan
-from autoshard.layout.validate import read_plan
 from autoshard.models.registry import load_model
+from autoshard.planner.score import score
+from autoshard.planner.search import search
+from autoshard.plans.plan import Plan
+from autoshard.plans.plan_json import write_plan
+from autoshard.plans.search_result import Pins
+from autoshard.plans.validate import read_plan
 from autoshard.runtime.nxd_backend.rank_groups import mended_groups, mesh_groups, plan_case, rank_groups
 from autoshard.runtime.nxd_backend.traps import nxd_repairs
-from autoshard.search import Pins, search
-from autoshard.search.rules import Problem, check_strategy
-from autoshard.search.score import score
 from autoshard.spec.cluster import load_cluster
 from autoshard.units import GB
 from tests.unit.plan_examples import plan_70b

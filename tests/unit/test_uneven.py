@@ -9,13 +9,13 @@ from math import inf
 
 import pytest
 
+from autoshard.backends.rules import Draft, Problem
 from autoshard.cost.estimate import estimate
 from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import load_model
-from autoshard.search.grid import uneven
-from autoshard.search.grid.frames import refine
-from autoshard.search.grid.table import Table
-from autoshard.search.rules import Draft, Problem
+from autoshard.planner.grid import stage_cuts as uneven
+from autoshard.planner.grid.refine import refine
+from autoshard.planner.grid.table import Table
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
 from tests.unit.as_estimated import check_as_estimated

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from autoshard.commands.plan_options import PlanRequest
-from autoshard.commands.planning import plan_for
+from autoshard.planner.planning import plan_for
+from autoshard.planner.request import PlanRequest
 from autoshard.runtime.unpriced import document_masks
 
 ALONE = "not in the plan's prices: attention inside documents only"

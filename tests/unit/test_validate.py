@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from autoshard.cli import main
 from autoshard.errors import AutoshardError
-from autoshard.layout.plan import Plan, made_by
-from autoshard.layout.plan_json import SECTIONS, digest, plan_to_dict, plan_to_json, write_plan
-from autoshard.layout.prices import other_prices, priced
-from autoshard.layout.validate import MAX_PLAN_BYTES, plan_from_dict, read_plan, read_plan_and_notes
+from autoshard.plans.plan import Plan, made_by
+from autoshard.plans.plan_json import SECTIONS, digest, plan_to_dict, plan_to_json, write_plan
+from autoshard.plans.prices import other_prices, priced
+from autoshard.plans.validate import MAX_PLAN_BYTES, plan_from_dict, read_plan, read_plan_and_notes
 from tests.multiprocess.plans import LLAMA, plan_of
 from tests.multiprocess.plans import strategy as small_strategy
 from tests.traced_models import ODD
@@ -425,7 +425,7 @@ def test_what_is_not_cheap_to_price_is_not_priced(monkeypatch: pytest.MonkeyPatc
     training = replace(made.training, global_batch_size=10**9)
     tokens = training.tokens_per_step / made.estimate.step_time_s
     large = replace(made, training=training, estimate=replace(made.estimate, tokens_per_s=tokens))
-    monkeypatch.setattr("autoshard.layout.prices.estimate", None)
+    monkeypatch.setattr("autoshard.plans.prices.estimate", None)
     assert other_prices(large) is None
     values = json.loads(plan_to_json(large))
     assert plan_from_dict(values).training == training

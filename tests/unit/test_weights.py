@@ -5,8 +5,8 @@ from math import prod
 import numpy as np
 import pytest
 
-from autoshard.interop.weights import Part
 from autoshard.models.stage import parameter_count
+from autoshard.models.weight_names import Part
 from autoshard.models.weights import checkpoint_parts, parameter_dims
 from autoshard.spec.model import ModelSpec
 from tests.multiprocess.plans import MODELS

@@ -7,9 +7,9 @@ import pytest
 
 from autoshard.cli import main
 from autoshard.errors import AutoshardError
-from autoshard.interop.text_file import read_text
-from autoshard.interop.toml_file import parse_toml
-from autoshard.interop.yaml_file import parse_yaml, read_yaml
+from autoshard.files.text_file import read_text
+from autoshard.files.toml_file import parse_toml
+from autoshard.files.yaml_file import parse_yaml, read_yaml
 
 
 def aliases(levels: int) -> str:

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from autoshard.commands.import_ import plan_of
-from autoshard.commands.written import read_written
-from autoshard.layout.plan import Plan, make_plan
+from autoshard.planner.written import read_written
+from autoshard.plans.plan import Plan, make_plan
 
 LLAMA3_70B = """\
 name: hf_llama

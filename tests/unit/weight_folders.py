@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from autoshard.interop.huggingface_config import to_config
-from autoshard.layout.plan import Plan
+from autoshard.models.huggingface_config import to_config
 from autoshard.models.weights import checkpoint_parts, parameter_dims
+from autoshard.plans.plan import Plan
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import load_precision
 from tests.multiprocess.plans import plan_of, strategy

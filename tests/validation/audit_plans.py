@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from autoshard.cost.estimate import estimate
-from autoshard.layout.plan import Plan, make_plan
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.models.registry import load_model
+from autoshard.plans.plan import Plan, make_plan
 from autoshard.runtime.rehearse import local_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
 

@@ -18,20 +18,20 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from autoshard.audit.cache import cache_file, load, save
-from autoshard.audit.compare import Scale
-from autoshard.audit.expected import shortened, telling_microbatches
-from autoshard.audit.measure import group_axes, measure
-from autoshard.audit.pool import Pool
-from autoshard.audit.report import render, to_dict
-from autoshard.audit.roles import roles
-from autoshard.audit.run import audit_role, held_orders
-from autoshard.audit.values import Role, RoleAudit
+from autoshard.audits.cache import cache_file, load, save
+from autoshard.audits.compare import Scale
+from autoshard.audits.expected import shortened, telling_microbatches
+from autoshard.audits.measure import group_axes, measure
+from autoshard.audits.pool import Pool
+from autoshard.audits.report import render, to_dict
+from autoshard.audits.roles import roles
+from autoshard.audits.run import audit_role, held_orders
+from autoshard.audits.values import Role, RoleAudit
 from autoshard.cli import main
 from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError
-from autoshard.layout.plan import Plan, make_plan
-from autoshard.layout.plan_json import write_plan
+from autoshard.plans.plan import Plan, make_plan
+from autoshard.plans.plan_json import write_plan
 from autoshard.runtime.torch_backend import collectives, stage_module
 from autoshard.runtime.torch_backend.groups import MeshGroups
 from autoshard.schedules import actions
@@ -295,7 +295,7 @@ def test_the_command_imports_no_torch_for_what_is_known() -> None:
         [
             sys.executable,
             "-c",
-            "import sys, autoshard.audit.run, autoshard.audit.report; print('torch' in sys.modules)",
+            "import sys, autoshard.audits.run, autoshard.audits.report; print('torch' in sys.modules)",
         ],
         capture_output=True,
         text=True,

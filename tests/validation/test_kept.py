@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from autoshard.audit.measure import measure
-from autoshard.audit.recorder import Recorder
-from autoshard.audit.roles import roles
+from autoshard.audits.measure import measure
+from autoshard.audits.recorder import Recorder
+from autoshard.audits.roles import roles
 from autoshard.graph.recompute import kept_activations
 from autoshard.graph.redistribute import local_bytes
-from autoshard.layout.plan import Plan
+from autoshard.plans.plan import Plan
 from tests.validation.audit_plans import PLANS, plan
 
 MIDDLE = 1
@@ -35,7 +35,7 @@ def kept_by_runtime(p: Plan, monkeypatch: pytest.MonkeyPatch) -> int:
         recorders.append(Recorder(*arguments))
         return recorders[-1]
 
-    monkeypatch.setattr("autoshard.audit.measure.Recorder", recorder)
+    monkeypatch.setattr("autoshard.audits.measure.Recorder", recorder)
     measure(p, next(role for role in roles(p) if role.pipeline_rank == MIDDLE))
     memory, (_, *between, _) = recorders[0].memory, recorders[0].actions[:4]
     assert [one.text for one in between] == ["F1.0", "F2.0"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from autoshard.runtime.torch_backend.lean import MaskedSoftmax, WeighedSums
+from autoshard.runtime.torch_backend.recomputing_ops import MaskedSoftmax, WeighedSums
 
 
 def test_weighed_sums_are_a_scatter_add() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.errors import AutoshardError
-from autoshard.interop.json_file import read_json
+from autoshard.files.json_file import read_json
 
 TEXT, JSONL, PARQUET, ARROW = "text", "JSONL", "Parquet", "Arrow"
 _MAX_JSON_BYTES = 100_000_000

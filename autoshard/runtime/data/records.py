@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.errors import AutoshardError
-from autoshard.interop.json_file import lone_surrogate
-from autoshard.interop.text_file import MAX_DEPTH, is_deeper_than
+from autoshard.files.json_file import lone_surrogate
+from autoshard.files.text_file import MAX_DEPTH, is_deeper_than
 from autoshard.runtime.data.files import ARROW, JSONL, PARQUET, DataFiles
 from autoshard.units import format_bytes
 

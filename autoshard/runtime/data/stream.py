@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.errors import AutoshardError
+from autoshard.files.fields import LARGEST, check_integer
 from autoshard.runtime.data.shuffle import hashed, shuffled
 from autoshard.runtime.data.token_file import TokenFile
-from autoshard.spec.fields import LARGEST, check_integer
 
 NOT_LEARNED = -100
 """The label of a token that a model is not to learn: what torch's cross-entropy leaves out by default."""

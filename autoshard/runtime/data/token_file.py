@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.errors import AutoshardError
-from autoshard.interop.atomic_file import write_text
+from autoshard.files.atomic_file import write_text
 
 FORMAT = 3
 PART = ".part"

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from autoshard.graph.recompute import NO_RECOMPUTE
-from autoshard.layout.plan import Plan
 from autoshard.layout.template import template_of
+from autoshard.plans.plan import Plan
 from autoshard.runtime.nxd_backend.lowering import CROSS_ENTROPY, LOCAL, MAPPING, QKV, lower
 from autoshard.runtime.nxd_backend.traps import key_value_block_of_rank, kv_size_multiplier, nxd_repairs
 

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from autoshard.errors import AutoshardError
-from autoshard.layout.plan import Plan
+from autoshard.plans.plan import Plan
 from autoshard.runtime.nxd_backend.rank_groups import mesh_groups, plan_case
 
 INSTALL = (

@@ -14,7 +14,7 @@ from torch import nn
 
 from autoshard.graph.partition import Program
 from autoshard.graph.recompute import NO_RECOMPUTE, segments
-from autoshard.layout.plan import Plan
+from autoshard.plans.plan import Plan
 from autoshard.runtime.nxd_backend.layers import Builder, Call, Held, sequence_first
 from autoshard.runtime.nxd_backend.lowering import CROSS_ENTROPY, Lowered, lower
 from autoshard.runtime.torch_backend.context import Context

@@ -22,7 +22,7 @@ from math import prod
 
 from autoshard.errors import AutoshardError
 from autoshard.layout.mesh import FOLDED_ROWS, TENSOR_PARALLEL_AXES, folded
-from autoshard.layout.plan import Plan
+from autoshard.plans.plan import Plan
 
 Groups = tuple[tuple[int, ...], ...]
 

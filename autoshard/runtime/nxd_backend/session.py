@@ -22,7 +22,7 @@ from autoshard.errors import AutoshardError
 from autoshard.graph.ir import Graph
 from autoshard.graph.partition import Program
 from autoshard.layout.context_parallel import sequence_pieces
-from autoshard.layout.plan import Plan
+from autoshard.plans.plan import Plan
 from autoshard.runtime.nxd_backend import configuration
 from autoshard.runtime.nxd_backend.layers import mark
 from autoshard.runtime.nxd_backend.library import (

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from autoshard.backends.rules import check_strategy
 from autoshard.errors import AutoshardError
-from autoshard.layout.plan import Plan
+from autoshard.plans.plan import Plan
 from autoshard.runtime.nxd_backend.lowering import lower
 from autoshard.runtime.nxd_backend.rank_groups import mended_groups, mesh_groups, plan_case
-from autoshard.search.rules import check_strategy
 
 
 def nxd_repairs(plan: Plan, cpu_mode: bool = False) -> tuple[str, ...]:

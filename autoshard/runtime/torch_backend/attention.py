@@ -17,7 +17,7 @@ from autoshard.runtime.torch_backend.document_mask import document_mask
 from autoshard.runtime.torch_backend.dropout import Mask, dropped_product, places
 from autoshard.runtime.torch_backend.groups import Group
 from autoshard.runtime.torch_backend.heads import heads_of_rows, rows_of_keys
-from autoshard.runtime.torch_backend.lean import MaskedSoftmax
+from autoshard.runtime.torch_backend.recomputing_ops import MaskedSoftmax
 from autoshard.runtime.torch_backend.ring_attention import Ring, ring_attention
 
 QUERIES, KEYS = "batch kvhead group seq headdim", "batch kvhead seq headdim"

@@ -20,7 +20,7 @@ import autoshard
 from autoshard.checkpoint.manifest import QUANTITIES, Manifest, read_manifest
 from autoshard.checkpoint.store import Folder, PlaceError, file_problem, open_folder, open_store
 from autoshard.errors import AutoshardError
-from autoshard.layout.plan_json import plan_to_json
+from autoshard.plans.plan_json import plan_to_json
 from autoshard.runtime.resume import candidates, check_not_mixed
 from autoshard.runtime.torch_backend.checkpoint_threads import WRITTEN, Committer, Writer
 from autoshard.runtime.torch_backend.session import DTYPES, Session

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from autoshard.graph.redistribute import Transition
-from autoshard.runtime.torch_backend import direct
+from autoshard.runtime.torch_backend import shm_collectives as direct
 from autoshard.runtime.torch_backend.groups import Group, MeshGroups
 from autoshard.runtime.torch_backend.shared_memory import PLACE_BYTES
 

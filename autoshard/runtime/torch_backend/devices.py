@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from autoshard.errors import AutoshardError
-from autoshard.layout.plan import Plan
+from autoshard.plans.plan import Plan
 from autoshard.runtime.worker import Reporter, peak_memory_bytes
 
 COLLECTIVES = {"cpu": "gloo", "cuda": "nccl", "neuron": "neuron", "xla": "xla"}

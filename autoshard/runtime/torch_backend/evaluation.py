@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from autoshard.graph.partition import Program
 from autoshard.graph.redistribute import local_sizes
-from autoshard.layout.plan import Plan, Stage
+from autoshard.plans.plan import Plan, Stage
 from autoshard.runtime.torch_backend.groups import Group
 from autoshard.runtime.torch_backend.stage_module import StageModule
 

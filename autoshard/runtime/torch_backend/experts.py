@@ -10,7 +10,7 @@ from einops import rearrange, repeat
 
 from autoshard.graph.partition import OperatorStep
 from autoshard.runtime.torch_backend.context import Context, Kernel, in_pieces
-from autoshard.runtime.torch_backend.lean import WeighedSums
+from autoshard.runtime.torch_backend.recomputing_ops import WeighedSums
 from autoshard.runtime.torch_backend.router_loss import balance
 
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from autoshard.graph.count import forward_collectives
 from autoshard.graph.partition import GatherEinsumStep, Program, RedistributeStep
 from autoshard.layout.mesh import Mesh
-from autoshard.runtime.torch_backend.direct import Direct, connect
+from autoshard.runtime.torch_backend.shm_collectives import Direct, connect
 
 AxisNames = tuple[str, ...]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from autoshard.convert.convert import check_same_model, open_source
-from autoshard.convert.source import WeightReader
+from autoshard.conversion.convert import check_same_model, open_source
+from autoshard.conversion.source import WeightReader
 from autoshard.runtime.torch_backend.session import Session
 from autoshard.runtime.torch_backend.shard_files import DTYPE_NAMES
 

@@ -24,8 +24,8 @@ from autoshard.runtime.torch_backend.context import Context, Kernel
 from autoshard.runtime.torch_backend.dropout import dropout
 from autoshard.runtime.torch_backend.experts import combine, dispatch, top_k_gate
 from autoshard.runtime.torch_backend.groups import Group
-from autoshard.runtime.torch_backend.lean import RmsNorm, Rotate, SiluMul, WholeCrossEntropy
 from autoshard.runtime.torch_backend.pointwise import pointwise
+from autoshard.runtime.torch_backend.recomputing_ops import RmsNorm, Rotate, SiluMul, WholeCrossEntropy
 from autoshard.runtime.torch_backend.weight_gradients import WeightGradients, later_linear
 
 

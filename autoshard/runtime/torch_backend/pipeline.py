@@ -11,7 +11,7 @@ from torch import nn
 
 from autoshard.graph.partition import Program
 from autoshard.graph.redistribute import local_sizes
-from autoshard.layout.plan import Plan, Stage
+from autoshard.plans.plan import Plan, Stage
 from autoshard.runtime.torch_backend.groups import MeshGroups
 from autoshard.runtime.torch_backend.stage_module import StageModule
 from autoshard.schedules import Action, actions

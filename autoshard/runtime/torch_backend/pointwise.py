@@ -1,4 +1,4 @@
-"""Functions of single numbers that a plan writes as an expression (spec/pointwise.py), on tensors."""
+"""Functions of single numbers that a plan writes as an expression (graph/pointwise.py), on tensors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812  # the name that torch's own documentation uses
 
-from autoshard.spec.pointwise import FUNCTIONS, Expression, parse
+from autoshard.graph.pointwise import FUNCTIONS, Expression, parse
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: getattr(torch, name) for name in FUNCTIONS if hasattr(torch, name)},

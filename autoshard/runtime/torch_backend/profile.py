@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autoshard.runtime.torch_backend.direct import NAMESPACE
 from autoshard.runtime.torch_backend.session import Session
+from autoshard.runtime.torch_backend.shm_collectives import NAMESPACE
 
 Span = tuple[str, str, float, float]
 """category ('action', 'collective', 'optimizer'), name, start and end in seconds."""

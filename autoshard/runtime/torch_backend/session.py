@@ -18,8 +18,8 @@ from autoshard.graph.operators import DOCUMENT_STARTS, SEQUENCE_KEYS
 from autoshard.graph.partition import Program
 from autoshard.layout.buckets import tied_parameters
 from autoshard.layout.context_parallel import sequence_pieces
-from autoshard.layout.plan import Plan
 from autoshard.models.stage import published_sizes
+from autoshard.plans.plan import Plan
 from autoshard.runtime.torch_backend.compiled import Compiler
 from autoshard.runtime.torch_backend.context import in_pieces
 from autoshard.runtime.torch_backend.dropout import sequence_keys

@@ -16,8 +16,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from autoshard.errors import AutoshardError
-from autoshard.layout.plan import Plan
-from autoshard.layout.validate import read_plan
+from autoshard.plans.plan import Plan
+from autoshard.plans.validate import read_plan
 from autoshard.runtime.data import TokenStream, held_out, open_stream, read_token_file
 from autoshard.runtime.learning_rate import learning_rate
 from autoshard.runtime.options import NO_COMPILE

@@ -1,0 +1,42 @@
+"""Audits that were made before, by plan and by the program that made them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from autoshard.audits.values import RoleAudit
+from autoshard.errors import AutoshardError
+from autoshard.files.atomic_file import write_text
+from autoshard.plans.plan import Plan
+from autoshard.plans.plan_json import plan_to_json
+from autoshard.version import program_version
+
+
+def cache_file(plan: Plan, environment: Mapping[str, str] | None = None) -> Path:
+    """In the user's cache folder (XDG_CACHE_HOME, else ~/.cache)."""
+    found = os.environ if environment is None else environment
+    folder = Path(found.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    digest = hashlib.sha256(plan_to_json(plan).encode()).hexdigest()
+    return folder / "autoshard" / "audit" / f"{digest[:32]}-{program_version()}.json"
+
+
+def load(path: Path) -> dict[int, RoleAudit]:
+    """By rank. Nothing where there is no such file or it does not hold audits."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        return {one.role.rank: one for one in map(RoleAudit.from_dict, values)}
+    except (OSError, ValueError, TypeError, KeyError):
+        return {}
+
+
+def save(path: Path, audits: Mapping[int, RoleAudit]) -> None:
+    """Keeps nothing where the folder cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps([one.to_dict() for one in audits.values()]), "audit")
+    except (OSError, AutoshardError):
+        return

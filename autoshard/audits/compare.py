@@ -1,0 +1,110 @@
+"""Plan against measurement, number by number."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from autoshard.audits.expected import Expectation
+from autoshard.audits.values import STATE_KINDS, Difference, Flops, Measurement, Row
+from autoshard.graph.count import Collective
+from autoshard.plans.plan import Plan
+
+EXACT = 0.0
+CLOSE = 1e-3
+"""FLOPs and bytes of state: the plan's numbers have six digits."""
+PEAK = 0.03
+
+
+class Scale(NamedTuple):
+    """From what so many microbatches did to what all of a step do; exact where that is a whole number."""
+
+    planned: int
+    measured: int
+
+    def __call__(self, count: float) -> float:
+        return count * self.planned / self.measured
+
+
+def rows(plan: Plan, expected: Expectation, measured: Measurement) -> tuple[Row, ...]:
+    """Every compared number, measured ones scaled to all microbatches of the plan's step."""
+    scale = Scale(plan.num_microbatches, measured.microbatches)
+    return (
+        Row("parameters", "elements", expected.parameter_elements, measured.parameter_elements, EXACT),
+        *(Row("memory", kind, expected.state[kind], measured.state[kind], CLOSE) for kind in STATE_KINDS),
+        *_peak(expected, measured),
+        *_flops(expected, measured, scale),
+        *_collectives(plan, expected, measured, scale),
+        *(
+            Row("transfers", f"{one.direction} {one.bytes:,} bytes", expected.transfers[one], scale(count), EXACT)
+            for one, count in sorted((Counter(expected.transfers.keys()) + Counter(measured.transfers)).items())
+            for count in (measured.transfers.get(one, 0),)
+        ),
+    )
+
+
+def differences(
+    found: tuple[Row, ...], expected: Expectation, measured: Measurement, orders: tuple[tuple[str, ...], ...]
+) -> tuple[Difference, ...]:
+    """Rows beyond their tolerance and actions out of order, largest first.
+
+    orders: expected order of the shortened step, and pairs (planned, held by the runtime) for the whole step.
+    """
+    short, planned, held = orders
+    apart = [
+        Difference(row.what, row.name, row.planned, row.measured)
+        for row in found
+        if row.tolerance is not None and abs(row.measured - row.planned) > row.tolerance * abs(row.planned)
+    ]
+    for wanted, got in ((short, measured.order), (planned, held)):
+        if wanted != got:
+            apart.append(_first_out_of_order(wanted, got))
+            break
+    apart += [Difference("steady state", text, 0, 1) for text in measured.irregular]
+    return tuple(sorted(apart, key=lambda one: -one.relative))
+
+
+def _peak(expected: Expectation, measured: Measurement) -> Iterator[Row]:
+    yield Row("peak memory", f"at {measured.peak_at}", sum(expected.held.values()), measured.peak_bytes, PEAK)
+    for kind, count in measured.held.items():
+        yield Row("peak memory of", kind, expected.held[kind], count, None)
+
+
+def _flops(expected: Expectation, measured: Measurement, scale: Scale) -> Iterator[Row]:
+    """By operator; where weights have actions of their own, whose products no operator is named for, by kind."""
+    wanted, got = Counter(dict(expected.flops)), Counter(dict(measured.flops))
+    if any(not key.operator for key in got):
+        wanted, got = _by_kind(wanted), _by_kind(got)
+    for key in sorted(wanted.keys() | got.keys()):
+        name = f"{key.phase} {key.kind} {key.operator}".strip()
+        yield Row("FLOPs", name, wanted[key], scale(got[key]), CLOSE)
+
+
+def _by_kind(flops: Counter[Flops]) -> Counter[Flops]:
+    found: Counter[Flops] = Counter()
+    for key, count in flops.items():
+        found[Flops(key.phase, key.kind, "")] += count
+    return found
+
+
+def _collectives(plan: Plan, expected: Expectation, measured: Measurement, scale: Scale) -> Iterator[Row]:
+    wanted = _without_trivial_axes(plan, expected.collectives)
+    got = Counter(dict(measured.collectives))
+    for one in sorted(wanted.keys() | got.keys()):
+        name = f"{one.phase} {one.kind} over {' x '.join(one.axes)}, {one.bytes:,} bytes"
+        yield Row("collectives", name, wanted[one], got[one] if one.phase == "sync" else scale(got[one]), EXACT)
+
+
+def _without_trivial_axes(plan: Plan, collectives: Counter[Collective]) -> Counter[Collective]:
+    found: Counter[Collective] = Counter()
+    for one, count in collectives.items():
+        axes = tuple(axis for axis in one.axes if (plan.mesh.pp if axis == "pp" else plan.mesh.size((axis,))) > 1)
+        found[Collective(one.phase, one.kind, axes, one.bytes)] += count
+    return found
+
+
+def _first_out_of_order(wanted: tuple[str, ...], got: tuple[str, ...]) -> Difference:
+    place = next((i for i, (a, b) in enumerate(zip(wanted, got, strict=False)) if a != b), min(len(wanted), len(got)))
+    planned, ran = (order[place] if place < len(order) else "nothing" for order in (wanted, got))
+    return Difference("action order", f"action {place}: {ran} where the plan has {planned}", len(wanted), len(got))

@@ -1,0 +1,229 @@
+"""What the plan says that one rank does and holds in a step of so many microbatches."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from autoshard.audits.values import STATE_KINDS, Flops, Transfer
+from autoshard.graph.count import (
+    Collective,
+    loop_sizes,
+    operator_steps,
+    operator_work,
+    parameter_elements,
+    saved_activations,
+)
+from autoshard.graph.operators import KINDS
+from autoshard.graph.partition import OperatorStep, Program, RedistributeStep, Step
+from autoshard.graph.recompute import Segment, kept_activations, segments
+from autoshard.graph.weight_gradients import waiting_bytes
+from autoshard.layout.buckets import bucket_elements, bucket_key, tied_parameters
+from autoshard.layout.template import template_of
+from autoshard.plans.plan import Plan
+from autoshard.plans.step_collectives import step_collectives
+from autoshard.schedules import SCHEDULES, actions, rank_holds
+from autoshard.spec.training import DTYPE_BYTES
+
+NUMBER_BYTES = 8
+"""The loss and the squared gradient norm are summed over all ranks, each in FP64."""
+RESERVE, BUCKETS = "runtime and compiler reserve", "collective buckets"
+_Bytes = tuple[dict[str, float], dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """As `Measurement`, by the plan. held: as far as this runtime has a counterpart; unmatched: the other bytes."""
+
+    parameter_elements: int
+    state: Mapping[str, float]
+    collectives: Counter[Collective]
+    transfers: Counter[Transfer]
+    flops: Mapping[Flops, float]
+    order: tuple[str, ...]
+    held: Mapping[str, float]
+    unmatched: Mapping[str, float]
+
+
+def shortened(plan: Plan, num_microbatches: int) -> Plan:
+    """The plan with fewer microbatches in a step."""
+    strategy = plan.strategy
+    batch = num_microbatches * strategy.dp * strategy.microbatch_size
+    return replace(plan, training=replace(plan.training, global_batch_size=batch))
+
+
+def telling_microbatches(plan: Plan, pipeline_rank: int) -> int:
+    """As few as show all of this rank: the fullest moment, and the steady state of the schedule twice.
+
+    One chunk a rank: what it holds, with gradients of weights that wait, and three more. Several: its warm-up in whole
+    rounds of pp microbatches, in which chunks repeat, and one round more. A schedule that does not say its warm-up
+    runs them all, and so does one whose warm-up is another with fewer microbatches.
+    """
+    strategy, count = plan.strategy, plan.num_microbatches
+    pp, vpp, schedule = strategy.pp, strategy.num_virtual_stages, SCHEDULES[strategy.schedule]
+    if pp == 1:
+        return min(3, count)
+    if schedule.warm_up is None:
+        return count
+    holds = rank_holds(schedule, pp, count, vpp)[pipeline_rank]
+    wanted = holds.in_flight + holds.waiting + 3 if vpp == 1 else pp * max(3, -(-holds.in_flight // (pp * vpp)) + 1)
+    return wanted if wanted < count and rank_holds(schedule, pp, wanted, vpp)[pipeline_rank] == holds else count
+
+
+def expectation(plan: Plan, pipeline_rank: int) -> Expectation:
+    """Of each device of one pipeline rank."""
+    own = [stage for stage in plan.stages if stage.pipeline_rank == pipeline_rank]
+    programs = [plan.program(stage.layers, stage.has_embedding, stage.has_head) for stage in own]
+    collectives = step_collectives(plan, pipeline_rank)
+    if plan.mesh.world_size > 1:
+        everything = ("pp", *(axis.name for axis in plan.mesh.axes))
+        collectives[Collective("sync", "all_reduce", everything, NUMBER_BYTES)] += 2
+    flops: Counter[Flops] = Counter()
+    for stage, program in zip(own, programs, strict=True):
+        for key, value in program_flops(program, plan.strategy.recompute[stage.index]):
+            flops[key] += value  # type: ignore[assignment]
+    strategy = plan.strategy
+    order = actions(strategy.schedule, strategy.pp, plan.num_microbatches, strategy.num_virtual_stages)[pipeline_rank]
+    elements = sum(sum(parameter_elements(program).values()) for program in programs)
+    first, last = (plan.program(s.layers, s.has_embedding, s.has_head) for s in (plan.stages[0], plan.stages[-1]))
+    tied = tied_parameters(first, last) if len(plan.stages) > 1 else frozenset()
+    held, unmatched = _memory(plan, programs, tied, pipeline_rank)
+    return Expectation(
+        elements,
+        {kind: held[kind] for kind in STATE_KINDS},
+        collectives,
+        _transfers(plan, pipeline_rank, programs[0]),
+        {key: value * plan.num_microbatches for key, value in flops.items()},
+        tuple(map(str, order)),
+        held,
+        unmatched,
+    )
+
+
+def label(step: Step) -> tuple[str, str]:
+    """(operator, kind) of a step: 'model.layers.*.mlp.gate_proj + up_proj', 'einsum'."""
+    if isinstance(step, RedistributeStep):
+        return f"redistribute {template_of(step.source)}", "redistribute"
+    operators = [one.operator for one in operator_steps(step)]
+    more = "".join(f" + {op.name.rpartition('.')[2]}" for op in operators[1:])
+    return template_of(operators[0].name) + more, operators[0].kind
+
+
+def program_flops(program: Program, recompute: str) -> Iterator[tuple[Flops, float]]:
+    """Of matrix products and attention, for one microbatch; each operator and phase once for every block."""
+    totals: Counter[Flops] = Counter()
+    for segment in segments(program, recompute):
+        for position in range(segment.start, segment.stop):
+            step = program.steps[position]
+            name, kind = label(step)
+            for one in operator_steps(step):
+                forward, backward = _operator_flops(program, one)
+                if not forward:
+                    continue
+                totals[Flops("forward", kind, name)] += forward  # type: ignore[assignment]
+                totals[Flops("backward", kind, name)] += backward  # type: ignore[assignment]
+                if segment.recomputed and position < segment.replay_stop:
+                    # attention up to the probabilities that it keeps, where nothing behind keeps more
+                    half = position == segment.replay_stop - 1 and not _is_kept(program, one.operator.output, segment)
+                    again = forward / 2 if half and one.operator.attributes.get("kernel") == "plain" else forward
+                    totals[Flops("recompute", kind, name)] += again  # type: ignore[assignment]
+    yield from totals.items()
+
+
+def _is_kept(program: Program, view: str, segment: Segment) -> bool:
+    """Whether a step of the segment keeps it for its backward."""
+    return any(view in saved_activations(program, step) for step in program.steps[segment.start : segment.stop])
+
+
+def _operator_flops(program: Program, step: OperatorStep) -> tuple[float, float]:
+    """(forward, backward). Plain attention computes the whole square, where flash skips what the mask hides."""
+    op = step.operator
+    if op.kind not in ("einsum", "attention"):
+        return 0.0, 0.0
+    work = operator_work(program, step)
+    forward = work.flops
+    if op.kind == "attention" and op.attributes["kernel"] == "plain":
+        sizes = loop_sizes(program, step)
+        queries = sizes["batch"] * sizes["seq"] * sizes["kvhead"] * sizes["group"]
+        forward = 4.0 * queries * program.graph.sizes["headdim"] * program.graph.sizes["seq"]
+    return forward, forward * KINDS[op.kind].backward_flops_ratio(op)
+
+
+def _transfers(plan: Plan, pipeline_rank: int, program: Program) -> Counter[Transfer]:
+    """Hidden activations to the next stage and their gradients back, for each virtual stage that has a neighbour."""
+    found: Counter[Transfer] = Counter()
+    if plan.strategy.pp == 1:
+        return found
+    size = _hidden_bytes(plan, program)
+    for stage in plan.stages:
+        if stage.pipeline_rank == pipeline_rank:
+            neighbours = (not stage.has_embedding) + (not stage.has_head)
+            found[Transfer("send", size)] += neighbours * plan.num_microbatches
+            found[Transfer("receive", size)] += neighbours * plan.num_microbatches
+    return found
+
+
+def _hidden_bytes(plan: Plan, program: Program) -> int:
+    """Of the activation that crosses stages, on one rank."""
+    hidden = [tensor.name for tensor in program.graph.inputs() if tensor.name == "hidden"] or list(program.outputs)
+    return program.local_bytes[hidden[0]]
+
+
+def _memory(plan: Plan, programs: list[Program], tied: frozenset[str], pipeline_rank: int) -> _Bytes:
+    """(bytes by kind, bytes without counterpart) out of the plan's terms."""
+    terms = {term.name: term.value for term in plan.estimate.memory[pipeline_rank].terms}
+    elements = bucket_elements(programs, plan.mesh, tied, plan.strategy.zero)
+    summed = sum(count // (plan.mesh.size(key.shard_axes) if key.unit else 1) for key, count in elements.items())
+    gradients = float(summed * DTYPE_BYTES[plan.training.precision.gradient_accumulation_dtype])
+    unmatched = {name: terms.pop(name) for name in (RESERVE, BUCKETS)}
+    unmatched["gradients that a compiled backward hands over at its end"] = terms["gradients"] - gradients
+    terms["gradients"] = gradients
+    held = {kind: terms.pop(kind) for kind in STATE_KINDS}
+    kept = ("kept activations", "embedding, logits and loss", "pipeline buffers")  # most of them outputs that are kept
+    held["kept activations"] = sum(terms.pop(name) for name in kept)
+    held["working"] = max(sum(terms.values()), _table_bytes(plan, programs[0]) if pipeline_rank == 0 else 0.0)
+    update = _update_bytes(plan, programs, tied)
+    if update > held["kept activations"] + held["working"]:
+        held["kept activations"], held["working"] = 0.0, update
+    held["token ids and labels"] = held["tables"] = 0.0
+    return held, {name: value for name, value in unmatched.items() if value > 0}
+
+
+def _table_bytes(plan: Plan, program: Program) -> float:
+    """Beside what is kept, when the backward of a microbatch ends at the embedding: gradients of its output and of its
+    table, the largest of all, less what the blocks kept and gave back. The plan has the table's with all those that a
+    compiled backward hands over at its end; this runtime has one at a time."""
+    (step,) = (one for one in program.steps for one in operator_steps(one) if one.operator.kind == "embedding")
+    table = parameter_elements(program)[step.inputs[1]] * DTYPE_BYTES[plan.training.precision.parameter_dtype]
+    given_back = sum(kept_activations(program, plan.strategy.recompute[0]).values())
+    if SCHEDULES[plan.strategy.schedule].weights_apart:
+        given_back -= waiting_bytes(program)
+    return table + program.local_bytes[step.operator.output] - given_back
+
+
+def _update_bytes(plan: Plan, programs: list[Program], tied: frozenset[str]) -> float:
+    """At the end of a step this runtime has flat buffers where NxD has buckets of a limited size: the sums of all
+    gradients that this rank updates, and of one buffer the new parameters, where they go to other ranks. Before that,
+    what the first and the last stage share is summed over both, one parameter at a time."""
+    precision, zero = plan.training.precision, plan.strategy.zero
+    gradient_bytes = DTYPE_BYTES[precision.gradient_accumulation_dtype]
+    parameter_bytes = DTYPE_BYTES[precision.parameter_dtype]
+    summed, largest = 0.0, 0.0
+    for key, count in bucket_elements(programs, plan.mesh, tied, zero).items():
+        shards = plan.mesh.size(key.shard_axes) if zero else 1
+        owned = count / shards
+        summed += owned * gradient_bytes if key.sum_axes or (key.shard_axes and not key.unit) else 0.0
+        largest = max(largest, owned * parameter_bytes if shards > 1 else 0.0)
+    return max(summed + largest, gradient_bytes * _largest_tied(plan, programs, tied))
+
+
+def _largest_tied(plan: Plan, programs: list[Program], tied: frozenset[str]) -> float:
+    """Elements of what this rank sums of the largest parameter on two stages: all, or its shard."""
+    found = [0.0]
+    for program in programs:
+        for name, count in parameter_elements(program).items():
+            if name in tied:
+                key = bucket_key(program, name, plan.mesh, tied, plan.strategy.zero)
+                found.append(count / (plan.mesh.size(key.shard_axes) if key.unit else 1))
+    return max(found)

@@ -1,0 +1,171 @@
+"""One rank's step, built and run by the torch runtime itself, at full size and full world size, on fake tensors."""
+
+from __future__ import annotations
+
+import gc
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import _resolve_process_group
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from autoshard.audits.attention import attention_work
+from autoshard.audits.expected import label, shortened, telling_microbatches
+from autoshard.audits.memory import peak, state_allocations
+from autoshard.audits.recorder import SYNC, Recorder
+from autoshard.audits.steady import irregular
+from autoshard.audits.values import Flops, Measurement, Role
+from autoshard.graph.count import Collective
+from autoshard.layout.mesh import Mesh
+from autoshard.plans.plan import Plan
+from autoshard.runtime.torch_backend.optimizer_settings import OptimizerSettings
+from autoshard.runtime.torch_backend.session import DTYPES, Session
+
+LEARNING_RATE = 1e-3
+_ACTION = re.compile(r"[FBIW]\d+\.\d+")
+_SPELLED = re.compile(r"(\d+)([FBIW])(\d+)")
+
+
+def measure(plan: Plan, role: Role, num_microbatches: int | None = None) -> Measurement:
+    """Run one step of the role's rank. num_microbatches: as many as tell all, unless given."""
+    number = num_microbatches or telling_microbatches(plan, role.pipeline_rank)
+    short = shortened(plan, number)
+    _, index = plan.mesh.coordinates(role.rank)
+    recorder = Recorder(attention_work(plan, index.get("cp", 0)), lambda name: _axes_of_group(plan.mesh, name))
+    with fake_world(role.rank, plan.mesh.world_size), FakeTensorMode(allow_non_fake_inputs=True):
+        with recorder:
+            session = _session(short, role.rank, recorder.begin)
+            _watch(session, recorder)
+            session.optimizer.step(0.0)  # the moments exist from the first step on
+            ready = recorder.memory.events
+            recorder.actions.clear()
+            recorder.transfers.clear()
+            shape = (short.training.global_batch_size, short.training.sequence_length)
+            tokens = np.zeros(shape, dtype=np.int64)
+            session.step(tokens, tokens, LEARNING_RATE)
+            gc.collect()
+            found = _measurement(plan, short, session, recorder, ready)
+        del session
+    return found
+
+
+@contextmanager
+def fake_world(rank: int, world_size: int) -> Iterator[None]:
+    """A process group that sends nothing; gone at the end."""
+    hook = sys.excepthook  # torch puts the rank in front of tracebacks
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+        sys.excepthook = hook
+        gc.collect()
+
+
+def _session(plan: Plan, rank: int, on_action: Any) -> Session:
+    precision = plan.training.precision
+    settings = OptimizerSettings(
+        learning_rate=LEARNING_RATE,
+        master_dtype=DTYPES[precision.master_dtype or precision.parameter_dtype],
+        gradient_dtype=DTYPES[precision.gradient_accumulation_dtype],
+        zero=plan.strategy.zero,
+    )
+    return Session(
+        plan,
+        rank,
+        torch.device("cpu"),
+        settings,
+        seed=0,
+        on_action=lambda action: on_action(action if _ACTION.fullmatch(action) else SYNC),
+    )
+
+
+def runtime_orders(plan: Plan) -> tuple[tuple[str, ...], ...]:
+    """By pipeline rank: the actions that the runtime holds for a step with all microbatches, without transfers."""
+    if plan.strategy.pp == 1:
+        return ()
+    with fake_world(0, plan.mesh.world_size), FakeTensorMode(allow_non_fake_inputs=True):
+        session = _session(plan, 0, lambda action: None)
+        runtime = session._pipeline._runtime
+        assert runtime is not None
+        spelled = [map(_SPELLED.fullmatch, map(str, order)) for _, order in sorted(_with_comms(runtime).items())]
+        return tuple(
+            tuple(f"{found[2]}{found[3]}.{int(found[1]) // plan.strategy.pp}" for found in order if found)
+            for order in spelled
+        )
+
+
+def _with_comms(runtime: Any) -> dict[int, list[Any]]:
+    """By pipeline rank; actions spell as '8F0', '8SEND_F0'."""
+    found: dict[int, list[Any]] = runtime.pipeline_order_with_comms
+    return found
+
+
+def _watch(session: Session, recorder: Recorder) -> None:
+    """Let the recorder know which operator each instruction of the session's modules is."""
+    for module in session.modules.values():
+        steps = iter(module.program.steps)
+        module._sections = tuple(
+            replace(
+                section,
+                instructions=tuple(
+                    one if one.brings_weights else replace(one, run=recorder.running(*label(next(steps)), one.run))
+                    for one in section.instructions
+                ),
+            )
+            for section in module._sections
+        )
+
+
+def _axes_of_group(mesh: Mesh, name: str) -> tuple[str, ...]:
+    group = _resolve_process_group(name)  # type: ignore[arg-type]
+    return group_axes(mesh, tuple(dist.get_process_group_ranks(group)))
+
+
+def group_axes(mesh: Mesh, ranks: tuple[int, ...]) -> tuple[str, ...]:
+    """The axes along which these ranks differ; their numbers where they are no group of the mesh.
+
+    The first and the last pipeline rank alone, which share tied parameters, count as a group along pp.
+    """
+    places = [{"pp": pp, **index} for pp, index in map(mesh.coordinates, ranks)]
+    varying = tuple(name for name in places[0] if len({place[name] for place in places}) > 1)
+    if list(ranks) in mesh.groups(varying):
+        return varying
+    if varying == ("pp",) and [place["pp"] for place in places] == [0, mesh.pp - 1]:
+        return varying
+    return (f"ranks {', '.join(map(str, ranks))}",)
+
+
+def _measurement(plan: Plan, short: Plan, session: Session, recorder: Recorder, ready: int) -> Measurement:
+    collectives: Counter[Collective] = Counter()
+    flops: Counter[Flops] = Counter()
+    for action in recorder.actions:
+        collectives.update(action.collectives)
+        flops.update(action.flops)
+    state = state_allocations(session, recorder.memory)
+    held, peak_at = peak(recorder, state, ready)
+    held["token ids and labels"] = held["token ids and labels"] * plan.num_microbatches // short.num_microbatches
+    sizes = {
+        kind: sum(one.size for one in recorder.memory.allocations if id(one) in ids) for kind, ids in state.items()
+    }
+    return Measurement(
+        microbatches=short.num_microbatches,
+        parameter_elements=sum(bucket.elements for bucket in session.optimizer.buckets),
+        state=sizes,
+        collectives=collectives,
+        transfers=recorder.transfers,
+        flops=flops,
+        order=tuple(action.text for action in recorder.actions if action.text != SYNC),
+        irregular=tuple(irregular(recorder, plan.num_microbatches)),
+        held=held,
+        peak_at=peak_at,
+    )

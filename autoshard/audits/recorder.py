@@ -1,0 +1,172 @@
+"""Watches the dispatcher while the runtime runs on fake tensors: actions, collectives, FLOPs, storages."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+from torch.distributed import ProcessGroup
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from autoshard.audits.attention import AttentionWork
+from autoshard.audits.memory_log import MemoryLog
+from autoshard.audits.values import Flops, Transfer
+from autoshard.graph.count import Collective
+
+TAG = "autoshard"
+"""Key under which an autograd node knows (operator, kind) of the forward that made it."""
+SYNC = "sync"
+"""What follows the actions: gradients are summed, parameters updated."""
+_FUNCTIONAL, _C10D = "_c10d_functional", "c10d"
+_aten = torch.ops.aten
+_MATMULS: dict[Any, Callable[..., float]] = {
+    _aten.mm.default: lambda a, b: 2.0 * a.numel() * b.shape[1],
+    _aten.bmm.default: lambda a, b: 2.0 * a.numel() * b.shape[2],
+    _aten.addmm.default: lambda c, a, b: 2.0 * a.numel() * b.shape[1],
+    _aten.baddbmm.default: lambda c, a, b: 2.0 * a.numel() * b.shape[2],
+    _aten.baddbmm_.default: lambda c, a, b: 2.0 * a.numel() * b.shape[2],
+}
+
+
+@dataclass
+class ActionLog:
+    """What happened from the start of one action to the start of the next. text: 'F0.1'; 'sync' after the last."""
+
+    text: str
+    first_event: int
+    collectives: Counter[Collective] = field(default_factory=Counter)
+    flops: Counter[Flops] = field(default_factory=Counter)
+
+
+class Recorder(TorchDispatchMode):
+    """Enter inside FakeTensorMode. axes_of_group: mesh axes along which the ranks of a named group differ."""
+
+    def __init__(self, attention: AttentionWork, axes_of_group: Callable[[str], tuple[str, ...]]) -> None:
+        super().__init__()
+        self.memory = MemoryLog()
+        self._axes = cache(axes_of_group)
+        self.actions: list[ActionLog] = []
+        self.transfers: Counter[Transfer] = Counter()
+        self._attention = attention
+        self._running: tuple[str, str] | None = None
+
+    def begin(self, text: str) -> None:
+        """An action, or the end of the step, begins."""
+        self.actions.append(ActionLog(text, self.memory.events + 1))
+
+    def running(self, operator: str, kind: str, run: Callable[..., Any]) -> Callable[..., Any]:
+        """`run` with everything that it does, and its backward, known to be this operator's."""
+
+        def watched(*values: torch.Tensor) -> Any:
+            self._running = (operator, kind)
+            for value in values:
+                self.memory.read(value)
+            try:
+                result = run(*values)
+            finally:  # a replay stops in the middle of its last operator
+                self._running = None
+            if torch._C._current_graph_task_id() == -1:
+                _tag(result, (operator, kind))
+            return result
+
+        return watched
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.prim.device.default:
+            return func(*args)
+        if func is _aten._local_scalar_dense.default:
+            return 1.0  # the gradient norm and the loss, which fake tensors do not know
+        if func is torch.ops._c10d_functional.wait_tensor.default:
+            return args[0]  # as it is when run; the fake kernel allocates
+        out = func(*args, **(kwargs or {}))
+        if kwargs and "out" in kwargs:  # here too
+            out = kwargs["out"]
+        operator, kind = self._current()
+        self._count(func, args, kwargs or {}, out, operator, kind)
+        for tensor in _tensors(out):
+            self.memory.see(tensor, len(self.actions) - 1, operator)
+        return out
+
+    def _current(self) -> tuple[str, str]:
+        """(operator, kind) at work."""
+        if self._running is not None or torch._C._current_graph_task_id() == -1:
+            return self._running or ("", "einsum" if self._weights_apart() else "")
+        node: Any = torch._C._current_autograd_node()
+        tag: tuple[str, str] = ("", "") if node is None else node.metadata.get(TAG, ("", ""))
+        return tag
+
+    def _weights_apart(self) -> bool:
+        """Whether gradients of weights, left by a backward, are computed now: matrix products, of no named operator."""
+        return bool(self.actions) and self.actions[-1].text[0] == "W"
+
+    def _phase(self) -> str:
+        if self.actions and self.actions[-1].text == SYNC:
+            return SYNC
+        if torch._C._current_graph_task_id() == -1:
+            return "backward" if self._weights_apart() else "forward"
+        # The checkpoint saves tensors through its hooks while it replays; backward itself saves nothing.
+        replays = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        return "recompute" if replays else "backward"
+
+    def _count(self, func: Any, args: Any, kwargs: Any, out: Any, operator: str, kind: str) -> None:
+        if func.namespace == _FUNCTIONAL:
+            name = func._schema.name.partition("::")[2]
+            collective = re.sub("_into_tensor|_tensor|_single|_out", "", name)
+            if collective == "all_to_all" and len(set(args[1])) > 1:  # one destination, one source: a ring's
+                collective = "send_recv"
+            self._collective(collective, args[-1], max(_bytes(args[0]), _bytes(out)))
+        elif func.namespace == _C10D:
+            self._c10d(func._schema.name.partition("::")[2], args)
+        elif func in _MATMULS:
+            share = self._attention.tile_share if kind == "attention" else 1.0
+            self._flops(kind, operator, share * _MATMULS[func](*args))
+        elif flops := self._attention.flops(func, args, kwargs):
+            self._flops(kind, operator, flops)
+
+    def _c10d(self, name: str, args: Any) -> None:
+        tensors = args[0]
+        if name in ("send", "recv_"):
+            if tensors[0].dtype == torch.int32:  # torch connects neighbours by a number, once
+                return
+            self.transfers[Transfer("send" if name == "send" else "receive", _bytes(tensors[0]))] += 1
+            if name == "recv_":
+                self.memory.see(tensors[0], len(self.actions) - 1, "").received = True
+            return
+        kind = {"allreduce_": "all_reduce"}.get(name, name)
+        group = ProcessGroup.unbox(args[1]).group_name
+        self._collective(kind, group, max(map(_bytes, tensors)))
+
+    def _collective(self, kind: str, group: str, size: int) -> None:
+        if self.actions:
+            self.actions[-1].collectives[Collective(self._phase(), kind, self._axes(group), size)] += 1
+
+    def _flops(self, kind: str, operator: str, count: float) -> None:
+        if self.actions:
+            self.actions[-1].flops[Flops(self._phase(), kind, operator)] += count  # type: ignore[assignment]
+
+
+def _tag(result: Any, tag: tuple[str, str]) -> None:
+    """Write the operator on the autograd nodes that it made: those that no earlier operator wrote on."""
+    outputs = result if isinstance(result, tuple) else (result,)
+    nodes: list[Any] = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
+    while nodes:
+        node = nodes.pop()
+        if node.name().endswith("AccumulateGrad") or TAG in node.metadata:
+            continue
+        node.metadata[TAG] = tag
+        nodes += [following for following, _ in node.next_functions if following is not None]
+
+
+def _tensors(out: Any) -> list[torch.Tensor]:
+    if isinstance(out, torch.Tensor):
+        return [out]
+    return [one for one in out if isinstance(one, torch.Tensor)] if isinstance(out, (tuple, list)) else []
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

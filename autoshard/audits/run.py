@@ -1,0 +1,76 @@
+"""Audits a plan, role by role, on as many processes as there are cores. Torch is imported by those alone."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from types import ModuleType
+
+from autoshard.audits.compare import differences, rows
+from autoshard.audits.expected import expectation, shortened
+from autoshard.audits.pool import Pool, clean_end
+from autoshard.audits.roles import roles
+from autoshard.audits.values import Difference, Role, RoleAudit
+from autoshard.errors import AutoshardError
+from autoshard.plans.plan import Plan
+from autoshard.schedules import actions, simulate
+
+PROCESSES = 2
+Orders = tuple[tuple[str, ...], ...]
+
+
+def audit(
+    plan: Plan, pipeline_ranks: tuple[int, ...] | None, on_role: Callable[[int, int, RoleAudit], None]
+) -> tuple[RoleAudit, ...]:
+    """Every role of the chosen pipeline ranks (None: all), in their order. on_role: told (done, all, what was found).
+
+    Raises AutoshardError for a pipeline rank that the plan does not have, and where torch is missing.
+    """
+    wanted = roles(plan, pipeline_ranks)
+    processes = min(PROCESSES, os.cpu_count() or 1, len(wanted))
+    found: dict[int, RoleAudit] = {}
+    with clean_end(), Pool(processes) as pool:
+        ((_, orders),) = pool.results(held_orders, [(plan,)])
+        for index, one in pool.results(audit_role, [(plan, role, orders) for role in wanted]):
+            found[index] = one
+            on_role(len(found), len(wanted), one)
+    return tuple(found[index] for index in range(len(wanted)))
+
+
+def held_orders(plan: Plan) -> Orders:
+    """What the runtime holds for each pipeline rank and all microbatches."""
+    orders: Orders = _measuring().runtime_orders(plan)
+    return orders
+
+
+def audit_role(plan: Plan, role: Role, orders: Orders) -> RoleAudit:
+    """Run the role's program in this process and compare. orders: of `held_orders`."""
+    start = time.perf_counter()
+    measured = _measuring().measure(plan, role)
+    expected = expectation(plan, role.pipeline_rank)
+    short = expectation(shortened(plan, measured.microbatches), role.pipeline_rank).order
+    found = rows(plan, expected, measured)
+    held = orders[role.pipeline_rank] if orders else expected.order
+    apart = differences(found, expected, measured, (short, expected.order, held))
+    apart += tuple(_deadlock(plan))
+    seconds = time.perf_counter() - start
+    return RoleAudit(role, found, apart, expected.unmatched, measured.peak_at, measured.microbatches, seconds)
+
+
+def _measuring() -> ModuleType:
+    try:
+        from autoshard.audits import measure
+    except ModuleNotFoundError as error:
+        raise AutoshardError(f"audit needs torch: pip install 'autoshard[torch]' ({error.name} is missing)") from None
+    return measure
+
+
+def _deadlock(plan: Plan) -> Iterator[Difference]:
+    """Whether the plan's orders come to an end on a clock."""
+    strategy, stages = plan.strategy, len(plan.stages)
+    orders = actions(strategy.schedule, strategy.pp, plan.num_microbatches, strategy.num_virtual_stages)
+    try:
+        simulate(orders, [1.0] * stages, [2.0] * stages)
+    except AutoshardError as error:
+        yield Difference("schedule", str(error), 0, 1)

@@ -1,0 +1,71 @@
+"""Why a few microbatches tell of all: each does what the others do, and the steady state leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autoshard.audits.recorder import SYNC, ActionLog, Recorder
+from autoshard.schedules.action import Action
+
+GROWTH_TOLERANCE = 1e-3
+"""Of the memory at the peak: what all periods of the step together may leave behind (a few losses)."""
+
+
+def irregular(recorder: Recorder, num_microbatches: int) -> Iterator[str]:
+    """What speaks against it, in sentences. num_microbatches: of the plan's step."""
+    actions = [action for action in recorder.actions if action.text != SYNC]
+    yield from _unlike_others(actions)
+    yield from _growth(recorder, actions, num_microbatches)
+
+
+def _unlike_others(actions: list[ActionLog]) -> Iterator[str]:
+    """Actions whose collectives or FLOPs are not those of the first one of their kind and chunk."""
+    first: dict[tuple[str, int], ActionLog] = {}
+    for action in actions:
+        parsed = Action.parse(action.text)
+        other = first.setdefault((parsed.kind, parsed.chunk), action)
+        if action.collectives != other.collectives:
+            changed = (action.collectives - other.collectives) + (other.collectives - action.collectives)
+            one = min(changed)
+            yield f"{action.text} has other collectives than {other.text}: {one.kind} over {' x '.join(one.axes)}"
+        elif action.flops != other.flops:
+            name = min(key.operator for key in action.flops.keys() | other.flops.keys())
+            yield f"{action.text} computes other operators than {other.text}: {name}"
+
+
+def _growth(recorder: Recorder, actions: list[ActionLog], num_microbatches: int) -> Iterator[str]:
+    """Bytes held at the start of an action against those one period earlier, in the steady state."""
+    parsed = [Action.parse(action.text) for action in actions]
+    found = _steady(parsed)
+    if found is None:
+        return
+    first, last, length = found
+    levels = dict(recorder.memory.levels(0, recorder.memory.events + 1))
+    held = [_level(levels, action.first_event) for action in actions]
+    growth, start = min((held[i + length] - held[i], i) for i in range(first, last + 1))
+    periods = num_microbatches // (parsed[start + length].microbatch - parsed[start].microbatch)
+    if growth * periods > GROWTH_TOLERANCE * max(levels.values()):
+        early, late = actions[start].text, actions[start + length].text
+        yield f"memory grows: {growth:,} bytes from {early} to {late}, {periods} times in a step"
+
+
+def _steady(parsed: list[Action]) -> tuple[int, int, int] | None:
+    """(first, last) action that comes again one period later, and the period: that which repeats for longest."""
+    best: tuple[int, int, int] | None = None
+    for length in range(2, len(parsed)):
+        run = 0
+        for i in range(len(parsed) - length):
+            run = run + 1 if _comes_again(parsed[i], parsed[i + length]) else 0
+            kinds = {one.kind for one in parsed[i - run + 1 : i + 1]}
+            if len(kinds) > 1 and (best is None or run > best[1] - best[0] + 1):
+                best = (i - run + 1, i, length)
+    return best
+
+
+def _comes_again(one: Action, other: Action) -> bool:
+    return (one.kind, one.chunk) == (other.kind, other.chunk) and one.microbatch < other.microbatch
+
+
+def _level(levels: dict[int, int], event: int) -> int:
+    """Bytes held right before an event."""
+    return levels[max(known for known in levels if known < event)]

@@ -1,0 +1,1 @@
+"""What each backend and platform accepts."""

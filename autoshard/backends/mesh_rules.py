@@ -1,0 +1,289 @@
+"""Rules on degrees and their order: tp, pp, dp, cp, ep. Sources in brackets as in rules.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autoshard.backends.problem import Draft, Problem, Rule, divisors, fitting
+from autoshard.layout.mesh import AXIS_ORDER, experts_objection, replicas_of_experts
+from autoshard.models.padding import padded_heads
+
+TP_DEGREES: dict[tuple[str, int], tuple[int, ...]] = {
+    ("trn1", 1): (1, 2, 8, 32),
+    ("trn2", 1): (1, 4, 8, 32, 64, 128),
+    ("trn2", 2): (1, 4, 16, 32, 64),
+}
+"""(layout rules, lnc) -> degrees whose groups are supported, and contiguous on trn2's torus or on trn1's node.
+
+[SDK archive/nxd-training/mlp.rst; NxD parallel_state.py get_logic_chosen] Half a trn2 node is folded (Cluster.folds).
+Left out: trn1 tp=4, whose ranks are strided; trn2 tp=16 at lnc 1 and tp=8 at lnc 2. An UltraServer adds none: every
+source ends at the cores of one instance [SDK mlp.rst; trn2-llama3.1-405b-tutorial.rst, "up to 64"].
+"""
+
+MEGATRON_MIN_RANKS = 32
+"""dp * tp with pp > 1 [NxDT models/megatron/megatron_init.py]"""
+
+
+def world_is_filled(problem: Problem, draft: Draft) -> str | None:
+    product, cluster = draft.tp * draft.pp * draft.dp * draft.cp, problem.cluster
+    if product == cluster.world_size:
+        return None
+    return (
+        f"tp={draft.tp} x pp={draft.pp} x dp={draft.dp} x cp={draft.cp} is {product:,} devices; "
+        f"{cluster.nodes} x {cluster.instance} has {cluster.world_size:,}"
+    )
+
+
+def tp_is_a_group_size(problem: Problem, draft: Draft) -> str | None:
+    cluster = problem.cluster
+    known = TP_DEGREES.get((cluster.layout_rules, cluster.lnc))
+    if known is None or draft.tp in known:
+        return None
+    ring, leaves = cluster.intra_domain, draft.tp > cluster.devices_per_node
+    beyond = f", over the {ring.name} neither" if ring is not None and leaves else ""
+    return (
+        f"tp={draft.tp} is not a group of {cluster.instance} at lnc {cluster.lnc}{beyond}; "
+        f"degrees that are: {fitting(known, lambda tp: tp_divides_heads(problem, Draft(tp, 1, 1, 1, 1)) is None)}"
+    )
+
+
+def pads(problem: Problem) -> bool:
+    """Whether empty heads and columns fill up what tp does not divide. A layout that tp divides never has any."""
+    return problem.backend == "torch" and problem.model.graph is None
+
+
+def padding_is_the_smaller_part(problem: Problem, draft: Draft) -> str | None:
+    """Twice the heads is where another tp does the same for less."""
+    heads = problem.model.num_attention_heads
+
+    def little(tp: int) -> bool:
+        return padded_heads(problem.model, tp).queries < 2 * heads
+
+    if not pads(problem) or little(draft.tp):
+        return None
+
+    def works(tp: int) -> bool:
+        return little(tp) and tp_is_a_group_size(problem, Draft(tp, 1, 1, 1, 1)) is None
+
+    nearest = min(filter(works, divisors(problem.cluster.world_size)), key=lambda tp: abs(tp - draft.tp))
+    return (
+        f"tp={draft.tp} would pad num_attention_heads={heads} of {problem.model.name} to "
+        f"{padded_heads(problem.model, draft.tp).queries}; the nearest tp that fits here: {nearest}"
+    )
+
+
+def tp_divides_heads(problem: Problem, draft: Draft) -> str | None:
+    heads = problem.model.num_attention_heads
+    if pads(problem) or heads % draft.tp == 0:
+        return None
+    return (
+        f"tp={draft.tp} must divide num_attention_heads={heads} of {problem.model.name}; "
+        f"degrees that fit here: {fitting(divisors(heads), lambda tp: problem.cluster.world_size % tp == 0)}"
+    )
+
+
+def kv_heads_are_shared_evenly(problem: Problem, draft: Draft) -> str | None:
+    """[NxD modules/qkv_linear.py] One multiplier of the key-value heads for the whole model."""
+    kv_heads = problem.model.num_key_value_heads
+
+    def shared(tp: int) -> bool:
+        return kv_heads % tp == 0 or tp % kv_heads == 0
+
+    if pads(problem) or shared(draft.tp):
+        return None
+    return (
+        f"tp={draft.tp} must divide num_key_value_heads={kv_heads} of {problem.model.name} or be a multiple of it; "
+        f"degrees that fit here: {fitting(divisors(problem.model.num_attention_heads), shared)}"
+    )
+
+
+def tp_divides_ffn(problem: Problem, draft: Draft) -> str | None:
+    model = problem.model
+    for field, size in () if pads(problem) else model.inner_sizes.items():
+        if size % draft.tp:
+            return f"tp={draft.tp} must divide {field}={size} of {model.name}"
+    return None
+
+
+def traced_models_run_on_torch(problem: Problem, draft: Draft) -> str | None:
+    """NxD trains models that are written with its own layers."""
+    if problem.backend == "nxd" and problem.model.graph is not None:
+        return f"backend=nxd has no layers for {problem.model.name}, which was traced; use backend torch"
+    return None
+
+
+def router_losses_run_on_torch(problem: Problem, draft: Draft) -> str | None:
+    """NxD's layers of experts are built here without a load-balancing loss."""
+    coefficient = problem.model.router_aux_loss_coef
+    if problem.backend == "nxd" and coefficient:
+        return f"backend=nxd trains without router_aux_loss_coef={coefficient:g} of {problem.model.name}; 0 works"
+    return None
+
+
+def dropout_runs_on_torch(problem: Problem, draft: Draft) -> str | None:
+    """NxD's random numbers depend on the layout and it keeps masks, which the graph does not."""
+    if problem.backend == "nxd" and problem.model.dropout:
+        return f"backend=nxd trains {problem.model.name} without dropout {problem.model.dropout}; use backend torch"
+    return None
+
+
+def sequence_splits(problem: Problem, draft: Draft) -> str | None:
+    """Context parallelism splits the sequence, sequence parallelism splits each part again."""
+    pieces = draft.cp * (draft.tp if draft.sequence_parallel else 1)
+    if problem.training.sequence_length % pieces == 0:
+        return None
+    degrees = f"cp={draft.cp} x tp={draft.tp}" if draft.sequence_parallel else f"cp={draft.cp}"
+    return f"{degrees} must divide sequence_length={problem.training.sequence_length}"
+
+
+def experts_split(problem: Problem, draft: Draft) -> str | None:
+    experts = problem.model.num_local_experts
+    if draft.ep == 1:
+        return None
+    if not experts:
+        return f"ep={draft.ep} has no experts to split: {problem.model.name} has none; use ep=1"
+    if experts % draft.ep:
+        degrees = fitting(divisors(experts), lambda ep: experts_objection(ep, draft.dp, draft.cp) is None)
+        return (
+            f"ep={draft.ep} must divide num_local_experts={experts} of {problem.model.name}; "
+            f"degrees that fit here: {degrees}"
+        )
+    return experts_objection(draft.ep, draft.dp, draft.cp)
+
+
+def experts_share_sequences(problem: Problem, draft: Draft) -> str | None:
+    """Ranks that share a sequence gather it before its tokens go to experts; each then has experts of its own."""
+    if not problem.model.is_moe or draft.cp == 1:
+        return None
+    if problem.backend == "nxd":
+        return (
+            f"cp={draft.cp} with the experts of {problem.model.name} is not supported on nxd; use cp=1 or backend torch"
+        )
+    if draft.ep == 1:
+        return f"cp={draft.cp} needs the experts of {problem.model.name} split over it: ep={draft.cp} or a multiple"
+    return None
+
+
+def groups_sit_alike_in_nodes(problem: Problem, draft: Draft) -> str | None:
+    """[SDK internode-collective-comm.rst] A group has as many ranks, at the same places, in each of its nodes.
+
+    Nothing is said of UltraServers: any axis but tp may leave a node, and a group may have more nodes in one of them
+    than in another; cost/collectives.py then prices it over the network alone.
+    """
+    cluster = problem.cluster
+    if cluster.layout_rules == "none":
+        return None
+    node = cluster.devices_per_node
+    for names, span in _spans(draft):
+        if node % span and span % node:
+            return (
+                f"{names}={span} straddles nodes unevenly; it must divide their {node} devices or be a multiple of them"
+            )
+    return None
+
+
+def _spans(draft: Draft) -> Iterator[tuple[str, int]]:
+    """Ranks side by side that whole groups fill, from the innermost axis on; ep is the inner part of dp."""
+    degrees = {"tp": draft.tp, "pp": draft.pp, "dp": draft.dp, "cp": draft.cp}
+    names: list[str] = []
+    span = 1
+    for name in reversed(draft.axis_order[1:]):
+        if name == "dp":
+            yield " x ".join((*names, "ep")), span * replicas_of_experts(draft.ep, draft.cp)
+        names.append(name)
+        span *= degrees[name]
+        yield " x ".join(names), span
+
+
+def nxd_has_one_order(problem: Problem, draft: Draft) -> str | None:
+    """[NxD parallel_layers/parallel_state.py: ranks are reshaped to (PP, DP, CP, TP), which nothing changes]"""
+    if problem.backend != "nxd" or draft.axis_order == AXIS_ORDER:
+        return None
+    return (
+        f"axis_order={'-'.join(draft.axis_order)}: NxD builds its groups in the order {'-'.join(AXIS_ORDER)} alone; "
+        "use that or backend torch"
+    )
+
+
+def tensor_parallel_ranks_are_neighbours(problem: Problem, draft: Draft) -> str | None:
+    """[as TP_DEGREES] Of Trainium's groups those of tensor parallelism are contiguous."""
+    if problem.cluster.layout_rules == "none" or draft.tp == 1:
+        return None
+    degrees = {"pp": draft.pp, "dp": draft.dp, "cp": draft.cp}
+    inside = [name for name in draft.axis_order[draft.axis_order.index("tp") + 1 :] if degrees[name] > 1]
+    if not inside:
+        return None
+    return (
+        f"axis_order={'-'.join(draft.axis_order)}: {inside[-1]}={degrees[inside[-1]]} inside tp={draft.tp} makes "
+        f"groups of tp that {problem.cluster.instance} does not have; put tp last"
+    )
+
+
+def folded_groups_hold_shards_alone(problem: Problem, draft: Draft) -> str | None:
+    """[NxD parallel_state.py: LOGIC2 leaves experts' groups consecutive, and get_context_model_parallel_rank goes by
+    torch's sorted order where ring attention's pairs go by the list]"""
+    cluster = problem.cluster
+    if problem.backend != "nxd" or not cluster.folds(draft.tp):
+        return None
+    where = f"with tp={draft.tp} at lnc {cluster.lnc}"
+    if draft.ep > 1:
+        return (
+            f"ep={draft.ep} {where}: NxD spreads experts over consecutive ranks, which hold different shards in these "
+            "folded groups; use ep=1, another tp or backend torch"
+        )
+    if draft.cp > 1:
+        return (
+            f"cp={draft.cp} {where}: NxD numbers the ranks that share a sequence in two orders in these folded groups; "
+            "use cp=1, another tp or backend torch"
+        )
+    return None
+
+
+def data_parallel_groups_of_pipelines(problem: Problem, draft: Draft) -> str | None:
+    """[NxDT models/megatron/megatron_init.py] With pp > 1, dp is 1, or 8 or at least 32 with tp=1, or dp * tp >= 32."""
+    if problem.backend != "nxd" or problem.cluster.layout_rules == "none" or draft.pp == 1 or draft.dp == 1:
+        return None
+    if draft.tp == 1:
+        legal, needs = draft.dp == 8 or draft.dp >= MEGATRON_MIN_RANKS, "1, 8 or at least 32"
+    else:
+        legal, needs = (
+            draft.dp * draft.tp >= MEGATRON_MIN_RANKS,
+            f"1 or at least {MEGATRON_MIN_RANKS // draft.tp} with tp={draft.tp}",
+        )
+    return (
+        None if legal else f"dp={draft.dp} must be {needs} where pp={draft.pp} is more than 1: NxD Training checks it"
+    )
+
+
+def tied_embeddings_stay_together(problem: Problem, draft: Draft) -> str | None:
+    """[SDK archive/nxd-training/known_issues.rst]"""
+    if problem.backend == "nxd" and problem.model.tie_word_embeddings and draft.pp > 1:
+        return f"pp={draft.pp} with tied embeddings is not supported by NxD; {problem.model.name} needs pp=1"
+    return None
+
+
+ORDER_RULES = (
+    Rule("NxD counts ranks in one order", nxd_has_one_order),
+    Rule("groups of tp are not contiguous", tensor_parallel_ranks_are_neighbours),
+    Rule("groups straddle nodes unevenly", groups_sit_alike_in_nodes),
+)
+"""Read axis_order too."""
+MESH_RULES = (
+    Rule("the degrees do not fill the cluster", world_is_filled),
+    Rule("tp is not a group size of the device", tp_is_a_group_size),
+    Rule("tp does not divide the attention heads", tp_divides_heads),
+    Rule("most of the heads would be padding", padding_is_the_smaller_part),
+    Rule("tp and the key-value heads do not divide", kv_heads_are_shared_evenly),
+    Rule("tp does not divide the MLP", tp_divides_ffn),
+    Rule("the sequence does not split over cp and tp", sequence_splits),
+    Rule("the experts do not split over ep", experts_split),
+    Rule("experts with context parallelism", experts_share_sequences),
+    *ORDER_RULES,
+    Rule("NxD folds groups of tp alone", folded_groups_hold_shards_alone),
+    Rule("NxD refuses dp with a pipeline", data_parallel_groups_of_pipelines),
+    Rule("tied embeddings with a pipeline", tied_embeddings_stay_together),
+    Rule("NxD does not know a traced model", traced_models_run_on_torch),
+    Rule("NxD adds no loss of routers", router_losses_run_on_torch),
+    Rule("NxD drops nothing", dropout_runs_on_torch),
+)
+"""Read tp, pp, dp, cp, ep and axis_order."""

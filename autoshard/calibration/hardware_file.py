@@ -1,0 +1,105 @@
+"""Measurements and their fit as a hardware file (autoshard/hardware/README.md)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from autoshard.calibration.calibration import Leaf, digest, evidence, set_fitted, today
+from autoshard.calibration.fit import Fit, fit_collectives, fit_device, left_out_collectives, left_out_device
+from autoshard.calibration.values import Measurements
+from autoshard.spec.cluster import Cluster, load_cluster
+from autoshard.spec.evidence import Evidence
+from autoshard.spec.hardware_file import FOLDER, read_content
+
+
+def hardware_file(
+    found: Measurements, rates: Mapping[str, float], dtype: str, instance: str
+) -> tuple[dict[str, Any], Fit, Fit | None]:
+    """(content, fit of the device, fit of its collectives or None where it has no other to talk to).
+
+    instance: the packaged file whose datasheet numbers stay; on a CPU, which has none, measured rates take their place.
+    rates: FLOP/s of one large product by dtype.
+    """
+    content = read_content(FOLDER / f"{instance}.json")
+    measured = f"measured by autoshard calibrate on {found.name}, {today()}"
+    if found.device == "cpu":
+        _set_cpu(content, found, rates, dtype, measured)
+    cluster = _cluster(content, instance)
+    device = fit_device(found, cluster.device, dtype)
+    programs = len({one.name.partition(" of ")[2] for one in found.passes})
+    left_out = left_out_device(found, cluster.device, dtype)
+    values: dict[Leaf, float] = {(name,): value for name, value in device.values.items()}
+    of = _evidence(found, "operators, passes and memory", device, programs, left_out, values)
+    set_fitted(content, {name: (value, _points(device)) for name, value in values.items()}, of)
+    together = fit_collectives(found.collectives, cluster) if found.collectives else None
+    if together is not None:
+        _set_collectives(content, found, together, left_out_collectives(found.collectives, cluster))
+    content["calibration"]["about"] = f"{measured}, see fits"
+    return content, device, together
+
+
+def _evidence(
+    found: Measurements, what: str, fit: Fit, groups: int, left_out: Sequence[float] | None, constants: Iterable[Leaf]
+) -> Evidence:
+    sha256 = digest(json.dumps(found.to_dict(), sort_keys=True).encode())
+    errors = [point.error for point in fit.points]
+    return evidence(constants, f"{what} of {found.name}", sha256, groups, (errors, left_out))
+
+
+def _points(fit: Fit) -> str:
+    count, error = fit.error()
+    return f"{count} points, median error {error:.0%}"
+
+
+def _set_cpu(content: dict[str, Any], found: Measurements, rates: Mapping[str, float], dtype: str, source: str) -> None:
+    """One device is one process on one core; the machine is one chip."""
+    products = [(one.needs, one.forward_s) for one in found.operators if one.needs.kind == "matmul"]
+    fastest = max(2 * needs.m * needs.n * needs.k / seconds for needs, seconds in products)
+    logical = content["lnc"]["1"]
+    peaks = {**rates, dtype: max(fastest, rates[dtype])}
+    logical["flops_per_s"] = {
+        name: {"value": float(f"{peak:.4g}"), "source": f"{source}: the fastest product"}
+        for name, peak in sorted(peaks.items())
+    }
+    bandwidth = max(one.moved_bytes / one.seconds for one in found.memory)
+    logical["memory_bandwidth_bytes_per_s"] = {
+        "value": float(f"{bandwidth:.4g}"),
+        "source": f"{source}: the fastest of copy, sum and AdamW over 16 MB buffers",
+    }
+    logical["memory_bytes"] = {"value": found.memory_bytes, "source": f"{source}: a core's share of the machine's"}
+    logical["devices_per_chip"] = {"value": found.devices, "source": f"{source}: cores"}
+
+
+def _set_collectives(content: dict[str, Any], found: Measurements, fit: Fit, left_out: Sequence[float]) -> None:
+    """Between the devices of this machine; between machines nothing was measured."""
+    calibration, ranks = content["calibration"], found.collectives[0].ranks
+    calibration["hop_latency_s"] = {
+        "value": 0.0,
+        "source": f"in collective_launch_s: measured with {ranks} ranks alone",
+    }
+    leaf, bandwidth = ("chip_bus_bandwidth_bytes_per_s", "1"), fit.values["bandwidth_bytes_per_s"]
+    if found.device != "cpu":
+        leaf = ("link_efficiency_by_chips", str(content["chips_per_node"]["value"]))
+        links = content["chip_link_bandwidth_bytes_per_s"]["value"]
+        bandwidth = float(f"{min(1.0, bandwidth / links):.4g}")
+    calibration[leaf[0]] = {leaf[1]: {}}
+    kinds = len({one.kind for one in found.collectives})
+    values: dict[Leaf, float] = {(name,): fit.values[name] for name in ("collective_launch_s", "all_to_all_efficiency")}
+    values[leaf] = bandwidth
+    of = _evidence(found, f"collectives of {ranks} ranks", fit, kinds, left_out, values)
+    set_fitted(content, {name: (value, _points(fit)) for name, value in values.items()}, of)
+
+
+def _cluster(content: Mapping[str, Any], instance: str) -> Cluster:
+    """As the packaged file has it, with what was measured in place of a CPU's guesses."""
+    cluster = load_cluster(instance, 1)
+    logical = content["lnc"][str(content["default_lnc"])]
+    device = replace(
+        cluster.device,
+        flops_per_s=tuple(sorted((name, entry["value"]) for name, entry in logical["flops_per_s"].items())),
+        memory_bandwidth_bytes_per_s=logical["memory_bandwidth_bytes_per_s"]["value"],
+    )
+    return replace(cluster, device=device)

@@ -1,0 +1,88 @@
+"""Starts the processes that measure, and puts what they found together. Imports no torch itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from autoshard.calibration.values import Measurements
+from autoshard.errors import AutoshardError
+from autoshard.runtime.launch import Message, run_processes
+
+DEVICES = ("cpu", "cuda", "neuron")
+Progress = Callable[[str], None]
+INTERRUPTED = 128 + signal.SIGINT
+
+
+def measure(device: str, processes: int | None, shapes: int, progress: Progress) -> tuple[Measurements, dict[str, Any]]:
+    """(measurements, rates and dtype) of this machine.
+
+    processes: ranks of the collectives; None takes every device, at most 8. shapes: how many programs are timed.
+    Raises AutoshardError where torch, the device or enough of them are not there.
+    """
+    if find_spec("torch") is None:
+        raise AutoshardError("autoshard calibrate needs torch: pip install 'autoshard[torch]'")
+    with TemporaryDirectory(prefix="autoshard-calibrate-") as folder:
+        logs = Path(folder)
+        (present,) = _run("present", {"device": device}, 1, logs, progress)
+        devices = present["devices"]
+        if devices == 0:
+            raise AutoshardError(f"device={device} is not on this machine: {present['why']}")
+        ranks = min(devices, 8) if processes is None else processes
+        if ranks > devices:
+            raise AutoshardError(f"processes={ranks} is more than the {devices} {_units(device)} of this machine")
+        (one,) = _run("one_device", {"device": device, "shapes": shapes}, 1, logs, progress)
+        together = _run("collectives", {"device": device}, ranks, logs, progress)[0] if ranks > 1 else {}
+    found = {**one, **together, "device": device, "devices": devices}
+    found.setdefault("collectives", [])
+    return Measurements.from_dict(found), {"rates": one["rates"], "dtype": one["dtype"]}
+
+
+def _units(device: str) -> str:
+    return {"cpu": "cores", "cuda": "GPUs", "neuron": "NeuronCores"}[device]
+
+
+def _run(what: str, arguments: dict[str, Any], processes: int, logs: Path, progress: Progress) -> list[dict[str, Any]]:
+    def show(message: Message) -> None:
+        values = message.values
+        of = f"/{values['of']}" if values["of"] else ""
+        progress(f"{values['done']}{of} {values['what']}")
+
+    logs = logs / what
+    logs.mkdir()
+    worker = f"autoshard.calibration.worker:{what}"
+    outcome = run_processes(worker, arguments, processes, on_message=show, log_directory=logs)
+    reason = outcome.message.splitlines()[0] if outcome.message else "stopped"
+    if outcome.exit_code == INTERRUPTED:
+        progress(reason)
+        raise KeyboardInterrupt
+    if outcome.exit_code:
+        raise AutoshardError(f"the measurement ended: {reason}")
+    return [result for result in outcome.results if result is not None]
+
+
+def default_instance(device: str, name: str) -> str:
+    """The packaged hardware file of a device. Raises AutoshardError where only the user can know."""
+    if device == "cpu":
+        return "cpu"
+    known = (("GB200", "gb200-186gb"), ("B200", "b200-180gb"), ("H200", "h200-141gb"), ("H100", "h100-80gb"))
+    found = [file for part, file in (*known, ("A100", "a100-40gb" if "40GB" in name else "a100-80gb")) if part in name]
+    if device == "cuda" and found:
+        return found[0]
+    raise AutoshardError(f"instance is missing: which packaged hardware file has the datasheet numbers of {name}?")
+
+
+def overwrites(out: Path) -> None:
+    """Before minutes are spent on measuring: AutoshardError where the file could not be written."""
+    folder = out.parent
+    if out.is_dir():
+        raise AutoshardError(f"out={out} is a folder: name a file")
+    if not folder.is_dir():
+        raise AutoshardError(f"out={out}: {folder} does not exist")
+    if not os.access(out if out.exists() else folder, os.W_OK):
+        raise AutoshardError(f"out={out} cannot be written")

@@ -1,0 +1,89 @@
+"""Times of collectives: which collective of which group a row timed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from autoshard.calibration.results.rows import Row, Unscored, integer, number
+from autoshard.cost.collectives import GroupShape, collective_time_s
+from autoshard.errors import AutoshardError
+from autoshard.spec.cluster import Cluster, instances, load_cluster
+
+COLUMNS = ("op", "ranks", "nodes", "size_bytes", "time_us", "instance_stated")
+"""Without which no row can be used."""
+
+KINDS = {
+    "all_reduce": "all_reduce",
+    "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "sendrecv": "send_recv",
+}
+TRN1_GUESSED = {("all_reduce", 2), ("all_gather", 32)}
+"""Of rows that do not state their instance, those that are taken for trn1."""
+
+
+@dataclass(frozen=True)
+class CollectiveCase:
+    """group: rows of one kind over one number of ranks and nodes, which are left out together. framework: started by
+    torch.distributed, which takes a while of its own, rather than compiled."""
+
+    cluster: Cluster
+    kind: str
+    ranks: int
+    payload_bytes: float
+    time_s: float
+    framework: bool
+
+    @property
+    def group(self) -> tuple[str, int, str, int, int]:
+        return self.cluster.instance, self.cluster.lnc, self.kind, self.ranks, self.cluster.nodes
+
+    @property
+    def shape(self) -> GroupShape:
+        """Neighbouring ranks, as many on each node."""
+        nodes = self.cluster.nodes
+        each = self.ranks // nodes
+        return GroupShape(self.ranks, each, nodes, 1, each, each)
+
+    def predicted_s(self, cluster: Cluster) -> float:
+        return collective_time_s(self.kind, self.payload_bytes, self.shape, cluster)
+
+
+def collective_case(row: Row, hardware_file: Path | None = None) -> CollectiveCase:
+    """hardware_file: of the row's instance, in place of the packaged one.
+
+    Raises Unscored where the row does not say what was timed on what.
+    """
+    kind, ranks, time_us = KINDS.get(row["op"]), integer(row, "ranks"), number(row, "time_us")
+    if kind is None:
+        raise Unscored(f"op={row['op']!r} is none that a plan issues")
+    size = number(row, "size_bytes")
+    if time_us is None or size is None:
+        raise Unscored("no time or no size")
+    shards = "SHARD" in row.get("size_semantics", "")
+    try:
+        name = row["instance_stated"] if hardware_file else _instance(row, ranks)
+        cluster = load_cluster(name, integer(row, "nodes"), integer(row, "lnc", 0) or None, hardware_file)
+    except AutoshardError as error:
+        raise Unscored(str(error)) from error
+    return CollectiveCase(
+        cluster,
+        kind,
+        ranks,
+        size * ranks if shards else size,
+        time_us * 1e-6,
+        row.get("layer", "").startswith("torch.distributed"),
+    )
+
+
+def _instance(row: Row, ranks: int) -> str:
+    stated = row["instance_stated"]
+    if stated in instances():
+        return stated
+    if "trn2" in stated:
+        return "trn2.48xlarge"
+    if "trn1" in stated or (stated == "not stated" and (row["op"], ranks) in TRN1_GUESSED):
+        return "trn1.32xlarge"
+    raise Unscored("the instance is not stated")

@@ -1,0 +1,227 @@
+"""Results on GPUs: a row names the GPU and the software that ran on it. Knows no constants."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from autoshard.calibration.results.rows import Row, Unscored, integer, number
+from autoshard.errors import AutoshardError
+from autoshard.layout.strategy import Strategy, even_stage_layers
+from autoshard.schedules import usual_schedule
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.training import Precision, TrainingSpec, load_precision
+from autoshard.units import GIB
+
+COLUMNS = ("source_id", "gpu", "n_gpus", "model", "layers", "hidden", "heads", "ffn", "act", "vocab", "seq_len", "gbs")
+"""Without which no row can be used; what else is left out counts as 1 or none."""
+
+GATED = ("swiglu", "geglu", "silu", "reglu")
+"""Activations of a gated MLP: three matrices."""
+KERNELS = (
+    ("flash_attentionv1", "flash_attention_1"),
+    ("flash1", "flash_attention_1"),
+    ("no flash", "fused_softmax"),
+    ("unfused", "fused_softmax"),
+    ("cudnn", "cudnn"),
+    ("flash", "flash_attention_2"),
+    ("sdpa", "flash_attention_2"),
+    ("fused", "fused_softmax"),
+    ("torch", "torch"),
+    ("naive", "torch"),
+)
+"""What the row's attn_kernel holds -> the named kernel; the first that fits."""
+HALF_GRADIENTS = ("aa-scaling",)
+"""Stacks that sum gradients of microbatches in half precision (13 billion parameters on 80 GB, as published, leave no
+other way) and those of ranks in FP32, as AA-Scaling's published code does."""
+PLAIN_KERNELS = ("fused_softmax", "torch")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One measured row. family, link and network say which machine; stack and kernel which software.
+
+    network_bytes_per_s: of one node, all its adapters, one direction; None where the row does not say.
+    time_s, memory_bytes: as measured, None where they were not (nvidia-smi and torch print binary units whatever they
+    call them). fits: False for a run out of memory.
+    """
+
+    key: str
+    source: str
+    group: str
+    gpu: str
+    memory_gb: float | None
+    gpus_per_node: int
+    nodes: int
+    network_bytes_per_s: float | None
+    model: ModelSpec
+    training: TrainingSpec
+    strategy: Strategy
+    stack: str
+    kernel: str
+    zero: int
+    fp8: bool
+    fused_norm: bool
+    time_s: float | None
+    memory_bytes: float | None
+    fits: bool
+
+
+def gpu_case(row: Row) -> Case:
+    """Raises Unscored where something that the model needs is missing or is beyond what it describes."""
+    status = row.get("status") or "ok"
+    if status not in ("ok", "oom"):
+        raise Unscored(f"status {status!r} is neither ok nor oom")
+    time_s = number(row, "iter_time_s")
+    if status == "ok" and time_s is None and number(row, "mem_gb") is None:
+        raise Unscored("neither a step time nor memory was measured")
+    try:
+        model, strategy = gpu_model(row), gpu_strategy(row)
+        half = "float16" if "fp16" in row.get("precision", "").lower() else "bfloat16"
+        training = TrainingSpec(integer(row, "seq_len"), integer(row, "gbs"), precision(row, half), 1.0)
+    except AutoshardError as error:
+        raise Unscored(str(error)) from error
+    if model.is_moe and strategy.cp > 1:
+        training, strategy = _without_context_parallel(training, strategy)
+    world, per_node = integer(row, "n_gpus"), integer(row, "gpus_per_node", 8)
+    if world != strategy.world_size:
+        raise Unscored(f"n_gpus={world} is not tp x pp x dp x cp = {strategy.world_size}")
+    replicas = strategy.dp * strategy.microbatch_size
+    if training.global_batch_size < replicas:
+        raise Unscored(f"gbs={training.global_batch_size} is less than dp x mbs = {replicas}")
+    per_node = min(per_node, world)
+    if world % per_node:
+        raise Unscored(f"n_gpus={world} does not fill nodes of {per_node}")
+    memory_gb = number(row, "mem_gb")
+    return Case(
+        key=row.get("row_id") or "?",
+        source=row["source_id"],
+        group=row.get("group_id") or row["source_id"],
+        gpu=row["gpu"],
+        memory_gb=number(row, "gpu_mem_gb"),
+        gpus_per_node=per_node,
+        nodes=world // per_node,
+        network_bytes_per_s=network(row.get("inter_link", ""), per_node),
+        model=model,
+        training=training,
+        strategy=strategy,
+        stack=(row.get("framework") or "unknown").strip(),
+        kernel=kernel(row.get("attn_kernel", "")),
+        zero=integer(row, "zero", 0),
+        fp8="fp8" in row.get("precision", "").lower(),
+        fused_norm="fusedRMSNorm" in row.get("attn_kernel", ""),
+        time_s=time_s if status == "ok" else None,
+        memory_bytes=memory_gb * GIB if memory_gb and status == "ok" else None,
+        fits=status == "ok",
+    )
+
+
+def _without_context_parallel(training: TrainingSpec, strategy: Strategy) -> tuple[TrainingSpec, Strategy]:
+    """Mixtures of experts are routed on whole sequences here: each part of a sequence counts as one of its own. That
+    leaves out the attention between parts, a few percent of such models."""
+    cp = strategy.cp
+    shorter = replace(
+        training,
+        sequence_length=training.sequence_length // cp,
+        global_batch_size=training.global_batch_size * cp,
+    )
+    return shorter, replace(strategy, cp=1, dp=strategy.dp * cp, context_parallel="all_gather")
+
+
+def gpu_model(row: Row) -> ModelSpec:
+    """The shape as the row gives it. Norms, positions and biases follow from the activation's family."""
+    act, hidden, heads = row.get("act", "").lower(), integer(row, "hidden"), integer(row, "heads")
+    experts = integer(row, "moe_experts", 0)
+    gated = act in GATED
+    kind = "mixtral" if experts > 1 else "llama" if gated else "gpt2"
+    return ModelSpec(
+        name=row.get("model") or "unnamed",
+        model_type=kind,
+        hidden_size=hidden,
+        intermediate_size=integer(row, "moe_ffn", 0) or integer(row, "ffn") if experts > 1 else integer(row, "ffn"),
+        num_hidden_layers=integer(row, "layers"),
+        num_attention_heads=heads,
+        num_key_value_heads=integer(row, "kv_heads", heads),
+        head_dim=integer(row, "head_dim", hidden // heads),
+        vocab_size=integer(row, "vocab"),
+        max_position_embeddings=integer(row, "seq_len"),
+        hidden_act="gelu_new" if kind == "gpt2" else "silu",
+        norm_eps=1e-5,
+        rope_theta=None if kind == "gpt2" else 10000.0,
+        rope_scaling=None,
+        tie_word_embeddings=row.get("tied_emb", "").lower() == "yes",
+        sliding_window=None,
+        attention_bias=kind == "gpt2",
+        mlp_bias=kind == "gpt2",
+        num_local_experts=experts if experts > 1 else 0,
+        num_experts_per_tok=integer(row, "moe_topk", 1) if experts > 1 else 0,
+    )
+
+
+def gpu_strategy(row: Row) -> Strategy:
+    """The layout. Ring context parallelism where the sequence divides, as Megatron's and torch's."""
+    layers, pp, vpp = integer(row, "layers"), integer(row, "pp", 1), integer(row, "vpp", 1)
+    dp, cp, ep = integer(row, "dp", 1), integer(row, "cp", 1), integer(row, "ep", 1)
+    if ep > dp and (dp * cp) % ep == 0:
+        ep = dp  # experts are spread over context-parallel ranks too; their work on a rank is the same
+    if pp == 1:
+        vpp = 1
+    stages = pp * vpp
+    cut = even_stage_layers(layers, stages)
+    if "embedding counted as layer" in row.get("notes", "") and (layers + 2) % stages == 0 and stages > 1:
+        each = (layers + 2) // stages
+        cut = (each - 1, *(each,) * (stages - 2), each - 1)
+    return Strategy(
+        tp=integer(row, "tp", 1),
+        pp=pp,
+        dp=dp,
+        cp=cp,
+        ep=ep,
+        num_virtual_stages=vpp,
+        microbatch_size=integer(row, "mbs", 1),
+        schedule=usual_schedule(vpp),
+        recompute=(recompute(row.get("recompute", "")),),
+        sequence_parallel=integer(row, "sp", 0) == 1 and integer(row, "tp", 1) > 1,
+        zero=int(integer(row, "zero", 0) > 0),
+        attention_kernel="plain" if kernel(row.get("attn_kernel", "")) in PLAIN_KERNELS else "flash",
+        stage_layers=cut,
+        context_parallel="zigzag_ring" if cp > 1 and integer(row, "seq_len") % (2 * cp) == 0 else "all_gather",
+    )
+
+
+def recompute(text: str) -> str:
+    lowered = text.lower()
+    if lowered.startswith("full"):
+        return "full"
+    return "core_attention" if lowered.startswith("selective") else "none"
+
+
+def kernel(text: str) -> str:
+    lowered = text.lower()
+    return next((name for part, name in KERNELS if part in lowered), "flash_attention_2")
+
+
+def precision(row: Row, half: str) -> Precision:
+    """Half-precision parameters with FP32 master weights and moments; gradients by what the row says."""
+    text = row.get("precision", "").lower()
+    if text == "fp32":
+        return load_precision("fp32")
+    as_they_come = text == "bf16" and integer(row, "zero", 0) >= 2  # FSDP
+    single = "float32" if half == "bfloat16" and not as_they_come else half
+    summed = half if row.get("framework", "").lower().startswith(HALF_GRADIENTS) else single
+    return Precision(f"measured {half} {summed} {single}", half, half, "float32", "float32", summed, single)
+
+
+def network(text: str, gpus_per_node: int) -> float | None:
+    """Bytes per second that a node sends: 'Nx200Gb/s', '400Gb/s per GPU', '1600Gb/s per node', '3.2Tb/s per node'.
+
+    InfiniBand HDR of no number of links is that of DGX A100: an adapter a GPU.
+    """
+    found = re.search(
+        r"(?:(\d+)\s*x\s*)?[A-Za-z ]*?(\d+(?:\.\d+)?)\s*([GT])b/s(\s*(?:(?:RDMA )?per GPU|HDR IB))?", text
+    )
+    if not found:
+        return None
+    count, value, unit, each = found.groups()
+    rate = float(value) * (1e9 if unit == "G" else 1e12) / 8
+    return rate * (int(count) if count else gpus_per_node if each else 1)

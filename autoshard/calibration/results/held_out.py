@@ -1,0 +1,110 @@
+"""Fits everything to results on GPUs and predicts every group of them without it, and every source as a new stack."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autoshard.calibration.results.constants import FAMILY
+from autoshard.calibration.results.gpu_rows import Case
+from autoshard.calibration.results.machine import hardware
+from autoshard.calibration.results.regimes import HeldOut
+from autoshard.calibration.results.stack_fit import (
+    Linearised,
+    Values,
+    capacity,
+    estimates,
+    fit,
+    fitted_cases,
+    left_out,
+    predictions,
+)
+
+
+@dataclass(frozen=True)
+class StackFit:
+    """values: fitted to all. by_group: what is fitted without one group. counts: points and mean error by what was
+    fitted. timed: the results that families are fitted to; errors, left_out_errors: |predicted / measured - 1| of each,
+    with all constants and without its group. held_out: of all cases, each predicted without its group."""
+
+    cases: list[Case]
+    values: Values
+    by_group: dict[str, Values]
+    counts: dict[str, tuple[int, float]]
+    timed: list[Case]
+    errors: np.ndarray
+    left_out_errors: np.ndarray
+    held_out: HeldOut
+
+
+def fit_stacks(cases: list[Case]) -> StackFit:
+    """Step times by device family and stack together, then memory by source."""
+    by_group: dict[str, Values] = {}
+    counts: dict[str, tuple[int, float]] = {}
+
+    def record(line: Linearised, of: str) -> None:
+        error = np.abs(np.exp(line.residual[~line.only_fits]) - 1)
+        counts[of] = (len(line.cases), float(error.mean()) if len(error) else 0.0)
+        for group, own in left_out(line).items():
+            by_group.setdefault(group, {}).update({key: own[key] for key in line.keys})
+
+    timed, measured = fitted_cases(cases, memory=False), fitted_cases(cases, memory=True)
+    values, line = fit(timed)
+    errors = np.abs(np.exp(line.residual) - 1)
+    record(line, "step times")
+    for family in sorted({hardware(case)[1] for case in timed}):
+        rows = [index for index, case in enumerate(timed) if hardware(case)[1] == family]
+        counts[family] = (len(rows), float(errors[rows].mean()))
+    for source in sorted({case.source for case in measured}):
+        own, line = fit([case for case in measured if case.source == source], memory=True)
+        values.update(own)
+        record(line, f"memory of {source}")
+    known = held_out(cases, values, by_group)
+    of_case = {id(case): residual for case, residual in zip(cases, known.residuals, strict=True)}
+    left_out_errors = np.abs(np.exp([-of_case[id(case)] for case in timed]) - 1)
+    return StackFit(cases, values, by_group, counts, timed, errors, left_out_errors, known)
+
+
+def held_out(cases: Sequence[Case], values: Values, by_group: Mapping[str, Values]) -> HeldOut:
+    """Each group predicted without it."""
+    residuals = [float("nan")] * len(cases)
+    memory: list[float | None] = [None] * len(cases)
+    for group in sorted({case.group for case in cases}):
+        rows = [i for i, case in enumerate(cases) if case.group == group]
+        own = {**values, **by_group.get(group, {})}
+        for i, one in zip(rows, estimates([cases[i] for i in rows], own), strict=True):
+            if time_s := cases[i].time_s:
+                residuals[i] = float(np.log(time_s / one.step_time_s))
+            share = float(one.fullest.total_bytes / one.memory_capacity_bytes)
+            if bytes_ := cases[i].memory_bytes:
+                memory[i] = float(np.log(bytes_ / capacity(cases[i]) / share))
+    return HeldOut(residuals, memory)
+
+
+def unseen_stacks(cases: Sequence[Case], values: Values) -> dict[str, Values]:
+    """By source, constants of its families fitted without it, from the fit of all on; every stack's are at their
+    priors."""
+    timed, found = fitted_cases(cases, memory=False), {}
+    for source in sorted({case.source for case in timed}):
+        families = {hardware(case)[1] for case in timed if case.source == source}
+        others = [case for case in timed if case.source != source and hardware(case)[1] in families]
+        found[source] = _without_stacks(fit(others, values, rounds=3)[0]) if others else {}
+    return found
+
+
+def unseen_residuals(cases: Sequence[Case], unseen: Mapping[str, Values]) -> HeldOut:
+    """As held_out, but as if nothing of a row's source had been measured."""
+    residuals = [float("nan")] * len(cases)
+    memory: list[float | None] = [None] * len(cases)
+    fitted = set(fitted_cases(cases, memory=False))
+    for source, own in unseen.items():
+        rows = [i for i, case in enumerate(cases) if case.source == source and case in fitted]
+        for i, seconds in zip(rows, predictions([cases[i] for i in rows], own), strict=True):
+            residuals[i] = float(np.log((cases[i].time_s or 0) / seconds))
+    return HeldOut(residuals, memory)
+
+
+def _without_stacks(values: Values) -> Values:
+    return {key: value for key, value in values.items() if key[1] in FAMILY}

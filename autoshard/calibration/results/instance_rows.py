@@ -1,0 +1,135 @@
+"""Results on named instance types, of one compiled graph a pass as autoshard runs it: what the cost model is asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from autoshard.calibration.results.rows import Row, Unscored, integer, number
+from autoshard.errors import AutoshardError
+from autoshard.layout.strategy import Strategy, even_stage_layers
+from autoshard.schedules import usual_schedule
+from autoshard.spec.cluster import Cluster, load_cluster
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.training import PRECISIONS, Precision, TrainingSpec, load_precision
+
+COLUMNS = (
+    *("instance", "nodes", "model", "layers", "hidden", "heads", "ffn", "vocab", "seq_len", "global_batch"),
+    *("precision", "tp", "pp", "dp", "micro_batch", "sp", "zero1", "recompute", "flash_attn"),
+)
+"""Without which no row can be used, beside step_time_s or seq_per_s."""
+
+
+@dataclass(frozen=True)
+class InstanceCase:
+    """One row. group: all rows of one model and tp, which were published of one layout by several releases."""
+
+    key: str
+    group: str
+    model: ModelSpec
+    training: TrainingSpec
+    cluster: Cluster
+    strategy: Strategy
+    time_s: float
+
+
+def instance_case(row: Row, hardware_file: Path | None = None) -> InstanceCase:
+    """hardware_file: of the row's instance, in place of the packaged one.
+
+    Raises Unscored where something that the model needs is missing.
+    """
+    time_s = number(row, "step_time_s")
+    if time_s is None:
+        rate, batch = number(row, "seq_per_s"), number(row, "global_batch")
+        if rate is None or batch is None:
+            raise Unscored("neither step_time_s nor seq_per_s was measured")
+        time_s = batch / rate
+    try:
+        training = TrainingSpec(integer(row, "seq_len"), integer(row, "global_batch"), row_precision(row))
+        lnc = integer(row, "lnc", 0) or None
+        cluster = load_cluster(row["instance"].split("/")[0], integer(row, "nodes"), lnc, hardware_file)
+        model, strategy = row_model(row), row_strategy(row)
+    except AutoshardError as error:
+        raise Unscored(str(error)) from error
+    if strategy.world_size != cluster.world_size:
+        raise Unscored(f"tp x pp x dp x cp = {strategy.world_size} is not the cluster's {cluster.world_size}")
+    return InstanceCase(
+        row.get("id") or row.get("line", "?"),
+        f"{row['model']} tp{strategy.tp}",
+        model,
+        training,
+        cluster,
+        strategy,
+        time_s,
+    )
+
+
+def row_precision(row: Row) -> Precision:
+    """By name, or as AWS's tables write it."""
+    text = row.get("precision", "")
+    if text in PRECISIONS:
+        return load_precision(text)
+    return load_precision("mixed_precision" if "FP32Optimizer" in text else "bf16_sr")
+
+
+def row_model(row: Row) -> ModelSpec:
+    """The shape as the row gives it. What it leaves open (norms, positions, biases) follows from the family."""
+    gpt = row["model"].startswith("GPT")
+    heads, hidden = integer(row, "heads"), integer(row, "hidden")
+    return ModelSpec(
+        name=row["model"],
+        model_type="gpt2" if gpt else "llama",
+        hidden_size=hidden,
+        intermediate_size=integer(row, "ffn"),
+        num_hidden_layers=integer(row, "layers"),
+        num_attention_heads=heads,
+        num_key_value_heads=integer(row, "kv_heads", heads),
+        head_dim=hidden // heads,
+        vocab_size=integer(row, "vocab"),
+        max_position_embeddings=integer(row, "seq_len"),
+        hidden_act="gelu_new" if gpt else "silu",
+        norm_eps=1e-5,
+        rope_theta=None if gpt else 10000.0,
+        rope_scaling=None,
+        tie_word_embeddings=False,
+        sliding_window=None,
+        attention_bias=gpt,
+        mlp_bias=gpt,
+    )
+
+
+def row_strategy(row: Row) -> Strategy:
+    """The layout; stages as even as can be."""
+    vpp, pp = integer(row, "vpp", 1), integer(row, "pp", 1)
+    return Strategy(
+        tp=integer(row, "tp", 1),
+        pp=pp,
+        dp=integer(row, "dp", 1),
+        cp=integer(row, "cp", 1),
+        ep=integer(row, "ep", 1),
+        num_virtual_stages=vpp,
+        microbatch_size=integer(row, "micro_batch", 1),
+        schedule=usual_schedule(vpp),
+        recompute=(_recompute(row.get("recompute", "")),),
+        sequence_parallel=_yes(row, "sp"),
+        zero=int(_yes(row, "zero1")),
+        attention_kernel="flash" if _yes(row, "flash_attn") else "plain",
+        stage_layers=even_stage_layers(integer(row, "layers"), pp * vpp),
+    )
+
+
+def _yes(row: Row, name: str) -> bool:
+    return row.get(name, "").lower().startswith(("yes", "true", "1"))
+
+
+def _recompute(text: str) -> str:
+    lowered = text.lower()
+    if "full" in lowered:
+        return "full"
+    if "mlp" in lowered:
+        return "core_attention+mlp"
+    if "selective" in lowered or lowered == "core_attention":
+        return "core_attention"
+    if lowered in ("", "no", "none"):
+        return "none"
+    raise Unscored(f"recompute={text!r} is none of none, core_attention, core_attention+mlp and full")

@@ -1,0 +1,176 @@
+"""Constants and datasheets -> the Cluster and the Software that a measured row ran on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from autoshard.calibration.results.constants import (
+    COPIES_SHARES,
+    FUSED_ACCUMULATION,
+    OVERLAPS_WITHOUT_ZERO,
+    STALLS,
+    stack_of,
+)
+from autoshard.calibration.results.gpu_rows import Case
+from autoshard.calibration.results.rows import Unscored
+from autoshard.cost.stacks import Software
+from autoshard.files.json_file import read_json
+from autoshard.spec.cluster import Cluster, Link, load_cluster
+from autoshard.spec.hardware_file import FOLDER, Section
+
+Constants = Mapping[str, Any]
+
+GPUS = (
+    ("a100", 40, "a100-40gb"),
+    ("a100", 80, "a100-80gb"),
+    ("h100", 80, "h100-80gb"),
+    ("h200", 141, "h200-141gb"),
+    ("gb200", 186, "gb200-186gb"),
+    ("b200", 180, "b200-180gb"),
+)
+"""What the row's gpu holds, GB, hardware file: of those that fit, the one with the nearest memory."""
+FAMILIES = {"a100": "a100", "h100": "h100", "h200": "h100", "b200": "h100", "gb200": "h100"}
+"""Hardware file -> whose fitted constants it takes. No result of a B200 or GB200 was fitted."""
+
+
+def hardware(case: Case) -> tuple[str, str]:
+    """(hardware file, family). Raises Unscored for a device without a file."""
+    text = case.gpu.lower()
+    known = [entry for entry in GPUS if entry[0] in text and not (entry[0] == "b200" and "gb200" in text)]
+    if not known:
+        raise Unscored(f"gpu={case.gpu!r} has no hardware file; known: {', '.join(name for _, _, name in GPUS)}")
+    wanted = case.memory_gb or known[-1][1]
+    name = min(known, key=lambda entry: abs(entry[1] - wanted))
+    return name[2], FAMILIES[name[0]]
+
+
+def built(cls: type, like: Any, **changes: Any) -> Any:
+    """A copy with other values, unchecked: they may be numbers that carry their derivatives."""
+    copy: Any = object.__new__(cls)
+    for name in cls.__dataclass_fields__:  # type: ignore[attr-defined]
+        object.__setattr__(copy, name, changes.get(name, getattr(like, name)))
+    return copy
+
+
+def machine(case: Case, family: Constants, stack: Constants) -> tuple[Cluster, Software]:
+    """family, stack: constants by name, see constants.py."""
+    name, _ = hardware(case)
+    return _cluster(case, family, load_cluster(name, case.nodes)), _software(case, family, stack)
+
+
+def _cluster(case: Case, family: Constants, sheet: Cluster) -> Cluster:
+    device = built(
+        type(sheet.device),
+        sheet.device,
+        matmul_efficiency=family["matmul_efficiency"],
+        matmul_k0=family["matmul_k0"],
+        memory_efficiency=family["memory_efficiency"],
+        operator_overhead_s=0.0,
+        pass_launch_s=family["pass_launch_s"],
+        memory_bytes=memory_bytes(case, sheet),
+    )
+    file, _ = hardware(case)
+    adapters_bytes_per_s = sheet.adapters_per_node * _sheet_number(file, "adapter_bandwidth_bytes_per_s")
+    node_bytes_per_s = case.network_bytes_per_s or adapters_bytes_per_s
+    adapters = min(case.gpus_per_node, sheet.adapters_per_node)
+    link, near = sheet.intra_node[-1][1], sheet.intra_domain
+    hop_s = family["hop_latency_s"]
+    link_bytes_per_s = _sheet_number(file, "chip_link_bandwidth_bytes_per_s") * family["link_efficiency"]
+    cluster: Cluster = built(
+        Cluster,
+        sheet,
+        devices_per_node=case.gpus_per_node,
+        nodes_per_domain=max(1, sheet.nodes_per_domain * sheet.devices_per_node // case.gpus_per_node),
+        device=device,
+        intra_node=(
+            (
+                case.gpus_per_node,
+                built(Link, link, bandwidth_bytes_per_s=link_bytes_per_s, latency_s=hop_s),
+            ),
+        ),
+        intra_domain=near and built(Link, near, latency_s=hop_s),
+        adapters_per_node=adapters,
+        inter_node=built(
+            Link,
+            sheet.inter_node,
+            bandwidth_bytes_per_s=node_bytes_per_s * family["network_efficiency"] / adapters,
+            latency_s=family["network_hop_latency_s"],
+        ),
+        collective_launch_s=family["collective_launch_s"],
+        all_to_all_efficiency=family["all_to_all_efficiency"],
+    )
+    return cluster
+
+
+def _software(case: Case, family: Constants, stack: Constants) -> Software:
+    kernels = case.strategy.attention_kernel == "plain"
+    passes = family["plain_attention_passes"] * (family["torch_attention"] if case.kernel == "torch" else 1.0)
+    return Software(
+        name=case.stack,
+        compute_slowdown=stack["compute_slowdown"],
+        link_slowdown=stack["link_slowdown"],
+        cpu_s_per_operator=family["cpu_s_per_operator"],
+        replay_slowdown=family["replay_slowdown"],
+        attention_efficiency=None if kernels else family[f"{case.kernel}"],
+        wave_elements=family["wave_elements"],
+        tensor_overlap=family["tensor_overlap"],
+        plain_attention_passes=(passes, 2 * passes),
+        misaligned_slowdown=family["misaligned_slowdown"],
+        norm_passes=family["norm_passes"] if loose_norms(case) else 1.0,
+        loss_passes=family["loss_passes"],
+        whole_logits=case.stack.startswith("AA-Scaling"),
+        replays_head=case.stack.startswith("AA-Scaling"),
+        stall_s=family["stall_s"] if stalls(case) else 0.0,
+        copy_launch_s=family["copy_launch_s"] if stack_of(case.stack)[0] in COPIES_SHARES else 0.0,
+        transfer_share=family["transfer_share"],
+        matmul_speedup=family["fp8_speedup"] if case.fp8 else 1.0,
+        cast_passes=family["fp8_cast_passes"] if case.fp8 else 0.0,
+        overlap=_overlap(case, family),
+        contention=family["contention"],
+        accumulation_share=0.0 if stack_of(case.stack)[0] in FUSED_ACCUMULATION else 1.0,
+        activation_scale=stack["activation_scale"],
+        norm_copies=family["norm_copies"] if loose_norms(case) else 0.0,
+        score_copies=family["score_copies"],
+        logits_bytes=stack["logits_bytes"],
+        working_scale=family["working_scale"],
+        reserved_bytes=stack["reserved_bytes"],
+        keeps_loss=True,
+        hands_over_gradients=case.zero < 2,
+        sharded_parameters=case.zero >= 3,
+        sharded_gradients=case.zero >= 2,
+        step_overhead_s=family["step_overhead_s"],
+    )
+
+
+def stalls(case: Case) -> bool:
+    """Whether collectives inside a microbatch do: see STALLS."""
+    return stack_of(case.stack)[0] in STALLS and (case.nodes >= 64 or (case.strategy.pp > 1 and case.nodes > 1))
+
+
+def _overlap(case: Case, family: Constants) -> Any:
+    """Software.overlap."""
+    stack, overlaps = stack_of(case.stack)
+    if not overlaps or (case.zero and stack in OVERLAPS_WITHOUT_ZERO):
+        return 0.0
+    return family["sharded_overlap" if case.zero >= 2 else "overlap"]
+
+
+def loose_norms(case: Case) -> bool:
+    """RMS norms are single kernels only where the row says so, or the stack compiles or brings them."""
+    return case.model.model_type != "gpt2" and case.stack.startswith("AA-Scaling") and not case.fused_norm
+
+
+def memory_bytes(case: Case, sheet: Cluster) -> float:
+    """The datasheet's, or what the row says where that is another amount (95 GB boards of an 80 GB device)."""
+    whole = sheet.device.memory_bytes
+    if case.memory_gb and abs(case.memory_gb * 1e9 / whole - 1) > 0.1:
+        return case.memory_gb * 1e9
+    return whole
+
+
+@lru_cache
+def _sheet_number(file: str, name: str) -> float:
+    """A hardware file's own, before what is fitted is applied to it."""
+    return Section(read_json(FOLDER / f"{file}.json", "hardware file", 10**6), file).number(name)

@@ -1,0 +1,63 @@
+"""A hardware file of one's own: what a packaged one says, with its constants fitted to results of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from autoshard.calibration.results.collective_fit import own_priors
+from autoshard.calibration.results.constants import STACKS
+from autoshard.calibration.results.fit_file import add_collectives, add_results, hardware_content
+from autoshard.calibration.results.gpu_files import FILES, set_family
+from autoshard.calibration.results.held_out import fit_stacks
+from autoshard.calibration.results.instance_fit import OWN_NOISE, own_constants
+from autoshard.calibration.results.pages import evidence_line
+from autoshard.calibration.results.stack_fit import fitted_cases
+from autoshard.calibration.results.usable import Results, read_results
+from autoshard.errors import AutoshardError
+from autoshard.spec.hardware_file import find
+
+KNOWN = ", ".join(dict.fromkeys(name for _, name, _ in STACKS))
+
+
+def fit_own(
+    results: Sequence[Path], collectives: Path | None, instance: str | None, hardware_file: Path | None
+) -> tuple[dict[str, Any], list[str]]:
+    """(content of the hardware file, what was found). instance: None where all rows name the same one.
+
+    Raises AutoshardError as read_results, and where nobody says which instance it is.
+    """
+    base = None if hardware_file is None and instance is None else find(instance, hardware_file)
+    if base is None:
+        instance = _only_instance(read_results(results, collectives))
+        base = find(instance, None)
+    content = hardware_content(base)
+    name = str(content["instance"])
+    found = read_results(results, collectives, name, hardware_file)
+    about, page = str(content["calibration"]["about"]), found.notes()
+    if found.collectives is not None:
+        _, lines = add_collectives(content, found.collectives, own_priors(content))
+        page += lines
+    if found.instances is not None:
+        constants, read_with = own_constants(content), hardware_content(base)
+        _, lines = add_results([content], found.instances, constants, read_with, OWN_NOISE)
+        page += lines
+    if found.gpus is not None:
+        if not fitted_cases(found.gpus.cases, memory=False):
+            raise AutoshardError(f"{found.gpus.path}: no row has iter_time_s and a framework that is known: {KNOWN}")
+        fit = fit_stacks(found.gpus.cases)
+        page.append(evidence_line(name, set_family(content, FILES[name], fit, found.gpus)))
+    files = " and ".join(dict.fromkeys(path.name for path in (*results, *([collectives] if collectives else []))))
+    content["calibration"]["about"] = f"Fitted to {files}, see fits; what that leaves alone: {about}"
+    return content, page
+
+
+def _only_instance(found: Results) -> str:
+    from autoshard.calibration.results.machine import hardware
+
+    names = {case.cluster.instance for one in (found.instances, found.collectives) if one for case in one.cases}
+    names |= {hardware(case)[0] for case in found.gpus.cases} if found.gpus else set()
+    if len(names) > 1:
+        raise AutoshardError(f"instance is missing: the rows are of {' and '.join(sorted(names))}; one file is of one")
+    return names.pop()

@@ -1,0 +1,146 @@
+"""The hardware files that come with autoshard and the intervals of its estimates, fitted to published results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from autoshard.calibration.calibration import today
+from autoshard.calibration.results import collective_fit, instance_fit
+from autoshard.calibration.results.collective_rows import CollectiveCase
+from autoshard.calibration.results.details import fitted_constants, left_out_constants
+from autoshard.calibration.results.fit_file import Content, add_collectives, add_results, hardware_content
+from autoshard.calibration.results.gpu_files import FILES, set_family
+from autoshard.calibration.results.gpu_rows import Case
+from autoshard.calibration.results.held_out import fit_stacks, unseen_residuals, unseen_stacks
+from autoshard.calibration.results.instance_rows import InstanceCase
+from autoshard.calibration.results.intervals import of_differences, of_instance, of_unseen, regime_intervals
+from autoshard.calibration.results.pages import evidence_line
+from autoshard.calibration.results.regimes import interval
+from autoshard.calibration.results.usable import AnyCase, Usable, read_results
+from autoshard.cost.estimate import estimate
+from autoshard.cost.interval import FILE as INTERVALS
+from autoshard.cost.interval import UNMEASURED
+from autoshard.errors import AutoshardError
+from autoshard.spec.hardware_file import FOLDER
+
+ALIKE = {"trn1.32xlarge": ("trn1.32xlarge", "trn1n.32xlarge")}
+"""Instance type -> files whose chips and links are the same, where there is more than one."""
+INTERVALS_FILE, CONSTANTS_FILE, LEFT_OUT_FILE = "intervals.json", "fitted.json", "left_out.json"
+
+
+class Published:
+    """hardware: by instance type, fitted anew. intervals: of estimates. details: by file name, the constants
+    of stacks. page: lines to print."""
+
+    def __init__(self) -> None:
+        self.hardware: dict[str, Content] = {}
+        self.intervals: Content = json.loads(INTERVALS.read_text(encoding="utf-8"))
+        self.details: dict[str, Content] = {}
+        self.page: list[str] = []
+
+    def content(self, name: str) -> Content:
+        if name not in self.hardware:
+            self.hardware[name] = hardware_content(FOLDER / f"{name}.json")
+        return self.hardware[name]
+
+
+def fit_published(results: Sequence[Path], collectives: Path | None, progress: Callable[[str], None]) -> Published:
+    """Everything that the files say something of, from priors that are not fits.
+
+    Raises AutoshardError as read_results.
+    """
+    found, out = read_results(results, collectives), Published()
+    out.page = found.notes()
+    if found.collectives is not None:
+        progress(_about(found.collectives))
+        _fit_collectives(found.collectives, out)
+    if found.gpus is not None:
+        progress(_about(found.gpus))
+        _fit_gpus(found.gpus, out)
+    if found.instances is not None:
+        progress(_about(found.instances))
+        _fit_instances(found.instances, out)
+    return out
+
+
+def _about(found: Usable[AnyCase]) -> str:
+    return f"fitting to {len(found.cases)} rows of {found.path.name}"
+
+
+def left_out_of_published(cases: Sequence[InstanceCase]) -> list[float]:
+    """Seconds of each case with the packaged constants, fitted to all groups of its instance type but its own."""
+    found: dict[int, float] = {}
+    for name, constants in instance_fit.PUBLISHED.items():
+        rows = [i for i, case in enumerate(cases) if case.cluster.instance in ALIKE.get(name, (name,))]
+        if rows:
+            content = hardware_content(FOLDER / f"{name}.json")
+            problem = instance_fit.Problem([cases[i] for i in rows], constants, content)
+            at = np.log(list(problem.now.values()))
+            found |= dict(zip(rows, instance_fit.left_out_predictions(problem, at), strict=True))
+    return [
+        found[i] if i in found else estimate(case.model, case.training, case.cluster, case.strategy).step_time_s
+        for i, case in enumerate(cases)
+    ]
+
+
+def _fit_collectives(found: Usable[CollectiveCase], out: Published) -> None:
+    for name in dict.fromkeys(case.cluster.instance for case in found.cases):
+        cases = [case for case in found.cases if case.cluster.instance == name]
+        if name not in collective_fit.PUBLISHED:
+            out.page.append(f"{name}: {len(cases)} times of collectives are not fitted to")
+            continue
+        _, lines = add_collectives(
+            out.content(name), replace(found, cases=cases, unused=[]), collective_fit.PUBLISHED[name]
+        )
+        out.page += lines
+
+
+def _fit_instances(found: Usable[InstanceCase], out: Published) -> None:
+    for name in dict.fromkeys(case.cluster.instance for case in found.cases):
+        if name not in instance_fit.PUBLISHED:
+            raise AutoshardError(
+                f"{found.path}: no priors are stated for {name}; with -o my.json its hardware file's own are taken"
+            )
+        cases = [case for case in found.cases if case.cluster.instance == name]
+        contents = [out.content(one) for one in ALIKE.get(name, (name,))]
+        read_with = hardware_content(FOLDER / f"{name}.json")
+        fit, lines = add_results(
+            contents, replace(found, cases=cases, unused=[]), instance_fit.PUBLISHED[name], read_with
+        )
+        out.page += lines
+        if fit.left_out_s is not None:
+            regimes = out.intervals["regimes"]
+            spread = regimes[UNMEASURED]["memory_spread"]
+            own = of_instance(cases, fit.left_out_s)
+            regimes[name.partition(".")[0]] = {**own, "memory_spread": spread, "from": _origin(found)}
+
+
+def _fit_gpus(found: Usable[Case], out: Published) -> None:
+    cases = found.cases
+    fit = fit_stacks(cases)
+    unseen = unseen_stacks(cases, fit.values)
+    apart = unseen_residuals(cases, unseen)
+    unmeasured = interval([case.source for case in cases], apart.residuals, apart.memory)
+    by_regime, without = regime_intervals(cases, fit.held_out, unmeasured)
+    for name, family in FILES.items():
+        if family in fit.counts:
+            of = set_family(out.content(name), family, fit, found)
+            out.page.append(evidence_line(name, of))
+    origin = _origin(found)
+    spread = unmeasured.memory_spread
+    out.intervals["regimes"][UNMEASURED] = {**of_unseen(cases, unmeasured), "memory_spread": spread, "from": origin}
+    out.intervals["differences"] = {**of_differences(cases, fit.held_out), "from": origin}
+    out.details = {
+        CONSTANTS_FILE: {"from": origin, **fitted_constants(fit, by_regime)},
+        LEFT_OUT_FILE: {"from": origin, **left_out_constants(fit, unseen, without)},
+    }
+
+
+def _origin(found: Usable[Any]) -> dict[str, Any]:
+    return {"data": found.path.name, "sha256": found.sha256, "date": today()}

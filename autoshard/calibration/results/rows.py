@@ -1,0 +1,65 @@
+"""A CSV file of results: its rows, and the numbers in them."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from pathlib import Path
+
+from autoshard.errors import AutoshardError
+from autoshard.files.text_file import printable, read_text
+
+Row = Mapping[str, str]
+MAX_FILE_BYTES = 50_000_000
+
+
+class Unscored(Exception):
+    """A row that the model cannot be asked about; the text says why."""
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Every row by the names of the first line.
+
+    Raises AutoshardError for a file that is not there, cannot be read, is too large or no text.
+    """
+    text = read_text(path, printable(path), MAX_FILE_BYTES, "CSV")
+    try:
+        return [_named(row) for row in csv.DictReader(io.StringIO(text, newline=""))]
+    except csv.Error as error:
+        raise AutoshardError(f"{path} cannot be read: {error}") from None
+
+
+def _named(row: dict[str, str]) -> Row:
+    """A short row's last cells are empty; cells beyond the last column do not count."""
+    return {name: value or "" for name, value in row.items() if name}
+
+
+def check_columns(path: Path, rows: Sequence[Row], columns: Sequence[str]) -> None:
+    """Raises AutoshardError for the columns that are missing."""
+    if missing := [name for name in columns if name not in rows[0]]:
+        of = "column" if len(missing) == 1 else "columns"
+        raise AutoshardError(f"{path} lacks the {of} {', '.join(missing)}")
+
+
+def number(row: Row, name: str) -> float | None:
+    """A finite number above 0, or None."""
+    try:
+        value = float(row.get(name) or "nan")
+    except ValueError:
+        return None
+    return value if isfinite(value) and value > 0 else None
+
+
+def integer(row: Row, name: str, default: int | None = None) -> int:
+    text = (row.get(name) or "").strip()
+    if not text and default is not None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        raise Unscored(f"{name}={text!r} is not a number") from None
+    if not isfinite(value) or value != int(value):
+        raise Unscored(f"{name}={text!r} is not a whole number")
+    return int(value)

@@ -1,0 +1,181 @@
+"""Fits the constants of device families and software stacks to results on GPUs, by derivatives of the cost model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from autoshard.calibration.least_squares import Prior, by_size, stepped
+from autoshard.calibration.results.constants import FAMILY, FIXED, MEMORY, STACK, Constant, stack_of
+from autoshard.calibration.results.derivatives import Dual, variables
+from autoshard.calibration.results.gpu_rows import Case
+from autoshard.calibration.results.machine import hardware, machine, memory_bytes, stalls
+from autoshard.calibration.results.regimes import fitted_layout
+from autoshard.cost import collectives, stage
+from autoshard.cost.estimate import Estimate, estimate
+from autoshard.spec.cluster import load_cluster
+
+Values = dict[tuple[str, str], float]
+MARGIN = 0.005
+"""Of the logarithm: a run that fits should be predicted so far below the memory, and one that does not above."""
+NOISE = 0.04
+"""Spread of the logarithm of a measured time: repeats of BigScience and others differ by 2 to 9 %."""
+
+
+OUTLIER = 0.15
+"""Of the logarithm of time: what is missed by so much counts half of what its size would make it count, and by more
+ever less: published tables hold runs that were several times slower than their own repeats."""
+
+
+def keys_of(case: Case, memory: bool) -> list[tuple[str, str]]:
+    family, stack = hardware(case)[1], stack_of(case.stack)[0]
+    if memory:
+        return [(stack, name) for name in MEMORY] if stack else []
+    return [(family, name) for name in FAMILY] + ([(stack, name) for name in STACK] if stack else [])
+
+
+def constant(key: tuple[str, str]) -> Constant:
+    return {**FAMILY, **STACK, **MEMORY}[key[1]]
+
+
+def predictions(
+    cases: Sequence[Case], values: Values, gradient_keys: Sequence[tuple[str, str]] = (), memory: bool = False
+) -> list[Any]:
+    """Seconds of each case, or the share of its device's memory that it fills."""
+    if memory:
+        return [one.fullest.total_bytes / one.memory_capacity_bytes for one in estimates(cases, values, gradient_keys)]
+    return [one.step_time_s for one in estimates(cases, values, gradient_keys)]
+
+
+def estimates(cases: Sequence[Case], values: Values, gradient_keys: Sequence[tuple[str, str]] = ()) -> list[Estimate]:
+    """Of each case; its numbers are Duals by the logarithms of gradient_keys where there are any."""
+    logs = np.array([np.log(values.get(key, constant(key).prior)) for key in gradient_keys])
+    known: dict[tuple[str, str], Any] = {
+        key: Dual(float(np.exp(log)), dual.g * float(np.exp(log)))
+        for key, log, dual in zip(gradient_keys, logs, variables(logs), strict=True)
+    }
+
+    def constants(owner: str | None, table: dict[str, Constant]) -> dict[str, Any]:
+        keys = {name: (owner or "", name) for name in table}
+        return {name: known.get(key, values.get(key, table[name].prior)) for name, key in keys.items()}
+
+    if gradient_keys:
+        forget()
+    machines: dict[Any, Any] = {}
+    found = []
+    for case in cases:
+        file, family = hardware(case)
+        stack = stack_of(case.stack)[0]
+        where = (file, case.memory_gb, case.nodes, case.gpus_per_node, case.network_bytes_per_s)
+        how = (case.kernel, case.zero, case.fp8, case.fused_norm, stalls(case))
+        key = (*where, case.stack, *how, case.model.model_type)
+        if key not in machines:
+            machines[key] = machine(case, {**FIXED, **constants(family, FAMILY)}, constants(stack, {**STACK, **MEMORY}))
+        cluster, software = machines[key]
+        found.append(estimate(case.model, case.training, cluster, case.strategy, software))
+    if gradient_keys:
+        forget()
+    return found
+
+
+def forget() -> None:
+    """Prices depend on the constants, the programs do not; numbers and Duals of one value are equal keys."""
+    for cached in (stage.stage_parts, stage._priced_parts, stage._first_block, collectives.collective_law):
+        cached.cache_clear()
+
+
+class Linearised:
+    """Residuals log(predicted / measured) and their derivatives at some values.
+
+    Memory of runs that only tell whether they fit: how far the prediction is on the wrong side, by a margin.
+    """
+
+    def __init__(self, cases: Sequence[Case], values: Values, memory: bool = False) -> None:
+        self.cases, self.values, self.memory = list(cases), dict(values), memory
+        self.keys = sorted({key for case in cases for key in keys_of(case, memory)})
+        self.at = np.array([np.log(values.get(key, constant(key).prior)) for key in self.keys])
+        self.predicted, self.jacobian = np.zeros(len(cases)), np.zeros((len(cases), len(self.keys)))
+        self._linearise()
+        measured = [self._measured(case) for case in cases]
+        self.residual = np.log(self.predicted / np.array(measured))
+        self.only_fits = np.array([memory and case.memory_bytes is None for case in cases])
+        self.side = np.array([1.0 if case.fits else -1.0 for case in cases])
+        constants = [constant(key) for key in self.keys]
+        self.prior = Prior(
+            np.log([one.prior for one in constants]),
+            np.array([one.spread for one in constants]),
+            np.log([one.most for one in constants]),
+        )
+
+    def _linearise(self) -> None:
+        """One family at a time: a prediction depends on its own family's and stack's constants alone."""
+        families = [hardware(case)[1] for case in self.cases]
+        for family in dict.fromkeys(families):
+            rows = [index for index, one in enumerate(families) if one == family]
+            own = [self.cases[index] for index in rows]
+            keys = sorted({key for case in own for key in keys_of(case, self.memory)})
+            columns = [self.keys.index(key) for key in keys]
+            found = predictions(own, self.values, keys, self.memory)
+            self.predicted[rows] = [one.v for one in found]
+            self.jacobian[np.ix_(rows, columns)] = np.array([one.g / one.v for one in found])
+
+    def _measured(self, case: Case) -> float:
+        if not self.memory:
+            return float(case.time_s or 0)
+        return case.memory_bytes / capacity(case) if case.memory_bytes else 1.0
+
+    def solve(self, rows: np.ndarray, weights: np.ndarray, limit: float = 0.4) -> Values:
+        """The values that minimise the robust residuals of those rows plus the priors, on the straight line."""
+        J, r, w = self.jacobian[rows], self.residual[rows], weights[rows]
+        only, side = self.only_fits[rows], self.side[rows]
+        at = self.at
+        far = np.inf if self.memory else OUTLIER
+        for _ in range(15):
+            moved = J @ (at - self.at)
+            now = r + moved
+            wrong = np.where(only, side * np.maximum(0.0, side * now + MARGIN), now)
+            robust = np.where(wrong == 0, 0.0, w * by_size(wrong, NOISE) / NOISE / (1 + (wrong / far) ** 2))
+            at = stepped(self.at, wrong - moved, J, robust, self.prior, limit)
+        return {**self.values, **dict(zip(self.keys, np.exp(at).tolist(), strict=True))}
+
+
+def capacity(case: Case) -> float:
+    """Bytes of the device."""
+    return memory_bytes(case, load_cluster(hardware(case)[0], case.nodes))
+
+
+def row_weights(cases: Sequence[Case], power: float = 0.5) -> np.ndarray:
+    """Large sets count less a row."""
+    counts = Counter(case.source for case in cases)
+    return np.array([(30 / max(30, counts[case.source])) ** power for case in cases])
+
+
+def fit(
+    cases: Sequence[Case], values: Values | None = None, rounds: int = 10, memory: bool = False
+) -> tuple[Values, Linearised]:
+    """All cases; the last linearisation serves to leave groups out."""
+    values = dict(values or {})
+    weights = row_weights(cases)
+    everything = np.ones(len(cases), dtype=bool)
+    for _ in range(rounds):
+        values = Linearised(cases, values, memory).solve(everything, weights)
+    return values, Linearised(cases, values, memory)
+
+
+def left_out(line: Linearised) -> dict[str, Values]:
+    """group -> values fitted without it: one step from the fit of all, along its straight line."""
+    weights, labels = row_weights(line.cases), np.array([case.group for case in line.cases])
+    return {group: line.solve(labels != group, weights) for group in sorted(set(labels.tolist()))}
+
+
+def fitted_cases(cases: Iterable[Case], memory: bool) -> list[Case]:
+    """Runs that the constants are fitted to: see regimes.fitted_layout."""
+    known = [case for case in cases if fitted_layout(case) and stack_of(case.stack)[0]]
+    if not memory:
+        return [case for case in known if case.time_s]
+    measured = {case.source for case in known if case.memory_bytes}
+    failed = {case.source for case in known if not case.fits} - measured
+    return [case for case in known if case.memory_bytes or case.source in failed]

@@ -1,0 +1,128 @@
+"""Files of results -> what can be fitted to, and why the rest of their rows cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from autoshard.calibration.calibration import digest
+from autoshard.calibration.results import collective_rows, gpu_rows, instance_rows
+from autoshard.calibration.results.collective_rows import CollectiveCase, collective_case
+from autoshard.calibration.results.gpu_rows import Case, gpu_case
+from autoshard.calibration.results.instance_rows import InstanceCase, instance_case
+from autoshard.calibration.results.machine import hardware
+from autoshard.calibration.results.rows import Row, Unscored, check_columns, read_rows
+from autoshard.errors import AutoshardError
+
+AnyCase = TypeVar("AnyCase")
+
+
+@dataclass(frozen=True)
+class Usable(Generic[AnyCase]):
+    """What a file's rows ask. sha256: of the file. unused: "row: reason" of the others."""
+
+    path: Path
+    sha256: str
+    cases: list[AnyCase]
+    unused: list[str]
+
+    def note(self) -> list[str]:
+        """How many rows are not used, in one line; none where all are."""
+        if not self.unused:
+            return []
+        count = len(self.unused) + len(self.cases)
+        return [f"{len(self.unused)} of {count} rows of {self.path.name} are not used; the first: {self.unused[0]}"]
+
+
+@dataclass(frozen=True)
+class Results:
+    """At most one file of each kind. gpus: rows that name a GPU and its software; instances: rows that name an instance
+    type; collectives: times of them."""
+
+    gpus: Usable[Case] | None
+    instances: Usable[InstanceCase] | None
+    collectives: Usable[CollectiveCase] | None
+
+    def notes(self) -> list[str]:
+        return [line for one in (self.gpus, self.instances, self.collectives) if one for line in one.note()]
+
+
+def read_results(
+    paths: Sequence[Path], collectives: Path | None, instance: str | None = None, hardware_file: Path | None = None
+) -> Results:
+    """instance: use rows of that one alone, which hardware_file describes where there is one.
+
+    Raises AutoshardError for a file that cannot be read, that lacks a column or has no usable row, and for two files of
+    one kind.
+    """
+    gpus: Usable[Case] | None = None
+    instances: Usable[InstanceCase] | None = None
+    for path in paths:
+        rows = _some_rows(path)
+        if "instance" in rows[0]:
+            _only_one("instance types", instances, path)
+            check_columns(path, rows, instance_rows.COLUMNS)
+            if not {"step_time_s", "seq_per_s"} & set(rows[0]):
+                raise AutoshardError(f"{path} lacks the column step_time_s or seq_per_s")
+            instances = _usable(path, rows, lambda row: _of_instance(row, instance, hardware_file))
+        elif "gpu" in rows[0]:
+            _only_one("GPUs", gpus, path)
+            check_columns(path, rows, gpu_rows.COLUMNS)
+            gpus = _usable(path, rows, lambda row: _of_gpu(row, instance))
+        else:
+            raise AutoshardError(
+                f"{path} lacks the column instance, of results on an instance type, or gpu, of results on GPUs"
+            )
+    times = None
+    if collectives is not None:
+        rows = _some_rows(collectives)
+        check_columns(collectives, rows, collective_rows.COLUMNS)
+        times = _usable(collectives, rows, lambda row: _collective(row, instance, hardware_file))
+    return Results(gpus, instances, times)
+
+
+def _some_rows(path: Path) -> list[Row]:
+    if rows := read_rows(path):
+        return rows
+    raise AutoshardError(f"{path} has no rows below its first line, which names the columns")
+
+
+def _only_one(of: str, before: Usable[AnyCase] | None, path: Path) -> None:
+    if before is not None:
+        raise AutoshardError(f"results: {before.path} and {path} both are results on {of}; join them into one file")
+
+
+def _usable(path: Path, rows: Sequence[Row], case_of: Callable[[Row], AnyCase]) -> Usable[AnyCase]:
+    cases, unused = [], []
+    for number, row in enumerate(rows, start=2):
+        try:
+            cases.append(case_of({"line": f"line {number}", **row}))
+        except Unscored as error:  # noqa: PERF203
+            unused.append(f"line {number}: {error}")
+    if not cases:
+        raise AutoshardError(f"{path}: none of its {len(rows)} rows can be used; the first, {unused[0]}")
+    return Usable(path, digest(path.read_bytes()), cases, unused)
+
+
+def _of_instance(row: Row, instance: str | None, hardware_file: Path | None) -> InstanceCase:
+    named = row["instance"].split("/")
+    if instance is not None and instance not in named:
+        raise Unscored(f"instance={row['instance']!r} is not {instance}")
+    return instance_case({**row, "instance": instance or named[0]}, hardware_file)
+
+
+def _of_gpu(row: Row, instance: str | None) -> Case:
+    case = gpu_case(row)
+    name, _ = hardware(case)
+    if instance is not None and name != instance:
+        raise Unscored(f"gpu={case.gpu!r} is {name}, not {instance}")
+    return case
+
+
+def _collective(row: Row, instance: str | None, hardware_file: Path | None) -> CollectiveCase:
+    case = collective_case(row, hardware_file)
+    if instance is not None and case.cluster.instance != instance:
+        raise Unscored(f"instance_stated={row['instance_stated']!r} is not {instance}")
+    return case

@@ -1,0 +1,133 @@
+"""What the processes of a calibration do: one times operators and memory, then all of them time collectives."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from autoshard.calibration.clock import Clock
+from autoshard.calibration.collective_times import collective_times
+from autoshard.calibration.operators import shapes, times
+from autoshard.calibration.values import MemoryTime, OperatorTime, PassTime, faster, operator_to_dict
+from autoshard.runtime.worker import Reporter
+
+DTYPES = {"cpu": "float32", "cuda": "bfloat16", "neuron": "bfloat16"}
+"""What matrix products are timed in."""
+ALSO = {"cpu": ("bfloat16", "float64"), "cuda": ("float16", "float32"), "neuron": ("float32",)}
+"""Of these one large product, for its rate."""
+PARAMETERS = 1 << 22
+"""Elements of the optimizer's state: its 80 MB are beyond any cache."""
+FP32_BYTES = 4
+SWEEPS = 2
+"""Times that everything is timed, minutes apart: a busy machine is not busy all the time."""
+
+
+def one_device(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
+    """Operators, passes and memory; each is reported as it is measured."""
+    device = _device(arguments["device"], 0)
+    clock, dtype = Clock(device), DTYPES[device.type]
+    torch.manual_seed(0)
+    all_shapes = shapes(device.type)[: arguments["shapes"]]
+    fastest: dict[str, OperatorTime | PassTime] = {}
+    for number, shape in enumerate(all_shapes * SWEEPS):
+        reporter.last_action = f"timing {shape.name}"
+        for one in times(shape, dtype, clock):
+            fastest[one.name] = one if one.name not in fastest else faster(one, fastest[one.name])
+        reporter.report("progress", done=number + 1, of=SWEEPS * len(all_shapes), what=shape.name)
+    reporter.last_action = "timing memory"
+    return {
+        "operators": [operator_to_dict(one) for one in fastest.values() if isinstance(one, OperatorTime)],
+        "passes": [vars(one) for one in fastest.values() if isinstance(one, PassTime)],
+        "memory": [vars(one) for one in _memory_times(clock)],
+        "rates": {name: _rate(name, clock) for name in (dtype, *ALSO[device.type])},
+        "name": _name(device),
+        "memory_bytes": _memory_bytes(device),
+        "dtype": dtype,
+    }
+
+
+def collectives(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
+    """Every kind over all ranks."""
+    device = _device(arguments["device"], reporter.local_rank)
+    backend = {"cpu": "gloo", "cuda": "nccl", "neuron": "neuron"}[device.type]
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        backend, init_method=reporter.init_method, rank=reporter.rank, world_size=reporter.world_size
+    )
+    found = []
+    for one in collective_times(reporter.world_size, Clock(device)):
+        found.append(vars(one))
+        if reporter.rank == 0:
+            reporter.report("progress", done=len(found), of=0, what=f"{one.kind} {one.payload_bytes:.0f} bytes")
+    dist.destroy_process_group()
+    return {"collectives": found}
+
+
+def _device(name: str, index: int) -> torch.device:
+    """This process's own, and the one that collectives of its group take."""
+    if name == "cuda":
+        torch.cuda.set_device(index)
+    return torch.device("cpu") if name == "cpu" else torch.device(name, index)
+
+
+def _memory_times(clock: Clock) -> Iterator[MemoryTime]:
+    """AdamW in FP32, and adding a gradient to a sum, with the bytes that the cost model counts."""
+    master = torch.nn.Parameter(torch.randn(PARAMETERS, device=clock.device))
+    master.grad = torch.randn(PARAMETERS, device=clock.device)
+    adamw = torch.optim.AdamW([master], fused=clock.device.type != "neuron")
+    yield MemoryTime("AdamW", PARAMETERS * FP32_BYTES * 7.0, clock.fastest_s(adamw.step))
+    total, gradient = torch.zeros_like(master.grad), master.grad
+    yield MemoryTime("sum of gradients", PARAMETERS * FP32_BYTES * 3.0, clock.fastest_s(lambda: total.add_(gradient)))
+    yield MemoryTime("copy", PARAMETERS * FP32_BYTES * 2.0, clock.fastest_s(lambda: total.copy_(gradient)))
+
+
+def _rate(dtype: str, clock: Clock) -> float:
+    """FLOP/s of one large product."""
+    size = 768 if clock.device.type == "cpu" else 8192
+    a, b = (torch.randn(size, size, device=clock.device).to(getattr(torch, dtype)) for _ in range(2))
+    return 2.0 * size**3 / clock.fastest_s(lambda: a @ b)
+
+
+def _name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    if device.type != "cpu":
+        return device.type
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor() or platform.machine()
+
+
+def _memory_bytes(device: torch.device) -> float:
+    """Of one device: a process on a CPU has its share."""
+    if device.type != "cpu":
+        return float(getattr(torch, device.type).get_device_properties(device).total_memory)
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) / num_cores()
+
+
+def num_cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def present(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
+    """How many devices of that kind this machine has, and why where it has none."""
+    name = arguments["device"]
+    if name == "cpu":
+        return {"devices": num_cores(), "why": ""}
+    if name == "cuda":
+        built = torch.version.cuda is not None
+        why = "torch sees no GPU" if built else f"torch {torch.__version__} is built without CUDA"
+        return {"devices": torch.cuda.device_count() if built else 0, "why": why}
+    backend = getattr(torch, "neuron", None)
+    if backend is None:
+        return {"devices": 0, "why": f"torch {torch.__version__} has no device of that name"}
+    count = backend.device_count()
+    return {"devices": count, "why": "" if count else "torch sees no NeuronCore"}

@@ -1,0 +1,166 @@
+"""One folder of weights into another: what it is, what it becomes, whether there is room, and then all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from autoshard.checkpoint.manifest import MANIFEST, WEIGHTS
+from autoshard.checkpoint.tensor_file import checksum
+from autoshard.conversion.dtypes import BY_CONFIG_NAME, CONFIG_NAMES
+from autoshard.conversion.folder import check_free, check_space, new_folder
+from autoshard.conversion.forms import FORMS
+from autoshard.conversion.huggingface import (
+    SHARD_BYTES,
+    carried_files,
+    huggingface_files,
+    huggingface_source,
+    is_huggingface,
+)
+from autoshard.conversion.nxd import PLAIN, NxdOptions, nxd_files, nxd_folder, nxd_source
+from autoshard.conversion.nxd_optimizer import nxd_training_source
+from autoshard.conversion.output_file import OutputFile
+from autoshard.conversion.plan_checkpoint import checkpoint_files, checkpoint_folder, checkpoint_source, manifest_of
+from autoshard.conversion.source import Source
+from autoshard.conversion.stream import stream
+from autoshard.errors import AutoshardError
+from autoshard.files.atomic_file import write_text
+from autoshard.files.fields import show
+from autoshard.models.registry import load_model
+from autoshard.plans.plan import Plan
+from autoshard.spec.model import ModelSpec
+
+_NOT_OF_WEIGHTS = ("name", "router_aux_loss_coef", "dropout")
+Advance = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What is written. form: one of FORMS. plan: None for hf. dtype: as config.json calls it, None: as it is.
+
+    shard_bytes: of a safetensors file for transformers, at most, where no tensor is larger.
+    """
+
+    form: str
+    plan: Plan | None = None
+    dtype: str | None = None
+    nxd: NxdOptions = PLAIN
+    shard_bytes: int = SHARD_BYTES
+
+    def __post_init__(self) -> None:
+        if self.form not in FORMS:
+            raise AutoshardError(f"to={self.form!r} is not one of: {', '.join(FORMS)}")
+        if self.form != "hf" and self.plan is None:
+            raise AutoshardError(f"to={self.form} needs a plan: it says how many ranks there are and what each holds")
+        if self.dtype is not None and self.dtype not in BY_CONFIG_NAME:
+            raise AutoshardError(f"dtype={self.dtype!r} is not one of: {', '.join(BY_CONFIG_NAME)}")
+
+
+@dataclass(frozen=True)
+class Written:
+    """bytes: of all files. step: that the optimizer's state is of; None: weights alone."""
+
+    model: str
+    files: int
+    bytes: int
+    step: int | None = None
+
+
+def open_source(
+    folder: Path, model: ModelSpec | str | None = None, share: tuple[int, int] = (0, 1), training: bool = False
+) -> Source:
+    """Weights in any form that is read. model: of files that do not say theirs. training: with NxD's optimizer, too.
+
+    share: (i, n) compares every n-th file of a checkpoint with its checksum, from the i-th on; others do the rest.
+    Raises AutoshardError for a folder that is none of them.
+    """
+    if not folder.is_dir():
+        raise AutoshardError(f"{folder} is not a folder with weights")
+    if (found := checkpoint_folder(folder)) is not None:
+        return checkpoint_source(found, share)
+    if (found := nxd_folder(folder)) is not None:
+        read = nxd_training_source if training else nxd_source
+        return read(found, _model(found, model))
+    if is_huggingface(folder):
+        return huggingface_source(folder)
+    listed = ", ".join(sorted(path.name for path in folder.iterdir())[:5])
+    raise AutoshardError(
+        f"{folder} has no weights that are read: neither model.safetensors (or its index), nor {MANIFEST} of a "
+        f"checkpoint, nor NxD's model/dp_rank_00_tp_rank_00_pp_rank_00.pt; it has {show(listed)}"
+    )
+
+
+def convert(source: Source, target: Path, conversion: Conversion, starting: Advance, advance: Advance) -> Written:
+    """starting: told how many bytes of weights there are. advance: how many were done since it was told last.
+
+    Raises AutoshardError, and leaves nothing behind, when anything is wrong.
+    """
+    check_free(target)
+    if conversion.plan is not None:
+        check_same_model(source, conversion.plan)
+    dtypes = _dtypes(source, conversion)
+    files = _files(source, dtypes, conversion)
+    check_space(target, sum(file.size for file in files))
+    starting(sum(region.box.elements * region.width for held in source.regions.values() for region in held))
+    with new_folder(target) as folder:
+        sha256 = stream(source, dtypes, files, folder, advance)
+        if conversion.form == "plan":
+            assert conversion.plan is not None
+            sha256 |= {file.path: checksum(folder / file.path) for file in files if not file.sha256}
+            (dtype,) = set(dtypes.values())
+            manifest = manifest_of(conversion.plan, dtype, files, sha256, source)
+            write_text(folder / MANIFEST, manifest.to_json(), "manifest")
+    sizes = [file.size for file in files]
+    step = None if source.quantities == WEIGHTS else source.step
+    return Written(source.model.name, len(files), sum(sizes), step)
+
+
+def _files(source: Source, dtypes: Mapping[str, str], conversion: Conversion) -> list[OutputFile]:
+    config_says = None if conversion.dtype is None else BY_CONFIG_NAME[conversion.dtype]
+    carried = carried_files(source.model, source.carried, config_says)
+    if conversion.form == "hf":
+        return [*huggingface_files(source.model, dtypes, conversion.shard_bytes), *carried]
+    assert conversion.plan is not None
+    if conversion.form == "nxd":
+        return [*nxd_files(conversion.plan, dtypes, conversion.nxd), *carried]
+    found = sorted(set(dtypes.values()))
+    if len(found) > 1:
+        told = ", ".join(CONFIG_NAMES[dtype] for dtype in found)
+        raise AutoshardError(
+            f"{source.form} has weights of several dtypes ({told}), a plan has one: give it with --dtype"
+        )
+    return checkpoint_files(conversion.plan, found[0], tuple(carried), source.quantities)
+
+
+def _dtypes(source: Source, conversion: Conversion) -> dict[str, str]:
+    dtype = conversion.dtype
+    if dtype is None and source.quantities != WEIGHTS and conversion.plan is not None:  # as the plan's run saves it
+        precision = conversion.plan.training.precision
+        dtype = precision.master_dtype or precision.parameter_dtype
+    return dict(source.dtypes) if dtype is None else dict.fromkeys(source.dtypes, BY_CONFIG_NAME[dtype])
+
+
+def _model(folder: Path, given: ModelSpec | str | None) -> ModelSpec:
+    """Of NxD's files, which do not say it: given, or a config.json beside them."""
+    if isinstance(given, ModelSpec):
+        return given
+    if given is not None:
+        return load_model(given)
+    for beside in (folder, folder.parent):
+        if (beside / "config.json").is_file():
+            return load_model(str(beside / "config.json"))
+    raise AutoshardError(
+        f"{folder} does not say which model it is of: give --plan, --model, or a config.json beside it"
+    )
+
+
+def check_same_model(source: Source, plan: Plan) -> None:
+    """Raises AutoshardError naming a field in which the weights' model is another one; its name and losses may be."""
+    mine, theirs = plan.model.to_dict(), source.model.to_dict()
+    for name, value in mine.items():
+        if name not in _NOT_OF_WEIGHTS and theirs[name] != value:
+            raise AutoshardError(
+                f"{source.form} is of another model than the plan: {name}={show(theirs[name])}, the plan's has "
+                f"{show(value)}"
+            )

@@ -1,0 +1,50 @@
+"""Element types by safetensors' names, and the conversions between them. numpy has no bfloat16: it is bits here."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from autoshard.conversion.regions import Array
+from autoshard.errors import AutoshardError
+
+WIDTHS = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
+CONFIG_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
+"""As config.json and plans call them."""
+BY_CONFIG_NAME = {name: dtype for dtype, name in CONFIG_NAMES.items()}
+_NUMPY = {"F16": np.float16, "F32": np.float32, "F64": np.float64}
+
+
+def element_type(dtype: str) -> str:
+    """numpy's name of the unsigned integer of that width."""
+    return f"u{WIDTHS[dtype]}"
+
+
+def as_dtype(values: Array, have: str, want: str) -> Array:
+    """Bits of one dtype as bits of another, to the nearest, ties to even.
+
+    Raises AutoshardError where a finite value becomes infinite.
+    """
+    if have == want:
+        return values
+    wide = (values.astype(np.uint32) << 16).view(np.float32) if have == "BF16" else values.view(_NUMPY[have])
+    with np.errstate(over="ignore"):
+        found = _to_bfloat16(wide) if want == "BF16" else wide.astype(_NUMPY[want])
+    finite = np.isfinite(found) if want != "BF16" else (found & 0x7F80) != 0x7F80
+    if not np.array_equal(finite, np.isfinite(wide)):
+        raise AutoshardError(f"values beyond what {CONFIG_NAMES[want]} holds")
+    return found.view(element_type(want))
+
+
+def _to_bfloat16(values: Array) -> Array:
+    # F64 goes through F32 rounded to odd: rounding twice to the nearest would be wrong for some ties
+    single = values.astype(np.float32)
+    bits = single.view(np.uint32)
+    if values.dtype == np.float64:
+        with np.errstate(invalid="ignore"):
+            inexact = single.astype(np.float64) != values
+            away = np.abs(single.astype(np.float64)) > np.abs(values)
+        bits = np.where(inexact & np.isfinite(values), (bits - away.astype(np.uint32)) | np.uint32(1), bits)
+    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)  # only the bits of a NaN can overflow
+    nan = np.isnan(values)
+    rounded[nan] = (bits[nan] >> 16) | 0x40
+    return rounded

@@ -1,0 +1,209 @@
+"""Hugging Face folders: config.json, safetensors in one file or several with an index, the tokenizer's files."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from autoshard.checkpoint.tensor_file import StoredTensor, read_header
+from autoshard.conversion.dtypes import CONFIG_NAMES, WIDTHS
+from autoshard.conversion.output_file import OutputFile, plain_file, safetensors_file
+from autoshard.conversion.places import Place, TensorLayout, part_shape, place_of
+from autoshard.conversion.regions import Region
+from autoshard.conversion.source import Source
+from autoshard.errors import AutoshardError
+from autoshard.files.fields import show
+from autoshard.files.json_file import parse_json, read_json
+from autoshard.models.families import FAMILIES
+from autoshard.models.huggingface import MAX_CONFIG_BYTES, read_config
+from autoshard.models.huggingface_config import to_config
+from autoshard.models.weight_names import Part
+from autoshard.models.weights import checkpoint_parts, parameter_dims
+from autoshard.spec.model import ModelSpec
+
+CONFIG, ONE_FILE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+CARRIED = (
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+)
+"""What describes a tokenizer and nothing that runs: copied as bytes, never interpreted."""
+SHARD_BYTES = 5_000_000_000
+_MAX_INDEX_BYTES = 100_000_000
+_CONSTANTS = re.compile(r".*(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias)")
+"""Tensors of older files that are computed from the config: frequencies and masks."""
+
+
+def is_huggingface(folder: Path) -> bool:
+    return (folder / INDEX).exists() or any(folder.glob("*.safetensors"))
+
+
+def huggingface_source(folder: Path) -> Source:
+    """Raises AutoshardError naming the file and the tensor where the folder is not a whole checkpoint of its config."""
+    model = read_config(folder)
+    found: dict[str, tuple[Path, StoredTensor]] = {}
+    for path, wanted in _files(folder).items():
+        header = read_header(path)
+        for name in wanted if wanted is not None else header:
+            if name not in header:
+                raise AutoshardError(f"{path} has no tensor {name[:200]}, which {INDEX} says it has")
+            if name in found:
+                raise AutoshardError(f"{path} has tensor {name[:200]}, and so has {found[name][0]}")
+            found[name] = (path, header[name])
+    dims, sizes = parameter_dims(model)
+    regions: dict[str, list[Region]] = {}
+    dtypes: dict[str, str] = {}
+    used = set()
+    for part in checkpoint_parts(model):
+        name = _name_in_file(part.tensor, found, folder)
+        path, stored = found[name]
+        _check(path, name, stored, part_shape(part, sizes), dtypes.setdefault(part.parameter, stored.dtype))
+        place = place_of(part, dims[part.parameter], sizes)
+        region = Region.of(place, path, name, stored.offset, WIDTHS[stored.dtype])
+        regions.setdefault(part.parameter, []).append(region)
+        used.add(name)
+    for name in sorted(found.keys() - used):
+        tied = model.tie_word_embeddings and name in ("lm_head.weight", "embed_out.weight")
+        if not tied and not _CONSTANTS.fullmatch(name):
+            raise AutoshardError(
+                f"{found[name][0]} has tensor {name[:200]}, which the model of {folder / CONFIG} does not have"
+            )
+    carried = tuple(path for name in (CONFIG, *CARRIED) if (path := folder / name).is_file())
+    return Source(f"the Hugging Face checkpoint {folder}", model, dtypes, regions, carried)
+
+
+def huggingface_files(model: ModelSpec, dtypes: Mapping[str, str], shard_bytes: int = SHARD_BYTES) -> list[OutputFile]:
+    """Weights and index of a folder that transformers loads. dtypes: by parameter.
+
+    Raises AutoshardError for a tensor whose parameters differ in dtype.
+    """
+    tensors = _tensors(model)
+    dtype_of = {one.name: common_dtype(one, dtypes) for one in tensors}
+    shards: list[list[TensorLayout]] = [[]]
+    size = 0
+    for one in tensors:
+        own = prod(one.shape) * WIDTHS[dtype_of[one.name]]
+        if shards[-1] and size + own > shard_bytes:
+            shards.append([])
+            size = 0
+        shards[-1].append(one)
+        size += own
+    names = [f"model-{number + 1:05}-of-{len(shards):05}.safetensors" for number in range(len(shards))]
+    if len(shards) == 1:
+        names = [ONE_FILE]
+    files = [
+        safetensors_file(Path(name), shard, dtype_of, metadata={"format": "pt"})
+        for name, shard in zip(names, shards, strict=True)
+    ]
+    if len(shards) > 1:
+        total = sum(prod(one.shape) * WIDTHS[dtype_of[one.name]] for one in tensors)
+        where = {one.name: name for name, shard in zip(names, shards, strict=True) for one in shard}
+        files.append(_json(INDEX, {"metadata": {"total_size": total}, "weight_map": where}))
+    return files
+
+
+def carried_files(model: ModelSpec, carried: tuple[Path, ...], dtype: str | None) -> list[OutputFile]:
+    """config.json, where the model has one, and what else came with the weights.
+
+    dtype: of all weights, for the config; None: not said there.
+    """
+    files = {path.name: plain_file(Path(path.name), _bytes(path)) for path in carried}
+    if CONFIG not in files and FAMILIES[model.model_type].weights is None:
+        return list(files.values())
+    config = parse_json(files[CONFIG].known[0][1], "model config") if CONFIG in files else to_config(model)
+    assert isinstance(config, dict), "read as the model before"
+    key = "dtype" if "dtype" in config else "torch_dtype"
+    said = {} if dtype is None else {key: CONFIG_NAMES[dtype]}
+    if CONFIG not in files or config != {**config, **said}:
+        files[CONFIG] = _json(CONFIG, {**config, **said})
+    return list(files.values())
+
+
+def common_dtype(tensor: TensorLayout, dtypes: Mapping[str, str]) -> str:
+    """Of all parameters that a tensor holds."""
+    found = {dtypes[place.parameter]: place.parameter for place in tensor.places}
+    if len(found) > 1:
+        told = ", ".join(f"{name} {dtype}" for dtype, name in sorted(found.items()))
+        raise AutoshardError(f"{tensor.name} holds parameters of several dtypes ({told}): give one with --dtype")
+    return next(iter(found))
+
+
+def _tensors(model: ModelSpec) -> list[TensorLayout]:
+    """In the order of the model's parameters."""
+    dims, sizes = parameter_dims(model)
+    order = {name: index for index, name in enumerate(dims)}
+    by_tensor: dict[str, list[tuple[Part, Place]]] = {}
+    for part in sorted(checkpoint_parts(model), key=lambda part: order[part.parameter]):
+        place = place_of(part, dims[part.parameter], sizes)
+        by_tensor.setdefault(part.tensor, []).append((part, place))
+    return [
+        TensorLayout(name, part_shape(held[0][0], sizes), tuple(place for _, place in held))
+        for name, held in by_tensor.items()
+    ]
+
+
+def _files(folder: Path) -> dict[Path, list[str] | None]:
+    """The files with weights, and which tensors each is said to have; None: not said."""
+    if (folder / ONE_FILE).is_file():
+        return {folder / ONE_FILE: None}
+    index = folder / INDEX
+    if not index.is_file():
+        return dict.fromkeys(sorted(folder.glob("*.safetensors")))
+    values = read_json(index, "index of a checkpoint", _MAX_INDEX_BYTES)
+    where = values.get("weight_map") if isinstance(values, dict) else None
+    if not isinstance(where, dict) or not where or any(type(name) is not str for name in where.values()):
+        raise AutoshardError(f"{index} has no weight_map from tensors to files")
+    files: dict[Path, list[str] | None] = {}
+    for tensor, name in where.items():
+        if name != Path(name).name or not name.endswith(".safetensors"):
+            raise AutoshardError(
+                f"{index}: {tensor[:200]} is in {show(name)}, which is not a safetensors file beside it"
+            )
+        listed = files.setdefault(folder / name, [])
+        assert listed is not None
+        listed.append(tensor)
+    for path in files:
+        if not path.is_file():
+            raise AutoshardError(f"{path} is missing, and {index.name} names it")
+    return files
+
+
+def _name_in_file(tensor: str, found: Mapping[str, Any], folder: Path) -> str:
+    """OpenAI's GPT-2 files leave out the outermost module's name."""
+    for name in (tensor, tensor.removeprefix("transformer.")):
+        if name in found:
+            return name
+    raise AutoshardError(f"{folder} has no tensor {tensor}, which the model of its config.json needs")
+
+
+def _check(path: Path, name: str, stored: StoredTensor, shape: tuple[int, ...], dtype: str) -> None:
+    if stored.dtype not in WIDTHS:
+        raise AutoshardError(f"{path}: {name} has dtype {stored.dtype}; {', '.join(WIDTHS)} are converted")
+    if stored.shape != shape:
+        raise AutoshardError(f"{path}: {name} has shape {list(stored.shape)}; the model's is {list(shape)}")
+    if stored.dtype != dtype:
+        raise AutoshardError(f"{path}: {name} has dtype {stored.dtype}, other experts of its layer have {dtype}")
+
+
+def _json(name: str, values: object) -> OutputFile:
+    return plain_file(Path(name), (json.dumps(values, indent=2) + "\n").encode())
+
+
+def _bytes(path: Path) -> bytes:
+    limit = MAX_CONFIG_BYTES if path.name == CONFIG else _MAX_INDEX_BYTES
+    try:
+        if path.stat().st_size > limit:
+            raise AutoshardError(f"{path} has {path.stat().st_size:,} bytes: it is not what its name says")
+        return path.read_bytes()
+    except OSError as error:
+        raise AutoshardError(f"{path} cannot be read: {error.strerror or error}") from None

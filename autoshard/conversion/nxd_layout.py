@@ -1,0 +1,185 @@
+"""How NxD's layers hold parameters: names, which dims a rank has a part of, and fused matrices.
+
+As its GQAQKVColumnParallelLinear, ColumnParallelLinear (gate and up projection fused rank by rank), RowParallelLinear,
+ParallelEmbedding and ExpertFused linears do in neuronx-distributed 0.18.0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+
+from autoshard.checkpoint.boxes import Box
+from autoshard.conversion.forms import QKV_STYLES
+from autoshard.conversion.places import Place, TensorLayout, part_shape, place_of
+from autoshard.errors import AutoshardError
+from autoshard.models.weight_names import Part
+from autoshard.models.weights import checkpoint_parts, parameter_dims
+from autoshard.spec.model import ModelSpec
+
+MODEL_TYPES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gpt_neox")
+INTERLEAVED, ADJACENT = "interleaved", "adjacent"
+"""Key-value heads beyond those that the model has: K0 K1 K0 K1 as on trn1, or K0 K0 K1 K1 as on trn2.
+
+NxD's own converter 0.18.0 repeats them as on trn1 for trn2 too, beside query heads as its layers have them on trn2."""
+_EXPERTS = {"w1": 0, "w3": 1, "w2": None, "gate_proj": 0, "up_proj": 1, "down_proj": None}
+"""Place in the fused matrix of an expert; None: by itself."""
+
+
+@dataclass(frozen=True)
+class NxdLayout:
+    """Ranks of one replica. kv_size_multiplier: copies of each key-value head. order: of those copies."""
+
+    model: ModelSpec
+    tp: int
+    ep: int
+    kv_size_multiplier: int
+    order: str
+    qkv: str
+
+    def __post_init__(self) -> None:
+        model, tp, multiplier = self.model, self.tp, self.kv_size_multiplier
+        if self.qkv not in QKV_STYLES:
+            raise AutoshardError(f"qkv={self.qkv!r} is not one of: {', '.join(QKV_STYLES)}")
+        if model.model_type not in MODEL_TYPES:
+            raise AutoshardError(
+                f"model_type={model.model_type} of {model.name} has no layout for NxD; {', '.join(MODEL_TYPES)} have"
+            )
+        heads, copies = model.num_key_value_heads, model.num_key_value_heads * multiplier
+        if copies % tp or model.num_query_groups % multiplier:
+            raise AutoshardError(
+                f"kv_size_multiplier={multiplier}: tp={tp} must divide {heads} x {multiplier} key-value heads, and "
+                f"{multiplier} the {model.num_query_groups} query heads of each"
+            )
+        if multiplier > 1 and (model.model_type == "gpt_neox" or self.qkv in ("separate", "coalesced")):
+            raise AutoshardError(f"kv_size_multiplier={multiplier} needs qkv=gqa or fused, not {self.qkv}")
+        if self.qkv == "coalesced" and model.num_query_groups > 1:
+            raise AutoshardError(f"qkv=coalesced is for models without grouped queries; {model.name} has them")
+        for name, size, ranks in (
+            ("tp", model.intermediate_size, tp),
+            ("ep", model.num_local_experts, self.ep),
+        ):
+            if size % ranks:
+                raise AutoshardError(f"{name}={ranks} must divide {size} of {model.name}")
+
+    @cached_property
+    def _global(self) -> tuple[dict[str, tuple[str, ...]], dict[str, int]]:
+        return parameter_dims(self.model)
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """Of a rank's tensors, in the order of the model; those of one tensor in its own order."""
+        dims, _ = self._global
+        if self.model.model_type == "gpt_neox":
+            published = checkpoint_parts(self.model)
+            return tuple(sorted(published, key=lambda part: list(dims).index(part.parameter)))
+        return tuple(self._part(name) for name in dims)
+
+    def tensors(self, tp_rank: int, ep_rank: int) -> dict[str, TensorLayout]:
+        """By name, everything that is not cut by the pipeline."""
+        held: dict[str, list[Part]] = {}
+        for part in self.parts:
+            held.setdefault(part.tensor, []).append(part)
+        found = {}
+        for name, own in held.items():
+            rows = [part_shape(part, self._sizes_on_rank(part.parameter)) for part in own]
+            places, start = [], 0
+            for part, shape in zip(own, rows, strict=True):
+                places += self._places(part, tp_rank, ep_rank, start)
+                start += prod(shape) if part.parts == 1 else 0
+            first = sum(shape[0] for shape in rows) if own[0].parts == 1 else rows[0][0]
+            found[name] = TensorLayout(name, (first, *rows[0][1:]), tuple(places))
+        if self.model.tie_word_embeddings and self.model.model_type != "gpt_neox":
+            embedding = found["model.embed_tokens.weight"]
+            found["lm_head.weight"] = replace(embedding, name="lm_head.weight")
+        return found
+
+    def _sizes_on_rank(self, parameter: str) -> dict[str, int]:
+        """Of a parameter's dims as a rank has them. A router knows all experts."""
+        dims, sizes = self._global
+        if "ffn" in dims[parameter]:
+            return self._local_sizes
+        return self._local_sizes | {dim: sizes[dim] for dim in ("expert",) if dim in sizes}
+
+    @cached_property
+    def _local_sizes(self) -> dict[str, int]:
+        _, sizes = self._global
+        divided = {"ffn": self.tp, "expert": self.ep, "group": self.kv_size_multiplier}
+        own = {dim: size // divided.get(dim, 1) for dim, size in sizes.items()}
+        own["vocab"] = -(-sizes["vocab"] // self.tp)
+        own["kvhead"] = sizes["kvhead"] * self.kv_size_multiplier // self.tp
+        return own
+
+    def _places(self, part: Part, tp_rank: int, ep_rank: int, start: int) -> list[Place]:
+        """Of this rank's part of a parameter."""
+        dims, sizes = self._global
+        own, mine = dims[part.parameter], self._sizes_on_rank(part.parameter)
+        whole = Box((0,) * len(own), tuple(sizes[dim] for dim in own))
+        at = {"ffn": tp_rank * mine["ffn"], "vocab": tp_rank * mine["vocab"]}
+        if "ffn" in own and self.model.is_moe:
+            at["expert"] = ep_rank * mine["expert"]
+        found = []
+        for local, kvhead, group, heads in self._slots(tp_rank):
+            at |= {"kvhead": kvhead, "group": group * mine["group"]}
+            lengths = mine | {"kvhead": heads}
+            box = Box(tuple(at.get(dim, 0) for dim in own), tuple(lengths[dim] for dim in own)).common(whole)
+            origin = tuple(local if dim == "kvhead" else 0 for dim in own)
+            if box is not None:
+                found.append(place_of(part, own, mine, box, origin, start))
+            if "kvhead" not in own:
+                break
+        return found
+
+    def _slots(self, tp_rank: int) -> list[tuple[int, int, int, int]]:
+        """(place on the rank, key-value head, part of its query heads, how many heads in a row)."""
+        heads, count = self.model.num_key_value_heads, self._local_sizes["kvhead"]
+        multiplier = self.kv_size_multiplier
+        if multiplier == 1:
+            return [(0, tp_rank * count, 0, count)]
+        slots = range(tp_rank * count, (tp_rank + 1) * count)
+        if self.order == INTERLEAVED:
+            return [(index, slot % heads, slot // heads, 1) for index, slot in enumerate(slots)]
+        return [(index, slot // multiplier, slot % multiplier, 1) for index, slot in enumerate(slots)]
+
+    def _part(self, name: str) -> Part:
+        """Of a parameter of the Llama form."""
+        dims = self._global[0][name]
+        parents, kind = name.rpartition(".")[0], name.rpartition(".")[2]
+        module, _, last = parents.rpartition(".")
+        flat = " ".join(dims)
+        heads = "(kvhead group headdim)" if "group" in dims else "(kvhead headdim)"
+        if last in ("q_proj", "k_proj", "v_proj"):
+            rows = heads if kind == "bias" else f"{heads} embed"
+            return Part(f"{module}.{self._qkv_name(last[0], kind)}", rows, name)
+        if module.endswith(".experts"):
+            block = module.removesuffix(".block_sparse_moe.experts").removesuffix(".mlp.experts")
+            fused = _EXPERTS[last]
+            matrix = f"{block}.mlp.expert_mlps.mlp_op"
+            if fused is None:
+                return Part(f"{matrix}.down_proj.weight", "expert ffn embed", name)
+            return Part(f"{matrix}.gate_up_proj.weight", "expert embed (part ffn)", name, fused, 2)
+        if last in ("gate_proj", "up_proj"):
+            rows = "(part ffn)" if kind == "bias" else "(part ffn) embed"
+            return Part(f"{module}.gate_up_proj.{kind}", rows, name, int(last == "up_proj"), 2)
+        if last == "gate":
+            block = module.removesuffix(".block_sparse_moe").removesuffix(".mlp")
+            return Part(f"{block}.mlp.router.linear_router.weight", flat, name)
+        if last == "o_proj" and kind == "weight":
+            return Part(name, f"embed {heads}", name)
+        return Part(name, flat, name)
+
+    def _qkv_name(self, letter: str, kind: str) -> str:
+        match self.qkv:
+            case "gqa":
+                return f"qkv_proj.{kind}_{letter}"
+            case "fused":
+                return f"qkv_proj.{kind}_qkv"
+            case "coalesced":
+                return f"qkv_proj.{kind}"
+        return f"{letter}_proj.{kind}"
+
+
+def is_of_experts(name: str) -> bool:
+    """Whether ranks of an expert-parallel group hold different parts of the tensor."""
+    return ".expert_mlps." in name

@@ -1,0 +1,73 @@
+"""A file to be written: its size, what is known of it before any weight is read, and where the weights go."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from autoshard.conversion.dtypes import WIDTHS
+from autoshard.conversion.places import TensorLayout
+from autoshard.conversion.regions import Region
+
+
+@dataclass(frozen=True)
+class Crc:
+    """CRC-32 of bytes [start, start + size), stored little-endian at every one of `fields`."""
+
+    start: int
+    size: int
+    fields: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class OutputFile:
+    """path: within the output folder. known: bytes and where they go. regions: by parameter; bytes that none of them
+    names are zero. tensors: names of the parameters that it has parts of. sha256: whether it is wanted.
+    """
+
+    path: Path
+    size: int
+    known: tuple[tuple[int, bytes], ...]
+    regions: tuple[tuple[str, Region], ...] = ()
+    crcs: tuple[Crc, ...] = ()
+    sha256: bool = False
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Of which it has parts, sorted."""
+        return tuple(sorted({name for name, _ in self.regions}))
+
+
+def plain_file(path: Path, data: bytes) -> OutputFile:
+    return OutputFile(path, len(data), ((0, data),))
+
+
+def safetensors_file(
+    path: Path,
+    tensors: Sequence[TensorLayout],
+    dtypes: Mapping[str, str],
+    metadata: Mapping[str, str] | None = None,
+    sha256: bool = False,
+) -> OutputFile:
+    """dtypes: of each tensor by name. metadata: for the header."""
+    header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
+    starts: list[int] = []
+    end = 0
+    for one in tensors:
+        size = prod(one.shape) * WIDTHS[dtypes[one.name]]
+        header[one.name] = {"dtype": dtypes[one.name], "shape": one.shape, "data_offsets": [end, end + size]}
+        starts.append(end)
+        end += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    known = len(text).to_bytes(8, "little") + text
+    regions = tuple(
+        (place.parameter, Region.of(place, path, one.name, len(known) + start, WIDTHS[dtypes[one.name]]))
+        for one, start in zip(tensors, starts, strict=True)
+        for place in one.places
+    )
+    return OutputFile(path, len(known) + end, ((0, known),), regions, sha256=sha256)

@@ -1,0 +1,135 @@
+"""Where a tensor of a file holds a box of a parameter: an offset and a stride for each dim, in elements.
+
+Every layout here is of this form: flattened heads, fused matrices, transposed ones, one expert of many, a rank's part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from autoshard.checkpoint.boxes import Box
+from autoshard.models.weight_names import Part
+
+_PART, _ONE, _EXPERT = "part", "1", "expert"
+
+
+@dataclass(frozen=True)
+class Place:
+    """box: of the parameter. start: of its first element in the tensor; strides: to the next one along each dim."""
+
+    parameter: str
+    box: Box
+    start: int
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TensorLayout:
+    """A tensor of a file and what it holds; elements that no place names are zero."""
+
+    name: str
+    shape: tuple[int, ...]
+    places: tuple[Place, ...]
+
+
+def whole_box(dims: tuple[str, ...], sizes: Mapping[str, int]) -> Box:
+    """Of a parameter with these dims."""
+    return Box((0,) * len(dims), tuple(sizes[dim] for dim in dims))
+
+
+def contiguous(parameter: str, box: Box, start: int = 0) -> Place:
+    """The box row-major, from element `start` of the tensor on."""
+    strides = [prod(box.sizes[index + 1 :]) for index in range(len(box.sizes))]
+    return Place(parameter, box, start, tuple(strides))
+
+
+def place_of(
+    part: Part,
+    dims: tuple[str, ...],
+    sizes: Mapping[str, int],
+    box: Box | None = None,
+    origin: tuple[int, ...] | None = None,
+    start: int = 0,
+) -> Place:
+    """Where a tensor with the dims `part.layout` holds a box of a parameter.
+
+    dims: of the parameter. sizes: of the tensor's dims, where a rank has a part of them the part's. box: None is as
+    much of the parameter from its beginning as the tensor has; where `part.expert` is given, that expert alone.
+    origin: where the box starts among the tensor's own elements. start: elements of the tensor before all of this part.
+    """
+    box = whole_box(dims, sizes) if box is None else box
+    own = {**sizes, _PART: part.parts, _ONE: 1}
+    stride, strides = 1, {}
+    for dim in reversed([dim for group in part.groups for dim in group]):
+        strides[dim] = stride
+        stride *= own[dim]
+    start += part.index * strides.get(_PART, 0)
+    if part.expert is not None:
+        index = dims.index(_EXPERT)
+        box = Box(
+            tuple(part.expert if i == index else offset for i, offset in enumerate(box.offsets)),
+            tuple(1 if i == index else size for i, size in enumerate(box.sizes)),
+        )
+    own_strides = tuple(strides.get(dim, 0) for dim in dims)
+    start += sum(at * stride for at, stride in zip(origin or (), own_strides, strict=False))
+    return Place(part.parameter, box, start, own_strides)
+
+
+def restrided(place: Place, shape: tuple[int, ...], strides: tuple[int, ...]) -> Place:
+    """The place in a tensor of this shape that is not row-major, but has these strides."""
+    start, rest, moved = 0, place.start, list(place.strides)
+    for dim, stride in enumerate(strides):
+        row_major = prod(shape[dim + 1 :])
+        at, rest = divmod(rest, row_major)
+        start += at * stride
+        for index, own in enumerate(place.strides):
+            if row_major <= own < row_major * shape[dim]:
+                moved[index] = own // row_major * stride
+    return Place(place.parameter, place.box, start, tuple(moved))
+
+
+def rows_of(place: Place, shape: tuple[int, ...], first: int, stop: int) -> Iterator[Place]:
+    """What lies in rows [first, stop) of a tensor of this shape, as places in a tensor of these rows alone."""
+    row = prod(shape[1:])
+    outer = [dim for dim, size in enumerate(place.box.sizes) if size > 1 and place.strides[dim] >= row]
+    outer.sort(key=lambda dim: -place.strides[dim])
+    steps = [place.strides[dim] // row for dim in outer]
+    for offsets, sizes in _within([place.box.sizes[dim] for dim in outer], steps, place.start // row, first, stop):
+        moved, kept = list(place.box.offsets), list(place.box.sizes)
+        start = place.start - first * row
+        for dim, offset, size in zip(outer, offsets, sizes, strict=True):
+            moved[dim] += offset
+            kept[dim] = size
+            start += offset * place.strides[dim]
+        yield Place(place.parameter, Box(tuple(moved), tuple(kept)), start, place.strides)
+
+
+_Run = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def _within(sizes: Sequence[int], steps: Sequence[int], at: int, first: int, stop: int) -> Iterator[_Run]:
+    """(offsets, sizes) of all indices whose row, at + sum of index x step, is in [first, stop). steps: falling."""
+    span = 1 + sum((size - 1) * step for size, step in zip(sizes, steps, strict=True))
+    if at >= stop or at + span <= first:
+        return
+    if first <= at and at + span <= stop:
+        yield (0,) * len(sizes), tuple(sizes)
+        return
+    size, step = sizes[0], steps[0]
+    inner = 1 + sum((size - 1) * step for size, step in zip(sizes[1:], steps[1:], strict=True))
+    begin = min(size, max(0, -(-(first - at) // step)))
+    end = max(begin, min(size, (stop - at - inner) // step + 1))
+    if begin < end:
+        yield (begin, *(0 for _ in sizes[1:])), (end - begin, *sizes[1:])
+    for index in (begin - 1, end):  # of these only some rows are inside
+        if 0 <= index < size and not begin <= index < end:
+            for offsets, kept in _within(sizes[1:], steps[1:], at + index * step, first, stop):
+                yield (index, *offsets), (1, *kept)
+
+
+def part_shape(part: Part, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """Of the tensor, all its parts included."""
+    own = {**sizes, _PART: part.parts, _ONE: 1}
+    return tuple(prod(own[dim] for dim in group) for group in part.groups)

@@ -1,0 +1,125 @@
+"""autoshard's checkpoints: a run's, of which the weights are read, and one of weights alone, cut for a plan."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import autoshard
+from autoshard.checkpoint.boxes import Box
+from autoshard.checkpoint.directory import LocalStore
+from autoshard.checkpoint.layout import parameter_shapes, shards_of
+from autoshard.checkpoint.manifest import MANIFEST, QUANTITIES, WEIGHTS, FileRecord, Manifest, read_manifest
+from autoshard.checkpoint.read import tensor_key
+from autoshard.checkpoint.store import PLAN
+from autoshard.checkpoint.tensor_file import read_header
+from autoshard.conversion.dtypes import WIDTHS
+from autoshard.conversion.huggingface import CARRIED, CONFIG
+from autoshard.conversion.output_file import OutputFile, plain_file, safetensors_file
+from autoshard.conversion.places import TensorLayout, contiguous
+from autoshard.conversion.regions import Region
+from autoshard.conversion.source import Source, key_of
+from autoshard.errors import AutoshardError
+from autoshard.plans.plan import Plan
+from autoshard.plans.plan_json import plan_to_json
+from autoshard.spec.model import ModelSpec
+
+_MASTER = WEIGHTS[0]
+
+
+def checkpoint_folder(folder: Path) -> Path | None:
+    """The checkpoint at this path: the folder itself, or the newest in it; None: neither."""
+    if (folder / MANIFEST).exists():
+        return folder
+    return next((folder / one.name for one in LocalStore(folder).folders()), None)
+
+
+def checkpoint_source(folder: Path, share: tuple[int, int] = (0, 1)) -> Source:
+    """share: as open_source takes it. Raises AutoshardError naming what is wrong with a file."""
+    manifest = read_manifest(folder)
+    _check_sizes(folder, manifest.files)
+    model = ModelSpec.from_dict(manifest.model)
+    shapes = parameter_shapes(model)
+    regions: dict[str, list[Region]] = {}
+    for record in manifest.files:
+        if record.tensors:
+            for name, region in _regions(folder / record.name, shapes, manifest.dtype):
+                regions.setdefault(name, []).append(region)
+    carried = tuple(path for name in (CONFIG, *CARRIED) if (path := folder / name).is_file())
+    sha256 = {folder / record.name: record.sha256 for record in manifest.files[share[0] :: share[1]]}
+    return Source(f"the checkpoint {folder}", model, dict.fromkeys(shapes, manifest.dtype), regions, carried, sha256)
+
+
+def _check_sizes(folder: Path, records: Sequence[FileRecord]) -> None:
+    for record in records:
+        try:
+            size = (folder / record.name).stat().st_size
+        except OSError as error:
+            raise AutoshardError(f"checkpoint {folder}: {record.name}: {error.strerror or error}") from None
+        if size != record.bytes:
+            raise AutoshardError(f"checkpoint {folder}: {record.name} has {size:,} bytes, not {record.bytes:,}")
+
+
+def _regions(path: Path, shapes: Mapping[str, tuple[int, ...]], dtype: str) -> list[tuple[str, Region]]:
+    found = []
+    for key, stored in read_header(path).items():
+        quantity, _, rest = key.partition("/")
+        name, _, at = rest.rpartition("@")
+        if quantity != _MASTER:
+            continue
+        offsets = tuple(int(one) for one in at.split(",") if one.isdecimal() and len(one) < 19)
+        shape = shapes.get(name)
+        if shape is None or stored.dtype != dtype:
+            raise AutoshardError(f"{path}: {key[:200]!r} is not a tensor of this checkpoint")
+        box = Box(offsets, stored.shape)
+        if not len(offsets) == len(stored.shape) == len(shape) or box.common(Box((0,) * len(shape), shape)) != box:
+            raise AutoshardError(f"{path}: {key[:200]!r} lies outside the parameter, which is {list(shape)}")
+        found.append((name, Region.of(contiguous(name, box), path, key, stored.offset, WIDTHS[dtype])))
+    return found
+
+
+def checkpoint_files(
+    plan: Plan, dtype: str, carried: tuple[OutputFile, ...], quantities: tuple[str, ...] = WEIGHTS
+) -> list[OutputFile]:
+    """A file for each rank that is the first to hold anything, as that rank would save it, and the plan."""
+    shapes = parameter_shapes(plan.model)
+    order = {name: index for index, name in enumerate(shapes)}
+    files = []
+    for rank, shards in enumerate(shards_of(plan, range(plan.mesh.world_size))):
+        pieces = [piece for shard in shards for piece in shard.pieces if piece.writes]
+        pieces.sort(key=lambda piece: (order[piece.name], piece.box.offsets))
+        tensors = [
+            TensorLayout(
+                tensor_key(quantity, one.name, one.box),
+                one.box.sizes,
+                (contiguous(key_of(quantity, one.name), one.box),),
+            )
+            for quantity in quantities
+            for one in pieces
+        ]
+        if tensors:
+            dtypes = dict.fromkeys((one.name for one in tensors), dtype)
+            files.append(safetensors_file(Path(f"rank-{rank:05}.safetensors"), tensors, dtypes, sha256=True))
+    return [*files, plain_file(Path(PLAN), plan_to_json(plan).encode()), *carried]
+
+
+def manifest_of(
+    plan: Plan, dtype: str, files: list[OutputFile], sha256: Mapping[Path, str], source: Source
+) -> Manifest:
+    """sha256: of every file. A data position is not known: other programs say it in other words."""
+    model = json.loads(json.dumps(plan.model.to_dict()))
+    versions = {"autoshard": autoshard.__version__, "python": platform.python_version()}
+    moments = tuple(key_of(quantity, "") for quantity in QUANTITIES[1:])
+    records = tuple(
+        FileRecord(
+            str(one.path),
+            one.size,
+            sha256[one.path],
+            tuple(name for name in one.parameters if not name.startswith(moments)),
+        )
+        for one in files
+    )
+    world, rate = plan.mesh.world_size, source.learning_rate
+    return Manifest(source.step, model, {}, dtype, rate, 0, versions, world, records, source.quantities)

@@ -1,0 +1,101 @@
+"""Weights to be converted: which model they are of, and where on the disk every parameter lies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from autoshard.checkpoint.boxes import Box
+from autoshard.checkpoint.layout import parameter_shapes
+from autoshard.checkpoint.manifest import WEIGHTS
+from autoshard.conversion.dtypes import as_dtype, element_type
+from autoshard.conversion.regions import Array, OpenFiles, Region, read_box
+from autoshard.conversion.verified import VerifiedFiles
+from autoshard.errors import AutoshardError
+from autoshard.spec.model import ModelSpec
+
+
+@dataclass(frozen=True)
+class Source:
+    """form: what it is, for people. dtypes, regions: by parameter; the regions of one cover it and do not overlap.
+
+    carried: files of a Hugging Face folder that describe the model and its tokenizer, where it has them.
+    sha256: of files that are to be compared while they are read.
+    quantities: with an optimizer's state all of QUANTITIES, after `step` steps, the last at `learning_rate`; dtypes and
+    regions have the moments by `key_of`.
+    """
+
+    form: str
+    model: ModelSpec
+    dtypes: Mapping[str, str]
+    regions: Mapping[str, Sequence[Region]]
+    carried: tuple[Path, ...] = ()
+    sha256: Mapping[Path, str] = field(default_factory=dict)
+    quantities: tuple[str, ...] = WEIGHTS
+    step: int = 0
+    learning_rate: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, shape in self.shapes.items():
+            whole = Box((0,) * len(shape), shape)
+            held = sum(region.box.elements for region in self.regions.get(name, ()))
+            if held != whole.elements:
+                raise AutoshardError(f"{self.form} has {held:,} of {whole.elements:,} elements of {name}")
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of every parameter, in the order of the model, and then of the moments."""
+        shapes = parameter_shapes(self.model)
+        return {key_of(quantity, name): shape for quantity in self.quantities for name, shape in shapes.items()}
+
+
+def key_of(quantity: str, parameter: str) -> str:
+    """Weights go by the parameter's name, moments by theirs before it."""
+    return parameter if quantity == WEIGHTS[0] else f"{quantity}/{parameter}"
+
+
+class WeightReader:
+    """Reads boxes of parameters. Used in a `with`."""
+
+    def __init__(self, source: Source):
+        self._source = source
+        self._files = OpenFiles()
+        self._verified = VerifiedFiles(source.sha256)
+
+    def read(self, parameter: str, box: Box, dtype: str) -> Array:
+        """Elements of a box, as bits of the dtype. Raises AutoshardError naming the file where it cannot be read."""
+        have = self._source.dtypes[parameter]
+        values = np.empty(box.sizes, element_type(have))
+        found, path = 0, Path()
+        for region in self._source.regions[parameter]:
+            common = region.box.common(box)
+            if common is not None:
+                path = region.path
+                try:
+                    part = values[common.slices(box.offsets)]
+                    read_box(self._files[path], region, common, part, self._verified.saw)
+                except OSError as error:
+                    raise AutoshardError(f"{path} cannot be read: {error.strerror or error}") from None
+                found += common.elements
+        if found != box.elements:
+            raise AutoshardError(f"{self._source.form} has {found:,} of {box.elements:,} elements of {parameter}")
+        try:
+            return as_dtype(values, have, dtype)
+        except AutoshardError as error:
+            raise AutoshardError(f"{path}: {parameter} has {error}") from None
+
+    def finish(self) -> None:
+        """Raises AutoshardError naming a file that was changed after it was written, where that is known."""
+        self._verified.finish()
+
+    def __enter__(self) -> WeightReader:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self._verified.close()
+        self._files.close()

@@ -1,0 +1,312 @@
+"""ZeRO-2 and ZeRO-3: what a rank holds of a part of the model, and how long it moves in every microbatch.
+
+A unit, a block or a table at an end of the model, sends its gradients when a microbatch's backward is through with it;
+under ZeRO-3 it gathers its weights before forward and again before backward. Norms and biases stay whole. What of it
+hides behind work: cost/passes.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from autoshard.cost.backward_release import Moments
+from autoshard.cost.collectives import collective_time_s, group_shape
+from autoshard.cost.program import Part, ProgramWork
+from autoshard.cost.stage import Parts, mesh_order
+from autoshard.layout.mesh import ZERO_AXES, Mesh
+from autoshard.rows import Number, anywhere, largest
+from autoshard.spec.cluster import Cluster
+from autoshard.spec.training import DTYPE_BYTES, Precision
+
+Counts = Mapping[tuple[str, ...], int]
+"""Elements by the axes over which their gradient is summed."""
+
+
+class Moved(NamedTuple):
+    """Seconds for one microbatch of one unit: to gather weights for a pass, to scatter gradients."""
+
+    gather_s: float
+    scatter_s: float
+
+
+NO_MOMENTS = Moments()
+FEW_BLOCKS = 3
+"""From so many blocks of a chunk on there is one with a block before it and one behind it."""
+PROBABILITY_BYTES = 4
+"""The loss works on logits and on probabilities in FP32; the gradient of the logits is left of it."""
+
+
+def zero_axes(gradient_axes: tuple[str, ...]) -> tuple[str, ...]:
+    """Of the axes that sum a gradient, those that share its optimizer state; tensor-parallel ranks keep copies."""
+    return tuple(axis for axis in gradient_axes if axis in ZERO_AXES)
+
+
+def held_elements(parameters: Counts, matrices: Counts, mesh: Mesh, sharded: bool) -> float:
+    """What a rank holds of these elements where it shares matrices with those that sum their gradients, or not."""
+    everything = float(sum(parameters.values()))
+    if not sharded:
+        return everything
+    return everything - sum(count - count / mesh.size(zero_axes(axes)) for axes, count in matrices.items())
+
+
+def owned_elements(parameters: Counts, mesh: Mesh, zero: int) -> float:
+    """Number of these elements whose optimizer state a rank keeps."""
+    if not zero:
+        return float(sum(parameters.values()))
+    return sum(count / mesh.size(zero_axes(axes)) for axes, count in parameters.items())
+
+
+class Turns(NamedTuple):
+    """Of a unit, elements that travel: all; those of the larger bucket; those of the bucket whose turn is before it.
+
+    Of the larger one, the gradients that are there early and late in its turn; bytes of activations that are freed
+    late, when most is there after that, and when it leaves (cost/backward_release.py), in hidden activations of a
+    microbatch.
+    """
+
+    all: Number
+    larger: Number
+    other: Number
+    early: Number
+    late: Number
+    back_late: Number
+    back_after: Number
+    back_leaving: Number
+
+
+NO_TURNS = Turns(0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
+
+
+def in_turns(matrices: Counts, mesh: Mesh, times: Moments = NO_MOMENTS, hidden_bytes: float = 1.0) -> Turns:
+    """Experts are shared by fewer ranks than the rest of their block and travel apart, in turns with it. Where all is
+    shared alike, the one before is the next block's, as large."""
+    counts, early, late = (_by_sharers(one, mesh) for one in (matrices, times.early.made, times.late.made))
+    if not counts:
+        return NO_TURNS
+    total, among = sum(counts.values()), max(counts, key=counts.__getitem__)
+    larger = counts[among]
+    other = total - larger or larger
+    if larger < total and late.get(among, 0) < larger:  # the rest of the block is larger than its experts
+        return Turns(total, larger, other, larger, larger, 0.0, 0.0, 0.0)
+    leaving = times.end if larger == total else times.after
+    back = [moment.given_back / hidden_bytes for moment in (times.late, times.after, leaving)]
+    return Turns(total, larger, other, early.get(among, 0), late.get(among, 0), *back)
+
+
+def _by_sharers(matrices: Counts, mesh: Mesh) -> dict[tuple[str, ...], int]:
+    """Elements that travel, by the axes of those that share them."""
+    found: dict[tuple[str, ...], int] = {}
+    for axes, count in matrices.items():
+        if mesh.size(among := zero_axes(axes)) > 1:
+            found[among] = found.get(among, 0) + count
+    return found
+
+
+class Travelling(NamedTuple):
+    """One unit on one rank under ZeRO-2 or -3, over rows. weights, sums: elements of weights and of sums of
+    gradients that it holds. gather_s, again_s: seconds to gather its weights for forward and for backward. scatter_s:
+    to scatter its gradients. turns: its elements that travel."""
+
+    weights: Number
+    sums: Number
+    gather_s: Number
+    again_s: Number
+    scatter_s: Number
+    turns: Turns
+
+
+STAYS = Travelling(0.0, 0.0, 0.0, 0.0, 0.0, NO_TURNS)
+"""Marks a unit that is held whole: nothing of it travels."""
+
+
+class Unit(NamedTuple):
+    """Elements of a block or an end of the model on one rank, over rows. owned: those whose optimizer state it keeps.
+    travelling: STAYS where no row is under ZeRO-2 or -3."""
+
+    parameters: Number
+    owned: Number
+    travelling: Travelling = STAYS
+
+    @property
+    def weights(self) -> Number:
+        """Held on the rank."""
+        return self.parameters if self.travelling is STAYS else self.travelling.weights
+
+    @property
+    def sums(self) -> Number:
+        """Sums of gradients that are held on the rank."""
+        return self.parameters if self.travelling is STAYS else self.travelling.sums
+
+    @property
+    def going(self) -> Number:
+        """Elements that travel in every microbatch."""
+        return self.travelling.turns.all
+
+    def take(self, rows: Any) -> Unit:
+        """These rows alone, in their order."""
+        held = Unit(self.parameters[rows], self.owned[rows])
+        if self.travelling is STAYS:
+            return held
+        weights, sums, gather_s, again_s, scatter_s = (column[rows] for column in self.travelling[:-1])
+        turns = Turns(*(column[rows] for column in self.travelling.turns))
+        return held._replace(travelling=Travelling(weights, sums, gather_s, again_s, scatter_s, turns))
+
+
+class State(NamedTuple):
+    """Parameters of the model on the ranks of a mesh, over rows: a block, the end on the first rank and that on the
+    last one; where these are one rank and share their table, both are in `first`.
+
+    shares: whether other ranks keep the rest of a rank's optimizer state, so that gradients and parameters travel in
+    buckets. owners: how many ranks share a table. gathers: 1 under ZeRO-3, else 0. travels: which rows are under ZeRO-2
+    or -3; False where none is.
+    """
+
+    block: Unit
+    first: Unit
+    last: Unit
+    shares: Any
+    owners: Number
+    gathers: Number
+    travels: Any
+
+    def take(self, rows: Any) -> State:
+        """These rows alone, in their order."""
+        shares, travels = self.shares[rows], False if self.travels is False else self.travels[rows]
+        if not anywhere(travels):
+            block, first, last = (unit._replace(travelling=STAYS).take(rows) for unit in self[:3])
+            return State(block, first, last, shares, 1, 0, False)
+        block, first, last = (unit.take(rows) for unit in self[:3])
+        return State(block, first, last, shares, self.owners[rows], self.gathers[rows], travels)
+
+
+class Contents(NamedTuple):
+    """A block or an end of the model on one rank: elements by the axes over which their gradient is summed once a step;
+    of these, matrices, which ZeRO-2 and -3 share; how many parameters these are; moments of its backward."""
+
+    parameters: Counts = {}
+    matrices: Counts = {}
+    num_tensors: int = 0
+    moments: Moments = NO_MOMENTS
+
+
+def contents_of(part: Part | ProgramWork) -> Contents:
+    """Contents of a part of a stage, or of its program."""
+    return Contents(part.parameters, part.matrices, part.num_tensors, part.moments)
+
+
+def model_contents(
+    block: Part | ProgramWork, embedding: Part | ProgramWork, head: Part | ProgramWork, tied: Part | ProgramWork | None
+) -> tuple[Contents, Contents, Contents]:
+    """Contents of a block, the first and the last rank's end. tied: embedding and head, where they share their table on
+    one rank."""
+    if tied is not None:
+        return contents_of(block), contents_of(tied), Contents()
+    return contents_of(block), contents_of(embedding), contents_of(head)
+
+
+def parts_contents(parts: Sequence[Parts], pp: int) -> tuple[Contents, Contents, Contents]:
+    """Contents of a block and the ends of a model whose virtual stages are made of these parts."""
+    return model_contents(parts[0].block, parts[0].embedding, parts[-1].head, parts[0].tied_ends if pp == 1 else None)
+
+
+def parts_state(parts: Sequence[Parts], zero: int, precision: Precision, mesh: Mesh, cluster: Cluster) -> State:
+    """The state of a mesh on which stages are made of these parts."""
+    return mesh_state(parts_contents(parts, mesh.pp), parts[0].hidden_bytes, zero, precision, mesh, cluster)
+
+
+def mesh_state(
+    contents: tuple[Contents, Contents, Contents],
+    hidden_bytes: float,
+    zero: int,
+    precision: Precision,
+    mesh: Mesh,
+    cluster: Cluster,
+) -> State:
+    """The state of one mesh. hidden_bytes: of the microbatch for which the moments of the contents are."""
+    tied = not contents[2].parameters
+
+    def unit(place: int) -> Unit:
+        counts, matrices, _, times = contents[place]
+        parameters, owned = float(sum(counts.values())), owned_elements(counts, mesh, zero)
+        if zero < 2:
+            return Unit(parameters, owned)
+        gather_s, scatter_s = moved(matrices, zero, precision, mesh, cluster)
+        again_s = 0.0 if place == 1 and not tied else gather_s  # an embedding's backward does not read its table
+        weights, sums = (held_elements(counts, matrices, mesh, zero >= stage) for stage in (3, 2))
+        turns = in_turns(matrices, mesh, times, hidden_bytes) if place == 0 else in_turns(matrices, mesh)
+        return Unit(parameters, owned, Travelling(weights, sums, gather_s, again_s, scatter_s, turns))
+
+    owners = mesh.size(ZERO_AXES)
+    return State(unit(0), unit(1), unit(2), owners > 1, owners, int(zero == 3), zero >= 2)
+
+
+def moved(matrices: Counts, zero: int, precision: Precision, mesh: Mesh, cluster: Cluster) -> Moved:
+    """Seconds of a unit with these matrices under ZeRO-2 or -3."""
+    return _moved(tuple(matrices.items()), zero, precision, mesh_order(mesh), cluster)
+
+
+@lru_cache(maxsize=4096)
+def _moved(
+    matrices: tuple[tuple[tuple[str, ...], int], ...],
+    zero: int,
+    precision: Precision,
+    order: tuple[tuple[str, int], ...],
+    cluster: Cluster,
+) -> Moved:
+    gather_s = scatter_s = 0.0
+    parameter, reduced = (DTYPE_BYTES[dtype] for dtype in (precision.parameter_dtype, precision.gradient_reduce_dtype))
+    for axes, count in matrices:
+        shape = group_shape(order, tuple(sorted(zero_axes(axes))), cluster)
+        if shape.size > 1:
+            scatter_s += collective_time_s("reduce_scatter", count * reduced, shape, cluster)
+            gather_s += collective_time_s("all_gather", count * parameter, shape, cluster) if zero == 3 else 0.0
+    return Moved(gather_s, scatter_s)
+
+
+def in_work_bytes(
+    gathers: Number,
+    dtypes: tuple[int, int],
+    owners: Number,
+    travels: tuple[Turns, Number, Number],
+    tied: Number,
+    at_work: tuple[Number, Number],
+    kept: tuple[Number, Number],
+    blocks: Number,
+    hidden_bytes: Number,
+) -> Number:
+    """Bytes beside kept activations at the worst moment of a microbatch, over rows.
+
+    gathers, owners: as in State. dtypes: bytes of a weight and of a gradient as it is sent. travels:
+    of a block, and elements of the rank's embedding and of its head that travel, 0 for none. tied: 1 where both
+    are one table, which stays whole through backward. at_work: what a block and the loss work on. kept: by one
+    microbatch for all blocks of a chunk; for the loss, which is over when blocks run backward. blocks: of a chunk.
+
+    A bucket of a block: the block's weights and the next one's, its gradients, those of the one before on their way;
+    the smaller one when the larger one of the next block has not arrived. The first block of a backward has none before
+    it but the head, the last one none behind it. What leaves is there twice at first, as backward left it and as it is
+    sent, and with it the rank's shard of what arrives. A table alike; of the head before that its weights and gradients
+    of logits.
+    """
+    (parameter, reduced), (block, first, last), (block_work, loss_work) = dtypes, travels, at_work
+    larger, other = block.larger, block.other
+    whole, on_its_way = gathers * parameter, reduced + reduced / owners
+    several, many, apart = (blocks > 1) * 1.0, (blocks >= FEW_BLOCKS) * 1.0, (larger < block.all) * 1.0
+    kept_by_blocks, kept_by_loss = kept
+    shared = tied * first * (whole + parameter)
+    behind_head = several * larger * whole + last * on_its_way
+    between = many * larger * whole + several * other * on_its_way
+    back_at_end = apart * block.back_late + (1 - apart) * block.back_after
+    late = block.late * parameter - block.back_late * hidden_bytes
+    gradients = largest(largest(block.early * parameter, late), larger * parameter - back_at_end * hidden_bytes)
+    of_larger = block_work + block.all * whole + gradients + largest(behind_head, between)
+    after = block_work - block.back_after * hidden_bytes
+    of_other = after + (other + several * larger) * whole + other * parameter + largest(larger, last) * on_its_way
+    leaving = block_work - block.back_leaving * hidden_bytes
+    of_leaving = leaving + (apart * other + several * larger) * whole + larger * (parameter + on_its_way)
+    of_block = largest(largest(of_larger, apart * of_other), of_leaving) + shared
+    of_logits = loss_work * parameter / (parameter + PROBABILITY_BYTES) + last * (whole + parameter)
+    of_head = larger * whole + largest(of_logits, last * (parameter + on_its_way))
+    of_embedding = first * (parameter + on_its_way) + shared - kept_by_blocks
+    return largest(largest(of_block, of_head) - kept_by_loss, of_embedding)

@@ -1,0 +1,302 @@
+"""A plan as people ask about it: numbers with names. Every renderer reads this and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from autoshard.cost.interval import FIT_PROBABILITY
+from autoshard.cost.values import Term
+from autoshard.explanation.advice import advice
+from autoshard.explanation.doubt import doubt, memory_interval
+from autoshard.explanation.links import axis_links
+from autoshard.layout.mesh import AXIS_ORDER, FOLDED_ROWS, Mesh
+from autoshard.layout.strategy import Strategy
+from autoshard.models.stage import parameter_count
+from autoshard.plans.differences import loses, term_differences
+from autoshard.plans.layout_syntax import CHOICES, DEGREES
+from autoshard.plans.names import layout_name, recompute_by_stage, recompute_words, short_name
+from autoshard.plans.plan import Plan, SearchSummary
+from autoshard.plans.search_result import Candidate, Rejection
+from autoshard.schedules import SCHEDULES
+
+if TYPE_CHECKING:
+    from autoshard.explanation.answers import Sensitivity
+
+__all__ = ["Description", "RunnerUp", "Share", "describe", "layout_name"]
+CAVEAT = (
+    "~ marks predictions of a cost model. Some of its constants are datasheet or measured values, others are guesses; "
+    "nothing here was measured on this cluster."
+)
+
+
+@dataclass(frozen=True)
+class Share:
+    """A term of a sum. value: seconds or bytes. share: of the whole, 0 to 1."""
+
+    name: str
+    value: float
+    share: float
+
+
+@dataclass(frozen=True)
+class RunnerUp:
+    """recompute: by stage, where stages differ, else ''.
+    slower: step time over the chosen one's, minus 1; between slower_low and slower_high with 90 % probability.
+
+    chosen_is_faster: probability. toss_up: either may be the faster one. differences: seconds more than there, by term.
+    """
+
+    layout: str
+    recompute: str
+    step_time_s: float
+    step_time_low_s: float
+    step_time_high_s: float
+    slower: float
+    slower_low: float
+    slower_high: float
+    chosen_is_faster: float
+    toss_up: bool
+    memory_bytes: float
+    fits_probability: float
+    loses: str
+    differences: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True)
+class Description:
+    """facts: (label, text) lines on how the layout works. memory_terms are of the fullest pipeline rank.
+
+    mfu: share of peak_flops_per_s, the dense peak of one device for peak_dtype.
+    memory_low_bytes, memory_high_bytes: 90 % interval of memory_bytes, as step_time_low_s and step_time_high_s are.
+    memory_by_rank: bytes on a core of each pipeline rank. considered, fitting and optimality are None where nothing was
+    searched; given: what the search had to keep to, in words of a layout. advice: how sure all that is and what to
+    make of toss-ups, in sentences. sensitivity: None where it was not asked for.
+    """
+
+    made_by: str
+    model: str
+    num_parameters: int
+    cluster: str
+    num_devices: int
+    device: str
+    global_batch_size: int
+    sequence_length: int
+    tokens_per_step: int
+    precision: str
+    backend: str
+    layout: str
+    facts: tuple[tuple[str, str], ...]
+    step_time_s: float
+    step_time_low_s: float
+    step_time_high_s: float
+    time_terms: tuple[Share, ...]
+    tokens_per_s: float
+    mfu: float
+    peak_flops_per_s: float
+    peak_dtype: str
+    fullest_pipeline_rank: int
+    memory_bytes: float
+    memory_low_bytes: float
+    memory_high_bytes: float
+    memory_capacity_bytes: float
+    fits_probability: float
+    memory_terms: tuple[Share, ...]
+    memory_by_rank: tuple[float, ...]
+    considered: int | None
+    fitting: int | None
+    given: str
+    optimality: str | None
+    rejections: tuple[Rejection, ...]
+    runners_up: tuple[RunnerUp, ...]
+    advice: tuple[str, ...]
+    sensitivity: Sensitivity | None
+    notes: tuple[str, ...]
+    caveat: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values, each under the field's name."""
+        return asdict(self)
+
+
+def describe(plan: Plan, sensitivity: Sensitivity | None = None) -> Description:
+    """sensitivity: of the same plan; it takes seconds to find, so it is asked for apart."""
+    estimate, training = plan.estimate, plan.training
+    memory_low_bytes, memory_high_bytes = memory_interval(plan.cluster, estimate)
+    dtype = training.precision.compute_dtype
+    fullest = estimate.fullest
+    return Description(
+        made_by=plan.made_by,
+        model=plan.model.name,
+        num_parameters=parameter_count(plan.model),
+        cluster=f"{plan.cluster.nodes} x {plan.cluster.instance}",
+        num_devices=plan.cluster.world_size,
+        device=_DEVICES.get(plan.cluster.layout_rules, "process" if plan.cluster.instance == "cpu" else "device"),
+        global_batch_size=training.global_batch_size,
+        sequence_length=training.sequence_length,
+        tokens_per_step=training.tokens_per_step,
+        precision=training.precision.name,
+        backend=plan.backend,
+        layout=short_name(plan.strategy),
+        facts=_facts(plan),
+        step_time_s=estimate.step_time_s,
+        step_time_low_s=estimate.step_time_low_s,
+        step_time_high_s=estimate.step_time_high_s,
+        time_terms=_shares(estimate.time_terms, estimate.step_time_s),
+        tokens_per_s=estimate.tokens_per_s,
+        mfu=estimate.mfu,
+        peak_flops_per_s=plan.cluster.device.peak_flops_per_s(dtype),
+        peak_dtype=dtype,
+        fullest_pipeline_rank=fullest.pipeline_rank,
+        memory_bytes=fullest.total_bytes,
+        memory_low_bytes=memory_low_bytes,
+        memory_high_bytes=memory_high_bytes,
+        memory_capacity_bytes=estimate.memory_capacity_bytes,
+        fits_probability=estimate.fits_probability,
+        memory_terms=_shares(fullest.terms, estimate.memory_capacity_bytes),
+        memory_by_rank=tuple(stage.total_bytes for stage in estimate.memory),
+        considered=plan.search.considered if plan.search else None,
+        fitting=plan.search.fitting if plan.search else None,
+        given=" ".join(f"{_WORDS.get(field, field)}={value}" for field, value in plan.pins.fixed.items()),
+        optimality=_proven(plan.search) if plan.search else None,
+        rejections=plan.search.rejections if plan.search else (),
+        runners_up=tuple(_runner_up(plan, one) for one in plan.runners_up),
+        advice=advice(plan),
+        sensitivity=sensitivity,
+        notes=plan.notes,
+        caveat=CAVEAT,
+    )
+
+
+def _proven(search: SearchSummary) -> str:
+    """With how surely a layout had to fit, where that is not the usual."""
+    if search.fit_probability == FIT_PROBABILITY:
+        return search.optimality
+    sure = f"{100 * search.fit_probability:.4g} %"
+    return f"{search.optimality}; of layouts that fit with at least {sure} (--fit-probability)"
+
+
+def _shares(terms: tuple[Term, ...], whole: float) -> tuple[Share, ...]:
+    return tuple(Share(term.name, term.value, term.value / whole) for term in terms)
+
+
+def _runner_up(plan: Plan, other: Candidate) -> RunnerUp:
+    best, estimate = plan.estimate, other.estimate
+    sure = doubt(plan.cluster, Candidate(plan.strategy, best), other)
+    return RunnerUp(
+        short_name(other.strategy),
+        "" if other.strategy.uniform_recompute else recompute_by_stage(other.strategy),
+        estimate.step_time_s,
+        estimate.step_time_low_s,
+        estimate.step_time_high_s,
+        estimate.step_time_s / best.step_time_s - 1,
+        sure.low - 1,
+        sure.high - 1,
+        sure.first_is_faster,
+        sure.toss_up,
+        estimate.fullest.total_bytes,
+        estimate.fits_probability,
+        loses(best, estimate),
+        term_differences(best, estimate),
+    )
+
+
+def _recompute(strategy: Strategy) -> str:
+    name = strategy.uniform_recompute
+    if name is None:
+        return f"run again in backward, by stage: {recompute_by_stage(strategy)}"
+    return _RECOMPUTE.get(name) or f"run again in backward: {recompute_words(name)}"
+
+
+def _facts(plan: Plan) -> tuple[tuple[str, str], ...]:
+    strategy = plan.strategy
+    count = plan.num_microbatches
+    size = strategy.microbatch_size
+    each = f"{size} sequence{'s' if size > 1 else ''}"
+    links = axis_links(plan)
+    return (
+        ("mesh", _mesh(plan.mesh)),
+        *(() if links is None else (("links", links),)),
+        ("stages", _stages(strategy)),
+        ("microbatches", f"{count:,} of {each}" + (f" on each of {strategy.dp} replicas" if strategy.dp > 1 else "")),
+        ("schedule", _schedule(strategy)),
+        ("recompute", _recompute(strategy)),
+        ("optimizer", _optimizer(plan)),
+        ("attention", _attention(strategy)),
+    )
+
+
+_WORDS = {field: word for word, field in (*DEGREES.items(), *CHOICES.items())}
+_DEVICES = {"trn1": "NeuronCore", "trn2": "logical NeuronCore"}
+_RECOMPUTE = {
+    "none": "none: every activation is kept",
+    "core_attention": "core attention runs again in backward",
+    "core_attention+mlp": "core attention and MLP run again in backward",
+    "full": "full: each block runs again in backward, only its input is kept",
+}
+_ATTENTION = {
+    "flash": "flash kernel: scores are never stored",
+    "plain": "plain kernel: scores are stored",
+}
+
+_CONTEXT_PARALLEL = {
+    "all_gather": "keys and values are gathered over cp",
+    "ring": "keys and values go round a ring over cp",
+    "zigzag_ring": "keys and values go round a ring over cp, each rank has an early and a late part of the sequence",
+    "ulysses": "over cp the sequence is exchanged for the heads",
+}
+
+
+def _mesh(mesh: Mesh) -> str:
+    """'pp 8 > dp 2 > tp1 4 > tp0 8 (tp0 varies fastest over ranks)', what is unusual about that and what tp1 is."""
+    used = [(axis.name, axis.size) for axis in mesh.rank_axes if axis.size > 1]
+    if not used:
+        return "a single rank"
+    usual = [axis.name for axis in replace(mesh, order=AXIS_ORDER).rank_axes if axis.size > 1]
+    unusual = "" if [name for name, _ in used] == usual else f"; the usual order is {' > '.join(usual)}"
+    copies = "; ranks along tp1 have the same key-value heads" if "tp1" in dict(used) else ""
+    order = " > ".join(f"{name} {size}" for name, size in used)
+    rows = f"; the rows of a node are counted {', '.join(map(str, FOLDED_ROWS))}" if mesh.folded_node else ""
+    return f"{order} ({used[-1][0]} varies fastest over ranks{rows}{unusual}{copies})"
+
+
+def _stages(strategy: Strategy) -> str:
+    """'8: layers 10 10 10 ...' with equal runs folded."""
+    counts = strategy.stage_layers
+    if len(counts) == 1:
+        return f"1 with all {counts[0]} layers"
+    runs = [(layers, len(list(group))) for layers, group in groupby(counts)]
+    if len(runs) == 1:
+        layers = f"{counts[0]} layer{'s' * (counts[0] > 1)} each"
+    else:
+        layers = "layers " + " ".join(f"{times} x {n}" if times > 1 else str(n) for n, times in runs)
+    chunks = f", {strategy.num_virtual_stages} on each pipeline rank" if strategy.num_virtual_stages > 1 else ""
+    return f"{len(counts)}{chunks}: {layers}; embedding on the first, head and loss on the last"
+
+
+def _schedule(strategy: Strategy) -> str:
+    if strategy.pp == 1:
+        return "no pipeline: one microbatch after the other"
+    return SCHEDULES[strategy.schedule].label.format(vpp=strategy.num_virtual_stages)
+
+
+def _attention(strategy: Strategy) -> str:
+    kernel = _ATTENTION[strategy.attention_kernel]
+    return f"{kernel}; {_CONTEXT_PARALLEL[strategy.context_parallel]}" if strategy.cp > 1 else kernel
+
+
+_SHARDED = {1: "state", 2: "state and gradients", 3: "state, gradients and weights"}
+
+
+def _optimizer(plan: Plan) -> str:
+    """'AdamW, ZeRO-1 over dp 2; float32 master weights and moments'."""
+    precision = plan.training.precision
+    axes = plan.zero_axes
+    shards = plan.mesh.size(axes)
+    zero = plan.strategy.zero
+    state = (
+        f"ZeRO-{zero}: {_SHARDED[zero]} sharded {shards} ways over {' x '.join(axes)}" if axes else "state not sharded"
+    )
+    master = f"{precision.master_dtype} master weights" if precision.master_dtype else "no master weights"
+    return f"AdamW, {state}; {master}, {precision.optimizer_dtype} moments"

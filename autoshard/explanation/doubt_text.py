@@ -1,0 +1,149 @@
+"""Pages of two layouts beside each other: `explain --why` and `compare`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from autoshard.cost.values import Estimate
+from autoshard.explanation.compare import Comparison
+from autoshard.explanation.describe import Description
+from autoshard.explanation.doubt import Doubt, Pair, doubt, pairs
+from autoshard.explanation.page import LEAST_SHARE, NARROWEST, WIDEST, Line, heading, paint, percent, table, wrapped
+from autoshard.explanation.why import Why
+from autoshard.layout.strategy import Strategy
+from autoshard.plans.names import recompute_by_stage, short_name
+from autoshard.spec.cluster import Cluster
+from autoshard.units import format_bytes, format_seconds
+
+
+def pair_lines(
+    title: str, found: Sequence[Pair], names: tuple[str, str], shown: Callable[[float], str], width: int
+) -> list[Line]:
+    """A table, its sum last; what hardly differs is left out and counted."""
+    whole = max(sum(pair.one for pair in found), sum(pair.other for pair in found))
+    telling = [pair for pair in found if abs(pair.difference) >= LEAST_SHARE * whole]
+    alike = [pair for pair in found if pair not in telling and max(pair.one, pair.other) > 0]
+    if alike:
+        label = f"{len(alike)} terms that hardly differ" if len(alike) > 1 else alike[0].name
+        telling.append(Pair(label, sum(pair.one for pair in alike), sum(pair.other for pair in alike)))
+    telling.append(Pair("sum", sum(pair.one for pair in found), sum(pair.other for pair in found)))
+    rows = [
+        (
+            pair.name,
+            f"~{shown(pair.one)}" if pair.one else "-",
+            f"~{shown(pair.other)}" if pair.other else "-",
+            f"{'-' if pair.difference < 0 else '+'}{shown(abs(pair.difference))}",
+        )
+        for pair in telling
+    ]
+    return table((title, *names, "difference"), rows, width, right=(1, 2, 3))
+
+
+def doubt_text(found: Doubt) -> str:
+    """'1.0 % slower (90 %: 12 % faster to 16 % slower), a toss-up'."""
+    sure = max(found.first_is_faster, 1 - found.first_is_faster)
+    likely = "the first" if found.first_is_faster >= 0.5 else "the second"
+    text = (
+        f"90 %: {slower_text(found.low)} to {slower_text(found.high)}; {likely} is the faster one with {percent(sure)}"
+    )
+    return f"{text}: a toss-up" if found.toss_up else text
+
+
+def slower_text(ratio: float) -> str:
+    """1.05 -> '5.0 % slower'."""
+    return f"{abs(ratio - 1) * 100:.1f} % {'slower' if ratio >= 1 else 'faster'}"
+
+
+def _estimate_text(estimate: Estimate) -> str:
+    low, high = format_seconds(estimate.step_time_low_s), format_seconds(estimate.step_time_high_s)
+    used = f"~{format_bytes(estimate.fullest.total_bytes)} of {format_bytes(estimate.memory_capacity_bytes)}"
+    fits = f"fits with {percent(estimate.fits_probability)} probability" if estimate.fits else "does not fit"
+    return f"~{format_seconds(estimate.step_time_s)} (90 %: {low} to {high}); {used}, {fits}"
+
+
+def _named(label: str, strategy: Strategy, width: int) -> list[Line]:
+    lines = heading(label, short_name(strategy), width)
+    if strategy.uniform_recompute is None:
+        lines += wrapped(f"recompute by stage: {recompute_by_stage(strategy)}", width, " " * 8)
+    return lines
+
+
+def why_page(found: Why, cluster: Cluster, width: int, color: bool) -> str:
+    """Ends with a newline."""
+    width = max(NARROWEST, min(width, WIDEST))
+    lines: list[Line] = [((f"Why not {found.asked}?", "bold"),)]
+    chosen = found.chosen
+    if found.is_the_choice:
+        lines += wrapped(f"It is the choice: its best completion is {short_name(chosen.strategy)}.", width, "  ")
+        return paint(lines, width, color)
+    if found.refusal:
+        lines += wrapped(f"Because {found.refusal}.", width, "  ")
+    if found.best is None:
+        return paint(lines, width, color)
+    other = found.best
+    lines += [(), *_named("Chosen", chosen.strategy, width)]
+    lines += wrapped(_estimate_text(chosen.estimate), width, " " * 8)
+    name = "Nearest" if found.refusal else "Asked"
+    lines += _named(name, other.strategy, width)
+    lines += wrapped(_estimate_text(other.estimate), width, " " * 8)
+    ratio = other.estimate.step_time_s / chosen.estimate.step_time_s
+    sure = (
+        doubt_text(doubt(cluster, chosen, other))
+        .replace("the first", "the chosen one")
+        .replace("the second", "the asked one")
+    )
+    lines += wrapped(f"{slower_text(ratio)} ({sure})", width, " " * 8)
+    names = ("chosen", name.lower())
+    lines += [
+        (),
+        *pair_lines("step", pairs(chosen.estimate.time_terms, other.estimate.time_terms), names, format_seconds, width),
+    ]
+    both = pairs(chosen.estimate.fullest.terms, other.estimate.fullest.terms)
+    lines += [(), *pair_lines("fullest device", both, names, format_bytes, width)]
+    return paint(lines, width, color)
+
+
+def compare_page(found: Comparison, names: tuple[str, str], width: int, color: bool) -> str:
+    """Differences first. names: of the two files. Ends with a newline."""
+    width = max(NARROWEST, min(width, WIDEST))
+    lines: list[Line] = [((f"{names[0]} beside {names[1]}", "bold"),)]
+    one, other = found.one, found.other
+    lines += wrapped(_verdict(found), width, "  ")
+    lines.append(())
+    if found.different:
+        lines += heading("Differ", "", width)
+        for what, first, second in found.different:
+            lines.append(((f"  {what}", "dim"),))
+            lines += [*wrapped(f"< {first}", width, "    "), *wrapped(f"> {second}", width, "    ")]
+        lines.append(())
+    short = ("first", "second")
+    lines += pair_lines("step", found.time, short, format_seconds, width)
+    lines.append(())
+    lines += pair_lines("fullest device", found.memory, short, format_bytes, width)
+    lines += [(), *table(("", *short, "second over first"), _numbers(one, other), width, right=(1, 2, 3))]
+    if found.same:
+        lines += [(), *heading("Same", "", width)]
+        lines += [line for what, text in found.same for line in wrapped(f"{what}: {text}", width, "  ")]
+    return paint(lines, width, color)
+
+
+def _verdict(found: Comparison) -> str:
+    ratio = found.other.step_time_s / found.one.step_time_s
+    first, second = (format_seconds(one.step_time_s) for one in (found.one, found.other))
+    text = f"the second takes ~{second} a step, the first ~{first}: "
+    if found.doubt is None:
+        return text + f"{ratio:.3g} times, for other inputs"
+    return text + f"{slower_text(ratio)} ({doubt_text(found.doubt)})"
+
+
+def _numbers(one: Description, other: Description) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, float, float, Callable[[float], str]]] = [
+        ("step, low end of 90 %", one.step_time_low_s, other.step_time_low_s, format_seconds),
+        ("step, high end of 90 %", one.step_time_high_s, other.step_time_high_s, format_seconds),
+        ("tokens/s", one.tokens_per_s, other.tokens_per_s, lambda value: f"{value:,.0f}"),
+        ("MFU", one.mfu, other.mfu, lambda value: f"{value:.1%}"),
+        ("memory, fullest device", one.memory_bytes, other.memory_bytes, format_bytes),
+        ("capacity", one.memory_capacity_bytes, other.memory_capacity_bytes, format_bytes),
+        ("probability to fit", one.fits_probability, other.fits_probability, percent),
+    ]
+    return [(name, shown(a), shown(b), f"{b / a:.2f}") for name, a, b, shown in rows]

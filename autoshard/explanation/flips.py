@@ -1,0 +1,173 @@
+"""Where the choice of a layout flips when one quantity changes: found by searching again, not by guessing.
+
+Between two values of a quantity the layouts known so far are priced (`estimate`) and the flip is bisected; then the
+whole search runs on both sides of it. A layout that it finds joins the known ones and the bisection is done again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import sqrt
+from typing import NamedTuple
+
+from autoshard.backends.rules import Problem
+from autoshard.cost.estimate import estimate
+from autoshard.cost.interval import FIT_PROBABILITY
+from autoshard.errors import AutoshardError
+from autoshard.explanation.quantities import Quantity
+from autoshard.layout.strategy import Strategy
+from autoshard.planner.cached_search import Searches
+from autoshard.plans.search_result import Candidate, Pins
+
+FINE = 1.01
+"""A flip is known to this factor."""
+SEARCHES = 6
+"""To narrow a flip down, about; three are enough where the layouts known so far say where it is."""
+EQUAL = 1e-9
+"""Step times closer than this are one."""
+
+
+@dataclass(frozen=True)
+class Flip:
+    """Of one quantity in one direction. factor: times what it is now; the choice holds up to `holds`.
+
+    to: what wins from there; None: nothing is legal or fits any more, and `refusal` says why.
+    """
+
+    factor: float
+    holds: float
+    to: Candidate | None
+    refusal: str = ""
+
+
+class Winner(NamedTuple):
+    """best: None where nothing fits or is legal, and `refusal` says why."""
+
+    best: Candidate | None
+    refusal: str
+
+
+def same_layout(one: Strategy, other: Strategy) -> bool:
+    """Whether two strategies are one layout to a reader: where stages are cut is not looked at."""
+    return _key(one) == _key(other)
+
+
+def _key(strategy: Strategy) -> tuple[object, ...]:
+    s = strategy
+    sets = frozenset(s.recompute)
+    degrees = (s.tp, s.pp, s.dp, s.cp, s.ep, s.num_virtual_stages, s.microbatch_size)
+    return (*degrees, s.zero, s.schedule, sets, s.attention_kernel, s.context_parallel, s.axis_order)
+
+
+def winner(searches: Searches, problem: Problem, pins: Pins, sure: float = FIT_PROBABILITY) -> Winner:
+    """What the search takes. sure: with what probability it is to fit."""
+    try:
+        return Winner(searches.best(problem, pins, sure), "")
+    except AutoshardError as error:
+        return Winner(None, str(error))
+
+
+@dataclass
+class _Known:
+    """Layouts priced along one quantity: those that count as the choice, and those that do not."""
+
+    problem: Problem
+    quantity: Quantity
+    sure: float
+    ours: list[Strategy]
+    theirs: list[Strategy]
+
+    def is_ours(self, best: Candidate | None) -> bool:
+        return best is not None and same_layout(best.strategy, self.ours[0])
+
+    def add(self, best: Candidate | None) -> bool:
+        """A layout that the search found; whether it was not known before."""
+        if best is None or best.strategy in (*self.ours, *self.theirs):
+            return False
+        (self.ours if self.is_ours(best) else self.theirs).append(best.strategy)
+        return True
+
+    def ours_win(self, factor: float) -> bool:
+        """What is given away for a simpler choice now is given away there too."""
+        given_away = max(1.0, self.ratio(1.0) or 1.0)
+        ratio = self.ratio(factor)
+        return ratio is not None and ratio <= given_away * (1 + EQUAL)
+
+    def ratio(self, factor: float) -> float | None:
+        """Of the step time of ours to theirs: None where ours do not fit, 0 where theirs do not."""
+        problem = self.quantity.scaled(self.problem, factor)
+        ours, theirs = (self.fastest_s(problem, known) for known in (self.ours, self.theirs))
+        if ours is None:
+            return None
+        return ours / theirs if theirs is not None else 0.0
+
+    def fastest_s(self, problem: Problem, known: list[Strategy]) -> float | None:
+        """Of those that fit as surely as the choice does now, or as is asked."""
+        found = (estimate(problem.model, problem.training, problem.cluster, one) for one in known)
+        return min((one.step_time_s for one in found if one.fits and one.fits_probability >= self.sure), default=None)
+
+    def bisected(self, holds: float, flipped: float) -> tuple[float, float]:
+        """The same two factors, no more than FINE apart."""
+        while _apart(holds, flipped) > FINE:
+            middle = sqrt(holds * flipped)
+            if self.ours_win(middle):
+                holds = middle
+            else:
+                flipped = middle
+        return holds, flipped
+
+
+def _apart(one: float, other: float) -> float:
+    return max(one / other, other / one)
+
+
+class Question(NamedTuple):
+    """Of which problem and pins, and with what probability a layout is to fit."""
+
+    problem: Problem
+    pins: Pins
+    sure: float = FIT_PROBABILITY
+
+
+def flip(searches: Searches, asked: Question, chosen: Strategy, quantity: Quantity, furthest: float) -> Flip | None:
+    """The first flip between now and `furthest` times as much; None where the choice at both ends is the same."""
+    if quantity.whole:
+        return _whole_flip(searches, asked, chosen, quantity, furthest)
+    problem, pins, sure = asked
+    far, refusal = winner(searches, quantity.scaled(problem, furthest), pins, sure)
+    if far is not None and same_layout(far.strategy, chosen):
+        return None
+    now = estimate(problem.model, problem.training, problem.cluster, chosen)
+    known = _Known(
+        problem, quantity, min(sure, now.fits_probability), [chosen], [far.strategy] if far is not None else []
+    )
+    holds, found = 1.0, Flip(furthest, 1.0, far, refusal)
+    halve, count = False, 1
+    while count < SEARCHES and _apart(holds, found.factor) > FINE:
+        before, after = known.bisected(holds, found.factor)
+        expected = (before, after) if before != holds else (after,)
+        for probe in (sqrt(holds * found.factor),) if halve else expected:
+            best, refusal = winner(searches, quantity.scaled(problem, probe), pins, sure)
+            is_new, count = known.add(best), count + 1
+            if not known.is_ours(best):
+                found = Flip(probe, holds, best, refusal)
+                break
+            holds = probe
+        # Where the layouts known so far did not say where to look, look in the middle.
+        halve = not halve and (found.factor == before or (found.factor != after and not is_new))
+    return replace(found, holds=holds)
+
+
+def _whole_flip(
+    searches: Searches, asked: Question, chosen: Strategy, quantity: Quantity, furthest: float
+) -> Flip | None:
+    """By doubling or halving; of a whole number only its halves that are whole."""
+    step, factor = (2.0, 1.0) if furthest > 1 else (0.5, 1.0)
+    while factor != furthest:
+        holds, factor = factor, factor * step
+        if quantity.now * factor != int(quantity.now * factor):
+            return None
+        best, refusal = winner(searches, quantity.scaled(asked.problem, factor), asked.pins, asked.sure)
+        if best is None or not same_layout(best.strategy, chosen):
+            return Flip(factor, holds, best, refusal)
+    return None

@@ -1,0 +1,28 @@
+"""Over which links the axes of a mesh talk, where some nodes are joined by links of their own."""
+
+from __future__ import annotations
+
+from autoshard.cost.collectives import GroupShape, group_shape
+from autoshard.cost.stage import mesh_order
+from autoshard.plans.plan import Plan
+
+
+def axis_links(plan: Plan) -> str | None:
+    """'tp in a node; cp over the Z ring of the UltraServer; dp over that and the network'; None without domains."""
+    link = plan.cluster.intra_domain
+    if link is None:
+        return None
+    order, found = mesh_order(plan.mesh), dict[str, list[str]]()
+    for name, size in reversed(order):
+        if size > 1:
+            shape = group_shape(order, (name,), plan.cluster)
+            found.setdefault(_reach(shape, link.name), []).append(name)
+    return "; ".join(f"{' '.join(names)} {reach}" for reach, names in found.items()) or None
+
+
+def _reach(shape: GroupShape, link: str) -> str:
+    if shape.nodes == 1:
+        return "in a node"
+    if shape.nodes_per_domain == shape.nodes:
+        return f"over the {link}"
+    return "over the network" if shape.nodes_per_domain == 1 else f"over the {link} and the network"

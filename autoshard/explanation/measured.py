@@ -1,0 +1,149 @@
+"""What a run measured beside what its plan predicted: run.json (runtime/measured.py writes it) as pairs of numbers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autoshard.errors import AutoshardError
+from autoshard.explanation.page import Line, heading, table, wrapped
+from autoshard.files.text_file import printable, read_text
+from autoshard.plans.plan import Plan
+from autoshard.plans.plan_json import plan_to_json
+from autoshard.runtime.measured import RUN_FORMAT
+from autoshard.units import format_bytes, format_seconds
+
+MAX_RUN_BYTES = 64_000_000
+SHARES = {
+    "collectives": (
+        "collectives_s",
+        ("tensor-parallel collectives", "context-parallel collectives", "expert-parallel collectives"),
+    ),
+    "waiting in the pipeline": ("waiting_s", ("pipeline bubble", "pipeline transfers")),
+    "gradient sums": ("gradient_sync_s", ("gradient reduce-scatter", "other gradient sums")),
+    "parameter all-gather": ("parameter_gather_s", ("parameter all-gather",)),
+    "optimizer update": ("update_s", ("optimizer update",)),
+}
+"""A part of a profiled step -> its field in run.json and the plan's terms that predict it; the rest is computing."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One number of a run. unit: 's', 'bytes', 'tokens/s' or 'share'. predicted: what the plan says of it."""
+
+    name: str
+    unit: str
+    predicted: float
+    actual: float
+
+    @property
+    def ratio(self) -> float | None:
+        """Actual over predicted; None where nothing was predicted."""
+        return self.actual / self.predicted if self.predicted else None
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run.json. low_s, high_s: of the plan's 90 % interval. steps: that were run."""
+
+    steps: int
+    step_p10_s: float
+    step_p90_s: float
+    within: bool
+    rows: tuple[Measured, ...]
+
+
+def read_run(path: str) -> Mapping[str, Any]:
+    """Raises AutoshardError for a file that is no run.json."""
+    try:
+        values = json.loads(read_text(path, printable(path), MAX_RUN_BYTES, "JSON"))
+    except (ValueError, RecursionError):
+        raise AutoshardError(f"{path} is no run.json: it is not JSON") from None
+    if not isinstance(values, dict) or "plan_sha256" not in values or "step_time_s" not in values:
+        raise AutoshardError(f"{path} is no run.json, which `autoshard run` writes into the folder of a run")
+    if values.get("format_version") != RUN_FORMAT:
+        raise AutoshardError(
+            f"{path} has format_version {values.get('format_version')}; this autoshard reads {RUN_FORMAT}"
+        )
+    return values
+
+
+def measured_run(plan: Plan, path: str) -> Run:
+    """Raises AutoshardError where the run was of another plan, or the file is not whole."""
+    values = read_run(path)
+    if values["plan_sha256"] != hashlib.sha256(plan_to_json(plan).encode()).hexdigest():
+        raise AutoshardError(
+            f"{path} was measured with another plan, on {values.get('world_size')} ranks; this one has "
+            f"{plan.mesh.world_size}. A rehearsal runs a plan of its own: rehearsal_plan.json in its folder"
+        )
+    try:
+        rows = tuple(_rows(plan, values))
+        times = values["step_time_s"]
+        estimate = plan.estimate
+        within = estimate.step_time_low_s <= times["median"] <= estimate.step_time_high_s
+        return Run(values["steps"], times["p10"], times["p90"], within, rows)
+    except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
+        raise AutoshardError(f"{path} is not whole: {type(error).__name__} {error}") from None
+
+
+def _rows(plan: Plan, values: Mapping[str, Any]) -> Iterator[Measured]:
+    estimate = plan.estimate
+    yield Measured("step time, median", "s", estimate.step_time_s, values["step_time_s"]["median"])
+    yield Measured("tokens", "tokens/s", estimate.tokens_per_s, values["tokens_per_s"])
+    if values["profile"] is not None:
+        yield from _profile(plan, values["profile"])
+    by_rank: dict[int, float] = {}
+    for one in values["ranks"]:
+        pipeline_rank = plan.mesh.coordinates(one["rank"])[0]
+        by_rank[pipeline_rank] = max(by_rank.get(pipeline_rank, 0.0), one["peak_memory_bytes"])
+    for pipeline_rank, peak in sorted(by_rank.items()):
+        planned = estimate.memory[pipeline_rank].total_bytes
+        yield Measured(f"peak memory, pipeline rank {pipeline_rank}", "bytes", planned, peak)
+
+
+def _profile(plan: Plan, profile: Mapping[str, Any]) -> Iterator[Measured]:
+    """Of the rank that computes longest, as the plan's terms are of the busiest one."""
+    terms = {term.name: term.value for term in plan.estimate.time_terms}
+    busiest = max(profile["ranks"], key=lambda one: one["actions_s"])
+    claimed = {name for _, names in SHARES.values() for name in names}
+    computing = sum(seconds for name, seconds in terms.items() if name not in claimed)
+    yield Measured("step time, profiled", "s", plan.estimate.step_time_s, busiest["step_s"])
+    yield Measured("computing", "s", computing, busiest["actions_s"] - busiest["collectives_s"])
+    for name, (field, predicted) in SHARES.items():
+        yield Measured(name, "s", sum(terms.get(one, 0.0) for one in predicted), busiest[field])
+    yield Measured("bubble, all ranks", "share", profile["planned_bubble_fraction"], profile["bubble_fraction"])
+
+
+def measured_lines(run: Run, width: int) -> list[Line]:
+    """Predicted, actual and their ratio."""
+    where = "within" if run.within else "outside"
+    text = (
+        f"{run.steps:,} steps; 80 % of them took {format_seconds(run.step_p10_s)} to {format_seconds(run.step_p90_s)}; "
+        f"the median is {where} the predicted 90 % interval"
+    )
+    rows = [
+        (
+            one.name,
+            f"~{_shown(one, one.predicted)}",
+            _shown(one, one.actual),
+            "-" if one.ratio is None else f"{one.ratio:.2f}",
+        )
+        for one in run.rows
+    ]
+    lines = [*heading("Measured", text, width), *table(("", "predicted", "actual", "ratio"), rows, width, (1, 2, 3))]
+    note = (
+        "Peak memory on a CPU is that of the whole process, libraries included. Computing to optimizer update: of the "
+        "rank that computes longest, on average over the profiled steps; collectives include what it waits in them."
+    )
+    return [*lines, *wrapped(note, width, "  ")]
+
+
+def _shown(one: Measured, value: float) -> str:
+    if one.unit == "s":
+        return format_seconds(value)
+    if one.unit == "bytes":
+        return format_bytes(value)
+    return f"{value:.1%}" if one.unit == "share" else f"{value:,.0f}"

@@ -1,0 +1,159 @@
+"""One block, operator by operator: how each is sharded, which collectives it takes, their bytes and seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from autoshard.cost.collectives import collective_time_s, group_shape
+from autoshard.cost.compute import operator_seconds
+from autoshard.cost.stage import mesh_order
+from autoshard.explanation.page import Line, heading, table, wrapped
+from autoshard.graph.count import backward_collectives, forward_collectives, operator_steps
+from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, RedistributeStep, Step
+from autoshard.graph.redistribute import local_sizes
+from autoshard.graph.states import INVARIANT, PARTIAL, REPLICATED, State
+from autoshard.layout.template import template_of
+from autoshard.plans.plan import Plan
+from autoshard.units import format_bytes, format_seconds
+
+BLOCK = "model.layers.*."
+WHOLE = {INVARIANT: "", REPLICATED: "", PARTIAL: "partial"}
+
+
+@dataclass(frozen=True)
+class Move:
+    """One collective of one microbatch. direction: 'forward' or 'backward'. bytes: the larger buffer on one rank."""
+
+    direction: str
+    kind: str
+    axes: tuple[str, ...]
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class OperatorRow:
+    """An operator, or a redistribution between two (kind 'redistribute').
+
+    sharding: of what it computes, 'kvhead/tp0' for a dim and the axes that split it. local: what a rank holds of the
+    result, by dim. forward_s, backward_s: of its own work, without moves and without recompute.
+    """
+
+    name: str
+    kind: str
+    sharding: str
+    local: tuple[tuple[str, int], ...]
+    forward_s: float
+    backward_s: float
+    moves: tuple[Move, ...]
+
+
+def operator_rows(plan: Plan) -> tuple[OperatorRow, ...]:
+    """Of the first block, for one microbatch on one rank."""
+    program = plan.program(range(1), False, False)
+    return tuple(row for step in program.steps for row in _rows(plan, program, step))
+
+
+def _rows(plan: Plan, program: Program, step: Step) -> Iterator[OperatorRow]:
+    moves = _moves(plan, program, step)
+    if isinstance(step, RedistributeStep):
+        yield _redistribution(program, step, moves)
+        return
+    if isinstance(step, GatherEinsumStep):
+        yield _redistribution(program, step.gather, moves)
+        moves = ()
+    for one in operator_steps(step):
+        yield _operator(plan, program, one, moves)
+
+
+def _operator(plan: Plan, program: Program, step: OperatorStep, moves: tuple[Move, ...]) -> OperatorRow:
+    device, dtype = plan.cluster.device, plan.training.precision.compute_dtype
+    seconds, op = operator_seconds(program, step, device, dtype), step.operator
+    split: dict[str, list[str]] = {}
+    for axis in program.axes:
+        value = step.choice.get(axis, INVARIANT)
+        if program.axes[axis] > 1 and WHOLE.get(value, value):
+            split.setdefault(WHOLE.get(value, value), []).append(axis)
+    return OperatorRow(
+        _short(op.name),
+        op.kind,
+        _shown(split),
+        _local(program, op.output, program.states[op.output]),
+        seconds.forward,
+        seconds.backward,
+        moves,
+    )
+
+
+def _redistribution(program: Program, step: RedistributeStep, moves: tuple[Move, ...]) -> OperatorRow:
+    source, target = (_state(program, program.states[view]) for view in (step.source, step.target))
+    local = _local(program, program.tensor(step.target).name, program.states[step.target])
+    name = _short(program.tensor(step.source).name)
+    return OperatorRow(name, "redistribute", f"{source or 'whole'} -> {target or 'whole'}", local, 0.0, 0.0, moves)
+
+
+def _state(program: Program, state: State) -> str:
+    split: dict[str, list[str]] = {}
+    for (axis, size), value in zip(program.axes.items(), state, strict=True):
+        if size > 1 and WHOLE.get(value, value):
+            split.setdefault(WHOLE.get(value, value), []).append(axis)
+    return _shown(split)
+
+
+def _shown(split: dict[str, list[str]]) -> str:
+    return " ".join(f"{dim}/{'*'.join(axes)}" for dim, axes in split.items())
+
+
+def _local(program: Program, tensor: str, state: State) -> tuple[tuple[str, int], ...]:
+    dims = program.graph.tensors[tensor].dims
+    return tuple(zip(dims, local_sizes(program.graph, dims, state, program.axes), strict=True))
+
+
+def _short(name: str) -> str:
+    return template_of(name).removeprefix(BLOCK)
+
+
+def _moves(plan: Plan, program: Program, step: Step) -> tuple[Move, ...]:
+    issued = (("forward", forward_collectives(program, step)), ("backward", backward_collectives(program, step)))
+    return tuple(move for direction, found in issued for move in _priced(plan, direction, found))
+
+
+def _priced(plan: Plan, direction: str, found: Iterable[tuple[str, tuple[str, ...], int]]) -> Iterator[Move]:
+    order, cluster = mesh_order(plan.mesh), plan.cluster
+    for kind, axes, size in found:
+        shape = group_shape(order, axes, cluster)
+        yield Move(direction, kind, axes, size, collective_time_s(kind, size, shape, cluster))
+
+
+def operator_lines(rows: tuple[OperatorRow, ...], width: int) -> list[Line]:
+    """A table of the block; collectives below the row that issues them."""
+    work = sum(row.forward_s + row.backward_s for row in rows)
+    moved = sum(move.seconds for row in rows for move in row.moves)
+    text = (
+        f"one block, one microbatch, one rank: ~{format_seconds(work)} of operators, ~{format_seconds(moved)} of "
+        "collectives, without recompute"
+    )
+    lines = heading("Block", text, width)
+    cells = [cells for row in rows for cells in _cells(row)]
+    lines += table(
+        ("operator", "forward", "backward", "bytes", "sharding and what a rank holds"), cells, width, (1, 2, 3)
+    )
+    legend = (
+        "seq/tp0*tp1: the dim seq is split over the axes tp0 and tp1; partial/tp0: sums over tp0 are still to come. "
+        "-> is a redistribution; the lines with `over` are its collectives, with the larger buffer of a rank."
+    )
+    return [*lines, *wrapped(legend, width, "  ")]
+
+
+def _cells(row: OperatorRow) -> Iterator[tuple[str, ...]]:
+    held = " ".join(f"{dim} {size:,}" for dim, size in row.local)
+    if row.kind == "redistribute":
+        yield (f"-> {row.name}", "", "", "", f"{row.sharding}: {held}")
+    else:
+        seconds = (f"~{format_seconds(row.forward_s)}", f"~{format_seconds(row.backward_s)}")
+        yield (row.name, *seconds, "", f"{row.sharding or 'whole'}: {held}")
+    for move in row.moves:
+        spent = f"~{format_seconds(move.seconds)}"
+        there, back = (spent, "") if move.direction == "forward" else ("", spent)
+        yield (f"   {move.kind}", there, back, format_bytes(move.bytes), f"over {' x '.join(move.axes)}")

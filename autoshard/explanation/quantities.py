@@ -1,0 +1,110 @@
+"""What a plan was made for, as quantities that can be turned up and down one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from autoshard.backends.rules import Problem
+from autoshard.spec.cluster import Cluster, Link
+from autoshard.units import TFLOPS, format_bytes
+
+FURTHEST, FURTHEST_MEMORY = 4.0, 2.0
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """name: as the page shows it. now: its value, SI. shown: a value in people's units.
+
+    scaled: the problem with so many times of it. furthest: it is looked at from so many times less to so many times
+    more. whole: it comes in whole numbers, looked at by doubling and halving.
+    """
+
+    name: str
+    now: float
+    shown: Callable[[float], str]
+    scaled: Callable[[Problem, float], Problem]
+    furthest: float = FURTHEST
+    whole: bool = False
+
+
+def quantities(problem: Problem) -> tuple[Quantity, ...]:
+    """Those that the choice of a layout depends on; links between nodes only where there is more than one node."""
+    cluster, training = problem.cluster, problem.training
+    dtype = training.precision.compute_dtype
+    found = []
+    if cluster.devices_per_node > 1:
+        inside = cluster.intra_node[-1][1].bandwidth_bytes_per_s
+        found.append(Quantity("links in a node, each device", inside, _rate, _with_intra_node))
+    if cluster.nodes > 1 and cluster.intra_domain is not None:
+        near = cluster.intra_domain
+        found.append(Quantity(f"{near.name}, each chip", near.bandwidth_bytes_per_s, _rate, _with_intra_domain))
+    if cluster.nodes > 1:
+        between = cluster.inter_node.bandwidth_bytes_per_s
+        found.append(Quantity("network, each adapter", between, _rate, _with_inter_node))
+    return (
+        *found,
+        Quantity("memory, each device", cluster.device.memory_bytes, format_bytes, _with_memory, FURTHEST_MEMORY),
+        Quantity("peak, each device", cluster.device.peak_flops_per_s(dtype), _tflops, _with_flops),
+        Quantity("batch, sequences", float(training.global_batch_size), _count, _with_batch, whole=True),
+        Quantity("sequence length, tokens", float(training.sequence_length), _count, _with_length, whole=True),
+    )
+
+
+def _rate(value: float) -> str:
+    return f"{format_bytes(value)}/s"
+
+
+def _tflops(value: float) -> str:
+    peak = value / TFLOPS
+    return f"{peak:,.0f} TFLOP/s" if peak >= 100 else f"{peak:.3g} TFLOP/s"
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _faster(link: Link, factor: float) -> Link:
+    return replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * factor)
+
+
+def _with_cluster(problem: Problem, **changes: object) -> Problem:
+    cluster: Cluster = replace(problem.cluster, **changes)  # type: ignore[arg-type]
+    return problem._replace(cluster=cluster)
+
+
+def _with_intra_node(problem: Problem, factor: float) -> Problem:
+    links = tuple((devices, _faster(link, factor)) for devices, link in problem.cluster.intra_node)
+    return _with_cluster(problem, intra_node=links)
+
+
+def _with_intra_domain(problem: Problem, factor: float) -> Problem:
+    link = problem.cluster.intra_domain
+    assert link is not None, "it is a quantity only where there is such a link"
+    return _with_cluster(problem, intra_domain=_faster(link, factor))
+
+
+def _with_inter_node(problem: Problem, factor: float) -> Problem:
+    return _with_cluster(problem, inter_node=_faster(problem.cluster.inter_node, factor))
+
+
+def _with_memory(problem: Problem, factor: float) -> Problem:
+    """What the runtime and the compiler reserve stays."""
+    device = problem.cluster.device
+    return _with_cluster(problem, device=replace(device, memory_bytes=device.memory_bytes * factor))
+
+
+def _with_flops(problem: Problem, factor: float) -> Problem:
+    device = problem.cluster.device
+    peaks = tuple((dtype, peak * factor) for dtype, peak in device.flops_per_s)
+    return _with_cluster(problem, device=replace(device, flops_per_s=peaks))
+
+
+def _with_batch(problem: Problem, factor: float) -> Problem:
+    batch = max(1, round(problem.training.global_batch_size * factor))
+    return problem._replace(training=replace(problem.training, global_batch_size=batch))
+
+
+def _with_length(problem: Problem, factor: float) -> Problem:
+    length = max(1, round(problem.training.sequence_length * factor))
+    return problem._replace(training=replace(problem.training, sequence_length=length))

@@ -1,0 +1,123 @@
+"""What would change the choice, and what more nodes would bring: every answer comes from another search."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from math import inf
+from typing import Any, NamedTuple
+
+from autoshard.cost.interval import FIT_PROBABILITY
+from autoshard.explanation.answers import (
+    DegreeRow,
+    FlipRow,
+    PriceRow,
+    Sensitivity,
+    SizeRow,
+    degree_row,
+    flip_row,
+    price_row,
+    problem_of,
+    size_row,
+    usd_per_billion_tokens,
+)
+from autoshard.explanation.flips import same_layout, winner
+from autoshard.explanation.quantities import quantities
+from autoshard.planner.cached_search import OutOfTime, Searches
+from autoshard.planner.search import Clock
+from autoshard.plans.names import short_name
+from autoshard.plans.plan import Plan
+from autoshard.plans.search_result import Candidate
+from autoshard.spec.cluster import instances
+
+OnAnswer = Callable[[int, int], None]
+OTHER_TP, FLIPS, MORE_NODES, INSTANCES = "another tp", "what flips the choice", "more nodes", "other instances"
+
+
+class Question(NamedTuple):
+    """subject: what it is about; those of one subject are asked in a row. function: of answers.py. asked: of what."""
+
+    subject: str
+    function: Callable[..., Any]
+    asked: tuple[Any, ...]
+
+
+def sensitivity(plan: Plan, on_answer: OnAnswer = lambda done, total: None) -> Sensitivity | None:
+    """All answers, however long it takes. None for a plan that was not searched: there is no choice to flip.
+
+    on_answer: told (answers found, answers wanted).
+    """
+    return next(reversed([*answers_so_far(plan, Clock(inf), on_answer)]), None)
+
+
+def answers_so_far(plan: Plan, clock: Clock, on_answer: OnAnswer = lambda done, total: None) -> Iterator[Sensitivity]:
+    """What is known after each subject; the last one is all. Nothing for a plan that was not searched.
+
+    When the clock has run out, no more is looked for: `unanswered` of the last one says what is missing.
+    """
+    if plan.search is None:
+        return
+    searches = Searches(clock)
+    try:
+        sure, best, refusal = _choice(searches, plan)
+    except OutOfTime:
+        yield _sensitivity(plan, None, "", [], (OTHER_TP, FLIPS, MORE_NODES, INSTANCES))
+        return
+    agrees = best is not None and same_layout(best.strategy, plan.strategy)
+    now = refusal if best is None else short_name(best.strategy)
+    wanted = [*_questions(plan, agrees, sure)]
+    rows: list[Any] = []
+    for done, (subject, function, asked) in enumerate(wanted):
+        on_answer(done, len(wanted))
+        if done and wanted[done - 1].subject != subject:
+            yield _sensitivity(plan, agrees, now, rows, _subjects(wanted[done:]))
+        try:
+            rows.append(function(searches, plan, *asked))
+        except OutOfTime:
+            yield _sensitivity(plan, agrees, now, rows, _subjects(wanted[done:]))
+            return
+    yield _sensitivity(plan, agrees, now, rows, ())
+
+
+def _subjects(questions: Sequence[Question]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(one.subject for one in questions))
+
+
+def _sensitivity(
+    plan: Plan, agrees: bool | None, now: str, rows: Sequence[Any], unanswered: tuple[str, ...]
+) -> Sensitivity:
+    return Sensitivity(
+        agrees,
+        now,
+        tuple(row for row in rows if isinstance(row, DegreeRow)),
+        tuple(row for row in rows if isinstance(row, FlipRow)),
+        tuple(row for row in rows if isinstance(row, SizeRow)),
+        plan.cluster.price_per_node_hour_usd,
+        usd_per_billion_tokens(plan.cluster, plan.estimate.tokens_per_s),
+        tuple(row for row in rows if isinstance(row, PriceRow)),
+        unanswered,
+    )
+
+
+def _choice(searches: Searches, plan: Plan) -> tuple[float, Candidate | None, str]:
+    """(with what probability it was to fit, what the search takes, why nothing)."""
+    sure = FIT_PROBABILITY if plan.search is None else plan.search.fit_probability
+    return sure, *winner(searches, problem_of(plan), plan.pins, sure)
+
+
+def _questions(plan: Plan, agrees: bool, sure: float) -> Iterator[Question]:
+    """In the order of the page. Problems of less memory are asked after those of more, whose prices they share."""
+    on_cluster = plan.cluster.instance != "cpu"
+    for tp in (2**power for power in range(plan.cluster.devices_per_node.bit_length())) if on_cluster else ():
+        if tp != plan.strategy.tp:
+            yield Question(OTHER_TP, degree_row, (tp, sure))
+    for quantity in quantities(problem_of(plan)) if agrees else ():
+        yield Question(quantity.name, flip_row, (quantity, quantity.furthest, sure))
+        yield Question(quantity.name, flip_row, (quantity, 1 / quantity.furthest, sure))
+    if not on_cluster:
+        return
+    for nodes in dict.fromkeys((plan.cluster.nodes, plan.cluster.nodes + 1, 2 * plan.cluster.nodes)):
+        yield Question(MORE_NODES, size_row, (nodes, sure))
+    if plan.cluster.price_per_node_hour_usd is not None and plan.cluster.layout_rules != "none":
+        for name in instances():
+            if name != plan.cluster.instance:
+                yield Question(INSTANCES, price_row, (name,))

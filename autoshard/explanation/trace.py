@@ -1,0 +1,200 @@
+"""A plan's step as a timeline in Chrome's trace format, for https://ui.perfetto.dev: predicted, and measured beside it.
+
+A process for each pipeline rank, in whole microseconds: of fractions Perfetto keeps less, and drops a span that then
+reaches out of the one around it. Its row holds the actions; inside each, what computes and what communicates, at the
+share that the plan's terms give to collectives; between them what waits; behind the last the gradient sums and the
+update. A counter follows its memory. Measured ranks are processes of their own, behind the predicted ones.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from autoshard.cost.values import StageMemory
+from autoshard.errors import AutoshardError
+from autoshard.explanation.measured import measured_run, read_run
+from autoshard.files.text_file import printable, read_text
+from autoshard.plans.plan import Plan
+from autoshard.plans.timeline import planned_timeline, planned_waits_s
+from autoshard.schedules import Order, Timeline
+from autoshard.units import GB
+
+COLLECTIVES = ("tensor-parallel collectives", "context-parallel collectives", "expert-parallel collectives")
+IN_PIPELINE = ("pipeline bubble", "pipeline transfers")
+BEHIND = ("other gradient sums", "gradient reduce-scatter", "optimizer update", "parameter all-gather")
+"""Terms behind the pipeline, in the order in which they come; with COLLECTIVES and IN_PIPELINE apart, the others are
+computing."""
+KEPT = "kept activations"
+PREDICTED_PROCESS, MEASURED_PROCESS = 1, 10_001
+"""Process numbers of the ranks begin here; 0 is the idle process elsewhere."""
+MAX_TRACE_BYTES = 2_000_000_000
+Event = dict[str, Any]
+
+
+def predicted_events(plan: Plan) -> list[Event]:
+    """The events of every pipeline rank for one step, which end when the plan's step does. Titles come first, then
+    events in the order of time; a span that holds others comes before them."""
+    events = [*_predicted(plan)]
+    titles = [event for event in events if event["ph"] == "M"]
+    timed = [event for event in events if event["ph"] != "M"]
+    return [*titles, *sorted(timed, key=_in_time)]
+
+
+def _in_time(event: Event) -> tuple[int, int]:
+    return event["ts"], -event.get("dur", 0)
+
+
+def _predicted(plan: Plan) -> Iterator[Event]:
+    orders, timeline = planned_timeline(plan)
+    share, behind_s = communication_share(plan), seconds_behind(plan)
+    for rank, (order, spans) in enumerate(zip(orders, timeline.spans, strict=True)):
+        process = PREDICTED_PROCESS + rank
+        yield from _titles(process, f"pipeline rank {rank}, predicted")
+        yield from _actions(process, order, spans, share)
+        yield from _waits(process, spans, timeline)
+        yield from _memory(process, plan.estimate.memory[rank], order, spans)
+        yield from _behind(process, behind_s, timeline.total_s)
+
+
+def communication_share(plan: Plan) -> float:
+    """Of the time in actions, that of collectives: on the busiest rank, whose terms the plan has."""
+    terms = {term.name: term.value for term in plan.estimate.time_terms}
+    inside = sum(value for name, value in terms.items() if name not in (*IN_PIPELINE, *BEHIND))
+    return sum(terms.get(name, 0.0) for name in COLLECTIVES) / inside if inside else 0.0
+
+
+def _actions(process: int, order: Order, spans: Sequence[tuple[float, float]], share: float) -> Iterator[Event]:
+    for action, (start_s, end_s) in zip(order, spans, strict=True):
+        yield _span(process, "action", str(action), start_s, end_s)
+        middle_s = end_s - share * (end_s - start_s)
+        yield _span(process, "compute", "compute", start_s, middle_s)
+        if share:
+            yield _span(process, "communication", "exposed communication", middle_s, end_s)
+
+
+def _waits(process: int, spans: Sequence[tuple[float, float]], timeline: Timeline) -> Iterator[Event]:
+    before_s = 0.0
+    for start_s, end_s in (*spans, (timeline.total_s, timeline.total_s)):
+        if start_s - before_s > 1e-6:
+            yield _span(process, "bubble", "bubble", before_s, start_s)
+        before_s = end_s
+
+
+def _memory(process: int, memory: StageMemory, order: Order, spans: Sequence[tuple[float, float]]) -> Iterator[Event]:
+    """Kept activations rise with every forward and fall with its backward; at their peak the whole is the plan's."""
+    kept = sum(term.value for term in memory.terms if term.name == KEPT)
+    held, peak = 0, max(_held(order))
+    yield _counter(process, 0.0, memory.total_bytes - kept)
+    for action, (start_s, end_s) in zip(order, spans, strict=True):
+        held += {"F": 1, "B": -1, "I": -1}.get(action.kind, 0)
+        at_s = start_s if action.kind == "F" else end_s
+        yield _counter(process, at_s, memory.total_bytes - kept * (1 - held / peak))
+
+
+def _held(order: Order) -> Iterator[int]:
+    held = 0
+    for action in order:
+        held += {"F": 1, "B": -1, "I": -1}.get(action.kind, 0)
+        yield held
+
+
+def seconds_behind(plan: Plan) -> dict[str, float]:
+    """Seconds behind the pipeline, by term, in the order in which they come. Under ZeRO-2 and -3 the rest of these
+    terms is inside the pipeline's actions."""
+    terms = {term.name: term.value for term in plan.estimate.time_terms}
+    gathering_s, scattering_s = planned_waits_s(plan)
+    inside = {"parameter all-gather": gathering_s, "gradient reduce-scatter": scattering_s}
+    behind = {name: terms.get(name, 0.0) - inside.get(name, 0.0) for name in BEHIND}
+    return {name: max(0.0, seconds) for name, seconds in behind.items()}  # an estimate is rounded, these are not
+
+
+def _behind(process: int, behind_s: Mapping[str, float], start_s: float) -> Iterator[Event]:
+    for name, seconds in behind_s.items():
+        if seconds:
+            yield _span(process, "optimizer", name, start_s, start_s + seconds)
+            start_s += seconds
+
+
+def measured_events(plan: Plan, path: str) -> list[Event]:
+    """Of a profiled run. path: its trace.json, or its run.json, beside which trace.json is taken where it is.
+
+    Raises AutoshardError for a run of another plan, one that was not profiled, and for files that are something else.
+    """
+    file = Path(path)
+    if file.name == "trace.json":
+        return _executed(file)
+    measured_run(plan, path)
+    beside = file.with_name("trace.json")
+    if beside.exists():
+        return _executed(beside)
+    profile = read_run(path)["profile"]
+    if profile is None:
+        raise AutoshardError(
+            f"{path} has no profile and no trace.json beside it; `autoshard run --profile` writes both"
+        )
+    return [event for one in profile["ranks"] for event in _averages(one)]
+
+
+def _averages(one: Mapping[str, Any]) -> Iterator[Event]:
+    """A rank of which only the sums are known: one bar behind the other."""
+    process, start_s = MEASURED_PROCESS + one["rank"], 0.0
+    yield from _titles(process, f"rank {one['rank']}, measured (sums of a step)")
+    parts = (
+        ("compute", one["actions_s"] - one["collectives_s"]),
+        ("exposed communication", one["collectives_s"]),
+        ("bubble", one["waiting_s"]),
+        ("gradient sums", one["gradient_sync_s"]),
+        ("parameter all-gather", one["parameter_gather_s"]),
+        ("optimizer update", one["update_s"]),
+    )
+    for name, seconds in parts:
+        yield _span(process, "measured", name, start_s, start_s + seconds)
+        start_s += seconds
+
+
+def _executed(file: Path) -> list[Event]:
+    """The ranks of a run's own trace, each as a process."""
+    try:
+        events = json.loads(read_text(file, printable(file), MAX_TRACE_BYTES, "JSON"))["traceEvents"]
+        executed = [event for event in events if event["pid"] == 1]
+        names = {event["tid"]: event["args"]["name"] for event in executed if event["name"] == "thread_name"}
+        spans = [_moved(event, MEASURED_PROCESS + event["tid"]) for event in executed if event["ph"] == "X"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise AutoshardError(f"{file} is no trace.json of `autoshard run --profile`") from None
+    titles = [
+        one for rank, name in sorted(names.items()) for one in _titles(MEASURED_PROCESS + rank, f"{name}, measured")
+    ]
+    return [*titles, *sorted(spans, key=_in_time)]
+
+
+def _moved(event: Event, process: int) -> Event:
+    return _span(process, event["cat"], event["name"], event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6)
+
+
+def _span(process: int, category: str, name: str, start_s: float, end_s: float) -> Event:
+    start_us, end_us = round(start_s * 1e6), round(end_s * 1e6)
+    times = {"ts": start_us, "dur": end_us - start_us}
+    return {"name": name, "cat": category, "ph": "X", **times, "pid": process, "tid": process}
+
+
+def _counter(process: int, at_s: float, size: float) -> Event:
+    return {
+        "name": "memory",
+        "ph": "C",
+        "ts": round(at_s * 1e6),
+        "pid": process,
+        "args": {"GB": round(size / GB, 4)},
+    }
+
+
+def _titles(process: int, name: str) -> Iterator[Event]:
+    """Of a process and its only row, and its place among the others."""
+    for kind, value in (
+        ("process_name", {"name": name}),
+        ("thread_name", {"name": "step"}),
+        ("process_sort_index", {"sort_index": process}),
+    ):
+        yield {"name": kind, "ph": "M", "pid": process, "tid": process, "args": value}

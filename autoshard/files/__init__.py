@@ -1,0 +1,1 @@
+"""Files and values from outside: bounded reading, strict fields, atomic writing."""

@@ -1,0 +1,84 @@
+"""Checks of one field. Each raises AutoshardError with the field, its value, whose it is, and what would work."""
+
+import difflib
+import math
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any
+
+from autoshard.errors import AutoshardError
+from autoshard.files.strict import Reader
+
+LARGEST = 10**9
+"""No size of a model or a batch comes near it; what is larger is a slip of the keyboard or an attack."""
+LARGEST_SEED = 2**63 - 1
+"""What generators of random numbers take everywhere."""
+SHOWN_CHARACTERS = 60
+
+
+def show(value: object) -> str:
+    """repr, printable and short enough for one line of an error."""
+    if isinstance(value, (dict, list)):
+        return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
+    if isinstance(value, int) and abs(value) >= 10**SHOWN_CHARACTERS:
+        return f"a number of more than {SHOWN_CHARACTERS} digits"  # repr of a huge int raises ValueError
+    text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
+
+
+def check_integer(of: str, field: str, value: object, at_least: int = 1, at_most: int = LARGEST) -> None:
+    """A whole number in [at_least, at_most]; True and 4096.0 are none."""
+    if isinstance(value, bool) or not isinstance(value, int) or not at_least <= value <= at_most:
+        raise AutoshardError(
+            f"{field}={show(value)} of {of} must be a whole number from {at_least:,} to {at_most:,}{_unquoted(value)}"
+        )
+
+
+def check_positive(of: str, field: str, value: object) -> None:
+    """A finite number above zero."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not is_finite(value) or value <= 0:
+        raise AutoshardError(f"{field}={show(value)} of {of} must be a finite number above 0{_unquoted(value)}")
+
+
+def _unquoted(value: object) -> str:
+    return ", without quotes" if isinstance(value, str) else ""
+
+
+def is_finite(value: float) -> bool:
+    """Also for whole numbers too large for a float."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def check_flag(of: str, field: str, value: object) -> None:
+    """True or False, as JSON writes them."""
+    if not isinstance(value, bool):
+        raise AutoshardError(f"{field}={show(value)} of {of} must be true or false")
+
+
+def check_choice(of: str, field: str, value: object, choices: Iterable[str]) -> None:
+    """One of a few words."""
+    choices = tuple(choices)
+    if value not in choices:
+        raise AutoshardError(f"{field}={show(value)} of {of} must be one of: {', '.join(choices)}")
+
+
+def values_for(cls: type, mapping: object, path: str) -> dict[str, Any]:
+    """The values of the fields of the dataclass `cls`, each of which must be a key of `mapping`, with none left over.
+
+    path: what errors call the mapping. The values themselves are checked by the dataclass.
+    """
+    reader = Reader(mapping, path)
+    values = {field.name: reader.any(field.name) for field in fields(cls)}
+    reader.finish()
+    return values
+
+
+def near(text: str, names: Iterable[str]) -> list[str]:
+    """Up to three of the names: those that begin with the text, else those that are like it."""
+    lower = {name.lower(): name for name in names}
+    begin = [name for key, name in lower.items() if text and key.startswith(text.lower())]
+    like = difflib.get_close_matches(text.lower(), lower, n=3, cutoff=0.5)
+    return begin[:3] or [lower[key] for key in like]

@@ -1,0 +1,89 @@
+"""Option values, from the command line (text) or a recipe (YAML), as checked values.
+
+Each function takes what was given and returns the value, or raises an error whose text says what would work: argparse
+and jsonargparse put the name of the option in front of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+
+class WrongValueError(argparse.ArgumentTypeError, ValueError):
+    """argparse shows the text of the one, jsonargparse that of the other."""
+
+
+def whole(at_least: int = 1, at_most: int | None = None) -> Callable[[Any], int]:
+    """A whole number, from the command line (text) or a config file (a number). at_most: None is 15 digits."""
+
+    def parse(value: Any) -> int:
+        text = str(value)
+        if isinstance(value, bool) or not re.fullmatch(r"[+-]?\d{1,15}", text) or int(text) < at_least:
+            raise WrongValueError(f"{shortened(text)} must be a whole number of at least {at_least}")
+        if at_most is not None and int(text) > at_most:
+            raise WrongValueError(f"{shortened(text)} must be at most {at_most:,}")
+        return int(text)
+
+    return parse
+
+
+def whole_or(word: str) -> Callable[[Any], int | str]:
+    """A whole number of at least 1, or one word."""
+    parse = whole()
+
+    def parse_either(value: Any) -> int | str:
+        return word if value == word else parse(value)
+
+    return parse_either
+
+
+def number(value: Any) -> float:
+    """A finite number above zero."""
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        found = math.nan
+    if isinstance(value, bool) or not found > 0 or math.isinf(found):
+        raise WrongValueError(f"{shortened(str(value))} must be a number above 0")
+    return found
+
+
+def share(value: Any) -> float:
+    """A number between 0 and 1, neither of them."""
+    found = number(value)
+    if found >= 1:
+        raise WrongValueError(f"{shortened(str(value))} must be a number between 0 and 1")
+    return found
+
+
+class one_of:  # noqa: N801 - reads as a function, and completion asks what it knows
+    """One of a few words."""
+
+    def __init__(self, *known: str) -> None:
+        self.known = known
+
+    def __call__(self, value: Any) -> str:
+        if value not in self.known:
+            raise WrongValueError(f"{shortened(str(value))} must be one of: {', '.join(self.known)}")
+        return str(value)
+
+
+def text(value: Any) -> str:
+    """A text that is not empty, such as a name or a path."""
+    if not isinstance(value, (str, int, float)) or value == "" or "\0" in str(value):
+        raise WrongValueError(f"{shortened(repr(value))} must be a text")
+    return str(value)
+
+
+def path(value: Any) -> str:
+    """A text that completion takes for a path."""
+    return text(value)
+
+
+def shortened(value: str) -> str:
+    printable = value if value.isprintable() else ascii(value)
+    return printable if len(printable) <= 60 else f"{printable[:60]}..."

@@ -1,0 +1,86 @@
+"""What a plan makes the compiler compile: the distinct programs of its stages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+from autoshard.plans.plan import Plan, Stage
+
+
+@dataclass(frozen=True)
+class StageGraphs:
+    """graphs: forward, backward, and backward that accumulates, where there are several microbatches.
+
+    same_as: the first stage with the same program, which is compiled for both; the stage's own index where it is that.
+    """
+
+    stage: int
+    graphs: int
+    same_as: int
+
+
+def stage_graphs(plan: Plan) -> tuple[StageGraphs, ...]:
+    """Without a pipeline forward and backward are one graph.
+
+    Stages with as many blocks and the same recompute set, both or neither with embedding or head, have one program.
+    """
+    backward = min(plan.num_microbatches, 2)
+    graphs = backward if plan.strategy.pp == 1 else 1 + backward
+    first: dict[tuple[int, bool, bool, str], int] = {}
+    return tuple(
+        StageGraphs(stage.index, graphs, first.setdefault(_key(plan, stage), stage.index)) for stage in plan.stages
+    )
+
+
+def num_distinct_graphs(plan: Plan) -> int:
+    """Of a step: those of the stages, and the update of the parameters for each kind of pipeline rank.
+
+    Left out: initial values, set-up of collectives and checkpoints, some twenty small ones (published runs count 22 for
+    an 8B without pipeline and 36 for a 70B with 8 stages).
+    """
+    stages = sum(one.graphs for one in stage_graphs(plan) if one.same_as == one.stage)
+    kinds = {
+        tuple(_key(plan, stage) for stage in plan.stages if stage.pipeline_rank == rank)
+        for rank in range(plan.strategy.pp)
+    }
+    return stages + len(kinds)
+
+
+def _key(plan: Plan, stage: Stage) -> tuple[int, bool, bool, str]:
+    return len(stage.layers), stage.has_embedding, stage.has_head, plan.strategy.recompute[stage.index]
+
+
+def graph_changes(old: Plan, new: Plan) -> tuple[str, ...]:
+    """What differs between two plans and makes the compiler start anew: 'dp: 2 -> 4'. Empty: the cache still serves.
+
+    The schedule and the global batch only order the same graphs, but for one microbatch against several.
+    """
+    before, after = dict(_compiled(old)), dict(_compiled(new))
+    return tuple(f"{name}: {before[name]} -> {after[name]}" for name in after if before[name] != after[name])
+
+
+def _compiled(plan: Plan) -> Iterator[tuple[str, Any]]:
+    strategy, training = plan.strategy, plan.training
+    for name in ("tp", "pp", "dp", "cp", "ep", "num_virtual_stages", "microbatch_size"):
+        yield name, getattr(strategy, name)
+    yield "recompute", strategy.recompute_name
+    for name in ("sequence_parallel", "zero", "attention_kernel", "context_parallel", "stage_layers", "axis_order"):
+        yield name, getattr(strategy, name)
+    yield "microbatches", "one" if plan.num_microbatches == 1 else "several"
+    yield "sequence_length", training.sequence_length
+    yield "precision", training.precision.name
+    yield "expert_capacity_factor", training.expert_capacity_factor
+    yield "nodes", plan.cluster.nodes
+    yield "instance", plan.cluster.instance
+    yield "lnc", plan.cluster.lnc
+    yield "model", plan.model.name
+    yield "operators", _short_name(plan)
+
+
+def _short_name(plan: Plan) -> str:
+    """For the sizes of the model and the sharding of every operator."""
+    text = repr((plan.model, sorted((name, sorted(choice.items())) for name, choice in plan.operators.items())))
+    return sha256(text.encode()).hexdigest()[:12]

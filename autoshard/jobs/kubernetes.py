@@ -1,0 +1,91 @@
+"""A plan as a Kubernetes manifest: a PyTorchJob of the Kubeflow training operator, one pod a node."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autoshard.errors import AutoshardError
+from autoshard.jobs.options import LaunchOptions, quoted
+from autoshard.jobs.slurm import comment, compilation, describe, neighbours
+from autoshard.jobs.variables import SHARED, variables
+from autoshard.plans.plan import Plan
+
+CLAIM = "autoshard-shared"
+HUGE_PAGES = "5120Mi"
+"""What EFA asks for [AWS EKS user guide, "Run machine learning training on Amazon EKS with EFA"]."""
+
+
+def pytorch_job(plan: Plan, options: LaunchOptions) -> str:
+    """YAML. The operator gives each pod RANK (of the pod), MASTER_ADDR and MASTER_PORT.
+
+    Raises AutoshardError without an image.
+    """
+    import yaml
+
+    if options.image is None:
+        raise AutoshardError(
+            "image is missing: the container with Neuron, torch and autoshard, such as REGISTRY/NAME:TAG"
+        )
+    replicas = {"Master": _replica(plan, options, 1)}
+    if plan.cluster.nodes > 1:
+        replicas["Worker"] = _replica(plan, options, plan.cluster.nodes - 1)
+    manifest = {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "metadata": {"name": _name(plan, options)},
+        "spec": {"runPolicy": {"cleanPodPolicy": "None"}, "pytorchReplicaSpecs": replicas},
+    }
+    reasons = [f"{one.name}: {one.reason}." for one in variables(plan, options, f"{SHARED}/neuron_cache")]
+    lines = [f"{describe(plan)}; written by {plan.made_by}.", compilation(plan), neighbours(plan), *reasons]
+    head = "\n".join(line for text in lines for line in comment(text))
+    return f"{head}\n{yaml.safe_dump(manifest, sort_keys=False, width=1000)}"
+
+
+def node_script(plan: Plan, options: LaunchOptions) -> str:
+    """What a pod runs."""
+    compiler = "neuron_parallel_compile " if options.precompile else ""
+    return (
+        f"ulimit -n 65535 2>/dev/null || true\nexec {compiler}torchrun --nnodes {plan.cluster.nodes} "
+        f'--nproc-per-node {plan.cluster.devices_per_node} --node-rank "$RANK" '
+        f'--master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" {quoted(options.words)}\n'
+    )
+
+
+def _replica(plan: Plan, options: LaunchOptions, count: int) -> dict[str, Any]:
+    set_here = variables(plan, options, f"{SHARED}/neuron_cache")
+    resources = _resources(plan)
+    container: dict[str, Any] = {
+        "name": "pytorch",  # the operator looks for this name
+        "image": options.image,
+        "workingDir": SHARED,
+        "command": ["bash", "-c", node_script(plan, options)],
+        "env": [{"name": one.name, "value": one.value} for one in set_here],
+        "resources": {"limits": resources, "requests": resources},
+        "volumeMounts": [{"name": "shared", "mountPath": SHARED}, {"name": "shm", "mountPath": "/dev/shm"}],  # noqa: S108
+    }
+    spec: dict[str, Any] = {
+        "containers": [container],
+        "volumes": [
+            {"name": "shared", "persistentVolumeClaim": {"claimName": options.claim or CLAIM}},
+            {"name": "shm", "emptyDir": {"medium": "Memory"}},
+        ],
+    }
+    if plan.cluster.layout_rules != "none":
+        spec["nodeSelector"] = {"node.kubernetes.io/instance-type": plan.cluster.instance}
+    return {"replicas": count, "restartPolicy": "Never", "template": {"spec": spec}}
+
+
+def _resources(plan: Plan) -> dict[str, Any]:
+    """All chips and adapters of a node, so that no other pod shares it."""
+    if plan.cluster.layout_rules == "none":
+        return {}
+    found: dict[str, Any] = {"aws.amazon.com/neuron": plan.cluster.chips_per_node}
+    if plan.cluster.nodes > 1:
+        found |= {"vpc.amazonaws.com/efa": plan.cluster.adapters_per_node, "hugepages-2Mi": HUGE_PAGES}
+    return found
+
+
+def _name(plan: Plan, options: LaunchOptions) -> str:
+    """Letters, digits and dashes; Kubernetes allows 63."""
+    text = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in plan.model.name.lower())
+    return f"autoshard-{text}"[:50].rstrip("-") + ("-precompile" if options.precompile else "")

@@ -1,0 +1,106 @@
+"""A plan as a Slurm batch script."""
+
+from __future__ import annotations
+
+import shlex
+from textwrap import wrap
+
+from autoshard.jobs.graphs import num_distinct_graphs, stage_graphs
+from autoshard.jobs.options import MASTER_PORT, LaunchOptions, quoted
+from autoshard.jobs.variables import variables
+from autoshard.plans.plan import Plan
+
+WIDTH = 118
+CACHE = "$SLURM_SUBMIT_DIR/neuron_cache"
+"""Expanded in the job."""
+
+
+def sbatch_script(plan: Plan, options: LaunchOptions) -> str:
+    """One task a node, which starts torchrun; torchrun starts one process for each device."""
+    return "\n".join((*_header(plan, options), *_environment(plan, options), *_start(plan, options), ""))
+
+
+def comment(text: str) -> list[str]:
+    return [f"# {line}" for line in wrap(text, WIDTH - 2)]
+
+
+def _header(plan: Plan, options: LaunchOptions) -> list[str]:
+    name = "".join(letter if letter.isalnum() or letter in ".-_" else "-" for letter in plan.model.name)
+    limits = {"partition": options.partition, "time": options.time_limit}
+    return [
+        "#!/usr/bin/env bash",
+        f"#SBATCH --job-name=autoshard-{name}{'-precompile' if options.precompile else ''}",
+        f"#SBATCH --nodes={plan.cluster.nodes}",
+        "#SBATCH --ntasks-per-node=1",
+        "#SBATCH --exclusive",
+        "#SBATCH --output=%x-%j.log",
+        *(f"#SBATCH --{flag}={value}" for flag, value in limits.items() if value is not None),
+        "",
+        *comment(f"{describe(plan)}; written by {plan.made_by}."),
+        *comment(compilation(plan)),
+        *comment(neighbours(plan)),
+        "set -euo pipefail",
+        "",
+    ]
+
+
+def describe(plan: Plan) -> str:
+    """What runs where."""
+    strategy, cluster = plan.strategy, plan.cluster
+    degrees = f"tp={strategy.tp} pp={strategy.pp} dp={strategy.dp} cp={strategy.cp} ep={strategy.ep}"
+    return f"{plan.model.name} on {cluster.nodes} x {cluster.instance}, {degrees}"
+
+
+def compilation(plan: Plan) -> str:
+    """How many graphs the compiler will see, and what makes it start anew."""
+    if plan.cluster.layout_rules == "none":
+        return "Nothing is compiled ahead: the processes run on the host."
+    each = stage_graphs(plan)[0].graphs
+    return (
+        f"To compile: {num_distinct_graphs(plan)} distinct graphs of a step ({each} for each distinct stage, and the "
+        "updates), besides those of set-up. Another number of nodes, degree, microbatch, sequence length, cut, "
+        "recompute set or precision compiles anew; another schedule or global batch does not."
+    )
+
+
+def neighbours(plan: Plan) -> str:
+    """What the plan counts on where links join some of the nodes; empty elsewhere."""
+    link, each = plan.cluster.intra_domain, plan.cluster.nodes_per_domain
+    if link is None or plan.cluster.nodes == 1:
+        return ""
+    return (
+        f"Nodes 0 to {each - 1} of the job must share one {link.name}, the next {each} another, and so on: the plan "
+        "counts on it, and nothing here can choose nodes."
+    )
+
+
+def _environment(plan: Plan, options: LaunchOptions) -> list[str]:
+    lines = [
+        "# More than the usual 1,024 files: every process has sockets to many others.",
+        "ulimit -n 65535 2>/dev/null || true",
+    ]
+    for variable in variables(plan, options, CACHE):
+        value = f'"{CACHE}"' if variable.value == CACHE else shlex.quote(variable.value)
+        lines += [*comment(f"{variable.reason}."), f"export {variable.name}={value}"]
+    return [*lines, ""]
+
+
+def _start(plan: Plan, options: LaunchOptions) -> list[str]:
+    compiler = "neuron_parallel_compile " if options.precompile else ""
+    size = f"--nnodes {plan.cluster.nodes} --nproc-per-node {plan.cluster.devices_per_node}"
+    return [
+        *comment("Rendezvous: the first node of the job; the port depends on the job, so that two rarely collide."),
+        'read -r MASTER_ADDR < <(scontrol show hostnames "$SLURM_JOB_NODELIST")',
+        f'MASTER_PORT="$(({MASTER_PORT} + SLURM_JOB_ID % 1000))"',
+        "export MASTER_ADDR MASTER_PORT",
+        "",
+        *comment(
+            "Ranks follow Slurm's order of nodes, as the plan's mesh wants it: a rendezvous without --node-rank gives "
+            "them in order of arrival. The quoted lines are expanded on each node."
+        ),
+        "# shellcheck disable=SC2016",
+        "srun --kill-on-bad-exit=1 bash -c '",
+        f"    exec {compiler}torchrun {size} \\",
+        '        --node-rank "$SLURM_NODEID" --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" "$@"',
+        f"' autoshard {quoted(options.words)}",
+    ]

@@ -1,0 +1,112 @@
+"""In which orders ranks may count through the axes, and which of them are worth a look.
+
+An order decides nothing but which links each axis crosses, so it is as good as the laws of its collectives: seconds of
+latency and seconds a byte, of every kind over every set of axes. Orders with equal laws are one; the first stands for
+them, the default if it is among them. An order whose laws are nowhere better and somewhere worse than another's is
+dropped. That is exact: which actions a rank runs, and in which order, does not depend on times, a step takes as long as
+the longest chain of what waits for what, and in such a chain every collective is added: with laws that are no better,
+no layout with these degrees is faster, and none needs less memory, which knows nothing of links.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from itertools import combinations, permutations
+
+from autoshard.backends.mesh_rules import ORDER_RULES
+from autoshard.backends.problem import Draft, Problem
+from autoshard.cost.collectives import KINDS, GroupShape, collective_law, group_shape
+from autoshard.cost.stage import LocalShape, mesh_order, stage_mesh
+from autoshard.layout.mesh import AXIS_ORDER, Mesh, build_mesh
+from autoshard.models.padding import padded_heads
+from autoshard.plans.search_result import Pins
+from autoshard.spec.cluster import Cluster
+
+Order = tuple[str, ...]
+Laws = tuple[float, ...]
+"""Seconds of latency and seconds a byte, alternating."""
+ORDERS: tuple[Order, ...] = tuple(permutations(AXIS_ORDER))
+"""All of them, the default first."""
+
+
+def first_order(problem: Problem, pins: Pins, draft: Draft) -> Order:
+    """The pinned one; else the first that the rules accept; the default where they accept none."""
+    if pins.axis_order is not None:
+        return tuple(pins.axis_order.split("-"))
+    if problem.backend == "nxd" or problem.cluster.layout_rules == "none":
+        return AXIS_ORDER
+    return next((order for order in ORDERS if _is_legal(problem, draft, order)), AXIS_ORDER)
+
+
+def _is_legal(problem: Problem, draft: Draft, order: Order) -> bool:
+    return all(rule.check(problem, draft._replace(axis_order=order)) is None for rule in ORDER_RULES)
+
+
+def other_orders(problem: Problem, pins: Pins, draft: Draft) -> tuple[Order, ...]:
+    """Those beside the draft's own in which some layout with its degrees may be faster."""
+    if pins.axis_order is not None or problem.backend == "nxd":
+        return ()
+    if sum(degree > 1 for degree in (draft.tp, draft.pp, draft.dp, draft.cp)) < 2:
+        return ()
+    legal = tuple(order for order in ORDERS if _is_legal(problem, draft, order))
+    kv_heads, kv_inner = padded_heads(problem.model, draft.tp).key_value, problem.cluster.layout_rules != "trn2"
+    degrees = (draft.tp, draft.pp, draft.dp, draft.cp, draft.ep, min(kv_heads, draft.tp), kv_inner)
+    return tuple(order for order in _useful(problem.cluster, degrees, legal) if order != draft.axis_order)
+
+
+@lru_cache(maxsize=4096)
+def _useful(
+    cluster: Cluster, degrees: tuple[int, int, int, int, int, int, bool], legal: tuple[Order, ...]
+) -> tuple[Order, ...]:
+    known: dict[GroupShape, Laws] = {}
+    size = dict(zip(("tp", "pp", "dp", "cp"), degrees, strict=False))
+    different = {tuple(axis for axis in order if size[axis] > 1): order for order in reversed(legal)}  # the first stays
+
+    def laws(order: Order) -> Laws:
+        return order_laws(build_mesh(*degrees, order), cluster, known)
+
+    return undominated({order: laws(order) for order in legal if order in different.values()})
+
+
+def undominated(laws: dict[Order, Laws]) -> tuple[Order, ...]:
+    """The first of those with equal laws, without those that another one is nowhere worse and somewhere better than."""
+    first: dict[Laws, Order] = {}
+    for order, its in laws.items():
+        first.setdefault(its, order)
+
+    def is_better(one: Laws, other: Laws) -> bool:
+        return one != other and all(mine <= its for mine, its in zip(one, other, strict=True))
+
+    return tuple(order for its, order in first.items() if not any(is_better(one, its) for one in first))
+
+
+def order_laws(mesh: Mesh, cluster: Cluster, known: dict[GroupShape, Laws] | None = None) -> Laws:
+    """Of every kind of collective over every set of axes that has more than one rank: of the pipeline by itself, since
+    only neighbouring stages talk, and of all sets of a stage's axes. known: laws of shapes, which this adds to."""
+    pipeline = (("pp",),) if mesh.pp > 1 else ()
+    return _laws(mesh, (*pipeline, *_sets(mesh.stage_axes)), cluster, {} if known is None else known)
+
+
+def stage_laws(problem: Problem, shape: LocalShape) -> Laws:
+    """Of what ranks of a stage with this local shape send each other while they work on a microbatch: along dp only
+    what routers know of each other."""
+    mesh = stage_mesh(problem.model, problem.cluster, shape)
+    axes = [axis for axis in mesh.stage_axes if axis != "dp" or problem.model.router_aux_loss_coef]
+    return _laws(mesh, _sets(axes), problem.cluster, {})
+
+
+def _sets(names: Iterable[str]) -> tuple[tuple[str, ...], ...]:
+    every = tuple(names)
+    return tuple(axes for count in range(1, len(every) + 1) for axes in combinations(every, count))
+
+
+def _laws(mesh: Mesh, sets: tuple[tuple[str, ...], ...], cluster: Cluster, known: dict[GroupShape, Laws]) -> Laws:
+    order, found = mesh_order(mesh), list[float]()
+    for axes in sets:
+        shape = group_shape(order, tuple(sorted(axes)), cluster)
+        if shape not in known:
+            several = [collective_law(kind, shape, cluster) for kind in KINDS]
+            known[shape] = tuple(number for law in several for number in (law.latency_s, law.seconds_per_byte))
+        found += known[shape]
+    return tuple(found)

@@ -1,0 +1,89 @@
+"""Many searches of problems that are alike: each answer is `search`'s, what they share is done once.
+
+Rules and room read nothing of what links and devices can do, and prices nothing of how much memory there is. What is
+dropped is not counted: where nothing fits, `search` is asked and says why.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+from autoshard.backends.rules import Draft, Problem
+from autoshard.cost.estimate import estimate
+from autoshard.cost.fit_probability import levels
+from autoshard.cost.interval import FIT_PROBABILITY
+from autoshard.planner.candidates import check_pins
+from autoshard.planner.collector import uncollected
+from autoshard.planner.layouts import legal_layouts
+from autoshard.planner.rejections import Tally
+from autoshard.planner.search import Clock, PricedLayouts, choose, search
+from autoshard.planner.sets import recompute_sets, sets_by_stage
+from autoshard.plans.search_result import Candidate, Pins
+
+
+class OutOfTime(Exception):
+    """A search was not ended, or not begun, when the clock ran out."""
+
+
+KEPT = 4
+"""Problems whose prices are kept: those of a cluster take some MB."""
+
+
+class Searches:
+    """Mutable: remembers what it did. clock: when it has run out, every search raises OutOfTime."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or Clock(inf)
+        self._drafts: dict[tuple[object, ...], list[Draft]] = {}
+        self._priced: dict[tuple[Problem, Pins], PricedLayouts] = {}
+
+    @uncollected()
+    def best(self, problem: Problem, pins: Pins, fit_probability: float = FIT_PROBABILITY) -> Candidate:
+        """As `search`, which says what is raised, and OutOfTime."""
+        check_pins(problem, pins)
+        cluster = problem.cluster
+        self._check_clock()
+        choice = choose(self.layouts(problem, pins), pins, levels(cluster, fit_probability), self._clock)
+        self._check_clock()  # what was chosen in a hurry may not be the best
+        if choice is None:
+            model, training, _, backend = problem
+            return search(model, training, cluster, pins, backend, top=0, fit_probability=fit_probability).best
+        strategy = choice.fastest[choice.place].strategy
+        return Candidate(strategy, estimate(problem.model, problem.training, cluster, strategy))
+
+    def layouts(self, problem: Problem, pins: Pins) -> PricedLayouts:
+        """Every one that is legal and fits, and some that do not."""
+        device = problem.cluster.device
+        any_memory = replace(device, memory_bytes=1 + device.reserved_memory_bytes)
+        key = (problem._replace(cluster=replace(problem.cluster, device=any_memory)), pins)
+        known = self._priced.get(key)
+        if known is not None and known.problem.cluster.device.memory_bytes >= device.memory_bytes:
+            return known
+        self._priced[key] = found = self._price(problem, pins)
+        while len(self._priced) > KEPT:
+            del self._priced[next(iter(self._priced))]
+        return found
+
+    def _price(self, problem: Problem, pins: Pins) -> PricedLayouts:
+        from autoshard.planner.grid.table import Table
+
+        model, training, cluster, backend = problem
+        degrees = (cluster.nodes, cluster.devices_per_node, cluster.devices_per_chip, cluster.lnc)
+        memory = (cluster.device.memory_bytes, cluster.device.reserved_memory_bytes)
+        key = (model, training, backend, pins, cluster.instance, cluster.layout_rules, *degrees, *memory)
+        table = Table(problem, recompute_sets(problem, pins), sets_by_stage(pins))
+        if key not in self._drafts:
+            legal = [one for one in legal_layouts(problem, pins, Tally()) if one.state_bytes <= memory[0]]
+            self._drafts[key] = [draft for mesh in legal for draft in mesh.drafts if table.has_room(draft)]
+        for draft in self._drafts[key]:
+            table.add(draft)
+        found = []
+        for one in table.price():
+            found.append(one)
+            self._check_clock()
+        return PricedLayouts(problem, found, inf)
+
+    def _check_clock(self) -> None:
+        if not self._clock.in_time():
+            raise OutOfTime

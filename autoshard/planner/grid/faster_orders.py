@@ -1,0 +1,127 @@
+"""Priced layouts in the other orders of their axes, as far as these may be faster than what is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+
+from autoshard.backends.rules import Draft, Problem
+from autoshard.cost.collectives import CollectiveLaw
+from autoshard.cost.passes import unit_work_s
+from autoshard.cost.stage import LocalShape, placement
+from autoshard.cost.step import accumulation_s_per_parameter
+from autoshard.cost.zero_sharding import State
+from autoshard.graph.recompute import NO_RECOMPUTE
+from autoshard.planner.axis_orders import Order, other_orders
+from autoshard.planner.grid.pipeline import Array
+from autoshard.planner.grid.steps import Law
+from autoshard.planner.grid.table import Table, Whole, local_shape, shape_key
+from autoshard.planner.grid.unit_costs import PartColumns, as_columns, part_numbers, stage_law
+from autoshard.plans.search_result import Pins
+
+
+def faster_orders(wholes: Sequence[Whole], pins: Pins, known_s: float) -> Iterator[Draft]:
+    """The drafts that were priced, in their other orders, but for those of which no layout takes less than known_s."""
+    if not wholes:
+        return
+    problem = wholes[0].problem
+    orders = _Orders(problem, pins, wholes)
+    table = Table(problem, (NO_RECOMPUTE,))
+    for whole in wholes:
+        for place in np.flatnonzero(orders.at_least_s(whole) < known_s).tolist():
+            draft = whole.drafts.drafts[place]
+            for order in orders.of(draft):
+                table.add(draft._replace(axis_order=order))
+    for whole in table.wholes():
+        for place in np.flatnonzero(_in_this_order_at_least_s(whole) < known_s).tolist():
+            yield whole.drafts.drafts[place]
+
+
+class _Orders:
+    """Of every mesh its other orders, and what drafts take at least in whichever of them: as if each collective had the
+    best of its laws, and nothing came behind the pipeline."""
+
+    def __init__(self, problem: Problem, pins: Pins, wholes: Sequence[Whole]):
+        self._problem, self._pins = problem, pins
+        self._of: dict[tuple[object, ...], tuple[Order, ...]] = {}
+        self._places = places = dict[tuple[object, ...], int]()
+        shapes: list[LocalShape] = []
+        for whole in wholes:
+            for draft in whole.drafts.drafts:
+                if (key := shape_key(draft)) not in places:
+                    places[key] = len(shapes)
+                    shapes.append(_with_degrees(draft))
+                    if draft[:5] not in self._of:
+                        self._of[draft[:5]] = other_orders(problem, pins, draft)
+        self._parts = as_columns(problem, shapes, part_numbers(problem, shapes, (NO_RECOMPUTE,), laws=self._best_law))
+
+    def of(self, draft: Draft) -> tuple[Order, ...]:
+        return self._of[draft[:5]]
+
+    def _best_law(self, shape: LocalShape) -> Law:
+        (tp, pp, dp, cp), ep = (degree for _, degree in shape.placement), shape.ep
+        laws = [
+            stage_law(self._problem, replace(shape, placement=placement(tp, pp, dp, cp, ep, order)))
+            for order in self._of[tp, pp, dp, cp, ep]
+        ]
+
+        @cache
+        def law(kind: str, axes: tuple[str, ...]) -> CollectiveLaw:
+            several = [one(kind, axes) for one in laws]
+            return CollectiveLaw(
+                min((one.latency_s for one in several), default=0.0),
+                min((one.seconds_per_byte for one in several), default=0.0),
+            )
+
+        return law
+
+    def at_least_s(self, whole: Whole) -> Array:
+        """Of each draft."""
+        rows = np.array([self._places[shape_key(draft)] for draft in whole.drafts.drafts])
+        ends = self._parts.ends(rows, whole.family.pp == 1)
+        return _at_least_s(whole, (self._parts.block.take(rows), *ends), whole.state_columns, 0.0)
+
+
+def _with_degrees(draft: Draft) -> LocalShape:
+    """Its local shape; the placement says the degrees alone."""
+    degrees = zip(("tp", "pp", "dp", "cp"), draft[:4], strict=True)
+    return replace(local_shape(draft), placement=tuple(degrees))
+
+
+def _in_this_order_at_least_s(whole: Whole) -> Array:
+    """Of each draft. whole: priced without recompute."""
+    drafts, pp = np.arange(len(whole.drafts.drafts)), whole.family.pp
+    *parts, state = whole.parts_of(drafts, np.zeros_like(drafts))
+    layers = whole.problem.model.num_hidden_layers
+    own, between = (layers, 0) if pp == 1 else (1, -(-layers // pp) if pp > 2 else 0)
+    after_s = np.array([whole.states[one].after_s(own, between, own) for one in whole.state.tolist()])
+    return _at_least_s(whole, parts, state, after_s)
+
+
+def _at_least_s(whole: Whole, parts: Sequence[PartColumns], state: State, after_s: Array) -> Array:
+    """What no cut and no recompute sets take less than. parts: of one microbatch, nothing recomputed: of a block and of
+    the ends. after_s: once a step, behind the pipeline.
+
+    One rank has its share of all work at least; while a pipeline fills and drains, it has nothing to do. With one chunk
+    a rank, where no rank works on more microbatches meanwhile than under 1f1b, or all forwards come first, what the
+    slowest one does for all microbatches is behind and in front of what the others do for the first and the last. With
+    several, so is what the last one does, but for the ends of the model.
+    """
+    problem, m, pp, vpp = whole.problem, whole.count, whole.family.pp, whole.family.num_virtual_stages
+    per_parameter = accumulation_s_per_parameter(problem.training.precision, problem.cluster.device)
+    block_s, first_s, last_s = (
+        unit_work_s(part, unit, per_parameter) for part, unit in zip(parts, state[:3], strict=True)
+    )
+    blocks_s = problem.model.num_hidden_layers * block_s + 2 * pp * problem.cluster.device.pass_launch_s
+    work_s = blocks_s + first_s + last_s
+    if vpp == 1:
+        fills = whole.family.waits_for_all(m) | whole.family.is_at_once(m)
+        return (m + np.where(fills, pp - 1, 0)) * work_s / pp + after_s
+    if whole.family.rules.weights_apart:
+        return m * work_s / pp + after_s
+    of_last_s = (m + (pp - 1) / vpp) * blocks_s / pp + m * last_s
+    at_least_s: Array = np.maximum(m * work_s / pp, of_last_s) + after_s
+    return at_least_s

@@ -1,0 +1,258 @@
+"""The best recompute set of each virtual stage of one layout with several chunks a rank.
+
+Its chunks have as many blocks each, so a rank chooses how many of them recompute what: a mix. Which of its chunks those
+are follows: the more microbatches a chunk has in flight, the less it keeps. That needs least memory when the warm-up
+ends and is fastest too, for what many microbatches have gone through before the first backward counts less than once.
+Ranks wait for each other, so the best of every rank need not be the best of all: what is proven is a bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+from itertools import combinations_with_replacement
+from math import comb, inf, prod
+from typing import NamedTuple
+
+import numpy as np
+
+from autoshard.cost.memory import rank_memory
+from autoshard.cost.passes import stage_passes
+from autoshard.cost.step import accumulation_s_per_parameter
+from autoshard.planner.grid.interleaved_bounds import Least, MixedLeast, steps_at_least_s, warm_up_visits
+from autoshard.planner.grid.pipeline import Array
+from autoshard.planner.grid.price import layouts_ends, rank_rows
+from autoshard.planner.grid.stage_cuts import Found
+from autoshard.planner.grid.table import Whole
+from autoshard.planner.grid.unit_costs import PartColumns
+from autoshard.schedules import Work, at_least_s, held_together, step_time_s
+
+MOST_MIXES = 20_000
+"""Of a rank: with more, sets are left out, and what is proven is a relaxation."""
+
+
+SAME = 1e-12
+"""Share of a step by which two are the same."""
+MOST_IN_ANY_ORDER = 2_500
+"""Of a rank: with no more, any chunk may keep any of them."""
+MOST_CHOICES = 3_000
+"""All choices of mixes that may be best are tried where there are no more."""
+MOST_ROUNDS = 5
+"""Else, and before that, the mix of one rank is chosen at a time, so many times."""
+COSTS = ("backward_s", "kept_bytes", "replay_bytes", "working_bytes")
+"""What a set changes."""
+
+
+class Mixes(NamedTuple):
+    """Of one rank, a mix an entry; of each chunk the set and the backward seconds. Only mixes that may fit. fits: which
+    of them do."""
+
+    sets: Array
+    back_s: Array
+    fits: Array
+
+
+class MixedFrame:
+    """A draft of one interleaved family, and the sets that its virtual stages may choose from."""
+
+    def __init__(self, whole: Whole, draft: int, sets: Sequence[int], limit_bytes: float):
+        self._whole, self._draft, self._limit_bytes = whole, draft, limit_bytes
+        family, problem = whole.family, whole.problem
+        self._pp, self._vpp, self._m = family.pp, family.num_virtual_stages, int(whole.count[draft])
+        self._layers = problem.model.num_hidden_layers // (self._pp * self._vpp)
+        self._hop_s = float(whole.hop_s[draft])
+        device, pp = problem.cluster.device, self._pp
+        self._hidden_bytes = whole.hidden_bytes(np.array([draft]))
+        own = self._vpp * self._layers
+        self._after_s: float = whole.states[whole.state[draft]].after_s(own, own if pp > 2 else 0, own)
+        block, first, last, state = whole.parts_of(np.full(len(sets), draft), np.array(sets))
+        accumulation_s = accumulation_s_per_parameter(problem.training.precision, device)
+        forward_s, back_s = stage_passes(self._layers, block, state.block, device, accumulation_s)
+        first_back_s = first.backward_s + accumulation_s * state.first.parameters
+        self._fewest_first_s = float(first_back_s.min())
+        self._last_back_s = float((last.backward_s + accumulation_s * state.last.parameters)[0])
+        self._forward_s = np.repeat(forward_s[:1], pp * self._vpp)
+        self._forward_s[0] += first.forward_s[0]
+        self._forward_s[-1] += last.forward_s[0]
+        useful, self._few = _useful(block, first, self._vpp)
+        self._every = len(self._few) == len(useful)
+        self._sets, self._back_s, self._first_back_s = np.array(sets)[useful], back_s[useful], first_back_s[useful]
+        self._block, self._first = block.take(useful), first.take(useful)
+        self._last, self._state = last.take(np.array([0])), state.take(np.array([0]))
+        self._in_any_order = self._every and len(useful) ** self._vpp <= MOST_IN_ANY_ORDER
+
+    def _visits(self, rank: int) -> Array:
+        return warm_up_visits(self._whole.family, rank)
+
+    def _mixes(self, rank: int) -> Mixes:
+        kept = self._layers * self._block.kept_bytes
+        if self._in_any_order:
+            sets = np.indices((len(self._sets),) * self._vpp).reshape(self._vpp, -1).T
+        else:
+            order, found = np.argsort(-self._visits(rank), kind="stable"), _all_mixes(len(self._few), self._vpp)
+            sets = np.empty_like(found)
+            sets[:, order] = self._few[found]
+        held = np.array(held_together(self._whole.family.schedule, self._pp, self._m, self._vpp)[rank])
+        sizes = kept[sets]
+        may = self._needed_bytes(rank, sets, sizes @ self._visits(rank), True) <= self._limit_bytes
+        sets, sizes = sets[may], sizes[may]
+        fits = self._needed_bytes(rank, sets, (sizes @ held.T).max(1, initial=0.0), False) <= self._limit_bytes
+        if self._in_any_order:
+            sets, fits = sets[fits], fits[fits]
+        back_s = self._back_s[sets]
+        if rank == 0:
+            back_s[:, 0] += self._first_back_s[sets[:, 0]]
+        if rank == self._pp - 1:
+            back_s[:, -1] += self._last_back_s
+        return Mixes(sets, back_s, fits)
+
+    def _needed_bytes(self, rank: int, sets: Array, kept_bytes: Array, at_least: bool) -> Array:
+        """kept_bytes: of all blocks together. at_least: whatever the set of the first chunk is."""
+        problem, family, blocks = self._whole.problem, self._whole.family, np.array([self._layers])
+        holds = family.holds(self._m)[rank]
+        if at_least:
+            first = PartColumns(*(column.min(keepdims=True) for column in self._first))
+        else:
+            first = self._first.take(sets[:, 0])
+        last, none = self._last, np.zeros(1)
+        ends = layouts_ends(family, first, last, self._state)
+        of_rank = rank_rows(family, holds, blocks, rank, self._block, ends, self._hidden_bytes)
+        replay = np.maximum(first.replay_bytes if rank == 0 else none, last.replay_bytes if of_rank.has_loss else none)
+        in_work = np.maximum(self._block.replay_bytes[sets], replay[:, None]) + self._block.working_bytes[sets]
+        block = PartColumns(
+            none,
+            none,
+            kept_bytes / (of_rank.in_flight * self._layers),
+            none,
+            in_work.max(1, initial=0.0) - replay,
+            none,
+            none,
+        )
+        needed: Array = rank_memory(of_rank._replace(kinds=(block,)), self._state, problem.training.precision).total
+        return needed + problem.cluster.device.reserved_memory_bytes
+
+    @cached_property
+    def _of_ranks(self) -> list[Mixes]:
+        return [self._mixes(rank) for rank in range(self._pp)]
+
+    @cached_property
+    def _least(self) -> list[Least]:
+        if not self._every:
+            of_ranks = MixedLeast(self._whole, np.array([self._draft]), self._limit_bytes).of_ranks
+            return [Least(*(float(seconds[0]) for seconds in one)) for one in of_ranks]
+        found = []
+        for rank in range(self._pp):
+            ends_s, later = np.zeros(self._vpp), self._m - self._visits(rank)
+            ends_s[0] += self._fewest_first_s if rank == 0 else 0.0
+            ends_s[-1] += self._last_back_s if rank == self._pp - 1 else 0.0
+            back_s = self._back_s[self._of_ranks[rank].sets]
+            own_s, later_s = (float((back_s @ weights).min(initial=inf)) for weights in (np.ones(self._vpp), later))
+            chunk_s = float(back_s.min(initial=inf))
+            found.append(
+                Least(own_s + ends_s.sum(), chunk_s + ends_s[0], chunk_s + ends_s[-1], later_s + ends_s @ later)
+            )
+        return found
+
+    def _bound_s(self, least: Sequence[Least]) -> Array:
+        return steps_at_least_s(self._whole.family, self._forward_s, self._m, self._hop_s, least) + self._after_s
+
+    def best(self, limit_s: float) -> tuple[Found | None, float]:
+        """(None where none is found that takes less than limit_s, what none takes less than)."""
+        at_least_s = float(self._bound_s(self._least))
+        if at_least_s >= limit_s or not all(mixes.fits.any() for mixes in self._of_ranks):
+            return None, at_least_s
+        places = min((self._improved(self._chosen(once)) for once in (True, False)), key=lambda one: one[0])[1]
+        seconds = float(self._simulated_s(places[None])[0])
+        if seconds > at_least_s * (1 + SAME):
+            worth = [self._worth(rank, min(seconds, limit_s)) for rank in range(self._pp)]
+            if prod(len(one) for one in worth) <= MOST_CHOICES:
+                tried = np.stack(np.meshgrid(*worth, indexing="ij"), -1).reshape(-1, self._pp)
+                tried = tried[self._times_s(tried) < seconds * (1 - SAME)] if len(tried) else tried
+                times = self._simulated_s(tried)
+                if len(tried) and times.min() < seconds:
+                    seconds, places = float(times.min()), tried[times.argmin()]
+                if self._in_any_order:
+                    at_least_s = min(seconds, limit_s)
+        at_least_s = min(seconds, at_least_s)
+        if seconds >= limit_s:
+            return None, at_least_s
+        names = [""] * (self._pp * self._vpp)
+        for rank, (mixes, place) in enumerate(zip(self._of_ranks, places, strict=True)):
+            names[rank :: self._pp] = [self._whole.sets[self._sets[one]] for one in mixes.sets[place]]
+        strategy = self._whole.strategy(self._draft, names, [self._layers] * len(names))
+        return Found(seconds, at_least_s, strategy), at_least_s
+
+    def _chosen(self, once: bool) -> Array:
+        """The mix of each rank that takes least. once: whether a microbatch of the warm-up counts once alone."""
+        places = []
+        for rank, mixes in enumerate(self._of_ranks):
+            weights = self._m - self._visits(rank) + 1 if once else np.ones(self._vpp)
+            places.append(int(np.where(mixes.fits, mixes.back_s @ weights, np.inf).argmin()))
+        return np.array(places)
+
+    def _improved(self, places: Array) -> tuple[float, Array]:
+        """(step time, mixes): of one rank after the other the best one is taken, while that helps."""
+        seconds = float(self._times_s(places[None])[0])
+        for _ in range(MOST_ROUNDS):
+            before_s = seconds
+            for rank, mixes in enumerate(self._of_ranks):
+                fitting = np.flatnonzero(mixes.fits)
+                tried = np.repeat(places[None], len(fitting), axis=0)
+                tried[:, rank] = fitting
+                times = self._times_s(tried)
+                if times.min() < seconds * (1 - SAME):
+                    seconds, places = float(times.min()), tried[times.argmin()]
+            if seconds == before_s:
+                break
+        return seconds, places
+
+    def _worth(self, rank: int, limit_s: float) -> Array:
+        """Mixes of a rank that fit and may be part of what takes less than limit_s; of equals and of those that are
+        slower in every chunk none."""
+        mixes = self._of_ranks[rank]
+        back_s, weights = mixes.back_s, self._m - self._visits(rank)
+        least = [*self._least]
+        least[rank] = least[rank]._replace(own_s=back_s.sum(1), later_s=back_s @ weights)
+        bound_s = self._bound_s(least)
+        places = np.flatnonzero(mixes.fits & (bound_s < limit_s * (1 - SAME)))
+        if len(places) > MOST_CHOICES:
+            return places
+        first: Array = np.unique(back_s[places], axis=0, return_index=True)[1]
+        places = places[first]
+        no_worse = (back_s[places][:, None] <= back_s[places][None]).all(2)
+        return places[no_worse.sum(0) == 1]
+
+    def _times_s(self, places: Array) -> Array:
+        """Lower bounds. places: (choice, rank)."""
+        return at_least_s(self._whole.family.schedule, self._work(places)) + self._after_s
+
+    def _simulated_s(self, places: Array) -> Array:
+        """places: (choice, rank)."""
+        pp, m, vpp, *numbers = self._work(places)
+        return step_time_s(self._whole.family.schedule, pp, m, vpp, *numbers) + self._after_s
+
+    def _work(self, places: Array) -> Work:
+        backward_s = np.empty((self._pp * self._vpp, len(places)))
+        for rank, mixes in enumerate(self._of_ranks):
+            backward_s[rank :: self._pp] = mixes.back_s[places[:, rank]].T
+        forward_s = np.repeat(self._forward_s[:, None], len(places), axis=1)
+        return Work(self._pp, np.full(len(places), self._m), self._vpp, forward_s, backward_s, self._hop_s)
+
+
+def _useful(block: PartColumns, first: PartColumns, vpp: int) -> tuple[Array, Array]:
+    """(the sets that no other one betters in everything, which of these are mixed, those that keep least first)."""
+    columns = np.stack([getattr(part, name) for part in (block, first) for name in COSTS])
+    no_worse = (columns[:, :, None] <= columns[:, None, :]).all(0)
+    earlier = np.arange(columns.shape[1])[:, None] < np.arange(columns.shape[1])
+    useful = np.flatnonzero(~(no_worse & (~no_worse.T | earlier)).any(0))
+    most = len(useful)
+    while comb(vpp + most - 1, vpp) > MOST_MIXES and most > 1:
+        most -= 1
+    by_memory = np.argsort(block.kept_bytes[useful], kind="stable")
+    return useful, by_memory[np.linspace(0, len(useful) - 1, most).astype(int)]
+
+
+@lru_cache(maxsize=32)
+def _all_mixes(sets: int, chunks: int) -> Array:
+    """(mix, chunk)."""
+    return np.array([*combinations_with_replacement(range(sets), chunks)], dtype=int)

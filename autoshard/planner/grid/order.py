@@ -1,0 +1,63 @@
+"""Priced layouts in the order of their step times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heappop, heappush
+from math import inf
+
+import numpy as np
+
+from autoshard.planner.grid.pipeline import Array
+from autoshard.planner.grid.table import Priced
+from autoshard.planner.ranking import Timed
+
+AT_ONCE = 2
+"""Layouts that are simulated together."""
+
+
+def fastest_first(
+    priced: list[Priced], limit_bytes: float, above_bytes: float = 0.0, below_s: float = inf
+) -> Iterator[Timed]:
+    """Layouts that need no more than the limit, and more than `above_bytes`, and may take less than `below_s`.
+
+    Where a step time is a lower bound only, the layout is simulated when its turn comes, and waits until its step time
+    has come up.
+    """
+    fitting = [
+        np.flatnonzero(
+            (one.memory_bytes <= limit_bytes) & (one.memory_bytes > above_bytes) & (one.step_time_s < below_s)
+        )
+        for one in priced
+    ]
+    if not any(map(len, fitting)):
+        return
+    chunk = np.repeat(np.arange(len(priced)), [len(rows) for rows in fitting])
+    row = np.concatenate(fitting)
+    times = np.concatenate([one.step_time_s[rows] for one, rows in zip(priced, fitting, strict=True)])
+    order = np.argsort(times, kind="stable")
+    waiting: list[tuple[float, int]] = []
+
+    def timed() -> Timed:
+        step_time_s, place = heappop(waiting)
+        return Timed(step_time_s, priced[chunk[place]].strategy(int(row[place])))
+
+    for begin in range(0, len(order), AT_ONCE):
+        places = order[begin : begin + AT_ONCE]
+        exact = _exact_s(priced, chunk[places], row[places], times[places])
+        for place, step_time_s, exact_s in zip(places.tolist(), times[places].tolist(), exact.tolist(), strict=True):
+            while waiting and waiting[0][0] <= step_time_s:
+                yield timed()
+            heappush(waiting, (exact_s, place))
+    while waiting:
+        yield timed()
+
+
+def _exact_s(priced: list[Priced], chunk: Array, row: Array, times: Array) -> Array:
+    """Step times of some layouts, those of one chunk together. times: bounds, where chunks say so."""
+    found = times.copy()
+    for one in np.unique(chunk).tolist():
+        if priced[one].at_least:
+            mine = chunk == one
+            found[mine] = priced[one].exact_s(row[mine])
+    return found

@@ -1,0 +1,197 @@
+"""Step time and memory of whole layouts: everything that `cost.estimate` counts, for thousands at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from autoshard.backends.rules import Problem
+from autoshard.cost.memory import rank_memory
+from autoshard.cost.passes import add_ends, block_passes, end_passes, put_off_s, stage_passes
+from autoshard.cost.rank import End, Rank, ends_of, model_ends
+from autoshard.cost.step import accumulation_s_per_parameter
+from autoshard.cost.zero_sharding import State
+from autoshard.planner.grid.cuts import Cuts
+from autoshard.planner.grid.pipeline import Array
+from autoshard.planner.grid.unit_costs import PartColumns
+from autoshard.schedules import SCHEDULES, Schedule, Work, at_least_s, rank_holds, step_time_s
+from autoshard.schedules.held import RankHolds, warm_ups
+from autoshard.schedules.rows import by_count
+
+
+class Family(NamedTuple):
+    """The choices that layouts priced together share. warm_ups: with several chunks a rank, the forwards of each rank
+    before its first backward, where the schedule says them; else empty."""
+
+    schedule: str
+    pp: int
+    num_virtual_stages: int
+    warm_ups: tuple[int, ...] = ()
+
+    @staticmethod
+    def of(schedule: str, pp: int, num_virtual_stages: int, num_microbatches: int) -> Family:
+        """The family of a layout with so many microbatches."""
+        rules = SCHEDULES[schedule]
+        if num_virtual_stages == 1 or rules.warm_up is None:
+            return Family(schedule, pp, num_virtual_stages)
+        return Family(schedule, pp, num_virtual_stages, warm_ups(rules, pp, num_microbatches, num_virtual_stages))
+
+    @property
+    def rules(self) -> Schedule:
+        """The schedule."""
+        return SCHEDULES[self.schedule]
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether step times in the grid are lower bounds; else they are those of `cost.estimate`."""
+        return self.pp > 1 and self.rules.closed_form is not None
+
+    @property
+    def cuts_are_free(self) -> bool:
+        """One chunk a rank, on several ranks: each stage may have a number of blocks and a recompute set of its own."""
+        return self.pp > 1 and self.num_virtual_stages == 1 and self.rules.stages_are_free
+
+    @property
+    def sets_are_free(self) -> bool:
+        """Several chunks a rank, on several ranks: each virtual stage may have a recompute set of its own."""
+        return self.pp > 1 and self.num_virtual_stages > 1 and self.rules.stages_are_free
+
+    def waits_for_all(self, m: Array | int) -> Array | bool:
+        """One chunk a rank: by row, whether no rank has more forwards before its first backward than 1f1b. Each then
+        waits while the first microbatch goes through all ranks behind and back, and at the end once more."""
+        return self._warm_ups_are(m, lambda warm, rank, count: warm <= self.pp - rank)
+
+    def is_at_once(self, m: Array | int) -> Array | bool:
+        """One chunk a rank: by row, whether all forwards come before all backwards."""
+        return self._warm_ups_are(m, lambda warm, rank, count: warm == count)
+
+    def _warm_ups_are(self, m: Array | int, such: Callable[[int, int, int], bool]) -> Array | bool:
+        warm_up, pp = self.rules.warm_up, self.pp
+        if warm_up is None or self.rules.weights_apart:
+            return False
+
+        def all_are(count: int) -> list[int]:
+            return [int(all(such(warm_up(rank, pp, count, 1), rank, count) for rank in range(pp)))]
+
+        (found,) = by_count(all_are, m)
+        return found > 0
+
+    def holds(self, m: Array | int) -> list[RankHolds]:
+        """The most that each rank holds; numbers by row where rows differ."""
+        rules, pp, vpp = self.rules, self.pp, self.num_virtual_stages
+        numbers = by_count(lambda count: [one for of_rank in rank_holds(rules, pp, count, vpp) for one in of_rank], m)
+        size = len(RankHolds._fields)
+        return [RankHolds(*numbers[begin : begin + size]) for begin in range(0, pp * size, size)]
+
+
+class Layouts(NamedTuple):
+    """An entry for each layout of one family. first, last: the ends of the model. after_s: once a step, behind the
+    pipeline."""
+
+    num_microbatches: Array
+    block: PartColumns
+    first: PartColumns
+    last: PartColumns
+    hidden_bytes: Array
+    state: State
+    hop_s: Array
+    after_s: Array
+    cuts: Cuts
+
+
+def waiting(
+    parts: tuple[PartColumns, PartColumns, PartColumns], state: State
+) -> tuple[PartColumns, PartColumns, PartColumns]:
+    """Block and ends with passes that wait for what travels."""
+    if state.travels is False:
+        return parts
+    block, first, last = parts
+    waits = (block_passes(block, state.block), end_passes(first, state.first), end_passes(last, state.last))
+    block, first, last = (
+        part._replace(forward_s=passes.forward_s, backward_s=passes.backward_s)
+        for part, passes in zip(parts, waits, strict=True)
+    )
+    return block, first, last
+
+
+def step_times_s(problem: Problem, family: Family, layouts: Layouts, exact: bool = False) -> Array:
+    """Seconds of a step of each layout. exact: not a bound, whatever the family."""
+    work = pipeline_work(problem, family, layouts)
+    if family.is_bound and not exact:
+        return at_least_s(family.schedule, work) + layouts.after_s
+    pp, m, vpp, *numbers = work
+    return step_time_s(family.schedule, pp, m, vpp, *numbers) + layouts.after_s
+
+
+def pipeline_work(problem: Problem, family: Family, layouts: Layouts) -> Work:
+    """The work of the pipelines: seconds by (virtual stage, layout)."""
+    pp, vpp = family.pp, family.num_virtual_stages
+    device, state = problem.cluster.device, layouts.state
+    accumulation_s = accumulation_s_per_parameter(problem.training.precision, device)
+    layers = layouts.cuts.layers(pp) if vpp == 1 else layouts.cuts.base
+    blocks_s, blocks_back_s = stage_passes(layers, layouts.block, state.block, device, accumulation_s)
+    put_off = layers * layouts.block.weight_gradients_s if family.rules.weights_apart else None
+    if vpp > 1:
+        blocks_s, blocks_back_s = (np.repeat(one[None], pp * vpp, axis=0) for one in (blocks_s, blocks_back_s))
+        put_off = None if put_off is None else np.repeat(put_off[None], pp * vpp, axis=0)
+    ends = layouts_ends(family, layouts.first, layouts.last, state)
+    add_ends(blocks_s, blocks_back_s, ends, accumulation_s)
+    weights_s = None if put_off is None else put_off_s(put_off, ends)
+    hop_s = layouts.hop_s if pp > 1 else 0.0
+    return Work(pp, layouts.num_microbatches, vpp, blocks_s, blocks_back_s, hop_s, weights_s)
+
+
+def memory_bytes(problem: Problem, family: Family, layouts: Layouts) -> Array:
+    """On the fullest rank. Of ranks with the same blocks those that hold no more than the one before are left out."""
+    pp, vpp = family.pp, family.num_virtual_stages
+    layers = layouts.cuts.layers(pp) if vpp == 1 else np.repeat(layouts.cuts.base[None], pp, axis=0)
+    ends = layouts_ends(family, layouts.first, layouts.last, layouts.state)
+    fullest: Array = np.zeros_like(layouts.hidden_bytes)
+    holds = family.holds(layouts.num_microbatches)
+    for rank in range(pp):
+        if 1 < rank < pp - 1 and _holds_no_more(holds[rank], holds[rank - 1], layers[rank], layers[rank - 1]):
+            continue
+        rows = rank_rows(family, holds[rank], layers[rank], rank, layouts.block, ends, layouts.hidden_bytes)
+        needed = rank_memory(rows, layouts.state, problem.training.precision).total
+        np.maximum(fullest, needed, out=fullest)
+    return fullest + problem.cluster.device.reserved_memory_bytes
+
+
+def _holds_no_more(holds: RankHolds, before: RankHolds, layers: Array, layers_before: Array) -> bool:
+    """In all rows."""
+    return bool(
+        np.all(holds.in_flight <= before.in_flight)
+        and np.all(holds.waiting <= before.waiting)
+        and np.all(layers == layers_before)
+    )
+
+
+def layouts_ends(family: Family, first: PartColumns, last: PartColumns, state: State) -> tuple[End, ...]:
+    """The ends of the models. first, last: as `Whole.parts_of` says them."""
+    return model_ends(first, last, state, family.pp == 1 and not state.last.parameters.any())
+
+
+def rank_rows(
+    family: Family,
+    holds: RankHolds,
+    layers: Array,
+    rank: int,
+    block: PartColumns,
+    ends: tuple[End, ...],
+    hidden_bytes: Array,
+) -> Rank:
+    """One pipeline rank of many layouts: as cost.load.rank_load. holds: of the rank. layers: of each chunk of the
+    rank. ends: all."""
+    pp, vpp = family.pp, family.num_virtual_stages
+    return Rank(
+        vpp * layers if vpp > 1 else layers,
+        layers,
+        *holds,
+        family.rules.weights_apart,
+        pp == 1,
+        (block,),
+        ends_of(ends, rank == 0, rank == pp - 1),
+        hidden_bytes,
+    )

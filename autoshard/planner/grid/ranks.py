@@ -1,0 +1,83 @@
+"""Everything that follows from a mesh alone: the state of its ranks, a transfer between stages, and the seconds after
+the last microbatch of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+
+from autoshard.backends.rules import Draft, Problem
+from autoshard.cost.after import AfterLastMicrobatch
+from autoshard.cost.stage import LocalShape, hidden_bytes
+from autoshard.cost.step import hop_s
+from autoshard.cost.zero_sharding import STAYS, Contents, State, Travelling, Turns, Unit, mesh_state, model_contents
+from autoshard.layout.mesh import Mesh, build_mesh
+from autoshard.models.padding import padded_heads
+from autoshard.planner.grid.unit_costs import unit_programs
+
+Model = tuple[Contents, Contents, Contents]
+"""A block and the ends."""
+
+
+class RankState:
+    """The meshes with the same degrees."""
+
+    def __init__(self, problem: Problem, mesh: Mesh, shape: LocalShape, zero: int):
+        self._cluster, self._precision, self._zero = problem.cluster, problem.training.precision, zero
+        self._mesh, self._contents = mesh, self._contents_of(problem, mesh, shape)
+        self._after = AfterLastMicrobatch(self._contents, zero, self._precision, mesh, self._cluster)
+        self.state = self._state(hidden_bytes(problem.model, problem.training, replace(shape, microbatch_size=1)))
+
+    def _contents_of(self, problem: Problem, mesh: Mesh, shape: LocalShape) -> Model:
+        units = unit_programs(problem, shape)
+        return model_contents(units.block, units.embedding, units.head, units.tied if mesh.pp == 1 else None)
+
+    def _state(self, hidden_bytes: float) -> State:
+        """hidden_bytes: of a microbatch of one sequence."""
+        return mesh_state(self._contents, hidden_bytes, self._zero, self._precision, self._mesh, self._cluster)
+
+    @cache  # noqa: B019  as short-lived as the search that asks
+    def hop_s(self, hidden_bytes: float) -> float:
+        """Seconds of one microbatch from a stage to the next. hidden_bytes: that are sent."""
+        return hop_s(hidden_bytes, self._mesh, self._cluster)
+
+    @cache  # noqa: B019  as short-lived as the search that asks
+    def after_s(self, first_blocks: int, middle_blocks: int, last_blocks: int) -> float:
+        """Gradient sums, update and gathering of the rank for which they take longest.
+
+        middle_blocks: the most of a rank without ends, 0 for none.
+        """
+        of_rank = self._after.of_rank
+        if self._mesh.pp == 1:
+            return of_rank(first_blocks, True, True).total_s
+        between_s = of_rank(middle_blocks, False, False).total_s if middle_blocks else 0.0
+        return max(of_rank(first_blocks, True, False).total_s, between_s, of_rank(last_blocks, False, True).total_s)
+
+
+def stacked(states: Sequence[State]) -> State:
+    """A row for each mesh."""
+    block, first, last = (_held([one[place] for one in states]) for place in range(3))
+    shares, travels = (np.array(flags) for flags in zip(*((one.shares, one.travels) for one in states), strict=True))
+    if not travels.any():
+        return State(block, first, last, shares, 1, 0, False)
+    owners, gathers = np.array([(one.owners, one.gathers) for one in states], dtype=float).T
+    return State(block, first, last, shares, owners, gathers, travels)
+
+
+def _held(units: Sequence[Unit]) -> Unit:
+    """A row for each unit. Where nothing travels in any of them, no row says what does."""
+    parameters, owned = np.array([unit[:2] for unit in units], dtype=float).T
+    if all(unit.travelling is STAYS for unit in units):
+        return Unit(parameters, owned)
+    numbers = [(unit.weights, unit.sums, *unit.travelling[2:-1], *unit.travelling.turns) for unit in units]
+    weights, sums, gather_s, again_s, scatter_s, *turns = np.array(numbers, dtype=float).T
+    return Unit(parameters, owned, Travelling(weights, sums, gather_s, again_s, scatter_s, Turns(*turns)))
+
+
+def mesh_of(problem: Problem, draft: Draft) -> Mesh:
+    """As cost.stage.strategy_mesh."""
+    kv_heads, kv_inner = padded_heads(problem.model, draft.tp).key_value, problem.cluster.layout_rules != "trn2"
+    return build_mesh(draft.tp, draft.pp, draft.dp, draft.cp, draft.ep, kv_heads, kv_inner, draft.axis_order)

@@ -1,0 +1,226 @@
+"""Which layouts may beat all that are known with another cut or other recompute sets by stage, and by how much.
+
+One chunk a rank: uneven.py; several chunks: mixed.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from autoshard.cost.memory import rank_memory
+from autoshard.cost.passes import unit_work_s
+from autoshard.cost.step import accumulation_s_per_parameter
+from autoshard.cost.zero_sharding import FEW_BLOCKS, State, Unit
+from autoshard.planner.grid.interleaved_bounds import MixedLeast
+from autoshard.planner.grid.interleaved_recompute import MixedFrame
+from autoshard.planner.grid.pipeline import Array
+from autoshard.planner.grid.price import layouts_ends, rank_rows
+from autoshard.planner.grid.stage_cuts import Found, Frame
+from autoshard.planner.grid.table import Whole
+from autoshard.planner.grid.unit_costs import PartColumns
+
+ROUNDING = 1e-9
+"""Share of a step by which a bound may be off for rounding."""
+
+
+class Promise(NamedTuple):
+    """at_least_s: no cut, no choice of sets takes less. sets: places of those that stages may choose from."""
+
+    at_least_s: float
+    whole: Whole
+    draft: int
+    sets: tuple[int, ...]
+
+
+class Refined(NamedTuple):
+    """found: layouts, each faster than what was known before. at_least_s: no layout that was looked at is faster, where
+    that is less than the step time of the best. unfinished: layouts that were not looked at in time."""
+
+    found: list[Found]
+    at_least_s: float
+    unfinished: int
+
+
+def refine(
+    wholes: Iterable[Whole], by_stage: bool, limit_bytes: float, known_s: float, in_time: Callable[[], bool]
+) -> Refined:
+    """The layouts that beat known_s, by cuts and, with by_stage, by recompute sets that differ from stage to stage."""
+    ranked = [one for whole in wholes for one in _promises(whole, by_stage, limit_bytes, known_s)]
+    ranked.sort(key=lambda one: (not one.whole.family.cuts_are_free, one.at_least_s))  # what is solved sooner first
+    found: list[Found] = []
+    at_least_s = best_s = known_s
+    for place, (bound_s, whole, draft, sets) in enumerate(ranked):
+        if bound_s >= best_s * (1 - ROUNDING):
+            continue
+        if not in_time():
+            left = [one.at_least_s for one in ranked[place:]]
+            return Refined(found, min(at_least_s, *left), len(left))
+        if whole.family.cuts_are_free:
+            one = Frame(whole, draft, sets, limit_bytes).best(best_s * (1 - ROUNDING))
+            at_least_s = min(at_least_s, one.at_least_s) if one is not None else at_least_s
+        else:
+            one, none_takes_less_s = MixedFrame(whole, draft, sets, limit_bytes).best(best_s * (1 - ROUNDING))
+            if one is not None or none_takes_less_s < best_s * (1 - ROUNDING):
+                at_least_s = min(at_least_s, none_takes_less_s)
+        if one is not None:
+            found.append(one)
+            best_s = one.step_time_s
+    return Refined(found, min(at_least_s, best_s), 0)
+
+
+def _promises(whole: Whole, by_stage: bool, limit_bytes: float, known_s: float) -> Iterator[Promise]:
+    if whole.family.cuts_are_free:
+        yield from promises(whole, by_stage, limit_bytes, known_s)
+    elif by_stage and whole.family.sets_are_free:
+        yield from _mixed_promises(whole, limit_bytes, known_s)
+
+
+def _mixed_promises(whole: Whole, limit_bytes: float, known_s: float) -> Iterator[Promise]:
+    """As `interleaved_promises`, with a bound that also knows how much fits."""
+    found = [*interleaved_promises(whole, limit_bytes, known_s)]
+    if not found:
+        return
+    at_least_s = MixedLeast(whole, np.array([one.draft for one in found]), limit_bytes).steps_s()
+    for one, seconds in zip(found, at_least_s.tolist(), strict=True):
+        if seconds < known_s * (1 - ROUNDING):
+            yield one._replace(at_least_s=max(one.at_least_s, seconds))
+
+
+def interleaved_promises(whole: Whole, limit_bytes: float, known_s: float) -> Iterator[Promise]:
+    """The drafts of an interleaved family of which some layout may fit and take less than known_s."""
+    count, sets = len(whole.drafts.drafts), len(whole.sets)
+    parts = _least_parts(whole, np.arange(count))
+    at_least_s = _interleaved_at_least_s(whole, *parts)
+    rows = np.flatnonzero(at_least_s < known_s * (1 - ROUNDING))
+    if not len(rows):
+        return
+    block, first, last = (part.take(rows) for part in parts[:3])
+    state = parts[3].take(rows)
+    layers = whole.problem.model.num_hidden_layers // (whole.family.pp * whole.family.num_virtual_stages)
+    blocks, precision = np.full(len(rows), layers), whole.problem.training.precision
+    free = limit_bytes - whole.problem.cluster.device.reserved_memory_bytes
+    ends, hidden_bytes = layouts_ends(whole.family, first, last, state), whole.hidden_bytes(rows)
+    holds = whole.family.holds(whole.count[rows])
+    for rank in {0, min(1, whole.family.pp - 1), whole.family.pp - 1}:
+        of_rank = rank_rows(whole.family, holds[rank], blocks, rank, block, ends, hidden_bytes)
+        at_least_s[rows[rank_memory(of_rank, state, precision).total > free]] = np.inf
+    for row in rows[np.isfinite(at_least_s[rows])].tolist():
+        yield Promise(float(at_least_s[row]), whole, row, tuple(range(sets)))
+
+
+def _least_parts(whole: Whole, draft: Array) -> tuple[PartColumns, PartColumns, PartColumns, State]:
+    """As `parts_of`, of all sets the least of every column."""
+    count, sets = len(draft), len(whole.sets)
+    *parts, _ = whole.parts_of(np.repeat(draft, sets), np.tile(np.arange(sets), count))
+    block, first, last = (PartColumns(*(column.reshape(count, sets).min(1) for column in part)) for part in parts)
+    return block, first, last, whole.parts_of(draft, np.zeros_like(draft))[3]
+
+
+def _interleaved_at_least_s(
+    whole: Whole, block: PartColumns, first: PartColumns, last: PartColumns, state: State
+) -> Array:
+    """The first and the last rank work on every microbatch; before its first and after its last one, the ranks in front
+    of the last one do."""
+    pp, vpp, problem, m = whole.family.pp, whole.family.num_virtual_stages, whole.problem, whole.count
+    per_parameter = accumulation_s_per_parameter(problem.training.precision, problem.cluster.device)
+    blocks = problem.model.num_hidden_layers // (pp * vpp)
+    block_s, first_s, last_s = (
+        unit_work_s(part, unit, per_parameter)
+        for part, unit in ((block, state.block), (first, state.first), (last, state.last))
+    )
+    chunk_s = 2 * problem.cluster.device.pass_launch_s + blocks * block_s
+    of_last_s = (m * vpp + pp - 1) * chunk_s + m * last_s + first_s + 2 * (pp - 1) * whole.hop_s
+    own = vpp * blocks
+    after_s = np.array([whole.states[one].after_s(own, own if pp > 2 else 0, own) for one in whole.state.tolist()])
+    at_least_s: Array = np.maximum(of_last_s, m * (vpp * chunk_s + first_s)) + after_s
+    return at_least_s
+
+
+def promises(whole: Whole, by_stage: bool, limit_bytes: float, known_s: float) -> Iterator[Promise]:
+    """The drafts with free cuts of which some layout may fit and take less than known_s."""
+    count, sets = len(whole.drafts.drafts), len(whole.sets)
+    draft, recompute = np.repeat(np.arange(count), sets), np.tile(np.arange(sets), count)
+    shape = (count, sets) if by_stage else (count * sets, 1)
+    layouts = _Bounds(whole, draft.reshape(shape), recompute.reshape(shape))
+    at_least_s = layouts.at_least_s()
+    rows = np.flatnonzero(at_least_s < known_s * (1 - ROUNDING))
+    if len(rows):
+        rows = rows[_Bounds(whole, layouts.draft[rows], layouts.recompute[rows]).has_room(limit_bytes, known_s)]
+    for row in rows.tolist():
+        yield Promise(float(at_least_s[row]), whole, int(layouts.draft[row, 0]), tuple(layouts.recompute[row].tolist()))
+
+
+class _Bounds:
+    """draft, recompute: (layout, set that a stage may choose)."""
+
+    def __init__(self, whole: Whole, draft: Array, recompute: Array):
+        self.draft, self.recompute = draft, recompute
+        self._whole, problem = whole, whole.problem
+        flat = draft.ravel()
+        block, first, last, self._state = whole.parts_of(flat, recompute.ravel())
+        self._parts = (block, first, last)
+        self._launch_s, self._layers = 2 * problem.cluster.device.pass_launch_s, problem.model.num_hidden_layers
+        per_parameter = accumulation_s_per_parameter(problem.training.precision, problem.cluster.device)
+
+        def seconds(part: PartColumns, unit: Unit) -> Array:
+            return unit_work_s(part, unit, per_parameter).reshape(draft.shape)
+
+        self._block_s = seconds(block, self._state.block)
+        self._ends_s = (seconds(first, self._state.first), seconds(last, self._state.last))
+        pp, one = whole.family.pp, draft[:, 0]
+        self._m, self._hops_s = whole.count[one], 2 * (pp - 1) * whole.hop_s[one]
+        self._leaves_gaps = (self._m > pp + 1) & whole.family.waits_for_all(self._m)
+        self._holds = whole.family.holds(whole.count[flat])
+        most = -(-self._layers // pp) if pp > 2 else 0
+        self._after_s = np.array([whole.states[state].after_s(1, most, 1) for state in whole.state[one].tolist()])
+        ends_s = sum(end.min(1) for end in self._ends_s)
+        self._work_s = pp * self._launch_s + self._layers * self._block_s.min(1) + ends_s
+
+    def at_least_s(self) -> Array:
+        pp, m, work_s = self._whole.family.pp, self._m, self._work_s
+        bound_s = np.maximum(m * work_s / pp, work_s + self._hops_s)
+        round_trip_s = 2 * work_s + (m - pp - 1) * work_s / pp + self._hops_s
+        return np.where(self._leaves_gaps, np.maximum(bound_s, round_trip_s), bound_s) + self._after_s
+
+    def has_room(self, limit_bytes: float, known_s: float) -> Array:
+        """Whether stages that are no slower than a faster step allows, and fit, can hold all blocks."""
+        pp, m = self._whole.family.pp, self._m
+        in_time_s = known_s - self._after_s
+        slowest_s = in_time_s / m
+        of_round_trip_s = (in_time_s - self._hops_s - 2 * self._work_s) / np.maximum(1, m - pp - 1)
+        slowest_s = np.where(self._leaves_gaps, np.minimum(slowest_s, of_round_trip_s), slowest_s)[:, None]
+        room = np.zeros(len(m))
+        for rank in range(pp):
+            ends_s = sum(end for end, has in zip(self._ends_s, (rank == 0, rank == pp - 1), strict=True) if has)
+            blocks = np.minimum((slowest_s - self._launch_s - ends_s) / self._block_s, self._fitting(rank, limit_bytes))
+            stage = np.floor(blocks.max(1) + ROUNDING)
+            room = np.where(stage >= 1, room + stage, -np.inf)
+        return room >= self._layers
+
+    def _fitting(self, rank: int, limit_bytes: float) -> Array:
+        """Blocks that fit on a rank, at most.
+
+        From a few blocks on memory grows at least evenly with them; fewer may need less than that line says.
+        """
+        whole, flat = self._whole, self.draft.ravel()
+        hidden_bytes, precision = whole.hidden_bytes(flat), whole.problem.training.precision
+        block, first, last = self._parts
+        ends = layouts_ends(whole.family, first, last, self._state)
+
+        def needed(blocks: int) -> Array:
+            of_each = np.full(len(flat), blocks)
+            of_rank = rank_rows(whole.family, self._holds[rank], of_each, rank, block, ends, hidden_bytes)
+            memory = rank_memory(of_rank, self._state, precision)
+            return memory.lives + memory.in_work
+
+        few = FEW_BLOCKS if self._state.travels is not False else 0
+        of_few = needed(few)
+        slope = needed(few + 1) - of_few
+        base = of_few - few * slope
+        for blocks in range(1, few):
+            base = np.minimum(base, needed(blocks) - blocks * slope)
+        free = limit_bytes - whole.problem.cluster.device.reserved_memory_bytes - base
+        return (free / slope).reshape(self.draft.shape)

@@ -1,0 +1,350 @@
+"""Collects legal layouts by family and prices each under every recompute set and every cut that is worth a look."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from operator import itemgetter
+
+import numpy as np
+
+from autoshard.backends.rules import Draft, Problem
+from autoshard.cost.passes import unit_work_s
+from autoshard.cost.stage import LocalShape, placement
+from autoshard.cost.step import accumulation_s_per_parameter
+from autoshard.cost.zero_sharding import State
+from autoshard.graph.recompute import COMMON_SETS
+from autoshard.layout.sharding import OperatorChoices
+from autoshard.layout.strategy import Strategy
+from autoshard.planner.axis_orders import Laws, stage_laws
+from autoshard.planner.grid.cuts import Cuts, balanced_cuts, even_cuts
+from autoshard.planner.grid.pipeline import Array
+from autoshard.planner.grid.price import Family, Layouts, memory_bytes, step_times_s, waiting
+from autoshard.planner.grid.ranks import RankState, mesh_of, stacked
+from autoshard.planner.grid.unit_costs import PartColumns, StageColumns, stage_columns, unit_programs
+from autoshard.spec.training import DTYPE_BYTES
+
+CHUNK = 4096
+"""Layouts that are priced at once: their columns stay in a core's cache."""
+
+
+def _fields(*names: str) -> itemgetter[tuple[object, ...]]:
+    return itemgetter(*map(Draft._fields.index, names))
+
+
+_OF_MESH = ("tp", "pp", "dp", "cp", "ep", "sequence_parallel", "axis_order")
+shape_key = _fields(*_OF_MESH, "microbatch_size", "attention_kernel", "context_parallel")
+_state_key = _fields(*_OF_MESH, "zero")
+"""What a draft's local shape and its mesh's state follow from: many drafts have one."""
+
+
+@dataclass
+class Drafts:
+    """Of one family, a draft an entry: the place of its local shape and of its mesh in the tables."""
+
+    drafts: list[Draft] = field(default_factory=list)
+    shapes: list[int] = field(default_factory=list)
+    states: list[int] = field(default_factory=list)
+    num_microbatches: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Priced:
+    """Whole layouts of one family. draft, recompute: places in `drafts` and `sets`."""
+
+    whole: Whole
+    draft: Array
+    recompute: Array
+    cuts: Cuts
+    step_time_s: Array
+    memory_bytes: Array
+
+    @property
+    def at_least(self) -> bool:
+        """Whether step times are lower bounds."""
+        return self.whole.family.is_bound
+
+    def exact_s(self, rows: Sequence[int]) -> Array:
+        """Step times of some rows as `cost.estimate` has them."""
+        return self.whole.exact_s(self.draft[rows], self.recompute[rows], self.cuts.take(np.array(rows)))
+
+    def strategy(self, row: int) -> Strategy:
+        family, one = self.whole.family, self.cuts.take(np.array([row]))
+        stages = family.pp * family.num_virtual_stages
+        layers = one.layers(family.pp)[:, 0] if family.num_virtual_stages == 1 else [one.base[0]] * stages
+        return self.whole.strategy(int(self.draft[row]), [self.whole.sets[self.recompute[row]]] * stages, layers)
+
+    def pairs(self, capacity_bytes: float) -> tuple[int, int]:
+        """(that fit, that do not): layouts whatever their cut, which fit if one of their cuts does."""
+        layout = self._layout
+        every, fitting = np.unique(layout), np.unique(layout[self.memory_bytes <= capacity_bytes])
+        return len(fitting), len(every) - len(fitting)
+
+    def nearest_miss(self, capacity_bytes: float) -> tuple[float, Strategy]:
+        """(memory, layout) of the smallest one of which no cut fits; there must be one."""
+        layout = self._layout
+        fits = np.isin(layout, layout[self.memory_bytes <= capacity_bytes])
+        row = int(np.where(fits, np.inf, self.memory_bytes).argmin())
+        return float(self.memory_bytes[row]), self.strategy(row)
+
+    @property
+    def _layout(self) -> Array:
+        return self.draft * len(self.whole.sets) + self.recompute
+
+
+class Table:
+    """Legal drafts, priced when all are there."""
+
+    rank_state: type[RankState] = RankState
+
+    def __init__(
+        self, problem: Problem, sets: tuple[str, ...], by_stage: bool = False, operators: OperatorChoices = ()
+    ):
+        """by_stage: stages may choose among the sets one by one. Where `frames.refine` then finds the best ones, only
+        the common sets are priced here, the same for all stages. operators: of all layouts, what differs from the rule
+        of layout/sharding.py."""
+        self._problem, self._sets, self._by_stage, self._operators = problem, sets, by_stage, operators
+        self._families: dict[Family, Drafts] = {}
+        self._shapes: dict[LocalShape, int] = {}
+        self._shapes_of: dict[tuple[object, ...], LocalShape] = {}
+        self._shape_places: dict[tuple[object, ...], int] = {}
+        self._states: dict[tuple[object, ...], int] = {}
+        self._held: list[RankState] = []
+        self._working: dict[tuple[object, ...], float] = {}
+        self._staying: dict[int, float] = {}
+        self._laws: dict[tuple[int, ...], dict[Laws, tuple[tuple[str, int], ...]]] = {}
+        self._placements: dict[tuple[object, ...], tuple[tuple[str, int], ...]] = {}
+
+    def sets_of(self, draft: Draft) -> int:
+        """Recompute sets under which it is priced."""
+        return len(self._places(Family(draft.schedule, draft.pp, draft.num_virtual_stages)))
+
+    def _places(self, family: Family) -> list[int]:
+        every = list(range(len(self._sets)))
+        if not self._by_stage or not family.cuts_are_free:
+            return every
+        return [place for place in every if self._sets[place] in COMMON_SETS]
+
+    def has_room(self, draft: Draft) -> bool:
+        """Whether the rank with the head could hold one block, the head, and what works on them at one time. A bound
+        that needs no prices: it leaves out large microbatches."""
+        device = self._problem.cluster.device
+        needed = self._working_bytes(draft) + self._staying_bytes(self._state(draft))
+        return needed + device.reserved_memory_bytes <= device.memory_bytes
+
+    def _working_bytes(self, draft: Draft) -> float:
+        """Of a block or the head."""
+        key = shape_key(draft)
+        if key not in self._working:
+            columns = unit_programs(self._problem, self._shape_of(draft)).columns
+            block, _, _, head, *_ = columns.working_bytes_of(draft.microbatch_size)
+            self._working[key] = max(block, head)
+        return self._working[key]
+
+    def _staying_bytes(self, place: int) -> float:
+        """Parameters and sums of gradients of one block and the head."""
+        if place not in self._staying:
+            (block, _, head, *_), precision = self._held[place].state, self._problem.training.precision
+            held = (block.weights + head.weights) * DTYPE_BYTES[precision.parameter_dtype]
+            held += (block.sums + head.sums) * DTYPE_BYTES[precision.gradient_accumulation_dtype]
+            self._staying[place] = held
+        return self._staying[place]
+
+    def add(self, draft: Draft) -> None:
+        """draft: legal but for its stage_layers."""
+        count = self._problem.training.global_batch_size // (draft.dp * draft.microbatch_size)
+        family = Family.of(draft.schedule, draft.pp, draft.num_virtual_stages, count)
+        drafts = self._families.get(family)
+        if drafts is None:
+            drafts = self._families[family] = Drafts()
+        drafts.drafts.append(draft)
+        drafts.shapes.append(self._shape(draft))
+        drafts.states.append(self._state(draft))
+        drafts.num_microbatches.append(count)
+
+    def _shape(self, draft: Draft) -> int:
+        key = shape_key(draft)
+        place = self._shape_places.get(key)
+        if place is None:
+            place = self._shapes.setdefault(self._shape_of(draft), len(self._shapes))
+            self._shape_places[key] = place
+        return place
+
+    def _shape_of(self, draft: Draft) -> LocalShape:
+        key = shape_key(draft)
+        if key not in self._shapes_of:
+            shape = local_shape(draft)
+            if shape.placement:
+                shape = replace(shape, placement=self._first_alike(shape))
+            self._shapes_of[key] = replace(shape, operators=self._operators) if self._operators else shape
+        return self._shapes_of[key]
+
+    def _first_alike(self, shape: LocalShape) -> tuple[tuple[str, int], ...]:
+        """The first placement whose collectives within a stage have the same laws."""
+        degrees = (shape.tp, shape.cp, shape.ep)
+        key = (*degrees, shape.placement)
+        if key not in self._placements:
+            usual = replace(shape, placement=())
+            known = self._laws.setdefault(degrees, {stage_laws(self._problem, usual): ()})
+            self._placements[key] = known.setdefault(stage_laws(self._problem, shape), shape.placement)
+        return self._placements[key]
+
+    def _state(self, draft: Draft) -> int:
+        key = _state_key(draft)
+        if draft.zero >= 2:  # it matters what a block works on while its gradients travel
+            key = (*key, draft.attention_kernel, draft.context_parallel)
+        place = self._states.get(key)
+        if place is None:
+            place = self._states[key] = len(self._held)
+            mesh, shape = mesh_of(self._problem, draft), self._shape_of(draft)
+            self._held.append(self.rank_state(self._problem, mesh, shape, draft.zero))
+        return place
+
+    @cached_property
+    def parts(self) -> StageColumns:
+        """Of all local shapes."""
+        return stage_columns(self._problem, list(self._shapes), self._sets)
+
+    def wholes(self) -> Iterator[Whole]:
+        """Everything that was added, a family at a time."""
+        if not self._families:
+            return
+        columns, held = self.parts, stacked([one.state for one in self._held])
+        for family, drafts in self._families.items():
+            yield Whole(self._problem, self._sets, columns, self._held, held, family, drafts, self._places(family))
+
+    def price(self) -> Iterator[Priced]:
+        """Everything that was added, a chunk at a time."""
+        for whole in self.wholes():
+            count = len(whole.drafts.drafts)
+            step = max(1, CHUNK // whole.num_sets)
+            for begin in range(0, count, step):
+                yield whole.price(begin, min(begin + step, count))
+
+
+def local_shape(draft: Draft) -> LocalShape:
+    return LocalShape(
+        draft.tp,
+        draft.cp,
+        draft.ep,
+        draft.microbatch_size,
+        draft.sequence_parallel,
+        draft.attention_kernel,
+        draft.context_parallel,
+        placement=placement(*draft[:5], draft.axis_order),
+    )
+
+
+class Whole:
+    """Prices ranges of the drafts of one family."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        sets: tuple[str, ...],
+        columns: StageColumns,
+        states: list[RankState],
+        held: State,
+        family: Family,
+        drafts: Drafts,
+        places: list[int],
+    ):
+        self.problem, self.sets, self._columns, self.states = problem, sets, columns, states
+        self._held, self.family, self.drafts, self._places = held, family, drafts, np.array(places)
+        self._shape, self.state, self.count = (
+            np.array(values) for values in (drafts.shapes, drafts.states, drafts.num_microbatches)
+        )
+        hidden = columns.hidden_bytes[self._shape * len(sets)]
+        self.hop_s = np.array(
+            [states[one].hop_s(size) for one, size in zip(drafts.states, hidden.tolist(), strict=True)]
+        )
+
+    @property
+    def num_sets(self) -> int:
+        """Under which each draft is priced."""
+        return len(self._places)
+
+    def price(self, begin: int, end: int) -> Priced:
+        draft = np.repeat(np.arange(begin, end), len(self._places))
+        recompute = np.tile(self._places, end - begin)
+        cuts, which = self._cuts(draft, recompute)
+        draft, recompute = draft[which], recompute[which]
+        layouts = self._layouts(draft, recompute, cuts)
+        times = step_times_s(self.problem, self.family, layouts)
+        needed = memory_bytes(self.problem, self.family, layouts)
+        return Priced(self, draft, recompute, cuts, times, needed)
+
+    def exact_s(self, draft: Array, recompute: Array, cuts: Cuts) -> Array:
+        """Step times as `cost.estimate` has them."""
+        return step_times_s(self.problem, self.family, self._layouts(draft, recompute, cuts), exact=True)
+
+    def strategy(self, draft: int, recompute: Sequence[str], layers: Sequence[int]) -> Strategy:
+        """One of the drafts with a set and a number of blocks for each virtual stage."""
+        choices = {"recompute": tuple(recompute), "stage_layers": tuple(int(count) for count in layers)}
+        return Strategy(**{**self.drafts.drafts[draft]._asdict(), **choices})
+
+    def _cuts(self, draft: Array, recompute: Array) -> tuple[Cuts, Array]:
+        """(cuts, the entry of draft and recompute that each belongs to)."""
+        pp, layers = self.family.pp, self.problem.model.num_hidden_layers
+        everything = np.arange(len(draft))
+        if pp == 1 or self.family.num_virtual_stages > 1:
+            each = np.full(len(draft), layers // (pp * self.family.num_virtual_stages))
+            return Cuts(each, each, each, np.ones_like(each), np.zeros_like(each)), everything
+        even = even_cuts(layers, pp, len(draft))
+        block, first, last, state = self.parts_of(draft, recompute)
+        s_per_parameter = accumulation_s_per_parameter(self.problem.training.precision, self.problem.cluster.device)
+        block_s = unit_work_s(block, state.block, s_per_parameter)
+        embedding, head = (
+            unit_work_s(end, unit, s_per_parameter) / block_s
+            for end, unit in ((first, state.first), (last, state.last))
+        )
+        found, which = [even], [everything]
+        slowest = _slowest(even, pp, embedding, head)
+        for early in (False, True):
+            cuts = balanced_cuts(layers, pp, embedding, head, early)
+            differs = [
+                np.any([one != other for one, other in zip(cuts, others, strict=True)], axis=0) for others in found
+            ]
+            worth = everything[np.all(differs, axis=0) & (_slowest(cuts, pp, embedding, head) <= slowest * (1 + 1e-9))]
+            found.append(cuts)
+            which.append(worth)
+        chosen = [cuts.take(rows) for cuts, rows in zip(found, which, strict=True)]
+        return Cuts(*(np.concatenate(columns) for columns in zip(*chosen, strict=True))), np.concatenate(which)
+
+    def parts_of(self, draft: Array, recompute: Array) -> tuple[PartColumns, PartColumns, PartColumns, State]:
+        rows = self._shape[draft] * len(self.sets) + recompute
+        first, last = self._columns.ends(rows, self.family.pp == 1)
+        state = self._held.take(self.state[draft])
+        return *waiting((self._columns.block.take(rows), first, last), state), state
+
+    @property
+    def state_columns(self) -> State:
+        """Of each draft."""
+        return self._held.take(self.state)
+
+    def hidden_bytes(self, draft: Array) -> Array:
+        """Of one microbatch between stages."""
+        return self._columns.hidden_bytes[self._shape[draft] * len(self.sets)]
+
+    def _layouts(self, draft: Array, recompute: Array, cuts: Cuts) -> Layouts:
+        block, first, last, state = self.parts_of(draft, recompute)
+        hidden = self.hidden_bytes(draft)
+        after_s = self._after_s(self.state[draft], cuts)
+        return Layouts(self.count[draft], block, first, last, hidden, state, self.hop_s[draft], after_s, cuts)
+
+    def _after_s(self, state: Array, cuts: Cuts) -> Array:
+        """Looked up once for each different mesh and cut."""
+        vpp = self.family.num_virtual_stages
+        between = cuts.most_between if self.family.pp > 2 else np.zeros_like(cuts.base)
+        key = np.stack([state, vpp * cuts.first, vpp * between, vpp * cuts.last])
+        codes = np.ravel_multi_index(tuple(key), tuple(key.max(1) + 1))
+        _, places, inverse = np.unique(codes, return_index=True, return_inverse=True)
+        seconds = [self.states[one].after_s(*map(int, blocks)) for one, *blocks in key[:, places].T]
+        return np.array(seconds)[inverse]
+
+
+def _slowest(cuts: Cuts, pp: int, embedding: Array, head: Array) -> Array:
+    """Work of the slowest stage, in blocks."""
+    ends = np.maximum(cuts.first + embedding, cuts.last + head)
+    return np.maximum(ends, cuts.most_between) if pp > 2 else ends

@@ -1,0 +1,82 @@
+"""Every legal layout, but for recompute sets and stage cuts; the others are counted by the rule that they break."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from autoshard.backends.rules import LAYOUT_RULES, SENDING_RULES, Draft, Problem, first_broken
+from autoshard.models.stage import parameter_count
+from autoshard.planner.candidates import meshes, microbatch_sizes, variants, virtual_stages
+from autoshard.planner.rejections import Tally
+from autoshard.planner.sets import recompute_sets
+from autoshard.plans.search_result import Pins
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.training import DTYPE_BYTES
+
+
+class MeshDrafts(NamedTuple):
+    """The legal layouts of one mesh. state_bytes: what the fullest device holds at least, whatever else is chosen."""
+
+    state_bytes: float
+    drafts: list[Draft]
+
+
+def legal_layouts(problem: Problem, pins: Pins, tally: Tally) -> list[MeshDrafts]:
+    """One entry for each (tp, pp, dp, cp, ep) that breaks no rule and each stage of ZeRO."""
+    found = []
+    sets = len(recompute_sets(problem, pins))
+    for mesh in meshes(problem, pins):
+        alike, broken = variants(problem, pins, mesh)
+        if broken is not None:
+            tally.drop(*broken)
+            continue
+        schedules = _schedules(problem, pins, mesh, tally, len(alike) * sets)
+        by_state: dict[float, list[Draft]] = {}
+        for variant in alike:
+            drafts = by_state.setdefault(state_at_least_bytes(problem, variant), [])
+            for name, vpp, size in schedules:
+                draft = variant._replace(schedule=name, num_virtual_stages=vpp, microbatch_size=size)
+                broken = first_broken(SENDING_RULES, problem, draft) if variant.zero > 1 else None
+                if broken is None:
+                    drafts.append(draft)
+                else:
+                    tally.drop(*broken, count=sets)
+        found += [MeshDrafts(state_bytes, drafts) for state_bytes, drafts in by_state.items()]
+    return found
+
+
+def _schedules(problem: Problem, pins: Pins, mesh: Draft, tally: Tally, times: int) -> list[tuple[str, int, int]]:
+    """All (schedule, vpp, microbatch size) that break no rule. times: layouts that each of them stands for."""
+    legal = []
+    for schedule, vpp in virtual_stages(problem, pins, mesh):
+        for size in microbatch_sizes(problem, pins, mesh):
+            draft = mesh._replace(schedule=schedule, num_virtual_stages=vpp, microbatch_size=size)
+            broken = first_broken(LAYOUT_RULES, problem, draft)
+            if broken is None:
+                legal.append((schedule, vpp, size))
+            else:
+                tally.drop(*broken, count=times)
+    return legal
+
+
+def state_at_least_bytes(problem: Problem, draft: Draft) -> float:
+    """Not above the memory of the fullest rank: parameters, gradients and optimizer state if all ranks held equal
+    shares."""
+    precision = problem.training.precision
+    master = 0 if precision.master_dtype is None else DTYPE_BYTES[precision.master_dtype]
+    parameter, gradient, moment = (
+        DTYPE_BYTES[dtype]
+        for dtype in (precision.parameter_dtype, precision.gradient_accumulation_dtype, precision.optimizer_dtype)
+    )
+    share = _parameters(problem.model) / (draft.tp * draft.pp * draft.ep)
+    weights, sums, states = (draft.dp * draft.cp if draft.zero >= stage else 1 for stage in (3, 2, 1))
+    return (
+        share * (parameter / weights + gradient / sums + (master + 2 * moment) / states)
+        + problem.cluster.device.reserved_memory_bytes
+    )
+
+
+@lru_cache(maxsize=16)
+def _parameters(model: ModelSpec) -> int:
+    return parameter_count(model)

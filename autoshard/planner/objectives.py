@@ -1,0 +1,223 @@
+"""What `autoshard plan` looks for beyond the fastest step on one cluster: money, the smallest cluster, a frontier."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from autoshard.errors import AutoshardError, NoLayoutFits
+from autoshard.planner.planning import Answer, answer, inputs_of
+from autoshard.planner.request import SEARCHED, PlanRequest
+from autoshard.planner.smallest_cluster import MOST_NODES
+from autoshard.units import format_count, format_seconds
+
+LOGICAL_CORES = (1, 2)
+STEPS_OF_AN_OCTAVE = 16
+"""Sizes of clusters looked at between one power of two and the next."""
+DAY_S, HOUR_S = 86_400.0, 3_600.0
+BILLION = 1e9
+
+
+def best_answer(request: PlanRequest) -> Answer:
+    """Raises AutoshardError where the objective lacks a number, NoLayoutFits where no cluster meets it."""
+    if request.objective == "nodes":
+        return _fewest_nodes(request)
+    if request.days is not None:
+        raise AutoshardError(
+            f"days={request.days:g} is a deadline, and objective={request.objective} has none; use objective=nodes"
+        )
+    best = _cheapest(request) if request.objective == "cost" else _with_note(*_fastest(request))
+    return best if request.tokens is None else _with_training(best, request.tokens)
+
+
+def frontier(request: PlanRequest) -> tuple[Answer, ...]:
+    """Clusters of 1, 2, 4, ... up to --nodes nodes of which none with fewer nodes is as fast, rising."""
+    for name in ("tokens", "days"):
+        if getattr(request, name) is not None:
+            raise AutoshardError(f"--pareto lists single steps and takes no --{name}; a plan without --pareto does")
+    found: list[Answer] = []
+    for one in _answers(request, _powers_of_two(request.nodes)):
+        if not found or one.result.best.estimate.step_time_s < found[-1].result.best.estimate.step_time_s:
+            found.append(one)
+    return tuple(found)
+
+
+def usd_per_billion_tokens(found: Answer) -> float | None:
+    """None where the price of a node is not known."""
+    cluster = found.problem.cluster
+    if cluster.price_per_node_hour_usd is None:
+        return None
+    hours = BILLION / found.result.best.estimate.tokens_per_s / HOUR_S
+    return cluster.nodes * cluster.price_per_node_hour_usd * hours
+
+
+def _fastest(request: PlanRequest) -> tuple[Answer, tuple[Answer, ...]]:
+    """(the fastest over what a logical core may be, the others)."""
+    tried = [_tried(one) for one in _each_lnc(request)]
+    answers = [one for one in tried if isinstance(one, Answer)]
+    if not answers:
+        raise _none_of(dict(zip((one.lnc for one in _each_lnc(request)), tried, strict=True)))
+    best, *others = sorted(answers, key=lambda one: one.result.best.estimate.step_time_s)
+    return best, tuple(others)
+
+
+def _none_of(refusals: Mapping[int | str | None, Answer | AutoshardError]) -> AutoshardError:
+    """What was said at each lnc; once where that is the same."""
+    kind = NoLayoutFits if any(isinstance(one, NoLayoutFits) for one in refusals.values()) else AutoshardError
+    said = {lnc: str(error) for lnc, error in refusals.items()}
+    if len(set(said.values())) == 1:
+        return kind(next(iter(said.values())))
+    return kind("; ".join(f"at lnc {lnc} {text}" for lnc, text in said.items()))
+
+
+def _tried(request: PlanRequest) -> Answer | AutoshardError:
+    try:
+        return answer(request)
+    except AutoshardError as error:
+        return error
+
+
+def _each_lnc(request: PlanRequest) -> Iterator[PlanRequest]:
+    """What the instance offers where --lnc is auto."""
+    if request.lnc != SEARCHED:
+        yield request
+        return
+    default = inputs_of(replace(request, lnc=None))[2]
+    for lnc in LOGICAL_CORES:
+        one = replace(request, lnc=lnc)
+        if lnc == default.lnc or _exists(one):
+            yield one
+
+
+def _exists(request: PlanRequest) -> bool:
+    try:
+        inputs_of(request)
+    except AutoshardError:
+        return False
+    return True
+
+
+def _with_note(best: Answer, others: tuple[Answer, ...]) -> Answer:
+    if not others:
+        return best
+    step = best.result.best.estimate.step_time_s
+    slower = ", ".join(
+        f"{format_seconds(one.result.best.estimate.step_time_s)} at lnc {one.problem.cluster.lnc}" for one in others
+    )
+    note = f"lnc {best.problem.cluster.lnc}: {format_seconds(step)} a step; the fastest layout takes {slower}"
+    return replace(best, notes=(*best.notes, note))
+
+
+def _with_training(best: Answer, tokens: float) -> Answer:
+    """With a note of what the whole training takes."""
+    speed, usd = best.result.best.estimate.tokens_per_s, usd_per_billion_tokens(best)
+    costs = "" if usd is None else f" and cost {usd * tokens / BILLION:,.0f} USD"
+    note = f"tokens: {format_count(tokens)} take {tokens / speed / DAY_S:,.3g} days at {speed:,.0f} a second{costs}"
+    return replace(best, notes=(*best.notes, note))
+
+
+def _answers(request: PlanRequest, counts: Iterable[int]) -> Iterator[Answer]:
+    """Of each size of cluster that has one. Raises what the last one said where none has."""
+    tried = (_tried_fastest(replace(request, nodes=nodes)) for nodes in counts)
+    refused, found = None, False
+    for one in tried:
+        if isinstance(one, Answer):
+            found = True
+            yield one
+        else:
+            refused = one
+    if refused is not None and not found:
+        raise refused
+
+
+def _tried_fastest(request: PlanRequest) -> Answer | AutoshardError:
+    try:
+        return _fastest(request)[0]
+    except AutoshardError as error:
+        return error
+
+
+def _powers_of_two(most: int) -> tuple[int, ...]:
+    """1, 2, 4, ... and the last."""
+    counts = [1]
+    while counts[-1] * 2 <= most:
+        counts.append(counts[-1] * 2)
+    return tuple(dict.fromkeys((*counts, most)))
+
+
+def _cheapest(request: PlanRequest) -> Answer:
+    counts = _powers_of_two(request.nodes)
+    cluster = inputs_of(request)[2]
+    if cluster.price_per_node_hour_usd is None:
+        raise AutoshardError(
+            f"objective=cost needs a price, and the hardware file of {cluster.instance} has none; "
+            "--price-per-node-hour gives it"
+        )
+    answers = [
+        (usd_per_billion_tokens(one) or 0.0, one.problem.cluster.nodes, one) for one in _answers(request, counts)
+    ]
+    cost, _, best = min(answers, key=lambda one: one[:2])
+    note = (
+        f"objective cost: {cost:,.2f} USD for a billion tokens at {cluster.price_per_node_hour_usd:g} USD a node and "
+        f"hour, the least of {', '.join(str(count) for _, count, _ in answers)} nodes"
+    )
+    return replace(best, notes=(*best.notes, note))
+
+
+def _fewest_nodes(request: PlanRequest) -> Answer:
+    """The smallest of the sizes looked at that is fast enough; those that could not be at the devices' peak are not."""
+    if request.tokens is None or request.days is None:
+        missing = "--tokens" if request.tokens is None else "--days"
+        raise AutoshardError(f"objective=nodes: the fewest nodes that see --tokens in --days; {missing} is missing")
+    wanted = request.tokens / (request.days * DAY_S)
+    most = request.nodes if request.nodes > 1 else MOST_NODES
+    fastest: Answer | None = None
+    least = _least_nodes(request, wanted)
+    refused = f"at the peak of their devices {least:,} nodes would just do"
+    for nodes in _sizes(least, most):
+        best = _tried_fastest(replace(request, nodes=nodes))
+        if not isinstance(best, Answer):
+            refused = str(best)
+            continue
+        speed = best.result.best.estimate.tokens_per_s
+        if speed >= wanted:
+            days = request.tokens / speed / DAY_S
+            note = (
+                f"objective nodes: {nodes:,} nodes see {format_count(request.tokens)} tokens in {days:.3g} days, "
+                f"{request.days:g} allowed; the smallest of the sizes looked at, {STEPS_OF_AN_OCTAVE} an octave"
+            )
+            return replace(best, notes=(*best.notes, note))
+        if fastest is None or speed > fastest.result.best.estimate.tokens_per_s:
+            fastest = best
+    raise NoLayoutFits(_too_slow(request, wanted, most, fastest, refused))
+
+
+def _least_nodes(request: PlanRequest, wanted_tokens_per_s: float) -> int:
+    """Nodes whose devices at their peak would just be fast enough."""
+    from autoshard.cost.estimate import model_flops_per_step
+
+    plain = replace(request, nodes=1, lnc=None if request.lnc == SEARCHED else request.lnc)
+    model, training, cluster, _ = inputs_of(plain)
+    flops_per_token = model_flops_per_step(model, training) / training.tokens_per_step
+    node_peak = cluster.devices_per_node * cluster.device.peak_flops_per_s(training.precision.compute_dtype)
+    return max(1, int(wanted_tokens_per_s * flops_per_token / node_peak))
+
+
+def _sizes(least: int, most: int) -> Iterator[int]:
+    """Every number up to 16, then 16 evenly spaced ones an octave."""
+    nodes = 1
+    while nodes <= most:
+        if nodes >= least:
+            yield nodes
+        octave = 1 << (nodes.bit_length() - 1)
+        nodes += max(1, octave // STEPS_OF_AN_OCTAVE)
+
+
+def _too_slow(request: PlanRequest, wanted: float, most: int, fastest: Answer | None, refused: str) -> str:
+    """refused: what was said of the largest cluster that has no layout, or that all are too small."""
+    tokens = format_count(request.tokens or 0)
+    start = f"no cluster of up to {most:,} nodes sees {tokens} tokens in {request.days:g} days"
+    if fastest is None:
+        return f"{start}: {refused}"
+    speed, nodes = fastest.result.best.estimate.tokens_per_s, fastest.problem.cluster.nodes
+    return f"{start}, {wanted:,.0f} a second: the fastest, {nodes:,} nodes, does {speed:,.0f}"

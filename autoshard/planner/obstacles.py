@@ -1,0 +1,106 @@
+"""What stands against every layout: the rules that the nearest ones break.
+
+A layout comes the nearer the fewer rules it breaks. The first rule that a layout breaks says little: where the batch
+does not divide, many layouts break some rule on degrees before that one, and still no other degrees would do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import product
+from typing import NamedTuple
+
+from autoshard.backends.problem import Draft, Problem, Rule
+from autoshard.backends.rules import KERNEL_RULES, LAYOUT_RULES, MESH_RULES, SENDING_RULES, STATE_RULES
+from autoshard.planner.candidates import kernel_choices, meshes, microbatch_sizes, virtual_stages, zero_stages
+from autoshard.planner.layouts import state_at_least_bytes
+from autoshard.plans.search_result import Pins
+from autoshard.units import format_bytes
+
+MOST = 2
+"""So many different obstacles are named."""
+Broken = dict[str, str]
+"""By the reason of each rule what is wrong."""
+
+
+def state_has_room(problem: Problem, draft: Draft) -> str | None:
+    """What is held however little else is."""
+    needed, capacity = state_at_least_bytes(problem, draft), problem.cluster.device.memory_bytes
+    if needed <= capacity:
+        return None
+    experts = f" ep={draft.ep}" if draft.ep > 1 else ""
+    return (
+        f"parameters, gradients and optimizer state alone take {format_bytes(needed)} of {format_bytes(capacity)} "
+        f"with tp={draft.tp} pp={draft.pp}{experts} zero={draft.zero}"
+    )
+
+
+ROOM = Rule("the state does not fit", state_has_room)
+"""Only an estimate says whether a layout fits; what breaks this does not."""
+SAID_BY = {
+    "the schedule does not take the microbatches": "the global batch does not split over dp and microbatches",
+    "the sequence does not split over cp and tp": "the attention kernel does not take the sequence",
+    "context parallelism does not go with the rest": "the attention kernel does not take the sequence",
+}
+"""Reasons of rules that say nothing new where the other one is broken: of a batch that does not split there is no
+number of microbatches, and what a kernel wants of the sequence is more than that it splits."""
+
+
+class Obstacles(NamedTuple):
+    """broken: how many rules the nearest layouts break. text: which, for the end of an error."""
+
+    broken: int
+    text: str
+
+
+def obstacles(problem: Problem, pins: Pins, rules: tuple[Rule, ...] = ()) -> Obstacles:
+    """What is wrong with the layouts that break the fewest rules; of different obstacles the MOST that stand against
+    most meshes, each with the example of fewest replicas.
+
+    rules: others that hold beside those on layouts; they read degrees and zero. pins: as `check_pins` lets through.
+    """
+    nearest = [(mesh, _fewest_broken(problem, pins, mesh, rules)) for mesh in meshes(problem, pins)]
+    fewest = min(len(broken) for _, broken in nearest)
+    by_reasons: dict[tuple[str, ...], list[tuple[Draft, Broken]]] = {}
+    for mesh, broken in nearest:
+        if len(broken) == fewest:
+            by_reasons.setdefault(tuple(broken), []).append((mesh, broken))
+    most = sorted(by_reasons, key=lambda reasons: (ROOM.reason not in reasons, -len(by_reasons[reasons])))
+    shown = most[: MOST if fewest == 1 else 1]
+    examples = [min(by_reasons[reasons], key=lambda one: one[0].dp * one[0].cp)[1] for reasons in shown]
+    return Obstacles(fewest, "; other degrees: ".join(map(_words, examples)))
+
+
+def _fewest_broken(problem: Problem, pins: Pins, mesh: Draft, rules: tuple[Rule, ...]) -> Broken:
+    """Of all ways to use a mesh. Groups of rules read different choices: what is least in each is least in all."""
+    sequence_parallel = (mesh._replace(sequence_parallel=on) for on in ((False, True) if mesh.tp > 1 else (False,)))
+    kernels = (draft for drafts in kernel_choices(problem, pins, mesh) for draft in drafts)
+    schedules = [
+        mesh._replace(schedule=schedule, num_virtual_stages=vpp, microbatch_size=size)
+        for schedule, vpp in virtual_stages(problem, pins, mesh)
+        for size in microbatch_sizes(problem, pins, mesh)
+    ]
+    zeros = sorted(zero_stages(problem, pins, mesh), reverse=True)  # what holds least first
+    layouts = (draft._replace(zero=zero) for zero, draft in product(zeros, schedules))
+    return {
+        **_least(problem, MESH_RULES, sequence_parallel),
+        **_least(problem, KERNEL_RULES, kernels),
+        **_least(problem, (*STATE_RULES, *rules, *LAYOUT_RULES, *SENDING_RULES), layouts),
+    }
+
+
+def _words(broken: Broken) -> str:
+    said = [reason for reason, more in SAID_BY.items() if more in broken]
+    return "; ".join(wrong for reason, wrong in broken.items() if reason not in said)
+
+
+def _least(problem: Problem, rules: tuple[Rule, ...], drafts: Iterable[Draft]) -> Broken:
+    """The rules that the draft breaks which breaks fewest, the first of equals."""
+    least: Broken | None = None
+    for draft in drafts:
+        found = {rule.reason: wrong for rule in rules if (wrong := rule.check(problem, draft)) is not None}
+        if least is None or len(found) < len(least):
+            least = found
+        if not least:
+            break
+    return least or {}

@@ -1,0 +1,227 @@
+"""The outer search over layouts whose operators the solver shards: which blocks are solved, and what is proven.
+
+A block's Pareto set is found point by point: the fastest choices without a limit of memory, then those within what a
+layout leaves, for every layout that a bound does not rule out. Each point is then priced in all layouts of its local
+shape, with their cuts and their recompute sets by stage, as the search prices Megatron's choices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from math import inf
+
+import numpy as np
+
+from autoshard.backends.rules import Draft, Problem
+from autoshard.cost.estimate import Estimate, estimate
+from autoshard.cost.stage import LocalShape, stage_mesh
+from autoshard.layout.mesh import TENSOR_PARALLEL_AXES
+from autoshard.layout.sharding import OperatorChoices
+from autoshard.layout.strategy import Strategy, even_stage_layers
+from autoshard.planner.axis_orders import other_orders
+from autoshard.planner.grid.bounds import Least, LeastTable, block_limits_s, sets_at_least_s, step_times_at_least_s
+from autoshard.planner.grid.order import fastest_first
+from autoshard.planner.grid.refine import refine
+from autoshard.planner.grid.table import Table, local_shape
+from autoshard.planner.layouts import legal_layouts
+from autoshard.planner.operators.improve import Solver
+from autoshard.planner.ranking import Timed
+from autoshard.planner.rejections import Tally
+from autoshard.planner.sets import recompute_sets, sets_by_stage
+from autoshard.plans.search_result import Pins
+
+WORTH = 1e-3
+"""Share of the step that choices must save: below it a plan is as fast, and Megatron's choices are simpler."""
+MOST_EFFORT = 60
+"""Local shapes that are solved, those with two tensor-parallel axes counted ten times: they take half a second."""
+MOST_BOUNDS, MOST_OWN_BOUNDS = 200, 400
+"""Counted alike, solved without a limit of memory: of local shapes that differ in their microbatches alone the largest
+one, then of those that may still be fastest each by itself. More than are solved with a limit."""
+MOST_POINTS = 3
+"""Layouts of a local shape whose memory leads to a point."""
+
+
+@dataclass(frozen=True)
+class Combined:
+    """operators: what differs from Megatron's. estimate: with them. blocks, points: local shapes that were solved, and
+    different choices that came of it. gap: no layout, however its operators are sharded, is faster by a larger share of
+    the step (of `strategy` is None, of the one known before)."""
+
+    strategy: Strategy | None
+    operators: OperatorChoices
+    estimate: Estimate | None
+    blocks: int
+    points: int
+    gap: float
+
+
+def combine(problem: Problem, pins: Pins, known_s: float, limit_bytes: float, exhaustive: bool = False) -> Combined:
+    """The fastest layout with solved operators, of those that need no more than the limit and take less than known_s.
+
+    exhaustive: solve whatever a bound does not rule out, however long that takes.
+
+    Raises AutoshardError where HiGHS is not installed.
+    """
+    blocks = _Blocks(problem, pins, limit_bytes)
+    best: tuple[Timed, OperatorChoices] | None = None
+    best_s, open_s, solved, points = known_s * (1 - WORTH), inf, 0, 0
+    own, left = (inf, inf) if exhaustive else (MOST_OWN_BOUNDS, MOST_EFFORT)
+    for shape, least_s in blocks.all(best_s, inf if exhaustive else MOST_BOUNDS):
+        effort = blocks.effort(shape)
+        bounded = least_s < best_s and own >= effort
+        if bounded:
+            own -= effort
+            least_s, limit_s = blocks.at_least_s(shape, best_s)
+        if bounded and least_s < best_s and left >= effort:
+            solved, left = solved + 1, left - effort
+            seen: set[OperatorChoices | None] = {None, ()}
+            for at_least_s, layout in blocks.layouts(shape, best_s)[: None if exhaustive else MOST_POINTS]:
+                choices = blocks.point(shape, layout, limit_s) if at_least_s < best_s else None
+                if choices in seen or choices is None:
+                    continue
+                seen.add(choices)
+                points += 1
+                found = blocks.fastest(shape, choices, best_s)
+                if found is not None:
+                    best, best_s = (found, choices), found.step_time_s
+        open_s = min(open_s, least_s)
+    if best is None:
+        return Combined(None, (), None, solved, points, max(WORTH, 1 - open_s / known_s))
+    cost = estimate(*problem[:3], best[0].strategy, operators=best[1])
+    gap = max(0.0, 1 - open_s / cost.step_time_s)
+    return Combined(best[0].strategy, best[1], cost, solved, points, gap)
+
+
+class _Blocks:
+    """The local shapes that a layout may have which shares operators among tensor-parallel ranks."""
+
+    def __init__(self, problem: Problem, pins: Pins, limit_bytes: float):
+        self._problem, self._limit_bytes = problem, limit_bytes
+        self._sets, self._by_stage = recompute_sets(problem, pins), sets_by_stage(pins)
+        self._drafts: dict[LocalShape, list[Draft]] = {}
+        self._solver, self._least = Solver(problem), dict[LocalShape, Least]()
+        orders: dict[tuple[object, ...], tuple[tuple[str, ...], ...]] = {}
+        for mesh in legal_layouts(problem, pins, Tally()):
+            for draft in mesh.drafts if mesh.state_bytes <= limit_bytes else ():
+                if draft.tp == 1:
+                    continue
+                if draft[:5] not in orders:
+                    orders[draft[:5]] = (draft.axis_order, *other_orders(problem, pins, draft))
+                for order in orders[draft[:5]]:
+                    one = draft._replace(axis_order=order)
+                    self._drafts.setdefault(local_shape(one), []).append(one)
+
+    def all(self, known_s: float, effort: float) -> list[tuple[LocalShape, float]]:
+        """Those with layouts that may fit and take less than known_s, and what these take at least. First those that
+        are fastest with Megatron's choices."""
+        table = self._of_all({})
+        bounds = self._bound(table, known_s)
+        if bounds:
+            limits_s = block_limits_s(table, known_s)
+            bounds = self._bound(self._of_all(self._of_large_microbatches(limits_s, effort)), known_s)
+        least = {shape: min(bounds[draft] for draft in drafts) for shape, drafts in self._drafts.items()}
+        by_rule = Table(self._problem, self._sets, self._by_stage)
+        for draft in bounds:
+            by_rule.add(draft)
+        fastest = dict.fromkeys(least, inf)
+        for one in by_rule.price():
+            fits = np.where(one.memory_bytes <= self._limit_bytes, one.step_time_s, np.inf)
+            for place, seconds in zip(one.draft.tolist(), fits.tolist(), strict=True):
+                shape = local_shape(one.whole.drafts.drafts[place])
+                fastest[shape] = min(fastest[shape], seconds)
+        ranked = sorted(enumerate(least), key=lambda item: (fastest[item[1]], least[item[1]], item[0]))
+        return [(shape, least[shape]) for _, shape in ranked]
+
+    def _of_all(self, solved: Mapping[LocalShape, Least]) -> LeastTable:
+        return self._filled(solved, (draft for drafts in self._drafts.values() for draft in drafts))
+
+    def _bound(self, table: LeastTable, known_s: float) -> dict[Draft, float]:
+        """What those take at least of which some layout may fit and take less than known_s: only they are left."""
+        bounds = step_times_at_least_s(table, self._by_stage, self._limit_bytes, known_s)
+        self._drafts = {
+            shape: left for shape, drafts in self._drafts.items() if (left := [one for one in drafts if one in bounds])
+        }
+        return bounds
+
+    def _of_large_microbatches(self, limits_s: Mapping[LocalShape, float], effort: float) -> dict[LocalShape, Least]:
+        """What blocks and ends take at least, solved for the largest microbatch of those that are alike in all else.
+
+        A smaller one takes its share of that at least: nothing takes more for k microbatches at once than k times as
+        long, while it takes less where it launches, fills tiles or adds to gradients once. What takes little effort
+        comes first. limits_s: beyond which a block of each shape is of no interest.
+        """
+        families: dict[LocalShape, list[LocalShape]] = {}
+        for shape in self._drafts:
+            families.setdefault(replace(shape, microbatch_size=1), []).append(shape)
+        found: dict[LocalShape, Least] = {}
+        for alike in sorted(families.values(), key=lambda alike: self.effort(alike[0])):
+            effort -= self.effort(alike[0])
+            if effort < 0:
+                break
+            largest = max(alike, key=lambda shape: shape.microbatch_size)
+            parts = {shape: largest.microbatch_size / shape.microbatch_size for shape in alike}
+            parts = {shape: part for shape, part in parts.items() if part.is_integer()}
+            limit_s = max(part * limits_s[shape] for shape, part in parts.items())
+            least = self._solver.fastest(even(self._problem, self._drafts[largest][0], self._sets[0]), limit_s)
+            found |= {shape: Least(*(seconds / part for seconds in least)) for shape, part in parts.items()}
+        return found
+
+    def effort(self, shape: LocalShape) -> int:
+        mesh = stage_mesh(self._problem.model, self._problem.cluster, shape)
+        return 10 if len(set(mesh.stage_axes) & set(TENSOR_PARALLEL_AXES)) > 1 else 1
+
+    def _table(self, shape: LocalShape) -> LeastTable:
+        """With what the integer program says of the block."""
+        return self._filled({shape: self._least[shape]}, self._drafts[shape])
+
+    def _filled(self, solved: Mapping[LocalShape, Least], drafts: Iterable[Draft]) -> LeastTable:
+        table = LeastTable(self._problem, self._sets, self._by_stage, solved)
+        for draft in drafts:
+            table.add(draft)
+        return table
+
+    def at_least_s(self, shape: LocalShape, known_s: float) -> tuple[float, float]:
+        """What its layouts take at least, and its blocks at most; known_s where all of them take that long. Only the
+        others are left."""
+        drafts = self._drafts[shape]
+        limit_s = block_limits_s(self._filled({}, drafts), known_s)[shape]
+        self._least[shape] = self._solver.fastest(even(self._problem, drafts[0], self._sets[0]), limit_s)
+        bounds = step_times_at_least_s(self._table(shape), self._by_stage, self._limit_bytes, known_s)
+        self._drafts[shape] = list(bounds)
+        return min(bounds.values(), default=known_s), limit_s
+
+    def layouts(self, shape: LocalShape, known_s: float) -> list[tuple[float, Strategy]]:
+        """(what it takes at least, layout) of those that may be faster, cut evenly, with one recompute set for all
+        stages. Their memory leads along the block's Pareto set."""
+        if not self._drafts[shape]:
+            return []
+        bounds = sets_at_least_s(self._table(shape), self._limit_bytes, known_s)
+        ranked = sorted(bounds.items(), key=lambda item: item[1])
+        return [(seconds, even(self._problem, draft, recompute)) for (draft, recompute), seconds in ranked]
+
+    def point(self, shape: LocalShape, layout: Strategy, limit_s: float) -> OperatorChoices | None:
+        """The fastest choices within the memory that the layout leaves; None where there are none."""
+        return self._solver.within(shape, layout, self._limit_bytes, limit_s)
+
+    def fastest(self, shape: LocalShape, choices: OperatorChoices, known_s: float) -> Timed | None:
+        """Of all layouts of a local shape with these operators; None where none takes less than known_s."""
+        table = Table(self._problem, self._sets, self._by_stage, choices)
+        for draft in self._drafts[shape]:
+            table.add(draft)
+        chunks = [*table.price()]
+        found = next(fastest_first(chunks, self._limit_bytes), None)
+        if found is not None and found.step_time_s < known_s:
+            known_s = found.step_time_s
+        else:
+            found = None
+        wholes = {id(one.whole): one.whole for one in chunks}.values()
+        refined = refine(wholes, self._by_stage, self._limit_bytes, known_s, lambda: True).found
+        return Timed(refined[-1].step_time_s, refined[-1].strategy) if refined else found
+
+
+def even(problem: Problem, draft: Draft, recompute: str) -> Strategy:
+    """The draft, cut evenly, with one set for all stages."""
+    stages = draft.pp * draft.num_virtual_stages
+    layers = even_stage_layers(problem.model.num_hidden_layers, stages)
+    return Strategy(**{**draft._asdict(), "stage_layers": layers}, recompute=(recompute,) * stages)

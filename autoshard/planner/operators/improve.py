@@ -1,0 +1,268 @@
+"""Operator choices of one layout that beat the rule of layout/sharding.py in it.
+
+The integer program is solved under the memory that the layout leaves; the cost model then prices the whole layout with
+the choices, and only that counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from math import inf
+
+from autoshard.backends.rules import Problem
+from autoshard.cost.collectives import collective_law, collective_time_s, group_shape
+from autoshard.cost.compute import memory_s, operator_seconds
+from autoshard.cost.estimate import estimate
+from autoshard.cost.memory import living_bytes, memory_values
+from autoshard.cost.rank_load import RankLoad, rank_load, telling_ranks
+from autoshard.cost.stage import LocalShape, mesh_order, strategy_mesh, strategy_parts
+from autoshard.cost.step import accumulation_s_per_parameter
+from autoshard.cost.zero_sharding import Contents, State, mesh_state, parts_state, zero_axes
+from autoshard.graph.ir import Graph
+from autoshard.graph.partition import Choice, OperatorStep, Program
+from autoshard.graph.recompute import NO_RECOMPUTE, members
+from autoshard.layout.context_parallel import with_context_parallel
+from autoshard.layout.mesh import Mesh
+from autoshard.layout.sharding import OperatorChoices, choices, differing
+from autoshard.layout.strategy import Strategy
+from autoshard.layout.template import template_of
+from autoshard.models.stage import dim_sizes, stage_graph
+from autoshard.planner.grid.bounds import Least
+from autoshard.planner.operators.prices import Axes, MemoryRow, Price, Prices
+from autoshard.planner.operators.program import OperatorProblem
+from autoshard.planner.operators.solve import (
+    OperatorSolution,
+    block_problem,
+    priced,
+    promising,
+    solve,
+)
+from autoshard.spec.training import DTYPE_BYTES, Precision
+
+ATTEMPTS = 3
+"""Memory that the rows do not see (whole buckets, other stages' ends) may push a solution over: it is solved again with
+that much less."""
+GAP = 1e-5
+"""Share of a block's time below which one solution is as good as another."""
+
+
+class Solver:
+    """Solves blocks and ends of layouts of one problem; the ends once for each local shape."""
+
+    def __init__(self, problem: Problem):
+        self._problem = problem
+        self._ends: dict[LocalShape, dict[str, Choice]] = {}
+
+    def fastest(self, strategy: Strategy, limit_s: float) -> Least:
+        """What no choices beat, whatever memory they need. strategy: any one of a local shape. limit_s: beyond which a
+        block is of no interest: it is then said to take that long."""
+        block, *ends = _bound_problems(self._problem, strategy)
+        seconds = [_fastest_s(block, limit_s), *(_fastest_s(end, inf) for end in ends)]
+        return Least(*seconds, *(0.0,) * (3 - len(seconds)))
+
+    def within(
+        self, shape: LocalShape, strategy: Strategy, limit_bytes: float, limit_s: float = inf
+    ) -> OperatorChoices | None:
+        """The fastest choices with which the layout needs no more than the limit, those that differ from the rule; None
+        where there are none. limit_s: beyond which a block is of no interest."""
+        problem = self._problem
+        mesh = strategy_mesh(problem.model, problem.cluster, strategy)
+        rule = _rule(problem, strategy, mesh)
+        if shape not in self._ends:
+            self._ends[shape] = _solve_ends(problem, strategy, mesh)
+        reserve = problem.cluster.device.memory_bytes - limit_bytes
+        for _ in range(ATTEMPTS):
+            block = _solve_block(problem, strategy, mesh, reserve, limit_s)
+            if block is None:
+                return None
+            others = differing({**rule, **self._ends[shape], **block}, rule)
+            cost = estimate(*problem[:3], strategy, operators=others)
+            if cost.fullest.total_bytes <= limit_bytes:
+                return others
+            reserve += 1.01 * (cost.fullest.total_bytes - limit_bytes)
+        return None
+
+
+def _bound_problems(problem: Problem, strategy: Strategy) -> list[OperatorProblem]:
+    """The block and, where they do not share a table, the ends: of parameters only the gradient accumulation is priced,
+    nothing is recomputed, and there is memory for everything."""
+    mesh = strategy_mesh(problem.model, problem.cluster, strategy)
+    accumulation_s = accumulation_s_per_parameter(problem.training.precision, problem.cluster.device)
+    prices = replace(
+        layout_prices(problem, strategy, mesh),
+        parameter_s=lambda axes: accumulation_s,
+        memory=(),
+        recompute=NO_RECOMPUTE,
+    )
+    block, *ends = graphs(problem, strategy)
+    return [
+        block_problem(graph, mesh.stage_axes, strategy.sequence_parallel, prices, problem.backend)
+        for graph in (block, *(ends if not problem.model.tie_word_embeddings else ()))
+    ]
+
+
+def _fastest_s(problem: OperatorProblem, limit_s: float) -> float:
+    """A bound of all choices, not above limit_s."""
+    few = problem if limit_s == inf else promising(problem, limit_s)
+    if few is None:
+        return limit_s
+    solution = solve(few, Price(limit_s if limit_s < inf else 1.0, ()), GAP)
+    return limit_s if solution is None else min(limit_s, solution.at_least_s)
+
+
+def graphs(problem: Problem, strategy: Strategy) -> tuple[Graph, ...]:
+    """One block, the embedding and the head, as the layout's microbatches run through them; tied ends are one."""
+    model, training = problem.model, problem.training
+    batch = strategy.microbatch_size * strategy.dp
+    sizes = dim_sizes(model, batch, training.sequence_length, strategy.tp, training.expert_capacity_factor)
+    ends = ((0, True, True),) if model.tie_word_embeddings else ((0, True, False), (0, False, True))
+    size, kernel = DTYPE_BYTES[training.precision.compute_dtype], strategy.attention_kernel
+    return tuple(
+        with_context_parallel(
+            stage_graph(model, sizes, range(layers), first, last, kernel, size), strategy.context_parallel, strategy.cp
+        )
+        for layers, first, last in ((1, False, False), *ends)
+    )
+
+
+def _rule(problem: Problem, strategy: Strategy, mesh: Mesh) -> dict[str, Choice]:
+    found: dict[str, Choice] = {}
+    for graph in graphs(problem, strategy):
+        own = choices(graph, mesh.stage_axes, strategy.sequence_parallel)
+        found.update({template_of(name): choice for name, choice in own.items()})
+    return found
+
+
+def _solve_ends(problem: Problem, strategy: Strategy, mesh: Mesh) -> dict[str, Choice]:
+    """By template: embedding and head within the memory that they have by the rule. A table that they share is left to
+    the rule."""
+    found: dict[str, Choice] = {}
+    for graph in graphs(problem, strategy)[1:] if not problem.model.tie_word_embeddings else ():
+        found.update(_solve_end(problem, strategy, mesh, graph))
+    return found
+
+
+def _solve_block(
+    problem: Problem, strategy: Strategy, mesh: Mesh, reserve_bytes: float, limit_s: float
+) -> dict[str, Choice] | None:
+    """By template: within all memory that the rest leaves."""
+    block, *_ = graphs(problem, strategy)
+    prices = layout_prices(problem, strategy, mesh)
+    whole = block_problem(block, mesh.stage_axes, strategy.sequence_parallel, prices, problem.backend)
+    before = priced(whole, choices(block, mesh.stage_axes, strategy.sequence_parallel))
+    rows = _with_room(problem, strategy, mesh, before, reserve_bytes)
+    limited = promising(replace(whole, prices=replace(prices, memory=rows)), limit_s)
+    solution = None if limited is None else solve(limited, before.price, GAP)
+    return None if solution is None else _by_template(solution)
+
+
+def _by_template(solution: OperatorSolution | None) -> dict[str, Choice]:
+    return {} if solution is None else {template_of(name): choice for name, choice in solution.choices.items()}
+
+
+def _solve_end(problem: Problem, strategy: Strategy, mesh: Mesh, graph: Graph) -> dict[str, Choice]:
+    prices = replace(layout_prices(problem, strategy, mesh), recompute="none")
+    rows = tuple(replace(row, kept=1.0) for row in prices.memory[:1])
+    whole = block_problem(
+        graph, mesh.stage_axes, strategy.sequence_parallel, replace(prices, memory=rows), problem.backend
+    )
+    before = priced(whole, choices(graph, mesh.stage_axes, strategy.sequence_parallel))
+    capped = tuple(
+        replace(row, capacity_bytes=size * (1 + 1e-9))
+        for row, size in zip(rows, before.price.memory_bytes, strict=True)
+    )
+    return _by_template(solve(replace(whole, prices=replace(prices, memory=capped)), before.price))
+
+
+def layout_prices(problem: Problem, strategy: Strategy, mesh: Mesh) -> Prices:
+    """What the cost model says of one block of the layout; the rows of memory have no capacity yet.
+
+    All blocks are sharded alike: where stages differ in what they recompute, as those that recompute least.
+    """
+    training, cluster = problem.training, problem.cluster
+    order, dtype = mesh_order(mesh), training.precision.compute_dtype
+    count = strategy.num_microbatches(training.global_batch_size)
+
+    def operator_s(program: Program, step: OperatorStep) -> tuple[float, float]:
+        seconds = operator_seconds(program, step, cluster.device, dtype)
+        return seconds.forward, seconds.backward
+
+    def collective_s(kind: str, axes: Axes, size: int) -> float:
+        return collective_time_s(kind, size, group_shape(order, axes, cluster), cluster)
+
+    def parameter_s(axes: Axes) -> float:
+        once = _sync_s(problem, strategy, mesh, axes) + _update_s(problem, strategy, mesh, axes)
+        return accumulation_s_per_parameter(training.precision, cluster.device) + once / count
+
+    least = min(strategy.recompute, key=lambda name: len(members(name)))
+    return Prices(operator_s, collective_s, parameter_s, _rows(problem, strategy, mesh), least)
+
+
+def _sync_s(problem: Problem, strategy: Strategy, mesh: Mesh, axes: Axes) -> float:
+    """Once a step, of one element of a parameter: its gradient summed, the parameter gathered; latency left out."""
+    cluster, precision = problem.cluster, problem.training.precision
+    order, shared = mesh_order(mesh), zero_axes(axes)
+    within = tuple(axis for axis in axes if axis not in shared)
+
+    def s_per_byte(kind: str, over: Axes) -> float:
+        shape = group_shape(order, tuple(sorted(over)), cluster)
+        return collective_law(kind, shape, cluster).seconds_per_byte
+
+    reduce_bytes = DTYPE_BYTES[precision.gradient_reduce_dtype]
+    seconds = reduce_bytes * s_per_byte("all_reduce", within) if within else 0.0
+    if shared and strategy.zero:
+        gathered = DTYPE_BYTES[precision.parameter_dtype] * s_per_byte("all_gather", shared)
+        return seconds + reduce_bytes * s_per_byte("reduce_scatter", shared) + gathered
+    return seconds + (reduce_bytes * s_per_byte("all_reduce", shared) if shared else 0.0)
+
+
+def _update_s(problem: Problem, strategy: Strategy, mesh: Mesh, axes: Axes) -> float:
+    """The optimizer reads and writes the state of one element, on each rank its share."""
+    share = 1 / mesh.size(zero_axes(axes)) if strategy.zero else 1.0
+    return 2 * share * memory_s(_state_bytes(problem.training.precision), problem.cluster.device)
+
+
+def _state_bytes(precision: Precision) -> float:
+    """Master weight and both moments of an element."""
+    master = 0 if precision.master_dtype is None else DTYPE_BYTES[precision.master_dtype]
+    return master + 2.0 * DTYPE_BYTES[precision.optimizer_dtype]
+
+
+def _loads(problem: Problem, strategy: Strategy) -> tuple[RankLoad, ...]:
+    count, parts = strategy.num_microbatches(problem.training.global_batch_size), strategy_parts(*problem[:3], strategy)
+    return tuple(rank_load(strategy, parts, count, rank) for rank in telling_ranks(strategy, count))
+
+
+def _state(problem: Problem, strategy: Strategy, mesh: Mesh) -> State:
+    parts = strategy_parts(*problem[:3], strategy)
+    return parts_state(parts, strategy.zero, problem.training.precision, mesh, problem.cluster)
+
+
+def _rows(problem: Problem, strategy: Strategy, mesh: Mesh) -> tuple[MemoryRow, ...]:
+    """One for each kind of pipeline rank, as cost/memory.py counts them."""
+    return tuple(_row(problem, strategy, mesh, load) for load in _loads(problem, strategy))
+
+
+def _row(problem: Problem, strategy: Strategy, mesh: Mesh, load: RankLoad) -> MemoryRow:
+    @cache
+    def state_bytes(axes: Axes, matrix: bool) -> float:
+        element, precision, nothing = {axes: 1}, problem.training.precision, Contents()
+        contents = (Contents(element, element if matrix else {}), nothing, nothing)
+        block = mesh_state(contents, 1.0, strategy.zero, precision, mesh, problem.cluster).block
+        return float(sum(living_bytes(load.num_blocks, load.most_blocks, block, (), precision)[:3]))
+
+    return MemoryRow(state_bytes, float(load.in_flight * load.most_blocks), 1.0, 1.0, inf)
+
+
+def _with_room(
+    problem: Problem, strategy: Strategy, mesh: Mesh, before: OperatorSolution, reserve_bytes: float
+) -> tuple[MemoryRow, ...]:
+    """The rows with what the rest of each rank leaves of its memory."""
+    precision, device = problem.training.precision, problem.cluster.device
+    rows, state = [], _state(problem, strategy, mesh)
+    known = zip(_loads(problem, strategy), _rows(problem, strategy, mesh), before.price.memory_bytes, strict=True)
+    for load, row, own in known:
+        total = sum(memory_values(load, state, precision, device))
+        rows.append(replace(row, capacity_bytes=max(1.0, device.memory_bytes - (total - own) - reserve_bytes)))
+    return tuple(rows)

@@ -1,0 +1,94 @@
+"""From a graph, a mesh and prices to the choices that take least time within memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from autoshard.graph.ir import Graph, Operator
+from autoshard.graph.partition import Choice, Program, partition
+from autoshard.graph.redistribute import Axes
+from autoshard.layout.sharding import HIDDEN_DIMS, hidden_state, input_states
+from autoshard.planner.operators.linear import minimise
+from autoshard.planner.operators.options import operator_options
+from autoshard.planner.operators.prices import Price, Prices, program_price
+from autoshard.planner.operators.program import OperatorProblem, OperatorProgram, alone, operator_s, stored
+from autoshard.planner.operators.replay import Replay
+
+MEMORY_PRICE = 1e-6
+"""Share of the seconds that all of the memory in use costs: of equally fast choices those that hold less win."""
+PREFERENCE = 1e-7
+"""Share of the seconds that choosing for every operator something else than its first choice costs."""
+
+
+@dataclass(frozen=True)
+class OperatorSolution:
+    """choices: by operator name. program: with them. price: of that program. at_least_s: no choices take less."""
+
+    choices: dict[str, Choice]
+    program: Program
+    price: Price
+    at_least_s: float = 0.0
+
+
+def block_problem(graph: Graph, axes: Axes, sequence_parallel: bool, prices: Prices, backend: str) -> OperatorProblem:
+    """Hidden activations enter and leave as all stages share them; each operator does what the backend can."""
+    hidden = hidden_state(axes, sequence_parallel)
+    last = graph.operators[-1].output
+    return OperatorProblem(
+        graph,
+        axes,
+        {op.name: operator_options(graph, op, axes, backend, sequence_parallel) for op in graph.operators},
+        input_states(graph, axes, hidden),
+        {last: hidden if graph.tensors[last].dims == HIDDEN_DIMS else None},
+        prices,
+    )
+
+
+def promising(problem: OperatorProblem, limit_s: float) -> OperatorProblem | None:
+    """Without the choices that leave no way to stay below limit_s: with the fastest ones of all other operators and no
+    redistribution at all they take longer. None where nothing stays below it."""
+    replay = Replay(problem.graph, problem.prices.recompute)
+    own: dict[str, list[float]] = {}
+    for op in problem.graph.operators:
+        replayed = replay.is_replayed(replay.position(op))
+        own[op.name] = [_choice_s(problem, op, choice, replayed) for choice in problem.options[op.name]]
+    slack_s = limit_s - sum(map(min, own.values()))
+    if slack_s < 0:
+        return None
+    options = {
+        name: tuple(
+            choice for choice, one in zip(problem.options[name], seconds, strict=True) if one <= min(seconds) + slack_s
+        )
+        for name, seconds in own.items()
+    }
+    return replace(problem, options=options)
+
+
+def _choice_s(problem: OperatorProblem, op: Operator, choice: Choice, replayed: bool) -> float:
+    program, step = alone(problem.graph, problem.axes, op, choice)
+    parameters_s = sum(count * problem.prices.parameter_s(axes) for count, axes, _ in stored(program, step))
+    return operator_s(problem.prices, program, step, replayed) + parameters_s
+
+
+def priced(problem: OperatorProblem, choices: dict[str, Choice]) -> OperatorSolution:
+    """Given choices, by operator name, with their program and its price. Raises NoTransition where they do not meet."""
+    program = partition(problem.graph, problem.axes, choices, problem.given, problem.outputs)
+    return OperatorSolution(choices, program, program_price(program, problem.prices))
+
+
+def solve(problem: OperatorProblem, typical: Price, relative_gap: float = 0.0) -> OperatorSolution | None:
+    """The fastest choices whose memory stays below every row's capacity; None where none are found.
+
+    typical: a price of the same size, which tie-breaks are measured by. relative_gap: how much faster others may be.
+    """
+    memory = max(typical.memory_bytes, default=0.0)
+    memory_price = MEMORY_PRICE * typical.seconds / memory if memory else 0.0
+    preference = PREFERENCE * typical.seconds / len(problem.graph.operators)
+    program = OperatorProgram(problem, memory_price, preference)
+    scale = 1e5 / typical.seconds  # HiGHS has absolute tolerances
+    program.linear.costs = [cost * scale for cost in program.linear.costs]
+    values, at_least = minimise(program.linear, relative_gap)
+    if values is None:
+        return None
+    tie_breaks_s = (MEMORY_PRICE * bool(memory) + PREFERENCE) * typical.seconds
+    return replace(priced(problem, program.choices(values)), at_least_s=at_least / scale - tie_breaks_s)

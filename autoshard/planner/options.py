@@ -1,0 +1,216 @@
+"""The options of `autoshard plan`, which recipes and sweeps use under the same names, and what they ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autoshard.cost.interval import FIT_PROBABILITY
+from autoshard.files.option_values import number, one_of, path, share, text, whole, whole_or
+from autoshard.graph.recompute import canonical
+from autoshard.layout.mesh import parse_axis_order
+from autoshard.planner.request import GLOBAL_BATCH, INSTANCE, SEARCHED, SEQUENCE_LENGTH, TOP, PlanRequest
+from autoshard.schedules import SCHEDULES
+from autoshard.spec.dropout import PUBLISHED, parse_dropout
+from autoshard.spec.hardware_file import packaged_instances
+
+MOST_NODES, MOST_SEQUENCES, MOST_TOKENS = 65_536, 1_048_576, 100_000_000
+"""Of a cluster, of a step, of a sequence: beyond what anybody has, and what is searched in bounded time."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """name: with underscores; the flag has dashes. parse: turns text, or a value of a recipe, into a checked value."""
+
+    name: str
+    parse: Callable[[Any], Any]
+    metavar: str
+    help: str
+    default: Any = None
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+
+def _either(nxd: bool) -> str:
+    """'gpipe or zero_bubble': the schedules that NxD has, or those that it has not."""
+    return " or ".join(name for name, schedule in SCHEDULES.items() if schedule.nxd == nxd)
+
+
+def _pin_degree(name: str, what: str) -> Option:
+    return Option(name, whole(), "N", what)
+
+
+def _dropout(value: Any) -> str:
+    name = text(str(value) if isinstance(value, (int, float)) else value)
+    return name if name == PUBLISHED else str(parse_dropout(name))
+
+
+def _recompute_set(value: Any) -> str:
+    name = text(value)
+    return name if name == SEARCHED else canonical(name)
+
+
+def _axis_order(value: Any) -> str:
+    name = text(value)
+    return name if name == SEARCHED else "-".join(parse_axis_order(name))
+
+
+class _Stage(one_of):
+    """A number of a few, or a word."""
+
+    def __call__(self, value: Any) -> Any:
+        name = super().__call__(str(value))
+        return int(name) if name.isdigit() else name
+
+
+WHAT = (
+    Option(
+        "model",
+        text,
+        "MODEL",
+        "built-in name or its Hugging Face repository, a config.json, or my_file.py:MyModel (required)",
+    ),
+    Option(
+        "instance",
+        text,
+        "TYPE",
+        f"{', '.join(packaged_instances())}, or a GPU's EC2 name such as p5.48xlarge (default: {INSTANCE})",
+    ),
+    Option("nodes", whole(at_most=MOST_NODES), "N", "instances (default: 1)", 1),
+    Option(
+        "lnc",
+        whole_or(SEARCHED),
+        "N",
+        "physical NeuronCores in a logical one: 1 or 2 on trn2, or auto (default: the instance's)",
+    ),
+    Option("hardware", path, "FILE", "hardware file (JSON) in place of a packaged one"),
+    Option(
+        "seq_len",
+        whole(at_most=MOST_TOKENS),
+        "TOKENS",
+        f"tokens of a sequence (default: {SEQUENCE_LENGTH}, or the model's limit if shorter)",
+    ),
+    Option(
+        "global_batch",
+        whole(at_most=MOST_SEQUENCES),
+        "SEQUENCES",
+        f"sequences of an optimizer step (default: {GLOBAL_BATCH})",
+        GLOBAL_BATCH,
+    ),
+    Option(
+        "precision",
+        one_of("mixed_precision", "bf16_sr", "fp32"),
+        "NAME",
+        "mixed_precision (bf16, FP32 master weights), bf16_sr (all bf16, stochastic rounding) or fp32 "
+        "(default: mixed_precision)",
+        "mixed_precision",
+    ),
+    Option(
+        "dropout",
+        _dropout,
+        "P",
+        "what training drops, with backend torch: a probability, some of embedding=P,residual=P,attention=P, or config "
+        "for those of the model's config.json (default: nothing)",
+    ),
+    Option(
+        "backend",
+        one_of("auto", "nxd", "torch"),
+        "NAME",
+        "whose rules hold: auto, nxd (NeuronX Distributed) or torch (default: auto, nxd on Trainium)",
+        "auto",
+    ),
+    Option(
+        "device",
+        one_of("auto", "neuron"),
+        "NAME",
+        "neuron: for --backend torch on the native Neuron device, which has no pipeline parallelism yet",
+        "auto",
+    ),
+    Option(
+        "operators",
+        one_of("megatron", "solver"),
+        "HOW",
+        "who shards operators over tp: megatron (by rule) or solver (integer program; needs autoshard[solver]) "
+        "(default: megatron)",
+        "megatron",
+    ),
+    Option(
+        "objective",
+        one_of("time", "cost", "nodes"),
+        "WHAT",
+        "time: the fastest step on --nodes; cost: least money for a token on up to --nodes; nodes: the fewest that see "
+        "--tokens in --days (default: time)",
+        "time",
+    ),
+    Option(
+        "fit_probability",
+        share,
+        "P",
+        f"choose among layouts that fit with at least this probability, if there are any (default: {FIT_PROBABILITY})",
+        FIT_PROBABILITY,
+    ),
+    Option(
+        "time_limit",
+        number,
+        "SECONDS",
+        "take the best layout that is known by then, and say how far from the optimum it may be (default: none)",
+    ),
+    Option("price_per_node_hour", number, "USD", "price of a node (default: that of the hardware file)"),
+    Option("tokens", number, "N", "tokens of the whole training, such as 15e12: a note says how long it takes"),
+    Option("days", number, "N", "days that the training may take, with --objective nodes"),
+)
+PINS = (
+    _pin_degree("tp", "tensor-parallel degree"),
+    _pin_degree("pp", "pipeline stages"),
+    _pin_degree("dp", "data-parallel replicas"),
+    _pin_degree("cp", "context-parallel degree"),
+    _pin_degree("ep", "expert-parallel degree, carved out of dp x cp"),
+    _pin_degree("vpp", "virtual stages on each pipeline rank"),
+    _pin_degree("micro_batch", "sequences of a microbatch on one data-parallel rank"),
+    Option(
+        "schedule",
+        one_of(SEARCHED, *SCHEDULES),
+        "NAME",
+        f"{_either(nxd=True)}; with backend torch {_either(nxd=False)} too",
+    ),
+    Option(
+        "recompute",
+        _recompute_set,
+        "SET",
+        "what backward computes again: none, selective (core attention), full, or modules and operators of a block "
+        "joined by +",
+    ),
+    Option("attention_kernel", one_of(SEARCHED, "flash", "plain"), "NAME", "flash or plain"),
+    Option(
+        "context_parallel",
+        one_of(SEARCHED, "zigzag_ring", "ring", "ulysses", "all_gather"),
+        "NAME",
+        "how ranks that share a sequence attend to it: zigzag_ring, ring, ulysses or all_gather",
+    ),
+    Option(
+        "zero",
+        _Stage(SEARCHED, "0", "1", "2", "3"),
+        "STAGE",
+        "what data-parallel ranks share: 0 nothing, 1 optimizer state; with backend torch 2 gradients too, 3 weights",
+    ),
+    Option(
+        "axis_order",
+        _axis_order,
+        "AXES",
+        "in which order ranks count through the axes, outermost first, such as dp-pp-cp-tp with backend torch",
+    ),
+)
+OPTIONS = {option.name: option for option in (*WHAT, *PINS)}
+
+
+def request_from(values: Mapping[str, Any], top: int = TOP) -> PlanRequest:
+    """From parsed options; those that are absent or None take the defaults."""
+    given = {name: value for name, value in values.items() if name in OPTIONS and value is not None}
+    pins = {option.name: given.pop(option.name) for option in PINS if option.name in given}
+    if "hardware" in given:
+        given["hardware"] = Path(given["hardware"])
+    return PlanRequest(**given, top=top, pins={name: value for name, value in pins.items() if value != SEARCHED})

@@ -1,0 +1,227 @@
+"""From a request to a plan: load what it names, search, write down what was decided on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib.util import find_spec
+from math import inf
+
+from autoshard.backends.rules import Problem, check_strategy, warnings
+from autoshard.cost.fit_probability import levels
+from autoshard.errors import AutoshardError, NoLayoutFits
+from autoshard.graph.partition import Choice
+from autoshard.layout.sharding import OperatorChoices
+from autoshard.layout.strategy import Strategy
+from autoshard.models.registry import is_user_module, load_model, published_dropout
+from autoshard.planner.request import INSTANCE, PIN_FIELDS, SEARCHED, SEQUENCE_LENGTH, PlanRequest
+from autoshard.planner.search import search
+from autoshard.plans.plan import Plan, SearchSummary, make_plan, operator_choices
+from autoshard.plans.search_result import Candidate, Pins, SearchResult
+from autoshard.spec.cluster import Cluster, load_cluster
+from autoshard.spec.dropout import NO_DROPOUT, PUBLISHED, Dropout, parse_dropout
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.traced import LONGEST_TRACE
+from autoshard.spec.training import TrainingSpec, load_precision
+from autoshard.units import format_seconds
+
+NO_PIPELINE = "native PyTorch on Neuron has no pipeline parallelism yet"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one cluster can do. notes: what was decided on the way there."""
+
+    problem: Problem
+    result: SearchResult
+    notes: tuple[str, ...]
+
+
+def plan_for(request: PlanRequest) -> Plan:
+    """The best plan by the request's objective. Raises AutoshardError for a wrong request, NoLayoutFits where nothing
+    fits or meets it."""
+    if request.objective_is_plain and request.tokens is None and request.days is None:
+        return plan_of(request, answer(request))
+    from autoshard.planner.objectives import best_answer
+
+    return plan_of(request, best_answer(request))
+
+
+def answer(request: PlanRequest) -> Answer:
+    """The fastest layouts on exactly the cluster of the request."""
+    model, training, cluster, notes = inputs_of(request)
+    if request.device != "auto":
+        notes += (f"pp 1: {NO_PIPELINE} (device {request.device})",)
+    backend, result, backend_notes = search_backends(model, training, cluster, pins_of(request), request)
+    return Answer(Problem(model, training, cluster, backend), result, (*notes, *backend_notes, *result.notes))
+
+
+def plan_of(request: PlanRequest, found: Answer) -> Plan:
+    """Written down, with the solver's operators where they are asked for and pay."""
+    problem, result, notes = found.problem, found.result, found.notes
+    operators = None
+    if request.operators == "solver":
+        result, operators, solver_notes = _solved(problem, result, request)
+        notes += solver_notes
+    return make_plan(
+        *problem,
+        result.best.strategy,
+        result.best.estimate,
+        SearchSummary(result.considered, result.fitting, result.rejections, result.optimality, request.fit_probability),
+        result.runners_up,
+        (*notes, *warnings(problem, result.best.strategy)),
+        pins_of(request),
+        operators,
+    )
+
+
+def inputs_of(
+    request: PlanRequest, model: ModelSpec | None = None
+) -> tuple[ModelSpec, TrainingSpec, Cluster, tuple[str, ...]]:
+    """What is trained on what, and notes. model: in place of the one that the request names."""
+    model = _model(request) if model is None else replace(model, dropout=_dropout(request))
+    instance = request.instance or (None if request.hardware else INSTANCE)
+    lnc = None if request.lnc == SEARCHED else request.lnc
+    assert lnc is None or isinstance(lnc, int), lnc
+    cluster = load_cluster(instance, request.nodes, lnc, request.hardware)
+    if request.price_per_node_hour is not None:
+        cluster = replace(cluster, price_per_node_hour_usd=request.price_per_node_hour)
+    length, notes = _sequence_length(request, model)
+    if model.dropout:
+        notes += (f"dropout {model.dropout}: the same elements in every layout; evaluation drops nothing",)
+    if model.graph is not None:
+        notes += (f"{model.name} was traced with {min(length, LONGEST_TRACE):,} tokens, without dropout",)
+    return model, TrainingSpec(length, request.global_batch, load_precision(request.precision)), cluster, notes
+
+
+def _model(request: PlanRequest) -> ModelSpec:
+    """By name or config; "file.py:Class" is traced, once in this process."""
+    if not is_user_module(request.model):
+        return replace(load_model(request.model), dropout=_dropout(request))
+    if request.dropout is not None:
+        raise AutoshardError(f"dropout={request.dropout} of {request.model}: a traced module is trained without")
+    if find_spec("torch") is None:
+        raise AutoshardError(f"model={request.model} is traced with torch: pip install 'autoshard[torch]'")
+    return _traced(request.model, request.seq_len)
+
+
+def _dropout(request: PlanRequest) -> Dropout:
+    if request.dropout is None:
+        return NO_DROPOUT
+    return published_dropout(request.model) if request.dropout == PUBLISHED else parse_dropout(request.dropout)
+
+
+@lru_cache(maxsize=8)
+def _traced(model: str, seq_len: int | None) -> ModelSpec:
+    from autoshard.tracer.trace import trace_model  # brings torch
+
+    return trace_model(model, seq_len)
+
+
+def pins_of(request: PlanRequest) -> Pins:
+    """What the user fixed, and what the device leaves no choice of. Raises AutoshardError where they contradict."""
+    pins = Pins(**{PIN_FIELDS.get(name, name): value for name, value in request.pins.items()})
+    if request.device == "auto":
+        return pins
+    if request.backend != "torch":
+        raise AutoshardError(
+            f"device={request.device} with backend={request.backend}: the native device is torch's; use backend=torch"
+        )
+    if pins.pp not in (None, 1):
+        raise AutoshardError(
+            f"pp={pins.pp} with device={request.device}: {NO_PIPELINE}; use pp=1 or backend=nxd without a device"
+        )
+    return replace(pins, pp=1)
+
+
+def _solved(
+    problem: Problem, result: SearchResult, request: PlanRequest
+) -> tuple[SearchResult, Mapping[str, Choice] | None, tuple[str, ...]]:
+    """The result with the solver's operators where they pay, those operators, and a note of what they bring."""
+    from autoshard.planner.operators.combine import WORTH, combine
+
+    layouts = (result.best, *result.runners_up)
+    known_s, needed = min(one.estimate.step_time_s for one in layouts), result.best.estimate.fullest.total_bytes
+    sure = (one.memory_bytes for one in levels(problem.cluster, request.fit_probability))
+    limit_bytes = next((limit for limit in sure if needed <= limit), problem.cluster.device.memory_bytes)
+    found = combine(problem, pins_of(request), known_s, limit_bytes, request.exhaustive)
+    asked = f"blocks of {found.blocks} local shapes solved, {found.points} points of their Pareto sets in whole layouts"
+    if found.strategy is None or found.estimate is None:
+        note = f"operators: none make the step {WORTH:.1%} faster than Megatron's, which stay; {asked}"
+        share = 1 - (1 - found.gap) * known_s / result.best.estimate.step_time_s  # a simpler one than the fastest
+        return replace(result, optimality=f"{result.optimality}; {_proven(share)}"), None, (note,)
+    others = tuple(one for one in layouts if one.strategy != found.strategy)[: len(result.runners_up)]
+    step, before = (format_seconds(seconds) for seconds in (found.estimate.step_time_s, known_s))
+    note = f"operators by the solver: {step} a step; the best layout with Megatron's would take {before}; {asked}"
+    best = Candidate(found.strategy, found.estimate)
+    operators = solved_choices(problem, found.strategy, found.operators)
+    return (
+        replace(result, best=best, runners_up=others, optimality=f"operators by the solver: {_proven(found.gap)}"),
+        operators,
+        (note,),
+    )
+
+
+def _proven(share: float) -> str:
+    """share: of the step of the layout that is taken."""
+    return f"no layout, however its operators are sharded, is more than {100 * share:.2g} % faster, proven"
+
+
+def solved_choices(problem: Problem, strategy: Strategy, others: OperatorChoices) -> dict[str, Choice]:
+    """The choice of every operator template: the rule's, but for the others."""
+    given = {template: dict(choice) for template, choice in others}
+    rule = operator_choices(problem.model, problem.cluster, strategy)
+    return {template: given.get(template, choice) for template, choice in rule.items()}
+
+
+def _sequence_length(request: PlanRequest, model: ModelSpec) -> tuple[int, tuple[str, ...]]:
+    """The length and a note where it is not the usual one."""
+    limit = model.max_position_embeddings
+    if request.seq_len is None:
+        if limit >= SEQUENCE_LENGTH:
+            return SEQUENCE_LENGTH, ()
+        return limit, (f"seq-len {limit:,}, not {SEQUENCE_LENGTH:,}: {model.name} has {limit:,} positions",)
+    if request.seq_len <= limit:
+        return request.seq_len, ()
+    if model.rope_theta is None:
+        raise AutoshardError(
+            f"seq-len={request.seq_len} is beyond max_position_embeddings={limit} of {model.name}, "
+            f"which learned no more positions; at most {limit} works"
+        )
+    return request.seq_len, (
+        f"seq-len {request.seq_len:,} is beyond the {limit:,} positions that {model.name} was made for",
+    )
+
+
+def search_backends(
+    model: ModelSpec, training: TrainingSpec, cluster: Cluster, pins: Pins, request: PlanRequest
+) -> tuple[str, SearchResult, tuple[str, ...]]:
+    """(backend, result, notes). With backend auto, torch steps in where NxD's rules leave nothing."""
+    on_trainium = cluster.layout_rules != "none"
+    limit_s = inf if request.time_limit is None else request.time_limit
+    how = (request.top, request.exhaustive, request.fit_probability, limit_s)
+    backend = request.backend if request.backend != "auto" else "nxd" if on_trainium else "torch"
+    try:
+        return backend, search(model, training, cluster, pins, backend, *how), ()
+    except AutoshardError as error:
+        if request.backend != "auto" or backend == "torch":
+            raise
+        refused = error
+    try:
+        result = search(model, training, cluster, pins, "torch", *how)
+    except AutoshardError as error:
+        if isinstance(error, NoLayoutFits) and not isinstance(refused, NoLayoutFits):
+            raise NoLayoutFits(f"{refused}; with backend torch {error}") from None
+        raise refused from None
+    return "torch", result, (_why_not_nxd(Problem(model, training, cluster, "nxd"), result, refused),)
+
+
+def _why_not_nxd(problem: Problem, result: SearchResult, refused: AutoshardError) -> str:
+    """The rule of NxD that stands against the chosen layout, or what search said."""
+    left = "does not fit" if isinstance(refused, NoLayoutFits) else "is nothing"
+    try:
+        check_strategy(*problem, result.best.strategy)
+    except AutoshardError as rule:
+        return f"backend torch, because what the rules of nxd leave {left}; the chosen layout breaks one: {rule}"
+    return f"backend torch, because nxd has no layout: {refused}"

@@ -1,0 +1,40 @@
+"""Counts what was dropped, by reason, and remembers the nearest miss of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf
+
+from autoshard.plans.search_result import Rejection
+
+MEMORY = "does not fit in memory"
+UNPRICED = "not looked at in time"
+
+
+@dataclass
+class Tally:
+    """Mutable while a search runs."""
+
+    considered: int = 0
+    fitting: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
+    nearest: dict[str, tuple[float, str]] = field(default_factory=dict)
+
+    def drop(self, reason: str, example: str, miss: float = 0.0, count: int = 1) -> None:
+        """miss: by how much it missed; of equals the first is remembered."""
+        self.considered += count
+        self.counts[reason] = self.counts.get(reason, 0) + count
+        if miss < self.nearest.get(reason, (inf, ""))[0]:
+            self.nearest[reason] = (miss, example)
+
+    def nearest_miss(self, reason: str) -> float:
+        return self.nearest.get(reason, (inf, ""))[0]
+
+    def keep(self, count: int) -> None:
+        self.considered += count
+        self.fitting += count
+
+    def rejections(self) -> tuple[Rejection, ...]:
+        """Most frequent first."""
+        ranked = sorted(self.counts.items(), key=lambda item: (-item[1], item[0]))
+        return tuple(Rejection(reason, count, self.nearest[reason][1]) for reason, count in ranked)

@@ -1,0 +1,51 @@
+"""One problem to plan, as a user states it: a model by name, a cluster, a batch, what is pinned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from autoshard.cost.interval import FIT_PROBABILITY
+
+INSTANCE = "trn1.32xlarge"
+SEQUENCE_LENGTH = 8192
+GLOBAL_BATCH = 1024
+TOP = 5
+SEARCHED = "auto"
+"""A pin with this value is none."""
+PIN_FIELDS = {"vpp": "num_virtual_stages", "micro_batch": "microbatch_size"}
+"""Options whose field in search.Pins has another name."""
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """One problem to plan. seq_len None: the default for the model. pins: those that are set, by option name."""
+
+    model: str
+    instance: str | None = None
+    nodes: int = 1
+    lnc: int | str | None = None
+    hardware: Path | None = None
+    seq_len: int | None = None
+    global_batch: int = GLOBAL_BATCH
+    precision: str = "mixed_precision"
+    dropout: str | None = None
+    backend: str = "auto"
+    device: str = "auto"
+    operators: str = "megatron"
+    objective: str = "time"
+    fit_probability: float = FIT_PROBABILITY
+    time_limit: float | None = None
+    price_per_node_hour: float | None = None
+    tokens: float | None = None
+    days: float | None = None
+    top: int = TOP
+    exhaustive: bool = False
+    pins: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def objective_is_plain(self) -> bool:
+        """The fastest step on one given cluster."""
+        return self.objective == "time" and self.lnc != SEARCHED

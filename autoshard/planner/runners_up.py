@@ -1,0 +1,53 @@
+"""Which layouts stand beside the chosen one: the next fastest that a reader can tell from those before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain
+
+from autoshard.backends.problem import Problem
+from autoshard.cost.estimate import Estimate, estimate
+from autoshard.layout.mesh import AXIS_ORDER
+from autoshard.layout.strategy import Strategy
+from autoshard.planner.ranking import Timed, in_order, kind
+from autoshard.plans.search_result import Candidate
+from autoshard.units import format_bytes, format_seconds
+
+MOST_PRICED = 50
+"""Where many layouts are one point, so many are looked at."""
+
+
+def runners_up(
+    problem: Problem, chosen: Candidate, ranked: Iterable[Timed], more: Iterable[Timed], top: int
+) -> tuple[Candidate, ...]:
+    """Up to `top` others, one of each kind and order of axes, without those that take as long and hold as much as one
+    before, as pages show it: context parallelism in place of replicas, with as much larger microbatches, is the same
+    point. ranked: the fastest, in order; the chosen one may be among them. more: those behind them, by rising step
+    time, which are read only as far as they are needed."""
+    model, training, cluster, _ = problem
+    kinds = {_kind(chosen.strategy)}
+    points = {_point(chosen.estimate)}
+    found: list[Candidate] = []
+    priced = 0
+    for one in chain(ranked, in_order(more)) if top else ():
+        its = _kind(one.strategy)
+        if its in kinds:
+            continue
+        kinds.add(its)
+        candidate = Candidate(one.strategy, estimate(model, training, cluster, one.strategy))
+        priced += 1
+        point = _point(candidate.estimate)
+        if point not in points:
+            points.add(point)
+            found.append(candidate)
+        if len(found) == top or priced == MOST_PRICED:
+            break
+    return tuple(found)
+
+
+def _kind(one: Strategy) -> tuple[object, ...]:
+    return kind(one), one.axis_order == AXIS_ORDER
+
+
+def _point(one: Estimate) -> tuple[str, str]:
+    return format_seconds(one.step_time_s), format_bytes(one.fullest.total_bytes)

@@ -1,0 +1,82 @@
+"""What the cost model says of a layout that somebody wrote, whether or not the planner would have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autoshard.backends.rules import ALL_RULES, SCHEDULE_RULES, Draft, Problem
+from autoshard.cost.estimate import Estimate, estimate
+from autoshard.errors import AutoshardError
+from autoshard.graph.redistribute import NoTransition
+from autoshard.layout.mesh import AXIS_ORDER, parse_axis_order
+from autoshard.layout.strategy import Strategy, even_stage_layers
+from autoshard.planner.candidates import with_kernel
+from autoshard.plans.search_result import Pins
+from autoshard.schedules import usual_schedule
+
+_UNPRICEABLE_REASONS = ("stages do not hold the model", "experts with context parallelism")
+UNPRICEABLE = (*SCHEDULE_RULES, *(rule for rule in ALL_RULES if rule.reason in _UNPRICEABLE_REASONS))
+"""A layout that breaks one of these has no order of work, or no operators, to put a price on."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """broken: every rule that the layout breaks, in words; fitting in memory is not among them.
+
+    estimate: None where the layout cannot be priced.
+    """
+
+    strategy: Strategy
+    broken: tuple[str, ...]
+    estimate: Estimate | None
+
+
+def score(problem: Problem, strategy: Strategy) -> Score:
+    """Price a layout as far as it has a price."""
+    draft = Draft(**{name: getattr(strategy, name) for name in Draft._fields})
+    broken = [(rule, wrong) for rule in ALL_RULES if (wrong := rule.check(problem, draft)) is not None]
+    words = tuple(dict.fromkeys(wrong for _, wrong in broken))
+    if strategy.num_microbatches(problem.training.global_batch_size) < 1 or any(
+        rule in UNPRICEABLE for rule, _ in broken
+    ):
+        return Score(strategy, words, None)
+    try:
+        cost = estimate(problem.model, problem.training, problem.cluster, strategy)
+    except NoTransition as error:
+        return Score(strategy, (*words, str(error)), None)
+    return Score(strategy, words, cost)
+
+
+def completed(problem: Problem, fields: Mapping[str, Any]) -> Strategy:
+    """The strategy with these fields; what is absent is 1, none, the first kernel that the rules allow, the default
+    order, or even.
+
+    Raises AutoshardError where the degrees do not divide the cluster.
+    """
+    degrees = {name: fields.get(name, 1) for name in ("tp", "pp", "cp", "ep")}
+    model_parallel = degrees["tp"] * degrees["pp"] * degrees["cp"]
+    world = problem.cluster.world_size
+    if "dp" not in fields and world % model_parallel:
+        raise AutoshardError(
+            f"tp={degrees['tp']} x pp={degrees['pp']} x cp={degrees['cp']} is {model_parallel:,} devices, "
+            f"which must divide the {world:,} of {problem.cluster.nodes} x {problem.cluster.instance}"
+        )
+    vpp = fields.get("num_virtual_stages", 1)
+    draft = Draft(
+        **degrees,
+        dp=fields.get("dp", world // model_parallel),
+        microbatch_size=fields.get("microbatch_size", 1),
+        num_virtual_stages=vpp,
+        schedule=fields.get("schedule", usual_schedule(vpp)),
+        sequence_parallel=fields.get("sequence_parallel", degrees["tp"] > 1),
+        zero=fields.get("zero", 1),
+        axis_order=parse_axis_order(fields.get("axis_order", "-".join(AXIS_ORDER))),
+        stage_layers=fields.get(
+            "stage_layers", even_stage_layers(problem.model.num_hidden_layers, degrees["pp"] * vpp)
+        ),
+    )
+    pins = Pins(attention_kernel=fields.get("attention_kernel"), context_parallel=fields.get("context_parallel"))
+    whole = with_kernel(problem, pins, draft)
+    return Strategy(**whole._asdict(), recompute=fields.get("recompute", "none"))

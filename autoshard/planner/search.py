@@ -1,0 +1,313 @@
+"""The fastest layout that fits: every legal one is priced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from heapq import merge
+from math import floor, inf
+from time import perf_counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from autoshard.backends.rules import Problem
+from autoshard.cost.estimate import estimate, model_flops_per_step
+from autoshard.cost.fit_probability import Level, levels
+from autoshard.cost.interval import FIT_PROBABILITY
+from autoshard.errors import AutoshardError, NoLayoutFits
+from autoshard.planner.candidates import check_pins
+from autoshard.planner.choose import COMPARED, simplest_of_equals
+from autoshard.planner.collector import uncollected
+from autoshard.planner.layouts import MeshDrafts, legal_layouts
+from autoshard.planner.obstacles import obstacles
+from autoshard.planner.ranking import Timed, best_of_each_kind, describe
+from autoshard.planner.rejections import MEMORY, UNPRICED, Tally
+from autoshard.planner.runners_up import runners_up
+from autoshard.planner.sets import recompute_sets, sets_by_stage
+from autoshard.planner.smallest_cluster import shortage
+from autoshard.plans.search_result import OPTIMAL, Candidate, Pins, SearchResult, not_tried
+from autoshard.spec.cluster import Cluster
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.training import TrainingSpec
+from autoshard.units import format_bytes
+
+if TYPE_CHECKING:
+    from autoshard.planner.grid.table import Priced, Table, Whole
+
+PROVEN = 1e-6
+"""Share of a step below which there is no gap."""
+MESHES_AT_ONCE = 8
+"""How many are priced between two looks at the clock, where there is a limit."""
+
+
+class Clock:
+    """Runs from when it is made."""
+
+    def __init__(self, limit_s: float):
+        self.limit_s, self._begin_s = limit_s, perf_counter()
+
+    def in_time(self) -> bool:
+        return perf_counter() - self._begin_s < self.limit_s
+
+
+@uncollected()
+def search(
+    model: ModelSpec,
+    training: TrainingSpec,
+    cluster: Cluster,
+    pins: Pins = Pins(),  # noqa: B008  a frozen value
+    backend: str = "nxd",
+    top: int = 5,
+    exhaustive: bool = False,
+    fit_probability: float = FIT_PROBABILITY,
+    time_limit_s: float = inf,
+) -> SearchResult:
+    """The fastest layout that fits surely enough, and up to `top` other ones; of equals the simplest.
+
+    exhaustive: price also layouts of which a bound says that they cannot fit. fit_probability: with which it fits at
+    least, as far as there is one. time_limit_s: after which the best one that is known is taken, once there is one.
+
+    Raises AutoshardError where pins contradict each other or no layout is legal, NoLayoutFits where none fits in
+    memory.
+    """
+    problem, clock = Problem(model, training, cluster, backend), Clock(time_limit_s)
+    check_pins(problem, pins)
+    tally = Tally()
+    priced = price_layouts(problem, pins, tally, clock, exhaustive)
+    choice = choose(priced, pins, levels(cluster, fit_probability), clock, max(top + 1, COMPARED))
+    if choice is None:
+        raise _nothing(problem, pins, tally)
+    level, fastest, place, gap, _ = choice
+    for one in choice.other_orders:
+        fitting, dropped = one.pairs(cluster.device.memory_bytes)
+        tally.keep(fitting)
+        if dropped:
+            tally.drop(MEMORY, "", inf, dropped)
+    priced = priced.and_in(choice.other_orders)
+    notes = (*_room_notes(cluster, priced, fit_probability, level, fastest[0]), *_choice_notes(fastest, place))
+    strategy = fastest[place].strategy
+    best = Candidate(strategy, estimate(model, training, cluster, strategy))
+    others = runners_up(problem, best, fastest, priced.fastest_first(level.memory_bytes), top)
+    if not tally.fitting:
+        tally.keep(1)  # it fits only by uneven cuts or by a recompute set of each stage: one more layout
+    words = _optimality(problem, fastest, place, gap, clock)
+    return SearchResult(best, others, tally.considered, tally.fitting, tally.rejections(), words, notes)
+
+
+class Choice(NamedTuple):
+    """level: how surely it fits. fastest: one of each kind. place: of the one that is taken. gap: how much faster
+    another one may be than the first, as a share of its step. other_orders: layouts in other orders of their axes, as
+    far as those may be among the fastest."""
+
+    level: Level
+    fastest: list[Timed]
+    place: int
+    gap: float
+    other_orders: list[Priced]
+
+
+def choose(
+    priced: PricedLayouts, pins: Pins, wanted: Sequence[Level], clock: Clock, count: int = COMPARED
+) -> Choice | None:
+    """Of layouts that fit as surely as is wanted most, else of those that fit less surely; None where none fits.
+
+    wanted: the surest first, of no more memory than the layouts were priced for.
+    """
+    for level in wanted:
+        fastest, at_least_s = _fastest(priced, pins, level.memory_bytes, clock, count)
+        if fastest:
+            known_s = fastest[-1].step_time_s if len(fastest) == count else inf
+            others: list[Priced] = []
+            if clock.in_time():
+                others = _in_other_orders(priced, pins, known_s)
+            elif _orders_are_free(priced.problem, pins):
+                at_least_s = min(at_least_s, ideal_step_time_s(priced.problem))
+            if others:
+                more = PricedLayouts(priced.problem, others, at_least_s)
+                fastest, at_least_s = _fastest(more, pins, level.memory_bytes, clock, count, fastest)
+            gap = max(0.0, 1 - at_least_s / fastest[0].step_time_s)
+            return Choice(level, fastest, simplest_of_equals(priced.problem.cluster, fastest), gap, others)
+    return None
+
+
+def _in_other_orders(priced: PricedLayouts, pins: Pins, known_s: float) -> list[Priced]:
+    """Those that may take less than known_s. Memory does not depend on the order of axes: what fits, fits in all."""
+    problem = priced.problem
+    if not _orders_are_free(problem, pins):
+        return []
+    from autoshard.planner.grid.faster_orders import faster_orders
+
+    table = _table(problem, pins)
+    for draft in faster_orders(priced.wholes, pins, known_s):
+        table.add(draft)
+    return [*table.price()]
+
+
+def _orders_are_free(problem: Problem, pins: Pins) -> bool:
+    return problem.backend != "nxd" and pins.axis_order is None
+
+
+def _fastest(
+    priced: PricedLayouts, pins: Pins, limit_bytes: float, clock: Clock, count: int, known: Sequence[Timed] = ()
+) -> tuple[list[Timed], float]:
+    """(the fastest of each kind, what no other one takes less than). known: others, fastest first."""
+    from autoshard.planner.grid.refine import refine
+
+    fitting = merge(known, priced.fastest_first(limit_bytes), key=_step_time_s)
+    ranked = best_of_each_kind(fitting, count)
+    known_s = ranked[0].step_time_s if ranked else inf
+    refined = refine(priced.wholes, sets_by_stage(pins), limit_bytes, known_s, clock.in_time)
+    better = [Timed(one.step_time_s, one.strategy) for one in refined.found]
+    ranked = best_of_each_kind(sorted([*better, *ranked], key=_step_time_s), count)
+    return ranked, min(refined.at_least_s, priced.unpriced_at_least_s)
+
+
+def _step_time_s(one: Timed) -> float:
+    return one.step_time_s
+
+
+def _optimality(problem: Problem, fastest: list[Timed], place: int, gap: float, clock: Clock) -> str:
+    """What is proven about the chosen one."""
+    gap += fastest[place].step_time_s / fastest[0].step_time_s - 1
+    but = not_tried(problem.backend)
+    if gap <= PROVEN:
+        return OPTIMAL + but
+    stopped = "" if clock.in_time() else f"stopped after {clock.limit_s:g} s: "
+    return f"{stopped}within {100 * gap:.2g} % of the optimum within this model, proven{but}"
+
+
+class PricedLayouts(NamedTuple):
+    """Every legal layout with its step time and memory. unpriced_at_least_s: those that there was no time for take no
+    less; infinite where there are none."""
+
+    problem: Problem
+    chunks: list[Priced]
+    unpriced_at_least_s: float
+
+    @property
+    def wholes(self) -> list[Whole]:
+        """What each family was priced by."""
+        return list({id(one.whole): one.whole for one in self.chunks}.values())
+
+    def and_in(self, others: list[Priced]) -> PricedLayouts:
+        """These and the others."""
+        return self._replace(chunks=[*self.chunks, *others]) if others else self
+
+    def fastest_first(self, limit_bytes: float, above_bytes: float = 0.0, below_s: float = inf) -> Iterator[Timed]:
+        """Layouts that need no more than the limit, and more than `above_bytes`, and may take less than `below_s`."""
+        from autoshard.planner.grid.order import fastest_first
+
+        return fastest_first(self.chunks, limit_bytes, above_bytes, below_s)
+
+
+def price_layouts(problem: Problem, pins: Pins, tally: Tally, clock: Clock, exhaustive: bool = False) -> PricedLayouts:
+    """Every layout that breaks no rule, as far as there is time.
+
+    Degrees that hold too much state whatever else is chosen come last: they are only looked at to name the nearest
+    miss.
+    """
+    legal, sets_of = legal_layouts(problem, pins, tally), _table(problem, pins).sets_of
+    capacity = problem.cluster.device.memory_bytes
+    small = [mesh for mesh in legal if exhaustive or mesh.state_bytes <= capacity]
+    at_once = len(small) if clock.limit_s == inf else MESHES_AT_ONCE
+    found: list[Priced] = []
+    unpriced_at_least_s = inf
+    for begin in range(0, len(small), max(1, at_once)):
+        if tally.fitting and not clock.in_time():
+            left = sum(sets_of(draft) for mesh in small[begin:] for draft in mesh.drafts)
+            tally.drop(UNPRICED, f"after {clock.limit_s:g} s", count=left)
+            unpriced_at_least_s = ideal_step_time_s(problem)
+            break
+        found += _price(problem, pins, small[begin : begin + at_once], tally, exhaustive)
+    large = [mesh for mesh in legal if mesh.state_bytes > capacity and not exhaustive]
+    for mesh in sorted(large, key=lambda one: one.state_bytes):
+        if mesh.state_bytes < tally.nearest_miss(MEMORY):
+            _price(problem, pins, [mesh], tally)
+        elif mesh.drafts:
+            tally.drop(MEMORY, "", inf, sum(map(sets_of, mesh.drafts)))
+    return PricedLayouts(problem, found, unpriced_at_least_s)
+
+
+def _table(problem: Problem, pins: Pins) -> Table:
+    from autoshard.planner.grid.table import Table
+
+    return Table(problem, recompute_sets(problem, pins), sets_by_stage(pins))
+
+
+def ideal_step_time_s(problem: Problem) -> float:
+    """All devices at their peak, nothing but the model's own products: no layout takes less."""
+    model, training, cluster, _ = problem
+    peak = cluster.world_size * cluster.device.peak_flops_per_s(training.precision.compute_dtype)
+    return model_flops_per_step(model, training) / peak
+
+
+def _price(
+    problem: Problem, pins: Pins, meshes: list[MeshDrafts], tally: Tally, exhaustive: bool = False
+) -> list[Priced]:
+    table = _table(problem, pins)
+    for mesh in meshes:
+        smallest = min((draft.microbatch_size for draft in mesh.drafts), default=1)
+        for draft in mesh.drafts:
+            if exhaustive or draft.microbatch_size == smallest or table.has_room(draft):
+                table.add(draft)
+            else:  # a smaller microbatch is a nearer miss
+                tally.drop(MEMORY, "", inf, table.sets_of(draft))
+    chunks, capacity = [*table.price()], problem.cluster.device.memory_bytes
+    for one in chunks:
+        fitting, dropped = one.pairs(capacity)
+        tally.keep(fitting)
+        if dropped:
+            needed, strategy = one.nearest_miss(capacity)
+            too_much = format_bytes(needed - capacity)
+            words = (
+                f"{describe(strategy)} needs {format_bytes(needed)} of {format_bytes(capacity)}, {too_much} too much"
+            )
+            tally.drop(MEMORY, words, needed, dropped)
+    return chunks
+
+
+def _room_notes(cluster: Cluster, priced: PricedLayouts, wanted: float, found: Level, fastest: Timed) -> Iterator[str]:
+    """What the room that is left free costs. wanted: with what probability it was to fit."""
+    if found.probability != wanted:
+        yield (
+            f"room: no layout fits with {_percent(wanted)} probability; chosen among those that fit with at least "
+            f"{_percent(found.probability)} probability"
+        )
+    capacity = cluster.device.memory_bytes
+    fuller = next(priced.fastest_first(capacity, found.memory_bytes, fastest.step_time_s), None)
+    if fuller is None or fuller.step_time_s >= fastest.step_time_s:
+        return
+    sooner = 100 * (1 - fuller.step_time_s / fastest.step_time_s)
+    fits = _percent(estimate(*priced.problem[:3], fuller.strategy).fits_probability)
+    yield (
+        f"room: layouts that fit with less than {_percent(found.probability)} are passed over; the fastest of them, "
+        f"{describe(fuller.strategy)}, is predicted {sooner:.1f} % faster than any other and fits with {fits} "
+        "(--fit-probability)"
+    )
+
+
+def _percent(probability: float) -> str:
+    """Rounded down: what is said is reached."""
+    return f"{floor(100 * probability + 1e-9)} %"
+
+
+def _choice_notes(ranked: list[Timed], place: int) -> Iterator[str]:
+    if place:
+        slower = 100 * (ranked[place].step_time_s / ranked[0].step_time_s - 1)
+        yield (
+            f"toss-up: {describe(ranked[0].strategy)} is predicted {slower:.1f} % faster, less than the model can "
+            "tell; the simpler one is chosen"
+        )
+
+
+def _nothing(problem: Problem, pins: Pins, tally: Tally) -> AutoshardError:
+    """Why there is no answer: no layout is legal, or none fits and this is what would."""
+    cluster, name = problem.cluster, problem.model.name
+    where = f"{cluster.nodes} x {cluster.instance}"
+    if MEMORY not in tally.counts:
+        fixed = " ".join(f"{field}={value}" for field, value in pins.fixed.items())
+        given = f" with {fixed}" if fixed else ""
+        return AutoshardError(f"no layout of {name} on {where}{given} is legal: {obstacles(problem, pins).text}")
+    needed = tally.nearest_miss(MEMORY)
+    return NoLayoutFits(
+        f"no layout fits {name} on {where}: the smallest needs {format_bytes(needed)} a device, "
+        f"which has {format_bytes(cluster.device.memory_bytes)}; {shortage(problem, pins)}"
+    )

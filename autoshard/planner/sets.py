@@ -1,0 +1,82 @@
+"""Recompute sets that are worth a look."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import combinations
+from typing import NamedTuple
+
+from autoshard.backends.rules import Problem
+from autoshard.cost.stage import LocalShape
+from autoshard.graph.recompute import BLOCK_MODULES, COMMON_SETS, NO_RECOMPUTE, canonical, members
+from autoshard.planner.candidates import meshes, variants
+from autoshard.plans.search_result import Pins
+
+EVERY_SET = (
+    NO_RECOMPUTE,
+    *(canonical("+".join(names)) for count in range(1, 7) for names in combinations(BLOCK_MODULES, count)),
+)
+"""All subsets of the modules of a block."""
+NXD_SETS = (
+    *COMMON_SETS[:-1],
+    *("mlp", "mlp_norm+mlp", "attention_norm+attention+mlp_norm+mlp"),
+    *("attention_norm+attention+core_attention+mlp_norm+mlp", COMMON_SETS[-1]),
+)
+"""NxD Training's own, and those of the others that are useful for every family of models: pricing fewer keeps a plan
+within a second."""
+
+
+@lru_cache(maxsize=16)
+def recompute_sets(problem: Problem, pins: Pins) -> tuple[str, ...]:
+    """Least recompute first. For nxd a few, for torch the subsets of modules that are useful for some way to shard a
+    block: no other one repeats no more and keeps less."""
+    if pins.recompute is not None:
+        return (canonical(pins.recompute),)
+    if problem.backend == "nxd":
+        return NXD_SETS
+    useful = {name for shape in _examples(problem, pins) for name in _useful(problem, shape)}
+    return tuple(name for name in EVERY_SET if name in useful or name in COMMON_SETS)
+
+
+def sets_by_stage(pins: Pins) -> bool:
+    """Whether stages may differ in what they recompute: both backends run any set in any stage."""
+    return pins.recompute is None
+
+
+def _examples(problem: Problem, pins: Pins) -> list[LocalShape]:
+    """One for each degree of tensor parallelism, with and without sequence parallelism: with the least context
+    parallelism, so that a pinned degree leaves the same sets to choose from."""
+    found: dict[tuple[int, bool], LocalShape] = {}
+    for mesh in sorted(meshes(problem, pins), key=lambda one: one.cp):
+        if (mesh.tp, True) in found and (mesh.tp, False) in found:
+            continue
+        for one in variants(problem, pins, mesh)[0]:
+            shape = LocalShape(
+                one.tp, one.cp, one.ep, 1, one.sequence_parallel, one.attention_kernel, one.context_parallel
+            )
+            found.setdefault((one.tp, one.sequence_parallel), shape)
+    return list(found.values())
+
+
+class _Price(NamedTuple):
+    backward_s: float
+    kept_bytes: float
+    replay_bytes: float
+    size: int
+
+
+def _useful(problem: Problem, shape: LocalShape) -> list[str]:
+    """Of equals the one that replays least at once, then the smallest."""
+    from autoshard.planner.grid.unit_costs import part_numbers
+
+    blocks = part_numbers(problem, [shape], EVERY_SET)[0, :, 0].tolist()
+    prices = [
+        _Price(float(f"{block[1]:.9g}"), block[2], block[3], len(members(name)))
+        for name, block in zip(EVERY_SET, blocks, strict=True)
+    ]
+    useful, least_kept = [], float("inf")
+    for price, name in sorted(zip(prices, EVERY_SET, strict=True)):
+        if price.kept_bytes < least_kept:
+            useful.append(name)
+            least_kept = price.kept_bytes
+    return useful

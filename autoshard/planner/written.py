@@ -1,0 +1,186 @@
+"""A file that somebody wrote, as a problem and a layout: what `autoshard score` and `autoshard import` both read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autoshard.errors import AutoshardError
+from autoshard.planner.options import OPTIONS, PINS, request_from
+from autoshard.planner.request import PIN_FIELDS, PlanRequest
+from autoshard.spec.dropout import PUBLISHED
+
+if TYPE_CHECKING:
+    from autoshard.backends.rules import Problem
+    from autoshard.interop.written_layout import WrittenLayout
+    from autoshard.interop.written_model import WrittenModel
+    from autoshard.layout.strategy import Strategy
+    from autoshard.spec.model import ModelSpec
+
+UNSAID = ("context_parallel", "zero", "axis_order")
+"""Pins that a file may leave out and say all of a layout."""
+OF_THE_COMMAND = ("out", "top", "format")
+"""Options of a recipe that say nothing of what is trained."""
+
+NO_LIMIT = (
+    "experts without a capacity factor (dropless): priced as if each got its even share of tokens (capacity factor 1); "
+    "a plan drops what is over it"
+)
+
+
+@dataclass(frozen=True)
+class Written:
+    """backend of the problem: the one that was asked for, else nxd on Trainium and torch elsewhere.
+
+    asked: the backend as it was asked for, or auto. form: what kind of file. notes: what was decided on the way.
+    warnings: what the file says that changes the step, and that the price leaves out. left_out: keys of the file that
+    neither problem nor layout holds. not_priced: those of them that may matter to the price.
+    """
+
+    problem: Problem
+    strategy: Strategy
+    form: str
+    asked: str = "auto"
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    not_priced: tuple[str, ...] = ()
+
+
+def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> Written:
+    """The problem and layout of a recipe or another framework's configuration.
+
+    given: checked options of `autoshard plan` that overrule the file's. recipes: whether a recipe will do.
+    Raises AutoshardError where the file cannot be read, does not say enough, or says another model than is given.
+    """
+    from autoshard.interop.written_layout import read_written_layout
+    from autoshard.planner.score import completed
+
+    written = read_written_layout(file)
+    if not (written.complete or recipes):
+        raise AutoshardError(f"{file} is a recipe: autoshard plan --config {file} reads it")
+    options = {**_checked(file, written.options), **given}
+    model, model_notes = (None, ()) if "model" in options else _model_of(file, written, options)
+    request = request_from(options)
+    problem, notes = _problem(file, request, written, model)
+    warnings = written.warnings
+    if problem.model.is_moe and written.complete and not written.training_fields:
+        warnings += (NO_LIMIT,)
+    if written.drops and request.dropout is None:
+        warnings += (f"{written.drops}: dropout is not in the price; --dropout puts it there, with backend torch",)
+
+    def found(problem: Problem, strategy: Strategy) -> Written:
+        said = (*model_notes, *notes, *written.notes)
+        rest = (said, warnings, written.left_out, written.not_priced)
+        return Written(problem, strategy, written.form, request.backend, *rest)
+
+    fields = dict(written.fields)
+    per_replica = fields.pop("sequences_per_replica", None)
+    if not written.complete and not fields:
+        searched = _completed_by_search(problem, request)
+        if searched is not None:
+            return found(problem, searched)
+    pinned = {PIN_FIELDS.get(name, name): value for name, value in request.pins.items()}
+    strategy = completed(problem, {**pinned, **fields})
+    if per_replica is not None and "global_batch" not in options:
+        training = replace(problem.training, global_batch_size=per_replica * strategy.dp)
+        problem = problem._replace(training=training)
+    return found(problem, strategy)
+
+
+def _checked(file: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Each option as `autoshard plan` reads it."""
+    found = {}
+    for name, value in options.items():
+        if name in OF_THE_COMMAND:
+            continue
+        if name not in OPTIONS:
+            raise AutoshardError(f"{file} has {name[:60]}, which is not an option of autoshard plan")
+        try:
+            found[name] = value if value is None else OPTIONS[name].parse(value)
+        except ValueError as error:
+            raise AutoshardError(f"{file}: {name}: {error}") from None
+    return found
+
+
+def _model_of(file: str, written: WrittenLayout, options: dict[str, Any]) -> tuple[ModelSpec | None, tuple[str, ...]]:
+    """(model, notes) of what the file says: read from its config.json or made of its sizes; None for one that is built
+    in. `options` then has its name."""
+    from autoshard.interop.written_model import built_model, models_with, shown
+    from autoshard.models.huggingface import read_config
+
+    said = written.model
+    if said.config is not None and _is_here(said.config):
+        options["model"] = said.config
+        return read_config(said.config), (f"model from {shown(said.config)}, which {file} names",)
+    models = models_with(said)
+    if len(models) == 1:
+        options["model"] = models[0].name
+        if said.config is None:
+            return None, said.notes
+        return None, (f"{shown(said.config)} is not here: {models[0].name} is the built-in model with {_sizes(said)}",)
+    if models:
+        names = " or ".join(model.name for model in models)
+        raise AutoshardError(f"{file} may be for {names}; --model says which")
+    if not said.whole:
+        if not said.said:
+            raise AutoshardError(f"{file} does not say which model of those built in it is for; --model does")
+        raise AutoshardError(f"no built-in model has {_sizes(said)}, as {file} says; --model names the one it is for")
+    if options.get("dropout") == PUBLISHED:
+        raise AutoshardError(f"dropout={PUBLISHED}: the model of {file} has no config.json; give probabilities")
+    try:
+        model = built_model(Path(file).stem, said)
+    except AutoshardError as error:
+        raise AutoshardError(f"{file}: {error}") from None
+    options["model"] = model.name
+    return model, (f"{model.name}: a model of the family {model.model_type}, made of the sizes in {file}", *said.notes)
+
+
+def _is_here(name: str) -> bool:
+    try:
+        return Path(name).exists()
+    except (OSError, ValueError):  # too long, or with a null character
+        return False
+
+
+def _sizes(model: WrittenModel) -> str:
+    """All that a model is found by, in the file's words."""
+    from autoshard.interop.written_model import shown
+
+    return ", ".join(
+        f"{key}={shown(value)}" for name, (key, value) in model.said.items() if name != "num_hidden_layers"
+    )
+
+
+def _problem(
+    file: str, request: PlanRequest, written: WrittenLayout, model: ModelSpec | None
+) -> tuple[Problem, tuple[str, ...]]:
+    """The file's own number of blocks stands; any other size that is not the model's means another model."""
+    from autoshard.backends.rules import Problem
+    from autoshard.interop.written_model import check_same_model
+    from autoshard.planner.planning import inputs_of
+
+    model, training, cluster, notes = inputs_of(request, model)
+    check_same_model(file, written.model, model)
+    layers = written.model.wanted.get("num_hidden_layers", model.num_hidden_layers)
+    if layers != model.num_hidden_layers:
+        notes += (f"{layers} blocks, as the file says, where {model.name} has {model.num_hidden_layers}",)
+        model = replace(model, num_hidden_layers=layers)
+    backend = "nxd" if cluster.layout_rules != "none" else "torch"
+    backend = backend if request.backend == "auto" else request.backend
+    return Problem(model, replace(training, **written.training_fields), cluster, backend), notes
+
+
+def _completed_by_search(problem: Problem, request: PlanRequest) -> Strategy | None:
+    """The fastest layout with the file's pins; None where all are pinned, or no such layout is legal and fits."""
+    from autoshard.planner.planning import pins_of
+    from autoshard.planner.search import search
+
+    if all(option.name in request.pins for option in PINS if option.name not in UNSAID):
+        return None
+    try:
+        return search(*problem[:3], pins_of(request), problem.backend, top=0).best.strategy
+    except AutoshardError:
+        return None

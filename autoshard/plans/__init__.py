@@ -1,0 +1,1 @@
+"""A plan: inputs by value, every choice, what is expected of it; and its file."""

@@ -1,0 +1,51 @@
+"""A layout that is named in part, such as 'tp=8 pp=16': from the words of a layout to what search takes."""
+
+from __future__ import annotations
+
+import re
+
+from autoshard.errors import AutoshardError
+from autoshard.plans.names import BY_STAGE
+from autoshard.plans.search_result import Pins
+
+DEGREES = {
+    "tp": "tp",
+    "pp": "pp",
+    "dp": "dp",
+    "cp": "cp",
+    "ep": "ep",
+    "vpp": "num_virtual_stages",
+    "mbs": "microbatch_size",
+}
+CHOICES = {
+    "schedule": "schedule",
+    "recompute": "recompute",
+    "attention": "attention_kernel",
+    "context": "context_parallel",
+    "order": "axis_order",
+    "zero": "zero",
+}
+EXAMPLE = "such as 'tp=8 pp=16'"
+
+
+def read_partial(text: str) -> Pins:
+    """'tp=8 pp=16' -> Pins. Words as `explain` prints them; blanks or commas between.
+
+    Raises AutoshardError for a word that is none, one that comes twice, a degree that is no whole number, and nothing.
+    """
+    fields: dict[str, int | str] = {}
+    for word in re.split(r"[\s,]+", text.strip()):
+        name, equals, value = word.partition("=")
+        if not equals or not value:
+            raise AutoshardError(f"--why {text[:60]!r} must be name=value with blanks between, {EXAMPLE}")
+        if name not in DEGREES and name not in CHOICES:
+            raise AutoshardError(f"--why has {name[:60]!r}; a layout has: {', '.join((*DEGREES, *CHOICES))}")
+        field = {**DEGREES, **CHOICES}[name]
+        if field in fields:
+            raise AutoshardError(f"--why has {name} twice")
+        if name in DEGREES and not re.fullmatch(r"[1-9]\d{0,8}", value):
+            raise AutoshardError(f"--why has {name}={value[:60]}; it must be a whole number of at least 1")
+        if value == BY_STAGE:
+            raise AutoshardError(f"--why has {word}: sets by stage are searched where recompute is left out")
+        fields[field] = int(value) if value.isascii() and value.isdigit() else value
+    return Pins(**fields)  # type: ignore[arg-type]

@@ -1,0 +1,200 @@
+"""The plan: inputs by value, every choice, what was expected of it. The only thing that the runtime receives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import autoshard
+from autoshard.cost.interval import FIT_PROBABILITY
+from autoshard.cost.stage import strategy_mesh
+from autoshard.cost.values import Estimate
+from autoshard.graph.ir import Graph, Operator
+from autoshard.graph.partition import Choice, Program
+from autoshard.graph.redistribute import NoTransition
+from autoshard.layout.context_parallel import with_context_parallel
+from autoshard.layout.documents import with_documents
+from autoshard.layout.mesh import ZERO_AXES, Mesh
+from autoshard.layout.sharding import hidden_state, operator_choice, partition_stage
+from autoshard.layout.strategy import Strategy
+from autoshard.layout.template import template_of
+from autoshard.models.stage import dim_sizes, stage_graph
+from autoshard.plans.rounding import rounded
+from autoshard.plans.search_result import OPTIMAL, Candidate, Pins, Rejection
+from autoshard.spec.cluster import Cluster
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.training import DTYPE_BYTES, TrainingSpec
+
+BACKENDS = ("nxd", "torch")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One virtual pipeline stage: the blocks [first_layer, stop_layer), on one pipeline rank."""
+
+    index: int
+    pipeline_rank: int
+    chunk: int
+    first_layer: int
+    stop_layer: int
+    has_embedding: bool
+    has_head: bool
+
+    @property
+    def layers(self) -> range:
+        """Blocks of the stage, counted over the whole model."""
+        return range(self.first_layer, self.stop_layer)
+
+
+@dataclass(frozen=True)
+class SearchSummary:
+    """How the strategy was found. considered, fitting: whole layouts. optimality: what is proven of the answer.
+    fit_probability: how surely it had to fit in memory, as far as any layout does."""
+
+    considered: int
+    fitting: int
+    rejections: tuple[Rejection, ...]
+    optimality: str = OPTIMAL
+    fit_probability: float = FIT_PROBABILITY
+
+
+@dataclass(frozen=True)
+class Plan:
+    """operators: choice of every operator, by the template of its name. search: None where a person chose the layout.
+
+    pins: what the user fixed. notes: what the planner decided by itself, in sentences.
+    """
+
+    made_by: str
+    model: ModelSpec
+    training: TrainingSpec
+    cluster: Cluster
+    backend: str
+    pins: Pins
+    strategy: Strategy
+    operators: Mapping[str, Choice]
+    estimate: Estimate
+    search: SearchSummary | None
+    runners_up: tuple[Candidate, ...]
+    notes: tuple[str, ...]
+
+    @cached_property
+    def mesh(self) -> Mesh:
+        """Axes and order of the ranks."""
+        return strategy_mesh(self.model, self.cluster, self.strategy)
+
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """Virtual stages in model order; stage s runs on pipeline rank s % pp as chunk s // pp."""
+        ranges, pp = self.strategy.stage_ranges(), self.strategy.pp
+        return tuple(
+            Stage(index, index % pp, index // pp, first, stop, index == 0, index == len(ranges) - 1)
+            for index, (first, stop) in enumerate(ranges)
+        )
+
+    @property
+    def num_microbatches(self) -> int:
+        """Microbatches that one data-parallel rank runs in a step."""
+        return self.strategy.num_microbatches(self.training.global_batch_size)
+
+    @property
+    def zero_axes(self) -> tuple[str, ...]:
+        """Axes over which the optimizer state is sharded."""
+        return tuple(axis for axis in self.mesh.stage_axes if axis in ZERO_AXES) if self.strategy.zero else ()
+
+    @cached_property
+    def dim_sizes(self) -> dict[str, int]:
+        """Global size of every dim for one microbatch of all data-parallel ranks."""
+        strategy, training = self.strategy, self.training
+        batch = strategy.microbatch_size * strategy.dp
+        return dim_sizes(self.model, batch, training.sequence_length, strategy.tp, training.expert_capacity_factor)
+
+    def choices(self, graph: Graph) -> dict[str, Choice]:
+        """Operator name -> its choice, looked up by template; nothing is decided here."""
+        return {op.name: self.operators[template_of(op.name)] for op in graph.operators}
+
+    def graph(self, layers: range, has_embedding: bool, has_head: bool, documents: bool = False) -> Graph:
+        """The graph of one microbatch over these blocks. documents: tokens attend inside theirs alone."""
+        element_bytes = DTYPE_BYTES[self.training.precision.compute_dtype]
+        strategy = self.strategy
+        kernel = strategy.attention_kernel
+        graph = stage_graph(self.model, self.dim_sizes, layers, has_embedding, has_head, kernel, element_bytes)
+        graph = with_context_parallel(graph, strategy.context_parallel, strategy.cp)
+        return with_documents(graph) if documents else graph
+
+    def program(self, layers: range, has_embedding: bool, has_head: bool, documents: bool = False) -> Program:
+        """What every rank of a stage with these blocks runs for one microbatch, with the plan's choices.
+
+        Raises NoTransition where a dim does not divide over its axes.
+        """
+        graph = self.graph(layers, has_embedding, has_head, documents)
+        axes = self.mesh.stage_axes
+        return partition_stage(graph, axes, self.choices(graph), hidden_state(axes, self.strategy.sequence_parallel))
+
+    @cached_property
+    def sample_programs(self) -> tuple[Program, ...]:
+        """Programs that together hold each operator template once or twice: embedding, one block, head.
+
+        One program where embedding and head share a stage (tied parameters are then one), else two.
+        """
+        if len(self.strategy.stage_layers) == 1:
+            return (self.program(range(1), True, True),)
+        return (self.program(range(1), True, False), self.program(range(1), False, True))
+
+
+def made_by() -> str:
+    """Program and version, as plan.json says them."""
+    return f"autoshard {autoshard.__version__}"
+
+
+def operator_templates(model: ModelSpec, strategy: Strategy) -> dict[str, Operator]:
+    """One operator for each template, in the order of the model."""
+    graph = stage_graph(model, dim_sizes(model, 1, 1), range(1), True, True, strategy.attention_kernel)
+    graph = with_context_parallel(graph, strategy.context_parallel, strategy.cp)
+    return {template_of(op.name): op for op in graph.operators}
+
+
+def operator_choices(model: ModelSpec, cluster: Cluster, strategy: Strategy) -> dict[str, Choice]:
+    """The choice of every operator template, by the rule of layout/sharding.py."""
+    axes = strategy_mesh(model, cluster, strategy).stage_axes
+    templates = operator_templates(model, strategy)
+    return {name: operator_choice(op, axes, strategy.sequence_parallel) for name, op in templates.items()}
+
+
+def make_plan(
+    model: ModelSpec,
+    training: TrainingSpec,
+    cluster: Cluster,
+    backend: str,
+    strategy: Strategy,
+    estimate: Estimate,
+    search: SearchSummary | None = None,
+    runners_up: tuple[Candidate, ...] = (),
+    notes: tuple[str, ...] = (),
+    pins: Pins | None = None,
+    operators: Mapping[str, Choice] | None = None,
+) -> Plan:
+    """The plan for a strategy that obeys the rules (`search.check_strategy`); estimates keep six significant digits.
+
+    operators: choices by template that are not the rule's as a whole.
+    """
+    plan = Plan(
+        made_by(),
+        model,
+        training,
+        cluster,
+        backend,
+        pins or Pins(),
+        strategy,
+        operators or operator_choices(model, cluster, strategy),
+        rounded(estimate),
+        search,
+        tuple(Candidate(one.strategy, rounded(one.estimate)) for one in runners_up),
+        notes,
+    )
+    try:
+        assert plan.sample_programs
+    except NoTransition as error:
+        raise AssertionError(f"the rules let a layout through that does not divide: {error}") from error
+    return plan

@@ -1,0 +1,192 @@
+"""A plan as JSON: the same plan, the same bytes, and readable. `plan.schema.json` documents each field."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from autoshard.cost.values import Estimate, Term
+from autoshard.files.atomic_file import write_text
+from autoshard.plans.derived_sections import derived_sections
+from autoshard.plans.differences import loses
+from autoshard.plans.plan import Plan, SearchSummary
+from autoshard.plans.rounding import six_digits
+from autoshard.plans.search_result import Candidate
+
+FORMAT_VERSION = 2
+UNDIGESTED_VERSION = 1
+"""Still read: the same sections but the digest."""
+DIGEST = "sha256"
+LINE_WIDTH = 150
+SECTIONS = (
+    "format_version",
+    "made_by",
+    "inputs",
+    "backend",
+    "strategy",
+    "mesh",
+    "stages",
+    "schedule",
+    "sequence",
+    "recompute",
+    "precision",
+    "optimizer",
+    "estimate",
+    "search",
+    "runners_up",
+    "notes",
+    "operators",
+    "parameters",
+    "activations",
+    "collectives",
+    DIGEST,
+)
+"""Top-level fields in the order of the file: what was asked, what was chosen, why, every tensor, a digest of all."""
+
+
+def plan_to_dict(plan: Plan) -> dict[str, Any]:
+    """Plain JSON values. Raises NoTransition where the strategy does not divide the model."""
+    values = {
+        "format_version": FORMAT_VERSION,
+        "made_by": plan.made_by,
+        "inputs": {
+            "model": plan.model.to_dict(),
+            "training": plan.training.to_dict(),
+            "cluster": plan.cluster.to_dict(),
+            "pins": plan.pins.to_dict(),
+        },
+        "backend": plan.backend,
+        "strategy": plan.strategy.to_dict(),
+        **derived_sections(plan),
+        "estimate": estimate_to_dict(plan.estimate),
+        "search": _search_to_dict(plan.search) if plan.search else None,
+        "runners_up": [_runner_up_to_dict(plan.estimate, one) for one in plan.runners_up],
+        "notes": list(plan.notes),
+    }
+    values = {name: values[name] for name in SECTIONS if name != DIGEST}
+    return {**values, DIGEST: digest(values)}
+
+
+def digest(values: Mapping[str, Any]) -> str:
+    """SHA-256, in hexadecimal, of what a plan's sections say, its digest left out.
+
+    Neither layout nor the order of names counts, and 1 and 1.0 are one number.
+    """
+    said = _numbers_alike({name: value for name, value in values.items() if name != DIGEST})
+    return hashlib.sha256(json.dumps(said, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _numbers_alike(value: object) -> object:
+    """Each number as a float where a float holds it; -0 is 0."""
+    if type(value) is float or (type(value) is int and abs(value) < 2**1000 and float(value) == value):
+        return float(value) + 0.0
+    if isinstance(value, dict):
+        return {key: _numbers_alike(item) for key, item in value.items()}
+    return [_numbers_alike(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def plan_to_json(plan: Plan) -> str:
+    """The text of plan.json, ending with a newline."""
+    return compact_json(plan_to_dict(plan)) + "\n"
+
+
+def write_plan(plan: Plan, path: str | Path) -> None:
+    """Raises AutoshardError, naming the path, where it cannot be written; a file that was there then stays as it is."""
+    write_text(path, plan_to_json(plan), "plan")
+
+
+def estimate_to_dict(estimate: Estimate) -> dict[str, Any]:
+    """The section `estimate` of plan.json: seconds, bytes, terms as name -> value in order."""
+    return {
+        "step_time_s": estimate.step_time_s,
+        "step_time_low_s": estimate.step_time_low_s,
+        "step_time_high_s": estimate.step_time_high_s,
+        "time_terms": _terms_to_dict(estimate.time_terms),
+        "tokens_per_s": estimate.tokens_per_s,
+        "mfu": estimate.mfu,
+        "model_flops_per_step": estimate.model_flops_per_step,
+        "memory_capacity_bytes": estimate.memory_capacity_bytes,
+        "fits_probability": estimate.fits_probability,
+        "memory": [
+            {
+                "pipeline_rank": one.pipeline_rank,
+                "total_bytes": six_digits(one.total_bytes),
+                "terms": _terms_to_dict(one.terms),
+            }
+            for one in estimate.memory
+        ],
+    }
+
+
+def _terms_to_dict(terms: tuple[Term, ...]) -> dict[str, float]:
+    found = {term.name: term.value for term in terms}
+    assert len(found) == len(terms), terms
+    return found
+
+
+def _search_to_dict(search: SearchSummary) -> dict[str, Any]:
+    rejections = [{"reason": one.reason, "count": one.count, "example": one.example} for one in search.rejections]
+    return {
+        "considered": search.considered,
+        "fitting": search.fitting,
+        "optimality": search.optimality,
+        "fit_probability": search.fit_probability,
+        "rejections": rejections,
+    }
+
+
+def _runner_up_to_dict(best: Estimate, one: Candidate) -> dict[str, Any]:
+    return {
+        "strategy": one.strategy.to_dict(),
+        "loses": loses(best, one.estimate),
+        "estimate": estimate_to_dict(one.estimate),
+    }
+
+
+def compact_json(value: object, indent: int = 0, used: int = 0) -> str:
+    """JSON for people: one line for what fits into one, full lines of plain values, else one item a line. No NaN.
+
+    used: columns that the key takes before the value.
+    """
+    line = _one_line(value)
+    if indent + used + len(line) <= LINE_WIDTH or not isinstance(value, (dict, list)) or not value:
+        return line
+    if isinstance(value, dict):
+        keys = [f"{_one_line(key)}: " for key in value]
+        texts = [key + compact_json(item, indent + 1, len(key)) for key, item in zip(keys, value.values(), strict=True)]
+        plain = not any(isinstance(item, (dict, list)) for item in value.values())
+    else:
+        texts = [compact_json(item, indent + 1) for item in value]
+        plain = not any(isinstance(item, (dict, list)) for item in value)
+    opening, closing = "{}" if isinstance(value, dict) else "[]"
+    inner = "\n" + " " * (indent + 1)
+    body = inner.join(_filled(texts, LINE_WIDTH - indent - 1)) if plain else f",{inner}".join(texts)
+    return f"{opening}{inner}{body}\n{' ' * indent}{closing}"
+
+
+def _one_line(value: object) -> str:
+    return json.dumps(_whole(value), ensure_ascii=False, allow_nan=False)
+
+
+def _filled(texts: list[str], width: int) -> list[str]:
+    """The texts with commas, as many in each line as fit."""
+    lines = [texts[0]]
+    for text in texts[1:]:
+        if len(lines[-1]) + 2 + len(text) < width:
+            lines[-1] += f", {text}"
+        else:
+            lines[-1] += ","
+            lines.append(text)
+    return lines
+
+
+def _whole(value: object) -> object:
+    """Whole floats as integers: 15900000000, not 15900000000.0."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    if isinstance(value, dict):
+        return {key: _whole(item) for key, item in value.items()}
+    return [_whole(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,110 @@
+"""What search is asked and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from autoshard.cost.values import Estimate
+from autoshard.files.fields import check_integer, values_for
+from autoshard.layout.strategy import Strategy
+from autoshard.schedules import SCHEDULES
+
+
+@dataclass(frozen=True)
+class Pins:
+    """Choices that the user fixed, named as in Strategy; None is searched. A pin is never changed.
+
+    axis_order: axes with dashes between, 'dp-pp-cp-tp'.
+    """
+
+    tp: int | None = None
+    pp: int | None = None
+    dp: int | None = None
+    cp: int | None = None
+    ep: int | None = None
+    num_virtual_stages: int | None = None
+    microbatch_size: int | None = None
+    schedule: str | None = None
+    recompute: str | None = None
+    attention_kernel: str | None = None
+    context_parallel: str | None = None
+    zero: int | None = None
+    axis_order: str | None = None
+
+    @property
+    def fixed(self) -> dict[str, Any]:
+        """The choices that are pinned, in order."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values, all fields."""
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(value: object, path: str = "pins") -> Pins:
+        """The inverse of to_dict. Raises AutoshardError for a missing or unknown key."""
+        return Pins(**values_for(Pins, value, path))
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A whole layout and what is expected of it."""
+
+    strategy: Strategy
+    estimate: Estimate
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """Layouts dropped for one reason. example: in one line, the one that missed by least (or the first)."""
+
+    reason: str
+    count: int
+    example: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(value: object, path: str = "rejection") -> Rejection:
+        """The inverse of to_dict. Raises AutoshardError for a missing or unknown key or a count that is none."""
+        rejection = Rejection(**values_for(Rejection, value, path))
+        check_integer(path, "count", rejection.count)
+        return rejection
+
+
+OPTIMAL = "optimal within this model: no layout is faster, however it is cut into stages"
+"""What a search that ended says of its answer: every legal layout, with every cut where a rank has one chunk, and with
+every choice of recompute sets by virtual stage."""
+
+
+def not_tried(backend: str) -> str:
+    """The choices that a search does not try, in words behind OPTIMAL; nothing where it tries everything."""
+    names = [
+        name
+        for name, schedule in SCHEDULES.items()
+        if not schedule.stages_are_free and (schedule.nxd or backend != "nxd")
+    ]
+    if not names:
+        return ""
+    which = " and ".join(names)
+    return f" (pipelines of schedule {which} are cut evenly or by balance, and recompute alike in all stages)"
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """best: the fastest layout that fits. runners_up: the best of other layouts, fastest first.
+
+    considered: whole layouts looked at; fitting: those that broke no rule and fit in memory. The others are counted,
+    by reason, in rejections. notes: how the best one was chosen, where it is not simply the fastest that fits.
+    """
+
+    best: Candidate
+    runners_up: tuple[Candidate, ...]
+    considered: int
+    fitting: int
+    rejections: tuple[Rejection, ...]
+    optimality: str = OPTIMAL
+    notes: tuple[str, ...] = ()

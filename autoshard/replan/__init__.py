@@ -1,5 +1,0 @@
-"""Another plan from one that is there: for another number of nodes, or with changes that a person makes. No torch."""
-
-from autoshard.replan.replan import Replanned, replan
-
-__all__ = ["Replanned", "replan"]

@@ -1,0 +1,232 @@
+"""A plan that a person changes on purpose: its inputs and choices with the changes, all else made anew from them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from autoshard.backends.rules import Problem, warnings
+from autoshard.cost.estimate import Estimate, estimate
+from autoshard.errors import AutoshardError
+from autoshard.files.json_file import parse_json
+from autoshard.graph.redistribute import NoTransition
+from autoshard.layout.sharding import OperatorChoices, differing
+from autoshard.layout.strategy import Strategy
+from autoshard.plans.plan import Plan, made_by, make_plan, operator_choices
+from autoshard.plans.plan_json import FORMAT_VERSION, SECTIONS, plan_to_json
+from autoshard.plans.prices import other_prices, priced
+from autoshard.plans.search_result import Pins
+from autoshard.plans.validate import (
+    SOURCES,
+    chosen_from_dict,
+    estimate_from_dict,
+    in_file,
+    pinned_value,
+    plan_from_dict,
+    read_plan_object,
+)
+
+GIVEN = ("inputs", "backend", "strategy")
+"""Sections that a person may change; the others follow from them."""
+EXAMPLE = "such as strategy.microbatch_size=2"
+_FIELD = re.compile(r"\w+(\.\w+|\[\d+\])*")
+_PART = re.compile(r"\w+")
+_SHOWN, _TOLD = 40, 1_000
+"""Characters: of a value, and of all changes in a note."""
+
+
+class Change(NamedTuple):
+    """A field, named as errors do, and its JSON values; None where it is not there."""
+
+    field: str
+    before: object
+    after: object
+
+    def __str__(self) -> str:
+        return f"{self.field} {shown(self.before)} -> {shown(self.after)}"
+
+
+@dataclass(frozen=True)
+class Edited:
+    """plan: with the changes, checked and priced.
+
+    changes: what was asked for; where a file was changed by hand, what of the rest of it had to follow.
+    before: what the plan costs without them, by the same cost model; by hand, what the file says, None where it no
+    longer says that. by_hand: why the file is refused as it stands; empty where it is not.
+    """
+
+    plan: Plan
+    changes: tuple[Change, ...]
+    before: Estimate | None
+    by_hand: str = ""
+
+
+def edited(before: Plan, edits: Sequence[str]) -> Edited:
+    """The plan with fields of its inputs, backend or strategy set. The layout is kept as it is, not searched again.
+
+    edits: 'strategy.microbatch_size=2', the value as JSON or as a text. What is set and was pinned is pinned as it is
+    now. Raises AutoshardError for a field that a person does not set, a wrong value, a broken rule, and where nothing
+    changes.
+    """
+    old, new = (json.loads(plan_to_json(before)) for _ in range(2))
+    for edit in edits:
+        _set(new, edit)
+    _let_pins_follow(new, before)
+    problem, pins, strategy = chosen_from_dict(new)
+    new["strategy"] = strategy.to_dict()
+    changes = tuple(change for name in GIVEN for change in _differences(old[name], new[name], name))
+    if not changes:
+        raise AutoshardError(f"--edit {edits[0][:100]}: the plan has that already")
+    others = differing(before.operators, operator_choices(before.model, before.cluster, before.strategy))
+    note = f"edited, not searched: {', '.join(map(str, changes))}"
+    return Edited(_made(problem, pins, strategy, note, others), changes, priced(before).estimate)
+
+
+def made_anew(file: str | Path) -> Edited:
+    """A plan of the inputs, backend and strategy that stand in a plan's file, changed by hand or not.
+
+    Operators are sharded by the rule of layout/sharding.py, and nothing was searched. A file that is right, but of the
+    format before, keeps all that it says. Raises AutoshardError for wrong inputs, a broken rule, and
+    where nothing is wrong with the file as it is.
+    """
+    data = read_plan_object(file)
+    by_hand = ""
+    try:
+        plan = plan_from_dict(data)
+    except AutoshardError as error:
+        by_hand = str(error)
+    else:
+        if other_prices(plan) is None:
+            if data["format_version"] == FORMAT_VERSION:
+                raise AutoshardError(
+                    f"{file} is as it was made; --nodes N or --edit FIELD=VALUE makes another plan of it"
+                )
+            return Edited(replace(plan, made_by=made_by()), (), plan.estimate)
+    problem, pins, strategy = in_file(file, lambda: chosen_from_dict(data))
+    note = f"made anew from the inputs and the strategy in a file: {by_hand or 'its prices were of another version'}"
+    made = _made(problem, pins, strategy, note)
+    new = json.loads(plan_to_json(made))
+    told = (name for name in SOURCES if name not in ("activations", "collectives"))
+    changes = tuple(change for name in told for change in _differences(data.get(name), new[name], name))
+    try:
+        said = estimate_from_dict(data.get("estimate"), "estimate", strategy, problem.training, problem.cluster)
+    except AutoshardError:
+        said = None
+    return Edited(made, changes, said, by_hand)
+
+
+def shown(value: object) -> str:
+    """JSON, cut short; a list of plain values as runs of them: '[5 x 16]'."""
+    if isinstance(value, list) and value and not any(isinstance(item, (dict, list)) for item in value):
+        runs = [(json.dumps(item), len(list(run))) for item, run in groupby(value)]
+        text = f"[{', '.join(item if count == 1 else f'{item} x {count}' for item, count in runs)}]"
+    else:
+        text = json.dumps(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def _set(plan: dict[str, Any], edit: str) -> None:
+    field, equals, text = edit.partition("=")
+    if not equals or not _FIELD.fullmatch(field):
+        raise AutoshardError(f"--edit {json.dumps(edit[:100])[1:-1]} must be FIELD=VALUE, {EXAMPLE}")
+    *parents, last = _PART.findall(field)
+    first = (*parents, last)[0]
+    if first not in GIVEN:
+        raise AutoshardError(f"--edit {field}: {_not_given(plan, first)}")
+    node: Any = plan
+    for part in parents:
+        node = node[_key(node, part, field)]
+    key = _key(node, last, field, new=True)
+    value = _value(text)
+    many = isinstance(node, dict) and isinstance(node.get(key), list) and isinstance(value, str)
+    node[key] = [value] if many else value
+
+
+def _not_given(plan: Mapping[str, Any], name: str) -> str:
+    if name in SECTIONS:
+        return f"that follows from {', '.join(GIVEN[:-1])} and {GIVEN[-1]}; edit these, {EXAMPLE}"
+    inside = next((f"strategy.{name}" for known in plan["strategy"] if known == name), None)
+    hint = f"did you mean {inside}?" if inside else EXAMPLE
+    return f"fields begin with {', '.join(GIVEN[:-1])} or {GIVEN[-1]}; {hint}"
+
+
+def _key(node: object, part: str, field: str, new: bool = False) -> Any:
+    """The key or index of a part of a field in the object or list that it is in. new: it need not be there."""
+    if isinstance(node, dict) and (part in node or new):
+        return part
+    if isinstance(node, list) and part.isdecimal() and len(part) < 10 and int(part) < len(node):
+        return int(part)
+    known = ", ".join(list(node)[:20]) if isinstance(node, dict) else ""
+    has = f"there is: {known}" if known else f"a list of {len(node)}" if isinstance(node, list) else "a value"
+    raise AutoshardError(f"--edit {field}: there is no {part}; {has}")
+
+
+def _value(text: str) -> object:
+    try:
+        return parse_json(text.encode(errors="replace"), "")
+    except AutoshardError:
+        return text
+
+
+def _let_pins_follow(new: dict[str, Any], before: Plan) -> None:
+    """A pin that agreed with the layout before agrees with it now: the edit is the user's wish."""
+    try:
+        strategy = Strategy.from_dict(new["strategy"])
+    except (AutoshardError, TypeError):  # read again with everything else, and told
+        return
+    pins = new["inputs"].get("pins") if isinstance(new["inputs"], dict) else None
+    for name, pinned in before.pins.fixed.items():
+        if isinstance(pins, dict) and pins.get(name) == pinned:
+            pins[name] = pinned_value(strategy, name)
+
+
+def _differences(before: object, after: object, field: str) -> Iterator[Change]:
+    """Fields that differ; a list of plain values, or of another length, is one."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for name in dict.fromkeys((*before, *after)):
+            place = name if name.isprintable() else ascii(name)
+            yield from _differences(before.get(name), after.get(name), f"{field}.{place}")
+    elif _are_lists_of_objects(before, after):
+        assert isinstance(before, list) and isinstance(after, list)
+        for index, (one, other) in enumerate(zip(before, after, strict=True)):
+            yield from _differences(one, other, f"{field}[{index}]")
+    elif before != after or isinstance(before, bool) != isinstance(after, bool):
+        yield Change(field, before, after)
+
+
+def _are_lists_of_objects(before: object, after: object) -> bool:
+    if not isinstance(before, list) or not isinstance(after, list) or len(before) != len(after):
+        return False
+    return any(isinstance(item, (dict, list)) for item in (*before, *after))
+
+
+def _made(problem: Problem, pins: Pins, strategy: Strategy, note: str, others: OperatorChoices = ()) -> Plan:
+    """others: choices of operators that are kept as far as the layout still has them."""
+    cost = estimate(*problem[:3], strategy)
+    plan = make_plan(*problem, strategy, cost, pins=pins)
+    notes: tuple[str, ...] = (note if len(note) <= _TOLD else f"{note[:_TOLD]}...",)
+    if others:
+        kept = _with_operators(plan, others)
+        plan = kept or plan
+        notes += () if kept else ("operators by Megatron's rule: those of the plan before do not go with the changes",)
+    if not plan.estimate.fits:
+        notes += ("by the estimate it does not fit into memory",)
+    return replace(plan, notes=(*notes, *warnings(problem, strategy)))
+
+
+def _with_operators(plan: Plan, others: OperatorChoices) -> Plan | None:
+    """None where they do not go with the layout."""
+    operators = dict(plan.operators)
+    for template, choice in others:
+        if template not in operators or set(operators[template]) != {axis for axis, _ in choice}:
+            return None
+        operators[template] = dict(choice)
+    try:
+        return plan_from_dict(json.loads(plan_to_json(priced(replace(plan, operators=operators)))))
+    except (AutoshardError, NoTransition):
+        return None

@@ -1,0 +1,73 @@
+"""How much of the training state is where another layout needs it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from autoshard.checkpoint.boxes import Box
+from autoshard.checkpoint.layout import Shard, shards_of
+from autoshard.plans.plan import Plan
+from autoshard.spec.training import DTYPE_BYTES
+
+QUANTITIES = 3
+"""Master weight and two moments of every parameter: what a checkpoint holds."""
+MOST_RANKS = 256
+"""Of larger worlds so many are looked at, spread over all axes."""
+_GOLDEN = 0.6180339887498949
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Training state of all ranks of a layout, in bytes; moved_bytes: what a rank does not hold in the layout before.
+
+    Ranks keep their numbers: lost nodes are the last ones. With ZeRO every element has one rank, without it as many
+    as there are data-parallel replicas, each of which counts.
+    """
+
+    total_bytes: float
+    moved_bytes: float
+
+    @property
+    def kept_share(self) -> float:
+        return 1 - self.moved_bytes / self.total_bytes
+
+
+def moved(before: Plan, after: Plan) -> Moved:
+    """From one layout to another of the same model."""
+    world = after.mesh.world_size
+    ranks = sample(world)
+    there = [rank for rank in ranks if rank < before.mesh.world_size]
+    held = dict(zip(there, shards_of(before, there), strict=True))
+    total = kept = 0
+    for rank, shards in zip(ranks, shards_of(after, ranks), strict=True):
+        wanted = _boxes(shards)
+        total += sum(box.elements for boxes in wanted.values() for box in boxes)
+        if rank in held:
+            kept += _common_elements(wanted, _boxes(held[rank]))
+    precision = after.training.precision
+    width = QUANTITIES * DTYPE_BYTES[precision.master_dtype or precision.parameter_dtype] * world / len(ranks)
+    return Moved(total * width, (total - kept) * width)
+
+
+def sample(world: int) -> tuple[int, ...]:
+    """All ranks, or so many of them by the golden ratio, which no axis divides."""
+    if world <= MOST_RANKS:
+        return tuple(range(world))
+    return tuple(sorted({int(i * _GOLDEN % 1 * world) for i in range(MOST_RANKS)}))
+
+
+def _boxes(shards: Iterable[Shard]) -> dict[str, list[Box]]:
+    found: dict[str, list[Box]] = defaultdict(list)
+    for shard in shards:
+        for piece in shard.pieces:
+            found[piece.name].append(piece.box)
+    return found
+
+
+def _common_elements(wanted: dict[str, list[Box]], held: dict[str, list[Box]]) -> int:
+    """Boxes of one rank never overlap each other."""
+    pairs = ((one, other) for name, boxes in wanted.items() for one in boxes for other in held.get(name, ()))
+    shared = (one.common(other) for one, other in pairs)
+    return sum(box.elements for box in shared if box is not None)

@@ -1,0 +1,78 @@
+"""A sweep file: options of `autoshard plan`, and a grid of options with several values each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from autoshard.errors import AutoshardError
+from autoshard.files.fields import show
+from autoshard.files.yaml_file import read_yaml
+from autoshard.planner.options import OPTIONS
+from autoshard.units import MB
+
+MAX_SWEEP_BYTES = int(1 * MB)
+MOST_POINTS = 10_000
+
+Point = Mapping[str, Any]
+"""Option name -> value, grid options included."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """fixed: options of every point. grid: option -> its values; the last one varies fastest."""
+
+    name: str
+    fixed: Mapping[str, Any]
+    grid: Mapping[str, tuple[Any, ...]]
+
+    @property
+    def points(self) -> tuple[Point, ...]:
+        return tuple(
+            {**self.fixed, **dict(zip(self.grid, values, strict=True))} for values in product(*self.grid.values())
+        )
+
+
+def read_sweep(path: Path) -> Sweep:
+    """Raises AutoshardError, naming the file and the option, for anything that is not a sweep."""
+    data = read_yaml(path, "sweep", MAX_SWEEP_BYTES)
+    if not isinstance(data, dict) or not isinstance(data.get("grid"), dict) or not data["grid"]:
+        raise AutoshardError(
+            f"sweep {path} must have a grid: option names with lists of values, such as nodes: [8, 16]"
+        )
+    fixed = {name: value for name, value in data.items() if name != "grid"}
+    grid = {name: _values(path, name, values) for name, values in data["grid"].items()}
+    both = [name for name in grid if name in fixed]
+    if both:
+        raise AutoshardError(f"sweep {path} has {both[0]} beside the grid and in it; keep one")
+    sweep = Sweep(path.stem, {name: _value(path, name, value) for name, value in fixed.items()}, grid)
+    if "model" not in {*fixed, *grid}:
+        raise AutoshardError(f"sweep {path} names no model")
+    size = 1
+    for values in grid.values():
+        size *= len(values)
+    if size > MOST_POINTS:
+        raise AutoshardError(f"sweep {path} has {size:,} points; at most {MOST_POINTS:,} are planned in one sweep")
+    return sweep
+
+
+def _values(path: Path, name: object, values: object) -> tuple[Any, ...]:
+    if not isinstance(values, list) or not values:
+        raise AutoshardError(f"grid.{name} of sweep {path} is {show(values)}; it must be a list of values")
+    found = tuple(_value(path, name, value) for value in values)
+    if len(set(found)) < len(found):
+        raise AutoshardError(f"grid.{name} of sweep {path} holds a value twice")
+    return found
+
+
+def _value(path: Path, name: object, value: object) -> Any:
+    option = OPTIONS.get(name) if isinstance(name, str) else None
+    if option is None:
+        raise AutoshardError(f"sweep {path} has {show(name)}, which is not an option; options: {', '.join(OPTIONS)}")
+    try:
+        return option.parse(value)
+    except ValueError as error:
+        raise AutoshardError(f"{name} of sweep {path}: {error}") from None

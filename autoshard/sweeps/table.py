@@ -1,0 +1,154 @@
+"""The CSV of a sweep: one row a point, and after each new row the whole file is replaced, so that it is never torn."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from autoshard.errors import AutoshardError
+from autoshard.files.atomic_file import write_text
+from autoshard.planner.options import OPTIONS
+from autoshard.plans.names import layout_name
+from autoshard.plans.plan import Plan
+from autoshard.sweeps.grid import Point
+from autoshard.version import program_version
+
+OK, DOES_NOT_FIT, INVALID = "ok", "does not fit", "invalid"
+FILE_OPTIONS = ("model", "hardware")
+"""Options that may name a file: a row holds only while the file's contents do."""
+
+Key = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What planning one point gave. Numbers are None unless status is 'ok'; reason says why it is not."""
+
+    status: str
+    reason: str = ""
+    chosen_backend: str | None = None
+    devices: int | None = None
+    layout: str | None = None
+    step_time_s: float | None = None
+    tokens_per_s: float | None = None
+    mfu: float | None = None
+    memory_bytes: float | None = None
+    memory_capacity_bytes: float | None = None
+
+
+RESULTS = tuple(field.name for field in fields(Outcome))
+"""Columns behind those of the options."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """values: option name -> text, '' where the sweep does not name it. files: digest of files that options name."""
+
+    values: Mapping[str, str]
+    files: str
+    version: str
+    outcome: Outcome
+
+    @property
+    def key(self) -> Key:
+        return (*(self.values.get(name, "") for name in OPTIONS), self.files, self.version)
+
+
+def outcome_of(plan: Plan) -> Outcome:
+    estimate = plan.estimate
+    return Outcome(
+        OK,
+        "",
+        plan.backend,
+        plan.cluster.world_size,
+        layout_name(plan.strategy),
+        estimate.step_time_s,
+        estimate.tokens_per_s,
+        estimate.mfu,
+        estimate.fullest.total_bytes,
+        estimate.memory_capacity_bytes,
+    )
+
+
+def row_of(point: Point, outcome: Outcome) -> Row:
+    values = {name: str(value) for name, value in point.items()}
+    return Row(values, files_digest(point), program_version(), outcome)
+
+
+def key_of(point: Point) -> Key:
+    """The key that the row of this point has."""
+    return row_of(point, Outcome(OK)).key
+
+
+def files_digest(point: Point) -> str:
+    """Twelve hex digits of SHA-256 over the files that the point names; '' where it names none."""
+    digest = hashlib.sha256()
+    found = False
+    for name in FILE_OPTIONS:
+        path = Path(str(point.get(name, "")))
+        path = path / "config.json" if path.is_dir() else path
+        if name in point and path.is_file():
+            digest.update(path.read_bytes())
+            found = True
+    return digest.hexdigest()[:12] if found else ""
+
+
+def write_table(path: Path, rows: Sequence[Row]) -> None:
+    """Columns: the options that any row names, then the outcome. Raises AutoshardError where it cannot be written."""
+    used = [name for name in OPTIONS if any(row.values.get(name) for row in rows)]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*used, *RESULTS, "files", "autoshard_version"])
+    for row in rows:
+        outcome = asdict(row.outcome)
+        cells = [_cell(outcome[name]) for name in RESULTS]
+        writer.writerow([*(row.values.get(name, "") for name in used), *cells, row.files, row.version])
+    write_text(path, text.getvalue(), "table")
+
+
+def _cell(value: Any) -> str:
+    """Whole numbers of bytes without '.0'."""
+    if value is None:
+        return ""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def read_table(path: Path) -> tuple[Row, ...]:
+    """The rows of an earlier sweep; none where there is no file. Raises AutoshardError for a file that is not ours."""
+    if not path.exists():
+        return ()
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file, strict=True)
+            if not {*RESULTS, "files", "autoshard_version"} <= set(reader.fieldnames or ()):
+                raise AutoshardError(f"table {path} is not that of a sweep; choose another --out or remove it")
+            return tuple(_row(path, reader.line_num, cells) for cells in reader)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise AutoshardError(f"table {path} cannot be read: {error}; choose another --out or remove it") from None
+
+
+def _row(path: Path, line: int, cells: Mapping[str, str | None]) -> Row:
+    try:
+        numbers = {field.name: cells[field.name] or "" for field in fields(Outcome)}
+        outcome = Outcome(
+            numbers["status"],
+            numbers["reason"],
+            numbers["chosen_backend"] or None,
+            int(numbers["devices"]) if numbers["devices"] else None,
+            numbers["layout"] or None,
+            *(float(numbers[f.name]) if numbers[f.name] else None for f in fields(Outcome)[5:]),
+        )
+        values = {name: cells[name] or "" for name in OPTIONS if name in cells}
+        row = Row(values, cells["files"] or "", cells["autoshard_version"] or "", outcome)
+    except (KeyError, ValueError):
+        row = None
+    if row is None or outcome.status not in (OK, DOES_NOT_FIT, INVALID):
+        raise AutoshardError(
+            f"table {path}, line {line}: not a row of a sweep; choose another --out or remove it"
+        ) from None
+    return row

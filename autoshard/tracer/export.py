@@ -1,0 +1,195 @@
+"""The user's class -> an exported graph. Parameters are never filled, so that a model of any size can be traced."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import logging
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export import ExportedProgram, export
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+from autoshard.errors import AutoshardError
+from autoshard.tracer.source import line_of
+
+BATCH = 2
+"""Sequences of the trace: more than one, so that the dim is seen."""
+CONTRACT = "forward takes token ids [batch, seq] and gives logits [batch, seq, vocab], or an object with .logits"
+
+
+@dataclass(frozen=True)
+class Exported:
+    """parameters: placeholder -> the user's name, one for tied ones; constants: placeholder -> its numbers."""
+
+    program: ExportedProgram
+    parameters: dict[str, str]
+    constants: dict[str, torch.Tensor]
+
+
+def load_module(model: str) -> nn.Module:
+    """'my_file.py:MyModel' -> what MyModel() gives, its parameters without numbers.
+
+    Runs the user's file. Raises AutoshardError where there is no such thing or it fails.
+    """
+    file, _, name = model.rpartition(":")
+    path = Path(file)
+    if not path.is_file():
+        raise AutoshardError(f"model={model}: there is no file {file}")
+    made = getattr(_imported(path), name, None)
+    if made is None:
+        raise AutoshardError(f"model={model}: {path.name} has no {name}")
+    if isinstance(made, nn.Module):
+        raise AutoshardError(f"model={model}: {name} is a module already; name its class, or a function that makes it")
+    try:
+        with _without_numbers():
+            module = made()
+    except Exception as error:
+        raise AutoshardError(f"model={model}: {name}() failed: {_text(error)}") from error
+    if not isinstance(module, nn.Module):
+        raise AutoshardError(f"model={model}: {name}() gives {type(module).__name__}, not a torch.nn.Module")
+    return module.eval()
+
+
+def _imported(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(f"autoshard_user_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise AutoshardError(f"model={path}: it must be a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise AutoshardError(f"{path} cannot be imported: {_text(error)}") from error
+    finally:
+        sys.path.pop(0)
+    return module
+
+
+@contextlib.contextmanager
+def _without_numbers() -> Iterator[None]:
+    """Parameters go to torch's meta device as they are registered; buffers, whose numbers matter, stay."""
+    register = nn.Module.register_parameter
+
+    def on_meta(self: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and parameter.device.type != "meta":
+            parameter = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+        register(self, name, parameter)
+
+    nn.Module.register_parameter = on_meta  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+class _Logits(nn.Module):
+    """The user's module, with its logits alone as the result."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        found = self.module(input_ids)
+        found = getattr(found, "logits", found)
+        if isinstance(found, (tuple, list)):
+            found = found[0]
+        if not isinstance(found, torch.Tensor) or found.dim() != 3:
+            what = f"a tensor of shape {list(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
+            raise AutoshardError(f"{type(self.module).__name__}: {CONTRACT}; this gives {what}")
+        return found
+
+
+def export_module(module: nn.Module, seq: int) -> Exported:
+    """The graph of one forward over BATCH sequences of seq tokens. Changes the module's parameters to stand-ins."""
+    config = getattr(module, "config", None)
+    if config is not None and hasattr(config, "use_cache"):
+        config.use_cache = False
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    _stand_ins(module, mode)
+    wrapped = _Logits(module).eval()
+    with mode:
+        ids = torch.zeros(BATCH, seq, dtype=torch.int64)
+    try:
+        with warnings.catch_warnings(), _torch_says_nothing():
+            warnings.simplefilter("ignore")
+            program = export(wrapped, (ids,), strict=False)
+    except AutoshardError:
+        raise
+    except GuardOnDataDependentSymNode as error:
+        raise AutoshardError(
+            f"{type(module).__name__} does one thing or another by what numbers are{line_of(error)}; {CONTRACT}, the "
+            f"same operators whatever the numbers{_hint(config)}"
+        ) from error
+    except Exception as error:
+        raise AutoshardError(
+            f"torch.export cannot trace {type(module).__name__} with token ids [{BATCH}, {seq}] (see --seq-len): "
+            f"{_text(error)}{line_of(error)}; {CONTRACT}, the same operators whatever the numbers{_hint(config)}"
+        ) from error
+    return _exported(program, wrapped)
+
+
+@contextlib.contextmanager
+def _torch_says_nothing() -> Iterator[None]:
+    """Where an export fails, torch prints the graph up to there: the error says what is wrong. What the module itself
+    writes while it is traced comes afterwards."""
+    before, written = logging.root.manager.disable, io.StringIO()
+    logging.disable(logging.CRITICAL)
+    try:
+        with contextlib.redirect_stderr(written):
+            yield
+    finally:
+        logging.disable(before)
+    sys.stderr.write(written.getvalue())
+
+
+def _hint(config: Any) -> str:
+    if hasattr(config, "_experts_implementation"):
+        return "; experts of transformers trace with experts_implementation='grouped_mm'"
+    return ""
+
+
+def _stand_ins(module: nn.Module, mode: FakeTensorMode) -> None:
+    """Parameters that have a shape and no numbers, on the CPU for torch; tied ones stay one."""
+    made: dict[int, nn.Parameter] = {}
+    for part in module.modules():
+        for name, parameter in part._parameters.items():
+            if parameter is None:
+                continue
+            if id(parameter) not in made:
+                with mode:
+                    empty = torch.empty(parameter.shape, dtype=parameter.dtype)
+                made[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+            part._parameters[name] = made[id(parameter)]
+
+
+def _exported(program: ExportedProgram, wrapped: nn.Module) -> Exported:
+    signature = program.graph_signature
+    names: dict[int, str] = {}
+    parameters = {}
+    for placeholder, name in signature.inputs_to_parameters.items():
+        parameter = wrapped.get_parameter(name)
+        parameters[placeholder] = names.setdefault(id(parameter), name.removeprefix("module."))
+    constants = {}
+    for placeholder, name in signature.inputs_to_buffers.items():
+        constants[placeholder] = wrapped.get_buffer(name)
+    for placeholder, name in signature.inputs_to_lifted_tensor_constants.items():
+        constants[placeholder] = program.constants[name]
+    return Exported(program, parameters, constants)
+
+
+def _text(error: BaseException) -> str:
+    """Its first line."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0].strip()[:300]}" if lines else type(error).__name__

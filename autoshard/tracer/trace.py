@@ -1,0 +1,102 @@
+"""`my_file.py:MyModel` -> ModelSpec."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from torch import nn
+
+from autoshard.errors import AutoshardError
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.traced import LONGEST_TRACE
+from autoshard.tracer import rules  # noqa: F401  # registers them
+from autoshard.tracer.arrange import find_blocks, in_order, make_alike
+from autoshard.tracer.dims import Mismatch, resolve
+from autoshard.tracer.export import export_module, load_module
+from autoshard.tracer.tracer import Tracer
+from autoshard.tracer.values import Operation, Parameter, Unsupported, View
+from autoshard.tracer.write import Traced, write_model
+
+HOW_TO_ADD = (
+    "rules are in autoshard/tracer/rules: to add one, register a function there with @rule('name') that gives the "
+    "meaning in operators of autoshard/graph/operators.py"
+)
+
+
+def trace_model(model: str, seq: int | None = None) -> ModelSpec:
+    """Runs the user's file to make the module, and traces one forward of min(seq, LONGEST_TRACE) tokens.
+
+    seq None: LONGEST_TRACE, or fewer where the module has a `config` with a smaller max_position_embeddings.
+    Raises AutoshardError naming the operator, with its source line, that has no meaning in the graph.
+    """
+    module = load_module(model)
+    if seq is None:
+        limit = getattr(getattr(module, "config", None), "max_position_embeddings", LONGEST_TRACE)
+        seq = min(limit, LONGEST_TRACE) if isinstance(limit, int) else LONGEST_TRACE
+    return trace_module(module, model.rpartition(":")[2], seq)
+
+
+def trace_module(module: nn.Module, name: str, seq: int) -> ModelSpec:
+    """The same of a module, whose parameters lose their numbers."""
+    _check_trained(module, name)
+    exported = export_module(module, min(seq, LONGEST_TRACE))
+    tracer = Tracer(exported.program, exported.parameters, exported.constants)
+    try:
+        logits = tracer.run()
+    except (Unsupported, Mismatch) as error:
+        place = tracer.place
+        raise AutoshardError(
+            f"cannot plan {name}: {tracer.operator} at {place.line or 'an unknown line'} (`{place.code[:120]}`, in "
+            f"{place.path or 'the model'}): {error}; {HOW_TO_ADD}"
+        ) from None
+    try:
+        return write_model(_arranged(tracer, logits, module, name), name, seq)
+    except Mismatch as error:
+        raise AutoshardError(f"cannot plan {name}: its blocks are alike but for a dim: {error}") from None
+
+
+def _check_trained(module: nn.Module, name: str) -> None:
+    """A plan has a gradient and optimizer state for every parameter."""
+    parameters = dict(module.named_parameters())
+    frozen = [parameter for parameter, value in parameters.items() if not value.requires_grad]
+    if frozen:
+        raise AutoshardError(
+            f"{name} has frozen parameters (requires_grad=False), {len(frozen):,} of {len(parameters):,}, the first is "
+            f"{frozen[0]}: a plan trains all of them; call requires_grad_(True), or make constants buffers"
+        )
+
+
+def _arranged(tracer: Tracer, logits: View, module: nn.Module, name: str) -> Traced:
+    head = logits.tensor
+    if len(logits.axes) != 3 or logits.shape[:2] != ((tracer.batch,), (tracer.seq,)):
+        raise AutoshardError(f"{name} must give logits [batch, seq, vocab]")
+    if not isinstance(head, Operation) or head.dims != (tracer.batch, tracer.seq, *resolve(logits.axes[2])):
+        raise AutoshardError(f"the logits of {name} must come from a projection to the vocabulary")
+    operations = in_order(head)
+    blocks = find_blocks(operations)
+    make_alike(operations, blocks)
+    _check_parameters(operations, module, name)
+    return Traced(operations, blocks, resolve(logits.axes[2]), tracer.roles)
+
+
+def _check_parameters(operations: list[Operation], module: nn.Module, name: str) -> None:
+    """Every number of the module is read, once or as a whole."""
+    parts: dict[str, set[tuple[int, int]]] = {}
+    sizes: dict[str, int] = {}
+    for op in operations:
+        for one in op.inputs:
+            if isinstance(one, Parameter):
+                whole = (0, 1) if one.cut is None else (one.cut.start, one.cut.stop)
+                parts.setdefault(one.tensor, set()).add(whole)
+                sizes[one.tensor] = 1 if one.cut is None else one.cut.whole.size
+    for parameter, _ in module.named_parameters():
+        if parameter not in parts:
+            raise AutoshardError(f"parameter {parameter} of {name} is not read in forward; remove it")
+        places = sorted(parts[parameter])
+        if places[0][0] != 0 or places[-1][1] != sizes[parameter]:
+            raise AutoshardError(
+                f"parameter {parameter} of {name} is read in part only, which has no meaning in a plan"
+            )
+        for before, after in pairwise(places):
+            if before[1] != after[0]:
+                raise AutoshardError(f"parameter {parameter} of {name} is read in parts that overlap or leave a gap")

@@ -1,0 +1,259 @@
+"""Reads an exported graph node by node and writes down the operators of ours that it is made of."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from autoshard.tracer.dims import Dim, Dims, resolve, size_of
+from autoshard.tracer.source import Place, place_of
+from autoshard.tracer.values import (
+    Constant,
+    Cut,
+    Formula,
+    Gates,
+    Input,
+    Operation,
+    Parameter,
+    Pending,
+    Tensor,
+    Unsupported,
+    Value,
+    View,
+)
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+METADATA_OPERATORS = ("_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range_for_size")
+MAKE_LIKE = ("new_ones", "new_zeros", "new_full", "new_empty", "zeros_like", "ones_like", "full_like", "empty_like")
+"""They look at the shape of a tensor, not at its numbers."""
+
+MOST_KEPT = 2**22
+"""Numbers of a constant that are kept once computed: tables of positions are, masks are not."""
+
+Rule = Callable[..., Value]
+RULES: dict[str, Rule] = {}
+"""Name of an ATen operator, without its overload -> what it means. A rule takes the tracer and the values of the
+arguments; it raises Unsupported where it cannot tell."""
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Register a function for these ATen operators."""
+
+    def register(function: Rule) -> Rule:
+        for name in names:
+            assert name not in RULES, name
+            RULES[name] = function
+        return function
+
+    return register
+
+
+class Tracer:
+    """operations: in the order in which they were understood. seq: tokens of a traced sequence."""
+
+    def __init__(self, program: ExportedProgram, parameters: dict[str, str], constants: dict[str, torch.Tensor]):
+        self._program = program
+        self._parameter_names = parameters
+        """The exported graph's placeholder -> the user's name, one for tied parameters."""
+        self._constants = constants
+        self._parameters: dict[str, Parameter] = {}
+        self.operations: list[Operation] = []
+        self.batch, self.seq = Dim(0, "batch"), Dim(0, "seq")
+        self.roles: list[tuple[str, Dims]] = []
+        """Names of dims that operators give them."""
+        self.parts: dict[Any, View] = {}
+        """Parts of projections that were asked for."""
+        self.windows: dict[tuple[Constant, bool], int | None] = {}
+        """What masks were found to say."""
+        self.gates_of: dict[Dim, Gates] = {}
+        """The router behind a dim of slots."""
+        self.place = Place("", "", "")
+        self.operator = ""
+        """ATen's name of the node at hand."""
+        self.shape: tuple[int, ...] = ()
+        """Of the torch tensor that the node at hand gives."""
+
+    def run(self) -> View:
+        """The logits. Raises Unsupported, with `place` at the node that is not understood."""
+        graph = self._program.graph_module
+        given = [self._given(node) for node in graph.graph.nodes if node.op == "placeholder"]
+        results = self._interpret(graph, given)
+        (logits,) = results
+        return self.view(logits)
+
+    def emit(self, kind: str, inputs: Sequence[Tensor], dims: Sequence[Dim], **attributes: Any) -> Operation:
+        """Append an operator that ran where the tracer is."""
+        found = Operation(kind, list(inputs), resolve(dims), self.place.path, self.place.line, attributes)
+        self.operations.append(found)
+        return found
+
+    def view(self, value: Value) -> View:
+        """The value as a tensor of our graph; patterns that are not complete are taken as they stand."""
+        from autoshard.tracer.rules.finish import finish  # rules import the tracer
+
+        if isinstance(value, View):
+            return value
+        if isinstance(value, Constant):
+            raise Unsupported("it computes with a constant tensor that is neither positions nor a mask")
+        return finish(self, value)
+
+    def number(self, value: Value) -> float | None:
+        """A number, or a constant tensor of equal numbers; None for anything else."""
+        if isinstance(value, Constant):
+            found = value.compute()
+            if not isinstance(found, torch.Tensor):
+                return float(found)
+            if found.is_complex() or found.numel() == 0:
+                return None
+            first = found.flatten()[0]
+            return float(first) if found.numel() == 1 or bool((found == first).all()) else None
+        return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+    def parameter(self, name: str, shape: Sequence[int]) -> View:
+        found = self._parameters.setdefault(
+            name, Parameter(name, tuple((Dim(size),) if size > 1 else () for size in shape))
+        )
+        return View(found, found.axes)
+
+    def parameter_part(self, whole: Parameter, cut: Cut, chosen: Dims, fresh: Mapping[Dim, Dim]) -> Parameter:
+        """Of a parameter's dims `chosen`, which are neighbours, the places that the cut names.
+
+        fresh: dims of the part that stand for others of the whole.
+        """
+        if whole.cut is not None:
+            raise Unsupported("it takes a part of a part of what a projection gives")
+        cut = replace(cut, whole=Dim(size_of(chosen)))
+        axes = []
+        for axis in whole.axes:
+            dims: list[Dim] = []
+            for dim in resolve(axis):
+                if dim is chosen[0]:
+                    dims.append(cut.whole)
+                elif dim not in chosen:
+                    dims.append(fresh.get(dim, dim))
+            axes.append(tuple(dims))
+        return Parameter(whole.tensor, tuple(axes), cut)
+
+    def _given(self, node: fx.Node) -> Value:
+        """What a placeholder stands for."""
+        if node.name in self._parameter_names:
+            return self.parameter(self._parameter_names[node.name], tuple(node.meta["val"].shape))
+        if node.name in self._constants:
+            constant = self._constants[node.name]
+            return Constant(lambda: constant)
+        self.batch.size, self.seq.size = node.meta["val"].shape
+        dims: Dims = (self.batch, self.seq)
+        return View(Input("input_ids", dims), tuple((dim,) for dim in dims))
+
+    def _interpret(self, module: fx.GraphModule, given: Sequence[Value]) -> list[Value]:
+        """Values of the graph's outputs."""
+        values: dict[fx.Node, Value] = {}
+        arguments = iter(given)
+        for node in module.graph.nodes:
+            if node.op == "placeholder":
+                values[node] = next(arguments)
+            elif node.op == "get_attr":
+                values[node] = _attribute(module, str(node.target))
+            elif node.op == "output":
+                (outputs,) = fx.map_arg(node.args, values.__getitem__)
+                return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+            else:
+                self._node(node, values)
+        raise AssertionError("a graph without outputs")
+
+    def _node(self, node: fx.Node, values: dict[fx.Node, Value]) -> None:
+        name = name_of(node)
+        if name in METADATA_OPERATORS:
+            return
+        before, self.place = self.place, place_of(node, self.place)
+        self.operator = name
+        found = node.meta.get("val")
+        self.shape = tuple(found.shape) if isinstance(found, torch.Tensor) else ()
+        args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+        result = self._value(node, name, args, dict(kwargs))
+        readers = [user for user in node.users if name_of(user) not in METADATA_OPERATORS]
+        if isinstance(result, Formula) and len(readers) > 1 and result.reads_activations:
+            result = self.view(result)
+        for one in result if isinstance(result, list) else (result,):
+            if isinstance(one, Pending) and one.place is None:
+                one.place = self.place
+        values[node] = result
+        if name.endswith("_") and not name.endswith("__") and isinstance(node.args[0], fx.Node):
+            values[node.args[0]] = result  # it was changed in place
+        self.place = before
+
+    def _value(self, node: fx.Node, name: str, args: tuple[Value, ...], kwargs: dict[str, Value]) -> Value:
+        if name == "wrap_with_set_grad_enabled":
+            return self._interpret(args[1], args[2:])
+        if name == "wrap_with_autocast":
+            return self._interpret(args[4], args[5:])
+        if node.target is operator.getitem and isinstance(args[0], (list, tuple)):
+            return args[0][args[1]]
+        if name in MAKE_LIKE and not isinstance(args[0], Constant):
+            like = node.args[0].meta["val"]  # type: ignore[union-attr]
+            stand_in = Constant(lambda: torch.empty(like.shape, dtype=like.dtype))
+            return _constant(node, (stand_in, *args[1:]), kwargs)
+        if _is_constant(args) and _is_constant(tuple(kwargs.values())):
+            return _constant(node, args, kwargs)
+        found = RULES.get(name) or RULES.get(name.removesuffix("_"))
+        if found is None:
+            raise Unsupported("it has no rule")
+        return found(self, *args, **kwargs)
+
+
+def name_of(node: fx.Node) -> str:
+    """'linear' of aten.linear.default."""
+    target: Any = node.target
+    if hasattr(target, "_overloadpacket"):
+        return str(target._overloadpacket.__name__)
+    return str(getattr(target, "__name__", target))
+
+
+def _attribute(module: fx.GraphModule, name: str) -> Value:
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part)
+    return Constant(lambda: found) if isinstance(found, torch.Tensor) else found
+
+
+def _is_constant(value: Value) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_constant, value))
+    return value is None or isinstance(
+        value, (Constant, int, float, str, complex, torch.dtype, torch.device, torch.layout, torch.memory_format)
+    )
+
+
+def _constant(node: fx.Node, args: tuple[Value, ...], kwargs: dict[str, Value]) -> Value:
+    """Of one operator on constants; several where it gives several."""
+    target: Any = node.target
+    computed: list[Any] = []
+
+    def compute() -> Any:
+        if computed:
+            return computed[0]
+        with torch.no_grad():
+            result = target(*_real(args), **_real(kwargs))
+        if not isinstance(result, torch.Tensor) or result.numel() <= MOST_KEPT:
+            computed.append(result)
+        return result
+
+    found = node.meta.get("val")
+    if isinstance(found, (list, tuple)):
+        return [Constant(lambda index=index: compute()[index]) for index in range(len(found))]  # type: ignore[misc]
+    return Constant(compute)
+
+
+def _real(value: Value) -> Any:
+    if isinstance(value, Constant):
+        return value.compute()
+    if isinstance(value, dict):
+        return {key: _real(one) for key, one in value.items()}
+    return type(value)(map(_real, value)) if isinstance(value, (list, tuple)) else value

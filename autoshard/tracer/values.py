@@ -1,0 +1,245 @@
+"""What a node of the exported graph stands for while it is read.
+
+A tensor of our graph in some view, a constant, or a part of a pattern that is not complete yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from autoshard.graph.pointwise import Expression
+from autoshard.tracer.dims import Dim, Dims, resolve
+from autoshard.tracer.source import Place
+
+
+class Unsupported(Exception):
+    """What was met has no meaning in our graph; the text says what it is and what would work."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A parameter that is a part of one of the user's: of its dim `whole`, places [start, stop), which are `dims`."""
+
+    whole: Dim
+    start: int
+    stop: int
+    dims: Dims
+
+
+@dataclass(eq=False)
+class Parameter:
+    """One of ours. tensor: the user's name. axes: dims of each dim of the user's tensor, with cut.whole among them."""
+
+    tensor: str
+    axes: tuple[Dims, ...]
+    cut: Cut | None = None
+
+    @property
+    def dims(self) -> Dims:
+        found: list[Dim] = []
+        for dim in resolve([dim for axis in self.axes for dim in axis]):
+            found += resolve(self.cut.dims) if self.cut is not None and dim is self.cut.whole else (dim,)
+        return tuple(found)
+
+
+@dataclass(eq=False)
+class Input:
+    """Token ids."""
+
+    name: str
+    dims: Dims
+
+
+@dataclass(eq=False)
+class Operation:
+    """An operator of our graph to be. path: of the user's submodule that it ran in. line: where, as 'file.py:12'."""
+
+    kind: str
+    inputs: list[Parameter | Input | Operation]
+    own_dims: Dims
+    path: str
+    line: str
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def dims(self) -> Dims:
+        return resolve(self.own_dims)
+
+
+Tensor = Parameter | Input | Operation
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """A tensor as torch has it: for each axis the dims that it is made of. One that is not the tensor's repeats it."""
+
+    tensor: Tensor
+    axes: tuple[Dims, ...]
+
+    @property
+    def shape(self) -> tuple[Dims, ...]:
+        return tuple(resolve(axis) for axis in self.axes)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether it has dims that the tensor has not."""
+        own = set(self.tensor.dims)
+        return any(dim not in own for axis in self.shape for dim in axis)
+
+    def same(self, other: View) -> bool:
+        """Whether it is the same numbers in the same places."""
+        ones = [tuple(dim for dim in axis if dim.size != 1) for axis in self.shape]
+        others = [tuple(dim for dim in axis if dim.size != 1) for axis in other.shape]
+        return self.tensor is other.tensor and ones == others
+
+
+@dataclass(frozen=True, eq=False)
+class Constant:
+    """What depends on no parameter and no token id; computed when somebody needs it."""
+
+    compute: Callable[[], Any]
+
+
+@dataclass(eq=False)
+class Pending:
+    """A pattern that is not complete. place: where it began. done: what it became where it was used as it stands."""
+
+    place: Place | None = field(default=None, init=False)
+    done: View | None = field(default=None, init=False)
+
+
+@dataclass(eq=False)
+class Formula(Pending):
+    """A function of single numbers. leaves: by the name that the expression has for them. axes: of the result."""
+
+    expression: Expression
+    leaves: dict[str, View]
+    axes: tuple[Dims, ...]
+
+    @property
+    def reads_activations(self) -> bool:
+        """Whether it is more than a function of parameters."""
+        return any(not isinstance(view.tensor, Parameter) for view in self.leaves.values())
+
+
+@dataclass(eq=False)
+class Selection(Pending):
+    """Places [start, stop) of one axis of a view. drops: the axis is gone (one place was taken)."""
+
+    view: View
+    axis: int
+    start: int
+    stop: int
+    drops: bool = False
+
+
+@dataclass(eq=False)
+class Turned(Pending):
+    """A linear function of the view's last `tail` axes that differs from position to position: rotary positions.
+
+    matrix: [positions looked at, *shape of the result's last axes, elements of the view's tail], real or complex.
+    """
+
+    view: View
+    tail: int
+    matrix: Any
+
+
+@dataclass(eq=False)
+class Squares(Pending):
+    """x^2 of a view, or of a view less its mean; averaged: over the last axis; plus: what was added then.
+
+    root: '' | 'sqrt' | 'rsqrt' of it all.
+    """
+
+    view: View
+    centered: bool
+    averaged: bool = False
+    plus: float = 0.0
+    root: str = ""
+
+
+@dataclass(eq=False)
+class Mean(Pending):
+    """Over the last axis."""
+
+    view: View
+
+
+@dataclass(eq=False)
+class Centered(Pending):
+    """A view less its mean over the last axis."""
+
+    view: View
+
+
+@dataclass(eq=False)
+class Normed(Pending):
+    """RMS or layer norm; weight and bias may come later."""
+
+    view: View
+    function: str
+    eps: float
+    weight: View | None = None
+    bias: View | None = None
+
+
+@dataclass(eq=False)
+class PositionRows(Pending):
+    """The first rows of a table of learned positions, one for each token of the sequence."""
+
+    table: View
+
+
+@dataclass(eq=False)
+class Scores(Pending):
+    """q k^T times factor. masked: causally; window: keys that a query sees, None for all before it.
+
+    softmaxed: whether they are probabilities already.
+    """
+
+    query: View
+    key: View
+    factor: float
+    masked: bool = False
+    window: int | None = None
+    softmaxed: bool = False
+
+
+@dataclass(eq=False)
+class Gates(Pending):
+    """What a router makes of its logits.
+
+    part: '' all of them, 'weights' and 'experts' of the top k, 'sum' of those weights, 'order' what is computed from
+    the numbers of the experts alone. shared: of all parts of one top k.
+    """
+
+    logits: View
+    softmaxed: bool
+    part: str = ""
+    top_k: int = 0
+    normalized: bool = False
+    shared: dict[Any, View] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Routed(Pending):
+    """Answers of experts for each token and choice, weighed or not yet."""
+
+    view: View
+    gates: Gates
+    weighed: bool
+
+
+@dataclass(eq=False)
+class ExpertRows(Pending):
+    """A parameter's row of each expert that was chosen: parameter[experts]."""
+
+    parameter: View
+    gates: Gates
+
+
+Value = Any
+"""View | Constant | Pending | a list of them | numbers and other plain arguments."""
