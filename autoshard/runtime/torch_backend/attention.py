@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # the name that torch's own documentation uses
-from einops import rearrange
 
 from autoshard.graph.partition import OperatorStep
 from autoshard.runtime.torch_backend.collectives import all_to_all, differentiable
@@ -20,22 +19,22 @@ from autoshard.runtime.torch_backend.heads import heads_of_rows, rows_of_keys
 from autoshard.runtime.torch_backend.recomputing_ops import MaskedSoftmax
 from autoshard.runtime.torch_backend.ring_attention import Ring, ring_attention
 
-QUERIES, KEYS = "batch kvhead group seq headdim", "batch kvhead seq headdim"
-"""Dims of queries and of keys and values where attention is computed."""
-
 
 def attention(context: Context, step: OperatorStep) -> Kernel:
     """q [batch seq kvhead group headdim], k and v [batch seq kvhead headdim] in the graph's dim order -> like q."""
     op = step.operator
-    queries, keys = (" ".join(context.dims(name)) for name in op.inputs[:2])
-    to_heads, keys_to_heads, back = f"{queries} -> {QUERIES}", f"{keys} -> {KEYS}", f"{QUERIES} -> {queries}"
+    query_dims, key_dims = context.dims(op.inputs[0]), context.dims(op.inputs[1])
+    to_heads = [query_dims.index(dim) for dim in ("batch", "kvhead", "group", "seq", "headdim")]
+    keys_to_heads = [key_dims.index(dim) for dim in ("batch", "kvhead", "seq", "headdim")]
+    back = [to_heads.index(i) for i in range(len(to_heads))]
     documents = bool(op.attributes.get("documents"))
     core = _without_empty_heads(context, step, _core(context, step))
 
     def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
         starts = more[-1] if documents else None
-        inputs = rearrange(q, to_heads), rearrange(k, keys_to_heads), rearrange(v, keys_to_heads)
-        return rearrange(core(*inputs, *(more[:-1] if documents else more), starts=starts), back)
+        # permute and flatten, not einops: its six patterns a block take a small step 1.5 % longer
+        inputs = q.permute(to_heads), k.permute(keys_to_heads), v.permute(keys_to_heads)
+        return core(*inputs, *(more[:-1] if documents else more), starts=starts).permute(back)
 
     return run
 
@@ -100,9 +99,7 @@ def _grouped(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *more: torch.Tensor, starts: torch.Tensor | None
     ) -> torch.Tensor:
         seen = mask(q) if starts is None else inside(starts, q)
-        heads = rearrange(q, "batch kvhead group seq headdim -> batch (kvhead group) seq headdim")
-        out = attend(heads, k, v, seen, *more)
-        return rearrange(out, "batch (kvhead group) seq headdim -> batch kvhead group seq headdim", group=q.shape[2])
+        return attend(q.flatten(1, 2), k, v, seen, *more).unflatten(1, q.shape[1:3])
 
     return run
 
