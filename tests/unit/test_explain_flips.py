@@ -328,7 +328,7 @@ def test_explain_says_what_it_knows_at_once(
         yield from ()
 
     monkeypatch.setattr("autoshard.explanation.sensitivity.answers_so_far", nothing_yet)
-    monkeypatch.setattr("autoshard.plans.validate.read_plan", lambda path: plan)
+    monkeypatch.setattr("autoshard.commands.explain.load_plan", lambda path: plan)
     for more, limit_s in (([], 60), (["--time-limit", "7"], 7)):
         assert main(["explain", "plan.json", *more]) == 0
         assert limits.pop() == limit_s
