@@ -14,6 +14,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from types import FrameType, TracebackType
@@ -34,6 +35,8 @@ class Pool:
 
     def __enter__(self) -> Pool:
         context = multiprocessing.get_context("spawn")
+        # multiprocessing starts its tracker with the first process and unblocks SIGINT then: start it before.
+        resource_tracker.ensure_running()
         # They never hear of Ctrl-C: a terminal tells all of its processes, and each would have its say.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
