@@ -126,5 +126,5 @@ def _prices(found: Edited) -> list[tuple[str, str, str]]:
     return [
         row("step time", step, share),
         row("memory", memory),
-        row("fits with", lambda one: percent(one.fits_probability)),
+        row("probability to fit", lambda one: percent(one.fits_probability)),
     ]
