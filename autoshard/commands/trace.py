@@ -42,12 +42,13 @@ def add_arguments(parser: Parser) -> None:
 def run(values: Mapping[str, Any]) -> int:
     from autoshard.explanation.trace import measured_events, predicted_events
     from autoshard.files.atomic_file import write_text
+    from autoshard.files.trace_events import document
 
     plan = load_plan(values["plan"])
     events = predicted_events(plan)
     if values["measured"]:
         events += measured_events(plan, values["measured"])
-    text = json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, separators=(",", ":"))
+    text = json.dumps(document(events), separators=(",", ":"))
     write_text(Path(values["out"]), text + "\n", "trace")
     say(f"wrote {values['out']}: {len(events):,} events for https://ui.perfetto.dev")
     return 0

@@ -1,7 +1,6 @@
 """A plan's step as a timeline in Chrome's trace format, for https://ui.perfetto.dev: predicted, and measured beside it.
 
-A process for each pipeline rank, in whole microseconds: of fractions Perfetto keeps less, and drops a span that then
-reaches out of the one around it. Its row holds the actions; inside each, what computes and what communicates, at the
+A process for each pipeline rank. Its row holds the actions; inside each, what computes and what communicates, at the
 share that the plan's terms give to collectives; between them what waits; behind the last the gradient sums and the
 update. A counter follows its memory. Measured ranks are processes of their own, behind the predicted ones.
 """
@@ -17,6 +16,7 @@ from autoshard.cost.values import StageMemory
 from autoshard.errors import AutoshardError
 from autoshard.explanation.measured import measured_run, read_run
 from autoshard.files.text_file import printable, read_text
+from autoshard.files.trace_events import Event, counter, process_name, process_place, row_name, span
 from autoshard.plans.plan import Plan
 from autoshard.plans.timeline import planned_timeline, planned_waits_s
 from autoshard.schedules import Order, Timeline
@@ -31,7 +31,6 @@ KEPT = "kept activations"
 PREDICTED_PROCESS, MEASURED_PROCESS = 1, 10_001
 """Process numbers of the ranks begin here; 0 is the idle process elsewhere."""
 MAX_TRACE_BYTES = 2_000_000_000
-Event = dict[str, Any]
 
 
 def predicted_events(plan: Plan) -> list[Event]:
@@ -175,26 +174,16 @@ def _moved(event: Event, process: int) -> Event:
 
 
 def _span(process: int, category: str, name: str, start_s: float, end_s: float) -> Event:
-    start_us, end_us = round(start_s * 1e6), round(end_s * 1e6)
-    times = {"ts": start_us, "dur": end_us - start_us}
-    return {"name": name, "cat": category, "ph": "X", **times, "pid": process, "tid": process}
+    """A bar in the only row of a rank's process."""
+    return span(process, process, category, name, start_s, end_s)
 
 
 def _counter(process: int, at_s: float, size: float) -> Event:
-    return {
-        "name": "memory",
-        "ph": "C",
-        "ts": round(at_s * 1e6),
-        "pid": process,
-        "args": {"GB": round(size / GB, 4)},
-    }
+    return counter(process, "memory", at_s, {"GB": round(size / GB, 4)})
 
 
 def _titles(process: int, name: str) -> Iterator[Event]:
-    """Of a process and its only row, and its place among the others."""
-    for kind, value in (
-        ("process_name", {"name": name}),
-        ("thread_name", {"name": "step"}),
-        ("process_sort_index", {"sort_index": process}),
-    ):
-        yield {"name": kind, "ph": "M", "pid": process, "tid": process, "args": value}
+    """The titles of a process and of its only row, and its place among the others."""
+    yield process_name(process, name, process)
+    yield row_name(process, process, "step")
+    yield process_place(process, process, process)

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from math import ceil
 from typing import Any
 
+from autoshard.files.trace_events import document, process_name, row_name, span
 from autoshard.plans.plan import Plan
 from autoshard.plans.plan_json import plan_to_json
 from autoshard.plans.timeline import planned_timeline
@@ -59,11 +60,11 @@ def _compile_time_s(compiled: Result | None) -> float:
 def trace(plan: Plan, results: Sequence[Result | None]) -> dict[str, Any]:
     """trace.json's values: the planned pipeline and, from the first profiled step on, what every known rank did."""
     orders, timeline = planned_timeline(plan)
-    events = [_named(0, "planned"), _named(1, "executed")]
+    events = [process_name(0, "planned"), process_name(1, "executed")]
     for rank in range(plan.strategy.pp):
-        events.append(_named(0, f"pipeline rank {rank}", rank))
+        events.append(row_name(0, rank, f"pipeline rank {rank}"))
         events += [
-            _event(0, rank, "action", str(action), start_s, end_s)
+            span(0, rank, "action", str(action), start_s, end_s)
             for action, (start_s, end_s) in zip(orders[rank], timeline.spans[rank], strict=True)
         ]
     known = [(rank, result["trained"]["profile"]) for rank, result in enumerate(results) if result is not None]
@@ -71,14 +72,14 @@ def trace(plan: Plan, results: Sequence[Result | None]) -> dict[str, Any]:
     for rank, profile in known:
         pipeline_rank, index = plan.mesh.coordinates(rank)
         place = " ".join([f"pp {pipeline_rank}", *(f"{axis} {position}" for axis, position in index.items())])
-        events.append(_named(1, f"rank {rank} ({place})", rank))
+        events.append(row_name(1, rank, f"rank {rank} ({place})"))
         for number, (start_s, end_s) in enumerate(profile["steps"]):
-            events.append(_event(1, rank, "step", f"profiled step {number + 1}", start_s - zero_s, end_s - zero_s))
+            events.append(span(1, rank, "step", f"profiled step {number + 1}", start_s - zero_s, end_s - zero_s))
         events += [  # one that holds others comes before them
-            _event(1, rank, category, name, start_s - zero_s, end_s - zero_s)
-            for category, name, start_s, end_s in sorted(profile["spans"], key=lambda span: (span[2], -span[3]))
+            span(1, rank, category, name, start_s - zero_s, end_s - zero_s)
+            for category, name, start_s, end_s in sorted(profile["spans"], key=lambda spent: (spent[2], -spent[3]))
         ]
-    return {"displayTimeUnit": "ms", "traceEvents": events}
+    return document(events)
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -113,15 +114,15 @@ def _rank_profile(profile: Result) -> dict[str, float]:
         chosen = [s for s in spans if s[0] == category and (not names or s[1] in names)]
         return total_s(chosen) / len(steps)
 
-    actions_ = [span for span in spans if span[0] == "action"]
+    actions_ = [spent for spent in spans if spent[0] == "action"]
     inside = [
-        span
-        for span in spans
-        if span[0] == "collective" and any(one[2] <= span[2] and span[3] <= one[3] for one in actions_)
+        spent
+        for spent in spans
+        if spent[0] == "collective" and any(action[2] <= spent[2] and spent[3] <= action[3] for action in actions_)
     ]
     actions_s = seconds("action")
     # The pipeline's part of a step: from its start to the start of the optimizer.
-    starts = [span[2] for span in spans if span[1] == "optimizer step"]
+    starts = [spent[2] for spent in spans if spent[1] == "optimizer step"]
     pipeline_s = sum(start_s - step[0] for start_s, step in zip(starts, steps, strict=True)) / len(steps)
     sync_s, gather_s = seconds("optimizer", "gradient sync"), seconds("optimizer", "parameter gather")
     return {
@@ -133,22 +134,3 @@ def _rank_profile(profile: Result) -> dict[str, float]:
         "parameter_gather_s": gather_s,
         "update_s": seconds("optimizer", "optimizer step") - sync_s - gather_s,
     }
-
-
-def _event(process: int, row: int, category: str, name: str, start_s: float, end_s: float) -> dict[str, Any]:
-    """Whole microseconds: of fractions Perfetto keeps less, and drops a span that reaches out of the one around it."""
-    start_us, end_us = round(start_s * 1e6), round(end_s * 1e6)
-    return {
-        "name": name,
-        "cat": category,
-        "ph": "X",
-        "ts": start_us,
-        "dur": end_us - start_us,
-        "pid": process,
-        "tid": row,
-    }
-
-
-def _named(process: int, name: str, row: int | None = None) -> dict[str, Any]:
-    kind = "process_name" if row is None else "thread_name"
-    return {"name": kind, "ph": "M", "pid": process, "tid": row or 0, "args": {"name": name}}

@@ -237,6 +237,7 @@ def test_the_command_says_what_an_edit_changes(
     printed = capsys.readouterr()
     assert printed.err == ""
     memory, new_memory = (f"~{one.fullest.total_bytes / 1e9:.3g} GB of 17.2 GB" for one in (small.estimate, now))
+    fits = small.estimate.fits_probability, now.fits_probability
     assert printed.out.splitlines() == [
         "  field                        before        after",
         "  inputs.pins.microbatch_size  1             8",
@@ -247,8 +248,7 @@ def test_the_command_says_what_an_edit_changes(
         f"                      {'before':<{len(memory)}}  after",
         f"  step time           {f'~{step:.3g} s':<{len(memory)}}  ~{now.step_time_s:.3g} s ({share:+.1%})",
         f"  memory              {memory}  {new_memory}",
-        f"  probability to fit  {percent(small.estimate.fits_probability):<{len(memory)}}  "
-        f"{percent(now.fits_probability)}",
+        f"  probability to fit  {percent(fits[0]):<{len(memory)}}  {percent(fits[1])}",
         "",
         *(f"note: {note}" for note in read_plan("new.json").notes[1:]),
         "wrote new.json; next: autoshard explain new.json",
