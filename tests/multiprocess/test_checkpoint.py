@@ -165,13 +165,13 @@ def test_damaged_checkpoints_are_named_and_the_one_before_is_used(
     (saved / "step-00000099.tmp").mkdir()
     for path in (saved / "step-00000002", saved / "step-00000004", saved / "step-00000011"):
         os.utime(path, (4e9, 4e9) if path.name.endswith("2") else (1.0, 1.0))  # the clock had jumped: it is not asked
-    resumed = run(folder, ONE)
+    resumed = run(folder, ONE, steps=20)  # beyond all of them
     assert resumed.returncode == 0, resumed.stderr
     for number, (_, _, expected) in enumerate(DAMAGE.values()):
         assert re.search(f"skipped checkpoint step-{10 + number:08}: {expected}", resumed.stdout), expected
     assert "skipped checkpoint step-00000098: checkpoint manifest " in resumed.stdout
     assert "saved/step-00000004, after step 4" in resumed.stdout
-    assert losses(folder)[-1] == undisturbed[ONE[0]][4:]
+    assert losses(folder)[-1][:4] == undisturbed[ONE[0]][4:]
     assert {name.partition(".aside")[0] for name in complete(folder) if "aside" in name} == {
         "step-00000098",
         *(f"step-{10 + number:08}" for number in range(len(DAMAGE))),
