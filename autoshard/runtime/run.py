@@ -14,6 +14,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from autoshard.backends.backend import imported
+from autoshard.backends.registry import ANYWHERE, BACKENDS
 from autoshard.checkpoint.place import is_remote
 from autoshard.errors import AutoshardError
 from autoshard.plans.plan import Plan
@@ -57,15 +59,14 @@ def run_plan(plan: Plan, options: RunOptions) -> int:
 
 
 def _backend(plan: Plan, options: RunOptions, in_cluster: bool) -> str:
-    """What executes the plan. Raises AutoshardError that says how to install NxD where it is missing."""
+    """What executes the plan. Raises AutoshardError where this machine lacks what it needs."""
     chosen = options.backend
     if chosen == "auto":
         on_trainium = in_cluster and plan.cluster.layout_rules != "none" and options.device == "auto"
-        chosen = plan.backend if on_trainium else "torch"
-    if chosen == "nxd":
-        from autoshard.runtime.nxd_backend.library import require_library
-
-        require_library()
+        chosen = plan.backend if on_trainium else ANYWHERE.name
+    requirement = BACKENDS[chosen].requirement
+    if requirement is not None:
+        imported(requirement)()
     return chosen
 
 

@@ -15,12 +15,12 @@ import torch.distributed as dist
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from autoshard.backends.nxd import NO_COMPILE
 from autoshard.errors import AutoshardError
 from autoshard.plans.plan import Plan
 from autoshard.plans.validate import read_plan
 from autoshard.runtime.data import TokenStream, held_out, open_stream, read_token_file
 from autoshard.runtime.learning_rate import learning_rate
-from autoshard.runtime.options import NO_COMPILE
 from autoshard.runtime.rehearse import one_process
 from autoshard.runtime.torch_backend.checkpoint import CheckpointOptions
 from autoshard.runtime.torch_backend.compiled import Compiler
