@@ -3,7 +3,7 @@ rules.py."""
 
 from __future__ import annotations
 
-from autoshard.backends.backend import Backend
+from autoshard.backends.backend import NO_COMPILE, Backend
 from autoshard.backends.problem import Draft, Problem, Rule
 from autoshard.graph.recompute import COMMON_SETS
 from autoshard.layout.mesh import AXIS_ORDER
@@ -19,7 +19,6 @@ NXD_SETS = (
 )
 """NxD Training's own, and those of the others that are useful for every family of models: pricing fewer keeps a plan
 within a second."""
-NO_COMPILE = "compile: Neuron compiles by itself: leave --compile out, or use backend=torch on CPU or GPU"
 NO_DOCUMENT_MASK = "document_mask: NxD's attention is causal over whole rows, documents or not: use backend=torch"
 
 

@@ -34,6 +34,7 @@ NAMES = {"num_virtual_stages": "vpp"}
 
 def check_pins(problem: Problem, pins: Pins) -> None:
     """Raises AutoshardError for a pin that is no such choice, and for two that contradict each other."""
+    check_choice("the request", "backend", problem.backend, BACKENDS)
     for field in (*DEGREES, "num_virtual_stages", "microbatch_size"):
         if getattr(pins, field) is not None:
             check_integer("the pinned layout", NAMES.get(field, field), getattr(pins, field))

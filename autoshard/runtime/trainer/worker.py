@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from time import monotonic, perf_counter
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from autoshard.backends.nxd import NO_COMPILE
+from autoshard.backends.registry import ANYWHERE, BACKENDS
 from autoshard.errors import AutoshardError
 from autoshard.plans.plan import Plan
 from autoshard.plans.validate import read_plan
 from autoshard.runtime.data import TokenStream, held_out, open_stream, read_token_file
 from autoshard.runtime.learning_rate import learning_rate
 from autoshard.runtime.rehearse import one_process
-from autoshard.runtime.torch_backend.checkpoint import CheckpointOptions
-from autoshard.runtime.torch_backend.compiled import Compiler
-from autoshard.runtime.torch_backend.devices import connect, device_of, group_timeout, host_group, peak_memory
-from autoshard.runtime.torch_backend.initial_weights import load_weights
+from autoshard.runtime.session import Compiles, Runtime, Session
+from autoshard.runtime.torch_backend.devices import group_timeout, host_group, peak_memory
 from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings
 from autoshard.runtime.torch_backend.parameters import assemble
-from autoshard.runtime.torch_backend.profile import StepProfiler
-from autoshard.runtime.torch_backend.progress import Progress, checkpoint_options
-from autoshard.runtime.torch_backend.session import Session
+from autoshard.runtime.trainer.initial_weights import load_weights
+from autoshard.runtime.trainer.resume import Progress
 from autoshard.runtime.worker import Reporter
+from autoshard.runtime.worker_arguments import CheckpointOptions, TrainArguments
 from autoshard.spec.training import Precision, load_precision
 from autoshard.units import format_seconds
 
@@ -53,64 +51,65 @@ class _Data:
     held_out: TokenStream | None
 
 
-def train(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
-    """Every rank: run the plan. With 'tensors' set, an FP32 step first; leaves what `compare` needs in that folder."""
-    plan = read_plan(Path(arguments["plan"]))
-    device = device_of(plan, arguments, reporter.local_rank)
-    # What takes seconds to import, before the first action: until then silence is no hang.
-    if plan.strategy.pp > 1 and arguments["backend"] != "nxd":
-        import_module("autoshard.runtime.torch_backend.pipeline_runtime")
-    if arguments["compile"]:
-        import_module("torch._inductor.compile_fx")
+def train(values: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
+    """Every rank: run the plan. values: as TrainArguments.to_dict gives them; with `tensors` set, an FP32 step comes
+    first, and what `compare` needs is left in that folder."""
+    arguments = TrainArguments.from_dict(values)
+    plan = read_plan(Path(arguments.plan))
+    runtime = runtime_of(arguments.backend)
+    device = runtime.device_of(plan, arguments.device, arguments.rehearsal, reporter.local_rank)
+    runtime.import_early(plan, arguments.compile)  # before the first action: until then silence is no hang
     reporter.last_action = "connecting"
-    connect(device, arguments, reporter)
+    runtime.connect(device, group_timeout(arguments.collective_timeout_s), reporter)
     data = _data(arguments, plan)
     result: dict[str, Any] = {}
-    folder = arguments.get("tensors")
+    folder = arguments.tensors
     kept: dict[str, torch.Tensor] = {}
     if folder:
         session, result[CHECK] = _check_step(plan, arguments, data, device, reporter)
         kept.update(_comparable(session, CHECK))
         del session
-    saved = checkpoint_options(arguments.get("checkpoints"))
+    saved = arguments.checkpoints
     session, result[TRAINED] = _training(plan, arguments, data, device, reporter, keep=bool(folder), saved=saved)
     if folder:
         kept.update(_comparable(session, TRAINED))
         save_file(kept, Path(folder) / f"rank-{reporter.rank:05d}.safetensors")
     result["peak_memory_bytes"] = peak_memory(device)
     result["stages"] = [stage.index for stage in session.stages]
-    if arguments["gather"]:
+    if arguments.gather:
         result["ranks"] = _gathered(result, arguments, reporter)
     return result
 
 
-def _gathered(result: dict[str, Any], arguments: Mapping[str, Any], reporter: Reporter) -> list[dict[str, Any]] | None:
+def _gathered(result: dict[str, Any], arguments: TrainArguments, reporter: Reporter) -> list[dict[str, Any]] | None:
     """What every rank returns, on rank 0: for where no supervisor hears them all."""
     found: list[Any] | None = [None] * reporter.world_size if reporter.rank == 0 else None
     if reporter.world_size == 1:
         return [dict(result)]
-    dist.gather_object(dict(result), found, group=host_group(group_timeout(arguments)))
+    dist.gather_object(dict(result), found, group=host_group(group_timeout(arguments.collective_timeout_s)))
     return found
 
 
-def compare(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
+def compare(values: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     """One process: the same training unsharded, then every tensor that the ranks left against it.
 
     Trains once more in the next finer precision: the difference is what rounding alone does to this run, the yardstick
     for what sharding does to it.
     """
-    arguments = {**arguments, "profile": False, "backend": "torch", "compile": False}
-    plan = read_plan(Path(arguments["plan"]))
+    arguments = TrainArguments.from_dict(values)
+    assert arguments.tensors is not None, "the ranks left nothing to compare"
+    plan, tensors = read_plan(Path(arguments.plan)), Path(arguments.tensors)
+    arguments = replace(arguments, profile=False, backend=ANYWHERE.name, compile=False)
     alone = one_process(plan)
     device = torch.device("cpu")
     data = _data(arguments, plan)
-    files = _RankFiles(Path(arguments["tensors"]))
+    files = _RankFiles(tensors)
     session, check = _check_step(alone, arguments, data, device, reporter)
     differences = {CHECK: _differences(_sharded_tensors(plan, files, CHECK), session)}
     session, trained = _training(alone, arguments, data, device, reporter, keep=True)
     differences[TRAINED] = _differences(_sharded_tensors(plan, files, TRAINED), session)
     finer = replace(alone, training=replace(alone.training, precision=_finer(alone.training.precision)))
-    other, finer_trained = _training(finer, arguments, data, device, reporter, keep=True, offset=arguments["steps"])
+    other, finer_trained = _training(finer, arguments, data, device, reporter, keep=True, offset=arguments.steps)
     differences[ROUNDING] = _differences(_own_tensors(other), session)
     return {
         CHECK: check,
@@ -122,7 +121,7 @@ def compare(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
 
 
 def _check_step(
-    plan: Plan, arguments: Mapping[str, Any], data: _Data, device: torch.device, reporter: Reporter
+    plan: Plan, arguments: TrainArguments, data: _Data, device: torch.device, reporter: Reporter
 ) -> tuple[Session, dict[str, Any]]:
     """One step in FP32, in which a wrong layout cannot hide behind rounding."""
     reporter.last_action = "FP32 check step"
@@ -130,13 +129,13 @@ def _check_step(
     session = _session(exact, arguments, device, reporter, "FP32 check step")
     _compiler_of(session, reporter, "a step in FP32 comes first, to be compared")
     inputs, labels = data.learned.batch(0)
-    outcome = session.step(inputs, labels, 0.0, keep_gradients=True, **_documents(data.learned.documents(0)))
+    outcome = session.step(inputs, labels, 0.0, keep_gradients=True, starts=data.learned.documents(0))
     return session, {"loss": outcome.loss, "gradient_norm": outcome.gradient_norm}
 
 
 def _training(
     plan: Plan,
-    arguments: Mapping[str, Any],
+    arguments: TrainArguments,
     data: _Data,
     device: torch.device,
     reporter: Reporter,
@@ -149,35 +148,35 @@ def _training(
     session = _session(plan, arguments, device, reporter, "step 1")
     compiler = _compiler_of(session, reporter, "the first step takes longer")
     if reporter.rank == 0:
-        for sentence in getattr(session, "repairs", ()):
+        for sentence in session.repairs:
             reporter.report("note", text=sentence)
-    steps: int = arguments["steps"]
+    steps = arguments.steps
     progress = Progress(session, saved, arguments, data.learned, reporter)
-    if progress.first_step == 0 and arguments.get("weights"):
+    if progress.first_step == 0 and arguments.weights is not None:
         reporter.last_action = "reading weights"
-        load_weights(session, Path(arguments["weights"]))
-    profiler = StepProfiler(session, _common_zero_s(reporter)) if arguments["profile"] else None
+        load_weights(session, Path(arguments.weights))
+    profiler = None
+    if arguments.profile:
+        profiler = runtime_of(arguments.backend).profiler(session, _common_zero_s(reporter))
     first = min(progress.first_step + 2, max(progress.first_step, steps - PROFILED_STEPS))
     profiled = range(first, min(first + PROFILED_STEPS, steps)) if profiler else range(0)
     losses, norms, times = [], [], []
     held_out_losses: dict[int, float] = {}
-    every: int = arguments["eval_every"] or steps
+    every = arguments.eval_every or steps
     for step in range(progress.first_step, steps):
         number = progress.batch_of(step)
         inputs, labels = data.learned.batch(number)
-        documents = _documents(data.learned.documents(number))
+        starts = data.learned.documents(number)
         start = perf_counter()
         session.label, session.steps_done = f"step {step + 1}", step
-        rate = learning_rate(
-            arguments["lr_schedule"], step, steps, arguments["learning_rate"], arguments["warmup_steps"]
-        )
+        rate = learning_rate(arguments.lr_schedule, step, steps, arguments.learning_rate, arguments.warmup_steps)
         with profiler.step() if profiler and step in profiled else nullcontext():
-            outcome = session.step(inputs, labels, rate, keep_gradients=keep and step == steps - 1, **documents)
+            outcome = session.step(inputs, labels, rate, keep_gradients=keep and step == steps - 1, starts=starts)
         times.append(perf_counter() - start)
         losses.append(outcome.loss)
         norms.append(outcome.gradient_norm)
         if data.held_out is not None and ((step + 1) % every == 0 or step == steps - 1):
-            held_out_losses[step] = _evaluate(session, data.held_out, arguments["eval_batches"])
+            held_out_losses[step] = _evaluate(session, data.held_out, arguments.eval_batches)
         if reporter.rank == 0:
             measured = {"held_out_loss": held_out_losses[step]} if step in held_out_losses else {}
             speed = {"step_time_s": times[-1], "tokens_per_s": inputs.size / times[-1]}
@@ -212,54 +211,38 @@ def _evaluate(session: Session, stream: TokenStream, most: int) -> float:
     for batch in range(min(most, stream.rows_per_epoch // stream.global_batch_size)):
         inputs, labels = stream.in_order(batch)
         learned = int((labels >= 0).sum())
-        documents = _documents(stream.documents_in_order(batch))
-        total, tokens = total + learned * session.evaluate(inputs, labels, **documents), tokens + learned
+        starts = stream.documents_in_order(batch)
+        total, tokens = total + learned * session.evaluate(inputs, labels, starts), tokens + learned
     return total / tokens
 
 
-def _documents(starts: Any) -> dict[str, Any]:
-    """What a session with documents is told of a batch beside its tokens; one of NxD takes nothing of the kind."""
-    return {} if starts is None else {"starts": starts}
-
-
-def _session(plan: Plan, arguments: Mapping[str, Any], device: torch.device, reporter: Reporter, label: str) -> Session:
-    seed: int = arguments["seed"]
-    settings = optimizer_settings(plan.training.precision, arguments["learning_rate"], plan.strategy.zero, seed)
-
+def _session(plan: Plan, arguments: TrainArguments, device: torch.device, reporter: Reporter, label: str) -> Session:
+    precision, zero = plan.training.precision, plan.strategy.zero
+    settings = optimizer_settings(precision, arguments.learning_rate, zero, arguments.seed)
+    timeout = group_timeout(arguments.collective_timeout_s)
     mine = [str(stage.index) for stage in plan.stages if stage.pipeline_rank == plan.mesh.coordinates(reporter.rank)[0]]
     where = f"pipeline stage{'s' if len(mine) > 1 else ''} {' and '.join(mine)}"
 
     def on_action(action: str) -> None:
         reporter.last_action = f"{session.label}, {where}, {action}"
 
-    make: Any = _nxd_session if arguments["backend"] == "nxd" else Session
-    documents = {"documents": True} if arguments["document_mask"] else {}
-    compiled = {"compiler": _compiler(device, on_action)} if arguments["compile"] else {}
-    given = {"debug_nan": arguments["debug_nan"], "timeout": group_timeout(arguments), **documents, **compiled}
-    session: Session = make(plan, reporter.rank, device, settings, seed, on_action, **given)
+    runtime = runtime_of(arguments.backend)
+    session = runtime.open_session(plan, reporter.rank, device, settings, arguments, timeout, on_action)
     session.label = label
     return session
 
 
-def _compiler_of(session: Session, reporter: Reporter, why: str) -> Compiler | None:
+def _compiler_of(session: Session, reporter: Reporter, why: str) -> Compiles | None:
     """That of a session that compiles, announced; one on NxD has none."""
-    found: Compiler | None = getattr(session, "compiler", None)
+    found = session.compiler
     if found is not None and reporter.rank == 0:
         reporter.report("note", text=f"compiling {found.size}: {why}")
     return found
 
 
-def _compiler(device: torch.device, on_action: Callable[[str], None]) -> Compiler:
-    if device.type == "neuron":
-        raise AutoshardError(NO_COMPILE)
-    return Compiler(on_action)
-
-
-def _nxd_session(*arguments: Any, **options: Any) -> Any:
-    """A session on neuronx-distributed: what `Session` offers is offered there too."""
-    from autoshard.runtime.nxd_backend.session import NxdSession
-
-    return NxdSession(*arguments, **options)
+def runtime_of(backend: str) -> Runtime:
+    """The module that the backend of this name is run by."""
+    return cast(Runtime, import_module(BACKENDS[backend].runtime))
 
 
 def _finer(precision: Precision) -> Precision:
@@ -268,17 +251,17 @@ def _finer(precision: Precision) -> Precision:
     return Precision(f"all {name}", name, name, None, name, name, name)
 
 
-def _data(arguments: Mapping[str, Any], plan: Plan) -> _Data:
+def _data(arguments: TrainArguments, plan: Plan) -> _Data:
     """The run's prepared tokens as batches of the plan's shape."""
-    learned = _stream(arguments["data"], arguments, plan)
-    if arguments["eval_data"] is not None:
-        return _Data(learned, _stream(arguments["eval_data"], arguments, plan))
-    if arguments["eval_fraction"] is not None:
-        return _Data(*held_out(learned, arguments["eval_fraction"]))
+    learned = _stream(arguments.data, arguments, plan)
+    if arguments.eval_data is not None:
+        return _Data(learned, _stream(arguments.eval_data, arguments, plan))
+    if arguments.eval_fraction is not None:
+        return _Data(*held_out(learned, arguments.eval_fraction))
     return _Data(learned, None)
 
 
-def _stream(path: str, arguments: Mapping[str, Any], plan: Plan) -> TokenStream:
+def _stream(path: str, arguments: TrainArguments, plan: Plan) -> TokenStream:
     file = read_token_file(Path(path))
     if file is None:
         raise AutoshardError(f"the tokens at {path} are gone: run again")
@@ -287,7 +270,7 @@ def _stream(path: str, arguments: Mapping[str, Any], plan: Plan) -> TokenStream:
         file,
         global_batch_size=training.global_batch_size,
         sequence_length=training.sequence_length,
-        seed=arguments["seed"],
+        seed=arguments.seed,
     )
 
 
