@@ -27,6 +27,7 @@ from autoshard.runtime.data import DataSource, prepare
 from autoshard.runtime.launch import Message, run_processes
 from autoshard.runtime.rehearse import local_cluster
 from autoshard.runtime.tokenizer import ByteTokenizer
+from autoshard.runtime.worker_arguments import TrainArguments
 from autoshard.spec.training import TrainingSpec, load_precision
 
 TOLERANCE = 1e-4
@@ -87,33 +88,24 @@ def train(layout: str, steps: int, folder: Path) -> dict[str, Any]:
         losses.append(message.values["loss"])
         held_out.extend(value for name, value in message.values.items() if name == "held_out_loss")
 
-    arguments = {
-        "plan": str(directory / "plan.json"),
-        "tensors": None,
-        "steps": steps,
-        "learning_rate": 5e-4,
-        "warmup_steps": min(100, steps // 10),
-        "lr_schedule": "constant",
-        "debug_nan": False,
-        "compile": False,
-        "document_mask": False,
-        "seed": 0,
-        "data": str(prepare(DataSource(None, ByteTokenizer()), folder / "tokens").path),
-        "eval_data": None,
-        "eval_fraction": 0.05,
-        "eval_every": max(1, steps // 10),
-        "eval_batches": 4,
-        "device": "cpu",
-        "backend": "torch",
-        "rehearsal": False,
-        "profile": False,
-        "gather": False,
-        "collective_timeout_s": None,
-    }
+    arguments = TrainArguments(
+        plan=str(directory / "plan.json"),
+        steps=steps,
+        learning_rate=5e-4,
+        warmup_steps=min(100, steps // 10),
+        lr_schedule="constant",
+        seed=0,
+        data=str(prepare(DataSource(None, ByteTokenizer()), folder / "tokens").path),
+        eval_fraction=0.05,
+        eval_every=max(1, steps // 10),
+        eval_batches=4,
+        device="cpu",
+        backend="torch",
+    )
     start = perf_counter()
     outcome = run_processes(
-        "autoshard.runtime.torch_backend.worker:train",
-        arguments,
+        "autoshard.runtime.trainer.worker:train",
+        arguments.to_dict(),
         plan.mesh.world_size,
         on_message=record,
         log_directory=directory / "logs",

@@ -8,7 +8,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,8 +26,9 @@ from autoshard.audits.values import Flops, Measurement, Role
 from autoshard.graph.count import Collective
 from autoshard.layout.mesh import Mesh
 from autoshard.plans.plan import Plan
-from autoshard.runtime.torch_backend.optimizer_settings import OptimizerSettings
-from autoshard.runtime.torch_backend.session import DTYPES, Session
+from autoshard.runtime.session import Probe
+from autoshard.runtime.torch_backend.optimizer_settings import DTYPES, OptimizerSettings
+from autoshard.runtime.torch_backend.session import Session
 
 LEARNING_RATE = 1e-3
 _ACTION = re.compile(r"[FBIW]\d+\.\d+")
@@ -44,7 +44,7 @@ def measure(plan: Plan, role: Role, num_microbatches: int | None = None) -> Meas
     with fake_world(role.rank, plan.mesh.world_size), FakeTensorMode(allow_non_fake_inputs=True):
         with recorder:
             session = _session(short, role.rank, recorder.begin)
-            _watch(session, recorder)
+            _watch(session.probe(), recorder)
             session.optimizer.step(0.0)  # the moments exist from the first step on
             ready = recorder.memory.events
             recorder.actions.clear()
@@ -53,7 +53,7 @@ def measure(plan: Plan, role: Role, num_microbatches: int | None = None) -> Meas
             tokens = np.zeros(shape, dtype=np.int64)
             session.step(tokens, tokens, LEARNING_RATE)
             gc.collect()
-            found = _measurement(plan, short, session, recorder, ready)
+            found = _measurement(plan, short, session.probe(), recorder, ready)
         del session
     return found
 
@@ -95,35 +95,16 @@ def runtime_orders(plan: Plan) -> tuple[tuple[str, ...], ...]:
         return ()
     with fake_world(0, plan.mesh.world_size), FakeTensorMode(allow_non_fake_inputs=True):
         session = _session(plan, 0, lambda action: None)
-        runtime = session._pipeline._runtime
-        assert runtime is not None
-        spelled = [map(_SPELLED.fullmatch, map(str, order)) for _, order in sorted(_with_comms(runtime).items())]
+        spelled = [map(_SPELLED.fullmatch, order) for order in session.probe().orders]
         return tuple(
             tuple(f"{found[2]}{found[3]}.{int(found[1]) // plan.strategy.pp}" for found in order if found)
             for order in spelled
         )
 
 
-def _with_comms(runtime: Any) -> dict[int, list[Any]]:
-    """By pipeline rank; actions spell as '8F0', '8SEND_F0'."""
-    found: dict[int, list[Any]] = runtime.pipeline_order_with_comms
-    return found
-
-
-def _watch(session: Session, recorder: Recorder) -> None:
-    """Let the recorder know which operator each instruction of the session's modules is."""
-    for module in session.modules.values():
-        steps = iter(module.program.steps)
-        module._sections = tuple(
-            replace(
-                section,
-                instructions=tuple(
-                    one if one.brings_weights else replace(one, run=recorder.running(*label(next(steps)), one.run))
-                    for one in section.instructions
-                ),
-            )
-            for section in module._sections
-        )
+def _watch(probe: Probe, recorder: Recorder) -> None:
+    """Let the recorder know which operator each step of the session's programs is."""
+    probe.watch(lambda step, run: recorder.running(*label(step), run))
 
 
 def _axes_of_group(mesh: Mesh, name: str) -> tuple[str, ...]:
@@ -145,13 +126,13 @@ def group_axes(mesh: Mesh, ranks: tuple[int, ...]) -> tuple[str, ...]:
     return (f"ranks {', '.join(map(str, ranks))}",)
 
 
-def _measurement(plan: Plan, short: Plan, session: Session, recorder: Recorder, ready: int) -> Measurement:
+def _measurement(plan: Plan, short: Plan, probe: Probe, recorder: Recorder, ready: int) -> Measurement:
     collectives: Counter[Collective] = Counter()
     flops: Counter[Flops] = Counter()
     for action in recorder.actions:
         collectives.update(action.collectives)
         flops.update(action.flops)
-    state = state_allocations(session, recorder.memory)
+    state = state_allocations(probe, recorder.memory)
     held, peak_at = peak(recorder, state, ready)
     held["token ids and labels"] = held["token ids and labels"] * plan.num_microbatches // short.num_microbatches
     sizes = {
@@ -159,7 +140,7 @@ def _measurement(plan: Plan, short: Plan, session: Session, recorder: Recorder, 
     }
     return Measurement(
         microbatches=short.num_microbatches,
-        parameter_elements=sum(bucket.elements for bucket in session.optimizer.buckets),
+        parameter_elements=probe.parameter_elements,
         state=sizes,
         collectives=collectives,
         transfers=recorder.transfers,

@@ -2,44 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-
-import torch
-
 from autoshard.audits.memory_log import Allocation, MemoryLog, storages
 from autoshard.audits.recorder import Recorder
 from autoshard.audits.values import MEMORY_KINDS
-from autoshard.runtime.torch_backend.session import Session
+from autoshard.runtime.session import Probe
 
 
-def state_allocations(session: Session, log: MemoryLog) -> dict[str, set[int]]:
+def state_allocations(probe: Probe, log: MemoryLog) -> dict[str, set[int]]:
     """Identities of the allocations that the optimizer holds, by kind."""
-    parameters = storages(log, [bucket.parameters for bucket in session.optimizer.buckets])
-    gradients = storages(log, [bucket.gradients for bucket in session.optimizer.buckets])
-    everything = storages(log, _tensors(session.optimizer))
+    parameters = storages(log, probe.parameters)
+    gradients = storages(log, probe.gradients)
+    everything = storages(log, probe.optimizer_tensors)
     return {
         "parameters": parameters,
         "gradients": gradients,
         "optimizer state": everything - parameters - gradients,
     }
-
-
-def _tensors(value: object) -> Iterator[torch.Tensor]:
-    """Those that an object of the runtime holds, directly or through others."""
-    left, seen = [value], set()
-    while left:
-        one = left.pop()
-        if isinstance(one, torch.Tensor):
-            yield one
-        elif isinstance(one, torch.optim.Optimizer):
-            left += [*one.state.keys(), *one.state.values()]
-        elif isinstance(one, Mapping):
-            left += one.values()
-        elif isinstance(one, (list, tuple, set)):
-            left += one
-        elif type(one).__module__.startswith("autoshard.runtime") and id(one) not in seen:
-            seen.add(id(one))
-            left += vars(one).values()
 
 
 def peak(recorder: Recorder, state: dict[str, set[int]], ready: int) -> tuple[dict[str, int], str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autoshard.backends.problem import Draft, Problem, Rule, divisors, fitting
-from autoshard.layout.mesh import AXIS_ORDER, experts_objection, replicas_of_experts
+from autoshard.backends.registry import BACKENDS
+from autoshard.layout.mesh import experts_objection, replicas_of_experts
 from autoshard.models.padding import padded_heads
 
 TP_DEGREES: dict[tuple[str, int], tuple[int, ...]] = {
@@ -19,9 +20,6 @@ TP_DEGREES: dict[tuple[str, int], tuple[int, ...]] = {
 Left out: trn1 tp=4, whose ranks are strided; trn2 tp=16 at lnc 1 and tp=8 at lnc 2. An UltraServer adds none: every
 source ends at the cores of one instance [SDK mlp.rst; trn2-llama3.1-405b-tutorial.rst, "up to 64"].
 """
-
-MEGATRON_MIN_RANKS = 32
-"""dp * tp with pp > 1 [NxDT models/megatron/megatron_init.py]"""
 
 
 def world_is_filled(problem: Problem, draft: Draft) -> str | None:
@@ -49,7 +47,7 @@ def tp_is_a_group_size(problem: Problem, draft: Draft) -> str | None:
 
 def pads(problem: Problem) -> bool:
     """Whether empty heads and columns fill up what tp does not divide. A layout that tp divides never has any."""
-    return problem.backend == "torch" and problem.model.graph is None
+    return problem.model.graph is None and BACKENDS[problem.backend].pads
 
 
 def padding_is_the_smaller_part(problem: Problem, draft: Draft) -> str | None:
@@ -105,28 +103,6 @@ def tp_divides_ffn(problem: Problem, draft: Draft) -> str | None:
     return None
 
 
-def traced_models_run_on_torch(problem: Problem, draft: Draft) -> str | None:
-    """NxD trains models that are written with its own layers."""
-    if problem.backend == "nxd" and problem.model.graph is not None:
-        return f"backend=nxd has no layers for {problem.model.name}, which was traced; use backend torch"
-    return None
-
-
-def router_losses_run_on_torch(problem: Problem, draft: Draft) -> str | None:
-    """NxD's layers of experts are built here without a load-balancing loss."""
-    coefficient = problem.model.router_aux_loss_coef
-    if problem.backend == "nxd" and coefficient:
-        return f"backend=nxd trains without router_aux_loss_coef={coefficient:g} of {problem.model.name}; 0 works"
-    return None
-
-
-def dropout_runs_on_torch(problem: Problem, draft: Draft) -> str | None:
-    """NxD's random numbers depend on the layout and it keeps masks, which the graph does not."""
-    if problem.backend == "nxd" and problem.model.dropout:
-        return f"backend=nxd trains {problem.model.name} without dropout {problem.model.dropout}; use backend torch"
-    return None
-
-
 def sequence_splits(problem: Problem, draft: Draft) -> str | None:
     """Context parallelism splits the sequence, sequence parallelism splits each part again."""
     pieces = draft.cp * (draft.tp if draft.sequence_parallel else 1)
@@ -155,9 +131,10 @@ def experts_share_sequences(problem: Problem, draft: Draft) -> str | None:
     """Ranks that share a sequence gather it before its tokens go to experts; each then has experts of its own."""
     if not problem.model.is_moe or draft.cp == 1:
         return None
-    if problem.backend == "nxd":
+    if not BACKENDS[problem.backend].shares_sequences_of_experts:
         return (
-            f"cp={draft.cp} with the experts of {problem.model.name} is not supported on nxd; use cp=1 or backend torch"
+            f"cp={draft.cp} with the experts of {problem.model.name} is not supported on {problem.backend}; "
+            "use cp=1 or backend torch"
         )
     if draft.ep == 1:
         return f"cp={draft.cp} needs the experts of {problem.model.name} split over it: ep={draft.cp} or a multiple"
@@ -195,16 +172,6 @@ def _spans(draft: Draft) -> Iterator[tuple[str, int]]:
         yield " x ".join(names), span
 
 
-def nxd_has_one_order(problem: Problem, draft: Draft) -> str | None:
-    """[NxD parallel_layers/parallel_state.py: ranks are reshaped to (PP, DP, CP, TP), which nothing changes]"""
-    if problem.backend != "nxd" or draft.axis_order == AXIS_ORDER:
-        return None
-    return (
-        f"axis_order={'-'.join(draft.axis_order)}: NxD builds its groups in the order {'-'.join(AXIS_ORDER)} alone; "
-        "use that or backend torch"
-    )
-
-
 def tensor_parallel_ranks_are_neighbours(problem: Problem, draft: Draft) -> str | None:
     """[as TP_DEGREES] Of Trainium's groups those of tensor parallelism are contiguous."""
     if problem.cluster.layout_rules == "none" or draft.tp == 1:
@@ -219,56 +186,11 @@ def tensor_parallel_ranks_are_neighbours(problem: Problem, draft: Draft) -> str 
     )
 
 
-def folded_groups_hold_shards_alone(problem: Problem, draft: Draft) -> str | None:
-    """[NxD parallel_state.py: LOGIC2 leaves experts' groups consecutive, and get_context_model_parallel_rank goes by
-    torch's sorted order where ring attention's pairs go by the list]"""
-    cluster = problem.cluster
-    if problem.backend != "nxd" or not cluster.folds(draft.tp):
-        return None
-    where = f"with tp={draft.tp} at lnc {cluster.lnc}"
-    if draft.ep > 1:
-        return (
-            f"ep={draft.ep} {where}: NxD spreads experts over consecutive ranks, which hold different shards in these "
-            "folded groups; use ep=1, another tp or backend torch"
-        )
-    if draft.cp > 1:
-        return (
-            f"cp={draft.cp} {where}: NxD numbers the ranks that share a sequence in two orders in these folded groups; "
-            "use cp=1, another tp or backend torch"
-        )
-    return None
-
-
-def data_parallel_groups_of_pipelines(problem: Problem, draft: Draft) -> str | None:
-    """[NxDT models/megatron/megatron_init.py] With pp > 1, dp is 1, or 8 or at least 32 with tp=1, or dp * tp >= 32."""
-    if problem.backend != "nxd" or problem.cluster.layout_rules == "none" or draft.pp == 1 or draft.dp == 1:
-        return None
-    if draft.tp == 1:
-        legal, needs = draft.dp == 8 or draft.dp >= MEGATRON_MIN_RANKS, "1, 8 or at least 32"
-    else:
-        legal, needs = (
-            draft.dp * draft.tp >= MEGATRON_MIN_RANKS,
-            f"1 or at least {MEGATRON_MIN_RANKS // draft.tp} with tp={draft.tp}",
-        )
-    return (
-        None if legal else f"dp={draft.dp} must be {needs} where pp={draft.pp} is more than 1: NxD Training checks it"
-    )
-
-
-def tied_embeddings_stay_together(problem: Problem, draft: Draft) -> str | None:
-    """[SDK archive/nxd-training/known_issues.rst]"""
-    if problem.backend == "nxd" and problem.model.tie_word_embeddings and draft.pp > 1:
-        return f"pp={draft.pp} with tied embeddings is not supported by NxD; {problem.model.name} needs pp=1"
-    return None
-
-
-ORDER_RULES = (
-    Rule("NxD counts ranks in one order", nxd_has_one_order),
+COMMON_ORDER_RULES = (
     Rule("groups of tp are not contiguous", tensor_parallel_ranks_are_neighbours),
     Rule("groups straddle nodes unevenly", groups_sit_alike_in_nodes),
 )
-"""Read axis_order too."""
-MESH_RULES = (
+COMMON_MESH_RULES = (
     Rule("the degrees do not fill the cluster", world_is_filled),
     Rule("tp is not a group size of the device", tp_is_a_group_size),
     Rule("tp does not divide the attention heads", tp_divides_heads),
@@ -278,12 +200,14 @@ MESH_RULES = (
     Rule("the sequence does not split over cp and tp", sequence_splits),
     Rule("the experts do not split over ep", experts_split),
     Rule("experts with context parallelism", experts_share_sequences),
-    *ORDER_RULES,
-    Rule("NxD folds groups of tp alone", folded_groups_hold_shards_alone),
-    Rule("NxD refuses dp with a pipeline", data_parallel_groups_of_pipelines),
-    Rule("tied embeddings with a pipeline", tied_embeddings_stay_together),
-    Rule("NxD does not know a traced model", traced_models_run_on_torch),
-    Rule("NxD adds no loss of routers", router_losses_run_on_torch),
-    Rule("NxD drops nothing", dropout_runs_on_torch),
 )
-"""Read tp, pp, dp, cp, ep and axis_order."""
+
+
+def order_rules(backend: str) -> tuple[Rule, ...]:
+    """Read axis_order too."""
+    return (*BACKENDS[backend].order_rules, *COMMON_ORDER_RULES)
+
+
+def mesh_rules(backend: str) -> tuple[Rule, ...]:
+    """Read tp, pp, dp, cp, ep and axis_order."""
+    return (*COMMON_MESH_RULES, *order_rules(backend), *BACKENDS[backend].mesh_rules)

@@ -10,20 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from autoshard.backends.mesh_rules import MESH_RULES, tp_is_a_group_size
+from autoshard.backends.mesh_rules import mesh_rules, tp_is_a_group_size
 from autoshard.backends.problem import Draft, Problem, Rule, divisors, fitting
+from autoshard.backends.registry import BACKENDS
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import BLOCK_MODULES, check_members, members
 from autoshard.layout.context_parallel import RINGS, UNUSED
 from autoshard.layout.strategy import Strategy
 from autoshard.models.padding import padded_heads, padding_notes
 from autoshard.models.stage import dim_sizes, stage_graph
-from autoshard.schedules import NXD_SCHEDULES, SCHEDULES, usual_schedule
+from autoshard.schedules import SCHEDULES, usual_schedule
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec
 
-__all__ = ["MESH_RULES", "Draft", "Problem", "divisors"]
+__all__ = ["Draft", "Problem", "divisors", "mesh_rules"]
 
 FLASH_SEQUENCE_MULTIPLE = 2048
 """[NxD kernels/flash_attn.py]"""
@@ -37,28 +38,6 @@ def batch_splits(problem: Problem, draft: Draft) -> str | None:
     if batch % step == 0:
         return None
     return f"dp={draft.dp} x microbatch_size={draft.microbatch_size} must divide global_batch_size={batch}"
-
-
-def context_parallel_needs_zero_1(problem: Problem, draft: Draft) -> str | None:
-    """[NxD 0.18.0, seen to run: without ZeRO-1 the applied gradient is exactly cp times too large]"""
-    if problem.backend == "nxd" and draft.cp > 1 and not draft.zero:
-        return f"cp={draft.cp} without zero=1 makes NxD apply gradients {draft.cp} times too large; use zero=1"
-    return None
-
-
-def master_weights_need_zero_1(problem: Problem, draft: Draft) -> str | None:
-    """[NxD trainer/trainer.py: master weights or FP32 accumulation without ZeRO-1 raise]"""
-    precision = problem.training.precision
-    if problem.backend == "nxd" and precision.master_dtype is not None and not draft.zero:
-        return f"precision {precision.name} keeps master weights, which NxD does with zero=1 only"
-    return None
-
-
-def nxd_shards_states_alone(problem: Problem, draft: Draft) -> str | None:
-    """[NxD 0.18.0: optimizer/zero_redundancy_optimizer.py is its only ZeRO]"""
-    if problem.backend == "nxd" and draft.zero > 1:
-        return f"zero={draft.zero}: NxD shards the optimizer state alone; use zero=1 or backend torch"
-    return None
 
 
 def gradients_travel_with_backward(problem: Problem, draft: Draft) -> str | None:
@@ -84,9 +63,11 @@ def kernel_fits_sequence(problem: Problem, draft: Draft) -> str | None:
         return None
     length, kernel = problem.training.sequence_length, draft.attention_kernel
     if draft.cp > 1:
-        if kernel != "flash" and problem.backend == "nxd":
+        backend = BACKENDS[problem.backend]
+        if kernel != "flash" and set(backend.context_parallel) <= set(RINGS):
             return (
-                f"attention_kernel={kernel} with cp={draft.cp}: context parallelism of NxD is ring attention; use flash"
+                f"attention_kernel={kernel} with cp={draft.cp}: context parallelism of {backend.label} is ring "
+                "attention; use flash"
             )
         if length % (draft.cp * RING_LOCAL_SEQUENCE_MULTIPLE):
             multiple = draft.cp * RING_LOCAL_SEQUENCE_MULTIPLE
@@ -110,8 +91,10 @@ def context_parallelism_works(problem: Problem, draft: Draft) -> str | None:
 
     if cp == 1:
         return None if kind == UNUSED else f"context_parallel={kind} has nothing to share with cp=1; use {UNUSED}"
-    if problem.backend == "nxd" and kind != "ring":
-        return f"context_parallel={kind} with cp={cp}: NxD has ring alone; use ring"
+    backend = BACKENDS[problem.backend]
+    if kind not in backend.context_parallel:
+        kinds = " or ".join(backend.context_parallel)
+        return f"context_parallel={kind} with cp={cp}: {backend.label} has {kinds} alone; use {kinds}"
     if kind in RINGS and draft.attention_kernel != "flash":
         return f"attention_kernel={draft.attention_kernel}: context_parallel={kind} never has all scores; use flash"
     if kind == "zigzag_ring" and length % (2 * cp):
@@ -121,13 +104,6 @@ def context_parallelism_works(problem: Problem, draft: Draft) -> str | None:
             f"context_parallel=ulysses: tp={tp} x cp={cp} must divide num_key_value_heads={kv_heads} of {name}; "
             f"tp that fits cp={cp}: {fitting(divisors(kv_heads), works)}; all_gather takes any"
         )
-    return None
-
-
-def kernel_knows_the_model(problem: Problem, draft: Draft) -> str | None:
-    """[SDK archive/nxd-training/known_issues.rst: flash attention serves Hugging Face style models only]"""
-    if problem.backend == "nxd" and draft.attention_kernel == "flash" and problem.model.model_type == "gpt2":
-        return f"attention_kernel=flash: NxD Training has none for {problem.model.model_type} models; use plain"
     return None
 
 
@@ -146,8 +122,10 @@ def kernel_drops_probabilities(problem: Problem, draft: Draft) -> str | None:
 def schedule_accepts_microbatches(problem: Problem, draft: Draft) -> str | None:
     """[NxD pipeline/scheduler.py]"""
     count = problem.training.global_batch_size // (draft.dp * draft.microbatch_size)
-    if problem.backend == "nxd" and draft.schedule not in NXD_SCHEDULES:
-        return f"schedule={draft.schedule} is not one of NxD's: {', '.join(NXD_SCHEDULES)}"
+    backend = BACKENDS[problem.backend]
+    if not backend.runs_schedule(draft.schedule):
+        known = ", ".join(filter(backend.runs_schedule, SCHEDULES))
+        return f"schedule={draft.schedule} is not one of {backend.label}'s: {known}"
     if draft.pp == 1 and draft.schedule != usual_schedule(1):
         return f"schedule={draft.schedule} has no pipeline with pp=1; use {usual_schedule(1)}"
     return SCHEDULES[draft.schedule].objection(draft.pp, count, draft.num_virtual_stages)
@@ -182,13 +160,6 @@ def stages_hold_the_model(problem: Problem, draft: Draft) -> str | None:
 
 
 BATCH_RULES = (Rule("the global batch does not split over dp and microbatches", batch_splits),)
-KERNEL_RULES = (
-    Rule("the attention kernel does not take the sequence", kernel_fits_sequence),
-    Rule("the attention kernel does not know the model", kernel_knows_the_model),
-    Rule("context parallelism does not go with the rest", context_parallelism_works),
-    Rule("the attention kernel does not drop probabilities", kernel_drops_probabilities),
-)
-"""Read tp, cp, attention_kernel and context_parallel."""
 SCHEDULE_RULES = (
     Rule("more stages than blocks", every_stage_has_blocks),
     Rule("virtual stages are not alike", virtual_stages_are_alike),
@@ -196,22 +167,34 @@ SCHEDULE_RULES = (
 )
 """Read pp, dp, microbatch_size, schedule, num_virtual_stages."""
 LAYOUT_RULES = (*BATCH_RULES, *SCHEDULE_RULES)
-STATE_RULES = (
-    Rule("context parallelism without ZeRO-1", context_parallel_needs_zero_1),
-    Rule("master weights without ZeRO-1", master_weights_need_zero_1),
-    Rule("NxD shards no gradients", nxd_shards_states_alone),
-)
-"""Read cp and zero."""
 SENDING_RULES = (Rule("ZeRO-2 and -3 with gradients that are put off", gradients_travel_with_backward),)
 """Read schedule and zero."""
-STRATEGY_RULES = (
+WRITTEN_RULES = (
     Rule("stages do not hold the model", stages_hold_the_model),
     Rule("sequence parallelism without tensor parallelism", sequence_parallel_goes_with_tp),
-    *STATE_RULES,
-    *SENDING_RULES,
 )
 """What search gets right by construction; a layout that a person wrote may not."""
-ALL_RULES = (*MESH_RULES, *KERNEL_RULES, *LAYOUT_RULES, *STRATEGY_RULES)
+
+
+def kernel_rules(backend: str) -> tuple[Rule, ...]:
+    """Read tp, cp, attention_kernel and context_parallel."""
+    return (
+        Rule("the attention kernel does not take the sequence", kernel_fits_sequence),
+        *BACKENDS[backend].kernel_rules,
+        Rule("context parallelism does not go with the rest", context_parallelism_works),
+        Rule("the attention kernel does not drop probabilities", kernel_drops_probabilities),
+    )
+
+
+def state_rules(backend: str) -> tuple[Rule, ...]:
+    """Read cp and zero."""
+    return BACKENDS[backend].state_rules
+
+
+def all_rules(backend: str) -> tuple[Rule, ...]:
+    """Those of every group, in the order in which they are told."""
+    written = (*WRITTEN_RULES, *state_rules(backend), *SENDING_RULES)
+    return (*mesh_rules(backend), *kernel_rules(backend), *LAYOUT_RULES, *written)
 
 
 def first_broken(rules: Iterable[Rule], problem: Problem, draft: Draft) -> tuple[str, str] | None:
@@ -229,7 +212,7 @@ def check_strategy(
     """Raises AutoshardError with the first rule that a whole layout breaks. Memory is the estimate's affair."""
     draft = Draft(**{name: getattr(strategy, name) for name in Draft._fields})
     problem = Problem(model, training, cluster, backend)
-    broken = first_broken(ALL_RULES, problem, draft)
+    broken = first_broken(all_rules(backend), problem, draft)
     if broken is not None:
         raise AutoshardError(broken[1])
     check_recompute(problem, strategy.recompute)
@@ -248,28 +231,5 @@ def check_recompute(problem: Problem, recompute: tuple[str, ...]) -> None:
 
 
 def warnings(problem: Problem, strategy: Strategy) -> tuple[str, ...]:
-    """What a person should know about a legal layout: what of it is padding, and what NxD 0.18.0 gets wrong outside of
-    the step itself.
-
-    The nxd backend repairs that (runtime/nxd_backend/traps.py); whoever takes the layout elsewhere has it.
-    """
-    found = []
-    if problem.backend == "nxd" and strategy.cp > 1:
-        found.append(
-            f"cp={strategy.cp}: optimizer checkpoints of NxD 0.18.0 lack a context-parallel rank in their names and "
-            "overwrite each other: autoshard run writes its own, NxD Training resumes wrongly"
-        )
-    if problem.backend == "nxd" and problem.cluster.folds(strategy.tp) and strategy.dp > 1:
-        wrong = "" if strategy.zero else " sums gradients of different shards and"
-        found.append(
-            f"tp={strategy.tp} at lnc {problem.cluster.lnc} has folded rank groups: NxD 0.18.0{wrong} leaves out the "
-            "model files of half its tensor-parallel ranks: autoshard run gives it the plan's groups and writes its "
-            "own files, NxD Training does neither"
-        )
-    kv_heads = problem.model.num_key_value_heads
-    if problem.backend == "nxd" and strategy.tp > kv_heads:
-        found.append(
-            f"tp={strategy.tp} replicates {kv_heads} key-value heads: the gradient norm of NxD 0.18.0 counts them "
-            f"{strategy.tp // kv_heads} times: autoshard run counts them once, NxD Training clips early"
-        )
-    return (*found, *padding_notes(problem.model, strategy.tp))
+    """What a person should know about a legal layout: what the backend says of it, and what of it is padding."""
+    return (*BACKENDS[problem.backend].warnings(problem, strategy), *padding_notes(problem.model, strategy.tp))

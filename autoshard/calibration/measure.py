@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from autoshard.calibration.arguments import CalibrationArguments
 from autoshard.calibration.values import Measurements
 from autoshard.errors import AutoshardError
 from autoshard.runtime.launch import Message, run_processes
@@ -29,15 +30,15 @@ def measure(device: str, processes: int | None, shapes: int, progress: Progress)
         raise AutoshardError("autoshard calibrate needs torch: pip install 'autoshard[torch]'")
     with TemporaryDirectory(prefix="autoshard-calibrate-") as folder:
         logs = Path(folder)
-        (present,) = _run("present", {"device": device}, 1, logs, progress)
+        (present,) = _run("present", CalibrationArguments(device), 1, logs, progress)
         devices = present["devices"]
         if devices == 0:
             raise AutoshardError(f"device={device} is not on this machine: {present['why']}")
         ranks = min(devices, 8) if processes is None else processes
         if ranks > devices:
             raise AutoshardError(f"processes={ranks} is more than the {devices} {_units(device)} of this machine")
-        (one,) = _run("one_device", {"device": device, "shapes": shapes}, 1, logs, progress)
-        together = _run("collectives", {"device": device}, ranks, logs, progress)[0] if ranks > 1 else {}
+        (one,) = _run("one_device", CalibrationArguments(device, shapes), 1, logs, progress)
+        together = _run("collectives", CalibrationArguments(device), ranks, logs, progress)[0] if ranks > 1 else {}
     found = {**one, **together, "device": device, "devices": devices}
     found.setdefault("collectives", [])
     return Measurements.from_dict(found), {"rates": one["rates"], "dtype": one["dtype"]}
@@ -47,7 +48,9 @@ def _units(device: str) -> str:
     return {"cpu": "cores", "cuda": "GPUs", "neuron": "NeuronCores"}[device]
 
 
-def _run(what: str, arguments: dict[str, Any], processes: int, logs: Path, progress: Progress) -> list[dict[str, Any]]:
+def _run(
+    what: str, arguments: CalibrationArguments, processes: int, logs: Path, progress: Progress
+) -> list[dict[str, Any]]:
     def show(message: Message) -> None:
         values = message.values
         of = f"/{values['of']}" if values["of"] else ""
@@ -56,7 +59,7 @@ def _run(what: str, arguments: dict[str, Any], processes: int, logs: Path, progr
     logs = logs / what
     logs.mkdir()
     worker = f"autoshard.calibration.worker:{what}"
-    outcome = run_processes(worker, arguments, processes, on_message=show, log_directory=logs)
+    outcome = run_processes(worker, arguments.to_dict(), processes, on_message=show, log_directory=logs)
     reason = outcome.message.splitlines()[0] if outcome.message else "stopped"
     if outcome.exit_code == INTERRUPTED:
         progress(reason)

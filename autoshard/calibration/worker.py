@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from autoshard.calibration.arguments import CalibrationArguments
 from autoshard.calibration.clock import Clock
 from autoshard.calibration.collective_times import collective_times
 from autoshard.calibration.operators import shapes, times
@@ -28,12 +29,13 @@ SWEEPS = 2
 """Times that everything is timed, minutes apart: a busy machine is not busy all the time."""
 
 
-def one_device(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
+def one_device(values: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     """Operators, passes and memory; each is reported as it is measured."""
-    device = _device(arguments["device"], 0)
+    arguments = CalibrationArguments.from_dict(values)
+    device = _device(arguments.device, 0)
     clock, dtype = Clock(device), DTYPES[device.type]
     torch.manual_seed(0)
-    all_shapes = shapes(device.type)[: arguments["shapes"]]
+    all_shapes = shapes(device.type)[: arguments.shapes]
     fastest: dict[str, OperatorTime | PassTime] = {}
     for number, shape in enumerate(all_shapes * SWEEPS):
         reporter.last_action = f"timing {shape.name}"
@@ -52,9 +54,9 @@ def one_device(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     }
 
 
-def collectives(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
+def collectives(values: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     """Every kind over all ranks."""
-    device = _device(arguments["device"], reporter.local_rank)
+    device = _device(CalibrationArguments.from_dict(values).device, reporter.local_rank)
     backend = {"cpu": "gloo", "cuda": "nccl", "neuron": "neuron"}[device.type]
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -117,9 +119,9 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def present(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
+def present(values: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     """How many devices of that kind this machine has, and why where it has none."""
-    name = arguments["device"]
+    name = CalibrationArguments.from_dict(values).device
     if name == "cpu":
         return {"devices": num_cores(), "why": ""}
     if name == "cuda":

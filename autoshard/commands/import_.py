@@ -82,7 +82,9 @@ def _warned(written: Written) -> tuple[str, ...]:
 
 
 def _with_backend(problem: Problem, asked: str, strategy: Any) -> tuple[Problem, tuple[str, ...]]:
-    """nxd on Trainium where its rules allow the layout, else torch with a note; or the one that was asked for."""
+    """The usual one where its rules allow the layout, else with a note the one that runs anywhere; or the one that was
+    asked for."""
+    from autoshard.backends.registry import ANYWHERE
     from autoshard.backends.rules import check_strategy, warnings
 
     notes: tuple[str, ...] = ()
@@ -90,9 +92,10 @@ def _with_backend(problem: Problem, asked: str, strategy: Any) -> tuple[Problem,
     try:
         check_strategy(problem.model, problem.training, problem.cluster, backend, strategy)
     except AutoshardError as error:
-        if asked != "auto" or backend == "torch":
+        if asked != "auto" or backend == ANYWHERE.name:
             raise
-        backend, notes = "torch", (f"backend torch, because nxd does not allow the layout: {error}",)
+        notes = (f"backend {ANYWHERE.name}, because {backend} does not allow the layout: {error}",)
+        backend = ANYWHERE.name
         check_strategy(problem.model, problem.training, problem.cluster, backend, strategy)
     problem = problem._replace(backend=backend)
     return problem, (*notes, *warnings(problem, strategy))

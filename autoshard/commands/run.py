@@ -10,7 +10,7 @@ from autoshard.commands.output import load_plan
 from autoshard.commands.parser import Group, Parser
 from autoshard.files.option_values import number, one_of, path, text, whole
 from autoshard.runtime.learning_rate import SCHEDULES
-from autoshard.runtime.options import BACKENDS, DEVICES, RunOptions
+from autoshard.runtime.options import DEVICES, RunOptions, backend_names
 
 SUMMARY = "execute a plan, or rehearse it on this machine"
 USAGE = "autoshard run PLAN [options]"
@@ -143,7 +143,7 @@ def _add_machine(machine: Group) -> None:
     _add(machine, "--device", one_of(*DEVICES), "NAME", "auto, cpu, cuda or neuron, the native device")
     machine.add_argument(
         "--backend",
-        type=one_of(*BACKENDS),
+        type=one_of(*backend_names()),
         metavar="NAME",
         default="auto",
         help="what executes the plan: torch, or nxd, which is neuronx-distributed (default: nxd on Trainium for plans "

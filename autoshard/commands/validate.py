@@ -39,9 +39,14 @@ def run(values: Mapping[str, Any]) -> int:
 
 def _expressed(plan: Plan) -> tuple[str, ...]:
     """How the plan's backend executes it, in sentences. Raises AutoshardError where it cannot."""
-    if plan.backend != "nxd":
-        return ()
-    from autoshard.runtime.nxd_backend.traps import nxd_repairs
+    from autoshard.backends.backend import imported
+    from autoshard.backends.registry import BACKENDS
 
-    repairs = nxd_repairs(plan)
-    return ("NxD has a layer for each of its operators", *(f"  repaired: {sentence}" for sentence in repairs))
+    backend = BACKENDS[plan.backend]
+    if backend.repairs is None:
+        return ()
+    repairs = imported(backend.repairs)(plan)
+    return (
+        f"{backend.label} has a layer for each of its operators",
+        *(f"  repaired: {sentence}" for sentence in repairs),
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from autoshard.backends.registry import BACKENDS
 from autoshard.doctor.machine import Machine
 from autoshard.models.stage import parameter_count
 from autoshard.plans.plan import Plan
@@ -135,7 +136,7 @@ def _imported_by_nxd(packages: Mapping[str, str], matters: bool) -> Iterator[Fin
 
 
 def _uses_nxd(plan: Plan | None) -> bool:
-    return plan is not None and plan.backend == "nxd"
+    return plan is not None and "neuronx-distributed" in BACKENDS[plan.backend].packages
 
 
 def _is(version: str, wanted: str) -> bool:

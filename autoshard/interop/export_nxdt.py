@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from autoshard.backends.nxd import NXD
 from autoshard.backends.rules import check_strategy
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE, members
@@ -133,7 +134,7 @@ def _left_out(plan: Plan) -> tuple[str, ...]:
         f"model.model_config={MODEL_CONFIG}: NxD Training reads the model's other sizes from the file named there"
     )
     try:
-        check_strategy(plan.model, plan.training, plan.cluster, "nxd", strategy)
+        check_strategy(plan.model, plan.training, plan.cluster, NXD.name, strategy)
     except AutoshardError as error:
         found.append(f"the layout breaks a rule of NxD: {error}")
     if strategy.uniform_recompute != FULL_RECOMPUTE and _recompute(plan)[0] == "full":

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from autoshard.backends.torch import TORCH
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import show
 from autoshard.interop.written_layout import WrittenLayout, whole_number
@@ -102,7 +103,7 @@ def torchtitan_layout(data: Mapping[str, Any]) -> WrittenLayout:
     if mode not in RECOMPUTE:
         raise AutoshardError(f"activation_checkpoint.mode is {mode[:40]!r}; it must be none, selective or full")
     options["recompute"] = RECOMPUTE[mode]
-    options["precision"], options["backend"] = "mixed_precision", "torch"
+    options["precision"], options["backend"] = "mixed_precision", TORCH.name
     model = _section(data, "model")
     known = MODELS.get((str(model.get("name")), str(model.get("flavor"))))
     if known:

@@ -87,15 +87,16 @@ def differing(chosen: Mapping[str, Choice], rule: Mapping[str, Choice]) -> Opera
     return tuple((name, tuple(choice.items())) for name, choice in chosen.items() if dict(choice) != dict(rule[name]))
 
 
-def legal_values(op: Operator, axis: str, rule: Choice, backend: str) -> tuple[str, ...]:
+def legal_values(op: Operator, axis: str, rule: Choice, solved: bool) -> tuple[str, ...]:
     """What an operator can do along an axis, the rule's first.
 
-    Only along tensor-parallel axes is there anything else than the rule. NxD has layers for what the rule gives with
-    and without sequence parallelism. Attention that passes pieces of a sequence around leaves no part of it to others.
+    Only along tensor-parallel axes is there anything else than the rule. Not solved, for a library that has layers, it
+    is what the rule gives with and without sequence parallelism. Attention that passes pieces of a sequence around
+    leaves no part of it to others.
     """
     if axis not in TENSOR_PARALLEL_AXES:
         return (rule[axis],)
-    if backend == "nxd":
+    if not solved:
         without = "seq" if rule[axis] == INVARIANT else rule[axis]
         other = INVARIANT if without == "seq" else without
         return tuple(dict.fromkeys((rule[axis], without, other)))

@@ -14,8 +14,9 @@ from collections.abc import Iterable
 from functools import lru_cache
 from itertools import combinations, permutations
 
-from autoshard.backends.mesh_rules import ORDER_RULES
+from autoshard.backends.mesh_rules import order_rules
 from autoshard.backends.problem import Draft, Problem
+from autoshard.backends.registry import BACKENDS
 from autoshard.cost.collectives import KINDS, GroupShape, collective_law, group_shape
 from autoshard.cost.stage import LocalShape, mesh_order, stage_mesh
 from autoshard.layout.mesh import AXIS_ORDER, Mesh, build_mesh
@@ -34,22 +35,24 @@ def first_order(problem: Problem, pins: Pins, draft: Draft) -> Order:
     """The pinned one; else the first that the rules accept; the default where they accept none."""
     if pins.axis_order is not None:
         return tuple(pins.axis_order.split("-"))
-    if problem.backend == "nxd" or problem.cluster.layout_rules == "none":
+    if problem.cluster.layout_rules == "none":
         return AXIS_ORDER
-    return next((order for order in ORDERS if _is_legal(problem, draft, order)), AXIS_ORDER)
+    orders = BACKENDS[problem.backend].axis_orders
+    return next((order for order in orders if _is_legal(problem, draft, order)), AXIS_ORDER)
 
 
 def _is_legal(problem: Problem, draft: Draft, order: Order) -> bool:
-    return all(rule.check(problem, draft._replace(axis_order=order)) is None for rule in ORDER_RULES)
+    return all(rule.check(problem, draft._replace(axis_order=order)) is None for rule in order_rules(problem.backend))
 
 
 def other_orders(problem: Problem, pins: Pins, draft: Draft) -> tuple[Order, ...]:
     """Those beside the draft's own in which some layout with its degrees may be faster."""
-    if pins.axis_order is not None or problem.backend == "nxd":
+    orders = BACKENDS[problem.backend].axis_orders
+    if pins.axis_order is not None or len(orders) == 1:
         return ()
     if sum(degree > 1 for degree in (draft.tp, draft.pp, draft.dp, draft.cp)) < 2:
         return ()
-    legal = tuple(order for order in ORDERS if _is_legal(problem, draft, order))
+    legal = tuple(order for order in orders if _is_legal(problem, draft, order))
     kv_heads, kv_inner = padded_heads(problem.model, draft.tp).key_value, problem.cluster.layout_rules != "trn2"
     degrees = (draft.tp, draft.pp, draft.dp, draft.cp, draft.ep, min(kv_heads, draft.tp), kv_inner)
     return tuple(order for order in _useful(problem.cluster, degrees, legal) if order != draft.axis_order)

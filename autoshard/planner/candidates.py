@@ -6,16 +6,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import prod
 
-from autoshard.backends.mesh_rules import nxd_has_one_order
+from autoshard.backends.registry import BACKENDS
 from autoshard.backends.rules import (
-    KERNEL_RULES,
-    MESH_RULES,
-    STATE_RULES,
     Draft,
     Problem,
     check_recompute,
     divisors,
     first_broken,
+    kernel_rules,
+    mesh_rules,
+    state_rules,
 )
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import check_choice, check_integer
@@ -34,6 +34,7 @@ NAMES = {"num_virtual_stages": "vpp"}
 
 def check_pins(problem: Problem, pins: Pins) -> None:
     """Raises AutoshardError for a pin that is no such choice, and for two that contradict each other."""
+    check_choice("the request", "backend", problem.backend, BACKENDS)
     for field in (*DEGREES, "num_virtual_stages", "microbatch_size"):
         if getattr(pins, field) is not None:
             check_integer("the pinned layout", NAMES.get(field, field), getattr(pins, field))
@@ -91,8 +92,9 @@ def _check_zero(problem: Problem, pins: Pins) -> None:
         raise AutoshardError(
             f"zero={pins.zero!r} of the pinned layout must be one of: {', '.join(map(str, ZERO_STAGES))}"
         )
-    if pins.zero > 1 and problem.backend == "nxd":
-        raise AutoshardError(f"zero={pins.zero}: NxD shards the optimizer state alone; use zero=1 or backend torch")
+    broken = first_broken(state_rules(problem.backend), problem, Draft(1, 1, 1, 1, 1, zero=pins.zero))
+    if pins.zero > 1 and broken is not None:
+        raise AutoshardError(broken[1])
     if pins.zero > 1 and pins.schedule is not None and SCHEDULES[pins.schedule].weights_apart:
         raise AutoshardError(
             f"schedule={pins.schedule} puts off gradients that zero={pins.zero} sends at once; "
@@ -102,9 +104,10 @@ def _check_zero(problem: Problem, pins: Pins) -> None:
 
 def _check_axis_order(problem: Problem, order: str) -> None:
     parsed = parse_axis_order(order)
-    wrong = nxd_has_one_order(problem, Draft(1, 1, 1, 1, 1, axis_order=parsed))
-    if wrong is not None:
-        raise AutoshardError(wrong)
+    own = BACKENDS[problem.backend].order_rules
+    broken = first_broken(own, problem, Draft(1, 1, 1, 1, 1, axis_order=parsed))
+    if broken is not None:
+        raise AutoshardError(broken[1])
 
 
 def _check_world(problem: Problem, pins: Pins) -> None:
@@ -171,12 +174,12 @@ def variants(problem: Problem, pins: Pins, mesh: Draft) -> tuple[list[Draft], tu
     found: list[Draft] = []
     for sequence_parallel in (True, False) if mesh.tp > 1 else (False,):
         draft = mesh._replace(sequence_parallel=sequence_parallel)
-        broken = first_broken(MESH_RULES, problem, draft)
+        broken = first_broken(mesh_rules(problem.backend), problem, draft)
         if broken is None:
             kernels, broken = _kernels(problem, pins, draft)
             for zero in zero_stages(problem, pins, mesh):
                 for one in (kernel._replace(zero=zero) for kernel in kernels):
-                    broken_by_state = first_broken(STATE_RULES, problem, one)
+                    broken_by_state = first_broken(state_rules(problem.backend), problem, one)
                     if broken_by_state is None:
                         found.append(one)
                     broken = broken or broken_by_state
@@ -190,13 +193,13 @@ def zero_stages(problem: Problem, pins: Pins, mesh: Draft) -> Sequence[int]:
         return (pins.zero,)
     if mesh.dp * mesh.cp == 1:
         return (1,)
-    return (1, 0) if problem.backend == "nxd" else (1, 0, 2, 3)
+    return BACKENDS[problem.backend].zero_stages
 
 
 def _kernels(problem: Problem, pins: Pins, mesh: Draft) -> tuple[list[Draft], tuple[str, str] | None]:
     first = None
     for drafts in kernel_choices(problem, pins, mesh):
-        broken = [first_broken(KERNEL_RULES, problem, draft) for draft in drafts]
+        broken = [first_broken(kernel_rules(problem.backend), problem, draft) for draft in drafts]
         legal = [draft for draft, one in zip(drafts, broken, strict=True) if one is None]
         if legal:
             return legal, None
@@ -207,9 +210,7 @@ def _kernels(problem: Problem, pins: Pins, mesh: Draft) -> tuple[list[Draft], tu
 def kernel_choices(problem: Problem, pins: Pins, mesh: Draft) -> list[list[Draft]]:
     """Legal or not: for each attention kernel, the best first, every kind of context parallelism."""
     names = ATTENTION_KERNELS if pins.attention_kernel is None else (pins.attention_kernel,)
-    kinds = CONTEXT_PARALLEL if mesh.cp > 1 else (UNUSED,)
-    if problem.backend == "nxd" and mesh.cp > 1:
-        kinds = ("ring",)
+    kinds = BACKENDS[problem.backend].context_parallel if mesh.cp > 1 else (UNUSED,)
     if pins.context_parallel is not None:
         kinds = (pins.context_parallel,)
     return [[mesh._replace(attention_kernel=name, context_parallel=kind) for kind in kinds] for name in names]
@@ -221,7 +222,7 @@ def with_kernel(problem: Problem, pins: Pins, mesh: Draft) -> Draft:
     legal, _ = _kernels(problem, pins, mesh)
     if legal:
         return legal[0]
-    kind = pins.context_parallel or (UNUSED if mesh.cp == 1 else "ring" if problem.backend == "nxd" else "zigzag_ring")
+    kind = pins.context_parallel or (UNUSED if mesh.cp == 1 else BACKENDS[problem.backend].context_parallel[0])
     return mesh._replace(attention_kernel=pins.attention_kernel or ATTENTION_KERNELS[0], context_parallel=kind)
 
 
@@ -247,7 +248,7 @@ def virtual_stages(problem: Problem, pins: Pins, mesh: Draft) -> list[tuple[str,
     elif mesh.pp == 1:
         names = [usual_schedule(vpp) for vpp in chunks]
     else:  # what is usual comes first
-        names = [name for name, one in SCHEDULES.items() if one.nxd or problem.backend != "nxd"]
+        names = [name for name in SCHEDULES if BACKENDS[problem.backend].runs_schedule(name)]
         names = sorted(names, key=lambda name: not SCHEDULES[name].nxd)
     pairs = [(name, vpp) for name in names for vpp in chunks if SCHEDULES[name].accepts_chunks(mesh.pp, vpp)]
     if pairs:

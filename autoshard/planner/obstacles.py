@@ -11,7 +11,7 @@ from itertools import product
 from typing import NamedTuple
 
 from autoshard.backends.problem import Draft, Problem, Rule
-from autoshard.backends.rules import KERNEL_RULES, LAYOUT_RULES, MESH_RULES, SENDING_RULES, STATE_RULES
+from autoshard.backends.rules import LAYOUT_RULES, SENDING_RULES, kernel_rules, mesh_rules, state_rules
 from autoshard.planner.candidates import kernel_choices, meshes, microbatch_sizes, virtual_stages, zero_stages
 from autoshard.planner.layouts import state_at_least_bytes
 from autoshard.plans.search_result import Pins
@@ -83,9 +83,9 @@ def _fewest_broken(problem: Problem, pins: Pins, mesh: Draft, rules: tuple[Rule,
     zeros = sorted(zero_stages(problem, pins, mesh), reverse=True)  # what holds least first
     layouts = (draft._replace(zero=zero) for zero, draft in product(zeros, schedules))
     return {
-        **_least(problem, MESH_RULES, sequence_parallel),
-        **_least(problem, KERNEL_RULES, kernels),
-        **_least(problem, (*STATE_RULES, *rules, *LAYOUT_RULES, *SENDING_RULES), layouts),
+        **_least(problem, mesh_rules(problem.backend), sequence_parallel),
+        **_least(problem, kernel_rules(problem.backend), kernels),
+        **_least(problem, (*state_rules(problem.backend), *rules, *LAYOUT_RULES, *SENDING_RULES), layouts),
     }
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autoshard.backends.registry import BACKENDS
 from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.files.option_values import number, one_of, path, share, text, whole, whole_or
 from autoshard.graph.recompute import canonical
@@ -118,7 +119,7 @@ WHAT = (
     ),
     Option(
         "backend",
-        one_of("auto", "nxd", "torch"),
+        one_of("auto", *BACKENDS),
         "NAME",
         "whose rules hold: auto, nxd (NeuronX Distributed) or torch (default: auto, nxd on Trainium)",
         "auto",

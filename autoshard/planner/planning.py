@@ -8,6 +8,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 from math import inf
 
+from autoshard.backends.registry import ANYWHERE, usual_backend
 from autoshard.backends.rules import Problem, check_strategy, warnings
 from autoshard.cost.fit_probability import levels
 from autoshard.errors import AutoshardError, NoLayoutFits
@@ -124,7 +125,7 @@ def pins_of(request: PlanRequest) -> Pins:
     pins = Pins(**{PIN_FIELDS.get(name, name): value for name, value in request.pins.items()})
     if request.device == "auto":
         return pins
-    if request.backend != "torch":
+    if request.backend != ANYWHERE.name:
         raise AutoshardError(
             f"device={request.device} with backend={request.backend}: the native device is torch's; use backend=torch"
         )
@@ -197,31 +198,32 @@ def _sequence_length(request: PlanRequest, model: ModelSpec) -> tuple[int, tuple
 def search_backends(
     model: ModelSpec, training: TrainingSpec, cluster: Cluster, pins: Pins, request: PlanRequest
 ) -> tuple[str, SearchResult, tuple[str, ...]]:
-    """(backend, result, notes). With backend auto, torch steps in where NxD's rules leave nothing."""
-    on_trainium = cluster.layout_rules != "none"
+    """(backend, result, notes). With backend auto, the one that runs anywhere steps in where the
+    rules of the usual one leave nothing."""
     limit_s = inf if request.time_limit is None else request.time_limit
     how = (request.top, request.exhaustive, request.fit_probability, limit_s)
-    backend = request.backend if request.backend != "auto" else "nxd" if on_trainium else "torch"
+    backend = request.backend if request.backend != "auto" else usual_backend(cluster).name
     try:
         return backend, search(model, training, cluster, pins, backend, *how), ()
     except AutoshardError as error:
-        if request.backend != "auto" or backend == "torch":
+        if request.backend != "auto" or backend == ANYWHERE.name:
             raise
         refused = error
     try:
-        result = search(model, training, cluster, pins, "torch", *how)
+        result = search(model, training, cluster, pins, ANYWHERE.name, *how)
     except AutoshardError as error:
         if isinstance(error, NoLayoutFits) and not isinstance(refused, NoLayoutFits):
-            raise NoLayoutFits(f"{refused}; with backend torch {error}") from None
+            raise NoLayoutFits(f"{refused}; with backend {ANYWHERE.name} {error}") from None
         raise refused from None
-    return "torch", result, (_why_not_nxd(Problem(model, training, cluster, "nxd"), result, refused),)
+    return ANYWHERE.name, result, (_why_not(Problem(model, training, cluster, backend), result, refused),)
 
 
-def _why_not_nxd(problem: Problem, result: SearchResult, refused: AutoshardError) -> str:
-    """The rule of NxD that stands against the chosen layout, or what search said."""
+def _why_not(problem: Problem, result: SearchResult, refused: AutoshardError) -> str:
+    """The rule of the problem's backend that stands against the chosen layout, or what search said."""
+    instead = f"backend {ANYWHERE.name}, because"
     left = "does not fit" if isinstance(refused, NoLayoutFits) else "is nothing"
     try:
         check_strategy(*problem, result.best.strategy)
     except AutoshardError as rule:
-        return f"backend torch, because what the rules of nxd leave {left}; the chosen layout breaks one: {rule}"
-    return f"backend torch, because nxd has no layout: {refused}"
+        return f"{instead} what the rules of {problem.backend} leave {left}; the chosen layout breaks one: {rule}"
+    return f"{instead} {problem.backend} has no layout: {refused}"

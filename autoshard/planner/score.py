@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autoshard.backends.rules import ALL_RULES, SCHEDULE_RULES, Draft, Problem
+from autoshard.backends.rules import SCHEDULE_RULES, Draft, Problem, all_rules
 from autoshard.cost.estimate import Estimate, estimate
 from autoshard.errors import AutoshardError
 from autoshard.graph.redistribute import NoTransition
@@ -17,8 +17,8 @@ from autoshard.plans.search_result import Pins
 from autoshard.schedules import usual_schedule
 
 _UNPRICEABLE_REASONS = ("stages do not hold the model", "experts with context parallelism")
-UNPRICEABLE = (*SCHEDULE_RULES, *(rule for rule in ALL_RULES if rule.reason in _UNPRICEABLE_REASONS))
-"""A layout that breaks one of these has no order of work, or no operators, to put a price on."""
+UNPRICEABLE = (*(rule.reason for rule in SCHEDULE_RULES), *_UNPRICEABLE_REASONS)
+"""Reasons: a layout that breaks one of these has no order of work, or no operators, to put a price on."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class Score:
 def score(problem: Problem, strategy: Strategy) -> Score:
     """Price a layout as far as it has a price."""
     draft = Draft(**{name: getattr(strategy, name) for name in Draft._fields})
-    broken = [(rule, wrong) for rule in ALL_RULES if (wrong := rule.check(problem, draft)) is not None]
+    broken = [(rule, wrong) for rule in all_rules(problem.backend) if (wrong := rule.check(problem, draft)) is not None]
     words = tuple(dict.fromkeys(wrong for _, wrong in broken))
     if strategy.num_microbatches(problem.training.global_batch_size) < 1 or any(
-        rule in UNPRICEABLE for rule, _ in broken
+        rule.reason in UNPRICEABLE for rule, _ in broken
     ):
         return Score(strategy, words, None)
     try:

@@ -8,6 +8,8 @@ from math import floor, inf
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
+from autoshard.backends.nxd import NXD
+from autoshard.backends.registry import BACKENDS
 from autoshard.backends.rules import Problem
 from autoshard.cost.estimate import estimate, model_flops_per_step
 from autoshard.cost.fit_probability import Level, levels
@@ -54,7 +56,7 @@ def search(
     training: TrainingSpec,
     cluster: Cluster,
     pins: Pins = Pins(),  # noqa: B008  a frozen value
-    backend: str = "nxd",
+    backend: str = NXD.name,
     top: int = 5,
     exhaustive: bool = False,
     fit_probability: float = FIT_PROBABILITY,
@@ -142,7 +144,7 @@ def _in_other_orders(priced: PricedLayouts, pins: Pins, known_s: float) -> list[
 
 
 def _orders_are_free(problem: Problem, pins: Pins) -> bool:
-    return problem.backend != "nxd" and pins.axis_order is None
+    return len(BACKENDS[problem.backend].axis_orders) > 1 and pins.axis_order is None
 
 
 def _fastest(

@@ -6,6 +6,7 @@ from functools import lru_cache
 from itertools import combinations
 from typing import NamedTuple
 
+from autoshard.backends.registry import BACKENDS
 from autoshard.backends.rules import Problem
 from autoshard.cost.stage import LocalShape
 from autoshard.graph.recompute import BLOCK_MODULES, COMMON_SETS, NO_RECOMPUTE, canonical, members
@@ -17,23 +18,17 @@ EVERY_SET = (
     *(canonical("+".join(names)) for count in range(1, 7) for names in combinations(BLOCK_MODULES, count)),
 )
 """All subsets of the modules of a block."""
-NXD_SETS = (
-    *COMMON_SETS[:-1],
-    *("mlp", "mlp_norm+mlp", "attention_norm+attention+mlp_norm+mlp"),
-    *("attention_norm+attention+core_attention+mlp_norm+mlp", COMMON_SETS[-1]),
-)
-"""NxD Training's own, and those of the others that are useful for every family of models: pricing fewer keeps a plan
-within a second."""
 
 
 @lru_cache(maxsize=16)
 def recompute_sets(problem: Problem, pins: Pins) -> tuple[str, ...]:
-    """Least recompute first. For nxd a few, for torch the subsets of modules that are useful for some way to shard a
+    """Least recompute first. The backend's own, or else the subsets of modules that are useful for some way to shard a
     block: no other one repeats no more and keeps less."""
     if pins.recompute is not None:
         return (canonical(pins.recompute),)
-    if problem.backend == "nxd":
-        return NXD_SETS
+    own = BACKENDS[problem.backend].recompute_sets
+    if own is not None:
+        return own
     useful = {name for shape in _examples(problem, pins) for name in _useful(problem, shape)}
     return tuple(name for name in EVERY_SET if name in useful or name in COMMON_SETS)
 

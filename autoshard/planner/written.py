@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autoshard.backends.registry import usual_backend
 from autoshard.errors import AutoshardError
 from autoshard.planner.options import OPTIONS, PINS, request_from
 from autoshard.planner.request import PIN_FIELDS, PlanRequest
@@ -168,7 +169,7 @@ def _problem(
     if layers != model.num_hidden_layers:
         notes += (f"{layers} blocks, as the file says, where {model.name} has {model.num_hidden_layers}",)
         model = replace(model, num_hidden_layers=layers)
-    backend = "nxd" if cluster.layout_rules != "none" else "torch"
+    backend = usual_backend(cluster).name
     backend = backend if request.backend == "auto" else request.backend
     return Problem(model, replace(training, **written.training_fields), cluster, backend), notes
 

@@ -26,8 +26,6 @@ from autoshard.spec.cluster import Cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import DTYPE_BYTES, TrainingSpec
 
-BACKENDS = ("nxd", "torch")
-
 
 @dataclass(frozen=True)
 class Stage:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from autoshard.backends.registry import BACKENDS
 from autoshard.cost.values import Estimate
 from autoshard.files.fields import check_integer, values_for
 from autoshard.layout.strategy import Strategy
@@ -85,7 +86,7 @@ def not_tried(backend: str) -> str:
     names = [
         name
         for name, schedule in SCHEDULES.items()
-        if not schedule.stages_are_free and (schedule.nxd or backend != "nxd")
+        if not schedule.stages_are_free and BACKENDS[backend].runs_schedule(name)
     ]
     if not names:
         return ""

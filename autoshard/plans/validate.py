@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from autoshard.backends.registry import BACKENDS
 from autoshard.backends.rules import Problem, check_strategy
 from autoshard.cost.values import Estimate, StageMemory, Term
 from autoshard.errors import AutoshardError
@@ -17,7 +18,7 @@ from autoshard.graph.partition import Choice
 from autoshard.graph.redistribute import NoTransition
 from autoshard.layout.sharding import legal_values
 from autoshard.layout.strategy import Strategy
-from autoshard.plans.plan import BACKENDS, Plan, SearchSummary, made_by, operator_choices, operator_templates
+from autoshard.plans.plan import Plan, SearchSummary, made_by, operator_choices, operator_templates
 from autoshard.plans.plan_json import DIGEST, FORMAT_VERSION, SECTIONS, UNDIGESTED_VERSION, digest, plan_to_dict
 from autoshard.plans.prices import is_cheap, other_prices, priced
 from autoshard.plans.search_result import Candidate, Pins, Rejection
@@ -162,7 +163,7 @@ def problem_from_dict(data: Mapping[str, Any]) -> tuple[Problem, object]:
     pins = inputs.any("pins")
     inputs.finish()
     backend = data["backend"]
-    if backend not in BACKENDS:
+    if not isinstance(backend, str) or backend not in BACKENDS:
         raise AutoshardError(f"backend={show(backend)} must be one of: {', '.join(BACKENDS)}")
     return Problem(model, training, cluster, backend), pins
 
@@ -225,7 +226,7 @@ def _operators(data: object, model: ModelSpec, cluster: Cluster, strategy: Strat
         if not isinstance(choice, dict) or set(choice) != set(found[name]):
             continue
         for axis in found[name]:
-            known = legal_values(op, axis, found[name], backend)
+            known = legal_values(op, axis, found[name], BACKENDS[backend].solves_operators)
             if choice[axis] not in known:
                 raise AutoshardError(
                     f"operators.{name}.choice.{axis} is {show(choice[axis])}; "

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
+from autoshard.backends.backend import NO_COMPILE
+from autoshard.backends.registry import ANYWHERE, BACKENDS
 from autoshard.checkpoint.place import is_remote
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import LARGEST_SEED, show
 from autoshard.runtime.learning_rate import SCHEDULES
 
 DEVICES = ("auto", "cpu", "cuda", "neuron")
-BACKENDS = ("auto", "torch", "nxd")
-NO_COMPILE = "compile: Neuron compiles by itself: leave --compile out, or use backend=torch on CPU or GPU"
-NO_DOCUMENT_MASK = "document_mask: NxD's attention is causal over whole rows, documents or not: use backend=torch"
+
+
+def backend_names() -> tuple[str, ...]:
+    """What --backend of `autoshard run` takes, what runs anywhere first."""
+    return "auto", *sorted(BACKENDS, key=lambda name: name != ANYWHERE.name)
 
 
 @dataclass(frozen=True)
@@ -88,15 +92,10 @@ class RunOptions:
                 raise AutoshardError(f"{name}={value!r} must be a finite number above 0")
         if self.device not in DEVICES:
             raise AutoshardError(f"device={self.device!r} is not one of: {', '.join(DEVICES)}")
-        if self.backend not in BACKENDS:
-            raise AutoshardError(f"backend={self.backend!r} is not one of: {', '.join(BACKENDS)}")
-        if self.backend == "nxd" and self.device != "auto":
-            raise AutoshardError(f"device={self.device} with backend=nxd: NxD takes Trainium, or NXD_CPU_MODE=1's CPU")
-        if self.backend == "nxd" and self.document_mask:
-            raise AutoshardError(NO_DOCUMENT_MASK)
-        if self.backend == "nxd" and self.profile:
-            raise AutoshardError("profile times the torch backend's actions; NxD's are its own: use backend=torch")
-        if self.compile and (self.backend == "nxd" or self.device == "neuron"):
+        if self.backend not in backend_names():
+            raise AutoshardError(f"backend={self.backend!r} is not one of: {', '.join(backend_names())}")
+        self._check_backend()
+        if self.compile and self.device == "neuron":
             raise AutoshardError(NO_COMPILE)
         if self.compile and self.debug_nan:
             raise AutoshardError(
@@ -110,6 +109,14 @@ class RunOptions:
             path = getattr(self, name)
             if path is not None and not path.exists():
                 raise AutoshardError(f"{name}={path} does not exist")
+
+    def _check_backend(self) -> None:
+        if self.backend == "auto":
+            return
+        usual = {one.name: one.default for one in fields(self)}
+        for name, sentence in BACKENDS[self.backend].refuses.items():
+            if getattr(self, name) != usual[name]:
+                raise AutoshardError(sentence.format(value=getattr(self, name)))
 
     def _check_evaluation(self) -> None:
         every, fraction = self.eval_every, self.eval_fraction

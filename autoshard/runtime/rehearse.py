@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
+from autoshard.backends.registry import ANYWHERE
 from autoshard.backends.rules import check_strategy
 from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError
@@ -98,7 +99,7 @@ def one_process(plan: Plan) -> Plan:
 
 def _plan(model: ModelSpec, training: TrainingSpec, strategy: Strategy) -> Plan:
     cluster = local_cluster(strategy.world_size)
-    return make_plan(model, training, cluster, "torch", strategy, estimate(model, training, cluster, strategy))
+    return make_plan(model, training, cluster, ANYWHERE.name, strategy, estimate(model, training, cluster, strategy))
 
 
 def _with_operators(plan: Plan, original: Plan) -> Plan:
@@ -185,7 +186,7 @@ def _smallest_legal_model(original: Plan, training: TrainingSpec, strategy: Stra
     for more_heads in _MORE_HEADS:
         model = _model(original, strategy, vocab_size, more_heads)
         try:
-            check_strategy(model, training, local_cluster(strategy.world_size), "torch", strategy)
+            check_strategy(model, training, local_cluster(strategy.world_size), ANYWHERE.name, strategy)
         except AutoshardError as error:
             refusal = error
         else:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from autoshard.checkpoint.manifest import MANIFEST, QUANTITIES, Manifest, read_manifest
 from autoshard.checkpoint.store import Folder, PlaceError, Store, named_folders, open_store, step_of
 from autoshard.errors import AutoshardError
+from autoshard.runtime.worker_arguments import CheckpointOptions
 from autoshard.spec.model import ModelSpec
 
 if TYPE_CHECKING:
@@ -50,13 +51,13 @@ def batches_ahead(manifest: Manifest, stream: TokenStream, steps: int, location:
     return ahead
 
 
-def check_resume(checkpoints: Mapping[str, Any], model: ModelSpec, stream: TokenStream, steps: int) -> None:
+def check_resume(checkpoints: CheckpointOptions, model: ModelSpec, stream: TokenStream, steps: int) -> None:
     """Raises AutoshardError for what every rank would say of the newest checkpoint, before any rank starts.
 
     Whether its files are whole, the ranks see: of a manifest that is not, nothing is said here.
     """
-    store, resume = open_store(checkpoints["location"]), checkpoints["resume"]
-    if checkpoints["every"] is not None:
+    store, resume = open_store(checkpoints.location), checkpoints.resume
+    if checkpoints.every is not None:
         check_not_mixed(store, resume)
     for folder in candidates(store, resume):
         try:
@@ -67,5 +68,5 @@ def check_resume(checkpoints: Mapping[str, Any], model: ModelSpec, stream: Token
             continue
         if manifest.quantities == QUANTITIES:
             manifest.check_model(model, folder)
-            batches_ahead(manifest, stream, steps, checkpoints["location"])
+            batches_ahead(manifest, stream, steps, checkpoints.location)
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import datetime
@@ -14,6 +14,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from autoshard.backends.backend import imported
+from autoshard.backends.registry import ANYWHERE, BACKENDS
 from autoshard.checkpoint.place import is_remote
 from autoshard.errors import AutoshardError
 from autoshard.plans.plan import Plan
@@ -28,12 +30,13 @@ from autoshard.runtime.rehearse import SEQUENCE_LENGTH, one_process, rehearse
 from autoshard.runtime.report import Verdict, introduction, result_tables, run_summary, verdict
 from autoshard.runtime.toolchain import require_cpp_compiler
 from autoshard.runtime.unpriced import document_masks
+from autoshard.runtime.worker_arguments import CheckpointOptions, TrainArguments
 
 if TYPE_CHECKING:
     from autoshard.runtime.data import TokenFile, TokenStream
 
-_TRAIN = "autoshard.runtime.torch_backend.worker:train"
-_COMPARE = "autoshard.runtime.torch_backend.worker:compare"
+_TRAIN = "autoshard.runtime.trainer.worker:train"
+_COMPARE = "autoshard.runtime.trainer.worker:compare"
 _TOKENS = ".tokens"
 """Folder inside the output folder, shared by its runs."""
 
@@ -57,15 +60,14 @@ def run_plan(plan: Plan, options: RunOptions) -> int:
 
 
 def _backend(plan: Plan, options: RunOptions, in_cluster: bool) -> str:
-    """What executes the plan. Raises AutoshardError that says how to install NxD where it is missing."""
+    """What executes the plan. Raises AutoshardError where this machine lacks what it needs."""
     chosen = options.backend
     if chosen == "auto":
         on_trainium = in_cluster and plan.cluster.layout_rules != "none" and options.device == "auto"
-        chosen = plan.backend if on_trainium else "torch"
-    if chosen == "nxd":
-        from autoshard.runtime.nxd_backend.library import require_library
-
-        require_library()
+        chosen = plan.backend if on_trainium else ANYWHERE.name
+    requirement = BACKENDS[chosen].requirement
+    if requirement is not None:
+        imported(requirement)()
     return chosen
 
 
@@ -141,10 +143,9 @@ def _run_in_cluster(plan: Plan, options: RunOptions, environment: ClusterEnviron
         write_plan(plan, Path(folder) / "plan.json")
         arguments = _arguments(Path(folder) / "plan.json", options, data, None, _checkpoints(plan, options))
         silence_s = options.timeout_s
-        arguments.update(gather=True)  # no supervisor hears all ranks here
-        if silence_s is not None:
-            arguments.update(collective_timeout_s=silence_s + COLLECTIVES_LATER_S)
-        run = partial(run_in_cluster, _TRAIN, arguments, environment, hang_timeout_s=silence_s)
+        patience_s = None if silence_s is None else silence_s + COLLECTIVES_LATER_S
+        arguments = replace(arguments, gather=True, collective_timeout_s=patience_s)  # no supervisor hears all ranks
+        run = partial(run_in_cluster, _TRAIN, arguments.to_dict(), environment, hang_timeout_s=silence_s)
         if not first:
             outcome = run(on_message=lambda message: None)
         else:
@@ -169,7 +170,7 @@ def _run_in_cluster(plan: Plan, options: RunOptions, environment: ClusterEnviron
 
 def _train(
     plan: Plan,
-    arguments: Mapping[str, Any],
+    arguments: TrainArguments,
     options: RunOptions,
     directory: Path,
     metrics: MetricsWriter,
@@ -178,7 +179,7 @@ def _train(
     with _progress(plan, options, description) as progress:
         return run_processes(
             _TRAIN,
-            arguments,
+            arguments.to_dict(),
             plan.mesh.world_size,
             on_message=_recorder(metrics, progress),
             log_directory=directory / "logs",
@@ -186,12 +187,12 @@ def _train(
         )
 
 
-def _compare(plan: Plan, arguments: Mapping[str, Any], options: RunOptions, directory: Path) -> RunOutcome:
+def _compare(plan: Plan, arguments: TrainArguments, options: RunOptions, directory: Path) -> RunOutcome:
     # twice as many steps: it trains once more in the next finer precision
     with _progress(one_process(plan), replace(options, steps=2 * options.steps), "one process") as progress:
         return run_processes(
             _COMPARE,
-            arguments,
+            arguments.to_dict(),
             1,
             on_message=_recorder(None, progress),
             log_directory=directory / "logs" / "one-process",
@@ -244,17 +245,17 @@ def _checkpoint_lock(plan: Plan, options: RunOptions) -> AbstractContextManager[
     return open_store(place).lock()
 
 
-def _checkpoints(plan: Plan, options: RunOptions) -> dict[str, Any] | None:
+def _checkpoints(plan: Plan, options: RunOptions) -> CheckpointOptions | None:
     if not options.uses_checkpoints:
         return None
-    return {
-        "location": _checkpoint_place(plan, options),
-        "every": options.checkpoint_every,
-        "keep": options.keep,
-        "keep_every": options.keep_every,
-        "resume": options.resume if options.resume in ("auto", "never") else _place(options.resume),
-        "synchronous": options.checkpoint_sync,
-    }
+    return CheckpointOptions(
+        location=_checkpoint_place(plan, options),
+        every=options.checkpoint_every,
+        keep=options.keep,
+        keep_every=options.keep_every,
+        resume=options.resume if options.resume in ("auto", "never") else _place(options.resume),
+        synchronous=options.checkpoint_sync,
+    )
 
 
 def _arguments(
@@ -262,34 +263,32 @@ def _arguments(
     options: RunOptions,
     data: tuple[TokenFile, ...],
     tensors: str | None,
-    checkpoints: dict[str, Any] | None = None,
-) -> dict[str, Any]:
-    """What the worker functions take, as plain values."""
-    return {
-        "plan": str(plan),
-        "tensors": tensors,
-        "steps": options.steps,
-        "learning_rate": options.learning_rate,
-        "warmup_steps": options.warmup_steps,
-        "lr_schedule": options.lr_schedule,
-        "debug_nan": options.debug_nan,
-        "compile": options.compile,
-        "document_mask": options.document_mask,
-        "seed": options.seed,
-        "data": str(data[0].path.resolve()),
-        "weights": None if options.weights is None else str(options.weights.resolve()),
-        "eval_data": str(data[1].path.resolve()) if len(data) > 1 else None,
-        "eval_fraction": options.eval_fraction,
-        "eval_every": options.eval_every,
-        "eval_batches": options.eval_batches,
-        "device": options.device,
-        "backend": options.backend,
-        "rehearsal": tensors is not None,
-        "profile": options.profile,
-        "gather": False,
-        "collective_timeout_s": None,
-        "checkpoints": checkpoints,
-    }
+    checkpoints: CheckpointOptions | None = None,
+) -> TrainArguments:
+    """What the worker functions take."""
+    return TrainArguments(
+        plan=str(plan),
+        tensors=tensors,
+        steps=options.steps,
+        learning_rate=options.learning_rate,
+        warmup_steps=options.warmup_steps,
+        lr_schedule=options.lr_schedule,
+        debug_nan=options.debug_nan,
+        compile=options.compile,
+        document_mask=options.document_mask,
+        seed=options.seed,
+        data=str(data[0].path.resolve()),
+        weights=None if options.weights is None else str(options.weights.resolve()),
+        eval_data=str(data[1].path.resolve()) if len(data) > 1 else None,
+        eval_fraction=options.eval_fraction,
+        eval_every=options.eval_every,
+        eval_batches=options.eval_batches,
+        device=options.device,
+        backend=options.backend,
+        rehearsal=tensors is not None,
+        profile=options.profile,
+        checkpoints=checkpoints,
+    )
 
 
 def _data(options: RunOptions, sequence_length: int) -> tuple[TokenFile, ...]:

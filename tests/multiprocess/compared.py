@@ -2,6 +2,7 @@
 
 from collections import Counter
 from contextlib import nullcontext
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ Arrays = dict[int, dict[str, tuple[Array, Array]]]
 
 
 def connect(reporter: Reporter) -> None:
-    devices.connect(torch.device("cpu"), {"backend": "torch", "collective_timeout_s": TIMEOUT_S}, reporter)
+    devices.connect(torch.device("cpu"), timedelta(seconds=TIMEOUT_S), reporter)
 
 
 class CollectiveCounter(TorchDispatchMode):

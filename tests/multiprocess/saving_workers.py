@@ -14,11 +14,12 @@ import torch.distributed as dist
 
 from autoshard.checkpoint.directory import LocalStore
 from autoshard.models.stage import parameter_count
-from autoshard.runtime.torch_backend import checkpoint
-from autoshard.runtime.torch_backend.checkpoint import CheckpointOptions, Checkpoints
 from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings
 from autoshard.runtime.torch_backend.session import Session
+from autoshard.runtime.trainer import checkpoint
+from autoshard.runtime.trainer.checkpoint import Checkpoints
 from autoshard.runtime.worker import Reporter
+from autoshard.runtime.worker_arguments import CheckpointOptions
 from autoshard.spec.model import ModelSpec
 from tests.multiprocess.plans import FP32, LLAMA, plan_of, strategy
 

@@ -22,8 +22,8 @@ from autoshard.runtime.torch_backend.groups import Group
 from autoshard.runtime.torch_backend.optimizer import ShardedAdamW
 from autoshard.runtime.torch_backend.optimizer_settings import OptimizerSettings
 from autoshard.runtime.torch_backend.parameters import local_piece, padded
-from autoshard.runtime.torch_backend.shard_files import read_rank, write_rank
 from autoshard.runtime.torch_backend.sharded_weights import ShardedWeights
+from autoshard.runtime.trainer.shard_files import read_rank, write_rank
 from tests.multiprocess.plans import FP32, MODELS, plan_of, strategy
 
 UNEVEN_VOCABULARY = replace(MODELS["few kv heads"], vocab_size=91)

@@ -11,8 +11,9 @@ from autoshard.checkpoint.store import Folder
 from autoshard.errors import AutoshardError
 from autoshard.models.stage import parameter_count
 from autoshard.runtime.launch import run_processes
-from autoshard.runtime.torch_backend import checkpoint
-from autoshard.runtime.torch_backend.checkpoint import CheckpointOptions, Checkpoints
+from autoshard.runtime.trainer import checkpoint
+from autoshard.runtime.trainer.checkpoint import Checkpoints
+from autoshard.runtime.worker_arguments import CheckpointOptions
 from autoshard.units import format_bytes
 from tests.multiprocess.plans import LLAMA
 from tests.multiprocess.saving_workers import session, train

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from dataclasses import replace
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,15 +15,13 @@ from autoshard.runtime.torch_backend.devices import connect, device_of
 from autoshard.spec.cluster import load_cluster
 from tests.multiprocess.plans import FP32, MODELS, plan_of, strategy
 
-ARGUMENTS = {"device": "neuron", "backend": "torch", "rehearsal": False, "collective_timeout_s": None}
-
 
 def test_the_native_device_meets_the_others_through_neuron(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {}
     monkeypatch.setattr("torch.distributed.init_process_group", lambda **values: asked.update(values))
     monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
     reporter: Any = SimpleNamespace(rank=3, local_rank=3, world_size=8, init_method="env://")
-    connect(SimpleNamespace(type="neuron"), ARGUMENTS, reporter)  # type: ignore[arg-type]
+    connect(SimpleNamespace(type="neuron"), timedelta(seconds=60), reporter)  # type: ignore[arg-type]
     assert (asked["backend"], asked["rank"], asked["world_size"]) == ("neuron", 3, 8)
 
 
@@ -32,8 +31,8 @@ def test_a_torch_that_has_the_device_gives_a_rank_its_own() -> None:
 import torch
 torch.utils.rename_privateuse1_backend("neuron")
 from autoshard.runtime.torch_backend.devices import device_of
-from tests.multiprocess.test_devices import ARGUMENTS, plan
-print(device_of(plan(), ARGUMENTS, 5))
+from tests.multiprocess.test_devices import plan
+print(device_of(plan(), "neuron", False, 5))
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout == "neuron:5\n"
@@ -41,21 +40,20 @@ print(device_of(plan(), ARGUMENTS, 5))
 
 def test_the_native_device_takes_no_pipeline() -> None:
     with pytest.raises(AutoshardError, match=r"^device=neuron: native PyTorch on Neuron has no pipeline .* has pp=2; "):
-        device_of(plan(pp=2), ARGUMENTS, 0)
+        device_of(plan(pp=2), "neuron", False, 0)
 
 
 def test_a_torch_without_the_device() -> None:
     with pytest.raises(AutoshardError, match=r"^device=neuron: torch \S+ knows no such device; install native PyTorch"):
-        device_of(plan(), ARGUMENTS, 0)
+        device_of(plan(), "neuron", False, 0)
 
 
 def test_auto_computes_a_plan_for_trainium_on_the_host_only_in_a_rehearsal() -> None:
     on_trainium = replace(plan(), cluster=load_cluster("trn1.32xlarge", 1))
-    arguments = {**ARGUMENTS, "device": "auto"}
-    assert device_of(plan(), arguments, 0) == torch.device("cpu")
-    assert device_of(on_trainium, {**arguments, "rehearsal": True}, 0) == torch.device("cpu")
+    assert device_of(plan(), "auto", False, 0) == torch.device("cpu")
+    assert device_of(on_trainium, "auto", True, 0) == torch.device("cpu")
     with pytest.raises(AutoshardError, match=r"^device=neuron: .* --device cpu computes on the host$"):
-        device_of(on_trainium, arguments, 0)
+        device_of(on_trainium, "auto", False, 0)
 
 
 def plan(**layout: Any) -> Any:

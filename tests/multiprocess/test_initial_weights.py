@@ -14,9 +14,9 @@ from autoshard.models.padding import padded_heads
 from autoshard.plans.plan import Plan
 from autoshard.plans.plan_json import write_plan
 from autoshard.runtime.data import open_stream, read_token_file
-from autoshard.runtime.torch_backend.initial_weights import load_weights
 from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings
 from autoshard.runtime.torch_backend.session import Session
+from autoshard.runtime.trainer.initial_weights import load_weights
 from tests.multiprocess.plans import MODELS
 from tests.unit.weight_folders import bytes_of, huggingface_folder, plan
 

@@ -20,6 +20,7 @@ from autoshard.runtime.data import DataSource, prepare
 from autoshard.runtime.launch import run_processes
 from autoshard.runtime.report import result_tables, verdict
 from autoshard.runtime.tokenizer import ByteTokenizer
+from autoshard.runtime.worker_arguments import TrainArguments
 from autoshard.schedules import actions
 from tests.multiprocess.plans import FP32, MODELS, plan_of, strategy
 from tests.multiprocess.started import by_default
@@ -233,29 +234,22 @@ def wait_for_workers(folder: Path, process: subprocess.Popen[str]) -> list[psuti
 def test_a_wrong_gradient_is_found_and_named(tmp_path: Path) -> None:
     plan = plan_of(replace(MODELS["llama"], vocab_size=256), strategy(tp=2), 2, FP32)
     write_plan(plan, tmp_path / "plan.json")
-    arguments = {
-        "plan": str(tmp_path / "plan.json"),
-        "tensors": str(tmp_path),
-        "steps": 2,
-        "learning_rate": 1e-3,
-        "warmup_steps": 0,
-        "lr_schedule": "constant",
-        "debug_nan": False,
-        "compile": False,
-        "document_mask": False,
-        "seed": 0,
-        "data": str(prepare(DataSource(small_text(tmp_path), ByteTokenizer()), tmp_path).path),
-        "eval_data": None,
-        "eval_fraction": 0.2,
-        "eval_every": 1,
-        "eval_batches": 2,
-        "device": "cpu",
-        "backend": "torch",
-        "rehearsal": True,
-        "profile": False,
-        "gather": False,
-        "collective_timeout_s": None,
-    }
+    arguments = TrainArguments(
+        plan=str(tmp_path / "plan.json"),
+        tensors=str(tmp_path),
+        steps=2,
+        learning_rate=1e-3,
+        warmup_steps=0,
+        lr_schedule="constant",
+        seed=0,
+        data=str(prepare(DataSource(small_text(tmp_path), ByteTokenizer()), tmp_path).path),
+        eval_fraction=0.2,
+        eval_every=1,
+        eval_batches=2,
+        device="cpu",
+        backend="torch",
+        rehearsal=True,
+    )
     sharded = run(tmp_path, "train", arguments, 2)
     spoil(tmp_path / "rank-00001.safetensors", "check.gradient/0/model.layers.2.mlp.up_proj.weight")
     alone = run(tmp_path, "compare", arguments, 1)
@@ -271,10 +265,10 @@ def small_text(folder: Path) -> Path:
     return text
 
 
-def run(folder: Path, name: str, arguments: dict[str, object], processes: int) -> tuple[dict[str, object] | None, ...]:
+def run(folder: Path, name: str, arguments: TrainArguments, processes: int) -> tuple[dict[str, object] | None, ...]:
     outcome = run_processes(
-        f"autoshard.runtime.torch_backend.worker:{name}",
-        arguments,
+        f"autoshard.runtime.trainer.worker:{name}",
+        arguments.to_dict(),
         processes,
         on_message=lambda message: None,
         log_directory=folder / "logs",

@@ -15,7 +15,7 @@ from autoshard.checkpoint.manifest import Manifest, read_manifest
 from autoshard.plans.plan import Plan
 from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings
 from autoshard.runtime.torch_backend.session import Session
-from autoshard.runtime.torch_backend.shard_files import host_copy, read_rank, write_rank
+from autoshard.runtime.trainer.shard_files import host_copy, read_rank, write_rank
 from autoshard.runtime.worker import Reporter
 from tests.nxd.cases import FP32, MASTERS, RESHARDED, plan_of
 from tests.nxd.workers import LEARNING_RATE, SEED, batch, connect, make_session

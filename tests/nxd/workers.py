@@ -161,7 +161,7 @@ def resumed_context_parallel(arguments: dict[str, Any], reporter: Reporter) -> d
     """Two steps, the state as checkpoints hold it, two more in another session."""
     from neuronx_distributed.parallel_layers import parallel_state
 
-    from autoshard.runtime.torch_backend.shard_files import host_copy
+    from autoshard.runtime.trainer.shard_files import host_copy
 
     connect(reporter)
     plan = plan_of(cp=2, attention="ring")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from autoshard.calibration.arguments import CalibrationArguments
 from autoshard.calibration.fit import Point, fit_collectives, fit_device
 from autoshard.calibration.hardware_file import hardware_file
 from autoshard.calibration.measure import default_instance
@@ -190,8 +191,10 @@ def test_an_accelerator_without_one(device: str, tmp_path: Path, monkeypatch: py
     name, instance, more, devices = ACCELERATORS[device]
     answers, started = accelerated(device), []
 
-    def run(what: str, arguments: dict[str, Any], processes: int, logs: Path, progress: Any) -> list[dict[str, Any]]:
-        started.append((what, arguments["device"], processes))
+    def run(
+        what: str, arguments: CalibrationArguments, processes: int, logs: Path, progress: Any
+    ) -> list[dict[str, Any]]:
+        started.append((what, arguments.device, processes))
         return [answers[what]] * processes
 
     monkeypatch.setattr("autoshard.calibration.measure._run", run)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from autoshard.backends.nxd import NXD_SETS
 from autoshard.backends.rules import Problem
 from autoshard.cost.estimate import estimate
 from autoshard.cost.fit_probability import levels
@@ -16,7 +17,7 @@ from autoshard.models.registry import load_model
 from autoshard.planner.choose import simplest_of_equals
 from autoshard.planner.ranking import Timed
 from autoshard.planner.search import search
-from autoshard.planner.sets import EVERY_SET, NXD_SETS, recompute_sets
+from autoshard.planner.sets import EVERY_SET, recompute_sets
 from autoshard.plans.search_result import OPTIMAL, Pins
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoshard.backends.rules import MESH_RULES, Draft, Problem, divisors, first_broken
+from autoshard.backends.rules import Draft, Problem, divisors, first_broken, mesh_rules
 from autoshard.errors import AutoshardError
 from autoshard.layout.mesh import AXIS_ORDER, TENSOR_PARALLEL_AXES, build_mesh
 from autoshard.models.registry import load_model
@@ -102,7 +102,7 @@ def test_our_mesh_has_nxds_groups_wherever_the_planner_goes(model: str, instance
     degrees = divisors(cluster.world_size)
     for tp, pp, cp, ep in product(degrees, degrees, degrees, (1, 2, 4, 8)):
         dp, rest = divmod(cluster.world_size, tp * pp * cp)
-        if rest or dp % ep or first_broken(MESH_RULES, problem, Draft(tp, pp, dp, cp, ep)):
+        if rest or dp % ep or first_broken(mesh_rules("nxd"), problem, Draft(tp, pp, dp, cp, ep)):
             continue
         seen += 1
         order, node = AXIS_ORDER, cluster.devices_per_node if cluster.folds(tp) else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
+from autoshard.backends.registry import BACKENDS
 from autoshard.graph.ir import Graph, Operator
 from autoshard.graph.partition import Choice
 from autoshard.graph.redistribute import Axes
@@ -18,17 +19,19 @@ def operator_options(
     """Every choice that divides, the rule's first: of equals it is taken. Sequences of a microbatch are not shared over
     tensor-parallel axes: how many ranks share the batch is dp, which the outer search decides.
 
-    NxD knows one tensor-parallel group: it splits the sequence over all of it or not at all.
+    A backend without a solver's freedom knows one tensor-parallel group: it splits the sequence over all of it or not
+    at all.
     """
+    solved = BACKENDS[backend].solves_operators
     rule = operator_choice(op, axes, sequence_parallel)
-    values = [_values(op, axis, rule, backend) for axis in axes]
+    values = [_values(op, axis, rule, solved) for axis in axes]
     combined = (dict(zip(axes, chosen, strict=True)) for chosen in product(*values))
-    whole = (choice for choice in combined if backend != "nxd" or _over_all_or_none(choice))
+    whole = (choice for choice in combined if solved or _over_all_or_none(choice))
     return tuple(choice for choice in whole if divides(graph, op, choice, axes))
 
 
-def _values(op: Operator, axis: str, rule: Choice, backend: str) -> tuple[str, ...]:
-    found = legal_values(op, axis, rule, backend)
+def _values(op: Operator, axis: str, rule: Choice, solved: bool) -> tuple[str, ...]:
+    found = legal_values(op, axis, rule, solved)
     return tuple(value for value in found if value != "batch") if axis in TENSOR_PARALLEL_AXES else found
 
 

@@ -35,13 +35,12 @@ from autoshard.runtime.nxd_backend.library import (
 from autoshard.runtime.nxd_backend.model import NxdBlock, NxdModel, RecomputedSection, sections_of
 from autoshard.runtime.nxd_backend.optimizer import NxdOptimizer, Owned
 from autoshard.runtime.nxd_backend.traps import kv_size_multiplier, nxd_repairs
+from autoshard.runtime.session import StepResult, Tokens
 from autoshard.runtime.torch_backend.context import in_pieces
 from autoshard.runtime.torch_backend.groups import MeshGroups
 from autoshard.runtime.torch_backend.optimizer_settings import DTYPES, OptimizerSettings
 from autoshard.runtime.torch_backend.parameters import local_piece
-from autoshard.runtime.torch_backend.session import StepResult
 
-Tokens = npt.NDArray[np.int64]
 CLASSES = {"NxdBlock": NxdBlock, "RecomputedSection": RecomputedSection}
 
 
@@ -75,7 +74,10 @@ class NxdSession:
         self.repairs = nxd_repairs(plan, is_cpu_mode())
         """What is done to stay clear of what NxD gets wrong, in sentences."""
         self.plan, self.rank, self.device = plan, rank, device
+        self.compiler = None
+        """Neuron compiles by itself."""
         self.label = ""
+        self.steps_done = 0
         self._on_action = on_action
         mesh, strategy = plan.mesh, plan.strategy
         pipeline_rank, self._index = mesh.coordinates(rank)
@@ -105,11 +107,20 @@ class NxdSession:
         self._config["sequence_parallel"] = any(one.held.sums == "tp" for one in owned)
         self.optimizer = NxdOptimizer(self._config, owned, settings, kv_size_multiplier(plan))
 
-    def step(self, inputs: Tokens, labels: Tokens, learning_rate: float, keep_gradients: bool = False) -> StepResult:
+    def step(
+        self,
+        inputs: Tokens,
+        labels: Tokens,
+        learning_rate: float,
+        keep_gradients: bool = False,
+        starts: Tokens | None = None,
+    ) -> StepResult:
         """One optimizer step on a global batch: arrays [global_batch, seq], the same on every rank.
 
-        Negative labels are not learned: the loss is the mean over the others.
+        Negative labels are not learned: the loss is the mean over the others. starts: None, documents are not kept
+        apart.
         """
+        assert starts is None, "a run that keeps documents apart is refused"
         self._on_action("forwards and backwards")
         loss = self._run(inputs, labels)
         self._on_action("summing gradients and updating parameters")
@@ -119,7 +130,7 @@ class NxdSession:
         mark_step()
         return StepResult(loss, norm)
 
-    def evaluate(self, inputs: Tokens, labels: Tokens) -> float:
+    def evaluate(self, inputs: Tokens, labels: Tokens, starts: Tokens | None = None) -> float:
         """Mean loss over the learned tokens of a global batch; nothing is learned from it."""
         self._on_action("evaluation")
         if self.plan.strategy.num_virtual_stages > 1:  # NxD's inference schedule has no virtual stages
@@ -138,6 +149,9 @@ class NxdSession:
     def control(self) -> tuple[torch.device, dist.ProcessGroup | None]:
         """Where, and among whom, ranks tell each other small things: by the hosts, or each size would be compiled."""
         return torch.device("cpu"), self._hosts
+
+    def probe(self) -> None:
+        """NxD runs modules of its own, which cannot be watched operator by operator."""
 
     def shards(self) -> tuple[Shard, ...]:
         """What `optimizer.state` holds, as boxes of the whole parameters."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from autoshard.backends.nxd import NXD
 from autoshard.backends.rules import check_strategy
 from autoshard.errors import AutoshardError
 from autoshard.plans.plan import Plan
@@ -24,7 +25,7 @@ def nxd_repairs(plan: Plan, cpu_mode: bool = False) -> tuple[str, ...]:
         refuse(plan)
     if cpu_mode:
         _stochastic_rounding(plan)
-    check_strategy(plan.model, plan.training, plan.cluster, "nxd", plan.strategy)
+    check_strategy(plan.model, plan.training, plan.cluster, NXD.name, plan.strategy)
     for program in plan.sample_programs:
         lower(program)
     return tuple(sentence for repair in REPAIRS if (sentence := repair(plan)) is not None)

@@ -1,10 +1,8 @@
-"""Where a rank computes, and how it meets the others: CPU over gloo, CUDA over NCCL, native Neuron over neuron; NxD."""
+"""Where a rank computes, and how it meets the others: CPU over gloo, CUDA over NCCL, native Neuron over neuron."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,17 +16,15 @@ COLLECTIVES = {"cpu": "gloo", "cuda": "nccl", "neuron": "neuron", "xla": "xla"}
 _GROUP_TIMEOUT_S = 30 * 60.0
 
 
-def device_of(plan: Plan, arguments: Mapping[str, Any], local_rank: int) -> torch.device:
+def device_of(plan: Plan, asked: str, is_rehearsal: bool, local_rank: int) -> torch.device:
     """auto is a rank's own GPU where it has one; else the native Neuron device for a plan for Trainium, the CPU for
     others. A rehearsal, whose ranks share a machine, takes the CPU.
 
     Raises AutoshardError where this machine, or the plan, has nothing for the device that was asked for.
     """
-    name: str = arguments["device"]
-    if arguments["backend"] == "nxd":
-        return _nxd_device()
+    name = asked
     if name == "auto":
-        name = "cpu" if arguments["rehearsal"] else _device_of_plan(plan, local_rank)
+        name = "cpu" if is_rehearsal else _device_of_plan(plan, local_rank)
     if name == "neuron":
         return _native_neuron(plan, local_rank)
     if name != "cuda":
@@ -47,28 +43,26 @@ def _device_of_plan(plan: Plan, local_rank: int) -> str:
     return "cpu" if plan.cluster.layout_rules == "none" else "neuron"
 
 
-def connect(device: torch.device, arguments: Mapping[str, Any], reporter: Reporter) -> None:
-    """Meet the other ranks. A rank alone has nobody to meet, but NxD makes its groups of a process group even then."""
-    is_nxd = arguments["backend"] == "nxd"
-    if reporter.world_size == 1 and not is_nxd:
-        return
-    torch.set_num_threads(1)
-    if is_nxd:
-        from autoshard.runtime.nxd_backend.library import set_process_variables
+def connect(device: torch.device, timeout: timedelta, reporter: Reporter) -> None:
+    """Meet the other ranks; a rank alone has nobody to meet. timeout: how long collectives wait for them."""
+    if reporter.world_size > 1:
+        join(device, timeout, reporter)
 
-        set_process_variables(reporter.rank, reporter.local_rank, reporter.world_size, reporter.world_size)
+
+def join(device: torch.device, timeout: timedelta, reporter: Reporter) -> None:
+    """Make the process group of all ranks, of a rank alone too."""
+    torch.set_num_threads(1)
     dist.init_process_group(
         backend=COLLECTIVES[device.type],
         init_method=reporter.init_method,
         rank=reporter.rank,
         world_size=reporter.world_size,
-        timeout=group_timeout(arguments),
+        timeout=timeout,
     )
 
 
-def group_timeout(arguments: Mapping[str, Any]) -> timedelta:
-    """How long collectives wait for other ranks."""
-    timeout_s: float | None = arguments["collective_timeout_s"]
+def group_timeout(timeout_s: float | None) -> timedelta:
+    """How long collectives wait for other ranks; None: half an hour."""
     return timedelta(seconds=_GROUP_TIMEOUT_S if timeout_s is None else timeout_s)
 
 
@@ -95,21 +89,3 @@ def _native_neuron(plan: Plan, local_rank: int) -> torch.device:
             f"device=neuron: torch {torch.__version__} knows no such device; install native PyTorch for Neuron "
             "(TorchNeuron), or run with --backend nxd; --device cpu computes on the host"
         ) from None
-
-
-def _nxd_device() -> torch.device:
-    from autoshard.runtime.nxd_backend.library import check_variables, is_cpu_mode, require_library
-
-    require_library()
-    check_variables()
-    if is_cpu_mode():
-        return torch.device("cpu")
-    import torch_xla.core.xla_model as xm
-
-    found: torch.device = xm.xla_device()
-    if found.type != "xla":
-        raise AutoshardError(
-            f"backend=nxd: torch_xla finds no Neuron device on this machine, but {found}; NXD_CPU_MODE=1 runs NxD on "
-            "CPU processes"
-        )
-    return found

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 from math import isfinite
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
@@ -20,30 +17,20 @@ from autoshard.layout.buckets import tied_parameters
 from autoshard.layout.context_parallel import sequence_pieces
 from autoshard.models.stage import published_sizes
 from autoshard.plans.plan import Plan
+from autoshard.runtime.session import StepResult, Tokens
 from autoshard.runtime.torch_backend.compiled import Compiler
 from autoshard.runtime.torch_backend.context import in_pieces
 from autoshard.runtime.torch_backend.dropout import sequence_keys
 from autoshard.runtime.torch_backend.evaluation import Evaluation
 from autoshard.runtime.torch_backend.groups import Group, MeshGroups, communicating_axes
 from autoshard.runtime.torch_backend.optimizer import ShardedAdamW, gradient_axes
-from autoshard.runtime.torch_backend.optimizer_settings import DTYPES as DTYPES
-from autoshard.runtime.torch_backend.optimizer_settings import OptimizerSettings
+from autoshard.runtime.torch_backend.optimizer_settings import DTYPES, OptimizerSettings
 from autoshard.runtime.torch_backend.parameters import each_parameter, local_piece
 from autoshard.runtime.torch_backend.pipeline import Pipeline, StepInputs
+from autoshard.runtime.torch_backend.probe import SessionProbe
 from autoshard.runtime.torch_backend.sharded_weights import ShardedWeights
 from autoshard.runtime.torch_backend.stage_module import StageModule
 from autoshard.schedules import SCHEDULES
-
-Tokens = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """loss: mean over all learned tokens of the step, and what routers' losses add; gradient_norm: of the whole model,
-    before clipping."""
-
-    loss: float
-    gradient_norm: float
 
 
 class Session:
@@ -75,6 +62,8 @@ class Session:
         """What the caller is doing, such as "step 3": part of error messages."""
         self.steps_done = 0
         """Of the whole training, resumed steps too: what dropout's random numbers depend on."""
+        self.repairs: tuple[str, ...] = ()
+        """What is done about a library's mistakes: there is none."""
         self._seed = seed
         self._on_action = on_action
         mesh = plan.mesh
@@ -147,6 +136,10 @@ class Session:
     def control(self) -> tuple[torch.device, dist.ProcessGroup | None]:
         """Where, and among whom, ranks tell each other small things beside training; None: all of them."""
         return self.device, None
+
+    def probe(self) -> SessionProbe:
+        """What an audit may see."""
+        return SessionProbe(self)
 
     def shards(self) -> tuple[Shard, ...]:
         """What `optimizer.state` holds, as boxes of the whole parameters."""

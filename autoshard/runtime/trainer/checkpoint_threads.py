@@ -12,7 +12,7 @@ from autoshard.checkpoint.layout import Shard
 from autoshard.checkpoint.manifest import MANIFEST, FileRecord, Manifest
 from autoshard.checkpoint.store import PLAN, Folder, Hashed, Store, prune, step_of
 from autoshard.errors import AutoshardError
-from autoshard.runtime.torch_backend.shard_files import State, write_rank
+from autoshard.runtime.trainer.shard_files import State, write_rank
 
 WRITING, WRITTEN = 0, 1
 Result = dict[str, Any]

@@ -8,8 +8,8 @@ import torch
 
 from autoshard.conversion.convert import check_same_model, open_source
 from autoshard.conversion.source import WeightReader
-from autoshard.runtime.torch_backend.session import Session
-from autoshard.runtime.torch_backend.shard_files import DTYPE_NAMES
+from autoshard.runtime.session import Session
+from autoshard.runtime.trainer.shard_files import DTYPE_NAMES
 
 
 def load_weights(session: Session, folder: Path) -> None:

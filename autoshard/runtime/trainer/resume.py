@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from autoshard.runtime.data import TokenStream
 from autoshard.runtime.resume import batches_ahead
-from autoshard.runtime.torch_backend.checkpoint import CheckpointOptions, Checkpoints
-from autoshard.runtime.torch_backend.session import Session
+from autoshard.runtime.session import Session
+from autoshard.runtime.trainer.checkpoint import Checkpoints
 from autoshard.runtime.worker import Reporter
+from autoshard.runtime.worker_arguments import CheckpointOptions, TrainArguments
 
 
 class Progress:
@@ -19,18 +17,18 @@ class Progress:
         self,
         session: Session,
         options: CheckpointOptions | None,
-        arguments: Mapping[str, Any],
+        arguments: TrainArguments,
         stream: TokenStream,
         reporter: Reporter,
     ):
         self.first_step, self._ahead = 0, 0
-        self._steps: int = arguments["steps"]
+        self._steps = arguments.steps
         self._stream, self._reporter, self._checkpoints = stream, reporter, None
         if options is None:
             return
         reporter.last_action = "reading checkpoints"
         self._checkpoints = Checkpoints(
-            session, options, arguments["seed"], lambda text: reporter.report("note", text=text)
+            session, options, arguments.seed, lambda text: reporter.report("note", text=text)
         )
         manifest = self._checkpoints.resume()
         if manifest is None:
@@ -52,8 +50,3 @@ class Progress:
             self._reporter.last_action = f"step {step + 1}, checkpoint"
             position = self._stream.position(self.batch_of(step) + 1).to_dict()
             self._checkpoints.after_step(step + 1, learning_rate, position, last=step + 1 == self._steps)
-
-
-def checkpoint_options(values: Mapping[str, Any] | None) -> CheckpointOptions | None:
-    """From plain values."""
-    return None if values is None else CheckpointOptions(**values)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,27 +21,14 @@ from autoshard.checkpoint.store import Folder, PlaceError, file_problem, open_fo
 from autoshard.errors import AutoshardError
 from autoshard.plans.plan_json import plan_to_json
 from autoshard.runtime.resume import candidates, check_not_mixed
-from autoshard.runtime.torch_backend.checkpoint_threads import WRITTEN, Committer, Writer
-from autoshard.runtime.torch_backend.session import DTYPES, Session
-from autoshard.runtime.torch_backend.shard_files import DTYPE_NAMES, host_copy, read_rank
+from autoshard.runtime.session import Session
+from autoshard.runtime.torch_backend.optimizer_settings import DTYPES
+from autoshard.runtime.trainer.checkpoint_threads import WRITTEN, Committer, Writer
+from autoshard.runtime.trainer.shard_files import DTYPE_NAMES, host_copy, read_rank
+from autoshard.runtime.worker_arguments import CheckpointOptions
 from autoshard.units import format_bytes
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class CheckpointOptions:
-    """location: a folder or s3://bucket/prefix. every: save after so many steps, None: never.
-
-    keep: the newest so many stay, and those of every keep_every-th step. resume: "auto", "never" or a location.
-    """
-
-    location: str
-    every: int | None
-    keep: int
-    keep_every: int | None
-    resume: str
-    synchronous: bool
 
 
 class Checkpoints:

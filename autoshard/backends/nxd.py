@@ -1,0 +1,192 @@
+"""The backend that runs a plan on neuronx-distributed, with the rules that are its own. Sources in brackets as in
+rules.py."""
+
+from __future__ import annotations
+
+from autoshard.backends.backend import NO_COMPILE, Backend
+from autoshard.backends.problem import Draft, Problem, Rule
+from autoshard.graph.recompute import COMMON_SETS
+from autoshard.layout.mesh import AXIS_ORDER
+from autoshard.layout.strategy import Strategy
+from autoshard.schedules import SCHEDULES
+
+MEGATRON_MIN_RANKS = 32
+"""dp * tp with pp > 1 [NxDT models/megatron/megatron_init.py]"""
+NXD_SETS = (
+    *COMMON_SETS[:-1],
+    *("mlp", "mlp_norm+mlp", "attention_norm+attention+mlp_norm+mlp"),
+    *("attention_norm+attention+core_attention+mlp_norm+mlp", COMMON_SETS[-1]),
+)
+"""NxD Training's own, and those of the others that are useful for every family of models: pricing fewer keeps a plan
+within a second."""
+NO_DOCUMENT_MASK = "document_mask: NxD's attention is causal over whole rows, documents or not: use backend=torch"
+
+
+def nxd_has_one_order(problem: Problem, draft: Draft) -> str | None:
+    """[NxD parallel_layers/parallel_state.py: ranks are reshaped to (PP, DP, CP, TP), which nothing changes]"""
+    if draft.axis_order == AXIS_ORDER:
+        return None
+    return (
+        f"axis_order={'-'.join(draft.axis_order)}: NxD builds its groups in the order {'-'.join(AXIS_ORDER)} alone; "
+        "use that or backend torch"
+    )
+
+
+def folded_groups_hold_shards_alone(problem: Problem, draft: Draft) -> str | None:
+    """[NxD parallel_state.py: LOGIC2 leaves experts' groups consecutive, and get_context_model_parallel_rank goes by
+    torch's sorted order where ring attention's pairs go by the list]"""
+    cluster = problem.cluster
+    if not cluster.folds(draft.tp):
+        return None
+    where = f"with tp={draft.tp} at lnc {cluster.lnc}"
+    if draft.ep > 1:
+        return (
+            f"ep={draft.ep} {where}: NxD spreads experts over consecutive ranks, which hold different shards in these "
+            "folded groups; use ep=1, another tp or backend torch"
+        )
+    if draft.cp > 1:
+        return (
+            f"cp={draft.cp} {where}: NxD numbers the ranks that share a sequence in two orders in these folded groups; "
+            "use cp=1, another tp or backend torch"
+        )
+    return None
+
+
+def data_parallel_groups_of_pipelines(problem: Problem, draft: Draft) -> str | None:
+    """[NxDT models/megatron/megatron_init.py] With pp > 1, dp is 1, or 8 or at least 32 with tp=1, or dp * tp >= 32."""
+    if problem.cluster.layout_rules == "none" or draft.pp == 1 or draft.dp == 1:
+        return None
+    if draft.tp == 1:
+        legal, needs = draft.dp == 8 or draft.dp >= MEGATRON_MIN_RANKS, "1, 8 or at least 32"
+    else:
+        legal, needs = (
+            draft.dp * draft.tp >= MEGATRON_MIN_RANKS,
+            f"1 or at least {MEGATRON_MIN_RANKS // draft.tp} with tp={draft.tp}",
+        )
+    return (
+        None if legal else f"dp={draft.dp} must be {needs} where pp={draft.pp} is more than 1: NxD Training checks it"
+    )
+
+
+def tied_embeddings_stay_together(problem: Problem, draft: Draft) -> str | None:
+    """[SDK archive/nxd-training/known_issues.rst]"""
+    if problem.model.tie_word_embeddings and draft.pp > 1:
+        return f"pp={draft.pp} with tied embeddings is not supported by NxD; {problem.model.name} needs pp=1"
+    return None
+
+
+def traced_models_run_on_torch(problem: Problem, draft: Draft) -> str | None:
+    """NxD trains models that are written with its own layers."""
+    if problem.model.graph is not None:
+        return f"backend=nxd has no layers for {problem.model.name}, which was traced; use backend torch"
+    return None
+
+
+def router_losses_run_on_torch(problem: Problem, draft: Draft) -> str | None:
+    """NxD's layers of experts are built here without a load-balancing loss."""
+    coefficient = problem.model.router_aux_loss_coef
+    if coefficient:
+        return f"backend=nxd trains without router_aux_loss_coef={coefficient:g} of {problem.model.name}; 0 works"
+    return None
+
+
+def dropout_runs_on_torch(problem: Problem, draft: Draft) -> str | None:
+    """NxD's random numbers depend on the layout and it keeps masks, which the graph does not."""
+    if problem.model.dropout:
+        return f"backend=nxd trains {problem.model.name} without dropout {problem.model.dropout}; use backend torch"
+    return None
+
+
+def kernel_knows_the_model(problem: Problem, draft: Draft) -> str | None:
+    """[SDK archive/nxd-training/known_issues.rst: flash attention serves Hugging Face style models only]"""
+    if draft.attention_kernel == "flash" and problem.model.model_type == "gpt2":
+        return f"attention_kernel=flash: NxD Training has none for {problem.model.model_type} models; use plain"
+    return None
+
+
+def context_parallel_needs_zero_1(problem: Problem, draft: Draft) -> str | None:
+    """[NxD 0.18.0, seen to run: without ZeRO-1 the applied gradient is exactly cp times too large]"""
+    if draft.cp > 1 and not draft.zero:
+        return f"cp={draft.cp} without zero=1 makes NxD apply gradients {draft.cp} times too large; use zero=1"
+    return None
+
+
+def master_weights_need_zero_1(problem: Problem, draft: Draft) -> str | None:
+    """[NxD trainer/trainer.py: master weights or FP32 accumulation without ZeRO-1 raise]"""
+    precision = problem.training.precision
+    if precision.master_dtype is not None and not draft.zero:
+        return f"precision {precision.name} keeps master weights, which NxD does with zero=1 only"
+    return None
+
+
+def nxd_shards_states_alone(problem: Problem, draft: Draft) -> str | None:
+    """[NxD 0.18.0: optimizer/zero_redundancy_optimizer.py is its only ZeRO]"""
+    if draft.zero > 1:
+        return f"zero={draft.zero}: NxD shards the optimizer state alone; use zero=1 or backend torch"
+    return None
+
+
+def nxd_warnings(problem: Problem, strategy: Strategy) -> tuple[str, ...]:
+    """What NxD 0.18.0 gets wrong outside of the step itself.
+
+    The nxd backend repairs that (runtime/nxd_backend/traps.py); whoever takes the layout elsewhere has it.
+    """
+    found = []
+    if strategy.cp > 1:
+        found.append(
+            f"cp={strategy.cp}: optimizer checkpoints of NxD 0.18.0 lack a context-parallel rank in their names and "
+            "overwrite each other: autoshard run writes its own, NxD Training resumes wrongly"
+        )
+    if problem.cluster.folds(strategy.tp) and strategy.dp > 1:
+        wrong = "" if strategy.zero else " sums gradients of different shards and"
+        found.append(
+            f"tp={strategy.tp} at lnc {problem.cluster.lnc} has folded rank groups: NxD 0.18.0{wrong} leaves out the "
+            "model files of half its tensor-parallel ranks: autoshard run gives it the plan's groups and writes its "
+            "own files, NxD Training does neither"
+        )
+    kv_heads = problem.model.num_key_value_heads
+    if strategy.tp > kv_heads:
+        found.append(
+            f"tp={strategy.tp} replicates {kv_heads} key-value heads: the gradient norm of NxD 0.18.0 counts them "
+            f"{strategy.tp // kv_heads} times: autoshard run counts them once, NxD Training clips early"
+        )
+    return tuple(found)
+
+
+NXD = Backend(
+    name="nxd",
+    label="NxD",
+    runtime="autoshard.runtime.nxd_backend.runtime",
+    axis_orders=(AXIS_ORDER,),
+    runs_schedule=lambda name: SCHEDULES[name].nxd,
+    zero_stages=(1, 0),
+    context_parallel=("ring",),
+    recompute_sets=NXD_SETS,
+    solves_operators=False,
+    shares_sequences_of_experts=False,
+    order_rules=(Rule("NxD counts ranks in one order", nxd_has_one_order),),
+    mesh_rules=(
+        Rule("NxD folds groups of tp alone", folded_groups_hold_shards_alone),
+        Rule("NxD refuses dp with a pipeline", data_parallel_groups_of_pipelines),
+        Rule("tied embeddings with a pipeline", tied_embeddings_stay_together),
+        Rule("NxD does not know a traced model", traced_models_run_on_torch),
+        Rule("NxD adds no loss of routers", router_losses_run_on_torch),
+        Rule("NxD drops nothing", dropout_runs_on_torch),
+    ),
+    kernel_rules=(Rule("the attention kernel does not know the model", kernel_knows_the_model),),
+    state_rules=(
+        Rule("context parallelism without ZeRO-1", context_parallel_needs_zero_1),
+        Rule("master weights without ZeRO-1", master_weights_need_zero_1),
+        Rule("NxD shards no gradients", nxd_shards_states_alone),
+    ),
+    warnings=nxd_warnings,
+    refuses={
+        "device": "device={value} with backend=nxd: NxD takes Trainium, or NXD_CPU_MODE=1's CPU",
+        "document_mask": NO_DOCUMENT_MASK,
+        "profile": "profile times the torch backend's actions; NxD's are its own: use backend=torch",
+        "compile": NO_COMPILE,
+    },
+    packages=("neuronx-distributed",),
+    requirement="autoshard.runtime.nxd_backend.library:require_library",
+    repairs="autoshard.runtime.nxd_backend.traps:nxd_repairs",
+)

@@ -1,0 +1,83 @@
+"""What an audit may see of a session: buffers, orders, and each operator while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from autoshard.graph.partition import Step
+
+if TYPE_CHECKING:
+    from autoshard.runtime.torch_backend.session import Session
+
+
+class SessionProbe:
+    """Looks at one session as it is when asked: the optimizer has its moments from the first step on."""
+
+    def __init__(self, session: Session):
+        self._session = session
+
+    @property
+    def parameter_elements(self) -> int:
+        """Of all buffers of parameters, padding included."""
+        return sum(bucket.elements for bucket in self._session.optimizer.buckets)
+
+    @property
+    def parameters(self) -> Sequence[torch.Tensor]:
+        """The flat buffers of weights."""
+        return [bucket.parameters for bucket in self._session.optimizer.buckets]
+
+    @property
+    def gradients(self) -> Sequence[torch.Tensor]:
+        """The flat buffers of gradients."""
+        return [bucket.gradients for bucket in self._session.optimizer.buckets]
+
+    @property
+    def optimizer_tensors(self) -> Sequence[torch.Tensor]:
+        """Everything that the optimizer holds: its buffers, masters and moments."""
+        return tuple(_tensors(self._session.optimizer))
+
+    @property
+    def orders(self) -> Sequence[Sequence[str]]:
+        """By pipeline rank: what the runtime holds for a step, as torch spells it: '8F0', '8SEND_F0'; without a
+        pipeline nothing."""
+        runtime: Any = self._session._pipeline._runtime
+        if runtime is None:
+            return ()
+        return [[str(one) for one in order] for _, order in sorted(runtime.pipeline_order_with_comms.items())]
+
+    def watch(self, watched: Callable[[Step, Callable[..., Any]], Callable[..., Any]]) -> None:
+        """Run each step of the session's programs as watched(step, run) instead of as run; for good."""
+        for module in self._session.modules.values():
+            steps = iter(module.program.steps)
+            module._sections = tuple(
+                replace(
+                    section,
+                    instructions=tuple(
+                        one if one.brings_weights else replace(one, run=watched(next(steps), one.run))
+                        for one in section.instructions
+                    ),
+                )
+                for section in module._sections
+            )
+
+
+def _tensors(value: object) -> Iterator[torch.Tensor]:
+    """Those that an object of the runtime holds, directly or through others."""
+    left, seen = [value], set()
+    while left:
+        one = left.pop()
+        if isinstance(one, torch.Tensor):
+            yield one
+        elif isinstance(one, torch.optim.Optimizer):
+            left += [*one.state.keys(), *one.state.values()]
+        elif isinstance(one, Mapping):
+            left += one.values()
+        elif isinstance(one, (list, tuple, set)):
+            left += one
+        elif type(one).__module__.startswith("autoshard.runtime") and id(one) not in seen:
+            seen.add(id(one))
+            left += vars(one).values()

@@ -1,0 +1,60 @@
+"""Backend torch as the trainer calls it: the functions of `autoshard.runtime.session.Runtime`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from importlib import import_module
+
+import torch
+
+from autoshard.backends.backend import NO_COMPILE
+from autoshard.errors import AutoshardError
+from autoshard.plans.plan import Plan
+from autoshard.runtime.session import Profiler
+from autoshard.runtime.torch_backend.compiled import Compiler
+from autoshard.runtime.torch_backend.devices import connect as connect
+from autoshard.runtime.torch_backend.devices import device_of as device_of
+from autoshard.runtime.torch_backend.optimizer_settings import OptimizerSettings
+from autoshard.runtime.torch_backend.profile import StepProfiler
+from autoshard.runtime.torch_backend.session import Session
+from autoshard.runtime.worker_arguments import TrainArguments
+
+
+def import_early(plan: Plan, compiles: bool) -> None:
+    """Import what takes seconds."""
+    if plan.strategy.pp > 1:
+        import_module("autoshard.runtime.torch_backend.pipeline_runtime")
+    if compiles:
+        import_module("torch._inductor.compile_fx")
+
+
+def open_session(
+    plan: Plan,
+    rank: int,
+    device: torch.device,
+    settings: OptimizerSettings,
+    arguments: TrainArguments,
+    timeout: timedelta,
+    on_action: Callable[[str], None],
+) -> Session:
+    """The session of the rank, which compiles and keeps documents apart where that is asked for."""
+    if arguments.compile and device.type == "neuron":
+        raise AutoshardError(NO_COMPILE)
+    return Session(
+        plan,
+        rank,
+        device,
+        settings,
+        arguments.seed,
+        on_action,
+        debug_nan=arguments.debug_nan,
+        documents=arguments.document_mask,
+        compiler=Compiler(on_action) if arguments.compile else None,
+        timeout=timeout,
+    )
+
+
+def profiler(session: Session, zero_s: float) -> Profiler:
+    """Watches steps of the session; zero_s: the moment of the monotonic clock that counts as 0."""
+    return StepProfiler(session, zero_s)

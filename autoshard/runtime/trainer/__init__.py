@@ -1,0 +1,1 @@
+"""Trains a plan on any backend: the loop, where a run starts, checkpoints, evaluation."""

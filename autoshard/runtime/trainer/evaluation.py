@@ -1,0 +1,17 @@
+"""The loss on data that are not learned."""
+
+from __future__ import annotations
+
+from autoshard.runtime.data import TokenStream
+from autoshard.runtime.session import Session
+
+
+def evaluate(session: Session, stream: TokenStream, most: int) -> float:
+    """Mean loss over the learned tokens of the stream's first batches."""
+    total, tokens = 0.0, 0
+    for batch in range(min(most, stream.rows_per_epoch // stream.global_batch_size)):
+        inputs, labels = stream.in_order(batch)
+        learned = int((labels >= 0).sum())
+        starts = stream.documents_in_order(batch)
+        total, tokens = total + learned * session.evaluate(inputs, labels, starts), tokens + learned
+    return total / tokens

@@ -1,0 +1,145 @@
+"""Training step by step: opens the session of this rank, and every step is told as it ends."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from time import monotonic, perf_counter
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+
+from autoshard.backends.registry import BACKENDS
+from autoshard.plans.plan import Plan
+from autoshard.runtime.learning_rate import learning_rate
+from autoshard.runtime.session import Compiles, Runtime, Session
+from autoshard.runtime.torch_backend.devices import group_timeout
+from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings
+from autoshard.runtime.trainer.batches import Data
+from autoshard.runtime.trainer.evaluation import evaluate
+from autoshard.runtime.trainer.initial_weights import load_weights
+from autoshard.runtime.trainer.resume import Progress
+from autoshard.runtime.worker import Reporter
+from autoshard.runtime.worker_arguments import CheckpointOptions, TrainArguments
+from autoshard.spec.training import load_precision
+from autoshard.units import format_seconds
+
+PROFILED_STEPS = 3
+"""After the first two, which warm up, where there are so many."""
+
+
+def check_step(
+    plan: Plan, arguments: TrainArguments, data: Data, device: torch.device, reporter: Reporter
+) -> tuple[Session, dict[str, Any]]:
+    """One step in FP32, in which a wrong layout cannot hide behind rounding."""
+    reporter.last_action = "FP32 check step"
+    exact = replace(plan, training=replace(plan.training, precision=load_precision("fp32")))
+    session = _session(exact, arguments, device, reporter, "FP32 check step")
+    _compiler_of(session, reporter, "a step in FP32 comes first, to be compared")
+    inputs, labels = data.learned.batch(0)
+    outcome = session.step(inputs, labels, 0.0, keep_gradients=True, starts=data.learned.documents(0))
+    return session, {"loss": outcome.loss, "gradient_norm": outcome.gradient_norm}
+
+
+def train_steps(
+    plan: Plan,
+    arguments: TrainArguments,
+    data: Data,
+    device: torch.device,
+    reporter: Reporter,
+    keep: bool,
+    offset: int = 0,
+    saved: CheckpointOptions | None = None,
+) -> tuple[Session, dict[str, Any]]:
+    """Train up to the asked number of steps. Steps are reported by their number, from 1 on; offset: added
+    to it."""
+    session = _session(plan, arguments, device, reporter, "step 1")
+    compiler = _compiler_of(session, reporter, "the first step takes longer")
+    if reporter.rank == 0:
+        for sentence in session.repairs:
+            reporter.report("note", text=sentence)
+    steps = arguments.steps
+    progress = Progress(session, saved, arguments, data.learned, reporter)
+    if progress.first_step == 0 and arguments.weights is not None:
+        reporter.last_action = "reading weights"
+        load_weights(session, Path(arguments.weights))
+    profiler = None
+    if arguments.profile:
+        profiler = runtime_of(arguments.backend).profiler(session, _common_zero_s(reporter))
+    first = min(progress.first_step + 2, max(progress.first_step, steps - PROFILED_STEPS))
+    profiled = range(first, min(first + PROFILED_STEPS, steps)) if profiler else range(0)
+    losses, norms, times = [], [], []
+    held_out_losses: dict[int, float] = {}
+    every = arguments.eval_every or steps
+    for step in range(progress.first_step, steps):
+        number = progress.batch_of(step)
+        inputs, labels = data.learned.batch(number)
+        starts = data.learned.documents(number)
+        start = perf_counter()
+        session.label, session.steps_done = f"step {step + 1}", step
+        rate = learning_rate(arguments.lr_schedule, step, steps, arguments.learning_rate, arguments.warmup_steps)
+        with profiler.step() if profiler and step in profiled else nullcontext():
+            outcome = session.step(inputs, labels, rate, keep_gradients=keep and step == steps - 1, starts=starts)
+        times.append(perf_counter() - start)
+        losses.append(outcome.loss)
+        norms.append(outcome.gradient_norm)
+        if data.held_out is not None and ((step + 1) % every == 0 or step == steps - 1):
+            held_out_losses[step] = evaluate(session, data.held_out, arguments.eval_batches)
+        if reporter.rank == 0:
+            measured = {"held_out_loss": held_out_losses[step]} if step in held_out_losses else {}
+            speed = {"step_time_s": times[-1], "tokens_per_s": inputs.size / times[-1]}
+            told = {"loss": outcome.loss, "gradient_norm": outcome.gradient_norm, "learning_rate": rate}
+            reporter.report("step", step=offset + step + 1, **told, **speed, **measured)
+            if compiler is not None and len(times) == 1:
+                both = format_seconds(times[0]), format_seconds(compiler.compile_time_s)
+                reporter.report("note", text="first step: {}, of which compiling {}".format(*both))
+        progress.after_step(step, rate)
+    return session, {
+        "losses": losses,
+        "gradient_norms": norms,
+        "step_times_s": times,
+        "held_out_losses": list(held_out_losses.values()),
+        "unsaved": progress.unsaved,
+        "profiled_steps": list(profiled),
+        "compiled": None if compiler is None else compiler.to_dict(),
+        "profile": {"steps": profiler.steps, "spans": profiler.spans} if profiler else None,
+    }
+
+
+def _common_zero_s(reporter: Reporter) -> float:
+    """About the same moment on every rank, on its own clock: machines start theirs at different times."""
+    if reporter.world_size > 1:
+        dist.barrier()
+    return monotonic()
+
+
+def _session(plan: Plan, arguments: TrainArguments, device: torch.device, reporter: Reporter, label: str) -> Session:
+    precision, zero = plan.training.precision, plan.strategy.zero
+    settings = optimizer_settings(precision, arguments.learning_rate, zero, arguments.seed)
+    timeout = group_timeout(arguments.collective_timeout_s)
+    mine = [str(stage.index) for stage in plan.stages if stage.pipeline_rank == plan.mesh.coordinates(reporter.rank)[0]]
+    where = f"pipeline stage{'s' if len(mine) > 1 else ''} {' and '.join(mine)}"
+
+    def on_action(action: str) -> None:
+        reporter.last_action = f"{session.label}, {where}, {action}"
+
+    runtime = runtime_of(arguments.backend)
+    session = runtime.open_session(plan, reporter.rank, device, settings, arguments, timeout, on_action)
+    session.label = label
+    return session
+
+
+def _compiler_of(session: Session, reporter: Reporter, why: str) -> Compiles | None:
+    """That of a session that compiles, announced; one on NxD has none."""
+    found = session.compiler
+    if found is not None and reporter.rank == 0:
+        reporter.report("note", text=f"compiling {found.size}: {why}")
+    return found
+
+
+def runtime_of(backend: str) -> Runtime:
+    """The module that the backend of this name is run by."""
+    return cast(Runtime, import_module(BACKENDS[backend].runtime))

@@ -1,0 +1,100 @@
+"""What each process of a run does: `train` in every rank of the plan, `compare` in the one process that checks it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+
+from autoshard.backends.registry import ANYWHERE
+from autoshard.plans.validate import read_plan
+from autoshard.runtime.rehearse import one_process
+from autoshard.runtime.torch_backend.devices import group_timeout, host_group, peak_memory
+from autoshard.runtime.trainer.batches import open_data
+from autoshard.runtime.trainer.difference import RankFiles, comparable, differences_to, own_tensors, sharded_tensors
+from autoshard.runtime.trainer.loop import check_step, runtime_of, train_steps
+from autoshard.runtime.worker import Reporter
+from autoshard.runtime.worker_arguments import TrainArguments
+from autoshard.spec.training import Precision
+
+CHECK, TRAINED, ROUNDING = "check", "trained", "rounding"
+"""What is compared: one FP32 step, the training in the plan's precision, and that training in the next finer one."""
+
+
+def train(values: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
+    """Every rank: run the plan. values: as TrainArguments.to_dict gives them; with `tensors` set, an FP32 step comes
+    first, and what `compare` needs is left in that folder."""
+    arguments = TrainArguments.from_dict(values)
+    plan = read_plan(Path(arguments.plan))
+    runtime = runtime_of(arguments.backend)
+    device = runtime.device_of(plan, arguments.device, arguments.rehearsal, reporter.local_rank)
+    runtime.import_early(plan, arguments.compile)  # before the first action: until then silence is no hang
+    reporter.last_action = "connecting"
+    runtime.connect(device, group_timeout(arguments.collective_timeout_s), reporter)
+    data = open_data(arguments, plan)
+    result: dict[str, Any] = {}
+    folder = arguments.tensors
+    kept: dict[str, torch.Tensor] = {}
+    if folder:
+        session, result[CHECK] = check_step(plan, arguments, data, device, reporter)
+        kept.update(comparable(session, CHECK))
+        del session
+    saved = arguments.checkpoints
+    session, result[TRAINED] = train_steps(plan, arguments, data, device, reporter, keep=bool(folder), saved=saved)
+    if folder:
+        kept.update(comparable(session, TRAINED))
+        save_file(kept, Path(folder) / f"rank-{reporter.rank:05d}.safetensors")
+    result["peak_memory_bytes"] = peak_memory(device)
+    result["stages"] = [stage.index for stage in session.stages]
+    if arguments.gather:
+        result["ranks"] = _gathered(result, arguments, reporter)
+    return result
+
+
+def _gathered(result: dict[str, Any], arguments: TrainArguments, reporter: Reporter) -> list[dict[str, Any]] | None:
+    """What every rank returns, on rank 0: for where no supervisor hears them all."""
+    found: list[Any] | None = [None] * reporter.world_size if reporter.rank == 0 else None
+    if reporter.world_size == 1:
+        return [dict(result)]
+    dist.gather_object(dict(result), found, group=host_group(group_timeout(arguments.collective_timeout_s)))
+    return found
+
+
+def compare(values: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
+    """One process: the same training unsharded, then every tensor that the ranks left against it.
+
+    Trains once more in the next finer precision: the difference is what rounding alone does to this run, the yardstick
+    for what sharding does to it.
+    """
+    arguments = TrainArguments.from_dict(values)
+    assert arguments.tensors is not None, "the ranks left nothing to compare"
+    plan, tensors = read_plan(Path(arguments.plan)), Path(arguments.tensors)
+    arguments = replace(arguments, profile=False, backend=ANYWHERE.name, compile=False)
+    alone = one_process(plan)
+    device = torch.device("cpu")
+    data = open_data(arguments, plan)
+    files = RankFiles(tensors)
+    session, check = check_step(alone, arguments, data, device, reporter)
+    differences = {CHECK: differences_to(sharded_tensors(plan, files, CHECK), session)}
+    session, trained = train_steps(alone, arguments, data, device, reporter, keep=True)
+    differences[TRAINED] = differences_to(sharded_tensors(plan, files, TRAINED), session)
+    finer = replace(alone, training=replace(alone.training, precision=_finer(alone.training.precision)))
+    other, finer_trained = train_steps(finer, arguments, data, device, reporter, keep=True, offset=arguments.steps)
+    differences[ROUNDING] = differences_to(own_tensors(other), session)
+    return {
+        CHECK: check,
+        TRAINED: trained,
+        ROUNDING: finer_trained,
+        "differences": differences,
+        "peak_memory_bytes": peak_memory(device),
+    }
+
+
+def _finer(precision: Precision) -> Precision:
+    """FP32 for anything coarser, else FP64."""
+    name = "float64" if precision.parameter_dtype in ("float32", "float64") else "float32"
+    return Precision(f"all {name}", name, name, None, name, name, name)

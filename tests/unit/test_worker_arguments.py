@@ -1,0 +1,77 @@
+"""What the processes of a run are told, checked field by field where it arrives."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoshard.errors import AutoshardError
+from autoshard.runtime.worker_arguments import CheckpointOptions, TrainArguments
+
+CHECKPOINTS = CheckpointOptions("s3://bucket/run", 10, 3, None, "auto", False)
+ARGUMENTS = TrainArguments(
+    plan="plan.json",
+    data="tokens",
+    steps=5,
+    learning_rate=1e-3,
+    warmup_steps=0,
+    lr_schedule="constant",
+    seed=0,
+    device="cpu",
+    backend="torch",
+    checkpoints=CHECKPOINTS,
+)
+
+
+@pytest.mark.parametrize("checkpoints", [None, CHECKPOINTS])
+def test_they_arrive_as_they_were_sent(checkpoints: CheckpointOptions | None) -> None:
+    sent = TrainArguments(**{**vars(ARGUMENTS), "checkpoints": checkpoints, "collective_timeout_s": 33})
+    assert TrainArguments.from_dict(json.loads(json.dumps(sent.to_dict()))) == sent
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"steps": "5"}, "arguments.steps is '5'; it must be int"),
+    ({"steps": True}, "arguments.steps is True; it must be int"),
+    ({"eval_every": 2.5}, "arguments.eval_every is 2.5; it must be int or null"),
+    ({"compile": None}, "arguments.compile is None; it must be bool"),
+    ({"checkpoints": {**vars(CHECKPOINTS), "keep": None}}, "checkpoints.keep is None; it must be int"),
+    ({"checkpoints": {"location": "here"}}, "arguments.checkpoints lacks every"),
+    ({"checkpoints": "here"}, "arguments.checkpoints must be an object with named fields, not 'here'"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), WRONG, ids=range(len(WRONG)))
+def test_a_wrong_field_is_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(AutoshardError) as error:
+        TrainArguments.from_dict({**ARGUMENTS.to_dict(), **changes})
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize("name", ARGUMENTS.to_dict())
+def test_no_field_may_lack(name: str) -> None:
+    values = ARGUMENTS.to_dict()
+    del values[name]
+    with pytest.raises(AutoshardError, match=rf"^arguments lacks {name}$"):
+        TrainArguments.from_dict(values)
+
+
+def test_no_field_may_be_unknown() -> None:
+    with pytest.raises(AutoshardError, match=r"^arguments has a field that is not known: 'stepz'; known: plan, data, "):
+        TrainArguments.from_dict({**ARGUMENTS.to_dict(), "stepz": 5})
+
+
+def test_the_runtime_reads_no_argument_by_its_name() -> None:
+    """And nobody but the records, the backends' own folders and forms of files names a backend."""
+    package = Path(__file__).parents[2] / "autoshard"
+    read, named = [], []
+    for path in sorted(package.rglob("*.py")):
+        where, text = str(path.relative_to(package)), path.read_text(encoding="utf-8")
+        if where != "cli.py" and re.search(r"\barguments\[", text):
+            read.append(where)
+        if where.startswith(("backends/", "runtime/torch_backend/", "runtime/nxd_backend/")):
+            continue
+        named += [where] * len(re.findall(r"\"nxd\"|backend\w* (?:==|!=) \"torch\"", text))
+    assert read == []
+    assert named == ["commands/convert.py", "conversion/convert.py", "conversion/forms.py"]  # NxD's files, a form
