@@ -1,4 +1,4 @@
-"""The fitted constants by name, with what each means, its prior and how far it may stray from it."""
+"""Lists the fitted constants by name, with what each means, its prior, and how far it may stray from the prior."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from math import inf
 
 @dataclass(frozen=True)
 class Constant:
-    """prior: where the fit starts and what an unmeasured stack takes. spread: of its logarithm. most: 1 of shares."""
+    """A constant to fit. prior: where the fit starts, and the value for a stack that was never measured. spread:
+    standard deviation of its logarithm. most: the largest value allowed, 1 for shares."""
 
     prior: float
     spread: float
@@ -90,15 +91,15 @@ STACKS = (
     ("torchtitan", "torchtitan", True),
     ("nanotron", "nanotron", True),
 )
-"""How a row's framework begins, in small letters; the stack; whether it hides data-parallel transfers behind work
-(AA-Scaling's published code sums gradients when the last backward is over)."""
+"""(how a row's framework begins, in small letters; the stack; whether it hides data-parallel transfers behind work).
+AA-Scaling does not: its published code sums gradients when the last backward is over."""
 
 OVERLAPS_WITHOUT_ZERO = ("nanotron",)
-"""Stacks that hide them under ZeRO-0 alone: nanotron's gradients are summed by hooks of DistributedDataParallel while
-the last backward runs; with ZeRO-1 they are scattered behind it."""
+"""Stacks that hide data-parallel transfers only under ZeRO-0. nanotron's gradients are summed by hooks of
+DistributedDataParallel while the last backward runs; with ZeRO-1 they are scattered after it."""
 COPIES_SHARES = ("nanotron",)
-"""Stacks that copy each replica's share of each parameter apart: nanotron's reduce_scatter_coalesced joins them before
-the one collective of a step, its all_gather_coalesced parts them again behind it."""
+"""Stacks that copy each replica's share of each parameter separately: nanotron's reduce_scatter_coalesced joins the
+shares before the one collective of a step, and its all_gather_coalesced splits them again after it."""
 STALLS = ("nanotron",)
 """Stacks whose collectives inside a microbatch stall: a layer of nanotron's runs with a pipeline on 2 to 32 nodes takes
 4.8 + 2.4 tp milliseconds, whatever its width and microbatch, where without one it takes 4.8; on 64 nodes it does so
@@ -111,7 +112,7 @@ since 2022."""
 
 
 def stack_of(framework: str) -> tuple[str | None, bool]:
-    """(name of a measured stack or None, whether it overlaps)."""
+    """(name of the measured stack or None, whether it hides data-parallel transfers) for a row's framework."""
     lowered = framework.lower()
     for start, name, overlaps in STACKS:
         if lowered.startswith(start):
