@@ -1,6 +1,11 @@
 """Scores predictions against measurements: `python -m benchmarks.predicted_vs_measured`.
 
---trainium CSV, --gpu CSV: any files with the columns of data/measured_trainium.csv and data/measured_gpu.csv. A row whose group was fitted is predicted with constants that were fitted without its group; a row of any other group with those of all groups. `cpu` are this project's own runs on a machine that `autoshard calibrate` measured. The last line is JSON: {source: scores}; --json prints it alone. Rows that cannot be scored are listed with the reason. Below the sources, and not in the JSON, `unseen/SOURCE` predicts each source as a stack that nobody measured: its constants at their priors, those of the devices fitted without it.
+Options --trainium and --gpu take any CSV files with the columns of data/measured_trainium.csv and
+data/measured_gpu.csv. A row whose group was fitted is predicted with constants that were fitted without its group; a
+row of any other group with those of all groups. `cpu` are this project's own runs on a machine that `autoshard
+calibrate` measured. The last line is JSON: {source: scores}; --json prints it alone. Rows that cannot be scored are
+listed with the reason. Below the sources, and not in the JSON, `unseen/SOURCE` predicts each source as a stack that
+nobody measured: its constants at their priors, those of the devices fitted without it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Attention of the nxd backend: NxD's NKI kernels on the chip; in CPU mode the torch backend's plain and ring
-attention."""
+"""Attention of the nxd backend: NxD's NKI kernels on the chip, the torch backend's own kernels in CPU mode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The values that kernels know beside their inputs: the program, this rank's place in its mesh, positions in the
+"""The values that kernels know beside their inputs: program, this rank's place in its mesh, positions in the
 sequence."""
 
 from __future__ import annotations
