@@ -31,7 +31,7 @@ Case = Mapping[str, Any]
 
 
 def group_differences(case: Case) -> list[str]:
-    """What differs between NxD's groups of one case and ours, one line each; empty where nothing does."""
+    """Differences between NxD's groups of one case and ours, one line each; empty where there are none."""
     given = {GROUP_FIELDS.get(name, name): value for name, value in case["case"].items()}
     asked = GroupCase(**given) if "error" not in case else None
     if asked is None:
@@ -54,7 +54,7 @@ def group_differences(case: Case) -> list[str]:
 
 
 def schedule_differences(case: Case) -> list[str]:
-    """What differs between NxD's task orders of one case and ours, one line a pipeline rank."""
+    """Differences between NxD's task orders of one case and ours, one line a pipeline rank."""
 
     def orders() -> list[tuple[str, ...]]:
         schedule = case.get("schedule", "interleaved" if case["vpp"] > 1 else "1f1b")

@@ -169,11 +169,11 @@ WIDE = replace(
     vocab_size=4096,
 )
 STEPS: dict[str, tuple[ModelSpec, int, int]] = {"": (WIDE, 1024, 2), ", heavy": (HEAVY, 512, 4)}
-"""What a row is called beside its layout -> (model, tokens of a sequence, sequences of a step).
+"""Suffix of a row's name -> (model, tokens of a sequence, sequences of a step).
 
-The first is compute-heavy on 4 and 8 processes too: matrix products grow with tokens x hidden^2, while what is moved
-and every elementwise operator grow with tokens x hidden, and what an operator costs to call does not grow. Of `heavy`,
-tp=4 leaves pieces of 128 columns, where those count; it is the second row of each layout.
+The first is compute-heavy on 4 and 8 processes too: matrix products grow with tokens x hidden^2, while communication
+and every elementwise operator grow with tokens x hidden, and the cost of calling an operator does not grow. In `heavy`,
+tp=4 leaves pieces of 128 columns, where those costs count; it is the second row of each layout.
 """
 
 

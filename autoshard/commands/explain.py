@@ -23,7 +23,7 @@ SUMMARY = "what a plan does, why it was chosen and what would change the choice"
 USAGE = "autoshard explain PLAN [--why LAYOUT] [--schedule] [--operators] [--measured FILE] [options]"
 DESCRIPTION = """\
 Print what a plan does, why it was chosen over others, and what would change the choice: the layouts are searched again
-at other bandwidths, memories, peaks, batches, sequence lengths, nodes and prices. The page stands from the start; these
+at other bandwidths, memories, peaks, batches, sequence lengths, nodes and prices. The page is printed first; these
 answers follow as they are found, which takes some seconds, and minutes for torch on many devices (--time-limit).
 
   autoshard explain plan.json

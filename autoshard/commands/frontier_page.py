@@ -34,7 +34,7 @@ def frontier_page(points: tuple[Answer, ...], width: int, color: bool) -> str:
         )
     lines = heading("Pareto", name, width)
     lines += table(HEADER, rows, width, right=range(5))
-    lines += wrapped("Sizes that are no faster than a smaller one, or that hold no layout, are left out.", width, "  ")
+    lines += wrapped("Sizes that are no faster than a smaller one, or where no layout fits, are left out.", width, "  ")
     return paint(lines, width, color)
 
 

@@ -32,7 +32,7 @@ def score_page(written: Written, score: Score, best: Candidate | None, width: in
     lines.append(())
     if score.estimate is None:
         lines += wrapped(
-            "It has no price: what it breaks leaves no order of work, or no operators that know it.", width, ""
+            "It has no price: what it breaks leaves no valid schedule, or operators that it cannot shard.", width, ""
         )
     else:
         lines += _compared(score.estimate, None if best is None else best.estimate, width)

@@ -156,8 +156,8 @@ def degree_row(searches: Searches, plan: Plan, tp: int, fit_probability: float) 
 
 
 def flip_row(searches: Searches, plan: Plan, quantity: Quantity, furthest: float, sure: float) -> FlipRow:
-    """Where the choice flips between now and `furthest` times the quantity. sure: probability with which a layout must
-    fit."""
+    """The answer to where the choice flips between now and `furthest` times the quantity. sure: probability with which
+    a layout must fit."""
     problem, chosen = problem_of(plan), plan.strategy
     found = flip(searches, Question(problem, plan.pins, sure), chosen, quantity, furthest)
     looked_at = quantity.now * furthest
@@ -236,7 +236,7 @@ def _size(plan: Plan, cluster: Cluster, best: Candidate) -> SizeRow:
 
 
 def price_row(searches: Searches, plan: Plan, instance: str) -> PriceRow | None:
-    """What another instance type would have to cost. It gets the number of nodes that comes nearest to the plan's peak
+    """The break-even prices of another instance type. It gets the number of nodes that comes nearest to the plan's peak
     FLOP/s.
 
     None where the plan's price is not known, for instances of another maker, and where nothing fits on up to

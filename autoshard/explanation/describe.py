@@ -172,7 +172,8 @@ def describe(plan: Plan, sensitivity: Sensitivity | None = None) -> Description:
 
 
 def _proven(search: SearchSummary) -> str:
-    """What the search proved, with the fit probability that was asked for where it is not the default."""
+    """The search's statement of what it proved, with the fit probability that was asked for where it is not the
+    default."""
     if search.fit_probability == FIT_PROBABILITY:
         return search.optimality
     sure = f"{100 * search.fit_probability:.4g} %"

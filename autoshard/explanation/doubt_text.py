@@ -41,8 +41,8 @@ def pair_lines(
 
 
 def doubt_text(found: Doubt) -> str:
-    """In words: '90 %: 12.0 % faster to 16.0 % slower; the first is the faster one with 60.0 % probability: a
-    toss-up'."""
+    """A sentence such as '90 %: 12.0 % faster to 16.0 % slower; the first is the faster one with 60.0 %
+    probability'."""
     sure = max(found.first_is_faster, 1 - found.first_is_faster)
     likely = "the first" if found.first_is_faster >= 0.5 else "the second"
     interval = f"90 %: {slower_text(found.low)} to {slower_text(found.high)}"

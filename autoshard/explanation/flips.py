@@ -30,7 +30,7 @@ EQUAL = 1e-9
 
 @dataclass(frozen=True)
 class Flip:
-    """Where the choice flips, for one quantity in one direction.
+    """A flip of the choice, for one quantity in one direction.
 
     factor: the value at the flip over today's. holds: the choice holds up to this factor. to: the layout that wins from
     there on; None where nothing is legal or fits any more, and `refusal` says why.
@@ -43,7 +43,7 @@ class Flip:
 
 
 class Winner(NamedTuple):
-    """What a search takes. best: None where nothing fits or is legal, and `refusal` says why."""
+    """The result of a search. best: None where nothing fits or is legal, and `refusal` says why."""
 
     best: Candidate | None
     refusal: str
@@ -126,7 +126,7 @@ def _apart(one: float, other: float) -> float:
 
 
 class Question(NamedTuple):
-    """What is asked of each search: the problem, its pins, and the probability with which a layout must fit."""
+    """One question to the search: the problem, its pins, and the probability with which a layout must fit."""
 
     problem: Problem
     pins: Pins

@@ -81,9 +81,9 @@ def schedule_lines(orders: Sequence[Order], timeline: Timeline, width: int, what
         lines.append(((name, "dim"), *_spans(text[:begin], style[:begin]), *middle, *_spans(text[end:], style[end:])))
     note = "F forward, B backward, with the microbatch"
     if any(action.chunk for order in orders for action in order):
-        note += " and, where there is room, the chunk behind a point"
+        note += ", then a point and the chunk where there is room"
     if any(action.kind == "W" for order in orders for action in order):
-        note += "; I is a backward without the gradients of weights, W those"
+        note += "; I is backward without weight gradients, W computes those"
     lines += wrapped(f"{note}; . is waiting.", width, "  ")
     if cut:
         left_out = (end - begin) * drawn.seconds_per_column

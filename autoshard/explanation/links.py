@@ -8,7 +8,7 @@ from autoshard.plans.plan import Plan
 
 
 def axis_links(plan: Plan) -> str | None:
-    """In words: 'tp in a node; cp over the Z ring of the UltraServer; dp over that and the network'. None without
+    """A text such as 'tp in a node; cp over the Z ring of the UltraServer; dp over that and the network'. None without
     domains."""
     link = plan.cluster.intra_domain
     if link is None:

@@ -47,8 +47,8 @@ class Measured:
 
 @dataclass(frozen=True)
 class Run:
-    """What a run.json says beside its plan. low_s, high_s: the plan's 90 % interval of the step time. steps: how many
-    were run."""
+    """The numbers of a run.json beside its plan. low_s, high_s: the plan's 90 % interval of the step time. steps: how
+    many were run."""
 
     steps: int
     step_p10_s: float
@@ -138,8 +138,9 @@ def measured_lines(run: Run, width: int) -> list[Line]:
     ]
     lines = [*heading("Measured", text, width), *table(("", "predicted", "actual", "ratio"), rows, width, (1, 2, 3))]
     note = (
-        "Peak memory on a CPU is that of the whole process, libraries included. Computing to optimizer update: of the "
-        "rank that computes longest, on average over the profiled steps; collectives include what it waits in them."
+        "Peak memory on a CPU is that of the whole process, libraries included. Rows from computing to optimizer "
+        "update are averages over the profiled steps, on the rank that computes longest; collectives include the time "
+        "that it waits in them."
     )
     return [*lines, *wrapped(note, width, "  ")]
 

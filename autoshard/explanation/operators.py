@@ -141,8 +141,8 @@ def operator_lines(rows: tuple[OperatorRow, ...], width: int) -> list[Line]:
         ("operator", "forward", "backward", "bytes", "sharding and what a rank holds"), cells, width, (1, 2, 3)
     )
     legend = (
-        "seq/tp0*tp1: the dim seq is split over the axes tp0 and tp1; partial/tp0: sums over tp0 are still to come. "
-        "-> is a redistribution; the lines with `over` are its collectives, with the larger buffer of a rank."
+        "seq/tp0*tp1: the dim seq is split over the axes tp0 and tp1; partial/tp0: still to be summed over tp0. -> is "
+        "a redistribution; lines with `over` are its collectives, and their bytes are the larger buffer of a rank."
     )
     return [*lines, *wrapped(legend, width, "  ")]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 NARROWEST, WIDEST = 60, 120
 """The narrowest and widest page in columns; other terminals get the nearer of the two."""
 LEAST_LAST_COLUMN = 28
-"""Where the last column would be narrower than this, it moves to lines of its own."""
+"""A last column that would be narrower than this moves to lines of its own."""
 
 LEAST_SHARE = 0.0005
 """A share or a difference below this would show as 0.0 %, so it gets no row of its own."""

@@ -65,7 +65,7 @@ def size_rows(found: Sensitivity) -> list[tuple[str, ...]]:
 
 
 def price_lines(found: Sensitivity) -> list[str]:
-    """What the plan costs, then one sentence for each other instance type."""
+    """The price of the plan in a sentence, then one sentence for each other instance type."""
     if found.price_usd is None or found.usd_per_billion_tokens is None:
         return ["of a node is not known; give it to `autoshard plan` with --price-per-node-hour"]
     own = (

@@ -152,13 +152,13 @@ def _notes(
     yield f"replanned {nodes}; stays: {kept or 'nothing'}; changes: {changed or 'nothing'}"
     yield (
         f"{distance.kept_share:.0%} of the training state is where it was, {format_bytes(distance.moved_bytes)} of "
-        f"{format_bytes(distance.total_bytes)} are read from elsewhere, if the first nodes are those that stay"
+        f"{format_bytes(distance.total_bytes)} are read from other ranks, if the first nodes are those that stay"
     )
     if new == fastest.strategy:
-        yield f"no layout is faster, and none within {LITTLE:.0%} of it leaves {WORTH:.0%} more where it was"
+        yield f"no layout is faster, and none within {LITTLE:.0%} of it keeps {WORTH:.0%} more of the state in place"
         return
     faster = chosen.estimate.step_time_s / fastest.estimate.step_time_s - 1
     yield (
         f"the fastest layout is {faster:.2%} faster and leaves {fastest_distance.kept_share:.0%} where it was: "
-        f"up to {LITTLE:.0%} is given for moving less"
+        f"up to {LITTLE:.0%} is given up to move less"
     )

@@ -37,7 +37,7 @@ class ClusterEnvironment:
 
 
 def cluster_environment(variables: Mapping[str, str] | None = None) -> ClusterEnvironment | None:
-    """What torchrun or `srun` says about this process; None when neither started it.
+    """This process's place as torchrun or `srun` gives it; None when neither started the process.
 
     torchrun inside srun counts as torchrun. A shell on a Slurm node (sbatch script, salloc) was not started by srun and
     counts as neither. variables: os.environ unless given. Raises AutoshardError naming the variable that is missing,

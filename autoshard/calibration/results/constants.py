@@ -66,18 +66,18 @@ FIXED = {
     "score_copies": 1.65,
     "norm_copies": 5.0,
 }
-"""Not fitted. First what could be and does not pay, by the error of groups that were left out: the share of NVLink that
-collectives reach (a guess, as all here); once a pass of a microbatch through a stage; of a product's output,
-computed in vain in its last wave (half of one of 128 x 128 tiles on the 108 multiprocessors of an A100); share of the
-peak of that kernel (the trial model's); times that the loss moves the logits; recomputed work against the first one;
-once a collective. Then: a hop between doublings of nodes; share of the links that an all-to-all reaches; times that
-inputs and outputs of FP8 products move to be cast; share of the work behind which sharded parameters, fetched ahead,
-hide, and of what hides the share by which that work takes longer (0.3 and 0.5 do as well; without it llm-foundry's
-large models are too fast, the more the more nodes and the fewer tokens in a microbatch); once a step; a launch that
-copies one replica's share of a tensor; see STALLS. Last what every stack had as a constant of its own, which differed
-by no more than the results can tell: what the host takes to launch an operator (within 6 %); of the largest operator's
-buffers; of plain attention's scores, kept beyond the probabilities; hidden activations that norms of several kernels
-keep in a block."""
+"""Constants that are not fitted. First those that could be fitted but do not lower the error of left-out groups: the
+share of NVLink that collectives reach (a guess, as all here); seconds once a pass of a microbatch through a stage;
+output elements of a product that are computed in vain in its last wave (half of one of 128 x 128 tiles on the 108
+multiprocessors of an A100); that kernel's share of the peak (the trial model's); times that the loss moves the logits;
+the cost of recomputed work against the first one; seconds once a collective. Then: a hop between doublings of nodes;
+share of the links that an all-to-all reaches; times that inputs and outputs of FP8 products move to be cast; share of
+the work behind which sharded parameters, fetched ahead, hide, and of what hides the share by which that work takes
+longer (0.3 and 0.5 do as well; without it llm-foundry's large models are too fast, the more the more nodes and the
+fewer tokens in a microbatch); seconds once a step; a launch that copies one replica's share of a tensor; see STALLS.
+Last those that each stack once had as its own constant, which differed by no more than the results can tell: seconds
+that the host takes to launch an operator (within 6 %); of the largest operator's buffers; of plain attention's scores,
+kept beyond the probabilities; hidden activations that norms of several kernels keep in a block."""
 
 STACKS = (
     ("aa-scaling", "AA-Scaling", False),

@@ -52,7 +52,8 @@ def text_windows(file: Path, window_bytes: int = WINDOW_BYTES) -> Iterator[str]:
 
 
 def _cut(data: bytes) -> int:
-    """Where to cut the data: after the last newline; without one, before a last character that may be incomplete."""
+    """The number of bytes to take: up to the last newline; without one, up to a last character that may be
+    incomplete."""
     newline = data.rfind(b"\n") + 1
     if newline:
         return newline

@@ -30,8 +30,8 @@ HIDDEN_NEGATIVE = -1e9
 
 @dataclass(frozen=True)
 class Held:
-    """What one parameter of an NxD layer holds: local pieces of the plan's parameters, one after another. The attribute
-    is a path in the section.
+    """The contents of one parameter of an NxD layer: local pieces of the plan's parameters, one after another. The
+    attribute is a path in the section.
 
     copies: tensor-parallel ranks that hold the same elements. sums: what its gradient still has to be summed over at
     the end of a step: "tp", "kv" or "".

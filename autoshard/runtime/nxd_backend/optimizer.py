@@ -127,7 +127,7 @@ class NxdOptimizer:
         ]
 
     def sharing_groups(self) -> list[None]:
-        """None for each shard of `state`, because every rank reads its own."""
+        """A list of None, one for each shard of `state`, because every rank reads its own."""
         return [None] * len(self.owned)
 
     def load_state(self, shards: Sequence[tuple[torch.Tensor, ...]], steps: int) -> None:
