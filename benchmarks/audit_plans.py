@@ -1,9 +1,9 @@
-"""Plan against audit: `python -m benchmarks.audit_plans [NAME ...]`, every pipeline rank of every plan.
+"""Audits plans and compares each with its audit: `python -m benchmarks.audit_plans [NAME ...]`, every pipeline rank.
 
 The plans are the layouts that AWS publishes (recipes/), and the planner's own picks for the same problems and four
-more. A NAME chooses the plans whose names begin with it. What is found goes to
-results/audit_plans.json, beside what other runs found, and as a table to results/audit_plans.md; the row is that of the
-pipeline rank whose peak memory is furthest from the plan's. The last line is JSON.
+more. A NAME chooses the plans whose names begin with it. Results go to results/audit_plans.json, beside those of other
+runs, and as a table to results/audit_plans.md; the row is that of the pipeline rank whose peak memory is furthest from
+the plan's. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MORE = (
     ("mixtral-8x22b", "trn1.32xlarge", 16),
     ("mistral-7b", "trn1.32xlarge", 2),
 )
-"""(model, instance, nodes) of further picks."""
+"""(model, instance, nodes) of further plans that the planner makes."""
 HEADER = ("plan", "layout", "ranks", "roles", "counts", "stage", "planned GB", "audited GB", "off", "seconds")
 
 
@@ -67,7 +67,7 @@ def off(row: Row) -> float:
 
 
 def result(plan: Plan) -> dict[str, Any]:
-    """memory_mib: of the largest process that audited so far."""
+    """The audit of one plan as JSON values. memory_mib: of the largest process that audited so far."""
     start = time.perf_counter()
     audits = audit(plan, None, lambda done, total, one: None)
     worst = max(audits, key=lambda one: abs(off(peak(one))))
@@ -89,7 +89,7 @@ def result(plan: Plan) -> dict[str, Any]:
 
 
 def cells(name: str, one: dict[str, Any]) -> tuple[str, ...]:
-    """Under HEADER."""
+    """The cells of a plan's row, under HEADER."""
     counts = sorted(set(one["differs"]) - {"peak memory"})
     return (
         name,

@@ -43,11 +43,12 @@ from autoshard.spec.training import TrainingSpec, load_precision
 
 EVERY = 2
 STEPS = 1_000_000
-"""More than any run gets to: all of them are killed."""
+"""More steps than any run gets to: all runs are killed."""
 AFTERWARDS = 4
 START, TRAINING, SAVING = "start", "training", "saving"
 WITHIN_S = {START: 6.0, TRAINING: 1.5, SAVING: 0.05}
-"""Moments lie within so many seconds of the process's start, of the first new checkpoint, of a save's first file."""
+"""Phase -> a moment lies within so many seconds of the process's start, of the first new checkpoint, or of a save's
+first file."""
 _TIMEOUT_S = 120.0
 MODEL = replace(
     load_model("llama3-8b"),
@@ -65,10 +66,9 @@ MODEL = replace(
 
 @dataclass(frozen=True)
 class Moment:
-    """phase: of the run. victims: how many processes were killed. while_saving: files of an incomplete save were there.
-
-    reached: the last step that was reported. kept: step of the newest checkpoint afterwards.
-    """
+    """One kill. phase: of the run. victims: how many processes were killed. while_saving: whether files of an
+    incomplete save were there. reached: the last step that was reported. kept: step of the newest checkpoint
+    afterwards."""
 
     phase: str
     victims: int
@@ -78,7 +78,7 @@ class Moment:
 
     @property
     def lost(self) -> int:
-        """Steps that are done anew."""
+        """Number of steps that the next run repeats."""
         return self.reached - self.kept
 
 
@@ -115,12 +115,12 @@ def store(folder: Path) -> LocalStore:
 
 
 def newest(folder: Path) -> int:
-    """Step of the newest complete checkpoint, 0 if there is none."""
+    """The step of the newest complete checkpoint, 0 if there is none."""
     return max((step_of(one) for one in store(folder).folders()), default=0)
 
 
 def losses(folder: Path) -> dict[int, float]:
-    """By step, of all runs; each step that two runs did has one loss. A line that a kill cut off is none."""
+    """Step -> loss over all runs; each step that two runs did has one loss. A line that a kill cut off is skipped."""
     found: dict[int, float] = {}
     for file in folder.glob("runs/*/metrics.jsonl"):
         for line in file.read_text().splitlines(keepends=True):
@@ -132,7 +132,7 @@ def losses(folder: Path) -> dict[int, float]:
 
 
 def kill(folder: Path, randomness: random.Random) -> Moment:
-    """Start the run, kill it at a random moment, and look at what it leaves."""
+    """Starts the run, kills it at a random moment, and returns what it leaves."""
     before, log = newest(folder), folder / "log"
     phase = randomness.choice((START, TRAINING, TRAINING, SAVING, SAVING))
     with log.open("w") as out:
@@ -189,7 +189,7 @@ def _check_files(folder: Path) -> None:
 
 
 def finish(folder: Path) -> int:
-    """Let the run end, compare every loss with those of an undisturbed run -> its steps."""
+    """Lets the run end and compares every loss with those of an undisturbed run; returns the number of steps."""
     steps = newest(folder) + AFTERWARDS
     whole = folder / "undisturbed"
     whole.mkdir(exist_ok=True)
@@ -204,7 +204,7 @@ def finish(folder: Path) -> int:
 
 
 def survive(folder: Path, moments: int, seed: int) -> dict[str, Any]:
-    """So many kills in all, those of earlier calls in the folder counted; then the comparison -> what was seen."""
+    """Kills `moments` times in all, including earlier calls in the folder, then compares; returns what was seen."""
     kept = folder / "moments.json"
     seen = [Moment(**one) for one in json.loads(kept.read_text())] if kept.exists() else []
     if not (folder / "plan.json").exists():

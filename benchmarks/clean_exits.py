@@ -24,7 +24,7 @@ ABORTS = ("terminate called", "Aborted", "Fatal Python error", "Segmentation fau
 
 
 def clean_exit(number: int, folder: Path) -> str:
-    """'' or what was wrong."""
+    """A sentence on what went wrong in one run; '' where it ended cleanly."""
     directory = folder / str(number)
     directory.mkdir()
     try:

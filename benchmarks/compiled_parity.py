@@ -1,8 +1,9 @@
-"""Stages compiled by inductor against one process that compiles nothing: tests/multiprocess/test_compiled.py has fewer.
+"""Compares stages compiled by inductor with one uncompiled process, in more layouts than `make test` does.
 
 For each layout two steps in FP64 (gradients and parameters to 1e-9), one in FP32 (loss, norm and gradients to 1e-5, the
-collectives executed are the plan's), and the losses of two steps in bf16 (1e-3, against one process that rounds alike).
-About a minute a layout on 2 cores where inductor's cache has nothing of it.
+collectives executed are the plan's), and the losses of two steps in bf16 (1e-3, against one process that rounds in the
+same way). About a minute a layout on 2 cores where inductor's cache is empty. tests/multiprocess/test_compiled.py has
+fewer layouts.
 
     python -m benchmarks.compiled_parity      # the last line is JSON
 """
@@ -33,7 +34,7 @@ LAYOUTS: dict[int, tuple[str, ...]] = {
     ),
     4: ("tp x pp, interleaved, recompute", "tp x dp, ZeRO-3, recompute"),
 }
-"""Of the parity matrix, or compiled_workers.ALSO, by the number of processes."""
+"""Number of processes -> names of layouts, from the parity matrix or compiled_workers.ALSO."""
 AGREES = {"executed": "{}", "planned": "{}"}
 
 

@@ -42,12 +42,12 @@ from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec, load_precision
 
 MOST_MEMORY = 1.5
-"""Of the largest file that is written."""
+"""Limit of the peak memory, over the largest file that is written."""
 LEAST_SPEED = 0.5
-"""Of the disk's, as any program writes."""
+"""Limit of the speed, over that of the disk as any program writes."""
 BLOCK_BYTES = 16_000_000
 DISK_BYTES = 3_008_000_000
-"""Blocks that fill it exactly."""
+"""Bytes of the file that times the disk; a whole number of blocks."""
 STEADY, TRIES = 0.5, 2
 CONVERSIONS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "HF -> plan": ("hf", "plan", ("--plan", "plan.json")),
@@ -60,12 +60,13 @@ CONVERSIONS: dict[str, tuple[str, str, tuple[str, ...]]] = {
 }
 """Name -> (source, target, options)."""
 LAST_USE = {source: name for name, (source, _, _) in CONVERSIONS.items()}
-"""Of what is read again; the rest goes at once."""
+"""Source -> the last conversion that reads it; files that nobody reads again are removed at once."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """processor_s: of both cores, user and system. The disk's: means of before and after."""
+    """The result of one conversion. processor_s: of both cores, user and system. The disk's speeds are means of before
+    and after."""
 
     conversion: str
     bytes: int
@@ -94,7 +95,7 @@ def two_blocks() -> ModelSpec:
 
 
 def plan_of(model: ModelSpec) -> Plan:
-    """tp=8 in two stages of one block."""
+    """A plan with tp=8 in two stages of one block."""
     training = TrainingSpec(8192, 16, load_precision("mixed_precision"))
     cluster = load_cluster("trn1.32xlarge", 1)
     strategy = Strategy(8, 2, 2, 1, 1, 1, 1, "1f1b", ("none",), True, 0, "flash", (1, 1))
@@ -102,7 +103,7 @@ def plan_of(model: ModelSpec) -> Plan:
 
 
 def write_weights(folder: Path, model: ModelSpec) -> None:
-    """A Hugging Face folder; no two rows of a tensor are alike."""
+    """Writes a Hugging Face folder with random weights, in which no two rows of a tensor are alike."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(to_config(model)))
     dims, _ = parameter_dims(model)
@@ -124,7 +125,7 @@ def _write(path: Path, file: OutputFile, block: np.ndarray[tuple[int], np.dtype[
 
 
 def disk_bytes_per_s(folder: Path, past_cache: bool) -> float:
-    """One file, written in a row and on the disk."""
+    """Speed of writing one file sequentially until it is on the disk. past_cache: past the page cache."""
     block = np.random.default_rng(1).integers(0, 256, BLOCK_BYTES, np.uint8)
     path = folder / "disk"
     begin = perf_counter()
@@ -144,7 +145,7 @@ def disk_bytes_per_s(folder: Path, past_cache: bool) -> float:
 
 
 def disk_speeds(folder: Path) -> tuple[float, float]:
-    """As any program writes, past the page cache."""
+    """(bytes per second as any program writes, bytes per second past the page cache)."""
     return disk_bytes_per_s(folder, False), disk_bytes_per_s(folder, True)
 
 
@@ -173,7 +174,7 @@ def measure(folder: Path) -> Iterator[Row]:
 
 
 def run(folder: Path, *arguments: str) -> tuple[int, float]:
-    """-> the process's peak resident memory in bytes, its processor seconds."""
+    """Runs a conversion: (the process's peak resident memory in bytes, its processor seconds)."""
     process = subprocess.Popen([sys.executable, "-m", "autoshard", "convert", *arguments], cwd=folder)
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
@@ -189,7 +190,7 @@ def same(one: Path, other: Path) -> bool:
 
 
 def main() -> int:
-    """Exit code 1 where a limit is missed."""
+    """Runs all conversions. Exit code 1 where a limit is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, help="where to write (default: the folder for temporary files)")
     with TemporaryDirectory(prefix="convert-", dir=parser.parse_args().folder) as folder:

@@ -50,7 +50,7 @@ SELECTIVE: Fields = {"recompute": "selective"}
 
 
 def row(name: str, layers: int, hidden: int, seq_len: int, gbs: int, mbs: int = 1, **other: Any) -> dict[str, str]:
-    """8 heads, of which 4 are key-value heads; a gated MLP of 8/3 the width."""
+    """The row of a model with 8 heads, 4 of them key-value heads, and a gated MLP of 8/3 the width."""
     ffn = 4 * hidden if other.get("act") == "gelu" else 128 * round(8 * hidden / 3 / 128)
     fields = {
         "layers": layers,
@@ -90,7 +90,7 @@ ROWS = (
 
 
 def step_time_s(fields: dict[str, str], hardware: Path, folder: Path) -> float:
-    """Runs the row's layout."""
+    """The measured step time of the row's layout, seconds."""
     case = gpu_case({**fields, "iter_time_s": "1"})
     cluster = calibrated_cluster(hardware, case.strategy.world_size)
     expected = estimate(case.model, case.training, cluster, case.strategy)

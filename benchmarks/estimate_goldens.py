@@ -1,11 +1,12 @@
-"""Estimates of random layouts, term by term: what a change of the cost model's code must leave as it is.
+"""Records estimates of random layouts, term by term, which a refactoring of the cost model must not change.
 
     python -m benchmarks.estimate_goldens --write             replaces tests/golden/estimates.json
     python -m benchmarks.estimate_goldens --rows 10000 > new  every term of other layouts; the same in another tree,
     python -m benchmarks.estimate_goldens --compare old new   then the largest difference of the two
 
 Layouts are drawn from all that are legal, over generations, families, backends, schedules, stages of ZeRO, axis orders
-and context and expert parallelism; stages get sets and, with one chunk a rank, blocks of their own in half of them.
+and context and expert parallelism. In half of them, stages have their own recompute sets and, with one chunk a rank,
+their own numbers of blocks.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ STACKS = (
         sharded_gradients=True,
     ),
 )
-"""Training stacks. The last one shares parameters by itself: layouts of ZeRO-1 are priced with it alone."""
+"""Training stacks. The last one shares parameters by itself, so layouts of ZeRO-1 are priced only with it."""
 
 
 def problem_of(number: int) -> Problem:
@@ -107,7 +108,7 @@ def problem_of(number: int) -> Problem:
 
 
 def drawn(rows: int, seed: int) -> Iterator[tuple[int, int, Strategy]]:
-    """(problem, stack, layout), one problem after the other."""
+    """Yields (problem, stack, layout), one problem after the other."""
     choose = random.Random(seed)
     for number in range(len(PROBLEMS)):
         problem = problem_of(number)
@@ -142,7 +143,7 @@ def priced(number: int, stack: int, strategy: Strategy) -> Estimate:
 
 
 def terms(found: Estimate) -> list[float]:
-    """Seconds; bytes of the fullest rank, of all ranks together and of each one."""
+    """All numbers of an estimate: seconds; bytes of the fullest rank, of all ranks together and of each one."""
     by_rank = [[float(term.value) for term in rank.terms] for rank in found.memory]
     fullest = [float(term.value) for term in found.fullest.terms]
     seconds = [float(term.value) for term in found.time_terms]
@@ -150,12 +151,12 @@ def terms(found: Estimate) -> list[float]:
 
 
 def written(strategy: Strategy) -> list[Any]:
-    """Its fields in their order; runs of equal stages as '3*full,5*none'."""
+    """A strategy as JSON values: its fields in their order, runs of equal stages as '3*full,5*none'."""
     return [_runs(value) if type(value) is tuple else value for value in asdict(strategy).values()]
 
 
 def read(values: list[Any]) -> Strategy:
-    """The strategy of `written`."""
+    """The strategy that `written` gave these values for."""
     found = dict(zip((field.name for field in fields(Strategy)), values, strict=True))
     runs: dict[str, tuple[Any, ...]] = {name: _of_runs(found[name]) for name in ("recompute", "axis_order")}
     layers = tuple(map(int, _of_runs(found["stage_layers"])))
@@ -171,7 +172,7 @@ def _of_runs(runs: str) -> tuple[str, ...]:
 
 
 def compact(found: Estimate) -> list[float]:
-    """Terms as they are kept, with 12 digits: seconds, memory of the fullest rank and of all together."""
+    """The numbers that are recorded, with 12 digits: seconds, memory of the fullest rank and of all together."""
     several = terms(found)[: len(found.time_terms) + 2 * len(found.fullest.terms)]
     return [int(term) if term == int(term) else float(f"{term:.12g}") for term in several]
 

@@ -1,4 +1,4 @@
-"""The constants of measured stacks, data/{fitted,left_out}.json, as `autoshard calibrate --results --details` wrote."""
+"""Loads the constants of measured stacks, data/{fitted,left_out}.json (`autoshard calibrate --results --details`)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ DATA = Path(__file__).parent / "data"
 
 @dataclass(frozen=True)
 class Fitted:
-    """values: of all data. left_out: by group, fitted without it. intervals: by regime and by left-out group.
-
-    unseen: by source, of its devices, fitted without all of it.
-    """
+    """Fitted constants. values: of all data. left_out: by group, fitted without it. intervals: by regime and by
+    left-out group. unseen: by source, its devices' constants fitted without all of it."""
 
     values: Values
     left_out: dict[str, Values]
@@ -28,7 +26,7 @@ class Fitted:
     unseen: dict[str, Values]
 
     def values_for(self, case: Case) -> Values:
-        """Without the case's own group, where that was fitted."""
+        """The constants fitted without the case's own group; those of all data where that group was not fitted."""
         return {**self.values, **self.left_out.get(case.group, {})}
 
     def interval_for(self, case: Case, regime: str) -> Interval:

@@ -54,7 +54,8 @@ TOLERANCE = 0.01
 
 @dataclass(frozen=True)
 class Row:
-    """counted: on the graph; measured: by torch. flops: forward, backward and recompute; bytes: kept after forward."""
+    """One comparison of a count. counted: on the graph. measured: by torch. flops: of forward, backward and recompute.
+    bytes: kept after forward."""
 
     model: str
     recompute: str
@@ -69,7 +70,7 @@ class Row:
 
 
 class LiveStorages(TorchDispatchMode):
-    """Every storage that an operator allocates while this is on."""
+    """Collects every storage that an operator allocates while this mode is on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +86,7 @@ class LiveStorages(TorchDispatchMode):
         return out
 
     def alive(self) -> dict[int, int]:
-        """Bytes of each that still is."""
+        """Address -> bytes of each collected storage that is still alive."""
         gc.collect()
         return {key: size for key, (reference, size) in self._seen.items() if not reference.expired()}
 
@@ -95,7 +96,7 @@ def _storages(values: Any) -> list[torch.UntypedStorage]:
 
 
 def small(name: str) -> ModelSpec:
-    """The family's structure at sizes that a CPU runs in a second."""
+    """A model with the family's structure, at sizes that a CPU runs in a second."""
     model = load_model(name)
     heads = 8
     return replace(
@@ -123,7 +124,7 @@ def program_of(model: ModelSpec, kernel: str) -> Program:
 
 
 def counted_flops(program: Program, recompute: str) -> float:
-    """Matrix products and attention, the latter as written out."""
+    """FLOPs of matrix products and attention on the graph, attention being written out."""
     total = 0.0
     for segment in segments(program, recompute):
         for position in range(segment.start, segment.stop):

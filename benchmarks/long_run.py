@@ -31,8 +31,8 @@ from autoshard.runtime.worker_arguments import TrainArguments
 from autoshard.spec.training import TrainingSpec, load_precision
 
 TOLERANCE = 1e-4
-"""Of any step's loss, relative; 3e-5 was seen. Training amplifies rounding, here 500 times by step 2,000; at a higher
-learning rate far more. A wrong layout is off by 0.1 within a few steps."""
+"""Allowed relative difference of any step's loss; 3e-5 was seen. Training amplifies rounding, here 500 times by step
+2,000; at a higher learning rate far more. A wrong layout is off by 0.1 within a few steps."""
 MODEL = replace(
     load_model("llama3-8b"),
     name="long-run",
@@ -54,7 +54,7 @@ LAYOUTS: dict[str, dict[str, int]] = {
 
 
 def plan_of(layout: dict[str, int]) -> Plan:
-    """The same 8 sequences of 64 tokens a step, in 2 microbatches."""
+    """A plan for 8 sequences of 64 tokens a step, in 2 microbatches, with the given degrees."""
     tp, pp, dp = (layout.get(axis, 1) for axis in ("tp", "pp", "dp"))
     chosen = Strategy(
         tp=tp,
@@ -76,7 +76,7 @@ def plan_of(layout: dict[str, int]) -> Plan:
 
 
 def train(layout: str, steps: int, folder: Path) -> dict[str, Any]:
-    """-> losses by step, losses on held-out text, and how long it took."""
+    """Trains in one layout; returns losses by step, losses on held-out text, and how long it took."""
     plan = plan_of(LAYOUTS[layout])
     directory = folder / layout.replace(" ", "-")
     directory.mkdir()
@@ -117,7 +117,8 @@ def train(layout: str, steps: int, folder: Path) -> dict[str, Any]:
 
 
 def long_run(steps: int, layouts: tuple[str, ...] = tuple(LAYOUTS)) -> dict[str, Any]:
-    """By layout, the first being the reference: how far its losses are from the first's, and its times."""
+    """Results by layout; the first layout is the reference. Each has how far its losses are from the reference's, and
+    its times."""
     with TemporaryDirectory(prefix="autoshard-long-run-") as folder:
         runs = {layout: train(layout, steps, Path(folder)) for layout in layouts}
     reference = runs[layouts[0]]

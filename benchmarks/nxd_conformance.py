@@ -1,12 +1,12 @@
-"""Our process groups and task orders against those that neuronx-distributed itself wrote to files.
+"""Compares our process groups and task orders with those that neuronx-distributed itself wrote to files.
 
     python -m benchmarks.nxd_conformance --groups FILE --schedules FILE
 
 A file is a list of cases, or an object whose `cases` is one. A case of groups has `case` (world, tp, pp, cp, ep, lnc,
 target, lws: NxD's LOCAL_WORLD_SIZE) and `groups`, or an `error` where NxD refuses; one of schedules has pp,
-num_microbatches, vpp, `order` or `error`, and schedule (else interleaved where vpp > 1). The order of groups among each
-other does not count, that of the ranks in a group does. Exit code 0 when all are equal, 1 when one differs, 2 for
-another sort of file.
+num_microbatches, vpp, `order` or `error`, and schedule (else interleaved where vpp > 1). The order of groups does not
+count, that of the ranks in a group does. Exit code 0 when all are equal, 1 when one differs, 2 for another sort of
+file.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from autoshard.schedules import actions
 
 MAX_BYTES = 500_000_000
 GROUP_FIELDS = {"world": "world_size", "target": "platform", "lws": "local_world_size"}
-"""Names in the files -> names of GroupCase, where they differ."""
+"""Name in the files -> name in GroupCase, where they differ."""
 SHOWN = 120
 
 Case = Mapping[str, Any]
 
 
 def group_differences(case: Case) -> list[str]:
-    """What differs between NxD's groups of one case and ours, one line each; empty where nothing does."""
+    """Differences between NxD's groups of one case and ours, one line each; empty where there are none."""
     given = {GROUP_FIELDS.get(name, name): value for name, value in case["case"].items()}
     asked = GroupCase(**given) if "error" not in case else None
     if asked is None:
@@ -54,7 +54,7 @@ def group_differences(case: Case) -> list[str]:
 
 
 def schedule_differences(case: Case) -> list[str]:
-    """What differs between NxD's task orders of one case and ours, one line a pipeline rank."""
+    """Differences between NxD's task orders of one case and ours, one line a pipeline rank."""
 
     def orders() -> list[tuple[str, ...]]:
         schedule = case.get("schedule", "interleaved" if case["vpp"] > 1 else "1f1b")
@@ -105,7 +105,7 @@ def cases(path: Path, what: str, needed: tuple[str, ...], result: str) -> list[C
 
 
 def compare(what: str, found: Sequence[Case], differences: Callable[[Case], list[str]]) -> bool:
-    """Print the differences and `N of M equal`; whether all are."""
+    """Prints the differences and `N of M equal`; returns whether all are equal."""
     equal = 0
     for number, case in enumerate(found):
         named = case.get("case") or {name: value for name, value in case.items() if name not in ("order", "error")}

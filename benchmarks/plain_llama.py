@@ -1,4 +1,4 @@
-"""A Llama as one writes it in PyTorch, and sharded as PyTorch's own parallelize_module does it: the peers to beat."""
+"""A Llama in plain PyTorch, and sharded by PyTorch's own parallelize_module: the reference for the runtime's speed."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Block(nn.Module):
 
 
 class PlainLlama(nn.Module):
-    """Token ids and labels [batch, seq] -> mean cross-entropy."""
+    """A Llama whose forward takes token ids and labels [batch, seq] and gives the mean cross-entropy."""
 
     def __init__(self, model: ModelSpec, seq: int):
         super().__init__()
@@ -81,7 +81,8 @@ class PlainLlama(nn.Module):
 
 
 def with_dtensors(module: PlainLlama, mesh: Any) -> PlainLlama:
-    """Tensor and sequence parallel as torch's tutorial and torchtitan write it; run it under `loss_parallel()`."""
+    """The module with tensor and sequence parallelism as in torch's tutorial and torchtitan; run it under
+    `loss_parallel()`."""
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,

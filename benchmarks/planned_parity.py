@@ -1,4 +1,4 @@
-"""Random small models with plans that the planner found, and one of 32,768 tokens: the same as one process.
+"""Compares plans that the planner finds for random small models, and one of 32,768 tokens, with one process.
 
 Losses, gradient norms, gradients and parameters of two steps in FP64, and the collectives executed. The long sequence
 goes round a ring of two in zigzag pieces, one step in FP32.

@@ -1,4 +1,4 @@
-"""How fast the planner is: whole processes on named problems, layouts a second, and growth with the cluster.
+"""Measures how fast the planner is: whole processes on named problems, layouts a second, and growth with the cluster.
 
     python benchmarks/planner_speed.py            some minutes; the last line is JSON
     python benchmarks/planner_speed.py --write    keeps it in benchmarks/results/planner_speed.json
@@ -46,7 +46,7 @@ LAYOUTS = (
     ("llama3-70b", "trn1.32xlarge", 16, 1024, "torch"),
     ("llama3.1-405b", "trn2.48xlarge", 1024, 4096, "torch"),
 )
-"""(model, instance, nodes, sequences a step, backend) of which every legal layout is priced."""
+"""(model, instance, nodes, sequences a step, backend) of problems for which every legal layout is priced."""
 TORCH = (
     ("llama3-70b", "trn1.32xlarge", 16, 1024, ()),
     ("mixtral-8x7b", "trn1.32xlarge", 16, 1024, ()),
@@ -62,11 +62,11 @@ MOST_MEMORY_MIB = 500
 WANTED_PER_CPU_S = 300_000
 REPEATS = 3
 GROWTH = range(5, 18)
-"""Powers of two of logical cores."""
+"""Numbers of logical cores, as powers of two."""
 
 
 def whole_process(model: str, instance: str, nodes: int, batch: int, options: Sequence[str] = ()) -> dict[str, float]:
-    """The quickest of a few runs: seconds of wall and CPU, memory."""
+    """The fastest of a few runs: seconds of wall and CPU time, memory."""
     runs = []
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "autoshard", "plan", "--model", model, "--instance", instance]
@@ -119,7 +119,7 @@ def layouts_per_cpu_s(model: str, instance: str, nodes: int, batch: int, backend
 
 
 def growth() -> list[dict[str, float]]:
-    """llama3-70b on ever more trn1 cores, 8 sequences a core."""
+    """Times for llama3-70b on ever more trn1 cores, 8 sequences a core."""
     rows = []
     model = load_model("llama3-70b")
     for power in GROWTH:

@@ -1,10 +1,11 @@
-"""Predicted against measured: `python -m benchmarks.predicted_vs_measured [--trainium CSV] [--gpu CSV] [--json]`.
+"""Scores predictions against measurements: `python -m benchmarks.predicted_vs_measured`.
 
-Any files with the columns of data/measured_trainium.csv and data/measured_gpu.csv. A row whose group was fitted is
-predicted with constants that were fitted without its group; a row of any other group with those of all groups. `cpu`
-are this project's own runs on a machine that `autoshard calibrate` measured. The last line is JSON: {source: scores}.
-Rows that cannot be scored are listed with the reason. Below the sources, and not in the JSON, `unseen/SOURCE` predicts
-each source as a stack that nobody measured: its constants at their priors, those of the devices fitted without it.
+Options --trainium and --gpu take any CSV files with the columns of data/measured_trainium.csv and
+data/measured_gpu.csv. A row whose group was fitted is predicted with constants that were fitted without its group; a
+row of any other group with those of all groups. `cpu` are this project's own runs on a machine that `autoshard
+calibrate` measured. The last line is JSON: {source: scores}; --json prints it alone. Rows that cannot be scored are
+listed with the reason. Below the sources, and not in the JSON, `unseen/SOURCE` predicts each source as a stack that
+nobody measured: its constants at their priors, those of the devices fitted without it.
 """
 
 from __future__ import annotations
@@ -37,21 +38,21 @@ from benchmarks.results_page import results_page
 from benchmarks.scores import KEYS, Scored, score
 
 Missing = tuple[str, str, str]
-"""Row, source, reason."""
+"""(row, source, reason) of a row that cannot be scored."""
 TRAINIUM_SPREAD = 0.23
-"""Half width of the 90 % interval of log time on Trainium where no two groups are there to tell: releases of the SDK
-differ by 6 to 27 % on the same layout."""
+"""Half width of the 90 % interval of log time on Trainium where fewer than two groups are there to tell: releases of
+the SDK differ by 6 to 27 % on the same layout."""
 
 
 def gpu_scores(rows: Sequence[Row], fitted: Fitted) -> Iterator[Scored | Missing]:
-    """Every row, scored or with the reason why not."""
+    """Yields every row, scored or with the reason why not."""
     for row in rows:
         source = row.get("source_id") or "unknown"
         yield _gpu_score(row, source, fitted)
 
 
 def unseen_scores(rows: Sequence[Row], fitted: Fitted) -> Iterator[Scored | Missing]:
-    """Rows of fitted sources once more, as if nothing of their source had been there."""
+    """Yields rows of fitted sources once more, predicted as if nothing of their source had been measured."""
     for row in rows:
         source = row.get("source_id") or "unknown"
         if source in fitted.unseen:
@@ -91,13 +92,13 @@ def _estimate(case: Case, values: Values) -> Estimate:
 
 
 def _cluster(case: Case) -> Cluster:
-    """Its devices as the planner knows them."""
+    """The case's devices as the planner knows them."""
     return calibrated_cpu(case) if case.gpu == "cpu" else load_cluster(hardware(case)[0], case.nodes)
 
 
 def cpu_scores(rows: Sequence[Row], fitted: Fitted) -> Iterator[Scored | Missing]:
-    """This project's own runs: nothing was fitted to them, so their interval comes from what the others are missed
-    by."""
+    """Yields this project's own runs, scored. Nothing was fitted to them, so the interval of each comes from the errors
+    of the others."""
     found = list(gpu_scores(rows, fitted))
     timed = [one for one in found if isinstance(one, Scored) and one.measured_s]
     for one in found:
@@ -128,7 +129,8 @@ def _sources(case: Case) -> Iterator[str]:
 
 
 def trainium_scores(rows: Sequence[Row]) -> Iterator[Scored | Missing]:
-    """Every model is left out in turn; its interval comes from what the others are missed by."""
+    """Yields Trainium rows, scored with every model left out in turn; the interval of each comes from the errors of the
+    others."""
     asked = [_instance_case(row) for row in rows]
     yield from (one for one in asked if isinstance(one, tuple))
     cases = [one for one in asked if isinstance(one, InstanceCase)]
@@ -151,7 +153,7 @@ def _instance_case(row: Row) -> InstanceCase | Missing:
 
 
 def compiled_collectives(path: Path) -> list[str]:
-    """How well the constants of the hardware files meet the times of collectives that were compiled."""
+    """Lines on how well the constants of the hardware files meet the times of collectives in compiled graphs."""
     found = read_results([], path).collectives
     cases: list[CollectiveCase] = [case for case in found.cases if not case.framework] if found else []
     errors = [log(case.predicted_s(case.cluster) / case.time_s) for case in cases]
@@ -159,7 +161,7 @@ def compiled_collectives(path: Path) -> list[str]:
 
 
 def scoreboard(found: Sequence[Scored | Missing]) -> dict[str, dict[str, float | int | None]]:
-    """source -> scores."""
+    """Source -> its scores."""
     rows: dict[str, list[Scored]] = defaultdict(list)
     unscored: Counter[str] = Counter()
     for one in found:
@@ -172,7 +174,7 @@ def scoreboard(found: Sequence[Scored | Missing]) -> dict[str, dict[str, float |
 
 
 def table(board: dict[str, dict[str, float | int | None]]) -> Iterator[str]:
-    """One line a source; fractions as percent."""
+    """Yields one line for each source; fractions as percent."""
     counts = ("rows", "unscored", "oom_picks")
     width = max((len(source) for source in board), default=6)
     yield f"{'source':{width}} " + " ".join(f"{key:>{max(len(key), 6)}}" for key in KEYS)

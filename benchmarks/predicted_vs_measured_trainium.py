@@ -1,4 +1,4 @@
-"""Predicted against measured step time: `python -m benchmarks.predicted_vs_measured_trainium`.
+"""Compares predicted with measured step times on Trainium: `python -m benchmarks.predicted_vs_measured_trainium`.
 
 The rows are 18 published results, benchmarks/data/measured_trainium.csv; each names its source.
 """
@@ -18,7 +18,7 @@ Row = dict[str, str]
 
 
 def predictions(path: Path = DATA) -> Iterator[tuple[Row, Estimate]]:
-    """Each row with what the cost model expects of it."""
+    """Yields each row with the cost model's estimate for it."""
     with path.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             case = instance_case(row)

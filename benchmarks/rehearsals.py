@@ -1,7 +1,7 @@
 """Rehearses plans of real models that the planner found for random clusters and choices: each must equal one process.
 
-Plan 0 is llama3-8b on 4 H100 nodes with tp=2, cp=4 and Ulysses. A plan's number alone says what is asked. What is found
-goes to results/rehearsals.json, beside what other runs found, and as a table to results/rehearsals.md.
+Plan 0 is llama3-8b on 4 H100 nodes with tp=2, cp=4 and Ulysses. A plan's number alone says what is asked. Results go to
+results/rehearsals.json, beside those of other runs, and as a table to results/rehearsals.md.
 
     python -m benchmarks.rehearsals                       # plans 0 to 19, some 10 minutes on 2 idle cores
     python -m benchmarks.rehearsals --first 20 --plans 50 # others; the last line is JSON
@@ -39,7 +39,7 @@ CLUSTERS = (
     ("a100-80gb", (2, 4)),
     ("b200-180gb", (1, 2)),
 )
-"""Instances, and of how many."""
+"""(instance, numbers of nodes) that problems are drawn from."""
 PINNED: tuple[dict[str, Any], ...] = (
     {"tp": 8},
     {"tp": 2, "pp": 2},
@@ -58,12 +58,12 @@ PINNED: tuple[dict[str, Any], ...] = (
     {"recompute": "full"},
 )
 STEPS = 3
-"""The FP32 step decides, and a few in the plan's precision are compared."""
+"""Steps of each run: the FP32 step decides, and a few in the plan's precision are compared."""
 HEADER = ("plan", "what", "layout", "here", "left out", "verdict", "seconds")
 
 
 def drawn(number: int) -> Plan:
-    """A function of the number: one of the best layouts for a request that has an answer."""
+    """The plan of a number: one of the best layouts for a random request that has an answer."""
     random = Random(number)
     while True:
         instance, nodes = random.choice(CLUSTERS)
@@ -86,7 +86,7 @@ def drawn(number: int) -> Plan:
 
 
 def rehearsed(number: int, processes: int) -> dict[str, Any]:
-    """What the run says of one plan."""
+    """The results of rehearsing one plan."""
     plan, said = drawn(number), io.StringIO()
     found: dict[str, Any] = {
         "plan": number,
@@ -114,7 +114,7 @@ def seconds(start: float) -> int:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Markdown."""
+    """The rows as a Markdown table."""
     cells = [HEADER, ("---",) * len(HEADER), *([str(row.get(name, "")) for name in HEADER] for row in rows)]
     return "".join(f"| {' | '.join(row)} |\n" for row in cells)
 

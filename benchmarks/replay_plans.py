@@ -1,9 +1,9 @@
-"""The plans of 42 problems, kept: what a change of the planner or the cost model moves, and why.
+"""Plans 42 recorded problems again and says which plans a change of the planner or the cost model moves.
 
     python benchmarks/replay_plans.py            compares with benchmarks/results/plans.json; exit code 1 if any moved
     python benchmarks/replay_plans.py --write    keeps what is planned now
 
-A problem is (model, cluster, batch, sequence). Kept are the layout, the step time with its terms and the memory.
+A problem is (model, cluster, batch, sequence). Recorded are the layout, the step time with its terms and the memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from autoshard.units import format_bytes, format_seconds
 
 KEPT = Path(__file__).parent / "results" / "plans.json"
 LEAST_MOVE = 1e-4
-"""Relative change of a step time that is told."""
+"""The smallest relative change of a step time that is reported."""
 PROBLEMS = (
     *(("llama2-7b", "trn1.32xlarge", nodes, 1024, 4096, "nxd") for nodes in (1, 4)),
     ("llama2-13b", "trn1.32xlarge", 4, 1024, 4096, "nxd"),
@@ -67,7 +67,7 @@ def replay(model: str, instance: str, nodes: int, batch: int, sequence: int, bac
 
 
 def moved(before: dict[str, Any], now: dict[str, Any]) -> str | None:
-    """What changed, in words; None where nothing did."""
+    """A sentence on what changed; None where nothing did."""
     if "refused" in before or "refused" in now:
         if before == now:
             return None

@@ -1,4 +1,4 @@
-"""RESULTS.md: every target, what was reached, and for those that are missed which rows miss them and why."""
+"""Writes RESULTS.md: every target, what was reached, and for those that are missed which rows miss them and why."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Scores = Mapping[str, float | int | None]
 
 
 class Target(NamedTuple):
-    """at_most: of a score that should be small; else at least, of one that should be large."""
+    """One target. at_most: whether the score should be small; else it should be large."""
 
     what: str
     source: str
@@ -87,11 +87,11 @@ that makes what fitted most likely (narrower: a pick ran out of memory).""",
 Rows with tp 2 on 8 and 16 stages are 20 to 47 % slower than predicted and not monotone: they look like data; transfers
 between stages are too short to explain them.""",
 }
-"""Why a target is missed, and what was tried."""
+"""Target -> why it is missed, and what was tried."""
 
 
 def results_page(board: Mapping[str, Scores], unseen: Mapping[str, Scores], found: Sequence[object]) -> str:
-    """Markdown. unseen: scores of each source predicted as if nothing of it had been measured."""
+    """The page in Markdown. unseen: scores of each source predicted as if nothing of it had been measured."""
     rows = [one for one in found if isinstance(one, Scored)]
     pages = (_targets(board), _unseen(unseen), [""], _coverage(board), [""], _misses(board, rows))
     return "\n".join(line for page in pages for line in page).rstrip() + "\n"
@@ -145,7 +145,8 @@ def _coverage(board: Mapping[str, Scores]) -> Iterator[str]:
 
 
 def right_coverage(rows: int) -> tuple[float, float]:
-    """Share of so many rows inside their 90 % intervals: the middle 90 % of what right intervals give by chance."""
+    """Share of so many rows that lie inside their 90 % intervals if the intervals are right: the middle 90 % of that,
+    by chance."""
     chances = (float(comb(rows, count) * Fraction(9**count, 10**rows)) for count in range(rows + 1))
     below = list(accumulate(chances))
     low, high = (next(count for count, chance in enumerate(below) if chance >= share) for share in (0.05, 0.95))

@@ -1,8 +1,8 @@
-"""How fast the torch runtime is: against a plain nn.Module, DTensor, one process, its schedule, itself compiled; and
-its peak memory.
+"""Measures the torch runtime: speed against a plain nn.Module, DTensor, one process, its schedule; and peak memory.
 
-Ratios within one run, peers taking turns, the fastest of several rounds of each; so a busy machine moves both sides.
-The last line is JSON. CPU, gloo, one thread a process; about six minutes on 2 cores.
+Each number is a ratio within one run. Peers take turns, and the fastest of several rounds of each counts, so a busy
+machine moves both sides. It also compares the runtime with itself compiled. The last line is JSON. CPU, gloo, one
+thread a process; about six minutes on 2 cores.
 
   python -m benchmarks.runtime_speed
   python -m benchmarks.runtime_speed --parts overhead bubble --results benchmarks/results/runtime_speed.json
@@ -92,7 +92,7 @@ def batch_of(plan: Plan) -> tuple[Any, Any]:
 
 
 def fastest(works: dict[str, Work], rounds: int, clock: Callable[[], float] = time.perf_counter) -> dict[str, float]:
-    """Seconds of each in its fastest round; they take turns, after one round that does not count."""
+    """Seconds of each work in its fastest round; works take turns, after one round that does not count."""
     best = dict.fromkeys(works, float("inf"))
     for turn in range(rounds + 1):
         for name, work in works.items():
@@ -104,7 +104,7 @@ def fastest(works: dict[str, Work], rounds: int, clock: Callable[[], float] = ti
 
 
 def our_pass(session: Session, plan: Plan) -> Work:
-    """Forward and backward of one microbatch, gradients added up."""
+    """Forward and backward of one microbatch in our runtime, with gradients summed up."""
     inputs = session.local_inputs(*batch_of(plan))
     return lambda: session._pipeline.run(inputs, 1.0)
 
@@ -115,7 +115,7 @@ def plain_pass(module: PlainLlama, plan: Plan) -> Work:
 
 
 def overhead() -> dict[str, float]:
-    """One process on one thread, forward and backward, processor time: ours over the plain module's."""
+    """Our processor time over the plain module's: one process on one thread, forward and backward."""
     torch.set_num_threads(1)
     found = {}
     for name, (model, seq, size, rounds) in SIZES.items():
@@ -128,7 +128,7 @@ def overhead() -> dict[str, float]:
 
 
 def against_dtensor(rank: int) -> dict[str, list[float]]:
-    """tp=2 with sequence parallelism, forward and backward: (ours, DTensor) seconds."""
+    """Seconds (ours, DTensor's) with tp=2 and sequence parallelism, forward and backward."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import loss_parallel
 
@@ -157,7 +157,7 @@ SHARDED: dict[int, dict[str, dict[str, Any]]] = {
     4: {"tp=4": {"tp": 4}, "tp=2 dp=2": {"tp": 2, "dp": 2}, "tp=2 pp=2": {"tp": 2, "pp": 2}},
     8: {"tp=2 pp=2 dp=2": {"tp": 2, "pp": 2, "dp": 2}},
 }
-"""Processes -> layouts."""
+"""Number of processes -> layouts by name."""
 WIDE = replace(
     HEAVY,
     name="wide",
@@ -169,16 +169,17 @@ WIDE = replace(
     vocab_size=4096,
 )
 STEPS: dict[str, tuple[ModelSpec, int, int]] = {"": (WIDE, 1024, 2), ", heavy": (HEAVY, 512, 4)}
-"""What a row is called beside its layout -> (model, tokens of a sequence, sequences of a step).
+"""Suffix of a row's name -> (model, tokens of a sequence, sequences of a step).
 
-The first is compute-heavy on 4 and 8 processes too: matrix products grow with tokens x hidden^2, while what is moved
-and every elementwise operator grow with tokens x hidden, and what an operator costs to call does not grow. Of `heavy`,
-tp=4 leaves pieces of 128 columns, where those count; it is the second row of each layout.
+The first is compute-heavy on 4 and 8 processes too: matrix products grow with tokens x hidden^2, while communication
+and every elementwise operator grow with tokens x hidden, and the cost of calling an operator does not grow. In `heavy`,
+tp=4 leaves pieces of 128 columns, where those costs count; it is the second row of each layout.
 """
 
 
 def a_step(rank: int, step: str, degrees: dict[str, Any]) -> tuple[Session, Work]:
-    """Optimizer included. The sequences of a step are split over dp where there is any, and are microbatches of one."""
+    """A session and one optimizer step of it. The sequences of a step are split over dp where there is any, and are
+    microbatches of one."""
     model, seq, sequences = STEPS[step]
     plan = plan_of(model, seq, sequences // degrees.get("dp", 1), **degrees)
     session, batch = session_of(plan, rank), batch_of(plan)
@@ -194,10 +195,10 @@ def spent(work: Work) -> tuple[float, float]:
 
 
 def cpu_time(rank: int) -> dict[str, list[tuple[float, float]]]:
-    """(user, system) seconds of this process in each round: of each layout, and of one process alone, which rank 0 is.
-    They take turns, after one step of each that does not count.
+    """(user, system) seconds of this process in each round: for each layout, and for one process alone, which is rank
+    0. They take turns, after one step of each that does not count.
 
-    A layout's process groups go with it, as in a run of its own: threads of gloo wake up a hundred times a second.
+    A layout's process groups end with it, as in a run of its own: threads of gloo wake up a hundred times a second.
     """
     found: dict[str, list[tuple[float, float]]] = {}
     layouts = SHARDED[dist.get_world_size()]
@@ -222,7 +223,8 @@ RECOMPUTE = ("none", "core_attention", "full")
 
 
 def memory() -> dict[str, float]:
-    """Peak of what a rank's program allocates over the plan's, the rank that is furthest off: Llama-3-8B, tp=4 x pp=2.
+    """Peak memory that a rank's program allocates over the plan's, of the rank that is furthest off: Llama-3-8B, tp=4 x
+    pp=2.
 
     On tensors without data, as `autoshard audit` runs every rank.
     """
@@ -278,7 +280,7 @@ def bubble(rank: int) -> list[float]:
 
 
 def compiling(rank: int, tp: int = 2) -> dict[str, list[float]]:
-    """Forward and backward: (compiled, as without) seconds, and what compiling took."""
+    """Seconds of forward and backward (compiled, not compiled), and seconds that compiling took."""
     torch.set_num_threads(1)
     found = {}
     for name, (model, seq, size, rounds) in SIZES.items():
@@ -298,7 +300,7 @@ SHARED: dict[str, Callable[[int], Any]] = {
     "bubble": bubble,
     "compiling": compiling,
 }
-"""What processes measure together, each its part."""
+"""Name -> the measurement that several processes make together, each its part."""
 
 
 def worker(rank: int, world_size: int, folder: str, what: str) -> None:
@@ -310,7 +312,7 @@ def worker(rank: int, world_size: int, folder: str, what: str) -> None:
 
 
 def of_processes(what: str, count: int = 2) -> list[Any]:
-    """By rank."""
+    """The results of one measurement by `count` processes, by rank."""
     with TemporaryDirectory() as folder:
         spawn(worker, (count, folder, what), nprocs=count)  # type: ignore[no-untyped-call]
         return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(count)]
@@ -326,7 +328,7 @@ def step_ratios() -> dict[str, float]:
 
 
 def cpu_ratios() -> dict[str, float]:
-    """Of the round that took the least: all processes over one."""
+    """CPU time of all processes over that of one, by layout, in the round that took the least."""
     found = {}
     for count, layouts in SHARDED.items():
         ranks = of_processes("cpu_time", count)

@@ -1,4 +1,4 @@
-"""Scores of predictions against measurements."""
+"""Computes scores of predictions against measurements."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ KEYS = (
 
 @dataclass(frozen=True)
 class Scored:
-    """One row. predicted_share: of the device's memory; None where the row says nothing of memory. cluster, strategy:
-    the layout and what it ran on."""
+    """One row with its prediction. predicted_share: of the device's memory; None where the row says nothing of memory.
+    cluster, strategy: the layout and what it ran on."""
 
     key: str
     sources: tuple[str, ...]
@@ -132,7 +132,7 @@ def spearman(rows: Sequence[Scored]) -> float | None:
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
-    """Ties share the mean of their ranks."""
+    """The rank of each value; equal values share the mean of their ranks."""
     order = sorted(range(len(values)), key=values.__getitem__)
     ranks = [0.0] * len(values)
     start = 0

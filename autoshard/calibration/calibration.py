@@ -1,4 +1,4 @@
-"""The `calibration` section of a hardware file: its constants by name, and what was fitted written into it."""
+"""Reads and writes the `calibration` section of a hardware file: its constants by name, and what was fitted into it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from autoshard.files.codec import to_json
 from autoshard.spec.evidence import Evidence
 
 Leaf = tuple[str, ...]
-"""Name of a constant: ("matmul_efficiency",) or ("link_efficiency_by_chips", "16")."""
+"""The name of a constant as keys: ("matmul_efficiency",) or ("link_efficiency_by_chips", "16")."""
 Errors = tuple[Sequence[float], Sequence[float] | None]
-"""|predicted / measured - 1| of every result: as fitted, and with its group left out."""
+"""(|predicted / measured - 1| of every result with the fitted constants, the same with its group left out of the
+fit)."""
 
 
 def leaves(section: Mapping[str, Any]) -> Iterator[Leaf]:
-    """Every constant, in the order of the file."""
+    """Yields the names of all constants, in the order of the file."""
     for name, value in section.items():
         if isinstance(value, dict) and "value" in value:
             yield (name,)
@@ -27,14 +28,15 @@ def leaves(section: Mapping[str, Any]) -> Iterator[Leaf]:
 
 
 def leaf_entry(section: Mapping[str, Any], leaf: Leaf) -> Any:
-    """Its object of value and source."""
+    """The object (value and source) of one constant."""
     for name in leaf:
         section = section[name]
     return section
 
 
 def evidence(constants: Iterable[Leaf], data: str, sha256: str, groups: int, errors: Errors) -> Evidence:
-    """Of constants that were fitted today to data of that name and digest."""
+    """A record of today's fit: the constants, the name and digest of the data, how many groups it has, and the
+    errors."""
     fitted, left_out = errors
     return Evidence(
         tuple(".".join(leaf) for leaf in constants),
@@ -50,7 +52,7 @@ def evidence(constants: Iterable[Leaf], data: str, sha256: str, groups: int, err
 
 
 def digest(data: bytes) -> str:
-    """As 64 hexadecimal digits."""
+    """SHA-256 of the data as 64 hexadecimal digits."""
     return sha256(data).hexdigest()
 
 
@@ -59,7 +61,11 @@ def today() -> str:
 
 
 def set_fitted(content: dict[str, Any], values: Mapping[Leaf, tuple[float, str]], of: Evidence) -> None:
-    """Writes constants, each with what it means, into a hardware file; older fits lose those that are fitted anew."""
+    """Writes constants into a hardware file's content, each with what it means; older fits lose constants that are
+    fitted anew.
+
+    values: (value, meaning) by name. of: the record of this fit.
+    """
     calibration = content["calibration"]
     for leaf, (value, meaning) in values.items():
         leaf_entry(calibration, leaf).update(value=value, source=f"fitted to {of.data}; {meaning}")
@@ -70,7 +76,7 @@ def set_fitted(content: dict[str, Any], values: Mapping[Leaf, tuple[float, str]]
 
 
 def _still(calibration: Mapping[str, Any], fit: Mapping[str, Any], newer: Evidence) -> list[str]:
-    """Constants of an older fit that are still what it found."""
+    """The constants of an older fit that are still as it found them."""
     sources = {".".join(leaf): str(leaf_entry(calibration, leaf)["source"]) for leaf in leaves(calibration)}
     kept = [name for name in fit["constants"] if sources.get(name, "").startswith(f"fitted to {fit['data']};")]
     return [name for name in kept if name not in newer.constants]

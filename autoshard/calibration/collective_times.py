@@ -20,7 +20,7 @@ FLOAT_BYTES = 4
 
 
 def collective_times(ranks: int, clock: Clock) -> Iterator[CollectiveTime]:
-    """The slowest rank's time of every kind and size."""
+    """Yields the time of every kind and size of collective, that of the slowest rank."""
     group = Group.of(dist.new_group(), list(range(ranks)), dist.get_rank())
     for kind in KINDS:
         for size in SIZES:
@@ -31,7 +31,8 @@ def collective_times(ranks: int, clock: Clock) -> Iterator[CollectiveTime]:
 
 
 def _fastest_s(work: Callable[[], Any], clock: Clock) -> float:
-    """All ranks start together; the clock's own rounds would repeat more often on one rank than on another."""
+    """Seconds of the fastest round; all ranks start a round together. Clock.fastest_s would repeat more often on one
+    rank than on another."""
     work()
     found = []
     for _ in range(clock.rounds * 2):
@@ -41,7 +42,7 @@ def _fastest_s(work: Callable[[], Any], clock: Clock) -> float:
 
 
 def _work(kind: str, elements: int, group: Group, device: torch.device) -> Callable[[], Any]:
-    """One collective whose larger buffer has so many elements, as the runtime issues it."""
+    """A function that runs one collective as the runtime issues it. elements: of its larger buffer."""
     whole, part = torch.ones(elements, device=device), torch.ones(elements // group.size, device=device)
     if kind == "all_reduce":
         return lambda: all_reduce(whole, group)

@@ -1,7 +1,8 @@
-"""Constants of a device from its measurements: the ones with which the cost model's own formulas come closest.
+"""Fits a device's constants to its measurements, so that the cost model's own formulas come closest.
 
-Every residual is log(predicted / measured). An operator counts by its share of its program's time, a whole pass more
-than any operator: what a step takes is what matters. The error counts by its size, not its square.
+Every residual is log(predicted / measured). An operator is weighted by its share of its program's time, and a whole
+pass more than any operator, because the time of a step is what matters. Errors count by their size, not by their
+square.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from autoshard.spec.cluster import Cluster, Device, Link
 
 PASS_WEIGHT, MEMORY_WEIGHT = 3.0, 0.5
 LEAST = 0.03
-"""Residuals below this count as it: repeats of one measurement differ by as much."""
+"""Smaller residuals count as this one: repeats of one measurement differ by as much."""
 STRAY = 0.1
-"""How strongly constants are held at where they start, against one residual."""
+"""How strongly constants are held at their starting values, against one residual."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """One measurement beside what the fitted constants say. family: what it is plotted with."""
+    """One measurement beside the value that the fitted constants give. family: the series it is plotted with."""
 
     family: str
     name: str
@@ -44,19 +45,22 @@ class Point:
 
 @dataclass(frozen=True)
 class Fit:
-    """values: by the name of Device's or Cluster's field. points: all that were used."""
+    """A fit. values: by the name of a field of Device or Cluster. points: all measurements that were used."""
 
     values: dict[str, float]
     points: tuple[Point, ...]
 
     def error(self, *families: str) -> tuple[int, float]:
-        """(points, median error) of some families; all where none is named."""
+        """(number of points, median error) of the named families, or of all where none is named."""
         errors = [point.error for point in self.points if not families or point.family in families]
         return len(errors), median(errors) if errors else 0.0
 
 
 def fit_device(found: Measurements, device: Device, dtype: str) -> Fit:
-    """device: with the peak FLOP/s of dtype and the memory bandwidth against which the efficiencies are shares."""
+    """Fits the constants of a device to its operators, passes and memory times.
+
+    device: holds the peak FLOP/s of dtype and the memory bandwidth that the efficiencies are shares of.
+    """
     starts = {
         "matmul_efficiency": 0.5,
         "matmul_k0": 50.0,
@@ -72,7 +76,8 @@ def fit_device(found: Measurements, device: Device, dtype: str) -> Fit:
 
 
 def left_out_device(found: Measurements, device: Device, dtype: str) -> list[float] | None:
-    """Error of every operator and pass with constants that were fitted without its program; None of one program."""
+    """Errors |predicted / measured - 1| of all operators and passes, with constants fitted without their program; None
+    if there is only one program."""
     programs = dict.fromkeys(_program(one) for one in found.operators)
     if len(programs) == 1:
         return None
@@ -90,7 +95,7 @@ def left_out_device(found: Measurements, device: Device, dtype: str) -> list[flo
 
 
 def device_points(found: Measurements, device: Device, dtype: str) -> list[Point]:
-    """Operators forward and backward, passes, memory; in the order of the weights."""
+    """Points for operators (forward and backward), passes and memory, in the order of `_weights`."""
     peak, points = device.peak_flops_per_s(dtype), []
     sums: dict[str, float] = {}
     for one in found.operators:
@@ -109,13 +114,13 @@ def device_points(found: Measurements, device: Device, dtype: str) -> list[Point
 
 
 def fit_collectives(found: Sequence[CollectiveTime], cluster: Cluster) -> Fit:
-    """Launch, hop, bandwidth and the share of it that an all-to-all reaches, for groups on one machine."""
+    """Fits the launch, hop, bandwidth and all-to-all share of collectives among the devices of one machine."""
     starts = {"collective_launch_s": 1e-4, "bandwidth_bytes_per_s": 1e9, "all_to_all_efficiency": 0.7}
     return _fitted(starts, [1.0] * len(found), lambda values: collective_points(found, values, cluster))
 
 
 def left_out_collectives(found: Sequence[CollectiveTime], cluster: Cluster) -> list[float]:
-    """Error of every time with constants that were fitted without its kind."""
+    """|predicted / measured - 1| of every time, with constants fitted without collectives of its kind."""
     errors = []
     for kind in dict.fromkeys(one.kind for one in found):
         without = fit_collectives([one for one in found if one.kind != kind], cluster)
@@ -124,7 +129,7 @@ def left_out_collectives(found: Sequence[CollectiveTime], cluster: Cluster) -> l
 
 
 def collective_points(found: Sequence[CollectiveTime], values: dict[str, float], cluster: Cluster) -> list[Point]:
-    """Of all times."""
+    """A point for each collective time. values: constants by name, in place of the cluster's."""
     link = Link("measured", values["bandwidth_bytes_per_s"], 0.0)
     machine = replace(
         cluster,
@@ -149,7 +154,7 @@ def _program(one: OperatorTime | PassTime) -> str:
 
 
 def _weights(found: Measurements) -> list[float]:
-    """An operator's share of its pass; PASS_WEIGHT of a pass."""
+    """Weights of the residuals: an operator's share of its pass, PASS_WEIGHT for a pass."""
     whole = {one.name: one.operators_s for one in found.passes}
     weights = []
     for one in found.operators:
@@ -167,7 +172,8 @@ def _with(device: Device, values: dict[str, float]) -> Device:
 def _fitted(
     starts: dict[str, float], weights: Sequence[float], points: Callable[[dict[str, float]], list[Point]]
 ) -> Fit:
-    """Gauss-Newton on the logarithms of the constants, reweighted so that outliers do not pull."""
+    """Gauss-Newton on the logarithms of the constants, reweighted so that outliers do not pull. starts: first values by
+    name."""
     names, at, step = list(starts), np.log(list(starts.values())), 1e-3
     tops = np.array([-step if name.endswith("efficiency") else np.inf for name in names])
     prior = Prior(at, np.full(len(at), STRAY**-0.5), tops)

@@ -1,4 +1,4 @@
-"""Measurements and their fit as a hardware file (autoshard/hardware/README.md)."""
+"""Writes measurements and their fit as a hardware file (autoshard/hardware/README.md)."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from autoshard.spec.hardware_file import FOLDER, read_content
 def hardware_file(
     found: Measurements, rates: Mapping[str, float], dtype: str, instance: str
 ) -> tuple[dict[str, Any], Fit, Fit | None]:
-    """(content, fit of the device, fit of its collectives or None where it has no other to talk to).
+    """(content, fit of the device, fit of its collectives or None where only one device was measured).
 
-    instance: the packaged file whose datasheet numbers stay; on a CPU, which has none, measured rates take their place.
-    rates: FLOP/s of one large product by dtype.
+    instance: the packaged file whose datasheet numbers are kept; a CPU has none, so measured rates take their place.
+    rates: measured FLOP/s of one large product, by dtype.
     """
     content = read_content(FOLDER / f"{instance}.json")
     measured = f"measured by autoshard calibrate on {found.name}, {today()}"
@@ -56,7 +56,7 @@ def _points(fit: Fit) -> str:
 
 
 def _set_cpu(content: dict[str, Any], found: Measurements, rates: Mapping[str, float], dtype: str, source: str) -> None:
-    """One device is one process on one core; the machine is one chip."""
+    """Fills in a CPU machine: one device is one process on one core, and the machine is one chip."""
     products = [(one.needs, one.forward_s) for one in found.operators if one.needs.kind == "matmul"]
     fastest = max(2 * needs.m * needs.n * needs.k / seconds for needs, seconds in products)
     logical = content["lnc"]["1"]
@@ -75,7 +75,8 @@ def _set_cpu(content: dict[str, Any], found: Measurements, rates: Mapping[str, f
 
 
 def _set_collectives(content: dict[str, Any], found: Measurements, fit: Fit, left_out: Sequence[float]) -> None:
-    """Between the devices of this machine; between machines nothing was measured."""
+    """Writes the constants of collectives between the devices of this machine; nothing was measured between
+    machines."""
     calibration, ranks = content["calibration"], found.collectives[0].ranks
     calibration["hop_latency_s"] = {
         "value": 0.0,
@@ -95,7 +96,7 @@ def _set_collectives(content: dict[str, Any], found: Measurements, fit: Fit, lef
 
 
 def _cluster(content: Mapping[str, Any], instance: str) -> Cluster:
-    """As the packaged file has it, with what was measured in place of a CPU's guesses."""
+    """The cluster of the packaged file; for a CPU with measured values in place of the file's guesses."""
     cluster = load_cluster(instance, 1)
     logical = content["lnc"][str(content["default_lnc"])]
     device = replace(

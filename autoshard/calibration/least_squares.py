@@ -1,4 +1,4 @@
-"""Gauss-Newton on the logarithms of constants, which a prior holds: what all fits share.
+"""Gauss-Newton steps on the logarithms of constants under a prior: the numerics that all fits share.
 
 A fit repeats `stepped` from where it stands. Its residuals are log(predicted / measured).
 """
@@ -13,9 +13,10 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Prior:
-    """What is known of n constants before a fit, arrays [n].
+    """What is known of n constants before a fit, as arrays [n].
 
-    at: their logarithms. spread: of a normal distribution around them. tops: the largest logarithms that are allowed.
+    at: logarithms of the expected values. spread: standard deviations of the logarithms. tops: the largest logarithms
+    that are allowed.
     """
 
     at: np.ndarray
@@ -26,9 +27,10 @@ class Prior:
 def stepped(
     at: np.ndarray, residuals: np.ndarray, slope: np.ndarray, weights: np.ndarray, prior: Prior, limit: float
 ) -> np.ndarray:
-    """Logarithms [n] that minimise weights * (residuals + slope (x - at))^2 plus the prior, at most limit from at.
+    """The logarithms [n] that minimise weights * (residuals + slope (x - at))^2 plus the prior, at most `limit` away
+    from `at`.
 
-    at [n]: where residuals [m] and slope [m, n] were taken. weights [m]: of the squares.
+    at [n]: the logarithms at which residuals [m] and slope [m, n] were taken. weights [m]: of the squared residuals.
     """
     weighted, strength = (slope * weights[:, None]).T, 1 / prior.spread**2
     towards = -weighted @ residuals - strength * (at - prior.at)
@@ -40,12 +42,13 @@ def stepped(
 def slope_of(
     residuals: Callable[[np.ndarray], np.ndarray], at: np.ndarray, now: np.ndarray, steps: np.ndarray
 ) -> np.ndarray:
-    """Differences of residuals for a step of each constant, [m, n]. now: residuals(at). steps [n]: of either sign."""
+    """The derivatives [m, n] of residuals, by finite differences. now: residuals(at), [m]. steps [n]: of either
+    sign."""
     columns = [(residuals(at + step) - now) / step.sum() for step in np.diag(steps)]
     return np.stack(columns, axis=1)
 
 
 def by_size(residuals: np.ndarray, least: float) -> np.ndarray:
-    """Weights [m] with which squares count as the size of an error does; errors below least count as their squares."""
+    """Weights [m] that make squares count like absolute errors; errors below `least` still count as squares."""
     weights: np.ndarray = 1 / np.maximum(np.abs(residuals), least)
     return weights

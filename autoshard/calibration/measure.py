@@ -1,4 +1,4 @@
-"""Starts the processes that measure, and puts what they found together. Imports no torch itself."""
+"""Starts the processes that measure a machine and collects what they found. Imports no torch itself."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ INTERRUPTED = 128 + signal.SIGINT
 
 
 def measure(device: str, processes: int | None, shapes: int, progress: Progress) -> tuple[Measurements, dict[str, Any]]:
-    """(measurements, rates and dtype) of this machine.
+    """Measures this machine: (measurements, {"rates": FLOP/s by dtype, "dtype": the one that was timed}).
 
-    processes: ranks of the collectives; None takes every device, at most 8. shapes: how many programs are timed.
-    Raises AutoshardError where torch, the device or enough of them are not there.
+    processes: ranks of the collectives; None takes every device, at most 8. shapes: how many programs are timed. Raises
+    AutoshardError where torch, the device or enough devices are missing.
     """
     if find_spec("torch") is None:
         raise AutoshardError("autoshard calibrate needs torch: pip install 'autoshard[torch]'")
@@ -72,7 +72,8 @@ def _run(
 
 
 def default_instance(device: str, name: str) -> str:
-    """The packaged hardware file of a device. Raises AutoshardError where only the user can know."""
+    """The packaged hardware file for a device. name: of the processor. Raises AutoshardError where only the user can
+    know."""
     if device == "cpu":
         return "cpu"
     known = (("GB200", "gb200-186gb"), ("B200", "b200-180gb"), ("H200", "h200-141gb"), ("H100", "h100-80gb"))
@@ -83,7 +84,8 @@ def default_instance(device: str, name: str) -> str:
 
 
 def overwrites(out: Path) -> None:
-    """Before minutes are spent on measuring: AutoshardError where the file could not be written."""
+    """Checks that the file can be written, before minutes are spent on measuring. Raises AutoshardError where it
+    cannot."""
     folder = out.parent
     if out.is_dir():
         raise AutoshardError(f"out={out} is a folder: name a file")

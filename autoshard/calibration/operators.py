@@ -1,4 +1,4 @@
-"""Times the operators of a block, the embedding and the head as the torch runtime executes them, one by one."""
+"""Times the operators of a block, the embedding and the head one by one, as the torch runtime executes them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HEAD_DIMS = {"cpu": 64, "cuda": 128, "neuron": 128}
 
 @dataclass(frozen=True)
 class Shape:
-    """One program to time: base is a built-in model whose structure it has."""
+    """The size of a program to time. base: a built-in model, whose structure it has."""
 
     base: str
     hidden: int
@@ -49,7 +49,7 @@ SMALL = (
     Shape("gpt3-175b", 256, 256, 1, "plain", 512),
     Shape("gpt3-175b", 512, 256, 2, "flash", 4096),
 )
-"""Of a CPU: sizes of rehearsals and of small models."""
+"""Programs that are timed on a CPU: the sizes of rehearsals and small models."""
 LARGE = (
     Shape("llama3-8b", 1024, 2048, 1, "flash", 32000),
     Shape("llama3-8b", 2048, 2048, 1, "flash", 32000),
@@ -60,7 +60,7 @@ LARGE = (
     Shape("gpt3-175b", 2048, 2048, 2, "flash", 50304),
     Shape("gpt3-175b", 4096, 1024, 4, "plain", 50304),
 )
-"""Of an accelerator."""
+"""Programs that are timed on an accelerator."""
 
 
 def shapes(device: str) -> tuple[Shape, ...]:
@@ -68,7 +68,7 @@ def shapes(device: str) -> tuple[Shape, ...]:
 
 
 def times(shape: Shape, dtype: str, clock: Clock) -> Iterator[OperatorTime | PassTime]:
-    """Every operator of the program, then its forward and backward as a whole."""
+    """Yields the time of every operator of the program, then of its forward and backward as a whole."""
     program = _program(shape, dtype, clock.device.type)
     context = Context(program, None)
     values = {name: _value(program, name, dtype, clock.device) for name in _leaves(program)}
@@ -126,7 +126,7 @@ def _leaves(program: Program) -> Iterator[str]:
 
 
 def _value(program: Program, name: str, dtype: str, device: torch.device) -> torch.Tensor:
-    """Token ids where the tensor is not differentiable, else small numbers."""
+    """A local input: random token ids where the tensor is not differentiable, else small random numbers."""
     tensor, sizes = program.graph.tensors[name], program.graph.sizes
     shape = [sizes[dim] for dim in tensor.dims]
     if not tensor.differentiable:
@@ -135,7 +135,7 @@ def _value(program: Program, name: str, dtype: str, device: torch.device) -> tor
 
 
 def _apart(value: torch.Tensor) -> torch.Tensor:
-    """A leaf of its own that wants a gradient where it can have one."""
+    """A detached copy that requires a gradient if its dtype can have one."""
     return value.detach().clone().requires_grad_(value.is_floating_point())
 
 
@@ -160,7 +160,8 @@ def _whole(
     clock: Clock,
     operators_s: tuple[float, float],
 ) -> Iterator[PassTime]:
-    """One graph of all operators: what they take together is more than the sum, by what starting a pass takes."""
+    """Times the graph of all operators at once. Forward and backward take longer than the sum of the operators, by what
+    starting a pass takes."""
     leaves = {name: _apart(values[name]) for name in _leaves(program)}
     wanted = [one for one in leaves.values() if one.requires_grad]
     runs = [(kernel(context, step), step) for step in program.steps if isinstance(step, OperatorStep)]

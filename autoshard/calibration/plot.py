@@ -1,4 +1,4 @@
-"""Measured against fitted as a picture; matplotlib is imported here alone, when a picture is asked for."""
+"""Plots measured against fitted values. matplotlib is imported only here, and only when a plot is asked for."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from autoshard.calibration.fit import Point
 from autoshard.errors import AutoshardError
 
 COLORS, MARKERS = 10, "o^s"
-"""Colors of matplotlib before they repeat; then the next marker."""
+"""How many colors matplotlib has before they repeat; families beyond that get the next marker."""
 
 
 def plot(points: Sequence[Point], title: str, file: Path) -> None:
-    """Every point by family, both axes logarithmic, with the line on which fitted is measured and half and twice it.
+    """Writes a plot of every point by family to `file`. Both axes are logarithmic, with the line of equality and lines
+    at half and twice it.
 
     Raises AutoshardError without matplotlib, and where the file cannot be written.
     """

@@ -1,4 +1,4 @@
-"""What is measured, as plain values: the processes that measure send them, the fit reads them. No torch here."""
+"""Plain values for what is measured: the measuring processes send them, the fit reads them. No torch here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from autoshard.cost.compute import OperatorNeeds
 
 @dataclass(frozen=True)
 class OperatorTime:
-    """One operator on one device. name: which, with its shape. backward_s is None where it has none."""
+    """Time of one operator on one device. name: which operator, with its shape. backward_s: None where it has no
+    backward."""
 
     name: str
     dtype: str
@@ -20,7 +21,7 @@ class OperatorTime:
 
 @dataclass(frozen=True)
 class MemoryTime:
-    """Moving so many bytes to and from memory. name: copy, or what an optimizer does."""
+    """Time to move some bytes to and from memory. name: 'copy', or what an optimizer does."""
 
     name: str
     moved_bytes: float
@@ -29,7 +30,7 @@ class MemoryTime:
 
 @dataclass(frozen=True)
 class PassTime:
-    """Forward or backward of a whole program: operators_s is what its operators take one by one."""
+    """Time of the forward or backward of a whole program. operators_s: the sum of its operators, timed one by one."""
 
     name: str
     seconds: float
@@ -38,7 +39,8 @@ class PassTime:
 
 @dataclass(frozen=True)
 class CollectiveTime:
-    """kind: one of cost.collectives.KINDS, over `ranks` processes of this machine; payload_bytes as there."""
+    """Time of one collective over `ranks` processes of this machine. kind: one of cost.collectives.KINDS.
+    payload_bytes: as in cost.collectives."""
 
     kind: str
     ranks: int
@@ -48,10 +50,8 @@ class CollectiveTime:
 
 @dataclass(frozen=True)
 class Measurements:
-    """All of one machine. device: cpu, cuda or neuron. name: of the processor. devices: how many it has.
-
-    memory_bytes: of one device.
-    """
+    """All measurements of one machine. device: cpu, cuda or neuron. name: of the processor. devices: how many it has.
+    memory_bytes: of one device."""
 
     device: str
     name: str
@@ -64,7 +64,7 @@ class Measurements:
 
 
 def faster(one: OperatorTime | PassTime, other: OperatorTime | PassTime) -> OperatorTime | PassTime:
-    """The same thing measured twice: the shorter of each of its times."""
+    """Two measurements of the same thing merged: the shorter of each of its times."""
     if isinstance(one, PassTime):
         assert isinstance(other, PassTime)
         least = min(one.operators_s, other.operators_s)

@@ -1,4 +1,4 @@
-"""What the processes of a calibration do: one times operators and memory, then all of them time collectives."""
+"""Worker functions of a calibration: one process times operators and memory, then all of them time collectives."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ from autoshard.files.codec import to_json
 from autoshard.runtime.worker import Reporter
 
 DTYPES = {"cpu": "float32", "cuda": "bfloat16", "neuron": "bfloat16"}
-"""What matrix products are timed in."""
+"""Device kind -> dtype in which operators are timed."""
 ALSO = {"cpu": ("bfloat16", "float64"), "cuda": ("float16", "float32"), "neuron": ("float32",)}
-"""Of these one large product, for its rate."""
+"""Device kind -> further dtypes, in which only one large product is timed, for its rate."""
 PARAMETERS = 1 << 22
 """Elements of the optimizer's state: its 80 MB are beyond any cache."""
 FP32_BYTES = 4
 SWEEPS = 2
-"""Times that everything is timed, minutes apart: a busy machine is not busy all the time."""
+"""How often everything is timed, minutes apart: a busy machine is not busy all the time."""
 
 
 def one_device(values: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
-    """Operators, passes and memory; each is reported as it is measured."""
+    """Times operators, passes and memory on one device and reports each as it is measured; returns what is known of the
+    device."""
     arguments = CalibrationArguments.from_dict(values)
     device = _device(arguments.device, 0)
     clock, dtype = Clock(device), DTYPES[device.type]
@@ -56,7 +57,7 @@ def one_device(values: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
 
 
 def collectives(values: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
-    """Every kind over all ranks."""
+    """Times every kind of collective over all ranks."""
     device = _device(CalibrationArguments.from_dict(values).device, reporter.local_rank)
     backend = {"cpu": "gloo", "cuda": "nccl", "neuron": "neuron"}[device.type]
     torch.set_num_threads(1)
@@ -73,14 +74,14 @@ def collectives(values: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
 
 
 def _device(name: str, index: int) -> torch.device:
-    """This process's own, and the one that collectives of its group take."""
+    """This process's own device, which collectives of its group use too."""
     if name == "cuda":
         torch.cuda.set_device(index)
     return torch.device("cpu") if name == "cpu" else torch.device(name, index)
 
 
 def _memory_times(clock: Clock) -> Iterator[MemoryTime]:
-    """AdamW in FP32, and adding a gradient to a sum, with the bytes that the cost model counts."""
+    """Yields the time of AdamW in FP32 and of adding a gradient to a sum, with the bytes that the cost model counts."""
     master = torch.nn.Parameter(torch.randn(PARAMETERS, device=clock.device))
     master.grad = torch.randn(PARAMETERS, device=clock.device)
     adamw = torch.optim.AdamW([master], fused=clock.device.type != "neuron")
@@ -91,7 +92,7 @@ def _memory_times(clock: Clock) -> Iterator[MemoryTime]:
 
 
 def _rate(dtype: str, clock: Clock) -> float:
-    """FLOP/s of one large product."""
+    """FLOP/s of one large product in the dtype."""
     size = 768 if clock.device.type == "cpu" else 8192
     a, b = (torch.randn(size, size, device=clock.device).to(getattr(torch, dtype)) for _ in range(2))
     return 2.0 * size**3 / clock.fastest_s(lambda: a @ b)
@@ -109,19 +110,19 @@ def _name(device: torch.device) -> str:
 
 
 def _memory_bytes(device: torch.device) -> float:
-    """Of one device: a process on a CPU has its share."""
+    """Memory of one device, bytes; a process on a CPU has its share of the machine's."""
     if device.type != "cpu":
         return float(getattr(torch, device.type).get_device_properties(device).total_memory)
     return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) / num_cores()
 
 
 def num_cores() -> int:
-    """That this process may use."""
+    """How many CPU cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def present(values: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
-    """How many devices of that kind this machine has, and why where it has none."""
+    """{"devices": how many devices of the kind this machine has, "why": why there are none, '' where there are}."""
     name = CalibrationArguments.from_dict(values).device
     if name == "cpu":
         return {"devices": num_cores(), "why": ""}

@@ -175,7 +175,7 @@ def _progress(line: str) -> None:
 
 
 def _page(content: Mapping[str, Any], device: Any, together: Any) -> list[str]:
-    """Constants, then how well every family of points is met."""
+    """The lines of the page: the fitted constants, then how well the fit meets each family of measured points."""
     values = {**device.values, **(together.values if together is not None else {})}
     lines = [f"  {name:<28} {value:.4g}" for name, value in values.items()]
     lines += ["", f"  {'measured':<16} {'points':>6}  median error"]

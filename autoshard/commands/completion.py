@@ -29,7 +29,8 @@ class PrintCompletion(argparse.Action):
 
 
 def completion(parser: argparse.ArgumentParser, shell: str) -> str:
-    """The script. Models, words and paths are completed too."""
+    """The completion script of the parser for one shell ('bash', 'zsh', 'tcsh'). Models, choices and paths are
+    completed too."""
     import shtab
 
     from autoshard.models.registry import builtin_models

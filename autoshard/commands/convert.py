@@ -122,7 +122,7 @@ def _conversion(values: Mapping[str, Any]) -> Conversion:
 
 
 class _Display:
-    """A bar on a terminal, elsewhere a line now and then on stderr."""
+    """Shows progress: a bar on a terminal, elsewhere a line on stderr now and then."""
 
     def __init__(self) -> None:
         self._total = self._done = 0
@@ -163,7 +163,8 @@ class _Display:
 
 @contextmanager
 def _terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM leaves as little behind as Ctrl-C."""
+    """While the context is open, SIGTERM raises KeyboardInterrupt, so that it leaves as little behind as Ctrl-C
+    does."""
 
     def interrupt(number: int, frame: FrameType | None) -> NoReturn:
         raise KeyboardInterrupt

@@ -49,7 +49,7 @@ def run(values: Mapping[str, Any]) -> int:
 
 
 def page(found: Sequence[Finding]) -> list[str]:
-    """'stops    Neuron driver   none', and advice below."""
+    """The lines of the page: for each finding a line such as 'stops    Neuron driver   none', with advice below it."""
     from autoshard.doctor.findings import OK
 
     width = max(len(one.what) for one in found)

@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from autoshard.plans.plan import Plan
 
 TIME_LIMIT_S = 60.0
-"""Most plans are answered in less; those for torch on many devices, which leaves the most layouts, are not."""
+"""Default of --time-limit, seconds. Most plans are answered in less; plans for torch on many devices, where most
+layouts are legal, are not."""
 SUMMARY = "what a plan does, why it was chosen and what would change the choice"
 USAGE = "autoshard explain PLAN [--why LAYOUT] [--schedule] [--operators] [--measured FILE] [options]"
 DESCRIPTION = """\
 Print what a plan does, why it was chosen over others, and what would change the choice: the layouts are searched again
-at other bandwidths, memories, peaks, batches, sequence lengths, nodes and prices. The page stands from the start; these
+at other bandwidths, memories, peaks, batches, sequence lengths, nodes and prices. The page is printed first; these
 answers follow as they are found, which takes some seconds, and minutes for torch on many devices (--time-limit).
 
   autoshard explain plan.json
@@ -86,7 +87,8 @@ def _show_page(plan: Plan, limit_s: float, quick: bool, form: str) -> None:
 
 
 def _answers(plan: Plan, limit_s: float) -> Iterator[Sensitivity]:
-    """What would change the choice, more with each; on a terminal with a line of how far it is in between."""
+    """Yields what would change the choice, each time with more answers, for at most limit_s seconds. On a terminal a
+    line shows the progress in between."""
     from autoshard.explanation.sensitivity import answers_so_far
     from autoshard.planner.search import Clock
 
@@ -141,5 +143,5 @@ def _show_parts(plan: Plan, values: Mapping[str, Any], form: str) -> None:
 
 
 def _write(page: str, form: str) -> None:
-    """A page whose columns matter stands in a block in Markdown."""
+    """Prints a page in the given form; in Markdown it is put in a code block, because its columns matter."""
     sys.stdout.write(f"```text\n{page}```\n" if form == "markdown" else page)

@@ -1,4 +1,4 @@
-"""`autoshard export`: a plan in the words of another framework."""
+"""`autoshard export`: writes a plan as the configuration of another framework."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The frontier of nodes against time, as a page and as JSON."""
+"""The page and JSON of `plan --frontier`: the fastest step for each number of nodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ HEADER = ("nodes", "step", "tokens/s", "of linear", "USD a billion tokens", "lay
 
 
 def frontier_page(points: tuple[Answer, ...], width: int, color: bool) -> str:
-    """Ends with a newline. Linear: the first point's tokens a second for each node."""
+    """The page as text, which ends with a newline. Its 'linear' column takes the tokens/s of each node at the first
+    point as 100 %."""
     width = max(60, min(width, 120))
     first = points[0]
     name = f"{first.problem.model.name} on {first.problem.cluster.instance}"
@@ -34,12 +35,12 @@ def frontier_page(points: tuple[Answer, ...], width: int, color: bool) -> str:
         )
     lines = heading("Pareto", name, width)
     lines += table(HEADER, rows, width, right=range(5))
-    lines += wrapped("Sizes that are no faster than a smaller one, or that hold no layout, are left out.", width, "  ")
+    lines += wrapped("Sizes that are no faster than a smaller one, or where no layout fits, are left out.", width, "  ")
     return paint(lines, width, color)
 
 
 def frontier_to_list(points: tuple[Answer, ...]) -> list[dict[str, Any]]:
-    """Plain JSON values."""
+    """One JSON object for each point of the frontier."""
     return [
         {
             "nodes": one.problem.cluster.nodes,

@@ -1,4 +1,4 @@
-"""`autoshard import`: another framework's configuration as a plan."""
+"""`autoshard import`: makes a plan from another framework's configuration."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def run(values: Mapping[str, Any]) -> int:
 
 
 def plan_of(file: str, written: Written) -> Plan:
-    """The plan of a file that was read. Raises AutoshardError where a rule is broken."""
+    """The plan for a configuration that was read from `file`. Raises AutoshardError where the layout breaks a rule."""
     from autoshard.cost.estimate import estimate
     from autoshard.plans.plan import make_plan
 
@@ -77,13 +77,13 @@ def plan_of(file: str, written: Written) -> Plan:
 
 
 def _warned(written: Written) -> tuple[str, ...]:
-    """Warnings as notes of a plan."""
+    """The reader's warnings, as notes of a plan."""
     return tuple(f"warning: {text}" for text in written.warnings)
 
 
 def _with_backend(problem: Problem, asked: str, strategy: Any) -> tuple[Problem, tuple[str, ...]]:
-    """The usual one where its rules allow the layout, else with a note the one that runs anywhere; or the one that was
-    asked for."""
+    """The problem with its backend, and notes on that. The backend is the one that was asked for; else the platform's
+    usual one where its rules allow the layout; else the one that runs anywhere, with a note that says why."""
     from autoshard.backends.registry import ANYWHERE
     from autoshard.backends.rules import check_strategy, warnings
 

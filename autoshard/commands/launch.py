@@ -73,7 +73,7 @@ def run(values: Mapping[str, Any]) -> int:
 
 
 def _warn(plan: Plan, program: str | None, precompile: bool, compiled_for: str | None) -> None:
-    """On stderr: what will not happen as one might think."""
+    """Warns on stderr of what the job will not do although one might expect it."""
     from autoshard.jobs.graphs import graph_changes
 
     on_trainium = plan.cluster.layout_rules != "none"
@@ -92,7 +92,8 @@ def _warn(plan: Plan, program: str | None, precompile: bool, compiled_for: str |
 
 
 def _submit(job: str, command: tuple[str, ...]) -> int:
-    """Exit code 0; what the command prints goes to stdout."""
+    """Pipes the job into the command that submits it and returns its exit code; what the command prints goes to
+    stdout."""
     try:
         ended = subprocess.run(command, input=job, capture_output=True, text=True, timeout=120)
     except FileNotFoundError:

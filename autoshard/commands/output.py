@@ -1,4 +1,4 @@
-"""Where commands print: width and colour of the terminal, plain text for pipes and NO_COLOR."""
+"""How commands print: the width and colour of the terminal, plain text for pipes and NO_COLOR."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ PIPE_WIDTH = 100
 
 
 def wants_color() -> bool:
-    """On a terminal, unless NO_COLOR (https://no-color.org) is set or TERM is dumb; FORCE_COLOR overrules a pipe."""
+    """Whether to print in colour: on a terminal, unless NO_COLOR (https://no-color.org) is set or TERM is dumb;
+    FORCE_COLOR turns colour on for pipes too."""
     if os.environ.get("NO_COLOR"):
         return False
     return bool(os.environ.get("FORCE_COLOR")) or (sys.stdout.isatty() and os.environ.get("TERM") != "dumb")
 
 
 def page_width() -> int:
-    """Columns of the terminal (or COLUMNS); a pipe gets 100."""
+    """The width of a page in columns: that of the terminal (or COLUMNS), 100 for a pipe."""
     return shutil.get_terminal_size((PIPE_WIDTH, 0)).columns
 
 
 def say(*lines: str) -> None:
-    """To stdout, a newline after each."""
+    """Prints each line to stdout, with a newline after it."""
     sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
 def load_plan(file: str) -> Plan:
-    """The plan in a file; what a person should know of it goes to stderr. Raises AutoshardError as read_plan does."""
+    """The plan in a file; warnings about it go to stderr. Raises AutoshardError as read_plan does."""
     from autoshard.plans.validate import read_plan_and_notes
 
     plan, notes = read_plan_and_notes(file)
@@ -41,7 +42,7 @@ def load_plan(file: str) -> Plan:
 
 
 def show_plan(plan: Plan, form: str) -> None:
-    """Print the explanation of a plan. form: 'text' or 'json'."""
+    """Prints the explanation of a plan. form: 'text' or 'json'."""
     from autoshard.explanation.describe import describe
 
     description = describe(plan)

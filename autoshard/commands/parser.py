@@ -14,20 +14,20 @@ from autoshard.files.option_values import one_of, shortened
 from autoshard.files.text_file import printable, read_text
 
 MOST_BYTES = 20_000
-"""Of a config file: ten times a recipe."""
+"""The largest config file that is read, bytes: ten times the size of a recipe."""
 Group = argparse._ArgumentGroup
-"""What Parser.add_argument_group gives."""
+"""The type that Parser.add_argument_group returns."""
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Paragraphs of descriptions as written; option texts wrapped with room for long flags."""
+    """Formats help: paragraphs of descriptions as they are written, option texts wrapped with room for long flags."""
 
     def __init__(self, prog: str, **kwargs: Any) -> None:
         super().__init__(prog, **{"max_help_position": 32, **kwargs})
 
 
 class Parser(ArgumentParser):
-    """Raises AutoshardError where argparse would print the usage and exit."""
+    """An argument parser that raises AutoshardError where argparse would print the usage and exit."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, formatter_class=HelpFormatter, print_config=None, **kwargs)
@@ -36,7 +36,7 @@ class Parser(ArgumentParser):
         raise AutoshardError(_one_line(message, self)) from None
 
     def parse_path(self, path: Any, *args: Any, **kwargs: Any) -> Namespace:
-        """What a config file says. Raises AutoshardError that names the file."""
+        """The options in a config file. Raises AutoshardError that names the file."""
         from autoshard.files.yaml_file import parse_yaml
 
         where = f"--config {printable(path)}"
@@ -55,7 +55,7 @@ class Parser(ArgumentParser):
         return found
 
     def parse_string(self, *args: Any, **kwargs: Any) -> Namespace:
-        """What a config says: flags with true or false; null stands for the default."""
+        """The options in the text of a config. A flag is written as true or false; null stands for the default."""
         found: Namespace = super().parse_string(*args, **kwargs)
         for action in self._actions:
             name = action.dest
@@ -67,7 +67,7 @@ class Parser(ArgumentParser):
 
 
 def add_format(parser: Parser | Group, *forms: str) -> None:
-    """--format, of which the first form is the default."""
+    """Adds the option --format; the first of the forms is its default."""
     parser.add_argument(
         "--format",
         type=one_of(*forms),
@@ -78,7 +78,7 @@ def add_format(parser: Parser | Group, *forms: str) -> None:
 
 
 def _one_line(message: str, parser: argparse.ArgumentParser) -> str:
-    """argparse's and jsonargparse's words, with the flag first."""
+    """An error message of argparse or jsonargparse in one line, with the flag first."""
     if unknown := re.match(r"unrecognized arguments: (\S+)", message):
         return _unknown_argument(unknown[1], parser)
     if 'expected "command" to be one of {' in message:
@@ -101,7 +101,7 @@ def _one_line(message: str, parser: argparse.ArgumentParser) -> str:
 
 
 def _as_typed(name: str, parser: argparse.ArgumentParser) -> str:
-    """The flag of an option, else what help calls the argument."""
+    """An option's name as users type it: its flag, or what the help calls a positional argument."""
     for action in (action for one in parsers(parser) for action in one._actions if action.dest == name):
         return action.option_strings[-1] if action.option_strings else str(action.metavar or name.upper())
     return name.upper()
@@ -117,7 +117,7 @@ def _unknown_argument(given: str, parser: argparse.ArgumentParser) -> str:
 
 
 def parsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
-    """The parser and those of its subcommands."""
+    """The parser itself and the parsers of its subcommands."""
     return [parser, *(one for action in _subparsers(parser) for one in action.choices.values())]
 
 

@@ -1,4 +1,4 @@
-"""`autoshard replan`: another plan from one that is there: for other nodes, or with changes that a person makes."""
+"""`autoshard replan`: makes a new plan from a plan: for other nodes, or with fields that the user changes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ is printed. Without --edit, a file that was changed by hand, or that another ver
   autoshard replan plan.json --edit strategy.microbatch_size=2 -o new.json
   autoshard replan changed.json -o new.json"""
 MOST_SHOWN = 20
-"""Fields that a page lists."""
+"""How many changed fields a page lists."""
 
 
 def add_arguments(parser: Parser) -> None:

@@ -40,7 +40,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def _add(group: Group, flag: str, kind: Callable[[Any], Any], metavar: str, meaning: str) -> None:
-    """An option with a value where none is given: the one of RunOptions."""
+    """Adds an option that takes a value; its default is that of the RunOptions field with the same name."""
     default = getattr(DEFAULTS, flag.removeprefix("--").replace("-", "_"))
     if isinstance(default, Path):
         default = str(default)
@@ -188,7 +188,7 @@ def run(values: Mapping[str, Any]) -> int:
 
 
 def run_options(values: Mapping[str, Any]) -> RunOptions:
-    """Raises AutoshardError for a path that does not exist."""
+    """The RunOptions for the values of the command line. Raises AutoshardError for a path that does not exist."""
     paths = ("weights", "data", "tokenizer", "output", "eval_data")
     given: dict[str, Any] = {name: values[name] for name in RunOptions.__dataclass_fields__}
     given.update({name: Path(given[name]) for name in paths if given[name] is not None})

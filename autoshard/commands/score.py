@@ -73,7 +73,8 @@ def _best(problem: Problem) -> tuple[Candidate | None, str]:
 
 
 def _plan(file: str, given: dict[str, Any]) -> Written:
-    """Of a plan only inputs and strategy are read: a hand-edited one has a price, and a note says what is wrong."""
+    """The layout that a plan file says. Only its inputs and strategy are read, so a hand-edited plan has a price too,
+    and a note says what is wrong with the file."""
     from autoshard.layout.strategy import read_strategy
     from autoshard.plans.validate import in_file, plan_from_dict, problem_from_dict, read_plan_object
 

@@ -17,7 +17,7 @@ from autoshard.units import format_bytes, format_seconds
 
 
 def score_page(written: Written, score: Score, best: Candidate | None, width: int, color: bool) -> str:
-    """Ends with a newline."""
+    """The page of a score as text, which ends with a newline. width: columns of the terminal."""
     width = max(60, min(width, 120))
     problem = written.problem
     where = f"{problem.model.name} on {problem.cluster.nodes} x {problem.cluster.instance}, {written.form}"
@@ -32,7 +32,7 @@ def score_page(written: Written, score: Score, best: Candidate | None, width: in
     lines.append(())
     if score.estimate is None:
         lines += wrapped(
-            "It has no price: what it breaks leaves no order of work, or no operators that know it.", width, ""
+            "It has no price: what it breaks leaves no valid schedule, or operators that it cannot shard.", width, ""
         )
     else:
         lines += _compared(score.estimate, None if best is None else best.estimate, width)
@@ -79,7 +79,8 @@ def _terms(
     formatted: Callable[[float], str],
     width: int,
 ) -> list[Line]:
-    """Largest first; those that are next to nothing in both are left out."""
+    """A table of terms, largest first, beside the best layout's. Terms that are next to nothing in both are left out.
+    whole: the sum, in the unit of the terms."""
     others = {term.name: term.value for term in best or ()}
     rows = []
     for term in sorted(own, key=lambda one: -one.value):
@@ -96,7 +97,7 @@ def _terms(
 
 
 def score_to_dict(written: Written, score: Score, best: Candidate | None) -> dict[str, Any]:
-    """Plain JSON values."""
+    """The score as JSON values."""
     return {
         "form": written.form,
         "model": written.problem.model.name,

@@ -1,4 +1,4 @@
-"""`autoshard trace`: a plan's step as a timeline for Perfetto, with a run's beside it."""
+"""`autoshard trace`: writes a plan's step as a timeline for Perfetto, with a measured run beside it if there is one."""
 
 from __future__ import annotations
 

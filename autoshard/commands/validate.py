@@ -1,4 +1,4 @@
-"""`autoshard validate`: whether a plan is whole and agrees with itself and with the rules."""
+"""`autoshard validate`: checks that a plan is whole and agrees with itself and with the rules."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run(values: Mapping[str, Any]) -> int:
 
 
 def _expressed(plan: Plan) -> tuple[str, ...]:
-    """How the plan's backend executes it, in sentences. Raises AutoshardError where it cannot."""
+    """Sentences on how the plan's backend executes it. Raises AutoshardError where the backend cannot."""
     from autoshard.backends.backend import imported
     from autoshard.backends.registry import BACKENDS
 

@@ -1,1 +1,1 @@
-"""One description of a plan, many renderers."""
+"""Explains a plan to people: one description of it, rendered as text, Markdown, JSON or a timeline."""

@@ -1,4 +1,4 @@
-"""How sure a plan is: where its intervals come from, which layouts cannot be told apart and what to make of those."""
+"""Sentences on how sure a plan is: where its intervals come from, and which layouts the model cannot tell apart."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from autoshard.plans.search_result import Candidate
 from autoshard.units import format_seconds
 
 SURE_TO_FIT = 0.9
-"""A layout that fits less probably is worth a word on room."""
+"""Below this probability of fitting into memory, the page says which layouts have more room."""
 
 
 def advice(plan: Plan) -> tuple[str, ...]:
-    """Sentences."""
+    """Sentences on how sure the plan's numbers are, for the section "How sure" of its page."""
     low, high = plan.estimate.step_time_low_s, plan.estimate.step_time_high_s
     seconds, fits = span(low, high, format_seconds), percent(plan.estimate.fits_probability)
     first = f"with 90 % probability a step takes {seconds}; the plan fits into memory with {fits} probability"
@@ -27,44 +27,46 @@ def advice(plan: Plan) -> tuple[str, ...]:
 
 def _on_operators(plan: Plan) -> Iterator[str]:
     if plan.operators != operator_choices(plan.model, plan.cluster, plan.strategy):
-        yield "operators are the solver's; other layouts on this page are priced with Megatron's"
+        yield "the solver sharded this plan's operators; other layouts on this page are priced with Megatron's rule"
 
 
 def _on_others(plan: Plan) -> Iterator[str]:
     chosen = Candidate(plan.strategy, plan.estimate)
-    equals = [one for one in plan.runners_up if doubt(plan.cluster, chosen, one).toss_up]
-    if not equals:
+    toss_ups = [other for other in plan.runners_up if doubt(plan.cluster, chosen, other).toss_up]
+    if not toss_ups:
         yield "no runner-up is a toss-up: the 90 % interval of how much slower each is lies above zero"
     else:
-        count = "all" if len(equals) == len(plan.runners_up) else f"{len(equals)} of {len(plan.runners_up)}"
+        count = "all" if len(toss_ups) == len(plan.runners_up) else f"{len(toss_ups)} of {len(plan.runners_up)}"
         yield (
             f"toss-ups: {count} runners-up; the difference is within the model's own error, so either may be faster. "
             "Measure them where it matters"
         )
     yield from _by_stage(plan)
-    yield from _room(chosen, equals)
+    yield from _room(chosen, toss_ups)
 
 
 def _by_stage(plan: Plan) -> Iterator[str]:
-    """What the search leaves open of layouts that cannot win."""
-    alike = [one for one in plan.runners_up if one.strategy.uniform_recompute is not None and one.strategy.pp > 1]
-    if plan.strategy.uniform_recompute is None and alike:
+    """A sentence on runners-up that were priced with one recompute set for all stages, where the plan itself has a set
+    per stage. The search tries sets per stage only for layouts that may win with them."""
+    strategies = [runner_up.strategy for runner_up in plan.runners_up]
+    one_set = any(strategy.uniform_recompute is not None and strategy.pp > 1 for strategy in strategies)
+    if plan.strategy.uniform_recompute is None and one_set:
         yield (
-            "runners-up that recompute alike in all stages may come closer with a set for each stage, as --why finds "
-            "it: the search looks for that only where it may win"
+            "runners-up with one recompute set for all stages may come closer with a set per stage; the search tried "
+            "those only where they could win, --why tries them for any layout"
         )
 
 
-def _room(chosen: Candidate, equals: list[Candidate]) -> Iterator[str]:
+def _room(chosen: Candidate, toss_ups: list[Candidate]) -> Iterator[str]:
     if chosen.estimate.fits_probability >= SURE_TO_FIT:
         return
-    roomiest = max(equals, key=lambda one: one.estimate.fits_probability, default=chosen)
+    roomiest = max(toss_ups, key=lambda one: one.estimate.fits_probability, default=chosen)
     sure = f"{100 * chosen.estimate.fits_probability:.0f} %"
     if roomiest.estimate.fits_probability > chosen.estimate.fits_probability:
         other = f"{100 * min(roomiest.estimate.fits_probability, 0.99):.0f} %"
         yield (
-            f"memory: the chosen one fits with {sure} probability only; of the toss-ups "
-            f"{short_name(roomiest.strategy)} has most room and fits with {other} probability"
+            f"memory: the chosen layout fits with only {sure} probability; of the toss-ups, "
+            f"{short_name(roomiest.strategy)} has the most room and fits with {other} probability"
         )
     else:
-        yield f"memory: the chosen one fits with {sure} probability only, and no toss-up has more room"
+        yield f"memory: the chosen layout fits with only {sure} probability, and no toss-up has more room"

@@ -1,4 +1,5 @@
-"""One answer each: where a choice flips, what another tp, more nodes or another instance would bring."""
+"""Answers about a plan, one search each: where the choice flips, what another tp, more nodes or other instances
+bring."""
 
 from __future__ import annotations
 
@@ -23,15 +24,18 @@ from autoshard.units import format_bytes, format_seconds
 
 BILLION, HOUR_S = 1e9, 3600.0
 MOST_DOUBLINGS = 3
-"""Of the nodes of another instance type where a layout does not fit on as many as have the same peak."""
+"""Another instance type is tried with as many nodes as reach the plan's peak FLOP/s. Where nothing fits, the number of
+nodes is doubled up to this many times."""
 
 
 @dataclass(frozen=True)
 class FlipRow:
-    """One quantity turned up (or down). value: where the choice flips; None: it does not up to `looked_at`, SI.
-    holds: up to where it is known to hold; closer to `value` than that the search was not asked.
+    """The answer for one quantity that is turned up (or down, where `more` is False).
 
-    change: what differs in the layout that wins from there, in words; '' where none does. because: why it wins there.
+    now, looked_at, value, holds: values of the quantity, SI. The search looked from `now` to `looked_at`. The choice
+    flips at `value`, None where it does not, and is known to hold up to `holds`; between `holds` and `value` nothing
+    was searched. now_text and so on: the same values in people's units. layout: the layout that wins from `value` on.
+    change: what differs in it from the chosen one, in words. because: why it wins there, or why no layout does.
     """
 
     quantity: str
@@ -51,8 +55,12 @@ class FlipRow:
 
 @dataclass(frozen=True)
 class DegreeRow:
-    """The best layout with another tp. slower: its step time over the plan's, minus 1; between slower_low and
-    slower_high with 90 % probability. refusal: why there is none; then legal says that it is memory and no rule."""
+    """The fastest layout with another tp, against the plan's.
+
+    step_time_s: its step time. slower: its step time over the plan's, minus 1; with 90 % probability this lies between
+    slower_low and slower_high. loses: the terms in which it is slower. refusal: why there is no such layout, '' where
+    there is one. legal: True if only memory stands in the way, False if a rule does.
+    """
 
     tp: int
     layout: str
@@ -68,10 +76,11 @@ class DegreeRow:
 
 @dataclass(frozen=True)
 class SizeRow:
-    """The best layout on so many nodes. more: tokens a second over those of the plan, minus 1. of_linear: those of each
-    node over those of the plan's.
+    """The fastest layout on a number of nodes.
 
-    usd_per_billion_tokens: None where the price is not known. refusal: why there is none; numbers are then 0.
+    more: its tokens/s over the plan's, minus 1. of_linear: tokens/s of each node over tokens/s of each of the plan's
+    nodes. usd_per_billion_tokens: None where the price of a node is not known. refusal: why no layout is possible, and
+    then the numbers are 0; '' where there is one.
     """
 
     nodes: int
@@ -88,9 +97,13 @@ class SizeRow:
 
 @dataclass(frozen=True)
 class PriceRow:
-    """Another instance type with about as many FLOP/s. break_even_usd: price of one of its nodes and hours from which
-    on it is cheaper for a token, with the plan's at its own price; own_break_even_usd: of the plan's nodes, with the
-    other at its own price, None where that is not known."""
+    """The best layout on another instance type, on about as many peak FLOP/s as the plan has.
+
+    price_usd: of one of its nodes for an hour, None where it is not known. break_even_usd: the price of one of its
+    nodes for an hour at which a token costs the same on both, the plan's nodes being at their own price.
+    own_break_even_usd: the same for a node of the plan, the other instance being at its own price; None where that is
+    not known.
+    """
 
     instance: str
     nodes: int
@@ -103,10 +116,12 @@ class PriceRow:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """agrees: today's search chooses the plan's layout; else `now` is what it chooses and there are no flips;
-    None where there was no time to see. unanswered: what there was no time for, or not yet.
+    """All answers on what would change a plan's choice.
 
-    price_usd: of a node and hour; usd_per_billion_tokens: at that price. Both None where the price is not known.
+    agrees: whether today's search chooses the plan's layout; where it does not, `now` is what it chooses and there are
+    no flips; None where there was no time to see. unanswered: the subjects for which there was no time, or not yet.
+    price_usd: of a node for an hour. usd_per_billion_tokens: cost at that price. Both are None where the price is not
+    known.
     """
 
     agrees: bool | None
@@ -121,12 +136,12 @@ class Sensitivity:
 
 
 def problem_of(plan: Plan) -> Problem:
-    """What it is the plan for."""
+    """The problem that the plan solves: model, training, cluster and backend."""
     return Problem(plan.model, plan.training, plan.cluster, plan.backend)
 
 
 def degree_row(searches: Searches, plan: Plan, tp: int, fit_probability: float) -> DegreeRow:
-    """The best layout with another tp, whatever else the plan pins."""
+    """The fastest layout with the given tp that fits with fit_probability. The plan's other pins do not hold here."""
     chosen = Candidate(plan.strategy, plan.estimate)
     try:
         best = searches.best(problem_of(plan), Pins(tp=tp), fit_probability)
@@ -141,7 +156,8 @@ def degree_row(searches: Searches, plan: Plan, tp: int, fit_probability: float) 
 
 
 def flip_row(searches: Searches, plan: Plan, quantity: Quantity, furthest: float, sure: float) -> FlipRow:
-    """Where the choice flips between now and `furthest` times as much of the quantity."""
+    """The answer to where the choice flips between now and `furthest` times the quantity. sure: probability with which
+    a layout must fit."""
     problem, chosen = problem_of(plan), plan.strategy
     found = flip(searches, Question(problem, plan.pins, sure), chosen, quantity, furthest)
     looked_at = quantity.now * furthest
@@ -171,9 +187,9 @@ def flip_row(searches: Searches, plan: Plan, quantity: Quantity, furthest: float
 
 
 def _because(problem: Problem, chosen: Strategy, to: Candidate, sure: float) -> str:
-    """What speaks against the choice where it is no longer the best: memory, a rule, or the terms that it loses by.
+    """Why the chosen layout is no longer the best: it lacks memory, breaks a rule, or loses time in these terms.
 
-    sure: with what probability a layout is to fit.
+    problem: with the quantity scaled. to: the layout that wins. sure: probability with which a layout must fit.
     """
     try:
         check_strategy(problem.model, problem.training, problem.cluster, problem.backend, chosen)
@@ -184,20 +200,22 @@ def _because(problem: Problem, chosen: Strategy, to: Candidate, sure: float) -> 
         over = ours.fullest.total_bytes - ours.memory_capacity_bytes
         return f"the layout above does not fit there: {format_bytes(over)} too much"
     if ours.fits_probability < min(sure, to.estimate.fits_probability):
-        return f"the layout above fits there with {percent(ours.fits_probability)} only"
+        return f"the layout above fits there with only {percent(ours.fits_probability)} probability"
     lost = [f"{format_seconds(seconds)} {name}" for name, seconds in term_differences(to.estimate, ours) if seconds > 0]
     return f"saves {', '.join(lost[:2])}" if lost else "a little in every term"
 
 
 def usd_per_billion_tokens(cluster: Cluster, tokens_per_s: float) -> float | None:
-    """None where the price of a node is not known."""
+    """The cost of a billion tokens, USD, at tokens_per_s on the whole cluster; None where the price of a node is not
+    known."""
     if cluster.price_per_node_hour_usd is None:
         return None
     return BILLION / tokens_per_s / HOUR_S * cluster.nodes * cluster.price_per_node_hour_usd
 
 
 def size_row(searches: Searches, plan: Plan, nodes: int, sure: float) -> SizeRow:
-    """The best layout on so many nodes, with the plan's pins but dp; on as many as the plan has, the plan itself."""
+    """The fastest layout on so many nodes under the plan's pins, except dp. On as many nodes as the plan has, the plan
+    itself."""
     cluster = replace(plan.cluster, nodes=nodes)
     if nodes == plan.cluster.nodes:
         return _size(plan, cluster, Candidate(plan.strategy, plan.estimate))
@@ -218,9 +236,11 @@ def _size(plan: Plan, cluster: Cluster, best: Candidate) -> SizeRow:
 
 
 def price_row(searches: Searches, plan: Plan, instance: str) -> PriceRow | None:
-    """What another instance of the same maker would have to cost, with as many nodes as come nearest to the same peak.
+    """The break-even prices of another instance type. It gets the number of nodes that comes nearest to the plan's peak
+    FLOP/s.
 
-    None for one of another maker, and where nothing fits on up to 2^MOST_DOUBLINGS times as many.
+    None where the plan's price is not known, for instances of another maker, and where nothing fits on up to
+    2^MOST_DOUBLINGS times as many nodes.
     """
     own, price, other = plan.cluster, plan.cluster.price_per_node_hour_usd, load_cluster(instance, 1)
     if price is None or other.layout_rules == "none":

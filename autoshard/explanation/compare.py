@@ -1,4 +1,4 @@
-"""Two plans side by side: what differs first, then their terms, then what they share."""
+"""Compares two plans: what differs first, then their terms, then what they share."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ FACTS = (
     ("layout", "layout"),
 )
 NONE = "-"
-"""Of a fact that one of two plans has alone, such as the links of UltraServers."""
+"""Shown for a fact that only the other plan has, such as the links of UltraServers."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """different, same: (label, text of the first, text of the second); of `same` both texts are one.
+    """Two plans compared.
 
-    doubt: how sure the order of their step times is; None where they are not for one training on one cluster.
+    different, same: (label, text of the first, text of the second); in `same` both texts are equal. doubt: how sure the
+    order of their step times is; None where they are not for the same training on the same cluster.
     """
 
     one: Description
@@ -39,7 +40,7 @@ class Comparison:
     doubt: Doubt | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """The comparison as JSON values."""
         named = {"one": self.one.layout, "other": self.other.layout}
         step = {"one": self.one.step_time_s, "other": self.other.step_time_s}
         memory = {"one": self.one.memory_bytes, "other": self.other.memory_bytes}
@@ -56,7 +57,7 @@ class Comparison:
 
 
 def compare(one: Plan, other: Plan) -> Comparison:
-    """Memory is that of each plan's fullest pipeline rank."""
+    """The comparison of two plans. Memory is that of each plan's fullest pipeline rank."""
     first, second = describe(one), describe(other)
     facts = [(label, _text(getattr(first, name)), _text(getattr(second, name))) for label, name in FACTS]
     ours, theirs = dict(first.facts), dict(second.facts)

@@ -1,4 +1,4 @@
-"""A plan as people ask about it: numbers with names. Every renderer reads this and nothing else."""
+"""Describes a plan as numbers with names, in the order in which people ask. Renderers read this and nothing else."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CAVEAT = (
 
 @dataclass(frozen=True)
 class Share:
-    """A term of a sum. value: seconds or bytes. share: of the whole, 0 to 1."""
+    """One term of a sum. value: seconds or bytes. share: value over the whole, 0 to 1."""
 
     name: str
     value: float
@@ -42,10 +42,11 @@ class Share:
 
 @dataclass(frozen=True)
 class RunnerUp:
-    """recompute: by stage, where stages differ, else ''.
-    slower: step time over the chosen one's, minus 1; between slower_low and slower_high with 90 % probability.
+    """One of the next best layouts.
 
-    chosen_is_faster: probability. toss_up: either may be the faster one. differences: seconds more than there, by term.
+    recompute: its recompute sets in words where stages differ, else ''. slower: its step time over the chosen one's,
+    minus 1; with 90 % probability this lies between slower_low and slower_high. chosen_is_faster: a probability.
+    toss_up: either may be the faster one. differences: by term, seconds more than the chosen layout has.
     """
 
     layout: str
@@ -66,13 +67,13 @@ class RunnerUp:
 
 @dataclass(frozen=True)
 class Description:
-    """facts: (label, text) lines on how the layout works. memory_terms are of the fullest pipeline rank.
+    """A plan as numbers and sentences, ready to be rendered.
 
-    mfu: share of peak_flops_per_s, the dense peak of one device for peak_dtype.
-    memory_low_bytes, memory_high_bytes: 90 % interval of memory_bytes, as step_time_low_s and step_time_high_s are.
-    memory_by_rank: bytes on a core of each pipeline rank. considered, fitting and optimality are None where nothing was
-    searched; given: what the search had to keep to, in words of a layout. advice: how sure all that is and what to
-    make of toss-ups, in sentences. sensitivity: None where it was not asked for.
+    facts: (label, text) lines on how the layout works. memory_terms: of the fullest pipeline rank, bytes. mfu: share of
+    peak_flops_per_s, the dense peak of one device for peak_dtype. memory_low_bytes, memory_high_bytes: 90 % interval of
+    memory_bytes; step_time_low_s and step_time_high_s likewise. memory_by_rank: bytes on a device of each pipeline
+    rank. considered, fitting, optimality: None where nothing was searched. given: the pins that the search had to keep,
+    written as a layout. advice: sentences on how sure all that is. sensitivity: None where it was not asked for.
     """
 
     made_by: str
@@ -116,12 +117,13 @@ class Description:
     caveat: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, each under the field's name."""
+        """The description as JSON values, each under its field's name."""
         return asdict(self)
 
 
 def describe(plan: Plan, sensitivity: Sensitivity | None = None) -> Description:
-    """sensitivity: of the same plan; it takes seconds to find, so it is asked for apart."""
+    """The description of a plan. sensitivity: answers for the same plan; they take seconds to find, so the caller
+    passes them."""
     estimate, training = plan.estimate, plan.training
     memory_low_bytes, memory_high_bytes = memory_interval(plan.cluster, estimate)
     dtype = training.precision.compute_dtype
@@ -170,7 +172,8 @@ def describe(plan: Plan, sensitivity: Sensitivity | None = None) -> Description:
 
 
 def _proven(search: SearchSummary) -> str:
-    """With how surely a layout had to fit, where that is not the usual."""
+    """The search's statement of what it proved, with the fit probability that was asked for where it is not the
+    default."""
     if search.fit_probability == FIT_PROBABILITY:
         return search.optimality
     sure = f"{100 * search.fit_probability:.4g} %"
@@ -249,7 +252,8 @@ _CONTEXT_PARALLEL = {
 
 
 def _mesh(mesh: Mesh) -> str:
-    """'pp 8 > dp 2 > tp1 4 > tp0 8 (tp0 varies fastest over ranks)', what is unusual about that and what tp1 is."""
+    """The mesh in words, with what is unusual about it: 'pp 8 > dp 2 > tp1 4 > tp0 8 (tp0 varies fastest over
+    ranks)'."""
     used = [(axis.name, axis.size) for axis in mesh.rank_axes if axis.size > 1]
     if not used:
         return "a single rank"
@@ -262,7 +266,7 @@ def _mesh(mesh: Mesh) -> str:
 
 
 def _stages(strategy: Strategy) -> str:
-    """'8: layers 10 10 10 ...' with equal runs folded."""
+    """The stages in words, equal neighbours folded: '8: layers 10 10 10 ...'."""
     counts = strategy.stage_layers
     if len(counts) == 1:
         return f"1 with all {counts[0]} layers"
@@ -290,7 +294,7 @@ _SHARDED = {1: "state", 2: "state and gradients", 3: "state, gradients and weigh
 
 
 def _optimizer(plan: Plan) -> str:
-    """'AdamW, ZeRO-1 over dp 2; float32 master weights and moments'."""
+    """The optimizer in words: 'AdamW, ZeRO-1 over dp 2; float32 master weights and moments'."""
     precision = plan.training.precision
     axes = plan.zero_axes
     shards = plan.mesh.size(axes)

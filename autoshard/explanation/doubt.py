@@ -1,4 +1,4 @@
-"""Two layouts beside each other, term by term: numbers for `--why` and `compare`."""
+"""How sure it is which of two layouts is faster, and their terms side by side: numbers for `--why` and `compare`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from autoshard.plans.search_result import Candidate
 from autoshard.spec.cluster import Cluster
 
 NINETY = 1.6449
-"""Standard deviations on either side of the middle 90 % of a normal distribution."""
+"""Half width, in standard deviations, of the middle 90 % of a normal distribution."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A term in both. Seconds or bytes."""
+    """One term in two estimates. one, other: seconds or bytes."""
 
     name: str
     one: float
@@ -25,16 +25,16 @@ class Pair:
 
     @property
     def difference(self) -> float:
-        """What `other` has more."""
+        """How much more `other` has, in the unit of the term."""
         return self.other - self.one
 
 
 @dataclass(frozen=True)
 class Doubt:
-    """How sure it is that one layout is slower than another by what is predicted.
+    """How sure it is which of two layouts is faster.
 
-    low, high: the other's step time over the first one's lies between them with 90 % probability.
-    first_is_faster: probability. toss_up: either may be the faster one.
+    low, high: the second's step time over the first's lies between these with 90 % probability. first_is_faster: a
+    probability. toss_up: either may be the faster one.
     """
 
     low: float
@@ -44,7 +44,7 @@ class Doubt:
 
 
 def doubt(cluster: Cluster, one: Candidate, other: Candidate) -> Doubt:
-    """Of two layouts of one training on one cluster; nothing is unsure between two equal ones."""
+    """How sure the order of two layouts of one training on one cluster is. Two equal layouts have no uncertainty."""
     ratio = other.estimate.step_time_s / one.estimate.step_time_s
     low, high = difference_factors(cluster, one.strategy, other.strategy)
     spread = log(high / low) / 2 / NINETY
@@ -56,13 +56,13 @@ def doubt(cluster: Cluster, one: Candidate, other: Candidate) -> Doubt:
 
 
 def memory_interval(cluster: Cluster, estimate: Estimate) -> tuple[float, float]:
-    """Bytes of the fullest rank, 90 %."""
+    """The 90 % interval (low, high) of the memory of the fullest rank, bytes."""
     used, spread = estimate.fullest.total_bytes, regimes()[regime_of(cluster)].memory_spread
     return used * exp(-NINETY * spread), used * exp(NINETY * spread)
 
 
 def pairs(one: Sequence[Term], other: Sequence[Term]) -> tuple[Pair, ...]:
-    """Every term of either, the largest difference first."""
+    """Every term that either estimate has, the largest difference first."""
     ours, theirs = ({term.name: term.value for term in terms} for terms in (one, other))
     names = dict.fromkeys((*ours, *theirs))
     found = (Pair(name, ours.get(name, 0.0), theirs.get(name, 0.0)) for name in names)

@@ -19,13 +19,14 @@ from autoshard.units import format_bytes, format_seconds
 def pair_lines(
     title: str, found: Sequence[Pair], names: tuple[str, str], shown: Callable[[float], str], width: int
 ) -> list[Line]:
-    """A table, its sum last; what hardly differs is left out and counted."""
+    """A table of terms with the sum last; terms that hardly differ are counted and summed in one row. names: of the two
+    columns. shown: a value as text. width: columns."""
     whole = max(sum(pair.one for pair in found), sum(pair.other for pair in found))
     telling = [pair for pair in found if abs(pair.difference) >= LEAST_SHARE * whole]
-    alike = [pair for pair in found if pair not in telling and max(pair.one, pair.other) > 0]
-    if alike:
-        label = f"{len(alike)} terms that hardly differ" if len(alike) > 1 else alike[0].name
-        telling.append(Pair(label, sum(pair.one for pair in alike), sum(pair.other for pair in alike)))
+    close = [pair for pair in found if pair not in telling and max(pair.one, pair.other) > 0]
+    if close:
+        label = f"{len(close)} terms that hardly differ" if len(close) > 1 else close[0].name
+        telling.append(Pair(label, sum(pair.one for pair in close), sum(pair.other for pair in close)))
     telling.append(Pair("sum", sum(pair.one for pair in found), sum(pair.other for pair in found)))
     rows = [
         (
@@ -40,17 +41,17 @@ def pair_lines(
 
 
 def doubt_text(found: Doubt) -> str:
-    """'1.0 % slower (90 %: 12 % faster to 16 % slower), a toss-up'."""
+    """A sentence such as '90 %: 12.0 % faster to 16.0 % slower; the first is the faster one with 60.0 %
+    probability'."""
     sure = max(found.first_is_faster, 1 - found.first_is_faster)
     likely = "the first" if found.first_is_faster >= 0.5 else "the second"
-    text = (
-        f"90 %: {slower_text(found.low)} to {slower_text(found.high)}; {likely} is the faster one with {percent(sure)}"
-    )
+    interval = f"90 %: {slower_text(found.low)} to {slower_text(found.high)}"
+    text = f"{interval}; {likely} is the faster one with {percent(sure)} probability"
     return f"{text}: a toss-up" if found.toss_up else text
 
 
 def slower_text(ratio: float) -> str:
-    """1.05 -> '5.0 % slower'."""
+    """A ratio of step times in words: 1.05 -> '5.0 % slower'."""
     return f"{abs(ratio - 1) * 100:.1f} % {'slower' if ratio >= 1 else 'faster'}"
 
 
@@ -69,7 +70,7 @@ def _named(label: str, strategy: Strategy, width: int) -> list[Line]:
 
 
 def why_page(found: Why, cluster: Cluster, width: int, color: bool) -> str:
-    """Ends with a newline."""
+    """The page of `explain --why` as text, which ends with a newline. width: columns of the terminal."""
     width = max(NARROWEST, min(width, WIDEST))
     lines: list[Line] = [((f"Why not {found.asked}?", "bold"),)]
     chosen = found.chosen
@@ -104,7 +105,8 @@ def why_page(found: Why, cluster: Cluster, width: int, color: bool) -> str:
 
 
 def compare_page(found: Comparison, names: tuple[str, str], width: int, color: bool) -> str:
-    """Differences first. names: of the two files. Ends with a newline."""
+    """The page of `compare` as text, differences first; it ends with a newline. names: of the two files. width:
+    columns."""
     width = max(NARROWEST, min(width, WIDEST))
     lines: list[Line] = [((f"{names[0]} beside {names[1]}", "bold"),)]
     one, other = found.one, found.other
@@ -132,7 +134,7 @@ def _verdict(found: Comparison) -> str:
     first, second = (format_seconds(one.step_time_s) for one in (found.one, found.other))
     text = f"the second takes ~{second} a step, the first ~{first}: "
     if found.doubt is None:
-        return text + f"{ratio:.3g} times, for other inputs"
+        return text + f"{ratio:.3g} times as long, but the inputs differ"
     return text + f"{slower_text(ratio)} ({doubt_text(found.doubt)})"
 
 

@@ -1,7 +1,8 @@
-"""Where the choice of a layout flips when one quantity changes: found by searching again, not by guessing.
+"""Finds where the choice of a layout flips when one quantity changes. It searches again; it does not extrapolate.
 
-Between two values of a quantity the layouts known so far are priced (`estimate`) and the flip is bisected; then the
-whole search runs on both sides of it. A layout that it finds joins the known ones and the bisection is done again.
+Between two values of a quantity it prices the layouts known so far (`estimate`) and bisects the flip; then it runs the
+whole search on both sides of that. A layout that the search finds joins the known ones, and the bisection is done
+again.
 """
 
 from __future__ import annotations
@@ -20,18 +21,19 @@ from autoshard.planner.cached_search import Searches
 from autoshard.plans.search_result import Candidate, Pins
 
 FINE = 1.01
-"""A flip is known to this factor."""
+"""The flip is bisected until its two sides are no more than this factor apart."""
 SEARCHES = 6
-"""To narrow a flip down, about; three are enough where the layouts known so far say where it is."""
+"""The most searches for one flip; three are enough where the layouts known so far say where it is."""
 EQUAL = 1e-9
-"""Step times closer than this are one."""
+"""Step times that differ by a smaller share count as equal."""
 
 
 @dataclass(frozen=True)
 class Flip:
-    """Of one quantity in one direction. factor: times what it is now; the choice holds up to `holds`.
+    """A flip of the choice, for one quantity in one direction.
 
-    to: what wins from there; None: nothing is legal or fits any more, and `refusal` says why.
+    factor: the value at the flip over today's. holds: the choice holds up to this factor. to: the layout that wins from
+    there on; None where nothing is legal or fits any more, and `refusal` says why.
     """
 
     factor: float
@@ -41,14 +43,14 @@ class Flip:
 
 
 class Winner(NamedTuple):
-    """best: None where nothing fits or is legal, and `refusal` says why."""
+    """The result of a search. best: None where nothing fits or is legal, and `refusal` says why."""
 
     best: Candidate | None
     refusal: str
 
 
 def same_layout(one: Strategy, other: Strategy) -> bool:
-    """Whether two strategies are one layout to a reader: where stages are cut is not looked at."""
+    """Whether two strategies look the same to a reader: where stages are cut does not count."""
     return _key(one) == _key(other)
 
 
@@ -60,7 +62,7 @@ def _key(strategy: Strategy) -> tuple[object, ...]:
 
 
 def winner(searches: Searches, problem: Problem, pins: Pins, sure: float = FIT_PROBABILITY) -> Winner:
-    """What the search takes. sure: with what probability it is to fit."""
+    """The layout that the search takes for a problem. sure: probability with which it must fit."""
     try:
         return Winner(searches.best(problem, pins, sure), "")
     except AutoshardError as error:
@@ -69,7 +71,7 @@ def winner(searches: Searches, problem: Problem, pins: Pins, sure: float = FIT_P
 
 @dataclass
 class _Known:
-    """Layouts priced along one quantity: those that count as the choice, and those that do not."""
+    """Layouts that are priced along one quantity. ours: those that count as the chosen layout. theirs: the others."""
 
     problem: Problem
     quantity: Quantity
@@ -81,20 +83,21 @@ class _Known:
         return best is not None and same_layout(best.strategy, self.ours[0])
 
     def add(self, best: Candidate | None) -> bool:
-        """A layout that the search found; whether it was not known before."""
+        """Adds a layout that the search found; returns whether it is new."""
         if best is None or best.strategy in (*self.ours, *self.theirs):
             return False
         (self.ours if self.is_ours(best) else self.theirs).append(best.strategy)
         return True
 
     def ours_win(self, factor: float) -> bool:
-        """What is given away for a simpler choice now is given away there too."""
+        """Whether the chosen layout still wins at this factor. A lead that others have over it today is allowed there
+        too."""
         given_away = max(1.0, self.ratio(1.0) or 1.0)
         ratio = self.ratio(factor)
         return ratio is not None and ratio <= given_away * (1 + EQUAL)
 
     def ratio(self, factor: float) -> float | None:
-        """Of the step time of ours to theirs: None where ours do not fit, 0 where theirs do not."""
+        """Step time of ours over theirs at this factor; None where ours do not fit, 0 where theirs do not."""
         problem = self.quantity.scaled(self.problem, factor)
         ours, theirs = (self.fastest_s(problem, known) for known in (self.ours, self.theirs))
         if ours is None:
@@ -102,12 +105,13 @@ class _Known:
         return ours / theirs if theirs is not None else 0.0
 
     def fastest_s(self, problem: Problem, known: list[Strategy]) -> float | None:
-        """Of those that fit as surely as the choice does now, or as is asked."""
+        """The shortest step time, seconds, of the known layouts that fit with at least probability `sure`; None where
+        none does."""
         found = (estimate(problem.model, problem.training, problem.cluster, one) for one in known)
         return min((one.step_time_s for one in found if one.fits and one.fits_probability >= self.sure), default=None)
 
     def bisected(self, holds: float, flipped: float) -> tuple[float, float]:
-        """The same two factors, no more than FINE apart."""
+        """The factors (holds, flipped) moved together until they are no more than FINE apart."""
         while _apart(holds, flipped) > FINE:
             middle = sqrt(holds * flipped)
             if self.ours_win(middle):
@@ -122,7 +126,7 @@ def _apart(one: float, other: float) -> float:
 
 
 class Question(NamedTuple):
-    """Of which problem and pins, and with what probability a layout is to fit."""
+    """One question to the search: the problem, its pins, and the probability with which a layout must fit."""
 
     problem: Problem
     pins: Pins
@@ -130,7 +134,7 @@ class Question(NamedTuple):
 
 
 def flip(searches: Searches, asked: Question, chosen: Strategy, quantity: Quantity, furthest: float) -> Flip | None:
-    """The first flip between now and `furthest` times as much; None where the choice at both ends is the same."""
+    """The first flip between now and `furthest` times the quantity; None where the choice at both ends is the same."""
     if quantity.whole:
         return _whole_flip(searches, asked, chosen, quantity, furthest)
     problem, pins, sure = asked
@@ -161,7 +165,7 @@ def flip(searches: Searches, asked: Question, chosen: Strategy, quantity: Quanti
 def _whole_flip(
     searches: Searches, asked: Question, chosen: Strategy, quantity: Quantity, furthest: float
 ) -> Flip | None:
-    """By doubling or halving; of a whole number only its halves that are whole."""
+    """The first flip of a whole number (such as nodes), looked for by doubling or halving; None where there is none."""
     step, factor = (2.0, 1.0) if furthest > 1 else (0.5, 1.0)
     while factor != furthest:
         holds, factor = factor, factor * step

@@ -1,9 +1,10 @@
-"""A schedule as a grid of text: a row for each pipeline rank, time from left to right.
+"""Draws a schedule as a grid of text: a row for each pipeline rank, time from left to right.
 
     rank 0  F0--F1--F2--F3--........B0------F4--B1------
 
-An action begins with its letter (F forward, B backward, I and W the two halves of a backward) and its microbatch, and
-`.` is waiting. What is too wide loses its middle: begin and end of a step tell how the pipeline fills and drains.
+An action starts with its letter (F forward, B backward, I and W the two halves of a backward) and its microbatch; `.`
+is waiting. A grid that is too wide loses its middle: the start and end of a step show how the pipeline fills and
+drains.
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ from autoshard.schedules import Order, Timeline
 from autoshard.units import format_seconds
 
 NARROWEST_ACTION = 3
-"""Columns of a short action (nine of ten take as long): a letter and two digits."""
+"""Columns that a short action gets (nine of ten actions take at least as long): a letter and two digits."""
 BEGIN_SHARE = 0.6
-"""Of the columns, where the middle is cut out."""
+"""Share of the columns that shows the start of the step, where the middle is cut out."""
 STYLES = {"F": "green", "B": "cyan", "I": "cyan", "W": "magenta", ".": "dim"}
 CUT = " ~ "
 
 
 @dataclass(frozen=True)
 class Grid:
-    """seconds_per_column. columns: of the whole step at that scale. rows: text and a style letter for each column."""
+    """A drawn schedule. seconds_per_column: its scale. columns: of the whole step. rows: for each rank its text and one
+    style letter for each column."""
 
     seconds_per_column: float
     columns: int
@@ -33,7 +35,7 @@ class Grid:
 
 
 def grid(orders: Sequence[Order], timeline: Timeline, columns: int) -> Grid:
-    """Drawn so wide that short actions can be told, or as wide as `columns` if that is more."""
+    """The schedule drawn wide enough that short actions can be told apart, and at least `columns` wide."""
     lengths = sorted(end - start for spans in timeline.spans for start, end in spans)
     short_s = lengths[len(lengths) // 10]
     scale = min(short_s / NARROWEST_ACTION, timeline.total_s / columns)
@@ -58,7 +60,8 @@ def _row(order: Order, spans: Sequence[tuple[float, float]], scale: float, total
 
 
 def schedule_lines(orders: Sequence[Order], timeline: Timeline, width: int, what: str) -> list[Line]:
-    """The grid with a heading and, where it is cut, a note. what: the schedule in words."""
+    """Lines of the grid under a heading, with a note where the middle is cut out. width: columns. what: the schedule in
+    words."""
     label = len(f"  rank {len(orders) - 1}  ")
     columns = width - label
     drawn = grid(orders, timeline, columns)
@@ -78,9 +81,9 @@ def schedule_lines(orders: Sequence[Order], timeline: Timeline, width: int, what
         lines.append(((name, "dim"), *_spans(text[:begin], style[:begin]), *middle, *_spans(text[end:], style[end:])))
     note = "F forward, B backward, with the microbatch"
     if any(action.chunk for order in orders for action in order):
-        note += " and, where there is room, the chunk behind a point"
+        note += ", then a point and the chunk where there is room"
     if any(action.kind == "W" for order in orders for action in order):
-        note += "; I is a backward without the gradients of weights, W those"
+        note += "; I is backward without weight gradients, W computes those"
     lines += wrapped(f"{note}; . is waiting.", width, "  ")
     if cut:
         left_out = (end - begin) * drawn.seconds_per_column
@@ -94,7 +97,7 @@ def schedule_lines(orders: Sequence[Order], timeline: Timeline, width: int, what
 
 
 def _spans(text: str, style: str) -> tuple[tuple[str, str], ...]:
-    """Runs of one style."""
+    """The text as (piece, style name), one piece for each run of equal style letters."""
     found, start = [], 0
     for position in range(1, len(text) + 1):
         if position == len(text) or style[position] != style[start]:

@@ -1,4 +1,4 @@
-"""Over which links the axes of a mesh talk, where some nodes are joined by links of their own."""
+"""Says over which links each mesh axis communicates, on clusters whose nodes are joined into domains (UltraServers)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from autoshard.plans.plan import Plan
 
 
 def axis_links(plan: Plan) -> str | None:
-    """'tp in a node; cp over the Z ring of the UltraServer; dp over that and the network'; None without domains."""
+    """A text such as 'tp in a node; cp over the Z ring of the UltraServer; dp over that and the network'. None without
+    domains."""
     link = plan.cluster.intra_domain
     if link is None:
         return None

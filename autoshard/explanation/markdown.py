@@ -1,4 +1,4 @@
-"""A description as Markdown, for issues and wikis: the sections and numbers of the page of text."""
+"""Renders a description as Markdown, for issues and wikis: the same sections and numbers as the page of text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from autoshard.units import GB, TFLOPS, format_bytes, format_count, format_secon
 
 
 def render_markdown(d: Description) -> str:
-    """Ends with a newline."""
+    """The description as Markdown, which ends with a newline."""
     sections = [_title(d), _layout(d), _step(d), _memory(d), _search(d), _runners_up(d), _sure(d)]
     if d.sensitivity is not None:
         sections.append(_sensitivity(d.sensitivity))
@@ -31,7 +31,7 @@ def render_markdown(d: Description) -> str:
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Pipes in cells are escaped."""
+    """Lines of a Markdown table; pipes in cells are escaped."""
     lines = [header, ["---"] * len(header), *rows]
     return ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
 
@@ -139,7 +139,7 @@ def _sensitivity(found: Sensitivity) -> Iterator[str]:
         yield FLIPS
         yield ""
     if found.agrees is False:
-        yield f"The planner of today has another choice for the same inputs: {found.now}"
+        yield f"None are shown: today's planner chooses another layout for the same inputs: {found.now}"
     else:
         for quantity, sentences in flips_by_quantity(found).items():
             yield f"* {quantity}"

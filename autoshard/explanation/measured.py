@@ -1,4 +1,4 @@
-"""What a run measured beside what its plan predicted: run.json (runtime/measured.py writes it) as pairs of numbers."""
+"""Compares what a run measured with what its plan predicted. run.json is written by runtime/measured.py."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ SHARES = {
     "parameter all-gather": ("parameter_gather_s", ("parameter all-gather",)),
     "optimizer update": ("update_s", ("optimizer update",)),
 }
-"""A part of a profiled step -> its field in run.json and the plan's terms that predict it; the rest is computing."""
+"""Part of a profiled step -> (its field in run.json, the plan's terms that predict it). What is left is computing."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One number of a run. unit: 's', 'bytes', 'tokens/s' or 'share'. predicted: what the plan says of it."""
+    """One measured number of a run. unit: 's', 'bytes', 'tokens/s' or 'share'. predicted: the plan's value of it."""
 
     name: str
     unit: str
@@ -41,13 +41,14 @@ class Measured:
 
     @property
     def ratio(self) -> float | None:
-        """Actual over predicted; None where nothing was predicted."""
+        """The measured value over the predicted one; None where nothing was predicted."""
         return self.actual / self.predicted if self.predicted else None
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run.json. low_s, high_s: of the plan's 90 % interval. steps: that were run."""
+    """The numbers of a run.json beside its plan. low_s, high_s: the plan's 90 % interval of the step time. steps: how
+    many were run."""
 
     steps: int
     step_p10_s: float
@@ -57,7 +58,7 @@ class Run:
 
 
 def read_run(path: str) -> Mapping[str, Any]:
-    """Raises AutoshardError for a file that is no run.json."""
+    """The contents of a run.json. Raises AutoshardError for a file that is none."""
     try:
         values = json.loads(read_text(path, printable(path), MAX_RUN_BYTES, "JSON"))
     except (ValueError, RecursionError):
@@ -72,7 +73,8 @@ def read_run(path: str) -> Mapping[str, Any]:
 
 
 def measured_run(plan: Plan, path: str) -> Run:
-    """Raises AutoshardError where the run was of another plan, or the file is not whole."""
+    """The run.json at `path` beside its plan. Raises AutoshardError where the run was of another plan or the file is
+    not whole."""
     values = read_run(path)
     if values["plan_sha256"] != hashlib.sha256(plan_to_json(plan).encode()).hexdigest():
         raise AutoshardError(
@@ -105,7 +107,8 @@ def _rows(plan: Plan, values: Mapping[str, Any]) -> Iterator[Measured]:
 
 
 def _profile(plan: Plan, profile: Mapping[str, Any]) -> Iterator[Measured]:
-    """Of the rank that computes longest, as the plan's terms are of the busiest one."""
+    """Measured parts of a step of the rank that computes longest; the plan's terms are those of the busiest rank
+    too."""
     terms = {term.name: term.value for term in plan.estimate.time_terms}
     busiest = max(profile["ranks"], key=lambda one: one["actions_s"])
     claimed = {name for _, names in SHARES.values() for name in names}
@@ -118,7 +121,7 @@ def _profile(plan: Plan, profile: Mapping[str, Any]) -> Iterator[Measured]:
 
 
 def measured_lines(run: Run, width: int) -> list[Line]:
-    """Predicted, actual and their ratio."""
+    """A table of predicted and measured values and their ratio. width: columns."""
     where = "within" if run.within else "outside"
     text = (
         f"{run.steps:,} steps; 80 % of them took {format_seconds(run.step_p10_s)} to {format_seconds(run.step_p90_s)}; "
@@ -135,8 +138,9 @@ def measured_lines(run: Run, width: int) -> list[Line]:
     ]
     lines = [*heading("Measured", text, width), *table(("", "predicted", "actual", "ratio"), rows, width, (1, 2, 3))]
     note = (
-        "Peak memory on a CPU is that of the whole process, libraries included. Computing to optimizer update: of the "
-        "rank that computes longest, on average over the profiled steps; collectives include what it waits in them."
+        "Peak memory on a CPU is that of the whole process, libraries included. Rows from computing to optimizer "
+        "update are averages over the profiled steps, on the rank that computes longest; collectives include the time "
+        "that it waits in them."
     )
     return [*lines, *wrapped(note, width, "  ")]
 

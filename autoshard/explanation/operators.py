@@ -1,4 +1,4 @@
-"""One block, operator by operator: how each is sharded, which collectives it takes, their bytes and seconds."""
+"""Lists one block operator by operator: how each is sharded, and its collectives with their bytes and seconds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ WHOLE = {INVARIANT: "", REPLICATED: "", PARTIAL: "partial"}
 
 @dataclass(frozen=True)
 class Move:
-    """One collective of one microbatch. direction: 'forward' or 'backward'. bytes: the larger buffer on one rank."""
+    """One collective for one microbatch. direction: 'forward' or 'backward'. bytes: of the larger buffer on one
+    rank."""
 
     direction: str
     kind: str
@@ -34,10 +35,10 @@ class Move:
 
 @dataclass(frozen=True)
 class OperatorRow:
-    """An operator, or a redistribution between two (kind 'redistribute').
+    """One operator, or a redistribution between two (kind 'redistribute').
 
-    sharding: of what it computes, 'kvhead/tp0' for a dim and the axes that split it. local: what a rank holds of the
-    result, by dim. forward_s, backward_s: of its own work, without moves and without recompute.
+    sharding: which axes split which dim of its work, such as 'kvhead/tp0'. local: size of each dim of the result on one
+    rank. forward_s, backward_s: its own work in seconds, without moves and without recompute.
     """
 
     name: str
@@ -50,7 +51,7 @@ class OperatorRow:
 
 
 def operator_rows(plan: Plan) -> tuple[OperatorRow, ...]:
-    """Of the first block, for one microbatch on one rank."""
+    """The operators of the first block, for one microbatch on one rank."""
     program = plan.program(range(1), False, False)
     return tuple(row for step in program.steps for row in _rows(plan, program, step))
 
@@ -127,7 +128,7 @@ def _priced(plan: Plan, direction: str, found: Iterable[tuple[str, tuple[str, ..
 
 
 def operator_lines(rows: tuple[OperatorRow, ...], width: int) -> list[Line]:
-    """A table of the block; collectives below the row that issues them."""
+    """A table of the block; each collective stands below the operator that issues it. width: columns."""
     work = sum(row.forward_s + row.backward_s for row in rows)
     moved = sum(move.seconds for row in rows for move in row.moves)
     text = (
@@ -140,8 +141,8 @@ def operator_lines(rows: tuple[OperatorRow, ...], width: int) -> list[Line]:
         ("operator", "forward", "backward", "bytes", "sharding and what a rank holds"), cells, width, (1, 2, 3)
     )
     legend = (
-        "seq/tp0*tp1: the dim seq is split over the axes tp0 and tp1; partial/tp0: sums over tp0 are still to come. "
-        "-> is a redistribution; the lines with `over` are its collectives, with the larger buffer of a rank."
+        "seq/tp0*tp1: the dim seq is split over the axes tp0 and tp1; partial/tp0: still to be summed over tp0. -> is "
+        "a redistribution; lines with `over` are its collectives, and their bytes are the larger buffer of a rank."
     )
     return [*lines, *wrapped(legend, width, "  ")]
 

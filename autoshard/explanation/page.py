@@ -1,4 +1,4 @@
-"""Pieces of a page: lines of styled text, tables, paragraphs that hang behind a label."""
+"""Building blocks of a page: lines of styled text, tables, and paragraphs with a hanging label."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 
 NARROWEST, WIDEST = 60, 120
-"""Columns of a page: a terminal outside of that gets the nearest."""
+"""The narrowest and widest page in columns; other terminals get the nearer of the two."""
 LEAST_LAST_COLUMN = 28
-"""A last column narrower than this moves to lines of its own."""
+"""A last column that would be narrower than this moves to lines of its own."""
 
 LEAST_SHARE = 0.0005
-"""A smaller share of the whole, or a smaller difference, would show as 0.0 %: it stands in no row of its own."""
+"""A share or a difference below this would show as 0.0 %, so it gets no row of its own."""
 
 Span = tuple[str, str]
-"""Text and its style (rich's words), '' for none."""
+"""A piece of text and its style (in rich's words); '' is no style."""
 Line = tuple[Span, ...]
 
 
 def wrap(text: str, width: int, first: str = "", other: str = "") -> list[str]:
-    """Lines of at most width columns, indented; words with hyphens stay whole."""
+    """The text as indented lines of at most width columns; words with hyphens stay whole. first, other: the indents."""
     return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=other, break_on_hyphens=False)
 
 
 def paint(lines: Iterable[Line], width: int, color: bool) -> str:
-    """Lines of styled spans as text; rich is imported for colour only."""
+    """The lines of styled spans as text. rich is imported only for colour."""
     if not color:
         return "".join("".join(text for text, _ in line).rstrip() + "\n" for line in lines)
     from io import StringIO
@@ -40,7 +40,7 @@ def paint(lines: Iterable[Line], width: int, color: bool) -> str:
 
 
 def heading(name: str, text: str, width: int) -> list[Line]:
-    """A section's name with its main numbers."""
+    """A section's name, followed by its main numbers."""
     if not text:
         return [((name, "bold cyan"),)]
     label = f"{name:<7} " if len(name) <= 7 else f"{name}  "
@@ -53,7 +53,7 @@ def wrapped(text: str, width: int, indent: str) -> list[Line]:
 
 
 def hanging(label: str, text: str, width: int, style: str = "", indent: int | None = None) -> list[Line]:
-    """A label, then text wrapped behind it."""
+    """A label, then text wrapped behind it. indent: of the further lines; None puts them under the text."""
     below = " " * (len(label) if indent is None else indent)
     lines = wrap(text, width, " " * len(label), below) or [""]
     first = (label, "dim"), (lines[0][len(label) :], style)
@@ -61,7 +61,8 @@ def hanging(label: str, text: str, width: int, style: str = "", indent: int | No
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int, right: Sequence[int]) -> list[Line]:
-    """Columns two blanks apart; the last one wraps, below its row where it would be too narrow."""
+    """A table with columns two blanks apart. The last column wraps; where it would be too narrow it goes below its row.
+    right: indices of the columns that are aligned to the right."""
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header) - 1)]
     left = 2 + sum(widths) + 2 * len(widths)
     below = width - left < LEAST_LAST_COLUMN
@@ -84,18 +85,18 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int, righ
 
 
 def percent(probability: float) -> str:
-    """Never 100 %: nothing is that sure."""
+    """A probability as text. It is never '100 %', because no prediction is that sure."""
     return "more than 99.9 %" if probability > 0.999 else f"{probability * 100:.1f} %"
 
 
 def more(share: float) -> str:
-    """0.021 -> '+2.1%'; next to nothing less is '+0.0%' too."""
+    """A share with its sign: 0.021 -> '+2.1%'. A value that rounds to zero from below is '+0.0%' too."""
     text = f"{share:+.1%}"
     return "+0.0%" if text == "-0.0%" else text
 
 
 def span(low: float, high: float, shown: Callable[[float], str]) -> str:
-    """'117-141 s' where both have one unit, else '980 ms to 1.41 s'."""
+    """An interval as text: '117-141 s' where both ends have one unit, else '980 ms to 1.41 s'."""
     lower, higher = shown(low), shown(high)
     (number, unit), other = lower.split(), higher.split()[1]
     return f"{number}-{higher}" if unit == other else f"{lower} to {higher}"

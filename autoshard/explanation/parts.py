@@ -1,4 +1,4 @@
-"""The parts of a plan that are asked for one at a time: its schedule, its operators, what a run measured."""
+"""Parts of a plan that are shown one at a time: its schedule, its operators, and what a run of it measured."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autoshard.plans.timeline import planned_timeline
 
 
 def part_lines(plan: Plan, name: str, measured: str | None, width: int) -> list[Line]:
-    """name: 'schedule', 'operators' or 'measured'. measured: path of a run.json."""
+    """Lines of one part. name: 'schedule', 'operators' or 'measured'. measured: path of a run.json. width: columns."""
     if name == "schedule":
         return schedule_lines(*planned_timeline(plan), width, plan.strategy.schedule)
     if name == "operators":
@@ -24,7 +24,8 @@ def part_lines(plan: Plan, name: str, measured: str | None, width: int) -> list[
 
 
 def part_to_json(plan: Plan, name: str, measured: str | None) -> Any:
-    """Plain JSON values; of the schedule every action with its start and end."""
+    """One part as JSON values, name and measured as in part_lines; a schedule has every action with its start and
+    end."""
     if name == "schedule":
         orders, timeline = planned_timeline(plan)
         return [

@@ -1,4 +1,4 @@
-"""What a plan was made for, as quantities that can be turned up and down one at a time."""
+"""The quantities of a problem that can be turned up and down one at a time: bandwidths, memory, batch and so on."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ FURTHEST, FURTHEST_MEMORY = 4.0, 2.0
 
 @dataclass(frozen=True)
 class Quantity:
-    """name: as the page shows it. now: its value, SI. shown: a value in people's units.
+    """One quantity of a problem.
 
-    scaled: the problem with so many times of it. furthest: it is looked at from so many times less to so many times
-    more. whole: it comes in whole numbers, looked at by doubling and halving.
+    name: as the page shows it. now: its value, SI. shown: a value as text in people's units. scaled: (problem, factor)
+    -> the problem with that many times the quantity. furthest: it is looked at from now / furthest to now * furthest.
+    whole: it is a whole number, looked at by doubling and halving.
     """
 
     name: str
@@ -29,7 +30,8 @@ class Quantity:
 
 
 def quantities(problem: Problem) -> tuple[Quantity, ...]:
-    """Those that the choice of a layout depends on; links between nodes only where there is more than one node."""
+    """The quantities on which the choice of a layout depends; links between nodes only where there are several
+    nodes."""
     cluster, training = problem.cluster, problem.training
     dtype = training.precision.compute_dtype
     found = []
@@ -89,7 +91,7 @@ def _with_inter_node(problem: Problem, factor: float) -> Problem:
 
 
 def _with_memory(problem: Problem, factor: float) -> Problem:
-    """What the runtime and the compiler reserve stays."""
+    """The problem with `factor` times the device memory; what runtime and compiler reserve stays the same."""
     device = problem.cluster.device
     return _with_cluster(problem, device=replace(device, memory_bytes=device.memory_bytes * factor))
 

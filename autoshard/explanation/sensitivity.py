@@ -1,4 +1,4 @@
-"""What would change the choice, and what more nodes would bring: every answer comes from another search."""
+"""Asks what would change the choice and what more nodes would bring; every answer comes from another search."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ OTHER_TP, FLIPS, MORE_NODES, INSTANCES = "another tp", "what flips the choice", 
 
 
 class Question(NamedTuple):
-    """subject: what it is about; those of one subject are asked in a row. function: of answers.py. asked: of what."""
+    """One answer to look for. subject: what it is about; questions on one subject are asked in a row. function: the one
+    of answers.py that answers. asked: its further arguments."""
 
     subject: str
     function: Callable[..., Any]
@@ -42,17 +43,19 @@ class Question(NamedTuple):
 
 
 def sensitivity(plan: Plan, on_answer: OnAnswer = lambda done, total: None) -> Sensitivity | None:
-    """All answers, however long it takes. None for a plan that was not searched: there is no choice to flip.
+    """All answers for a plan, however long it takes. None for a plan that was not searched, since there is no choice to
+    flip.
 
-    on_answer: told (answers found, answers wanted).
+    on_answer: called with (answers found, answers wanted).
     """
     return next(reversed([*answers_so_far(plan, Clock(inf), on_answer)]), None)
 
 
 def answers_so_far(plan: Plan, clock: Clock, on_answer: OnAnswer = lambda done, total: None) -> Iterator[Sensitivity]:
-    """What is known after each subject; the last one is all. Nothing for a plan that was not searched.
+    """Yields what is known after each subject; the last value has all answers. Yields nothing for a plan that was not
+    searched.
 
-    When the clock has run out, no more is looked for: `unanswered` of the last one says what is missing.
+    When the clock has run out, nothing more is looked for, and `unanswered` of the last value says what is missing.
     """
     if plan.search is None:
         return
@@ -99,13 +102,14 @@ def _sensitivity(
 
 
 def _choice(searches: Searches, plan: Plan) -> tuple[float, Candidate | None, str]:
-    """(with what probability it was to fit, what the search takes, why nothing)."""
+    """(probability with which the layout must fit, what today's search takes, why it takes nothing)."""
     sure = FIT_PROBABILITY if plan.search is None else plan.search.fit_probability
     return sure, *winner(searches, problem_of(plan), plan.pins, sure)
 
 
 def _questions(plan: Plan, agrees: bool, sure: float) -> Iterator[Question]:
-    """In the order of the page. Problems of less memory are asked after those of more, whose prices they share."""
+    """All questions in the order of the page. Problems with less memory come after those with more, whose prices they
+    reuse."""
     on_cluster = plan.cluster.instance != "cpu"
     for tp in (2**power for power in range(plan.cluster.devices_per_node.bit_length())) if on_cluster else ():
         if tp != plan.strategy.tp:

@@ -7,18 +7,19 @@ from autoshard.explanation.page import Line, hanging, heading, more, span, table
 from autoshard.units import format_seconds
 
 CLOSE = 1.03
-"""A flip that is known to this factor is given as one number."""
+"""A flip whose two sides are known to this factor is shown as one number."""
 SIZE_HEADER = ("nodes", "step", "90 %", "tokens/s", "more", "a node", "USD/billion", "layout")
-NODES = "what more of them would bring; a node: what each does of what one does now; USD for a billion tokens"
+NODES = "what more nodes would bring; a node: tokens/s of each node, against now; USD/billion: for a billion tokens"
 FLIPS = (
-    "what would change the choice: one quantity at a time, searched again; of the layout that wins then, only what "
-    "differs is named (recompute=by-stage: a set for each stage); links are as fast as collectives find them, less "
-    "than a datasheet says"
+    "what would change the choice: one quantity changes at a time, and the search runs again. Of the layout that wins "
+    "then, only what differs is shown (recompute=by-stage: a set per stage). Link speeds are those that collectives "
+    "reach, below the datasheet's"
 )
 
 
 def sensitivity_lines(found: Sensitivity, width: int, more_to_come: bool = False) -> list[list[Line]]:
-    """Sections. more_to_come: lines of later answers will stand behind these, none of which changes."""
+    """Lines by section. width: columns. more_to_come: later answers will add lines after these and change none of
+    them."""
     sections = [_degrees(found, width), _flips(found, width), _sizes(found, width)]
     if not more_to_come:
         sections += [_price(found, width), _unanswered(found, width)]
@@ -26,17 +27,17 @@ def sensitivity_lines(found: Sensitivity, width: int, more_to_come: bool = False
 
 
 def unanswered_line(found: Sensitivity) -> str:
-    """What there was no time for; '' where there was."""
+    """A line that says which answers there was no time for; '' where there was time for all."""
     names = "; ".join(found.unanswered)
-    return f"no time was left for: {names}; a longer --time-limit looks at them too" if names else ""
+    return f"no time was left for: {names}; a longer --time-limit answers these too" if names else ""
 
 
 def flips_by_quantity(found: Sensitivity) -> dict[str, list[str]]:
-    """Quantity with what it is now -> a sentence for more of it and one for less, or one for both."""
+    """Quantity and its value now -> its sentences: one for more of it and one for less, or one for both."""
     rows: dict[str, list[FlipRow]] = {}
     for row in found.flips:
         rows.setdefault(f"{row.quantity}: {row.now_text}", []).append(row)
-    return {quantity: _sentences(several) for quantity, several in rows.items()}
+    return {quantity: _sentences(of_one) for quantity, of_one in rows.items()}
 
 
 def _sentences(rows: list[FlipRow]) -> list[str]:
@@ -59,14 +60,14 @@ def _sentence(row: FlipRow) -> str:
 
 
 def size_rows(found: Sensitivity) -> list[tuple[str, ...]]:
-    """Cells under SIZE_HEADER. Tokens are what is paid for: USD for a billion of them."""
+    """Table cells under SIZE_HEADER. The cost is in USD for a billion tokens, because tokens are what is paid for."""
     return [_size(one) for one in found.sizes]
 
 
 def price_lines(found: Sensitivity) -> list[str]:
-    """What the plan costs, then one sentence for each other instance type."""
+    """The price of the plan in a sentence, then one sentence for each other instance type."""
     if found.price_usd is None or found.usd_per_billion_tokens is None:
-        return ["of a node is not known here; --price-per-node-hour of `autoshard plan` gives it"]
+        return ["of a node is not known; give it to `autoshard plan` with --price-per-node-hour"]
     own = (
         f"{found.price_usd:,.2f} USD a node and hour: ~{found.usd_per_billion_tokens:,.0f} USD for a billion tokens. "
         "The price changes no layout on these nodes, only which instances are the cheapest"
@@ -75,15 +76,15 @@ def price_lines(found: Sensitivity) -> list[str]:
 
 
 def degree_lines(found: Sensitivity) -> list[str]:
-    """A sentence for each other tp; for those that are not legal one of each rule that they break."""
+    """A sentence for each other legal tp; degrees that break the same rule share a sentence."""
     lines = [_degree(one) for one in found.degrees if one.legal]
-    alike: dict[str, list[DegreeRow]] = {}
+    by_refusal: dict[str, list[DegreeRow]] = {}
     for one in found.degrees:
         if not one.legal:
-            alike.setdefault(one.refusal.replace(f"tp={one.tp} ", "tp "), []).append(one)
-    for several in alike.values():
-        names = ", ".join(f"tp={one.tp}" for one in several)
-        lines.append(f"{names}: not legal here: {several[0].refusal}")
+            by_refusal.setdefault(one.refusal.replace(f"tp={one.tp} ", "tp "), []).append(one)
+    for refused in by_refusal.values():
+        names = ", ".join(f"tp={row.tp}" for row in refused)
+        lines.append(f"{names}: not legal here: {refused[0].refusal}")
     return lines
 
 
@@ -98,7 +99,7 @@ def _degree(one: DegreeRow) -> str:
 def _degrees(found: Sensitivity, width: int) -> list[Line]:
     if not found.degrees:
         return []
-    text = "another tp? The fastest layout with each, against the chosen one; --why asks for any other"
+    text = "another tp? The fastest layout with each, against the chosen one; --why answers for any layout"
     lines = heading("Why not", text, width)
     return lines + [line for one in degree_lines(found) for line in hanging("  - ", one, width)]
 
@@ -107,7 +108,7 @@ def _flips(found: Sensitivity, width: int) -> list[Line]:
     if not found.flips and found.agrees is not False:
         return []
     if not found.agrees:
-        text = f"the planner of today has another choice for the same inputs, so nothing is said of flips: {found.now}"
+        text = f"none are shown: today's planner chooses another layout for the same inputs: {found.now}"
         return heading("Flips", text, width)
     lines = heading("Flips", FLIPS, width)
     for quantity, sentences in flips_by_quantity(found).items():
@@ -133,7 +134,7 @@ def _size(one: SizeRow) -> tuple[str, ...]:
     between = span(one.step_time_low_s, one.step_time_high_s, format_seconds)
     step, speed = f"~{format_seconds(one.step_time_s)}", f"~{one.tokens_per_s:,.0f}"
     faster = more(one.more) if one.more else "now"
-    idle = "; faster if the further nodes stay idle" if one.more < 0 else ""
+    idle = "; faster if the extra nodes stay idle" if one.more < 0 else ""
     return (f"{one.nodes:,}", step, between, speed, faster, f"{one.of_linear:.0%}", cost, f"{one.layout}{idle}")
 
 
@@ -150,12 +151,12 @@ def _unanswered(found: Sensitivity, width: int) -> list[Line]:
 def _offer(one: PriceRow) -> str:
     text = (
         f"{one.instance}, {one.nodes:,} node{'s' if one.nodes > 1 else ''}: ~{format_seconds(one.step_time_s)} a step "
-        f"({one.layout}); a token costs as much as here at ~{one.break_even_usd:,.2f} USD a node and hour"
+        f"({one.layout}); a token costs the same as here at ~{one.break_even_usd:,.2f} USD a node and hour"
     )
     if one.price_usd is None or one.own_break_even_usd is None:
-        return f"{text}; what a node costs is not known here"
+        return f"{text}. The price of its nodes is not known"
     order = "more" if one.price_usd > one.break_even_usd else "less"
     return (
-        f"{text}. It costs {one.price_usd:,.2f}, so a token costs {order} there; that turns where a node here costs "
-        f"~{one.own_break_even_usd:,.2f}"
+        f"{text}. It costs {one.price_usd:,.2f}, so a token costs {order} there; both cost the same where a node "
+        f"here costs ~{one.own_break_even_usd:,.2f}"
     )

@@ -1,4 +1,4 @@
-"""A description as a page of text: plain by default, coloured for a terminal, from 60 columns up."""
+"""Renders a description as a page of text: plain by default, coloured for a terminal, from 60 columns up."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from autoshard.explanation.sensitivity_text import sensitivity_lines
 from autoshard.units import GB, TFLOPS, format_bytes, format_count, format_seconds
 
 BAR_WIDTH = 40
-"""Of the whole; less where the largest term would not fit on the page."""
+"""Columns of a bar that stands for the whole; fewer where the largest term would not fit on the page."""
 NEARLY_FULL = 0.9
 
 
 def render(description: Description, width: int = 100, color: bool = False) -> str:
-    """The page, ending with a newline. width: columns of the terminal."""
+    """The page, which ends with a newline. width: columns of the terminal."""
     found = description.sensitivity
     return "".join(pieces(description, [found] if found else [], width, color))
 
 
 def pieces(d: Description, answers: Iterable[Sensitivity], width: int, color: bool) -> Iterator[str]:
-    """The page as it becomes known: whole lines, first all that needs no answer.
+    """Yields the page in pieces of whole lines as it becomes known, first all that needs no answer.
 
-    answers: each has those of the one before it and more. The description's own are not looked at.
+    answers: each has all of the one before it and more. The description's own sensitivity is not looked at.
     """
     width = max(NARROWEST, min(width, WIDEST))
     start = (_title, _layout, _step, _memory, _search, _runners_up, _sure)
@@ -54,7 +54,7 @@ def pieces(d: Description, answers: Iterable[Sensitivity], width: int, color: bo
 
 
 def _joined(sections: Sequence[list[Line]]) -> list[Line]:
-    """An empty line, then the section, for each that is not empty."""
+    """The sections that are not empty, each after an empty line."""
     return [line for section in sections if section for line in ((), *section)]
 
 
@@ -114,7 +114,8 @@ def _memory(d: Description, width: int) -> list[Line]:
 def _terms(
     terms: Sequence[Share], whole: float, formatted: Callable[[float], str], style: str, width: int
 ) -> list[Line]:
-    """Largest first: name, value, share of the whole and a bar; what is too small to show is summed up."""
+    """Lines of terms, largest first: name, value, share of the whole and a bar. Terms too small to show are summed
+    up."""
     shown = sorted((term for term in terms if term.share >= LEAST_SHARE), key=lambda term: -term.value)
     small = [term for term in terms if 0 < term.share < LEAST_SHARE]
     if small:
@@ -162,7 +163,7 @@ def _sure(d: Description, width: int) -> list[Line]:
 
 
 def _numbers(one: RunnerUp) -> str:
-    """Step, memory and how sure the order is."""
+    """A runner-up's step time, its memory, and how sure the order is."""
     seconds = span(one.step_time_low_s, one.step_time_high_s, format_seconds)
     slower = f"{more(one.slower)} (90 %: {more(one.slower_low)} to {more(one.slower_high)})"
     memory = f"~{format_bytes(one.memory_bytes)}, fits with {percent(one.fits_probability)} probability"
@@ -170,13 +171,12 @@ def _numbers(one: RunnerUp) -> str:
 
 
 def order_text(one: RunnerUp) -> str:
-    """'a toss-up' or 'slower with 98.6 %'."""
+    """How sure it is that a runner-up is slower: 'a toss-up' or 'slower with 98.6 % probability'."""
     if one.toss_up:
         return "a toss-up"
-    slower = one.chosen_is_faster >= 0.5
-    return (
-        f"slower with {percent(one.chosen_is_faster)}" if slower else f"faster with {percent(1 - one.chosen_is_faster)}"
-    )
+    if one.chosen_is_faster >= 0.5:
+        return f"slower with {percent(one.chosen_is_faster)} probability"
+    return f"faster with {percent(1 - one.chosen_is_faster)} probability"
 
 
 def _notes(d: Description, width: int) -> list[Line]:

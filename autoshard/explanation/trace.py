@@ -1,8 +1,8 @@
-"""A plan's step as a timeline in Chrome's trace format, for https://ui.perfetto.dev: predicted, and measured beside it.
+"""Writes a plan's step as a timeline in Chrome's trace format, for https://ui.perfetto.dev; a measured run beside it.
 
-A process for each pipeline rank. Its row holds the actions; inside each, what computes and what communicates, at the
-share that the plan's terms give to collectives; between them what waits; behind the last the gradient sums and the
-update. A counter follows its memory. Measured ranks are processes of their own, behind the predicted ones.
+Each pipeline rank is a process. A rank's row holds its actions; each action is split into compute and exposed
+communication, in the ratio of the plan's terms. Gaps are shown as bubbles; after the last action come gradient sums and
+the update. A counter shows memory. Measured ranks are processes of their own, below the predicted ones.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from autoshard.units import GB
 COLLECTIVES = ("tensor-parallel collectives", "context-parallel collectives", "expert-parallel collectives")
 IN_PIPELINE = ("pipeline bubble", "pipeline transfers")
 BEHIND = ("other gradient sums", "gradient reduce-scatter", "optimizer update", "parameter all-gather")
-"""Terms behind the pipeline, in the order in which they come; with COLLECTIVES and IN_PIPELINE apart, the others are
-computing."""
+"""Names of terms that come after the pipeline, in their order. Terms that are neither here nor in COLLECTIVES or
+IN_PIPELINE are computing."""
 KEPT = "kept activations"
 PREDICTED_PROCESS, MEASURED_PROCESS = 1, 10_001
-"""Process numbers of the ranks begin here; 0 is the idle process elsewhere."""
+"""First process number of the predicted and of the measured ranks; 0 is the idle process in other tools."""
 MAX_TRACE_BYTES = 2_000_000_000
 
 
 def predicted_events(plan: Plan) -> list[Event]:
-    """The events of every pipeline rank for one step, which end when the plan's step does. Titles come first, then
-    events in the order of time; a span that holds others comes before them."""
+    """The events of every pipeline rank for one step, ending when the plan's step does. Titles come first, then events
+    by time; a span that holds others comes before them."""
     events = [*_predicted(plan)]
     titles = [event for event in events if event["ph"] == "M"]
     timed = [event for event in events if event["ph"] != "M"]
@@ -59,7 +59,8 @@ def _predicted(plan: Plan) -> Iterator[Event]:
 
 
 def communication_share(plan: Plan) -> float:
-    """Of the time in actions, that of collectives: on the busiest rank, whose terms the plan has."""
+    """Share of the time in actions that is exposed collectives, 0 to 1, on the busiest rank, whose terms the plan
+    has."""
     terms = {term.name: term.value for term in plan.estimate.time_terms}
     inside = sum(value for name, value in terms.items() if name not in (*IN_PIPELINE, *BEHIND))
     return sum(terms.get(name, 0.0) for name in COLLECTIVES) / inside if inside else 0.0
@@ -83,7 +84,8 @@ def _waits(process: int, spans: Sequence[tuple[float, float]], timeline: Timelin
 
 
 def _memory(process: int, memory: StageMemory, order: Order, spans: Sequence[tuple[float, float]]) -> Iterator[Event]:
-    """Kept activations rise with every forward and fall with its backward; at their peak the whole is the plan's."""
+    """The memory counter of a rank: kept activations rise with each forward and fall with its backward. Its peak is the
+    plan's memory of that rank."""
     kept = sum(term.value for term in memory.terms if term.name == KEPT)
     held, peak = 0, max(_held(order))
     yield _counter(process, 0.0, memory.total_bytes - kept)
@@ -101,8 +103,8 @@ def _held(order: Order) -> Iterator[int]:
 
 
 def seconds_behind(plan: Plan) -> dict[str, float]:
-    """Seconds behind the pipeline, by term, in the order in which they come. Under ZeRO-2 and -3 the rest of these
-    terms is inside the pipeline's actions."""
+    """Seconds after the pipeline, by term and in order. Under ZeRO-2 and ZeRO-3 the rest of these terms is inside the
+    pipeline's actions."""
     terms = {term.name: term.value for term in plan.estimate.time_terms}
     gathering_s, scattering_s = planned_waits_s(plan)
     inside = {"parameter all-gather": gathering_s, "gradient reduce-scatter": scattering_s}
@@ -118,9 +120,11 @@ def _behind(process: int, behind_s: Mapping[str, float], start_s: float) -> Iter
 
 
 def measured_events(plan: Plan, path: str) -> list[Event]:
-    """Of a profiled run. path: its trace.json, or its run.json, beside which trace.json is taken where it is.
+    """The events of a profiled run. path: its trace.json, or its run.json; then the trace.json beside it is taken if
+    there is one.
 
-    Raises AutoshardError for a run of another plan, one that was not profiled, and for files that are something else.
+    Raises AutoshardError for a run of another plan, for one that was not profiled, and for files that are something
+    else.
     """
     file = Path(path)
     if file.name == "trace.json":
@@ -138,7 +142,7 @@ def measured_events(plan: Plan, path: str) -> list[Event]:
 
 
 def _averages(one: Mapping[str, Any]) -> Iterator[Event]:
-    """A rank of which only the sums are known: one bar behind the other."""
+    """Events of a rank of which only sums are known: one bar after the other."""
     process, start_s = MEASURED_PROCESS + one["rank"], 0.0
     yield from _titles(process, f"rank {one['rank']}, measured (sums of a step)")
     parts = (
@@ -155,7 +159,7 @@ def _averages(one: Mapping[str, Any]) -> Iterator[Event]:
 
 
 def _executed(file: Path) -> list[Event]:
-    """The ranks of a run's own trace, each as a process."""
+    """Events of a run's own trace, each rank as a process."""
     try:
         events = json.loads(read_text(file, printable(file), MAX_TRACE_BYTES, "JSON"))["traceEvents"]
         executed = [event for event in events if event["pid"] == 1]
@@ -183,7 +187,7 @@ def _counter(process: int, at_s: float, size: float) -> Event:
 
 
 def _titles(process: int, name: str) -> Iterator[Event]:
-    """The titles of a process and of its only row, and its place among the others."""
+    """The events that name a process and its only row, and place it among the others."""
     yield process_name(process, name, process)
     yield row_name(process, process, "step")
     yield process_place(process, process, process)

@@ -1,4 +1,4 @@
-"""Why not another layout: its best completion against the chosen one, or why it has none."""
+"""Answers "why not this layout?": the best layout of the kind that was asked for, beside the chosen one."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from autoshard.plans.search_result import Candidate, Pins
 from autoshard.spec.cluster import Cluster
 
 MORE_MEMORY = (1.05, 1.1, 1.2, 1.3, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0, 16.0, 32.0, 64.0)
-"""Times the memory of a device, tried in this order where a layout does not fit."""
+"""Multiples of the device memory, tried in this order where no matching layout fits."""
 
 
 @dataclass(frozen=True)
 class Why:
-    """asked: in the user's words. chosen: of the plan.
+    """The answer to "why not ...?".
 
-    best: the fastest completion that fits; where none fits the one that is nearest to it; None where none is legal or
-    none of that much memory is. refusal: why none fits or is legal, in one sentence, with the nearest miss.
+    asked: in the user's words. chosen: the plan's layout. best: the fastest matching layout that fits; where none fits,
+    the one that is nearest to fitting; None where none is legal, or none fits into the most memory that is tried.
+    refusal: one sentence on why none fits or is legal, with the nearest miss; '' where one fits.
     """
 
     asked: str
@@ -39,7 +40,7 @@ class Why:
         return self.best is not None and not self.refusal and same_layout(self.best.strategy, self.chosen.strategy)
 
     def to_dict(self, cluster: Cluster) -> dict[str, Any]:
-        """Plain JSON values. differences: what `best` takes more than the chosen one, term by term."""
+        """The answer as JSON values. differences: what `best` has more than the chosen layout, term by term."""
         best = self.best
         found: dict[str, Any] = {
             "asked": self.asked,
@@ -61,8 +62,8 @@ def _candidate_to_dict(one: Candidate) -> dict[str, Any]:
 
 
 def why(plan: Plan, asked: str, pins: Pins) -> Why:
-    """Searches every completion of `pins` for one that fits as surely as the plan had to. What the plan's own pins fix
-    does not hold here."""
+    """Searches all layouts that match `pins` for the fastest that fits as surely as the plan had to. The plan's own
+    pins do not hold here."""
     problem = Problem(plan.model, plan.training, plan.cluster, plan.backend)
     chosen = Candidate(plan.strategy, plan.estimate)
     sure = FIT_PROBABILITY if plan.search is None else plan.search.fit_probability
@@ -76,7 +77,8 @@ def why(plan: Plan, asked: str, pins: Pins) -> Why:
 
 
 def _nearest(problem: Problem, pins: Pins) -> Candidate | None:
-    """The fastest completion on devices with just enough memory, with its estimate on the devices that there are."""
+    """The fastest matching layout on devices with just enough memory, estimated on the real devices; None where there
+    is none."""
     model, training, cluster, backend = problem
     for factor in MORE_MEMORY:
         larger = replace(cluster.device, memory_bytes=cluster.device.memory_bytes * factor)

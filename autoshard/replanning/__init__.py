@@ -1,4 +1,4 @@
-"""Another plan from one that is there: for another number of nodes, or with changes that a person makes. No torch."""
+"""Makes a new plan from a plan: for another number of nodes, or with fields that a person changes. No torch."""
 
 from autoshard.replanning.replan import Replanned, replan
 

@@ -1,4 +1,4 @@
-"""A plan that a person changes on purpose: its inputs and choices with the changes, all else made anew from them."""
+"""Edits a plan: its inputs and choices are changed on purpose, and everything else is derived from them again."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from autoshard.plans.validate import (
 )
 
 GIVEN = ("inputs", "backend", "strategy")
-"""Sections that a person may change; the others follow from them."""
+"""Sections of a plan that a person may change; all others follow from these."""
 EXAMPLE = "such as strategy.microbatch_size=2"
 _FIELD = re.compile(r"\w+(\.\w+|\[\d+\])*")
 _PART = re.compile(r"\w+")
 _SHOWN, _TOLD = 40, 1_000
-"""Characters: of a value, and of all changes in a note."""
+"""The most characters of a value on a page, and of all changes in a note."""
 
 
 class Change(NamedTuple):
-    """A field, named as errors do, and its JSON values; None where it is not there."""
+    """One changed field, named as in errors. before, after: its JSON values; None where the field is not there."""
 
     field: str
     before: object
@@ -54,11 +54,11 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class Edited:
-    """plan: with the changes, checked and priced.
+    """A plan after an edit.
 
-    changes: what was asked for; where a file was changed by hand, what of the rest of it had to follow.
-    before: what the plan costs without them, by the same cost model; by hand, what the file says, None where it no
-    longer says that. by_hand: why the file is refused as it stands; empty where it is not.
+    plan: the new plan, checked and priced. changes: the edits; for a file that was changed by hand, which other fields
+    had to follow. before: the estimate without the edits, by the same cost model; for a file changed by hand what the
+    file says, None where it no longer says that. by_hand: why the file is refused as it stands; '' where it is not.
     """
 
     plan: Plan
@@ -68,11 +68,11 @@ class Edited:
 
 
 def edited(before: Plan, edits: Sequence[str]) -> Edited:
-    """The plan with fields of its inputs, backend or strategy set. The layout is kept as it is, not searched again.
+    """The plan with some fields of its inputs, backend or strategy set. The layout is kept, not searched again.
 
-    edits: 'strategy.microbatch_size=2', the value as JSON or as a text. What is set and was pinned is pinned as it is
-    now. Raises AutoshardError for a field that a person does not set, a wrong value, a broken rule, and where nothing
-    changes.
+    edits: such as 'strategy.microbatch_size=2', the value as JSON or as text. A field that was pinned is pinned to its
+    new value. Raises AutoshardError for a field that a person may not set, a wrong value, a broken rule, and where
+    nothing changes.
     """
     old, new = (json.loads(plan_to_json(before)) for _ in range(2))
     for edit in edits:
@@ -89,11 +89,11 @@ def edited(before: Plan, edits: Sequence[str]) -> Edited:
 
 
 def made_anew(file: str | Path) -> Edited:
-    """A plan of the inputs, backend and strategy that stand in a plan's file, changed by hand or not.
+    """A new plan from the inputs, backend and strategy in a plan's file, whether it was changed by hand or not.
 
-    Operators are sharded by the rule of layout/sharding.py, and nothing was searched. A file that is right, but of the
-    format before, keeps all that it says. Raises AutoshardError for wrong inputs, a broken rule, and
-    where nothing is wrong with the file as it is.
+    Operators are sharded by the rule of layout/sharding.py, and nothing is searched. A valid file in the previous
+    format keeps all that it says. Raises AutoshardError for wrong inputs, for a broken rule, and where nothing is wrong
+    with the file.
     """
     data = read_plan_object(file)
     by_hand = ""
@@ -122,7 +122,7 @@ def made_anew(file: str | Path) -> Edited:
 
 
 def shown(value: object) -> str:
-    """JSON, cut short; a list of plain values as runs of them: '[5 x 16]'."""
+    """A value as JSON, cut short; runs of equal values in a list are folded: '[5 x 16]'."""
     if isinstance(value, list) and value and not any(isinstance(item, (dict, list)) for item in value):
         runs = [(json.dumps(item), len(list(run))) for item, run in groupby(value)]
         text = f"[{', '.join(item if count == 1 else f'{item} x {count}' for item, count in runs)}]"
@@ -157,7 +157,8 @@ def _not_given(plan: Mapping[str, Any], name: str) -> str:
 
 
 def _key(node: object, part: str, field: str, new: bool = False) -> Any:
-    """The key or index of a part of a field in the object or list that it is in. new: it need not be there."""
+    """The key or index that one part of a field's name stands for, in the object or list `node`. new: the key need not
+    exist yet."""
     if isinstance(node, dict) and (part in node or new):
         return part
     if isinstance(node, list) and part.isdecimal() and len(part) < 10 and int(part) < len(node):
@@ -175,7 +176,7 @@ def _value(text: str) -> object:
 
 
 def _let_pins_follow(new: dict[str, Any], before: Plan) -> None:
-    """A pin that agreed with the layout before agrees with it now: the edit is the user's wish."""
+    """Changes pins in `new` in place: a pin that agreed with the layout before the edit agrees with the new layout."""
     try:
         strategy = from_json(Strategy, new["strategy"], "strategy")
     except (AutoshardError, TypeError):  # read again with everything else, and told
@@ -187,7 +188,7 @@ def _let_pins_follow(new: dict[str, Any], before: Plan) -> None:
 
 
 def _differences(before: object, after: object, field: str) -> Iterator[Change]:
-    """Fields that differ; a list of plain values, or of another length, is one."""
+    """Yields the fields that differ. A list of plain values, or one whose length changed, counts as one field."""
     if isinstance(before, dict) and isinstance(after, dict):
         for name in dict.fromkeys((*before, *after)):
             place = name if name.isprintable() else ascii(name)
@@ -207,7 +208,7 @@ def _are_lists_of_objects(before: object, after: object) -> bool:
 
 
 def _made(problem: Problem, pins: Pins, strategy: Strategy, note: str, others: OperatorChoices = ()) -> Plan:
-    """others: choices of operators that are kept as far as the layout still has them."""
+    """The new plan. others: operators' choices to keep as far as the new layout still has them."""
     cost = estimate(*problem[:3], strategy)
     plan = make_plan(*problem, strategy, cost, pins=pins)
     notes: tuple[str, ...] = (note if len(note) <= _TOLD else f"{note[:_TOLD]}...",)
@@ -221,7 +222,7 @@ def _made(problem: Problem, pins: Pins, strategy: Strategy, note: str, others: O
 
 
 def _with_operators(plan: Plan, others: OperatorChoices) -> Plan | None:
-    """None where they do not go with the layout."""
+    """The plan with these choices of operators; None where they do not go with its layout."""
     operators = dict(plan.operators)
     for template, choice in others:
         if template not in operators or set(operators[template]) != {axis for axis, _ in choice}:

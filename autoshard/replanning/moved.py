@@ -1,4 +1,4 @@
-"""How much of the training state is where another layout needs it."""
+"""Counts how much of the training state a new layout needs on ranks that do not hold it yet."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from autoshard.plans.plan import Plan
 from autoshard.spec.training import DTYPE_BYTES
 
 QUANTITIES = 3
-"""Master weight and two moments of every parameter: what a checkpoint holds."""
+"""Values per parameter in a checkpoint: the master weight and two moments."""
 MOST_RANKS = 256
-"""Of larger worlds so many are looked at, spread over all axes."""
+"""In larger worlds only this many ranks are looked at, spread over all axes."""
 _GOLDEN = 0.6180339887498949
 
 
 @dataclass(frozen=True)
 class Moved:
-    """Training state of all ranks of a layout, in bytes; moved_bytes: what a rank does not hold in the layout before.
+    """Training state of all ranks, bytes. moved_bytes: what the new layout needs on ranks that do not hold it in the
+    old one.
 
-    Ranks keep their numbers: lost nodes are the last ones. With ZeRO every element has one rank, without it as many
-    as there are data-parallel replicas, each of which counts.
+    Ranks keep their numbers, and lost nodes are the last ones. With ZeRO every element is on one rank; without it each
+    data-parallel replica has a copy, and each copy counts.
     """
 
     total_bytes: float
@@ -35,7 +36,7 @@ class Moved:
 
 
 def moved(before: Plan, after: Plan) -> Moved:
-    """From one layout to another of the same model."""
+    """How much training state moves from one layout to another of the same model."""
     world = after.mesh.world_size
     ranks = sample(world)
     there = [rank for rank in ranks if rank < before.mesh.world_size]
@@ -52,7 +53,7 @@ def moved(before: Plan, after: Plan) -> Moved:
 
 
 def sample(world: int) -> tuple[int, ...]:
-    """All ranks, or so many of them by the golden ratio, which no axis divides."""
+    """Up to MOST_RANKS ranks of a world, spaced by the golden ratio, so that no axis size divides the spacing."""
     if world <= MOST_RANKS:
         return tuple(range(world))
     return tuple(sorted({int(i * _GOLDEN % 1 * world) for i in range(MOST_RANKS)}))
@@ -67,7 +68,7 @@ def _boxes(shards: Iterable[Shard]) -> dict[str, list[Box]]:
 
 
 def _common_elements(wanted: dict[str, list[Box]], held: dict[str, list[Box]]) -> int:
-    """Boxes of one rank never overlap each other."""
+    """Number of elements that are in both sets of boxes, by tensor name. Boxes of one rank never overlap each other."""
     pairs = ((one, other) for name, boxes in wanted.items() for one in boxes for other in held.get(name, ()))
     shared = (one.common(other) for one, other in pairs)
     return sum(box.elements for box in shared if box is not None)

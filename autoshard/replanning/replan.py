@@ -1,4 +1,4 @@
-"""The layout for other nodes that moves least among those that are about as fast as the fastest."""
+"""Chooses a layout for other nodes: among those about as fast as the fastest, the one that moves the least state."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from autoshard.spec.cluster import Cluster
 from autoshard.units import format_bytes
 
 LITTLE = 0.02
-"""A layout this much slower than the fastest is taken where it moves less: a guess at what nobody notices, far below
+"""A layout is considered if it is at most this much slower than the fastest. A guess at what nobody notices, far below
 what the cost model can tell apart."""
 WORTH = 0.05
-"""Of the training state: what must stay beyond what the fastest layout leaves, to give anything for it. A guess."""
+"""A slower layout is taken only if it leaves this much more of the training state in place than the fastest does. A
+guess."""
 TOP = 20
-"""Runners-up that are looked at, beside the best ones with degrees of the layout before."""
+"""How many runners-up are looked at, beside the best layouts that keep degrees of the old one."""
 _KEPT_TOGETHER = (("tp", "pp", "cp", "ep", "num_virtual_stages"), ("tp", "pp"), ("tp",), ("pp",))
-"""Degrees of the layout before that are tried as pins: what they place alike stays where it is."""
+"""Sets of degrees of the old layout that are tried as pins: state that both layouts place in the same way does not
+move."""
 _NAMES = {"num_virtual_stages": "vpp", "microbatch_size": "microbatch"}
 _COMPARED = ("tp", "pp", "dp", "cp", "ep", "num_virtual_stages", "microbatch_size", "schedule")
 
 
 @dataclass(frozen=True)
 class Replanned:
-    """plan: for the new number of nodes. fastest: the layout that would be fastest, the plan's own where it is that.
-
-    moved, fastest_moved: what each needs that is elsewhere.
-    """
+    """The result of replanning. plan: for the new number of nodes. fastest: the fastest layout, which may be the plan's
+    own. moved, fastest_moved: the state that each of them has to read from elsewhere."""
 
     plan: Plan
     moved: Moved
@@ -43,7 +43,7 @@ class Replanned:
 
 
 def replan(before: Plan, nodes: int) -> Replanned:
-    """A plan of the same model, training, kind of node and pins on another number of nodes.
+    """A plan for the same model, training, kind of node and pins on another number of nodes.
 
     Raises AutoshardError where pins contradict each other or no layout is legal, NoLayoutFits where none fits.
     """
@@ -88,7 +88,8 @@ def replan(before: Plan, nodes: int) -> Replanned:
 
 
 def _search(before: Plan, cluster: Cluster) -> tuple[Pins, SearchResult, tuple[str, ...]]:
-    """With the pins of the plan before; dp, which follows from the number of nodes, is let go where it must."""
+    """Searches with the old plan's pins; a pinned dp is dropped where the number of nodes makes it impossible. (pins,
+    result, notes)."""
     try:
         return before.pins, _searched(before, cluster, before.pins), ()
     except AutoshardError:
@@ -110,7 +111,7 @@ def _fit_probability(before: Plan) -> float:
 
 
 def _candidates(before: Plan, cluster: Cluster, pins: Pins, result: SearchResult) -> Iterator[Candidate]:
-    """The best ones, and the best of those that keep degrees of the layout before."""
+    """The best layouts, and the best of those that keep some degrees of the old layout."""
     yield from (result.best, *result.runners_up)
     for names in _KEPT_TOGETHER:
         kept = {name: getattr(before.strategy, name) for name in names}
@@ -123,7 +124,7 @@ def _candidates(before: Plan, cluster: Cluster, pins: Pins, result: SearchResult
 
 
 def _placement(strategy: Strategy) -> tuple[object, ...]:
-    """What decides which rank holds what."""
+    """A key of all that decides which rank holds which state."""
     s = strategy
     degrees = (s.tp, s.pp, s.dp, s.cp, s.ep, s.num_virtual_stages)
     return *degrees, s.zero, s.stage_layers, s.context_parallel, s.axis_order
@@ -151,13 +152,13 @@ def _notes(
     yield f"replanned {nodes}; stays: {kept or 'nothing'}; changes: {changed or 'nothing'}"
     yield (
         f"{distance.kept_share:.0%} of the training state is where it was, {format_bytes(distance.moved_bytes)} of "
-        f"{format_bytes(distance.total_bytes)} are read from elsewhere, if the first nodes are those that stay"
+        f"{format_bytes(distance.total_bytes)} are read from other ranks, if the first nodes are those that stay"
     )
     if new == fastest.strategy:
-        yield f"no layout is faster, and none within {LITTLE:.0%} of it leaves {WORTH:.0%} more where it was"
+        yield f"no layout is faster, and none within {LITTLE:.0%} of it keeps {WORTH:.0%} more of the state in place"
         return
     faster = chosen.estimate.step_time_s / fastest.estimate.step_time_s - 1
     yield (
         f"the fastest layout is {faster:.2%} faster and leaves {fastest_distance.kept_share:.0%} where it was: "
-        f"up to {LITTLE:.0%} is given for moving less"
+        f"up to {LITTLE:.0%} is given up to move less"
     )

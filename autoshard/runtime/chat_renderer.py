@@ -19,11 +19,11 @@ from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 RENDERER = ("source", "special_tokens", "answering_role", "max_characters")
-"""What the first request has for the renderer, beside max_memory_bytes and max_time_s."""
+"""Fields of the first request, beside max_memory_bytes and max_time_s."""
 
 
 class GenerationTag(Extension):
-    """{% generation %}, with which some templates mark answers: here it means what is inside it."""
+    """Jinja's {% generation %}, with which some templates mark answers; here it renders what is inside it."""
 
     tags = {"generation"}
 
@@ -33,13 +33,13 @@ class GenerationTag(Extension):
 
 
 class RefusedError(Exception):
-    """What a template does wrong, in words that follow its name."""
+    """Raised for a template that does something wrong; its text follows the template's name."""
 
 
 class Renderer:
-    """A Jinja template that reads messages, and can neither import nor change anything.
+    """A Jinja template in a sandbox: it reads messages and can neither import nor change anything.
 
-    It sees no clock, so that the same data are the same tokens tomorrow. answering_role: of the messages that are
+    It sees no clock, so that the same data give the same tokens tomorrow. answering_role: the role whose messages are
     learned. max_characters: of one conversation's text.
     """
 
@@ -58,7 +58,7 @@ class Renderer:
         environment.globals["raise_exception"] = _raise
 
     def compile(self) -> None:
-        """Before the first conversation. Raises RefusedError when it is no template."""
+        """Compiles the template, before the first conversation. Raises RefusedError when it is no template."""
         try:
             self._template = self._environment.from_string(self._source)
         except MemoryError:
@@ -67,7 +67,7 @@ class Renderer:
             raise RefusedError(f"is not a Jinja template: {_line(error)}") from None
 
     def segments(self, messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, bool]]:
-        """Pieces of text up to the last answer's end, and whether each is an answer.
+        """The conversation as (piece of text, whether it is an answer), up to the end of the last answer.
 
         An answer begins where the template would have a model begin it, and ends with the turn, its end marker
         included. Raises RefusedError where the template does not write a conversation like that.
@@ -85,7 +85,7 @@ class Renderer:
         return [(text, answer) for text, answer in found if text]
 
     def _render(self, messages: Sequence[Mapping[str, Any]], answer_next: bool = False) -> str:
-        """The conversation as text; with answer_next up to where an answer begins."""
+        """The conversation as text; with answer_next, up to where an answer begins."""
         try:
             text = self._template.render(
                 messages=list(messages), add_generation_prompt=answer_next, tools=None, **self._special_tokens
@@ -104,7 +104,7 @@ class Renderer:
 
 
 def main() -> None:
-    """Answer the lines of stdin: first the template and its limits, then lists of conversations, one answer each."""
+    """Answers the lines of stdin: first the template and its limits, then lists of conversations, one answer each."""
     first = json.loads(sys.stdin.readline())
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_AS, first["max_memory_bytes"])  # macOS takes it and does not keep it
@@ -116,7 +116,8 @@ def main() -> None:
 
 
 def _answer(limits: Mapping[str, Any], work: Callable[..., object], *arguments: object) -> None:
-    """Work that takes more CPU time than it may ends the process: SIGPROF, which nothing here handles."""
+    """Runs `work` and prints its answer. Work that takes more CPU time than allowed ends the process, by SIGPROF, which
+    nothing here handles."""
     signal.setitimer(signal.ITIMER_PROF, limits["max_time_s"])
     try:
         text = json.dumps({"made": work(*arguments)})
@@ -144,7 +145,7 @@ def _raise(message: str) -> None:
 
 
 def _line(error: BaseException) -> str:
-    """The first line of an error, which a template may have written: short enough to be shown."""
+    """The first line of an error, cut short enough to show: a template may have written it."""
     text = str(error).strip()[:300] or type(error).__name__
     line = text.splitlines()[0].rstrip(".")
     return line if line.isprintable() else ascii(line)

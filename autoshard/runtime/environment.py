@@ -1,4 +1,4 @@
-"""Who am I among the processes that torchrun or Slurm started?"""
+"""Finds out this process's rank and world from the variables that torchrun or Slurm set."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from autoshard.errors import AutoshardError
 
 _TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 _FIRST_SLURM_PORT, _NUM_SLURM_PORTS = 15_000, 15_000
-"""A range of our own choice: above the well-known ports, below Linux's ephemeral ones, which start at 32768."""
+"""Range of ports for Slurm jobs, our own choice: above the well-known ports, below Linux's ephemeral ones, which start
+at 32768."""
 
 
 @dataclass(frozen=True)
 class ClusterEnvironment:
-    """This process among all that a cluster launcher started."""
+    """The place of this process among all that a cluster launcher started."""
 
     launcher: str  # "torchrun" | "slurm"
     rank: int
@@ -27,7 +28,8 @@ class ClusterEnvironment:
 
     @property
     def init_method(self) -> str:
-        """For torch.distributed.init_process_group; torchrun serves a store already, which only env:// knows to use."""
+        """The init_method for torch.distributed.init_process_group. Under torchrun it is env://, because torchrun
+        already serves a store."""
         if self.launcher == "torchrun":
             return "env://"
         host = f"[{self.master_address}]" if ":" in self.master_address else self.master_address
@@ -35,11 +37,11 @@ class ClusterEnvironment:
 
 
 def cluster_environment(variables: Mapping[str, str] | None = None) -> ClusterEnvironment | None:
-    """What torchrun or `srun` says about this process; None when neither started it.
+    """This process's place as torchrun or `srun` gives it; None when neither started the process.
 
     torchrun inside srun counts as torchrun. A shell on a Slurm node (sbatch script, salloc) was not started by srun and
-    counts as neither. variables: os.environ unless given.
-    Raises AutoshardError naming the variable that is missing, not an integer, or contradicts another.
+    counts as neither. variables: os.environ unless given. Raises AutoshardError naming the variable that is missing,
+    not an integer, or contradicts another.
     """
     found = os.environ if variables is None else variables
     if "RANK" in found or "WORLD_SIZE" in found:

@@ -1,4 +1,4 @@
-"""Which of several ranks' ends is the cause of the others, and the one message that tells it."""
+"""Decides which rank's failure caused the others, and writes the one message that tells it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ _TAIL_LINES, _TAIL_BYTES, _LINE_LENGTH = 20, 16_384, 300
 
 @dataclass(frozen=True)
 class RankFailure:
-    """How one rank ended that should not have.
+    """How one rank failed.
 
-    time_s: when the supervisor heard of it, on the monotonic clock.
-    error_type, error_text: its exception, as `worker.describe` names it; "" when it left none.
-    echo: the exception reads like another rank's end seen from here (a lost connection, a time-out in a collective).
-    exit_code: as subprocess has it, -9 for SIGKILL; None while the process still exists.
-    silent_s: for how long nothing was heard of it, when that is the failure.
+    time_s: when the supervisor heard of it, on the monotonic clock. error_type, error_text: its exception, as
+    `worker.describe` names it; "" when it left none. echo: whether the exception looks like the consequence of another
+    rank's end (a lost connection, a time-out in a collective). exit_code: as subprocess gives it, -9 for SIGKILL; None
+    while the process still exists. silent_s: for how many seconds nothing was heard of it, when that is the failure.
     """
 
     rank: int
@@ -45,17 +44,18 @@ class RankFailure:
 
     @property
     def is_users_mistake(self) -> bool:
-        """The text says all; neither a traceback nor a log adds to it."""
+        """Whether the user caused it. The text then says everything; neither a traceback nor a log adds to it."""
         return self.error_type == AutoshardError.__name__
 
     @property
     def exit_code_of_run(self) -> int:
-        """2 for the user's mistake, as where no rank had to find it."""
+        """The run's exit code: 2 for the user's mistake, as when the supervisor finds it, else 1."""
         return 2 if self.is_users_mistake else 1
 
 
 def is_clear(failure: RankFailure) -> bool:
-    """Cannot be the consequence of another rank's end. gloo aborts when its peers vanish, so SIGABRT can."""
+    """Whether the failure cannot be the consequence of another rank's end. SIGABRT can: gloo aborts when its peers
+    vanish."""
     return not failure.echo and failure.exit_code != -signal.SIGABRT
 
 

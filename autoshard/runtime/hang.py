@@ -1,4 +1,4 @@
-"""Which of several silent ranks hangs, and which only wait for it: told by where each of them is."""
+"""Tells which of several silent ranks hangs and which only wait for it, from their stack traces."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ _WAITING_FILES = (
     "torch_backend/direct.py",
     "torch_backend/shared_memory.py",
 )
-"""A wait for another rank is one of torch's calls: collectives are its operators, the rest are methods of groups."""
+"""Files whose frames mean waiting for another rank: collectives are operators of torch, other waits are methods of
+groups."""
 _WAITING_FUNCTIONS = ("_wait_batch_p2p", "wait")
 
 
 def is_waiting(stacks: str) -> bool:
-    """Whether a process waits for other ranks, by what faulthandler wrote of its threads (innermost frames first).
+    """Whether a process waits for other ranks. stacks: what faulthandler wrote of its threads, innermost frames first.
 
-    Nothing written, as by a process that is stopped, is not waiting.
+    An empty text, which a stopped process leaves, is not waiting.
     """
     return any(_waits(thread) for thread in re.split(r"^(?:Current t|T)hread 0x.*$", stacks, flags=re.MULTILINE)[1:])
 

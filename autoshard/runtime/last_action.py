@@ -1,7 +1,7 @@
-"""Where every rank writes what it is doing, in memory that outlives the rank.
+"""Records what every rank is doing, in memory that outlives the rank.
 
-A message a microbatch would cost a system call each, and a rank killed by SIGKILL cannot send one. So each rank owns a
-slot of one memory-mapped file: writing costs under a microsecond, and the supervisor reads it after the rank is gone.
+A message for each microbatch would cost a system call, and a rank killed by SIGKILL cannot send one. So each rank owns
+a slot of one memory-mapped file: writing costs under a microsecond, and the supervisor reads it after the rank is gone.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _HEADER = struct.Struct("<QH")  # how often the slot was written, length of the 
 
 
 class LastActions:
-    """One slot a rank in the file at `path`, which `create` makes."""
+    """The slots of all ranks in the file at `path`, which `create` makes."""
 
     def __init__(self, path: Path, num_processes: int) -> None:
         with path.open("r+b") as file:
@@ -28,7 +28,7 @@ class LastActions:
         return LastActions(path, num_processes)
 
     def write(self, rank: int, action: str) -> None:
-        """Texts over 246 bytes are cut."""
+        """Writes what the rank is doing; texts over 246 bytes are cut."""
         start = rank * _SLOT_BYTES
         count, _ = _HEADER.unpack_from(self._memory, start)
         text = action.encode("utf-8", "replace")[: _SLOT_BYTES - _HEADER.size]
@@ -42,7 +42,7 @@ class LastActions:
         return self._memory[start + _HEADER.size : start + _HEADER.size + length].decode("utf-8", "ignore")
 
     def count(self, rank: int) -> int:
-        """How often the rank wrote: a sign of life."""
+        """How often the rank has written, which shows that it is alive."""
         return int(_HEADER.unpack_from(self._memory, rank * _SLOT_BYTES)[0])
 
     def close(self) -> None:

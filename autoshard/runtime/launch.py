@@ -27,18 +27,18 @@ from autoshard.runtime.last_action import LastActions
 from autoshard.runtime.processes import WorkerProcess
 
 _SETTLE_S = 1.0
-"""How long an unclear failure (a lost connection, an abort) waits for the one that caused it."""
+"""How many seconds an unclear failure (a lost connection, an abort) waits for the one that caused it."""
 _TICK_S = 0.1
 _START_S = 60.0
-"""A guess at the longest that interpreters and torch take to start: silence until then is no hang."""
+"""The longest that interpreters and torch take to start, seconds (a guess): silence until then is no hang."""
 _STACKS_S = 0.5
-"""How long ranks get to write where they are: they do it at once, on a machine that is not overloaded."""
+"""How many seconds ranks get to write their stacks: they do it at once, on a machine that is not overloaded."""
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
 class Message:
-    """What Reporter.report sent."""
+    """A message that a rank sent with Reporter.report."""
 
     rank: int
     kind: str
@@ -47,13 +47,11 @@ class Message:
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """How a run ended; by now every process has.
+    """How a run ended; all of its processes are gone by now.
 
-    exit_code: 0, 1 after a failure, 2 after a user's mistake that only a rank could see, 128 + the signal's number
-    after Ctrl-C (130), SIGTERM (143) or SIGHUP (129).
-    message: for people, "" when all is well.
-    results: what the worker function returned, by rank; None for a rank that did not finish.
-    failure: the cause, when a rank failed.
+    exit_code: 0; 1 after a failure; 2 after a user's mistake that only a rank could see; 128 + the signal's number
+    after Ctrl-C (130), SIGTERM (143) or SIGHUP (129). message: for people, "" when all is well. results: what the
+    worker function returned, by rank; None for a rank that did not finish. failure: the cause, when a rank failed.
     """
 
     exit_code: int
@@ -153,7 +151,7 @@ class _Supervisor:
             ) from error
 
     def watch(self) -> None:
-        """Until every process has ended."""
+        """Handles messages and ends of processes until every process has ended."""
         while any(process.exit_code is None for process in self._workers):
             closing = any(process.message_fd is None and process.exit_code is None for process in self._workers)
             for key, _ in self._selector.select(0.005 if closing else _TICK_S):
@@ -230,11 +228,12 @@ class _Supervisor:
             self._fail(RankFailure(process.rank, self._action(process.rank), now_s, silent_s=silent_s), stop_in_s=0.0)
 
     def _hanging(self, since_s: float) -> WorkerProcess:
-        """Of the ranks that are silent since then, one that does not wait for others; else the one silent first.
+        """The silent rank that hangs: one that is stopped; else one that does not wait for others; else the one silent
+        first.
 
-        One that does not even write where it is, as the system has stopped it, goes before all: another may not wait in
-        a collective, but for a lock that it holds.
-        A rank that hangs makes the others wait for it within microseconds, so the times alone do not tell them apart.
+        since_s: ranks silent since then count. A rank that the system has stopped does not even write its stacks; it
+        goes first, because another may wait for a lock that it holds, and not in a collective. The times alone do not
+        tell ranks apart: when one hangs, the others wait for it within microseconds.
         """
         silent = sorted((one for one in self._workers if one.heard_s <= since_s), key=lambda one: one.heard_s)
         before = [one.log_bytes() for one in silent]
@@ -283,7 +282,7 @@ def _scratch_directory() -> Iterator[Path]:
 
 @contextmanager
 def _stop_signals() -> Iterator[list[int]]:
-    """Collect the signals that ask to stop instead of acting on them; one that the shell had ignored stays ignored."""
+    """Collects signals that ask to stop, instead of acting on them; a signal that the shell ignored stays ignored."""
     received: list[int] = []
 
     def receive(number: int, frame: FrameType | None) -> None:

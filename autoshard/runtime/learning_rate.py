@@ -5,11 +5,12 @@ from __future__ import annotations
 from math import cos, pi
 
 SCHEDULES = ("constant", "linear", "cosine")
-"""linear and cosine fall to zero, which they reach one step after the last."""
+"""Names of the schedules. linear and cosine fall to zero, which they reach one step after the last."""
 
 
 def learning_rate(schedule: str, step: int, steps: int, peak: float, warmup_steps: int) -> float:
-    """Of step 0 .. steps - 1. The peak is reached at step `warmup_steps`, the first one behind the warm-up."""
+    """The learning rate of a step, 0 .. steps - 1. It reaches its peak at step `warmup_steps`, the first one after the
+    warm-up."""
     if step < warmup_steps:
         return peak * (step + 1) / (warmup_steps + 1)
     done = (step - warmup_steps) / max(1, steps - warmup_steps)

@@ -1,4 +1,4 @@
-"""Numbers of each step, to a JSONL file, TensorBoard and Weights & Biases; for the supervising process alone."""
+"""Writes the numbers of each step to a JSONL file, TensorBoard and W&B. Only the supervising process uses it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from autoshard.runtime.tensorboard_events import EventFile
 
 METRICS_FILE = "metrics.jsonl"
 _WANDB_HOST = "api.wandb.ai"
-"""Where keys were stored for before wandb changed its default, and are still found."""
+"""Host under which keys were stored before wandb changed its default; such keys are still found."""
 _WANDB_INIT_TIMEOUT_S = 30.0
-"""A guess at what is longer than a slow network and shorter than a person's patience."""
+"""How many seconds wandb gets to start: a guess, longer than a slow network and shorter than a person's patience."""
 
 
 class MetricsWriter:
@@ -68,8 +68,8 @@ class MetricsWriter:
         return tuple(lines)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """One step's numbers, on disk when this returns. step: its number, from 1 on. In JSON, which has no NaN, it is
-        the string "NaN"."""
+        """Writes one step's numbers; they are on disk when this returns. step: its number, from 1 on. NaN, which JSON
+        lacks, is written as the string "NaN"."""
         record = {"step": step} | {name: _json_number(value) for name, value in values.items()}
         with _disk_errors(self.path):
             self._file.write(json.dumps(record) + "\n")
@@ -81,7 +81,8 @@ class MetricsWriter:
             self._wandb.log(step, values)
 
     def close(self, summary: Mapping[str, Any] | None = None, exit_code: int = 0) -> None:
-        """summary: numbers of the whole run, shown by W&B beside its name. Closing again does nothing."""
+        """Closes everything; closing again does nothing. summary: numbers of the whole run, shown by W&B beside its
+        name."""
         with suppress(OSError):  # what a full disk refused was told by write
             self._file.close()
         if self._events is not None:

@@ -1,4 +1,4 @@
-"""One worker process as its supervisor holds it: a message pipe, a lifeline, a log file, and a process group to end."""
+"""Holds one worker process for its supervisor: a message pipe, a lifeline, a log file, and a process group to end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def python_command(statements: str, *arguments: str) -> list[str]:
 
 
 class WorkerProcess:
-    """Starts on construction. Raises OSError when the log file or the process cannot be made."""
+    """One worker process, which starts on construction. Raises OSError when the log file or the process cannot be
+    made."""
 
     def __init__(self, rank: int, num_processes: int, spec_path: Path, log_file: Path) -> None:
         self.rank = rank
@@ -61,7 +62,7 @@ class WorkerProcess:
         self.message_fd: int | None = read_fd
 
     def messages(self) -> Iterator[dict[str, Any]]:
-        """Every whole message that has arrived. At the end of the pipe message_fd becomes None."""
+        """Yields every whole message that has arrived. At the end of the pipe message_fd becomes None."""
         for _ in range(4):  # more than the 64 KiB that a pipe holds, yet a rank that never pauses cannot keep us here
             if self.message_fd is None:
                 break
@@ -80,39 +81,41 @@ class WorkerProcess:
             yield json.loads(line)
 
     def poll(self) -> int | None:
-        """The exit code once the process has ended; what it started and left behind is ended then, too."""
+        """The exit code once the process has ended, else None. Processes that it started and left behind are ended
+        then, too."""
         if self.exit_code is None and self._has_ended():
             self.signal_group(signal.SIGKILL)
             self.exit_code = self._process.wait()
         return self.exit_code
 
     def signal_group(self, number: int) -> None:
-        """To the process and everything in its group; no effect once it was reaped, when its id may be another's."""
+        """Sends a signal to the process and everything in its group; does nothing once it was reaped, because its id
+        may then be another's."""
         if self.exit_code is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS says EPERM for a group of zombies
                 os.killpg(self._process.pid, number)
 
     def signal_process(self, number: int) -> None:
-        """To the process alone."""
+        """Sends a signal to the process alone."""
         self._process.send_signal(number)
 
     def log_bytes(self) -> int:
-        """How long its log is."""
+        """Size of its log, bytes."""
         return self.log_file.stat().st_size
 
     def log_text(self, start: int) -> str:
-        """Of its log from a byte on."""
+        """The text of its log from byte `start` on."""
         with self.log_file.open("rb") as log:
             log.seek(start)
             return log.read().decode("utf-8", "replace")
 
     def release(self) -> None:
-        """Close the lifeline: a worker whose work is done leaves now."""
+        """Closes the lifeline; a worker whose work is done leaves then."""
         if self._process.stdin is not None and not self._process.stdin.closed:
             self._process.stdin.close()
 
     def close(self) -> None:
-        """End everything at once and free what this process holds for it."""
+        """Ends the process and its group at once and frees what the supervisor holds for it."""
         self.signal_group(signal.SIGKILL)
         if self.exit_code is None:
             self.exit_code = self._process.wait()

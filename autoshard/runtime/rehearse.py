@@ -1,9 +1,8 @@
-"""A plan for a cluster made small enough for this machine, with everything that could go wrong still in it.
+"""Shrinks a plan for a cluster until it runs on this machine, with everything that could go wrong still in it.
 
 Kept: the axes that the plan uses (each at 2 or more), the schedule and its regime, virtual stages, uneven cuts, the
-recompute set, ZeRO and the number formats, grouped-query ratio, KV replication, padding of heads, experts
-and their top k, sliding window, rope scaling, tied embeddings. Shrunk: degrees, layers, widths, vocabulary, sequence,
-batch.
+recompute set, ZeRO and the number formats, grouped-query ratio, KV replication, padding of heads, experts and their top
+k, sliding window, rope scaling, tied embeddings. Shrunk: degrees, layers, widths, vocabulary, sequence, batch.
 """
 
 from __future__ import annotations
@@ -33,16 +32,18 @@ from autoshard.spec.training import TrainingSpec
 
 HEAD_DIM = 16
 SEQUENCE_LENGTH = 128
-"""Tokens: long enough for text to be learned from, divisible by every axis of a rehearsal."""
+"""Tokens of a sequence: long enough to learn from text, divisible by every axis of a rehearsal."""
 _AXES = ("pp", "tp", "ep", "cp", "dp")
-"""In the order in which they are kept when not all fit."""
+"""Axes in the order in which they are kept when not all fit."""
 _MORE_HEADS = (1, 2, 4)
-"""Times as many as show a plan's grouping and replication: some layouts take more."""
+"""Multiples of the smallest number of heads that shows a plan's grouping and replication; some layouts need more than
+1."""
 
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """plan: what runs here. left_out: axes of the original without room; processes_for_all would show them."""
+    """A shrunken plan. plan: what runs here. left_out: axes of the original that have no room. processes_for_all: how
+    many processes would show all axes."""
 
     plan: Plan
     left_out: tuple[str, ...]
@@ -103,7 +104,7 @@ def _plan(model: ModelSpec, training: TrainingSpec, strategy: Strategy) -> Plan:
 
 
 def _with_operators(plan: Plan, original: Plan) -> Plan:
-    """The original's choices for each operator, where the shrunken dims divide; else the rule's."""
+    """The plan with the original's sharding of each operator where the shrunken dims divide, else the rule's."""
     graph = plan.graph(range(1), True, True)
     axes, found = plan.mesh.stage_axes, dict(plan.operators)
     for op in graph.operators:
@@ -127,7 +128,7 @@ def local_cluster(processes: int) -> Cluster:
 
 
 def _degrees(strategy: Strategy) -> dict[str, int]:
-    """Size of each axis; 'ep' is what of dp shares experts, 'dp' what it leaves."""
+    """Size of each axis. 'ep' is the part of dp that shares experts, 'dp' what remains of it."""
     s = strategy
     replicas = replicas_of_experts(s.ep, s.cp)
     return {"pp": s.pp, "tp": s.tp, "ep": replicas, "cp": s.cp, "dp": s.dp // replicas}
@@ -156,7 +157,8 @@ def _strategy(original: Plan, kept: dict[str, int]) -> Strategy:
 
 
 def _stage_layers(original: tuple[int, ...], stages: int) -> tuple[int, ...]:
-    """Two blocks a stage (one where stages are many); where the plan cuts unevenly, its lighter end gets fewer."""
+    """Blocks of each stage: two (one where stages are many); where the plan cuts unevenly, its lighter end gets
+    fewer."""
     each = 2 if stages <= 2 else 1
     layers = [each] * stages
     if len(set(original)) > 1 and stages > 1:
@@ -166,12 +168,13 @@ def _stage_layers(original: tuple[int, ...], stages: int) -> tuple[int, ...]:
 
 
 def _recompute(original: tuple[str, ...], stages: int) -> tuple[str, ...]:
-    """Of as many stages, spread evenly from the first to the last."""
+    """Recompute sets of `stages` stages, taken from the original's at even distances from the first to the last."""
     return tuple(original[stage * (len(original) - 1) // max(1, stages - 1)] for stage in range(stages))
 
 
 def _microbatches(original: Plan, pp: int) -> int:
-    """As many as show the plan's regime: fewer than, as many as, or twice as many as there are pipeline ranks."""
+    """Number of microbatches that keeps the plan's regime: fewer than, as many as, or twice as many as the pipeline
+    ranks."""
     number, ranks = original.num_microbatches, original.strategy.pp
     if ranks == 1 or pp == 1:
         return min(number, 2)
@@ -181,7 +184,8 @@ def _microbatches(original: Plan, pp: int) -> int:
 
 
 def _smallest_legal_model(original: Plan, training: TrainingSpec, strategy: Strategy, vocab_size: int) -> ModelSpec:
-    """The first that the rules take with the shrunken strategy. Raises AutoshardError where they take none."""
+    """The smallest model that the rules accept with the shrunken strategy. Raises AutoshardError where they accept
+    none."""
     refusal = None
     for more_heads in _MORE_HEADS:
         model = _model(original, strategy, vocab_size, more_heads)
@@ -195,7 +199,8 @@ def _smallest_legal_model(original: Plan, training: TrainingSpec, strategy: Stra
 
 
 def _model(original: Plan, strategy: Strategy, vocab_size: int, more_heads: int) -> ModelSpec:
-    """The same structure, narrow, with the blocks of the shrunken strategy's stages."""
+    """The original model's structure, narrow, with the blocks of the shrunken strategy's stages. more_heads: multiplies
+    heads."""
     model = original.model
     ratio = model.num_attention_heads // model.num_key_value_heads
     replicated = original.strategy.tp > model.num_key_value_heads

@@ -1,4 +1,4 @@
-"""What a run prints: what is rehearsed and of what, the table of the end, and whether sharded and unsharded agree."""
+"""Writes what a run prints: what is rehearsed, the tables at the end, and whether sharded and unsharded agree."""
 
 from __future__ import annotations
 
@@ -27,11 +27,13 @@ Rounding's own share is measured: the one process trains once more in the next f
 learning rate amplify any rounding (training is chaotic); the FP32 step is then the test that decides.
 """
 CHAOTIC = 0.5
-"""A quantity that rounding alone changes by more than this share is not judged: the run forgot where it came from."""
+"""A quantity that rounding alone changes by more than this share is not judged: training has amplified the rounding too
+far."""
 FALLS_IN = 10
-"""Fewer steps are not asked for a falling loss: the learning rate has hardly risen, and batches differ by as much."""
+"""A run with fewer steps need not show a falling loss: the learning rate has hardly risen, and batches differ by as
+much."""
 ROUNDING_FLOORS = {"loss": 1e-3, "gradient": 0.05, "parameter": 5e-3}
-"""Allowed whatever was measured: about ten times a bf16 run of 30 steps (2e-4, 2e-2, 2e-3)."""
+"""Relative differences that are always allowed: about ten times those of a bf16 run of 30 steps (2e-4, 2e-2, 2e-3)."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,8 @@ class Verdict:
 
     @property
     def loss_falls(self) -> bool:
-        """Mean of the last quarter of the steps below the first step's loss; fewer than FALLS_IN steps say nothing."""
+        """Whether the mean loss of the last quarter of the steps is below the first step's; True for fewer than
+        FALLS_IN steps."""
         last = self.losses[-max(1, len(self.losses) // 4) :]
         mean = sum(last) / len(last)
         return isfinite(mean) and (len(self.losses) < FALLS_IN or mean < self.losses[0])
@@ -87,7 +90,7 @@ class Verdict:
 
 
 def verdict(plan: Plan, ranks: Sequence[Result | None], alone: Result | None) -> Verdict:
-    """From what the ranks and the one process returned."""
+    """Compares what the ranks returned with what the one process returned."""
     assert alone is not None
     results = [result for result in ranks if result is not None]
     first = results[0]
@@ -114,7 +117,8 @@ def verdict(plan: Plan, ranks: Sequence[Result | None], alone: Result | None) ->
 
 
 def _after_training(plan: Plan, losses: Sequence[float], alone: Result) -> tuple[Difference, ...]:
-    """In the plan's precision, against what rounding alone does to the one process."""
+    """Differences after training in the plan's precision, with what rounding alone does to the one process as the
+    limit."""
     name, differences = plan.training.precision.name, alone["differences"]
     after = f"({name}, after {len(losses)} steps)"
 
@@ -138,7 +142,7 @@ def _after_training(plan: Plan, losses: Sequence[float], alone: Result) -> tuple
 
 
 def introduction(plan: Plan, rehearsal: Rehearsal, text: str) -> str:
-    """Plainly that it is a rehearsal, of what, and what is smaller."""
+    """The first lines of a rehearsal: that it is one, of which plan, and what is smaller."""
     small = rehearsal.plan
     world = small.mesh.world_size
     rows = [("", "plan", "here")] + [
@@ -167,7 +171,7 @@ def introduction(plan: Plan, rehearsal: Rehearsal, text: str) -> str:
 
 
 def result_tables(found: Verdict) -> str:
-    """Losses, differences, memory of each rank."""
+    """Tables of losses, differences and each rank's memory."""
     count = len(found.losses)
     shown = sorted({0, count // 2, count - 1})
     losses = [(f"step {step + 1}", f"{found.losses[step]:.4f}", f"{found.losses_alone[step]:.4f}") for step in shown]
@@ -191,7 +195,7 @@ def result_tables(found: Verdict) -> str:
 
 
 def run_summary(plan: Plan, results: Sequence[Result | None]) -> str:
-    """Of a run as planned: first and last loss, step time, predicted and measured."""
+    """The summary of a run that executed the plan as it is: first and last loss; step time, predicted and measured."""
     result = next(result for result in results if result is not None)
     trained = result["trained"]
     times = trained["step_times_s"]
@@ -238,7 +242,7 @@ def _compared(plan: Plan, small: Plan) -> list[tuple[str, str, str]]:
 
 
 def _run_lengths(values: Sequence[int]) -> str:
-    """(3, 1, 1, 1) -> '3, 3 x 1'."""
+    """Equal neighbours folded: (3, 1, 1, 1) -> '3, 3 x 1'."""
     runs: list[tuple[int, int]] = []
     for value in values:
         if runs and runs[-1][1] == value:

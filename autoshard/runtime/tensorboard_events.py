@@ -1,9 +1,9 @@
-"""Scalars in TensorBoard's event file format, written without TensorBoard.
+"""Writes scalars in TensorBoard's event file format, without TensorBoard.
 
-The format is small (TFRecords of protobuf messages), and writing it here keeps tensorboard, protobuf and torch out of
-the supervising process and reports a full disk where it happens, not in a thread.
-TFRecord: length (uint64), masked CRC-32C of it, data, masked CRC-32C of the data; all little-endian
-(tensorflow/core/lib/io/record_writer.h). Messages: tensorflow/core/util/event.proto and framework/summary.proto.
+The format is small (TFRecords of protobuf messages). Writing it here keeps tensorboard, protobuf and torch out of the
+supervising process, and a full disk is reported where it happens and not in a thread. TFRecord: length (uint64), masked
+CRC-32C of it, data, masked CRC-32C of the data; all little-endian (tensorflow/core/lib/io/record_writer.h). Messages:
+tensorflow/core/util/event.proto and framework/summary.proto.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ _TABLE = _crc_table()
 
 
 def crc32c(data: bytes) -> int:
-    """CRC-32C (RFC 3720, appendix B.4)."""
+    """The CRC-32C of the data (RFC 3720, appendix B.4)."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = crc >> 8 ^ _TABLE[(crc ^ byte) & 0xFF]

@@ -1,4 +1,4 @@
-"""Text to token ids and back: bytes by default, a Hugging Face tokenizer from disk when one is named."""
+"""Turns text into token ids and back: bytes by default, or a Hugging Face tokenizer from disk."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 class Tokenizer(Protocol):
-    """vocab_size: every id is below it. digest: differs for tokenizers that encode differently.
+    """A tokenizer. vocab_size: every id is below it. digest: differs for tokenizers that encode differently.
 
     end_of_text: the id that ends a document; None where there is none. padding: the id that fills rows up.
     chat_template: Jinja source; None where there is none. special_tokens: text by name, as templates use them.
@@ -55,16 +55,16 @@ class Tokenizer(Protocol):
     def special_tokens(self) -> Mapping[str, str]: ...
 
     def encode(self, text: str) -> NDArray[np.int32]:
-        """Ids [tokens], without start or end markers."""
+        """The ids of a text, int32 [tokens], without start or end markers."""
 
     def encode_many(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        """Each text by itself."""
+        """The ids of each text, encoded by itself."""
 
     def decode(self, ids: Iterable[int]) -> str: ...
 
 
 class ByteTokenizer:
-    """The bytes of UTF-8: needs no file, knows every text."""
+    """A tokenizer whose ids are the bytes of UTF-8. It needs no file and can encode every text."""
 
     name = "bytes"
     vocab_size = 256
@@ -81,7 +81,7 @@ class ByteTokenizer:
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Bytes that are not UTF-8, as a model may produce, become U+FFFD."""
+        """The text of some ids. Bytes that are not UTF-8, which a model may produce, become U+FFFD."""
         return bytes([int(i) for i in ids]).decode("utf-8", "replace")
 
 
@@ -123,7 +123,7 @@ class HuggingFaceTokenizer:
 
 
 def load_tokenizer(path: Path | None = None) -> Tokenizer:
-    """The tokenizer.json at `path` or in that folder; bytes without a path.
+    """The tokenizer in the tokenizer.json at `path` or in that folder; bytes without a path.
 
     Raises AutoshardError when there is none, the library is missing or the file is not a tokenizer.
     """
@@ -153,7 +153,7 @@ def load_tokenizer(path: Path | None = None) -> Tokenizer:
 
 
 def _config(file: Path) -> dict[str, Any]:
-    """Of the file beside the tokenizer, which need not exist."""
+    """The contents of tokenizer_config.json beside the tokenizer; empty where there is no such file."""
     if not file.is_file():
         return {}
     config = read_json(file, "tokenizer config", _MAX_CONFIG_BYTES)
@@ -163,14 +163,15 @@ def _config(file: Path) -> dict[str, Any]:
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """As tokenizer_config.json spells them: the text, or an object that holds it."""
+    """Special tokens by name. tokenizer_config.json gives each as a text, or as an object that holds it."""
     values = {name: config.get(name) for name in SPECIAL_TOKENS}
     texts = {name: one.get("content") if isinstance(one, dict) else one for name, one in values.items()}
     return {name: text for name, text in texts.items() if isinstance(text, str) and text}
 
 
 def _chat_template(file: Path, config: dict[str, Any]) -> str | None:
-    """From its own file beside the tokenizer, or the configuration: a text, or the default of several."""
+    """The chat template: from its own file beside the tokenizer, or from the configuration, which holds one text or
+    several of which the default is taken. None where there is none."""
     own = file.with_name(TEMPLATE_FILE)
     if own.is_file():
         return read_text(own, f"chat template {printable(own)}", _MAX_TEMPLATE_BYTES)

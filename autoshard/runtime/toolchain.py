@@ -1,4 +1,4 @@
-"""What torch.compile needs of the machine beside torch, asked for before anything starts."""
+"""Checks before anything starts that the machine has what torch.compile needs beside torch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from autoshard.errors import AutoshardError
 
 
 def require_cpp_compiler() -> None:
-    """On a CPU torch compiles C++. Raises AutoshardError where the compiler that it takes, or Python's header, is not
-    there."""
+    """Checks that there is a C++ compiler, which torch uses on a CPU. Raises AutoshardError where the compiler that
+    torch takes, or Python's header, is missing."""
     name = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
     if shutil.which(name) is None:
         raise AutoshardError(

@@ -1,4 +1,4 @@
-"""What a run is asked to do that its plan knows nothing of, and so has no prices for."""
+"""Lists the options of a run that its plan has no prices for."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from autoshard.units import format_bytes
 
 
 def document_masks(plan: Plan) -> str:
-    """Of `document_mask`: the plan's attention is causal over whole rows."""
+    """A sentence on what document_mask changes: the plan is priced for attention that is causal over whole rows."""
     size = document_mask_bytes(plan)
     kept = f"; a microbatch's mask takes {format_bytes(size)} of each device, for as long as its attention is kept"
     return "not in the plan's prices: attention inside documents only" + (kept if size else "")
 
 
 def document_mask_bytes(plan: Plan) -> int:
-    """That attention keeps of a microbatch, on one device; the blocks of a stage share it. Rings and plain attention
-    keep none."""
+    """Bytes of the masks that attention keeps of a microbatch, on one device; the blocks of a stage share them. Rings
+    and plain attention keep none."""
     strategy, training = plan.strategy, plan.training
     ring = strategy.cp > 1 and strategy.context_parallel in RINGS
     if ring or strategy.attention_kernel == "plain":

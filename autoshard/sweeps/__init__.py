@@ -1,1 +1,1 @@
-"""Plans a grid of problems: a table, a plot, and a second run that does what is missing."""
+"""Plans a grid of problems and writes a table and a plot; a second run plans only what is missing."""

@@ -1,4 +1,4 @@
-"""A sweep file: options of `autoshard plan`, and a grid of options with several values each."""
+"""Reads a sweep file: options of `autoshard plan`, and a grid of options with several values each."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ MAX_SWEEP_BYTES = int(1 * MB)
 MOST_POINTS = 10_000
 
 Point = Mapping[str, Any]
-"""Option name -> value, grid options included."""
+"""Option name -> value for one point of the sweep, grid options included."""
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """fixed: options of every point. grid: option -> its values; the last one varies fastest."""
+    """A sweep file. fixed: options of every point. grid: option -> its values; the last option varies fastest."""
 
     name: str
     fixed: Mapping[str, Any]
@@ -37,7 +37,7 @@ class Sweep:
 
 
 def read_sweep(path: Path) -> Sweep:
-    """Raises AutoshardError, naming the file and the option, for anything that is not a sweep."""
+    """The sweep in a file. Raises AutoshardError, naming the file and the option, for anything that is not a sweep."""
     data = read_yaml(path, "sweep", MAX_SWEEP_BYTES)
     if not isinstance(data, dict) or not isinstance(data.get("grid"), dict) or not data["grid"]:
         raise AutoshardError(

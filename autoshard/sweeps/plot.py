@@ -1,4 +1,4 @@
-"""The plot of a sweep: throughput and efficiency against one option, a line for each setting of the others."""
+"""Plots a sweep: throughput and efficiency against one option, a line for each setting of the others."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from autoshard.sweeps.grid import Point, Sweep
 from autoshard.sweeps.table import OK, Outcome
 
 WIDE = 32
-"""Beyond this ratio of the last tick to the first, a log scale; below it, linear scaling is a straight line."""
+"""If the last tick is more than this many times the first, the axis is logarithmic. On a linear axis, linear scaling is
+a straight line."""
 INSTALL = "the plot needs matplotlib: pip install 'autoshard[plot]'"
 
 
 def x_option(sweep: Sweep) -> str | None:
-    """'nodes' if it is in the grid, else the first option with several numbers; None where there is none."""
+    """The option on the x axis: 'nodes' if it is in the grid, else the first option with several numbers; None without
+    one."""
     numeric = [name for name, values in sweep.grid.items() if len(values) > 1 and isinstance(values[0], (int, float))]
     return "nodes" if "nodes" in numeric else next(iter(numeric), None)
 
 
 def lines(sweep: Sweep, outcomes: Sequence[tuple[Point, Outcome]], x: str) -> dict[str, list[tuple[float, Outcome]]]:
-    """Label -> points by rising x; what does not fit is left out."""
+    """Label of each line -> its points, sorted by x; points that do not fit are left out."""
     found: dict[str, list[tuple[float, Outcome]]] = {}
     for point, outcome in outcomes:
         others = [
@@ -38,13 +40,14 @@ def _readable(value: object) -> str:
 
 
 def efficiencies(points: Sequence[tuple[float, Outcome]]) -> list[float]:
-    """Tokens per second and device, over those of the line's first point."""
+    """Tokens/s of each device over that of the line's first point."""
     per_device = [(outcome.tokens_per_s or 0.0) / (outcome.devices or 1) for _, outcome in points]
     return [value / per_device[0] for value in per_device]
 
 
 def write_plot(sweep: Sweep, outcomes: Sequence[tuple[Point, Outcome]], path: Path) -> bool:
-    """PNG; False where there is nothing to plot. Raises AutoshardError without matplotlib and on a full disk."""
+    """Writes the plot as a PNG; False where there is nothing to plot. Raises AutoshardError without matplotlib and
+    where the file cannot be written."""
     x = x_option(sweep)
     found = lines(sweep, outcomes, x) if x else {}
     if not x or not found:

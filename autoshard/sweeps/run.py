@@ -1,4 +1,4 @@
-"""Plan what is missing of a sweep, keep the table up to date, then show, plot and log all of it."""
+"""Runs a sweep: plans the points that are missing, keeps the table up to date, then shows, plots and logs all of it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TABLE, PLOT = "results.csv", "plot.png"
 
 Outcomes = list[tuple[Point, Outcome]]
 Advance = Callable[[str], None]
-"""Called with a word on each point that is done."""
+"""A function that is called with a word on each point that is done."""
 
 
 def run_sweep(
@@ -59,7 +59,8 @@ def run_sweep(
 
 
 def plan_point(point: Point, plan_for: Callable[[PlanRequest], Plan]) -> Outcome:
-    """A point that does not fit or asks for something impossible is an outcome, not the end of the sweep."""
+    """The outcome of planning one point. A point that does not fit or asks for something impossible is an outcome, too;
+    it does not end the sweep."""
     try:
         return outcome_of(plan_for(request_from(point, top=0)))
     except NoLayoutFits as error:
@@ -69,7 +70,7 @@ def plan_point(point: Point, plan_for: Callable[[PlanRequest], Plan]) -> Outcome
 
 
 def log_to_wandb(sweep: Sweep, outcomes: Outcomes, folder: Path, project: str) -> tuple[str, ...]:
-    """One W&B run for the sweep with a step for each point; where the numbers went, for people."""
+    """Logs the sweep as one W&B run with a step for each point; returns lines that say where the numbers went."""
     from autoshard.runtime.metrics import MetricsWriter
 
     config = {**sweep.fixed, "grid": {name: list(values) for name, values in sweep.grid.items()}}
@@ -88,7 +89,8 @@ def _numbers(sweep: Sweep, point: Point, outcome: Outcome) -> dict[str, float]:
 
 @contextmanager
 def progress(total: int, shown: bool) -> Iterator[Advance]:
-    """A bar on stderr with time left; nothing where it is not a terminal."""
+    """A bar on stderr with the time left, as a function to call for each point; it shows nothing where `shown` is
+    False."""
     if not shown:
         yield lambda word: None
         return

@@ -1,4 +1,4 @@
-"""The CSV of a sweep: one row a point, and after each new row the whole file is replaced, so that it is never torn."""
+"""The CSV of a sweep, one row a point. After each new row the whole file is replaced, so it is never torn."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from autoshard.version import program_version
 
 OK, DOES_NOT_FIT, INVALID = "ok", "does not fit", "invalid"
 FILE_OPTIONS = ("model", "hardware")
-"""Options that may name a file: a row holds only while the file's contents do."""
+"""Options that may name a file; a row is reused only while the contents of those files stay the same."""
 
 Key = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What planning one point gave. Numbers are None unless status is 'ok'; reason says why it is not."""
+    """The result of planning one point. Numbers are None unless status is 'ok'; reason says why it is not."""
 
     status: str
     reason: str = ""
@@ -42,12 +42,13 @@ class Outcome:
 
 
 RESULTS = tuple(field.name for field in fields(Outcome))
-"""Columns behind those of the options."""
+"""Columns that follow those of the options."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """values: option name -> text, '' where the sweep does not name it. files: digest of files that options name."""
+    """One row of the table. values: option name -> text, '' where the sweep does not name it. files: digest of the
+    files that options name."""
 
     values: Mapping[str, str]
     files: str
@@ -81,12 +82,12 @@ def row_of(point: Point, outcome: Outcome) -> Row:
 
 
 def key_of(point: Point) -> Key:
-    """The key that the row of this point has."""
+    """The key by which the row of this point is found."""
     return row_of(point, Outcome(OK)).key
 
 
 def files_digest(point: Point) -> str:
-    """Twelve hex digits of SHA-256 over the files that the point names; '' where it names none."""
+    """The first twelve hex digits of SHA-256 over the files that the point names; '' where it names none."""
     digest = hashlib.sha256()
     found = False
     for name in FILE_OPTIONS:
@@ -99,7 +100,8 @@ def files_digest(point: Point) -> str:
 
 
 def write_table(path: Path, rows: Sequence[Row]) -> None:
-    """Columns: the options that any row names, then the outcome. Raises AutoshardError where it cannot be written."""
+    """Writes the rows as CSV: the options that any row names, then the outcome. Raises AutoshardError where it
+    cannot."""
     used = [name for name in OPTIONS if any(row.values.get(name) for row in rows)]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -112,14 +114,15 @@ def write_table(path: Path, rows: Sequence[Row]) -> None:
 
 
 def _cell(value: Any) -> str:
-    """Whole numbers of bytes without '.0'."""
+    """A value as text; whole numbers are written without '.0'."""
     if value is None:
         return ""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def read_table(path: Path) -> tuple[Row, ...]:
-    """The rows of an earlier sweep; none where there is no file. Raises AutoshardError for a file that is not ours."""
+    """The rows of an earlier sweep; none where there is no file. Raises AutoshardError for a file that is no table of a
+    sweep."""
     if not path.exists():
         return ()
     try:

@@ -291,7 +291,7 @@ def test_what_there_is_no_time_for_is_named() -> None:
     assert half[-1].flips and half[-1].flips == whole.flips[: len(half[-1].flips)]
     for before, after in pairwise(half):
         assert before.flips == after.flips[: len(before.flips)]
-    assert "; more nodes; other instances; a longer --time-limit looks at them too" in unanswered_line(half[-1])
+    assert "; more nodes; other instances; a longer --time-limit answers these too" in unanswered_line(half[-1])
     (nothing,) = answers_so_far(plan, Looks(0))
     assert (nothing.agrees, nothing.flips, nothing.sizes) == (None, (), ())
     assert nothing.unanswered == ("another tp", "what flips the choice", "more nodes", "other instances")

@@ -367,5 +367,5 @@ def test_nodes_that_are_better_left_idle_are_named() -> None:
     rows = size_rows(replace(found, sizes=(found.sizes[0], slower)))
     assert [row[-1] for row in rows] == [
         "tp=8 pp=8 dp=8 mbs=1 recompute=none",
-        "tp=8 pp=17 dp=4 mbs=1 recompute=none; faster if the further nodes stay idle",
+        "tp=8 pp=17 dp=4 mbs=1 recompute=none; faster if the extra nodes stay idle",
     ]

@@ -153,7 +153,7 @@ def test_what_has_no_order_of_work_has_no_price(capsys: pytest.CaptureFixture[st
     assert "pp=64 x vpp=2 is 128 stages; llama3-70b has 80 blocks" in found["broken"]
     assert main(["score", "r.yaml"]) == 0
     assert (
-        "It has no price: what it breaks leaves no order of work, or no operators that know it.\n"
+        "It has no price: what it breaks leaves no valid schedule, or operators that it cannot shard.\n"
         in capsys.readouterr().out
     )
 

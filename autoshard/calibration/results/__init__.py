@@ -1,1 +1,1 @@
-"""Fits the cost model to results in CSV files, published ones or one's own: `autoshard calibrate --results`."""
+"""Fits the cost model to results in CSV files, published or one's own: `autoshard calibrate --results`."""

@@ -30,7 +30,7 @@ LINKS = (
     "adapter_efficiency",
     "inter_node_hop_latency_s",
 )
-"""What of a calibration is fitted."""
+"""The constants of a calibration that are fitted to times of collectives."""
 PUBLISHED: dict[str, dict[Leaf, tuple[float, str]]] = {
     "trn2.48xlarge": {
         ("collective_launch_s",): (1e-4, "compiled collectives of 4 KB take 98 to 142 us"),
@@ -54,19 +54,21 @@ PUBLISHED: dict[str, dict[Leaf, tuple[float, str]]] = {
         ),
     }
 }
-"""Instance type -> what is fitted to published times, from scratch: prior, read off single rows by hand, and where."""
+"""Instance type -> constants fitted to published times from scratch. Each has its prior, read off single rows by hand,
+and the source of that."""
 Values = dict[Any, float]
 
 
 def own_priors(content: Mapping[str, Any]) -> dict[Leaf, tuple[float, str]]:
-    """Of any hardware file: its own values."""
+    """Priors for any hardware file: its own values, with their sources."""
     calibration = content["calibration"]
     found = {leaf: leaf_entry(calibration, leaf)["value"] for leaf in leaves(calibration) if leaf[0] in LINKS}
     return {leaf: (value, "what the file said before") for leaf, value in found.items() if value > 0}
 
 
 def altered(cluster: Cluster, now: Mapping[Leaf, float], values: Values) -> Cluster:
-    """With other constants. now: what the cluster was read with."""
+    """The cluster with some constants changed. now: the constants that the cluster was read with. values: the new
+    ones."""
 
     def ratio(*leaf: str) -> float:
         return values[leaf] / now[leaf] if leaf in now else 1.0
@@ -93,7 +95,7 @@ def altered(cluster: Cluster, now: Mapping[Leaf, float], values: Values) -> Clus
 
 
 class Problem:
-    """Residuals log(predicted / measured) of cases as a function of the logarithms of the constants."""
+    """The fit as a function: logarithms of the constants -> residuals log(predicted / measured) of the cases."""
 
     def __init__(
         self, cases: Sequence[CollectiveCase], priors: Mapping[Leaf, tuple[float, str]], content: Mapping[str, Any]
@@ -124,7 +126,8 @@ class Problem:
         return np.array(found)
 
     def fit(self, rows: np.ndarray, at: np.ndarray, rounds: int) -> np.ndarray:
-        """Gauss-Newton, every group counting as the square root of its rows, errors by their size."""
+        """The fitted logarithms, by Gauss-Newton from `at`. Each group counts as the square root of its rows; errors
+        count by their size. rows: indices of the cases that are used."""
         groups = [case.group for case in self.cases]
         weights = np.array([1 / groups.count(group) ** 0.5 for group in groups]) * rows
         for _ in range(rounds):
@@ -136,8 +139,9 @@ class Problem:
 
 @dataclass(frozen=True)
 class CollectiveFit:
-    """values: fitted to all. residuals: log(predicted / measured) with them; left_out: with constants that were fitted
-    without the case's group, from the values on; None where there is one group."""
+    """A fit of the links. values: fitted to all cases. residuals: log(predicted / measured) with them. left_out:
+    residuals with constants fitted without the case's group, starting from `values`; None if there is only one
+    group."""
 
     values: dict[Leaf, float]
     residuals: np.ndarray
@@ -147,7 +151,7 @@ class CollectiveFit:
 def fit_collectives(
     cases: Sequence[CollectiveCase], priors: Mapping[Leaf, tuple[float, str]], content: Mapping[str, Any]
 ) -> CollectiveFit:
-    """As Problem; the values to three digits."""
+    """Fits the links to all cases; arguments as in Problem. The values are rounded to three digits."""
     problem = Problem(cases, priors, content)
     at = problem.fit(np.ones(len(cases)), problem.prior.at, ROUNDS)
     values = {key: float(f"{one:.3g}") for key, one in problem.values(at).items() if isinstance(key, tuple)}
@@ -158,7 +162,7 @@ def fit_collectives(
 
 
 def _left_out(problem: Problem, at: np.ndarray, groups: Sequence[object]) -> np.ndarray:
-    """Residuals of every case with constants that were fitted without its group, from the fit of all on."""
+    """The residual of every case with constants fitted without its group, starting from the fit of all."""
     found = np.zeros(len(problem.cases))
     for group in groups:
         own = np.array([case.group == group for case in problem.cases])

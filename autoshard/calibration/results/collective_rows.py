@@ -1,4 +1,4 @@
-"""Times of collectives: which collective of which group a row timed."""
+"""Reads rows with times of collectives: which collective, over which group, on which cluster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autoshard.errors import AutoshardError
 from autoshard.spec.cluster import Cluster, instances, load_cluster
 
 COLUMNS = ("op", "ranks", "nodes", "size_bytes", "time_us", "instance_stated")
-"""Without which no row can be used."""
+"""Columns that a row must have."""
 
 KINDS = {
     "all_reduce": "all_reduce",
@@ -21,13 +21,13 @@ KINDS = {
     "sendrecv": "send_recv",
 }
 TRN1_GUESSED = {("all_reduce", 2), ("all_gather", 32)}
-"""Of rows that do not state their instance, those that are taken for trn1."""
+"""(kind, ranks) of rows that do not name their instance and are taken for trn1."""
 
 
 @dataclass(frozen=True)
 class CollectiveCase:
-    """group: rows of one kind over one number of ranks and nodes, which are left out together. framework: started by
-    torch.distributed, which takes a while of its own, rather than compiled."""
+    """One measured collective. group: rows of one kind over one number of ranks and nodes, which are left out together.
+    framework: whether torch.distributed started it, which takes extra time, rather than a compiled graph."""
 
     cluster: Cluster
     kind: str
@@ -42,7 +42,7 @@ class CollectiveCase:
 
     @property
     def shape(self) -> GroupShape:
-        """Neighbouring ranks, as many on each node."""
+        """The group as the cost model describes it: neighbouring ranks, equally many on each node."""
         nodes = self.cluster.nodes
         each = self.ranks // nodes
         return GroupShape(self.ranks, each, nodes, 1, each, each)
@@ -52,7 +52,7 @@ class CollectiveCase:
 
 
 def collective_case(row: Row, hardware_file: Path | None = None) -> CollectiveCase:
-    """hardware_file: of the row's instance, in place of the packaged one.
+    """The case of one row. hardware_file: describes the row's instance, in place of the packaged file.
 
     Raises Unscored where the row does not say what was timed on what.
     """

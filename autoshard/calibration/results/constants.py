@@ -1,4 +1,4 @@
-"""The fitted constants by name, with what each means, its prior and how far it may stray from it."""
+"""Lists the fitted constants by name, with what each means, its prior, and how far it may stray from the prior."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from math import inf
 
 @dataclass(frozen=True)
 class Constant:
-    """prior: where the fit starts and what an unmeasured stack takes. spread: of its logarithm. most: 1 of shares."""
+    """A constant to fit. prior: where the fit starts, and the value for a stack that was never measured. spread:
+    standard deviation of its logarithm. most: the largest value allowed, 1 for shares."""
 
     prior: float
     spread: float
@@ -65,18 +66,18 @@ FIXED = {
     "score_copies": 1.65,
     "norm_copies": 5.0,
 }
-"""Not fitted. First what could be and does not pay, by the error of groups that were left out: the share of NVLink that
-collectives reach (a guess, as all here); once a pass of a microbatch through a stage; of a product's output,
-computed in vain in its last wave (half of one of 128 x 128 tiles on the 108 multiprocessors of an A100); share of the
-peak of that kernel (the trial model's); times that the loss moves the logits; recomputed work against the first one;
-once a collective. Then: a hop between doublings of nodes; share of the links that an all-to-all reaches; times that
-inputs and outputs of FP8 products move to be cast; share of the work behind which sharded parameters, fetched ahead,
-hide, and of what hides the share by which that work takes longer (0.3 and 0.5 do as well; without it llm-foundry's
-large models are too fast, the more the more nodes and the fewer tokens in a microbatch); once a step; a launch that
-copies one replica's share of a tensor; see STALLS. Last what every stack had as a constant of its own, which differed
-by no more than the results can tell: what the host takes to launch an operator (within 6 %); of the largest operator's
-buffers; of plain attention's scores, kept beyond the probabilities; hidden activations that norms of several kernels
-keep in a block."""
+"""Constants that are not fitted. First those that could be fitted but do not lower the error of left-out groups: the
+share of NVLink that collectives reach (a guess, as all here); seconds once a pass of a microbatch through a stage;
+output elements of a product that are computed in vain in its last wave (half of one of 128 x 128 tiles on the 108
+multiprocessors of an A100); that kernel's share of the peak (the trial model's); times that the loss moves the logits;
+the cost of recomputed work against the first one; seconds once a collective. Then: a hop between doublings of nodes;
+share of the links that an all-to-all reaches; times that inputs and outputs of FP8 products move to be cast; share of
+the work behind which sharded parameters, fetched ahead, hide, and of what hides the share by which that work takes
+longer (0.3 and 0.5 do as well; without it llm-foundry's large models are too fast, the more the more nodes and the
+fewer tokens in a microbatch); seconds once a step; a launch that copies one replica's share of a tensor; see STALLS.
+Last those that each stack once had as its own constant, which differed by no more than the results can tell: seconds
+that the host takes to launch an operator (within 6 %); of the largest operator's buffers; of plain attention's scores,
+kept beyond the probabilities; hidden activations that norms of several kernels keep in a block."""
 
 STACKS = (
     ("aa-scaling", "AA-Scaling", False),
@@ -90,15 +91,15 @@ STACKS = (
     ("torchtitan", "torchtitan", True),
     ("nanotron", "nanotron", True),
 )
-"""How a row's framework begins, in small letters; the stack; whether it hides data-parallel transfers behind work
-(AA-Scaling's published code sums gradients when the last backward is over)."""
+"""(how a row's framework begins, in small letters; the stack; whether it hides data-parallel transfers behind work).
+AA-Scaling does not: its published code sums gradients when the last backward is over."""
 
 OVERLAPS_WITHOUT_ZERO = ("nanotron",)
-"""Stacks that hide them under ZeRO-0 alone: nanotron's gradients are summed by hooks of DistributedDataParallel while
-the last backward runs; with ZeRO-1 they are scattered behind it."""
+"""Stacks that hide data-parallel transfers only under ZeRO-0. nanotron's gradients are summed by hooks of
+DistributedDataParallel while the last backward runs; with ZeRO-1 they are scattered after it."""
 COPIES_SHARES = ("nanotron",)
-"""Stacks that copy each replica's share of each parameter apart: nanotron's reduce_scatter_coalesced joins them before
-the one collective of a step, its all_gather_coalesced parts them again behind it."""
+"""Stacks that copy each replica's share of each parameter separately: nanotron's reduce_scatter_coalesced joins the
+shares before the one collective of a step, and its all_gather_coalesced splits them again after it."""
 STALLS = ("nanotron",)
 """Stacks whose collectives inside a microbatch stall: a layer of nanotron's runs with a pipeline on 2 to 32 nodes takes
 4.8 + 2.4 tp milliseconds, whatever its width and microbatch, where without one it takes 4.8; on 64 nodes it does so
@@ -111,7 +112,7 @@ since 2022."""
 
 
 def stack_of(framework: str) -> tuple[str | None, bool]:
-    """(name of a measured stack or None, whether it overlaps)."""
+    """(name of the measured stack or None, whether it hides data-parallel transfers) for a row's framework."""
     lowered = framework.lower()
     for start, name, overlaps in STACKS:
         if lowered.startswith(start):

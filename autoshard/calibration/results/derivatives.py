@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Dual:
-    """value + gradient; compares by value, so max() picks the branch that counts."""
+    """A number that carries a gradient [n]. It compares by value, so max() picks the branch that counts."""
 
     __slots__ = ("g", "v")
 

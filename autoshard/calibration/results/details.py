@@ -1,4 +1,4 @@
-"""Every fitted constant of every family and stack, and what leaving out one group or source changes, as JSON."""
+"""Writes every fitted constant by family and stack, and what leaving out one group or source changes, as JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autoshard.calibration.results.stack_fit import Values, constant
 
 
 def fitted_constants(fit: StackFit, intervals: Mapping[str, Interval]) -> dict[str, Any]:
-    """All constants with their priors, points and mean errors; the intervals by regime."""
+    """All constants as JSON values, with their priors, numbers of points and mean errors; the intervals by regime."""
     entries = [_entry(key, value, fit.counts) for key, value in sorted(fit.values.items())]
     return {"constants": entries, "intervals": {name: vars(one) for name, one in intervals.items()}}
 
@@ -20,7 +20,8 @@ def fitted_constants(fit: StackFit, intervals: Mapping[str, Interval]) -> dict[s
 def left_out_constants(
     fit: StackFit, unseen: Mapping[str, Values], intervals: Mapping[str, Interval]
 ) -> dict[str, Any]:
-    """What differs without each group; everything of the devices without each source."""
+    """Constants as JSON values: for each group, those that differ when it is left out; for each source, all of its
+    devices' when it is left out."""
     return {
         "constants": {group: changed(own, fit.values) for group, own in sorted(fit.by_group.items())},
         "intervals": {name: vars(one) for name, one in intervals.items()},
@@ -29,7 +30,7 @@ def left_out_constants(
 
 
 def nested(values: Values) -> dict[str, dict[str, float]]:
-    """All of them by owner, to four digits."""
+    """All constants by owner and name, to four digits."""
     found: dict[str, dict[str, float]] = {}
     for (of, name), value in sorted(values.items()):
         found.setdefault(of, {})[name] = float(f"{value:.4g}")
@@ -37,7 +38,7 @@ def nested(values: Values) -> dict[str, dict[str, float]]:
 
 
 def changed(values: Values, base: Values) -> dict[str, dict[str, float]]:
-    """What differs by more than 0.05 %, to four digits."""
+    """The constants that differ from `base` by more than 0.05 %, by owner and name, to four digits."""
     return nested({key: value for key, value in values.items() if abs(log(value / base[key])) > 5e-4})
 
 

@@ -1,7 +1,8 @@
-"""How far the difference of two predictions is off: pairs of held-out results of one model on one machine.
+"""Measures how far a predicted difference of two layouts is off, from pairs of held-out results.
 
-What both layouts of a pair are missed by alike (the machine, the stack, the model) does not count; what is left grows
-with what differs between them. `autoshard.cost.interval.difference_factors` says it of the planner's own layouts.
+A pair is two layouts of one model on one machine. An error that both share (of the machine, the stack, the model)
+cancels; what is left grows with what differs between the layouts. `autoshard.cost.interval.difference_factors` applies
+this to the planner's own layouts.
 """
 
 from __future__ import annotations
@@ -18,18 +19,19 @@ from autoshard.cost.interval import CHANGES, changes
 
 Pair = tuple[Case, Case, float]
 MOST_PAIRS = 500
-"""Of one group."""
+"""The most pairs that are taken from one group."""
 NOISY = ("ultrascale",)
-"""Sources whose own repeats differ by more (median 16 %) than most layouts are missed by: they would measure that."""
+"""Sources that are left out: their repeats differ by more (median 16 %) than most layouts are missed by."""
 REPEATS = 0.03
-"""Spread of the logarithm of a measured time: least of any two."""
+"""Spread of the logarithm of a measured time; the difference of any two is at least as uncertain."""
 LARGEST = 0.3
-"""Of the logarithm: what a pair is off by more than that counts as that, so that outliers of published tables do not
-widen everything."""
+"""A larger difference of logarithms counts as this one, so that outliers in published tables do not widen
+everything."""
 
 
 def pairs(cases: Sequence[Case], residuals: Sequence[float]) -> list[list[Pair]]:
-    """By group: (one, other, difference of their residuals log(measured / predicted)) where only the layout differs."""
+    """Pairs by group: (one, other, difference of their residuals log(measured / predicted)), where only the layout
+    differs."""
     groups: dict[tuple[object, ...], list[tuple[Case, float]]] = defaultdict(list)
     for case, residual in zip(cases, residuals, strict=True):
         if np.isfinite(residual) and fitted_layout(case) and not case.source.startswith(NOISY):
@@ -44,10 +46,11 @@ def pairs(cases: Sequence[Case], residuals: Sequence[float]) -> list[list[Pair]]
 
 
 def widths(groups: Sequence[Sequence[Pair]]) -> dict[str, float]:
-    """Squared half widths of the 90 % interval of the difference: of any two layouts, and of each change between them.
+    """Squared half widths of the 90 % interval of the difference: for any two layouts, and for each change between
+    them.
 
-    Least squares without negative shares on the squared differences, scaled until 90 % of the pairs lie inside; a group
-    weighs as the square root of its pairs.
+    Non-negative least squares on the squared differences, scaled until 90 % of the pairs lie inside. A group is
+    weighted by the square root of its number of pairs.
     """
     rows = [(changes(a.strategy, b.strategy), off) for group in groups for a, b, off in group]
     weights = np.array([1 / np.sqrt(len(group)) for group in groups for _ in group])
@@ -64,7 +67,8 @@ def widths(groups: Sequence[Sequence[Pair]]) -> dict[str, float]:
 
 
 def coverage(groups: Sequence[Sequence[Pair]]) -> float:
-    """Share of pairs inside, each group left out of the widths in turn and counting as the square root of its pairs."""
+    """Share of pairs inside their intervals, 0 to 1. Each group is left out of the widths in turn and weighted by the
+    square root of its number of pairs."""
     inside = total = 0.0
     for index, group in enumerate(groups):
         found = widths([*groups[:index], *groups[index + 1 :]])

@@ -1,4 +1,4 @@
-"""Fits written into one hardware file: training results on an instance type, and times of its collectives."""
+"""Writes fits into one hardware file: of training results on an instance type, and of times of its collectives."""
 
 from __future__ import annotations
 
@@ -27,7 +27,11 @@ def add_results(
     read_with: Content,
     noise: float = NOISE,
 ) -> tuple[InstanceFit, list[str]]:
-    """Into hardware files of devices that are alike. read_with: what the results' clusters come from."""
+    """Fits training results and writes the constants into `contents`; returns the fit and lines to print.
+
+    contents: hardware files of devices that are alike. read_with: the hardware file that the results' clusters come
+    from. noise: spread of the logarithm of a step time.
+    """
     fit = fit_instance(found.cases, constants, read_with, noise)
     measured = [case.time_s for case in found.cases]
     errors = _errors(fit.predicted_s, measured)
@@ -47,7 +51,8 @@ def add_results(
 def add_collectives(
     content: Content, found: Usable[CollectiveCase], priors: Mapping[Leaf, tuple[float, str]]
 ) -> tuple[CollectiveFit, list[str]]:
-    """Into the hardware file that the cases were read with."""
+    """Fits times of collectives and writes the constants into `content`; returns the fit and lines to print. content:
+    the hardware file that the cases were read with."""
     fit = fit_collectives(found.cases, priors, content)
     groups = len({case.group for case in found.cases})
     errors = [abs(exp(one) - 1) for one in fit.residuals]
@@ -69,7 +74,7 @@ def _errors(seconds: Sequence[float], measured: Sequence[float]) -> list[float]:
 
 
 def hardware_content(path: Path) -> Content:
-    """A hardware file, which must be whole."""
+    """The content of a hardware file. Raises AutoshardError where it is not whole."""
     read_cluster(path, None, 1, None)
     found: Content = read_content(path)
     return found

@@ -1,4 +1,4 @@
-"""Constants of a device family as the calibration of its GPUs' hardware files."""
+"""Writes the fitted constants of a device family into the hardware files of its GPUs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ GUESS = "guess: FIXED of autoshard/calibration/results/constants.py, which says 
 
 
 def set_family(content: dict[str, Any], family: str, fit: StackFit, data: Usable[Case]) -> Evidence:
-    """Writes what was fitted into a hardware file, and what is not fitted as the guess that it is."""
+    """Writes the fitted constants into a hardware file's content, and constants that are not fitted as guesses; returns
+    the evidence."""
     calibration = content["calibration"]
     chips = str(content["chips_per_node"]["value"])
     calibration["link_efficiency_by_chips"] = {chips: {}}

@@ -1,4 +1,4 @@
-"""Results on GPUs: a row names the GPU and the software that ran on it. Knows no constants."""
+"""Reads results on GPUs: a row names the GPU and the software that ran on it. Knows no constants."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autoshard.spec.training import Precision, TrainingSpec, load_precision
 from autoshard.units import GIB
 
 COLUMNS = ("source_id", "gpu", "n_gpus", "model", "layers", "hidden", "heads", "ffn", "act", "vocab", "seq_len", "gbs")
-"""Without which no row can be used; what else is left out counts as 1 or none."""
+"""Columns that a row must have; any other that is missing counts as 1 or none."""
 
 GATED = ("swiglu", "geglu", "silu", "reglu")
 """Activations of a gated MLP: three matrices."""
@@ -30,7 +30,7 @@ KERNELS = (
     ("torch", "torch"),
     ("naive", "torch"),
 )
-"""What the row's attn_kernel holds -> the named kernel; the first that fits."""
+"""(text in the row's attn_kernel, name of the kernel); the first that matches counts."""
 HALF_GRADIENTS = ("aa-scaling",)
 """Stacks that sum gradients of microbatches in half precision (13 billion parameters on 80 GB, as published, leave no
 other way) and those of ranks in FP32, as AA-Scaling's published code does."""
@@ -39,11 +39,11 @@ PLAIN_KERNELS = ("fused_softmax", "torch")
 
 @dataclass(frozen=True)
 class Case:
-    """One measured row. family, link and network say which machine; stack and kernel which software.
+    """One measured row. family, link, network: the machine. stack, kernel: the software.
 
-    network_bytes_per_s: of one node, all its adapters, one direction; None where the row does not say.
-    time_s, memory_bytes: as measured, None where they were not (nvidia-smi and torch print binary units whatever they
-    call them). fits: False for a run out of memory.
+    network_bytes_per_s: of one node, all its adapters, one direction; None where the row does not say. time_s,
+    memory_bytes: as measured, None where they were not (nvidia-smi and torch print binary units whatever they call
+    them). fits: False for a run that ran out of memory.
     """
 
     key: str
@@ -68,7 +68,8 @@ class Case:
 
 
 def gpu_case(row: Row) -> Case:
-    """Raises Unscored where something that the model needs is missing or is beyond what it describes."""
+    """The case of one row. Raises Unscored where something that the model needs is missing or is beyond what it
+    describes."""
     status = row.get("status") or "ok"
     if status not in ("ok", "oom"):
         raise Unscored(f"status {status!r} is neither ok nor oom")
@@ -117,8 +118,9 @@ def gpu_case(row: Row) -> Case:
 
 
 def _without_context_parallel(training: TrainingSpec, strategy: Strategy) -> tuple[TrainingSpec, Strategy]:
-    """Mixtures of experts are routed on whole sequences here: each part of a sequence counts as one of its own. That
-    leaves out the attention between parts, a few percent of such models."""
+    """The same work without context parallelism: each part of a sequence counts as a sequence of its own, because
+    mixtures of experts are routed on whole sequences here. It leaves out the attention between parts, a few percent of
+    such models."""
     cp = strategy.cp
     shorter = replace(
         training,
@@ -129,7 +131,7 @@ def _without_context_parallel(training: TrainingSpec, strategy: Strategy) -> tup
 
 
 def gpu_model(row: Row) -> ModelSpec:
-    """The shape as the row gives it. Norms, positions and biases follow from the activation's family."""
+    """The model in the row. Norms, positions and biases follow from the activation's family."""
     act, hidden, heads = row.get("act", "").lower(), integer(row, "hidden"), integer(row, "heads")
     experts = integer(row, "moe_experts", 0)
     gated = act in GATED
@@ -159,7 +161,7 @@ def gpu_model(row: Row) -> ModelSpec:
 
 
 def gpu_strategy(row: Row) -> Strategy:
-    """The layout. Ring context parallelism where the sequence divides, as Megatron's and torch's."""
+    """The layout in the row. Where the sequence divides, context parallelism is a ring, as in Megatron and torch."""
     layers, pp, vpp = integer(row, "layers"), integer(row, "pp", 1), integer(row, "vpp", 1)
     dp, cp, ep = integer(row, "dp", 1), integer(row, "cp", 1), integer(row, "ep", 1)
     if ep > dp and (dp * cp) % ep == 0:
@@ -202,7 +204,8 @@ def kernel(text: str) -> str:
 
 
 def precision(row: Row, half: str) -> Precision:
-    """Half-precision parameters with FP32 master weights and moments; gradients by what the row says."""
+    """Number formats: parameters in `half` with FP32 master weights and moments; the row decides the gradients'
+    format."""
     text = row.get("precision", "").lower()
     if text == "fp32":
         return load_precision("fp32")
@@ -213,9 +216,10 @@ def precision(row: Row, half: str) -> Precision:
 
 
 def network(text: str, gpus_per_node: int) -> float | None:
-    """Bytes per second that a node sends: 'Nx200Gb/s', '400Gb/s per GPU', '1600Gb/s per node', '3.2Tb/s per node'.
+    """Bytes per second that a node sends, from 'Nx200Gb/s', '400Gb/s per GPU', '1600Gb/s per node' or '3.2Tb/s per
+    node'.
 
-    InfiniBand HDR of no number of links is that of DGX A100: an adapter a GPU.
+    InfiniBand HDR without a number of links is taken for a DGX A100's: an adapter for each GPU.
     """
     found = re.search(
         r"(?:(\d+)\s*x\s*)?[A-Za-z ]*?(\d+(?:\.\d+)?)\s*([GT])b/s(\s*(?:(?:RDMA )?per GPU|HDR IB))?", text

@@ -1,4 +1,4 @@
-"""Fits everything to results on GPUs and predicts every group of them without it, and every source as a new stack."""
+"""Fits everything to results on GPUs, and predicts each group without it and each source as a new stack."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ from autoshard.calibration.results.stack_fit import (
 
 @dataclass(frozen=True)
 class StackFit:
-    """values: fitted to all. by_group: what is fitted without one group. counts: points and mean error by what was
-    fitted. timed: the results that families are fitted to; errors, left_out_errors: |predicted / measured - 1| of each,
-    with all constants and without its group. held_out: of all cases, each predicted without its group."""
+    """A fit to GPU results. values: fitted to all. by_group: constants fitted without one group. counts: number of
+    points and mean error by what was fitted. timed: the results that families are fitted to. errors, left_out_errors:
+    |predicted / measured - 1| of each of these, with all constants and without its group. held_out: residuals of all
+    cases, each predicted without its group."""
 
     cases: list[Case]
     values: Values
@@ -40,7 +41,7 @@ class StackFit:
 
 
 def fit_stacks(cases: list[Case]) -> StackFit:
-    """Step times by device family and stack together, then memory by source."""
+    """Fits step times by device family and stack together, then memory by source."""
     by_group: dict[str, Values] = {}
     counts: dict[str, tuple[int, float]] = {}
 
@@ -68,7 +69,7 @@ def fit_stacks(cases: list[Case]) -> StackFit:
 
 
 def held_out(cases: Sequence[Case], values: Values, by_group: Mapping[str, Values]) -> HeldOut:
-    """Each group predicted without it."""
+    """Residuals of all cases, each predicted with constants that were fitted without its group."""
     residuals = [float("nan")] * len(cases)
     memory: list[float | None] = [None] * len(cases)
     for group in sorted({case.group for case in cases}):
@@ -84,8 +85,8 @@ def held_out(cases: Sequence[Case], values: Values, by_group: Mapping[str, Value
 
 
 def unseen_stacks(cases: Sequence[Case], values: Values) -> dict[str, Values]:
-    """By source, constants of its families fitted without it, from the fit of all on; every stack's are at their
-    priors."""
+    """Source -> constants as if its stacks had never been measured: its families fitted without it, starting from the
+    fit of all, and every stack at its prior."""
     timed, found = fitted_cases(cases, memory=False), {}
     for source in sorted({case.source for case in timed}):
         families = {hardware(case)[1] for case in timed if case.source == source}
@@ -95,7 +96,7 @@ def unseen_stacks(cases: Sequence[Case], values: Values) -> dict[str, Values]:
 
 
 def unseen_residuals(cases: Sequence[Case], unseen: Mapping[str, Values]) -> HeldOut:
-    """As held_out, but as if nothing of a row's source had been measured."""
+    """Residuals of all cases, each predicted as if nothing of its source had been measured."""
     residuals = [float("nan")] * len(cases)
     memory: list[float | None] = [None] * len(cases)
     fitted = set(fitted_cases(cases, memory=False))

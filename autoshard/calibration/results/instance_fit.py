@@ -20,8 +20,8 @@ from autoshard.cost.estimate import estimate
 from autoshard.spec.cluster import Cluster
 
 NOISE, OWN_NOISE = 0.06, 0.02
-"""Of the logarithm of a step time: one published layout differs by 6 to 27 % between releases; runs of one's own, all
-of one release, repeat better (a guess)."""
+"""Spread of the logarithm of a step time. One published layout differs by 6 to 27 % between releases; one's own runs,
+all of one release, repeat better (a guess)."""
 ROUNDS, STEP = 8, 0.01
 Values = Mapping[Leaf, float]
 
@@ -56,11 +56,12 @@ OWN = {
     "link_efficiency_by_chips": (0.4, "share of a chip's links over so many chips"),
     "adapter_efficiency": (0.4, "share of the network adapters that collectives reach"),
 }
-"""Of a hardware file that is fitted to results of one's own: how far a constant may stray from what the file says."""
+"""Constants that are fitted to results of one's own: how far each may stray from the hardware file's value, and its
+meaning."""
 
 
 def own_constants(content: Mapping[str, Any]) -> dict[Leaf, Constant]:
-    """Of any hardware file: its own values are the priors."""
+    """The constants to fit for any hardware file; its own values are the priors."""
     calibration = content["calibration"]
     return {
         leaf: Constant(leaf_entry(calibration, leaf)["value"], *OWN[leaf[0]])
@@ -70,7 +71,8 @@ def own_constants(content: Mapping[str, Any]) -> dict[Leaf, Constant]:
 
 
 def altered(cluster: Cluster, now: Values, values: Values) -> Cluster:
-    """With other constants. now: what the cluster was read with."""
+    """The cluster with some constants changed. now: the constants that the cluster was read with. values: the new
+    ones."""
     ratios = {leaf: values[leaf] / now[leaf] for leaf in values}
     links = []
     for devices, link in cluster.intra_node:
@@ -87,7 +89,7 @@ def altered(cluster: Cluster, now: Values, values: Values) -> Cluster:
 
 
 class Problem:
-    """Residuals log(predicted / measured) and their slope by the logarithms of the constants."""
+    """The fit as a function: logarithms of the constants -> residuals log(predicted / measured), and their slope."""
 
     def __init__(
         self,
@@ -114,7 +116,7 @@ class Problem:
         return estimate(case.model, case.training, cluster, case.strategy).step_time_s
 
     def residuals(self, logs: np.ndarray) -> np.ndarray:
-        """Equal questions are asked once."""
+        """log(predicted / measured) of each case, [m]. Cases that ask the same question are priced once."""
         known: dict[object, float] = {}
         for case in self.cases:
             asked = (case.model, case.training, case.cluster, case.strategy)
@@ -123,19 +125,20 @@ class Problem:
         return np.array([log(known[c.model, c.training, c.cluster, c.strategy] / c.time_s) for c in self.cases])
 
     def slope(self, logs: np.ndarray, now: np.ndarray) -> np.ndarray:
-        """Downwards from a share that is at 1."""
+        """Derivatives [m, n] of the residuals by finite differences, downwards for a share that is at 1."""
         return slope_of(self.residuals, logs, now, np.where(logs + STEP > self.prior.tops, -STEP, STEP))
 
     def solve(self, at: np.ndarray, now: np.ndarray, slope: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Least squares of those rows, each group as one, and of the distance to the priors, on the straight line."""
+        """The logarithms that minimise the linearised residuals of `rows`, each group weighted as one result, and the
+        distance to the priors."""
         weights = np.array([1 / self.groups.count(group) for group in self.groups]) * rows / self.noise**2
         return stepped(at, now, slope, weights, self.prior, limit=0.5)
 
 
 @dataclass(frozen=True)
 class InstanceFit:
-    """values: fitted to all. predicted_s: of every case with them; left_out_s: with constants fitted to all other
-    groups, on the straight line through the values; None where there is one group."""
+    """A fit to results on an instance type. values: fitted to all. predicted_s: of every case with them. left_out_s: of
+    every case with constants fitted to all other groups, linearised at `values`; None if there is only one group."""
 
     values: dict[Leaf, float]
     predicted_s: list[float]
@@ -143,7 +146,7 @@ class InstanceFit:
 
 
 def fit(problem: Problem) -> np.ndarray:
-    """Logarithms of the constants, fitted to all."""
+    """The logarithms of the constants, fitted to all cases."""
     at, everything = problem.prior.at, np.ones(len(problem.cases))
     for _ in range(ROUNDS):
         now = problem.residuals(at)
@@ -152,7 +155,7 @@ def fit(problem: Problem) -> np.ndarray:
 
 
 def left_out_predictions(problem: Problem, at: np.ndarray) -> list[float]:
-    """Seconds of each case with constants fitted to all other groups, on the straight line through `at`."""
+    """Seconds of each case with constants fitted to all other groups, linearised at `at`."""
     now = problem.residuals(at)
     slope, found = problem.slope(at, now), {}
     for group in dict.fromkeys(problem.groups):
@@ -164,7 +167,7 @@ def left_out_predictions(problem: Problem, at: np.ndarray) -> list[float]:
 def fit_instance(
     cases: Sequence[InstanceCase], constants: Mapping[Leaf, Constant], content: Mapping[str, Any], noise: float = NOISE
 ) -> InstanceFit:
-    """As Problem; the values to three digits."""
+    """Fits an instance type; arguments as in Problem. The values are rounded to three digits."""
     problem = Problem(cases, constants, content, noise)
     values = {leaf: float(f"{value:.3g}") for leaf, value in problem.values(fit(problem)).items()}
     at = np.log(list(values.values()))

@@ -1,4 +1,4 @@
-"""Results on named instance types, of one compiled graph a pass as autoshard runs it: what the cost model is asked."""
+"""Reads results on named instance types, where each pass is one compiled graph as autoshard runs it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ COLUMNS = (
     *("instance", "nodes", "model", "layers", "hidden", "heads", "ffn", "vocab", "seq_len", "global_batch"),
     *("precision", "tp", "pp", "dp", "micro_batch", "sp", "zero1", "recompute", "flash_attn"),
 )
-"""Without which no row can be used, beside step_time_s or seq_per_s."""
+"""Columns that a row must have, beside step_time_s or seq_per_s."""
 
 
 @dataclass(frozen=True)
 class InstanceCase:
-    """One row. group: all rows of one model and tp, which were published of one layout by several releases."""
+    """One measured row. group: all rows of one model and tp, which were published for one layout by several
+    releases."""
 
     key: str
     group: str
@@ -34,7 +35,7 @@ class InstanceCase:
 
 
 def instance_case(row: Row, hardware_file: Path | None = None) -> InstanceCase:
-    """hardware_file: of the row's instance, in place of the packaged one.
+    """The case of one row. hardware_file: describes the row's instance, in place of the packaged file.
 
     Raises Unscored where something that the model needs is missing.
     """
@@ -65,7 +66,7 @@ def instance_case(row: Row, hardware_file: Path | None = None) -> InstanceCase:
 
 
 def row_precision(row: Row) -> Precision:
-    """By name, or as AWS's tables write it."""
+    """The row's precision, given by name or as AWS's tables write it."""
     text = row.get("precision", "")
     if text in PRECISIONS:
         return load_precision(text)
@@ -73,7 +74,7 @@ def row_precision(row: Row) -> Precision:
 
 
 def row_model(row: Row) -> ModelSpec:
-    """The shape as the row gives it. What it leaves open (norms, positions, biases) follows from the family."""
+    """The model in the row. What it leaves open (norms, positions, biases) follows from the family."""
     gpt = row["model"].startswith("GPT")
     heads, hidden = integer(row, "heads"), integer(row, "hidden")
     return ModelSpec(
@@ -99,7 +100,7 @@ def row_model(row: Row) -> ModelSpec:
 
 
 def row_strategy(row: Row) -> Strategy:
-    """The layout; stages as even as can be."""
+    """The layout in the row, with stages as even as can be."""
     vpp, pp = integer(row, "vpp", 1), integer(row, "pp", 1)
     return Strategy(
         tp=integer(row, "tp", 1),

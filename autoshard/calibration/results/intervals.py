@@ -1,4 +1,4 @@
-"""What the planner's estimates say of their own error (autoshard/cost/intervals.json), from results held out."""
+"""Computes how far the planner's estimates may be off (autoshard/cost/intervals.json), from held-out results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from autoshard.calibration.results.regimes import UNMEASURED, HeldOut, Interval,
 def regime_intervals(
     cases: Sequence[Case], known: HeldOut, unmeasured: Interval
 ) -> tuple[dict[str, Interval], dict[str, Interval]]:
-    """(by regime, by "group regime" without that group)."""
+    """(interval by regime, interval by "group regime" computed without that group)."""
     found, without = {UNMEASURED: unmeasured}, {}
     for name in sorted({regime(case) for case in cases} - {UNMEASURED}):
         rows = [i for i, case in enumerate(cases) if regime(case) == name]
@@ -28,7 +28,7 @@ def regime_intervals(
 
 
 def of_instance(cases: Sequence[InstanceCase], left_out_s: Sequence[float]) -> dict[str, Any]:
-    """As on an instance type with results of its own."""
+    """The interval for an instance type that has results of its own, as JSON values."""
     ratios = [log(case.time_s / seconds) for case, seconds in zip(cases, left_out_s, strict=True)]
     groups = [case.group for case in cases]
     found = interval(groups, ratios, [None] * len(groups))
@@ -37,13 +37,13 @@ def of_instance(cases: Sequence[InstanceCase], left_out_s: Sequence[float]) -> d
 
 
 def of_unseen(cases: Sequence[Case], unmeasured: Interval) -> dict[str, Any]:
-    """As with a stack that was never measured."""
+    """The interval for a stack that was never measured, as JSON values."""
     stacks = len({stack_of(case.stack)[0] for case in cases})
     return {"low": unmeasured.low, "high": unmeasured.high, "results": len(cases), "groups": stacks}
 
 
 def of_differences(cases: Sequence[Case], known: HeldOut) -> dict[str, Any]:
-    """How far the ratio of two step times may be off."""
+    """How far the ratio of two step times may be off, as JSON values."""
     groups = pairs(cases, known.residuals)
     counts = {"groups": len(groups), "pairs": sum(map(len, groups)), "held_out_coverage": round(coverage(groups), 3)}
     return {**counts, "squared_half_widths": widths(groups)}

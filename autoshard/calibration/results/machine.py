@@ -1,4 +1,4 @@
-"""Constants and datasheets -> the Cluster and the Software that a measured row ran on."""
+"""Builds the Cluster and the Software that a measured row ran on, from constants and datasheets."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ GPUS = (
     ("gb200", 186, "gb200-186gb"),
     ("b200", 180, "b200-180gb"),
 )
-"""What the row's gpu holds, GB, hardware file: of those that fit, the one with the nearest memory."""
+"""(text in the row's gpu, GB, hardware file). Of those that match, the one with the nearest memory is taken."""
 FAMILIES = {"a100": "a100", "h100": "h100", "h200": "h100", "b200": "h100", "gb200": "h100"}
-"""Hardware file -> whose fitted constants it takes. No result of a B200 or GB200 was fitted."""
+"""Hardware file -> device family whose fitted constants it takes. No result of a B200 or GB200 was fitted."""
 
 
 def hardware(case: Case) -> tuple[str, str]:
@@ -47,7 +47,7 @@ def hardware(case: Case) -> tuple[str, str]:
 
 
 def built(cls: type, like: Any, **changes: Any) -> Any:
-    """A copy with other values, unchecked: they may be numbers that carry their derivatives."""
+    """A copy of `like` with other values. They are not checked, since they may be numbers that carry derivatives."""
     copy: Any = object.__new__(cls)
     for name in cls.__dataclass_fields__:  # type: ignore[attr-defined]
         object.__setattr__(copy, name, changes.get(name, getattr(like, name)))
@@ -55,7 +55,7 @@ def built(cls: type, like: Any, **changes: Any) -> Any:
 
 
 def machine(case: Case, family: Constants, stack: Constants) -> tuple[Cluster, Software]:
-    """family, stack: constants by name, see constants.py."""
+    """The cluster and software of a row. family, stack: constants by name, see constants.py."""
     name, _ = hardware(case)
     return _cluster(case, family, load_cluster(name, case.nodes)), _software(case, family, stack)
 
@@ -145,12 +145,12 @@ def _software(case: Case, family: Constants, stack: Constants) -> Software:
 
 
 def stalls(case: Case) -> bool:
-    """Whether collectives inside a microbatch do: see STALLS."""
+    """Whether collectives inside a microbatch stall: see STALLS."""
     return stack_of(case.stack)[0] in STALLS and (case.nodes >= 64 or (case.strategy.pp > 1 and case.nodes > 1))
 
 
 def _overlap(case: Case, family: Constants) -> Any:
-    """Software.overlap."""
+    """The value of Software.overlap: the share of transfers that is hidden behind work."""
     stack, overlaps = stack_of(case.stack)
     if not overlaps or (case.zero and stack in OVERLAPS_WITHOUT_ZERO):
         return 0.0
@@ -158,12 +158,14 @@ def _overlap(case: Case, family: Constants) -> Any:
 
 
 def loose_norms(case: Case) -> bool:
-    """RMS norms are single kernels only where the row says so, or the stack compiles or brings them."""
+    """Whether RMS norms run as several kernels. They are single kernels only where the row says so, or the stack
+    compiles or brings them."""
     return case.model.model_type != "gpt2" and case.stack.startswith("AA-Scaling") and not case.fused_norm
 
 
 def memory_bytes(case: Case, sheet: Cluster) -> float:
-    """The datasheet's, or what the row says where that is another amount (95 GB boards of an 80 GB device)."""
+    """Bytes of a device: the datasheet's, or the row's where it names another amount (95 GB boards of an 80 GB
+    device)."""
     whole = sheet.device.memory_bytes
     if case.memory_gb and abs(case.memory_gb * 1e9 / whole - 1) > 0.1:
         return case.memory_gb * 1e9
@@ -172,5 +174,5 @@ def memory_bytes(case: Case, sheet: Cluster) -> float:
 
 @lru_cache
 def _sheet_number(file: str, name: str) -> float:
-    """A hardware file's own, before what is fitted is applied to it."""
+    """A number of a hardware file as it stands there, before fitted constants are applied."""
     return Section(read_json(FOLDER / f"{file}.json", "hardware file", 10**6), file).number(name)

@@ -1,4 +1,4 @@
-"""A hardware file of one's own: what a packaged one says, with its constants fitted to results of one's own."""
+"""Makes a user's own hardware file: a packaged one with its constants fitted to the user's results."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ KNOWN = ", ".join(dict.fromkeys(name for _, name, _ in STACKS))
 def fit_own(
     results: Sequence[Path], collectives: Path | None, instance: str | None, hardware_file: Path | None
 ) -> tuple[dict[str, Any], list[str]]:
-    """(content of the hardware file, what was found). instance: None where all rows name the same one.
+    """(content of the hardware file, lines on what was found). instance: None where all rows name the same one.
 
-    Raises AutoshardError as read_results, and where nobody says which instance it is.
+    Raises AutoshardError as read_results does, and where neither rows nor arguments say which instance it is.
     """
     base = None if hardware_file is None and instance is None else find(instance, hardware_file)
     if base is None:

@@ -1,4 +1,4 @@
-"""What a fit found, as lines to print."""
+"""Lines to print about a fit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def constants_lines(values: Mapping[Leaf, float], priors: Mapping[Leaf, float]) 
 
 
 def results_lines(cases: Sequence[InstanceCase], fit: InstanceFit) -> Iterator[str]:
-    """Every result beside what the fit says of it."""
+    """A line for each result, with the fit's prediction beside it."""
     yield f"  {'result':<10} {'group':<30} {'measured s':>10} {'fitted':>8} {'left out':>8}"
     for index, case in enumerate(cases):
         seconds = [fit.predicted_s[index], *([] if fit.left_out_s is None else [fit.left_out_s[index]])]
@@ -36,7 +36,7 @@ def results_lines(cases: Sequence[InstanceCase], fit: InstanceFit) -> Iterator[s
 
 
 def collectives_table(cases: Sequence[CollectiveCase], columns: Mapping[str, Iterable[float]]) -> list[str]:
-    """Mean absolute residual by instance, LNC and kind, one column each."""
+    """A table of the mean absolute residual by instance, LNC and kind; each of `columns` is one column."""
     by_kind: dict[tuple[str, int, str], list[int]] = defaultdict(list)
     for index, case in enumerate(cases):
         by_kind[case.cluster.instance.split(".")[0], case.cluster.lnc, case.kind].append(index)

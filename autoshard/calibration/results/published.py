@@ -1,4 +1,4 @@
-"""The hardware files that come with autoshard and the intervals of its estimates, fitted to published results."""
+"""Fits the packaged hardware files, and the intervals of the planner's estimates, to published results."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ INTERVALS_FILE, CONSTANTS_FILE, LEFT_OUT_FILE = "intervals.json", "fitted.json",
 
 
 class Published:
-    """hardware: by instance type, fitted anew. intervals: of estimates. details: by file name, the constants
-    of stacks. page: lines to print."""
+    """All that is fitted to published results. hardware: contents by instance type. intervals: of estimates. details:
+    constants of stacks, by file name. page: lines to print."""
 
     def __init__(self) -> None:
         self.hardware: dict[str, Content] = {}
@@ -51,9 +51,9 @@ class Published:
 
 
 def fit_published(results: Sequence[Path], collectives: Path | None, progress: Callable[[str], None]) -> Published:
-    """Everything that the files say something of, from priors that are not fits.
+    """Fits everything that the files have results for, from priors that are not fits themselves.
 
-    Raises AutoshardError as read_results.
+    Raises AutoshardError as read_results does.
     """
     found, out = read_results(results, collectives), Published()
     out.page = found.notes()
@@ -74,7 +74,7 @@ def _about(found: Usable[AnyCase]) -> str:
 
 
 def left_out_of_published(cases: Sequence[InstanceCase]) -> list[float]:
-    """Seconds of each case with the packaged constants, fitted to all groups of its instance type but its own."""
+    """Seconds of each case with the packaged constants, refitted to all groups of its instance type but its own."""
     found: dict[int, float] = {}
     for name, constants in instance_fit.PUBLISHED.items():
         rows = [i for i, case in enumerate(cases) if case.cluster.instance in ALIKE.get(name, (name,))]

@@ -1,4 +1,4 @@
-"""Where a measured layout lies: rows of one regime are missed alike, so they share an interval."""
+"""Sorts measured layouts into regimes: rows of one regime are mispredicted alike, so they share an interval."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ from autoshard.calibration.results.gpu_rows import Case
 COVERAGE = 0.9
 UNMEASURED = "unmeasured"
 FEW_GROUPS = 0.3
-"""How much wider, over the number of groups: the next group is less like few groups than they are like each other."""
+"""An interval is widened by this much over the number of groups: few groups resemble each other more than the next
+one."""
 FEW_RESULTS = 19
-"""Of fewer, a middle 90 % cannot be told: 5 % of the next n + 1 are less than one. An interval is then at least that of
-stacks that were never measured."""
+"""Fewer results than this do not tell a middle 90 %: 5 % of the next n + 1 are less than one. Their interval is then at
+least that of stacks that were never measured."""
 FP8_APART = ("NeMo",)
 """Stacks with so many results in FP8 and in half precision that each has an interval of its own."""
 MEMORY_SPREAD = 0.08
-"""Of the logarithm of memory where too few runs were measured."""
+"""Spread of the logarithm of memory where too few runs were measured."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """Of log(measured / predicted): the middle 90 % of held-out residuals. memory_spread: of log(memory)."""
+    """The middle 90 % of held-out log(measured / predicted) of step times. memory_spread: standard deviation of
+    log(memory)."""
 
     low: float
     high: float
@@ -35,15 +37,16 @@ class Interval:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Of each case, with constants that did not see its group. residuals: log(measured / predicted) of time, nan where
-    none was measured. memory: log of the measured peak over the predicted one, None where none was measured."""
+    """Residuals of all cases, with constants that did not see the case's group. residuals: log(measured / predicted) of
+    time, nan where none was measured. memory: log of the measured peak over the predicted one, None where none was
+    measured."""
 
     residuals: Sequence[float]
     memory: Sequence[float | None]
 
 
 def regime(case: Case) -> str:
-    """Stack, and whether the layout lies where that stack was fitted."""
+    """The regime of a case: its stack, and whether its layout lies where that stack was fitted."""
     stack = stack_of(case.stack)[0]
     if stack is None:
         return UNMEASURED
@@ -54,27 +57,28 @@ def regime(case: Case) -> str:
 
 
 def fitted_layout(case: Case) -> bool:
-    """nanotron with pipelines or tensor parallelism across nodes is 3 to 6 times slower than any model here."""
+    """Whether constants are fitted to this layout. nanotron with pipelines, or with tensor parallelism across nodes, is
+    left out: it is 3 to 6 times slower than any model here."""
     return not case.stack.lower().startswith("nanotron") or (case.strategy.pp == 1 and case.strategy.tp <= 8)
 
 
 def interval_of(cases: Sequence[Case], held_out: HeldOut, rows: Sequence[int], unmeasured: Interval) -> Interval:
-    """Of some rows of one regime; whole groups count alike."""
+    """The interval of some rows of one regime, each group counting the same."""
     memory = [held_out.memory[i] for i in rows]
     own = interval([cases[i].group for i in rows], [held_out.residuals[i] for i in rows], memory)
     return at_least(own, sum(bool(cases[i].time_s) for i in rows), unmeasured)
 
 
 def at_least(own: Interval, results: int, unmeasured: Interval) -> Interval:
-    """Where there are few results, no narrower than that of stacks without any."""
+    """The interval itself; where there are few results, made no narrower than that of stacks without any."""
     if results >= FEW_RESULTS:
         return own
     return Interval(min(own.low, unmeasured.low), max(own.high, unmeasured.high), own.memory_spread)
 
 
 def interval(groups: Sequence[str], residuals: Sequence[float], memory: Sequence[float | None]) -> Interval:
-    """The middle 90 % of residuals in which each group weighs as the square root of its rows; a little more where there
-    are few groups."""
+    """The middle 90 % of residuals, each group weighted by the square root of its rows; a little wider where there are
+    few groups."""
     by_group: dict[str, list[float]] = defaultdict(list)
     for group, residual in zip(groups, residuals, strict=True):
         if np.isfinite(residual):
@@ -92,7 +96,7 @@ def interval(groups: Sequence[str], residuals: Sequence[float], memory: Sequence
 
 
 def weighted_quantile(values: np.ndarray, weights: np.ndarray, share: float) -> float:
-    """The value below which that share of the weight lies."""
+    """The value below which `share` of the weight lies. values, weights: [n]."""
     order = np.argsort(values)
     places = (np.cumsum(weights[order]) - weights[order] / 2) / weights.sum()
     return float(np.interp(share, places, values[order]))

@@ -1,4 +1,4 @@
-"""A CSV file of results: its rows, and the numbers in them."""
+"""Reads a CSV file of results: its rows, and the numbers in them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,12 @@ MAX_FILE_BYTES = 50_000_000
 
 
 class Unscored(Exception):
-    """A row that the model cannot be asked about; the text says why."""
+    """Raised for a row that the cost model cannot be asked about; the text says why."""
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Every row by the names of the first line.
-
-    Raises AutoshardError for a file that is not there, cannot be read, is too large or no text.
-    """
+    """All rows as column name -> text. Raises AutoshardError for a file that is missing, unreadable, too large or not
+    text."""
     text = read_text(path, printable(path), MAX_FILE_BYTES, "CSV")
     try:
         return [_named(row) for row in csv.DictReader(io.StringIO(text, newline=""))]
@@ -32,19 +30,20 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def _named(row: dict[str, str]) -> Row:
-    """A short row's last cells are empty; cells beyond the last column do not count."""
+    """A row under the names of its columns. A short row's last cells are empty; cells beyond the last column are
+    dropped."""
     return {name: value or "" for name, value in row.items() if name}
 
 
 def check_columns(path: Path, rows: Sequence[Row], columns: Sequence[str]) -> None:
-    """Raises AutoshardError for the columns that are missing."""
+    """Raises AutoshardError that names the columns that are missing."""
     if missing := [name for name in columns if name not in rows[0]]:
         of = "column" if len(missing) == 1 else "columns"
         raise AutoshardError(f"{path} lacks the {of} {', '.join(missing)}")
 
 
 def number(row: Row, name: str) -> float | None:
-    """A finite number above 0, or None."""
+    """The finite number above 0 in a cell, or None."""
     try:
         value = float(row.get(name) or "nan")
     except ValueError:

@@ -20,14 +20,15 @@ from autoshard.spec.cluster import load_cluster
 
 Values = dict[tuple[str, str], float]
 MARGIN = 0.005
-"""Of the logarithm: a run that fits should be predicted so far below the memory, and one that does not above."""
+"""Margin of the logarithm of memory: a run that fits should be predicted this far below the memory, one that does not
+above."""
 NOISE = 0.04
 """Spread of the logarithm of a measured time: repeats of BigScience and others differ by 2 to 9 %."""
 
 
 OUTLIER = 0.15
-"""Of the logarithm of time: what is missed by so much counts half of what its size would make it count, and by more
-ever less: published tables hold runs that were several times slower than their own repeats."""
+"""An error of the logarithm of time of this size has half the weight that its size would give it, and larger ones ever
+less: published tables hold runs that were several times slower than their own repeats."""
 
 
 def keys_of(case: Case, memory: bool) -> list[tuple[str, str]]:
@@ -44,14 +45,14 @@ def constant(key: tuple[str, str]) -> Constant:
 def predictions(
     cases: Sequence[Case], values: Values, gradient_keys: Sequence[tuple[str, str]] = (), memory: bool = False
 ) -> list[Any]:
-    """Seconds of each case, or the share of its device's memory that it fills."""
+    """The step time of each case in seconds or, with `memory`, the share of its device's memory that it fills."""
     if memory:
         return [one.fullest.total_bytes / one.memory_capacity_bytes for one in estimates(cases, values, gradient_keys)]
     return [one.step_time_s for one in estimates(cases, values, gradient_keys)]
 
 
 def estimates(cases: Sequence[Case], values: Values, gradient_keys: Sequence[tuple[str, str]] = ()) -> list[Estimate]:
-    """Of each case; its numbers are Duals by the logarithms of gradient_keys where there are any."""
+    """The estimate of each case; its numbers are Duals by the logarithms of gradient_keys where there are any."""
     logs = np.array([np.log(values.get(key, constant(key).prior)) for key in gradient_keys])
     known: dict[tuple[str, str], Any] = {
         key: Dual(float(np.exp(log)), dual.g * float(np.exp(log)))
@@ -82,15 +83,17 @@ def estimates(cases: Sequence[Case], values: Values, gradient_keys: Sequence[tup
 
 
 def forget() -> None:
-    """Prices depend on the constants, the programs do not; numbers and Duals of one value are equal keys."""
+    """Empties the cache of prices. Prices depend on the constants, and a number and a Dual of one value are equal keys;
+    programs do not depend on them and stay."""
     for cached in (stage.stage_parts, stage._priced_parts, stage._first_block, collectives.collective_law):
         cached.cache_clear()
 
 
 class Linearised:
-    """Residuals log(predicted / measured) and their derivatives at some values.
+    """Residuals log(predicted / measured) and their derivatives at given values of the constants.
 
-    Memory of runs that only tell whether they fit: how far the prediction is on the wrong side, by a margin.
+    Runs of which only "it fits" is known have as residual how far the predicted memory is on the wrong side, by a
+    margin.
     """
 
     def __init__(self, cases: Sequence[Case], values: Values, memory: bool = False) -> None:
@@ -111,7 +114,8 @@ class Linearised:
         )
 
     def _linearise(self) -> None:
-        """One family at a time: a prediction depends on its own family's and stack's constants alone."""
+        """Computes residuals and slopes one family at a time: a prediction depends only on the constants of its own
+        family and stack."""
         families = [hardware(case)[1] for case in self.cases]
         for family in dict.fromkeys(families):
             rows = [index for index, one in enumerate(families) if one == family]
@@ -128,7 +132,7 @@ class Linearised:
         return case.memory_bytes / capacity(case) if case.memory_bytes else 1.0
 
     def solve(self, rows: np.ndarray, weights: np.ndarray, limit: float = 0.4) -> Values:
-        """The values that minimise the robust residuals of those rows plus the priors, on the straight line."""
+        """The values that minimise the linearised robust residuals of `rows` plus the priors. weights: of the rows."""
         J, r, w = self.jacobian[rows], self.residual[rows], weights[rows]
         only, side = self.only_fits[rows], self.side[rows]
         at = self.at
@@ -143,12 +147,12 @@ class Linearised:
 
 
 def capacity(case: Case) -> float:
-    """Bytes of the device."""
+    """Memory of the case's device, bytes."""
     return memory_bytes(case, load_cluster(hardware(case)[0], case.nodes))
 
 
 def row_weights(cases: Sequence[Case], power: float = 0.5) -> np.ndarray:
-    """Large sets count less a row."""
+    """Weights [n] of rows: the more rows a set has, the less each counts."""
     counts = Counter(case.source for case in cases)
     return np.array([(30 / max(30, counts[case.source])) ** power for case in cases])
 
@@ -156,7 +160,7 @@ def row_weights(cases: Sequence[Case], power: float = 0.5) -> np.ndarray:
 def fit(
     cases: Sequence[Case], values: Values | None = None, rounds: int = 10, memory: bool = False
 ) -> tuple[Values, Linearised]:
-    """All cases; the last linearisation serves to leave groups out."""
+    """Fits the constants to all cases. Also returns the last linearisation, which serves to leave groups out."""
     values = dict(values or {})
     weights = row_weights(cases)
     everything = np.ones(len(cases), dtype=bool)
@@ -166,13 +170,13 @@ def fit(
 
 
 def left_out(line: Linearised) -> dict[str, Values]:
-    """group -> values fitted without it: one step from the fit of all, along its straight line."""
+    """Group -> values fitted without it, by one step on the linearisation of the fit of all."""
     weights, labels = row_weights(line.cases), np.array([case.group for case in line.cases])
     return {group: line.solve(labels != group, weights) for group in sorted(set(labels.tolist()))}
 
 
 def fitted_cases(cases: Iterable[Case], memory: bool) -> list[Case]:
-    """Runs that the constants are fitted to: see regimes.fitted_layout."""
+    """The runs that constants are fitted to: see regimes.fitted_layout."""
     known = [case for case in cases if fitted_layout(case) and stack_of(case.stack)[0]]
     if not memory:
         return [case for case in known if case.time_s]

@@ -1,4 +1,4 @@
-"""Files of results -> what can be fitted to, and why the rest of their rows cannot."""
+"""Sorts files of results into cases that can be fitted, with reasons why other rows cannot."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AnyCase = TypeVar("AnyCase")
 
 @dataclass(frozen=True)
 class Usable(Generic[AnyCase]):
-    """What a file's rows ask. sha256: of the file. unused: "row: reason" of the others."""
+    """The usable cases of one file. sha256: of the file. unused: "row: reason" of the other rows."""
 
     path: Path
     sha256: str
@@ -29,7 +29,7 @@ class Usable(Generic[AnyCase]):
     unused: list[str]
 
     def note(self) -> list[str]:
-        """How many rows are not used, in one line; none where all are."""
+        """One line on how many rows are not used; empty where all are."""
         if not self.unused:
             return []
         count = len(self.unused) + len(self.cases)
@@ -38,8 +38,8 @@ class Usable(Generic[AnyCase]):
 
 @dataclass(frozen=True)
 class Results:
-    """At most one file of each kind. gpus: rows that name a GPU and its software; instances: rows that name an instance
-    type; collectives: times of them."""
+    """At most one file of each kind. gpus: rows that name a GPU and its software. instances: rows that name an instance
+    type. collectives: times of collectives."""
 
     gpus: Usable[Case] | None
     instances: Usable[InstanceCase] | None
@@ -52,10 +52,11 @@ class Results:
 def read_results(
     paths: Sequence[Path], collectives: Path | None, instance: str | None = None, hardware_file: Path | None = None
 ) -> Results:
-    """instance: use rows of that one alone, which hardware_file describes where there is one.
+    """The cases in files of results. instance: only rows of this instance are used; hardware_file describes it where
+    given.
 
-    Raises AutoshardError for a file that cannot be read, that lacks a column or has no usable row, and for two files of
-    one kind.
+    Raises AutoshardError for a file that cannot be read, lacks a column or has no usable row, and for two files of one
+    kind.
     """
     gpus: Usable[Case] | None = None
     instances: Usable[InstanceCase] | None = None

@@ -1,4 +1,4 @@
-"""Files to tokens to batches that no layout can change."""
+"""Reads training data: files to tokens to batches, which are the same in every layout."""
 
 from autoshard.runtime.data.prepare import DataSource, prepare
 from autoshard.runtime.data.stream import NOT_LEARNED, DataPosition, TokenStream, held_out, open_stream

@@ -1,4 +1,4 @@
-"""Conversations to tokens: the tokenizer's chat template says what a turn looks like, and answers alone are learned."""
+"""Turns conversations into tokens: the tokenizer's chat template writes the turns, and only answers are learned."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-"""For tokenizers without a template. One that lacks <|im_start|> and <|im_end|> spells them in ordinary tokens."""
+"""The template for tokenizers that have none. A tokenizer without <|im_start|> and <|im_end|> spells them in ordinary
+tokens."""
 MAX_TIME_S, MAX_MEMORY_BYTES, MAX_CHARACTERS = 30.0, 1_000_000_000, 16_000_000
-"""What a template may take for one conversation: CPU time, memory of its process (kept on Linux), text. Guesses, 100
-times what the longest conversations need."""
+"""Limits of a template for one conversation: CPU seconds, bytes of its process (enforced on Linux), characters of text.
+Guesses, 100 times what the longest conversations need."""
 _AHEAD_BYTES = 1 << 18
 Segments = list[tuple[str, bool]]
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """ids, learned: [tokens]; learned is 1 where a token is part of an answer."""
+    """One conversation as tokens. ids: [tokens]. learned: [tokens], 1 where a token is part of an answer."""
 
     ids: NDArray[np.int32]
     learned: NDArray[np.uint8]
@@ -73,13 +74,15 @@ class ChatTemplate:
         self._receive("")
 
     def segments(self, messages: Sequence[dict[str, Any]], place: str) -> Segments:
-        """Pieces of text up to the last answer's end, and whether each is an answer. place: for errors."""
+        """The conversation as (piece of text, whether it is an answer), up to the end of the last answer. place: named
+        in errors."""
         return next(self.segments_of([(place, messages)]))[1]
 
     def segments_of(
         self, conversations: Iterable[tuple[str, Sequence[dict[str, Any]]]]
     ) -> Iterator[tuple[str, Segments]]:
-        """Places and segments of many; the process is given _AHEAD_BYTES at a time, and renders while they are used."""
+        """Yields the place and segments of many conversations. The process gets _AHEAD_BYTES of them at a time and
+        renders while earlier ones are used."""
         waiting: list[tuple[str, bytes]] = []
         size = 0
         for place, messages in conversations:
@@ -128,12 +131,13 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def chat_template(tokenizer: Tokenizer) -> ChatTemplate:
-    """The tokenizer's own, or ChatML where it has none."""
+    """The tokenizer's own chat template, or ChatML where it has none."""
     return ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens)
 
 
 def conversations(found: Iterable[Record], template: ChatTemplate, tokenizer: Tokenizer) -> Iterator[Conversation]:
-    """Raises AutoshardError, naming file and row, for anything but messages with an answer among them."""
+    """Yields records as conversations. Raises AutoshardError, naming file and row, for anything but messages with an
+    answer."""
     asked = ((record.place, _messages(record)) for record in found)
     for place, segments in template.segments_of(asked):
         yield _conversation(segments, place, tokenizer)

@@ -1,4 +1,4 @@
-"""Which files a path names, and how they are read."""
+"""Finds the data files that a path names, and how each is read."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from autoshard.files.json_file import read_json
 TEXT, JSONL, PARQUET, ARROW = "text", "JSONL", "Parquet", "Arrow"
 _MAX_JSON_BYTES = 100_000_000
 SUFFIXES = {".txt": TEXT, ".md": TEXT, ".jsonl": JSONL, ".parquet": PARQUET, ".arrow": ARROW}
-"""Suffix -> how such a file is read. A file that is named itself and has another suffix is read as text."""
+"""Suffix -> how such a file is read. A file that the user names is read as text where its suffix is not listed."""
 
 
 @dataclass(frozen=True)
 class DataFiles:
-    """kind: how all of them are read. source: where they came from, for people."""
+    """The files of a data set. kind: how all of them are read. source: where they came from, for people."""
 
     kind: str
     paths: tuple[Path, ...]
@@ -25,10 +25,11 @@ class DataFiles:
 
 
 def find_files(path: Path) -> DataFiles:
-    """A file, a Hugging Face dataset as save_to_disk leaves it, or every data file under a folder in order of its path.
+    """The data files of a path: a file, a Hugging Face dataset written by save_to_disk, or all data files in a folder,
+    by path.
 
-    A folder with JSONL, Parquet or Arrow files is read for these alone: the README.md beside them is no data.
-    Raises AutoshardError where there is nothing to read, or files of two kinds.
+    If a folder holds JSONL, Parquet or Arrow files, only these are read: a README.md beside them is not data. Raises
+    AutoshardError where there is nothing to read, or files of two kinds.
     """
     if path.is_file():
         return DataFiles(SUFFIXES.get(path.suffix.lower(), TEXT), (path,), str(path))
@@ -65,7 +66,7 @@ def _training_split(path: Path) -> str:
 
 
 def _saved_dataset(path: Path) -> DataFiles:
-    """The files that state.json lists, in its order."""
+    """The files that a saved dataset's state.json lists, in its order."""
     state = _json(path / "state.json")
     if state.get("_indices_data_files"):
         raise AutoshardError(f"--data {path} is stored with an index of its rows: save it after flatten_indices()")

@@ -1,4 +1,4 @@
-"""Conversations to rows of one length: several share a row where they fit, and the rest of it is padding."""
+"""Packs conversations into rows of one length: several share a row where they fit, and padding fills the rest."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from numpy.typing import NDArray
 from autoshard.runtime.data.chat import Conversation
 
 OPEN_ROWS = 64
-"""Rows that wait for something that fits: a guess at where more of them stop filling rows better."""
+"""How many rows wait for a conversation that fits: a guess at where more of them stop filling rows better."""
 
 Row = tuple[NDArray[np.int32], NDArray[np.uint8], NDArray[np.uint8]]
 
 
 @dataclass
 class Packer:
-    """Fills rows in the order in which conversations come: each goes where the least room is left after it.
+    """Packs conversations into rows in the order in which they come; each goes into the row that it leaves the least
+    room in.
 
-    row_length: tokens of a row, one more than the sequence length. pad: id that fills rows up.
-    together: False gives each conversation a row of its own.
-    A conversation longer than a row keeps its end, where its last answer is.
-    Attention is causal over the row, so later conversations see earlier ones but where a run keeps them apart.
+    row_length: tokens of a row, one more than the sequence length. pad: the id that fills rows up. together: False
+    gives each conversation a row of its own. A conversation that is longer than a row keeps its end, where its last
+    answer is. Attention is causal over the row, so later conversations see earlier ones unless the run keeps documents
+    apart.
     """
 
     row_length: int
@@ -37,7 +38,8 @@ class Packer:
     _open: list[list[Conversation]] = field(default_factory=list)
 
     def pack(self, conversations: Iterable[Conversation]) -> Iterator[Row]:
-        """-> rows, each [row_length]: ids; marks of what is learned; marks of where a document or padding begins."""
+        """Yields rows, each of three arrays [row_length]: ids; marks of what is learned; marks of where a document or
+        padding begins."""
         for one in conversations:
             self.conversations += 1
             if len(one.ids) > self.row_length:

@@ -1,4 +1,4 @@
-"""Everything that a path names, as tokens on disk: made once, in windows, whatever its size."""
+"""Writes everything that a path names to disk as tokens, once, in bounded memory."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from autoshard.runtime.tokenizer import Tokenizer
 from autoshard.units import format_count
 
 TOKENS_FIELD, TEXT_FIELD = "input_ids", "text"
-"""Columns of a dataset that was tokenized before, and of one that was not."""
+"""Column of a dataset that holds token ids, and column that holds text."""
 TEXTS, TOKENIZED, CHAT = "texts", "tokenized before", "chat"
-"""What data are made of."""
+"""The kinds of content that data can have."""
 
 
 @dataclass(frozen=True)
 class DataSource:
-    """What a run says of its data.
+    """The options of a run on its data.
 
-    path: None takes the Python manual. text_field: the column of a table that holds the text; None is what the table's
-    columns say: conversations, token ids or "text". sequence_length: conversations are packed into rows of one token
-    more. packing: False gives each conversation a row of its own. apart: it is kept where documents begin.
+    path: None takes the Python manual. text_field: the column of a table that holds the text; None decides by the
+    table's columns: conversations, token ids or "text". sequence_length: conversations are packed into rows of one
+    token more. packing: False gives each conversation a row of its own. apart: whether to record where documents begin.
     """
 
     path: Path | None
@@ -53,7 +53,8 @@ class DataSource:
 
 @dataclass(frozen=True)
 class Piece:
-    """Part of a document: text, or ids of a table that was tokenized. starts: the document starts here."""
+    """Part of a document: text, or ids from a table that is tokenized already. starts: whether the document starts
+    here."""
 
     text: str
     ids: NDArray[np.int32] | None = None
@@ -77,7 +78,7 @@ def prepare(source: DataSource, cache: Path) -> TokenFile:
 
 
 def _content(source: DataSource, files: DataFiles | None) -> str:
-    """By the columns of the first row."""
+    """The kind of content (TEXTS, TOKENIZED or CHAT), by the columns of the first row."""
     if files is None or files.kind == TEXT or source.text_field is not None:
         return TEXTS
     columns = column_names(files)
@@ -105,7 +106,7 @@ def _write(source: DataSource, files: DataFiles | None, content: str, path: Path
 
 
 def _write_run(source: DataSource, files: DataFiles | None, content: str, writer: TokenWriter) -> TokenFile:
-    """One run of tokens, that rows may be cut from anywhere."""
+    """Writes documents as one run of tokens, from which rows may be cut anywhere."""
     tokenizer = source.tokenizer
     for tokens, starts in _token_runs(_pieces(source, files, content), tokenizer):
         writer.append(tokens, begins=_begins(len(tokens), starts) if source.apart else None)
@@ -122,7 +123,7 @@ def _write_run(source: DataSource, files: DataFiles | None, content: str, writer
 
 
 def _write_rows(source: DataSource, files: DataFiles, writer: TokenWriter) -> TokenFile:
-    """Rows of whole conversations, in which answers alone are learned."""
+    """Writes rows of whole conversations, in which only answers are learned."""
     tokenizer, length = source.tokenizer, source.sequence_length + 1
     packer = Packer(length, tokenizer.padding, source.packing)
     with chat_template(tokenizer) as template:
@@ -143,7 +144,7 @@ def _write_rows(source: DataSource, files: DataFiles, writer: TokenWriter) -> To
 
 
 def _pieces(source: DataSource, files: DataFiles | None, content: str) -> Iterator[Piece]:
-    """Of every document that is not blank."""
+    """Yields the pieces of every document that is not blank."""
     if files is None:
         yield Piece(python_manual())
     elif files.kind == TEXT:
@@ -188,9 +189,9 @@ def _begins(count: int, starts: bool) -> NDArray[np.uint8]:
 
 
 def _token_runs(pieces: Iterator[Piece], tokenizer: Tokenizer) -> Iterator[tuple[NDArray[np.int32], bool]]:
-    """Tokens with separators, which end documents, and whether a document begins with them.
+    """Yields tokens [n] with separators at the ends of documents, and whether a document begins at the first token.
 
-    From about a window of text at a time, so that the tokenizer may use its threads.
+    About a window of text is tokenized at a time, so that the tokenizer can use its threads.
     """
     end = tokenizer.end_of_text
     separator = tokenizer.encode("\n\n") if end is None else np.array([end], dtype=np.int32)
@@ -208,7 +209,8 @@ def _token_runs(pieces: Iterator[Piece], tokenizer: Tokenizer) -> Iterator[tuple
 def _encoded(
     pieces: list[Piece], tokenizer: Tokenizer, separator: NDArray[np.int32], first: bool
 ) -> Iterator[tuple[NDArray[np.int32], bool]]:
-    """first: nothing is before the first of these pieces."""
+    """Yields the tokens of some pieces, as `_token_runs` does. first: nothing comes before the first of these
+    pieces."""
     encoded = iter(tokenizer.encode_many([piece.text for piece in pieces if piece.ids is None]))
     for position, piece in enumerate(pieces):
         if piece.ids is None and piece.starts and not (first and position == 0):
@@ -217,7 +219,8 @@ def _encoded(
 
 
 def _cache_key(source: DataSource, files: DataFiles | None, content: str) -> str:
-    """Names what the tokens depend on, cheaply: each file's path, size and time, the tokenizer, rows when packed."""
+    """The name of the tokens in the cache. It covers cheaply what they depend on: each file's path, size and time, the
+    tokenizer, and the row length when packed."""
     stats = [] if files is None else [(str(file.resolve()), file.stat()) for file in files.paths]
     depends = [
         FORMAT,

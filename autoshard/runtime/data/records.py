@@ -1,4 +1,4 @@
-"""Rows of JSONL, Parquet and Arrow files as plain values, a few at a time."""
+"""Reads rows of JSONL, Parquet and Arrow files as plain values, a few at a time."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from autoshard.runtime.data.files import ARROW, JSONL, PARQUET, DataFiles
 from autoshard.units import format_bytes
 
 ROWS_AT_ONCE = 256
-"""Rows of a Parquet file that are in memory as Python values; a guess that keeps rows of a megabyte harmless."""
+"""How many rows of a Parquet file are in memory as Python values; a guess that keeps rows of a megabyte harmless."""
 MOST_ROW_BYTES = 64_000_000
-"""Of a row of JSONL, which is in memory as a whole; a guess: more than the longest document."""
+"""The longest row of JSONL, which is in memory as a whole; a guess: longer than any document."""
 
 _FILE_MAGIC = b"ARROW1"
 _EXTENSION_KEY, _PICKLED = b"ARROW:extension:name", b"arrow.py_extension_type"
@@ -26,7 +26,7 @@ _EXTENSION_KEY, _PICKLED = b"ARROW:extension:name", b"arrow.py_extension_type"
 
 @dataclass(frozen=True)
 class Record:
-    """values: the row's columns. file, row: where it is, the first row being 1."""
+    """One row. values: its columns by name. file, row: where it is; the first row is 1."""
 
     values: dict[str, Any]
     file: Path
@@ -38,9 +38,9 @@ class Record:
 
 
 def records(files: DataFiles, columns: tuple[str, ...] | None = None) -> Iterator[Record]:
-    """Every row of every file, with the named columns (all: None).
+    """Yields every row of every file, with the named columns (all columns for None).
 
-    Raises AutoshardError, with file and row, for what is not a row of that kind.
+    Raises AutoshardError, with file and row, for anything that is not a row of that kind.
     """
     read = {JSONL: _jsonl, PARQUET: _parquet, ARROW: _arrow}[files.kind]
     for file in files.paths:
@@ -48,7 +48,7 @@ def records(files: DataFiles, columns: tuple[str, ...] | None = None) -> Iterato
 
 
 def column_names(files: DataFiles) -> tuple[str, ...]:
-    """Of the first row; empty where there is none."""
+    """Names of the columns of the first row; empty where there is no row."""
     for record in records(files):
         return tuple(record.values)
     return ()
@@ -102,7 +102,7 @@ def _parquet(file: Path, columns: tuple[str, ...] | None) -> Iterator[Record]:
 
 
 def _arrow(file: Path, columns: tuple[str, ...] | None) -> Iterator[Record]:
-    """Both of Arrow's formats: the stream, in which datasets are saved, and the file."""
+    """Yields the rows of an Arrow file in either format: the stream, in which datasets are saved, or the file."""
     pyarrow = _module("pyarrow", file)
     try:
         with pyarrow.memory_map(str(file)) as source:
@@ -122,7 +122,7 @@ def _arrow(file: Path, columns: tuple[str, ...] | None) -> Iterator[Record]:
 
 
 def _refuse_code(schema: Any, file: Path) -> None:
-    """Columns of a pickled Python type: pyarrow before 14.0.1 ran what they hold (CVE-2023-47248)."""
+    """Refuses columns of a pickled Python type: pyarrow before 14.0.1 executed what they hold (CVE-2023-47248)."""
     fields = list(schema)
     while fields:
         field = fields.pop()

@@ -1,4 +1,4 @@
-"""Tokens to batches. What step k trains on depends on the tokens, the seed and k: never on the layout.
+"""Cuts tokens into batches. Step k's batch depends on the tokens, the seed and k, never on the layout.
 
 Every rank computes the same global batch and takes its rows, so no rank has to be told where another one reads.
 """
@@ -17,18 +17,18 @@ from autoshard.runtime.data.shuffle import hashed, shuffled
 from autoshard.runtime.data.token_file import TokenFile
 
 NOT_LEARNED = -100
-"""The label of a token that a model is not to learn: what torch's cross-entropy leaves out by default."""
+"""The label of a token that the model is not to learn: torch's cross-entropy leaves it out by default."""
 
 Tokens = NDArray[np.int64]
 _WITHOUT = " without the last "
-"""Parts the digest of the data from what is held out of them."""
+"""Separates, in a digest, the data's own digest from the number of rows held out of them."""
 
 
 @dataclass(frozen=True)
 class DataPosition:
-    """How far a run is in its data: all that a checkpoint must hold to go on with the next row.
+    """How far a run is in its data: all that a checkpoint needs so that the next run goes on with the next row.
 
-    sequences: rows taken so far, over all epochs. seed, digest: of the order and of the tokens.
+    sequences: rows taken so far, over all epochs. seed: of the order. digest: of the tokens.
     """
 
     sequences: int
@@ -37,7 +37,7 @@ class DataPosition:
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> DataPosition:
-        """Raises AutoshardError for anything but what to_json gave."""
+        """The position from values that to_json gave. Raises AutoshardError for anything else."""
         types = {"sequences": int, "seed": int, "digest": str}
         if values.keys() != types.keys() or any(type(values[name]) is not types[name] for name in types):
             raise AutoshardError(f"data position {values!r} must have sequences, seed and digest")
@@ -79,16 +79,16 @@ class TokenStream:
 
     @property
     def rows_per_epoch(self) -> int:
-        """Whole rows of sequence_length + 1 tokens in the data; the rest is left out."""
+        """Number of whole rows of sequence_length + 1 tokens in the data; the rest is left out."""
         return len(self.tokens) // (self.sequence_length + 1)
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens that one step reads, those that are not learned included."""
+        """Number of tokens that one step reads, including those that are not learned."""
         return self.global_batch_size * self.sequence_length
 
     def position(self, step: int) -> DataPosition:
-        """Before this step."""
+        """The position in the data before this step."""
         return DataPosition(step * self.global_batch_size, self.seed, self.digest)
 
     def step_at(self, position: DataPosition) -> int:
@@ -105,7 +105,7 @@ class TokenStream:
         return step
 
     def _other(self, position: DataPosition) -> str:
-        """What of the data is another, and what would work."""
+        """A sentence on how the data at `position` differ from these, and what would work."""
         (theirs, before), (ours, now) = _without(position.digest), _without(self.digest)
         if theirs != ours:
             return "other data or tokenizer, text_field, packing or document_mask"
@@ -114,7 +114,7 @@ class TokenStream:
         return f"{before or 'no'} rows held out, not {now or 'none'} ({cure})"
 
     def starts(self, step: int) -> NDArray[np.int64]:
-        """Where each row of the step's batch starts in the tokens: [global_batch_size]."""
+        """Index of the first token of each row in the step's batch: [global_batch_size]."""
         first = step * self.global_batch_size
         taken = np.arange(first, first + self.global_batch_size, dtype=np.int64)
         row_length = self.sequence_length + 1
@@ -132,15 +132,17 @@ class TokenStream:
         return self._cut(self.starts(step))
 
     def documents(self, step: int) -> Tokens | None:
-        """Of one step, where in its row the document of each input begins: [global_batch_size, sequence_length]."""
+        """For each input of the step's batch, the place in its row where its document begins: [global_batch_size,
+        sequence_length]; None where documents are not kept apart."""
         return self._documents(self.starts(step))
 
     def in_order(self, batch: int) -> tuple[Tokens, Tokens]:
-        """The batch of that number of all rows in their own order, as an evaluation takes them."""
+        """Inputs and labels of one batch of an evaluation, which takes all rows in their own order; shapes as in
+        `batch`. batch: its number."""
         return self._cut(self._in_order(batch))
 
     def documents_in_order(self, batch: int) -> Tokens | None:
-        """As `documents`, of in_order's batch."""
+        """For each input of in_order's batch, the place in its row where its document begins; as `documents`."""
         return self._documents(self._in_order(batch))
 
     def _in_order(self, batch: int) -> NDArray[np.int64]:
@@ -167,7 +169,8 @@ class TokenStream:
 
 
 def open_stream(file: TokenFile, *, global_batch_size: int, sequence_length: int, seed: int = 0) -> TokenStream:
-    """Batches of prepared tokens. Rows that must stay whole must be of this sequence length."""
+    """A stream of batches of prepared tokens. Raises AutoshardError where rows that must stay whole have another
+    sequence length."""
     assert file.row_length in (0, sequence_length + 1), (file.row_length, sequence_length)
     return TokenStream(
         file.tokens(),
@@ -181,13 +184,14 @@ def open_stream(file: TokenFile, *, global_batch_size: int, sequence_length: int
 
 
 def _without(digest: str) -> tuple[str, int]:
-    """A digest of `held_out` as that of the whole data and the rows that are held out."""
+    """Splits a digest made by `held_out`: (digest of the whole data, number of rows that are held out)."""
     whole, _, rows = digest.partition(_WITHOUT)
     return whole, int(rows.removesuffix(" rows") or 0)
 
 
 def held_out(stream: TokenStream, fraction: float) -> tuple[TokenStream, TokenStream]:
-    """The stream without its last rows, and those: the fraction of all, rounded to whole batches, one at least."""
+    """(the stream without its last rows, a stream of those rows). fraction: of all rows, rounded to whole batches, at
+    least one."""
     size, row_length = stream.global_batch_size, stream.sequence_length + 1
     rows = max(1, round(fraction * stream.rows_per_epoch / size)) * size
     if stream.rows_per_epoch - rows < size:

@@ -1,4 +1,4 @@
-"""Text files in pieces of bounded size, and the text that every Python brings."""
+"""Reads text files in pieces of bounded size, and the English text that every Python installation has."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 from autoshard.errors import AutoshardError
 
 WINDOW_BYTES = 4 * 1024 * 1024
-"""A guess: large enough that cuts are rare, small enough that a window in every form fits any memory."""
+"""Size of a piece. A guess: large enough that cuts are rare, small enough that every form of a piece fits any
+memory."""
 
 
 def python_manual() -> str:
@@ -51,7 +52,8 @@ def text_windows(file: Path, window_bytes: int = WINDOW_BYTES) -> Iterator[str]:
 
 
 def _cut(data: bytes) -> int:
-    """After the last newline; without one, before the last character that may be incomplete."""
+    """The number of bytes to take: up to the last newline; without one, up to a last character that may be
+    incomplete."""
     newline = data.rfind(b"\n") + 1
     if newline:
         return newline

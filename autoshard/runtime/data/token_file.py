@@ -1,6 +1,6 @@
-"""Tokens on disk: one flat file that every rank maps into memory, and a description of it beside it.
+"""Keeps tokens on disk: one flat file that every rank maps into memory, with a JSON description beside it.
 
-A folder keeps them by what they were made of, so ranks and later runs find what one process has made.
+Files in the folder are named by what they were made of, so ranks and later runs find tokens that exist already.
 """
 
 from __future__ import annotations
@@ -26,20 +26,19 @@ from autoshard.files.atomic_file import write_text
 FORMAT = 3
 PART = ".part"
 ABANDONED_AFTER_S = 86_400.0
-"""Parts of another machine, whose locks may not be seen here, are left by their run if untouched for so long."""
+"""Unfinished files of another machine, whose locks may not be seen here, count as abandoned if untouched for so long,
+seconds."""
 
 
 @dataclass(frozen=True)
 class TokenFile:
-    """What is known of prepared tokens; the file itself is beside the description.
+    """A description of prepared tokens; the tokens are in a file beside it.
 
-    path: the description, a JSON file. num_tokens: int32 each.
-    digest: SHA-256 of all tokens, of which ones are learned or begin a document, and of row_length. Two files with one
-    digest train alike, wherever their text lay and whatever it was called; any other token gives another digest.
-    row_length: tokens of a row that must stay whole; 0 where they are one run of text.
-    masked: whether a second file says which tokens are learned. apart: whether one says where documents begin, so that
-    each is kept by itself. vocab_size: every id is below it.
-    made_of: one line for people.
+    path: the description, a JSON file. num_tokens: how many int32 the file has. digest: SHA-256 of all tokens, of which
+    ones are learned or begin a document, and of row_length. Two files with one digest train alike, wherever their text
+    came from; any other token gives another digest. row_length: tokens of a row that must stay whole; 0 for one run of
+    text. masked: whether a second file says which tokens are learned. apart: whether one says where documents begin, so
+    that each is kept by itself. vocab_size: every id is below it. made_of: one line for people.
     """
 
     path: Path
@@ -52,15 +51,15 @@ class TokenFile:
     made_of: str
 
     def tokens(self) -> NDArray[np.int32]:
-        """[num_tokens], read from disk as they are used."""
+        """The tokens, int32 [num_tokens], read from disk as they are used."""
         return np.memmap(self.path.with_suffix(".tokens"), dtype="<i4", mode="r", shape=(self.num_tokens,))
 
     def learned(self) -> NDArray[np.uint8] | None:
-        """[num_tokens], 1 where a model is to learn to write the token; None: everywhere."""
+        """Marks [num_tokens], 1 where a model is to learn to write the token; None where all tokens are learned."""
         return self._marks(".learned") if self.masked else None
 
     def begins(self) -> NDArray[np.uint8] | None:
-        """[num_tokens], 1 where a document begins; None: what a row holds is read as one."""
+        """Marks [num_tokens], 1 where a document begins; None where each row is read as one document."""
         return self._marks(".begins") if self.apart else None
 
     def _marks(self, suffix: str) -> NDArray[np.uint8]:
@@ -68,7 +67,7 @@ class TokenFile:
 
 
 def read_token_file(path: Path) -> TokenFile | None:
-    """None where there is none, or not all of it, or one of another version."""
+    """The token file that `path` describes; None where there is none, it is incomplete, or it is of another version."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         if values.pop("format_version") != FORMAT:
@@ -85,7 +84,7 @@ def read_token_file(path: Path) -> TokenFile | None:
 
 
 class TokenWriter:
-    """Appends tokens, and the marks that the first call has, to files that get their names at the end."""
+    """Appends tokens and their marks to temporary files, which get their names at the end."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -100,7 +99,8 @@ class TokenWriter:
         learned: NDArray[np.uint8] | None = None,
         begins: NDArray[np.uint8] | None = None,
     ) -> None:
-        """All [n]. learned: 1 where a token is learned; begins: 1 where a document begins: in each call or none."""
+        """Appends tokens [n] with marks [n]. learned: 1 where a token is learned. begins: 1 where a document begins.
+        Each kind of mark is given in every call or in none."""
         if not len(tokens):
             return
         self.num_tokens += len(tokens)
@@ -111,7 +111,7 @@ class TokenWriter:
                 self._append(suffix, np.ascontiguousarray(marks, dtype=np.uint8))
 
     def finish(self, row_length: int, vocab_size: int, made_of: str) -> TokenFile:
-        """Give the files their names, the description last: where it is, all is. made_of: for people."""
+        """Renames the files, the description last: where it exists, everything does. made_of: one line for people."""
         content = [row_length, {suffix: one.hexdigest() for suffix, one in sorted(self._hashes.items())}]
         digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
         masked, apart = ".learned" in self._parts, ".begins" in self._parts
@@ -125,7 +125,7 @@ class TokenWriter:
         return found
 
     def discard(self) -> None:
-        """Remove what has no name yet, and let go of the rest."""
+        """Removes the temporary files and closes everything."""
         for part in self._parts.values():
             Path(part.name).unlink(missing_ok=True)
             with suppress(OSError):  # a full disk, which was told before
@@ -140,12 +140,12 @@ class TokenWriter:
 
 
 def _of_this_machine() -> str:
-    """How names of its parts end."""
+    """The ending of the names of this machine's temporary files."""
     return f"@{hashlib.sha256(socket.gethostname().encode()).hexdigest()[:12]}{PART}"
 
 
 def _new_part(path: Path) -> IO[bytes]:
-    """A file that is locked as long as this process has it open: that is how others know that it is being written."""
+    """A new file that stays locked as long as this process has it open; so others know that it is being written."""
     while True:
         file = path.open("wb")
         with suppress(OSError):  # a file system without locks
@@ -156,7 +156,7 @@ def _new_part(path: Path) -> IO[bytes]:
 
 
 def remove_abandoned_parts(folder: Path) -> None:
-    """Parts of tokens that processes left behind which are gone; those that are being written stay."""
+    """Removes temporary files whose processes are gone; files that are being written stay."""
     for part in folder.glob(f"*{PART}"):
         with suppress(OSError), part.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -166,7 +166,7 @@ def remove_abandoned_parts(folder: Path) -> None:
 
 @contextmanager
 def one_at_a_time(path: Path) -> Iterator[None]:
-    """Processes of this machine take turns: the second one finds what the first one has made."""
+    """A lock among the processes of this machine: the second one waits, and then finds what the first one made."""
     lock = path.with_suffix(".lock")
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)

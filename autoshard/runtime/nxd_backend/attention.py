@@ -1,4 +1,4 @@
-"""Attention: NxD's NKI kernels on the chip, plain and ring attention of the torch backend in CPU mode."""
+"""Attention of the nxd backend: NxD's NKI kernels on the chip, the torch backend's own kernels in CPU mode."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from autoshard.runtime.torch_backend.attention import attention
 from autoshard.runtime.torch_backend.context import Context
 
 HEADS = "batch (kvhead group) seq headdim"
-"""What a kernel takes: heads that share keys are neighbours."""
+"""Dims that a kernel takes: heads that share keys are neighbours."""
 
 
 def nxd_attention(context: Context, step: OperatorStep, cpu_mode: bool, lnc: int) -> Callable[..., torch.Tensor]:
-    """q, k and v in the graph's dim order -> like q. lnc: physical cores of a logical one, for the kernel's grid.
+    """A function of q, k and v in the graph's dim order -> a tensor like q. lnc: physical cores of a logical one, for
+    the kernel's grid.
 
     On the chip a kernel sees all of its keys: with a sliding window or kernel "plain", scores are masked by a constant.
     """
@@ -32,7 +33,8 @@ def nxd_attention(context: Context, step: OperatorStep, cpu_mode: bool, lnc: int
 
 
 def _on_heads(context: Context, step: OperatorStep, core: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """core: on [batch, heads, seq, headdim], keys and values repeated for the heads that share them -> the same."""
+    """The same function, of tensors in the graph's dim order. core: a function of [batch, heads, seq, headdim], with
+    keys and values repeated for the heads that share them."""
     op = step.operator
     query, key = context.dims(op.inputs[0]), context.dims(op.inputs[1])
     queries, keys, group_dim = " ".join(query), " ".join(key), query.index("group")

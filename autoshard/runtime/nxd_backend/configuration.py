@@ -1,4 +1,4 @@
-"""What NxD is told for a plan: the arguments of `neuronx_distributed_config`, of NxDPPModel and of its layers.
+"""Writes a plan as NxD's configuration: arguments of `neuronx_distributed_config`, of NxDPPModel and of its layers.
 
 Everything is a plain JSON value; classes are given by name. Keys under "neuronx_distributed_config" are NxD's own
 (trainer/trainer.py), those under its "pipeline_config" NxDPPModel's (pipeline/model.py).
@@ -16,20 +16,21 @@ from autoshard.runtime.nxd_backend.traps import key_value_block_of_rank, kv_size
 
 MAX_GRAD_NORM = 1.0
 SEQUENTIAL_MOVE_FACTOR = 11
-"""Ranks of a node that move their weights to the device at once; NxD's default."""
+"""How many ranks of a node move their weights to the device at once; NxD's default."""
 
 
 BLOCK_CLASS = "NxdBlock"
-"""model.py's transformer block: what NxD's pipeline takes as a leaf and cuts behind."""
+"""The class of model.py's transformer block, which NxD's pipeline takes as a leaf and cuts behind."""
 LEAF_CLASSES = ("NxdEmbedding", "NxdHead")
-"""Modules around what torch.fx cannot trace, such as parallel_cross_entropy."""
+"""Classes of modules around what torch.fx cannot trace, such as parallel_cross_entropy."""
 RECOMPUTED_CLASS = "RecomputedSection"
-"""Operators of a block whose forward runs again in backward: any set of them that the plan names."""
+"""The class of a set of operators in a block whose forward runs again in backward: any set that the plan names."""
 INPUT_NAMES = ("input_ids", "labels", "weights")
 
 
 def nxd_configuration(plan: Plan) -> dict[str, Any]:
-    """What NxD is told for this plan, and which of its layers compute what. Raises AutoshardError as `nxd_repairs`."""
+    """The configuration of NxD for this plan, and which of its layers compute what. Raises AutoshardError as
+    `nxd_repairs`."""
     repairs = nxd_repairs(plan)
     multiplier = kv_size_multiplier(plan)
     return {
@@ -51,7 +52,7 @@ def nxd_configuration(plan: Plan) -> dict[str, Any]:
 
 
 def layers(plan: Plan) -> dict[str, dict[str, Any]]:
-    """By the template of an operator's name the layer that computes it; what computes locally is left out."""
+    """Template of an operator's name -> the layer that computes it; operators that compute locally are left out."""
     found: dict[str, dict[str, Any]] = {}
     for program in plan.sample_programs:
         for one in lower(program):
@@ -67,7 +68,7 @@ def layers(plan: Plan) -> dict[str, dict[str, Any]]:
 
 
 def neuronx_distributed_config(plan: Plan) -> dict[str, Any]:
-    """The keyword arguments of NxD's function of that name."""
+    """The keyword arguments of NxD's function neuronx_distributed_config."""
     strategy = plan.strategy
     has_pipeline = strategy.pp > 1
     precision = plan.training.precision
@@ -121,10 +122,10 @@ def pipeline_config(plan: Plan) -> dict[str, Any]:
 
 
 def pipeline_cuts(plan: Plan) -> tuple[str, ...]:
-    """The LAST block of every virtual stage but the last one: pp * vpp - 1 names."""
+    """Names of the LAST block of every virtual stage but the last stage: pp * vpp - 1 names."""
     return tuple(f"layers.{stage.stop_layer - 1}" for stage in plan.stages[:-1])
 
 
 def activation_checkpoint_config(plan: Plan) -> list[str] | None:
-    """None, or the class whose forward runs again in backward."""
+    """The classes whose forward runs again in backward; None where nothing does."""
     return [RECOMPUTED_CLASS] if any(one != NO_RECOMPUTE for one in plan.strategy.recompute) else None

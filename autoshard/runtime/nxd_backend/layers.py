@@ -1,4 +1,4 @@
-"""Lowered steps as callables of NxD's layers and functions, and the parameters that they hold."""
+"""Builds NxD's layers and functions for lowered steps, and the parameters that they hold."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ HIDDEN_NEGATIVE = -1e9
 
 @dataclass(frozen=True)
 class Held:
-    """A parameter of an NxD layer (attribute path in the section): these parameters' local pieces, one behind another.
+    """The contents of one parameter of an NxD layer: local pieces of the plan's parameters, one after another. The
+    attribute is a path in the section.
 
-    copies: tensor-parallel ranks that hold the same elements.
-    sums: "" or what its gradient still has to be summed over at the end of a step: "tp" or "kv".
+    copies: tensor-parallel ranks that hold the same elements. sums: what its gradient still has to be summed over at
+    the end of a step: "tp", "kv" or "".
     """
 
     attribute: str
@@ -46,7 +47,8 @@ class Held:
 
 @dataclass(frozen=True)
 class Call:
-    """Read views, compute, write views. layer: attribute of the section's layer, "" for a function of the inputs.
+    """One call in a section: read views, compute, write views. layer: attribute of the section's layer, "" for a plain
+    function.
 
     parameters: attributes whose tensors follow the inputs.
     """
@@ -59,7 +61,7 @@ class Call:
 
 
 def sequence_first(program: Program) -> Program:
-    """The same program on tensors [seq, batch, ...], as NxD's sequence-parallel layers want them; ids stay."""
+    """The program on tensors [seq, batch, ...], as NxD's sequence-parallel layers want them; ids stay [batch, seq]."""
     tensors = {
         name: replace(tensor, dims=("seq", "batch", *tensor.dims[2:]))
         if tensor.dims[:2] == ("batch", "seq") and tensor.differentiable
@@ -71,9 +73,9 @@ def sequence_first(program: Program) -> Program:
 
 
 class Builder:
-    """Makes the layers of one section: adds them to `module`, remembers what they hold.
+    """Builds the layers of one section: adds them to `module` and remembers what they hold.
 
-    pieces: this rank's piece of a parameter by its name. cpu_mode: plain attention instead of the chip's kernels.
+    pieces: this rank's piece of a parameter, by its name. cpu_mode: plain attention instead of the chip's kernels.
     """
 
     def __init__(
@@ -84,7 +86,7 @@ class Builder:
         self._dtype, self._cpu_mode, self._lnc = dtype, cpu_mode, lnc
 
     def build(self, module: nn.Module, number: int, one: Lowered) -> tuple[Call, tuple[Held, ...]]:
-        """Layer `number` of a section."""
+        """Builds layer `number` of a section: (its call, what its parameters hold)."""
         name = f"layer_{number}"
         match one.layer:
             case lowering.QKV:
@@ -176,7 +178,8 @@ class Builder:
         return Call(one.inputs, one.outputs, run, layer=name), (self._holds(f"{name}.weight", names, 1),)
 
     def _cross_entropy(self, one: Lowered) -> Call:
-        """Mean over the local tokens of weight * -log p(label): [seq, batch, vocab], [batch, seq] twice -> []."""
+        """The call for the loss: the mean over the local tokens of weight * -log p(label), from logits [seq, batch,
+        vocab], labels and weights [batch, seq]."""
         (step,) = one.steps
         position, count = self._context.piece(step, "vocab")
         valid: Any = step.operator.attributes["valid_vocab"]
@@ -205,7 +208,7 @@ class Builder:
         return Call(one.inputs, one.outputs, self._kernel(step), tuple(attributes)), tuple(held)
 
     def _kernel(self, step: OperatorStep) -> Callable[..., Any]:
-        """The torch backend's, on tensors [seq, batch, ...]."""
+        """The torch backend's kernel of the operator, on tensors [seq, batch, ...]."""
         if step.operator.kind == "attention":
             return nxd_attention(self._context, step, self._cpu_mode, self._lnc)
         run = kernel(self._context, step)
@@ -232,7 +235,8 @@ class Builder:
         return run
 
     def _fill(self, parameter: nn.Parameter, names: tuple[str, ...]) -> None:
-        """Weights are [columns, contracted] on NxD's side, whatever dims they have here."""
+        """Fills a parameter from the pieces of these names. NxD's weights are [columns, contracted], whatever dims they
+        have here."""
         pieces = [self._pieces[name].reshape(-1, parameter.shape[-1]) for name in names]
         with torch.no_grad():
             parameter.copy_(torch.cat(pieces))
@@ -273,7 +277,7 @@ class Builder:
 
 
 def mark(parameter: nn.Parameter, held: Held, tensor_parallel_size: int) -> None:
-    """The attributes by which NxD knows how a parameter is spread; set on layers' own already."""
+    """Sets the attributes by which NxD knows how a parameter is spread; NxD's own layers have set them already."""
     if held.is_split and not hasattr(parameter, "tensor_model_parallel"):
         set_tensor_model_parallel_attributes(parameter, True, 0, 1, tensor_parallel_size)
     if held.sums == "tp":
@@ -315,7 +319,8 @@ def _transition(transition: Transition, dims: tuple[str, ...]) -> tuple[Callable
 
 
 def _move(kind: str, source: int | None, target: int | None) -> Callable[[torch.Tensor], torch.Tensor]:
-    """source stops being split, target starts being split."""
+    """A function of the local tensor that stops splitting it along dim `source` and starts splitting it along
+    `target`."""
     match kind:
         case "identity":
             return lambda x: x.view_as(x)

@@ -1,4 +1,4 @@
-"""neuronx-distributed itself: whether it is here, and what its CPU mode needs. Imports it inside functions alone."""
+"""Finds neuronx-distributed and mends its CPU mode and process groups. Imports it only inside functions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INSTALL = (
 
 
 def require_library() -> None:
-    """Raises AutoshardError that says how to install neuronx-distributed where it is missing."""
+    """Raises AutoshardError where neuronx-distributed is missing; the text says how to install it."""
     if find_spec("neuronx_distributed") is None:
         raise AutoshardError(INSTALL)
 
@@ -29,7 +29,7 @@ def is_cpu_mode() -> bool:
 
 
 def set_process_variables(rank: int, local_rank: int, world_size: int, local_world_size: int) -> None:
-    """What NxD and torch_xla read of a launcher; what one has set stays."""
+    """Sets the variables that NxD and torch_xla read from a launcher; those that are set already stay."""
     values = {
         "RANK": rank,
         "LOCAL_RANK": local_rank,
@@ -53,7 +53,7 @@ def check_variables() -> None:
 
 
 def mend_cpu_mode() -> None:
-    """NxD 0.18.0's grads.py hands replica lists to a function that wants a process group in CPU mode."""
+    """Mends CPU mode: NxD 0.18.0's grads.py passes replica lists to a function that wants a process group there."""
     import torch_xla.core.xla_model as xm
     from neuronx_distributed.parallel_layers import comm, grads
 
@@ -66,7 +66,8 @@ def mend_cpu_mode() -> None:
 
 
 def mend_folded_groups(plan: Plan) -> None:
-    """The plan's groups where NxD's LOGIC2 leaves consecutive ranks, which hold different shards (collective).
+    """Puts the plan's groups in the place of NxD's where its LOGIC2 makes groups of consecutive ranks, which hold
+    different shards (collective).
 
     These are the groups over which gradients are summed without ZeRO-1, and those that share key-value heads.
     """
@@ -84,7 +85,7 @@ def mend_folded_groups(plan: Plan) -> None:
 
 
 def check_groups(plan: Plan) -> None:
-    """NxD's process groups as they are in this process against the plan's mesh. Raises AutoshardError."""
+    """Compares NxD's process groups in this process with the plan's mesh. Raises AutoshardError where one differs."""
     from neuronx_distributed.parallel_layers import parallel_state as state
 
     made = {
@@ -100,7 +101,8 @@ def check_groups(plan: Plan) -> None:
 
 
 def check_key_value_groups(plan: Plan) -> None:
-    """The ranks that hold the same keys and values, once a layer has made their groups. Raises AutoshardError."""
+    """Compares the groups of ranks that hold the same keys and values, which a layer has made by now, with the plan's.
+    Raises AutoshardError where one differs."""
     from neuronx_distributed.parallel_layers import parallel_state as state
 
     _compare("groups of shared key-value heads", state.get_kv_shared_replica_groups(), plan.mesh.groups(("tp1",)))

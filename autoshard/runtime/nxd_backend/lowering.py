@@ -32,7 +32,7 @@ QKV, COLUMN, ROW = "GQAQKVColumnParallelLinear", "ColumnParallelLinear", "RowPar
 EMBEDDING, CROSS_ENTROPY, LOCAL, MAPPING = "ParallelEmbedding", "parallel_cross_entropy", "local", "mapping"
 
 _REDUCES = {("reduce_scatter", "all_gather"): True, ("all_reduce", "identity"): False}
-"""(forward, backward) -> whether it is sequence parallelism, of what row layers do themselves."""
+"""(forward, backward) moves that a row-parallel layer does itself -> whether they are sequence parallelism."""
 _MAPPINGS = frozenset({"all_gather", "reduce_scatter", "all_reduce", "slice", "identity", "scale"})
 """Kinds of moves that parallel_layers.mappings has for the tensor-parallel group."""
 
@@ -41,9 +41,9 @@ _MAPPINGS = frozenset({"all_gather", "reduce_scatter", "all_reduce", "slice", "i
 class Lowered:
     """One layer, function or local operator.
 
-    position: index of its first operator (or redistribution) among the program's steps.
-    inputs: views that are no parameters. sequence_parallel: the layer gathers, or reduce-scatters, the sequence.
-    kv_size_multiplier: ranks that hold the same keys and values. transitions: of a mapping.
+    position: index of its first operator (or redistribution) among the program's steps. inputs: views that are not
+    parameters. sequence_parallel: whether the layer gathers, or reduce-scatters, the sequence. kv_size_multiplier:
+    number of ranks that hold the same keys and values. transitions: those of a mapping.
     """
 
     layer: str
@@ -139,7 +139,7 @@ class _Lowering:
         return Lowered(LOCAL, index, (step,), data, (step.operator.output,))
 
     def _columns(self, index: int, steps: Sequence[OperatorStep], source: str, gathers: bool) -> Lowered:
-        """One layer for the products of one input."""
+        """One layer for the products of one input. gathers: whether it gathers that input."""
         self._done.update(range(index + 1, index + 1 + len(steps)) if not gathers and self._tp else ())
         graph, outputs = self._graph, tuple(step.operator.output for step in steps)
         is_qkv = self._are_heads(steps)
@@ -155,14 +155,14 @@ class _Lowering:
         return Lowered(layer, index, tuple(steps), (source,), outputs, gathers, multiplier)
 
     def _are_heads(self, steps: Sequence[OperatorStep]) -> bool:
-        """Query, then key and value with the same dims."""
+        """Whether the steps are a query projection, then key and value projections with the same dims."""
         columns = [_columns_of(self._graph, step) for step in steps]
         if len(columns) != 3 or columns[1] != columns[2]:
             return False
         return columns[0] == ("kvhead", "group", "headdim") and columns[1] == ("kvhead", "headdim")
 
     def _same_input(self, index: int, step: OperatorStep) -> list[OperatorStep]:
-        """On one tensor-parallel rank: the products right behind this one that read the same."""
+        """The products that follow this one directly and read the same input; on one tensor-parallel rank."""
         found, steps = [step], self._program.steps
         for place in range(index + 1, len(steps)):
             other = steps[place]
@@ -175,7 +175,7 @@ class _Lowering:
         return found
 
     def _reduced(self, index: int, step: OperatorStep, layer: str, inputs: tuple[str, ...]) -> Lowered:
-        """A layer that sums its partial results, where one redistribution of them is all that reads them."""
+        """A layer that sums its partial results itself, where a single redistribution is the only reader of them."""
         output = step.operator.output
         readers = self._readers.get(output, [])
         if len(readers) == 1 and output not in self._program.outputs:
@@ -190,7 +190,8 @@ class _Lowering:
         return self._local(index, step)
 
     def _column_step(self, index: int, view: str) -> OperatorStep | None:
-        """The step there, if it is a product of the view and a weight that is split over the weight's own dims."""
+        """The step at `index`, if it is a product of the view and a weight that is split over the weight's own dims;
+        else None."""
         step = self._program.steps[index]
         if not isinstance(step, OperatorStep) or not is_projection(self._graph, step.operator):
             return None

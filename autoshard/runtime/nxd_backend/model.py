@@ -1,7 +1,7 @@
-"""The plan's model as modules of NxD layers: NxD's pipeline cuts it behind blocks, its checkpointing wraps sections.
+"""Builds the plan's model from NxD layers: NxD's pipeline cuts it behind blocks, its checkpointing wraps sections.
 
-Blocks, embedding and head are leaves when the pipeline traces `NxdModel`. What another pipeline rank holds is empty
-here: nothing is built that does not run on this rank.
+Blocks, embedding and head are leaves when the pipeline traces `NxdModel`. Parts that another pipeline rank holds are
+empty here, so nothing is built that does not run on this rank.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from autoshard.runtime.torch_backend.parameters import each_parameter
 
 
 class Section(nn.Module):
-    """Lowered steps that run one after another. held: what its parameters are."""
+    """Lowered steps that run one after another. held: what its parameters hold."""
 
     def __init__(self, steps: list[Lowered], inputs: tuple[str, ...], outputs: tuple[str, ...], builder: Builder):
         super().__init__()
@@ -46,7 +46,7 @@ class Section(nn.Module):
         return tuple(env[view] for view in self.outputs)
 
     def _through(self, layer: str, x: torch.Tensor) -> Any:
-        """NxD's layers want three dims, and gradients without gaps."""
+        """The output of a layer for x, which is given three dims and a gradient without gaps, as NxD's layers want."""
         found = self._modules[layer](x if x.dim() <= 3 else x.flatten(2))  # type: ignore[misc]
         return tuple(map(_Dense.apply, found)) if isinstance(found, tuple) else _Dense.apply(found)
 
@@ -85,14 +85,14 @@ class NxdBlock(Part):
 
 
 class NxdHead(Part):
-    """weights [batch, seq]: of each token's loss."""
+    """The head, which computes the loss. weights [batch, seq]: the weight of each token's loss."""
 
     def forward(self, hidden: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         return self.run({"hidden": _Dense.apply(hidden), "labels": labels, "weights": weights})
 
 
 class NxdModel(nn.Module):
-    """The whole model as NxD's pipeline sees it; this rank's part of it in fact.
+    """The whole model as NxD's pipeline sees it; only this rank's part of it is built.
 
     groups: with the context-parallel group, for ring attention in CPU mode.
     """
@@ -142,7 +142,7 @@ class NxdModel(nn.Module):
             part.add(kind(own, inputs, outputs, builder))
 
     def _tie(self) -> None:
-        """One parameter for both uses where embedding and head share a rank."""
+        """Makes embedding and head share one parameter where they are on one rank."""
         held = {
             name: (section, one.attribute)
             for section in sections_of(self.embedding)
@@ -159,14 +159,16 @@ class NxdModel(nn.Module):
 
 
 def sections_of(module: nn.Module) -> Iterator[Section]:
-    """In the order of the model; through the wrappers that NxD puts around recomputed ones."""
+    """Yields the sections in the order of the model, those inside the wrappers that NxD puts around recomputed ones
+    too."""
     return (one for one in module.modules() if isinstance(one, Section))
 
 
 def _sections(
     program: Program, steps: tuple[Lowered, ...], recompute: str
 ) -> list[tuple[bool, list[Lowered], tuple[str, ...], tuple[str, ...]]]:
-    """Runs of steps that are recomputed together or not at all, with the views that come in and go out."""
+    """Runs of steps that are recomputed together or not at all: (recomputed, steps, views that come in, views that go
+    out)."""
     cut = segments(program, recompute)
     number = {index: place for place, one in enumerate(cut) for index in range(one.start, one.stop)}
     runs: list[tuple[int, list[Lowered]]] = []
@@ -191,7 +193,7 @@ def _reads(step: Lowered) -> tuple[str, ...]:
 
 
 class _Dense(torch.autograd.Function):
-    """Nothing, but values and gradients lie in memory without gaps: gloo and NxD's `view` want that."""
+    """The identity, with values and gradients that lie in memory without gaps: gloo and NxD's `view` want that."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""NxD's optimizer: AdamW, ZeRO-1 with FP32 masters where the plan asks for it, and what NxD 0.18.0 leaves to us.
+"""Runs NxD's optimizer: AdamW, ZeRO-1 with FP32 masters where the plan asks for it, and what NxD 0.18.0 leaves out.
 
-Gradients of a bias behind replicated keys and values are summed here, and where keys and values are replicated the
-gradient norm counts them once: NxD counts each copy.
+Gradients of a bias behind replicated keys and values are summed here. Where keys and values are replicated, the
+gradient norm counts them once; NxD counts each copy.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ State = list[tuple[torch.Tensor, ...]]
 
 @dataclass(frozen=True)
 class Owned:
-    """One parameter of NxD's layers on this rank. sizes: of the named pieces that it holds one behind another."""
+    """One parameter of NxD's layers on this rank. sizes: number of elements of each named piece, which it holds one
+    after another."""
 
     parameter: nn.Parameter
     held: Held
@@ -42,7 +43,7 @@ class Owned:
 
 @dataclass(frozen=True)
 class Bucket:
-    """This rank's shard of one parameter's master, flat and in place; publish: give it to every rank (collective)."""
+    """This rank's shard of one parameter's master, flat and in place. publish: copies it to every rank (collective)."""
 
     master: torch.Tensor
     publish: Callable[[], None]
@@ -80,7 +81,7 @@ class NxdOptimizer:
             self._nxd.optimizer.register_step_pre_hook(lambda *unused: self._clip())
 
     def step(self, learning_rate: float, keep_gradients: bool = False) -> float:
-        """Sum, clip, update, clear -> the gradient norm before clipping."""
+        """Sums and clips gradients, updates weights, clears gradients; returns the gradient norm before clipping."""
         self._keeps, self._stash, self._summed = keep_gradients, {}, {}
         for group in self._nxd.param_groups:
             group["lr"] = learning_rate
@@ -111,7 +112,8 @@ class NxdOptimizer:
         return self._by_name(lambda one: masters[id(one.parameter)].detach())
 
     def state(self) -> State:
-        """Of each parameter, this rank's shard of the masters and of both moments, flat. After the first step."""
+        """This rank's flat shards of (master, first moment, second moment) for each parameter. Only after the first
+        step."""
         return [
             (master.detach().flatten(), moments["exp_avg"].flatten(), moments["exp_avg_sq"].flatten())
             for _, master, moments in self._shards()
@@ -125,11 +127,11 @@ class NxdOptimizer:
         ]
 
     def sharing_groups(self) -> list[None]:
-        """For each shard of `state`: every rank reads its own."""
+        """A list of None, one for each shard of `state`, because every rank reads its own."""
         return [None] * len(self.owned)
 
     def load_state(self, shards: Sequence[tuple[torch.Tensor, ...]], steps: int) -> None:
-        """Go on after so many steps from what `state` gave then, in any layout (collective)."""
+        """Continues after `steps` steps from shards that `state` gave then, in any layout (collective)."""
         for (one, master, moments), values in zip(self._shards(), shards, strict=True):
             weights, first, second = (value.to(master).view_as(master) for value in values)
             master.data.copy_(weights)
@@ -142,7 +144,7 @@ class NxdOptimizer:
             one.parameter.data.copy_(self._gathered(one, master).view_as(one.parameter))
 
     def shard_runs(self) -> list[tuple[Owned, int, int]]:
-        """Each parameter with [start, stop) of this rank's shard in it, flat; the end may be padding."""
+        """Each parameter with the elements [start, stop) of it, flat, in this rank's shard; the end may be padding."""
         found = []
         for one, master, _ in self._shards():
             position = self._shard_position(one)
@@ -150,7 +152,7 @@ class NxdOptimizer:
         return found
 
     def _shards(self) -> list[tuple[Owned, torch.Tensor, dict[str, Any]]]:
-        """(parameter, this rank's shard of its master, its moments)."""
+        """Each parameter with this rank's shard of its master and the shard's moments."""
         if not self._settings.zero:
             optimizer = self._nxd.optimizer
             return [(one, one.parameter, optimizer.state[one.parameter]) for one in self.owned]
@@ -162,7 +164,7 @@ class NxdOptimizer:
         return [(one, *found[id(one.parameter)]) for one in self.owned]
 
     def _zeros(self) -> list[Any]:
-        """NxD's ZeRO-1 optimizers: two where experts are spread."""
+        """NxD's ZeRO-1 optimizers: two where experts are spread over ranks."""
         zero = self._nxd.optimizer
         if hasattr(zero, "ep_zero_optimizer"):
             return [zero.non_ep_zero_optimizer, zero.ep_zero_optimizer]
@@ -187,7 +189,8 @@ class NxdOptimizer:
         return norm
 
     def _squares(self, gradients: Sequence[tuple[int, torch.Tensor]]) -> torch.Tensor:
-        """Sum of squares over tensor, expert and pipeline ranks, each element once."""
+        """The sum of squares over tensor, expert and pipeline ranks, each element counted once. gradients: with the
+        number of copies of each."""
         device = gradients[0][1].device
         total, of_experts = (torch.zeros(1, dtype=torch.float32, device=device) for _ in range(2))
         for key, gradient in gradients:
@@ -200,7 +203,7 @@ class NxdOptimizer:
         return total
 
     def _clip(self) -> None:
-        """Without ZeRO-1, between NxD's sums and the update."""
+        """Clips gradients without ZeRO-1, between NxD's sums and the update."""
         gradients = [(id(one.parameter), one.parameter.grad) for one in self.owned if one.parameter.grad is not None]
         self._norm = self._squares(gradients).sqrt()
         scale = (self._settings.max_gradient_norm / (self._norm + 1e-6)).clamp(max=1.0)

@@ -30,18 +30,19 @@ PLATFORMS = ("trn1", "trn2", "trn3", "inf2")
 FOLDED = (("trn2", 1, 64), ("trn2", 2, 32))
 """(platform, lnc, tp) whose groups are folded."""
 FOLDED_MIN_WORLD = 64
-"""Below so many ranks at lnc 2 NxD falls back to consecutive groups."""
+"""With fewer ranks than this at lnc 2, NxD falls back to consecutive groups."""
 FOLDED_NODE_SIZE = 64
-"""What NxD takes for LOCAL_WORLD_SIZE there where it is not set."""
+"""The LOCAL_WORLD_SIZE that NxD assumes for folded groups where the variable is not set."""
 STRIDED_TP = 4
 
 
 @dataclass(frozen=True)
 class GroupCase:
-    """What NxD asks for. platform: 'trn1', 'trn2', ... or None for no platform's special cases.
+    """The degrees and the place that NxD makes groups for. platform: 'trn1', 'trn2', ...; None for no platform's
+    special cases.
 
-    local_world_size: ranks of a node (LOCAL_WORLD_SIZE); None where the launcher does not say.
-    Degrees beyond the world are clamped to it, as NxD does without a word.
+    local_world_size: ranks of a node (LOCAL_WORLD_SIZE); None where the launcher does not say. Degrees beyond the world
+    are clamped to it, as NxD does without a word.
     """
 
     world_size: int
@@ -87,7 +88,7 @@ class GroupCase:
 
 @dataclass(frozen=True)
 class RankGroups:
-    """Each kind of group under NxD's name for it; every rank is in exactly one group of a kind."""
+    """The groups of each kind, under NxD's name for the kind; every rank is in exactly one group of a kind."""
 
     tp_groups: Groups
     dp_groups: Groups
@@ -101,7 +102,7 @@ class RankGroups:
 
 
 def plan_case(plan: Plan) -> GroupCase:
-    """What NxD is asked for a plan."""
+    """The case that NxD is asked for under a plan."""
     strategy, cluster = plan.strategy, plan.cluster
     platform = None if cluster.layout_rules == "none" else cluster.layout_rules
     return GroupCase(
@@ -123,7 +124,7 @@ def mesh_groups(plan: Plan) -> RankGroups:
 
 
 def mended_groups(plan: Plan) -> RankGroups:
-    """NxD's groups for a plan as library.py leaves them. Raises AutoshardError where NxD fails."""
+    """NxD's groups for a plan after library.py has mended them. Raises AutoshardError where NxD fails."""
     case = plan_case(plan)
     found = rank_groups(case)
     return replace(found, ep_data_groups=mesh_groups(plan).ep_data_groups) if case.is_folded else found
@@ -164,7 +165,8 @@ def _folded(case: GroupCase) -> Iterator[int]:
 
 
 def _strided(case: GroupCase) -> Iterator[int]:
-    """Rank i of a group is i * node / 4 further on. Left out by NxD: experts and context parallelism."""
+    """Yields the ranks of groups whose rank i is i * node / 4 further on. NxD leaves out experts and context
+    parallelism here."""
     for name in ("ep", "cp"):
         if getattr(case, name) > 1:
             raise AutoshardError(f"{name}={getattr(case, name)} with tp={STRIDED_TP} on trn1 is not implemented in NxD")

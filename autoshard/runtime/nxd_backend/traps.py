@@ -1,7 +1,7 @@
-"""What neuronx-distributed 0.18.0 (NxD) and NxD Training accept and get wrong: repaired with a sentence, or refused.
+"""Knows what neuronx-distributed 0.18.0 (NxD) and NxD Training accept but get wrong, and repairs or refuses it.
 
-The list is known from running the library on CPU and from its source. A repair is something that
-`configuration.py` writes into the configuration; a refusal is an AutoshardError that says what would work.
+The list comes from running the library on CPU and from its source. A repair is written into the configuration by
+`configuration.py` and told in a sentence; a refusal is an AutoshardError that says what would work.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from autoshard.runtime.nxd_backend.rank_groups import mended_groups, mesh_groups
 
 
 def nxd_repairs(plan: Plan, cpu_mode: bool = False) -> tuple[str, ...]:
-    """What the backend does with this plan to stay clear of NxD's traps, a sentence each.
+    """Sentences on what the backend does with this plan to avoid NxD's traps.
 
     Raises AutoshardError where nothing can be done: the layout is one that NxD executes wrongly or not at all.
     """
@@ -84,7 +84,8 @@ def _truncated_batch(plan: Plan) -> None:
 
 
 def _mixed_formats(plan: Plan) -> None:
-    """[NxD optimizer/zero_redundancy_optimizer.py: optimizer_dtype] Gradients are summed in it or in the weights'."""
+    """Refuses formats that NxD cannot sum gradients in. [NxD optimizer/zero_redundancy_optimizer.py: optimizer_dtype]
+    It sums them in optimizer_dtype or in the weights' dtype."""
     precision = plan.training.precision
     master = precision.master_dtype or precision.parameter_dtype
     sums = precision.gradient_accumulation_dtype

@@ -1,4 +1,4 @@
-"""Causal grouped-query attention: on whole sequences, on gathered keys and values, with heads exchanged, in a ring."""
+"""Causal grouped-query attention on local tensors: whole sequences, gathered keys and values, Ulysses, and rings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from autoshard.runtime.torch_backend.ring_attention import Ring, ring_attention
 
 
 def attention(context: Context, step: OperatorStep) -> Kernel:
-    """q [batch seq kvhead group headdim], k and v [batch seq kvhead headdim] in the graph's dim order -> like q."""
+    """The kernel of attention: q [batch seq kvhead group headdim], k and v [batch seq kvhead headdim], in the graph's
+    dim order -> a tensor like q."""
     op = step.operator
     query_dims, key_dims = context.dims(op.inputs[0]), context.dims(op.inputs[1])
     to_heads = [query_dims.index(dim) for dim in ("batch", "kvhead", "group", "seq", "headdim")]
@@ -40,8 +41,8 @@ def attention(context: Context, step: OperatorStep) -> Kernel:
 
 
 def _without_empty_heads(context: Context, step: OperatorStep, core: Kernel) -> Kernel:
-    """Empty query heads would see the values of the key-value head that they share: what they give is made zero, so
-    that the gradient of the weights behind them is zero."""
+    """The kernel with the output of empty query heads set to zero. An empty head sees the values of the key-value head
+    that it shares; zero makes the gradient of the weights behind it zero."""
     position, count = context.piece(step, "group")
     held = context.graph.sizes["group"] // count
     valid: Any = step.operator.attributes.get("valid_group", (position + 1) * held)
@@ -57,7 +58,8 @@ def _without_empty_heads(context: Context, step: OperatorStep, core: Kernel) -> 
 
 
 def _core(context: Context, step: OperatorStep) -> Kernel:
-    """The same on q [batch kvhead group seq headdim], k and v [batch kvhead seq headdim], and what drops weights."""
+    """The kernel of attention on q [batch kvhead group seq headdim], k and v [batch kvhead seq headdim], with dropout
+    of its weights."""
     op = step.operator
     seq = context.graph.sizes["seq"]
     window: Any = op.attributes["sliding_window"]
@@ -82,7 +84,8 @@ def _core(context: Context, step: OperatorStep) -> Kernel:
 def _inside_documents(
     context: Context, positions: torch.Tensor, window: int | None, added: bool
 ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """(where documents start, queries) -> mask of a microbatch. added: as numbers to add to scores, which are kept."""
+    """A function (where documents start [batch row], queries) -> the mask of a microbatch. added: the mask is numbers
+    to add to scores, and is kept."""
     if added:
         return lambda starts, q: context.document_masks.added(starts, positions, window, q)
     return lambda starts, q: document_mask(starts, positions, window)
@@ -93,7 +96,8 @@ def _grouped(
     mask: Callable[[torch.Tensor], torch.Tensor | None],
     inside: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> Kernel:
-    """Query heads side by side, those that share a key-value head neighbours. q may be a piece of the sequence."""
+    """The kernel with query heads laid side by side, those that share a key-value head next to each other. q may be a
+    piece of the sequence."""
 
     def run(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *more: torch.Tensor, starts: torch.Tensor | None
@@ -107,8 +111,8 @@ def _grouped(
 def _shared_mask(
     context: Context, place: tuple[int, int, int, Any], added: bool
 ) -> Callable[[torch.Tensor], torch.Tensor | None]:
-    """Queries -> their mask, one for all blocks of the stage. place: as `_attention_mask` takes it. added: as numbers
-    to add to scores."""
+    """A function from queries to their mask, which is made once for all blocks of the stage. place: arguments of
+    `_attention_mask`. added: the mask is numbers to add to scores."""
     if _sees_all_before(*place):
         return lambda q: None
 
@@ -124,7 +128,8 @@ def _shared_mask(
 
 
 def _over_heads(whole: Kernel, group: Group) -> Kernel:
-    """Ulysses: each rank gets all of the sequence for its share of the heads, and gives back its part for all heads."""
+    """The kernel under Ulysses: each rank gets the whole sequence for its share of the heads, and gives back its part
+    of the sequence for all heads."""
 
     def exchange(gather_dim: int, split_dim: int) -> Callable[[torch.Tensor], torch.Tensor]:
         return differentiable(
@@ -144,7 +149,8 @@ def _over_heads(whole: Kernel, group: Group) -> Kernel:
 
 
 class _ReplayMark(torch.autograd.Function):
-    """Nothing, but a replay under recompute runs up to here: it stops behind the last tensor that was saved."""
+    """The identity, which marks how far a replay under recompute runs: it stops after the last tensor that was
+    saved."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -158,12 +164,13 @@ class _ReplayMark(torch.autograd.Function):
 
 
 def _sees_all_before(seq: int, position: int, count: int, window: Any) -> bool:
-    """Whether causality over the whole sequence says it all."""
+    """Whether the mask is plain causality over the whole sequence."""
     return count == 1 and (window is None or window >= seq)
 
 
 def _attention_mask(seq: int, position: int, count: int, window: Any) -> torch.Tensor | None:
-    """Boolean [queries, keys], True where a query sees a key; None where whole-sequence causality says it all."""
+    """Boolean mask [queries, keys], True where a query sees a key; None where plain causality over the whole sequence
+    says it all."""
     if _sees_all_before(seq, position, count, window):
         return None
     length = seq // count
@@ -174,7 +181,8 @@ def _attention_mask(seq: int, position: int, count: int, window: Any) -> torch.T
 
 
 def _added(mask: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    """As numbers to add to scores of this dtype: else torch makes and keeps such a copy for every microbatch."""
+    """The mask as numbers to add to scores, in their dtype; with a boolean mask torch makes and keeps such a copy for
+    every microbatch."""
     if mask.dtype == torch.bool:
         mask = torch.zeros(mask.shape, dtype=scores.dtype).masked_fill_(~mask, float("-inf"))
     return mask.to(scores)
@@ -186,8 +194,8 @@ def _fused_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: to
 
 
 def weighing(context: Context, step: OperatorStep) -> Kernel:
-    """weights [batch heads queries keys] times v [batch kvheads keys headdim] -> all queries of a key-value head in one
-    dim; with dropout, some of the weights are dropped."""
+    """The kernel that weighs values: weights [batch heads queries keys], v [batch kvheads keys headdim] -> [batch
+    kvheads heads/kvheads*queries headdim]; with dropout, some weights are dropped."""
     rate: Any = step.operator.attributes.get("dropout")
     if rate is None:
         return _product
@@ -213,7 +221,8 @@ def _product(weights: torch.Tensor, v: torch.Tensor, *unused: torch.Tensor) -> t
 def _plain_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, *more: torch.Tensor, weigh: Kernel
 ) -> torch.Tensor:
-    """Scores written out, softmax in FP32 (or FP64). Query heads that share keys are more rows of one product."""
+    """Attention with scores written out and the softmax in FP32 (or FP64). Query heads that share keys are more rows of
+    one matrix product."""
     length, head_dim = q.shape[2:]
     scores = rows_of_keys(q, k.shape[1]) @ k.transpose(-1, -2) * head_dim**-0.5
     if mask is None:

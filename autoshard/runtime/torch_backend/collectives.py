@@ -1,7 +1,7 @@
-"""Collectives on local tensors along a tensor dim, and redistributions with their autograd duals.
+"""Runs collectives on local tensors along a dim, and redistributions with their autograd duals.
 
-Everything goes through torch's functional collectives, or operators like them, so that whoever watches the dispatcher
-sees each one.
+All of them are torch's functional collectives, or operators like them, so that whoever watches the dispatcher sees each
+one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Move = Callable[[torch.Tensor], torch.Tensor]
 Started = Callable[[], torch.Tensor]
 """A collective under way; call it when the result is needed, once."""
 Lent = Callable[[], AbstractContextManager[torch.Tensor]]
-"""The same, of which the result is there inside a `with` alone."""
+"""A collective under way whose result exists only inside a `with` block."""
 
 
 def _operators(group: Group) -> Any:
@@ -37,12 +37,12 @@ def _wait(arriving: torch.Tensor, group: Group) -> torch.Tensor:
 
 
 def all_reduce(x: torch.Tensor, group: Group, reduction: str = "sum") -> torch.Tensor:
-    """Of the whole tensor, on every rank of the group. reduction: "sum" or "max"."""
+    """The tensor reduced over the group, on every rank of it. reduction: "sum" or "max"."""
     return _wait(_operators(group).all_reduce(x.contiguous(), reduction, group.name), group)
 
 
 def start_all_gather(x: torch.Tensor, group: Group, dim: int) -> Started:
-    """Pieces of the group's ranks concatenated along dim, in mesh order."""
+    """Starts an all-gather: the pieces of the group's ranks concatenated along dim, in mesh order."""
     # without `out` torch gathers over gloo by way of one more buffer
     out = x.new_empty(group.size * x.shape[0], *x.shape[1:])
     arriving = _operators(group).all_gather_into_tensor_out(x.contiguous(), group.size, group.name, out=out)
@@ -51,7 +51,7 @@ def start_all_gather(x: torch.Tensor, group: Group, dim: int) -> Started:
 
 
 def start_lent_all_gather(x: torch.Tensor, group: Group, dim: int) -> Lent:
-    """As start_all_gather, for one who reads the result at once: where ranks share memory, it is read in there."""
+    """Starts an all-gather whose result is read at once; ranks that share memory read it there, without a copy."""
     lender = group.direct
     if lender is None or x.nbytes > PLACE_BYTES:
         whole = start_all_gather(x, group, dim)
@@ -70,14 +70,15 @@ def start_lent_all_gather(x: torch.Tensor, group: Group, dim: int) -> Lent:
 
 
 def _joined(gathered: torch.Tensor, shape: torch.Size, count: int, dim: int) -> torch.Tensor:
-    """Pieces of a shape that lie one after the other, concatenated along dim."""
+    """The tensor of `count` pieces concatenated along dim. gathered: the pieces, one after the other in memory. shape:
+    of one piece."""
     if prod(shape[:dim]) == 1:
         return gathered.view(*shape[:dim], count * shape[dim], *shape[dim + 1 :])
     return torch.cat(gathered.chunk(count, 0), dim)
 
 
 def start_reduce_scatter(x: torch.Tensor, group: Group, dim: int) -> Started:
-    """Sum over the group; this rank keeps its piece along dim."""
+    """Starts a sum over the group, of which this rank keeps its piece along dim."""
     shape = list(x.shape)
     shape[dim] //= group.size
     pieces = x if prod(x.shape[:dim]) == 1 else torch.cat(x.chunk(group.size, dim), 0)
@@ -87,22 +88,22 @@ def start_reduce_scatter(x: torch.Tensor, group: Group, dim: int) -> Started:
 
 
 def all_gather(x: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
-    """Pieces of the group's ranks concatenated along dim, in mesh order."""
+    """The pieces of the group's ranks concatenated along dim, in mesh order."""
     return start_all_gather(x, group, dim)()
 
 
 def reduce_scatter(x: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
-    """Sum over the group; this rank keeps its piece along dim."""
+    """This rank's piece, along dim, of the sum over the group."""
     return start_reduce_scatter(x, group, dim)()
 
 
 def all_gather_into(out: torch.Tensor, x: torch.Tensor, group: Group) -> torch.Tensor:
-    """Pieces of the group's ranks one after the other in `out`."""
+    """Writes the pieces of the group's ranks one after the other into `out` and returns it."""
     return _wait(_operators(group).all_gather_into_tensor_out(x, group.size, group.name, out=out), group)
 
 
 def all_to_all(x: torch.Tensor, group: Group, gather_dim: int, split_dim: int) -> torch.Tensor:
-    """Stop splitting gather_dim, start splitting split_dim."""
+    """The tensor after an all-to-all: it is no longer split along gather_dim, but along split_dim."""
     size, shape = group.size, list(x.shape)
     shape[split_dim] //= size
     if prod(x.shape[:split_dim]) == 1:
@@ -119,9 +120,10 @@ def all_to_all(x: torch.Tensor, group: Group, gather_dim: int, split_dim: int) -
 
 
 def pass_on(x: torch.Tensor, group: Group) -> Callable[[], torch.Tensor]:
-    """Send to the next rank of the group, receive from the one before; call the result when the tensor is needed.
+    """Sends x to the next rank of the group and receives from the one before. Call the result when the received tensor
+    is needed.
 
-    An all-to-all with one destination: on NCCL a send and a receive, and it is seen where other collectives are.
+    It is an all-to-all with one destination: on NCCL a send and a receive, and seen where other collectives are.
     """
     sent, received = [0] * group.size, [0] * group.size
     sent[(group.index + 1) % group.size] = received[group.index - 1] = x.numel()
@@ -130,13 +132,14 @@ def pass_on(x: torch.Tensor, group: Group) -> Callable[[], torch.Tensor]:
 
 
 def take_piece(x: torch.Tensor, position: int, count: int, dim: int) -> torch.Tensor:
-    """The piece at `position` of `count` equal ones along dim, a copy of its own."""
+    """The piece at `position` of `count` equal pieces along dim, as a copy."""
     length = x.shape[dim] // count
     return x.narrow(dim, position * length, length).contiguous()
 
 
 def _pad(x: torch.Tensor, position: int, count: int, dim: int) -> torch.Tensor:
-    """The whole tensor, zero but for this rank's piece: the gradient of taking a piece of a replicated value."""
+    """A whole tensor that is zero except for this rank's piece: the gradient of taking a piece of a replicated
+    value."""
     shape = list(x.shape)
     shape[dim] *= count
     whole = x.new_zeros(shape)
@@ -145,7 +148,8 @@ def _pad(x: torch.Tensor, position: int, count: int, dim: int) -> torch.Tensor:
 
 
 def _move(kind: str, groups: MeshGroups, axes: tuple[str, ...], from_dim: int | None, to_dim: int | None) -> Move:
-    """from_dim stops being split, to_dim starts being split."""
+    """A function of the local tensor that stops splitting it along from_dim and starts splitting it along to_dim. kind:
+    of the collective."""
     group, position = groups[axes], groups.position(axes)
     match kind:
         case "identity":
@@ -172,7 +176,8 @@ def _move(kind: str, groups: MeshGroups, axes: tuple[str, ...], from_dim: int | 
 
 
 def transition_moves(transition: Transition, dims: tuple[str, ...], groups: MeshGroups) -> tuple[Move, Move]:
-    """(forward, backward) on local tensors; the backward is the dual, with the dims exchanged."""
+    """(forward, backward) functions of local tensors for one transition; backward is the dual, with the dims
+    exchanged."""
     source = None if transition.source_dim is None else dims.index(transition.source_dim)
     target = None if transition.target_dim is None else dims.index(transition.target_dim)
     forward = _move(transition.forward, groups, transition.axes, source, target)
@@ -182,7 +187,8 @@ def transition_moves(transition: Transition, dims: tuple[str, ...], groups: Mesh
 def gather_starts(
     transition: Transition, dims: tuple[str, ...], groups: MeshGroups
 ) -> tuple[Callable[[torch.Tensor], Lent], Callable[[torch.Tensor], Started]]:
-    """(forward, backward) of a transition that gathers and whose dual reduce-scatters, to be waited for later."""
+    """(forward, backward) of a transition that gathers and whose dual reduce-scatters; both are started now and waited
+    for later."""
     assert (transition.forward, transition.backward) == ("all_gather", "reduce_scatter"), transition
     assert transition.source_dim is not None
     group, dim = groups[transition.axes], dims.index(transition.source_dim)
@@ -201,12 +207,12 @@ class _Redistribute(torch.autograd.Function):
 
 
 def differentiable(forward: Move, backward: Move) -> Move:
-    """A move of local tensors whose gradient moves the other way."""
+    """The function `forward` with `backward` as its gradient."""
     return lambda x: _Redistribute.apply(x, forward, backward)
 
 
 def redistribution(transitions: tuple[Transition, ...], dims: tuple[str, ...], groups: MeshGroups) -> Move:
-    """All transitions of a redistribution as one differentiable function of the local tensor."""
+    """All transitions of a redistribution as one differentiable function of the local tensor. dims: of that tensor."""
     moves = [transition_moves(transition, dims, groups) for transition in transitions]
 
     def apply(x: torch.Tensor) -> torch.Tensor:

@@ -1,10 +1,10 @@
-"""Segments of a stage between its collectives, each compiled to one function.
+"""Compiles the segments of a stage between its collectives, each to one function.
 
 torch.compile never sees a collective: it would move and rewrite torch's, and ours are parts of autograd functions. A
 run of operators that compute on local tensors alone becomes one function of plain tensors; the collectives between such
-runs stay what and where they are. Segments that compute the same, as those of equal blocks do, share one function:
+runs stay what and where they are. Segments that compute the same, such as those of equal blocks, share one function:
 weights and tables are its arguments. Operators that communicate, or leave something for later (masks of attention and
-dropout, routers' losses, gradients of weights under zero-bubble schedules), run as without compiling.
+dropout, routers' losses, gradients of weights under zero-bubble schedules), run uncompiled.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from autoshard.runtime.torch_backend.kernels import Rotation
 Tensors = tuple[torch.Tensor, ...]
 _KINDS = ("einsum", "elementwise", "norm", "rope", "embedding", "cross_entropy", "top_k_gate", "dispatch", "combine")
 _ONE_FUNCTION = ("einsum", "embedding", "add", "gelu", "gelu_erf")
-"""What torch has one function for: alone, there is nothing to fuse it with."""
+"""Operators for which torch has one function: alone, there is nothing to fuse them with."""
 
 
 class Operation(Protocol):
-    """An operator as a stage runs it. signature: of `signature` below."""
+    """One operator as a stage runs it. signature: the result of the function `signature` for it."""
 
     @property
     def name(self) -> str: ...
@@ -46,7 +46,8 @@ class Operation(Protocol):
 
 
 def signature(context: Context, step: OperatorStep) -> tuple[Hashable, ...]:
-    """All that decides what the operator makes of its inputs on this rank; empty where it is not compiled."""
+    """Everything that decides what the operator computes from its inputs on this rank; empty where it is not
+    compiled."""
     op, graph = step.operator, context.graph
     if (
         op.kind not in _KINDS
@@ -61,15 +62,15 @@ def signature(context: Context, step: OperatorStep) -> tuple[Hashable, ...]:
 
 
 def is_compiled(run: Sequence[Operation]) -> bool:
-    """Whether a run of operators is, and gains by it."""
+    """Whether a run of operators is compiled, because it can be and gains by it."""
     return bool(run[0].signature) and (len(run) > 1 or run[0].signature[0] not in _ONE_FUNCTION)
 
 
 class Compiler:
-    """Of one rank, all its stages.
+    """The compiler of one rank, for all of its stages.
 
-    on_action: told what is about to be compiled. backend: of torch.compile. segments: how many there are, of which
-    `distinct` are compiled. compile_time_s: what their first calls took.
+    on_action: called with what is about to be compiled. backend: of torch.compile. segments: how many there are, of
+    which `distinct` are compiled. compile_time_s: seconds that their first calls took.
     """
 
     def __init__(self, on_action: Callable[[str], None] = lambda action: None, backend: str = "inductor"):
@@ -84,14 +85,14 @@ class Compiler:
 
     @property
     def size(self) -> str:
-        """In words."""
+        """How many segments there are and how many were compiled, in words."""
         return f"{self.segments} segments between collectives, {self.distinct} of them distinct"
 
     def to_dict(self) -> dict[str, float]:
         return {"segments": self.segments, "distinct": self.distinct, "compile_time_s": self.compile_time_s}
 
     def segment(self, run: Sequence[Operation], inputs: tuple[str, ...], outputs: tuple[str, ...]) -> _Function:
-        """A run of operators as one function: tensors by the names of `inputs` -> those of `outputs`."""
+        """A run of operators as one function from the tensors named `inputs` to those named `outputs`."""
         self.segments += 1
         rotations = [one.run for one in run if isinstance(one.run, Rotation)]
         tables = iter(range(len(inputs), len(inputs) + 2 * len(rotations)))
@@ -112,7 +113,7 @@ class Compiler:
         return self._functions[kind]
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, compiled when it is first called, in training and in evaluation."""
+        """The function, which is compiled when it is first called, in training and in evaluation."""
         # Opaque to Dynamo, which knows little of autograd functions; they are traced where autograd itself runs them.
         traced = torch._dynamo.nonstrict_trace(function)
 
@@ -136,8 +137,8 @@ class Compiler:
 
 
 class _Function:
-    """One compiled function. steps: names, what each computes, places of what it reads among all values: inputs, tables
-    of the rotations, results so far."""
+    """One compiled function. steps: of each operator its name, its function, and the places of its inputs among all
+    values (inputs, tables of the rotations, results so far)."""
 
     def __init__(
         self,
@@ -169,7 +170,7 @@ class _Function:
         return self._first(values)
 
     def _first(self, values: Tensors) -> Tensors:
-        """Compiles backward, too, where gradients are computed."""
+        """Runs the first call, which compiles backward, too, where gradients are computed."""
         names = dict.fromkeys((self._steps[0][0], self._steps[-1][0]))
         with self._compiler.at_work(" to ".join(names)):
             try:
@@ -183,7 +184,7 @@ class _Function:
         return found
 
     def _culprit(self, values: Tensors) -> str | None:
-        """The first operator that cannot be compiled by itself."""
+        """The name of the first operator that cannot be compiled by itself; None where each can."""
         found = list(values)
         for name, compute, reads in self._steps:
             given = [found[place] for place in reads]
@@ -195,13 +196,14 @@ class _Function:
 
 
 def _first_line(error: BaseException) -> str:
-    """What failed inside of torch's own messages around it."""
+    """The cause of an error in one line, without torch's own messages around it."""
     inner = getattr(error, "inner_exception", None) or error.__cause__ or error
     return next((line.strip() for line in str(inner).splitlines() if line.strip()), type(inner).__name__)
 
 
 def _configure() -> None:
-    """Of this process. Ranks on CPUs compile in their own process: each would start as many more as there are CPUs."""
+    """Configures torch.compile in this process. Ranks on CPUs compile in their own process; else each would start as
+    many more as there are CPUs."""
     import torch._dynamo
     import torch._functorch.config
     import torch._inductor.config

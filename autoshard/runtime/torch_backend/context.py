@@ -1,4 +1,5 @@
-"""What kernels know beside their inputs: the program, this rank's place in its mesh, and positions in the sequence."""
+"""The values that kernels know beside their inputs: program, this rank's place in its mesh, positions in the
+sequence."""
 
 from __future__ import annotations
 
@@ -20,11 +21,11 @@ Kernel = Callable[..., torch.Tensor]
 
 @dataclass(frozen=True)
 class Context:
-    """The program and this rank's place in its mesh; groups is None on one device.
+    """The program and this rank's place in its mesh.
 
-    later: where backwards leave gradients of weights, None where they compute them themselves. tables: constants that
-    operators share, made by the first that needs them. router_losses: where routers leave their losses.
-    document_masks: of microbatches, shared by blocks.
+    groups: None on one device. later: where backward leaves gradients of weights for the schedule; None where it
+    computes them at once. tables: constants that operators share, made by the first that needs them. router_losses:
+    where routers leave their losses. document_masks: masks of microbatches, shared by blocks.
     """
 
     program: Program
@@ -51,7 +52,7 @@ class Context:
         return self.groups[axes] if axes and self.groups is not None else None
 
     def positions(self, step: OperatorStep) -> torch.Tensor:
-        """Places in the original sequence of this rank's part of the dim `seq`."""
+        """Positions in the original sequence of this rank's part of the dim `seq`, [seq]."""
         position, count = self.piece(step, "seq")
         seq = self.graph.sizes["seq"]
         pieces: Any = step.operator.attributes.get("sequence_pieces")

@@ -1,4 +1,4 @@
-"""Which keys a query sees where several documents share a row: those of its own document, up to itself."""
+"""Masks attention where several documents share a row: a query sees keys of its own document, up to itself."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from torch.utils.weak import TensorWeakRef
 
 
 class DocumentMasks:
-    """Masks that the blocks of a stage share: as long as one of them keeps a microbatch's, the others find it."""
+    """Masks that the blocks of a stage share: while one block keeps a microbatch's mask, the others find it here."""
 
     def __init__(self) -> None:
         self._known: dict[Any, tuple[TensorWeakRef, TensorWeakRef]] = {}
 
     def added(self, starts: torch.Tensor, positions: torch.Tensor, window: int | None, like: torch.Tensor) -> Any:
-        """The mask as numbers to add to scores, in the dtype of `like`."""
+        """The mask [batch, 1, queries, keys] as numbers to add to scores, in the dtype of `like`; arguments as in
+        document_mask."""
         key = id(starts), int(positions[0]), len(positions), window, like.dtype
         found = self._known.get(key)
         mask = None if found is None or found[0]() is not starts else found[1]()

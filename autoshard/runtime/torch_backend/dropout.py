@@ -1,8 +1,8 @@
-"""Dropout with the same mask in every layout: a function of the element's place and of nothing that a rank remembers.
+"""Dropout with the same mask in every layout: the mask depends on the element's place, not on a generator.
 
 An element's random number is a hash of the seed, the step, the sequence's place in the global batch, the operator's
-name (which has the layer) and the element's coordinates in the whole tensor. No generator, no state: a rank computes it
-for the elements that it holds, and again in backward and in a replay, so that nothing is kept.
+name (which has the layer) and the element's coordinates in the whole tensor. A rank computes it for the elements that
+it holds, and again in backward and in a replay, so nothing is kept.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from autoshard.runtime.torch_backend.keep import Kept, keep
 from autoshard.runtime.torch_backend.stochastic_rounding import mixed, random_key
 
 _FIRST, _SECOND = -0x7A143595, -0x3D4D51CB
-"""murmur3's finalizer (Appleby 2011): odd multipliers, as signed numbers of 32 bits."""
+"""Odd multipliers of murmur3's finalizer (Appleby 2011), as signed numbers of 32 bits."""
 _STEP = -0x61C88647
-"""2^32 over the golden ratio: neighbours' numbers are far apart."""
+"""2^32 over the golden ratio, which puts the numbers of neighbours far apart."""
 
 
 def sequence_keys(seed: int, step: int, sequences: int) -> torch.Tensor:
@@ -30,7 +30,7 @@ def sequence_keys(seed: int, step: int, sequences: int) -> torch.Tensor:
 
 
 def _key(places: torch.Tensor, key: int | torch.Tensor) -> torch.Tensor:
-    """Both halves of it are used."""
+    """The key of places under a key: a hash that uses both of its halves. places: int64 [n]."""
     found = mixed(places, key)
     return found ^ (found >> 31)
 
@@ -49,11 +49,12 @@ class Mask:
 
     @property
     def scale(self) -> float:
-        """Of what is kept."""
+        """The factor 1 / (1 - rate) by which kept elements are multiplied."""
         return 1 / (1 - self.rate)
 
     def rows(self, keys: torch.Tensor) -> torch.Tensor:
-        """Keys of sequences, int64 [batch] -> of all rows along the last dim."""
+        """Keys of all rows along the last dim, from the keys of sequences: int64 [batch] -> [batch, *places but the
+        last]."""
         if keys.device not in self._here:
             self._here[keys.device] = tuple(place.to(keys.device) for place in self.places)
         found = keys ^ random_key(0, 0, self.operator)
@@ -62,7 +63,7 @@ class Mask:
         return found
 
     def kept(self, rows: torch.Tensor) -> torch.Tensor:
-        """Keys of some rows -> boolean [*rows, elements]."""
+        """Boolean [*rows, elements], True where an element is kept, from the keys of some rows."""
         columns = self._here[rows.device][-1].to(torch.int32)
         low, high = _signed_half(rows), _signed_half(rows >> 32)
         found = low.unsqueeze(-1) + columns * _STEP
@@ -74,12 +75,12 @@ class Mask:
 
 
 def _signed_half(x: torch.Tensor) -> torch.Tensor:
-    """The lower 32 bits as int32."""
+    """The lower 32 bits of x as int32."""
     return ((x & 0xFFFFFFFF) - ((x & 0x80000000) << 1)).to(torch.int32)
 
 
 def places(context: Context, step: OperatorStep, dim: str) -> torch.Tensor:
-    """Which of a whole dim this rank holds while the operator runs."""
+    """The places in the whole dim that this rank holds while the operator runs, int64 [n]."""
     if dim == "seq":
         return context.positions(step)
     position, count = context.piece(step, dim)
@@ -88,7 +89,8 @@ def places(context: Context, step: OperatorStep, dim: str) -> torch.Tensor:
 
 
 def dropout(context: Context, step: OperatorStep) -> Kernel:
-    """x [batch ...], keys [batch] -> x with elements dropped where gradients are computed, else x."""
+    """The kernel of dropout: x [batch ...], keys [batch] -> x with elements dropped where gradients are computed, else
+    x."""
     op = step.operator
     rate: Any = op.attributes["rate"]
     batch, *dims = context.dims(op.output)
@@ -105,7 +107,8 @@ def dropout(context: Context, step: OperatorStep) -> Kernel:
 
 
 class _Dropout(torch.autograd.Function):
-    """Keeps the sequences' keys, which are no activation: a replay must not run up to here for them."""
+    """Dropout as an autograd function. It keeps the sequences' keys, which are no activation, so a replay need not run
+    up to here."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, keys: torch.Tensor, mask: Mask) -> torch.Tensor:
@@ -119,10 +122,10 @@ class _Dropout(torch.autograd.Function):
 
 
 def dropped_product(weights: torch.Tensor, v: torch.Tensor, keys: torch.Tensor, mask: Mask) -> torch.Tensor:
-    """weights [batch heads queries keys], some of them dropped, times v [batch kvheads keys headdim]: [batch kvheads
-    heads/kvheads*queries headdim].
+    """The product of weights [batch heads queries keys], some of them dropped, and v [batch kvheads keys headdim]:
+    [batch kvheads heads/kvheads*queries headdim].
 
-    mask: of weights as [batch kvhead group queries keys]. Keeps the weights as they came, and v.
+    mask: of weights as [batch kvhead group queries keys]. Keeps v, and the weights as they came, for backward.
     """
     weights, kept = keep(weights, v)
     out: torch.Tensor = _DroppedProduct.apply(weights, v, kept, keys, mask)
@@ -149,7 +152,8 @@ class _DroppedProduct(torch.autograd.Function):
 
 
 def _without_dropped(x: torch.Tensor, keys: torch.Tensor, mask: Mask) -> torch.Tensor:
-    """One head at a time: random numbers of all would be as large as the scores."""
+    """x with dropped elements set to zero, one head at a time: random numbers of all heads would be as large as the
+    scores."""
     out, rows = torch.empty_like(x), mask.rows(keys).view(x.shape[:-1])
     for own, one, row in zip(*(t.flatten(0, 1).unbind(0) for t in (out, x, rows)), strict=True):
         torch.mul(one, mask.kept(row), out=own)

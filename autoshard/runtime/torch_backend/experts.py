@@ -1,4 +1,4 @@
-"""Routers and experts: which tokens an expert gets, in which slots, and the sum of the experts' answers."""
+"""Computes routers and experts: which tokens an expert gets, in which slots, and the sum of the experts' answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from autoshard.runtime.torch_backend.router_loss import balance
 
 
 def top_k_gate(context: Context, step: OperatorStep) -> Kernel:
-    """logits [batch, seq, expert] -> what each expert's answer weighs, zero for all but the top k."""
+    """The kernel of a router's gate: logits [batch, seq, expert] -> the weight of each expert's answer, zero for all
+    but the top k."""
     top_k: Any = step.operator.attributes["top_k"]
     balanced = balance(context, step)
 
@@ -33,7 +34,8 @@ def top_k_gate(context: Context, step: OperatorStep) -> Kernel:
 
 
 def dispatch(context: Context, step: OperatorStep) -> Kernel:
-    """x [batch, seq, embed], gates [batch, seq, expert] -> [expert, batch, capacity, embed], free slots zero."""
+    """The kernel that sends tokens to experts: x [batch, seq, embed], gates [batch, seq, expert] -> [expert, batch,
+    capacity, embed], free slots zero."""
     tokens = _tokens_in_slots(context, step)
 
     def run(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
@@ -48,7 +50,8 @@ def dispatch(context: Context, step: OperatorStep) -> Kernel:
 
 
 def combine(context: Context, step: OperatorStep) -> Kernel:
-    """answers [expert, batch, capacity, embed], gates [batch, seq, expert] -> [batch, seq, embed]."""
+    """The kernel that sums answers: answers [expert, batch, capacity, embed], gates [batch, seq, expert] -> [batch,
+    seq, embed]."""
     tokens = _tokens_in_slots(context, step)
 
     def run(answers: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
@@ -64,7 +67,8 @@ def combine(context: Context, step: OperatorStep) -> Kernel:
 
 
 def _tokens_in_slots(context: Context, step: OperatorStep) -> Kernel:
-    """gates -> [expert, batch, capacity]: the token in each slot; the sequence's length where a slot is free.
+    """A function from gates to [expert, batch, capacity]: the token in each slot; the sequence's length where a slot is
+    free.
 
     Tokens queue for an expert in the order of the original sequence, in whatever order its pieces lie here.
     """
@@ -99,5 +103,5 @@ def _tokens_in_slots(context: Context, step: OperatorStep) -> Kernel:
 
 
 def _first_rows(batch: int, seq: int, device: torch.device) -> torch.Tensor:
-    """[batch, 1]: where each sequence begins when all follow one another."""
+    """The row at which each sequence begins when all follow one another, [batch, 1]."""
     return torch.arange(batch, device=device).mul_(seq).unsqueeze(1)

@@ -1,8 +1,8 @@
-"""Flat storage of parameters whose gradients travel alike, and this rank's shard of it.
+"""Stores parameters whose gradients are reduced alike in flat buffers, of which each rank has a shard.
 
-`Bucket` holds its parameters and gradients whole and sums gradients once a step: ZeRO-1, or none. `ShardedBucket` holds
-a shard of the gradients, to which each microbatch's backward reduce-scatters what it found (ZeRO-2), and under ZeRO-3 a
-shard of the parameters too, which are whole only while somebody reads them.
+`Bucket` holds its parameters and gradients whole and sums gradients once a step: no ZeRO, or ZeRO-1. `ShardedBucket`
+holds a shard of the gradients, to which each microbatch's backward reduce-scatters its own (ZeRO-2), and under ZeRO-3 a
+shard of the parameters too, which are whole only while they are read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PieceShape = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
 class Common(NamedTuple):
-    """What all buckets of a rank are made with. groups: None where there is one rank."""
+    """The values that all buckets of a rank are made with. groups: None where there is one rank."""
 
     mesh: Mesh
     groups: MeshGroups | None
@@ -40,7 +40,7 @@ class Common(NamedTuple):
 
 
 class _Flat:
-    """Where the parameters of a bucket lie in its flat buffers, and which part of those is this rank's."""
+    """The places of a bucket's parameters in its flat buffers, and the part of these that is this rank's."""
 
     master: nn.Parameter
 
@@ -62,7 +62,7 @@ class _Flat:
         self._reduce_dtype = s.reduce_dtype or s.gradient_dtype
 
     def view(self, flat: torch.Tensor, name: str) -> torch.Tensor:
-        """A parameter's place in a whole flat buffer."""
+        """The view of a parameter in a whole flat buffer."""
         start, shape = self._places[name]
         return flat[start : start + shape.numel()].view(shape)
 
@@ -70,14 +70,14 @@ class _Flat:
         return {name: self.view(flat, name) for name in self._places}
 
     def by_name(self, shard: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The local tensors that a shard of this bucket is part of, gathered over the data axes."""
+        """Whole local tensors by name, gathered over the data axes from this rank's shard of the bucket."""
         if self.shards > 1:
             assert self.data_group is not None
             shard = all_gather(shard, self.data_group, 0)
         return self.views(shard)
 
     def pieces(self, shapes: Mapping[str, PieceShape]) -> list[Piece]:
-        """The parameters that this rank's shard holds parts of."""
+        """The parts of parameters that this rank's shard holds."""
         found = []
         for name, (first, shape) in self._places.items():
             start, stop = max(first, self._mine.start), min(first + shape.numel(), self._mine.stop)
@@ -88,7 +88,7 @@ class _Flat:
 
 
 class Bucket(_Flat):
-    """Whole on every rank. Masters of the same dtype are the parameters themselves."""
+    """A bucket that is whole on every rank. Masters of the same dtype are the parameters themselves."""
 
     def __init__(self, key: BucketKey, named: list[tuple[str, nn.Parameter]], common: Common):
         super().__init__(key, {name: parameter.shape for name, parameter in named}, common)
@@ -110,11 +110,11 @@ class Bucket(_Flat):
         return self.view(self.gradients, name)
 
     def sum_tied(self, name: str) -> torch.Tensor:
-        """What is summed over the two stages that share a parameter, before `reduce`."""
+        """The buffer to sum over the two stages that share a parameter, before `reduce`."""
         return self.gradient(name)
 
     def reduce(self) -> torch.Tensor:
-        """Sum the gradients over every axis that needs it, in the dtype for that -> this rank's shard."""
+        """This rank's shard of the gradients, summed over every axis that needs it, in the reduction's dtype."""
         gradients = self.gradients
         if self.sum_group is not None or self.data_group is not None:
             gradients = gradients.to(self._reduce_dtype)
@@ -127,7 +127,7 @@ class Bucket(_Flat):
         return gradients
 
     def publish(self) -> None:
-        """Masters, rounded to the parameters' dtype, back into every rank's parameters."""
+        """Writes the masters, rounded to the parameters' dtype, into every rank's parameters."""
         if self.shards == 1:
             if not self._own_masters:
                 self.parameters.copy_(self.master.detach())
@@ -138,7 +138,8 @@ class Bucket(_Flat):
 
 
 def _accumulate_into(parameter: nn.Parameter, total: torch.Tensor) -> None:
-    """Add each microbatch's gradient into the flat buffer. Where that has another precision, convert it and drop it."""
+    """Makes backward add each microbatch's gradient to `total`, a view of the flat buffer. A gradient of another dtype
+    is converted and dropped."""
     if total.dtype == parameter.dtype:
         parameter.grad = total  # autograd adds in place to what is there
         return
@@ -152,19 +153,20 @@ def _accumulate_into(parameter: nn.Parameter, total: torch.Tensor) -> None:
 
 
 class Leaving:
-    """The gradients of a stage that are on their way: one reduce-scatter at a time, behind the work that follows."""
+    """The gradients of a stage that are being reduced: one reduce-scatter at a time, hidden behind the work that
+    follows."""
 
     def __init__(self) -> None:
         self._under_way: tuple[Started, torch.Tensor, torch.Tensor] | None = None
 
     def send(self, bucket: ShardedBucket, gradients: torch.Tensor) -> None:
-        """gradients: whole, flat; they stay until they have left."""
+        """Starts to reduce gradients: flat and whole; they are kept until they have left."""
         assert self._under_way is None and bucket.data_group is not None
         arriving = start_reduce_scatter(gradients, bucket.data_group, 0)
         self._under_way = (arriving, bucket.gradients, gradients)
 
     def settle(self) -> None:
-        """Wait for what is under way and add it to its sum."""
+        """Waits for the reduce-scatter under way and adds its result to its sum."""
         if self._under_way is not None:
             arrived, total, _ = self._under_way
             self._under_way = None
@@ -172,11 +174,12 @@ class Leaving:
 
 
 class ShardedBucket(_Flat):
-    """A unit's parameters, each a rank's shard of its gradients' sum; under ZeRO-3 of the parameters too.
+    """A unit's parameters, with this rank's shard of their summed gradients; under ZeRO-3 also only a shard of the
+    parameters.
 
-    `weights` hands them out whole; what their backward leaves is reduce-scattered and added to the shard. Under ZeRO-3
-    backward reads them from `again`, where they stay until their gradients leave. before, behind: the buckets used
-    before and after this one in a stage, whose parameters are gathered behind this one's work.
+    `weights` hands the parameters out whole; gradients from their backward are reduce-scattered and added to the shard.
+    Under ZeRO-3 backward reads them from `again`, where they stay until their gradients leave. before, behind: the
+    buckets that the stage uses before and after this one; their parameters are gathered while this one's are used.
     """
 
     def __init__(
@@ -210,7 +213,7 @@ class ShardedBucket(_Flat):
         return self.parameters if self.gathers else self.parameters[self._mine]
 
     def fill(self, name: str, value: torch.Tensor) -> None:
-        """Set a parameter from the whole of its local tensor."""
+        """Sets a parameter from its whole local tensor."""
         start, shape = self._places[name]
         first, offset = (start, 0) if not self.gathers else (max(start, self._mine.start), self._mine.start)
         stop = start + shape.numel() if not self.gathers else min(start + shape.numel(), self._mine.stop)
@@ -225,13 +228,13 @@ class ShardedBucket(_Flat):
         return found
 
     def start(self) -> None:
-        """Begin to gather the parameters, unless they are on their way or here."""
+        """Starts to gather the parameters, unless they are on their way or here."""
         if self._arriving is None and self._whole is None:
             assert self.data_group is not None
             self._arriving = start_all_gather(self.parameters, self.data_group, 0)
 
     def take(self) -> torch.Tensor:
-        """The flat parameters whole, and on their way those of the bucket behind."""
+        """The flat parameters whole; it also starts to gather those of the bucket behind."""
         if not self.gathers:
             return self.parameters
         self.start()
@@ -242,7 +245,8 @@ class ShardedBucket(_Flat):
         return arrived
 
     def again(self) -> torch.Tensor:
-        """The same for backward, until the gradients leave; then those of the bucket before are on their way."""
+        """The flat parameters whole for backward, until their gradients leave; it also starts to gather those of the
+        bucket before."""
         if self._whole is None:
             self.start()
             assert self._arriving is not None
@@ -252,8 +256,8 @@ class ShardedBucket(_Flat):
         return self._whole
 
     def leave(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Send one microbatch's gradients; the whole parameters are done with. Behind the first bucket of a stage, the
-        last one of its backward, there is no work to hide sending."""
+        """Sends one microbatch's gradients; the whole parameters are then released. In the first bucket of a stage, the
+        last in backward, there is no work left to hide the sending."""
         self._whole = None
         self._leaving.settle()
         flat = torch.zeros(self._padded, dtype=self._reduce_dtype, device=self.parameters.device)
@@ -265,18 +269,18 @@ class ShardedBucket(_Flat):
             self._leaving.settle()
 
     def sum_tied(self, name: str) -> torch.Tensor:
-        """As a bucket's: the shard, which is that of the same elements on the other stage."""
+        """The shard to sum over the two stages that share a parameter; both hold the same elements of it."""
         assert self.names == [name]
         return self.gradients
 
     def reduce(self) -> torch.Tensor:
-        """The shard's sum over the axes over which backward did not sum -> this rank's shard."""
+        """This rank's shard of the gradients, summed over the axes over which backward did not sum."""
         if self.sum_group is None:
             return self.gradients
         return all_reduce(self.gradients.to(self._reduce_dtype), self.sum_group)
 
     def publish(self) -> None:
-        """Masters, rounded, back into the parameters: this rank's, or under ZeRO-2 everybody's."""
+        """Writes the masters, rounded, into the parameters: this rank's, or under ZeRO-2 every rank's."""
         rounded = self.master.detach().to(self.parameters.dtype, copy=self._own_masters and not self.gathers)
         if not self.gathers:
             assert self.data_group is not None
@@ -286,7 +290,8 @@ class ShardedBucket(_Flat):
 
 
 class _Whole(torch.autograd.Function):
-    """The parameters of a bucket; backward collects their gradients. anchor: makes autograd come by."""
+    """The parameters of a bucket as an autograd function, whose backward collects their gradients. anchor: a tensor
+    that makes autograd call it."""
 
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, bucket: ShardedBucket) -> tuple[torch.Tensor, ...]:

@@ -1,4 +1,4 @@
-"""AdamW in the format of its weights, FP32 as a rule, by torch's fused kernel."""
+"""Runs AdamW in the dtype of its weights, FP32 as a rule, with torch's fused kernel."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch.optim.adamw import adamw  # the function: torch.optim.AdamW imports t
 
 
 class FusedAdamW:
-    """State of one shard, bit for bit that of torch.optim.AdamW(fused=True)."""
+    """AdamW and its state for one shard, bit for bit that of torch.optim.AdamW(fused=True)."""
 
     def __init__(self, weights: torch.Tensor):
         self.weights = weights
@@ -15,7 +15,7 @@ class FusedAdamW:
         self._steps = torch.zeros((), dtype=torch.float32, device=weights.device)
 
     def load(self, first_moment: torch.Tensor, second_moment: torch.Tensor, steps: int) -> None:
-        """Go on after so many steps; the weights are another's to load."""
+        """Sets the moments and the number of steps taken; the caller loads the weights."""
         self.first_moment.copy_(first_moment)
         self.second_moment.copy_(second_moment)
         self._steps.fill_(steps)
@@ -24,7 +24,7 @@ class FusedAdamW:
     def step(
         self, gradient: torch.Tensor, learning_rate: float, betas: tuple[float, float], eps: float, weight_decay: float
     ) -> None:
-        """gradient: of the shard, summed and clipped."""
+        """Updates the weights in place. gradient: of the shard, summed and clipped."""
         adamw(
             [self.weights],
             [gradient],

@@ -1,4 +1,4 @@
-"""Process groups of the plan's mesh, and where this rank stands in it."""
+"""Makes the process groups of the plan's mesh, and says where this rank stands in it."""
 
 from __future__ import annotations
 
@@ -28,17 +28,18 @@ class Group:
 
     @staticmethod
     def of(handle: dist.ProcessGroup, ranks: Sequence[int], rank: int) -> Group:
-        """As this rank sees it. ranks: in mesh order."""
+        """The group as this rank sees it. ranks: in mesh order."""
         return Group(handle.group_name, handle, tuple(ranks), ranks.index(rank))
 
     @cached_property
     def direct(self) -> Direct | None:
-        """Its collectives through memory that its ranks share, where they do (collective the first time)."""
+        """The group's collectives through shared memory; None where its ranks share none (collective the first
+        time)."""
         return connect(self.handle, self.index)
 
     @property
     def size(self) -> int:
-        """Ranks of the group."""
+        """Number of ranks in the group."""
         return len(self.ranks)
 
 
@@ -60,7 +61,7 @@ class MeshGroups:
         return self._groups[axes]
 
     def position(self, axes: AxisNames) -> int:
-        """Place of this rank along several axes taken together, the last one varying fastest."""
+        """This rank's place along several axes taken together, the last one varying fastest."""
         position = 0
         for axis in self.mesh.axes:
             if axis.name in axes:
@@ -80,7 +81,7 @@ class MeshGroups:
 
 
 def communicating_axes(program: Program) -> set[AxisNames]:
-    """Axis sets over which the program's own steps communicate."""
+    """The sets of axes over which the program's own steps communicate."""
     found: set[AxisNames] = set()
     for step in program.steps:
         if isinstance(step, RedistributeStep):

@@ -1,4 +1,4 @@
-"""What each kind of operator computes on local tensors. One factory a kind: (context, step) -> function of the inputs.
+"""Computes each kind of operator on local tensors. One factory a kind: (context, step) -> function of the inputs.
 
 Shapes are the operator's dims in the graph's order, local sizes. Nothing communicates but the vocabulary-parallel
 cross-entropy and attention over shared sequences, with the collectives that the operator declares.
@@ -30,13 +30,15 @@ from autoshard.runtime.torch_backend.weight_gradients import WeightGradients, la
 
 
 def kernel(context: Context, step: OperatorStep) -> Kernel:
-    """What computes the operator on this rank: local inputs in the operator's order -> its local output."""
+    """The function that computes the operator on this rank: local inputs in the operator's order -> its local
+    output."""
     return FACTORIES[step.operator.kind](context, step)
 
 
 @dataclass(frozen=True)
 class Projection:
-    """An einsum that is x[..., C] w[O, C]^T: contracted dims trail both operands, the weight's others the output."""
+    """An einsum that is x[..., C] w[O, C]^T: contracted dims come last in both operands, the weight's other dims last
+    in the output."""
 
     num_contracted: int
     num_columns: int
@@ -63,7 +65,7 @@ class Projection:
         return self.unflatten(F.linear(self.flat_input(x), self.flat_weight(w)), w)
 
     def leaving_weights(self, later: WeightGradients) -> Kernel:
-        """The same, but backward leaves the gradient of a parameter for later."""
+        """The kernel whose backward leaves the gradient of a parameter in `later`."""
 
         def run(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
             if not isinstance(w, nn.Parameter):
@@ -132,7 +134,8 @@ def rope_frequencies(rotary_dim: int, theta: float, scaling: Any) -> torch.Tenso
 
 @dataclass(frozen=True)
 class Rotation:
-    """Turns the first `turned` numbers of each head, or all. tables: cosine and sine for tensors like the given one."""
+    """Rotates the first `turned` numbers of each head, or all. tables: a function to the cosine and sine for a tensor
+    like the given one."""
 
     tables: Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
     turned: int | None
@@ -142,7 +145,7 @@ class Rotation:
         return self.turn(x, *self.tables(x))
 
     def turn(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """The same with the tables given."""
+        """x rotated with the given tables."""
         if self.turned is not None:
             return torch.cat((self._all(x[..., : self.turned], cos, sin), x[..., self.turned :]), -1)
         return self._all(x, cos, sin)
@@ -206,7 +209,7 @@ def _embedding(context: Context, step: OperatorStep) -> Kernel:
 
 
 def _position_embedding(context: Context, step: OperatorStep) -> Kernel:
-    """Learned positions count from where the document starts, where that is an input too."""
+    """The kernel of learned positions; they count from the start of the document where that start is an input too."""
     rows = context.positions(step)
     if not step.operator.attributes.get("documents"):
         return lambda x, table: x + table[rows.to(table.device)]

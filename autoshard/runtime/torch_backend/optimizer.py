@@ -1,6 +1,7 @@
-"""AdamW over flat buffers: state and FP32 masters sharded over the data axes (ZeRO-1, and what goes further).
+"""Runs AdamW over flat buffers: state and FP32 masters are sharded over the data axes (ZeRO-1 and above).
 
-Parameters whose gradients travel alike share a bucket (flat_buffers.py), which has this rank's shard of master weights.
+Parameters whose gradients are reduced alike share a bucket (flat_buffers.py), which has this rank's shard of master
+weights.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from autoshard.runtime.torch_backend.rounded_adamw import RoundedAdamW
 from autoshard.runtime.torch_backend.stage_module import StageModule
 
 NORM_ELEMENTS = 2**20
-"""Whose norm is taken at a time: on CPU torch converts them to FP64 first."""
+"""How many elements the norm is taken of at a time: on CPU torch converts them to FP64 first."""
 
 
 def gradient_axes(program: Program, mesh: Mesh) -> set[tuple[str, ...]]:
-    """Axis sets that the optimizer communicates over."""
+    """The sets of axes that the optimizer communicates over."""
     keys = [bucket_key(program, tensor.name, mesh, frozenset(), 1) for tensor in program.graph.parameters()]
     return {axes for key in keys for axes in (key.sum_axes, key.shard_axes) if axes}
 
@@ -39,7 +40,7 @@ def gradient_axes(program: Program, mesh: Mesh) -> set[tuple[str, ...]]:
 def _piece_shapes(
     modules: Iterable[StageModule], mesh: Mesh, groups: MeshGroups | None, published: Mapping[str, int]
 ) -> dict[str, PieceShape]:
-    """By parameter: shape of the whole without padding, starts and lengths of this rank's piece."""
+    """Parameter name -> shape of the whole without padding, starts and lengths of this rank's piece."""
     index = groups.index if groups is not None else {}
     found = {}
     for module in modules:
@@ -94,9 +95,10 @@ class ShardedAdamW:
             self._updates = [FusedAdamW(b.master.detach()) for b in self.buckets]
 
     def step(self, learning_rate: float, keep_gradients: bool = False) -> float:
-        """Sum, clip, update, publish, clear -> the gradient norm before clipping.
+        """Sums and clips gradients, updates and publishes weights, clears gradients; returns the gradient norm before
+        clipping.
 
-        keep_gradients: hold on to the summed gradients for `gradients()`.
+        keep_gradients: keeps the summed gradients for `gradients()`.
         """
         s = self._settings
         for leaving in self._leaving:
@@ -128,15 +130,16 @@ class ShardedAdamW:
         return {name: value for b in self.buckets for name, value in b.by_name(b.master.detach()).items()}
 
     def state(self) -> list[tuple[torch.Tensor, ...]]:
-        """Of each bucket, this rank's shard of the masters and of both moments: themselves, not copies."""
+        """This rank's shards of (masters, first moments, second moments) for each bucket: the tensors themselves, not
+        copies."""
         return [(one.weights, one.first_moment, one.second_moment) for one in self._updates]
 
     def sharing_groups(self) -> list[Group | None]:
-        """For each shard of `state` the ranks that hold the same; None where it is read by each for itself."""
+        """For each shard of `state` the ranks that hold the same shard; None where each rank reads its own."""
         return [bucket.data_group if bucket.shards == 1 else None for bucket in self.buckets]
 
     def load_state(self, shards: list[tuple[torch.Tensor, ...]], steps: int) -> None:
-        """Go on after so many steps from what `state` gave then, in any layout (collective)."""
+        """Continues after `steps` steps from shards that `state` gave then, in any layout (collective)."""
         for bucket, update, (master, first, second) in zip(self.buckets, self._updates, shards, strict=True):
             bucket.master.data.copy_(master)
             update.load(first, second, steps)

@@ -1,4 +1,4 @@
-"""How a run updates its weights: numbers of AdamW, dtypes, the stage of ZeRO."""
+"""Settings of how a run updates its weights: numbers of AdamW, dtypes, the stage of ZeRO."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """gradient_dtype: of the sum over microbatches; reduce_dtype: of the sums over ranks, None: the same.
+    """How weights are updated.
 
-    zero: the stage of ZeRO. stochastic_rounding: weights and moments are bf16 and rounded at random, by a function of
-    the seed.
+    gradient_dtype: of the sum over microbatches. reduce_dtype: of the sums over ranks; None: the same. zero: the stage
+    of ZeRO. stochastic_rounding: weights and moments are bf16 and rounded at random, as a function of the seed.
     """
 
     learning_rate: float
@@ -33,7 +33,7 @@ class OptimizerSettings:
 
 
 def optimizer_settings(precision: Precision, learning_rate: float, zero: int, seed: int) -> OptimizerSettings:
-    """Of a plan's precision: bf16 weights without a master copy are rounded at random."""
+    """The settings for a plan's precision. bf16 weights without a master copy are rounded at random."""
     parameter = precision.parameter_dtype
     return OptimizerSettings(
         learning_rate,

@@ -1,4 +1,4 @@
-"""Parameters: the same numbers whatever the layout, cut to this rank's piece."""
+"""Initialises parameters to the same numbers in every layout, and cuts them to this rank's piece."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autoshard.models.stage import published_sizes
 from autoshard.spec.model import ModelSpec
 
 INIT_STD = 0.02
-"""GPT-2's and Llama's initializer_range."""
+"""Standard deviation of initial weights: GPT-2's and Llama's initializer_range."""
 _RESIDUAL_PROJECTIONS = tuple(
     f"{name}.weight" for name in ("o_proj", "down_proj", "c_proj", "w2", "attention.dense", "dense_4h_to_h")
 )
@@ -31,7 +31,7 @@ def initial_parameter(model: ModelSpec, tensor: Tensor, sizes: Mapping[str, int]
 
 
 def padded(value: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """With zeros behind the end of each dim; the value itself where it has the shape."""
+    """The value with zeros behind the end of each dim up to `shape`; the value itself where it has that shape."""
     if list(value.shape) == list(shape):
         return value
     found = value.new_zeros(tuple(shape))
@@ -54,7 +54,8 @@ def _published_parameter(model: ModelSpec, tensor: Tensor, shape: list[int], see
 
 
 def _initial(model: ModelSpec, name: str) -> str:
-    """'zeros', 'ones', 'residual' or 'normal': by name, but a traced model says it of each."""
+    """How a parameter is initialised: 'zeros', 'ones', 'residual' or 'normal'. Its name decides; a traced model states
+    it."""
     if model.graph is not None:
         return model.graph.parameter_named(name).initial
     if name.endswith(".bias"):
@@ -65,7 +66,8 @@ def _initial(model: ModelSpec, name: str) -> str:
 
 
 def _is_norm(name: str) -> bool:
-    """'model.layers.3.self_attn.q_norm.weight', 'transformer.h.0.ln_1.weight'."""
+    """Whether the parameter is a norm's weight, by names such as 'model.layers.3.self_attn.q_norm.weight' or
+    'transformer.h.0.ln_1.weight'."""
     module = name.split(".")[-2]
     return module.endswith("norm") or module.startswith("ln_")
 
@@ -73,7 +75,8 @@ def _is_norm(name: str) -> bool:
 def local_piece(
     value: torch.Tensor, dims: tuple[str, ...], state: tuple[str, ...], mesh: Mesh, index: dict[str, int]
 ) -> torch.Tensor:
-    """This rank's piece of a whole tensor; axes outside hold the larger pieces. state: by the mesh's splitting axes."""
+    """This rank's piece of a whole tensor; of several axes on one dim, the outer ones cut the larger pieces. state: by
+    the mesh's splitting axes."""
     for axis, entry in zip(mesh.stage_axes.items(), state, strict=True):
         if entry in dims:
             name, count = axis
@@ -105,7 +108,8 @@ def each_parameter(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Of a stage by name, initialised and cut: one after the other, for whom all of them would be too much."""
+    """Yields the name and the local piece of each parameter of a stage, one after the other, so that all whole ones
+    need not fit into memory at once."""
     for tensor in program.graph.parameters():
         whole = initial_parameter(model, tensor, program.graph.sizes, seed)
         piece = local_piece(whole, tensor.dims, program.states[tensor.name], mesh, index)

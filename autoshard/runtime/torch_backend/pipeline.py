@@ -1,4 +1,4 @@
-"""Runs the plan's action lists: torch.distributed.pipelining executes them, in the plan's order, on every rank."""
+"""Runs the plan's lists of actions on every rank, in the plan's order, with torch.distributed.pipelining."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from autoshard.runtime.torch_backend.pipeline_runtime import Runtime
 
 StepInputs = dict[str, list[torch.Tensor]]
-"""Token ids, labels and the like, by the graph's name: a local piece for each microbatch of a step."""
+"""Name in the graph (token ids, labels and the like) -> one local piece for each microbatch of a step."""
 
 
 class Entered(nn.Module):
-    """A stage as the runtime calls it: token ids and the like come from this step's lists, not through the pipeline."""
+    """A stage as torch's runtime calls it: token ids and the like come from this step's lists, not through the
+    pipeline."""
 
     def __init__(self, module: StageModule, stage: Stage, on_action: Callable[[str], None]):
         super().__init__()
@@ -40,7 +41,8 @@ class Entered(nn.Module):
         self._on_action(str(Action(kind, microbatch, self._stage.chunk)))
 
     def forward(self, received: torch.Tensor) -> torch.Tensor:
-        """received: the previous stage's output; the first stage's is only the runtime's token for a microbatch."""
+        """The stage's output. received: the previous stage's output; for the first stage only the runtime's token for a
+        microbatch."""
         microbatch, self._microbatch = self._microbatch, self._microbatch + 1
         self.tell("F", microbatch)
         values = {"hidden": received, **{name: pieces[microbatch] for name, pieces in self.inputs.items()}}
@@ -75,7 +77,8 @@ class Pipeline:
             self._runtime = self._connect(plan, stages, programs, groups, dtype)
 
     def run(self, inputs: StepInputs, weight: float) -> list[torch.Tensor]:
-        """Forward and backward of all microbatches -> their local losses, where the last stage is here.
+        """Runs forward and backward of all microbatches; returns their local losses, empty where the last stage is not
+        on this rank.
 
         weight: gradients are those of the microbatches' mean loss times this.
         """
@@ -141,7 +144,7 @@ class Pipeline:
         return runtime
 
     def _example(self, programs: dict[int, Program], index: int, dtype: torch.dtype) -> torch.Tensor:
-        """A tensor like the one that leaves stage `index`: what the runtime derives its receive buffers from."""
+        """A tensor like the one that leaves stage `index`, from which the runtime derives its receive buffers."""
         if index < 0:
             return torch.zeros(1, 1, device=self._device)
         if index == len(programs) - 1:
@@ -154,7 +157,7 @@ class Pipeline:
 
 
 def _of_stage(error: BaseException) -> BaseException:
-    """What a stage raised, where torch has wrapped it."""
+    """The error that a stage raised, taken out of torch's wrapping."""
     while error.__cause__ is not None and "failed to run" in str(error).lower():
         error = error.__cause__
     return error

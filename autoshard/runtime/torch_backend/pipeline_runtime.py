@@ -1,4 +1,4 @@
-"""The runtime of torch.distributed.pipelining as `pipeline.py` uses it; importing it takes a second of its own.
+"""Adapts the runtime of torch.distributed.pipelining for `pipeline.py`; importing torch's takes a second of its own.
 
 `_PipelineScheduleRuntime` is private in torch (the project pins torch): it is the one runtime that takes any valid list
 of actions, checks it for deadlock and adds the sends and receives.
@@ -23,11 +23,11 @@ logging.getLogger(Runtime.__module__).setLevel(logging.CRITICAL)
 
 
 class ScheduledStage(PipelineStage):
-    """A stage that holds what it receives from the receive until its backward has read it.
+    """A pipeline stage that holds what it receives from the receive until its backward has read it.
 
-    torch's own allocates a buffer for every microbatch of the step before the first one runs, in both directions:
-    8 GiB a rank for 128 microbatches of 8,192 x 8,192 split over tp=8 on two virtual stages.
-    Tells what it is about to do; forwards tell it themselves.
+    torch's own stage allocates a buffer for every microbatch of the step before the first one runs, in both directions:
+    8 GiB a rank for 128 microbatches of 8,192 x 8,192 split over tp=8 on two virtual stages. This one also reports what
+    it is about to do; forwards report themselves.
     """
 
     submod: Entered
@@ -83,5 +83,5 @@ def _without_buffers(infos: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def spelled(own: tuple[Any, ...], rank: int, pp: int) -> list[_Action | None]:
-    """Our actions (microbatch, chunk) as torch's (stage, microbatch)."""
+    """The list of our actions (microbatch, chunk) of a rank as torch's (stage, microbatch)."""
     return [_Action.from_str(f"{action.chunk * pp + rank}{action.kind}{action.microbatch}") for action in own]

@@ -1,4 +1,4 @@
-"""Functions of single numbers that a plan writes as an expression (graph/pointwise.py), on tensors."""
+"""Computes elementwise functions that a plan writes as an expression (graph/pointwise.py), on tensors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def _value(expression: Expression, values: tuple[torch.Tensor, ...]) -> Any:
 
 
 class _Pointwise(torch.autograd.Function):
-    """Keeps its inputs alone and computes again in backward, as a compiler would."""
+    """The expression as an autograd function. It keeps only its inputs and computes again in backward, as a compiler
+    would."""
 
     @staticmethod
     def forward(ctx: Any, expression: Expression, *values: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Operators whose backward computes cheap things again, so that they keep for it what the graph counts.
+"""Operators that recompute cheap values in backward, so that they keep only what the graph counts.
 
 Composed of torch's own, silu(gate) * up keeps three tensors instead of two, and attention written out in BF16 keeps its
 probabilities in FP32 as well.
@@ -14,17 +14,17 @@ import torch.nn.functional as F  # noqa: N812  # the name that torch's own docum
 
 
 def _as(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """x.to(dtype), which takes a while to find that it has nothing to do."""
+    """x in the dtype; unlike x.to(dtype), it is quick where x has it already."""
     return x if x.dtype is dtype else x.to(dtype)
 
 
 def _accurate(x: torch.Tensor) -> torch.Tensor:
-    """In FP32 at least."""
+    """x in FP32, or in FP64 if it is that."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 class SiluMul(torch.autograd.Function):
-    """silu(gate) * up; keeps gate and up."""
+    """silu(gate) * up. Keeps gate and up for backward."""
 
     @staticmethod
     def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -62,9 +62,9 @@ class RmsNorm(torch.autograd.Function):
 
 
 class Rotate(torch.autograd.Function):
-    """x cos + swap(x) sin, where swap exchanges the halves of the last dim; keeps nothing.
+    """x cos + swap(x) sin, where swap exchanges the halves of the last dim. Keeps nothing but the tables.
 
-    sin: minus the sine in the first half, the sine in the second, which makes the gradient the opposite turn.
+    sin: minus the sine in the first half, the sine in the second, so the gradient is the opposite rotation.
     """
 
     @staticmethod
@@ -82,8 +82,8 @@ class Rotate(torch.autograd.Function):
 class WeighedSums(torch.autograd.Function):
     """[rows, embed]: in each row the sum of the answers [expert, batch, capacity, embed] that go there, times weight.
 
-    rows [expert, batch, capacity]: where each goes. count: of rows. weight: as answers, of one column. Backward has one
-    more tensor of the answers' size, where torch's own has three.
+    rows [expert, batch, capacity]: the row that each answer goes to. count: number of rows. weight: like answers, with
+    one column. Backward makes one more tensor of the answers' size, where torch's own makes three.
     """
 
     @staticmethod
@@ -153,5 +153,5 @@ class MaskedSoftmax(torch.autograd.Function):
 
 
 def _heads(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Those of the same batch row and head, together."""
+    """Yields the slices of one batch row and head from all tensors together."""
     yield from zip(*(tensor.flatten(0, 1).unbind(0) for tensor in tensors), strict=True)

@@ -1,8 +1,8 @@
-"""Ring attention: queries stay, pieces of keys and values go from rank to rank, the softmax is taken on the way.
+"""Ring attention: queries stay, pieces of keys and values go from rank to rank, the softmax is computed on the way.
 
-Liu et al. 2023 (ring attention) with FlashAttention's online softmax; with pieces in zigzag order every rank has the
-same work under a causal mask. Backward passes keys and values around once more, with their gradients, which end at
-home. What is computed while a piece arrives hides the transfer.
+Liu et al. 2023 (ring attention) with FlashAttention's online softmax. With pieces in zigzag order every rank has the
+same work under a causal mask. Backward passes keys and values around once more, with their gradients, which end where
+they belong. Transfers are hidden behind computing with the piece at hand.
 """
 
 from __future__ import annotations
@@ -18,17 +18,16 @@ from autoshard.runtime.torch_backend.collectives import pass_on
 from autoshard.runtime.torch_backend.groups import Group
 
 SCORES_AT_ONCE = 2**24
-"""Scores that are held at one time, elements: 64 MiB in FP32."""
+"""The most scores that are held at one time, elements: 64 MiB in FP32."""
 FEWEST_ROWS = 64
-"""Of a tile that is partly hidden: with fewer rows fewer scores are computed for nothing, by more operators."""
+"""The fewest rows of a tile that is partly hidden. Fewer rows would compute fewer scores in vain, but with more
+operators."""
 
 
 @dataclass(frozen=True)
 class Ring:
-    """pieces: the sequence's equal pieces, of piece_length tokens, in the order in which ranks hold them.
-
-    window: keys that a query sees at most, itself included.
-    """
+    """A ring of ranks that share a sequence. pieces: the sequence's equal pieces, of piece_length tokens, in the order
+    in which ranks hold them. window: the most keys that a query sees, itself included."""
 
     group: Group
     pieces: tuple[int, ...]
@@ -43,7 +42,7 @@ class Ring:
 
 @dataclass(frozen=True)
 class _Tile:
-    """Rows of the local queries against columns of the keys at hand.
+    """A tile of scores: rows of the local queries against columns of the keys at hand.
 
     mask: [rows columns], True where a row sees a column; [batch rows columns] where documents are kept apart.
     """
@@ -56,9 +55,10 @@ class _Tile:
 def _tiles(
     ring: Ring, source: int, heads: int, device: torch.device, starts: torch.Tensor | None = None
 ) -> Iterator[_Tile]:
-    """What this rank's queries see of rank `source`'s keys; the diagonal of a piece before what lies left of it.
+    """Yields the tiles of this rank's queries with rank `source`'s keys; the diagonal of a piece before the tiles left
+    of it.
 
-    starts: as ring_attention takes them.
+    starts: as in ring_attention.
     """
     length = ring.piece_length
     at_once = max(1, min(length, SCORES_AT_ONCE // (heads * length)))
@@ -80,7 +80,8 @@ def _tiles(
 
 
 def _inside(mask: torch.Tensor | None, starts: torch.Tensor | None, rows: slice, keys: range) -> torch.Tensor | None:
-    """The mask of some rows, which see no key before the start of their document. keys: places in the sequence."""
+    """The mask of some rows so that they see no key before the start of their document. keys: places in the
+    sequence."""
     if starts is None:
         return mask
     inside = torch.arange(keys.start, keys.stop, device=starts.device) >= starts[:, rows, None]
@@ -104,16 +105,18 @@ def _visible(
 def ring_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ring: Ring, starts: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """q [batch kvhead group rows headdim], k and v [batch kvhead rows headdim]: this rank's rows -> like q.
+    """Attention of this rank's rows: q [batch kvhead group rows headdim], k and v [batch kvhead rows headdim] -> a
+    tensor like q.
 
-    starts [batch rows]: place in the sequence from which on a row sees keys; None: from the first on.
+    starts [batch rows]: place in the sequence of the first key that a row sees; None: rows see all keys up to
+    themselves.
     """
     out: torch.Tensor = _RingAttention.apply(q, k, v, ring, starts)
     return out
 
 
 def _by_rows(x: torch.Tensor) -> torch.Tensor:
-    """[batch kvhead group rows headdim] -> [batch*kvhead rows*group headdim], or a view of it where that is possible.
+    """x [batch kvhead group rows headdim] as [batch*kvhead rows*group headdim], a view where that is possible.
 
     Query heads that share keys lie side by side: any rows of them are then one matrix, without a copy.
     """
@@ -121,15 +124,15 @@ def _by_rows(x: torch.Tensor) -> torch.Tensor:
 
 
 def _by_heads(pair: torch.Tensor) -> torch.Tensor:
-    """Keys and values, or their gradients, [2 batch kvhead rows headdim] -> a view [2 batch*kvhead rows headdim]."""
+    """Keys and values, or their gradients, [2 batch kvhead rows headdim] as a view [2 batch*kvhead rows headdim]."""
     return rearrange(pair, "pair batch kvhead rows headdim -> pair (batch kvhead) rows headdim")
 
 
 class _RingAttention(torch.autograd.Function):
-    """Keeps q, k, v, the output and the log-sum-exp of each row.
+    """Ring attention as an autograd function. Keeps q, k, v, the output and the log-sum-exp of each row.
 
-    The output lies in memory as [batch rows kvhead group headdim]: the projection that reads it, row by row, keeps it
-    as it is and not a copy.
+    The output lies in memory as [batch rows kvhead group headdim], so the projection that reads it row by row keeps it
+    as it is, without a copy.
     """
 
     @staticmethod
@@ -195,8 +198,8 @@ class _RingAttention(torch.autograd.Function):
 
 
 def _scores(q: torch.Tensor, k: torch.Tensor, tile: _Tile, accurate: torch.dtype) -> torch.Tensor:
-    """q [heads rows*group headdim], k [heads columns headdim] -> [heads rows*group columns], scaled; minus infinity
-    where the mask hides."""
+    """Scaled scores [heads rows*group columns] of q [heads rows*group headdim] and k [heads columns headdim]; minus
+    infinity where the mask hides."""
     scores = q.new_empty(*q.shape[:2], k.shape[1])
     scores = scores.baddbmm_(q, k.transpose(1, 2), beta=0, alpha=q.shape[-1] ** -0.5).to(accurate)
     if tile.mask is not None:
@@ -207,7 +210,7 @@ def _scores(q: torch.Tensor, k: torch.Tensor, tile: _Tile, accurate: torch.dtype
 
 
 def _add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: float = 1.0) -> None:
-    """In place; total may be more accurate than the factors."""
+    """Adds scale * a b to `total` in place; total may be more accurate than the factors."""
     if total.dtype == a.dtype:
         total.baddbmm_(a, b, alpha=scale)
     else:
@@ -223,7 +226,7 @@ def _attend(
     total: torch.Tensor,
     sums: torch.Tensor,
 ) -> None:
-    """Add a tile to the running maximum, sum of exponentials and weighted sum of values of its rows, in place.
+    """Adds a tile to the running maximum, sum of exponentials and weighted sum of values of its rows, in place.
 
     A row's first tile must show it something: `_tiles` yields the diagonal first.
     """
@@ -241,7 +244,7 @@ def _attend(
 
 @dataclass(frozen=True)
 class _Rows:
-    """What backward knows of the local queries, by rows, and the gradient that it adds up."""
+    """The local queries in backward, by rows, and their gradient, which is summed up here."""
 
     q: torch.Tensor
     grad_out: torch.Tensor
@@ -250,14 +253,14 @@ class _Rows:
     grad_q: torch.Tensor
 
     def of(self, tile: _Tile, group: int) -> _Rows:
-        """Views."""
+        """The rows of one tile, as views."""
         at = slice(tile.rows.start * group, tile.rows.stop * group)
         each = (self.q, self.grad_out, self.log_sum_exp, self.through_sum, self.grad_q)
         return _Rows(*(x[:, at] for x in each))
 
 
 def _attend_backward(rows: _Rows, pair: torch.Tensor, tile: _Tile, group: int, grad_pair: torch.Tensor) -> None:
-    """Add a tile's gradients, in place: the probabilities follow from the scores and the rows' log-sum-exp."""
+    """Adds a tile's gradients in place: the probabilities follow from the scores and the rows' log-sum-exp."""
     k, v = pair[:, :, tile.columns]
     grad_k, grad_v = grad_pair[:, :, tile.columns]
     own, scale = rows.of(tile, group), k.shape[-1] ** -0.5

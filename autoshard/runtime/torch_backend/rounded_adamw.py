@@ -1,4 +1,4 @@
-"""AdamW whose weights and moments are bf16: each step is computed in FP32 and rounded at random."""
+"""AdamW with bf16 weights and moments: each step is computed in FP32 and rounded at random."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ class Piece:
     lengths: tuple[int, ...]
 
     def places(self, device: torch.device) -> torch.Tensor:
-        """Of its elements in the whole parameter."""
+        """Flat places of the piece's elements in the whole parameter, int64 [stop - start]."""
         whole = places(self.shape, self.starts, self.lengths, device)
         return whole[self.skipped : self.skipped + self.stop - self.start]
 
 
 class RoundedAdamW:
-    """State of one shard. pieces: the parameters that it holds parts of; what lies between them is padding.
+    """AdamW and its state for one shard. pieces: the parts of parameters that it holds; what lies between them is
+    padding.
 
-    Two runs with different layouts round every element alike if its exact value is the same.
+    Two runs with different layouts round an element the same way if its exact value is the same.
     """
 
     def __init__(self, weights: torch.Tensor, pieces: Sequence[Piece], seed: int):
@@ -43,7 +44,7 @@ class RoundedAdamW:
         self._step = 0
 
     def load(self, first_moment: torch.Tensor, second_moment: torch.Tensor, steps: int) -> None:
-        """Go on after so many steps; the weights are another's to load."""
+        """Sets the moments and the number of steps taken; the caller loads the weights."""
         self.first_moment.copy_(first_moment)
         self.second_moment.copy_(second_moment)
         self._step = steps
@@ -52,7 +53,7 @@ class RoundedAdamW:
     def step(
         self, gradient: torch.Tensor, learning_rate: float, betas: tuple[float, float], eps: float, weight_decay: float
     ) -> None:
-        """gradient: of the shard, summed and clipped."""
+        """Updates the weights in place. gradient: of the shard, summed and clipped."""
         self._step += 1
         corrections = tuple(1 - beta**self._step for beta in betas)
         for piece in self._pieces:

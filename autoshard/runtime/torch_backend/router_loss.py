@@ -1,7 +1,7 @@
 """The load-balancing loss of a mixture's routers: added to the gradient where it arises, not to the stage's output.
 
-A pipeline stage gives its hidden states to the next one and no loss; so a router passes its probabilities on and adds
-its loss's gradient to theirs on the way back. What the loss was is summed up for the report.
+A pipeline stage sends its hidden states to the next one and no loss. So a router passes its probabilities on, and adds
+its loss's gradient to theirs in backward. The losses are summed up for the report.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ Balance = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class RouterLosses:
-    """Of one stage. scale: of a microbatch's loss in the gradient, the same for every router."""
+    """The router losses of one stage. scale: factor of a microbatch's loss in the gradient, the same for every
+    router."""
 
     def __init__(self) -> None:
         self.scale = 1.0
@@ -35,7 +36,8 @@ class RouterLosses:
 
 
 def balance(context: Any, step: OperatorStep) -> Balance | None:
-    """(probabilities [batch seq expert], chosen experts [batch seq top_k]) -> probabilities; None without such a loss.
+    """The function (probabilities [batch seq expert], chosen experts [batch seq top_k]) -> probabilities that adds the
+    loss's gradient; None without such a loss.
 
     The loss is coefficient * experts * sum over experts of the share of tokens that choose one times its mean
     probability, over all tokens of the microbatch (transformers' load_balancing_loss_func, of one layer).
@@ -67,7 +69,7 @@ def balance(context: Any, step: OperatorStep) -> Balance | None:
 
 
 class _Balance(torch.autograd.Function):
-    """Keeps two numbers an expert."""
+    """The identity on probabilities, whose backward adds the loss's gradient. Keeps two numbers an expert."""
 
     @staticmethod
     def forward(

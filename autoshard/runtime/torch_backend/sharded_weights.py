@@ -1,5 +1,7 @@
-"""A stage's parameters under ZeRO-2 and ZeRO-3: which buckets they form, in which order a stage uses them, and what
-autograd keeps of a parameter that is gathered again for backward: where to find it."""
+"""Orders a stage's parameter buckets under ZeRO-2 and ZeRO-3, and keeps gathered parameters out of autograd.
+
+Autograd keeps, in place of a parameter that is gathered again for backward, where to find it.
+"""
 
 from __future__ import annotations
 
@@ -51,11 +53,11 @@ class ShardedWeights:
 
     @property
     def bucket_of(self) -> Mapping[str, ShardedBucket]:
-        """By parameter."""
+        """Parameter name -> the bucket that holds it."""
         return {name: bucket for bucket in self.buckets for name in bucket.names}
 
     def weights(self, bucket: ShardedBucket) -> Callable[[], tuple[torch.Tensor, ...]]:
-        """What hands out a bucket's parameters, whole."""
+        """A function that returns a bucket's parameters, whole."""
 
         def run() -> tuple[torch.Tensor, ...]:
             found = bucket.weights()
@@ -69,7 +71,8 @@ class ShardedWeights:
         return run
 
     def not_kept(self) -> AbstractContextManager[Any]:
-        """While forward runs in it, autograd keeps no gathered parameter: backward asks for it again."""
+        """A context in which forward runs without autograd keeping gathered parameters: backward asks for them
+        again."""
         if not any(bucket.gathers for bucket in self.buckets):
             return nullcontext()
         return saved_tensors_hooks(self._pack, _unpack)

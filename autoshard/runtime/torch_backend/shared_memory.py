@@ -1,7 +1,7 @@
-"""Memory that the processes of a group share where all of them run on one machine.
+"""Shares memory among the processes of a group where all of them run on one machine.
 
-gloo sends everything through TCP, several copies and wake-ups of its threads each way. Here a rank writes once what the
-others are to know and tells them so over a socket; they read it where it lies.
+gloo sends everything through TCP, with several copies and wake-ups of its threads each way. Here a rank writes its data
+once and tells the others so over a socket; they read it where it lies.
 """
 
 from __future__ import annotations
@@ -22,51 +22,52 @@ import torch
 import torch.distributed as dist
 
 PLACE_BYTES = 2 * 2**20
-"""What a rank can write at one time; what all write in one turn lies one after the other."""
+"""How many bytes a rank can write in a turn; what all ranks write in one turn lies one after the other."""
 _TURNS = 4
-"""Of writing before a rank overwrites its first."""
+"""How many turns there is space for before a rank overwrites its first."""
 _LINE_BYTES = 64
-"""A rank's count of what it has read, on a cache line of its own."""
+"""Bytes of a rank's count of what it has read: a cache line of its own."""
 _RETRY_S = 50e-6
 
 
 class Places:
-    """Where the ranks of a group write in a turn: views, made once. rows: [ranks, rows, n]; index: of this rank."""
+    """Views of where the ranks of a group write in a turn. rows: [ranks, rows, n]. index: of this rank."""
 
     def __init__(self, rows: torch.Tensor, index: int):
         self.rows, self._index = rows, index
 
     @cached_property
     def mine(self) -> torch.Tensor:
-        """[rows, n], which this rank writes."""
+        """The rows [rows, n] that this rank writes."""
         return self.rows[self._index]
 
     @cached_property
     def others_mine(self) -> tuple[tuple[slice, torch.Tensor], ...]:
-        """The same without the row of this rank's own place, in parts."""
+        """This rank's rows, without the row for its own place, as (slice, tensor) parts."""
         parts = (slice(0, self._index), slice(self._index + 1, self.rows.shape[1]))
         return tuple((part, self.mine[part]) for part in parts if part.start < part.stop)
 
     @cached_property
     def first_rows(self) -> torch.Tensor:
-        """[ranks, n]"""
+        """The first row of every rank, [ranks, n]."""
         return self.rows[:, 0]
 
     @cached_property
     def each_first(self) -> tuple[torch.Tensor, ...]:
-        """[n] of every rank."""
+        """The first row [n] of every rank, as separate tensors."""
         return self.first_rows.unbind(0)
 
     @cached_property
     def each_to_me(self) -> tuple[torch.Tensor, ...]:
-        """[n] of every rank: the row of this rank's place."""
+        """The row [n] that every rank wrote for this rank's place."""
         return self.rows[:, self._index].unbind(0)
 
 
 class Board:
-    """One rank's view of the memory. Ranks write in turns; all write the same amount in the same turn.
+    """One rank's view of the shared memory. Ranks write in turns; all write the same amount in the same turn.
 
-    peers: a connection to every other rank, by its place in the group. timeout_s: how long one is waited for.
+    peers: a connection to every other rank, by its place in the group. timeout_s: how many seconds a rank is waited
+    for.
     """
 
     def __init__(self, memory: mmap.mmap, peers: dict[int, socket.socket], index: int, timeout_s: int):
@@ -83,13 +84,13 @@ class Board:
 
     @property
     def in_the_way(self) -> int | None:
-        """The turn that this rank has to be done with before it can write again."""
+        """The turn that this rank has to finish reading before it can write again; None where there is none."""
         first = self._read_counts[self._index]
         return first if first <= self._written[self._index] - _TURNS else None
 
     def write(self, rows: torch.Tensor, own: bool = True) -> int:
-        """rows [rows, n], at most PLACE_BYTES, for the others to read -> the turn. own: the row of this rank's own
-        place too."""
+        """Writes rows [rows, n], at most PLACE_BYTES, for the others to read; returns the turn. own: whether the row
+        for this rank's own place is written too."""
         assert self.in_the_way is None
         turn = self._written[self._index]
         self._wait_for_readers(turn - _TURNS)
@@ -105,14 +106,14 @@ class Board:
         return turn
 
     def read(self, turn: int, like: torch.Tensor) -> Places:
-        """What each rank wrote, like this one's rows; it stays as it is until `done`."""
+        """The rows that each rank wrote, shaped like this rank's; they stay until `done`."""
         for index, peer in self._peers.items():
             while self._written[index] <= turn:
                 self._written[index] += self._heard(index, peer)
         return self.places(turn, like)
 
     def places(self, turn: int, like: torch.Tensor) -> Places:
-        """As `read`, whether it is written yet or not."""
+        """The places of a turn, whether they are written yet or not; arguments as in `read`."""
         key = (turn % _TURNS, like.shape, like.dtype)
         if key not in self._places:
             memory = self._turns[key[0], : self.size * like.nbytes].view(like.dtype)
@@ -120,14 +121,14 @@ class Board:
         return self._places[key]
 
     def done(self, turn: int) -> None:
-        """What was written in this turn may be overwritten."""
+        """Allows the ranks to overwrite what was written in this turn."""
         self._ahead.add(turn)
         while (count := self._read_counts[self._index]) in self._ahead:
             self._ahead.remove(count)
             self._read_counts[self._index] = count + 1
 
     def _wait_for_readers(self, turn: int) -> None:
-        """Until all are done with this turn."""
+        """Waits until all ranks are done with this turn."""
         if turn < self._read_by_all:
             return
         until = time.monotonic() + self._timeout_s
@@ -141,7 +142,7 @@ class Board:
         return ConnectionError(f"timed out waiting for place {index} of {self.size} in a group")
 
     def _heard(self, index: int, peer: socket.socket) -> int:
-        """How often a rank has written since it was asked last, at least once."""
+        """How often a rank has written since it was last asked; waits until it has written at least once."""
         try:
             heard = len(peer.recv(_TURNS))
         except BlockingIOError:
@@ -152,7 +153,7 @@ class Board:
 
 
 def meet(group: dist.ProcessGroup, index: int) -> Board | None:
-    """A board of the group's ranks (collective); None where they are not all in one place on one Linux machine."""
+    """A board for the group's ranks (collective); None where they are not all on one Linux machine."""
     with socket.socket(socket.AF_UNIX) as listener:
         here = _machine()
         address = f"\0autoshard-{uuid4().hex}"  # abstract: no file
@@ -173,7 +174,8 @@ def meet(group: dist.ProcessGroup, index: int) -> Board | None:
 
 
 def _machine() -> str:
-    """The same for processes that can connect to each other by such addresses and share memory; "" for none."""
+    """A name that is the same for processes that can connect by such addresses and share memory; "" where there is
+    none."""
     if sys.platform != "linux":
         return ""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -194,7 +196,7 @@ def _connect(listener: socket.socket, addresses: Sequence[str], index: int) -> d
 
 
 def _share(peers: dict[int, socket.socket], size: int) -> int:
-    """A file in memory that the others receive too."""
+    """The file descriptor of a file in memory, which the peers receive too. size: bytes."""
     file = os.memfd_create("autoshard")
     os.ftruncate(file, size)
     for peer in peers.values():

@@ -1,7 +1,7 @@
-"""Collectives of processes on one machine, through memory that they share: operators like torch's functional ones.
+"""Collectives through shared memory, for processes on one machine: operators like torch's functional ones.
 
 gloo's own go through TCP, and its reduce-scatter is a whole all-reduce. The result of each is a tensor under way until
-`wait_tensor` returns; the order of the sums is that of the ranks, so that all of them get the same bits. Operators, so
+`wait_tensor` returns. Sums are in the order of the ranks, so that all ranks get the same bits. They are operators so
 that whoever watches the dispatcher sees each one.
 """
 
@@ -20,33 +20,33 @@ from autoshard.runtime.torch_backend.shared_memory import PLACE_BYTES, Board, Pl
 NAMESPACE = "autoshard"
 _library = torch.library.Library(NAMESPACE, "DEF")
 _directs: WeakValueDictionary[str, Direct] = WeakValueDictionary()
-"""By the name of the group, which is all that an operator is told."""
+"""Group name -> its collectives; the name is all that an operator is told."""
 _Read = Callable[[slice | None, Places], object]
 
 
 class Direct:
-    """The collectives of one group."""
+    """The collectives of one group through shared memory."""
 
     def __init__(self, board: Board, index: int, name: str):
         self.board, self.index, self.size = board, index, board.size
         self.unread: dict[int, _UnderWay | _Loan] = {}
-        """By the turn of the board that each has to read next."""
+        """Turn of the board -> the collective that has to read it next."""
         self._under_way: dict[int, _UnderWay | _Loan] = {}
         self._lent: dict[int, _Loan] = {}
-        """By the address of the result."""
+        """Address of the result -> the loan."""
         _directs[name] = self
 
     def start(self, rows: torch.Tensor, read: _Read, out: torch.Tensor, own: bool = True) -> torch.Tensor:
-        """As _UnderWay; read fills `out`."""
+        """Starts a collective, arguments as in _UnderWay; `read` fills `out`, which is returned."""
         self._under_way[out.data_ptr()] = _UnderWay(self, rows, read, own)
         return out
 
     def finish(self, out: torch.Tensor) -> None:
-        """Wait until the result is there."""
+        """Waits until the result is in `out`."""
         self._under_way.pop(out.data_ptr()).finish()
 
     def lend(self, x: torch.Tensor) -> torch.Tensor:
-        """What all ranks have, where they write it: wait for it, then ask `lent`."""
+        """A tensor that stands for the rows of all ranks, to be read where they lie: wait for it, then call `lent`."""
         loan = _Loan(self, x.view(1, -1))
         out = loan.gathered.view(self.size * x.shape[0], *x.shape[1:])
         assert out.data_ptr() not in self._lent
@@ -54,24 +54,25 @@ class Direct:
         return out
 
     def lent(self, out: torch.Tensor) -> torch.Tensor:
-        """What was lent, there until `take_back`."""
+        """The rows of all ranks, which are there until `take_back`."""
         return self._lent[out.data_ptr()].gathered.view(out.shape)
 
     def take_back(self, out: torch.Tensor) -> None:
-        """Nobody here reads it any more."""
+        """Ends a loan: nobody here reads the rows any more."""
         self._lent.pop(out.data_ptr()).release()
 
     def make_room(self) -> None:
-        """All ranks have started the same in the same order: what is in the way is finished early on all of them."""
+        """Finishes what is in the way early, on all ranks: all have started the same collectives in the same order."""
         while (turn := self.board.in_the_way) is not None:
             self.unread[turn].make_room()
 
 
 class _UnderWay:
-    """Writes `rows` [rows, n], as many columns at a time as there is space for, the first ones at once.
+    """A collective under way. It writes `rows` [rows, n], as many columns at a time as there is space for, the first
+    ones at once.
 
-    read: is given the columns that all ranks have written, and where. own: whether the row of this rank's own place is
-    written too.
+    read: called with the columns that all ranks have written, and their place. own: whether the row for this rank's own
+    place is written too.
     """
 
     def __init__(self, direct: Direct, rows: torch.Tensor, read: _Read, own: bool):
@@ -83,7 +84,7 @@ class _UnderWay:
         self._write()
 
     def finish(self) -> None:
-        """Read what is written, then write and read the other columns."""
+        """Reads what is written, then writes and reads the other columns."""
         board, count = self._direct.board, self._rows.shape[1]
         while (turn := self._turn) is not None:
             self._read(None if self._at_once else self._columns, board.read(turn, self._now))
@@ -110,8 +111,10 @@ class _UnderWay:
 
 
 class _Loan:
-    """Writes `rows` [1, n], at most PLACE_BYTES. gathered [ranks, n]: what all wrote, there once `finish` has returned;
-    a copy where it was in the way."""
+    """An all-gather whose result is read in shared memory. Writes `rows` [1, n], at most PLACE_BYTES.
+
+    gathered [ranks, n]: the rows of all ranks, there once `finish` has returned; a copy where the memory was needed.
+    """
 
     def __init__(self, direct: Direct, rows: torch.Tensor):
         direct.make_room()
@@ -135,7 +138,8 @@ class _Loan:
 
 
 def connect(group: dist.ProcessGroup, index: int) -> Direct | None:
-    """(collective) None where torch's own are taken: of other backends, and over several machines."""
+    """The group's collectives through shared memory (collective); None for other backends than gloo and across
+    machines, where torch's own are used."""
     if group.size() == 1 or dist.get_backend(group) != "gloo":
         return None
     board = meet(group, index)
@@ -180,7 +184,7 @@ def _all_reduce(x: torch.Tensor, reduction: str, group: str) -> torch.Tensor:
 
 
 def _all_to_all(x: torch.Tensor, received: list[int], sent: list[int], group: str) -> torch.Tensor:
-    """Of equal pieces, or one piece to the next rank."""
+    """An all-to-all of equal pieces, or of one piece for the next rank."""
     direct, out = _directs[group], torch.empty_like(x)
     if len(set(sent)) > 1:
         flat, source = out.view(-1), received.index(max(received))
@@ -236,7 +240,7 @@ _unwatched = SimpleNamespace(**{schema.split("(")[0]: function for schema, funct
 
 
 def operators() -> Any:
-    """By name. Where neither autograd nor anybody else watches the dispatcher, the way through it is left out: it takes
-    longer than most of what the operators do."""
+    """The operators by name. Where neither autograd nor anybody else watches the dispatcher, it is bypassed: it takes
+    longer than most of the operators do."""
     watched = torch.is_grad_enabled() or torch._C._len_torch_dispatch_stack()
     return torch.ops.autoshard if watched else _unwatched

@@ -26,20 +26,21 @@ from autoshard.runtime.torch_backend.sharded_weights import ShardedWeights
 from autoshard.runtime.torch_backend.weight_gradients import WeightGradients, later_linear
 
 Environment = dict[str, Any]
-"""Tensors by the name of their view; parameters too."""
+"""Name of a view -> its tensor; parameters are views too."""
 
 
 Gather = Callable[[torch.Tensor], Lent]
 Scatter = Callable[[torch.Tensor], Started]
 _Steps = tuple[tuple[Callable[..., Any], tuple[str, ...], tuple[str, ...], tuple[str, ...]], ...]
-"""Instructions as plain tuples (run, inputs, outputs, released): the loop over them is all that a step costs beside
+"""Instructions as plain tuples (run, inputs, outputs, released): the loop over these is all that a step costs beside
 its operators."""
 
 
 @dataclass(frozen=True)
 class _Instruction:
-    """Read views, compute, write views. released: views that nothing reads later. brings_weights: it is no step of the
-    program, but hands out parameters that are whole only while they are read. signature: of what may be compiled."""
+    """An instruction: read views, compute, write views. released: views that nothing reads later. brings_weights:
+    whether it is no step of the program, but gathers parameters that are whole only while they are read. signature: of
+    an operator that may be compiled."""
 
     name: str
     inputs: tuple[str, ...]
@@ -52,7 +53,8 @@ class _Instruction:
 
 @dataclass(frozen=True)
 class _Section:
-    """Instructions run together; a recomputed one keeps only `inputs`, of which it releases those read last here."""
+    """Instructions that run together; a recomputed section keeps only `inputs`, and releases those that are read last
+    here."""
 
     instructions: tuple[_Instruction, ...]
     recomputed: bool
@@ -66,11 +68,13 @@ class _Section:
 
 
 class StageModule(nn.Module):
-    """Runs a program. Parameters are registered under their Hugging Face names with '.' written as '/'.
+    """A pipeline stage, which runs a program. Parameters are registered under their Hugging Face names with '.' written
+    as '/'.
 
     parameters: local tensors by name, already in the program's storage states. weights_apart: backward leaves gradients
     of weights in `later`. debug_nan: AutoshardError at the first operator whose result is not finite. sharded: where
-    the other parameters are under ZeRO-2 and -3. compiler: of what lies between collectives; None leaves it as it is.
+    the other parameters are under ZeRO-2 and -3. compiler: compiles what lies between collectives; None leaves it as it
+    is.
     """
 
     def __init__(
@@ -99,11 +103,11 @@ class StageModule(nn.Module):
             self._sections = tuple(_compiled(section, compiler) for section in self._sections)
 
     def parameter(self, name: str) -> nn.Parameter:
-        """This rank's piece, by its Hugging Face name."""
+        """This rank's piece of a parameter, by its Hugging Face name."""
         return self.get_parameter(_registered(name))
 
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-        """inputs: local tensors in the order of input_names -> the stage's local output."""
+        """The stage's local output. inputs: local tensors in the order of input_names."""
         if self.sharded is None:
             return self._forward(inputs)
         with self.sharded.not_kept():
@@ -156,7 +160,7 @@ def _replayable(section: _Section, parameters: Environment) -> Callable[..., tup
 def _sections(
     context: Context, recompute: str, debug_nan: bool, sharded: ShardedWeights | None
 ) -> tuple[_Section, ...]:
-    """Recompute segments and what lies between them; every view is released behind its last reader."""
+    """The recompute segments and what lies between them; every view is released after its last reader."""
     program = context.program
     bucket_of = {} if sharded is None else dict(sharded.bucket_of)
     parameters = {tensor.name for tensor in program.graph.parameters()} - bucket_of.keys()
@@ -197,7 +201,8 @@ def _sections(
 def _bringing(
     one: _Instruction, sharded: ShardedWeights | None, bucket_of: dict[str, ShardedBucket]
 ) -> Iterator[_Instruction]:
-    """What hands out parameters of which this instruction is the first reader; they leave bucket_of."""
+    """Yields instructions that gather parameters which this instruction is the first to read; removes these from
+    bucket_of."""
     while sharded is not None and (found := next((bucket_of[name] for name in one.inputs if name in bucket_of), None)):
         for name in found.names:
             del bucket_of[name]
@@ -206,7 +211,7 @@ def _bringing(
 
 
 def _releasing(chunk: Sequence[_Instruction], needed_later: set[str]) -> tuple[_Instruction, ...]:
-    """The same instructions, each of which releases what it is the last to read or nobody reads."""
+    """The same instructions, each of which releases views that it is the last to read or that nobody reads."""
     needed, found = set(needed_later), []
     for one in reversed(chunk):
         released = dict.fromkeys(view for view in (*one.inputs, *one.outputs) if view not in needed)
@@ -216,7 +221,7 @@ def _releasing(chunk: Sequence[_Instruction], needed_later: set[str]) -> tuple[_
 
 
 def _compiled(section: _Section, compiler: Compiler) -> _Section:
-    """The same, each run of operators that communicate with nobody as one instruction."""
+    """The section with each run of operators that do not communicate compiled into one instruction."""
     found: list[_Instruction] = []
     for _, run in groupby(section.instructions, key=lambda one: bool(one.signature)):
         chunk = list(run)
@@ -235,7 +240,7 @@ def _segment(chunk: Sequence[_Instruction], compiler: Compiler) -> _Instruction:
 
 
 def _checked(one: _Instruction) -> _Instruction:
-    """The same, but it raises where the result is not finite."""
+    """The instruction, which raises where its result is not finite."""
 
     def run(*values: torch.Tensor) -> Any:
         result = one.run(*values)
@@ -290,9 +295,10 @@ def _gather_instruction(context: Context, step: GatherEinsumStep) -> _Instructio
 
 
 class _GatherLinear(torch.autograd.Function):
-    """y_i = gather(x) w_i^T; keeps the local x and gathers it again in backward (Korthikanti et al. 2022, 4.2.2).
+    """y_i = gather(x) w_i^T. Keeps the local x and gathers it again in backward (Korthikanti et al. 2022, 4.2.2).
 
-    Backward hides the gathering behind the gradient of x, and the scattering of that behind those of the weights.
+    Backward hides the gathering behind the gradient of x, and the reduce-scatter of that gradient behind the gradients
+    of the weights.
     """
 
     @staticmethod

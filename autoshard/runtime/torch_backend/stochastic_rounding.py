@@ -1,7 +1,7 @@
-"""Rounding to bf16 at random, right on average, with the same numbers whatever the layout.
+"""Rounds to bf16 at random, right on average, with the same random numbers in every layout.
 
 The random bits of an element are a function of the seed, the step, the parameter's name and the element's place in the
-whole parameter: no rank draws from a stream whose state would depend on what it holds.
+whole parameter. No rank draws from a stream whose state would depend on what it holds.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from collections.abc import Sequence
 import torch
 
 _DROPPED = 16
-"""Bits of an FP32 mantissa that bf16 does not have."""
+"""Number of bits of an FP32 mantissa that bf16 does not have."""
 _STEPS = ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15))
-"""splitmix64 (Steele et al. 2014): shifts and odd multipliers, as signed numbers."""
+"""Shifts and odd multipliers of splitmix64 (Steele et al. 2014), as signed numbers."""
 
 
 def random_key(seed: int, step: int, name: str) -> int:
-    """A signed 64-bit number."""
+    """The key of a parameter's random bits in a step, a signed 64-bit number."""
     digest = hashlib.sha256(f"{seed} {step} {name}".encode()).digest()
     return int.from_bytes(digest[:8], "little", signed=True)
 
 
 def random_bits(places: torch.Tensor, key: int) -> torch.Tensor:
-    """int32 in [0, 2^16) for int64 places: splitmix64 of each place, its upper bits."""
+    """Random bits, int32 in [0, 2^16), for int64 places: the upper bits of splitmix64 of each place."""
     return _shifted(mixed(places, key), 64 - _DROPPED).to(torch.int32)
 
 
 def mixed(places: torch.Tensor, key: int | torch.Tensor) -> torch.Tensor:
-    """int64: splitmix64 of each place under a key, but for its last shift, which leaves the upper half as it is."""
+    """splitmix64 of each place under a key, int64, without its last shift, which leaves the upper half as it is."""
     found = places * -0x61C8864680B583EB + key
     for shift, multiplier in _STEPS:
         found = (found ^ _shifted(found, shift)) * multiplier
@@ -37,18 +37,19 @@ def mixed(places: torch.Tensor, key: int | torch.Tensor) -> torch.Tensor:
 
 
 def _shifted(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """Logical shift to the right."""
+    """x shifted logically to the right."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def rounded(x: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
-    """FP32 -> bf16: up in as many of 2^16 cases as x lies above the bf16 number below it (in size). Finite x only."""
+    """x (FP32) as bf16, rounded up in as many of 2^16 cases as x lies above the bf16 number below it (in size). x must
+    be finite."""
     whole = (x.view(torch.int32) + bits) >> _DROPPED << _DROPPED
     return whole.view(torch.float32).to(torch.bfloat16)
 
 
 def places(shape: Sequence[int], starts: Sequence[int], lengths: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Flat places, in a parameter of this shape, of the piece with these starts and lengths along each dim."""
+    """Flat places, int64, in a parameter of this shape, of the piece with these starts and lengths along each dim."""
     found = torch.zeros((), dtype=torch.int64, device=device)
     for size, start, length in zip(shape, starts, lengths, strict=True):
         found = found.unsqueeze(-1) * size + torch.arange(start, start + length, device=device)

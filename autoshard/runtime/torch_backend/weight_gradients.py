@@ -1,4 +1,4 @@
-"""Weight gradients that backward leaves for the schedule's action `W` (zero-bubble pipelines).
+"""Puts off weight gradients from backward to the schedule's action `W` (zero-bubble pipelines).
 
 torch splits a backward by walking the autograd graph twice, which would run a custom function, and its collectives,
 twice. Here a projection's backward computes the gradient of its input and leaves a closure; `W` runs the closures.
@@ -19,9 +19,9 @@ Work = Callable[[], None]
 
 
 class WeightGradients:
-    """Of one stage: what the backward that just ran left over.
+    """The weight gradients that one stage's last backward left to be computed.
 
-    accumulate: set by the optimizer; adds a gradient to where those of the parameter are summed.
+    accumulate: set by the optimizer; adds a gradient to the sum of the parameter's gradients.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class WeightGradients:
         self.accumulate[weight](gradient.view(weight.shape))
 
     def take(self) -> Work:
-        """All that was left since the last call, as one piece of work."""
+        """All work that was left since the last call, as one piece."""
         left, self._left = self._left, []
 
         @torch.no_grad()
@@ -54,7 +54,7 @@ def later_linear(
     owners: tuple[nn.Parameter, ...],
     weights: tuple[torch.Tensor, ...],
 ) -> tuple[torch.Tensor, ...]:
-    """y_i = whole(x) w_i^T with flat weights w_i of the parameters `owners`; their gradients are left for later.
+    """y_i = whole(x) w_i^T with flat weights w_i of the parameters `owners`, whose gradients are left for later.
 
     gather, scatter: where x is a piece that every product needs whole; the whole is not kept, `W` gathers it again.
     """

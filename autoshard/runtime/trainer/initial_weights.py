@@ -1,4 +1,4 @@
-"""Weights that a run starts from: a Hugging Face folder, a checkpoint or NxD's files, by the boxes of this rank."""
+"""Loads the weights that a run starts from (Hugging Face folder, checkpoint or NxD's files), only this rank's boxes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autoshard.runtime.trainer.shard_files import DTYPE_NAMES
 
 
 def load_weights(session: Session, folder: Path) -> None:
-    """Masters of this rank's shards from the files, parameters from the masters (collective).
+    """Loads this rank's shards of the masters from the files, then sets parameters from the masters (collective).
 
     Raises AutoshardError for files that are not whole weights of the plan's model.
     """
