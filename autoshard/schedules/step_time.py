@@ -129,7 +129,8 @@ def _from_few_s(schedule: Schedule, work: Work, count: int) -> Number | None:
 
 
 def _reach(warms: Sequence[int], vpp: int) -> int:
-    """The most places by which an action stands in its rank's order ahead of one that it waits for in another rank's.
+    """The most by which an action's index in its rank's order exceeds the index, in its own order, of one that it waits
+    for.
 
     warms: warm-up forwards of each rank.
     """
