@@ -1,4 +1,4 @@
-"""Element types by safetensors' names, and the conversions between them. numpy has no bfloat16: it is bits here."""
+"""Element types by safetensors' names, and the conversions between them. numpy has no bfloat16, so it is bits here."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _NUMPY = {"F16": np.float16, "F32": np.float32, "F64": np.float64}
 
 
 def element_type(dtype: str) -> str:
-    """numpy's name of the unsigned integer of that width."""
+    """numpy's name of the unsigned integer with the width of a dtype."""
     return f"u{WIDTHS[dtype]}"
 
 
 def as_dtype(values: Array, have: str, want: str) -> Array:
-    """Bits of one dtype as bits of another, to the nearest, ties to even.
+    """The elements as bits of the dtype `want`, from bits of the dtype `have`: rounded to the nearest, ties to even.
 
     Raises AutoshardError where a finite value becomes infinite.
     """

@@ -1,4 +1,4 @@
-"""What `autoshard convert` can be asked for; the command knows it without numpy."""
+"""List the forms and options of `autoshard convert`, so that the command knows them without numpy."""
 
 FORMS = ("hf", "plan", "nxd")
 """Of a folder of weights: Hugging Face, a plan's checkpoint, neuronx-distributed."""
