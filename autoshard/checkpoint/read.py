@@ -20,8 +20,9 @@ from autoshard.errors import AutoshardError
 
 
 def tensor_key(quantity: str, name: str, box: Box) -> str:
-    """The name of a stored box, such as 'master/model.norm.weight@16': where it starts. Its sizes are the tensor's
-    shape.
+    """The name of a stored box, such as 'master/model.norm.weight@16': where it starts.
+
+    Its sizes are the tensor's shape.
     """
     return f"{quantity}/{name}@{','.join(map(str, box.offsets))}"
 

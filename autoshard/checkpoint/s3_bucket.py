@@ -122,8 +122,9 @@ class Bucket:
         return data
 
     def chunks(self, key: str, size: int) -> Iterator[bytes]:
-        """The bytes of an object of `size` bytes, in chunks. Each is a request of its own: one that fails is tried
-        again alone.
+        """The bytes of an object of `size` bytes, in chunks.
+
+        Each is a request of its own: one that fails is tried again alone.
         """
         for start in range(0, size, _CHUNK_BYTES):
             yield self.get(key, start, min(size, start + _CHUNK_BYTES))

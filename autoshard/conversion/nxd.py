@@ -120,8 +120,9 @@ def nxd_source(folder: Path, model: ModelSpec) -> Source:
 
 
 def open_ranks(folder: Path, model: ModelSpec) -> tuple[NxdLayout, States]:
-    """The layout of the model over the ranks, and the tensors that their files have. Raises AutoshardError as
-    `nxd_source`.
+    """The layout of the model over the ranks, and the tensors that their files have.
+
+    Raises AutoshardError as `nxd_source`.
     """
     states = _states(folder)
     tp, ep = 1 + max(tp for _, tp, _ in states), 1 + max(ep for ep, _, _ in states)
@@ -177,8 +178,9 @@ def _tensors(
 
 
 def _states(folder: Path) -> dict[Rank, dict[str, FoundTensor]]:
-    """The tensors in the file of every (expert, tensor, pipeline) rank, by name. Raises AutoshardError if a file is
-    missing.
+    """The tensors in the file of every (expert, tensor, pipeline) rank, by name.
+
+    Raises AutoshardError if a file is missing.
     """
     paths: dict[Rank, Path] = {}
     for path in sorted(folder.iterdir()):

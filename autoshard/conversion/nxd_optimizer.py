@@ -37,8 +37,9 @@ _UNDECAYED: tuple[Callable[[str, tuple[int, ...]], bool], ...] = (
 
 @dataclass(frozen=True)
 class OptimizerFiles:
-    """The optimizer files of all ranks. ranks: by (tensor, pipeline) rank, the files of its data-parallel ranks in
-    order.
+    """The optimizer files of all ranks.
+
+    ranks: by (tensor, pipeline) rank, the files of its data-parallel ranks in order.
     """
 
     ranks: Mapping[tuple[int, int], tuple[FoundOptimizer, ...]]

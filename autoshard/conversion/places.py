@@ -81,8 +81,9 @@ def place_of(
 
 
 def restrided(place: Place, shape: tuple[int, ...], strides: tuple[int, ...]) -> Place:
-    """The place in a tensor that has these strides instead of being row-major. shape, strides: of the tensor, in
-    elements.
+    """The place in a tensor that has these strides instead of being row-major.
+
+    shape, strides: of the tensor, in elements.
     """
     start, rest, moved = 0, place.start, list(place.strides)
     for dim, stride in enumerate(strides):

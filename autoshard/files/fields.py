@@ -41,8 +41,9 @@ def check_integer(of: str, field: str, value: object, at_least: int = 1, at_most
 
 
 def check_positive(of: str, field: str, value: object) -> None:
-    """Check that a value is a finite number above zero. of, field: whose it is and its name, in the AutoshardError
-    raised.
+    """Check that a value is a finite number above zero.
+
+    of, field: whose it is and its name, in the AutoshardError raised.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not is_finite(value) or value <= 0:
         raise AutoshardError(f"{field}={show(value)} of {of} must be a finite number above 0{_unquoted(value)}")

@@ -34,8 +34,9 @@ def read_json(path: str | Path, what: str, max_bytes: int) -> object:
 
 
 def parse_json(data: bytes, where: str) -> object:
-    """The value in the UTF-8 bytes of a JSON text. where: what errors call the text. Raises AutoshardError as
-    `read_json`.
+    """The value in the UTF-8 bytes of a JSON text.
+
+    where: what errors call the text. Raises AutoshardError as `read_json`.
     """
     text = decode(data, where)
     try:

@@ -85,8 +85,9 @@ def text(value: Any) -> str:
 
 
 def path(value: Any) -> str:
-    """The value as a text that is not empty. Shell completion tells it from `text` and offers files. Raises
-    WrongValueError.
+    """The value as a text that is not empty.
+
+    Shell completion tells it from `text` and offers files. Raises WrongValueError.
     """
     return text(value)
 

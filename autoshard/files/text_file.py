@@ -1,5 +1,6 @@
-"""Read a text file that may hold anything: a regular file in UTF-8, bounded in size. JSON, YAML and TOML files share
-it.
+"""Read a text file that may hold anything: a regular file in UTF-8, bounded in size.
+
+JSON, YAML and TOML files share it.
 """
 
 import stat

@@ -136,9 +136,9 @@ class GraphBuilder:
         return name
 
     def einsum(self, name: str, expression: str, *inputs: str) -> str:
-        """Append a matrix product, and return the name of its output. The expression names all dims of inputs and
-        output.
+        """Append a matrix product, and return the name of its output.
 
+        The expression names all dims of inputs and output.
         `einsum("q", "batch seq embed, head headdim embed -> batch seq head headdim", x, w)`.
         """
         left, right = expression.split("->")

@@ -258,8 +258,9 @@ class Attention(OperatorKind):
         return ()
 
     def internal_backward_collectives(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Internal, ...]:
-        """Collectives of the backward. A ring passes keys and values on as in forward; their gradients go one rank
-        further, home.
+        """Collectives of the backward.
+
+        A ring passes keys and values on as in forward; their gradients go one rank further, home.
         """
         if _context_parallel(op) not in ("ring", "zigzag_ring"):
             return self.internal_collectives(op, graph, sizes)

@@ -110,8 +110,9 @@ def count(text: str) -> int:
 
 
 def check_expression(text: object, num_inputs: int, of: str) -> None:
-    """Raise AutoshardError where the text is no expression of exactly `num_inputs` inputs. of: whose it is, in the
-    error.
+    """Raise AutoshardError where the text is no expression of exactly `num_inputs` inputs.
+
+    of: whose it is, in the error.
     """
     if not isinstance(text, str):
         raise AutoshardError(f"expression of {of} must be a text such as (mul (sigmoid x0) x1)")

@@ -37,8 +37,9 @@ def unfolded(rank: int, node: int) -> int:
 
 
 def parse_axis_order(text: str) -> tuple[str, ...]:
-    """The axis order that a text such as 'dp-pp-cp-tp' names, outermost first. Raises AutoshardError for any other
-    text.
+    """The axis order that a text such as 'dp-pp-cp-tp' names, outermost first.
+
+    Raises AutoshardError for any other text.
     """
     order = tuple(text.split("-"))
     check_axis_order(order)
@@ -119,8 +120,9 @@ class Mesh:
         return index["pp"], {axis.name: index[axis.name] for axis in self.axes}
 
     def rank(self, pp: int, index: Mapping[str, int]) -> int:
-        """The rank at these coordinates. pp: pipeline rank. index: along each stage axis; 0 along an axis that it
-        leaves out.
+        """The rank at these coordinates.
+
+        pp: pipeline rank. index: along each stage axis; 0 along an axis that it leaves out.
         """
         place = {**index, "pp": pp}
         rank = 0

@@ -117,8 +117,9 @@ class Strategy:
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> Strategy:
-        """The strategy of plain JSON values. Raises AutoshardError for a missing or unknown key, or a value that does
-        not fit.
+        """The strategy of plain JSON values.
+
+        Raises AutoshardError for a missing or unknown key, or a value that does not fit.
         """
         known = [field.name for field in fields(Strategy)]
         for name in known:

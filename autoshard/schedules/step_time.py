@@ -55,8 +55,9 @@ def at_least_s(schedule: str, work: Work) -> Number:
 
 
 def _simulated_s(schedule: Schedule, work: Work) -> Number:
-    """The step time on the clock. A few microbatches of `alternate` are simulated first: mostly they tell the time of
-    all.
+    """The step time on the clock.
+
+    A few microbatches of `alternate` are simulated first: mostly they tell the time of all.
     """
     m = work.num_microbatches
     for count in _few(schedule, work.pp, m, work.num_virtual_stages):
