@@ -114,7 +114,7 @@ def core_attention(b: GraphBuilder, model: ModelSpec, name: str, q: str, k: str,
     """Append attention itself, and return its output [batch, seq, kvhead, group, headdim].
 
     q: of this shape; k, v: [batch, seq, kvhead, headdim]. kernel: 'flash' or 'plain'.
-    Its attribute valid_group: query heads of each key-value head from there on are empty, and give nothing.
+    The operator's attribute valid_group: query heads of each key-value head from there on are empty, and give nothing.
     """
     padded = b.size("group") > model.num_query_groups
     empty: dict[str, Any] = {"valid_group": model.num_query_groups} if padded else {}
@@ -136,7 +136,7 @@ def core_attention(b: GraphBuilder, model: ModelSpec, name: str, q: str, k: str,
 def cross_entropy(b: GraphBuilder, model: ModelSpec, logits: str) -> str:
     """Append the mean cross-entropy of the logits [batch, seq, vocab], and return the loss.
 
-    Its attribute valid_vocab: columns from there on are padding and never counted.
+    The operator's attribute valid_vocab: columns from there on are padding and never counted.
     """
     labels = b.index_input("labels", "batch seq")
     return b.operator(
@@ -160,7 +160,7 @@ def _head_norm(b: GraphBuilder, model: ModelSpec, name: str, x: str) -> str:
 def rope(b: GraphBuilder, model: ModelSpec, name: str, x: str) -> str:
     """Append rotary positions of queries or keys, and return the output.
 
-    Its attribute rotary_dim: how many numbers of each head turn, from its start; the others pass unchanged.
+    The operator's attribute rotary_dim: how many numbers of each head turn, from its start; the others pass unchanged.
     """
     dims = b.dims(x)
     loops = tuple(dim for dim in dims if dim != "headdim")
