@@ -106,9 +106,9 @@ _DROPOUT: dict[str, dict[str, tuple[str, float]]] = {
         "attention": ("attention_dropout", 0.0),
     },
 }
-"""Where a config says how much is dropped, and what transformers takes where it is silent."""
+"""By model_type: dropout -> (key of the config that has its rate, the rate that transformers takes without the key)."""
 _ATTENTION_DROPOUT = {"attention": ("attention_dropout", 0.0)}
-"""Of the others."""
+"""The same for every other model_type."""
 
 
 def read_dropout(path: str | Path) -> Dropout:

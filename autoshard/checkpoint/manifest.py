@@ -20,7 +20,7 @@ from autoshard.spec.model import ModelSpec
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 1
 QUANTITIES = ("master", "first_moment", "second_moment")
-"""Of every parameter: the weight as the optimizer keeps it, and AdamW's two moments."""
+"""Stored for every parameter: the weight as the optimizer keeps it, and AdamW's two moments."""
 WEIGHTS = QUANTITIES[:1]
 """Alone in what `autoshard convert` writes: weights to start from."""
 _MAX_BYTES = 1_000_000_000

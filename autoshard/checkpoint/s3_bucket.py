@@ -18,8 +18,8 @@ from autoshard.checkpoint.store import PlaceError
 from autoshard.errors import AutoshardError
 
 ATTEMPTS = 8
-"""Of each request, with exponential backoff and jitter (botocore's standard mode): 500s of half a minute on average are
-sat out. AWS_MAX_ATTEMPTS takes precedence."""
+"""Tries of each request, with exponential backoff and jitter (botocore's standard mode): they outlast 500s of half a
+minute on average. AWS_MAX_ATTEMPTS takes precedence."""
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 10.0, 60.0
 """botocore's own are 60 s each; a guess that a connection which takes 10 s will not come."""
 PART_BYTES = 16 * 1024 * 1024
@@ -28,7 +28,7 @@ PARTS_AT_A_TIME = 4
 MOST_PARTS = 10_000
 """S3's own limit."""
 BROKEN_ANSWERS = 3
-"""Of one request, with a pause of about _PAUSE_S after the first and twice as long after the second."""
+"""Tries of a request whose answer breaks off, with a pause of about _PAUSE_S seconds after the first, twice that later."""
 _PAUSE_S = 0.5
 _CHUNK_BYTES = 1 << 22
 _DELETED_AT_ONCE = 1000

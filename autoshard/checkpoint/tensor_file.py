@@ -20,10 +20,10 @@ from autoshard.files.json_file import parse_json
 
 Bytes = NDArray[np.uint8]
 ELEMENT_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
-"""Of weights, by safetensors' name of the dtype."""
+"""Bytes of an element of a weight, by safetensors' name of the dtype."""
 _OTHER_BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "I16": 2, "U16": 2, "I32": 4, "U32": 4}
 _OTHER_BYTES |= {"I64": 8, "U64": 8}
-"""That other people's files have beside them."""
+"""Bytes of an element of the other dtypes, which other people's files have beside the weights."""
 _CHUNK_BYTES = 1 << 22
 _MAX_HEADER_BYTES = 100_000_000
 """The safetensors library's own limit."""

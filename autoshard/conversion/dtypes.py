@@ -9,7 +9,7 @@ from autoshard.errors import AutoshardError
 
 WIDTHS = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
 CONFIG_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
-"""As config.json and plans call them."""
+"""Safetensors' name of a dtype -> its name in config.json and plans."""
 BY_CONFIG_NAME = {name: dtype for dtype, name in CONFIG_NAMES.items()}
 _NUMPY = {"F16": np.float16, "F32": np.float32, "F64": np.float64}
 

@@ -37,7 +37,7 @@ CARRIED = (
     "tokenizer.model",
     "chat_template.jinja",
 )
-"""What describes a tokenizer and nothing that runs: copied as bytes, never interpreted."""
+"""Files that describe a tokenizer, and nothing that runs: copied as bytes, never interpreted."""
 SHARD_BYTES = 5_000_000_000
 _MAX_INDEX_BYTES = 100_000_000
 _CONSTANTS = re.compile(r".*(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias)")

@@ -25,7 +25,7 @@ _NAME = re.compile(r"dp_rank_(\d+)(_ep_rank_\d+)?_tp_rank_(\d+)_pp_rank_(\d+)\.p
 _MASTER, *_MOMENTS = QUANTITIES
 _COMPARED_ELEMENTS = 1 << 14
 _ROUNDING = 2.0**-7
-"""Of bfloat16 in any direction, relative."""
+"""Relative error of rounding to bfloat16 in any direction."""
 _UNDECAYED: tuple[Callable[[str, tuple[int, ...]], bool], ...] = (
     lambda name, shape: False,
     lambda name, shape: len(shape) < 2,

@@ -9,12 +9,12 @@ import sys
 _UNCACHED = 0x80
 """RWF_DONTCACHE (include/uapi/linux/fs.h, Linux 6.14): what was not in memory before is not kept there."""
 _LEAST_BYTES = 1 << 20
-"""Of a read that is of use by itself; shorter ones have neighbours that will be asked for."""
+"""The shortest read that leaves the cache at once; shorter ones have neighbours that will be asked for."""
 _BLOCK_BYTES = 1 << 22
 _BUSY_BYTES, _WINDOW_BYTES = 1 << 24, 1 << 28
 """Written last, for which the disk needs a moment; and how far behind it may be before nobody looks again."""
 _GAP_BYTES = 1 << 14
-"""That still counts as in a row: headers between tensors."""
+"""The longest gap between writes that still count as in a row: headers between tensors."""
 _PAGE_BYTES = 4096
 _ADVISES = hasattr(os, "posix_fadvise")
 _flags = _UNCACHED if sys.platform == "linux" else 0

@@ -15,7 +15,7 @@ from autoshard.files.strict import Reader
 LARGEST = 10**9
 """No size of a model or a batch comes near it; what is larger is a slip of the keyboard or an attack."""
 LARGEST_SEED = 2**63 - 1
-"""What generators of random numbers take everywhere."""
+"""The largest seed that every generator of random numbers takes."""
 SHOWN_CHARACTERS = 60
 
 

@@ -12,7 +12,7 @@ from autoshard.units import format_bytes
 MAX_DEPTH = 100
 """Levels of lists and objects in each other, in every format."""
 MAX_DIGITS = 300
-"""Of a whole number: 10^300 still fits a float, and Python's own limit (4,300 digits) is never met."""
+"""Most digits of a whole number: 10^300 still fits a float, and Python's own limit (4,300 digits) is never met."""
 
 
 def read_bytes(path: str | Path, where: str, max_bytes: int, kind: str = "") -> bytes:

@@ -183,7 +183,7 @@ class Dropout(OperatorKind):
     """
 
     HASH_OPERATIONS = 9.0
-    """Of 32 bits an element (torch_backend/dropout.py); a comparison, a choice and a product come on top."""
+    """32-bit operations an element (torch_backend/dropout.py); a comparison, a choice and a product come on top."""
 
     def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
         return (self.HASH_OPERATIONS + 3.0) * prod(sizes[dim] for dim in op.loop_dims)

@@ -12,7 +12,7 @@ from autoshard.graph.redistribute import Axes, Transition, local_bytes, redistri
 from autoshard.graph.states import INVARIANT, PARTIAL, REPLICATED, State, without_gradient
 
 Choice = Mapping[str, str]
-"""What one operator does along each axis: split a loop dim, or `I` / `R` / `P`. An axis that is not named is `I`."""
+"""The loop dim that one operator splits along each axis, or `I` / `R` / `P`. An axis that is not named is `I`."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ BLOCK_MODULES = ("attention_norm", "attention", "core_attention", "mlp_norm", "m
 
 NO_RECOMPUTE, FULL_RECOMPUTE = "none", "full"
 SELECTIVE, SELECTED = "selective", "core_attention"
-"""What Megatron and NxD Training call selective is core attention alone."""
+"""Megatron and NxD Training call core attention alone selective."""
 
 COMMON_SETS = (NO_RECOMPUTE, "core_attention", "core_attention+mlp", FULL_RECOMPUTE)
 """Least first. NxD Training: selective [CoreAttention] and selective [CoreAttention, LlamaMLP]."""

@@ -72,7 +72,7 @@ GPT: dict[str, Any] = {
     "norm_topk_prob": True,
     "normalizes_heads": False,
 }
-"""What Megatron takes where its arguments are silent."""
+"""Values that Megatron takes if its arguments do not give them."""
 WITHOUT_EXPERTS = {"num_local_experts": 0, "shared_expert_intermediate_size": 0}
 OTHER_GRAPHS = (
     *("multi-latent-attention", "moe-layer-freq", "mtp-num-layers", "hybrid-attention-ratio"),

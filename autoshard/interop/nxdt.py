@@ -79,7 +79,7 @@ GPT: dict[str, Any] = {
     "norm_topk_prob": True,
     "normalizes_heads": False,
 }
-"""What its own GPT takes where a file is silent [NxDT megatron_gpt_model.py]."""
+"""Values that NxDT's own GPT takes if a file does not give them [NxDT megatron_gpt_model.py]."""
 DROPOUT = (*(f"model.{part}_dropout" for part in ("hidden", "attention", "ffn")), "model.moe.dropout")
 NO_EFFECT = re.compile(
     r"""(seed|compiler_\w+|aync_exec\w+|bucket_size_collectives|neuron_(rt_exec|experimental)\w+)

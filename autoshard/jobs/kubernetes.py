@@ -12,7 +12,7 @@ from autoshard.plans.plan import Plan
 
 CLAIM = "autoshard-shared"
 HUGE_PAGES = "5120Mi"
-"""What EFA asks for [AWS EKS user guide, "Run machine learning training on Amazon EKS with EFA"]."""
+"""Huge pages that EFA asks for [AWS EKS user guide, "Run machine learning training on Amazon EKS with EFA"]."""
 
 
 def pytorch_job(plan: Plan, options: LaunchOptions) -> str:

@@ -19,10 +19,10 @@ from dataclasses import replace
 from autoshard.graph.ir import Graph, Operator
 
 CONTEXT_PARALLEL = ("zigzag_ring", "ring", "ulysses", "all_gather")
-"""In the order in which the planner prefers those that the backend has."""
+"""The kinds, the planner's first choice first; a backend may lack some."""
 RINGS = ("zigzag_ring", "ring")
 UNUSED = "all_gather"
-"""What a layout with cp=1 has: nothing is gathered."""
+"""The kind of a layout with cp=1: nothing is gathered."""
 
 _POSITIONED = ("rope", "position_embedding", "attention", "dropout", "dispatch", "combine")
 

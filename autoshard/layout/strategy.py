@@ -15,7 +15,7 @@ from autoshard.schedules import SCHEDULES
 
 ATTENTION_KERNELS = ("flash", "plain")
 ZERO_STAGES = (0, 1, 2, 3)
-"""What ranks that sum a gradient share: nothing; the optimizer state (ZeRO-1); sums of gradients too; weights too."""
+"""Ranks that sum a gradient share: nothing; the optimizer state (ZeRO-1); sums of gradients too; weights too."""
 
 
 @dataclass(frozen=True)

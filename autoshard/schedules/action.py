@@ -35,4 +35,4 @@ class Action(NamedTuple):
 
 
 Order = tuple[Action, ...]
-"""What one pipeline rank does, in order."""
+"""The actions of one pipeline rank, in order."""

@@ -222,7 +222,7 @@ SCHEDULES: dict[str, Schedule] = {
     ),
 }
 NXD_SCHEDULES = tuple(name for name, schedule in SCHEDULES.items() if schedule.nxd)
-"""Those that NxD has as well."""
+"""Names of the schedules that NxD has as well."""
 
 
 def usual_schedule(num_virtual_stages: int) -> str:

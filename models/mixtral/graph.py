@@ -15,7 +15,7 @@ __all__ = ["block", "embedding", "head"]
 SLOTS = "expert batch capacity"
 """Experts outermost: their products are one batched product of matrices that lie as it wants them, without copies."""
 ROUTES = ("expert", "batch", "embed")
-"""What dispatch and combine can split: not the sequence, in whose order an expert's slots are given."""
+"""Dims that dispatch and combine can split: not the sequence, in whose order an expert's slots are given."""
 
 
 def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:

@@ -9,7 +9,7 @@ from autoshard.tracer.tracer import Tracer, rule
 from autoshard.tracer.values import Constant, Gates, Scores, Unsupported, Value, View
 
 HIDDEN_SCORE = -1e4
-"""What is added to a score that is at most this hides it."""
+"""A number of at most this, added to a score, hides it."""
 
 
 @rule("scaled_dot_product_attention")

@@ -24,7 +24,7 @@ from autoshard.tracer.values import (
 LARGEST_HEAD = 1024
 """Elements of what is multiplied out: the square of it at each position looked at."""
 TOLERANCE = 1e-6
-"""Of sines and cosines, and a fifth of it more for each position: tables come in FP32, angles lose digits."""
+"""Largest error of sines and cosines; a fifth of it more for each position: tables come in FP32, angles lose digits."""
 
 
 @rule("embedding")
