@@ -1,4 +1,4 @@
-"""Where a transformer drops activations while it is trained, the same places in every family."""
+"""Add dropout to a graph. A transformer drops activations at the same places in every family."""
 
 from __future__ import annotations
 
@@ -8,18 +8,24 @@ from autoshard.spec.model import ModelSpec
 
 
 def dropped_embedding(b: GraphBuilder, model: ModelSpec, name: str, x: str) -> str:
-    """x, of which some is dropped; itself where the model drops nothing there. name: of the dropout."""
+    """Append the dropout of the embedding x, and return its output; x itself if the model drops nothing there.
+
+    name: of the dropout operator.
+    """
     return _dropped(b, name, x, model.dropout.embedding)
 
 
 def residual(b: GraphBuilder, model: ModelSpec, name: str, x: str, *branches: tuple[str, str]) -> str:
-    """x + every branch, of which some is dropped. branches: (what is added, the name of its dropout)."""
+    """Append x + every branch, of which some is dropped, and return the sum's name. x: [batch, seq, embed].
+
+    branches: (the tensor that is added, the name of its dropout operator).
+    """
     b.module = "residual"
     return b.elementwise("add", name, x, *(_dropped(b, drop, one, model.dropout.residual) for one, drop in branches))
 
 
 def sequence_keys(b: GraphBuilder) -> str:
-    """The input that all dropout reads."""
+    """Add the input that every dropout reads, and return its name: a random key for each sequence."""
     return b.index_input(SEQUENCE_KEYS, "batch")
 
 

@@ -1,4 +1,4 @@
-"""The families of models: which modules know the models of a model_type."""
+"""The table of model families: which modules write the graph and the weights of each model_type."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from autoshard.models.traced import graph as traced_graph
 
 @dataclass(frozen=True)
 class Family:
-    """graph: module with `embedding(b, model)`, `block(b, model, x, layer, kernel)` and `head(b, model, x)`.
+    """The modules of a family.
 
+    graph: module with `embedding(b, model)`, `block(b, model, x, layer, kernel)` and `head(b, model, x)`.
     weights: module with `block(model, layer)` and `ends(model)`, which list parts of the Hugging Face checkpoint; None
-    where no form of one is known.
+    if no such checkpoint is known.
     """
 
     graph: ModuleType

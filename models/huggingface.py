@@ -1,4 +1,4 @@
-"""Hugging Face's config.json as a ModelSpec. An absent key gets the value that transformers gives it."""
+"""Read Hugging Face's config.json as a ModelSpec. An absent key gets the value that transformers gives it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_CONFIG_BYTES = 1_000_000
 
 @dataclass(frozen=True)
 class _Defaults:
-    """What transformers assumes where a config of this model_type is silent."""
+    """The values that transformers assumes if a config of a model_type does not give them."""
 
     norm_eps: float
     rope_theta: float
@@ -51,7 +51,7 @@ _UNSUPPORTED_VALUES: dict[str, tuple[tuple[str, object], ...]] = {
 
 
 def read_config(path: str | Path) -> ModelSpec:
-    """The model in a config.json, or in the one of a model's directory.
+    """The model in a config.json, or in a model's directory that has one.
 
     Its name is the file's, or the directory's where the file is called config.json.
     Raises AutoshardError, naming the file and the field, for anything that is not a config of a supported model_type.
@@ -70,7 +70,7 @@ def read_config(path: str | Path) -> ModelSpec:
 
 
 def from_config(config: object, name: str) -> ModelSpec:
-    """The model that a parsed config.json describes; its name is not in there.
+    """The model that a parsed config.json describes. name: of the model, which the config does not say.
 
     Raises AutoshardError naming the field, its value and what would work.
     """
@@ -106,13 +106,16 @@ _DROPOUT: dict[str, dict[str, tuple[str, float]]] = {
         "attention": ("attention_dropout", 0.0),
     },
 }
-"""Where a config says how much is dropped, and what transformers takes where it is silent."""
+"""By model_type: dropout -> (key of the config that has its rate, the rate that transformers takes without the key)."""
 _ATTENTION_DROPOUT = {"attention": ("attention_dropout", 0.0)}
-"""Of the others."""
+"""The same for every other model_type."""
 
 
 def read_dropout(path: str | Path) -> Dropout:
-    """What transformers drops when it trains the model of a config.json, which `read_config` does not ask."""
+    """The dropout with which transformers trains the model of a config.json; `read_config` leaves it out.
+
+    Raises AutoshardError as `read_config`, and for a rate that is none.
+    """
     name = read_config(path).name
     path = Path(path)
     config = read_json(path / "config.json" if path.is_dir() else path, "model config", MAX_CONFIG_BYTES)
@@ -123,7 +126,7 @@ def read_dropout(path: str | Path) -> Dropout:
 
 
 class _Config:
-    """Look-ups in one config. null counts as absent; what is neither there nor has a default is an error."""
+    """Look-ups in one config. null counts as absent; a key that is absent and has no default is an error."""
 
     def __init__(self, config: Mapping[str, Any], name: str) -> None:
         self.name = name
@@ -133,7 +136,7 @@ class _Config:
         return self._config.get(key) is not None
 
     def value(self, key: str, default: object = None) -> Any:
-        """Unchecked: for keys that ModelSpec checks under the same name."""
+        """The value of a key, unchecked: for keys that ModelSpec checks under the same name."""
         value = self._config.get(key)
         if value is not None:
             return value
@@ -147,7 +150,7 @@ class _Config:
         return int(value)
 
     def window(self, default: int | None) -> Any:
-        """sliding_window, where null means none and only an absent key the default."""
+        """The sliding_window: null means none, and only an absent key the default."""
         return self._config.get("sliding_window", default)
 
     def positive(self, key: str, default: float) -> float:
@@ -156,7 +159,7 @@ class _Config:
         return float(value)
 
     def rope(self) -> Mapping[str, Any]:
-        """rope_parameters (transformers 5) or rope_scaling (before), empty where there is neither."""
+        """The mapping rope_parameters (transformers 5) or rope_scaling (before); empty if there is neither."""
         for key in ("rope_parameters", "rope_scaling"):
             rope = self._config.get(key)
             if rope is not None:
@@ -167,7 +170,7 @@ class _Config:
 
 
 def _llama(config: _Config, model_type: str) -> ModelSpec:
-    """Llama, Mistral, Mixtral and Qwen: one form, different defaults."""
+    """The model of a config of Llama, Mistral, Mixtral or Qwen: they have one form and different defaults."""
     defaults = _DEFAULTS[model_type]
     heads = config.integer("num_attention_heads", at_most=MOST_REPEATED)
     rope_theta, rope_scaling = _rope(config, defaults.rope_theta)
@@ -209,7 +212,10 @@ def _attention_bias(config: _Config, model_type: str) -> Any:
 
 
 def _window(config: _Config, model_type: str, default: int | None) -> Any:
-    """Qwen has a window only if use_sliding_window says so, and then on the layers from max_window_layers on."""
+    """The sliding window.
+
+    Qwen has one only if use_sliding_window says so, and then on the layers from max_window_layers on.
+    """
     if model_type not in _QWEN:
         return config.window(default)
     if config.value("use_sliding_window", False) is False:
@@ -257,7 +263,7 @@ def _experts(config: _Config, model_type: str) -> dict[str, Any]:
 
 
 def _gpt2(config: _Config) -> ModelSpec:
-    """GPT-2 and GPT-3: biases everywhere, learned positions, the head tied to the embedding."""
+    """The model of a config of GPT-2 or GPT-3: biases everywhere, learned positions, the head tied to the embedding."""
     hidden_size = config.integer("n_embd")
     heads = config.integer("n_head", at_most=MOST_REPEATED)
     return ModelSpec(
@@ -283,7 +289,9 @@ def _gpt2(config: _Config) -> ModelSpec:
 
 
 def _gpt_neox(config: _Config) -> ModelSpec:
-    """GPT-NeoX and Pythia: LayerNorm and biases everywhere, rotary positions on a quarter of each head."""
+    """The model of a config of GPT-NeoX or Pythia: LayerNorm and biases everywhere, rotary positions on part of each
+    head.
+    """
     heads = config.integer("num_attention_heads", at_most=MOST_REPEATED)
     rope_theta, rope_scaling = _rope(config, config.positive("rotary_emb_base", 10_000.0), partial_is_known=True)
     attention_bias = config.value("attention_bias", True)
@@ -314,7 +322,7 @@ def _gpt_neox(config: _Config) -> ModelSpec:
 
 
 def _neox_rotary_part(config: _Config) -> float:
-    """rotary_pct, or under rope_parameters as transformers 5 writes it."""
+    """The rotary share of each head: rotary_pct, or the key under rope_parameters that transformers 5 writes."""
     part = config.rope().get("partial_rotary_factor")
     part = config.value("rotary_pct", 0.25) if part is None else part
     check_positive(config.name, "rotary_pct", part)
@@ -322,7 +330,7 @@ def _neox_rotary_part(config: _Config) -> float:
 
 
 def _head_dim(config: _Config, size_key: str, heads_key: str, default: int | None = None) -> int:
-    """head_dim where the config gives one, else the family's, else the hidden size shared out over the heads."""
+    """The head_dim that the config gives, else the family's default, else the hidden size shared out over the heads."""
     size, heads = config.integer(size_key), config.integer(heads_key, at_most=MOST_REPEATED)
     if config.gives("head_dim"):
         return config.integer("head_dim")
@@ -337,7 +345,7 @@ def _head_dim(config: _Config, size_key: str, heads_key: str, default: int | Non
 
 
 def _rope(config: _Config, default_theta: float, partial_is_known: bool = False) -> tuple[float, RopeScaling | None]:
-    """rope_theta, and how it is stretched; both have moved between versions of transformers."""
+    """(rope_theta, how it is stretched); both have moved between versions of transformers."""
     rope = config.rope()
     theta = rope.get("rope_theta")
     if theta is None:
@@ -366,6 +374,8 @@ def _rope(config: _Config, default_theta: float, partial_is_known: bool = False)
 
 
 def _as_float(value: Any) -> Any:
-    """Configs write 8 and 8.0 for the same factor; what is no number is left for RopeScaling to refuse."""
+    """The value as a float, since configs write 8 and 8.0 for the same factor; RopeScaling refuses what is no
+    number.
+    """
     is_whole = isinstance(value, int) and not isinstance(value, bool)
     return float(value) if is_whole and is_finite(value) else value

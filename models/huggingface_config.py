@@ -1,4 +1,6 @@
-"""A ModelSpec as Hugging Face's config.json: what read_config reads back, and transformers builds the model from."""
+"""Write a ModelSpec as Hugging Face's config.json: read_config reads it back, and transformers builds the model from
+it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ _ARCHITECTURES = {
 
 
 def to_config(model: ModelSpec) -> dict[str, Any]:
-    """Every key that read_config looks at for this model_type."""
+    """A config.json as a dict, with every key that read_config looks at for the model's model_type."""
     common = {
         "architectures": [_ARCHITECTURES[model.model_type]],
         "model_type": model.model_type,

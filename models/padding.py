@@ -1,8 +1,4 @@
-"""Heads and inner widths that tensor parallelism does not divide: how many empty ones are added to them.
-
-An empty head's weights are zero: it adds nothing to the output, its gradient is exactly zero, and so it stays empty.
-Weights and checkpoints are written without it.
-"""
+"""Pad heads and inner widths that tensor parallelism does not divide: how many empty ones are added."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ from autoshard.spec.model import ModelSpec
 
 
 class Heads(NamedTuple):
-    """groups: query heads that share a key-value head."""
+    """Numbers of heads of an attention. groups: query heads that share a key-value head."""
 
     key_value: int
     groups: int
@@ -26,7 +22,7 @@ class Heads(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def padded_heads(model: ModelSpec, tp: int) -> Heads:
-    """The heads as laid out over tp ranks: the model's own where they divide, else with the fewest empty query heads.
+    """The heads as laid out over tp ranks: the model's own if they divide, else with the fewest empty query heads.
 
     Either tp divides the key-value heads, or they divide tp and the ranks that share one divide its query heads: as in
     NxD's parallel_layers/pad.py, whole key-value heads are added behind the last one, or query heads behind those of
@@ -45,12 +41,15 @@ def padded_heads(model: ModelSpec, tp: int) -> Heads:
 
 
 def padded_width(model: ModelSpec, width: int, tp: int) -> int:
-    """An inner width of the MLP as laid out over tp ranks; a traced model's is its own."""
+    """An inner width of the MLP as laid out over tp ranks, with padding; a traced model's width stays."""
     return width if model.graph is not None else multiple_of(width, tp)
 
 
 def padding_notes(model: ModelSpec, tp: int) -> tuple[str, ...]:
-    """What of the layout is padding, in sentences; the vocabulary's is left out, which every framework pads."""
+    """Sentences that say how many heads and columns of a layout are padding, and which share of the work that is.
+
+    The vocabulary's padding is left out: every framework pads it. tp: degree of tensor parallelism.
+    """
     heads, found = padded_heads(model, tp), []
     if heads.queries != model.num_attention_heads:
         key_value = model.num_key_value_heads
@@ -71,5 +70,5 @@ def padding_notes(model: ModelSpec, tp: int) -> tuple[str, ...]:
 
 
 def multiple_of(count: int, divisor: int) -> int:
-    """The smallest multiple of the divisor that is not below the count."""
+    """The smallest multiple of the divisor that is at least `count`."""
     return ceil(count / divisor) * divisor

@@ -1,4 +1,4 @@
-"""From what a user calls a model to its ModelSpec."""
+"""Find the ModelSpec of a model by what a user calls it: a name, a repository or a path."""
 
 import os
 import re
@@ -24,13 +24,16 @@ def builtin_models() -> tuple[str, ...]:
 
 
 def is_user_module(text: str) -> bool:
-    """Whether it names a class, or a function that makes a module, in a Python file: 'my_file.py:MyModel'."""
+    """Whether a text names a class, or a function that makes a module, in a Python file: 'my_file.py:MyModel'."""
     return USER_MODULE.fullmatch(text) is not None
 
 
 def load_model(name_or_path: str) -> ModelSpec:
-    """A built-in model by name, the Hugging Face config.json (or a directory with one) at a path, or a built-in model
-    by its Hugging Face repository; the first of these that there is.
+    """The model by a user's name for it, without dropout.
+
+    The name is a built-in model's, the path of a Hugging Face config.json (or of a directory with one), or the Hugging
+    Face
+    repository of a built-in model; the first of these that exists.
 
     Raises AutoshardError for an unknown name, with those that are close, and for a file that is not a usable config.
     """
@@ -38,7 +41,9 @@ def load_model(name_or_path: str) -> ModelSpec:
 
 
 def published_dropout(name_or_path: str) -> Dropout:
-    """What the model's config says that training drops; `load_model` gives a model that drops nothing."""
+    """The dropout in the model's published config, by the same names as `load_model`, which gives a model without
+    dropout.
+    """
     return read_dropout(_config_file(name_or_path))
 
 
@@ -67,7 +72,7 @@ def _config_files() -> dict[str, Path]:
 
 
 def _repositories() -> dict[str, str]:
-    """The names of built-in models by the Hugging Face repositories that have their configs."""
+    """Hugging Face repository -> name of the built-in model whose config it has."""
     content = read_json(FOLDER / "repositories.json", "names of repositories", MOST_BYTES)
     assert isinstance(content, dict)
     return {repository: name for name, all_of_it in content.items() for repository in all_of_it}

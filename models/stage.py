@@ -1,4 +1,4 @@
-"""The graph of one pipeline stage of any model: embedding, a range of blocks, head."""
+"""Write the graph of one pipeline stage of any model: embedding, a range of blocks, head."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ VOCABULARY_MULTIPLE = 8
 
 
 def padded_vocab_size(vocab_size: int, tp: int) -> int:
-    """The vocabulary as stored: unchanged where tp divides it, else padded to a multiple of 8 tp."""
+    """The size of the vocabulary as stored: unchanged if tp divides it, else padded to a multiple of 8 tp."""
     if vocab_size % tp == 0:
         return vocab_size
     return multiple_of(vocab_size, VOCABULARY_MULTIPLE * tp)
 
 
 def dim_sizes(model: ModelSpec, batch: int, seq: int, tp: int = 1, capacity_factor: float = 1.0) -> dict[str, int]:
-    """Global size of every dim for one microbatch; heads, inner widths and vocabulary padded where tp does not divide.
+    """Global size of every dim for one microbatch; heads, inner widths and vocabulary are padded where tp does not
+    divide.
 
     batch: sequences of all data-parallel replicas. capacity_factor: slots of an expert over its even share of a
     sequence's tokens; num_local_experts / num_experts_per_tok gives every token a slot whatever the router does.
@@ -52,7 +53,7 @@ def dim_sizes(model: ModelSpec, batch: int, seq: int, tp: int = 1, capacity_fact
 
 
 def published_sizes(model: ModelSpec) -> dict[str, int]:
-    """Size of every dim of a parameter without padding."""
+    """Size of every dim that a parameter has, without padding."""
     return dim_sizes(model, batch=1, seq=1)
 
 
@@ -65,8 +66,9 @@ def stage_graph(
     attention_kernel: str = "flash",
     element_bytes: int = 2,
 ) -> Graph:
-    """The stage that holds `layers`, with the embedding if first and the head and loss if last.
+    """The graph of the stage that holds `layers`, with the embedding if first, and the head and loss if last.
 
+    sizes: as `dim_sizes` gives them. element_bytes: of a parameter or activation element.
     Raises AutoshardError for a model_type without a family.
     """
     family = FAMILIES.get(model.model_type)
@@ -82,7 +84,7 @@ def stage_graph(
 
 
 def parameter_count(model: ModelSpec) -> int:
-    """Parameters of the whole model as published: unpadded, tied ones once."""
+    """Number of parameters of the whole model as published: unpadded, tied ones once."""
     sizes = published_sizes(model)
     block = stage_graph(model, sizes, range(1), first=False, last=False).num_parameters()
     ends = stage_graph(model, sizes, range(0), first=True, last=True).num_parameters()

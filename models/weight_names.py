@@ -1,4 +1,4 @@
-"""Where a Hugging Face checkpoint holds a model's parameters: reshapes, transpositions and slices, as data."""
+"""Describe where a Hugging Face checkpoint holds a parameter: reshapes, transpositions and slices, as data."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Part:
-    """Where a tensor of the checkpoint holds one of our parameters, or one expert's slice of it.
+    """One of our parameters, or one expert's slice of it, in a tensor of a Hugging Face checkpoint.
 
     layout: the tensor's dims, each one of ours or several flattened into one, outermost first:
     "(kvhead headdim) embed".
     `part` is a dim over the `parts` parameters that the tensor holds, of which this is number `index`; `1` a dim of
-    size 1. expert: the place in our parameter's dim of that name, where the checkpoint has a tensor for each.
+    size 1. expert: the index in our parameter's dim of that name, if the checkpoint has a tensor for each expert.
     """
 
     tensor: str
@@ -24,12 +24,12 @@ class Part:
 
     @staticmethod
     def same(name: str, layout: str) -> Part:
-        """The checkpoint's name is ours."""
+        """The part for a parameter whose name in the checkpoint is ours. layout: the tensor's dims."""
         return Part(name, layout, name)
 
     @property
     def groups(self) -> tuple[tuple[str, ...], ...]:
-        """Our dims in each dim of the tensor."""
+        """The layout parsed: for each dim of the tensor, our dims that are flattened into it."""
         groups: list[list[str]] = []
         inside = False
         for word in self.layout.replace("(", " ( ").replace(")", " ) ").split():

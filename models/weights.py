@@ -1,4 +1,4 @@
-"""How a model's Hugging Face checkpoint holds its parameters, whole model."""
+"""List all parts of a model's Hugging Face checkpoint that hold its parameters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from autoshard.spec.model import ModelSpec
 
 
 def checkpoint_parts(model: ModelSpec) -> tuple[Part, ...]:
-    """Every part of the checkpoint that is a parameter; what else is in its files (masks, frequencies) is constant."""
+    """Every part of the model's Hugging Face checkpoint; other tensors in its files (masks, frequencies) are
+    constants.
+    """
     weights = FAMILIES[model.model_type].weights
     if weights is None:
         raise AutoshardError(f"model_type={model.model_type} of {model.name} has no known form of Hugging Face weights")
@@ -19,7 +21,7 @@ def checkpoint_parts(model: ModelSpec) -> tuple[Part, ...]:
 
 
 def parameter_dims(model: ModelSpec) -> tuple[dict[str, tuple[str, ...]], dict[str, int]]:
-    """(dims of each parameter by name, size of each dim), the vocabulary unpadded."""
+    """(dims of each parameter by name, size of each dim), with the vocabulary unpadded."""
     sizes = dim_sizes(model, batch=1, seq=1)
     graph = stage_graph(model, sizes, range(model.num_hidden_layers), first=True, last=True)
     return {tensor.name: tensor.dims for tensor in graph.parameters()}, sizes

@@ -1,1 +1,1 @@
-"""Training state on disk, by global coordinates of named tensors: what one layout wrote any other reads. No torch."""
+"""Training state on disk, by global coordinates of named tensors: any layout reads what any other wrote. No torch."""

@@ -9,7 +9,7 @@ from math import prod
 
 @dataclass(frozen=True)
 class Box:
-    """Elements [offset, offset + size) along each dim."""
+    """A rectangular part of a tensor: elements [offset, offset + size) along each dim."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -19,11 +19,11 @@ class Box:
         return prod(self.sizes)
 
     def within(self, offsets: tuple[int, ...]) -> Box:
-        """The same box seen from a tensor in which this one's origin lies at offsets."""
+        """The same box in the coordinates of a tensor in which this one's origin lies at `offsets`."""
         return Box(tuple(a + b for a, b in zip(self.offsets, offsets, strict=True)), self.sizes)
 
     def common(self, other: Box) -> Box | None:
-        """What two boxes of one tensor share."""
+        """The box that this one and another of the same tensor share; None if they share nothing."""
         offsets = tuple(max(a, b) for a, b in zip(self.offsets, other.offsets, strict=True))
         stops = tuple(min(a, b) for a, b in zip(self.stops, other.stops, strict=True))
         if any(stop <= offset for offset, stop in zip(offsets, stops, strict=True)):
@@ -40,14 +40,14 @@ class Box:
         return Box(inside.offsets[:dim] + self.offsets[dim:], inside.sizes[:dim] + self.sizes[dim:])
 
     def position(self, inside: Box) -> int:
-        """Where the first element of a box inside this one lies, row-major."""
+        """The index, row-major within this box, of the first element of a box inside it."""
         found = 0
         for size, own, offset in zip(self.sizes, self.offsets, inside.offsets, strict=True):
             found = found * size + offset - own
         return found
 
     def slices(self, origin: tuple[int, ...]) -> tuple[slice, ...]:
-        """For an array whose first element lies at origin."""
+        """Slices that cut this box out of an array whose first element lies at `origin`."""
         return tuple(slice(a - o, b - o) for a, b, o in zip(self.offsets, self.stops, origin, strict=True))
 
 

@@ -21,7 +21,7 @@ _CHUNK_BYTES = 1 << 22
 
 
 class LocalFolder:
-    """One checkpoint of a file system."""
+    """One checkpoint in a folder of a file system."""
 
     parallel_reads = 1
 
@@ -49,7 +49,7 @@ class LocalFolder:
             raise _unreadable(name, error) from None
 
     def read(self, name: str, start: int, stop: int) -> Bytes:
-        """Mapped: only what is used is read."""
+        """Bytes [start, stop) of a file, mapped: only what is used is read from the disk."""
         if name not in self._mapped:
             self._mapped[name] = map_file(self.path / name)
         return self._mapped[name][start:stop]
@@ -64,7 +64,7 @@ class LocalFolder:
 
 
 class LocalStore:
-    """The folders of a run's checkpoints, on one machine or a file system that all ranks share."""
+    """A run's checkpoints in a folder, on one machine or on a file system that all ranks share."""
 
     def __init__(self, directory: Path):
         self.directory = directory
@@ -100,7 +100,7 @@ class LocalStore:
             raise AutoshardError(f"{path} cannot be written: {_reason(error)}") from None
 
     def commit(self, step: int, manifest: str, sizes: Mapping[str, int]) -> Folder:
-        """A crash at any moment leaves every checkpoint that was complete before."""
+        """Rename what was written to step-N. A crash at any moment leaves every checkpoint that was complete before."""
         written, final = self.being_written(step), LocalFolder(self.directory / folder_name(step))
         for name in sizes:
             if not (written / name).is_file():

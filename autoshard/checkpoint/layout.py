@@ -1,8 +1,4 @@
-"""Which parts of which parameters a rank of a plan holds master weights and moments of: no gather finds it out.
-
-The optimizer keeps parameters flat, several in a bucket, and ZeRO gives a rank one run of each bucket. A run of a
-local tensor is a few boxes of the whole tensor, and boxes have the same meaning in every layout.
-"""
+"""Compute which parts of which parameters each rank of a plan holds (master weights and moments), without a gather."""
 
 from __future__ import annotations
 
@@ -23,10 +19,12 @@ from autoshard.spec.model import ModelSpec
 
 @dataclass(frozen=True)
 class Piece:
-    """A box of a parameter at `start` of a rank's shard of a bucket.
+    """A box of a parameter that lies at element `start` of a rank's shard of a bucket.
 
-    writes: no other rank saves these elements. held: sizes of the row-major block there, of which the box is the first
-    corner and the rest is padding; None: no more than the box.
+    writes: whether this rank saves these elements; no other rank does.
+    held: sizes of the row-major block there, of which the box is the first corner and the rest is padding; None: no
+    more
+    than the box.
     """
 
     name: str
@@ -36,7 +34,10 @@ class Piece:
     held: tuple[int, ...] | None = None
 
     def view(self, shard: Any) -> Any:
-        """Its elements in a flat shard (a torch tensor or an array), which a write to them changes: as the box."""
+        """The piece's elements in a flat shard (a torch tensor or an array), in the shape of the box; writing to it
+        changes the
+        shard.
+        """
         sizes = self.held or self.box.sizes
         block = shard[self.start : self.start + prod(sizes)].reshape(sizes)
         return block[tuple(slice(size) for size in self.box.sizes)]
@@ -44,7 +45,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Shard:
-    """A rank's part of one bucket of its optimizer; elements: with padding."""
+    """A rank's part of one bucket of its optimizer. elements: its length, with padding."""
 
     elements: int
     pieces: tuple[Piece, ...]
@@ -55,18 +56,18 @@ _Held = dict[BucketKey, list[tuple[Program, Tensor, bool]]]
 
 
 def parameter_shapes(model: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Published shape of every parameter, by name: no padding, whatever the layout."""
+    """Published shape of every parameter, by name: without padding, whatever the layout."""
     dims, sizes = parameter_dims(model)
     return {name: tuple(sizes[dim] for dim in of) for name, of in dims.items()}
 
 
 def rank_shards(plan: Plan, rank: int) -> tuple[Shard, ...]:
-    """One for each of the rank's buckets, in the optimizer's order. Padding belongs to no piece."""
+    """The shards of one rank, one for each of its buckets, in the optimizer's order. Padding belongs to no piece."""
     return next(shards_of(plan, (rank,)))
 
 
 def shards_of(plan: Plan, ranks: Iterable[int]) -> Iterator[tuple[Shard, ...]]:
-    """The same of several ranks; what those of one pipeline stage share is found once."""
+    """The shards of each of these ranks, as `rank_shards`; ranks of one pipeline stage share the work."""
     mesh, shapes = plan.mesh, parameter_shapes(plan.model)
     held: dict[int, _Held] = {}
     for rank in ranks:
@@ -78,7 +79,7 @@ def shards_of(plan: Plan, ranks: Iterable[int]) -> Iterator[tuple[Shard, ...]]:
 
 
 def _held(plan: Plan, pipeline_rank: int) -> _Held:
-    """The parameters of a pipeline rank's stages by bucket, in order."""
+    """The parameters of a pipeline rank's stages, grouped by bucket, in order."""
     first, last = plan.stages[0], plan.stages[-1]
     programs = {s.index: plan.program(s.layers, s.has_embedding, s.has_head) for s in plan.stages if s in (first, last)}
     tied = tied_parameters(programs[first.index], programs[last.index])
@@ -125,7 +126,7 @@ def _shard(
 
 
 def _local_box(program: Program, tensor: Tensor, index: dict[str, int]) -> Box:
-    """The rank's part of the whole tensor; axes outside hold the larger parts."""
+    """The part of the whole tensor that a rank holds; outer axes hold the larger parts."""
     sizes = [program.graph.sizes[dim] for dim in tensor.dims]
     offsets = [0] * len(sizes)
     for (axis, count), entry in zip(program.axes.items(), program.states[tensor.name], strict=True):
@@ -137,7 +138,7 @@ def _local_box(program: Program, tensor: Tensor, index: dict[str, int]) -> Box:
 
 
 def _position(mesh: Mesh, axes: tuple[str, ...], index: dict[str, int]) -> int:
-    """Place among the ranks that differ along these axes, in mesh order."""
+    """The rank's place among the ranks that differ along these axes, in mesh order."""
     position = 0
     for axis in mesh.axes:
         if axis.name in axes:
@@ -146,6 +147,6 @@ def _position(mesh: Mesh, axes: tuple[str, ...], index: dict[str, int]) -> int:
 
 
 def _is_first(program: Program, tensor: Tensor, index: dict[str, int], sharded: tuple[str, ...]) -> bool:
-    """Whether the rank is the first of those that hold the same elements. sharded: axes along which they differ."""
+    """Whether the rank is the first of those that hold the same elements. sharded: axes along which elements differ."""
     entries = zip(program.axes, program.states[tensor.name], strict=True)
     return all(index[axis] == 0 for axis, entry in entries if entry not in tensor.dims and axis not in sharded)

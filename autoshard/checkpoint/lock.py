@@ -1,4 +1,4 @@
-"""One run a folder of checkpoints."""
+"""Lock a folder of checkpoints, so that one run at a time writes there."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 @contextmanager
 def directory_lock(directory: Path) -> Iterator[None]:
-    """Hold the folder, which is made if need be.
+    """Hold the lock of a folder while the context lasts; the folder is made if need be.
 
     On one machine the kernel knows who holds the file and lets go when that process ends, however it ended. Another
     machine's holder is known by its heartbeat, the age of which is measured by the file system's clock alone; a lock
-    that seems to be left is watched before it is taken.
+    that seems abandoned is watched before it is taken.
     Raises AutoshardError when another run holds it, or when the folder cannot be written to.
     """
     path = directory / LOCK
@@ -61,7 +61,7 @@ def directory_lock(directory: Path) -> Iterator[None]:
 
 
 def _take(descriptor: int, path: Path) -> bool:
-    """Whether the kernel gave the lock; false where the file system has none. Raises when another process has it."""
+    """Whether the kernel gave the lock; false where the file system has no locks. Raises if another process has it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -98,7 +98,7 @@ def held_message(directory: object, holder: dict[str, object]) -> str:
 
 
 def _holder(descriptor: int) -> dict[str, object]:
-    """What the lock file says; empty when it was released or cannot be understood."""
+    """The record of the holder in the lock file; empty if the lock was released or the record cannot be understood."""
     with contextlib.suppress(OSError, ValueError):
         value = json.loads(os.pread(descriptor, 4096, 0))
         if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, written last: a folder without a whole manifest is no checkpoint."""
+"""The manifest lists all that a checkpoint holds. It is written last: a folder without a whole one is no checkpoint."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from autoshard.spec.model import ModelSpec
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 1
 QUANTITIES = ("master", "first_moment", "second_moment")
-"""Of every parameter: the weight as the optimizer keeps it, and AdamW's two moments."""
+"""Stored for every parameter: the weight as the optimizer keeps it, and AdamW's two moments."""
 WEIGHTS = QUANTITIES[:1]
 """Alone in what `autoshard convert` writes: weights to start from."""
 _MAX_BYTES = 1_000_000_000
@@ -32,7 +32,7 @@ _NOT_OF_STATE = ("name", "dropout")
 
 @dataclass(frozen=True)
 class FileRecord:
-    """A file of a checkpoint. tensors: names of the parameters that it has parts of."""
+    """A file of a checkpoint: its size in bytes, its SHA-256, and the names of the parameters that it has parts of."""
 
     name: str
     bytes: int
@@ -42,11 +42,13 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """step: optimizer steps done. model: a ModelSpec as JSON. data_position: a DataPosition as JSON.
+    """The description of a checkpoint, stored in its manifest.json.
 
-    dtype: of the tensors, by safetensors' name. learning_rate: of the step done last. seed: all that a run's random
-    numbers come from. versions: of the software that wrote it. world_size: of its ranks, each of which wrote a file.
-    quantities: of every parameter, QUANTITIES or WEIGHTS.
+    step: optimizer steps done. model: a ModelSpec as JSON. data_position: a DataPosition as JSON.
+    dtype: of the tensors, by safetensors' name. learning_rate: of the last step done. seed: all that a run's random
+    numbers come from. versions: of the software that wrote it. world_size: number of its ranks, each of which wrote a
+    file.
+    quantities: stored for every parameter, QUANTITIES or WEIGHTS.
     """
 
     step: int
@@ -65,7 +67,10 @@ class Manifest:
         return json.dumps({"format_version": FORMAT_VERSION, "sha256": _digest(content), "content": content}) + "\n"
 
     def check_model(self, model: ModelSpec, where: Path | Folder) -> None:
-        """Raises AutoshardError naming a field in which the model is another one; its name and dropout may be."""
+        """Raise AutoshardError naming a field in which the model differs; its name and dropout may differ.
+
+        where: names the checkpoint in the error.
+        """
         mine = to_json(model)
         for field in sorted(mine.keys() | self.model.keys()):
             if field not in _NOT_OF_STATE and mine.get(field) != self.model.get(field):
@@ -76,12 +81,15 @@ class Manifest:
 
     @property
     def dropout(self) -> Dropout:
-        """That the model was trained with."""
+        """The dropout that the model was trained with."""
         return from_json(Dropout, self.model.get("dropout", to_json(NO_DROPOUT)), "dropout of the checkpoint's model")
 
 
 def read_manifest(folder: Path | Folder) -> Manifest:
-    """Raises AutoshardError for anything that to_json did not write, and in a folder that is named for another step."""
+    """The manifest of a checkpoint's folder.
+
+    Raises AutoshardError for anything that to_json did not write, and in a folder that is named for another step.
+    """
     path = f"{folder}/{MANIFEST}"
     what = "checkpoint manifest"
     values = read_json(path, what, _MAX_BYTES) if isinstance(folder, Path) else folder.json(MANIFEST, what, _MAX_BYTES)
@@ -108,12 +116,15 @@ def read_manifest(folder: Path | Folder) -> Manifest:
 
 
 def shapes(manifest: Manifest) -> dict[str, tuple[int, ...]]:
-    """Of every parameter."""
+    """Shape of every parameter of the checkpoint's model, by name, without padding."""
     return parameter_shapes(from_json(ModelSpec, manifest.model, "model"))
 
 
 def _manifest(content: dict[str, Any]) -> Manifest:
-    """Raises what Python raises for values of other types, and AutoshardError for numbers that no run has."""
+    """The manifest that parsed JSON describes.
+
+    Raises the Python error that values of other types cause, and AutoshardError for numbers that no run has.
+    """
     quantities = tuple(content.pop("quantities"))
     if quantities not in (QUANTITIES, WEIGHTS):
         raise ValueError("quantities")

@@ -1,4 +1,4 @@
-"""How a place for checkpoints is written down: a path, or s3://bucket/prefix. Nothing heavy is imported here."""
+"""Tell how a place for checkpoints is written down: a path, or s3://bucket/prefix. Imports nothing heavy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Elements of one layout from the files of another, found by coordinates; only what overlaps is read."""
+"""Read the elements of one layout from the files of another, by global coordinates; only what overlaps is read."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ from autoshard.errors import AutoshardError
 
 
 def tensor_key(quantity: str, name: str, box: Box) -> str:
-    """'master/model.norm.weight@16': where the box starts; its sizes are the stored tensor's shape."""
+    """The name of a stored box, such as 'master/model.norm.weight@16': where it starts.
+
+    Its sizes are the tensor's shape.
+    """
     return f"{quantity}/{name}@{','.join(map(str, box.offsets))}"
 
 
 @dataclass(frozen=True)
 class _Part:
-    """A box that a file has. offset: of its first byte in the file."""
+    """A box of a parameter that a file has. offset: of its first byte in the file."""
 
     box: Box
     file: str
@@ -51,7 +54,10 @@ class CheckpointReader:
                 self._index(record.name)
 
     def fill_all(self, wanted: Iterable[tuple[str, Piece, Bytes]]) -> int:
-        """Every (quantity, piece, shard), as `fill`: as many at a time as pay -> bytes of the files that it took."""
+        """Fill every (quantity, piece, shard), as `fill` does; returns the bytes of the files that were used.
+
+        Several are filled at a time if that pays.
+        """
         at_a_time = self._folder.parallel_reads
         if at_a_time == 1:
             return sum(self.fill(*one) for one in wanted)
@@ -59,9 +65,9 @@ class CheckpointReader:
             return sum(done.result() for done in [pool.submit(self.fill, *one) for one in wanted])
 
     def fill(self, quantity: str, piece: Piece, shard: Bytes) -> int:
-        """Copy a piece into the bytes of the shard that it is part of -> bytes of the files that it took.
+        """Copy a piece into the bytes of the shard that it is part of; returns the bytes of the files that were used.
 
-        Raises AutoshardError when the checkpoint does not have all of it.
+        quantity: such as "master". Raises AutoshardError when the checkpoint does not have all of it.
         """
         target = piece.view(shard.view(f"u{self._width}"))
         found = taken = 0
@@ -80,7 +86,7 @@ class CheckpointReader:
         return taken
 
     def _values(self, part: _Part, box: Box) -> NDArray[Any]:
-        """Of a contiguous box of a part, as unsigned integers of the dtype's width."""
+        """Values of a contiguous box of a part, in the box's shape, as unsigned integers of the dtype's width."""
         start = part.offset + part.box.position(box) * self._width
         data = self._folder.read(part.file, start, start + box.elements * self._width)
         values: NDArray[Any] = data.view(f"u{self._width}").reshape(box.sizes)

@@ -1,4 +1,4 @@
-"""Checkpoints in S3. There is no rename: a checkpoint is complete when its manifest, written last, is there."""
+"""Checkpoints in S3, which has no rename: a checkpoint is complete when its manifest, written last, is there."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PARALLEL_READS = 8
 
 
 class S3Folder:
-    """One checkpoint of a bucket."""
+    """One checkpoint in a bucket: the objects under its prefix."""
 
     parallel_reads = _PARALLEL_READS
 
@@ -65,7 +65,7 @@ class S3Folder:
 
 
 class S3Store:
-    """The checkpoints under a prefix of a bucket."""
+    """A run's checkpoints under a prefix of a bucket."""
 
     def __init__(self, bucket: Bucket, prefix: str):
         self._bucket, self._prefix = bucket, prefix
@@ -130,7 +130,7 @@ class S3Store:
 
 
 def open_s3_store(location: str) -> S3Store:
-    """s3://bucket/prefix. Raises AutoshardError for a wrong name and without boto3."""
+    """The store at s3://bucket/prefix. Raises AutoshardError for a wrong name and without boto3."""
     bucket, prefix = _parsed(location)
     return S3Store(bucket, f"{prefix}/" if prefix else "")
 

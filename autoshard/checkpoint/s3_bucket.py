@@ -18,8 +18,8 @@ from autoshard.checkpoint.store import PlaceError
 from autoshard.errors import AutoshardError
 
 ATTEMPTS = 8
-"""Of each request, with exponential backoff and jitter (botocore's standard mode): 500s of half a minute on average are
-sat out. AWS_MAX_ATTEMPTS takes precedence."""
+"""Tries of each request, with exponential backoff and jitter (botocore's standard mode): they outlast 500s of half a
+minute on average. AWS_MAX_ATTEMPTS takes precedence."""
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 10.0, 60.0
 """botocore's own are 60 s each; a guess that a connection which takes 10 s will not come."""
 PART_BYTES = 16 * 1024 * 1024
@@ -28,7 +28,7 @@ PARTS_AT_A_TIME = 4
 MOST_PARTS = 10_000
 """S3's own limit."""
 BROKEN_ANSWERS = 3
-"""Of one request, with a pause of about _PAUSE_S after the first and twice as long after the second."""
+"""Tries of a request whose answer breaks off, with a pause of about _PAUSE_S seconds after the first, twice that later."""
 _PAUSE_S = 0.5
 _CHUNK_BYTES = 1 << 22
 _DELETED_AT_ONCE = 1000
@@ -36,7 +36,10 @@ _CLIENT_ERRORS = {"NoSuchKey": "is missing", "404": "is missing", "NoSuchBucket"
 
 
 def s3_client(read_timeout_s: float = READ_TIMEOUT_S) -> Any:
-    """Raises AutoshardError where boto3 is not there or cannot be set up."""
+    """A boto3 client for S3. read_timeout_s: seconds to wait for an answer.
+
+    Raises AutoshardError where boto3 is not installed or cannot be set up.
+    """
     try:
         import boto3
         from botocore.config import Config
@@ -55,7 +58,7 @@ def s3_client(read_timeout_s: float = READ_TIMEOUT_S) -> Any:
 
 @contextmanager
 def errors_of(where: str) -> Iterator[None]:
-    """boto3's errors as one line that starts with where."""
+    """Turn boto3's errors inside the context into an S3Error of one line that starts with `where`."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
@@ -70,7 +73,7 @@ def errors_of(where: str) -> Iterator[None]:
 
 
 class S3Error(PlaceError):
-    """code: S3's name of the error, "" where there was no answer."""
+    """A request to S3 failed. code: S3's name of the error, "" if there was no answer."""
 
     def __init__(self, text: str, code: str):
         super().__init__(text)
@@ -83,7 +86,7 @@ def _line(where: str, reason: str) -> str:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Every method raises S3Error."""
+    """One bucket by name. Every method raises S3Error."""
 
     name: str
     client: Any
@@ -96,7 +99,10 @@ class Bucket:
             return int(self.client.head_object(Bucket=self.name, Key=key)["ContentLength"])
 
     def get(self, key: str, start: int, stop: int, attempts: int = BROKEN_ANSWERS) -> bytes:
-        """Bytes [start, stop). boto3 tries requests again, but not an answer that breaks off: that is done here."""
+        """Bytes [start, stop) of an object.
+
+        boto3 tries requests again, but not an answer that breaks off: that is done here, `attempts` times in all.
+        """
         if start == stop:
             return b""
         try:
@@ -116,17 +122,20 @@ class Bucket:
         return data
 
     def chunks(self, key: str, size: int) -> Iterator[bytes]:
-        """Each a request of its own, so that one that fails is tried again alone."""
+        """The bytes of an object of `size` bytes, in chunks.
+
+        Each is a request of its own: one that fails is tried again alone.
+        """
         for start in range(0, size, _CHUNK_BYTES):
             yield self.get(key, start, min(size, start + _CHUNK_BYTES))
 
     def put(self, key: str, data: bytes, **conditions: str) -> str:
-        """-> the ETag."""
+        """Write an object, and return its ETag."""
         with errors_of(self.url(key)):
             return str(self.client.put_object(Bucket=self.name, Key=key, Body=data, **conditions)["ETag"])
 
     def put_large(self, key: str, chunks: Iterable[memoryview], size: int) -> None:
-        """Nothing of it is seen before all of it is there."""
+        """Write an object of `size` bytes from its chunks. None of it is seen before all of it is there."""
         part_bytes = max(PART_BYTES, -(-size // MOST_PARTS))
         if size <= part_bytes:
             self.put(key, b"".join(chunks))
@@ -157,13 +166,13 @@ class Bucket:
             return [one.result() for one in sent]
 
     def keys(self, prefix: str) -> dict[str, int]:
-        """Sizes in bytes of all objects whose key starts so."""
+        """Size in bytes of every object whose key starts with the prefix, by key."""
         with errors_of(self.url(prefix)):
             pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.name, Prefix=prefix)
             return {one["Key"]: int(one["Size"]) for page in pages for one in page.get("Contents", ())}
 
     def folders(self, prefix: str) -> list[str]:
-        """Names between the prefix and the next slash."""
+        """The names that come between the prefix and the next slash in any key."""
         with errors_of(self.url(prefix)):
             pages = self.client.get_paginator("list_objects_v2").paginate(
                 Bucket=self.name, Prefix=prefix, Delimiter="/"
@@ -182,13 +191,15 @@ class Bucket:
                 raise S3Error(f"{self.url(failed['Key'])} cannot be deleted: {failed.get('Code')}", failed.get("Code"))
 
     def move(self, key: str, to: str) -> None:
-        """Inside S3; no byte comes here."""
+        """Move an object inside S3; no byte comes to this machine."""
         with errors_of(self.url(key)):
             self.client.copy({"Bucket": self.name, "Key": key}, self.name, to)
             self.client.delete_object(Bucket=self.name, Key=key)
 
     def abort_uploads(self, prefix: str) -> None:
-        """What killed processes left behind: S3 would keep the parts, unseen, and charge for them."""
+        """Delete unfinished uploads under a prefix, left by killed processes: S3 would keep and charge their unseen
+        parts.
+        """
         with errors_of(self.url(prefix)):
             pages = self.client.get_paginator("list_multipart_uploads").paginate(Bucket=self.name, Prefix=prefix)
             for one in [one for page in pages for one in page.get("Uploads", ())]:
@@ -196,7 +207,7 @@ class Bucket:
 
 
 def _regrouped(chunks: Iterable[memoryview], size: int) -> Iterator[bytes]:
-    """The same bytes in pieces of this size; the last one may be smaller."""
+    """The same bytes in pieces of `size` bytes; the last one may be smaller."""
     waiting = bytearray()
     for chunk in chunks:
         waiting += chunk

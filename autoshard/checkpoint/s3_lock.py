@@ -1,6 +1,6 @@
-"""One run a prefix of a bucket: an object that is only made where there is none, and is written anew while held.
+"""Lock a prefix of a bucket, so that one run at a time writes there.
 
-Needs S3's conditional writes (If-None-Match and If-Match on PUT, in S3 since 2024).
+The lock is an object that is created only if there is none, and is written again and again while it is held.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _REFUSED = ("PreconditionFailed", "ConditionalRequestConflict", "412", "409")
 
 @dataclass(frozen=True)
 class _Held:
-    """age_s: since the last heartbeat, by the clock of S3 alone."""
+    """The lock of another holder. age_s: seconds since its last heartbeat, by the clock of S3 alone."""
 
     holder: dict[str, object]
     etag: str
@@ -36,8 +36,11 @@ class _Held:
 
 @contextmanager
 def s3_lock(bucket: Bucket, key: str) -> Iterator[None]:
-    """Hold the prefix. A holder of this machine that is gone is replaced at once, one of another machine when nothing
-    was heard of it for STALE_AFTER_S.
+    """Hold the lock of a prefix while the context lasts.
+
+    A holder of this machine that is gone is replaced at once, one of another machine after STALE_AFTER_S seconds
+    without
+    a heartbeat.
 
     Raises AutoshardError when another run holds it, or when the bucket cannot be used.
     """
@@ -58,7 +61,7 @@ def s3_lock(bucket: Bucket, key: str) -> Iterator[None]:
 
 
 def _take(bucket: Bucket, key: str, text: bytes) -> str:
-    """-> the ETag of our object."""
+    """Create or take over the lock object, and return its ETag."""
     etag = _put(bucket, key, text, IfNoneMatch="*")
     if etag is not None:
         return etag
@@ -76,7 +79,7 @@ def _take(bucket: Bucket, key: str, text: bytes) -> str:
 
 
 def _put(bucket: Bucket, key: str, text: bytes, **conditions: str) -> str | None:
-    """-> the ETag; None where the condition is not met."""
+    """Write the lock object under a condition, and return its ETag; None if the condition is not met."""
     try:
         return bucket.put(key, text, **conditions)
     except S3Error as error:
@@ -86,7 +89,7 @@ def _put(bucket: Bucket, key: str, text: bytes, **conditions: str) -> str | None
 
 
 def _held(bucket: Bucket, key: str) -> _Held | None:
-    """Who has the lock; None where nobody has."""
+    """The present holder of the lock; None if nobody has it."""
     try:
         with errors_of(bucket.url(key)):
             found = bucket.client.get_object(Bucket=bucket.name, Key=key)
@@ -127,7 +130,7 @@ def _is_alive(pid: object) -> bool:
 
 
 def _beat(bucket: Bucket, key: str, me: dict[str, object], etag: str, stop: threading.Event) -> None:
-    """Write the object anew, with another number, so that its ETag and its time change."""
+    """Write the lock object again and again, each time with another number, so that its ETag and time change."""
     number = 0
     while not stop.wait(HEARTBEAT_S):
         number += 1

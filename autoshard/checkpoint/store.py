@@ -1,4 +1,4 @@
-"""What a place for checkpoints can do: a folder of this machine or of a shared file system, or a prefix in S3."""
+"""The interface of a place for checkpoints: a folder of this machine or of a shared file system, or a prefix in S3."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAME = re.compile(r"step-(\d{8,})")
 
 
 class PlaceError(AutoshardError):
-    """The place cannot be used now, which says nothing about the checkpoints that it holds."""
+    """The place cannot be used now. That says nothing about the checkpoints that it holds."""
 
 
 class Folder(Protocol):
@@ -33,10 +33,10 @@ class Folder(Protocol):
     def name(self) -> str: ...
 
     def __str__(self) -> str:
-        """The whole path, for people."""
+        """The whole path or URL, for people."""
 
     def json(self, name: str, what: str, most_bytes: int) -> object:
-        """The value of a JSON file. what: its role, in errors."""
+        """The value of a JSON file of at most most_bytes bytes. what: its role, in errors."""
 
     def has(self, name: str) -> bool: ...
 
@@ -50,38 +50,47 @@ class Folder(Protocol):
 
 
 class Store(Protocol):
-    """A run's checkpoints. Every method raises AutoshardError, in one line that says where."""
+    """A run's checkpoints in one place. Every method raises AutoshardError, in one line that names the place."""
 
     def lock(self) -> AbstractContextManager[None]:
-        """Hold the place, which is made if need be: no other run writes there."""
+        """Hold the place while the context lasts, so that no other run writes there; it is made if need be."""
 
     def folders(self) -> Sequence[Folder]:
-        """Newest first by their step's number, whatever a clock says; complete or not."""
+        """The checkpoints, complete or not, newest first: by the number of their step, whatever a clock says."""
 
     def write(self, step: int, name: str, chunks: Iterable[memoryview], size: int) -> None:
-        """A file of a checkpoint that is not complete yet; it survives a loss of power when this returns."""
+        """Write a file of a checkpoint that is not complete yet; it survives a loss of power when this returns.
+
+        chunks: its bytes. size: how many there are.
+        """
 
     def commit(self, step: int, manifest: str, sizes: Mapping[str, int]) -> Folder:
-        """Make what all ranks have written a checkpoint, at once. sizes: in bytes, of every file that it must have."""
+        """Make all that the ranks have written a checkpoint, at once, and return it.
+
+        sizes: bytes of every file that it must have.
+        """
 
     def point_to(self, folder: Folder) -> None:
-        """Name the checkpoint in `latest`."""
+        """Write the checkpoint's name into `latest`."""
 
     def delete(self, folder: Folder) -> None:
-        """Whole or not at all for a reader."""
+        """Delete a checkpoint; a reader sees all of it or nothing."""
 
     def discard(self, step: int) -> None:
-        """Delete what was written of a checkpoint that is not complete."""
+        """Delete the files of step `step`, which is not a complete checkpoint."""
 
     def clean(self, step: int) -> list[str]:
-        """Before a run goes on after `step`: delete what was never complete, set aside what lies beyond -> the latter.
+        """Prepare the place for a run that goes on after `step`; returns the names of the checkpoints that were set
+        aside.
 
-        Beyond are damaged checkpoints that were skipped, and all that follow when an older one was asked for.
+        Deletes checkpoints that were never complete. Sets aside those beyond `step`: damaged ones that were skipped,
+        and all
+        that follow when the user asked for an older one.
         """
 
 
 class Hashed:
-    """Chunks on their way to a file, and the SHA-256 of those that have passed."""
+    """Passes chunks on to a file, and computes the SHA-256 of those that have passed."""
 
     def __init__(self, chunks: Iterable[memoryview]):
         self._chunks, self._digest = chunks, hashlib.sha256()
@@ -96,9 +105,9 @@ class Hashed:
 
 
 def open_store(location: str | Path) -> Store:
-    """The place that a path or s3://bucket/prefix names; nothing is made or looked at yet.
+    """The place at a path or s3://bucket/prefix; nothing is made or looked at yet.
 
-    Raises AutoshardError for a wrong name, and where s3:// needs a library that is not there.
+    Raises AutoshardError for a wrong name, and where s3:// needs a library that is not installed.
     """
     from autoshard.checkpoint.directory import LocalStore
 
@@ -110,7 +119,7 @@ def open_store(location: str | Path) -> Store:
 
 
 def open_folder(location: str | Path) -> Folder:
-    """One checkpoint, by its path or s3://bucket/key."""
+    """The checkpoint at a path or s3://bucket/key; nothing is looked at yet."""
     from autoshard.checkpoint.directory import LocalFolder
 
     if not is_remote(location):
@@ -121,7 +130,7 @@ def open_folder(location: str | Path) -> Folder:
 
 
 def named_folders(location: str | Path, manifest: str) -> Sequence[Folder]:
-    """What a person names to go on from: one checkpoint, which has a file of that name, or a place with several."""
+    """The checkpoints that a user may mean by a location: itself if it has the file `manifest`, else those in it."""
     one = open_folder(location)
     return [one] if one.has(manifest) else open_store(location).folders()
 
@@ -139,7 +148,9 @@ def step_of(folder: Folder) -> int:
 
 
 def prune(store: Store, newest: int, keep: int, keep_every: int | None) -> None:
-    """Delete checkpoints up to step `newest`, but the last `keep` of them and those of every keep_every-th step."""
+    """Delete old checkpoints up to step `newest`; the last `keep` of them and those of every keep_every-th
+    step stay.
+    """
     complete = [folder for folder in store.folders() if step_of(folder) <= newest]
     for folder in complete[keep:]:
         if keep_every is None or step_of(folder) % keep_every:
@@ -147,7 +158,7 @@ def prune(store: Store, newest: int, keep: int, keep_every: int | None) -> None:
 
 
 def checksum(folder: Folder, name: str) -> str:
-    """SHA-256 of a file."""
+    """SHA-256 of a file of a checkpoint, in hexadecimal."""
     digest = hashlib.sha256()
     for chunk in folder.chunks(name):
         digest.update(chunk)
@@ -155,9 +166,10 @@ def checksum(folder: Folder, name: str) -> str:
 
 
 def file_problem(folder: Folder, name: str, size: int, sha256: str) -> str:
-    """What is wrong with a file of a checkpoint: it is missing, shorter or longer, or a bit differs; "" if nothing.
+    """The reason why a file of a checkpoint is not the one that was written; "" if it is.
 
-    Raises PlaceError where nobody can tell.
+    It is missing, shorter or longer than `size` bytes, or its SHA-256 is not `sha256`.
+    Raises PlaceError if the place cannot be read now.
     """
     try:
         found = folder.size(name)

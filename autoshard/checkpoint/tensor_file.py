@@ -1,4 +1,6 @@
-"""safetensors files: 8 bytes of header length, a JSON header, the tensors' bytes. Nothing in one is ever executed."""
+"""Read and write safetensors files: 8 bytes of header length, a JSON header, the tensors' bytes. Nothing is
+executed.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,10 @@ from autoshard.files.json_file import parse_json
 
 Bytes = NDArray[np.uint8]
 ELEMENT_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
-"""Of weights, by safetensors' name of the dtype."""
+"""Bytes of an element of a weight, by safetensors' name of the dtype."""
 _OTHER_BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "I16": 2, "U16": 2, "I32": 4, "U32": 4}
 _OTHER_BYTES |= {"I64": 8, "U64": 8}
-"""That other people's files have beside them."""
+"""Bytes of an element of the other dtypes, which other people's files have beside the weights."""
 _CHUNK_BYTES = 1 << 22
 _MAX_HEADER_BYTES = 100_000_000
 """The safetensors library's own limit."""
@@ -29,7 +31,7 @@ _MAX_HEADER_BYTES = 100_000_000
 
 @dataclass(frozen=True)
 class TensorBytes:
-    """A tensor to be written. data: its elements, row-major."""
+    """A tensor to be written under `key`. data: its elements, row-major."""
 
     key: str
     dtype: str
@@ -52,14 +54,14 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class TensorStream:
-    """A file's bytes in order, some megabytes at a time, and how many there are."""
+    """The bytes of a file in order, some megabytes at a time, and how many there are."""
 
     bytes: int
     chunks: Iterator[memoryview]
 
 
 def tensor_stream(tensors: Sequence[TensorBytes]) -> TensorStream:
-    """What a file of these tensors holds; nothing is copied."""
+    """The bytes of a safetensors file with these tensors, in order; no tensor is copied."""
     header: dict[str, Any] = {}
     end = 0
     for one in tensors:
@@ -79,7 +81,7 @@ def _chunks(parts: Iterable[memoryview]) -> Iterator[memoryview]:
 
 
 def checksum(path: Path) -> str:
-    """SHA-256 of a file. Raises OSError."""
+    """SHA-256 of a file on this machine, in hexadecimal. Raises OSError."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
@@ -88,7 +90,7 @@ def checksum(path: Path) -> str:
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """The tensors of a file. Raises AutoshardError for anything but a file whose tensors fill it exactly."""
+    """The tensors of a file, by name. Raises AutoshardError for anything but a file whose tensors fill it exactly."""
     try:
         with path.open("rb") as file:
             return parse_header(path, path.stat().st_size, lambda start, stop: _at(file, start, stop))
@@ -97,7 +99,10 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 
 
 def parse_header(where: object, size: int, read: Callable[[int, int], bytes]) -> dict[str, StoredTensor]:
-    """The same of a file that is anywhere. where: its name; read: bytes [start, stop) of it."""
+    """The tensors of a file in any place, by name. Raises AutoshardError as `read_header`.
+
+    where: its name in errors. size: its bytes. read: gives bytes [start, stop) of it.
+    """
     length = int.from_bytes(read(0, min(8, size)), "little")
     if size < 8 or length > min(size - 8, _MAX_HEADER_BYTES):
         raise AutoshardError(f"{where} is not a safetensors file: its header of {length:,} bytes does not fit")

@@ -1,1 +1,1 @@
-"""Weights from one layout of files to another, streamed: Hugging Face, a plan's checkpoint, NxD. Needs numpy."""
+"""Convert weights between layouts of files, streamed: Hugging Face, a plan's checkpoint, NxD. Needs numpy."""

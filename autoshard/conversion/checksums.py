@@ -1,4 +1,7 @@
-"""Checksums of a file that is being written: they run along while it grows at its end, and are read back otherwise."""
+"""Compute the checksums of a file that is being written.
+
+They are computed along the way while it grows at its end; parts that come in another order are read back.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,12 @@ _BLOCK_BYTES = 1 << 22
 
 
 class Running:
-    """A checksum of bytes [start, stop) of a file. update: takes a block; it sees them in order or not at all."""
+    """A checksum of bytes [start, stop) of a file.
+
+    update: adds a block to the checksum. reset: begins anew. Blocks are added as they are written while they come in
+    order;
+    after one that does not, `complete` begins anew and reads all of them back.
+    """
 
     def __init__(
         self, start: int, stop: int, update: Callable[[memoryview | bytes], object], reset: Callable[[], None]
@@ -30,7 +38,7 @@ class Running:
             self._next = None
 
     def complete(self, descriptor: int) -> None:
-        """Read back what was left out: the end of the file, or all of it."""
+        """Read back the bytes that the checksum has not seen: the end of the part, or all of it."""
         if self._next is None:
             self._reset()
             self._next = self._start
@@ -43,7 +51,10 @@ class Running:
 
 
 class Checksums:
-    """Of one file: CRC-32 of parts of it, and SHA-256 of the whole."""
+    """The checksums of one file: CRC-32 of some of its parts, and SHA-256 of the whole.
+
+    size: of the file in bytes. crcs: the parts. sha256: whether it is wanted.
+    """
 
     def __init__(self, size: int, crcs: Sequence[Crc], sha256: bool):
         self._parts = sorted(crcs, key=lambda one: one.start)
@@ -64,7 +75,7 @@ class Checksums:
             self._sha256.wrote(start, data)
 
     def finish(self, descriptor: int) -> str:
-        """Put the CRCs into the file -> SHA-256, "" where it is not wanted."""
+        """Write the CRCs into the file, and return its SHA-256; "" if that is not wanted."""
         for part, running, index in zip(self._parts, self._crcs, range(len(self._parts)), strict=True):
             running.complete(descriptor)
             for field in part.fields:

@@ -1,4 +1,6 @@
-"""One folder of weights into another: what it is, what it becomes, whether there is room, and then all of it."""
+"""Convert one folder of weights into another: find out its form, plan the files, check for room, then write
+all of it.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +40,11 @@ Advance = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Conversion:
-    """What is written. form: one of FORMS. plan: None for hf. dtype: as config.json calls it, None: as it is.
+    """The form and the options of the output. Raises AutoshardError for a form that is not known or lacks its plan.
 
-    shard_bytes: of a safetensors file for transformers, at most, where no tensor is larger.
+    form: one of FORMS. plan: says what each rank holds; None for hf. dtype: as config.json names it; None keeps it.
+    nxd: options of NxD's files. shard_bytes: most bytes of a safetensors file for transformers, unless one tensor is
+    larger.
     """
 
     form: str
@@ -60,7 +64,7 @@ class Conversion:
 
 @dataclass(frozen=True)
 class Written:
-    """bytes: of all files. step: that the optimizer's state is of; None: weights alone."""
+    """The result of a conversion. bytes: of all files. step: of the optimizer's state; None: weights alone."""
 
     model: str
     files: int
@@ -71,10 +75,12 @@ class Written:
 def open_source(
     folder: Path, model: ModelSpec | str | None = None, share: tuple[int, int] = (0, 1), training: bool = False
 ) -> Source:
-    """Weights in any form that is read. model: of files that do not say theirs. training: with NxD's optimizer, too.
+    """The weights in a folder of any form that can be read.
 
-    share: (i, n) compares every n-th file of a checkpoint with its checksum, from the i-th on; others do the rest.
-    Raises AutoshardError for a folder that is none of them.
+    model: for files that do not say theirs. training: whether NxD's optimizer state is read, too.
+    share: (i, n) compares every n-th file of a checkpoint with its checksum, from the i-th on; other processes do the
+    rest.
+    Raises AutoshardError for a folder that has none of the forms.
     """
     if not folder.is_dir():
         raise AutoshardError(f"{folder} is not a folder with weights")
@@ -93,8 +99,9 @@ def open_source(
 
 
 def convert(source: Source, target: Path, conversion: Conversion, starting: Advance, advance: Advance) -> Written:
-    """starting: told how many bytes of weights there are. advance: how many were done since it was told last.
+    """Write the source's weights into the folder `target` in the form of `conversion`.
 
+    starting: is called with the bytes of weights to come. advance: is called with the bytes done since its last call.
     Raises AutoshardError, and leaves nothing behind, when anything is wrong.
     """
     check_free(target)
@@ -143,7 +150,10 @@ def _dtypes(source: Source, conversion: Conversion) -> dict[str, str]:
 
 
 def _model(folder: Path, given: ModelSpec | str | None) -> ModelSpec:
-    """Of NxD's files, which do not say it: given, or a config.json beside them."""
+    """The model of a folder of NxD's files, which do not say it: `given`, or a config.json in or beside the folder.
+
+    Raises AutoshardError where there is neither.
+    """
     if isinstance(given, ModelSpec):
         return given
     if given is not None:
@@ -157,7 +167,9 @@ def _model(folder: Path, given: ModelSpec | str | None) -> ModelSpec:
 
 
 def check_same_model(source: Source, plan: Plan) -> None:
-    """Raises AutoshardError naming a field in which the weights' model is another one; its name and losses may be."""
+    """Raise AutoshardError naming a field in which the weights' model is not the plan's; its name and losses may
+    differ.
+    """
     mine, theirs = to_json(plan.model), to_json(source.model)
     for name, value in mine.items():
         if name not in _NOT_OF_WEIGHTS and theirs[name] != value:

@@ -1,4 +1,4 @@
-"""Element types by safetensors' names, and the conversions between them. numpy has no bfloat16: it is bits here."""
+"""Element types by safetensors' names, and the conversions between them. numpy has no bfloat16, so it is bits here."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from autoshard.errors import AutoshardError
 
 WIDTHS = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
 CONFIG_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
-"""As config.json and plans call them."""
+"""Safetensors' name of a dtype -> its name in config.json and plans."""
 BY_CONFIG_NAME = {name: dtype for dtype, name in CONFIG_NAMES.items()}
 _NUMPY = {"F16": np.float16, "F32": np.float32, "F64": np.float64}
 
 
 def element_type(dtype: str) -> str:
-    """numpy's name of the unsigned integer of that width."""
+    """numpy's name of the unsigned integer with the width of a dtype."""
     return f"u{WIDTHS[dtype]}"
 
 
 def as_dtype(values: Array, have: str, want: str) -> Array:
-    """Bits of one dtype as bits of another, to the nearest, ties to even.
+    """The elements as bits of the dtype `want`, from bits of the dtype `have`: rounded to the nearest, ties to even.
 
     Raises AutoshardError where a finite value becomes infinite.
     """

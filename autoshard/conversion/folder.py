@@ -1,4 +1,4 @@
-"""The output folder: there when all of it is on the disk, and else not at all."""
+"""Make the output folder: it is there when all of it is on the disk, and else not at all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from autoshard.units import format_bytes
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """A folder to write into, which becomes `target` at the end; whatever goes wrong, Ctrl-C too, leaves nothing.
+    """A folder to write into, which is renamed to `target` when the context ends; after an error or Ctrl-C nothing is
+    left.
 
     Raises AutoshardError when there is something at `target`, or nothing can be written beside it.
     """
@@ -42,7 +43,7 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 
 def _delete_abandoned(target: Path) -> None:
-    """What a conversion to the same target left that was ended by kill -9."""
+    """Delete the temporary folders of earlier conversions to the same target that were ended by kill -9."""
     for path in target.parent.glob(f".{escape(target.name[:100])}.*.tmp"):
         process = path.name.split(".")[-2]
         if process.isdecimal() and not Path("/proc", process).exists() and Path("/proc/self").exists():
@@ -50,7 +51,7 @@ def _delete_abandoned(target: Path) -> None:
 
 
 def check_free(target: Path) -> None:
-    """Raises AutoshardError when a file or a folder with something in it is in the way."""
+    """Raise AutoshardError when a file, or a folder with something in it, is in the way at `target`."""
     if target.is_dir():
         if any(target.iterdir()):
             raise AutoshardError(f"{target} is a folder with something in it: name another, or delete it first")
@@ -59,7 +60,7 @@ def check_free(target: Path) -> None:
 
 
 def check_space(target: Path, needed_bytes: int) -> None:
-    """Raises AutoshardError when the disk has less room than what is to be written."""
+    """Raise AutoshardError when the disk has less room than needed_bytes."""
     there = target.absolute()
     while not there.exists():
         there = there.parent

@@ -37,7 +37,7 @@ CARRIED = (
     "tokenizer.model",
     "chat_template.jinja",
 )
-"""What describes a tokenizer and nothing that runs: copied as bytes, never interpreted."""
+"""Files that describe a tokenizer, and nothing that runs: copied as bytes, never interpreted."""
 SHARD_BYTES = 5_000_000_000
 _MAX_INDEX_BYTES = 100_000_000
 _CONSTANTS = re.compile(r".*(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias)")
@@ -49,7 +49,10 @@ def is_huggingface(folder: Path) -> bool:
 
 
 def huggingface_source(folder: Path) -> Source:
-    """Raises AutoshardError naming the file and the tensor where the folder is not a whole checkpoint of its config."""
+    """The weights in a Hugging Face folder.
+
+    Raises AutoshardError naming the file and the tensor where the folder is not a whole checkpoint of its config.
+    """
     model = read_config(folder)
     found: dict[str, tuple[Path, StoredTensor]] = {}
     for path, wanted in _files(folder).items():
@@ -83,8 +86,9 @@ def huggingface_source(folder: Path) -> Source:
 
 
 def huggingface_files(model: ModelSpec, dtypes: Mapping[str, str], shard_bytes: int = SHARD_BYTES) -> list[OutputFile]:
-    """Weights and index of a folder that transformers loads. dtypes: by parameter.
+    """The files of a folder that transformers loads: weights and their index.
 
+    dtypes: by parameter. shard_bytes: most bytes of a file, unless one tensor is larger.
     Raises AutoshardError for a tensor whose parameters differ in dtype.
     """
     tensors = _tensors(model)
@@ -113,9 +117,10 @@ def huggingface_files(model: ModelSpec, dtypes: Mapping[str, str], shard_bytes: 
 
 
 def carried_files(model: ModelSpec, carried: tuple[Path, ...], dtype: str | None) -> list[OutputFile]:
-    """config.json, where the model has one, and what else came with the weights.
+    """The other files of a folder that transformers loads: config.json, if the model has one, and files from the
+    source.
 
-    dtype: of all weights, for the config; None: not said there.
+    carried: files that came with the weights. dtype: of all weights, for the config; None: the config says none.
     """
     files = {path.name: plain_file(Path(path.name), _bytes(path)) for path in carried}
     if CONFIG not in files and FAMILIES[model.model_type].weights is None:
@@ -130,7 +135,7 @@ def carried_files(model: ModelSpec, carried: tuple[Path, ...], dtype: str | None
 
 
 def common_dtype(tensor: TensorLayout, dtypes: Mapping[str, str]) -> str:
-    """Of all parameters that a tensor holds."""
+    """The dtype that all parameters in a tensor share. dtypes: by parameter. Raises AutoshardError if they differ."""
     found = {dtypes[place.parameter]: place.parameter for place in tensor.places}
     if len(found) > 1:
         told = ", ".join(f"{name} {dtype}" for dtype, name in sorted(found.items()))
@@ -139,7 +144,7 @@ def common_dtype(tensor: TensorLayout, dtypes: Mapping[str, str]) -> str:
 
 
 def _tensors(model: ModelSpec) -> list[TensorLayout]:
-    """In the order of the model's parameters."""
+    """The tensors of the model's Hugging Face checkpoint, in the order of the model's parameters."""
     dims, sizes = parameter_dims(model)
     order = {name: index for index, name in enumerate(dims)}
     by_tensor: dict[str, list[tuple[Part, Place]]] = {}
@@ -153,7 +158,7 @@ def _tensors(model: ModelSpec) -> list[TensorLayout]:
 
 
 def _files(folder: Path) -> dict[Path, list[str] | None]:
-    """The files with weights, and which tensors each is said to have; None: not said."""
+    """File with weights -> the tensors that the index says it has; None if there is no index."""
     if (folder / ONE_FILE).is_file():
         return {folder / ONE_FILE: None}
     index = folder / INDEX
@@ -179,7 +184,7 @@ def _files(folder: Path) -> dict[Path, list[str] | None]:
 
 
 def _name_in_file(tensor: str, found: Mapping[str, Any], folder: Path) -> str:
-    """OpenAI's GPT-2 files leave out the outermost module's name."""
+    """The name of a tensor as the files have it: OpenAI's GPT-2 files leave out the outermost module's name."""
     for name in (tensor, tensor.removeprefix("transformer.")):
         if name in found:
             return name

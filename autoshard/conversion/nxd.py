@@ -1,4 +1,7 @@
-"""NxD's checkpoints: model/dp_rank_00_tp_rank_TT_pp_rank_PP.pt for each rank of a replica, plain or as torch-xla's."""
+"""Read and write NxD's checkpoints: model/dp_rank_00_tp_rank_TT_pp_rank_PP.pt for each rank of a replica.
+
+They are plain .pt files, or serialized as torch-xla does it.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,11 @@ States = Mapping[Rank, Mapping[str, FoundTensor]]
 
 @dataclass(frozen=True)
 class NxdOptions:
-    """qkv: one of QKV_STYLES. xser: a file for each tensor. kv_size_multiplier: None is the smallest that will do."""
+    """Options of NxD's files.
+
+    qkv: one of QKV_STYLES. xser: whether each tensor is a file of its own. kv_size_multiplier: copies of each key-value
+    head; None is the smallest that will do.
+    """
 
     qkv: str = "gqa"
     xser: bool = False
@@ -45,7 +52,10 @@ PLAIN = NxdOptions()
 
 
 def nxd_files(plan: Plan, dtypes: Mapping[str, str], options: NxdOptions) -> list[OutputFile]:
-    """What NxD's load_checkpoint reads for the degrees, pipeline cuts and machine of a plan."""
+    """The files that NxD's load_checkpoint reads for the degrees, pipeline cuts and machine of a plan.
+
+    dtypes: by parameter. Raises AutoshardError for a tensor whose parameters differ in dtype.
+    """
     strategy, model = plan.strategy, plan.model
     multiplier = options.kv_size_multiplier or max(1, strategy.tp // model.num_key_value_heads)
     order = ADJACENT if plan.cluster.layout_rules == "trn2" else INTERLEAVED
@@ -74,7 +84,11 @@ def file_name(tp_rank: int, pp_rank: int, ep_rank: int | None = None) -> str:
 
 
 def _pipeline_rank(plan: Plan, tensor: str) -> int:
-    """That has the tensor: its block's, the first for the embedding, the last stage's for norm and head."""
+    """The pipeline rank that has the tensor.
+
+    A block's tensor is where the block is, the embedding on the first rank, the last norm and the head on the last
+    stage's.
+    """
     block = re.search(r"\.layers\.(\d+)\.", tensor)
     last = len(plan.stages) - 1
     if block is not None:
@@ -85,7 +99,10 @@ def _pipeline_rank(plan: Plan, tensor: str) -> int:
 
 
 def nxd_folder(folder: Path) -> Path | None:
-    """The folder with the ranks' files: `model` in this one or in its newest whole checkpoint, or it; None: neither."""
+    """The folder with the ranks' files; None if there is none.
+
+    It is this folder, `model` in it, or `model` in its newest whole checkpoint.
+    """
     whole = [done.parent for done in folder.glob(f"*/{DONE}")]
     newest = max(whole, key=lambda tag: (tag / DONE).stat().st_mtime_ns, default=folder)
     for path in (folder / MODEL, folder, newest / MODEL):
@@ -95,19 +112,28 @@ def nxd_folder(folder: Path) -> Path | None:
 
 
 def nxd_source(folder: Path, model: ModelSpec) -> Source:
-    """folder: with the ranks' files. Raises AutoshardError naming the file and the tensor that are missing or wrong."""
+    """The weights in the ranks' files in `folder`.
+
+    Raises AutoshardError naming the file and the tensor that are missing or wrong.
+    """
     return weights_of(folder, *open_ranks(folder, model))
 
 
 def open_ranks(folder: Path, model: ModelSpec) -> tuple[NxdLayout, States]:
-    """How the ranks hold the model, and where in their files."""
+    """The layout of the model over the ranks, and the tensors that their files have.
+
+    Raises AutoshardError as `nxd_source`.
+    """
     states = _states(folder)
     tp, ep = 1 + max(tp for _, tp, _ in states), 1 + max(ep for ep, _, _ in states)
     return _found_layout(folder, model, tp, ep, states), states
 
 
 def weights_of(folder: Path, layout: NxdLayout, states: States) -> Source:
-    """What `open_ranks` found, by parameter."""
+    """The weights in the files that `open_ranks` opened. layout, states: its results.
+
+    Raises AutoshardError naming a tensor that is missing, unknown or of another shape or dtype.
+    """
     dtypes: dict[str, str] = {}
     regions: dict[str, dict[Box, Region]] = {}
     for ep_rank in range(layout.ep):
@@ -130,7 +156,10 @@ def weights_of(folder: Path, layout: NxdLayout, states: States) -> Source:
 def _tensors(
     folder: Path, layout: NxdLayout, states: States, ep_rank: int, tp_rank: int
 ) -> Iterator[tuple[FoundTensor, TensorLayout]]:
-    """What a rank's files have, and what of the model it is; nothing may be missing and nothing more be there."""
+    """(tensor in a file, its place in the model) for each tensor of a tensor- and expert-parallel rank.
+
+    Raises AutoshardError for a tensor that is missing, or that the model does not have.
+    """
     expected = layout.tensors(tp_rank, ep_rank)
     found = dict(states_of_rank(states, ep_rank, tp_rank))
     name_of_model = layout.model.name
@@ -149,7 +178,10 @@ def _tensors(
 
 
 def _states(folder: Path) -> dict[Rank, dict[str, FoundTensor]]:
-    """Of every file, all of which must be there."""
+    """The tensors in the file of every (expert, tensor, pipeline) rank, by name.
+
+    Raises AutoshardError if a file is missing.
+    """
     paths: dict[Rank, Path] = {}
     for path in sorted(folder.iterdir()):
         match = _NAME.fullmatch(path.name)
@@ -169,7 +201,7 @@ def _states(folder: Path) -> dict[Rank, dict[str, FoundTensor]]:
 
 
 def states_of_rank(states: States, ep_rank: int, tp_rank: int) -> list[tuple[str, FoundTensor]]:
-    """The tensors of all pipeline ranks."""
+    """(name, tensor) of all pipeline ranks of one tensor- and expert-parallel rank."""
     return [item for (ep, tp, _), state in states.items() if (ep, tp) == (ep_rank, tp_rank) for item in state.items()]
 
 
@@ -183,7 +215,7 @@ def _checked(found: FoundTensor, expected: TensorLayout) -> TensorLayout:
 
 
 def _found_layout(folder: Path, model: ModelSpec, tp: int, ep: int, states: States) -> NxdLayout:
-    """How queries, keys and values are held, by the names and shapes of the first block's."""
+    """The layout of queries, keys and values, by the names and shapes of the first block's tensors."""
     first = dict(states_of_rank(states, 0, 0))
     prefix = "model.layers.0.self_attn."
     styles = {
@@ -219,7 +251,9 @@ def _found_layout(folder: Path, model: ModelSpec, tp: int, ep: int, states: Stat
 
 
 def _is_interleaved(layout: NxdLayout, states: States) -> bool:
-    """Whether the first block's keys repeat as in K0 K1 K0 K1; in K0 K0 K1 K1 if not. By the keys themselves."""
+    """Whether the first block's keys repeat as K0 K1 K0 K1, rather than K0 K0 K1 K1; the keys themselves are
+    compared.
+    """
     name = "model.layers.0.self_attn.k_proj.weight"
     adjacent = replace(layout, order=ADJACENT)
     if _repeats(layout, states, name):
@@ -235,7 +269,7 @@ def _is_interleaved(layout: NxdLayout, states: States) -> bool:
 
 
 def _repeats(layout: NxdLayout, states: States, parameter: str) -> bool:
-    """Whether all copies of a parameter's heads are equal, if they lie in this order."""
+    """Whether all copies of a parameter's heads are equal if they lie in the order of `layout`."""
     import numpy as np
 
     first: dict[object, Array] = {}

@@ -1,8 +1,4 @@
-"""How NxD's layers hold parameters: names, which dims a rank has a part of, and fused matrices.
-
-As its GQAQKVColumnParallelLinear, ColumnParallelLinear (gate and up projection fused rank by rank), RowParallelLinear,
-ParallelEmbedding and ExpertFused linears do in neuronx-distributed 0.18.0.
-"""
+"""Describe how NxD's layers hold parameters: names, the dims of which a rank has a part, and fused matrices."""
 
 from __future__ import annotations
 
@@ -29,7 +25,10 @@ _EXPERTS = {"w1": 0, "w3": 1, "w2": None, "gate_proj": 0, "up_proj": 1, "down_pr
 
 @dataclass(frozen=True)
 class NxdLayout:
-    """Ranks of one replica. kv_size_multiplier: copies of each key-value head. order: of those copies."""
+    """The layout of a model over the ranks of one replica of NxD.
+
+    kv_size_multiplier: copies of each key-value head. order: in which these copies lie.
+    """
 
     model: ModelSpec
     tp: int
@@ -69,7 +68,9 @@ class NxdLayout:
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
-        """Of a rank's tensors, in the order of the model; those of one tensor in its own order."""
+        """The parameters' parts of a rank's tensors, in the order of the model; parts of one tensor lie in
+        this order.
+        """
         dims, _ = self._global
         if self.model.model_type == "gpt_neox":
             published = checkpoint_parts(self.model)
@@ -77,7 +78,7 @@ class NxdLayout:
         return tuple(self._part(name) for name in dims)
 
     def tensors(self, tp_rank: int, ep_rank: int) -> dict[str, TensorLayout]:
-        """By name, everything that is not cut by the pipeline."""
+        """The tensors of a tensor- and expert-parallel rank, by name, for all pipeline ranks together."""
         held: dict[str, list[Part]] = {}
         for part in self.parts:
             held.setdefault(part.tensor, []).append(part)
@@ -96,7 +97,7 @@ class NxdLayout:
         return found
 
     def _sizes_on_rank(self, parameter: str) -> dict[str, int]:
-        """Of a parameter's dims as a rank has them. A router knows all experts."""
+        """Size on a rank of each dim of a parameter. A router knows all experts."""
         dims, sizes = self._global
         if "ffn" in dims[parameter]:
             return self._local_sizes
@@ -112,7 +113,10 @@ class NxdLayout:
         return own
 
     def _places(self, part: Part, tp_rank: int, ep_rank: int, start: int) -> list[Place]:
-        """Of this rank's part of a parameter."""
+        """The places in a tensor where a rank holds its part of a parameter.
+
+        start: elements of the tensor before this part.
+        """
         dims, sizes = self._global
         own, mine = dims[part.parameter], self._sizes_on_rank(part.parameter)
         whole = Box((0,) * len(own), tuple(sizes[dim] for dim in own))
@@ -132,7 +136,9 @@ class NxdLayout:
         return found
 
     def _slots(self, tp_rank: int) -> list[tuple[int, int, int, int]]:
-        """(place on the rank, key-value head, part of its query heads, how many heads in a row)."""
+        """The key-value heads on a rank: (place on the rank, head, part of its query heads, how many heads in
+        a row).
+        """
         heads, count = self.model.num_key_value_heads, self._local_sizes["kvhead"]
         multiplier = self.kv_size_multiplier
         if multiplier == 1:
@@ -143,7 +149,7 @@ class NxdLayout:
         return [(index, slot // multiplier, slot % multiplier, 1) for index, slot in enumerate(slots)]
 
     def _part(self, name: str) -> Part:
-        """Of a parameter of the Llama form."""
+        """The tensor and the form in which a rank holds a parameter of the Llama form."""
         dims = self._global[0][name]
         parents, kind = name.rpartition(".")[0], name.rpartition(".")[2]
         module, _, last = parents.rpartition(".")

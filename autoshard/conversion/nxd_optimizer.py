@@ -1,8 +1,4 @@
-"""NxD's optimizer files: optim/dp_rank_DD_tp_rank_TT_pp_rank_PP.pt, AdamW's state of each rank under ZeRO-1.
-
-Parameters have numbers there and no names: a rank's own parameters in the order of its model file, in the groups that
-the training script made of them. ZeRO-1 cuts a parameter of a rank along its first dim, padded to equal parts.
-"""
+"""Read NxD's optimizer files: optim/dp_rank_DD_tp_rank_TT_pp_rank_PP.pt, AdamW's state of each rank under ZeRO-1."""
 
 from __future__ import annotations
 
@@ -29,7 +25,7 @@ _NAME = re.compile(r"dp_rank_(\d+)(_ep_rank_\d+)?_tp_rank_(\d+)_pp_rank_(\d+)\.p
 _MASTER, *_MOMENTS = QUANTITIES
 _COMPARED_ELEMENTS = 1 << 14
 _ROUNDING = 2.0**-7
-"""Of bfloat16 in any direction, relative."""
+"""Relative error of rounding to bfloat16 in any direction."""
 _UNDECAYED: tuple[Callable[[str, tuple[int, ...]], bool], ...] = (
     lambda name, shape: False,
     lambda name, shape: len(shape) < 2,
@@ -41,7 +37,10 @@ _UNDECAYED: tuple[Callable[[str, tuple[int, ...]], bool], ...] = (
 
 @dataclass(frozen=True)
 class OptimizerFiles:
-    """ranks: by (tensor, pipeline) rank the files of its data-parallel ranks, in their order."""
+    """The optimizer files of all ranks.
+
+    ranks: by (tensor, pipeline) rank, the files of its data-parallel ranks in order.
+    """
 
     ranks: Mapping[tuple[int, int], tuple[FoundOptimizer, ...]]
 
@@ -51,9 +50,10 @@ class OptimizerFiles:
 
 
 def nxd_training_source(folder: Path, model: ModelSpec) -> Source:
-    """folder: with the ranks' model files. With moments, and masters where they were saved; without, where none were.
+    """The weights in the ranks' model files in `folder`, with AdamW's moments, and masters if they were saved.
 
-    Raises AutoshardError naming the file where the state is not whole, or whose it is cannot be told.
+    It has weights alone if no moments were saved.
+    Raises AutoshardError if the state is not whole, or if it cannot be told which parameter a state belongs to.
     """
     layout, states = open_ranks(folder, model)
     weights = weights_of(folder, layout, states)
@@ -131,7 +131,9 @@ def _files(folder: Path, states: States) -> OptimizerFiles:
 
 
 def _numbers(found: FoundOptimizer, held: Mapping[str, FoundTensor], tied: bool) -> dict[str, int]:
-    """Which number each tensor of a model file has: in the order of the file, group by group."""
+    """The number in the optimizer of each tensor of a model file: they count in the order of the file, group
+    by group.
+    """
     names = [name for name in held if not CONSTANTS.fullmatch(name)]
     variants = [names, [name for name in names if name != "lm_head.weight"]] if tied else [names]
     groups = [list(group) for group in found.groups if group]
@@ -165,7 +167,10 @@ def _numbers(found: FoundOptimizer, held: Mapping[str, FoundTensor], tied: bool)
 def _regions(
     found: Sequence[FoundOptimizer], quantity: str, number: int, shape: tuple[int, ...], places: Sequence[Place]
 ) -> Iterator[tuple[str, Region, str]]:
-    """Of a rank's parameter, from the parts of its data-parallel ranks: (parameter, where, dtype)."""
+    """(key of the parameter, region of a file, dtype) for each part of a rank's tensor, over its data-parallel ranks.
+
+    quantity, number: the tensor. shape: of the whole tensor, before ZeRO-1 cuts it by rows.
+    """
     parts = len(found) if found[0].sharded else 1
     rows = -(-shape[0] // parts)
     for index in range(parts):
@@ -184,7 +189,9 @@ def _regions(
 
 
 def _compare(found: FoundOptimizer, held: Mapping[str, FoundTensor], numbers: Mapping[str, int]) -> None:
-    """Masters are the model's weights but for rounding: this finds a wrong order, which shapes may not."""
+    """Raise AutoshardError unless masters are the model's weights but for rounding: shapes alone may miss a wrong
+    order.
+    """
     for name, number in numbers.items():
         master, weight = _beginning(found.masters[number]), _beginning(held[name])
         count = min(len(master), len(weight))
@@ -197,7 +204,7 @@ def _compare(found: FoundOptimizer, held: Mapping[str, FoundTensor], numbers: Ma
 
 
 def _beginning(tensor: FoundTensor) -> Array:
-    """The first elements, as FP64; none of a tensor that is not row-major."""
+    """The first elements of a tensor as FP64; none if the tensor is not row-major."""
     strides = [int(np.prod(tensor.shape[dim + 1 :])) for dim in range(len(tensor.shape))]
     count = min(_COMPARED_ELEMENTS, int(np.prod(tensor.shape))) if list(tensor.strides) == strides else 0
     try:

@@ -1,4 +1,4 @@
-"""A file to be written: its size, what is known of it before any weight is read, and where the weights go."""
+"""Describe a file to be written: its size, the bytes known before any weight is read, and where the weights go."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from autoshard.conversion.regions import Region
 
 @dataclass(frozen=True)
 class Crc:
-    """CRC-32 of bytes [start, start + size), stored little-endian at every one of `fields`."""
+    """A CRC-32 of bytes [start, start + size) of a file, stored little-endian at every one of the offsets `fields`."""
 
     start: int
     size: int
@@ -25,8 +25,11 @@ class Crc:
 
 @dataclass(frozen=True)
 class OutputFile:
-    """path: within the output folder. known: bytes and where they go. regions: by parameter; bytes that none of them
-    names are zero. tensors: names of the parameters that it has parts of. sha256: whether it is wanted.
+    """A file to be written.
+
+    path: within the output folder. known: bytes and where they go. regions: by parameter; bytes that no region names
+    are
+    zero. tensors: names of the parameters that it has parts of. sha256: whether it is wanted.
     """
 
     path: Path
@@ -38,7 +41,7 @@ class OutputFile:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Of which it has parts, sorted."""
+        """Names of the parameters that the file has parts of, sorted."""
         return tuple(sorted({name for name, _ in self.regions}))
 
 
@@ -53,7 +56,7 @@ def safetensors_file(
     metadata: Mapping[str, str] | None = None,
     sha256: bool = False,
 ) -> OutputFile:
-    """dtypes: of each tensor by name. metadata: for the header."""
+    """A safetensors file with these tensors. dtypes: of each tensor by name. metadata: for the header."""
     header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
     starts: list[int] = []
     end = 0

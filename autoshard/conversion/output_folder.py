@@ -1,4 +1,4 @@
-"""Writes output files as their weights come, in any order, from a few threads."""
+"""Write output files while their weights come, in any order, from a few threads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _AHEAD = 2
 
 
 class OutputFolder:
-    """Used in a `with`: waits for its threads at the end. order: of the parameters, as they will come."""
+    """Writes the files of a folder. As a context manager it waits for its threads at the end.
+
+    order: of the parameters, as they will come.
+    """
 
     def __init__(self, folder: Path, files: Sequence[OutputFile], order: Iterable[str]):
         self._writers = [_Writer(folder) for _ in range(THREADS)]
@@ -48,7 +51,10 @@ class OutputFolder:
         return self._regions.get(parameter, ())
 
     def write(self, parameter: str, box: Box, values: Array) -> None:
-        """values: of the box; not to be changed afterwards. Raises OSError, also for what was written before."""
+        """Write the values of a box of a parameter wherever a file has it. The values must not be changed afterwards.
+
+        Raises OSError, also for earlier writes.
+        """
         jobs = []
         for region in self.regions(parameter):
             common = region.box.common(box)
@@ -59,13 +65,15 @@ class OutputFolder:
         self._wait(_AHEAD)
 
     def complete(self, parameter: str) -> None:
-        """All of a parameter was written: files that hold nothing after it can go to the disk."""
+        """Tell that all of a parameter was written: files without a later parameter can go to the disk."""
         for path in [path for path, last in self._last.items() if last == parameter]:
             self._finished[path] = self._writer_of[path].finish(path)
             del self._last[path]
 
     def finish(self) -> dict[Path, str]:
-        """All on the disk -> SHA-256 by file, "" where it is not wanted. Raises OSError."""
+        """Wait until all is on the disk, and return the SHA-256 of each file; "" if it is not wanted. Raises
+        OSError.
+        """
         self._wait(0)
         for path, writer in self._writer_of.items():
             if path not in self._finished:
@@ -92,7 +100,7 @@ class OutputFolder:
 
 
 class _Writer:
-    """Some of the files, in one thread."""
+    """A thread that writes some of the files."""
 
     def __init__(self, folder: Path):
         self._folder = folder

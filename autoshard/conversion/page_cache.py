@@ -1,8 +1,4 @@
-"""Bytes that pass once: read and written without filling the page cache with them.
-
-What the system would keep of weights larger than its memory is of no use, and making room for it costs more than the
-disk: on a machine of 2 cores pages that were never used take 2 to 3 CPU-seconds a GB to get, recycled ones 0.3.
-"""
+"""Read and write bytes that pass once, without filling the page cache with them."""
 
 from __future__ import annotations
 
@@ -13,19 +9,19 @@ import sys
 _UNCACHED = 0x80
 """RWF_DONTCACHE (include/uapi/linux/fs.h, Linux 6.14): what was not in memory before is not kept there."""
 _LEAST_BYTES = 1 << 20
-"""Of a read that is of use by itself; shorter ones have neighbours that will be asked for."""
+"""The shortest read that leaves the cache at once; shorter ones have neighbours that will be asked for."""
 _BLOCK_BYTES = 1 << 22
 _BUSY_BYTES, _WINDOW_BYTES = 1 << 24, 1 << 28
 """Written last, for which the disk needs a moment; and how far behind it may be before nobody looks again."""
 _GAP_BYTES = 1 << 14
-"""That still counts as in a row: headers between tensors."""
+"""The longest gap between writes that still count as in a row: headers between tensors."""
 _PAGE_BYTES = 4096
 _ADVISES = hasattr(os, "posix_fadvise")
 _flags = _UNCACHED if sys.platform == "linux" else 0
 
 
 def read_once(descriptor: int, target: memoryview, start: int) -> int:
-    """Bytes from `start` on into the target -> how many. Raises OSError."""
+    """Read bytes from offset `start` on into `target`, and return how many there were. Raises OSError."""
     global _flags
     if _flags and len(target) >= _LEAST_BYTES:
         try:
@@ -38,7 +34,7 @@ def read_once(descriptor: int, target: memoryview, start: int) -> int:
 
 
 class WrittenOnce:
-    """A file that grows from front to back: the disk is set to work at once, and what it has is dropped.
+    """Writes a file from front to back: the disk begins at once, and bytes that it has leave the page cache.
 
     Parts that come in another order are left to the system.
     """
@@ -58,12 +54,12 @@ class WrittenOnce:
 
 
 def pass_on_all(descriptor: int) -> None:
-    """Of a whole file."""
+    """Let all pages of a file leave the page cache."""
     if _ADVISES:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _pass_on(descriptor: int, start: int, stop: int) -> None:
-    """Pages that are not on the disk yet begin to be written, those that are leave the memory."""
+    """Begin to write pages [start, stop) that are not on the disk yet; those that are leave the page cache."""
     if _ADVISES and stop > start:
         os.posix_fadvise(descriptor, start, stop - start, os.POSIX_FADV_DONTNEED)

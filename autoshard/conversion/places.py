@@ -1,4 +1,4 @@
-"""Where a tensor of a file holds a box of a parameter: an offset and a stride for each dim, in elements.
+"""Describe where a tensor of a file holds a box of a parameter: an offset and a stride for each dim, in elements.
 
 Every layout here is of this form: flattened heads, fused matrices, transposed ones, one expert of many, a rank's part.
 """
@@ -17,7 +17,10 @@ _PART, _ONE, _EXPERT = "part", "1", "expert"
 
 @dataclass(frozen=True)
 class Place:
-    """box: of the parameter. start: of its first element in the tensor; strides: to the next one along each dim."""
+    """A box of a parameter in a tensor of a file.
+
+    start: element of the tensor that is the box's first. strides: elements to the next one along each dim.
+    """
 
     parameter: str
     box: Box
@@ -27,7 +30,7 @@ class Place:
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """A tensor of a file and what it holds; elements that no place names are zero."""
+    """A tensor of a file and the boxes that it holds; elements that no place names are zero."""
 
     name: str
     shape: tuple[int, ...]
@@ -35,12 +38,12 @@ class TensorLayout:
 
 
 def whole_box(dims: tuple[str, ...], sizes: Mapping[str, int]) -> Box:
-    """Of a parameter with these dims."""
+    """The box that covers a parameter with these dims. sizes: of each dim."""
     return Box((0,) * len(dims), tuple(sizes[dim] for dim in dims))
 
 
 def contiguous(parameter: str, box: Box, start: int = 0) -> Place:
-    """The box row-major, from element `start` of the tensor on."""
+    """The place of a box that lies row-major from element `start` of the tensor on."""
     strides = [prod(box.sizes[index + 1 :]) for index in range(len(box.sizes))]
     return Place(parameter, box, start, tuple(strides))
 
@@ -53,9 +56,9 @@ def place_of(
     origin: tuple[int, ...] | None = None,
     start: int = 0,
 ) -> Place:
-    """Where a tensor with the dims `part.layout` holds a box of a parameter.
+    """The place of a box of a parameter in a tensor with the dims `part.layout`.
 
-    dims: of the parameter. sizes: of the tensor's dims, where a rank has a part of them the part's. box: None is as
+    dims: of the parameter. sizes: of the tensor's dims; for a tensor of one rank, the rank's. box: None is as
     much of the parameter from its beginning as the tensor has; where `part.expert` is given, that expert alone.
     origin: where the box starts among the tensor's own elements. start: elements of the tensor before all of this part.
     """
@@ -78,7 +81,10 @@ def place_of(
 
 
 def restrided(place: Place, shape: tuple[int, ...], strides: tuple[int, ...]) -> Place:
-    """The place in a tensor of this shape that is not row-major, but has these strides."""
+    """The place in a tensor that has these strides instead of being row-major.
+
+    shape, strides: of the tensor, in elements.
+    """
     start, rest, moved = 0, place.start, list(place.strides)
     for dim, stride in enumerate(strides):
         row_major = prod(shape[dim + 1 :])
@@ -91,7 +97,7 @@ def restrided(place: Place, shape: tuple[int, ...], strides: tuple[int, ...]) ->
 
 
 def rows_of(place: Place, shape: tuple[int, ...], first: int, stop: int) -> Iterator[Place]:
-    """What lies in rows [first, stop) of a tensor of this shape, as places in a tensor of these rows alone."""
+    """The places of a tensor's rows [first, stop) in a tensor of these rows alone. shape: of the whole tensor."""
     row = prod(shape[1:])
     outer = [dim for dim, size in enumerate(place.box.sizes) if size > 1 and place.strides[dim] >= row]
     outer.sort(key=lambda dim: -place.strides[dim])
@@ -110,7 +116,7 @@ _Run = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def _within(sizes: Sequence[int], steps: Sequence[int], at: int, first: int, stop: int) -> Iterator[_Run]:
-    """(offsets, sizes) of all indices whose row, at + sum of index x step, is in [first, stop). steps: falling."""
+    """(offsets, sizes) of all index ranges whose row, at + sum of index x step, is in [first, stop). steps: falling."""
     span = 1 + sum((size - 1) * step for size, step in zip(sizes, steps, strict=True))
     if at >= stop or at + span <= first:
         return
@@ -130,6 +136,6 @@ def _within(sizes: Sequence[int], steps: Sequence[int], at: int, first: int, sto
 
 
 def part_shape(part: Part, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """Of the tensor, all its parts included."""
+    """Shape of the tensor that `part` is in, with all its parts. sizes: of each dim."""
     own = {**sizes, _PART: part.parts, _ONE: 1}
     return tuple(prod(own[dim] for dim in group) for group in part.groups)

@@ -1,4 +1,4 @@
-"""autoshard's checkpoints: a run's, of which the weights are read, and one of weights alone, cut for a plan."""
+"""Read and write autoshard's checkpoints: a run's, whose weights are read, and one of weights alone, cut for a plan."""
 
 from __future__ import annotations
 
@@ -30,14 +30,17 @@ _MASTER = WEIGHTS[0]
 
 
 def checkpoint_folder(folder: Path) -> Path | None:
-    """The checkpoint at this path: the folder itself, or the newest in it; None: neither."""
+    """The checkpoint at a path: the folder itself, or the newest in it; None if it is neither."""
     if (folder / MANIFEST).exists():
         return folder
     return next((folder / one.name for one in LocalStore(folder).folders()), None)
 
 
 def checkpoint_source(folder: Path, share: tuple[int, int] = (0, 1)) -> Source:
-    """share: as open_source takes it. Raises AutoshardError naming what is wrong with a file."""
+    """The weights of a checkpoint. share: (i, n) compares every n-th file with its checksum, from the i-th on.
+
+    Raises AutoshardError naming what is wrong with a file.
+    """
     manifest = read_manifest(folder)
     _check_sizes(folder, manifest.files)
     model = from_json(ModelSpec, manifest.model, "model")
@@ -83,7 +86,9 @@ def _regions(path: Path, shapes: Mapping[str, tuple[int, ...]], dtype: str) -> l
 def checkpoint_files(
     plan: Plan, dtype: str, carried: tuple[OutputFile, ...], quantities: tuple[str, ...] = WEIGHTS
 ) -> list[OutputFile]:
-    """A file for each rank that is the first to hold anything, as that rank would save it, and the plan."""
+    """The files of a checkpoint for a plan: one for each rank that writes anything, as that rank would save it, and the
+    plan.
+    """
     shapes = parameter_shapes(plan.model)
     order = {name: index for index, name in enumerate(shapes)}
     files = []
@@ -108,7 +113,10 @@ def checkpoint_files(
 def manifest_of(
     plan: Plan, dtype: str, files: list[OutputFile], sha256: Mapping[Path, str], source: Source
 ) -> Manifest:
-    """sha256: of every file. A data position is not known: other programs say it in other words."""
+    """The manifest of the files that were written. sha256: of every file.
+
+    It has no data position: other programs count in other ways.
+    """
     model = to_json(plan.model)
     versions = {"autoshard": autoshard.__version__, "python": platform.python_version()}
     moments = tuple(key_of(quantity, "") for quantity in QUANTITIES[1:])

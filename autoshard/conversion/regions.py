@@ -1,4 +1,4 @@
-"""Boxes of parameters in files: read and written run by run, wherever and however strided they lie."""
+"""Read and write boxes of parameters in files run by run, wherever and however strided they lie."""
 
 from __future__ import annotations
 
@@ -27,7 +27,11 @@ _BLOCK = (256, 32)
 
 @dataclass(frozen=True)
 class Region:
-    """A place in a file. start, strides: in bytes, of the box's first element in the file. width: of an element."""
+    """A box of a parameter in a file.
+
+    start: first byte of the box's first element in the file. strides: bytes to the next element along each dim.
+    width: bytes of an element.
+    """
 
     path: Path
     tensor: str
@@ -42,7 +46,9 @@ class Region:
         return Region(path, tensor, place.box, first_byte + place.start * width, strides, width)
 
     def runs(self, box: Box) -> tuple[int, list[int], list[int]]:
-        """Of a box within: (bytes of a contiguous run, order of the dims in the file, first byte of every run)."""
+        """(bytes of a contiguous run, order of the dims in the file, first byte of every run) of a box inside
+        this one.
+        """
         start = self.start + sum(
             (a - b) * stride for a, b, stride in zip(box.offsets, self.box.offsets, self.strides, strict=True)
         )
@@ -54,7 +60,7 @@ class Region:
         return run, order, [start + sum(step) for step in product(*steps)]
 
     def is_outermost(self, dim: int) -> bool:
-        """Whether no other dim has longer strides in the file."""
+        """Whether no other dim has longer strides in the file than this one."""
         return self.box.sizes[dim] == 1 or self.strides[dim] == max(self.strides)
 
     @property
@@ -69,7 +75,10 @@ Saw = Callable[[Path, int, memoryview], None]
 
 
 def read_box(descriptor: int, region: Region, box: Box, out: Array, saw: Saw | None = None) -> None:
-    """Fill `out`, of the box's sizes. Raises AutoshardError where the file ends before."""
+    """Read a box into `out`, which has the box's shape. saw: is called with the bytes read.
+
+    Raises AutoshardError where the file ends too early.
+    """
     run, order, starts = region.runs(box)
     in_file = out
     direct = out.flags.c_contiguous and order == sorted(order)
@@ -93,7 +102,7 @@ def _read(descriptor: int, target: memoryview, start: int, region: Region) -> No
 
 
 def runs_of(region: Region, box: Box, values: Array) -> Iterator[tuple[int, memoryview]]:
-    """What to write where, for values of the box."""
+    """(first byte in the file, bytes) of every run to write, for the values of a box."""
     run, order, starts = region.runs(box)
     in_file = values.transpose(order)
     if not in_file.flags.c_contiguous:
@@ -105,7 +114,7 @@ def runs_of(region: Region, box: Box, values: Array) -> Iterator[tuple[int, memo
 
 
 def _copy(out: Array, values: Array) -> None:
-    """In blocks that fit a cache where the two are transposed: six times as fast as numpy alone."""
+    """Copy an array in blocks that fit a cache, if the two are transposed: six times as fast as numpy alone."""
     if values.ndim < 2 or values.strides[-1] == values.itemsize or 1 in values.shape[-1:]:
         out[...] = values
         return
@@ -119,7 +128,7 @@ def _copy(out: Array, values: Array) -> None:
 
 
 def tiles(box: Box, limit: int, divide: Callable[[tuple[int, ...]], int]) -> Iterator[Box]:
-    """The box in parts of at most `limit` elements. divide: sizes -> the dim to halve next."""
+    """The box cut into parts of at most `limit` elements. divide: sizes of a part -> the dim to halve next."""
     if box.elements <= limit:
         yield box
         return
@@ -131,10 +140,10 @@ def tiles(box: Box, limit: int, divide: Callable[[tuple[int, ...]], int]) -> Ite
 
 
 def divider(regions: Sequence[Region]) -> Callable[[tuple[int, ...]], int]:
-    """Which dim `tiles` halves, so that parts lie in long runs in all of these files.
+    """A function from sizes to the dim that `tiles` halves next, so that parts lie in long runs in all of these files.
 
-    The first where all files are row-major, and so parts come in order; else one that is outermost in every file
-    (experts), and then the longest: squares are long along both.
+    It is the first dim if all files are row-major: parts then come in order. Otherwise it is a dim that is outermost in
+    every file (experts), and after that the longest: squares are long along both.
     """
     if all(region.is_row_major for region in regions):
         return lambda sizes: next(dim for dim, size in enumerate(sizes) if size > 1)
@@ -148,14 +157,14 @@ def divider(regions: Sequence[Region]) -> Callable[[tuple[int, ...]], int]:
 
 
 class OpenFiles:
-    """Descriptors by path, at most so many at a time."""
+    """File descriptors by path, of which only a few are open at a time."""
 
     def __init__(self, flags: int = os.O_RDONLY, most: int = 128):
         self._flags, self._most = flags | os.O_CLOEXEC, most
         self._open: dict[Path, int] = {}
 
     def __getitem__(self, path: Path) -> int:
-        """Raises OSError."""
+        """The descriptor of the file, which is opened if need be. Raises OSError."""
         if path in self._open:
             self._open[path] = self._open.pop(path)  # the last to be closed
             return self._open[path]

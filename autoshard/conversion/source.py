@@ -1,4 +1,4 @@
-"""Weights to be converted: which model they are of, and where on the disk every parameter lies."""
+"""Describe weights to be converted: which model they are of, and where on the disk every parameter lies."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ from autoshard.spec.model import ModelSpec
 
 @dataclass(frozen=True)
 class Source:
-    """form: what it is, for people. dtypes, regions: by parameter; the regions of one cover it and do not overlap.
+    """Weights on the disk.
 
-    carried: files of a Hugging Face folder that describe the model and its tokenizer, where it has them.
+    form: what they are, for people. dtypes, regions: by parameter; the regions of one cover it and do not overlap.
+    carried: files of a Hugging Face folder that describe the model and its tokenizer, if it has them.
     sha256: of files that are to be compared while they are read.
-    quantities: with an optimizer's state all of QUANTITIES, after `step` steps, the last at `learning_rate`; dtypes and
-    regions have the moments by `key_of`.
+    quantities: QUANTITIES with an optimizer's state after `step` steps, the last at `learning_rate`, else the weights;
+    dtypes and regions have the moments by `key_of`.
     """
 
     form: str
@@ -49,18 +50,20 @@ class Source:
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of every parameter, in the order of the model, and then of the moments."""
+        """Shape of every parameter by key, in the order of the model, and then of every moment."""
         shapes = parameter_shapes(self.model)
         return {key_of(quantity, name): shape for quantity in self.quantities for name, shape in shapes.items()}
 
 
 def key_of(quantity: str, parameter: str) -> str:
-    """Weights go by the parameter's name, moments by theirs before it."""
+    """The key of a quantity of a parameter: weights go by the parameter's name, moments have their own name
+    before it.
+    """
     return parameter if quantity == WEIGHTS[0] else f"{quantity}/{parameter}"
 
 
 class WeightReader:
-    """Reads boxes of parameters. Used in a `with`."""
+    """Reads boxes of parameters from a source's files; a context manager."""
 
     def __init__(self, source: Source):
         self._source = source
@@ -68,7 +71,7 @@ class WeightReader:
         self._verified = VerifiedFiles(source.sha256)
 
     def read(self, parameter: str, box: Box, dtype: str) -> Array:
-        """Elements of a box, as bits of the dtype. Raises AutoshardError naming the file where it cannot be read."""
+        """Elements of a box, as bits of the dtype. Raises AutoshardError naming the file if it cannot be read."""
         have = self._source.dtypes[parameter]
         values = np.empty(box.sizes, element_type(have))
         found, path = 0, Path()
@@ -90,7 +93,7 @@ class WeightReader:
             raise AutoshardError(f"{path}: {parameter} has {error}") from None
 
     def finish(self) -> None:
-        """Raises AutoshardError naming a file that was changed after it was written, where that is known."""
+        """Raise AutoshardError naming a file that was changed after it was written, if its checksum is known."""
         self._verified.finish()
 
     def __enter__(self) -> WeightReader:

@@ -1,4 +1,4 @@
-"""Every parameter from a source into the output files, a few megabytes at a time, each byte read once."""
+"""Stream every parameter from a source into the output files, a few megabytes at a time, each byte read once."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ Advance = Callable[[int], None]
 def stream(
     source: Source, dtypes: Mapping[str, str], files: Sequence[OutputFile], folder: Path, advance: Advance
 ) -> dict[Path, str]:
-    """Write the files into the folder -> SHA-256 by file, where it is wanted.
+    """Write the files into the folder, and return the SHA-256 of each file for which it is wanted.
 
-    dtypes: of every parameter in the files. Raises AutoshardError for the source, OSError for the folder.
+    dtypes: of every parameter in the files. advance: is called with the bytes done.
+    Raises AutoshardError for the source, OSError for the folder.
     """
     with WeightReader(source) as reader, OutputFolder(folder, files, source.shapes) as output:
         for parameter, shape in source.shapes.items():

@@ -1,7 +1,4 @@
-"""Files as torch.save writes them: a zip archive of a pickle that describes tensors, and their bytes uncompressed.
-
-Written without torch, so that the place of every byte is known before a weight is read. Reading: torch_read.py.
-"""
+"""Write files as torch.save does: a zip archive of a pickle that describes tensors, and their bytes uncompressed."""
 
 from __future__ import annotations
 
@@ -65,7 +62,7 @@ def _tensor(key: int, dtype: str, shape: tuple[int, ...]) -> bytes:
 
 
 def _reference(index: int) -> bytes:
-    """An object of torch-xla's class with the number of the file that has the tensor."""
+    """The pickle of an object of torch-xla's class, with the number of the file that has the tensor."""
     module, _, name = XSER_REFERENCE.rpartition(".")
     return _global(module, name) + b")\x81" + _dict([(_text("tid"), _whole(index))]) + b"b"
 
@@ -79,7 +76,7 @@ def _document(value: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class _Record:
-    """data: None where it is to come, `size` bytes of it."""
+    """A file in the zip archive. data: its bytes; None if `size` bytes of weights are to come."""
 
     name: str
     size: int
@@ -122,7 +119,9 @@ def _archive(path: Path, records: Sequence[_Record]) -> tuple[int, list[tuple[in
 
 
 def torch_file(path: Path, document: bytes, tensors: Sequence[tuple[TensorLayout, str]] = ()) -> OutputFile:
-    """document: the pickle. tensors: with their dtypes, in the order of the storages that the pickle names."""
+    """A .pt file. document: its pickle. tensors: with their dtypes, in the order of the storages that the
+    pickle names.
+    """
     sizes = [prod(one.shape) * WIDTHS[dtype] for one, dtype in tensors]
     records = [
         _Record("data.pkl", len(document), document),
@@ -140,7 +139,7 @@ def torch_file(path: Path, document: bytes, tensors: Sequence[tuple[TensorLayout
 
 
 def state_file(path: Path, tensors: Sequence[tuple[TensorLayout, str]]) -> OutputFile:
-    """A dict of tensors by name."""
+    """A .pt file that holds a dict of tensors by name. tensors: with their dtypes."""
     items = [(_text(one.name), _tensor(index, dtype, one.shape)) for index, (one, dtype) in enumerate(tensors)]
     return torch_file(path, _document(_dict(items)), tensors)
 
@@ -148,9 +147,11 @@ def state_file(path: Path, tensors: Sequence[tuple[TensorLayout, str]]) -> Outpu
 def xser_files(
     path: Path, tensors: Sequence[tuple[TensorLayout, str]], own: Sequence[bool], of_experts: Sequence[bool]
 ) -> list[OutputFile]:
-    """torch-xla's serialization: a dict of references, a file for each tensor, and what NxD notes of them.
+    """The files of torch-xla's serialization: a dict of references, a file for each tensor, and NxD's notes about them.
 
-    own: whether the tensor's file belongs beside this one; others read it beside the file of expert rank 0.
+    tensors: with their dtypes. own: whether the tensor's file belongs beside this one; if not, readers find it beside
+    the
+    file of expert rank 0.
     of_experts: whether ranks hold different experts of it.
     """
     references = [(_text(one.name), _reference(index)) for index, (one, _) in enumerate(tensors)]

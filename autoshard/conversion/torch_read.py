@@ -1,6 +1,7 @@
-"""Where a .pt file has its tensors. torch.load finds it out with weights_only and a mapped file: nothing is executed,
-no weight is read. Before it, the sizes that the archive states are checked: nothing in it can be larger than the file.
-The bytes are read later like those of any other file.
+"""Find out where a .pt file has its tensors; nothing in it is executed, and no weight is read.
+
+torch.load does it, with weights_only and a mapped file. Before that, the sizes that the archive states are checked:
+nothing in it can be larger than the file. The bytes are read later like those of any other file.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from autoshard.units import format_bytes
 
 _LOCAL_HEADER = 30
 MAX_DESCRIPTION_BYTES = 8_000_000
-"""Of the pickle that describes the tensors, and of the archive's directory, each; a guess: some 300 bytes a tensor, so
-that 25,000 tensors fit. Both are read whole, and become Python objects of up to 70 times the size."""
+"""Most bytes of the pickle that describes the tensors, and of the archive's directory. A guess: some 300 bytes a tensor,
+so that 25,000 tensors fit. Both are read whole, and become Python objects of up to 70 times the size."""
 _EXPERT_RANK = re.compile(r"_ep_rank_\d+")
 _STATE_KEYS = ("model", "state_dict", "module")
-"""Where programs around NxD put the state."""
+"""Keys under which programs around NxD put the state."""
 _MOMENTS, _MASTER = ("exp_avg", "exp_avg_sq"), "master"
 
 
 @dataclass(frozen=True)
 class FoundTensor:
-    """offset: of its first element in the file, in bytes; strides: in elements."""
+    """A tensor of a file. offset: of its first element in the file, in bytes. strides: in elements."""
 
     path: Path
     dtype: str
@@ -41,7 +42,9 @@ class FoundTensor:
 
 
 class TensorReference:
-    """What torch-xla's serialization puts in a tensor's place."""
+    """An object that torch-xla's serialization puts in a tensor's place. tid: number of the file that has the
+    tensor.
+    """
 
     tid: Any
 
@@ -62,9 +65,10 @@ def read_state(path: Path) -> dict[str, FoundTensor]:
 
 @dataclass(frozen=True)
 class FoundOptimizer:
-    """A rank's optimizer file. groups: numbers of its parameters; shapes: of these whole, before ZeRO-1 cuts them.
+    """The optimizer state in a rank's file.
 
-    moments: by number, of the rank's part; masters: too, empty where they were not saved. sharded: by ZeRO-1.
+    groups: numbers of its parameters. shapes: of these, whole, before ZeRO-1 cuts them.
+    moments: of the rank's part, by number. masters: the same, empty if they were not saved. sharded: whether by ZeRO-1.
     """
 
     path: Path
@@ -77,7 +81,7 @@ class FoundOptimizer:
     masters: Mapping[int, FoundTensor]
 
     def tensor(self, quantity: str, number: int) -> FoundTensor:
-        """One of the manifest's quantities."""
+        """The tensor of one of the manifest's quantities, for the parameter with this number."""
         index = QUANTITIES.index(quantity)
         return self.masters[number] if index == 0 else self.moments[number][index - 1]
 
@@ -94,7 +98,7 @@ def read_optimizer(path: Path) -> FoundOptimizer:
 
 
 def _optimizer(path: Path, values: Any) -> FoundOptimizer:
-    """Raises what Python raises for other values than NxD's."""
+    """The optimizer state in an unpickled value. Raises the Python error that values other than NxD's cause."""
     sharded = "base_state" in values
     state = values["base_state"] if sharded else values["state"]
     groups = tuple(tuple(int(number) for number in group["params"]) for group in values["param_groups"])
@@ -127,7 +131,7 @@ def _whole_step(path: Path, step: Any, found: FoundTensor | None) -> int:
 
 
 def _found(path: Path, state: Mapping[str, Any]) -> dict[str, FoundTensor]:
-    """Tensors of a file, by name: in it, or in files of their own beside it."""
+    """The tensors of a file, by name, whether they are in it or in files of their own beside it."""
     referred = {name: value for name, value in state.items() if isinstance(value, TensorReference)}
     plain = {name: value for name, value in state.items() if name not in referred}
     found = _located(path, plain) if plain else {}
@@ -170,7 +174,10 @@ def _reason(error: Exception) -> str:
 
 
 def _located(path: Path, tensors: Mapping[str, Any]) -> dict[str, FoundTensor]:
-    """The archive's records in their order are the storages in the order of their addresses: one distance for all."""
+    """The place of each tensor in the file.
+
+    The archive's records, in their order, are the storages in the order of their addresses: one distance serves all.
+    """
     import torch
 
     dtypes = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32", torch.float64: "F64"}
@@ -193,7 +200,10 @@ def _located(path: Path, tensors: Mapping[str, Any]) -> dict[str, FoundTensor]:
 
 
 class _BoundedFile(io.FileIO):
-    """zipfile reads an archive's directory at once, however large the archive says that it is."""
+    """An open archive that refuses to read a directory larger than MAX_DESCRIPTION_BYTES.
+
+    zipfile reads the directory at once, however large the archive says that it is.
+    """
 
     def read(self, size: int | None = -1) -> bytes:
         if size is not None and size > MAX_DESCRIPTION_BYTES:
@@ -205,7 +215,10 @@ class _BoundedFile(io.FileIO):
 
 
 def _records(path: Path) -> list[zipfile.ZipInfo]:
-    """What the archive's directory lists. Raises AutoshardError where it would unpack to more than is there."""
+    """The records that the archive's directory lists.
+
+    Raises AutoshardError if the archive is damaged or compressed, or would unpack to more than the file has.
+    """
     try:
         with _BoundedFile(path) as file, zipfile.ZipFile(file) as archive:
             size, records = path.stat().st_size, archive.infolist()
@@ -232,7 +245,7 @@ def _is_storage(record: zipfile.ZipInfo) -> bool:
 
 
 def _storages(path: Path) -> list[tuple[int, int]]:
-    """(first byte, bytes) of every storage that is not empty."""
+    """(first byte, bytes) of every storage of the archive that is not empty."""
     found = []
     with path.open("rb") as file:
         for one in _records(path):

@@ -1,7 +1,4 @@
-"""SHA-256 of files while their weights are read: every byte is hashed once, from front to back, in a thread.
-
-What is read ahead of that is read again; what nobody asks for is read for the checksum alone.
-"""
+"""Compute SHA-256 of files while their weights are read: every byte is hashed once, from front to back, in a thread."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ _AHEAD = 4
 
 
 class VerifiedFiles:
-    """expected: SHA-256 by file."""
+    """Files whose SHA-256 is compared while they are read. expected: SHA-256 by file."""
 
     def __init__(self, expected: Mapping[Path, str]):
         self._expected = expected
@@ -29,14 +26,14 @@ class VerifiedFiles:
         self._waiting: deque[Future[None]] = deque()
 
     def saw(self, path: Path, start: int, data: memoryview) -> None:
-        """Bytes of a file, not to be changed afterwards."""
+        """Hand over bytes of a file from offset `start` on; they must not be changed afterwards."""
         if path in self._files:
             self._waiting.append(self._thread.submit(self._files[path].saw, start, data))
             while len(self._waiting) > _AHEAD:
                 self._waiting.popleft().result()
 
     def finish(self) -> None:
-        """Hash what is left. Raises AutoshardError naming a file that is not what it was."""
+        """Hash what is left. Raises AutoshardError naming a file whose SHA-256 is not the expected one."""
         for path, found in self._thread.map(lambda one: (one.path, one.finish()), self._files.values()):
             if found != self._expected[path]:
                 raise AutoshardError(f"{path} was changed: its SHA-256 is another")
@@ -61,7 +58,7 @@ class _Hashed:
         return self._digest.hexdigest()
 
     def _read_to(self, stop: int | None) -> None:
-        """Hash what the file has before `stop`; None: all of it."""
+        """Hash the file's bytes up to `stop`; None: all of them."""
         if stop is not None and stop <= self._next:
             return
         try:

@@ -1,1 +1,1 @@
-"""What this machine has, and what of it would stop a plan."""
+"""Check a machine: what it has, and what of it would stop a plan."""

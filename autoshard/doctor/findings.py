@@ -1,4 +1,4 @@
-"""What a machine has, a line each, and what of it stops or hinders a plan."""
+"""Report what a machine has, a line each, and what of it stops or hinders a plan."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ BYTES_PER_PARAMETER = {True: 14, False: 6}
 
 @dataclass(frozen=True)
 class Finding:
-    """level: ok, warning (it will not go as planned) or stops (it will not go). advice: empty where all is well."""
+    """A line of the report.
+
+    level: ok, warning (the plan will not go as planned) or stops (it will not run). advice: empty if all is well.
+    """
 
     what: str
     found: str
@@ -35,7 +38,7 @@ class Finding:
 
 
 def findings(machine: Machine, plan: Plan | None) -> tuple[Finding, ...]:
-    """Without a plan nothing can be wrong: facts alone."""
+    """The lines of the report. Without a plan they are facts alone, since nothing can be wrong."""
     return (
         _instance(machine, plan),
         *_neuron(machine, plan),
@@ -119,7 +122,10 @@ def _software(machine: Machine, plan: Plan | None) -> Iterator[Finding]:
 
 
 def _imported_by_nxd(packages: Mapping[str, str], matters: bool) -> Iterator[Finding]:
-    """[NxD 0.18: trainer/checkpoint_storage.py, pipeline/trace.py] What it imports without asking pip for it."""
+    """Findings about packages that NxD imports without asking pip for them.
+
+    [NxD 0.18: trainer/checkpoint_storage.py, pipeline/trace.py]
+    """
     for name in ("boto3", "tenacity"):
         found = packages.get(name, "none")
         if matters and found == "none":
@@ -167,7 +173,7 @@ def _host(machine: Machine, plan: Plan | None) -> Iterator[Finding]:
 
 
 def checkpoint_bytes(plan: Plan | None) -> int:
-    """Of the whole model and its optimizer, once."""
+    """Bytes of one checkpoint: the whole model and its optimizer state; 0 without a plan."""
     if plan is None:
         return 0
     return parameter_count(plan.model) * BYTES_PER_PARAMETER[plan.training.precision.optimizer_dtype == "float32"]

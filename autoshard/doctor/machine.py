@@ -1,4 +1,4 @@
-"""Facts about the machine that a plan would run on, each None or 0 where there is no such thing."""
+"""Read facts about the machine that a plan would run on; each fact is None or 0 if there is no such thing."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ SHARED_TYPES = (
 
 @dataclass(frozen=True)
 class Machine:
-    """instance: EC2's name of the machine, from its firmware.
+    """Facts about a machine. instance: EC2's name of it, from its firmware.
 
     driver: version of the Neuron kernel module. chips: Neuron devices. cores: physical NeuronCores, 0 where the driver
     does not say. lnc: what NEURON_LOGICAL_NC_CONFIG asks for. adapters: EFA. gpus: with NVIDIA's driver.
-    packages: version by name, of those that are installed. folder: where one stands; file_system: its type.
+    packages: version by name, of those that are installed. folder: the present one; file_system: its type.
     """
 
     instance: str | None
@@ -65,7 +65,7 @@ def look(
     environment: Mapping[str, str] | None = None,
     version: Callable[[str], str] = metadata.version,
 ) -> Machine:
-    """root, environment, version: what stands for /, the variables and package metadata in a test."""
+    """The facts about this machine. A test gives another root for /, other variables and other package versions."""
     found = os.environ if environment is None else environment
     folder = str(Path.cwd())
     return Machine(
@@ -112,7 +112,7 @@ def _cores(root: Path) -> int:
 
 
 def _adapters(root: Path) -> int:
-    """RDMA devices whose kernel driver is efa."""
+    """Number of RDMA devices whose kernel driver is efa."""
     folder = root / "sys/class/infiniband"
     links = [folder / name / "device" / "driver" for name in _names(folder, r".+")]
     return sum(os.path.basename(os.path.realpath(link)) == "efa" for link in links)  # noqa: PTH119
@@ -134,7 +134,9 @@ def _packages(version: Callable[[str], str]) -> dict[str, str]:
 
 
 def _file_system(root: Path, folder: str) -> str | None:
-    """Of the innermost mount that holds the folder."""
+    """Type of the file system that holds the folder: that of the innermost mount; None if unknown. root:
+    stands for /.
+    """
     best, kind = "", None
     for line in (_text(root / "proc/mounts") or "").splitlines():
         fields = line.split()

@@ -1,4 +1,4 @@
-"""Write a file whole or not at all."""
+"""Write a file whole or not at all: readers see the old text or the new one, never half of it."""
 
 import os
 from pathlib import Path
@@ -28,7 +28,7 @@ def write_text(path: str | Path, text: str, what: str) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """What was created or renamed in the folder survives a loss of power. Raises OSError."""
+    """Wait until everything created or renamed in the folder would survive a loss of power. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -37,7 +37,10 @@ def sync_folder(folder: Path) -> None:
 
 
 def _replace(target: Path, data: bytes) -> None:
-    """The temporary file lies in the same folder, so that the rename cannot cross file systems."""
+    """Write `data` to a temporary file and rename it to `target`.
+
+    The temporary file lies in the same folder, so that the rename cannot cross file systems.
+    """
     temporary = target.with_name(f".{target.name[:100]}.{os.getpid()}.tmp")
     try:
         with temporary.open("xb") as file:

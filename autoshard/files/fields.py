@@ -1,4 +1,7 @@
-"""Checks of one field. Each raises AutoshardError with the field, its value, whose it is, and what would work."""
+"""Checks of one field of a file or an option.
+
+Each raises AutoshardError with the field, its value, whose it is, and what would work.
+"""
 
 import difflib
 import math
@@ -12,12 +15,12 @@ from autoshard.files.strict import Reader
 LARGEST = 10**9
 """No size of a model or a batch comes near it; what is larger is a slip of the keyboard or an attack."""
 LARGEST_SEED = 2**63 - 1
-"""What generators of random numbers take everywhere."""
+"""The largest seed that every generator of random numbers takes."""
 SHOWN_CHARACTERS = 60
 
 
 def show(value: object) -> str:
-    """repr, printable and short enough for one line of an error."""
+    """The repr of a value, printable and short enough for one line of an error."""
     if isinstance(value, (dict, list)):
         return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
     if isinstance(value, int) and abs(value) >= 10**SHOWN_CHARACTERS:
@@ -27,7 +30,10 @@ def show(value: object) -> str:
 
 
 def check_integer(of: str, field: str, value: object, at_least: int = 1, at_most: int = LARGEST) -> None:
-    """A whole number in [at_least, at_most]; True and 4096.0 are none."""
+    """Check that a value is a whole number in [at_least, at_most]; True and 4096.0 are none.
+
+    of: whose field it is, in the error, such as "model llama3-8b". field: its name. Raises AutoshardError.
+    """
     if isinstance(value, bool) or not isinstance(value, int) or not at_least <= value <= at_most:
         raise AutoshardError(
             f"{field}={show(value)} of {of} must be a whole number from {at_least:,} to {at_most:,}{_unquoted(value)}"
@@ -35,7 +41,10 @@ def check_integer(of: str, field: str, value: object, at_least: int = 1, at_most
 
 
 def check_positive(of: str, field: str, value: object) -> None:
-    """A finite number above zero."""
+    """Check that a value is a finite number above zero.
+
+    of, field: whose it is and its name, in the AutoshardError raised.
+    """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not is_finite(value) or value <= 0:
         raise AutoshardError(f"{field}={show(value)} of {of} must be a finite number above 0{_unquoted(value)}")
 
@@ -45,7 +54,7 @@ def _unquoted(value: object) -> str:
 
 
 def is_finite(value: float) -> bool:
-    """Also for whole numbers too large for a float."""
+    """Whether a number is finite as a float; false for NaN, infinity and whole numbers too large for a float."""
     try:
         return math.isfinite(value)
     except OverflowError:
@@ -53,22 +62,23 @@ def is_finite(value: float) -> bool:
 
 
 def check_flag(of: str, field: str, value: object) -> None:
-    """True or False, as JSON writes them."""
+    """Check that a value is True or False. of, field: whose it is and its name, in the AutoshardError raised."""
     if not isinstance(value, bool):
         raise AutoshardError(f"{field}={show(value)} of {of} must be true or false")
 
 
 def check_choice(of: str, field: str, value: object, choices: Iterable[str]) -> None:
-    """One of a few words."""
+    """Check that a value is one of `choices`. of, field: whose it is and its name, in the AutoshardError raised."""
     choices = tuple(choices)
     if value not in choices:
         raise AutoshardError(f"{field}={show(value)} of {of} must be one of: {', '.join(choices)}")
 
 
 def values_for(cls: type, mapping: object, path: str) -> dict[str, Any]:
-    """The values of the fields of the dataclass `cls`, each of which must be a key of `mapping`, with none left over.
+    """The values in `mapping` for the fields of the dataclass `cls`, by name.
 
     path: what errors call the mapping. The values themselves are checked by the dataclass.
+    Raises AutoshardError where `mapping` is no object, lacks a field or has one that the dataclass does not have.
     """
     reader = Reader(mapping, path)
     values = {field.name: reader.any(field.name) for field in fields(cls)}
@@ -77,7 +87,9 @@ def values_for(cls: type, mapping: object, path: str) -> dict[str, Any]:
 
 
 def near(text: str, names: Iterable[str]) -> list[str]:
-    """Up to three of the names: those that begin with the text, else those that are like it."""
+    """Up to three of the names, to suggest: those that begin with the text, else those that are spelled much
+    like it.
+    """
     lower = {name.lower(): name for name in names}
     begin = [name for key, name in lower.items() if text and key.startswith(text.lower())]
     like = difflib.get_close_matches(text.lower(), lower, n=3, cutoff=0.5)

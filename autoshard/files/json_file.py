@@ -1,4 +1,4 @@
-"""Read a JSON file that may hold anything: bounded in size and depth, strict, each mistake told with its place."""
+"""Read a JSON file that may hold anything: bounded in size and depth, strict. Each error gives line and column."""
 
 import json
 import math
@@ -34,7 +34,10 @@ def read_json(path: str | Path, what: str, max_bytes: int) -> object:
 
 
 def parse_json(data: bytes, where: str) -> object:
-    """The value in UTF-8 bytes, as read_json. where: what they are, in errors."""
+    """The value in the UTF-8 bytes of a JSON text.
+
+    where: what errors call the text. Raises AutoshardError as `read_json`.
+    """
     text = decode(data, where)
     try:
         value = json.loads(
@@ -54,9 +57,10 @@ def parse_json(data: bytes, where: str) -> object:
 
 
 def lone_surrogate(text: str, value: object) -> str:
-    """What is wrong with the first escape such as \\ud83d that lacks its other half; "" where there is none.
+    """An objection to the first escape such as \\ud83d that lacks its other half; "" if there is no such escape.
 
-    Such a string has no bytes: no file, terminal or tokenizer takes it. value: what the JSON text holds.
+    A string with half a character has no UTF-8 bytes: no file, terminal or tokenizer takes it.
+    text: the JSON text. value: the parsed value of that text.
     """
     if _HALF.search(text) is None:
         return ""
@@ -103,7 +107,9 @@ def _fail_at_offence(where: str, text: str) -> NoReturn:
 
 
 def _offences(text: str) -> Iterator[tuple[int, str]]:
-    """What read_json refuses beyond wrong syntax, with its offset, in the order of the text."""
+    """(offset in the text, objection) of everything that `read_json` refuses beyond wrong syntax, in the order of the
+    text.
+    """
     open_keys: list[set[str] | None] = []  # one for each open bracket: the keys so far, or None in a list
     previous = ""
     for match in _TOKEN.finditer(text):

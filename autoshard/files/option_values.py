@@ -14,11 +14,16 @@ from typing import Any
 
 
 class WrongValueError(argparse.ArgumentTypeError, ValueError):
-    """argparse shows the text of the one, jsonargparse that of the other."""
+    """An option has a value that it cannot take. argparse and jsonargparse each show the text of one of the
+    two bases.
+    """
 
 
 def whole(at_least: int = 1, at_most: int | None = None) -> Callable[[Any], int]:
-    """A whole number, from the command line (text) or a config file (a number). at_most: None is 15 digits."""
+    """A parser for a whole number in [at_least, at_most]. at_most: None allows up to 15 digits.
+
+    The parser takes a text from the command line or a number from a config file; it raises WrongValueError.
+    """
 
     def parse(value: Any) -> int:
         text = str(value)
@@ -32,7 +37,7 @@ def whole(at_least: int = 1, at_most: int | None = None) -> Callable[[Any], int]
 
 
 def whole_or(word: str) -> Callable[[Any], int | str]:
-    """A whole number of at least 1, or one word."""
+    """A parser for a whole number of at least 1, or for this one word. The parser raises WrongValueError."""
     parse = whole()
 
     def parse_either(value: Any) -> int | str:
@@ -42,7 +47,7 @@ def whole_or(word: str) -> Callable[[Any], int | str]:
 
 
 def number(value: Any) -> float:
-    """A finite number above zero."""
+    """The value as a finite number above zero. Raises WrongValueError."""
     try:
         found = float(value)
     except (TypeError, ValueError):
@@ -53,7 +58,7 @@ def number(value: Any) -> float:
 
 
 def share(value: Any) -> float:
-    """A number between 0 and 1, neither of them."""
+    """The value as a number between 0 and 1, both excluded. Raises WrongValueError."""
     found = number(value)
     if found >= 1:
         raise WrongValueError(f"{shortened(str(value))} must be a number between 0 and 1")
@@ -61,7 +66,7 @@ def share(value: Any) -> float:
 
 
 class one_of:  # noqa: N801 - reads as a function, and completion asks what it knows
-    """One of a few words."""
+    """A parser for one of a few words. `known` holds these words: shell completion reads it."""
 
     def __init__(self, *known: str) -> None:
         self.known = known
@@ -73,17 +78,21 @@ class one_of:  # noqa: N801 - reads as a function, and completion asks what it k
 
 
 def text(value: Any) -> str:
-    """A text that is not empty, such as a name or a path."""
+    """The value as a text that is not empty, such as a name. Raises WrongValueError."""
     if not isinstance(value, (str, int, float)) or value == "" or "\0" in str(value):
         raise WrongValueError(f"{shortened(repr(value))} must be a text")
     return str(value)
 
 
 def path(value: Any) -> str:
-    """A text that completion takes for a path."""
+    """The value as a text that is not empty.
+
+    Shell completion tells it from `text` and offers files. Raises WrongValueError.
+    """
     return text(value)
 
 
 def shortened(value: str) -> str:
+    """The text, printable and short enough for one line of an error."""
     printable = value if value.isprintable() else ascii(value)
     return printable if len(printable) <= 60 else f"{printable[:60]}..."

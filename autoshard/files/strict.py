@@ -1,4 +1,4 @@
-"""Read plain JSON objects strictly: every key that is wanted, and none left over. Errors name the place."""
+"""Read plain JSON objects strictly: every expected key must be there, and no other. Errors name the place."""
 
 from typing import Any
 
@@ -6,9 +6,10 @@ from autoshard.errors import AutoshardError
 
 
 class Reader:
-    """One JSON object that must be used up: take each key once, then `finish`.
+    """One JSON object whose keys are taken one by one; `finish` refuses keys that are left over.
 
-    path: what an error calls the object, such as "plan.json: inputs.cluster".
+    data: the parsed object. path: what an error calls it, such as "plan.json: inputs.cluster".
+    Raises AutoshardError where `data` is no object.
     """
 
     def __init__(self, data: object, path: str) -> None:
@@ -24,25 +25,25 @@ class Reader:
         return tuple(self._left)
 
     def any(self, name: str) -> Any:
-        """The value under `name`, whatever it is. Errors: missing."""
+        """The value under `name`, whatever it is. Raises AutoshardError where the key is missing."""
         self._known.append(name)
         if name not in self._left:
             raise AutoshardError(f"{self.path} lacks {name}")
         return self._left.pop(name)
 
     def text(self, name: str) -> str:
-        """A non-empty string."""
+        """The non-empty string under `name`. Raises AutoshardError for anything else."""
         value = self.any(name)
         if not isinstance(value, str) or not value:
             raise AutoshardError(f"{self.path}.{name} is {_shown(value)}; it must be a text")
         return value
 
     def child(self, name: str) -> "Reader":
-        """The object under `name`."""
+        """A reader of the object under `name`. Raises AutoshardError for anything but an object."""
         return Reader(self.any(name), f"{self.path}.{name}")
 
     def finish(self) -> None:
-        """Errors: keys that nobody took; an unknown key is more often a slip than a wish."""
+        """Raise AutoshardError if keys are left that nobody took: an unknown key is more often a slip than a wish."""
         if self._left:
             unknown = ", ".join(_shown(name) for name in list(self._left)[:5])
             raise AutoshardError(
@@ -51,7 +52,7 @@ class Reader:
 
 
 def _shown(value: object) -> str:
-    """What kind of value it is; a short text itself."""
+    """The kind of a value in words, such as "a list"; a short text itself."""
     if isinstance(value, str) and len(value) <= 60:
         return ascii(value)
     names = {

@@ -1,4 +1,7 @@
-"""Read a text file that may hold anything: a regular file, bounded in size, in UTF-8; JSON, YAML and TOML share it."""
+"""Read a text file that may hold anything: a regular file in UTF-8, bounded in size.
+
+JSON, YAML and TOML files share it.
+"""
 
 import stat
 from pathlib import Path
@@ -9,7 +12,7 @@ from autoshard.units import format_bytes
 MAX_DEPTH = 100
 """Levels of lists and objects in each other, in every format."""
 MAX_DIGITS = 300
-"""Of a whole number: 10^300 still fits a float, and Python's own limit (4,300 digits) is never met."""
+"""Most digits of a whole number: 10^300 still fits a float, and Python's own limit (4,300 digits) is never met."""
 
 
 def read_bytes(path: str | Path, where: str, max_bytes: int, kind: str = "") -> bytes:
@@ -42,12 +45,19 @@ def read_bytes(path: str | Path, where: str, max_bytes: int, kind: str = "") -> 
 
 
 def read_text(path: str | Path, where: str, max_bytes: int, kind: str = "") -> str:
-    """The text of a file in UTF-8, as read_bytes; a byte order mark is left out."""
+    """The text of a UTF-8 file, without a byte order mark.
+
+    where: names the file and its role in errors. max_bytes: a larger file is refused before it is read.
+    kind: of file that is wanted, such as "YAML". Raises AutoshardError as `read_bytes` and `decode`.
+    """
     return decode(read_bytes(path, where, max_bytes, kind), where)
 
 
 def decode(data: bytes, where: str) -> str:
-    """The text of bytes in UTF-8, without a byte order mark. Raises AutoshardError with the line of a wrong byte."""
+    """The text of UTF-8 bytes, without a byte order mark. where: what errors call the bytes.
+
+    Raises AutoshardError with the line of the first wrong byte.
+    """
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -58,7 +68,7 @@ def decode(data: bytes, where: str) -> str:
 
 
 def is_deeper_than(value: object, depth: int) -> bool:
-    """Whether dicts and lists lie in each other in more levels."""
+    """Whether dicts and lists are nested in more than `depth` levels."""
     containers = [value] if isinstance(value, (dict, list)) else []
     for _ in range(depth):
         children = (child for item in containers for child in (item.values() if isinstance(item, dict) else item))
@@ -67,6 +77,6 @@ def is_deeper_than(value: object, depth: int) -> bool:
 
 
 def printable(path: str | Path) -> str:
-    """A path as one line of an error shows it."""
+    """The path as text for one line of an error: escaped if it has unprintable characters."""
     text = str(path)
     return text if text.isprintable() else ascii(text)

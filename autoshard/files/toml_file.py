@@ -1,4 +1,4 @@
-"""Read TOML that may hold anything: bounded in depth."""
+"""Read TOML that may hold anything: bounded in depth, so that parsing takes neither long nor much memory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
 
 
 def _longest_key(text: str) -> int:
-    """Parts of the longest dotted key."""
+    """Number of parts of the longest dotted key in a TOML text."""
     longest = parts = 0
     end = -1
     for part in _PART.finditer(text):

@@ -1,4 +1,4 @@
-"""Read a YAML file that may hold anything: plain values, bounded in size and depth, also where aliases repeat them."""
+"""Read a YAML file that may hold anything: plain values, bounded in size and depth even if aliases repeat them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def read_yaml(path: str | Path, what: str, max_bytes: int) -> object:
 
 
 def parse_yaml(text: str, where: str) -> object:
-    """The value in a text, as read_yaml. where: what it is, in errors."""
+    """The value in a YAML text. where: what errors call the text. Raises AutoshardError as `read_yaml`."""
     try:
         loader = _BoundedLoader(text)
         try:
@@ -43,11 +43,14 @@ def parse_yaml(text: str, where: str) -> object:
 
 
 class _RefusedError(yaml.MarkedYAMLError):
-    """YAML that is not read."""
+    """The text is YAML, but has something that is not read: too deep, too long, or a recursive alias."""
 
 
 class _BoundedLoader(yaml.SafeLoader):
-    """Counts while nodes are made, before they become values: a node that an alias repeats is made once."""
+    """A YAML loader that counts depth and size while nodes are made, before they become values.
+
+    A node that an alias repeats is made once, and counted every time.
+    """
 
     def __init__(self, text: str) -> None:
         super().__init__(text)

@@ -1,1 +1,4 @@
-"""The model as operators over named dims, how they are sharded, the collectives that follow. No torch, no hardware."""
+"""The model as operators over named dims, how they are sharded, and the collectives that follow.
+
+No torch, no hardware.
+"""

@@ -1,4 +1,4 @@
-"""FLOPs, bytes, saved activations and collectives of a program, on one rank, for one microbatch."""
+"""Count what a program costs one rank for one microbatch: FLOPs, bytes, saved activations and collectives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from autoshard.graph.states import COLLECTIVES
 
 @dataclass(frozen=True, order=True)
 class Collective:
-    """phase: 'forward', 'recompute', 'backward' or 'sync' (once a step). bytes: larger of input and output buffer."""
+    """A collective that a rank takes part in.
+
+    phase: 'forward', 'recompute', 'backward' or 'sync' (once a step). kind: such as 'all_gather'. axes: mesh axes.
+    bytes: the larger of input and output buffer on one rank.
+    """
 
     phase: str
     kind: str
@@ -24,7 +28,11 @@ class Collective:
 
 @dataclass(frozen=True)
 class OperatorWork:
-    """Forward work of one operator on one rank. matmul is (M, N, K) for matrix products."""
+    """Forward work of one operator on one rank for one microbatch.
+
+    bytes_moved: memory traffic. matmul: (M, N, K) for matrix products, else None.
+    backward_flops_ratio: FLOPs of the backward over those of the forward.
+    """
 
     name: str
     kind: str
@@ -43,7 +51,7 @@ def operator_steps(step: Step) -> tuple[OperatorStep, ...]:
 
 
 def loop_sizes(program: Program, step: OperatorStep) -> dict[str, float]:
-    """Local size of each dim of the graph while this operator runs."""
+    """Local size of each dim of the graph on one rank while the operator of this step runs."""
     sizes: dict[str, float] = dict(program.graph.sizes)
     for axis, size in program.axes.items():
         dim = step.choice.get(axis)
@@ -54,9 +62,9 @@ def loop_sizes(program: Program, step: OperatorStep) -> dict[str, float]:
 
 
 def operator_work(program: Program, step: OperatorStep) -> OperatorWork:
-    """What one rank computes and moves when the operator runs forward once, on its local pieces.
+    """The work of one rank when the operator of this step runs forward once, on local tensors.
 
-    bytes_moved: inputs read and output written once; of an embedding the rows, not the table.
+    Bytes moved are inputs read and output written once; an embedding reads the rows that it looks up, not the table.
     """
     op, graph = step.operator, program.graph
     kind, sizes = KINDS[op.kind], loop_sizes(program, step)
@@ -76,7 +84,10 @@ def operator_work(program: Program, step: OperatorStep) -> OperatorWork:
 
 
 def saved_activations(program: Program, step: Step) -> dict[str, float]:
-    """Buffers, by name, that autograd keeps for this step's backward. Two steps that keep one buffer name it alike."""
+    """Name -> bytes of the buffers that autograd keeps for this step's backward, on one rank.
+
+    Two steps that keep the same buffer give it the same name.
+    """
     kept: dict[str, float] = {}
     for one in operator_steps(step):
         op = one.operator
@@ -96,7 +107,7 @@ def saved_activations(program: Program, step: Step) -> dict[str, float]:
 
 
 def forward_collectives(program: Program, step: Step) -> Iterator[tuple[str, tuple[str, ...], int]]:
-    """(kind, axes, bytes) that running this step forward issues, in order."""
+    """(kind, axes, bytes) of each collective that this step's forward issues, in order. bytes: as in `Collective`."""
     if isinstance(step, RedistributeStep):
         yield from _moving(step.transitions, forward=True)
         return
@@ -108,7 +119,7 @@ def forward_collectives(program: Program, step: Step) -> Iterator[tuple[str, tup
 
 
 def backward_collectives(program: Program, step: Step) -> Iterator[tuple[str, tuple[str, ...], int]]:
-    """(kind, axes, bytes) that this step's backward issues."""
+    """(kind, axes, bytes) of each collective that this step's backward issues. bytes: as in `Collective`."""
     if isinstance(step, RedistributeStep):
         if program.tensor(step.source).differentiable and step.target not in program.without_gradient:
             yield from _moving(tuple(reversed(step.transitions)), forward=False)
@@ -137,14 +148,14 @@ def _moving(transitions: tuple[Transition, ...], forward: bool) -> Iterator[tupl
 
 
 def parameter_elements(program: Program) -> dict[str, int]:
-    """Local elements of each parameter on one rank."""
+    """Parameter name -> number of elements that one rank holds."""
     return {
         tensor.name: program.local_bytes[tensor.name] // tensor.element_bytes for tensor in program.graph.parameters()
     }
 
 
 def total_flops(graph: Graph) -> float:
-    """Forward FLOPs of the whole graph, unsharded, matrix products and attention only (what MFU counts)."""
+    """Forward FLOPs of the whole unsharded graph, matrix products and attention only (what MFU counts)."""
     work = [op for op in graph.operators if op.kind in ("einsum", "attention")]
     sizes: dict[str, float] = dict(graph.sizes)
     return sum(KINDS[op.kind].flops(op, graph, sizes) for op in work)

@@ -1,4 +1,4 @@
-"""Operators over named dims: one description of the model for cost, search and runtime.
+"""The graph: operators over named dims, one description of the model for cost, search and runtime.
 
 A `Graph` is one pipeline stage for one microbatch. Sizes are global: `batch` holds the sequences of all data-parallel
 replicas, `seq` the whole sequence. How a mesh splits them is not known here.
@@ -17,7 +17,11 @@ FLOAT32_BYTES = 4
 
 @dataclass(frozen=True)
 class Tensor:
-    """A value of the graph. role: 'parameter', 'input' (token ids, labels, a previous stage's output), 'activation'."""
+    """A value of the graph, with its dims outermost first.
+
+    role: 'parameter', 'input' (token ids, labels, a previous stage's output) or 'activation'.
+    element_bytes: bytes of one element. differentiable: whether it has a gradient.
+    """
 
     name: str
     dims: tuple[str, ...]
@@ -28,9 +32,11 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Operator:
-    """One node. loop_dims are the dims whose iterations are independent work and may be split over mesh axes.
+    """One node of the graph: reads the tensors `inputs`, writes the tensor `output`.
 
-    module says which part of the block it belongs to ('core_attention', 'mlp', ...): recompute sets are named by it.
+    loop_dims: dims whose iterations are independent work and may be split over mesh axes.
+    module: the part of the block it belongs to ('core_attention', 'mlp', ...); recompute sets are named by it.
+    attributes: what else its kind needs, such as the window of an attention.
     """
 
     kind: str
@@ -44,33 +50,33 @@ class Operator:
 
 @dataclass(frozen=True)
 class Graph:
-    """Operators in execution order over dims with global sizes."""
+    """Operators in execution order, their tensors by name, and the global size of each dim."""
 
     sizes: Mapping[str, int]
     tensors: Mapping[str, Tensor]
     operators: tuple[Operator, ...]
 
     def parameters(self) -> tuple[Tensor, ...]:
-        """In the order in which operators first read them."""
+        """The parameters, in the order in which operators first read them."""
         return tuple(tensor for tensor in self.tensors.values() if tensor.role == "parameter")
 
     def inputs(self) -> tuple[Tensor, ...]:
-        """Token ids, labels, and what arrives from the stage before."""
+        """The inputs of the stage: token ids, labels, and the output of the previous stage."""
         return tuple(tensor for tensor in self.tensors.values() if tensor.role == "input")
 
     def num_elements(self, tensor: str) -> int:
-        """Of the whole tensor, by the global sizes of its dims."""
+        """Number of elements of the whole tensor: the product of the global sizes of its dims."""
         return prod(self.sizes[dim] for dim in self.tensors[tensor].dims)
 
     def num_parameters(self) -> int:
-        """Elements of all parameters; one that two operators share counts once."""
+        """Number of elements of all parameters; a parameter that two operators share counts once."""
         return sum(self.num_elements(tensor.name) for tensor in self.parameters())
 
 
 class GraphBuilder:
-    """Writes a graph operator by operator; the only mutable thing here, thrown away by `build`.
+    """Writes a graph operator by operator. It is the only mutable class of this folder; `build` gives the frozen graph.
 
-    element_bytes: bytes of a parameter or activation element.
+    sizes: global size of each dim. element_bytes: bytes of a parameter or activation element.
     """
 
     def __init__(self, sizes: Mapping[str, int], element_bytes: int):
@@ -82,7 +88,7 @@ class GraphBuilder:
         """Part of the block that the next operators belong to."""
 
     def build(self) -> Graph:
-        """What was written so far."""
+        """The graph of all operators appended so far."""
         return Graph(self._sizes, dict(self._tensors), tuple(self._operators))
 
     def dims(self, tensor: str) -> tuple[str, ...]:
@@ -94,15 +100,21 @@ class GraphBuilder:
         return self._sizes[dim]
 
     def parameter(self, name: str, dims: str) -> str:
-        """Asking twice for one name gives the same parameter: that is how embeddings are tied."""
+        """Add a parameter with these dims (names with spaces between), and return its name.
+
+        Asking twice for one name gives the same parameter: that is how embeddings are tied.
+        """
         return self._add(Tensor(name, tuple(dims.split()), "parameter", self._element_bytes))
 
     def index_input(self, name: str, dims: str) -> str:
-        """Integers such as token ids: no gradient. dims: names with spaces between -> the name."""
+        """Add an input of integers, such as token ids, and return its name. It has no gradient.
+
+        dims: names with spaces between.
+        """
         return self._add(Tensor(name, tuple(dims.split()), "input", INDEX_BYTES, differentiable=False))
 
     def hidden_input(self, name: str, dims: str) -> str:
-        """What another stage computed. dims: names with spaces between -> the name."""
+        """Add an input that another stage computes, and return its name. dims: names with spaces between."""
         return self._add(Tensor(name, tuple(dims.split()), "input", self._element_bytes))
 
     def operator(
@@ -115,13 +127,20 @@ class GraphBuilder:
         element_bytes: int | None = None,
         **attributes: object,
     ) -> str:
-        """Append an operator whose output tensor has the operator's name."""
+        """Append an operator, and return the name of its output tensor, which is the operator's.
+
+        element_bytes: of the output; None is the builder's. attributes: what else the kind needs.
+        """
         self._add(Tensor(name, output_dims, "activation", element_bytes or self._element_bytes))
         self._operators.append(Operator(kind, name, inputs, name, loop_dims, self.module, attributes))
         return name
 
     def einsum(self, name: str, expression: str, *inputs: str) -> str:
-        """`einsum("q", "batch seq embed, head headdim embed -> batch seq head headdim", x, w)`."""
+        """Append a matrix product, and return the name of its output.
+
+        The expression names all dims of inputs and output.
+        `einsum("q", "batch seq embed, head headdim embed -> batch seq head headdim", x, w)`.
+        """
         left, right = expression.split("->")
         operands = [tuple(part.split()) for part in left.split(",")]
         for operand, tensor in zip(operands, inputs, strict=True):
@@ -132,7 +151,10 @@ class GraphBuilder:
         return self.operator("einsum", name, inputs, output, loops)
 
     def elementwise(self, function: str, name: str, *inputs: str) -> str:
-        """The first input has all dims; the others may lack some (a bias the leading ones, a gate the last)."""
+        """Append a function of single elements, and return the name of its output.
+
+        The first input has all dims. The others may lack some: a bias lacks the leading ones, a gate the last.
+        """
         dims = self.dims(inputs[0])
         for tensor in inputs[1:]:
             have = self.dims(tensor)

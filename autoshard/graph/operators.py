@@ -1,4 +1,4 @@
-"""What each kind of operator demands of its inputs, gives as output, computes, moves and keeps for backward.
+"""The kinds of operators: how each one shards, and what it computes, communicates and keeps for backward.
 
 One rule serves all: along an axis on which the work is split over dim d, an input that has d is split along d, an input
 without d is `R`, an output without d is `P`. A kind overrides it where its mathematics says otherwise (attention over
@@ -34,13 +34,20 @@ class Extra:
 
 
 class OperatorKind:
-    """The common rule. flops and bytes are of one rank, forward only, given local sizes."""
+    """A kind of operator with the common sharding rule; subclasses override what their mathematics changes.
+
+    FLOPs and bytes are of one rank, forward only, given local sizes.
+    """
 
     linear_input: int | None = None
     """Input in which the operator is linear: it may then run on a partial sum and give one (choice `P`)."""
 
     def input_state(self, op: Operator, dims: tuple[str, ...], index: int, choice: str) -> str:
-        """What the input at `index`, with these dims, must be along an axis for this choice of the operator there."""
+        """The state along one mesh axis that the operator needs for one of its inputs.
+
+        dims: of the input. index: its position among the inputs.
+        choice: what the operator does along the axis: a loop dim that is split, or `R`, `I` or `P`.
+        """
         if choice in (INVARIANT, REPLICATED):
             return choice
         if choice == PARTIAL:
@@ -48,21 +55,26 @@ class OperatorKind:
         return choice if choice in dims else REPLICATED
 
     def output_state(self, op: Operator, dims: tuple[str, ...], choice: str) -> str:
-        """What the output, with these dims, then is along that axis: partial where the chosen dim was summed over."""
+        """The state of the output along one mesh axis: partial if the dim that is split there was summed over.
+
+        dims: of the output. choice: what the operator does along the axis, as in `input_state`.
+        """
         if choice in (INVARIANT, REPLICATED, PARTIAL):
             return choice
         return choice if choice in dims else PARTIAL
 
     def passes_gradient(self, op: Operator, index: int) -> bool:
-        """Whether the output depends smoothly on this input; if not, none of its gradient comes from here."""
+        """Whether the output depends smoothly on the input at `index`; if not, the input gets no gradient from this
+        operator.
+        """
         return True
 
     def matmul_shape(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[float, float, float] | None:
-        """(M, N, K) of the matrix product that dominates, for kinds that are one."""
+        """(M, N, K) of the matrix product that dominates; None for kinds that are no matrix product. sizes: local."""
         return None
 
     def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
-        """Forward, of one rank: a multiply-add is two. sizes: local sizes of the dims."""
+        """Forward FLOPs of one rank; a multiply-add is two. sizes: local size of each dim."""
         return 0.0
 
     def backward_flops_ratio(self, op: Operator) -> float:
@@ -70,7 +82,7 @@ class OperatorKind:
         return 2.0
 
     def saved_inputs(self, op: Operator, graph: Graph) -> tuple[int, ...]:
-        """Inputs (by position) that backward reads. Parameters are never charged: they are there anyway."""
+        """Positions of the inputs that backward reads. Parameters are never charged: they are in memory anyway."""
         return ()
 
     def saves_output(self, op: Operator) -> bool:
@@ -78,15 +90,15 @@ class OperatorKind:
         return False
 
     def extra_saved(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Extra, ...]:
-        """What backward needs besides inputs and output. sizes: local sizes of the dims."""
+        """Buffers that backward needs besides inputs and output. sizes: local size of each dim."""
         return ()
 
     def internal_collectives(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Internal, ...]:
-        """Collectives inside the forward of the operator, in order."""
+        """Collectives inside the operator's forward, in order. sizes: local size of each dim."""
         return ()
 
     def internal_backward_collectives(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Internal, ...]:
-        """Collectives inside its backward, in order."""
+        """Collectives inside the operator's backward, in order. sizes: local size of each dim."""
         return ()
 
 
@@ -171,7 +183,7 @@ class Dropout(OperatorKind):
     """
 
     HASH_OPERATIONS = 9.0
-    """Of 32 bits an element (torch_backend/dropout.py); a comparison, a choice and a product come on top."""
+    """32-bit operations an element (torch_backend/dropout.py); a comparison, a choice and a product come on top."""
 
     def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
         return (self.HASH_OPERATIONS + 3.0) * prod(sizes[dim] for dim in op.loop_dims)
@@ -200,7 +212,7 @@ class Attention(OperatorKind):
         return super().input_state(op, dims, index, choice)
 
     def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
-        """The fullest rank's share: where causal queries are split contiguously the last rank sees most keys."""
+        """FLOPs of the fullest rank: where causal queries are split contiguously, the last rank sees most keys."""
         whole, local = float(graph.sizes["seq"]), sizes["seq"]
         window = op.attributes.get("sliding_window")
         width = whole if window is None else min(whole, float(str(window)))
@@ -246,7 +258,10 @@ class Attention(OperatorKind):
         return ()
 
     def internal_backward_collectives(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Internal, ...]:
-        """A ring passes keys and values on as in forward; their gradients travel one rank further, back home."""
+        """Collectives of the backward.
+
+        A ring passes keys and values on as in forward; their gradients go one rank further, home.
+        """
         if _context_parallel(op) not in ("ring", "zigzag_ring"):
             return self.internal_collectives(op, graph, sizes)
         elements, element_bytes = 2 * _elements(graph, op.inputs[1], sizes), graph.tensors[op.inputs[1]].element_bytes

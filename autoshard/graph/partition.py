@@ -1,8 +1,4 @@
-"""Graph + mesh + a choice for every operator -> the static SPMD program of one stage.
-
-The program is what cost prices, the runtime executes and the audit counts: operators on local tensors with
-redistributions inserted where states differ, each once however many operators read it.
-"""
+"""Turn a graph, a mesh and a choice for every operator into the static SPMD program of one stage."""
 
 from __future__ import annotations
 
@@ -16,12 +12,12 @@ from autoshard.graph.redistribute import Axes, Transition, local_bytes, redistri
 from autoshard.graph.states import INVARIANT, PARTIAL, REPLICATED, State, without_gradient
 
 Choice = Mapping[str, str]
-"""What one operator does along each axis: split a loop dim, or `I` / `R` / `P`. An axis that is not named is `I`."""
+"""The loop dim that one operator splits along each axis, or `I` / `R` / `P`. An axis that is not named is `I`."""
 
 
 @dataclass(frozen=True)
 class OperatorStep:
-    """Run an operator on local tensors; inputs are names of tensors or of their redistributed views."""
+    """A step that runs an operator on local tensors; inputs are names of tensors or of their redistributed views."""
 
     operator: Operator
     inputs: tuple[str, ...]
@@ -30,7 +26,7 @@ class OperatorStep:
 
 @dataclass(frozen=True)
 class RedistributeStep:
-    """Bring a tensor into another state; the result is a view with a name of its own."""
+    """A step that brings a tensor into another state; the result is a view with a name of its own."""
 
     source: str
     target: str
@@ -39,7 +35,7 @@ class RedistributeStep:
 
 @dataclass(frozen=True)
 class GatherEinsumStep:
-    """All-gather an activation and feed it to matrix products that alone read it.
+    """A step that all-gathers an activation for the matrix products right behind it, which are its only readers.
 
     Only the local piece is kept for backward, which gathers it again: Megatron's and NxD's sequence parallelism.
     """
@@ -53,7 +49,7 @@ Step = OperatorStep | RedistributeStep | GatherEinsumStep
 
 @dataclass(frozen=True)
 class Program:
-    """One stage's SPMD program.
+    """The SPMD program of one stage: the same steps on every rank, on local tensors.
 
     states: of every tensor and view. A parameter's is its storage.
     gradient_sync: parameter -> axes over which its gradient is a partial sum until the end of the step.
@@ -75,7 +71,7 @@ class Program:
 
     @cached_property
     def local_bytes(self) -> Mapping[str, int]:
-        """Size on one rank of every tensor and view that has a state."""
+        """Bytes on one rank of every tensor and view that has a state, by name."""
         return {
             view: local_bytes(self.graph, view.partition("@")[0], state, self.axes)
             for view, state in self.states.items()
@@ -83,7 +79,7 @@ class Program:
 
 
 def input_states(graph: Graph, op: Operator, choice: Choice, axes: Axes) -> tuple[State, ...]:
-    """States that the operator demands of its inputs, by its kind's rule."""
+    """States that the operator needs for each of its inputs. choice: what it does along each of the mesh axes."""
     kind = KINDS[op.kind]
     states = []
     for index, name in enumerate(op.inputs):
@@ -94,7 +90,9 @@ def input_states(graph: Graph, op: Operator, choice: Choice, axes: Axes) -> tupl
 
 
 def output_state(graph: Graph, op: Operator, choice: Choice, axes: Axes) -> State:
-    """The state that the operator's output has after it ran with these choices, before any redistribution."""
+    """The state of the operator's output right after it ran, before any redistribution. choice: as in
+    `input_states`.
+    """
     kind = KINDS[op.kind]
     dims = graph.tensors[op.output].dims
     return tuple(kind.output_state(op, dims, choice.get(axis, INVARIANT)) for axis in axes)
@@ -107,11 +105,12 @@ def partition(
     input_states_given: Mapping[str, State] | None = None,
     outputs: Mapping[str, State | None] | None = None,
 ) -> Program:
-    """Insert the redistributions that the choices need.
+    """The program of a graph: its operators, with the redistributions that the choices need in between.
 
-    choices: by operator name.
+    axes: size of each mesh axis. choices: by operator name.
     input_states_given: states in which inputs arrive; others arrive as their first reader wants them.
     outputs: tensors that leave the stage and the state they leave in (None: as produced).
+    Raises NoTransition where a dim does not divide or no redistribution leads to the state that is needed.
     """
     return _Partitioner(graph, axes, choices, input_states_given or {}).run(outputs or {})
 
@@ -200,7 +199,10 @@ def _gathers_activation(graph: Graph, step: RedistributeStep) -> bool:
 
 
 def is_projection(graph: Graph, op: Operator) -> bool:
-    """x[rows, contracted] w[columns, contracted]^T with a parameter w, as torch's linear: a product of two matrices."""
+    """Whether the operator multiplies an activation by a parameter as torch's linear does: x[rows, k] w[columns, k]^T.
+
+    Rows and columns may be several dims each; flattened, it is a product of two matrices.
+    """
     if op.kind != "einsum" or graph.tensors[op.inputs[1]].role != "parameter":
         return False
     x, w, out = (graph.tensors[name].dims for name in (*op.inputs, op.output))

@@ -49,7 +49,9 @@ Expression = str | float | tuple[object, ...]
 
 @lru_cache(maxsize=1024)
 def parse(text: str) -> Expression:
-    """Raises AutoshardError for what is no expression."""
+    """The expression that a text such as "(mul (sigmoid x0) x1)" stands for. Raises AutoshardError for any
+    other text.
+    """
     if not isinstance(text, str) or len(text) > LONGEST:
         raise AutoshardError(f"an expression must be a text of at most {LONGEST:,} characters")
     words = re.findall(r"[()]|[^\s()]+", text)
@@ -87,7 +89,7 @@ def _read(words: list[str], place: int, depth: int, text: str) -> tuple[Expressi
 
 
 def render(expression: Expression) -> str:
-    """The inverse of parse."""
+    """The text of an expression, which `parse` reads back."""
     if isinstance(expression, tuple):
         function, *operands = expression
         return f"({function} {' '.join(render(one) for one in operands)})"  # type: ignore[arg-type]
@@ -95,7 +97,7 @@ def render(expression: Expression) -> str:
 
 
 def inputs(expression: Expression) -> frozenset[str]:
-    """Names of the inputs that it reads."""
+    """Names of the inputs that an expression reads: "x0", "x1", ..."""
     if isinstance(expression, tuple):
         return frozenset().union(*(inputs(one) for one in expression[1:]))  # type: ignore[arg-type]
     return frozenset([expression]) if isinstance(expression, str) else frozenset()
@@ -103,12 +105,15 @@ def inputs(expression: Expression) -> frozenset[str]:
 
 @lru_cache(maxsize=1024)
 def count(text: str) -> int:
-    """Functions in it: one FLOP each for every number that it gives."""
+    """Number of functions in an expression's text, each of them one FLOP for every element of the result."""
     return text.count("(")
 
 
 def check_expression(text: object, num_inputs: int, of: str) -> None:
-    """Raises AutoshardError where it is no expression of exactly so many inputs."""
+    """Raise AutoshardError where the text is no expression of exactly `num_inputs` inputs.
+
+    of: whose it is, in the error.
+    """
     if not isinstance(text, str):
         raise AutoshardError(f"expression of {of} must be a text such as (mul (sigmoid x0) x1)")
     read = inputs(parse(text))

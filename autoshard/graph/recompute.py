@@ -1,9 +1,4 @@
-"""Which steps of a block are run again in backward, and what then stays in memory.
-
-A recompute set names modules of a block, or single operators of it, joined by "+". Consecutive steps that belong to it
-form a segment: only the segment's inputs are kept, and backward runs it forward again up to its last saved tensor
-(torch's non-reentrant checkpoint stops there, so a collective behind it is not repeated).
-"""
+"""Recompute sets: which steps of a block run again in backward, and which activations then stay in memory."""
 
 from __future__ import annotations
 
@@ -23,7 +18,7 @@ BLOCK_MODULES = ("attention_norm", "attention", "core_attention", "mlp_norm", "m
 
 NO_RECOMPUTE, FULL_RECOMPUTE = "none", "full"
 SELECTIVE, SELECTED = "selective", "core_attention"
-"""What Megatron and NxD Training call selective is core attention alone."""
+"""Megatron and NxD Training call core attention alone selective."""
 
 COMMON_SETS = (NO_RECOMPUTE, "core_attention", "core_attention+mlp", FULL_RECOMPUTE)
 """Least first. NxD Training: selective [CoreAttention] and selective [CoreAttention, LlamaMLP]."""
@@ -33,16 +28,16 @@ FORM = f"none, selective, full, or modules ({', '.join(BLOCK_MODULES)}) and oper
 
 @lru_cache(maxsize=1024)
 def members(recompute: str) -> frozenset[str]:
-    """The modules and operators that a set names: none of them for "none", all modules for "full"."""
+    """Names of the modules and operators in a recompute set: none of them for "none", all modules for "full"."""
     if recompute == NO_RECOMPUTE:
         return frozenset()
     return frozenset(BLOCK_MODULES) if recompute == FULL_RECOMPUTE else frozenset(recompute.split("+"))
 
 
 def canonical(recompute: str) -> str:
-    """The one way to write a set: modules in the order of a block, then operators in that of the alphabet.
+    """The one way to write a recompute set: modules in the order of a block, then operators in alphabetical order.
 
-    Raises AutoshardError for a text that is no set; whether a block has what it names says `check_members`.
+    Raises AutoshardError for a text that is no set; `check_members` says whether a block has what the set names.
     """
     if recompute in (NO_RECOMPUTE, FULL_RECOMPUTE):
         return recompute
@@ -57,7 +52,9 @@ def canonical(recompute: str) -> str:
 
 
 def check_members(recompute: str, block: Iterable[Operator]) -> None:
-    """Raises AutoshardError where a set names what the operators of a block are not and do not belong to."""
+    """Raise AutoshardError where a recompute set names something that is neither an operator nor a module of
+    the block.
+    """
     known = [name_in_block(op.name) for op in block]
     for name in sorted(members(recompute).difference(BLOCK_MODULES, known)):
         raise AutoshardError(
@@ -66,14 +63,14 @@ def check_members(recompute: str, block: Iterable[Operator]) -> None:
 
 
 def is_recomputed(op: Operator, recompute: str) -> bool:
-    """Whether a set names the operator or its module."""
+    """Whether a recompute set names the operator or its module."""
     chosen = members(recompute)
     return op.module in BLOCK_MODULES and (op.module in chosen or name_in_block(op.name) in chosen)
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Steps [start, stop) of the program. recomputed: backward runs [start, replay_stop) forward again."""
+    """Steps [start, stop) of the program. recomputed: whether backward runs [start, replay_stop) forward again."""
 
     start: int
     stop: int
@@ -82,9 +79,9 @@ class Segment:
 
 
 def segments(program: Program, recompute: str) -> tuple[Segment, ...]:
-    """Cut the program where membership in the recompute set changes.
+    """The program's steps in segments, cut where membership in the recompute set changes.
 
-    A redistribution belongs to the module of the operator that reads it first; a block's end ends a segment.
+    A redistribution belongs to the module of the operator that reads it first. Each block ends its segment.
     """
     known = _known(program)
     if recompute not in known.segments:
@@ -99,8 +96,11 @@ def segments(program: Program, recompute: str) -> tuple[Segment, ...]:
 
 @dataclass(frozen=True, eq=False)
 class _Known:
-    """Kept with a program: every recompute set asks for it again. owners: of each step the operator with which it runs
-    again, if any. saved: `saved_activations` by step. kept, replay_stops: by segment, which many sets share."""
+    """Results kept with a program, because every recompute set asks for them again.
+
+    owners: for each step, the operator with which it runs again, if any. saved: `saved_activations` by step.
+    kept, replay_stops: by segment, which many sets share.
+    """
 
     owners: tuple[Operator | None, ...]
     segments: dict[str, tuple[Segment, ...]] = field(default_factory=dict)
@@ -117,8 +117,11 @@ def _known(program: Program) -> _Known:
 
 
 def _owners(program: Program) -> tuple[Operator | None, ...]:
-    """What brings the embedding's output into the first block's state has none: its replay would keep that output,
-    unsummed, for every microbatch in flight."""
+    """For each step, the operator with which it runs again in backward; None for steps that never do.
+
+    A redistribution runs again with the operator behind it. The one that brings the embedding's output into the first
+    block's state does not: its replay would keep that output, unsummed, for every microbatch in flight.
+    """
     outside = {op.output for op in program.graph.operators if op.module not in BLOCK_MODULES}
     owners: list[Operator | None] = []
     following: Operator | None = None
@@ -144,7 +147,7 @@ def name_in_block(operator: str) -> str:
 
 
 def _replay_stop(program: Program, start: int, stop: int) -> int:
-    """One past the last step that must run again: nothing behind the last saved tensor does.
+    """One past the last step that backward must run again: no step behind the last saved tensor does.
 
     A step that keeps only its inputs need not run itself; one that keeps something it computes must.
     """
@@ -168,9 +171,10 @@ def _saved(program: Program, index: int) -> dict[str, float]:
 
 
 def kept_activations(program: Program, recompute: str) -> dict[str, float]:
-    """Buffers and bytes that one microbatch keeps between its forward and its backward on one rank.
+    """Name -> bytes of the buffers that one microbatch keeps on one rank between its forward and its backward.
 
-    Of a segment whose backward needs nothing, such as a sum's, nothing is run again and no input is kept for that.
+    A recomputed segment keeps its inputs. One whose backward needs nothing, such as a sum, keeps nothing and never runs
+    again.
     """
     kept: dict[str, float] = {}
     for segment in segments(program, recompute):
@@ -179,7 +183,7 @@ def kept_activations(program: Program, recompute: str) -> dict[str, float]:
 
 
 def _kept(program: Program, start: int, stop: int, recomputed: bool) -> dict[str, float]:
-    """Of the steps of one segment."""
+    """Name -> bytes of the buffers that the segment of steps [start, stop) keeps for backward, on one rank."""
     known, segment = _known(program).kept, (start, stop, recomputed)
     if segment not in known:
         steps = program.steps[start:stop]
@@ -197,7 +201,9 @@ def _kept(program: Program, start: int, stop: int, recomputed: bool) -> dict[str
 
 
 def replayed_activations(program: Program, segment: Segment) -> float:
-    """Bytes that exist only while backward works through the segment: what its replay saves beyond its inputs."""
+    """Bytes on one rank that exist only while backward works through the segment: the activations that its replay
+    saves.
+    """
     return sum(_kept(program, segment.start, segment.stop, False).values())
 
 

@@ -1,4 +1,4 @@
-"""From one state to another: which collectives, over which axes, with how many bytes, forward and backward."""
+"""Find the collectives that bring a tensor from one state to another: axes and bytes, forward and backward."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def local_sizes(graph: Graph, dims: tuple[str, ...], state: State, axes: Axes) -
 
 
 def local_bytes(graph: Graph, tensor: str, state: State, axes: Axes) -> int:
-    """Size of the tensor on one rank, in bytes. Raises NoTransition as `local_sizes`."""
+    """Bytes of the tensor on one rank. Raises NoTransition where a dim does not divide over its axes."""
     value = graph.tensors[tensor]
     return prod(local_sizes(graph, value.dims, state, axes)) * value.element_bytes
 
 
 def redistribute(graph: Graph, tensor: str, source: State, target: State, axes: Axes) -> tuple[Transition, ...]:
-    """The cheapest valid order of transitions from source to target.
+    """The cheapest valid sequence of transitions that brings a tensor from the state `source` to the state `target`.
 
     A dim that several axes split is ordered as the mesh (outer axes hold the larger pieces), so an axis may only be
     added inside or removed from the inside of the others: any other order would permute data silently. Axes with the
@@ -77,7 +77,10 @@ def redistribute(graph: Graph, tensor: str, source: State, target: State, axes: 
 def _in_cheapest_order(
     graph: Graph, tensor: str, source: State, target: State, axes: Axes
 ) -> tuple[Transition, ...] | None:
-    """None where no order is valid. Raises NoTransition where the state table has no way along one axis."""
+    """The cheapest valid order of the changes of all axes; None if no order is valid without a detour.
+
+    Raises NoTransition where the state table has no way along one axis.
+    """
     changes: dict[tuple[str, str], list[str]] = {}
     for axis, before, after in zip(axes, source, target, strict=True):
         if before != after:
@@ -100,7 +103,10 @@ def _apply_in_order(
     order: tuple[tuple[tuple[str, str], list[str]], ...],
     axes: Axes,
 ) -> tuple[Transition, ...] | None:
-    """None where an axis would enter or leave a dim between others, or a dim be split by more than it divides by."""
+    """The transitions of this order of changes; None if the order is not valid.
+
+    It is not valid if an axis would enter or leave a dim between other axes, or if a dim does not divide on the way.
+    """
     names = list(axes)
     current = list(source)
     steps = []
@@ -125,7 +131,7 @@ def _apply_in_order(
 
 
 def _innermost(names: list[str], current: list[str], changing: list[str], dim: str) -> bool:
-    """Whether every axis that goes on splitting dim lies outside the changing ones."""
+    """Whether every other axis that goes on splitting `dim` lies outside the axes that change."""
     staying = [i for i, entry in enumerate(current) if entry == dim and names[i] not in changing]
     return all(i < names.index(axis) for i in staying for axis in changing)
 
@@ -136,7 +142,8 @@ def _moved_bytes(steps: tuple[Transition, ...]) -> int:
 
 
 def _gathered(source: State, target: State) -> tuple[State, ...]:
-    """States between the two: the dims that several axes fight over unsplit; and every axis that changes replicated.
+    """Two states to go through: the first gathers only dims that several axes split, the second every axis that
+    changes.
 
     From the second any target is reached: each dim is split by all of its axes at once.
     """

@@ -42,10 +42,12 @@ def is_split(entry: str) -> bool:
 
 
 def transition_kinds(source: str, target: str) -> tuple[str, str] | None:
-    """(forward, backward) of a change of state along one axis; None where there is none (nothing becomes partial)."""
+    """(forward, backward) moves of a change of state along one axis; None if there is no such change (nothing becomes
+    `P`).
+    """
     return _TRANSITIONS.get((_SPLIT if is_split(source) else source, _SPLIT if is_split(target) else target))
 
 
 def without_gradient(state: State) -> State:
-    """For a tensor that carries no gradient, `R` and `I` are one state."""
+    """The state of a tensor that carries no gradient, for which `R` and `I` are the same: `I` stands for both."""
     return tuple(INVARIANT if entry == REPLICATED else entry for entry in state)

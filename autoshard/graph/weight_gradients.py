@@ -1,6 +1,7 @@
-"""Which gradients of weights a backward may leave for later, and what waits with them.
+"""Find the weight gradients that a backward may leave for later, and the bytes that wait with them.
 
-Those of projections, x[rows, contracted] w[columns, contracted]^T with a parameter w: dw = dy^T x needs only x and dy.
+They are those of projections, x[rows, contracted] w[columns, contracted]^T with a parameter w: dw = dy^T x needs only
+x and dy.
 """
 
 from __future__ import annotations
@@ -10,15 +11,16 @@ from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, i
 
 
 def projections(program: Program) -> tuple[OperatorStep, ...]:
-    """In the program's order; those behind a shared gather too."""
+    """The projections of a program, in its order, with those behind a shared gather."""
     found = (one for step in program.steps for one in operator_steps(step))
     return tuple(one for one in found if is_projection(program.graph, one.operator))
 
 
 def waiting_bytes(program: Program) -> float:
-    """Of one microbatch on one rank between its `I` and its `W`: inputs of the projections, gradients of their outputs.
+    """Bytes that one microbatch keeps on one rank between its `I` and its `W`.
 
-    An input that several read waits once; one that is gathered waits ungathered, and is gathered in `W`.
+    These are the inputs of the projections and the gradients of their outputs. An input that several projections read
+    waits once; one that is gathered waits ungathered, and is gathered again in `W`.
     """
     waiting: dict[str, float] = {}
     sources = {step.gather.target: step.gather.source for step in program.steps if isinstance(step, GatherEinsumStep)}

@@ -1,1 +1,1 @@
-"""Formats of other projects, read into ours."""
+"""Layouts in the formats of other projects: read into ours, and written from ours."""

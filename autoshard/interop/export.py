@@ -1,4 +1,4 @@
-"""A plan in the words of another framework; what those words cannot say is listed, not dropped."""
+"""Write a plan in the words of another framework; what those words cannot say is listed, not dropped."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ FORMS = {"nxdt": "YAML", "torchtitan": "TOML", "megatron": "arguments"}
 
 @dataclass(frozen=True)
 class Exported:
-    """text: the whole file. left_out: what of the plan is not in it, a sentence each."""
+    """A plan as a file of another framework. text: the whole file. left_out: what it does not say, a sentence each."""
 
     text: str
     left_out: tuple[str, ...]
 
 
 def export(plan: Plan, form: str) -> Exported:
-    """The layout and what belongs to it: sizes of the model, batch, precision. Paths and data are the user's.
+    """The plan as a file of a framework: the layout, sizes of the model, batch, precision.
 
-    Raises AutoshardError for a model that the framework does not have.
+    The user adds paths and data.
+    form: names the framework. Raises AutoshardError for a model that the framework does not have.
     """
     if plan.model.graph is not None:
         raise AutoshardError(f"{plan.model.name} was traced from its own module, which {form} has no form for")
@@ -50,7 +51,7 @@ def export(plan: Plan, form: str) -> Exported:
 
 
 def title(plan: Plan, comment: str) -> str:
-    """The first lines of every exported file."""
+    """The first lines of every exported file, as a comment."""
     strategy, cluster = plan.strategy, plan.cluster
     degrees = f"tp={strategy.tp} pp={strategy.pp} dp={strategy.dp} cp={strategy.cp} ep={strategy.ep}"
     return (
@@ -60,7 +61,9 @@ def title(plan: Plan, comment: str) -> str:
 
 
 def common_left_out(plan: Plan) -> tuple[str, ...]:
-    """What no other framework's configuration can say, or does not say here."""
+    """Sentences about the parts of a plan that no other framework's configuration says: dropout, and choices by
+    operator.
+    """
     from autoshard.plans.plan import operator_choices
 
     dropout = plan.model.dropout

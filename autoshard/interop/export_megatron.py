@@ -1,4 +1,4 @@
-"""A plan as Megatron-LM's command-line arguments."""
+"""Write a plan as Megatron-LM's command-line arguments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COMMUNICATION = {"zigzag_ring": "p2p", "ulysses": "a2a", "all_gather": "allgathe
 
 
 def megatron_arguments(plan: Plan) -> Exported:
-    """Lines of a shell array; the first is for torchrun, the rest for pretrain_gpt.py."""
+    """The plan as lines of a shell array; the first line is for torchrun, the rest for pretrain_gpt.py."""
     torchrun = f"--nnodes {plan.cluster.nodes} --nproc-per-node {plan.cluster.devices_per_node}"
     lines = [*_model(plan), *_layout(plan), *_batch(plan)]
     body = "".join(f"    {line}\n" for line in lines)

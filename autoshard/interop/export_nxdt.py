@@ -1,4 +1,4 @@
-"""A plan as a configuration of NxD Training (YAML)."""
+"""Write a plan as a configuration of NxD Training (YAML)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ MODEL_CONFIG = "config.json"
 
 
 def nxdt_yaml(plan: Plan) -> Exported:
-    """Raises AutoshardError for a model or a precision that NxD Training does not have."""
+    """The plan as a configuration of NxD Training (YAML).
+
+    Raises AutoshardError for a model or a precision that NxD Training does not have.
+    """
     import yaml
 
     model, precision = plan.model, plan.training.precision.name
@@ -71,7 +74,10 @@ def _distributed_strategy(plan: Plan) -> dict[str, Any]:
 
 
 def _model(plan: Plan) -> dict[str, Any]:
-    """fuse_qkv is off: NxD's fused weight loses its tensor-parallel mark, and the gradient norm depends on tp."""
+    """The section `model`.
+
+    fuse_qkv is off: NxD's fused weight loses its tensor-parallel mark, and the norm depends on tp.
+    """
     model, strategy = plan.model, plan.strategy
     granularity, modules = _recompute(plan)
     ring = strategy.cp > 1
@@ -114,7 +120,10 @@ def _recompute(plan: Plan) -> tuple[str | None, list[str] | None]:
 
 
 def _precision(plan: Plan) -> dict[str, Any]:
-    """The type; and what it stands for [NxDT examples/training_orchestrator.py], which `manual` would read."""
+    """The section `precision`: the type, and the settings that it stands for, which `manual` would read.
+
+    [NxDT examples/training_orchestrator.py]
+    """
     name = plan.training.precision.name
     mixed, rounded = name == "mixed_precision", name == "bf16_sr"
     return {

@@ -1,4 +1,4 @@
-"""A plan as a torchtitan configuration (TOML)."""
+"""Write a plan as a torchtitan configuration (TOML)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ ROTATE = {"all_gather": "allgather", "zigzag_ring": "alltoall"}
 
 
 def torchtitan_toml(plan: Plan) -> Exported:
-    """Every plan has one; what torchtitan does otherwise is in left_out."""
+    """The plan as a torchtitan configuration (TOML). Every plan has one; what torchtitan does otherwise is in
+    left_out.
+    """
     strategy, training = plan.strategy, plan.training
     local_batch = strategy.microbatch_size * (plan.num_microbatches if strategy.pp > 1 else 1)
     sections: dict[str, dict[str, Any]] = {
@@ -65,7 +67,7 @@ def _parallelism(plan: Plan) -> dict[str, Any]:
 
 
 def _section(section: tuple[str, dict[str, Any]]) -> str:
-    """JSON's numbers, texts, lists, true and false are TOML's too."""
+    """The TOML lines of a section. JSON's numbers, texts, lists, true and false are TOML's too."""
     name, values = section
     return f"\n[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
 

@@ -1,4 +1,4 @@
-"""Megatron-LM's command-line arguments as a layout."""
+"""Read Megatron-LM's command-line arguments as a layout."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ GPT: dict[str, Any] = {
     "norm_topk_prob": True,
     "normalizes_heads": False,
 }
-"""What Megatron takes where its arguments are silent."""
+"""Values that Megatron takes if its arguments do not give them."""
 WITHOUT_EXPERTS = {"num_local_experts": 0, "shared_expert_intermediate_size": 0}
 OTHER_GRAPHS = (
     *("multi-latent-attention", "moe-layer-freq", "mtp-num-layers", "hybrid-attention-ratio"),
@@ -91,7 +91,10 @@ KERNELS = {"flash": "flash", "fused": "flash", "unfused": "plain", "local": "pla
 
 
 def megatron_layout(text: str) -> WrittenLayout:
-    """Degrees default to 1, as there; text may be a whole launch command with its line ends escaped."""
+    """The layout in Megatron-LM's arguments. text: a whole launch command will do, with its line ends escaped.
+
+    Degrees default to 1, as in Megatron. Raises AutoshardError for values that make no layout.
+    """
     flags = _flags(text)
     options: dict[str, Any] = dict.fromkeys(("tp", "pp", "cp", "ep", "micro_batch"), 1)
     for flag, name in NUMBERS.items():
@@ -175,23 +178,27 @@ def _model(flags: dict[str, str]) -> WrittenModel:
 
 
 def _other_graphs(flags: dict[str, str]) -> list[str]:
-    """Those of OTHER_GRAPHS that are there; experts in every first layer are experts in all."""
+    """The flags of OTHER_GRAPHS that are given; --moe-layer-freq 1 is none, since it means experts in all layers."""
     return [flag for flag in OTHER_GRAPHS if flag in flags and (flag, flags[flag]) != ("moe-layer-freq", "1")]
 
 
 def _inner_size(said: dict[str, tuple[str, Any]]) -> int:
-    """Megatron's default: 4 times the hidden size, or two thirds of it in 64s where there are three matrices."""
+    """Inner width of the MLP by Megatron's default: 4 times the hidden size; with three matrices two thirds of it, in
+    64s.
+    """
     hidden = int(said["hidden_size"][1])
     return int(4 * hidden * 2 / 3 / 64) * 64 if said.get("activation", ("", ""))[1] == "swiglu" else 4 * hidden
 
 
 def llama3_scaling(factor: float) -> RopeScaling:
-    """--use-rope-scaling: the other numbers are constants of Megatron, those of Llama 3.1."""
+    """The scaling that --use-rope-scaling asks for: all numbers but the factor are Megatron's constants, Llama
+    3.1's.
+    """
     return RopeScaling("llama3", factor, 1.0, 4.0, 8192)
 
 
 def _warnings(flags: dict[str, str], options: dict[str, Any]) -> Iterator[str]:
-    """What changes a step and is not in the price."""
+    """Sentences about arguments that change a step and are not in the price."""
     for flag in ("fp8-format", "fp4-format"):
         if flag in flags:
             yield f"--{flag} {flags[flag]}: priced in bf16; products of matrices take less time in {flag[:3]}"
@@ -250,7 +257,10 @@ def layout_layers(layout: str) -> tuple[int, ...]:
 
 
 def _flags(text: str) -> dict[str, str]:
-    """Flag without dashes -> what follows it, '' for nothing. Underscores are dashes, as torchrun has them."""
+    """The flags by name, without leading dashes -> what follows them, '' for nothing.
+
+    Underscores are dashes, as in torchrun.
+    """
     try:
         words = shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError as error:

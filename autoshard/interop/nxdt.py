@@ -1,4 +1,4 @@
-"""Configurations of NeuronX Distributed Training (YAML) as layouts."""
+"""Read configurations of NeuronX Distributed Training (YAML) as layouts."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ GPT: dict[str, Any] = {
     "norm_topk_prob": True,
     "normalizes_heads": False,
 }
-"""What its own GPT takes where a file is silent [NxDT megatron_gpt_model.py]."""
+"""Values that NxDT's own GPT takes if a file does not give them [NxDT megatron_gpt_model.py]."""
 DROPOUT = (*(f"model.{part}_dropout" for part in ("hidden", "attention", "ffn")), "model.moe.dropout")
 NO_EFFECT = re.compile(
     r"""(seed|compiler_\w+|aync_exec\w+|bucket_size_collectives|neuron_(rt_exec|experimental)\w+)
@@ -96,7 +96,10 @@ NO_EFFECT = re.compile(
 
 
 def nxdt_layout(data: Mapping[str, Any]) -> WrittenLayout:
-    """Degrees default to 1, as there. References such as ${model.encoder_seq_length} are followed."""
+    """The layout in a parsed NxDT configuration. References such as ${model.encoder_seq_length} are followed.
+
+    Degrees default to 1, as in NxDT. Raises AutoshardError for values that make no layout.
+    """
     found = _Values(data)
     options = _sizes(found)
     ring = bool(found.get("model.fusions.ring_attention"))
@@ -139,7 +142,9 @@ def nxdt_layout(data: Mapping[str, Any]) -> WrittenLayout:
 
 
 def _model(found: _Values) -> WrittenModel:
-    """A GPT of its own, which the file describes whole, or a few sizes of the config.json that the file names."""
+    """The model in the file: a GPT that the file describes whole, or a few sizes of the config.json that the file
+    names.
+    """
     own = found.get("model_source") == "megatron"
     said: dict[str, tuple[str, Any]] = {}
     for names, read in ((SIZES, found.whole), (NUMBERS, found.number), (WORDS, found.get), (FLAGS, found.flag)):
@@ -170,7 +175,7 @@ def _model(found: _Values) -> WrittenModel:
 
 
 def _capacity(found: _Values) -> float | None:
-    """Slots of an expert over its even share; None for those without experts, or without a limit."""
+    """The slots of an expert over its even share; None without experts or without a limit."""
     capacity, dropless = found.number("model.moe.capacity_factor"), found.flag("model.moe.dropless") or False
     if found.get("model.moe.num_experts") is None or capacity is None or dropless:
         return None
@@ -182,7 +187,7 @@ def _capacity(found: _Values) -> float | None:
 
 
 def _warnings(found: _Values) -> Iterator[str]:
-    """What changes a step and is not in the price."""
+    """Sentences about fields that change a step and are not in the price."""
     alignment = "model_alignment_strategy"
     if peft := found.get(f"{alignment}.peft"):
         rank = peft.get("lora_rank", 16) if isinstance(peft, Mapping) else 16
@@ -232,7 +237,7 @@ def _sizes(found: _Values) -> dict[str, Any]:
 
 
 def auto_partition(layers: int, stages: int) -> tuple[int, ...]:
-    """NxD's even cut (pipeline/partition.py): the remainder goes to the last stages."""
+    """Blocks of each stage by NxD's even cut (pipeline/partition.py): the remainder goes to the last stages."""
     base, extra = divmod(layers, stages)
     return tuple(base + (stage >= stages - extra) for stage in range(stages))
 
@@ -249,14 +254,14 @@ FOLLOWS = (
 
 
 class _Values:
-    """Fields by dotted path."""
+    """The fields of a configuration by dotted path; it notes which of them were asked for."""
 
     def __init__(self, data: Mapping[str, Any]):
         self._data = data
         self._asked = set(FOLLOWS)
 
     def left_out(self) -> tuple[str, ...]:
-        """Paths that nobody asked for, in the order of the file."""
+        """Paths of the fields that nobody asked for, in the order of the file."""
         return tuple(path for path in _paths(self._data) if path not in self._asked)
 
     def get(self, path: str, depth: int = 0) -> Any:
@@ -275,7 +280,7 @@ class _Values:
         return self.get(parent + reference[2], depth + 1)
 
     def peek(self, path: str) -> Any:
-        """The value of what nonetheless counts as left out, if nobody else asks for it."""
+        """The value at a path, which still counts as left out unless somebody else asks for it."""
         asked = set(self._asked)
         value = self.get(path)
         self._asked = asked
@@ -321,7 +326,7 @@ def _recompute(found: _Values, flash: bool) -> tuple[str, tuple[str, ...]]:
 
 
 def _stage_layers(cuts: object, layers: int | None) -> tuple[int, ...]:
-    """pipeline_cuts names the last block of every stage but the last."""
+    """Blocks of each stage. cuts: pipeline_cuts, the last block of every stage but the last."""
     names = cuts if isinstance(cuts, list) else [cuts]
     ends = []
     for name in names:

@@ -1,4 +1,4 @@
-"""torchtitan's configurations (TOML) as layouts."""
+"""Read torchtitan's configurations (TOML) as layouts."""
 
 from __future__ import annotations
 
@@ -68,7 +68,11 @@ NO_EFFECT = re.compile(
 
 
 def torchtitan_layout(data: Mapping[str, Any]) -> WrittenLayout:
-    """Degrees default to 1; shards and replicas of the data are what is left of the devices, as there."""
+    """The layout in a parsed torchtitan configuration.
+
+    Degrees default to 1; data-parallel shards and replicas take the devices that are left, as in torchtitan.
+    Raises AutoshardError for values that make no layout.
+    """
     parallelism, training = _section(data, "parallelism"), _section(data, "training")
     experimental = _section(data, "experimental")
     options: dict[str, Any] = {}
@@ -138,7 +142,7 @@ def _flavor(name: str, flavor: str) -> WrittenModel:
 
 
 def _warnings(data: Mapping[str, Any]) -> Iterator[str]:
-    """What changes a step and is not in the price."""
+    """Sentences about fields that change a step and are not in the price."""
     converters = _section(data, "model").get("converters", [])
     for converter in converters if isinstance(converters, list) else [converters]:
         name = str(converter)
@@ -162,7 +166,7 @@ def _warnings(data: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _zero(parallelism: Mapping[str, Any], pp: int) -> int:
-    """torchtitan's default reshards parameters where there is no pipeline."""
+    """The ZeRO stage. By torchtitan's default, parameters are sharded again after forward if there is no pipeline."""
     if parallelism.get("data_parallel_shard_degree", -1) == 1:
         return 0
     after = parallelism.get("fsdp_reshard_after_forward", "default")
@@ -170,7 +174,7 @@ def _zero(parallelism: Mapping[str, Any], pp: int) -> int:
 
 
 def stage_layers(parts: object) -> tuple[int, ...]:
-    """Blocks of each stage from the lists of its modules' names."""
+    """Blocks of each stage. parts: for each stage the names of its modules."""
     if not isinstance(parts, list) or not all(isinstance(part, list) for part in parts):
         raise AutoshardError("parallelism.module_fqns_per_model_part must be a list of lists of names")
     return tuple(sum(str(name).startswith("layers.") for name in part) for part in parts)

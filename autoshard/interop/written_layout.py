@@ -1,4 +1,4 @@
-"""A layout as a person or another framework wrote it down, in the words of `autoshard plan`."""
+"""Read a layout that a person or another framework wrote down, in the words of `autoshard plan`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,17 @@ MOST_BYTES = 1_000_000
 
 @dataclass(frozen=True)
 class WrittenLayout:
-    """options: by the names of `autoshard plan`, pins included; what the file does not say is absent.
+    """A layout that a file describes.
 
-    fields: of Strategy, beyond what can be pinned. complete: what is absent has the format's default, rather than being
-    left to the search. model: what the file says of its model. training_fields: of TrainingSpec, where the file
-    overrules what `autoshard plan` takes. notes: what could not be taken over as it is. warnings: what the file says
-    that changes the step, and that the price leaves out. drops: what it says of dropout, empty for nothing.
-    left_out: what the file says and a layout does not, by its names there. not_priced: those of them that may matter
+    options: by the names of `autoshard plan`, pins included; what the file does not say is absent.
+    fields: of Strategy, for choices that no option pins. complete: whether absent options have the format's defaults,
+    rather than being left to the search. model: what the file says of its model. training_fields: of TrainingSpec,
+    where
+    the file overrules what `autoshard plan` takes. notes: what could not be taken over unchanged. warnings: what the
+    file
+    says that changes the step and is not in the price. drops: what it says of dropout, empty for nothing.
+    left_out: what the file says and a layout does not, by the file's names. not_priced: those of left_out that may
+    matter
     to the price.
     """
 
@@ -42,7 +46,8 @@ class WrittenLayout:
 
 
 def read_written_layout(path: str) -> WrittenLayout:
-    """A recipe or NxDT configuration (YAML), a torchtitan configuration (TOML) or Megatron's arguments (text).
+    """The layout in a recipe or NxDT configuration (YAML), a torchtitan configuration (TOML) or Megatron's arguments
+    (text).
 
     Raises AutoshardError, naming the file, for anything else.
     """
@@ -65,7 +70,7 @@ def read_written_layout(path: str) -> WrittenLayout:
 
 
 def _in_file(where: str, layout: Callable[[Any], WrittenLayout], content: object) -> WrittenLayout:
-    """The layout of a content; errors begin with the file."""
+    """The layout that `layout` reads from a content. Errors begin with the file, `where`."""
     try:
         return layout(content)
     except AutoshardError as error:
@@ -83,7 +88,9 @@ def _yaml_layout(data: object) -> WrittenLayout:
 
 
 def whole_number(name: str, value: object) -> int:
-    """A number of at least 1, as a file or command line gives it."""
+    """The value as a whole number of at least 1, from a file or command line. Raises AutoshardError naming the
+    field.
+    """
     text = str(value).replace("_", "")
     if isinstance(value, bool) or not text.isascii() or not text.isdigit() or int(text) < 1 or len(text) > 12:
         raise AutoshardError(f"{name} is {str(value)[:40]!r}; it must be a whole number of at least 1")
@@ -91,7 +98,9 @@ def whole_number(name: str, value: object) -> int:
 
 
 def number(name: str, value: object) -> float | None:
-    """A number, as a file or command line gives it (YAML 1.1 takes 1e-5 for a text); None for nothing."""
+    """The value as a number, from a file or command line; None stays None. YAML 1.1 reads 1e-5 as a text, which is
+    accepted.
+    """
     if value is None:
         return None
     try:

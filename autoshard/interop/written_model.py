@@ -1,4 +1,4 @@
-"""The model that another framework's file describes: built in, or made from what the file says."""
+"""Find or make the model that another framework's file describes: a built-in one, or one made of the file's sizes."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ TOKENIZERS = {
 
 @dataclass(frozen=True)
 class WrittenModel:
-    """What a file says of its model, by property (`property_of`).
+    """The properties (`property_of`) of a model that another framework's file states.
 
-    said: (the file's key, its value). assumed: what the format takes where the file is silent. whole: whether both
-    together are a model, but for a vocabulary, rather than a few sizes of one that another file describes.
-    model_types: those that it can be; empty for any. config: the other file, as the file names it. notes: what of
-    `assumed` is a guess.
+    said: (the file's key, its value). assumed: values that the format takes if the file is silent. whole: whether both
+    together are a model, except for a vocabulary, rather than a few sizes of one that another file describes.
+    model_types: those that it can be; empty for any. config: the other file, as the file names it. notes: which of
+    `assumed` are guesses.
     """
 
     said: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
@@ -42,8 +42,10 @@ class WrittenModel:
 
     @property
     def wanted(self) -> dict[str, Any]:
-        """Every property with its value; a whole model's heads share the hidden size and have a key each, if nothing is
-        said."""
+        """Every property with its value, said or assumed.
+
+        If a whole model says nothing of them, its heads share the hidden size and each query head has a key-value head.
+        """
         found = {**self.assumed, **{name: value for name, (_, value) in self.said.items()}}
         hidden, heads = found.get("hidden_size"), found.get("num_attention_heads")
         if self.whole and hidden and heads:
@@ -53,8 +55,9 @@ class WrittenModel:
 
 
 def property_of(model: ModelSpec, name: str) -> Any:
-    """A field of ModelSpec, or a word for what several fields say together; UNKNOWN where the graph has no such thing.
+    """The model's value of a property; UNKNOWN if its graph has no such thing.
 
+    A property is a field of ModelSpec, or a word for what several fields say together:
     normalization: rmsnorm | layernorm. activation: swiglu | gelu, of any precision. positions: rope | learned_absolute.
     bias: all | none | qkv | attention, of linear layers. block: pre_ln | parallel.
     """
@@ -83,7 +86,7 @@ def property_of(model: ModelSpec, name: str) -> Any:
 
 
 def check_same_model(file: str, written: WrittenModel, model: ModelSpec) -> None:
-    """Raises AutoshardError, naming the file's key, for the first property that the model has otherwise.
+    """Raise AutoshardError, naming the file's key, for the first property that the model has otherwise. file: its name.
 
     The number of blocks is not compared: a file may train fewer of them.
     """
@@ -94,13 +97,17 @@ def check_same_model(file: str, written: WrittenModel, model: ModelSpec) -> None
 
 
 def shown(value: object) -> str:
-    """A word without quotes; anything else as errors show it, on one line."""
+    """A value in an error: a word without quotes, anything else as `show` gives it, on one line."""
     return value if isinstance(value, str) and value.isidentifier() and len(value) < 60 else show(value)
 
 
 def models_with(written: WrittenModel) -> tuple[ModelSpec, ...]:
-    """The built-in models that have all that is wanted; of several, those with the same number of blocks, then of
-    positions, if there are any."""
+    """The built-in models that have every wanted property but perhaps another number of blocks; none if the file says
+    nothing.
+
+    Of several, those with the wanted number of blocks, if there are any; then those with the wanted number of
+    positions.
+    """
     wanted = written.wanted
     if not written.said:
         return ()
@@ -152,9 +159,9 @@ FORMS: dict[str, _Form] = {
 
 
 def built_model(name: str, written: WrittenModel) -> ModelSpec:
-    """The model of the family whose graph has exactly the properties that are wanted.
+    """A model made of the wanted properties, of the family whose graph has exactly these.
 
-    Raises AutoshardError, in words, where no family has them, or a size is missing or impossible.
+    Raises AutoshardError where no family has them, or a size is missing or impossible.
     """
     wanted = written.wanted
     missing = [size for size in _NEEDED if size not in wanted]
@@ -228,7 +235,11 @@ def _trait(name: str, value: str) -> str:
 
 
 def guessed_vocabulary(key: str, tokenizer: object) -> tuple[int | None, tuple[str, ...]]:
-    """(tokens of the vocabulary that a tokenizer of this name has, a note); (None, none) for a name not known."""
+    """(number of tokens, a note that it is guessed) of the vocabulary of a tokenizer with this name; (None, ()) if
+    unknown.
+
+    key: what the file calls it.
+    """
     name = str(tokenizer or "").rstrip("/").rpartition("/")[2].lower()
     size = next((size for part, size in TOKENIZERS.items() if part in name), None)
     if size is None:

@@ -1,4 +1,4 @@
-"""What a plan makes the compiler compile: the distinct programs of its stages."""
+"""Predict which graphs the compiler will see for a plan: the distinct programs of its stages."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from autoshard.plans.plan import Plan, Stage
 
 @dataclass(frozen=True)
 class StageGraphs:
-    """graphs: forward, backward, and backward that accumulates, where there are several microbatches.
+    """The graphs of a stage.
 
-    same_as: the first stage with the same program, which is compiled for both; the stage's own index where it is that.
+    graphs: how many; forward, backward, and a backward that accumulates if microbatches are several.
+    same_as: the first stage with the same program, which is compiled for both; the stage's own index if it is the
+    first.
     """
 
     stage: int
@@ -23,9 +25,11 @@ class StageGraphs:
 
 
 def stage_graphs(plan: Plan) -> tuple[StageGraphs, ...]:
-    """Without a pipeline forward and backward are one graph.
+    """The graphs of each stage. Without a pipeline forward and backward are one graph.
 
-    Stages with as many blocks and the same recompute set, both or neither with embedding or head, have one program.
+    Stages have the same program if they have equally many blocks and the same recompute set, and if both or neither has
+    the
+    embedding, and likewise the head.
     """
     backward = min(plan.num_microbatches, 2)
     graphs = backward if plan.strategy.pp == 1 else 1 + backward
@@ -36,7 +40,7 @@ def stage_graphs(plan: Plan) -> tuple[StageGraphs, ...]:
 
 
 def num_distinct_graphs(plan: Plan) -> int:
-    """Of a step: those of the stages, and the update of the parameters for each kind of pipeline rank.
+    """Number of distinct graphs of a step: those of the stages, and a parameter update for each kind of pipeline rank.
 
     Left out: initial values, set-up of collectives and checkpoints, some twenty small ones (published runs count 22 for
     an 8B without pipeline and 36 for a 70B with 8 stages).
@@ -54,9 +58,10 @@ def _key(plan: Plan, stage: Stage) -> tuple[int, bool, bool, str]:
 
 
 def graph_changes(old: Plan, new: Plan) -> tuple[str, ...]:
-    """What differs between two plans and makes the compiler start anew: 'dp: 2 -> 4'. Empty: the cache still serves.
+    """The differences between two plans that make the compiler start anew, such as 'dp: 2 -> 4'; empty: the cache still
+    serves.
 
-    The schedule and the global batch only order the same graphs, but for one microbatch against several.
+    The schedule and the global batch only order the same graphs; one microbatch instead of several does change them.
     """
     before, after = dict(_compiled(old)), dict(_compiled(new))
     return tuple(f"{name}: {before[name]} -> {after[name]}" for name in after if before[name] != after[name])
@@ -81,6 +86,6 @@ def _compiled(plan: Plan) -> Iterator[tuple[str, Any]]:
 
 
 def _short_name(plan: Plan) -> str:
-    """For the sizes of the model and the sharding of every operator."""
+    """A short digest of the sizes of the model and the sharding of every operator, to tell two of them apart."""
     text = repr((plan.model, sorted((name, sorted(choice.items())) for name, choice in plan.operators.items())))
     return sha256(text.encode()).hexdigest()[:12]

@@ -1,4 +1,4 @@
-"""A plan as a Kubernetes manifest: a PyTorchJob of the Kubeflow training operator, one pod a node."""
+"""Write a plan as a Kubernetes manifest: a PyTorchJob of the Kubeflow training operator, one pod a node."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from autoshard.plans.plan import Plan
 
 CLAIM = "autoshard-shared"
 HUGE_PAGES = "5120Mi"
-"""What EFA asks for [AWS EKS user guide, "Run machine learning training on Amazon EKS with EFA"]."""
+"""Huge pages that EFA asks for [AWS EKS user guide, "Run machine learning training on Amazon EKS with EFA"]."""
 
 
 def pytorch_job(plan: Plan, options: LaunchOptions) -> str:
-    """YAML. The operator gives each pod RANK (of the pod), MASTER_ADDR and MASTER_PORT.
+    """The manifest (YAML) of the plan's job. The operator gives each pod its RANK, MASTER_ADDR and MASTER_PORT.
 
     Raises AutoshardError without an image.
     """
@@ -42,7 +42,7 @@ def pytorch_job(plan: Plan, options: LaunchOptions) -> str:
 
 
 def node_script(plan: Plan, options: LaunchOptions) -> str:
-    """What a pod runs."""
+    """The shell commands that a pod runs."""
     compiler = "neuron_parallel_compile " if options.precompile else ""
     return (
         f"ulimit -n 65535 2>/dev/null || true\nexec {compiler}torchrun --nnodes {plan.cluster.nodes} "
@@ -76,7 +76,7 @@ def _replica(plan: Plan, options: LaunchOptions, count: int) -> dict[str, Any]:
 
 
 def _resources(plan: Plan) -> dict[str, Any]:
-    """All chips and adapters of a node, so that no other pod shares it."""
+    """The resources that a pod asks for: all chips and adapters of a node, so that no other pod shares it."""
     if plan.cluster.layout_rules == "none":
         return {}
     found: dict[str, Any] = {"aws.amazon.com/neuron": plan.cluster.chips_per_node}
@@ -86,6 +86,6 @@ def _resources(plan: Plan) -> dict[str, Any]:
 
 
 def _name(plan: Plan, options: LaunchOptions) -> str:
-    """Letters, digits and dashes; Kubernetes allows 63."""
+    """The job's name: letters, digits and dashes, at most as long as Kubernetes allows (63)."""
     text = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in plan.model.name.lower())
     return f"autoshard-{text}"[:50].rstrip("-") + ("-precompile" if options.precompile else "")

@@ -1,4 +1,4 @@
-"""What a launch needs to know beyond the plan."""
+"""Options of a launch: what a job needs to know beyond the plan."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ MASTER_PORT = 41_000
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """plan_file: as the nodes see it. program: what torchrun starts; None is `autoshard run` of the plan.
+    """Options of a launch. Raises AutoshardError for a value that is not one line of text or not in Slurm's form.
 
+    plan_file: path of the plan on the nodes. program: what torchrun starts; None is `autoshard run` of the plan.
     precompile: compile the graphs of a few steps, run nothing. cache: folder that all nodes share.
     partition, time_limit: of Slurm; None is the cluster's default. image, claim: of Kubernetes: the container and the
     volume claim that is mounted at /shared.
@@ -49,7 +50,7 @@ class LaunchOptions:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What follows torchrun's own options."""
+        """The words of the command line that follow torchrun's own options: a program and its arguments."""
         if self.program is not None:
             return tuple(shlex.split(self.program))
         steps = ("--steps", str(PRECOMPILE_STEPS)) if self.precompile else ()
@@ -57,5 +58,5 @@ class LaunchOptions:
 
 
 def quoted(words: tuple[str, ...]) -> str:
-    """For a shell."""
+    """The words as text for a shell, quoted where needed."""
     return " ".join(map(shlex.quote, words))

@@ -1,4 +1,4 @@
-"""A plan as a Slurm batch script."""
+"""Write a plan as a Slurm batch script."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ CACHE = "$SLURM_SUBMIT_DIR/neuron_cache"
 
 
 def sbatch_script(plan: Plan, options: LaunchOptions) -> str:
-    """One task a node, which starts torchrun; torchrun starts one process for each device."""
+    """The batch script of the plan's job.
+
+    It has one task a node, which starts torchrun; that starts a process a device.
+    """
     return "\n".join((*_header(plan, options), *_environment(plan, options), *_start(plan, options), ""))
 
 
@@ -45,14 +48,14 @@ def _header(plan: Plan, options: LaunchOptions) -> list[str]:
 
 
 def describe(plan: Plan) -> str:
-    """What runs where."""
+    """A line that names the plan's model, machine and degrees."""
     strategy, cluster = plan.strategy, plan.cluster
     degrees = f"tp={strategy.tp} pp={strategy.pp} dp={strategy.dp} cp={strategy.cp} ep={strategy.ep}"
     return f"{plan.model.name} on {cluster.nodes} x {cluster.instance}, {degrees}"
 
 
 def compilation(plan: Plan) -> str:
-    """How many graphs the compiler will see, and what makes it start anew."""
+    """Sentences that tell how many graphs the compiler will see, and which changes make it start anew."""
     if plan.cluster.layout_rules == "none":
         return "Nothing is compiled ahead: the processes run on the host."
     each = stage_graphs(plan)[0].graphs
@@ -64,7 +67,9 @@ def compilation(plan: Plan) -> str:
 
 
 def neighbours(plan: Plan) -> str:
-    """What the plan counts on where links join some of the nodes; empty elsewhere."""
+    """A sentence about nodes that must be neighbours, if the plan counts on links that join only some nodes;
+    "" if not.
+    """
     link, each = plan.cluster.intra_domain, plan.cluster.nodes_per_domain
     if link is None or plan.cluster.nodes == 1:
         return ""

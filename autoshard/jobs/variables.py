@@ -1,8 +1,4 @@
-"""The environment that a plan's processes need on Trainium, a reason for each variable.
-
-[NxDT: examples/train_setup.sh and training_orchestrator.py of aws-neuron/neuronx-distributed-training; SDK: the Neuron
-SDK's documentation]
-"""
+"""List the environment that a plan's processes need on Trainium, with a reason for each variable."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ SHARED = "/shared"
 
 @dataclass(frozen=True)
 class Variable:
-    """reason: why it is set, a sentence without a full stop."""
+    """An environment variable and its value. reason: why it is set, a sentence without a full stop."""
 
     name: str
     value: str
@@ -28,7 +24,9 @@ class Variable:
 
 
 def variables(plan: Plan, options: LaunchOptions, cache: str) -> tuple[Variable, ...]:
-    """In the order in which they are set; none where the plan is not for Trainium. cache: where options name none."""
+    """The variables to set, in this order; none if the plan is not for Trainium. cache: used if the options
+    name none.
+    """
     if plan.cluster.layout_rules == "none":
         return ()
     network = _network(plan) if plan.cluster.nodes > 1 else iter(())

@@ -1,1 +1,1 @@
-"""What the planner chooses: the mesh, the strategy, every operator's sharding, and plan.json that holds them."""
+"""The choices that the planner makes: the mesh, the strategy and every operator's sharding."""

@@ -1,8 +1,8 @@
-"""How gradients travel: parameters whose gradients need the same sums share one flat bucket.
+"""Group parameters into flat buckets: those whose gradients need the same sums travel together.
 
 Up to ZeRO-1 they travel once, at the end of a step. Under ZeRO-2 and ZeRO-3 each block has buckets of its own, whose
-gradients are reduce-scattered as soon as a microbatch's backward is through with the block. Read by the runtime, which
-builds the buckets, and by whoever counts or prices its collectives.
+gradients are reduce-scattered as soon as a microbatch's backward is through with the block. The runtime builds the
+buckets from this; the cost model counts and prices their collectives.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from autoshard.layout.mesh import ZERO_AXES, Mesh
 
 @dataclass(frozen=True, order=True)
 class BucketKey:
-    """What decides how a gradient travels.
+    """The properties of a gradient that decide how it travels; parameters with equal keys share a bucket.
 
     sum_axes: all-reduced over these (tensor-parallel axes: norms under sequence parallelism, replicated keys and
-    values); before it is scattered, or after that where it has a unit.
+    values); before it is scattered, or after that if it has a unit.
     shard_axes: reduce-scattered over these (all-reduced without ZeRO).
     copies: devices of the stage that then hold the same elements; the gradient norm counts them once.
     decay: whether weight decay applies: to matrices, not to norms and biases.
-    unit: the block, or the one parameter outside of blocks, that travels by itself in every microbatch; "" for what
-    travels once a step.
+    unit: the block, or the one parameter outside of blocks, that travels by itself in every microbatch; "" for
+    gradients
+    that travel once a step.
     """
 
     sum_axes: tuple[str, ...]
@@ -39,7 +40,7 @@ class BucketKey:
 
 
 def bucket_key(program: Program, name: str, mesh: Mesh, tied: frozenset[str], zero: int) -> BucketKey:
-    """The bucket of one parameter. tied: parameters that live on two pipeline stages.
+    """The key of the bucket that holds one parameter. tied: parameters that live on two pipeline stages. zero: 0 to 3.
 
     ZeRO-2 and -3 leave norms and biases as they are under ZeRO-1: a collective for each would cost more than they hold.
     """
@@ -53,18 +54,20 @@ def bucket_key(program: Program, name: str, mesh: Mesh, tied: frozenset[str], ze
 
 
 def is_matrix(program: Program, name: str) -> bool:
-    """Neither a norm's weight nor a bias."""
+    """Whether the parameter is a matrix: neither a norm's weight nor a bias."""
     return len(program.graph.tensors[name].dims) > 1 and not name.endswith(".bias")
 
 
 def tied_parameters(first: Program, last: Program) -> frozenset[str]:
-    """Parameters that the first and the last of several stages share."""
+    """Names of the parameters that the first and the last of several stages share; empty if there is one stage."""
     names = [{tensor.name for tensor in program.graph.parameters()} for program in (first, last)]
     return frozenset(names[0] & names[1]) if first is not last else frozenset()
 
 
 def bucket_elements(programs: Iterable[Program], mesh: Mesh, tied: frozenset[str], zero: int) -> dict[BucketKey, int]:
-    """Elements of each bucket on one device that runs these programs, padded to whole shards, in a fixed order."""
+    """Number of elements of each bucket on one device that runs these programs, padded to whole shards, in a fixed
+    order.
+    """
     totals: dict[BucketKey, int] = {}
     for program in programs:
         for name, count in parameter_elements(program).items():
@@ -74,13 +77,17 @@ def bucket_elements(programs: Iterable[Program], mesh: Mesh, tied: frozenset[str
 
 
 def padded_elements(key: BucketKey, count: int, mesh: Mesh, zero: int) -> int:
-    """`count` rounded up to a multiple of the ranks that share the bucket's optimizer state; as it is without ZeRO."""
+    """`count` elements rounded up to a multiple of the ranks that share the bucket's optimizer state; unchanged without
+    ZeRO.
+    """
     shards = mesh.size(key.shard_axes) if zero else 1
     return ceil(count / shards) * shards
 
 
 def units(program: Program, mesh: Mesh, tied: frozenset[str], zero: int) -> dict[BucketKey, tuple[str, ...]]:
-    """Names of the parameters of each bucket of a program that travels by itself, buckets in the order of first use."""
+    """The buckets of a program that travel by themselves, each with its parameters' names, in the order of
+    first use.
+    """
     held: dict[BucketKey, list[str]] = {}
     keys: dict[str, BucketKey] = {}
     for tensor in program.graph.parameters():

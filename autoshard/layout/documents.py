@@ -1,8 +1,8 @@
-"""Attention that stays inside documents, where several of them share a row.
+"""Keep attention inside documents if several of them share a row.
 
 The graph gets one more input: for each place of a row, where its document begins. A query sees the keys from there to
 itself, and learned positions count from there (rotary ones only tell distances: they are the same either way). Every
-rank has the whole rows of its sequences, so nothing more is communicated, whatever shares a sequence.
+rank has the whole rows of its sequences, so nothing more is communicated, however ranks share a sequence.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _READERS = ("attention", "position_embedding")
 
 
 def with_documents(graph: Graph) -> Graph:
-    """The graph whose attention and learned positions read DOCUMENT_STARTS, their last input."""
+    """The graph whose attention and learned positions read one more input, DOCUMENT_STARTS [batch, row]."""
 
     def told(op: Operator) -> Operator:
         if op.kind not in _READERS:

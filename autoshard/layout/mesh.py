@@ -1,4 +1,4 @@
-"""The logical mesh: a pipeline and the axes of its stages, and in which order ranks count through them."""
+"""The logical mesh: a pipeline, the axes of its stages, and the order in which ranks count through them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ and so are 1 and 2; of the two pairs row 0 has row 1 beside it, and row 3 has ro
 
 
 def folded(place: int, node: int) -> int:
-    """The rank at a place of the folded order: whole nodes in order, within each of them its rows in FOLDED_ROWS.
+    """The rank at a place of the folded order: whole nodes in order, within each node its rows in the order
+    FOLDED_ROWS.
 
     node: devices of a node, a multiple of its four rows.
     """
@@ -28,20 +29,25 @@ def folded(place: int, node: int) -> int:
 
 
 def unfolded(rank: int, node: int) -> int:
-    """The inverse of `folded`."""
+    """The place of a rank in the folded order: `folded(unfolded(rank, node), node)` is rank. node: devices of
+    a node.
+    """
     row, inside = divmod(rank % node, node // len(FOLDED_ROWS))
     return rank - rank % node + FOLDED_ROWS.index(row) * (node // len(FOLDED_ROWS)) + inside
 
 
 def parse_axis_order(text: str) -> tuple[str, ...]:
-    """From 'dp-pp-cp-tp'. Raises AutoshardError for what is no order."""
+    """The axis order that a text such as 'dp-pp-cp-tp' names, outermost first.
+
+    Raises AutoshardError for any other text.
+    """
     order = tuple(text.split("-"))
     check_axis_order(order)
     return order
 
 
 def check_axis_order(order: object) -> None:
-    """Raises AutoshardError for what is no permutation of AXIS_ORDER."""
+    """Raise AutoshardError for anything but a permutation of AXIS_ORDER."""
     if not isinstance(order, tuple) or sorted(map(str, order)) != sorted(AXIS_ORDER):
         shown = ("-".join(map(str, order)) if isinstance(order, tuple) else str(order))[:60]
         raise AutoshardError(
@@ -52,7 +58,10 @@ def check_axis_order(order: object) -> None:
 
 @dataclass(frozen=True)
 class Axis:
-    """name: 'dp', 'ep', 'cp', 'tp'; or 'tp1' and 'tp0' where tensor parallelism exceeds the KV heads."""
+    """An axis of the mesh and its number of ranks.
+
+    name: 'dp', 'ep', 'cp', 'tp'; or 'tp1' and 'tp0' where tensor parallelism exceeds the KV heads.
+    """
 
     name: str
     size: int
@@ -60,12 +69,12 @@ class Axis:
 
 @dataclass(frozen=True)
 class Mesh:
-    """axes: of a stage, outermost first: of a dim that several of them split, outer ones hold the larger pieces.
+    """A pipeline of pp ranks, the axes of a stage, and the order in which ranks count through them.
 
+    axes: of a stage, outermost first. If several axes split one dim, outer axes hold the larger pieces.
     order: families of axes and 'pp', outermost first: rank = ((i0 * n1 + i1) * n2 + i2) ... along it. It decides which
     links an axis crosses and nothing else: ranks of the last one share a chip, of the first one are nodes apart.
-    folded_node: devices of a node where what that gives is a place of the folded order (`folded`); 0: where it is the
-    rank.
+    folded_node: 0, or devices of a node; then the number that `order` gives is a place of the folded order (`folded`).
     """
 
     pp: int
@@ -75,7 +84,7 @@ class Mesh:
 
     @property
     def rank_axes(self) -> tuple[Axis, ...]:
-        """The pipeline, named 'pp', and all axes in the order in which ranks count through them, outermost first."""
+        """All axes with the pipeline, named 'pp', in the order in which ranks count through them, outermost first."""
         found: list[Axis] = []
         for family in self.order:
             members = (Axis("pp", self.pp),) if family == "pp" else self.axes
@@ -84,26 +93,26 @@ class Mesh:
 
     @property
     def stage_size(self) -> int:
-        """Ranks of one pipeline stage."""
+        """Number of ranks of one pipeline stage."""
         return prod(axis.size for axis in self.axes)
 
     @property
     def world_size(self) -> int:
-        """Ranks of the whole mesh."""
+        """Number of ranks of the whole mesh."""
         return self.pp * self.stage_size
 
     @property
     def stage_axes(self) -> dict[str, int]:
-        """Axes that split something, as the graph wants them; size-1 axes have no collectives and are left out."""
+        """Size of each stage axis, as the graph wants it; axes of size 1 have no collectives and are left out."""
         return {axis.name: axis.size for axis in self.axes if axis.size > 1}
 
     def size(self, names: Iterable[str]) -> int:
-        """Ranks along the named stage axes together; a name that is none of them counts as 1."""
+        """Number of ranks along the named stage axes together; a name that is none of them counts as 1."""
         wanted = set(names)
         return prod(axis.size for axis in self.axes if axis.name in wanted)
 
     def coordinates(self, rank: int) -> tuple[int, dict[str, int]]:
-        """(pipeline rank, index along every stage axis)."""
+        """(pipeline rank, index along every stage axis) of a rank."""
         index: dict[str, int] = {}
         rank = unfolded(rank, self.folded_node) if self.folded_node else rank
         for axis in reversed(self.rank_axes):
@@ -111,7 +120,10 @@ class Mesh:
         return index["pp"], {axis.name: index[axis.name] for axis in self.axes}
 
     def rank(self, pp: int, index: Mapping[str, int]) -> int:
-        """The inverse of `coordinates`; an axis that index leaves out stands at 0."""
+        """The rank at these coordinates.
+
+        pp: pipeline rank. index: along each stage axis; 0 along an axis that it leaves out.
+        """
         place = {**index, "pp": pp}
         rank = 0
         for axis in self.rank_axes:
@@ -122,9 +134,9 @@ class Mesh:
         return folded(place, self.folded_node) if self.folded_node else place
 
     def groups(self, names: Iterable[str]) -> list[list[int]]:
-        """Ranks that differ only along the named axes ('pp' may be one).
+        """Groups of ranks that differ only along the named axes ('pp' may be one of them).
 
-        Members of a group come as its pieces of a dim do: along the pipeline, then along the axes, the last one
+        The members of a group are in the order of a dim's pieces: along the pipeline, then along the axes, the last one
         fastest, whatever the order of ranks is.
         """
         wanted, strides, stride = set(names), dict[str, int](), 1
@@ -150,11 +162,11 @@ def build_mesh(
     order: tuple[str, ...] = AXIS_ORDER,
     folded_node: int = 0,
 ) -> Mesh:
-    """The mesh of a strategy.
+    """The mesh of a strategy's degrees.
 
     dp counts all replicas. ep is carved out of dp x cp: experts are split over 'cp' and over the inner part of dp, the
-    axis 'ep'; 'dp' is what is left. Of the experts cp's ranks hold the larger pieces: so those that cp has split
-    are split further by one exchange (graph/redistribute.py), where they would be gathered first.
+    axis 'ep'; the axis 'dp' is what is left. Of the experts, cp's ranks hold the larger pieces: so experts that cp has
+    split are split further by one exchange (graph/redistribute.py); in the other order they would be gathered first.
     tp beyond the KV heads becomes two axes: tp0 splits the KV heads, tp1 the query heads that share one, and keys and
     values are replicated over tp1. kv_inner puts tp0 innermost: NxD's order on trn1 (rank r holds KV block
     r % num_key_value_heads); on trn2 it is outermost (r // multiplier).
@@ -172,12 +184,14 @@ def build_mesh(
 
 
 def replicas_of_experts(ep: int, cp: int) -> int:
-    """Of the ep ranks that share experts, those that have sequences of their own: ranks of cp share theirs."""
+    """How many replicas (each with sequences of its own) the ep ranks that share experts are; ranks of cp share
+    sequences.
+    """
     return max(1, ep // cp)
 
 
 def experts_objection(ep: int, dp: int, cp: int) -> str | None:
-    """Why experts cannot be spread over ep of the dp x cp ranks; None where they can."""
+    """The reason why experts cannot be spread over ep of the dp x cp ranks; None if they can."""
     if ep == 1 or (ep % cp == 0 and dp % (ep // cp) == 0):
         return None
     if cp == 1:

@@ -24,7 +24,10 @@ OperatorChoices = tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
 
 
 def operator_choice(op: Operator, axes: Axes, sequence_parallel: bool) -> dict[str, str]:
-    """What the operator does along each axis of the stage's mesh."""
+    """The loop dim or state that the rule chooses for the operator along each axis of the stage's mesh.
+
+    axes: size of each axis. sequence_parallel: whether work outside of matrix products splits the sequence over tp.
+    """
     return {axis: _along(op, axis, sequence_parallel) for axis in axes}
 
 
@@ -57,14 +60,16 @@ def _is_expert_work(op: Operator) -> bool:
 
 
 def hidden_state(axes: Axes, sequence_parallel: bool) -> State:
-    """State of the hidden activation between blocks and between stages."""
+    """State of the hidden activation between blocks and between stages, with an entry for each mesh axis."""
     states = {"dp": "batch", "ep": "batch", "cp": "seq"}
     inside = "seq" if sequence_parallel else INVARIANT
     return tuple(states.get(axis, inside) for axis in axes)
 
 
 def input_states(graph: Graph, axes: Axes, hidden: State) -> dict[str, State]:
-    """States in which a stage's inputs arrive that several operators may read."""
+    """States in which the stage inputs that several operators may read arrive, by name. hidden: of a hidden
+    activation.
+    """
     keys = tuple("batch" if axis in DATA_AXES else INVARIANT for axis in axes)
     found = {tensor.name: hidden for tensor in graph.inputs() if tensor.dims == HIDDEN_DIMS}
     whole = (SEQUENCE_KEYS, DOCUMENT_STARTS)
@@ -72,7 +77,7 @@ def input_states(graph: Graph, axes: Axes, hidden: State) -> dict[str, State]:
 
 
 def choices(graph: Graph, axes: Axes, sequence_parallel: bool, others: OperatorChoices = ()) -> dict[str, Choice]:
-    """By operator name: the rule's, but for the templates and axes that `others` names."""
+    """The choice of every operator, by its name: the rule's, except for the templates and axes that `others` names."""
     given = {template: dict(choice) for template, choice in others}
     found: dict[str, Choice] = {}
     for op in graph.operators:
@@ -83,16 +88,17 @@ def choices(graph: Graph, axes: Axes, sequence_parallel: bool, others: OperatorC
 
 
 def differing(chosen: Mapping[str, Choice], rule: Mapping[str, Choice]) -> OperatorChoices:
-    """Of choices by template those that are not the rule's."""
+    """The choices that differ from the rule's, in the form that `choices` takes. chosen, rule: by template."""
     return tuple((name, tuple(choice.items())) for name, choice in chosen.items() if dict(choice) != dict(rule[name]))
 
 
 def legal_values(op: Operator, axis: str, rule: Choice, solved: bool) -> tuple[str, ...]:
-    """What an operator can do along an axis, the rule's first.
+    """All that an operator may do along an axis, the rule's choice first. rule: its choice along each axis. solved:
+    whether a solver may choose; else a library has layers, for what the rule gives with and without sequence
+    parallelism.
 
-    Only along tensor-parallel axes is there anything else than the rule. Not solved, for a library that has layers, it
-    is what the rule gives with and without sequence parallelism. Attention that passes pieces of a sequence around
-    leaves no part of it to others.
+    Only along tensor-parallel axes is there a choice besides the rule's. Attention that passes pieces of a sequence
+    around cannot split its sequence otherwise.
     """
     if axis not in TENSOR_PARALLEL_AXES:
         return (rule[axis],)
@@ -108,7 +114,9 @@ def legal_values(op: Operator, axis: str, rule: Choice, solved: bool) -> tuple[s
 
 
 def divides(graph: Graph, op: Operator, choice: Choice, axes: Axes) -> bool:
-    """Whether every dim that the choice splits divides over its axes."""
+    """Whether the size of every dim that the choice splits is a multiple of its number of pieces. axes: size
+    of each.
+    """
     pieces: dict[str, int] = {}
     for axis, size in axes.items():
         if choice[axis] in op.loop_dims:
@@ -117,8 +125,9 @@ def divides(graph: Graph, op: Operator, choice: Choice, axes: Axes) -> bool:
 
 
 def stage_program(graph: Graph, axes: Axes, sequence_parallel: bool, others: OperatorChoices = ()) -> Program:
-    """Partition a stage's graph; hidden activations cross its boundary in the state that all stages share.
+    """The program of a stage's graph; hidden activations cross its boundary in the state that all stages share.
 
+    axes: size of each mesh axis. others: choices that differ from the rule's.
     Raises NoTransition where a dim does not divide over its axes.
     """
     hidden = hidden_state(axes, sequence_parallel)
@@ -126,7 +135,10 @@ def stage_program(graph: Graph, axes: Axes, sequence_parallel: bool, others: Ope
 
 
 def partition_stage(graph: Graph, axes: Axes, chosen: dict[str, Choice], hidden: State) -> Program:
-    """Partition with given choices: the stage's hidden input and output are in the state `hidden`."""
+    """The program of a stage's graph with given choices by operator. hidden: state of its hidden input and output.
+
+    Raises NoTransition as `stage_program`.
+    """
     given = input_states(graph, axes, hidden)
     last = graph.operators[-1].output
     leaves = hidden if graph.tensors[last].dims == HIDDEN_DIMS else None

@@ -1,4 +1,4 @@
-"""Every choice that makes a layout, and nothing that follows from the choices."""
+"""The strategy: every choice that makes a layout, and nothing that follows from the choices."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from autoshard.schedules import SCHEDULES
 
 ATTENTION_KERNELS = ("flash", "plain")
 ZERO_STAGES = (0, 1, 2, 3)
-"""What ranks that sum a gradient share: nothing; the optimizer state (ZeRO-1); sums of gradients too; weights too."""
+"""Ranks that sum a gradient share: nothing; the optimizer state (ZeRO-1); sums of gradients too; weights too."""
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """A whole layout.
+    """A whole layout: parallel degrees, schedule, recompute and cuts. Raises AutoshardError for values that do not fit.
 
     dp counts all data-parallel replicas; ep is carved out of dp x cp, cp first.
     stage_layers: transformer blocks of each of the pp * num_virtual_stages virtual stages, in model order;
     stage s runs on pipeline rank s % pp as chunk s // pp.
-    recompute: the set (graph/recompute.py) of each virtual stage's blocks; one that is everywhere may be written once.
+    recompute: the set (graph/recompute.py) of each virtual stage's blocks; a set that all share may be written once.
     zero: which of ZERO_STAGES.
     context_parallel: how ranks that share a sequence attend to all of it; "all_gather" where cp is 1.
-    axis_order: in which order ranks count through the axes, outermost first: a permutation of AXIS_ORDER.
+    axis_order: the order in which ranks count through the axes, outermost first: a permutation of AXIS_ORDER.
     """
 
     tp: int
@@ -78,32 +78,32 @@ class Strategy:
 
     @property
     def uniform_recompute(self) -> str | None:
-        """The set of all stages; None where they differ."""
+        """The recompute set that all stages share; None if they differ."""
         return self.recompute[0] if len(set(self.recompute)) == 1 else None
 
     @property
     def recompute_name(self) -> str:
-        """'full', or 'full*3,none*5' for runs of virtual stages in model order."""
+        """The recompute sets as text: 'full', or 'full*3,none*5' for runs of virtual stages in model order."""
         if self.uniform_recompute is not None:
             return self.uniform_recompute
         return ",".join(f"{name}*{len(list(run))}" for name, run in groupby(self.recompute))
 
     @property
     def axis_order_name(self) -> str:
-        """'pp-dp-cp-tp', outermost first."""
+        """The axis order as text, outermost first: 'pp-dp-cp-tp'."""
         return "-".join(self.axis_order)
 
     @property
     def world_size(self) -> int:
-        """Logical cores; ep is a part of dp."""
+        """Number of logical cores; ep does not count, since it is a part of dp x cp."""
         return self.tp * self.pp * self.dp * self.cp
 
     def num_microbatches(self, global_batch_size: int) -> int:
-        """Microbatches that one data-parallel rank runs in a step."""
+        """Number of microbatches that one data-parallel rank runs in a step. global_batch_size: sequences."""
         return global_batch_size // (self.dp * self.microbatch_size)
 
     def stage_ranges(self) -> tuple[tuple[int, int], ...]:
-        """[first, last) block of each virtual stage."""
+        """[first, last) blocks of each virtual stage, in model order; last is excluded."""
         ranges, start = [], 0
         for count in self.stage_layers:
             ranges.append((start, start + count))
@@ -112,7 +112,7 @@ class Strategy:
 
 
 def read_strategy(data: object, where: str) -> Strategy:
-    """The inverse of to_json. where: what errors call the data. Raises AutoshardError for what is no strategy."""
+    """The strategy of plain JSON values. where: names the data in errors. Raises AutoshardError for what is none."""
     if not isinstance(data, dict):
         raise AutoshardError(f"{where} must be an object with named fields, not {show(data)}")
     if missing := [one.name for one in fields(Strategy) if one.name not in data]:
@@ -132,7 +132,9 @@ def _for_each_stage(recompute: tuple[str, ...] | str, stages: int) -> tuple[str,
 
 
 def even_stage_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:
-    """As even as can be; the remainder goes to the middle, away from the embedding and the vocabulary head."""
+    """Blocks of each stage, as even as can be; the remainder goes to the middle, away from the embedding and
+    the head.
+    """
     base, first, extra = even_cut(num_layers, num_stages)
     return tuple(base + (first <= stage < first + extra) for stage in range(num_stages))
 

@@ -1,4 +1,6 @@
-"""Pipeline schedules as plain data: for each pipeline rank the list of what it does, and what that takes on a clock."""
+"""Pipeline schedules as plain data: the list of actions of each pipeline rank, and the time that they take on
+a clock.
+"""
 
 from autoshard.schedules.action import Action, Order
 from autoshard.schedules.closed_form import Work

@@ -1,4 +1,6 @@
-"""One step of a pipeline rank: forward or backward, or half a backward, of one microbatch through one of its chunks."""
+"""One action of a pipeline rank: a forward, a backward or half a backward of one microbatch through one of its
+chunks.
+"""
 
 import re
 from typing import NamedTuple
@@ -9,12 +11,10 @@ _TEXT = re.compile(r"([FBIW])(0|[1-9][0-9]{0,8})\.(0|[1-9][0-9]{0,8})")
 
 
 class Action(NamedTuple):
-    """`F3.1` in text: forward of microbatch 3 through chunk 1 of the rank that runs it; `B3.1` its backward.
+    """One action of a pipeline rank. Its text `F3.1` is the forward of microbatch 3 through the rank's chunk 1.
 
-    A backward may come in two parts: `I3.1` is all of it but the gradients of matrix products' weights, which `W3.1`
-    adds at any time after.
-
-    On pipeline rank r of pp, chunk c is virtual stage c * pp + r.
+    kind: F forward, B backward. A backward may come in two parts: I is all of it but the gradients of matrix products'
+    weights, which W adds at any time after. On pipeline rank r of pp, chunk c is virtual stage c * pp + r.
     """
 
     kind: str
@@ -22,12 +22,12 @@ class Action(NamedTuple):
     chunk: int
 
     def __str__(self) -> str:
-        """The text form, which `parse` reads."""
+        """The text form, such as F3.1, which `parse` reads."""
         return f"{self.kind}{self.microbatch}.{self.chunk}"
 
     @staticmethod
     def parse(text: str) -> "Action":
-        """From the text form. Errors: anything else."""
+        """The action that a text such as F3.1 stands for. Raises AutoshardError for any other text."""
         match = _TEXT.fullmatch(text) if isinstance(text, str) else None
         if match is None:
             raise AutoshardError(f"action {str(text)[:60]!r} is none; one reads F3.1, B3.1, I3.1 or W3.1")
@@ -35,4 +35,4 @@ class Action(NamedTuple):
 
 
 Order = tuple[Action, ...]
-"""What one pipeline rank does, in order."""
+"""The actions of one pipeline rank, in order."""

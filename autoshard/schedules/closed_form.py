@@ -1,14 +1,15 @@
-"""Lower bounds of a schedule's step time: microseconds where the simulation takes milliseconds. They discard layouts;
-the simulation (step_time.py) decides.
+"""Lower bounds of a schedule's step time, in microseconds where the simulation takes milliseconds.
+
+The bounds discard layouts; the simulation (step_time.py) decides.
 
 Every path through the dependencies of the actions is a lower bound. These formulas are the longest of a few families
 of paths. How close they come (tests/unit/test_simulate.py, and random trials for the shares below):
 
-* Stages alike, no p2p: equal. 1f1b takes (m + pp - 1) * (f + b), interleaved (m * vpp + pp - 1) * (f + b) with one
+* Equal stages, no p2p: exact. 1f1b takes (m + pp - 1) * (f + b), interleaved (m * vpp + pp - 1) * (f + b) with one
   chunk's times.
-* gpipe: equal, however unequal the stages are. 1f1b: equal where transfers take no time; with transfers of 5 % of a
+* gpipe: exact, however unequal the stages are. 1f1b: exact where transfers take no time; with transfers of 5 % of a
   forward and stages within 20 % of each other at most 1.2 % below, 0.07 % on average.
-* interleaved: equal with a heavier last stage. A first stage 5 % heavier: 1.4 % below; random chunks within 20 % of
+* interleaved: exact with a heavier last stage. A first stage 5 % heavier: 1.4 % below; random chunks within 20 % of
   each other: 2 % on average, 22 % at worst.
 
 All are formulas over rows (rows.py): seconds and microbatches are numbers of one layout, arrays of layouts, or numbers
@@ -63,12 +64,16 @@ ClosedForm = Callable[[Work], Number]
 
 
 def alternating_at_least_s(warm_up: WarmUp, work: Work) -> Number:
-    """A lower bound of `alternate(..., warm_up)`: the longest, over the ranks, of the ways to the first backward and
-    from the last forward plus what is between.
+    """Seconds that a step with the orders of `alternate(..., warm_up)` takes at least.
+
+    For each rank the bound adds three parts: the time until its first backward, its work until its last forward, and
+    the
+    time from there to the end. The longest rank counts.
 
     A rank's first backward, of microbatch 0 and its last chunk, waits for its own warm-up forwards and for the first
-    backward of the rank behind, which waits alike; on the last rank it waits for all stages. The same, mirrored in
-    time, after its last forward.
+    backward of the rank behind, which waits in the same way; on the last rank it waits for all stages. The same,
+    mirrored
+    in time, holds after its last forward.
     """
     pp, m, vpp, forward_s, backward_s, transfer_s, _ = work
     warms = by_count(lambda count: [warm_up(rank, pp, count, vpp) for rank in range(pp)], m)
@@ -93,7 +98,11 @@ def alternating_at_least_s(warm_up: WarmUp, work: Work) -> Number:
 
 
 def _between_s(work: Work, rank: int, warm: Number, warm_s: Sequence[Number], cool_s: Sequence[Number]) -> Number:
-    """Seconds of a rank's own work between its first backward and its last forward."""
+    """Seconds of a rank's work between its first backward and its last forward.
+
+    warm: its warm-up forwards. warm_s, cool_s: by rank, seconds of the warm-up forwards and of the backwards at the
+    end.
+    """
     pp, m, vpp, forward_s, backward_s, *_ = work
     if vpp == 1:
         return (m - warm) * (forward_s[rank] + backward_s[rank])
@@ -104,10 +113,13 @@ def _between_s(work: Work, rank: int, warm: Number, warm_s: Sequence[Number], co
 def _filled_s(
     warms: Sequence[Number], vpp: int, forward_s: Stages, transfer_s: Number
 ) -> tuple[list[Number], list[Number]]:
-    """Two lists by rank: seconds of its warm-up forwards (empty with one chunk), and when they are done at least.
+    """Two lists by rank: seconds of its warm-up forwards (empty with one chunk), and the earliest time they are done.
 
-    They wait for the first input. With one chunk inputs come no faster than the slowest rank in front lets them
-    through. forward_s: exchanged for backward seconds, the ways from the last backwards to the end.
+    The forwards wait for the first input. With one chunk, inputs come no faster than the slowest rank in front lets
+    them
+    through. warms: warm-up forwards of each rank. Given backward seconds as forward_s, the lists are about the way from
+    the
+    last backwards to the end.
     """
     pp, own_s, filled_s = len(warms), [], []
     fill_s = slowest_s = 0.0
@@ -130,12 +142,16 @@ def chunk_visits(warm: Number, pp: int, vpp: int) -> list[Number]:
 
 
 def in_turns_at_least_s(warm_up: WarmUp, work: Work) -> Number:
-    """A lower bound of 1f1b, which has one forward more in flight than ranks behind. With transfers the round trip
-    between two ranks may be slower than either rank's own work.
+    """Seconds that a step of 1f1b takes at least.
+
+    1f1b has one forward more in flight than there are ranks behind. With transfers, the round trip between two ranks
+    may be
+    slower than the work of either.
 
     From rank `low`, a forward of microbatch i goes up to rank `high`, which then runs a backward that comes down to
     `low`, which then runs the forward of microbatch i + high - low + 1. The first i for which `high` runs a backward
-    next is pp - 1 - high. Looked at are trips to the last rank and to the next one: other trips are the longest only
+    next is pp - 1 - high. The bound looks at trips to the last rank and to the next one: other trips are the longest
+    only
     where transfers take as long as work, and then by 1 % at most.
     """
     longest = alternating_at_least_s(warm_up, work)
@@ -160,10 +176,10 @@ def in_turns_at_least_s(warm_up: WarmUp, work: Work) -> Number:
 
 
 def weights_apart_at_least_s(work: Work) -> Number:
-    """A lower bound of 1f1b with weight gradients apart.
+    """Seconds that a step of 1f1b with weight gradients apart (`I` and `W`) takes at least.
 
-    A rank waits for its first input and, before its first backward, for microbatch 0 to go through all stages and back;
-    then it has work for all microbatches.
+    A rank waits for its first input and, before its first backward, for microbatch 0 to go through all stages and back.
+    Then it has work for all microbatches.
     """
     pp, m, _, forward_s, backward_s, transfer_s, weight_s = work
     weight_s = [backward / 2 for backward in backward_s] if weight_s is None else weight_s

@@ -11,10 +11,10 @@ from autoshard.schedules.orders import SCHEDULES, Schedule, orders_of
 
 
 class RankHolds(NamedTuple):
-    """The most that a rank holds at once.
+    """The most that a pipeline rank holds at once, in microbatches.
 
     in_flight: chunk activations, all chunks together. embeddings, heads: microbatches in the chunk with the embedding
-    and in the one with the head, on the ranks that have these, else 0. waiting: microbatches whose gradients of weights
+    and in the one with the head, on the ranks that have these, else 0. waiting: microbatches whose weight gradients
     wait, besides the one in work.
     """
 
@@ -26,7 +26,7 @@ class RankHolds(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def rank_holds(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_stages: int) -> tuple[RankHolds, ...]:
-    """The most that each rank holds. Sizes are taken to be legal (`check_schedule`)."""
+    """The most that each pipeline rank holds at once. Sizes must be legal (`check_schedule`)."""
     sizes = (pp, num_microbatches, num_virtual_stages)
     waiting = [0] * pp
     if schedule.most_waiting is not None:
@@ -47,14 +47,16 @@ def rank_holds(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_s
 
 @lru_cache(maxsize=1024)
 def warm_ups(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_stages: int) -> tuple[int, ...]:
-    """Forwards of each rank before its first backward, by a schedule that has a `warm_up`."""
+    """The number of forwards of each rank before its first backward. The schedule must have a `warm_up`."""
     assert schedule.warm_up is not None
     return tuple(schedule.warm_up(rank, pp, num_microbatches, num_virtual_stages) for rank in range(pp))
 
 
 def _most_of_chunk(warm: int, pp: int, num_microbatches: int, num_virtual_stages: int, chunk: int) -> int:
-    """The most microbatches in flight through one chunk of a rank under `alternate`. Turns of a backward and a
-    forward repeat when all chunks had pp of each."""
+    """The most microbatches in flight through one chunk of a rank under `alternate`. warm: the rank's warm-up forwards.
+
+    A backward and a forward take turns. The pattern repeats after pp turns of each chunk.
+    """
     if num_virtual_stages == 1:
         return warm
     round_ = pp * num_virtual_stages
@@ -73,7 +75,7 @@ def _most_of_chunk(warm: int, pp: int, num_microbatches: int, num_virtual_stages
 
 
 def in_flight(orders: tuple[Order, ...]) -> tuple[tuple[int, ...], ...]:
-    """By rank and chunk: the most microbatches whose forward has run and whose backward (or `I`) has not.
+    """For each rank and chunk, the most microbatches whose forward has run and whose backward (or `I`) has not.
 
     Each of them holds the chunk's saved activations. The peaks of two chunks of a rank need not fall together.
     """
@@ -81,7 +83,7 @@ def in_flight(orders: tuple[Order, ...]) -> tuple[tuple[int, ...], ...]:
 
 
 def weights_waiting(orders: tuple[Order, ...]) -> tuple[tuple[int, ...], ...]:
-    """By rank and chunk: the most microbatches whose `I` has run and whose `W` has not."""
+    """For each rank and chunk, the most microbatches whose `I` has run and whose `W` has not."""
     return tuple(_peaks(order, "I", "W") for order in orders)
 
 
@@ -99,7 +101,10 @@ Held = tuple[tuple[tuple[int, ...], ...], ...]
 
 
 def held_together(schedule: str, pp: int, num_microbatches: int, num_virtual_stages: int) -> Held:
-    """By rank: how many microbatches of each chunk it holds, at every moment when no other moment has more of all."""
+    """For each rank, the moments at which it holds most: at each, how many microbatches of each chunk.
+
+    Left out are moments at which the rank holds no more of any chunk than at another moment.
+    """
     return _held_together(SCHEDULES[schedule], pp, num_microbatches, num_virtual_stages)
 
 
@@ -112,10 +117,11 @@ def _held_together(schedule: Schedule, pp: int, num_microbatches: int, num_virtu
 
 
 def _telling_count(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_stages: int) -> int:
-    """A number of microbatches, as small as may be, with which `alternate` holds at once what it holds with so many.
+    """The smallest number of microbatches that is enough to see all that `alternate` holds at once with
+    num_microbatches.
 
     Turns of a backward and a forward repeat when all chunks had pp of each (with one chunk, one of each). So a whole
-    round behind the longest warm-up shows all, if warm-ups are as long with as few.
+    round behind the longest warm-up shows all, if warm-ups are as long with fewer microbatches.
     """
     wanted = warm_ups(schedule, pp, num_microbatches, num_virtual_stages)
     size = pp if num_virtual_stages > 1 else 1

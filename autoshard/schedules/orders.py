@@ -1,4 +1,4 @@
-"""The schedules by name: when each is legal, and what every pipeline rank does in order.
+"""The schedules by name: when each is legal, and the actions of every pipeline rank in order.
 
 1f1b and interleaved equal NxD's task orders; gpipe and zero_bubble are the torch backend's alone. No other file knows
 a schedule by its name: what others need is a field of `Schedule`.
@@ -21,20 +21,26 @@ from autoshard.schedules.closed_form import (
 
 @dataclass(frozen=True)
 class Schedule:
-    """A schedule. Functions of sizes take (pp, num_microbatches, num_virtual_stages); `warm_up` and `most_waiting` take
-    the rank before them.
+    """A schedule: when it is legal, its orders, and the rules that estimates and search ask for.
 
-    label: what it is called for readers; `{vpp}` in it stands for the number of virtual stages.
+    Functions of sizes take (pp, num_microbatches, num_virtual_stages); `warm_up` and `most_waiting` take the rank
+    before
+    them.
+
+    label: its name for readers; `{vpp}` in it stands for the number of virtual stages.
     objection: why the schedule cannot be used with these sizes, in one line, or None.
-    orders: what each rank does, one tuple of Actions a rank.
-    warm_up: forwards before a rank's first backward, where the orders are `alternate(..., warm_up)` but for `I` and `W`
-    in place of `B`. Without it what a rank holds is counted from the orders.
-    closed_form: seconds that a step takes at least. Search prices with it and simulates what it leaves; without it all
-    layouts are simulated.
-    exact_without_transfers: whether the closed form is the step time where transfers take no time; it is then taken.
-    weights_apart: backwards come as `I` and `W`.
-    most_waiting: most `W` of a rank that wait besides that of the backward in work. Without it they are counted.
-    nxd: whether NxD has it too.
+    orders: one tuple of Actions for each rank.
+    warm_up: forwards before a rank's first backward, if the orders are `alternate(..., warm_up)`, be it with `I` and
+    `W`
+    in place of `B`. Without it, what a rank holds is counted from the orders.
+    closed_form: seconds that a step takes at least. Search prices with it and simulates the layouts that it leaves;
+    without
+    it all layouts are simulated.
+    exact_without_transfers: whether the closed form is the step time if transfers take no time; then nothing is
+    simulated.
+    weights_apart: whether backwards come as `I` and `W`.
+    most_waiting: the most `W` of a rank that wait besides that of the backward in work. Without it they are counted.
+    nxd: whether NxD has the schedule too.
     """
 
     label: str
@@ -49,12 +55,14 @@ class Schedule:
 
     @property
     def stages_are_free(self) -> bool:
-        """Whether search tries every cut and other recompute sets by stage: the closed form leaves out most of them,
-        and a rank holds what its warm-up says."""
+        """Whether search tries every cut, and other recompute sets for each stage.
+
+        It does if the closed form discards most of them and a rank's activations follow from its warm-up.
+        """
         return self.closed_form is not None and self.warm_up is not None and not self.weights_apart
 
     def objection_to_chunks(self, pp: int, num_virtual_stages: int) -> str | None:
-        """Why so many chunks a rank are not legal, whatever the number of microbatches."""
+        """The reason why so many chunks a rank are not legal, whatever the number of microbatches; None if they are."""
         return self.objection(pp, 2 * pp, num_virtual_stages)
 
     def accepts_chunks(self, pp: int, num_virtual_stages: int) -> bool:
@@ -63,10 +71,12 @@ class Schedule:
 
 
 def alternate(pp: int, num_microbatches: int, num_virtual_stages: int, warm_up: WarmUp) -> tuple[Order, ...]:
-    """Each rank runs its warm-up forwards, then backward and forward in turn, then the backwards that are left.
+    """The orders in which each rank runs its warm-up forwards, then backward and forward in turn, then the other
+    backwards.
 
     Forwards take pp microbatches through chunk 0, the same through chunk 1 and so on, then the next pp; backwards go
     through the chunks from the last to the first.
+    warm_up: (rank, pp, num_microbatches, num_virtual_stages) -> number of warm-up forwards, at least 1.
     """
     block = pp if num_virtual_stages > 1 else 1
     visits = [
@@ -92,7 +102,7 @@ def _1f1b_objection(pp: int, num_microbatches: int, num_virtual_stages: int) -> 
 
 
 def _1f1b_warm_up(rank: int, pp: int, num_microbatches: int, num_virtual_stages: int) -> int:
-    """One more than the ranks behind this one: that fills the pipeline, and more would only hold activations."""
+    """One forward more than there are ranks behind: that fills the pipeline, and more would only hold activations."""
     return min(pp - rank, num_microbatches)
 
 
@@ -107,7 +117,7 @@ def _gpipe_objection(pp: int, num_microbatches: int, num_virtual_stages: int) ->
 
 
 def _gpipe_warm_up(rank: int, pp: int, num_microbatches: int, num_virtual_stages: int) -> int:
-    """All forwards, then all backwards (Huang et al. 2019)."""
+    """All forwards, so that all backwards come after them (Huang et al. 2019)."""
     return num_microbatches
 
 
@@ -126,10 +136,11 @@ def _zero_bubble_most_waiting(rank: int, pp: int, num_microbatches: int, num_vir
 
 
 def _zero_bubble(pp: int, num_microbatches: int, num_virtual_stages: int) -> tuple[Order, ...]:
-    """1F1B with weight gradients apart: ZB-H1 of Qi et al. 2023, "Zero Bubble Pipeline Parallelism".
+    """The orders of 1F1B with weight gradients apart: ZB-H1 of Qi et al. 2023, "Zero Bubble Pipeline Parallelism".
 
-    Rank r lets r of them wait: with the pp - r microbatches between its forward and its backward it then holds as much
-    as the first rank of 1F1B, and what waits fills the gaps of the last backwards.
+    Rank r lets r weight gradients wait. With the pp - r microbatches between its forward and its backward it then holds
+    as
+    much as the first rank of 1F1B. The weight gradients that wait fill the gaps of the last backwards.
     """
     return tuple(_weights_apart(order, rank) for rank, order in enumerate(_1f1b(pp, num_microbatches, 1)))
 
@@ -161,7 +172,7 @@ def _interleaved_objection(pp: int, num_microbatches: int, num_virtual_stages: i
 
 
 def _interleaved_warm_up(rank: int, pp: int, num_microbatches: int, num_virtual_stages: int) -> int:
-    """pp microbatches through all chunks but the last, and two for each rank behind.
+    """The forwards of pp microbatches through all chunks but the last, two for each rank behind, and one.
 
     With pp microbatches in all NxD runs all forwards, then all backwards; so does this.
     """
@@ -211,16 +222,16 @@ SCHEDULES: dict[str, Schedule] = {
     ),
 }
 NXD_SCHEDULES = tuple(name for name, schedule in SCHEDULES.items() if schedule.nxd)
-"""Those that NxD has as well."""
+"""Names of the schedules that NxD has as well."""
 
 
 def usual_schedule(num_virtual_stages: int) -> str:
-    """The schedule that is taken where none is named. A pipeline of one rank has no other."""
+    """The name of the schedule to take if the user names none."""
     return "1f1b" if num_virtual_stages == 1 else "interleaved"
 
 
 def check_schedule(schedule: str, pp: int, num_microbatches: int, num_virtual_stages: int) -> None:
-    """Errors: an unknown schedule, a size below 1, or sizes that the schedule cannot be used with."""
+    """Raise AutoshardError for an unknown schedule, a size below 1, or sizes that the schedule cannot be used with."""
     if schedule not in SCHEDULES:
         raise AutoshardError(f"schedule={schedule!r} is not known; known: {', '.join(SCHEDULES)}")
     for name, value in (("pp", pp), ("num_microbatches", num_microbatches), ("vpp", num_virtual_stages)):
@@ -232,12 +243,15 @@ def check_schedule(schedule: str, pp: int, num_microbatches: int, num_virtual_st
 
 
 def actions(schedule: str, pp: int, num_microbatches: int, num_virtual_stages: int = 1) -> tuple[Order, ...]:
-    """What each pipeline rank does, in order: one tuple of Actions a rank. Errors: as `check_schedule`."""
+    """The orders of a schedule: for each pipeline rank a tuple of its Actions, in order.
+
+    Raises AutoshardError as `check_schedule`.
+    """
     check_schedule(schedule, pp, num_microbatches, num_virtual_stages)
     return orders_of(SCHEDULES[schedule], pp, num_microbatches, num_virtual_stages)
 
 
 @lru_cache(maxsize=16)
 def orders_of(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_stages: int) -> tuple[Order, ...]:
-    """`actions` of legal sizes, made once."""
+    """The orders of a schedule, as `actions` gives them, made once. Sizes must be legal."""
     return schedule.orders(pp, num_microbatches, num_virtual_stages)

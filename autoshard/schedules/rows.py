@@ -16,7 +16,7 @@ FEW = 12
 
 
 def is_rows(a: Number) -> bool:
-    """Whether it is an array."""
+    """Whether a number is an array with an entry a row."""
     return type(a).__name__ == "ndarray"  # its class is not known before numpy is imported
 
 
@@ -41,7 +41,9 @@ def smallest(a: Number, b: Number) -> Number:
 
 
 def largest_of(like: Number) -> Callable[[Any, Any], Any]:
-    """`largest` of numbers such as this one, looked up once for many calls."""
+    """The function that takes the larger of two numbers such as this one; looked up once, it saves time in
+    many calls.
+    """
     if not is_rows(like):
         return max
     import numpy as np
@@ -50,7 +52,9 @@ def largest_of(like: Number) -> Callable[[Any, Any], Any]:
 
 
 def smallest_of(like: Number) -> Callable[[Any, Any], Any]:
-    """`smallest` of numbers such as this one, looked up once for many calls."""
+    """The function that takes the smaller of two numbers such as this one; looked up once, it saves time in
+    many calls.
+    """
     if not is_rows(like):
         return min
     import numpy as np
@@ -59,7 +63,7 @@ def smallest_of(like: Number) -> Callable[[Any, Any], Any]:
 
 
 def where(chosen: Any, a: Number, b: Number) -> Number:
-    """a where chosen, else b. Both are computed."""
+    """`a` in the rows that are chosen, `b` in the others. Both are computed for all rows."""
     if not is_rows(chosen):
         return a if chosen else b
     import numpy as np
@@ -68,7 +72,7 @@ def where(chosen: Any, a: Number, b: Number) -> Number:
 
 
 def either(chosen: Any, ahead: Callable[[], Number], other: Callable[[], Number]) -> Number:
-    """`where` that computes only what some row needs."""
+    """`ahead()` in the rows that are chosen, `other()` in the others. A function that no row needs is not called."""
     if not is_rows(chosen):
         return ahead() if chosen else other()
     if chosen.all():
@@ -77,12 +81,12 @@ def either(chosen: Any, ahead: Callable[[], Number], other: Callable[[], Number]
 
 
 def anywhere(a: Number) -> bool:
-    """Whether it is not zero in some row."""
+    """Whether a number is not zero in some row."""
     return bool(a.any()) if is_rows(a) else bool(a)
 
 
 def floor(a: Number) -> Number:
-    """Rounded down, row by row."""
+    """The number rounded down, row by row."""
     if not is_rows(a):
         return math.floor(a)
     import numpy as np
@@ -91,12 +95,12 @@ def floor(a: Number) -> Number:
 
 
 def total(seconds: Any) -> Number:
-    """The sum over stages. seconds: by stage along the first axis."""
+    """The sum of seconds over stages, row by row. seconds: by stage along the first axis."""
     return seconds.sum(0) if is_rows(seconds) else sum(seconds)
 
 
 def weighted(weights: Sequence[Number], seconds: Any) -> Number:
-    """The sum over stages of weights times seconds."""
+    """The sum over stages of weights times seconds, row by row. weights, seconds: by stage along the first axis."""
     if is_rows(seconds) and not any(map(is_rows, weights)):
         import numpy as np
 
@@ -105,7 +109,7 @@ def weighted(weights: Sequence[Number], seconds: Any) -> Number:
 
 
 def by_count(function: Callable[[int], Sequence[int]], counts: Number) -> Sequence[Number]:
-    """The whole numbers that follow from a count, each of one row or of rows with few different counts.
+    """The whole numbers that `function` computes from a count, each for one row or for rows with few different counts.
 
     function: is given plain counts, so a schedule's rule may use min, divmod and if. A number that all rows agree on
     comes back plain.
@@ -127,9 +131,9 @@ def by_count(function: Callable[[int], Sequence[int]], counts: Number) -> Sequen
 
 
 def by_rows(function: Callable[..., Number], counts: Number, *numbers: Any) -> Number:
-    """function(count, *numbers) of the rows with each count, in the order of the rows.
+    """The value of `function(count, *numbers)` in each row; `function` is called once for all rows with the same count.
 
-    numbers: by row along the last axis, or one for all.
+    numbers: by row along the last axis, or one for all rows.
     """
     if not is_rows(counts):
         return function(counts, *numbers)

@@ -1,4 +1,4 @@
-"""Run action lists on a clock."""
+"""Run the action lists of all pipeline ranks on a clock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autoshard.schedules.rows import Number, largest_of
 
 @dataclass(frozen=True)
 class Timeline:
-    """What a simulation saw.
+    """The times at which actions ran in a simulated step.
 
     total_s: until the last rank is done. busy_s: by rank, time spent in actions.
     spans: by rank, (start_s, end_s) of each action, in the rank's order.
@@ -26,7 +26,7 @@ class Timeline:
 
     @property
     def bubble_fraction(self) -> float:
-        """Share of all ranks' time that is not spent in actions."""
+        """Fraction of all ranks' time that is not spent in actions."""
         return 1 - sum(self.busy_s) / (self.total_s * len(self.busy_s)) if self.total_s else 0.0
 
 
@@ -37,14 +37,14 @@ def simulate(
     p2p_s: float = 0.0,
     weight_s: Sequence[float] | None = None,
 ) -> Timeline:
-    """Every rank does its actions in order, each as soon as its input has come.
+    """The timeline of a step in which every rank runs its actions in order, each as soon as its input has come.
 
     orders: one list of actions a pipeline rank; chunk c of rank r is virtual stage c * pp + r.
     forward_s, backward_s: seconds of one microbatch, by virtual stage.
-    weight_s: the part of backward_s that `W` takes; `I` takes the rest. Without it half.
+    weight_s: the part of backward_s that `W` takes; `I` takes the rest. None is half.
     p2p_s: from the end of an action until its output has come to the next rank; with pp = 1 there is nothing to send.
-    Leaves out contention: a transfer delays who waits for it and nobody else.
-    Errors: lists that deadlock.
+    Leaves out contention: a transfer delays the rank that waits for it and no other.
+    Raises AutoshardError for lists that deadlock.
     """
     ordered = in_dependency_order(orders, len(forward_s))
     seconds = durations(forward_s, backward_s, weight_s)
@@ -63,8 +63,11 @@ that goes to another rank)."""
 
 
 class InOrder(NamedTuple):
-    """All ranks' actions, each behind those that it waits for. places: of each rank's actions in `steps`, in its own
-    order. num_values: that steps wait for and make; value 0 is there at the start."""
+    """All ranks' actions in one list, each behind those that it waits for.
+
+    steps: the actions. places: for each rank the indices of its actions in `steps`, in its order.
+    num_values: how many values steps wait for or make; value 0 is there at the start.
+    """
 
     steps: tuple[Step, ...]
     places: tuple[tuple[int, ...], ...]
@@ -72,7 +75,11 @@ class InOrder(NamedTuple):
 
 
 def in_dependency_order(orders: Sequence[Order], num_stages: int) -> InOrder:
-    """Once for whatever durations. Errors: lists that deadlock."""
+    """All ranks' actions in an order in which they can run. It serves any durations, so it is found once.
+
+    orders: one list of actions a pipeline rank. num_stages: virtual stages.
+    Raises AutoshardError for lists that deadlock.
+    """
     pp = len(orders)
     assert pp >= 1, "a rank at least"
     assert num_stages % pp == 0, "as many chunks on each rank"
@@ -122,7 +129,10 @@ def in_dependency_order(orders: Sequence[Order], num_stages: int) -> InOrder:
 def durations(
     forward_s: Sequence[Number], backward_s: Sequence[Number], weight_s: Sequence[Number] | None
 ) -> list[Number]:
-    """Seconds of one microbatch, by kind (F, B, I, W) and virtual stage."""
+    """Seconds of one microbatch by kind (F, B, I, W), and within a kind by virtual stage.
+
+    weight_s: the part of backward_s that `W` takes; None is half.
+    """
     assert len(forward_s) == len(backward_s), "one duration for each virtual stage"
     weight_s = [time_s / 2 for time_s in backward_s] if weight_s is None else weight_s
     input_s = [whole - part for whole, part in zip(backward_s, weight_s, strict=True)]
@@ -130,8 +140,12 @@ def durations(
 
 
 def run(ordered: InOrder, seconds: Sequence[Number], transfer_s: Number) -> tuple[Number, list[Number]]:
-    """(seconds until the last rank is done, the start of each step). Over rows: what comes in which order is the same
-    in all of them."""
+    """(seconds until the last rank is done, start of each step in seconds).
+
+    ordered: the steps. seconds: as `durations` gives them. transfer_s: between ranks. Numbers may be arrays of layouts:
+    the
+    order of actions is the same in all rows.
+    """
     latest: Callable[[Any, Any], Any] = largest_of(seconds[0])
     there_s: list[Number] = [0.0] * ordered.num_values
     clock: list[Number] = [0.0] * len(ordered.places)

@@ -1,4 +1,4 @@
-"""The step time of a schedule: a lower bound from its closed form, and the exact one on the clock."""
+"""The step time of a schedule: a lower bound by its closed form, and the exact time on the clock."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def step_time_s(
     p2p_s: Number = 0.0,
     weight_s: Sequence[Number] | None = None,
 ) -> Number:
-    """Seconds from the first forward to the last backward: `simulate(...).total_s`, of one layout or of rows.
+    """Seconds from the first forward to the last backward, as `simulate(...).total_s`; for one layout or for rows.
 
     forward_s, backward_s: of one microbatch, by virtual stage (stage = chunk * pp + rank). p2p_s: between ranks.
-    weight_s: the part of backward_s that a schedule with weights apart may put off; the others do not care.
-    Sizes are taken to be legal (`check_schedule`).
+    weight_s: the part of backward_s that a schedule with weights apart may put off; other schedules ignore it.
+    Sizes must be legal (`check_schedule`).
     """
     known = SCHEDULES[schedule]
     if known.exact_without_transfers and known.closed_form is not None and (pp == 1 or not anywhere(p2p_s)):
@@ -46,7 +46,7 @@ def step_time_s(
 
 
 def at_least_s(schedule: str, work: Work) -> Number:
-    """The closed form: what `step_time_s` is never less than. Where a schedule has none, that itself."""
+    """Seconds that a step takes at least, by the schedule's closed form; the step time itself if it has none."""
     known = SCHEDULES[schedule]
     if known.closed_form is None:
         pp, m, vpp, *numbers = work
@@ -55,7 +55,10 @@ def at_least_s(schedule: str, work: Work) -> Number:
 
 
 def _simulated_s(schedule: Schedule, work: Work) -> Number:
-    """The step time on the clock. Few microbatches of `alternate` are simulated first: mostly they tell."""
+    """The step time on the clock.
+
+    A few microbatches of `alternate` are simulated first: mostly they tell the time of all.
+    """
     m = work.num_microbatches
     for count in _few(schedule, work.pp, m, work.num_virtual_stages):
         found = _from_few_s(schedule, work, count)
@@ -76,8 +79,10 @@ def _ordered(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_sta
 
 @lru_cache(maxsize=256)
 def _few(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_stages: int) -> tuple[int, ...]:
-    """Rising numbers of microbatches, fewer than all, that may tell what all take; none where orders are another
-    list's."""
+    """Rising numbers of microbatches, fewer than all, whose simulation may tell the time of all.
+
+    It is empty if the orders are not those of `alternate`, or have `I` and `W`.
+    """
     if schedule.warm_up is None or schedule.weights_apart:
         return ()
     vpp, size = num_virtual_stages, pp if num_virtual_stages > 1 else 1
@@ -92,12 +97,13 @@ def _few(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_stages:
 
 
 def _from_few_s(schedule: Schedule, work: Work, count: int) -> Number | None:
-    """The step time of all microbatches from a simulation of `count` of them; None where that does not tell.
+    """The step time of all microbatches from a simulation of `count` of them; None if that does not tell it.
 
     Behind its warm-up and in front of its last backwards each rank runs a backward and a forward in turn, in rounds.
     Start times in one round follow from those in the round before, by additions and maxima alone. So if no action
-    starts more than D later than its like in the round before, none ever does, and n more rounds take n D at most.
-    Where all start as much later, they take just that; so they do where the closed form says that it is no less.
+    starts more than D later than the same action in the round before, none ever does, and n more rounds take n D at
+    most.
+    If all start exactly D later, they take exactly n D. They also do if the closed form says that it is no less.
     """
     m, pp, vpp = work.num_microbatches, work.pp, work.num_virtual_stages
     ordered, *numbers = _on_clock(schedule, work, count)
@@ -124,13 +130,17 @@ def _from_few_s(schedule: Schedule, work: Work, count: int) -> Number | None:
 
 
 def _reach(warms: Sequence[int], vpp: int) -> int:
-    """How far in front of an action, in its rank's order, one that it waits for comes at most in its own."""
+    """The most by which an action's index in its rank's order exceeds the index, in its own order, of one that it waits
+    for.
+
+    warms: warm-up forwards of each rank.
+    """
     pp = len(warms)
     around = [2 * pp - warms[0] + warms[-1]] if vpp > 1 else []
     return max(1, *(before - after for before, after in pairwise(warms)), *around)
 
 
 def _reaches(at_least_s: Number, at_most_s: Number) -> bool:
-    """Whether two bounds meet in all rows, but for rounding."""
+    """Whether a lower and an upper bound meet in all rows, but for rounding."""
     meets = at_most_s <= at_least_s * (1 + SAME)
     return bool(meets.all()) if is_rows(meets) else bool(meets)

@@ -1,1 +1,3 @@
-"""A user's own torch module -> ModelSpec with its graph as data. The only part of the planner that imports torch."""
+"""Trace a user's own torch module to a ModelSpec with its graph as data. Only this part of the planner imports
+torch.
+"""

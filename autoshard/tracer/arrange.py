@@ -1,4 +1,4 @@
-"""Operators in the order in which the families of models/ have them, and where blocks begin."""
+"""Order the operators as the families of models/ have them, and find where blocks begin."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ Signature = tuple[object, ...]
 
 @dataclass(frozen=True)
 class Blocks:
-    """Operators [start, start + length) are the first of `count` blocks that follow one another."""
+    """The repeated blocks: operators [start, start + length) are the first of `count` blocks that follow one
+    another.
+    """
 
     start: int
     length: int
@@ -26,9 +28,9 @@ class Blocks:
 
 
 def in_order(logits: Operation) -> list[Operation]:
-    """What the logits depend on, inputs first, in the order in which readers name them.
+    """The operators that the logits depend on, inputs first, in the order in which readers name them.
 
-    Sums of sums are one operator; projections of one tensor follow one another: they share one gathered input.
+    Sums of sums become one operator. Projections of one tensor follow one another: they share one gathered input.
     """
     operations = _depth_first(logits)
     _merge_sums(operations)
@@ -64,7 +66,7 @@ def _depth_first(logits: Operation) -> list[Operation]:
 
 
 def _merge_sums(operations: list[Operation]) -> None:
-    """x + (y + z), where nobody else reads the inner sum."""
+    """Turn x + (y + z) into one sum, if nothing else reads the inner sum."""
     readers = Counter(one for op in operations for one in op.inputs)
     for op in operations:
         if not _is_sum(op):
@@ -76,7 +78,7 @@ def _merge_sums(operations: list[Operation]) -> None:
 
 
 def _is_sum(op: Tensor) -> bool:
-    """Of activations of the same dims."""
+    """Whether a tensor is a sum of activations that all have its dims."""
     return (
         isinstance(op, Operation)
         and op.attributes.get("function") == "add"
@@ -85,7 +87,8 @@ def _is_sum(op: Tensor) -> bool:
 
 
 def find_blocks(operations: list[Operation]) -> Blocks:
-    """The stretch that repeats itself and covers most of the model, each part handing one tensor on to the next.
+    """The blocks of a model: the stretch that repeats and covers most operators, each part handing one tensor on to the
+    next.
 
     Raises AutoshardError where nothing repeats.
     """
@@ -109,7 +112,9 @@ def find_blocks(operations: list[Operation]) -> Blocks:
 
 
 def _signatures(operations: list[Operation]) -> list[int]:
-    """Equal numbers for operators that are alike and read alike ones at the same distance."""
+    """A number for each operator; two are equal if the operators are, and read equal operators at the same
+    distances.
+    """
     place = {op: index for index, op in enumerate(operations)}
     known: dict[Signature, int] = {}
     found = []
@@ -128,7 +133,7 @@ def _signatures(operations: list[Operation]) -> list[int]:
 
 
 def _runs(signatures: list[int], length: int) -> list[tuple[int, int]]:
-    """Longest stretches [start, stop) in which every signature comes again `length` later."""
+    """The longest stretches [start, stop) in which every signature comes again `length` later."""
     found, start = [], None
     for index in range(len(signatures) - length + 1):
         same = index + length < len(signatures) and signatures[index] == signatures[index + length]
@@ -142,7 +147,7 @@ def _runs(signatures: list[int], length: int) -> list[tuple[int, int]]:
 
 
 def _hands_one_tensor_on(operations: list[Operation], blocks: Blocks) -> bool:
-    """Whether at each boundary only the operator before it is read by any behind it."""
+    """Whether, at each boundary between blocks, operators behind it read only the operator right before it."""
     place = {op: index for index, op in enumerate(operations)}
     last_read = list(range(len(operations)))
     for index, op in enumerate(operations):
@@ -158,7 +163,7 @@ def _hands_one_tensor_on(operations: list[Operation], blocks: Blocks) -> bool:
 
 
 def make_alike(operations: list[Operation], blocks: Blocks) -> None:
-    """Dims of later blocks are those of the first. Raises AutoshardError for a parameter that blocks share."""
+    """Give later blocks the dims of the first. Raises AutoshardError for a parameter that blocks share."""
     readers: dict[str, set[int]] = {}
     for number in range(blocks.count):
         for offset in range(blocks.length):

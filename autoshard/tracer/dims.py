@@ -1,4 +1,4 @@
-"""Dims without names: found equal, or found to be several flattened into one, as operators come by."""
+"""Dims without names: while operators are read, dims are found equal, or found to be several flattened into one."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from math import prod
 
 
 class Mismatch(Exception):
-    """Two sizes that an operator wants equal are not, or do not divide."""
+    """Two sizes that must be equal for an operator are not, or do not divide."""
 
 
 class Dim:
-    """One dim; after `unify` it may stand for another, or for several whose sizes multiply to its own.
+    """One dim; after `unify` it may stand for another, or for several whose sizes multiply to its size.
 
-    size 0: not known from the trace, where a torch axis counts something else (slots of experts).
+    size 0: not known from the trace, because a torch axis counts something else (slots of experts).
     """
 
     def __init__(self, size: int, name: str = ""):
@@ -23,7 +23,7 @@ class Dim:
         self._stands_for: tuple[Dim, ...] | None = None
 
     def resolved(self) -> tuple[Dim, ...]:
-        """The atomic dims that it is made of, outermost first."""
+        """The atomic dims that this dim is made of, outermost first."""
         if self._stands_for is None:
             return (self,)
         found = tuple(one for part in self._stands_for for one in part.resolved())
@@ -56,7 +56,7 @@ def size_of(dims: Sequence[Dim]) -> int:
 
 
 def unify(left: Sequence[Dim], right: Sequence[Dim]) -> None:
-    """The two lists are one axis: from the left, equal sizes become one dim, a larger one is taken apart.
+    """Make two lists of dims one axis: from the left, equal sizes become one dim, a larger one is split.
 
     Raises Mismatch where they do not fit.
     """
@@ -83,16 +83,16 @@ def unify(left: Sequence[Dim], right: Sequence[Dim]) -> None:
 
 
 def split(dim: Dim, outer: int) -> None:
-    """Take an atomic dim apart into (outer, the rest)."""
+    """Split an atomic dim into (a dim of size `outer`, the rest)."""
     if outer < 1 or dim.size % outer:
         raise Mismatch(f"{dim} does not divide into {outer}")
     dim.becomes((Dim(outer), Dim(dim.size // outer)))
 
 
 def reshape(axes: Sequence[Sequence[Dim]], shape: Sequence[int]) -> tuple[Dims, ...]:
-    """The same elements in the same order, other axes. Dims of size 1 stay with the axis that they were in.
+    """The dims of each axis after a reshape: the same elements in the same order. shape: size of each new axis.
 
-    Raises Mismatch where a dim would have to be cut across.
+    Dims of size 1 stay with the axis that they were in. Raises Mismatch where a dim would have to be cut across.
     """
     left = [(dim, i) for i, axis in enumerate(axes) for dim in resolve(axis)]
     found = [_take(left, size) for size in shape]
@@ -104,7 +104,7 @@ def reshape(axes: Sequence[Sequence[Dim]], shape: Sequence[int]) -> tuple[Dims, 
 
 
 def _take(left: list[tuple[Dim, int]], size: int) -> Dims:
-    """Takes off the outermost dims whose sizes multiply to size; one is taken apart where it must."""
+    """Take the outermost dims whose sizes multiply to `size` off the list, and return them; one is split if need be."""
     found: list[Dim] = []
     done = 1
     origin: int | None = None

@@ -1,4 +1,4 @@
-"""The user's class -> an exported graph. Parameters are never filled, so that a model of any size can be traced."""
+"""Turn the user's class into an exported graph. Parameters have no numbers, so a model of any size can be traced."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ CONTRACT = "forward takes token ids [batch, seq] and gives logits [batch, seq, v
 
 @dataclass(frozen=True)
 class Exported:
-    """parameters: placeholder -> the user's name, one for tied ones; constants: placeholder -> its numbers."""
+    """The graph of one forward, as torch.export gives it.
+
+    parameters: placeholder -> the user's name, one for tied ones. constants: placeholder -> its numbers.
+    """
 
     program: ExportedProgram
     parameters: dict[str, str]
@@ -37,9 +40,9 @@ class Exported:
 
 
 def load_module(model: str) -> nn.Module:
-    """'my_file.py:MyModel' -> what MyModel() gives, its parameters without numbers.
+    """The module that MyModel() of 'my_file.py:MyModel' gives; its parameters have no numbers.
 
-    Runs the user's file. Raises AutoshardError where there is no such thing or it fails.
+    Runs the user's file. Raises AutoshardError where there is no such class or it fails.
     """
     file, _, name = model.rpartition(":")
     path = Path(file)
@@ -78,7 +81,9 @@ def _imported(path: Path) -> Any:
 
 @contextlib.contextmanager
 def _without_numbers() -> Iterator[None]:
-    """Parameters go to torch's meta device as they are registered; buffers, whose numbers matter, stay."""
+    """Register parameters on torch's meta device inside the context; buffers, whose numbers matter, stay where they
+    are.
+    """
     register = nn.Module.register_parameter
 
     def on_meta(self: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
@@ -94,7 +99,7 @@ def _without_numbers() -> Iterator[None]:
 
 
 class _Logits(nn.Module):
-    """The user's module, with its logits alone as the result."""
+    """The user's module with its logits alone as the result."""
 
     def __init__(self, module: nn.Module):
         super().__init__()
@@ -112,7 +117,9 @@ class _Logits(nn.Module):
 
 
 def export_module(module: nn.Module, seq: int) -> Exported:
-    """The graph of one forward over BATCH sequences of seq tokens. Changes the module's parameters to stand-ins."""
+    """The graph of one forward over BATCH sequences of seq tokens. The module's parameters are replaced by
+    stand-ins.
+    """
     config = getattr(module, "config", None)
     if config is not None and hasattr(config, "use_cache"):
         config.use_cache = False
@@ -142,8 +149,11 @@ def export_module(module: nn.Module, seq: int) -> Exported:
 
 @contextlib.contextmanager
 def _torch_says_nothing() -> Iterator[None]:
-    """Where an export fails, torch prints the graph up to there: the error says what is wrong. What the module itself
-    writes while it is traced comes afterwards."""
+    """Silence torch inside the context: where an export fails, it prints the graph so far; the error says what is
+    wrong.
+
+    What the module itself writes to stderr while it is traced is written afterwards.
+    """
     before, written = logging.root.manager.disable, io.StringIO()
     logging.disable(logging.CRITICAL)
     try:
@@ -161,7 +171,7 @@ def _hint(config: Any) -> str:
 
 
 def _stand_ins(module: nn.Module, mode: FakeTensorMode) -> None:
-    """Parameters that have a shape and no numbers, on the CPU for torch; tied ones stay one."""
+    """Replace parameters by some that have a shape, no numbers, and the CPU as device for torch; tied ones stay one."""
     made: dict[int, nn.Parameter] = {}
     for part in module.modules():
         for name, parameter in part._parameters.items():
@@ -190,6 +200,6 @@ def _exported(program: ExportedProgram, wrapped: nn.Module) -> Exported:
 
 
 def _text(error: BaseException) -> str:
-    """Its first line."""
+    """The first line of an error's text."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0].strip()[:300]}" if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""Which part of a block an operator is: recompute sets and the planner's reports speak of these parts."""
+"""Tell which part of a block an operator belongs to: recompute sets and the planner's reports name these parts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from autoshard.tracer.values import Operation, Parameter
 
 
 def block_modules(block: Sequence[Operation]) -> dict[Operation, str]:
-    """attention: what its queries, keys and values come from, and what is made of its result up to the residual."""
+    """The part of the block of each of its operators: 'attention_norm', 'attention', 'core_attention', 'residual',
+    'mlp', ...
+
+    'attention' is what queries, keys and values come from, and what is made of attention's result up to the residual.
+    """
     inside = set(block)
     hidden = set(block[-1].dims)
     residuals = {

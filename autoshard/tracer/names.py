@@ -1,4 +1,4 @@
-"""Names for dims: from what they are to attention, to the embedding and to the blocks' boundary; the rest is inner."""
+"""Name dims by their use in attention, in the embedding and at the blocks' boundary; all others are inner dims."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ MANY_SLOTS = 2**20
 
 
 class Names:
-    """Of atomic dims; neighbours that never part have one name together.
+    """The names of atomic dims; neighbours that never part share one name. `sizes` has the size of each name.
 
-    operations: of embedding, one block and head. hidden: the dims of what blocks hand on.
+    operations: of embedding, one block and head. hidden: the dims of the tensor that blocks hand on.
+    vocab: of the logits' last axis. roles: (name, dims) that operators gave.
     """
 
     def __init__(self, operations: Sequence[Operation], hidden: Dims, vocab: Dims, roles: Iterable[tuple[str, Dims]]):
@@ -40,7 +41,7 @@ class Names:
                 self._check_once(self.of(tensor.dims), op)
 
     def of(self, dims: Sequence[Dim]) -> tuple[str, ...]:
-        """Each name once, where its first dim stands."""
+        """The names of the dims, each name once, where its first dim stands."""
         found = []
         for dim in resolve(dims):
             group = self._group.get(dim, (dim,))
@@ -77,7 +78,9 @@ class Names:
             )
 
     def _name_inner(self, operations: Sequence[Operation]) -> None:
-        """ffn, ffn2, ... by the work that they are part of; inner1, ... those that are too narrow to be split."""
+        """Name inner dims: ffn, ffn2, ... by the matrix products that they are part of; inner1, ... if too narrow to be
+        split.
+        """
         work: dict[Dim, float] = {}
         for op in operations:
             dims = resolve([dim for one in op.inputs for dim in one.dims])
@@ -97,7 +100,7 @@ class Names:
 
 
 def _sequences(operations: Sequence[Operation]) -> list[Dims]:
-    """Everything in which dims are neighbours."""
+    """Every list of dims in which dims are neighbours."""
     found: list[Dims] = []
     for op in operations:
         found.append(op.dims)
@@ -109,7 +112,7 @@ def _sequences(operations: Sequence[Operation]) -> list[Dims]:
 
 
 def _axes(parameter: Parameter) -> list[Dims]:
-    """Of the user's tensor, and of the part of it that is ours."""
+    """The dims of each axis of the user's tensor, and of the part of it that is our parameter."""
     if parameter.cut is None:
         return [resolve(axis) for axis in parameter.axes]
     (whole,) = parameter.cut.whole.resolved()
@@ -121,7 +124,9 @@ def _axes(parameter: Parameter) -> list[Dims]:
 
 
 def _groups(sequences: Sequence[Dims], roles: dict[Dim, str]) -> dict[Dim, Dims]:
-    """Dims that are neighbours, in one order, wherever one of them is; dims with a name of their own stay alone."""
+    """For each dim the dims that are its neighbours, in one order, wherever it is; dims with a name of their own stay
+    alone.
+    """
     follower: dict[Dim, set[Dim | None]] = {}
     leader: dict[Dim, set[Dim | None]] = {}
     for dims in filter(None, sequences):

@@ -1,4 +1,4 @@
-"""Where in the user's code a node of the exported graph comes from."""
+"""Find the line of the user's code that a node of the exported graph comes from."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ _NOT_THEIRS = (_TORCH, str(Path(__file__).parent), str(Path(os.__file__).parent)
 
 @dataclass(frozen=True)
 class Place:
-    """path: of the submodule, such as 'model.layers.0.mlp'. line: 'file.py:12'. code: what stands there."""
+    """A place in the user's code.
+
+    path: of the submodule, such as 'model.layers.0.mlp'. line: 'file.py:12'. code: the text of that line.
+    """
 
     path: str
     line: str
@@ -26,7 +29,7 @@ class Place:
 
 
 def place_of(node: fx.Node, outside: Place) -> Place:
-    """From what the export wrote down; what it did not is taken from outside."""
+    """The place of a node, by what the export wrote down; what it did not write is taken from `outside`."""
     stack = node.meta.get("nn_module_stack") or {}
     path = outside.path
     if stack:
@@ -39,8 +42,10 @@ def place_of(node: fx.Node, outside: Place) -> Place:
 
 
 def line_of(error: BaseException) -> str:
-    """' at file.py:12 (`what stands there`)', the innermost line that is neither torch's, Python's nor this package's;
-    '' where there is none."""
+    """The text ' at file.py:12 (`its code`)': the innermost line of an error that the user wrote; '' if there is none.
+
+    Lines of torch, of Python and of this package are not the user's.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(_NOT_THEIRS)]
     return f" at {Path(own[-1].filename).name}:{own[-1].lineno} (`{own[-1].line}`)" if own else ""

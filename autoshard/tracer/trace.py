@@ -1,4 +1,4 @@
-"""`my_file.py:MyModel` -> ModelSpec."""
+"""Turn `my_file.py:MyModel` into a ModelSpec."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ HOW_TO_ADD = (
 
 
 def trace_model(model: str, seq: int | None = None) -> ModelSpec:
-    """Runs the user's file to make the module, and traces one forward of min(seq, LONGEST_TRACE) tokens.
+    """The ModelSpec of the class or function `model` names: makes the module and traces one forward.
 
-    seq None: LONGEST_TRACE, or fewer where the module has a `config` with a smaller max_position_embeddings.
+    Runs the user's file. The forward has min(seq, LONGEST_TRACE) tokens; seq None: LONGEST_TRACE, or fewer where the
+    module
+    has a `config` with a smaller max_position_embeddings.
     Raises AutoshardError naming the operator, with its source line, that has no meaning in the graph.
     """
     module = load_module(model)
@@ -37,7 +39,7 @@ def trace_model(model: str, seq: int | None = None) -> ModelSpec:
 
 
 def trace_module(module: nn.Module, name: str, seq: int) -> ModelSpec:
-    """The same of a module, whose parameters lose their numbers."""
+    """The ModelSpec of a module, as `trace_model` makes it. The module's parameters lose their numbers."""
     _check_trained(module, name)
     exported = export_module(module, min(seq, LONGEST_TRACE))
     tracer = Tracer(exported.program, exported.parameters, exported.constants)
@@ -56,7 +58,7 @@ def trace_module(module: nn.Module, name: str, seq: int) -> ModelSpec:
 
 
 def _check_trained(module: nn.Module, name: str) -> None:
-    """A plan has a gradient and optimizer state for every parameter."""
+    """Raise AutoshardError for a frozen parameter: a plan has a gradient and optimizer state for every parameter."""
     parameters = dict(module.named_parameters())
     frozen = [parameter for parameter, value in parameters.items() if not value.requires_grad]
     if frozen:
@@ -80,7 +82,7 @@ def _arranged(tracer: Tracer, logits: View, module: nn.Module, name: str) -> Tra
 
 
 def _check_parameters(operations: list[Operation], module: nn.Module, name: str) -> None:
-    """Every number of the module is read, once or as a whole."""
+    """Raise AutoshardError unless every number of the module is read, once or as a whole."""
     parts: dict[str, set[tuple[int, int]]] = {}
     sizes: dict[str, int] = {}
     for op in operations:

@@ -1,4 +1,4 @@
-"""Reads an exported graph node by node and writes down the operators of ours that it is made of."""
+"""Read an exported graph node by node, and write down the operators of ours that it is made of."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ arguments; it raises Unsupported where it cannot tell."""
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Register a function for these ATen operators."""
+    """A decorator that registers a function as the rule for these ATen operators."""
 
     def register(function: Rule) -> Rule:
         for name in names:
@@ -56,7 +56,10 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 class Tracer:
-    """operations: in the order in which they were understood. seq: tokens of a traced sequence."""
+    """Reads one exported graph.
+
+    operations: in the order in which they were understood. seq: tokens of a traced sequence.
+    """
 
     def __init__(self, program: ExportedProgram, parameters: dict[str, str], constants: dict[str, torch.Tensor]):
         self._program = program
@@ -89,13 +92,13 @@ class Tracer:
         return self.view(logits)
 
     def emit(self, kind: str, inputs: Sequence[Tensor], dims: Sequence[Dim], **attributes: Any) -> Operation:
-        """Append an operator that ran where the tracer is."""
+        """Append an operator at the place in the user's code where the tracer is, and return it."""
         found = Operation(kind, list(inputs), resolve(dims), self.place.path, self.place.line, attributes)
         self.operations.append(found)
         return found
 
     def view(self, value: Value) -> View:
-        """The value as a tensor of our graph; patterns that are not complete are taken as they stand."""
+        """The value as a tensor of our graph; a pattern that is not complete becomes what it means by itself."""
         from autoshard.tracer.rules.finish import finish  # rules import the tracer
 
         if isinstance(value, View):
@@ -105,7 +108,7 @@ class Tracer:
         return finish(self, value)
 
     def number(self, value: Value) -> float | None:
-        """A number, or a constant tensor of equal numbers; None for anything else."""
+        """The number that a value is, or that all elements of a constant tensor are; None for any other value."""
         if isinstance(value, Constant):
             found = value.compute()
             if not isinstance(found, torch.Tensor):
@@ -123,9 +126,9 @@ class Tracer:
         return View(found, found.axes)
 
     def parameter_part(self, whole: Parameter, cut: Cut, chosen: Dims, fresh: Mapping[Dim, Dim]) -> Parameter:
-        """Of a parameter's dims `chosen`, which are neighbours, the places that the cut names.
+        """The parameter that is a part of another one: the places that `cut` names, of the neighbouring dims `chosen`.
 
-        fresh: dims of the part that stand for others of the whole.
+        fresh: dims of the whole -> dims that stand for them in the part.
         """
         if whole.cut is not None:
             raise Unsupported("it takes a part of a part of what a projection gives")
@@ -142,7 +145,7 @@ class Tracer:
         return Parameter(whole.tensor, tuple(axes), cut)
 
     def _given(self, node: fx.Node) -> Value:
-        """What a placeholder stands for."""
+        """The value that a placeholder stands for: a parameter, a constant or the token ids [batch, seq]."""
         if node.name in self._parameter_names:
             return self.parameter(self._parameter_names[node.name], tuple(node.meta["val"].shape))
         if node.name in self._constants:
@@ -153,7 +156,7 @@ class Tracer:
         return View(Input("input_ids", dims), tuple((dim,) for dim in dims))
 
     def _interpret(self, module: fx.GraphModule, given: Sequence[Value]) -> list[Value]:
-        """Values of the graph's outputs."""
+        """The values of the graph's outputs."""
         values: dict[fx.Node, Value] = {}
         arguments = iter(given)
         for node in module.graph.nodes:
@@ -209,7 +212,7 @@ class Tracer:
 
 
 def name_of(node: fx.Node) -> str:
-    """'linear' of aten.linear.default."""
+    """The short name of a node's operator: 'linear' for aten.linear.default."""
     target: Any = node.target
     if hasattr(target, "_overloadpacket"):
         return str(target._overloadpacket.__name__)
@@ -232,7 +235,7 @@ def _is_constant(value: Value) -> bool:
 
 
 def _constant(node: fx.Node, args: tuple[Value, ...], kwargs: dict[str, Value]) -> Value:
-    """Of one operator on constants; several where it gives several."""
+    """The value of an operator on constants, computed when needed; a list of values if the operator gives several."""
     target: Any = node.target
     computed: list[Any] = []
 

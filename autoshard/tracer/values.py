@@ -1,6 +1,6 @@
-"""What a node of the exported graph stands for while it is read.
+"""The values of an exported graph's nodes while it is read.
 
-A tensor of our graph in some view, a constant, or a part of a pattern that is not complete yet.
+A value is a tensor of our graph in some view, a constant, or a part of a pattern that is not complete yet.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from autoshard.tracer.source import Place
 
 
 class Unsupported(Exception):
-    """What was met has no meaning in our graph; the text says what it is and what would work."""
+    """The traced code has no meaning in our graph; the text says what was met and what would work."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A parameter that is a part of one of the user's: of its dim `whole`, places [start, stop), which are `dims`."""
+    """The places [start, stop) of a dim `whole` of the user's parameter, which are the dims `dims` of ours."""
 
     whole: Dim
     start: int
@@ -30,7 +30,10 @@ class Cut:
 
 @dataclass(eq=False)
 class Parameter:
-    """One of ours. tensor: the user's name. axes: dims of each dim of the user's tensor, with cut.whole among them."""
+    """A parameter of ours.
+
+    tensor: the user's name. axes: dims of each dim of the user's tensor, with cut.whole among them.
+    """
 
     tensor: str
     axes: tuple[Dims, ...]
@@ -46,7 +49,7 @@ class Parameter:
 
 @dataclass(eq=False)
 class Input:
-    """Token ids."""
+    """The token ids [batch, seq]."""
 
     name: str
     dims: Dims
@@ -54,7 +57,10 @@ class Input:
 
 @dataclass(eq=False)
 class Operation:
-    """An operator of our graph to be. path: of the user's submodule that it ran in. line: where, as 'file.py:12'."""
+    """An operator of our graph to be.
+
+    path: of the user's submodule that it ran in. line: of the user's code, as 'file.py:12'.
+    """
 
     kind: str
     inputs: list[Parameter | Input | Operation]
@@ -73,7 +79,9 @@ Tensor = Parameter | Input | Operation
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """A tensor as torch has it: for each axis the dims that it is made of. One that is not the tensor's repeats it."""
+    """A tensor as torch has it: for each axis the dims that it is made of. A dim that is not the tensor's
+    repeats it.
+    """
 
     tensor: Tensor
     axes: tuple[Dims, ...]
@@ -84,12 +92,12 @@ class View:
 
     @property
     def repeats(self) -> bool:
-        """Whether it has dims that the tensor has not."""
+        """Whether the view has dims that the tensor does not have."""
         own = set(self.tensor.dims)
         return any(dim not in own for axis in self.shape for dim in axis)
 
     def same(self, other: View) -> bool:
-        """Whether it is the same numbers in the same places."""
+        """Whether two views have the same numbers in the same places."""
         ones = [tuple(dim for dim in axis if dim.size != 1) for axis in self.shape]
         others = [tuple(dim for dim in axis if dim.size != 1) for axis in other.shape]
         return self.tensor is other.tensor and ones == others
@@ -97,14 +105,17 @@ class View:
 
 @dataclass(frozen=True, eq=False)
 class Constant:
-    """What depends on no parameter and no token id; computed when somebody needs it."""
+    """A value that depends on no parameter and no token id; it is computed when needed."""
 
     compute: Callable[[], Any]
 
 
 @dataclass(eq=False)
 class Pending:
-    """A pattern that is not complete. place: where it began. done: what it became where it was used as it stands."""
+    """A pattern that is not complete.
+
+    place: where it began. done: the tensor that it became when it was read incomplete.
+    """
 
     place: Place | None = field(default=None, init=False)
     done: View | None = field(default=None, init=False)
@@ -112,7 +123,7 @@ class Pending:
 
 @dataclass(eq=False)
 class Formula(Pending):
-    """A function of single numbers. leaves: by the name that the expression has for them. axes: of the result."""
+    """A function of single numbers. leaves: its inputs by their names in the expression. axes: of the result."""
 
     expression: Expression
     leaves: dict[str, View]
@@ -120,13 +131,13 @@ class Formula(Pending):
 
     @property
     def reads_activations(self) -> bool:
-        """Whether it is more than a function of parameters."""
+        """Whether the formula reads an activation, rather than parameters alone."""
         return any(not isinstance(view.tensor, Parameter) for view in self.leaves.values())
 
 
 @dataclass(eq=False)
 class Selection(Pending):
-    """Places [start, stop) of one axis of a view. drops: the axis is gone (one place was taken)."""
+    """Places [start, stop) of one axis of a view. drops: whether the axis is gone, because one place was taken."""
 
     view: View
     axis: int
@@ -149,9 +160,9 @@ class Turned(Pending):
 
 @dataclass(eq=False)
 class Squares(Pending):
-    """x^2 of a view, or of a view less its mean; averaged: over the last axis; plus: what was added then.
+    """The square of a view, or of a view less its mean, on the way to a norm.
 
-    root: '' | 'sqrt' | 'rsqrt' of it all.
+    averaged: whether over the last axis. plus: what was added then. root: '' | 'sqrt' | 'rsqrt' of it all.
     """
 
     view: View
@@ -163,7 +174,7 @@ class Squares(Pending):
 
 @dataclass(eq=False)
 class Mean(Pending):
-    """Over the last axis."""
+    """The mean of a view over its last axis."""
 
     view: View
 
@@ -177,7 +188,7 @@ class Centered(Pending):
 
 @dataclass(eq=False)
 class Normed(Pending):
-    """RMS or layer norm; weight and bias may come later."""
+    """The result of an RMS or layer norm; its weight and bias may come later."""
 
     view: View
     function: str
@@ -195,7 +206,7 @@ class PositionRows(Pending):
 
 @dataclass(eq=False)
 class Scores(Pending):
-    """q k^T times factor. masked: causally; window: keys that a query sees, None for all before it.
+    """Attention scores: q k^T times factor. masked: causally. window: keys that a query sees, None for all before it.
 
     softmaxed: whether they are probabilities already.
     """
@@ -210,10 +221,11 @@ class Scores(Pending):
 
 @dataclass(eq=False)
 class Gates(Pending):
-    """What a router makes of its logits.
+    """A value computed from a router's logits.
 
-    part: '' all of them, 'weights' and 'experts' of the top k, 'sum' of those weights, 'order' what is computed from
-    the numbers of the experts alone. shared: of all parts of one top k.
+    part: '' all of them, 'weights' and 'experts' of the top k, 'sum' of those weights, 'order' a value computed from
+    the
+    numbers of the experts alone. shared: by all parts of one top k.
     """
 
     logits: View
@@ -226,7 +238,7 @@ class Gates(Pending):
 
 @dataclass(eq=False)
 class Routed(Pending):
-    """Answers of experts for each token and choice, weighed or not yet."""
+    """The experts' answers for each token and choice, weighed or not yet."""
 
     view: View
     gates: Gates
@@ -235,7 +247,7 @@ class Routed(Pending):
 
 @dataclass(eq=False)
 class ExpertRows(Pending):
-    """A parameter's row of each expert that was chosen: parameter[experts]."""
+    """The rows of a parameter for the chosen experts: parameter[experts]."""
 
     parameter: View
     gates: Gates

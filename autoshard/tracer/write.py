@@ -1,4 +1,4 @@
-"""What was traced as a ModelSpec: names, sections, where parameters come from and how they start."""
+"""Write a traced model as a ModelSpec: names, sections, where parameters come from and how they start."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ _PART = "part"
 
 @dataclass(frozen=True)
 class Traced:
-    """All operators in order, where the blocks are, the dims of the logits' last axis, names that operators gave."""
+    """A traced model: all operators in order, its blocks, the dims of the logits' last axis, names that
+    operators gave.
+    """
 
     operations: list[Operation]
     blocks: Blocks
@@ -29,7 +31,10 @@ class Traced:
 
 
 def write_model(traced: Traced, name: str, positions: int) -> ModelSpec:
-    """positions: tokens that the model is known to take where it has no table of positions."""
+    """The ModelSpec of a traced model.
+
+    positions: tokens that the model is known to take, if it has no table of positions.
+    """
     operations, blocks = traced.operations, traced.blocks
     first = operations[blocks.start : blocks.start + blocks.length]
     sections = {
@@ -93,7 +98,7 @@ def _spec(
 
 @dataclass(frozen=True)
 class _Pattern:
-    """The user's name of a parameter with * for the number of the block: first + step * block."""
+    """The user's name of a parameter in all blocks, with * for the number: first + step * block."""
 
     text: str
     first: int = 0
@@ -101,7 +106,7 @@ class _Pattern:
 
 
 def _tensor_patterns(operations: Sequence[Operation], blocks: Blocks) -> dict[str, _Pattern]:
-    """By the name in the first block; names outside of blocks stand for themselves."""
+    """Name in the first block -> pattern of the names in all blocks; names outside of blocks stand for themselves."""
     found: dict[str, _Pattern] = {}
     for op in operations:
         for one in op.inputs:
@@ -116,7 +121,10 @@ def _tensor_patterns(operations: Sequence[Operation], blocks: Blocks) -> dict[st
 
 
 def _pattern(tensors: Sequence[str]) -> _Pattern:
-    """Of the names of one parameter in all blocks."""
+    """The pattern of the names that one parameter has in all blocks. tensors: these names, in the order of the blocks.
+
+    Raises AutoshardError where neighbouring names differ in more than one number.
+    """
     numbers = [list(re.finditer(r"\d+", tensor)) for tensor in tensors]
     for index in range(min(map(len, numbers))):
         values = [int(found[index][0]) for found in numbers]
@@ -197,7 +205,10 @@ class _Writer:
         return name
 
     def _matrix_dims(self, one: Parameter, op: Operation) -> tuple[str, ...]:
-        """What a projection contracts stands last, in the order of its input, however the user's matrix lies."""
+        """The dims of a parameter in our order: those that a projection contracts last, in the order of its input.
+
+        The user's matrix may have them in another order.
+        """
         dims = self._names.of(one.dims)
         if op.kind != "einsum":
             return dims
@@ -254,19 +265,19 @@ def _is_bias(op: Operation) -> bool:
 
 
 def _identifier(name: str) -> str:
-    """'mlp.0.weight' -> 'mlp._0.weight': a number alone stands for a block."""
+    """The name with _ before each number alone, which would stand for a block: 'mlp.0.weight' -> 'mlp._0.weight'."""
     parts = [re.sub(r"\W", "_", part) for part in name.split(".") if part]
     return ".".join(part if re.match(r"[A-Za-z_]", part) else f"_{part}" for part in parts)
 
 
 def _relative(path: str, prefix: str) -> str:
-    """Behind the block's number."""
+    """The part of a path behind the block's number."""
     found = re.match(re.escape(prefix) + r"\.?\d+\.?", path)
     return path[found.end() :] if found else path.split(".")[-1]
 
 
 def _initial(op: Operation, one: Parameter) -> str:
-    """As GPT-2 and Llama start: norms at 1, biases at 0."""
+    """How a parameter starts, as in GPT-2 and Llama: 'ones' for weights of norms, 'zeros' for biases, else 'normal'."""
     if op.kind == "norm":
         return "ones" if op.inputs[1] is one else "zeros"
     if op.kind == "elementwise":

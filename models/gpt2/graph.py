@@ -1,4 +1,4 @@
-"""GPT-2/3 as operators over named dims. The fused c_attn is written as its three projections."""
+"""The graph of GPT-2 and GPT-3 as operators over named dims. The fused c_attn is written as its three projections."""
 
 from __future__ import annotations
 
@@ -57,7 +57,10 @@ def _attention(b: GraphBuilder, model: ModelSpec, x: str, prefix: str, kernel: s
 
 
 def biased_heads(b: GraphBuilder, name: str, h: str) -> tuple[str, str, str]:
-    """Query, key and value; the products first: behind one another, they share one gathered input."""
+    """Append the projections to query, key and value with their biases, and return the names of the three outputs.
+
+    The products come first: behind one another, they share one gathered input.
+    """
     heads = {"q_proj": "kvhead group headdim", "k_proj": "kvhead headdim", "v_proj": "kvhead headdim"}
     products = {
         part: linear(b, f"{name}.{part}", h, f"{HIDDEN}, {dims} embed -> batch seq {dims}", True)
@@ -68,7 +71,7 @@ def biased_heads(b: GraphBuilder, name: str, h: str) -> tuple[str, str, str]:
 
 
 def plain_mlp(b: GraphBuilder, model: ModelSpec, h: str, name: str, up_name: str, down_name: str) -> str:
-    """down(gelu(up(h))), with biases."""
+    """Append down(gelu(up(h))), with biases, and return the name of its output. h: [batch, seq, embed]."""
     up = linear(b, f"{name}.{up_name}", h, f"{HIDDEN}, ffn embed -> batch seq ffn", True)
     function = "gelu_erf" if model.hidden_act == "gelu" else "gelu"
     act = b.elementwise(function, f"{name}.act", with_bias(b, f"{name}.{up_name}", up, "ffn", True))

@@ -1,7 +1,4 @@
-"""How Hugging Face checkpoints of GPT-2 hold our parameters.
-
-Its Conv1D stores matrices as [in, out], the transpose of ours; c_attn holds queries, keys and values in this order.
-"""
+"""The names and the form of our parameters in Hugging Face checkpoints of GPT-2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPT-NeoX as operators over named dims. The fused query_key_value is written as its three projections."""
+"""The graph of GPT-NeoX as operators over named dims. The fused query_key_value is written as its three projections."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ def embedding(b: GraphBuilder, model: ModelSpec) -> str:
 
 
 def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
-    """x + attention(norm(x)) + mlp(norm(x)); without the parallel residual the MLP reads the sum of the first two."""
+    """Append x + attention(norm(x)) + mlp(norm(x)), and return its output. x: [batch, seq, embed].
+
+    Without the parallel residual the MLP reads the sum of the first two.
+    """
     prefix = f"gpt_neox.layers.{layer}"
     attended = (_attention(b, model, x, prefix, kernel), f"{prefix}.post_attention_dropout")
     if not model.use_parallel_residual:

@@ -1,4 +1,7 @@
-"""How Hugging Face checkpoints of GPT-NeoX hold our parameters: query_key_value holds the three head by head."""
+"""The names and the form of our parameters in Hugging Face checkpoints of GPT-NeoX.
+
+query_key_value holds queries, keys and values head by head.
+"""
 
 from __future__ import annotations
 

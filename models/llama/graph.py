@@ -1,8 +1,4 @@
-"""The Llama family as operators over named dims. Knows nothing of parallelism.
-
-Legend: query heads are (kvhead, group): `group` query heads share one key-value head. Parameters carry Hugging Face's
-names; their dims unflatten its matrices (q_proj.weight [heads * headdim, embed] = kvhead group headdim embed).
-"""
+"""The graph of the Llama family as operators over named dims. It knows nothing of parallelism."""
 
 from __future__ import annotations
 
@@ -36,7 +32,10 @@ def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) ->
 
 
 def attention(b: GraphBuilder, model: ModelSpec, x: str, prefix: str, kernel: str) -> str:
-    """Norm, projections, rotary positions, attention, output projection and residual."""
+    """Append norm, projections, rotary positions, attention, output projection and residual; returns the sum's name.
+
+    x: [batch, seq, embed]. prefix: of the block's names. kernel: of attention, 'flash' or 'plain'.
+    """
     name = f"{prefix}.self_attn"
     b.module = "attention_norm"
     h = rms_norm(b, model, f"{prefix}.input_layernorm", x)
@@ -64,7 +63,9 @@ def attention(b: GraphBuilder, model: ModelSpec, x: str, prefix: str, kernel: st
 
 
 def gated_mlp(b: GraphBuilder, model: ModelSpec, h: str, name: str, ffn: str = "ffn") -> str:
-    """down(silu(gate(h)) * up(h)). ffn: the dim that gate and up project to."""
+    """Append down(silu(gate(h)) * up(h)), and return its output. h: [batch, seq, embed]. ffn: the dim of gate
+    and up.
+    """
     bias = model.mlp_bias
     products = {
         part: linear(b, f"{name}.{part}", h, f"{HIDDEN}, {ffn} embed -> batch seq {ffn}", bias)
@@ -77,18 +78,24 @@ def gated_mlp(b: GraphBuilder, model: ModelSpec, h: str, name: str, ffn: str = "
 
 
 def linear(b: GraphBuilder, name: str, x: str, expression: str, bias: bool) -> str:
-    """The matrix product of a linear layer with the parameter `<name>.weight`; `with_bias` adds the bias."""
+    """Append a linear layer's product of x with the parameter `<name>.weight`, and return its output.
+
+    expression: of the einsum. `with_bias` adds the bias.
+    """
     weight = b.parameter(f"{name}.weight", expression.split(",")[1].split("->")[0].strip())
     return b.einsum(f"{name}.matmul" if bias else name, expression, x, weight)
 
 
 def with_bias(b: GraphBuilder, name: str, product: str, dims: str, bias: bool) -> str:
-    """A product that a contracted split left partial is summed before the bias is added, once."""
+    """Append the addition of a linear layer's bias, and return its output.
+
+    A product that a contracted split left partial is summed before the bias is added, once.
+    """
     return b.elementwise("add", name, product, b.parameter(f"{name}.bias", dims)) if bias else product
 
 
 def head(b: GraphBuilder, model: ModelSpec, x: str) -> str:
-    """Final norm, vocabulary projection and mean cross-entropy."""
+    """Append final norm, vocabulary projection and mean cross-entropy; returns the loss. x: [batch, seq, embed]."""
     b.module = "head"
     h = rms_norm(b, model, "model.norm", x)
     table = "model.embed_tokens.weight" if model.tie_word_embeddings else "lm_head.weight"
@@ -104,7 +111,11 @@ def rms_norm(b: GraphBuilder, model: ModelSpec, name: str, x: str) -> str:
 
 
 def core_attention(b: GraphBuilder, model: ModelSpec, name: str, q: str, k: str, v: str, kernel: str) -> str:
-    """valid_group: query heads of each key-value head from there on are empty, and give nothing."""
+    """Append attention itself, and return its output [batch, seq, kvhead, group, headdim].
+
+    q: of this shape; k, v: [batch, seq, kvhead, headdim]. kernel: 'flash' or 'plain'.
+    The operator's attribute valid_group: query heads of each key-value head from there on are empty, and give nothing.
+    """
     padded = b.size("group") > model.num_query_groups
     empty: dict[str, Any] = {"valid_group": model.num_query_groups} if padded else {}
     rate = model.dropout.attention
@@ -123,7 +134,10 @@ def core_attention(b: GraphBuilder, model: ModelSpec, name: str, q: str, k: str,
 
 
 def cross_entropy(b: GraphBuilder, model: ModelSpec, logits: str) -> str:
-    """valid_vocab: columns from there on are padding and never counted."""
+    """Append the mean cross-entropy of the logits [batch, seq, vocab], and return the loss.
+
+    The operator's attribute valid_vocab: columns from there on are padding and never counted.
+    """
     labels = b.index_input("labels", "batch seq")
     return b.operator(
         "cross_entropy",
@@ -137,14 +151,17 @@ def cross_entropy(b: GraphBuilder, model: ModelSpec, logits: str) -> str:
 
 
 def _head_norm(b: GraphBuilder, model: ModelSpec, name: str, x: str) -> str:
-    """RMS norm of each head by itself, one weight for all."""
+    """Append an RMS norm of each head by itself, with one weight for all heads, and return its output."""
     dims = b.dims(x)
     weight = b.parameter(f"{name}.weight", "headdim")
     return b.operator("norm", name, (x, weight), dims, dims[:-1], function="rms", eps=model.norm_eps)
 
 
 def rope(b: GraphBuilder, model: ModelSpec, name: str, x: str) -> str:
-    """rotary_dim: numbers of each head that turn, from its start; the others pass."""
+    """Append rotary positions of queries or keys, and return the output.
+
+    The operator's attribute rotary_dim: how many numbers of each head turn, from its start; the others pass unchanged.
+    """
     dims = b.dims(x)
     loops = tuple(dim for dim in dims if dim != "headdim")
     return b.operator(

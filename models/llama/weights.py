@@ -1,4 +1,7 @@
-"""How Hugging Face checkpoints of the Llama form hold our parameters: same names, heads flattened into rows."""
+"""The names and the form of our parameters in Hugging Face checkpoints of the Llama form.
+
+The names are the same; heads are flattened into rows.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ def ends(model: ModelSpec) -> Iterator[Part]:
 
 
 def attention(model: ModelSpec, prefix: str) -> Iterator[Part]:
-    """With the two norms of the block."""
+    """The parts of the checkpoint for a block's attention and for both of its norms. prefix: of the block's names."""
     name = f"{prefix}.self_attn"
     for part, rows in PROJECTIONS.items():
         yield Part.same(f"{name}.{part}.weight", f"{rows} embed")

@@ -1,4 +1,7 @@
-"""Mixtral as operators over named dims: route, dispatch to slots, experts as batched matrix products, combine."""
+"""The graph of Mixtral as operators over named dims.
+
+Tokens are routed, dispatched to slots, go through experts as batched matrix products, and are combined.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ __all__ = ["block", "embedding", "head"]
 SLOTS = "expert batch capacity"
 """Experts outermost: their products are one batched product of matrices that lie as it wants them, without copies."""
 ROUTES = ("expert", "batch", "embed")
-"""What dispatch and combine can split: not the sequence, in whose order an expert's slots are given."""
+"""Dims that dispatch and combine can split: not the sequence, in whose order an expert's slots are given."""
 
 
 def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
@@ -34,9 +37,10 @@ def mixture(
     up: str = "w3",
     down: str = "w2",
 ) -> str:
-    """sum over the top k experts of weight * down(silu(gate(h)) * up(h)); slots per expert and sequence are `capacity`.
+    """Append the sum over the top k experts of weight * down(silu(gate(h)) * up(h)), and return its output.
 
-    gate, up, down: what the family calls an expert's matrices. The load-balancing loss is the mean of the layers'.
+    h: [batch, seq, embed]. Each expert has `capacity` slots for each sequence.
+    gate, up, down: the family's names of an expert's matrices. The load-balancing loss is the mean of the layers'.
     """
     logits = b.einsum(
         f"{name}.gate",

@@ -1,4 +1,4 @@
-"""How Hugging Face checkpoints of Mixtral hold our parameters: one tensor for each expert."""
+"""The names and the form of our parameters in Hugging Face checkpoints of Mixtral: one tensor for each expert."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ def block(model: ModelSpec, layer: int) -> Iterator[Part]:
 
 
 def mixture(model: ModelSpec, name: str, matrices: dict[str, str]) -> Iterator[Part]:
-    """matrices: name and layout of an expert's."""
+    """The parts of the checkpoint for a router and its experts. matrices: name and layout of each matrix of an
+    expert.
+    """
     yield Part.same(f"{name}.gate.weight", "expert embed")
     for matrix, layout in matrices.items():
         for expert in range(model.num_local_experts):

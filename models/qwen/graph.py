@@ -1,7 +1,4 @@
-"""The mixtures of Qwen 2 and 3 as operators over named dims; the dense ones are Llama's graph.
-
-Qwen 2's has a shared expert besides: every token goes to it, weighed by a gate of its own.
-"""
+"""The graph of the mixtures of Qwen 2 and 3 as operators over named dims; the dense models are Llama's graph."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) ->
 
 
 def _shared_expert(b: GraphBuilder, model: ModelSpec, h: str, name: str) -> str:
-    """sigmoid(h . gate) * mlp(h): one number for each token."""
+    """Append sigmoid(h . gate) * mlp(h), where the gate is one number for each token, and return its output."""
     out = gated_mlp(b, model, h, f"{name}.shared_expert", "shared_ffn")
     weight = b.parameter(f"{name}.shared_expert_gate.weight", "embed")
     gate = b.einsum(f"{name}.shared_expert_gate", f"{HIDDEN}, embed -> batch seq", h, weight)

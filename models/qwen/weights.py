@@ -1,4 +1,7 @@
-"""How Hugging Face checkpoints of Qwen's mixtures hold our parameters. The dense ones are of the Llama form."""
+"""The names and the form of our parameters in Hugging Face checkpoints of Qwen's mixtures.
+
+The dense models are of the Llama form.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A user's own torch module, as `autoshard.tracer` found it: its graph stands in the ModelSpec itself."""
+"""The family of traced models: a user's own torch module, whose graph stands in the ModelSpec itself."""

@@ -1,4 +1,4 @@
-"""A traced model as operators over named dims: what the ModelSpec's graph says, block after block."""
+"""The graph of a traced model as operators over named dims: what the ModelSpec's graph says, block after block."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def graph_of(model: ModelSpec) -> TracedGraph:
 
 
 def full_name(graph: TracedGraph, name: str, layer: int | None) -> str:
-    """'mlp.up' of block 3 -> 'model.layers.3.mlp.up'; names outside of blocks are whole."""
+    """The name in the whole model: 'mlp.up' of block 3 -> 'model.layers.3.mlp.up'; names outside of blocks are whole
+    already.
+    """
     return name if layer is None else f"{graph.prefix}.{layer}.{name}"
 
 
@@ -43,7 +45,9 @@ def _section(
     layer: int | None,
     kernel: str,
 ) -> str:
-    """Appends the operators and gives the name of the last one's output. values: what they read by name."""
+    """Append the operators of a section, and return the name of the last one's output. values: tensors read,
+    by name.
+    """
     graph, found = graph_of(model), dict(values)
     parameters = graph.by_name
     for op in operators:
@@ -80,7 +84,7 @@ def _append(
 
 
 def _loop_dims(b: GraphBuilder, op: TracedOperator, inputs: tuple[str, ...]) -> tuple[str, ...]:
-    """As the families that people wrote have them."""
+    """The loop dims of a traced operator, as the families that people wrote have them."""
     match op.kind:
         case "einsum":
             return tuple(dict.fromkeys(dim for name in inputs for dim in b.dims(name)))

@@ -1,4 +1,4 @@
-"""A traced model for a rehearsal: the same operators over narrower dims."""
+"""Shrink a traced model for a rehearsal: the same operators over narrower dims."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ LEAST_WIDTH = 32
 
 
 def shrunk(graph: TracedGraph, hidden_ratio: float, sliding_window: int | None, top_k: int) -> TracedGraph:
-    """hidden_ratio: new width of the residual stream over the old one. Inner dims keep their ratio to it.
+    """The graph with narrower dims. hidden_ratio: new width of the residual stream over the old one.
 
-    Heads keep their width, so that rotary positions stay as they are.
+    Inner dims keep their ratio to it. Heads keep their width, so that rotary positions stay the same.
     """
 
     def narrow(name: str, size: int) -> int:

@@ -1,4 +1,4 @@
-"""What ATen operators mean in our graph. Importing this registers all rules."""
+"""The rules for ATen operators: what each becomes in our graph. Importing this registers all of them."""
 
 from autoshard.tracer.rules import attention, experts, norms, numbers, positions, products, views
 

@@ -1,4 +1,4 @@
-"""Causal attention: torch's own operator, or products, mask and softmax written out; heads shared or not."""
+"""Rules for causal attention: torch's own operator, or products, mask and softmax written out; heads shared or not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from autoshard.tracer.tracer import Tracer, rule
 from autoshard.tracer.values import Constant, Gates, Scores, Unsupported, Value, View
 
 HIDDEN_SCORE = -1e4
-"""What is added to a score that is at most this hides it."""
+"""A number of at most this, added to a score, hides it."""
 
 
 @rule("scaled_dot_product_attention")
@@ -32,7 +32,7 @@ def scaled_dot_product_attention(
 
 
 def product_of_activations(t: Tracer, x: View | Scores, y: Value) -> Value:
-    """q k^T, or probabilities times v."""
+    """The value of a product of two activations: scores q k^T, or attention's result, probabilities times v."""
     if isinstance(x, Scores):
         if not x.softmaxed:
             raise Unsupported("attention scores are multiplied without a softmax before")
@@ -56,7 +56,7 @@ def add_to_scores(t: Tracer, x: Scores, mask: Constant) -> Scores:
 
 @rule("masked_fill", "where")
 def masked_fill(t: Tracer, *args: Value) -> Value:
-    """scores.masked_fill(hidden, -inf) and where(seen, scores, -inf)."""
+    """Scores with a causal mask, from scores.masked_fill(hidden, -inf) or where(seen, scores, -inf)."""
     scores, mask, filler = args if isinstance(args[0], Scores) else (args[1], args[0], args[2])
     number = t.number(filler)
     if not isinstance(scores, Scores) or not isinstance(mask, Constant) or number is None or number > HIDDEN_SCORE:
@@ -79,7 +79,10 @@ def softmax(t: Tracer, x: Value, axis: int, *args: Value, **kwargs: Value) -> Va
 
 
 def _window(t: Tracer, mask: Value, hides: bool = False) -> int | None:
-    """None for a causal mask, else the keys that a query sees, itself included. hides: whether True hides a key."""
+    """The number of keys that a query sees by a mask, itself included; None if the mask is causal alone.
+
+    hides: whether True in the mask hides a key. Raises Unsupported for any other mask.
+    """
     if not isinstance(mask, Constant):
         raise Unsupported("its mask depends on the tokens or on parameters")
     if (mask, hides) not in t.windows:
@@ -89,7 +92,7 @@ def _window(t: Tracer, mask: Value, hides: bool = False) -> int | None:
 
 
 def _seen(mask: torch.Tensor) -> torch.Tensor:
-    """Which keys each query sees, from a mask of either kind."""
+    """Which keys each query sees [query, key], from a mask of booleans or of numbers that are added."""
     if mask.dtype == torch.bool:
         return mask
     seen = mask > HIDDEN_SCORE
@@ -113,7 +116,10 @@ def _keys_seen(mask: torch.Tensor, length: int) -> int | None:
 
 
 def attend(t: Tracer, q: View, k: View, v: View, scale: float | None, window: int | None, shares_heads: bool) -> View:
-    """[batch, heads, tokens, head] each -> the same. Heads become (kvhead, group)."""
+    """The result of attention [batch, heads, tokens, head], from q, k and v of this shape.
+
+    Heads become (kvhead, group).
+    """
     for view in (q, k, v):
         if len(view.axes) != 4 or view.shape[2] != (t.seq,) or view.shape[0] != (t.batch,):
             raise Unsupported("attention has a rule for tensors [batch, heads, tokens, head]")
@@ -130,7 +136,10 @@ def attend(t: Tracer, q: View, k: View, v: View, scale: float | None, window: in
 
 
 def _share_heads(t: Tracer, q: View, k: View, v: View, shares_heads: bool) -> tuple[tuple[Dims, Dims], Dims, Dims]:
-    """((kvhead, group), head of queries and keys, head of values): which part of the query's heads the keys have."""
+    """((kvhead, group), head of queries and keys, head of values): the dims into which the query's heads split.
+
+    kvhead is the part that the keys have.
+    """
     key_heads, key_head = _own_heads(k)
     value_heads, value_head = _own_heads(v)
     unify(key_heads, value_heads)
@@ -150,7 +159,9 @@ def _share_heads(t: Tracer, q: View, k: View, v: View, shares_heads: bool) -> tu
 
 
 def _own_heads(view: View) -> tuple[Dims, Dims]:
-    """(its heads, its head): one head for all has an axis without a dim, and gets one of size 1."""
+    """(dims of its heads, dims of one head) of keys or values. If all queries share one head, it gets a dim of
+    size 1.
+    """
     held = set(view.tensor.dims)
     heads = tuple(dim for dim in resolve(view.axes[1]) if dim in held)
     head = resolve(view.axes[3])
@@ -162,7 +173,7 @@ def _own_heads(view: View) -> tuple[Dims, Dims]:
 
 
 def _give_heads(q: View, heads: Dims) -> Dims:
-    """Makes the query's heads these; its head comes back."""
+    """Make `heads` the dims of the query's heads, and return the dims of one head."""
     own, head = resolve(q.axes[1]), resolve(q.axes[3])
     if set(own) & set(heads):
         raise Unsupported("queries and keys are parts of one tensor whose heads cannot be told apart")

@@ -1,8 +1,4 @@
-"""Mixtures of experts: a router's softmax and top k, tokens that go to their experts, answers that come back.
-
-The token order in between (sorted by expert, or one row of matrices for each choice) is the module's own affair: here
-the tokens go to slots, `expert batch capacity`, and a projection by a parameter of experts works on those.
-"""
+"""Rules for mixtures of experts: a router's softmax and top k, tokens that go to experts, answers that come back."""
 
 from __future__ import annotations
 
@@ -40,7 +36,7 @@ def sum_(t: Tracer, x: Value, axes: Sequence[int] | None = None, keepdim: bool =
 
 
 def divide_gates(t: Tracer, x: Value, y: Value) -> Value | None:
-    """The weights of the top k, made to add up to 1."""
+    """The weights of the top k, made to add up to 1; None if this is no such division."""
     if isinstance(x, Gates) and isinstance(y, Gates):
         if x.part == "weights" and y.part == "sum" and x.shared is y.shared:
             return Gates(x.logits, True, "weights", x.top_k, True, x.shared)
@@ -63,7 +59,7 @@ def divide_gates(t: Tracer, x: Value, y: Value) -> Value | None:
     "le",
 )
 def order(t: Tracer, x: Value, *args: Value, **kwargs: Value) -> Value:
-    """Whatever is computed from the experts' numbers alone: where which token goes."""
+    """The value of whatever is computed from the experts' numbers alone: it tells where which token goes."""
     for one in (x, *_flat(args)):
         if isinstance(one, Gates) and one.part in ("experts", "order"):
             found = Gates(one.logits, one.softmaxed, "order", one.top_k, one.normalized, one.shared)
@@ -76,7 +72,9 @@ def _flat(values: Sequence[Value]) -> list[Value]:
 
 
 def chosen(t: Tracer, x: Value, places: Sequence[Value]) -> Value | None:
-    """x[places] where the places come from a router: tokens to experts, weights in their order, answers in theirs."""
+    """The value of x[places] if the places come from a router: tokens for experts, their weights, or answers; None if
+    not.
+    """
     gates = next((one for one in places if isinstance(one, Gates) and one.part in ("experts", "order")), None)
     if gates is None:
         return None
@@ -89,7 +87,7 @@ def chosen(t: Tracer, x: Value, places: Sequence[Value]) -> Value | None:
 
 
 def _dispatch(t: Tracer, x: View, gates: Gates) -> Value:
-    """Tokens to the slots of their experts, once for all who ask."""
+    """The tokens in the slots of their experts; one operator serves all readers."""
     if len(x.axes) != 2 or x.shape[0] != (t.batch, t.seq):
         raise Unsupported("it picks tokens by expert out of something else than all tokens of the batch")
     found = gates.shared.get(x.tensor)
@@ -105,7 +103,7 @@ def _dispatch(t: Tracer, x: View, gates: Gates) -> Value:
 
 
 def _gate_operator(t: Tracer, gates: Gates) -> View:
-    """The weights of every expert for every token, zero for those that were not chosen."""
+    """The weight of every expert for every token, zero for experts that were not chosen."""
     found = gates.shared.get("gates")
     if found is None:
         dims = resolve(gates.logits.axes[-1])
@@ -120,7 +118,7 @@ def _gate_operator(t: Tracer, gates: Gates) -> View:
 
 @rule("grouped_mm_fallback", "_grouped_mm")
 def grouped_product(t: Tracer, x: Value, weight: Value, offsets: Value = None, *args: Value, **kwargs: Value) -> Value:
-    """Of the tokens in the order of their experts, each with its expert's matrix: W [expert, in, out]."""
+    """The tokens, in the order of their experts, each multiplied by its expert's matrix of W [expert, in, out]."""
     tokens = _routed(t, x)
     if tokens is None or not isinstance(weight, View) or not isinstance(weight.tensor, Parameter):
         raise Unsupported("a grouped product has a rule for tokens of experts and a parameter of theirs")
@@ -128,7 +126,7 @@ def grouped_product(t: Tracer, x: Value, weight: Value, offsets: Value = None, *
 
 
 def _routed(t: Tracer, x: Value) -> Routed | None:
-    """Tokens of experts, also behind their activation."""
+    """The value as tokens of experts, also behind their activation; None if it is none."""
     if isinstance(x, Routed):
         return x
     view = t.view(x)
@@ -137,7 +135,7 @@ def _routed(t: Tracer, x: Value) -> Routed | None:
 
 
 def expert_product(t: Tracer, x: Value, y: Value) -> Value:
-    """Of each token with the matrix of its expert: parameter[experts] @ tokens, and the other way around."""
+    """Each token multiplied by the matrix of its expert: parameter[experts] @ tokens, or the other way around."""
     rows, others = (x, y) if isinstance(x, ExpertRows) else (y, x)
     tokens = None if isinstance(others, ExpertRows) else _routed(t, others)
     if tokens is None or not isinstance(rows, ExpertRows):
@@ -162,7 +160,7 @@ def _by_expert(t: Tracer, x: Routed, weight: View) -> Routed:
 
 
 def weigh(t: Tracer, x: Value, y: Value) -> Value | None:
-    """Answers of experts times their weights."""
+    """The experts' answers times their weights; None if this is no such product."""
     if isinstance(x, Routed) and isinstance(y, Gates):
         if y.part != "weights" or x.gates.shared is not y.shared or x.weighed:
             raise Unsupported("answers of experts are weighed by something else than their own weights")
@@ -172,7 +170,7 @@ def weigh(t: Tracer, x: Value, y: Value) -> Value | None:
 
 
 def _combine(t: Tracer, x: Routed) -> View:
-    """The sum of each token's answers."""
+    """The weighted sum of each token's answers."""
     if not x.gates.softmaxed:
         raise Unsupported("the weights of experts are no softmax of the router's logits")
     operator = x.gates.shared["gates"].tensor
@@ -183,7 +181,7 @@ def _combine(t: Tracer, x: Routed) -> View:
 
 
 def finish_routed(t: Tracer, x: Routed) -> View:
-    """As a tensor of slots: for the experts' own activation."""
+    """The tokens of experts as a tensor of slots, which the experts' activation reads."""
     if x.weighed:
         raise Unsupported("weighed answers of experts are not summed for each token")
     return x.view

@@ -1,4 +1,4 @@
-"""Patterns that are used as they stand: what they mean by themselves."""
+"""Complete patterns that are read before they are whole: each becomes the tensor that it means by itself."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MEANING = {
 
 
 def finish(t: Tracer, x: Value) -> View:
-    """Computed once for all readers."""
+    """The pattern as a tensor of our graph; it is computed once for all readers."""
     if not isinstance(x, Pending):
         raise Unsupported(f"it takes {type(x).__name__} where a tensor is expected")
     if x.done is None:

@@ -1,4 +1,7 @@
-"""RMS and layer norm, torch's own and written out: x / sqrt(mean(x^2) + eps), (x - mean(x)) / sqrt(var(x) + eps)."""
+"""Rules for RMS and layer norm, torch's own or written out.
+
+x / sqrt(mean(x^2) + eps), (x - mean(x)) / sqrt(var(x) + eps).
+"""
 
 from __future__ import annotations
 
@@ -85,14 +88,14 @@ def _check_last(t: Tracer, x: Value, axes: Sequence[int] | None, keepdim: bool) 
 
 
 def _squared(t: Tracer, x: Formula) -> Value:
-    """x * x, written as a product."""
+    """The value of a product x * x, as a square."""
     if x.expression == ("mul", "x0", "x0"):
         return Squares(x.leaves["x0"], centered=False)
     return x
 
 
 def norm_power(t: Tracer, x: Value, exponent: float) -> Value | None:
-    """x^2, or the reciprocal root of what was averaged."""
+    """The value of x^2, or of the reciprocal root of an average; None if this is neither."""
     if exponent == 2:
         if isinstance(x, Centered):
             return Squares(x.view, centered=True)
@@ -110,7 +113,7 @@ def norm_root(t: Tracer, x: Value, function: str) -> Value | None:
 
 
 def norm_plus(t: Tracer, x: Value, y: Value) -> Value | None:
-    """The epsilon, or the bias of a layer norm."""
+    """The value after adding the epsilon to an average, or the bias to a layer norm; None if this is neither."""
     number = t.number(y)
     if isinstance(x, Squares) and x.averaged and not x.root and number is not None:
         return Squares(x.view, x.centered, True, x.plus + number)
@@ -124,14 +127,14 @@ def norm_plus(t: Tracer, x: Value, y: Value) -> Value | None:
 
 
 def norm_minus(t: Tracer, x: Value, y: Value) -> Value | None:
-    """x - mean(x)."""
+    """The value of x - mean(x); None if this is none."""
     if isinstance(y, Mean) and isinstance(x, View) and x.same(y.view):
         return Centered(x)
     return None
 
 
 def norm_times(t: Tracer, x: Value, y: Value, divided: bool = False) -> Value | None:
-    """x times 1 / sqrt(mean of squares), or a norm times its weight."""
+    """The norm of x times 1 / sqrt(mean of squares), or a norm times its weight; None if this is neither."""
     if isinstance(y, Squares) and y.averaged and y.root == ("sqrt" if divided else "rsqrt"):
         same = x.view.same(y.view) if isinstance(x, Centered) else isinstance(x, View) and x.same(y.view)
         if not same or isinstance(x, Centered) != y.centered:

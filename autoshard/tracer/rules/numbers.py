@@ -1,4 +1,4 @@
-"""Functions of single numbers: activations, gates, residuals, biases."""
+"""Rules for functions of single numbers: activations, gates, residuals, biases."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ _KNOWN = ("gelu", "gelu_erf", "silu")
 
 
 def formula(t: Tracer, function: str, *operands: Value) -> Formula:
-    """Of tensors and numbers, which broadcast as in torch."""
+    """The formula function(*operands) of tensors and numbers, which broadcast as in torch.
+
+    function: of graph/pointwise.py.
+    """
     leaves: dict[str, View] = {}
     axes: tuple[Dims, ...] = ()
     expressions: list[Expression] = []
@@ -58,7 +61,7 @@ def _leaf(view: View) -> Formula:
 
 
 def _name_in(leaves: dict[str, View], view: View) -> str:
-    """The name of a leaf among others, an old one where it is the same tensor."""
+    """The name of a view among the leaves: its old name if it is there, else a new one, under which it is added."""
     for name, other in leaves.items():
         if view.same(other):
             return name
@@ -74,7 +77,7 @@ def _renamed(expression: Expression, names: dict[str, str]) -> Expression:
 
 
 def broadcast(one: tuple[Dims, ...], other: tuple[Dims, ...]) -> tuple[Dims, ...]:
-    """The axes of both together; those of one size are found to be the same dims."""
+    """The dims of each axis of two tensors together; axes of equal size become the same dims."""
     count = max(len(one), len(other))
     one, other = ((),) * (count - len(one)) + one, ((),) * (count - len(other)) + other
     found = []
@@ -88,7 +91,7 @@ def broadcast(one: tuple[Dims, ...], other: tuple[Dims, ...]) -> tuple[Dims, ...
 
 
 def _table(t: Tracer, value: Value) -> bool:
-    """Whether it is a constant tensor of different numbers."""
+    """Whether a value is a constant tensor of different numbers."""
     return isinstance(value, Constant) and t.number(value) is None
 
 
@@ -152,7 +155,10 @@ def rsub(t: Tracer, x: Value, y: Value, alpha: float = 1) -> Value:
 
 
 def _sum(t: Tracer, function: str, x: Value, y: Value) -> Value:
-    """Of different tensors it is an operator of its own: residuals and biases are no part of an activation."""
+    """The sum or difference of x and y.
+
+    A sum of different tensors is an operator by itself: residuals and biases are no part of an activation.
+    """
     found = formula(t, function, x, y)
     if len(found.leaves) < 2 or function != "add":
         return found
@@ -219,7 +225,7 @@ def extreme(t: Tracer, x: Value, y: Value) -> Value:
 
 
 def finish_formula(t: Tracer, x: Formula) -> View:
-    """One operator. The leaf with all dims comes first."""
+    """The formula as one elementwise operator. Its first input is the leaf with all dims."""
     expression = _simplified(x.expression)
     names = sorted(x.leaves, key=lambda name: len(x.leaves[name].tensor.dims), reverse=True)
     if isinstance(expression, str):
@@ -246,7 +252,7 @@ def finish_formula(t: Tracer, x: Formula) -> View:
 
 
 def _gate(expression: Expression, function: str) -> list[str] | None:
-    """The inputs (gate, up) of function(gate) * up."""
+    """The inputs (gate, up) of function(gate) * up; None if the expression is no such product."""
     if not isinstance(expression, tuple) or expression[0] != "mul":
         return None
     for one, other in ((expression[1], expression[2]), (expression[2], expression[1])):
@@ -256,7 +262,7 @@ def _gate(expression: Expression, function: str) -> list[str] | None:
 
 
 def _simplified(expression: Expression) -> Expression:
-    """Functions with kernels of their own, written out, become one."""
+    """The expression with written-out functions replaced by those that have a kernel, such as silu."""
     if not isinstance(expression, tuple):
         return expression
     read = inputs_of(expression)

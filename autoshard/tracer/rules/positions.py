@@ -1,9 +1,4 @@
-"""Token embeddings, learned positions, and rotary positions in whatever way they are written.
-
-Turning pairs of numbers is a linear function of a head, different at each position. However it is written (halves or
-neighbours, slices and cat, complex numbers), the products with constant tables are multiplied out at a few positions;
-the matrix that results says which pairs are turned and how fast.
-"""
+"""Rules for token embeddings, learned positions, and rotary positions, however they are written."""
 
 from __future__ import annotations
 
@@ -29,7 +24,7 @@ from autoshard.tracer.values import (
 LARGEST_HEAD = 1024
 """Elements of what is multiplied out: the square of it at each position looked at."""
 TOLERANCE = 1e-6
-"""Of sines and cosines, and a fifth of it more for each position: tables come in FP32, angles lose digits."""
+"""Largest error of sines and cosines; a fifth of it more for each position: tables come in FP32, angles lose digits."""
 
 
 @rule("embedding")
@@ -39,7 +34,7 @@ def embedding(t: Tracer, table: Value, ids: Value, *args: Value) -> Value:
 
 @rule("index", "index_select")
 def index(t: Tracer, x: Value, *args: Value) -> Value:
-    """table[positions]; index_select has the axis before the places."""
+    """The value of table[positions]; index_select has the axis before the places."""
     from autoshard.tracer.rules.experts import chosen
 
     places = args[-1]
@@ -71,7 +66,7 @@ def _look_up(t: Tracer, table: Value, ids: Value) -> Value:
 
 
 def add_positions(t: Tracer, x: View, rows: PositionRows) -> View:
-    """x + table[0, 1, 2, ...]."""
+    """The value of x + table[0, 1, 2, ...]."""
     positions, columns = rows.table.axes
     if size_of(positions) < t.seq.size:
         raise Unsupported(f"it learned {size_of(positions)} positions and is traced with {t.seq.size}; see --seq-len")
@@ -90,7 +85,7 @@ def looked_at(t: Tracer) -> list[int]:
 
 
 def turned(t: Tracer, x: Value) -> Turned:
-    """A view, or a part of its last axis, as the identity that is to be turned."""
+    """A view, or a part of its last axis, with the identity as its linear function, to be turned by what follows."""
     if isinstance(x, Turned):
         return x
     if isinstance(x, Selection) and x.axis == len(x.view.axes) - 1 and not x.drops:
@@ -107,7 +102,7 @@ def turned(t: Tracer, x: Value) -> Turned:
 
 
 def turned_part(found: Turned, axis: int, places: Any) -> Turned:
-    """Of the last axis: a slice, or one place."""
+    """A part of the last axis of a turned view. places: a slice, or one index."""
     count = found.matrix.dim() - 2
     lead = len(found.view.axes) - found.tail
     if axis not in (-1, lead + count - 1):
@@ -116,7 +111,7 @@ def turned_part(found: Turned, axis: int, places: Any) -> Turned:
 
 
 def turned_shape(x: Turned, shape: tuple[int, ...]) -> Turned | None:
-    """Another shape of the last axes; None where others change as well."""
+    """A turned view after a reshape of its last axes; None if other axes change as well."""
     lead = [size_of(axis) for axis in x.view.axes[: -x.tail]]
     if list(shape[: len(lead)]) != lead:
         return None
@@ -125,7 +120,7 @@ def turned_shape(x: Turned, shape: tuple[int, ...]) -> Turned | None:
 
 
 def times_table(t: Tracer, x: Value, table: Constant) -> Turned:
-    """x * table, where the table says something about positions and places in a head."""
+    """A turned view times a table, if the table depends on positions and places in a head."""
     found = turned(t, x)
     return Turned(found.view, found.tail, found.matrix * _at_positions(t, found, table.compute()))
 
@@ -167,7 +162,7 @@ def _check_same(one: Turned, other: Turned) -> None:
 
 @rule("cat", "concat", "stack")
 def cat(t: Tracer, parts: list[Value], axis: int = 0) -> Value:
-    """Of parts of one head; stack makes an axis of its own."""
+    """A turned view put together from parts of one head; torch.stack makes a new axis of them."""
     found = [turned(t, part) for part in parts]
     stacked = len(t.shape) > len(found[0].view.axes) - found[0].tail + found[0].matrix.dim() - 2
     for other in found[1:]:
@@ -189,13 +184,17 @@ def view_as_complex(t: Tracer, x: Value) -> Value:
 
 @rule("view_as_real")
 def view_as_real(t: Tracer, x: Value) -> Value:
-    """The tensor that is turned is real, so that parts of the product are products with parts of the table."""
+    """The real and imaginary parts of a product; the tensor that is turned is real, so they multiply parts of the
+    table.
+    """
     found = turned(t, x)
     return Turned(found.view, found.tail, torch.stack((found.matrix.real, found.matrix.imag), -2))
 
 
 def finish_turned(t: Tracer, x: Turned) -> View:
-    """Rotary positions, or nothing at all, of all of the view's tail or of a part of it."""
+    """The turned view as an operator rope over all of the view's tail or a part of it, or the view itself if nothing
+    turns.
+    """
     lead, tail = x.view.axes[: -x.tail], x.view.axes[-x.tail :]
     matrix = x.matrix.reshape(x.matrix.shape[0], -1, x.matrix.shape[-1])
     width = matrix.shape[1]
@@ -216,7 +215,10 @@ def finish_turned(t: Tracer, x: Turned) -> View:
 
 
 def rotary_attributes(matrix: torch.Tensor, positions: list[int]) -> dict[str, Any] | None:
-    """What the operator rope has to know. matrix: [position, to, from] at these positions; None where it is no turn."""
+    """Attributes of the operator rope that does what the matrix does; None if the matrix is no rotary turn.
+
+    matrix: [position, to, from] at these positions.
+    """
     width = matrix.shape[-1]
     first = matrix[positions.index(1)] if 1 in positions else matrix[-1]
     still = torch.eye(width, dtype=torch.float64).expand(len(positions), -1, -1)
@@ -247,7 +249,9 @@ def _turns(angles: torch.Tensor, pairs: list[tuple[int, int]], positions: list[i
 
 
 def _speeds(angles: torch.Tensor, rotary_dim: int) -> dict[str, Any]:
-    """theta where the speeds are theta^(-2i / rotary_dim), else the speeds themselves."""
+    """The attribute theta if the speeds are theta^(-2i / rotary_dim), else the speeds themselves. angles: a
+    position's.
+    """
     if len(angles) > 1 and float(angles[-1]) > 0:
         exponent = (rotary_dim - 2) / rotary_dim
         theta = float(f"{float(angles[-1]) ** (-1 / exponent):.4g}")

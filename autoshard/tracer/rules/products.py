@@ -1,4 +1,4 @@
-"""Matrix products: with a parameter they are projections, of two activations they are attention."""
+"""Rules for matrix products: with a parameter they are projections, of two activations they are attention."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from autoshard.tracer.values import (
 
 @rule("linear")
 def linear(t: Tracer, x: Value, weight: Value, bias: Value = None) -> Value:
-    """x W^T + b, W [out, in]."""
+    """The value of x W^T + b. weight: W [out, in]."""
     out, inside = _matrix(weight).axes
     product = project(t, t.view(x), weight, inside, out)
     return product if bias is None else add_bias(t, product, bias)
@@ -31,7 +31,7 @@ def linear(t: Tracer, x: Value, weight: Value, bias: Value = None) -> Value:
 
 @rule("addmm")
 def addmm(t: Tracer, bias: Value, x: Value, weight: Value, beta: float = 1, alpha: float = 1) -> Value:
-    """x W + b, W [in, out]: a Conv1D of GPT-2."""
+    """The value of x W + b. weight: W [in, out], as in the Conv1D of GPT-2."""
     if (beta, alpha) != (1, 1):
         raise Unsupported("it scales the bias or the product of addmm")
     inside, out = _matrix(weight).axes
@@ -56,7 +56,7 @@ def matmul(t: Tracer, x: Value, y: Value) -> Value:
 
 @rule("einsum")
 def einsum(t: Tracer, equation: str, operands: Sequence[Value], **kwargs: Value) -> Value:
-    """Of two tensors: a projection, or what attention is made of."""
+    """The einsum of an activation and a parameter: a projection. Raises Unsupported for two activations."""
     left, _, result = equation.replace(" ", "").partition("->")
     letters = left.split(",")
     if len(operands) != 2 or "." in equation or not result:
@@ -83,7 +83,10 @@ def _matrix(weight: Value) -> View:
 
 
 def project(t: Tracer, x: View, weight: View, inside: Dims, out: Dims) -> View:
-    """Contracts the last axis of x."""
+    """The projection of x by a parameter, over the last axis of x.
+
+    inside, out: the weight's dims that go and that stay.
+    """
     if x.repeats:
         raise Unsupported("it projects a tensor that was repeated")
     unify(x.axes[-1], inside)
@@ -101,7 +104,7 @@ def add_bias(t: Tracer, x: View, bias: Value) -> View:
 
 
 def finish_selection(t: Tracer, x: Selection) -> View:
-    """A part of what a projection gives is the projection by a part of its weight, once for all who read it."""
+    """A part of a projection's result, as the projection by a part of its weight; one operator serves all readers."""
     key = (x.view.tensor, x.view.shape, x.axis, x.start, x.stop, x.drops)
     if key not in t.parts:
         t.parts[key] = _part(t, x)
@@ -139,7 +142,7 @@ def _part(t: Tracer, x: Selection) -> View:
 
 
 def _columns(weight: Parameter, chosen: Dims) -> Dims:
-    """Other dims of the user's dim that the chosen ones are part of: each part has its own."""
+    """Dims of the part that stand for the chosen ones of the weight: each part of a user's dim gets its own."""
     for axis in weight.axes:
         dims = resolve(axis)
         if set(chosen) <= set(dims):

@@ -1,4 +1,4 @@
-"""Operators that move no numbers: other shapes, other orders, parts."""
+"""Rules for operators that move no numbers: other shapes, other orders, parts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ END = 2**62
 
 @rule("to", "_to_copy", "type_as", "float", "contiguous", "clone", "alias", "detach", "lift_fresh_copy", "lift_fresh")
 def same(t: Tracer, x: Value, *args: Value, **kwargs: Value) -> Value:
-    """Copies and casts: which dtype what has is the plan's affair."""
+    """The value itself, of a copy or a cast: the plan decides about dtypes."""
     whole_numbers = isinstance(x, Gates) and x.part in ("experts", "order")
     for given in (*args, *kwargs.values()):
         rounds = isinstance(given, torch.dtype) and not (given.is_floating_point or given.is_complex)
@@ -116,7 +116,7 @@ def expand(t: Tracer, x: Value, *args: Value, **kwargs: Value) -> Value:
 
 @rule("repeat_interleave")
 def repeat_interleave(t: Tracer, x: Value, repeats: int, dim: int | None = None, **kwargs: Value) -> Value:
-    """Each head several times, next to each other: shared key-value heads."""
+    """The value with each head repeated, copies next to each other: shared key-value heads."""
     view = t.view(x)
     if dim is None or not isinstance(repeats, int):
         raise Unsupported("it repeats parts of a tensor a different number of times")
@@ -163,7 +163,7 @@ def select(t: Tracer, x: Value, axis: int, index: int) -> Value:
 
 @rule("split", "split_with_sizes")
 def split(t: Tracer, x: Value, sizes: int | Sequence[int], axis: int = 0) -> Value:
-    """Into pieces of this size or these sizes."""
+    """The pieces of a value along an axis. sizes: of all pieces, or of each."""
     if isinstance(sizes, int):
         whole = _axis_size(t, x, axis)
         sizes = [min(sizes, whole - start) for start in range(0, whole, sizes)]
@@ -173,13 +173,13 @@ def split(t: Tracer, x: Value, sizes: int | Sequence[int], axis: int = 0) -> Val
 
 @rule("chunk")
 def chunk(t: Tracer, x: Value, number: int, axis: int = 0) -> Value:
-    """Into so many pieces."""
+    """The pieces of a value along an axis, `number` of them."""
     return split(t, x, -(-_axis_size(t, x, axis) // number), axis)
 
 
 @rule("unbind")
 def unbind(t: Tracer, x: Value, axis: int = 0) -> Value:
-    """Into pieces of one place each."""
+    """The pieces of a value along an axis, each of one place; the axis is gone."""
     return [select(t, x, axis, index) for index in range(_axis_size(t, x, axis))]
 
 
