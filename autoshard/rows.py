@@ -8,12 +8,15 @@ functions and +, -, * and /. Plain numbers never import numpy: most commands sta
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 Number = Any
 """A float or int, a numpy.ndarray with an entry for each row, or a number that carries derivatives."""
 
 PLAIN = frozenset({float, int, bool})
+FEW = 12
+"""Rows that are faster one by one, as plain numbers: numpy takes a microsecond a call."""
 
 
 def is_rows(a: Any) -> bool:
@@ -39,6 +42,24 @@ def smallest(a: Number, b: Number) -> Number:
     return np.minimum(a, b)
 
 
+def largest_of(like: Number) -> Callable[[Any, Any], Any]:
+    """`largest` of numbers such as this one, looked up once for many calls."""
+    if not is_rows(like):
+        return max
+    import numpy as np
+
+    return np.maximum
+
+
+def smallest_of(like: Number) -> Callable[[Any, Any], Any]:
+    """`smallest` of numbers such as this one, looked up once for many calls."""
+    if not is_rows(like):
+        return min
+    import numpy as np
+
+    return np.minimum
+
+
 def where(chosen: Any, a: Number, b: Number) -> Number:
     """a in rows that are chosen, b in the others. Both are computed: neither may fail where it is not chosen."""
     if not is_rows(chosen):
@@ -48,9 +69,27 @@ def where(chosen: Any, a: Number, b: Number) -> Number:
     return np.where(chosen, a, b)
 
 
+def either(chosen: Any, ahead: Callable[[], Number], other: Callable[[], Number]) -> Number:
+    """`where` that computes only what some row needs."""
+    if not is_rows(chosen):
+        return ahead() if chosen else other()
+    if chosen.all():
+        return ahead()
+    return where(chosen, ahead(), other()) if chosen.any() else other()
+
+
 def anywhere(a: Any) -> bool:
     """Whether a number is not zero, or a condition true, in some row."""
     return bool(a.any()) if is_rows(a) else bool(a)
+
+
+def floor(a: Number) -> Number:
+    """Rounded down, row by row."""
+    if not is_rows(a):
+        return math.floor(a)
+    import numpy as np
+
+    return np.floor(a)
 
 
 def ceil(a: Number) -> Number:
@@ -65,3 +104,59 @@ def ceil(a: Number) -> Number:
 def added(*terms: Number) -> Number:
     """The sum; terms that are a plain 0.0, the same in all rows, take no time."""
     return sum(term for term in terms if type(term) is not float or term)
+
+
+def total(seconds: Any) -> Number:
+    """The sum over stages. seconds: by stage along the first axis."""
+    return seconds.sum(0) if is_rows(seconds) else sum(seconds)
+
+
+def weighted(weights: Sequence[Number], seconds: Any) -> Number:
+    """The sum over stages of weights times seconds."""
+    if is_rows(seconds) and not any(map(is_rows, weights)):
+        import numpy as np
+
+        return np.array(weights, dtype=float) @ seconds
+    return sum(weight * one for weight, one in zip(weights, seconds, strict=True))
+
+
+def by_count(function: Callable[[int], Sequence[int]], counts: Number) -> Sequence[Number]:
+    """The whole numbers that follow from a count, each of one row or of rows with few different counts.
+
+    function: is given plain counts, so a schedule's rule may use min, divmod and if. A number that all rows agree on
+    comes back plain.
+    """
+    if not is_rows(counts):
+        return function(counts)
+    import numpy as np
+
+    present = np.bincount(counts).nonzero()[0].tolist()
+    columns = list(zip(*map(function, present), strict=True))
+    if all(min(column) == max(column) for column in columns):
+        return [column[0] for column in columns]
+    table = np.empty((len(columns), present[-1] + 1), dtype=int)
+    table[:, present] = columns
+    return [
+        column[0] if min(column) == max(column) else of_counts[counts]
+        for column, of_counts in zip(columns, table, strict=True)
+    ]
+
+
+def by_rows(function: Callable[..., Number], counts: Number, *numbers: Any) -> Number:
+    """function(count, *numbers) of the rows with each count, in the order of the rows.
+
+    numbers: by row along the last axis, or one for all.
+    """
+    if not is_rows(counts):
+        return function(counts, *numbers)
+    import numpy as np
+
+    found = np.empty(len(counts))
+    for count in np.unique(counts).tolist():
+        rows = np.flatnonzero(counts == count)
+        if len(rows) > FEW:
+            found[rows] = function(count, *(one[..., rows] if is_rows(one) else one for one in numbers))
+            continue
+        for row in rows.tolist():
+            found[row] = function(count, *(one[..., row].tolist() if is_rows(one) else one for one in numbers))
+    return found

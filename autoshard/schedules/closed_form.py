@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from autoshard.schedules.rows import (
+from autoshard.rows import (
     Number,
     anywhere,
     by_count,

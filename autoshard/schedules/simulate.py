@@ -8,8 +8,8 @@ from functools import reduce
 from typing import Any, NamedTuple
 
 from autoshard.errors import AutoshardError
+from autoshard.rows import Number, largest_of
 from autoshard.schedules.action import Order
-from autoshard.schedules.rows import Number, largest_of
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from functools import lru_cache, reduce
 from itertools import pairwise
 
+from autoshard.rows import Number, anywhere, by_rows, is_rows, largest_of, smallest_of
 from autoshard.schedules.closed_form import Work
 from autoshard.schedules.held import warm_ups
 from autoshard.schedules.orders import SCHEDULES, Schedule, orders_of
-from autoshard.schedules.rows import Number, anywhere, by_rows, is_rows, largest_of, smallest_of
 from autoshard.schedules.simulate import InOrder, durations, in_dependency_order, run
 
 SAME = 1e-12

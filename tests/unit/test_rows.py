@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from autoshard.cost.compute import OperatorNeeds, seconds_of
 from autoshard.cost.stacks import COMPILED, Software
-from autoshard.rows import anywhere, ceil, largest, smallest, where
+from autoshard.rows import FEW, anywhere, by_count, by_rows, ceil, floor, largest, smallest, total, weighted, where
 from autoshard.spec.cluster import load_cluster
 from autoshard.units import TFLOPS
 
@@ -27,7 +27,26 @@ def test_an_array_is_its_rows(pairs: list[tuple[float, float]], plain: float) ->
         assert of(a, plain).tolist() == of(plain, a).tolist() == [of(one, plain) for one, _ in pairs]
     assert where(a > b, a, plain).tolist() == [where(one > other, one, plain) for one, other in pairs]
     assert ceil(a).tolist() == [ceil(one) for one, _ in pairs]
+    assert floor(a).tolist() == [floor(one) for one, _ in pairs]
     assert anywhere(a > b) == any(anywhere(one > other) for one, other in pairs)
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=3 * FEW))
+def test_rules_on_counts_meet_plain_counts_alone(counts: list[int]) -> None:
+    def rule(count: int) -> list[int]:
+        assert type(count) is int
+        return [min(count, 3), 7]
+
+    found, same = by_count(rule, np.array(counts))
+    assert np.broadcast_to(found, len(counts)).tolist() == [rule(count)[0] for count in counts] and same == 7
+    seconds = np.arange(len(counts), dtype=float)
+    times = by_rows(lambda count, one: count * one, np.array(counts), seconds)
+    assert times.tolist() == [count * one for count, one in zip(counts, seconds, strict=True)]
+
+
+def test_stages_are_added_row_by_row() -> None:
+    assert total(np.array([[1.0, 2.0], [3.0, 4.0]])).tolist() == [total([1.0, 3.0]), total([2.0, 4.0])] == [4.0, 6.0]
+    assert weighted([2, 1], np.array([[1.0, 2.0], [3.0, 4.0]])).tolist() == [weighted([2, 1], [1.0, 3.0]), 8.0]
 
 
 def test_plain_numbers_need_no_numpy() -> None:

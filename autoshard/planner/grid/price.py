@@ -16,9 +16,9 @@ from autoshard.cost.zero_sharding import State
 from autoshard.planner.grid.cuts import Cuts
 from autoshard.planner.grid.pipeline import Array
 from autoshard.planner.grid.unit_costs import PartColumns
+from autoshard.rows import by_count
 from autoshard.schedules import SCHEDULES, Schedule, Work, at_least_s, rank_holds, step_time_s
 from autoshard.schedules.held import RankHolds, warm_ups
-from autoshard.schedules.rows import by_count
 
 
 class Family(NamedTuple):
