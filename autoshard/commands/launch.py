@@ -73,7 +73,8 @@ def run(values: Mapping[str, Any]) -> int:
 
 
 def _warn(plan: Plan, program: str | None, precompile: bool, compiled_for: str | None) -> None:
-    """Warns on stderr of what the job will not do although one might expect it."""
+    """Warns on stderr of what the job will not do although one might expect it. Raises AutoshardError for --precompile
+    where it cannot be done."""
     from autoshard.jobs.graphs import graph_changes
 
     on_trainium = plan.cluster.layout_rules != "none"

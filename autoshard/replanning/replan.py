@@ -88,8 +88,8 @@ def replan(before: Plan, nodes: int) -> Replanned:
 
 
 def _search(before: Plan, cluster: Cluster) -> tuple[Pins, SearchResult, tuple[str, ...]]:
-    """Searches with the old plan's pins; a pinned dp is dropped where the number of nodes makes it impossible. (pins,
-    result, notes)."""
+    """Searches with the old plan's pins: (pins, result, notes). A pinned dp is dropped where the search fails with
+    it."""
     try:
         return before.pins, _searched(before, cluster, before.pins), ()
     except AutoshardError:

@@ -162,7 +162,8 @@ class _Lowering:
         return columns[0] == ("kvhead", "group", "headdim") and columns[1] == ("kvhead", "headdim")
 
     def _same_input(self, index: int, step: OperatorStep) -> list[OperatorStep]:
-        """The products that follow this one directly and read the same input; on one tensor-parallel rank."""
+        """This step and the products that follow it directly and read the same input, where there is one
+        tensor-parallel rank."""
         found, steps = [step], self._program.steps
         for place in range(index + 1, len(steps)):
             other = steps[place]

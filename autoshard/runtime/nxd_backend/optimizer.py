@@ -28,7 +28,7 @@ State = list[tuple[torch.Tensor, ...]]
 
 @dataclass(frozen=True)
 class Owned:
-    """One parameter of NxD's layers on this rank. sizes: number of elements of each named piece, which it holds one
+    """One parameter of NxD's layers on this rank. sizes: the shape of each named piece; the parameter holds these one
     after another."""
 
     parameter: nn.Parameter
@@ -189,8 +189,8 @@ class NxdOptimizer:
         return norm
 
     def _squares(self, gradients: Sequence[tuple[int, torch.Tensor]]) -> torch.Tensor:
-        """The sum of squares over tensor, expert and pipeline ranks, each element counted once. gradients: with the
-        number of copies of each."""
+        """The sum of squares over tensor, expert and pipeline ranks, each element counted once. gradients: (number of
+        its parameter, gradient)."""
         device = gradients[0][1].device
         total, of_experts = (torch.zeros(1, dtype=torch.float32, device=device) for _ in range(2))
         for key, gradient in gradients:

@@ -84,8 +84,8 @@ def _truncated_batch(plan: Plan) -> None:
 
 
 def _mixed_formats(plan: Plan) -> None:
-    """Refuses formats that NxD cannot sum gradients in. [NxD optimizer/zero_redundancy_optimizer.py: optimizer_dtype]
-    It sums them in optimizer_dtype or in the weights' dtype."""
+    """Refuses plans whose masters, moments and sums of gradients have several formats: NxD keeps them in one. [NxD
+    optimizer/zero_redundancy_optimizer.py: optimizer_dtype] Gradients are summed in that format or in the weights'."""
     precision = plan.training.precision
     master = precision.master_dtype or precision.parameter_dtype
     sums = precision.gradient_accumulation_dtype

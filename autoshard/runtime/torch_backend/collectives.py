@@ -187,8 +187,8 @@ def transition_moves(transition: Transition, dims: tuple[str, ...], groups: Mesh
 def gather_starts(
     transition: Transition, dims: tuple[str, ...], groups: MeshGroups
 ) -> tuple[Callable[[torch.Tensor], Lent], Callable[[torch.Tensor], Started]]:
-    """(forward, backward) of a transition that gathers and whose dual reduce-scatters; both are started now and waited
-    for later."""
+    """Functions that start (the forward all-gather, the backward reduce-scatter) of such a transition, to be waited for
+    later."""
     assert (transition.forward, transition.backward) == ("all_gather", "reduce_scatter"), transition
     assert transition.source_dim is not None
     group, dim = groups[transition.axes], dims.index(transition.source_dim)

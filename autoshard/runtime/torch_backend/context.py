@@ -1,5 +1,4 @@
-"""The values that kernels know beside their inputs: program, this rank's place in its mesh, positions in the
-sequence."""
+"""The values that kernels know beside their inputs: the program, this rank's place in its mesh, sequence positions."""
 
 from __future__ import annotations
 
