@@ -31,15 +31,15 @@ class Backend:
     name: in plan.json and behind --backend. label: in sentences.
     runtime: module whose functions are those of `autoshard.runtime.session.Runtime`.
 
-    What search tries, the preferred first: axis_orders; runs_schedule, by the name of a schedule; zero_stages;
-    context_parallel, its kinds; recompute_sets, None: every one that is useful for the model.
+    What it runs, the preferred first: axis_orders; runs_schedule, by the name of a schedule; zero_stages;
+    context_parallel, its kinds. recompute_sets: those that search tries, None: every one that is useful for the model.
     pads: whether empty heads and columns fill up what tp does not divide.
     solves_operators: whether an operator may be sharded otherwise than by the rule of layout/sharding.py, with or
     without sequence parallelism.
     shares_sequences_of_experts: whether a model with experts may have cp of 2 or more.
 
-    Rules beyond everybody's, by the group that they are checked with: order_rules, mesh_rules, kernel_rules,
-    state_rules. warnings: what a person should know about a legal layout.
+    Rules beyond everybody's, by the group that they are checked with: mesh_rules, kernel_rules, state_rules.
+    warnings: what a person should know about a legal layout.
 
     refuses: field of RunOptions -> the sentence for any other value than its default; {value} is that value.
     packages: pip's names of what it needs beside torch. requirement: "module:function" that raises AutoshardError where
@@ -58,7 +58,6 @@ class Backend:
     pads: bool = False
     solves_operators: bool = True
     shares_sequences_of_experts: bool = True
-    order_rules: tuple[Rule, ...] = ()
     mesh_rules: tuple[Rule, ...] = ()
     kernel_rules: tuple[Rule, ...] = ()
     state_rules: tuple[Rule, ...] = ()

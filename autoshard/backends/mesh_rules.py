@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autoshard.backends.problem import Draft, Problem, Rule, divisors, fitting
-from autoshard.backends.registry import BACKENDS
+from autoshard.backends.registry import ANYWHERE, BACKENDS
 from autoshard.layout.mesh import experts_objection, replicas_of_experts
 from autoshard.models.padding import padded_heads
 
@@ -172,6 +172,17 @@ def _spans(draft: Draft) -> Iterator[tuple[str, int]]:
         yield " x ".join(names), span
 
 
+def ranks_are_counted_so(problem: Problem, draft: Draft) -> str | None:
+    backend = BACKENDS[problem.backend]
+    if draft.axis_order in backend.axis_orders:
+        return None
+    known = " or ".join("-".join(order) for order in backend.axis_orders)
+    return (
+        f"axis_order={'-'.join(draft.axis_order)}: {backend.label} builds its groups in the order {known} alone; "
+        f"use that or backend {ANYWHERE.name}"
+    )
+
+
 def tensor_parallel_ranks_are_neighbours(problem: Problem, draft: Draft) -> str | None:
     """[as TP_DEGREES] Of Trainium's groups those of tensor parallelism are contiguous."""
     if problem.cluster.layout_rules == "none" or draft.tp == 1:
@@ -186,10 +197,12 @@ def tensor_parallel_ranks_are_neighbours(problem: Problem, draft: Draft) -> str 
     )
 
 
-COMMON_ORDER_RULES = (
+ORDER_RULES = (
+    Rule("the backend counts ranks in other orders", ranks_are_counted_so),
     Rule("groups of tp are not contiguous", tensor_parallel_ranks_are_neighbours),
     Rule("groups straddle nodes unevenly", groups_sit_alike_in_nodes),
 )
+"""Read axis_order too."""
 COMMON_MESH_RULES = (
     Rule("the degrees do not fill the cluster", world_is_filled),
     Rule("tp is not a group size of the device", tp_is_a_group_size),
@@ -200,14 +213,10 @@ COMMON_MESH_RULES = (
     Rule("the sequence does not split over cp and tp", sequence_splits),
     Rule("the experts do not split over ep", experts_split),
     Rule("experts with context parallelism", experts_share_sequences),
+    *ORDER_RULES,
 )
-
-
-def order_rules(backend: str) -> tuple[Rule, ...]:
-    """Read axis_order too."""
-    return (*BACKENDS[backend].order_rules, *COMMON_ORDER_RULES)
 
 
 def mesh_rules(backend: str) -> tuple[Rule, ...]:
     """Read tp, pp, dp, cp, ep and axis_order."""
-    return (*COMMON_MESH_RULES, *order_rules(backend), *BACKENDS[backend].mesh_rules)
+    return (*COMMON_MESH_RULES, *BACKENDS[backend].mesh_rules)

@@ -22,16 +22,6 @@ within a second."""
 NO_DOCUMENT_MASK = "document_mask: NxD's attention is causal over whole rows, documents or not: use backend=torch"
 
 
-def nxd_has_one_order(problem: Problem, draft: Draft) -> str | None:
-    """[NxD parallel_layers/parallel_state.py: ranks are reshaped to (PP, DP, CP, TP), which nothing changes]"""
-    if draft.axis_order == AXIS_ORDER:
-        return None
-    return (
-        f"axis_order={'-'.join(draft.axis_order)}: NxD builds its groups in the order {'-'.join(AXIS_ORDER)} alone; "
-        "use that or backend torch"
-    )
-
-
 def folded_groups_hold_shards_alone(problem: Problem, draft: Draft) -> str | None:
     """[NxD parallel_state.py: LOGIC2 leaves experts' groups consecutive, and get_context_model_parallel_rank goes by
     torch's sorted order where ring attention's pairs go by the list]"""
@@ -119,13 +109,6 @@ def master_weights_need_zero_1(problem: Problem, draft: Draft) -> str | None:
     return None
 
 
-def nxd_shards_states_alone(problem: Problem, draft: Draft) -> str | None:
-    """[NxD 0.18.0: optimizer/zero_redundancy_optimizer.py is its only ZeRO]"""
-    if draft.zero > 1:
-        return f"zero={draft.zero}: NxD shards the optimizer state alone; use zero=1 or backend torch"
-    return None
-
-
 def nxd_warnings(problem: Problem, strategy: Strategy) -> tuple[str, ...]:
     """What NxD 0.18.0 gets wrong outside of the step itself.
 
@@ -157,14 +140,13 @@ NXD = Backend(
     name="nxd",
     label="NxD",
     runtime="autoshard.runtime.nxd_backend.runtime",
-    axis_orders=(AXIS_ORDER,),
+    axis_orders=(AXIS_ORDER,),  # [parallel_layers/parallel_state.py: ranks are reshaped to (PP, DP, CP, TP), always]
     runs_schedule=lambda name: SCHEDULES[name].nxd,
-    zero_stages=(1, 0),
+    zero_stages=(1, 0),  # [optimizer/zero_redundancy_optimizer.py is its only ZeRO]
     context_parallel=("ring",),
     recompute_sets=NXD_SETS,
     solves_operators=False,
     shares_sequences_of_experts=False,
-    order_rules=(Rule("NxD counts ranks in one order", nxd_has_one_order),),
     mesh_rules=(
         Rule("NxD folds groups of tp alone", folded_groups_hold_shards_alone),
         Rule("NxD refuses dp with a pipeline", data_parallel_groups_of_pipelines),
@@ -177,7 +159,6 @@ NXD = Backend(
     state_rules=(
         Rule("context parallelism without ZeRO-1", context_parallel_needs_zero_1),
         Rule("master weights without ZeRO-1", master_weights_need_zero_1),
-        Rule("NxD shards no gradients", nxd_shards_states_alone),
     ),
     warnings=nxd_warnings,
     refuses={

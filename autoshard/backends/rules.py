@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from autoshard.backends.mesh_rules import mesh_rules, tp_is_a_group_size
 from autoshard.backends.problem import Draft, Problem, Rule, divisors, fitting
-from autoshard.backends.registry import BACKENDS
+from autoshard.backends.registry import ANYWHERE, BACKENDS
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import BLOCK_MODULES, check_members, members
 from autoshard.layout.context_parallel import RINGS, UNUSED
@@ -31,6 +31,9 @@ FLASH_SEQUENCE_MULTIPLE = 2048
 RING_LOCAL_SEQUENCE_MULTIPLE = 1024
 """[NxD kernels/ring_attention_kernel.py]"""
 
+SHARDED = ("nothing", "the optimizer state", "optimizer state and gradients", "state, gradients and weights")
+"""By stage of ZeRO."""
+
 
 def batch_splits(problem: Problem, draft: Draft) -> str | None:
     """[NxDT: num_microbatches is truncated silently, so a part of the batch would never be seen]"""
@@ -38,6 +41,16 @@ def batch_splits(problem: Problem, draft: Draft) -> str | None:
     if batch % step == 0:
         return None
     return f"dp={draft.dp} x microbatch_size={draft.microbatch_size} must divide global_batch_size={batch}"
+
+
+def zero_stage_is_run(problem: Problem, draft: Draft) -> str | None:
+    backend = BACKENDS[problem.backend]
+    if draft.zero in backend.zero_stages:
+        return None
+    most = max(backend.zero_stages)
+    return (
+        f"zero={draft.zero}: {backend.label} shards {SHARDED[most]} alone; use zero={most} or backend {ANYWHERE.name}"
+    )
 
 
 def gradients_travel_with_backward(problem: Problem, draft: Draft) -> str | None:
@@ -188,7 +201,7 @@ def kernel_rules(backend: str) -> tuple[Rule, ...]:
 
 def state_rules(backend: str) -> tuple[Rule, ...]:
     """Read cp and zero."""
-    return BACKENDS[backend].state_rules
+    return (*BACKENDS[backend].state_rules, Rule("the backend shards less", zero_stage_is_run))
 
 
 def all_rules(backend: str) -> tuple[Rule, ...]:

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
-from itertools import combinations, permutations
+from itertools import combinations
 
-from autoshard.backends.mesh_rules import order_rules
+from autoshard.backends.mesh_rules import ORDER_RULES
 from autoshard.backends.problem import Draft, Problem
 from autoshard.backends.registry import BACKENDS
 from autoshard.cost.collectives import KINDS, GroupShape, collective_law, group_shape
@@ -27,8 +27,6 @@ from autoshard.spec.cluster import Cluster
 Order = tuple[str, ...]
 Laws = tuple[float, ...]
 """Seconds of latency and seconds a byte, alternating."""
-ORDERS: tuple[Order, ...] = tuple(permutations(AXIS_ORDER))
-"""All of them, the default first."""
 
 
 def first_order(problem: Problem, pins: Pins, draft: Draft) -> Order:
@@ -42,7 +40,7 @@ def first_order(problem: Problem, pins: Pins, draft: Draft) -> Order:
 
 
 def _is_legal(problem: Problem, draft: Draft, order: Order) -> bool:
-    return all(rule.check(problem, draft._replace(axis_order=order)) is None for rule in order_rules(problem.backend))
+    return all(rule.check(problem, draft._replace(axis_order=order)) is None for rule in ORDER_RULES)
 
 
 def other_orders(problem: Problem, pins: Pins, draft: Draft) -> tuple[Order, ...]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import prod
 
+from autoshard.backends.mesh_rules import ranks_are_counted_so
 from autoshard.backends.registry import BACKENDS
 from autoshard.backends.rules import (
     Draft,
@@ -16,6 +17,7 @@ from autoshard.backends.rules import (
     kernel_rules,
     mesh_rules,
     state_rules,
+    zero_stage_is_run,
 )
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import check_choice, check_integer
@@ -92,9 +94,9 @@ def _check_zero(problem: Problem, pins: Pins) -> None:
         raise AutoshardError(
             f"zero={pins.zero!r} of the pinned layout must be one of: {', '.join(map(str, ZERO_STAGES))}"
         )
-    broken = first_broken(state_rules(problem.backend), problem, Draft(1, 1, 1, 1, 1, zero=pins.zero))
-    if pins.zero > 1 and broken is not None:
-        raise AutoshardError(broken[1])
+    wrong = zero_stage_is_run(problem, Draft(1, 1, 1, 1, 1, zero=pins.zero))
+    if wrong is not None:
+        raise AutoshardError(wrong)
     if pins.zero > 1 and pins.schedule is not None and SCHEDULES[pins.schedule].weights_apart:
         raise AutoshardError(
             f"schedule={pins.schedule} puts off gradients that zero={pins.zero} sends at once; "
@@ -104,10 +106,9 @@ def _check_zero(problem: Problem, pins: Pins) -> None:
 
 def _check_axis_order(problem: Problem, order: str) -> None:
     parsed = parse_axis_order(order)
-    own = BACKENDS[problem.backend].order_rules
-    broken = first_broken(own, problem, Draft(1, 1, 1, 1, 1, axis_order=parsed))
-    if broken is not None:
-        raise AutoshardError(broken[1])
+    wrong = ranks_are_counted_so(problem, Draft(1, 1, 1, 1, 1, axis_order=parsed))
+    if wrong is not None:
+        raise AutoshardError(wrong)
 
 
 def _check_world(problem: Problem, pins: Pins) -> None:

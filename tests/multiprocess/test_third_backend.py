@@ -63,6 +63,11 @@ def test_it_is_planned_for_written_and_validated(tmp_path: Path, capsys: pytest.
     [
         ({"tp": 8}, "tp=8: Thin shards over 2 ranks at most; use tp=2"),
         ({"pp": 2, "schedule": "zero_bubble"}, "schedule=zero_bubble is not one of Thin's: 1f1b"),
+        ({"zero": 3}, "zero=3: Thin shards the optimizer state alone; use zero=1 or backend torch"),
+        (
+            {"axis_order": "dp-pp-cp-tp"},
+            "Thin builds its groups in the order pp-dp-cp-tp alone; use that or",
+        ),
         ({"cp": 2, "context_parallel": "ring"}, "context_parallel=ring with cp=2: Thin has all_gather alone"),
     ],
 )

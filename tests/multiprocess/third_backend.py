@@ -9,6 +9,7 @@ import torch
 from autoshard.backends.backend import Backend
 from autoshard.backends.problem import Draft, Problem, Rule
 from autoshard.backends.registry import BACKENDS
+from autoshard.layout.mesh import AXIS_ORDER
 from autoshard.plans.plan import Plan
 from autoshard.runtime.session import Profiler, StepResult, Tokens
 from autoshard.runtime.torch_backend.devices import connect as connect
@@ -30,6 +31,7 @@ THIN = Backend(
     label="Thin",
     runtime="tests.multiprocess.third_backend",
     runs_schedule=lambda name: name == "1f1b",
+    axis_orders=(AXIS_ORDER,),
     zero_stages=(1, 0),
     context_parallel=("all_gather",),
     mesh_rules=(Rule("Thin shards over two ranks", shards_over_two_ranks),),

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from autoshard.backends.backend import AXIS_ORDERS
 from autoshard.backends.problem import Draft, Problem
 from autoshard.cost.collectives import GroupShape, collective_time_s, group_shape
 from autoshard.cost.estimate import estimate
@@ -18,7 +19,7 @@ from autoshard.errors import AutoshardError
 from autoshard.explanation.describe import describe
 from autoshard.layout.mesh import AXIS_ORDER, build_mesh
 from autoshard.models.registry import load_model
-from autoshard.planner.axis_orders import ORDERS, order_laws, other_orders, undominated
+from autoshard.planner.axis_orders import order_laws, other_orders, undominated
 from autoshard.planner.search import search
 from autoshard.plans.names import changed_words
 from autoshard.plans.plan import make_plan
@@ -62,9 +63,9 @@ def test_a_dropped_order_has_another_that_is_no_worse_in_anything(seed: int) -> 
     cluster = load_cluster(*choose.choice([("h100-80gb", 8), ("a100-40gb", 3), ("cpu", 6), ("trn2u.48xlarge", 8)]))
     tp, cp, ep = choose.choice([1, 2, 4, 8]), choose.choice([1, 2]), choose.choice([1, 2])
     pp, dp = choose.choice([1, 2, 3, 4]), ep * choose.choice([1, 2, 4])
-    laws = {order: order_laws(build_mesh(tp, pp, dp, cp, ep, 2, True, order), cluster) for order in ORDERS}
+    laws = {order: order_laws(build_mesh(tp, pp, dp, cp, ep, 2, True, order), cluster) for order in AXIS_ORDERS}
     kept = undominated(laws)
-    for order in ORDERS:
+    for order in AXIS_ORDERS:
         no_worse = [one for one in kept if all(x <= y for x, y in zip(laws[one], laws[order], strict=True))]
         assert no_worse
         assert (order in kept) == (no_worse == [order])
@@ -92,7 +93,7 @@ def test_search_finds_the_best_of_all_orders(seed: int) -> None:
         found = search(model, training, cluster, pins, "torch")
         return min(one.estimate.step_time_s for one in (found.best, *found.runners_up))
 
-    each = [fastest_s(replace(pins, axis_order="-".join(order))) for order in ORDERS]
+    each = [fastest_s(replace(pins, axis_order="-".join(order))) for order in AXIS_ORDERS]
     assert fastest_s(pins) == pytest.approx(min(each), rel=1e-9)
 
 
@@ -132,7 +133,7 @@ def test_by_brute_force_an_8b_on_one_trn2_node_takes_another_order() -> None:
     best = search(model, training, cluster, pins, "torch").best
     assert best.strategy.axis_order_name == "dp-pp-cp-tp"
     each = {}
-    for order in ORDERS:
+    for order in AXIS_ORDERS:
         its = replace(best.strategy, axis_order=order)
         each[order] = estimate(model, training, cluster, its).step_time_s
     assert best.estimate.step_time_s == min(each.values()) < 0.98 * each[AXIS_ORDER]
