@@ -24,6 +24,7 @@ from autoshard.backends.rules import Draft, Problem
 from autoshard.cost.estimate import estimate
 from autoshard.cost.stacks import COMPILED, Software
 from autoshard.cost.values import Estimate
+from autoshard.files.codec import to_json
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.models.registry import load_model
 from autoshard.planner.layouts import legal_layouts
@@ -206,7 +207,7 @@ def main() -> None:
         if given.write:
             rows.append([number, stack, written(strategy), compact(found)])
         else:
-            sys.stdout.write(json.dumps([number, stack, strategy.to_dict(), terms(found)]) + "\n")
+            sys.stdout.write(json.dumps([number, stack, to_json(strategy), terms(found)]) + "\n")
     if given.write:
         KEPT.write_text("[\n" + ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows) + "\n]\n")
 

@@ -3,7 +3,8 @@
 import json
 from pathlib import Path
 
+from autoshard.files.codec import from_json
 from autoshard.spec.model import ModelSpec
 
 ODD_FILE = Path(__file__).parent / "golden" / "odd_model.json"
-ODD = ModelSpec.from_dict(json.loads(ODD_FILE.read_text()))
+ODD = from_json(ModelSpec, json.loads(ODD_FILE.read_text()), "model")

@@ -11,6 +11,7 @@ from pathlib import Path
 from autoshard.audits.values import RoleAudit
 from autoshard.errors import AutoshardError
 from autoshard.files.atomic_file import write_text
+from autoshard.files.codec import read_value, to_json
 from autoshard.plans.plan import Plan
 from autoshard.plans.plan_json import plan_to_json
 from autoshard.version import program_version
@@ -28,8 +29,8 @@ def load(path: Path) -> dict[int, RoleAudit]:
     """By rank. Nothing where there is no such file or it does not hold audits."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        return {one.role.rank: one for one in map(RoleAudit.from_dict, values)}
-    except (OSError, ValueError, TypeError, KeyError):
+        return {one.role.rank: one for one in read_value(tuple[RoleAudit, ...], values, "audits")}
+    except (OSError, ValueError, AutoshardError):
         return {}
 
 
@@ -37,6 +38,6 @@ def save(path: Path, audits: Mapping[int, RoleAudit]) -> None:
     """Keeps nothing where the folder cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps([one.to_dict() for one in audits.values()]), "audit")
+        write_text(path, json.dumps(to_json(list(audits.values()))), "audit")
     except (OSError, AutoshardError):
         return

@@ -9,6 +9,7 @@ from typing import Any
 from autoshard.audits.compare import PEAK
 from autoshard.audits.values import Difference, RoleAudit, Row
 from autoshard.explanation.page import Line, heading, paint, table, wrapped
+from autoshard.files.codec import to_json
 from autoshard.plans.plan import Plan
 from autoshard.units import format_bytes, format_count
 
@@ -21,7 +22,7 @@ def to_dict(plan: Plan, audits: Sequence[RoleAudit]) -> dict[str, Any]:
         "model": plan.model.name,
         "world_size": plan.mesh.world_size,
         "agrees": all(one.agrees for one in audits),
-        "roles": [one.to_dict() for one in audits],
+        "roles": to_json(list(audits)),
     }
 
 

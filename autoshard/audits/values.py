@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from autoshard.graph.count import Collective
 
@@ -109,17 +109,3 @@ class RoleAudit:
     @property
     def agrees(self) -> bool:
         return not self.differences
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "unmatched": dict(self.unmatched)}
-
-    @staticmethod
-    def from_dict(value: Mapping[str, Any]) -> RoleAudit:
-        return RoleAudit(
-            **{
-                **value,
-                "role": Role(**value["role"]),
-                "rows": tuple(Row(**row) for row in value["rows"]),
-                "differences": tuple(Difference(**one) for one in value["differences"]),
-            }
-        )

@@ -8,6 +8,7 @@ from hashlib import sha256
 from statistics import mean
 from typing import Any
 
+from autoshard.files.codec import to_json
 from autoshard.spec.evidence import Evidence
 
 Leaf = tuple[str, ...]
@@ -64,7 +65,7 @@ def set_fitted(content: dict[str, Any], values: Mapping[Leaf, tuple[float, str]]
         leaf_entry(calibration, leaf).update(value=value, source=f"fitted to {of.data}; {meaning}")
     older = [{**one, "constants": _still(calibration, one, of)} for one in calibration.pop("fits", [])]
     about = calibration.pop("about")
-    fits = sorted([*(one for one in older if one["constants"]), of.to_dict()], key=lambda one: one["data"])
+    fits = sorted([*(one for one in older if one["constants"]), to_json(of)], key=lambda one: one["data"])
     content["calibration"] = {"about": about, "fits": fits, **calibration}
 
 

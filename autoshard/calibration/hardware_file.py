@@ -10,6 +10,7 @@ from typing import Any
 from autoshard.calibration.calibration import Leaf, digest, evidence, set_fitted, today
 from autoshard.calibration.fit import Fit, fit_collectives, fit_device, left_out_collectives, left_out_device
 from autoshard.calibration.values import Measurements
+from autoshard.files.codec import to_json
 from autoshard.spec.cluster import Cluster, load_cluster
 from autoshard.spec.evidence import Evidence
 from autoshard.spec.hardware_file import FOLDER, read_content
@@ -44,7 +45,7 @@ def hardware_file(
 def _evidence(
     found: Measurements, what: str, fit: Fit, groups: int, left_out: Sequence[float] | None, constants: Iterable[Leaf]
 ) -> Evidence:
-    sha256 = digest(json.dumps(found.to_dict(), sort_keys=True).encode())
+    sha256 = digest(json.dumps(to_json(found), sort_keys=True).encode())
     errors = [point.error for point in fit.points]
     return evidence(constants, f"{what} of {found.name}", sha256, groups, (errors, left_out))
 

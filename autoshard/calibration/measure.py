@@ -12,6 +12,7 @@ from typing import Any
 
 from autoshard.calibration.values import Measurements
 from autoshard.errors import AutoshardError
+from autoshard.files.codec import from_json
 from autoshard.runtime.launch import Message, run_processes
 
 DEVICES = ("cpu", "cuda", "neuron")
@@ -40,7 +41,8 @@ def measure(device: str, processes: int | None, shapes: int, progress: Progress)
         together = _run("collectives", {"device": device}, ranks, logs, progress)[0] if ranks > 1 else {}
     found = {**one, **together, "device": device, "devices": devices}
     found.setdefault("collectives", [])
-    return Measurements.from_dict(found), {"rates": one["rates"], "dtype": one["dtype"]}
+    rates = {name: found.pop(name) for name in ("rates", "dtype")}
+    return from_json(Measurements, found, "measurements"), rates
 
 
 def _units(device: str) -> str:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from autoshard.cost.compute import OperatorNeeds
 
@@ -64,24 +62,6 @@ class Measurements:
     passes: tuple[PassTime, ...]
     collectives: tuple[CollectiveTime, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return asdict(self) | {"operators": [operator_to_dict(one) for one in self.operators]}
-
-    @staticmethod
-    def from_dict(data: Mapping[str, Any]) -> Measurements:
-        """From `to_dict`'s form, which only this package writes."""
-        return Measurements(
-            data["device"],
-            data["name"],
-            data["devices"],
-            data["memory_bytes"],
-            tuple(OperatorTime(**{**one, "needs": OperatorNeeds(**one["needs"])}) for one in data["operators"]),
-            tuple(MemoryTime(**one) for one in data["memory"]),
-            tuple(PassTime(**one) for one in data["passes"]),
-            tuple(CollectiveTime(**one) for one in data["collectives"]),
-        )
-
 
 def faster(one: OperatorTime | PassTime, other: OperatorTime | PassTime) -> OperatorTime | PassTime:
     """The same thing measured twice: the shorter of each of its times."""
@@ -94,7 +74,3 @@ def faster(one: OperatorTime | PassTime, other: OperatorTime | PassTime) -> Oper
     if one.backward_s is not None and other.backward_s is not None:
         backward = min(one.backward_s, other.backward_s)
     return replace(one, forward_s=min(one.forward_s, other.forward_s), backward_s=backward)
-
-
-def operator_to_dict(one: OperatorTime) -> dict[str, Any]:
-    return {**vars(one), "needs": one.needs._asdict()}

@@ -14,7 +14,8 @@ import torch.distributed as dist
 from autoshard.calibration.clock import Clock
 from autoshard.calibration.collective_times import collective_times
 from autoshard.calibration.operators import shapes, times
-from autoshard.calibration.values import MemoryTime, OperatorTime, PassTime, faster, operator_to_dict
+from autoshard.calibration.values import MemoryTime, OperatorTime, PassTime, faster
+from autoshard.files.codec import to_json
 from autoshard.runtime.worker import Reporter
 
 DTYPES = {"cpu": "float32", "cuda": "bfloat16", "neuron": "bfloat16"}
@@ -42,7 +43,7 @@ def one_device(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
         reporter.report("progress", done=number + 1, of=SWEEPS * len(all_shapes), what=shape.name)
     reporter.last_action = "timing memory"
     return {
-        "operators": [operator_to_dict(one) for one in fastest.values() if isinstance(one, OperatorTime)],
+        "operators": to_json([one for one in fastest.values() if isinstance(one, OperatorTime)]),
         "passes": [vars(one) for one in fastest.values() if isinstance(one, PassTime)],
         "memory": [vars(one) for one in _memory_times(clock)],
         "rates": {name: _rate(name, clock) for name in (dtype, *ALSO[device.type])},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from autoshard.checkpoint.layout import parameter_shapes
 from autoshard.checkpoint.store import Folder, folder_name, is_step
 from autoshard.checkpoint.tensor_file import ELEMENT_BYTES
 from autoshard.errors import AutoshardError
+from autoshard.files.codec import from_json, to_json
 from autoshard.files.fields import LARGEST_SEED, check_choice, check_integer, is_finite, show
 from autoshard.files.json_file import read_json
 from autoshard.spec.dropout import NO_DROPOUT, Dropout
@@ -38,9 +39,6 @@ class FileRecord:
     sha256: str
     tensors: tuple[str, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "tensors": list(self.tensors)}
-
 
 @dataclass(frozen=True)
 class Manifest:
@@ -63,14 +61,12 @@ class Manifest:
     quantities: tuple[str, ...] = QUANTITIES
 
     def to_json(self) -> str:
-        content = {field.name: getattr(self, field.name) for field in fields(self)}
-        content["quantities"] = list(self.quantities)
-        content["files"] = [one.to_dict() for one in self.files]
+        content = to_json(self)
         return json.dumps({"format_version": FORMAT_VERSION, "sha256": _digest(content), "content": content}) + "\n"
 
     def check_model(self, model: ModelSpec, where: Path | Folder) -> None:
         """Raises AutoshardError naming a field in which the model is another one; its name and dropout may be."""
-        mine = json.loads(json.dumps(model.to_dict()))
+        mine = to_json(model)
         for field in sorted(mine.keys() | self.model.keys()):
             if field not in _NOT_OF_STATE and mine.get(field) != self.model.get(field):
                 raise AutoshardError(
@@ -81,7 +77,7 @@ class Manifest:
     @property
     def dropout(self) -> Dropout:
         """That the model was trained with."""
-        return Dropout.from_dict(self.model.get("dropout", NO_DROPOUT.to_dict()), "dropout of the checkpoint's model")
+        return from_json(Dropout, self.model.get("dropout", to_json(NO_DROPOUT)), "dropout of the checkpoint's model")
 
 
 def read_manifest(folder: Path | Folder) -> Manifest:
@@ -113,7 +109,7 @@ def read_manifest(folder: Path | Folder) -> Manifest:
 
 def shapes(manifest: Manifest) -> dict[str, tuple[int, ...]]:
     """Of every parameter."""
-    return parameter_shapes(ModelSpec.from_dict(manifest.model))
+    return parameter_shapes(from_json(ModelSpec, manifest.model, "model"))
 
 
 def _manifest(content: dict[str, Any]) -> Manifest:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from autoshard.explanation.page import heading, paint, table, wrapped
+from autoshard.files.codec import to_json
 from autoshard.planner.objectives import usd_per_billion_tokens
 from autoshard.planner.planning import Answer
 from autoshard.plans.names import short_name
@@ -46,7 +47,7 @@ def frontier_to_list(points: tuple[Answer, ...]) -> list[dict[str, Any]]:
             "step_time_s": one.result.best.estimate.step_time_s,
             "tokens_per_s": one.result.best.estimate.tokens_per_s,
             "usd_per_billion_tokens": usd_per_billion_tokens(one),
-            "strategy": one.result.best.strategy.to_dict(),
+            "strategy": to_json(one.result.best.strategy),
         }
         for one in points
     ]

@@ -86,13 +86,13 @@ def run(values: Mapping[str, Any]) -> int:
 
 def _show_changes(found: Edited, old: str, out: str, form: str) -> None:
     from autoshard.explanation.page import paint, table, wrapped
-    from autoshard.plans.plan_json import estimate_to_dict
+    from autoshard.files.codec import to_json
     from autoshard.replanning.edit import shown
 
     if form == "json":
-        before = None if found.before is None else estimate_to_dict(found.before)
+        before = None if found.before is None else to_json(found.before)
         changes = [change._asdict() for change in found.changes]
-        values = {"changes": changes, "before": before, "after": estimate_to_dict(found.plan.estimate)}
+        values = {"changes": changes, "before": before, "after": to_json(found.plan.estimate)}
         say(json.dumps({**values, "by_hand": found.by_hand or None, "notes": list(found.plan.notes)}, indent=1))
         return
     width = page_width()

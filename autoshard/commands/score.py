@@ -74,7 +74,7 @@ def _best(problem: Problem) -> tuple[Candidate | None, str]:
 
 def _plan(file: str, given: dict[str, Any]) -> Written:
     """Of a plan only inputs and strategy are read: a hand-edited one has a price, and a note says what is wrong."""
-    from autoshard.layout.strategy import Strategy
+    from autoshard.layout.strategy import read_strategy
     from autoshard.plans.validate import in_file, plan_from_dict, problem_from_dict, read_plan_object
 
     if given:
@@ -83,7 +83,7 @@ def _plan(file: str, given: dict[str, Any]) -> Written:
     if not isinstance(data.get("strategy"), dict):
         raise AutoshardError(f"{file}: this is not a plan: it lacks strategy")
     problem, _ = in_file(file, lambda: problem_from_dict(data))
-    strategy = in_file(file, lambda: Strategy.from_dict(data["strategy"]))
+    strategy = in_file(file, lambda: read_strategy(data["strategy"], "strategy"))
     try:
         plan_from_dict(data)
     except AutoshardError as error:

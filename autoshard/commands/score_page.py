@@ -7,10 +7,10 @@ from typing import Any
 
 from autoshard.cost.values import Estimate, Term
 from autoshard.explanation.page import LEAST_SHARE, Line, hanging, heading, paint, table, wrapped
+from autoshard.files.codec import to_json
 from autoshard.planner.score import Score
 from autoshard.planner.written import Written
 from autoshard.plans.names import layout_name
-from autoshard.plans.plan_json import estimate_to_dict
 from autoshard.plans.rounding import rounded
 from autoshard.plans.search_result import Candidate
 from autoshard.units import format_bytes, format_seconds
@@ -101,13 +101,13 @@ def score_to_dict(written: Written, score: Score, best: Candidate | None) -> dic
         "form": written.form,
         "model": written.problem.model.name,
         "backend": written.problem.backend,
-        "strategy": score.strategy.to_dict(),
+        "strategy": to_json(score.strategy),
         "broken": list(score.broken),
         "fits": None if score.estimate is None else score.estimate.fits,
-        "estimate": None if score.estimate is None else estimate_to_dict(rounded(score.estimate)),
+        "estimate": None if score.estimate is None else to_json(rounded(score.estimate)),
         "best": None
         if best is None
-        else {"strategy": best.strategy.to_dict(), "estimate": estimate_to_dict(rounded(best.estimate))},
+        else {"strategy": to_json(best.strategy), "estimate": to_json(rounded(best.estimate))},
         "notes": list(written.notes),
         "warnings": list(written.warnings),
         "not_priced": list(written.not_priced),

@@ -26,6 +26,7 @@ from autoshard.conversion.source import Source
 from autoshard.conversion.stream import stream
 from autoshard.errors import AutoshardError
 from autoshard.files.atomic_file import write_text
+from autoshard.files.codec import to_json
 from autoshard.files.fields import show
 from autoshard.models.registry import load_model
 from autoshard.plans.plan import Plan
@@ -157,7 +158,7 @@ def _model(folder: Path, given: ModelSpec | str | None) -> ModelSpec:
 
 def check_same_model(source: Source, plan: Plan) -> None:
     """Raises AutoshardError naming a field in which the weights' model is another one; its name and losses may be."""
-    mine, theirs = plan.model.to_dict(), source.model.to_dict()
+    mine, theirs = to_json(plan.model), to_json(source.model)
     for name, value in mine.items():
         if name not in _NOT_OF_WEIGHTS and theirs[name] != value:
             raise AutoshardError(

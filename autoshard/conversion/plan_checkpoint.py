@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from autoshard.conversion.places import TensorLayout, contiguous
 from autoshard.conversion.regions import Region
 from autoshard.conversion.source import Source, key_of
 from autoshard.errors import AutoshardError
+from autoshard.files.codec import from_json, to_json
 from autoshard.plans.plan import Plan
 from autoshard.plans.plan_json import plan_to_json
 from autoshard.spec.model import ModelSpec
@@ -40,7 +40,7 @@ def checkpoint_source(folder: Path, share: tuple[int, int] = (0, 1)) -> Source:
     """share: as open_source takes it. Raises AutoshardError naming what is wrong with a file."""
     manifest = read_manifest(folder)
     _check_sizes(folder, manifest.files)
-    model = ModelSpec.from_dict(manifest.model)
+    model = from_json(ModelSpec, manifest.model, "model")
     shapes = parameter_shapes(model)
     regions: dict[str, list[Region]] = {}
     for record in manifest.files:
@@ -109,7 +109,7 @@ def manifest_of(
     plan: Plan, dtype: str, files: list[OutputFile], sha256: Mapping[Path, str], source: Source
 ) -> Manifest:
     """sha256: of every file. A data position is not known: other programs say it in other words."""
-    model = json.loads(json.dumps(plan.model.to_dict()))
+    model = to_json(plan.model)
     versions = {"autoshard": autoshard.__version__, "python": platform.python_version()}
     moments = tuple(key_of(quantity, "") for quantity in QUANTITIES[1:])
     records = tuple(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+import math
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 from autoshard.errors import AutoshardError
-from autoshard.files.fields import is_finite, show
+from autoshard.files.codec import Form, NotNegative, Positive, Text, Whole, read_value, to_json
 from autoshard.files.strict import Reader
+
+SUM_TOLERANCE = 2e-5
+"""Relative: each term of a file is rounded to six digits."""
 
 
 @dataclass(frozen=True)
@@ -19,17 +22,88 @@ class Term:
     value: float
 
 
+def six_digits(value: float) -> float:
+    """Rounded to six significant digits: what plan.json keeps of an estimate."""
+    return float(f"{value:.6g}")
+
+
+def _write_terms(terms: tuple[Term, ...]) -> dict[str, float]:
+    found = {term.name: term.value for term in terms}
+    assert len(found) == len(terms), terms
+    return found
+
+
+def _read_terms(data: object, where: str) -> tuple[Term, ...]:
+    reader = Reader(data, where)
+    names = reader.names
+    if not names:
+        raise AutoshardError(f"{where} is empty; it must hold at least one term")
+    return tuple(
+        Term(
+            read_value(Text, name, f"the name of a term in {where}"),
+            read_value(NotNegative, reader.any(name), f"{where}.{name}"),
+        )
+        for name in names
+    )
+
+
+TERMS_FORM = Form(
+    _write_terms,
+    _read_terms,
+    {"type": "object", "minProperties": 1, "additionalProperties": {"type": "number", "minimum": 0}},
+)
+
+
 @dataclass(frozen=True)
 class StageMemory:
     """Bytes on each device of one pipeline rank, at the worst moment of a step."""
 
-    pipeline_rank: int
-    terms: tuple[Term, ...]
+    pipeline_rank: Whole
+    terms: Annotated[tuple[Term, ...], TERMS_FORM]
 
     @property
     def total_bytes(self) -> float:
         """The sum of the terms, on one device."""
         return sum(term.value for term in self.terms)
+
+
+@dataclass(frozen=True)
+class WrittenMemory:
+    """One pipeline rank.
+
+    pipeline_rank: Which one.
+    total_bytes: Sum of the terms, bytes on each of its devices.
+    terms: Bytes by what they hold; what the runtime and the compiler reserve is one of them.
+    """
+
+    pipeline_rank: Whole
+    total_bytes: Positive
+    terms: Annotated[tuple[Term, ...], TERMS_FORM]
+
+
+def _write_memory(memory: tuple[StageMemory, ...]) -> Any:
+    return to_json([WrittenMemory(one.pipeline_rank, six_digits(one.total_bytes), one.terms) for one in memory])
+
+
+def _read_memory(data: object, where: str) -> tuple[StageMemory, ...]:
+    written = read_value(tuple[WrittenMemory, ...], data, where)
+    return tuple(_stage_memory(one, f"{where}[{index}]", index) for index, one in enumerate(written))
+
+
+def _stage_memory(written: WrittenMemory, where: str, index: int) -> StageMemory:
+    if written.pipeline_rank != index:
+        raise AutoshardError(
+            f"{where}.pipeline_rank is {written.pipeline_rank}, but its place in the list gives {index}"
+        )
+    found = StageMemory(written.pipeline_rank, written.terms)
+    if not math.isclose(found.total_bytes, written.total_bytes, rel_tol=SUM_TOLERANCE):
+        raise AutoshardError(
+            f"{where}.terms add up to {found.total_bytes:,.0f} bytes, but total_bytes is {written.total_bytes:,.0f}"
+        )
+    return found
+
+
+MEMORY_FORM = Form(_write_memory, _read_memory, {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/memory"}})
 
 
 @dataclass(frozen=True)
@@ -45,16 +119,16 @@ class Estimate:
     could do at their peak in step_time_s.
     """
 
-    step_time_s: float
-    time_terms: tuple[Term, ...]
-    memory: tuple[StageMemory, ...]
-    memory_capacity_bytes: float
-    tokens_per_s: float
-    mfu: float
-    model_flops_per_step: float
-    step_time_low_s: float
-    step_time_high_s: float
-    fits_probability: float
+    step_time_s: Positive
+    step_time_low_s: Positive
+    step_time_high_s: Positive
+    time_terms: Annotated[tuple[Term, ...], TERMS_FORM]
+    tokens_per_s: NotNegative
+    mfu: NotNegative
+    model_flops_per_step: NotNegative
+    memory_capacity_bytes: Positive
+    fits_probability: NotNegative
+    memory: Annotated[tuple[StageMemory, ...], MEMORY_FORM]
 
     @property
     def fullest(self) -> StageMemory:
@@ -65,44 +139,3 @@ class Estimate:
     def fits(self) -> bool:
         """Whether the fullest rank, as predicted, stays within its memory; fits_probability says how surely."""
         return self.fullest.total_bytes <= self.memory_capacity_bytes
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; terms as name -> value, in order."""
-        numbers = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("time_terms", "memory")}
-        return {
-            "step_time_s": numbers.pop("step_time_s"),
-            "time_terms": {term.name: term.value for term in self.time_terms},
-            "memory": [{term.name: term.value for term in stage.terms} for stage in self.memory],
-            **numbers,
-        }
-
-    @staticmethod
-    def from_dict(value: object, path: str = "estimate") -> Estimate:
-        """The inverse of to_dict. Raises AutoshardError for what is missing, unknown or not a number."""
-        reader = Reader(value, path)
-        memory = reader.any("memory")
-        if not isinstance(memory, list) or not memory:
-            raise AutoshardError(
-                f"{path}.memory is {show(memory)}; it must be a list with an entry for each pipeline rank"
-            )
-        estimate = Estimate(
-            time_terms=_terms(reader.any("time_terms"), f"{path}.time_terms"),
-            memory=tuple(
-                StageMemory(rank, _terms(terms, f"{path}.memory[{rank}]")) for rank, terms in enumerate(memory)
-            ),
-            **{f.name: _number(reader.any(f.name), f"{path}.{f.name}") for f in fields(Estimate) if f.type == "float"},
-        )
-        reader.finish()
-        return estimate
-
-
-def _terms(value: object, path: str) -> tuple[Term, ...]:
-    if not isinstance(value, Mapping):
-        raise AutoshardError(f"{path} is {show(value)}; it must be an object of names and numbers")
-    return tuple(Term(str(name), _number(number, f"{path}.{name}")) for name, number in value.items())
-
-
-def _number(value: object, path: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not is_finite(value) or value < 0:
-        raise AutoshardError(f"{path} is {show(value)}; it must be a finite number of at least 0")
-    return float(value)

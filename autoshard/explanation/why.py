@@ -11,6 +11,7 @@ from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.errors import AutoshardError, NoLayoutFits
 from autoshard.explanation.doubt import doubt, pairs
 from autoshard.explanation.flips import same_layout
+from autoshard.files.codec import to_json
 from autoshard.planner.search import search
 from autoshard.plans.plan import Plan
 from autoshard.plans.search_result import Candidate, Pins
@@ -56,7 +57,7 @@ class Why:
 
 
 def _candidate_to_dict(one: Candidate) -> dict[str, Any]:
-    return {"strategy": one.strategy.to_dict(), "estimate": one.estimate.to_dict()}
+    return {"strategy": to_json(one.strategy), "estimate": to_json(one.estimate)}
 
 
 def why(plan: Plan, asked: str, pins: Pins) -> Why:

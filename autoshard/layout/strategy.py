@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from itertools import groupby
-from typing import Any
 
 from autoshard.errors import AutoshardError
+from autoshard.files.codec import from_json
+from autoshard.files.fields import show
 from autoshard.graph.recompute import canonical
 from autoshard.layout.context_parallel import CONTEXT_PARALLEL, UNUSED
 from autoshard.layout.mesh import AXIS_ORDER, check_axis_order, experts_objection
@@ -110,33 +110,14 @@ class Strategy:
             start += count
         return tuple(ranges)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, every field by its name."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {**values, **{name: list(getattr(self, name)) for name in _LISTS}}
 
-    @staticmethod
-    def from_dict(values: Mapping[str, Any]) -> Strategy:
-        """Raises AutoshardError for a missing or unknown key."""
-        known = [field.name for field in fields(Strategy)]
-        for name in known:
-            if name not in values:
-                raise AutoshardError(f"strategy has no {name}")
-        for name in values:
-            if name not in known:
-                raise AutoshardError(f"strategy has an unknown field {name}; known: {', '.join(known)}")
-        for name, items in _LISTS.items():
-            if not isinstance(values[name], list):
-                raise AutoshardError(f"{name}={values[name]!r} must be a list of {items}")
-        return Strategy(**{**values, **{name: tuple(values[name]) for name in _LISTS}})
-
-
-_LISTS = {
-    "recompute": "sets, one for each virtual stage",
-    "stage_layers": "whole numbers, one for each virtual stage",
-    "axis_order": "axes, outermost first",
-}
-"""Fields that hold several things."""
+def read_strategy(data: object, where: str) -> Strategy:
+    """The inverse of to_json. where: what errors call the data. Raises AutoshardError for what is no strategy."""
+    if not isinstance(data, dict):
+        raise AutoshardError(f"{where} must be an object with named fields, not {show(data)}")
+    if missing := [one.name for one in fields(Strategy) if one.name not in data]:
+        raise AutoshardError(f"strategy has no {missing[0]}")
+    return from_json(Strategy, data, where)
 
 
 def _for_each_stage(recompute: tuple[str, ...] | str, stages: int) -> tuple[str, ...]:

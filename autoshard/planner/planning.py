@@ -68,7 +68,7 @@ def plan_of(request: PlanRequest, found: Answer) -> Plan:
         *problem,
         result.best.strategy,
         result.best.estimate,
-        SearchSummary(result.considered, result.fitting, result.rejections, result.optimality, request.fit_probability),
+        SearchSummary(result.considered, result.fitting, result.optimality, request.fit_probability, result.rejections),
         result.runners_up,
         (*notes, *warnings(problem, result.best.strategy)),
         pins_of(request),

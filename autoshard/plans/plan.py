@@ -10,6 +10,7 @@ import autoshard
 from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.cost.stage import strategy_mesh
 from autoshard.cost.values import Estimate
+from autoshard.files.codec import Positive, Text, Whole
 from autoshard.graph.ir import Graph, Operator
 from autoshard.graph.partition import Choice, Program
 from autoshard.graph.redistribute import NoTransition
@@ -52,11 +53,11 @@ class SearchSummary:
     """How the strategy was found. considered, fitting: whole layouts. optimality: what is proven of the answer.
     fit_probability: how surely it had to fit in memory, as far as any layout does."""
 
-    considered: int
-    fitting: int
-    rejections: tuple[Rejection, ...]
-    optimality: str = OPTIMAL
-    fit_probability: float = FIT_PROBABILITY
+    considered: Whole
+    fitting: Whole
+    optimality: Text = OPTIMAL
+    fit_probability: Positive = FIT_PROBABILITY
+    rejections: tuple[Rejection, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from autoshard.cost.values import Estimate, Term
+from autoshard.cost.values import Estimate
 from autoshard.files.atomic_file import write_text
+from autoshard.files.codec import to_json
 from autoshard.plans.derived_sections import derived_sections
 from autoshard.plans.differences import loses
-from autoshard.plans.plan import Plan, SearchSummary
-from autoshard.plans.rounding import six_digits
+from autoshard.plans.plan import Plan
 from autoshard.plans.search_result import Candidate
 
 FORMAT_VERSION = 2
@@ -53,16 +53,16 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "format_version": FORMAT_VERSION,
         "made_by": plan.made_by,
         "inputs": {
-            "model": plan.model.to_dict(),
-            "training": plan.training.to_dict(),
-            "cluster": plan.cluster.to_dict(),
-            "pins": plan.pins.to_dict(),
+            "model": to_json(plan.model),
+            "training": to_json(plan.training),
+            "cluster": to_json(plan.cluster),
+            "pins": to_json(plan.pins),
         },
         "backend": plan.backend,
-        "strategy": plan.strategy.to_dict(),
+        "strategy": to_json(plan.strategy),
         **derived_sections(plan),
-        "estimate": estimate_to_dict(plan.estimate),
-        "search": _search_to_dict(plan.search) if plan.search else None,
+        "estimate": to_json(plan.estimate),
+        "search": to_json(plan.search),
         "runners_up": [_runner_up_to_dict(plan.estimate, one) for one in plan.runners_up],
         "notes": list(plan.notes),
     }
@@ -98,51 +98,11 @@ def write_plan(plan: Plan, path: str | Path) -> None:
     write_text(path, plan_to_json(plan), "plan")
 
 
-def estimate_to_dict(estimate: Estimate) -> dict[str, Any]:
-    """The section `estimate` of plan.json: seconds, bytes, terms as name -> value in order."""
-    return {
-        "step_time_s": estimate.step_time_s,
-        "step_time_low_s": estimate.step_time_low_s,
-        "step_time_high_s": estimate.step_time_high_s,
-        "time_terms": _terms_to_dict(estimate.time_terms),
-        "tokens_per_s": estimate.tokens_per_s,
-        "mfu": estimate.mfu,
-        "model_flops_per_step": estimate.model_flops_per_step,
-        "memory_capacity_bytes": estimate.memory_capacity_bytes,
-        "fits_probability": estimate.fits_probability,
-        "memory": [
-            {
-                "pipeline_rank": one.pipeline_rank,
-                "total_bytes": six_digits(one.total_bytes),
-                "terms": _terms_to_dict(one.terms),
-            }
-            for one in estimate.memory
-        ],
-    }
-
-
-def _terms_to_dict(terms: tuple[Term, ...]) -> dict[str, float]:
-    found = {term.name: term.value for term in terms}
-    assert len(found) == len(terms), terms
-    return found
-
-
-def _search_to_dict(search: SearchSummary) -> dict[str, Any]:
-    rejections = [{"reason": one.reason, "count": one.count, "example": one.example} for one in search.rejections]
-    return {
-        "considered": search.considered,
-        "fitting": search.fitting,
-        "optimality": search.optimality,
-        "fit_probability": search.fit_probability,
-        "rejections": rejections,
-    }
-
-
 def _runner_up_to_dict(best: Estimate, one: Candidate) -> dict[str, Any]:
     return {
-        "strategy": one.strategy.to_dict(),
+        "strategy": to_json(one.strategy),
         "loses": loses(best, one.estimate),
-        "estimate": estimate_to_dict(one.estimate),
+        "estimate": to_json(one.estimate),
     }
 
 

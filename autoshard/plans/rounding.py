@@ -1,6 +1,6 @@
 """Six significant digits: no prediction is better, and the last bit must not depend on the machine."""
 
-from autoshard.cost.values import Estimate, StageMemory, Term
+from autoshard.cost.values import Estimate, StageMemory, Term, six_digits
 
 
 def rounded(estimate: Estimate) -> Estimate:
@@ -22,8 +22,3 @@ def rounded(estimate: Estimate) -> Estimate:
 
 def _rounded_terms(terms: tuple[Term, ...]) -> tuple[Term, ...]:
     return tuple(Term(term.name, six_digits(term.value)) for term in terms)
-
-
-def six_digits(value: float) -> float:
-    """Rounded to six significant digits: what plan.json keeps of an estimate."""
-    return float(f"{value:.6g}")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from autoshard.cost.values import Estimate
-from autoshard.files.fields import check_integer, values_for
+from autoshard.files.codec import Text, Whole
 from autoshard.layout.strategy import Strategy
 from autoshard.schedules import SCHEDULES
 
@@ -37,15 +37,6 @@ class Pins:
         """The choices that are pinned, in order."""
         return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, all fields."""
-        return asdict(self)
-
-    @staticmethod
-    def from_dict(value: object, path: str = "pins") -> Pins:
-        """The inverse of to_dict. Raises AutoshardError for a missing or unknown key."""
-        return Pins(**values_for(Pins, value, path))
-
 
 @dataclass(frozen=True)
 class Candidate:
@@ -59,20 +50,9 @@ class Candidate:
 class Rejection:
     """Layouts dropped for one reason. example: in one line, the one that missed by least (or the first)."""
 
-    reason: str
-    count: int
-    example: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return asdict(self)
-
-    @staticmethod
-    def from_dict(value: object, path: str = "rejection") -> Rejection:
-        """The inverse of to_dict. Raises AutoshardError for a missing or unknown key or a count that is none."""
-        rejection = Rejection(**values_for(Rejection, value, path))
-        check_integer(path, "count", rejection.count)
-        return rejection
+    reason: Text
+    count: Whole
+    example: Text
 
 
 OPTIMAL = "optimal within this model: no layout is faster, however it is cut into stages"

@@ -8,19 +8,20 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from autoshard.backends.rules import Problem, check_strategy
-from autoshard.cost.values import Estimate, StageMemory, Term
+from autoshard.cost.values import SUM_TOLERANCE, Estimate
 from autoshard.errors import AutoshardError
+from autoshard.files.codec import Text, from_json, read_value
 from autoshard.files.fields import show
 from autoshard.files.json_file import read_json
 from autoshard.files.strict import Reader
 from autoshard.graph.partition import Choice
 from autoshard.graph.redistribute import NoTransition
 from autoshard.layout.sharding import legal_values
-from autoshard.layout.strategy import Strategy
+from autoshard.layout.strategy import Strategy, read_strategy
 from autoshard.plans.plan import BACKENDS, Plan, SearchSummary, made_by, operator_choices, operator_templates
 from autoshard.plans.plan_json import DIGEST, FORMAT_VERSION, SECTIONS, UNDIGESTED_VERSION, digest, plan_to_dict
 from autoshard.plans.prices import is_cheap, other_prices, priced
-from autoshard.plans.search_result import Candidate, Pins, Rejection
+from autoshard.plans.search_result import Candidate, Pins
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec
@@ -28,9 +29,6 @@ from autoshard.units import MB, format_seconds
 
 MAX_PLAN_BYTES = 8 * MB
 """A plan of the largest model has some 100 KB."""
-SUM_TOLERANCE = 2e-5
-"""Relative: each term is rounded to six digits."""
-LONGEST_TEXT = 2_000
 
 SOURCES = {
     "mesh": "the degrees in strategy give",
@@ -156,9 +154,9 @@ def problem_from_dict(data: Mapping[str, Any]) -> tuple[Problem, object]:
     if missing := [name for name in ("inputs", "backend") if name not in data]:
         raise AutoshardError(f"this is not a plan: it lacks {missing[0]}")
     inputs = Reader(data["inputs"], "inputs")
-    model = ModelSpec.from_dict(inputs.any("model"), "inputs.model")
-    training = TrainingSpec.from_dict(inputs.any("training"), "inputs.training")
-    cluster = Cluster.from_dict(inputs.any("cluster"), "inputs.cluster")
+    model = from_json(ModelSpec, inputs.any("model"), "inputs.model")
+    training = from_json(TrainingSpec, inputs.any("training"), "inputs.training")
+    cluster = from_json(Cluster, inputs.any("cluster"), "inputs.cluster")
     pins = inputs.any("pins")
     inputs.finish()
     backend = data["backend"]
@@ -175,7 +173,7 @@ def chosen_from_dict(data: Mapping[str, Any]) -> tuple[Problem, Pins, Strategy]:
     problem, pinned = problem_from_dict(data)
     if "strategy" not in data:
         raise AutoshardError("this is not a plan: it lacks strategy")
-    pins = _at("inputs.pins", lambda: Pins.from_dict(pinned))
+    pins = _at("inputs.pins", lambda: from_json(Pins, pinned, "pins"))
     strategy = _strategy(data["strategy"], "strategy", *problem)
     _check_pins(pins, strategy)
     return problem, pins, strategy
@@ -185,7 +183,7 @@ def _plan_from_sections(values: dict[str, Any]) -> Plan:
     (model, training, cluster, backend), pins, strategy = chosen_from_dict(values)
     estimate = estimate_from_dict(values["estimate"], "estimate", strategy, training, cluster)
     return Plan(
-        made_by=_text(values["made_by"], "made_by"),
+        made_by=read_value(Text, values["made_by"], "made_by"),
         model=model,
         training=training,
         cluster=cluster,
@@ -197,18 +195,16 @@ def _plan_from_sections(values: dict[str, Any]) -> Plan:
         search=None if values["search"] is None else _search(values["search"]),
         runners_up=tuple(
             _runner_up(one, f"runners_up[{i}]", model, training, cluster, backend)
-            for i, one in enumerate(_list(values["runners_up"], "runners_up"))
+            for i, one in enumerate(read_value(tuple[Any, ...], values["runners_up"], "runners_up"))
         ),
-        notes=tuple(_text(one, f"notes[{i}]") for i, one in enumerate(_list(values["notes"], "notes"))),
+        notes=read_value(tuple[Text, ...], values["notes"], "notes"),
     )
 
 
 def _strategy(
     data: object, where: str, model: ModelSpec, training: TrainingSpec, cluster: Cluster, backend: str
 ) -> Strategy:
-    if not isinstance(data, dict):
-        raise AutoshardError(f"{where} must be an object with named fields, not {show(data)}")
-    strategy = _at(where, lambda: Strategy.from_dict(data))
+    strategy = _at(where, lambda: read_strategy(data, where))
     _at(where, lambda: check_strategy(model, training, cluster, backend, strategy))
     return strategy
 
@@ -259,25 +255,9 @@ def _at(where: str, read: Callable[[], T]) -> T:
 def estimate_from_dict(
     data: object, where: str, strategy: Strategy, training: TrainingSpec, cluster: Cluster
 ) -> Estimate:
-    """The inverse of plan_json.estimate_to_dict. Raises AutoshardError for numbers that contradict each other."""
-    reader = Reader(data, where)
-    step_time_s = _number(reader, "step_time_s", above_zero=True)
-    estimate = Estimate(
-        step_time_s=step_time_s,
-        time_terms=_terms(reader.any("time_terms"), f"{where}.time_terms"),
-        tokens_per_s=_number(reader, "tokens_per_s"),
-        mfu=_number(reader, "mfu"),
-        model_flops_per_step=_number(reader, "model_flops_per_step"),
-        memory_capacity_bytes=_number(reader, "memory_capacity_bytes", above_zero=True),
-        step_time_low_s=_number(reader, "step_time_low_s", above_zero=True),
-        step_time_high_s=_number(reader, "step_time_high_s", above_zero=True),
-        fits_probability=_number(reader, "fits_probability"),
-        memory=tuple(
-            _stage_memory(one, f"{where}.memory[{i}]", i)
-            for i, one in enumerate(_list(reader.any("memory"), f"{where}.memory"))
-        ),
-    )
-    reader.finish()
+    """The inverse of to_json. Raises AutoshardError for numbers that contradict each other."""
+    estimate = from_json(Estimate, data, where)
+    step_time_s = estimate.step_time_s
     total = sum(term.value for term in estimate.time_terms)
     if not math.isclose(total, step_time_s, rel_tol=SUM_TOLERANCE):
         raise AutoshardError(
@@ -316,75 +296,18 @@ def _check_rates(estimate: Estimate, where: str, training: TrainingSpec, cluster
             raise AutoshardError(f"{where}.{name} is {got:.6g}, but inputs and {where}.step_time_s give {want:.6g}")
 
 
-def _stage_memory(data: object, where: str, index: int) -> StageMemory:
-    reader = Reader(data, where)
-    rank = reader.any("pipeline_rank")
-    if type(rank) is not int or rank != index:
-        raise AutoshardError(f"{where}.pipeline_rank is {show(rank)}, but its place in the list gives {index}")
-    total = _number(reader, "total_bytes", above_zero=True)
-    memory = StageMemory(rank, _terms(reader.any("terms"), f"{where}.terms"))
-    reader.finish()
-    if not math.isclose(memory.total_bytes, total, rel_tol=SUM_TOLERANCE):
-        raise AutoshardError(
-            f"{where}.terms add up to {memory.total_bytes:,.0f} bytes, but total_bytes is {total:,.0f}"
-        )
-    return memory
-
-
-def _terms(data: object, where: str) -> tuple[Term, ...]:
-    reader = Reader(data, where)
-    names = reader.names
-    if not names:
-        raise AutoshardError(f"{where} is empty; it must hold at least one term")
-    return tuple(Term(_text(name, f"the name of a term in {where}"), _number(reader, name)) for name in names)
-
-
-def _number(reader: Reader, name: str, above_zero: bool = False) -> float:
-    value = reader.any(name)
-    least = "above 0" if above_zero else "of at least 0"
-    if type(value) not in (int, float) or not math.isfinite(value) or value < 0 or (above_zero and value == 0):
-        raise AutoshardError(f"{reader.path}.{name} is {show(value)}; it must be a finite number {least}")
-    return float(value)
-
-
 def _search(data: object) -> SearchSummary:
-    reader = Reader(data, "search")
-    considered, fitting = (_count(reader, name) for name in ("considered", "fitting"))
-    optimality = _text(reader.any("optimality"), "search.optimality")
-    fit_probability = _number(reader, "fit_probability", above_zero=True)
-    if fit_probability >= 1:
+    search = from_json(SearchSummary, data, "search")
+    if search.fit_probability >= 1:
         raise AutoshardError(
-            f"search.fit_probability is {fit_probability:g}; it must be below 1: nothing fits for sure"
+            f"search.fit_probability is {search.fit_probability:g}; it must be below 1: nothing fits for sure"
         )
-    rejections = tuple(
-        _rejection(one, f"search.rejections[{i}]")
-        for i, one in enumerate(_list(reader.any("rejections"), "search.rejections"))
-    )
-    reader.finish()
-    total = fitting + sum(one.count for one in rejections)
-    if total != considered:
+    total = search.fitting + sum(one.count for one in search.rejections)
+    if total != search.considered:
         raise AutoshardError(
-            f"search.considered is {considered:,}, but search.fitting and search.rejections add up to {total:,}"
+            f"search.considered is {search.considered:,}, but search.fitting and search.rejections add up to {total:,}"
         )
-    return SearchSummary(considered, fitting, rejections, optimality, fit_probability)
-
-
-def _rejection(data: object, where: str) -> Rejection:
-    reader = Reader(data, where)
-    found = Rejection(
-        reason=_text(reader.any("reason"), f"{where}.reason"),
-        count=_count(reader, "count"),
-        example=_text(reader.any("example"), f"{where}.example"),
-    )
-    reader.finish()
-    return found
-
-
-def _count(reader: Reader, name: str) -> int:
-    value = reader.any(name)
-    if type(value) is not int or value < 0:
-        raise AutoshardError(f"{reader.path}.{name} is {show(value)}; it must be a whole number of at least 0")
-    return value
+    return search
 
 
 def _runner_up(
@@ -393,21 +316,9 @@ def _runner_up(
     reader = Reader(data, where)
     strategy = _strategy(reader.any("strategy"), f"{where}.strategy", model, training, cluster, backend)
     estimate = estimate_from_dict(reader.any("estimate"), f"{where}.estimate", strategy, training, cluster)
-    _text(reader.any("loses"), f"{where}.loses")
+    read_value(Text, reader.any("loses"), f"{where}.loses")
     reader.finish()
     return Candidate(strategy, estimate)
-
-
-def _list(value: object, where: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise AutoshardError(f"{where} is {show(value)}; it must be a list")
-    return value
-
-
-def _text(value: object, where: str) -> str:
-    if not isinstance(value, str) or not value.isprintable() or not 1 <= len(value) <= LONGEST_TEXT:
-        raise AutoshardError(f"{where} is {show(value)}; it must be 1 to {LONGEST_TEXT:,} printable characters")
-    return value
 
 
 def _compare(got: object, want: object, where: str, source: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from autoshard.backends.rules import Problem, warnings
 from autoshard.cost.estimate import Estimate, estimate
 from autoshard.errors import AutoshardError
+from autoshard.files.codec import from_json, to_json
 from autoshard.files.json_file import parse_json
 from autoshard.graph.redistribute import NoTransition
 from autoshard.layout.sharding import OperatorChoices, differing
@@ -78,7 +79,7 @@ def edited(before: Plan, edits: Sequence[str]) -> Edited:
         _set(new, edit)
     _let_pins_follow(new, before)
     problem, pins, strategy = chosen_from_dict(new)
-    new["strategy"] = strategy.to_dict()
+    new["strategy"] = to_json(strategy)
     changes = tuple(change for name in GIVEN for change in _differences(old[name], new[name], name))
     if not changes:
         raise AutoshardError(f"--edit {edits[0][:100]}: the plan has that already")
@@ -176,7 +177,7 @@ def _value(text: str) -> object:
 def _let_pins_follow(new: dict[str, Any], before: Plan) -> None:
     """A pin that agreed with the layout before agrees with it now: the edit is the user's wish."""
     try:
-        strategy = Strategy.from_dict(new["strategy"])
+        strategy = from_json(Strategy, new["strategy"], "strategy")
     except (AutoshardError, TypeError):  # read again with everything else, and told
         return
     pins = new["inputs"].get("pins") if isinstance(new["inputs"], dict) else None

@@ -72,9 +72,9 @@ def replan(before: Plan, nodes: int) -> Replanned:
         SearchSummary(
             result.considered,
             result.fitting,
-            result.rejections,
             _optimality(result, chosen),
             _fit_probability(before),
+            result.rejections,
         ),
         others[:5],
         (

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from autoshard.checkpoint.place import is_remote
 from autoshard.errors import AutoshardError
+from autoshard.files.codec import to_json
 from autoshard.plans.plan import Plan
 from autoshard.plans.plan_json import write_plan
 from autoshard.runtime.environment import ClusterEnvironment, cluster_environment
@@ -220,7 +221,7 @@ def _progress(plan: Plan, options: RunOptions, description: str) -> ProgressDisp
 
 
 def _metrics(directory: Path, plan: Plan, options: RunOptions) -> MetricsWriter:
-    config = {"model": plan.model.name, "instance": plan.cluster.instance, **plan.strategy.to_dict()}
+    config = {"model": plan.model.name, "instance": plan.cluster.instance, **to_json(plan.strategy)}
     return MetricsWriter(directory, wandb=options.wandb, project=options.wandb_project, config=config)
 
 

@@ -7,10 +7,11 @@ A *device* is what one rank drives: a logical NeuronCore on Trainium, a process 
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from autoshard.errors import AutoshardError
-from autoshard.files.fields import check_choice, check_integer, check_positive, show, values_for
+from autoshard.files.codec import Form, from_json, to_json
+from autoshard.files.fields import check_choice, check_integer, check_positive, show
 
 LAYOUT_RULES = ("trn1", "trn2", "none")
 LNC = {"trn1": (1,), "trn2": (1, 2)}
@@ -52,14 +53,50 @@ class Link:
         check_positive(f"link {self.name}", "bandwidth_bytes_per_s", self.bandwidth_bytes_per_s)
         _check_not_negative(f"link {self.name}", "latency_s", self.latency_s)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {"name": self.name, "bandwidth_bytes_per_s": self.bandwidth_bytes_per_s, "latency_s": self.latency_s}
 
-    @staticmethod
-    def from_dict(data: object, what: str = "link") -> "Link":
-        """From `to_dict`'s form. Errors: a key missing or unknown, a wrong value."""
-        return Link(**values_for(Link, data, what))
+def _read_peaks(data: object, where: str) -> tuple[tuple[str, float], ...]:
+    if not isinstance(data, dict):
+        raise AutoshardError(f"{where} is {show(data)}; it must be an object: FLOP/s by dtype")
+    return tuple(sorted(data.items()))
+
+
+def _read_intra_node(data: object, where: str) -> tuple[tuple[int, Link], ...]:
+    if not isinstance(data, list):
+        raise AutoshardError(f"{where} is {show(data)}; it must be a list of devices and link")
+    return tuple(_intra_node_step(step, where) for step in data)
+
+
+def _intra_node_step(step: object, where: str) -> tuple[int, Link]:
+    if not isinstance(step, dict) or set(step) != {"devices", "link"}:
+        raise AutoshardError(f"{where} holds {show(step)}; each entry must be an object of devices and link")
+    return step["devices"], from_json(Link, step["link"], f"{where}.link")
+
+
+def _write_intra_node(steps: tuple[tuple[int, Link], ...]) -> list[dict[str, Any]]:
+    return [{"devices": devices, "link": to_json(link)} for devices, link in steps]
+
+
+PEAKS_FORM = Form(
+    dict, _read_peaks, {"type": "object", "additionalProperties": {"type": "number", "exclusiveMinimum": 0}}
+)
+INTRA_NODE_FORM = Form(
+    _write_intra_node,
+    _read_intra_node,
+    {
+        "type": "array",
+        "minItems": 1,
+        "items": {
+            "type": "object",
+            "description": "One span.",
+            "properties": {
+                "devices": {"type": "integer", "minimum": 1, "description": "Neighbouring devices that it spans."},
+                "link": {"$ref": "#/$defs/link", "description": "What joins them."},
+            },
+            "required": ["devices", "link"],
+            "additionalProperties": False,
+        },
+    },
+)
 
 
 @dataclass(frozen=True)
@@ -77,7 +114,7 @@ class Device:
     """
 
     name: str
-    flops_per_s: tuple[tuple[str, float], ...]
+    flops_per_s: Annotated[tuple[tuple[str, float], ...], PEAKS_FORM]
     memory_bytes: float
     reserved_memory_bytes: float
     memory_bandwidth_bytes_per_s: float
@@ -116,32 +153,6 @@ class Device:
         known = ", ".join(name for name, _ in self.flops_per_s)
         raise AutoshardError(f"dtype {dtype} has no peak FLOP/s for device {self.name}; it lists {known}")
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {
-            "name": self.name,
-            "flops_per_s": dict(self.flops_per_s),
-            "memory_bytes": self.memory_bytes,
-            "reserved_memory_bytes": self.reserved_memory_bytes,
-            "memory_bandwidth_bytes_per_s": self.memory_bandwidth_bytes_per_s,
-            "matmul_efficiency": self.matmul_efficiency,
-            "matmul_k0": self.matmul_k0,
-            "tile_rows": self.tile_rows,
-            "tile_columns": self.tile_columns,
-            "memory_efficiency": self.memory_efficiency,
-            "operator_overhead_s": self.operator_overhead_s,
-            "pass_launch_s": self.pass_launch_s,
-        }
-
-    @staticmethod
-    def from_dict(data: object, what: str = "device") -> "Device":
-        """From `to_dict`'s form. Errors: a key missing or unknown, a wrong value."""
-        values = values_for(Device, data, what)
-        peaks = values.pop("flops_per_s")
-        if not isinstance(peaks, dict):
-            raise AutoshardError(f"flops_per_s={show(peaks)} of {what} must be an object: FLOP/s by dtype")
-        return Device(flops_per_s=tuple(sorted(peaks.items())), **values)
-
 
 @dataclass(frozen=True)
 class Cluster:
@@ -166,7 +177,7 @@ class Cluster:
     devices_per_node: int
     devices_per_chip: int
     device: Device
-    intra_node: tuple[tuple[int, Link], ...]
+    intra_node: Annotated[tuple[tuple[int, Link], ...], INTRA_NODE_FORM]
     nodes_per_domain: int
     intra_domain: Link | None
     adapters_per_node: int
@@ -253,47 +264,6 @@ class Cluster:
         """
         reached = max(1, min(self.adapters_per_node, -(-ranks * self.adapters_per_node // self.devices_per_node)))
         return self.inter_node.bandwidth_bytes_per_s * reached / ranks
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; `from_dict` gives an equal Cluster back."""
-        return {
-            "instance": self.instance,
-            "nodes": self.nodes,
-            "lnc": self.lnc,
-            "devices_per_node": self.devices_per_node,
-            "devices_per_chip": self.devices_per_chip,
-            "device": self.device.to_dict(),
-            "intra_node": [{"devices": devices, "link": link.to_dict()} for devices, link in self.intra_node],
-            "nodes_per_domain": self.nodes_per_domain,
-            "intra_domain": None if self.intra_domain is None else self.intra_domain.to_dict(),
-            "adapters_per_node": self.adapters_per_node,
-            "inter_node": self.inter_node.to_dict(),
-            "collective_launch_s": self.collective_launch_s,
-            "all_to_all_efficiency": self.all_to_all_efficiency,
-            "price_per_node_hour_usd": self.price_per_node_hour_usd,
-            "layout_rules": self.layout_rules,
-        }
-
-    @staticmethod
-    def from_dict(data: object, what: str = "cluster") -> "Cluster":
-        """From `to_dict`'s form. Errors: a key missing or unknown, a wrong type or value, each named."""
-        values = values_for(Cluster, data, what)
-        steps, near = values.pop("intra_node"), values.pop("intra_domain")
-        if not isinstance(steps, list):
-            raise AutoshardError(f"intra_node={show(steps)} of {what} must be a list of devices and link")
-        return Cluster(
-            device=Device.from_dict(values.pop("device"), f"{what}.device"),
-            intra_node=tuple(_intra_node_step(step, f"{what}.intra_node") for step in steps),
-            intra_domain=None if near is None else Link.from_dict(near, f"{what}.intra_domain"),
-            inter_node=Link.from_dict(values.pop("inter_node"), f"{what}.inter_node"),
-            **values,
-        )
-
-
-def _intra_node_step(step: object, what: str) -> tuple[int, Link]:
-    if not isinstance(step, dict) or set(step) != {"devices", "link"}:
-        raise AutoshardError(f"{what} holds {show(step)}; each entry must be an object of devices and link")
-    return step["devices"], Link.from_dict(step["link"], f"{what}.link")
 
 
 def _check_intra_node(cluster: Cluster) -> None:

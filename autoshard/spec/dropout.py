@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
-from typing import Any
 
 from autoshard.errors import AutoshardError
-from autoshard.files.fields import is_finite, show, values_for
+from autoshard.files.fields import is_finite, show
 
 
 @dataclass(frozen=True)
@@ -35,13 +34,6 @@ class Dropout:
     def __str__(self) -> str:
         """'embedding=0.1,attention=0.1', as `parse_dropout` reads it."""
         return ",".join(f"{name}={rate!r}" for name, rate in asdict(self).items() if rate) or "0"
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, value: object, path: str = "dropout") -> Dropout:
-        return cls(**values_for(cls, value, path))
 
 
 NO_DROPOUT = Dropout()

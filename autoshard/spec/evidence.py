@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import check_integer, is_finite, show, values_for
@@ -30,13 +29,9 @@ class Evidence:
     worst_error: float
     left_out_error: float | None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {**asdict(self), "constants": list(self.constants)}
-
     @staticmethod
     def from_dict(data: object, what: str) -> Evidence:
-        """From `to_dict`'s form. Errors: a key missing or unknown, a wrong value, each named."""
+        """The inverse of to_json, in its own words. Errors: a key missing or unknown, a wrong value, each named."""
         values = values_for(Evidence, data, what)
         constants = values.pop("constants")
         if not isinstance(constants, list) or not constants or not all(isinstance(one, str) for one in constants):

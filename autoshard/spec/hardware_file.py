@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.errors import AutoshardError
+from autoshard.files.codec import from_json
 from autoshard.files.fields import check_integer, check_positive, near, show
 from autoshard.files.json_file import read_json
 from autoshard.files.strict import Reader
@@ -87,7 +88,7 @@ def read_cluster(path: Path, instance: str | None, nodes: int, lnc: int | None) 
     if instance not in (None, name, *aliases):
         raise AutoshardError(f"instance={show(instance)} but {file.path} describes {name}; use {name}")
     check_integer("the cluster", "nodes", nodes)
-    return Cluster.from_dict(_cluster_values(file, name, nodes, lnc), file.path)
+    return from_json(Cluster, _cluster_values(file, name, nodes, lnc), file.path)
 
 
 def read_content(path: Path) -> Any:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated
 
 from autoshard.errors import AutoshardError
-from autoshard.files.fields import check_choice, check_flag, check_integer, check_positive, show, values_for
+from autoshard.files.codec import Absence, Form, NotNegative
+from autoshard.files.fields import check_choice, check_flag, check_integer, check_positive, show
 from autoshard.spec.dropout import NO_DROPOUT, Dropout
 from autoshard.spec.traced import TracedGraph
 
@@ -32,6 +33,7 @@ ROPE_TYPES = ("linear", "llama3")
 MOST_REPEATED = 10_000
 """Layers, heads or experts."""
 LONGEST_NAME = 200
+GRAPH_FORM = Form(TracedGraph.to_dict, TracedGraph.from_dict, {"$ref": "#/$defs/traced_graph"})
 
 
 @dataclass(frozen=True)
@@ -62,10 +64,6 @@ class RopeScaling:
         check_integer("rope_scaling", "original_max_position_embeddings", original)
         if low is not None and high is not None and low >= high:
             raise AutoshardError(f"low_freq_factor={low} of rope_scaling must be below high_freq_factor={high}")
-
-    @classmethod
-    def from_dict(cls, value: object, path: str = "rope_scaling") -> RopeScaling:
-        return cls(**values_for(cls, value, path))
 
 
 @dataclass(frozen=True)
@@ -111,11 +109,11 @@ class ModelSpec:
     num_experts_per_tok: int = 0
     shared_expert_intermediate_size: int = 0
     norm_topk_prob: bool = True
-    router_aux_loss_coef: float = 0.0
+    router_aux_loss_coef: Annotated[NotNegative, Absence.READ] = 0.0
     partial_rotary_factor: float = 1.0
     use_parallel_residual: bool = False
-    dropout: Dropout = NO_DROPOUT
-    graph: TracedGraph | None = None
+    dropout: Annotated[Dropout, Absence.WRITTEN] = NO_DROPOUT
+    graph: Annotated[TracedGraph | None, GRAPH_FORM, Absence.WRITTEN] = None
 
     def __post_init__(self) -> None:
         _check_fields(self)
@@ -154,25 +152,6 @@ class ModelSpec:
     def num_query_groups(self) -> int:
         """Query heads that share one key-value head; 1 without grouped-query attention."""
         return self.num_attention_heads // self.num_key_value_heads
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; from_dict gives the same value back. dropout and graph only where there are any."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        values["rope_scaling"] = None if self.rope_scaling is None else asdict(self.rope_scaling)
-        own = {name: values.pop(name) for name in ("dropout", "graph")}
-        return values | {name: value.to_dict() for name, value in own.items() if value}
-
-    @classmethod
-    def from_dict(cls, value: object, path: str = "model") -> ModelSpec:
-        """The inverse of to_dict. path: what errors call the value."""
-        absent = {"graph": None, "router_aux_loss_coef": 0.0, "dropout": NO_DROPOUT.to_dict()}
-        values = values_for(cls, {**absent, **value} if isinstance(value, dict) else value, path)
-        values["dropout"] = Dropout.from_dict(values["dropout"], f"{path}.dropout")
-        if values["rope_scaling"] is not None:
-            values["rope_scaling"] = RopeScaling.from_dict(values["rope_scaling"], f"{path}.rope_scaling")
-        if values["graph"] is not None:
-            values["graph"] = TracedGraph.from_dict(values["graph"], f"{path}.graph")
-        return cls(**values)
 
 
 def _check_fields(model: ModelSpec) -> None:

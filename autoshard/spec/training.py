@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from autoshard.errors import AutoshardError
-from autoshard.files.fields import check_choice, check_integer, check_positive, show, values_for
+from autoshard.files.fields import check_choice, check_integer, check_positive, show
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8, "int32": 4, "int64": 8}
 """Bytes of one element."""
@@ -45,10 +44,6 @@ class Precision:
             check_choice(of, field, getattr(self, field), FLOATING_DTYPES)
         if self.master_dtype is not None:
             check_choice(of, "master_dtype", self.master_dtype, FLOATING_DTYPES)
-
-    @classmethod
-    def from_dict(cls, value: object, path: str = "precision") -> Precision:
-        return cls(**values_for(cls, value, path))
 
 
 PRECISIONS = {
@@ -99,13 +94,3 @@ class TrainingSpec:
     def tokens_per_step(self) -> int:
         """Tokens of one optimizer step."""
         return self.sequence_length * self.global_batch_size
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; from_dict gives the same value back."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, value: object, path: str = "training") -> TrainingSpec:
-        """The inverse of to_dict. path: what errors call the value."""
-        fields = values_for(cls, value, path)
-        return cls(**{**fields, "precision": Precision.from_dict(fields["precision"], f"{path}.precision")})

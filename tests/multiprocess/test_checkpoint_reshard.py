@@ -13,6 +13,7 @@ from torch import nn
 from autoshard.checkpoint.directory import LocalStore
 from autoshard.checkpoint.layout import Shard, parameter_shapes, rank_shards
 from autoshard.checkpoint.manifest import Manifest
+from autoshard.files.codec import to_json
 from autoshard.graph.partition import Program
 from autoshard.layout.strategy import Strategy
 from autoshard.models.stage import dim_sizes
@@ -127,7 +128,7 @@ def saved(model: str, layout: str, root: Path) -> Saved:
     states = tuple(state_of(plan, rank) for rank in range(plan.mesh.world_size))
     shards = tuple(rank_shards(plan, rank) for rank in range(plan.mesh.world_size))
     files = [write_rank(store, 1, rank, shards[rank], state) for rank, state in enumerate(states)]
-    manifest = Manifest(1, plan.model.to_dict(), {}, "F32", 1e-3, 0, {}, plan.mesh.world_size, tuple(files))
+    manifest = Manifest(1, to_json(plan.model), {}, "F32", 1e-3, 0, {}, plan.mesh.world_size, tuple(files))
     return Saved(plan, store.being_written(1), manifest, states, shards)
 
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from autoshard.checkpoint.directory import LocalStore
 from autoshard.checkpoint.layout import rank_shards
 from autoshard.checkpoint.manifest import Manifest, read_manifest
+from autoshard.files.codec import to_json
 from autoshard.plans.plan import Plan
 from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings
 from autoshard.runtime.torch_backend.session import Session
@@ -104,6 +105,6 @@ def reshard(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
 def _saved(store: Any, step: int, plan: Plan, ranks: list[Any]) -> None:
     """What all ranks hold, as a checkpoint."""
     files = tuple(write_rank(store, step, rank, shards, state) for rank, (shards, state) in enumerate(ranks))
-    model = json.loads(json.dumps(plan.model.to_dict()))
+    model = json.loads(json.dumps(to_json(plan.model)))
     manifest = Manifest(step, model, {}, "F32", 0.0, 0, {}, len(ranks), files)
     store.commit(step, manifest.to_json(), {one.name: one.bytes for one in files})

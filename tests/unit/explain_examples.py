@@ -44,7 +44,7 @@ def recipe_plan(name: str) -> Plan:
         *problem,
         chosen,
         _estimated(problem, chosen).estimate,
-        SearchSummary(400, 67, rejections),
+        SearchSummary(400, 67, rejections=rejections),
         others,
         notes,
         Pins(tp=chosen.tp, microbatch_size=chosen.microbatch_size),

@@ -58,7 +58,7 @@ def plan_70b() -> Plan:
     others = (strategy(recompute="core_attention+mlp"), strategy(pp=4, dp=4, stage_layers=(20,) * 4, recompute="full"))
     return plan(
         "llama3-70b", "trn1.32xlarge", 16, 8192, 1024, "nxd", strategy(), others,
-        SearchSummary(1250, 50, (rejection,)), ("a note",), Pins(tp=32, schedule="1f1b"),
+        SearchSummary(1250, 50, rejections=(rejection,)), ("a note",), Pins(tp=32, schedule="1f1b"),
     )  # fmt: skip
 
 

@@ -21,13 +21,13 @@ from autoshard.calibration.values import (
     OperatorTime,
     PassTime,
     faster,
-    operator_to_dict,
 )
 from autoshard.cli import main
 from autoshard.cost.collectives import KINDS, GroupShape, collective_law
 from autoshard.cost.compute import OperatorNeeds, memory_s, seconds_of
 from autoshard.cost.stacks import COMPILED
 from autoshard.errors import AutoshardError
+from autoshard.files.codec import from_json, to_json
 from autoshard.runtime.launch import RunOutcome
 from autoshard.spec.cluster import Link, load_cluster
 from autoshard.spec.evidence import Evidence
@@ -122,7 +122,7 @@ def test_the_file_is_a_hardware_file(tmp_path: Path) -> None:
 
 def test_measurements_are_plain_values() -> None:
     found = measured()
-    assert Measurements.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+    assert from_json(Measurements, json.loads(json.dumps(to_json(found))), "measurements") == found
 
 
 def test_the_shorter_of_two_sweeps_counts() -> None:
@@ -158,7 +158,7 @@ def accelerated(device: str) -> dict[str, dict[str, Any]]:
         for number, needs in enumerate(needs_of(size)):
             seconds = seconds_of(needs._replace(m=4 * needs.m), true, peak, COMPILED)
             one = OperatorTime(f"op{number} of size {size}", "bfloat16", needs, seconds.forward, seconds.backward)
-            operators.append(operator_to_dict(replace(one, needs=needs._replace(m=4 * needs.m))))
+            operators.append(to_json(replace(one, needs=needs._replace(m=4 * needs.m))))
             sums = [sums[0] + seconds.forward, sums[1] + seconds.backward]
         for phase, total in zip(("forward", "backward"), sums, strict=True):
             passes.append(vars(PassTime(f"{phase} of size {size}", total + 1e-4, total)))

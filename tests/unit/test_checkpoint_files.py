@@ -28,6 +28,7 @@ from autoshard.checkpoint.read import CheckpointReader, tensor_key
 from autoshard.checkpoint.store import file_problem, prune
 from autoshard.checkpoint.tensor_file import TensorBytes, checksum, read_header, tensor_stream
 from autoshard.errors import AutoshardError
+from autoshard.files.codec import to_json
 from autoshard.models.registry import load_model
 from autoshard.spec.dropout import Dropout
 
@@ -132,7 +133,7 @@ def test_a_broken_tensor_file_is_one_error(tmp_path: Path, name: str) -> None:
 
 
 def manifest(files: tuple[FileRecord, ...] = (), step: int = 4) -> Manifest:
-    return Manifest(step, json.loads(json.dumps(LLAMA.to_dict())), {}, "F32", 1e-3, 0, {"torch": "2"}, 1, files)
+    return Manifest(step, json.loads(json.dumps(to_json(LLAMA))), {}, "F32", 1e-3, 0, {"torch": "2"}, 1, files)
 
 
 def test_a_manifest_comes_back_as_it_was(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from autoshard.calibration.calibration import leaf_entry, leaves
 from autoshard.errors import AutoshardError
+from autoshard.files.codec import from_json, to_json
 from autoshard.spec.cluster import Cluster, Link, instances, load_cluster
 from autoshard.units import GB, GIB, TFLOPS
 
@@ -128,11 +129,11 @@ def test_cpu_has_no_layout_rules() -> None:
 @pytest.mark.parametrize("instance", instances())
 def test_round_trip_through_json_text(instance: str) -> None:
     cluster = load_cluster(instance, 2)
-    text = json.dumps(cluster.to_dict())
-    again = Cluster.from_dict(json.loads(text))
+    text = json.dumps(to_json(cluster))
+    again = from_json(Cluster, json.loads(text), "cluster")
     assert again == cluster and hash(again) == hash(cluster)
-    assert json.dumps(again.to_dict()) == text
-    assert set(cluster.to_dict()) == {field.name for field in fields(Cluster)}
+    assert json.dumps(to_json(again)) == text
+    assert set(to_json(cluster)) == {field.name for field in fields(Cluster)}
 
 
 @pytest.mark.parametrize("instance", instances())
@@ -249,7 +250,7 @@ def test_file_that_is_missing_or_not_json(tmp_path: Path) -> None:
 
 
 def changed(path: str, value: Any) -> dict[str, Any]:
-    data: dict[str, Any] = json.loads(json.dumps(load_cluster("trn1.32xlarge", 1).to_dict()))
+    data: dict[str, Any] = json.loads(json.dumps(to_json(load_cluster("trn1.32xlarge", 1))))
     *parents, last = path.split(".")
     target: dict[str, Any] = data
     target = data
@@ -295,7 +296,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
 )
 def test_from_dict_refuses_a_wrong_value_and_names_the_field(path: str, value: Any) -> None:
     with pytest.raises(AutoshardError) as error:
-        Cluster.from_dict(changed(path, value))
+        from_json(Cluster, changed(path, value), "cluster")
     message = str(error.value)
     assert "\n" not in message and len(message) < 300
     assert path.rsplit(".", maxsplit=1)[-1] in message
@@ -304,7 +305,7 @@ def test_from_dict_refuses_a_wrong_value_and_names_the_field(path: str, value: A
 @pytest.mark.parametrize("data", [None, 3, [], "x", {}])
 def test_from_dict_refuses_other_things(data: object) -> None:
     with pytest.raises(AutoshardError, match="cluster"):
-        Cluster.from_dict(data)
+        from_json(Cluster, data, "cluster")
 
 
 def test_two_links_differ_by_value() -> None:

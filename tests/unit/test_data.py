@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoshard.errors import AutoshardError
+from autoshard.files.codec import to_json
 from autoshard.runtime.data import (
     NOT_LEARNED,
     DataPosition,
@@ -272,7 +273,7 @@ def test_a_step_is_a_pure_function(stream: TokenStream, step: int) -> None:
 
 @given(streams, st.integers(0, 1000))
 def test_a_position_leads_back_to_its_step(stream: TokenStream, step: int) -> None:
-    saved = json.loads(json.dumps(stream.position(step).to_dict()))
+    saved = json.loads(json.dumps(to_json(stream.position(step))))
     assert stream.step_at(DataPosition.from_dict(saved)) == step
 
 

@@ -19,10 +19,12 @@ from autoshard.cost.stage import LocalShape, stage_parts, stage_pricer, strategy
 from autoshard.cost.step import TIME_TERMS, accumulation_s_per_parameter, stage_seconds
 from autoshard.cost.zero_sharding import parts_state
 from autoshard.errors import AutoshardError
+from autoshard.files.codec import from_json, to_json
 from autoshard.graph.recompute import COMMON_SETS
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.models.registry import load_model
 from autoshard.models.stage import parameter_count
+from autoshard.plans.rounding import rounded
 from autoshard.schedules import actions, simulate
 from autoshard.spec.cluster import Cluster, Device, Link, load_cluster
 from autoshard.spec.model import ModelSpec
@@ -164,22 +166,22 @@ def test_terms_add_up(one: Strategy) -> None:
 @pytest.mark.parametrize("one", STRATEGIES)
 def test_round_trip_through_json_text(one: Strategy) -> None:
     result = estimate(LLAMA, TRAINING, _devices(one.world_size), one)
-    assert Estimate.from_dict(json.loads(json.dumps(result.to_dict()))) == result
+    assert from_json(Estimate, json.loads(json.dumps(to_json(rounded(result)))), "estimate") == rounded(result)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"mfu": float("nan")}, "estimate.mfu is nan; it must be a finite number of at least 0"),
-        ({"memory": []}, "estimate.memory is a list of 0; it must be a list with an entry for each pipeline rank"),
-        ({"time_terms": 3}, "estimate.time_terms is 3; it must be an object of names and numbers"),
-        ({"step_time_s": -1}, "estimate.step_time_s is -1; it must be a finite number of at least 0"),
+        ({"memory": 3}, "estimate.memory is 3; it must be a list"),
+        ({"time_terms": 3}, "estimate.time_terms must be an object with named fields, not a number"),
+        ({"step_time_s": -1}, "estimate.step_time_s is -1; it must be a finite number above 0"),
     ],
 )
 def test_a_wrong_estimate_is_named(change: dict[str, Any], message: str) -> None:
-    data = estimate(LLAMA, TRAINING, _devices(1), strategy()).to_dict() | change
+    data = to_json(estimate(LLAMA, TRAINING, _devices(1), strategy())) | change
     with pytest.raises(AutoshardError) as error:
-        Estimate.from_dict(data)
+        from_json(Estimate, data, "estimate")
     assert str(error.value) == message
 
 

@@ -177,7 +177,7 @@ def searched_plan(
     model, cluster = load_model(name), load_cluster(instance, nodes)
     training = TrainingSpec(8192, batch, load_precision("mixed_precision"))
     found = search(model, training, cluster, pins, backend, fit_probability=fit_probability)
-    summary = SearchSummary(found.considered, found.fitting, found.rejections, found.optimality, fit_probability)
+    summary = SearchSummary(found.considered, found.fitting, found.optimality, fit_probability, found.rejections)
     best = found.best
     return make_plan(
         model, training, cluster, backend, best.strategy, best.estimate, summary, found.runners_up, (), pins

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoshard.errors import AutoshardError
+from autoshard.files.codec import from_json, to_json
 from autoshard.models import builtin_models, load_model
 from autoshard.models.huggingface import from_config, read_config
 from autoshard.models.registry import FOLDER
@@ -230,7 +231,7 @@ LLAMA3_ROPE = {
 def test_every_way_to_write_llama3_rope_scaling(fields: dict[str, Any]) -> None:
     model = from_config({**LLAMA, **fields}, "llama3.1")
     assert (model.rope_theta, model.rope_scaling) == (500_000.0, RopeScaling("llama3", 8.0, 1.0, 4.0, 8192))
-    assert json.dumps(model.to_dict()["rope_scaling"]["factor"]) == "8.0"
+    assert json.dumps(to_json(model)["rope_scaling"]["factor"]) == "8.0"
 
 
 def test_other_rope() -> None:
@@ -373,6 +374,6 @@ ANY_VALUE: st.SearchStrategy[Any] = st.one_of(
 def test_any_value_of_any_field_is_a_model_or_one_line(key: str, value: Any) -> None:
     model, error = value_or_error(lambda: from_config({**LLAMA, key: value}, "m"))
     if error is None:
-        assert ModelSpec.from_dict(json.loads(json.dumps(model.to_dict()))) == model
+        assert from_json(ModelSpec, json.loads(json.dumps(to_json(model))), "model") == model
     else:
         assert error.isprintable()

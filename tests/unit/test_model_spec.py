@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoshard.errors import AutoshardError
+from autoshard.files.codec import from_json, to_json
 from autoshard.spec.model import ModelSpec, RopeScaling
 
 SMALL = ModelSpec(
@@ -174,16 +175,16 @@ def test_json_gives_the_same_value_back(
         sliding_window=sliding_window,
     )
     assert model.num_query_groups == groups
-    assert ModelSpec.from_dict(json.loads(json.dumps(model.to_dict()))) == model
+    assert from_json(ModelSpec, json.loads(json.dumps(to_json(model))), "model") == model
 
 
 def test_from_dict_wants_every_field_and_no_other() -> None:
-    fields = changed(rope_scaling=LLAMA3).to_dict()
+    fields = to_json(changed(rope_scaling=LLAMA3))
     with pytest.raises(AutoshardError, match=r"^plan\.json: model lacks head_dim$"):
-        ModelSpec.from_dict({key: value for key, value in fields.items() if key != "head_dim"}, "plan.json: model")
+        from_json(ModelSpec, {key: value for key, value in fields.items() if key != "head_dim"}, "plan.json: model")
     with pytest.raises(AutoshardError, match=r"^model has a field that is not known: 'colour'; known: name, "):
-        ModelSpec.from_dict({**fields, "colour": 0.1})
+        from_json(ModelSpec, {**fields, "colour": 0.1}, "model")
     with pytest.raises(AutoshardError, match=r"^model\.rope_scaling lacks rope_type$"):
-        ModelSpec.from_dict({**fields, "rope_scaling": {}})
+        from_json(ModelSpec, {**fields, "rope_scaling": {}}, "model")
     with pytest.raises(AutoshardError, match=r"^model must be an object with named fields, not "):
-        ModelSpec.from_dict([])
+        from_json(ModelSpec, [], "model")

@@ -11,6 +11,7 @@ from autoshard.cli import main
 from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError
 from autoshard.explanation.page import percent
+from autoshard.files.codec import to_json
 from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import load_model
 from autoshard.models.stage import parameter_count
@@ -191,11 +192,10 @@ EDITS = {
     "strategy.stage_layers=[16, 15]": "strategy: stage_layers=[16, 15] is 31 blocks; llama3-8b has 32",
     "inputs.cluster.lnc=2": "lnc=2 of cluster trn1.32xlarge must be 1, as its layout_rules=trn1 say",
     "inputs.pins.tp=4": "inputs.pins.tp is 4, but strategy.tp is 8",
-    "inputs.pins.vpp=4": "inputs.pins: pins has a field that is not known: 'vpp'; "
-    f"known: {', '.join(Pins().to_dict())}",
+    "inputs.pins.vpp=4": f"inputs.pins: pins has a field that is not known: 'vpp'; known: {', '.join(to_json(Pins()))}",
     "inputs.cluster.intra_node[9].devices=2": "--edit inputs.cluster.intra_node[9].devices: there is no 9; a list of 4",
     "inputs.cluster.link.name=x": "--edit inputs.cluster.link.name: there is no link; "
-    f"there is: {', '.join(load_cluster('cpu', 1).to_dict())}",
+    f"there is: {', '.join(to_json(load_cluster('cpu', 1)))}",
     "backend.x.y=1": "--edit backend.x.y: there is no x; a value",
     "tp=4": "--edit tp: fields begin with inputs, backend or strategy; did you mean strategy.tp?",
     "x=4": "--edit x: fields begin with inputs, backend or strategy; such as strategy.microbatch_size=2",

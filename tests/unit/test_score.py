@@ -12,12 +12,13 @@ import yaml
 from autoshard.cli import main
 from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError
+from autoshard.files.codec import to_json
 from autoshard.interop.written_layout import WrittenLayout, read_written_layout
 from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import load_model
 from autoshard.planner.search import search
 from autoshard.planner.written import read_written
-from autoshard.plans.plan_json import estimate_to_dict, plan_to_json
+from autoshard.plans.plan_json import plan_to_json
 from autoshard.plans.rounding import rounded
 from autoshard.plans.validate import read_plan
 from autoshard.spec.cluster import load_cluster
@@ -97,7 +98,7 @@ def test_a_recipe_with_all_pins(capsys: pytest.CaptureFixture[str]) -> None:
     assert own["time_terms"].keys() == best["time_terms"].keys()
     plan = plan_70b()
     result = search(plan.model, plan.training, load_cluster("trn1.32xlarge", 16), top=0)
-    assert found["best"]["strategy"] == result.best.strategy.to_dict()
+    assert found["best"]["strategy"] == to_json(result.best.strategy)
 
 
 def test_the_same_layout_in_other_words(capsys: pytest.CaptureFixture[str]) -> None:
@@ -242,8 +243,8 @@ def test_score_and_import_give_one_file_one_price(
     assert main(["import", name, *given, "-o", "plan.json"]) == 0
     told = capsys.readouterr().err
     plan = read_plan("plan.json")
-    assert (plan.model.name, plan.strategy.to_dict()) == (found["model"], found["strategy"])
-    assert estimate_to_dict(rounded(plan.estimate)) == found["estimate"]
+    assert (plan.model.name, to_json(plan.strategy)) == (found["model"], found["strategy"])
+    assert to_json(rounded(plan.estimate)) == found["estimate"]
     assert scored(capsys, "plan.json")["estimate"] == found["estimate"]
     assert [line.removeprefix("warning: ") for line in told.splitlines() if line.startswith("warning: ")] == (
         found["warnings"]

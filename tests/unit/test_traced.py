@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from autoshard.errors import AutoshardError
+from autoshard.files.codec import from_json, to_json
 from autoshard.graph.count import total_flops
 from autoshard.graph.pointwise import FUNCTIONS, count, parse, render
 from autoshard.interop.export import FORMS, export
@@ -77,7 +78,7 @@ def test_other_frameworks_have_no_form_for_it(form: str) -> None:
 
 def changed(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
     """The odd model as plain values, one of them changed."""
-    values: dict[str, Any] = json.loads(json.dumps(ODD.to_dict()))
+    values: dict[str, Any] = json.loads(json.dumps(to_json(ODD)))
     change(values["graph"])
     return values
 
@@ -148,15 +149,15 @@ def operator(graph: dict[str, Any], name: str) -> dict[str, Any]:
 )
 def test_what_no_trace_would_give_is_one_error(change: Callable[[dict[str, Any]], object], message: str) -> None:
     with pytest.raises(AutoshardError) as error:
-        ModelSpec.from_dict(changed(change))
+        from_json(ModelSpec, changed(change), "model")
     assert str(error.value) == message
 
 
 def test_only_traced_models_have_a_graph() -> None:
     with pytest.raises(AutoshardError, match="model_type='traced' of OddModel must be one of: llama"):
-        ModelSpec.from_dict({**ODD.to_dict(), "graph": None})
+        from_json(ModelSpec, {**to_json(ODD), "graph": None}, "model")
     with pytest.raises(AutoshardError, match="model_type='llama' of OddModel must be one of: traced"):
-        ModelSpec.from_dict({**ODD.to_dict(), "model_type": "llama"})
+        from_json(ModelSpec, {**to_json(ODD), "model_type": "llama"}, "model")
 
 
 expressions = st.recursive(

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from autoshard.errors import AutoshardError
+from autoshard.files.codec import from_json, to_json
 from autoshard.spec.training import DTYPE_BYTES, PRECISIONS, Precision, TrainingSpec, load_precision
 
 
@@ -32,7 +33,7 @@ def test_bytes_of_state_per_parameter(name: str, state_bytes: int) -> None:
 @pytest.mark.parametrize("name", PRECISIONS)
 def test_json_gives_the_same_value_back(name: str) -> None:
     training = TrainingSpec(4096, 512, load_precision(name), expert_capacity_factor=1.25)
-    assert TrainingSpec.from_dict(json.loads(json.dumps(training.to_dict()))) == training
+    assert from_json(TrainingSpec, json.loads(json.dumps(to_json(training))), "training") == training
 
 
 def test_a_precision_of_ones_own_has_a_name_of_its_own() -> None:
@@ -60,11 +61,11 @@ def test_errors_name_the_field() -> None:
     with pytest.raises(AutoshardError, match=r"^compute_dtype='int8' of precision odd must be one of: bfloat16, "):
         Precision("odd", "bfloat16", "int8", None, "float32", "float32", "float32")
     with pytest.raises(AutoshardError, match=r"^training lacks precision$"):
-        TrainingSpec.from_dict({"sequence_length": 8192, "global_batch_size": 1024})
+        from_json(TrainingSpec, {"sequence_length": 8192, "global_batch_size": 1024}, "training")
     with pytest.raises(
         AutoshardError, match=r"^expert_capacity_factor=-1 of the training must be a finite number above 0$"
     ):
         TrainingSpec(8192, 1024, PRECISIONS["fp32"], -1)
-    fields = TrainingSpec(8192, 1024, PRECISIONS["fp32"]).to_dict()
+    fields = to_json(TrainingSpec(8192, 1024, PRECISIONS["fp32"]))
     with pytest.raises(AutoshardError, match=r"^training\.precision must be an object with named fields, not 'fp32'$"):
-        TrainingSpec.from_dict({**fields, "precision": "fp32"})
+        from_json(TrainingSpec, {**fields, "precision": "fp32"}, "training")

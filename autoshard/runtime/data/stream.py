@@ -5,7 +5,7 @@ Every rank computes the same global batch and takes its rows, so no rank has to 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -35,13 +35,9 @@ class DataPosition:
     seed: int
     digest: str
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, every field by its name."""
-        return asdict(self)
-
     @staticmethod
     def from_dict(values: dict[str, Any]) -> DataPosition:
-        """Raises AutoshardError for anything but what to_dict gave."""
+        """Raises AutoshardError for anything but what to_json gave."""
         types = {"sequences": int, "seed": int, "digest": str}
         if values.keys() != types.keys() or any(type(values[name]) is not types[name] for name in types):
             raise AutoshardError(f"data position {values!r} must have sequences, seed and digest")

@@ -20,6 +20,7 @@ import autoshard
 from autoshard.checkpoint.manifest import QUANTITIES, Manifest, read_manifest
 from autoshard.checkpoint.store import Folder, PlaceError, file_problem, open_folder, open_store
 from autoshard.errors import AutoshardError
+from autoshard.files.codec import to_json
 from autoshard.plans.plan_json import plan_to_json
 from autoshard.runtime.resume import candidates, check_not_mixed
 from autoshard.runtime.torch_backend.checkpoint_threads import WRITTEN, Committer, Writer
@@ -123,7 +124,7 @@ class Checkpoints:
         precision = session.plan.training.precision
         dtype = DTYPE_NAMES[DTYPES[precision.master_dtype or precision.parameter_dtype]]
         versions = {"autoshard": autoshard.__version__, "torch": torch.__version__, "python": platform.python_version()}
-        model = json.loads(json.dumps(session.plan.model.to_dict()))
+        model = to_json(session.plan.model)
         world = session.plan.mesh.world_size
         self._pending = Manifest(steps, model, position, dtype, learning_rate, self._seed, versions, world, ())
         plan = plan_to_json(session.plan) if session.rank == 0 else None

@@ -12,6 +12,7 @@ from autoshard.checkpoint.layout import Shard
 from autoshard.checkpoint.manifest import MANIFEST, FileRecord, Manifest
 from autoshard.checkpoint.store import PLAN, Folder, Hashed, Store, prune, step_of
 from autoshard.errors import AutoshardError
+from autoshard.files.codec import to_json
 from autoshard.runtime.torch_backend.shard_files import State, write_rank
 
 WRITING, WRITTEN = 0, 1
@@ -35,7 +36,7 @@ class Writer(threading.Thread):
             files = [write_rank(self._store, self._step, self._rank, self._shards, self._state)]
             if self._plan is not None:
                 files.append(_write_plan(self._store, self._step, self._plan.encode()))
-            self.result = {"files": [one.to_dict() for one in files]}
+            self.result = {"files": to_json(files)}
         except AutoshardError as error:
             self.result = {"problem": f"rank {self._rank}: {error}"}
         except Exception as error:  # the other ranks wait for this one's word

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from autoshard.files.codec import to_json
 from autoshard.runtime.data import TokenStream
 from autoshard.runtime.resume import batches_ahead
 from autoshard.runtime.torch_backend.checkpoint import CheckpointOptions, Checkpoints
@@ -50,7 +51,7 @@ class Progress:
     def after_step(self, step: int, learning_rate: float) -> None:
         if self._checkpoints is not None:
             self._reporter.last_action = f"step {step + 1}, checkpoint"
-            position = self._stream.position(self.batch_of(step) + 1).to_dict()
+            position = to_json(self._stream.position(self.batch_of(step) + 1))
             self._checkpoints.after_step(step + 1, learning_rate, position, last=step + 1 == self._steps)
 
 
