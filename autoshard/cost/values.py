@@ -106,17 +106,30 @@ def _stage_memory(written: WrittenMemory, where: str, index: int) -> StageMemory
 MEMORY_FORM = Form(_write_memory, _read_memory, {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/memory"}})
 
 
+PROBABILITY_FORM = Form(
+    to_json,
+    lambda data, where: read_value(NotNegative, data, where),  # that it is at most 1 is checked with the step time
+    {"type": "number", "minimum": 0, "maximum": 1},
+)
+
+
 @dataclass(frozen=True)
 class Estimate:
     """What one optimizer step is expected to take.
 
-    time_terms: exposed seconds on the busiest pipeline rank and what it waits for; they add up to step_time_s.
-    memory: one for each pipeline rank, in order; each counts what the runtime and the compiler reserve, so it is held
-    against memory_capacity_bytes, the whole memory of a device.
-    step_time_low_s, step_time_high_s: the step takes between them with 90 % probability. fits_probability: of the
-    fullest rank, to stay within its memory.
-    tokens_per_s: of the whole cluster. mfu: model_flops_per_step, which leave recompute out, over what all devices
-    could do at their peak in step_time_s.
+    step_time_s: Seconds of one optimizer step.
+    step_time_low_s: A step takes at least so many seconds with 95 % probability.
+    step_time_high_s: A step takes at most so many seconds with 95 % probability.
+    time_terms: Exposed seconds on the busiest pipeline rank and what it waits for, by what they are spent on; they
+        add up to step_time_s.
+    tokens_per_s: Tokens of the whole cluster in one second.
+    mfu: Model FLOP/s utilisation: model_flops_per_step over what all devices could do at their dense peak in
+        step_time_s. A fraction, not per cent.
+    model_flops_per_step: FLOPs of the model in one step, forward and backward; recompute is left out.
+    memory_capacity_bytes: Memory of one device, bytes.
+    fits_probability: Of the fullest pipeline rank, to stay within its memory.
+    memory: Memory at the worst moment of a step, one entry for each pipeline rank, in order; each counts what the
+        runtime and the compiler reserve, so it is held against memory_capacity_bytes, the whole memory of a device.
     """
 
     step_time_s: Positive
@@ -127,7 +140,7 @@ class Estimate:
     mfu: NotNegative
     model_flops_per_step: NotNegative
     memory_capacity_bytes: Positive
-    fits_probability: NotNegative
+    fits_probability: Annotated[float, PROBABILITY_FORM]
     memory: Annotated[tuple[StageMemory, ...], MEMORY_FORM]
 
     @property

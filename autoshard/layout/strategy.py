@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from itertools import groupby
+from typing import Annotated, Any
 
 from autoshard.errors import AutoshardError
-from autoshard.files.codec import from_json
+from autoshard.files.codec import Count, Form, Limit, Whole, from_json, read_value
 from autoshard.files.fields import show
 from autoshard.graph.recompute import canonical
 from autoshard.layout.context_parallel import CONTEXT_PARALLEL, UNUSED
@@ -18,34 +19,61 @@ ZERO_STAGES = (0, 1, 2, 3)
 """What ranks that sum a gradient share: nothing; the optimizer state (ZeRO-1); sums of gradients too; weights too."""
 
 
+AXIS_ORDER_FORM = Form(
+    list,
+    lambda data, where: read_value(tuple[Any, ...], data, where),
+    {
+        "type": "array",
+        "items": {"type": "string", "enum": list(AXIS_ORDER)},
+        "minItems": 4,
+        "maxItems": 4,
+        "uniqueItems": True,
+    },
+)
+
+
 @dataclass(frozen=True)
 class Strategy:
-    """A whole layout.
+    """A whole layout: every choice, and nothing that follows from the choices.
 
-    dp counts all data-parallel replicas; ep is carved out of dp x cp, cp first.
-    stage_layers: transformer blocks of each of the pp * num_virtual_stages virtual stages, in model order;
-    stage s runs on pipeline rank s % pp as chunk s // pp.
-    recompute: the set (graph/recompute.py) of each virtual stage's blocks; one that is everywhere may be written once.
-    zero: which of ZERO_STAGES.
-    context_parallel: how ranks that share a sequence attend to all of it; "all_gather" where cp is 1.
-    axis_order: in which order ranks count through the axes, outermost first: a permutation of AXIS_ORDER.
+    tp: Tensor-parallel degree, ranks.
+    pp: Pipeline ranks.
+    dp: Data-parallel replicas, all of them; experts are spread over a part of them.
+    cp: Context-parallel degree: ranks that share one sequence.
+    ep: Expert-parallel degree; carved out of dp x cp, cp first.
+    num_virtual_stages: Stages on each pipeline rank (chunks).
+    microbatch_size: Sequences of one microbatch on one data-parallel rank.
+    schedule: Order of forwards and backwards on each pipeline rank: a name of autoshard.schedules.SCHEDULES.
+    recompute: What backward computes again instead of keeping, of each virtual stage's blocks: none, full, or
+        modules and operators of a block joined by + (graph/recompute.py); one that is everywhere may be given once.
+    sequence_parallel: Whether norms and residuals are split along the sequence over the tensor-parallel ranks.
+    zero: What the ranks that sum a gradient share: 0 nothing, 1 the optimizer state (ZeRO-1), 2 the sums of
+        gradients too, 3 the weights too.
+    attention_kernel: flash never stores scores; plain does.
+    stage_layers: Transformer blocks of each virtual stage, in model order; stage s runs on pipeline rank s % pp as
+        chunk s // pp.
+    context_parallel: How ranks that share a sequence attend to all of it: keys and values go round a ring,
+        zigzag_ring with the work balanced; the sequence is exchanged for heads; or keys and values are gathered (also
+        what cp=1 has).
+    axis_order: In which order ranks count through the axes, outermost first; ep is the inner part of dp. It decides
+        which axis stays within a node.
     """
 
-    tp: int
-    pp: int
-    dp: int
-    cp: int
-    ep: int
-    num_virtual_stages: int
-    microbatch_size: int
+    tp: Count
+    pp: Count
+    dp: Count
+    cp: Count
+    ep: Count
+    num_virtual_stages: Count
+    microbatch_size: Count
     schedule: str
-    recompute: tuple[str, ...]
+    recompute: Annotated[tuple[str, ...], Limit(items=1)]
     sequence_parallel: bool
-    zero: int
-    attention_kernel: str
-    stage_layers: tuple[int, ...]
-    context_parallel: str = UNUSED
-    axis_order: tuple[str, ...] = AXIS_ORDER
+    zero: Annotated[int, Limit(choices=ZERO_STAGES)]
+    attention_kernel: Annotated[str, Limit(choices=ATTENTION_KERNELS)]
+    stage_layers: Annotated[tuple[Whole, ...], Limit(items=1)]
+    context_parallel: Annotated[str, Limit(choices=CONTEXT_PARALLEL)] = UNUSED
+    axis_order: Annotated[tuple[str, ...], AXIS_ORDER_FORM] = AXIS_ORDER
 
     def __post_init__(self) -> None:
         for name in ("tp", "pp", "dp", "cp", "ep", "num_virtual_stages", "microbatch_size"):

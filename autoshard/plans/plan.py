@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Annotated
 
 import autoshard
 from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.cost.stage import strategy_mesh
 from autoshard.cost.values import Estimate
-from autoshard.files.codec import Positive, Text, Whole
+from autoshard.files.codec import Form, Positive, Text, Whole, read_value, to_json
 from autoshard.graph.ir import Graph, Operator
 from autoshard.graph.partition import Choice, Program
 from autoshard.graph.redistribute import NoTransition
@@ -32,13 +33,22 @@ BACKENDS = ("nxd", "torch")
 
 @dataclass(frozen=True)
 class Stage:
-    """One virtual pipeline stage: the blocks [first_layer, stop_layer), on one pipeline rank."""
+    """One virtual pipeline stage: the blocks [first_layer, stop_layer), on one pipeline rank.
 
-    index: int
-    pipeline_rank: int
-    chunk: int
-    first_layer: int
-    stop_layer: int
+    index: Its place in the model.
+    pipeline_rank: The pipeline rank that runs it.
+    chunk: Which of that rank's stages it is.
+    first_layer: Its first transformer block, counted from 0.
+    stop_layer: One past its last transformer block.
+    has_embedding: Whether it begins with the embedding.
+    has_head: Whether it ends with norm, vocabulary projection and loss.
+    """
+
+    index: Whole
+    pipeline_rank: Whole
+    chunk: Whole
+    first_layer: Whole
+    stop_layer: Whole
     has_embedding: bool
     has_head: bool
 
@@ -48,15 +58,28 @@ class Stage:
         return range(self.first_layer, self.stop_layer)
 
 
+FIT_FORM = Form(
+    to_json,
+    lambda data, where: read_value(Positive, data, where),  # validate.py says why it is below 1
+    {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+)
+
+
 @dataclass(frozen=True)
 class SearchSummary:
-    """How the strategy was found. considered, fitting: whole layouts. optimality: what is proven of the answer.
-    fit_probability: how surely it had to fit in memory, as far as any layout does."""
+    """How the strategy was found.
+
+    considered: Whole layouts looked at.
+    fitting: Layouts that broke no rule and fit into memory.
+    optimality: What the search has proven of the chosen layout, in a sentence.
+    fit_probability: With what probability a layout had to fit into memory to be chosen, as far as any does.
+    rejections: Why the others were dropped.
+    """
 
     considered: Whole
     fitting: Whole
     optimality: Text = OPTIMAL
-    fit_probability: Positive = FIT_PROBABILITY
+    fit_probability: Annotated[float, FIT_FORM] = FIT_PROBABILITY
     rejections: tuple[Rejection, ...] = ()
 
 

@@ -15,7 +15,7 @@ from autoshard.schedules import SCHEDULES
 class Pins:
     """Choices that the user fixed, named as in Strategy; None is searched. A pin is never changed.
 
-    axis_order: axes with dashes between, 'dp-pp-cp-tp'.
+    axis_order: As strategy.axis_order, with dashes between, 'dp-pp-cp-tp'.
     """
 
     tp: int | None = None
@@ -48,7 +48,12 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Rejection:
-    """Layouts dropped for one reason. example: in one line, the one that missed by least (or the first)."""
+    """Layouts dropped for one reason.
+
+    reason: Why.
+    count: Layouts dropped for it.
+    example: The one that missed by least, or the first.
+    """
 
     reason: Text
     count: Whole

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from autoshard.errors import AutoshardError
-from autoshard.files.codec import Form, from_json, to_json
+from autoshard.files.codec import Count, Form, Limit, NotNegative, Positive, from_json, to_json
 from autoshard.files.fields import check_choice, check_integer, check_positive, show
 
 LAYOUT_RULES = ("trn1", "trn2", "none")
@@ -40,13 +40,15 @@ def _check_share(of: str, field: str, value: float) -> None:
 class Link:
     """A way between devices.
 
-    bandwidth_bytes_per_s: what one device achieves in one direction (nccl-tests' "busbw"), not the datasheet's.
-    latency_s: of one hop.
+    name: What it is.
+    bandwidth_bytes_per_s: What one device (intra_domain: one chip; inter_node: one network adapter) achieves in one
+        direction, bytes per second: nccl-tests' busbw, not the datasheet's.
+    latency_s: Seconds of one hop.
     """
 
     name: str
-    bandwidth_bytes_per_s: float
-    latency_s: float
+    bandwidth_bytes_per_s: Positive
+    latency_s: NotNegative
 
     def __post_init__(self) -> None:
         _check_text("a link", "name", self.name)
@@ -103,28 +105,34 @@ INTRA_NODE_FORM = Form(
 class Device:
     """One rank's processor and memory.
 
-    flops_per_s: dense peak by dtype name, sorted by name.
-    reserved_memory_bytes: of memory_bytes, what the model cannot use (microcode, runtime, compiled code, scratchpad).
-    matmul_efficiency: share of the peak that a large matmul reaches; contracting K reaches K / (K + matmul_k0) of that.
-    tile_rows, tile_columns: output tiles of the matrix unit; a dim is rounded up to whole tiles (1: no tiles).
-    memory_efficiency: share of the memory bandwidth that operators bound by memory reach.
-    operator_overhead_s: fixed cost of each operator that is launched.
-    pass_launch_s: fixed cost of each forward or backward of a microbatch through a pipeline stage: one compiled graph
-    is started.
+    name: What it is.
+    flops_per_s: Dense peak by dtype, FLOP per second, sorted by name.
+    memory_bytes: Memory of one device, bytes.
+    reserved_memory_bytes: Of memory_bytes, what the model cannot use: microcode, runtime, compiled code,
+        scratchpad.
+    memory_bandwidth_bytes_per_s: Of its memory, bytes per second.
+    matmul_efficiency: Share of the peak that a large matrix product reaches, 0 to 1.
+    matmul_k0: A contraction of length K reaches K / (K + matmul_k0) of that; elements.
+    tile_rows: Rows of an output tile of the matrix unit; a dim is rounded up to whole tiles; 1 means no tiles.
+    tile_columns: Columns of an output tile of the matrix unit; 1 means no tiles.
+    memory_efficiency: Share of the memory bandwidth that operators bound by memory reach, 0 to 1.
+    operator_overhead_s: Fixed seconds of each operator.
+    pass_launch_s: Fixed seconds of each forward or backward of a microbatch through a stage: one compiled graph is
+        started.
     """
 
     name: str
     flops_per_s: Annotated[tuple[tuple[str, float], ...], PEAKS_FORM]
-    memory_bytes: float
-    reserved_memory_bytes: float
-    memory_bandwidth_bytes_per_s: float
-    matmul_efficiency: float
-    matmul_k0: float
-    tile_rows: int
-    tile_columns: int
-    memory_efficiency: float
-    operator_overhead_s: float
-    pass_launch_s: float
+    memory_bytes: Positive
+    reserved_memory_bytes: NotNegative
+    memory_bandwidth_bytes_per_s: Positive
+    matmul_efficiency: Positive
+    matmul_k0: NotNegative
+    tile_rows: Count
+    tile_columns: Count
+    memory_efficiency: Positive
+    operator_overhead_s: NotNegative
+    pass_launch_s: NotNegative
 
     def __post_init__(self) -> None:
         _check_text("a device", "name", self.name)
@@ -158,34 +166,41 @@ class Device:
 class Cluster:
     """Nodes of one instance type, all alike.
 
-    lnc: physical NeuronCores that one logical core joins (trn2; elsewhere 1).
-    intra_node: (devices, link) by rising devices: a group whose members lie within that many neighbouring devices of a
-        node uses that link; the last one covers the whole node.
-    nodes_per_domain: nodes that links faster than the network join (a scale-up domain): 4 in a Trn2 UltraServer, 18
+    instance: Instance type.
+    nodes: Instances.
+    lnc: Physical NeuronCores that one device joins; 1 but on trn2.
+    devices_per_node: Devices (logical NeuronCores) of a node; each is driven by one rank.
+    devices_per_chip: Devices of a chip.
+    device: One rank's processor and memory.
+    intra_node: (devices, link) by rising devices: a group that lies within so many neighbouring devices of a node
+        uses that link; the last one covers the whole node.
+    nodes_per_domain: Nodes that links faster than the network join (a scale-up domain): 4 in a Trn2 UltraServer, 18
         in an NVL72 rack, 1 where there are no such links. Nodes fill domains in order; the last one may hold fewer.
-    intra_domain: those links, of one chip (not one device); None where there are none.
-    adapters_per_node: network adapters of a node; a device uses those of its own chip.
-    inter_node: one network adapter (not one device).
-    collective_launch_s: fixed cost of a collective, whatever its group.
-    all_to_all_efficiency: share of the bus bandwidth that an all-to-all reaches inside a node (its ways are longer).
-    layout_rules: which accelerator's rules on degrees and groups apply: "trn1", "trn2" or "none".
+    intra_domain: Those links, of one chip (not one device); null where there are none.
+    adapters_per_node: Network adapters of a node; a device uses those of its own chip.
+    inter_node: One network adapter (not one device).
+    collective_launch_s: Fixed seconds of each collective, whatever its group.
+    all_to_all_efficiency: Share of the bus bandwidth that an all-to-all reaches inside a node, 0 to 1: its ways are
+        longer.
+    price_per_node_hour_usd: US dollars for one node and hour; null where unknown.
+    layout_rules: Whose rules on degrees and groups apply.
     """
 
     instance: str
-    nodes: int
-    lnc: int
-    devices_per_node: int
-    devices_per_chip: int
+    nodes: Count
+    lnc: Count
+    devices_per_node: Count
+    devices_per_chip: Count
     device: Device
     intra_node: Annotated[tuple[tuple[int, Link], ...], INTRA_NODE_FORM]
-    nodes_per_domain: int
+    nodes_per_domain: Count
     intra_domain: Link | None
-    adapters_per_node: int
+    adapters_per_node: Count
     inter_node: Link
-    collective_launch_s: float
-    all_to_all_efficiency: float
-    price_per_node_hour_usd: float | None
-    layout_rules: str
+    collective_launch_s: NotNegative
+    all_to_all_efficiency: Positive
+    price_per_node_hour_usd: NotNegative | None
+    layout_rules: Annotated[str, Limit(choices=LAYOUT_RULES)]
 
     def __post_init__(self) -> None:
         _check_text("a cluster", "instance", self.instance)

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
+from typing import Annotated
 
 from autoshard.errors import AutoshardError
+from autoshard.files.codec import Limit
 from autoshard.files.fields import is_finite, show
+
+Probability = Annotated[float, Limit(at_least=0, below=1)]
 
 
 @dataclass(frozen=True)
 class Dropout:
     """Probabilities, from 0 to below 1, that an element becomes zero; the others are scaled by 1 / (1 - probability).
 
-    embedding: what the embedding gives to the first block. residual: what attention and MLP give to the residual
-    stream. attention: the probabilities that attention weighs values with.
+    embedding: Of what the embedding gives to the first block.
+    residual: Of what attention and MLP give to the residual stream.
+    attention: Of the probabilities that attention weighs values with.
     """
 
-    embedding: float = 0.0
-    residual: float = 0.0
-    attention: float = 0.0
+    embedding: Probability = 0.0
+    residual: Probability = 0.0
+    attention: Probability = 0.0
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from autoshard.errors import AutoshardError
-from autoshard.files.codec import Absence, Form, NotNegative
+from autoshard.files.codec import Absence, Count, Form, Limit, NotNegative, Positive, Whole
 from autoshard.files.fields import check_choice, check_flag, check_integer, check_positive, show
 from autoshard.spec.dropout import NO_DROPOUT, Dropout
 from autoshard.spec.traced import TracedGraph
@@ -40,16 +40,18 @@ GRAPH_FORM = Form(TracedGraph.to_dict, TracedGraph.from_dict, {"$ref": "#/$defs/
 class RopeScaling:
     """How rotary frequencies are stretched beyond the length of pre-training.
 
-    linear: every frequency is divided by `factor`. llama3: the frequencies of long wavelengths are divided by `factor`,
-    those of short ones kept; wavelengths from original_max_position_embeddings / high_freq_factor to
-    original_max_position_embeddings / low_freq_factor get a blend of both.
+    rope_type: linear or llama3.
+    factor: By how much.
+    low_freq_factor: llama3: wavelengths above original_max_position_embeddings over this are stretched in full.
+    high_freq_factor: llama3: wavelengths below original_max_position_embeddings over this are kept.
+    original_max_position_embeddings: llama3: positions, tokens, of the pre-training.
     """
 
     rope_type: str
-    factor: float
+    factor: Positive
     low_freq_factor: float | None = None
     high_freq_factor: float | None = None
-    original_max_position_embeddings: int | None = None
+    original_max_position_embeddings: Count | None = None
 
     def __post_init__(self) -> None:
         check_choice("rope_scaling", "rope_type", self.rope_type, ROPE_TYPES)
@@ -70,47 +72,65 @@ class RopeScaling:
 class ModelSpec:
     """A decoder-only transformer. Sizes are counts of elements.
 
-    model_type: llama | mistral | mixtral | qwen2 | qwen2_moe | qwen3 | qwen3_moe (RMSNorm, rotary positions, gated MLP)
-    | gpt2 (LayerNorm, learned positions) | gpt_neox (LayerNorm, rotary positions on part of each head).
-    num_key_value_heads: equal to num_attention_heads without grouped-query attention.
-    intermediate_size: of one expert where there are experts.
-    rope_theta: None means learned absolute positions, max_position_embeddings of them.
-    sliding_window: keys that a query sees, itself included; None means all before it.
-    attention_bias: of all four projections, but of Qwen2's output projection, which never has one.
-    shared_expert_intermediate_size: of the expert that every token goes to besides its own; 0 without.
-    norm_topk_prob: whether the weights of a token's experts are made to add up to 1.
-    router_aux_loss_coef: weight of the load-balancing loss of the experts' routers, the mean of the layers'; 0 without.
-    partial_rotary_factor: the part of each head, from its start, that rotary positions turn.
-    use_parallel_residual: attention and MLP both read the block's input, instead of one after the other.
-    dropout: what training drops; nothing, whatever a config says, unless it was asked for.
-    graph: of model_type traced, a user's own module: its operators; the other fields then are sizes alone.
+    name: What plans call it.
+    model_type: llama | mistral | mixtral | qwen2 | qwen2_moe | qwen3 | qwen3_moe (RMSNorm, rotary positions, gated
+        MLP) | gpt2 (LayerNorm, learned positions) | gpt_neox (LayerNorm, rotary positions on part of each head) |
+        traced (a user's own module).
+    hidden_size: Width of the residual stream.
+    intermediate_size: Width of the MLP; of one expert where there are experts.
+    num_hidden_layers: Transformer blocks.
+    num_attention_heads: Query heads.
+    num_key_value_heads: Key-value heads; each serves num_attention_heads / num_key_value_heads query heads.
+    head_dim: Width of one head.
+    vocab_size: Tokens of the vocabulary, before padding.
+    max_position_embeddings: Positions, tokens, that the model was made for.
+    hidden_act: Activation of the MLP; silu stands in a gated one.
+    norm_eps: Added to the variance in each norm.
+    rope_theta: Base of the rotary positions; null where positions are learned.
+    rope_scaling: How rotary frequencies are stretched; null where they are not.
+    tie_word_embeddings: Whether embedding and head share one table.
+    sliding_window: Keys that a query sees, itself included; null means all before it.
+    attention_bias: Whether the projections of attention have biases; Qwen2's output projection never has one.
+    mlp_bias: Whether the matrices of the MLP have biases.
+    num_local_experts: Experts of a block; 0 without.
+    num_experts_per_tok: Experts that each token goes to; 0 without.
+    shared_expert_intermediate_size: Width of the expert that every token goes to besides; 0 without.
+    norm_topk_prob: Whether the weights of a token's experts are made to add up to 1.
+    router_aux_loss_coef: Weight of the routers' load-balancing loss, the mean of the layers'; 0 without.
+    partial_rotary_factor: Part of each head, from its start, that rotary positions turn.
+    use_parallel_residual: Whether attention and MLP both read the block's input.
+    dropout: What training drops; absent where it drops nothing, which it does, whatever a config says, unless it
+        was asked to.
+    graph: Of model_type traced alone: the operators of a user's own module over named dims, read as data; the other
+        fields then are sizes alone.
+
     Raises AutoshardError where a field is not what the model_type can have.
     """
 
     name: str
-    model_type: str
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    vocab_size: int
-    max_position_embeddings: int
+    model_type: Annotated[str, Limit(choices=tuple(ACTIVATIONS))]
+    hidden_size: Count
+    intermediate_size: Count
+    num_hidden_layers: Count
+    num_attention_heads: Count
+    num_key_value_heads: Count
+    head_dim: Count
+    vocab_size: Count
+    max_position_embeddings: Count
     hidden_act: str
-    norm_eps: float
+    norm_eps: Positive
     rope_theta: float | None
     rope_scaling: RopeScaling | None
     tie_word_embeddings: bool
-    sliding_window: int | None
+    sliding_window: Count | None
     attention_bias: bool
     mlp_bias: bool
-    num_local_experts: int = 0
-    num_experts_per_tok: int = 0
-    shared_expert_intermediate_size: int = 0
+    num_local_experts: Whole = 0
+    num_experts_per_tok: Whole = 0
+    shared_expert_intermediate_size: Whole = 0
     norm_topk_prob: bool = True
     router_aux_loss_coef: Annotated[NotNegative, Absence.READ] = 0.0
-    partial_rotary_factor: float = 1.0
+    partial_rotary_factor: Annotated[float, Limit(above=0, at_most=1)] = 1.0
     use_parallel_residual: bool = False
     dropout: Annotated[Dropout, Absence.WRITTEN] = NO_DROPOUT
     graph: Annotated[TracedGraph | None, GRAPH_FORM, Absence.WRITTEN] = None

@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import Annotated
 
 from autoshard.errors import AutoshardError
+from autoshard.files.codec import Count, Limit, Positive
 from autoshard.files.fields import check_choice, check_integer, check_positive, show
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8, "int32": 4, "int64": 8}
 """Bytes of one element."""
 FLOATING_DTYPES = ("bfloat16", "float16", "float32", "float64")
+FloatingDtype = Annotated[str, Limit(choices=FLOATING_DTYPES)]
 
 
 @dataclass(frozen=True)
 class Precision:
     """The dtype of each kind of state.
 
-    parameter_dtype: weights as forward and backward read them. compute_dtype: operators and activations.
-    master_dtype: the optimizer's own copy of the weights; None where it updates the parameters themselves.
-    optimizer_dtype: both moments of AdamW.
-    gradient_accumulation_dtype: the sum over microbatches. gradient_reduce_dtype: as sent to data-parallel ranks.
+    name: What the mixture is called: mixed_precision, bf16_sr (stochastic rounding) or fp32.
+    parameter_dtype: Weights as forward and backward read them.
+    compute_dtype: Operators and activations.
+    master_dtype: The optimizer's own copy of the weights; null where it updates the parameters themselves.
+    optimizer_dtype: Both moments of AdamW.
+    gradient_accumulation_dtype: The sum of gradients over microbatches.
+    gradient_reduce_dtype: Gradients as they are sent between data-parallel ranks.
     """
 
     name: str
-    parameter_dtype: str
-    compute_dtype: str
-    master_dtype: str | None
-    optimizer_dtype: str
-    gradient_accumulation_dtype: str
-    gradient_reduce_dtype: str
+    parameter_dtype: FloatingDtype
+    compute_dtype: FloatingDtype
+    master_dtype: FloatingDtype | None
+    optimizer_dtype: FloatingDtype
+    gradient_accumulation_dtype: FloatingDtype
+    gradient_reduce_dtype: FloatingDtype
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -68,15 +74,17 @@ def load_precision(name: str) -> Precision:
 class TrainingSpec:
     """One optimizer step.
 
-    sequence_length: tokens of one sequence. global_batch_size: sequences of the step.
-    expert_capacity_factor: slots of each expert over the even share of a sequence's tokens, where there are experts;
-    num_local_experts / num_experts_per_tok drops no token, whatever the routers do.
+    sequence_length: Tokens of one sequence.
+    global_batch_size: Sequences of one optimizer step.
+    precision: The dtype of each kind of state.
+    expert_capacity_factor: Slots of each expert over the even share of a sequence's tokens, where there are
+        experts; num_local_experts / num_experts_per_tok drops no token, whatever the routers do.
     """
 
-    sequence_length: int
-    global_batch_size: int
+    sequence_length: Count
+    global_batch_size: Count
     precision: Precision
-    expert_capacity_factor: float = 1.0
+    expert_capacity_factor: Positive = 1.0
 
     def __post_init__(self) -> None:
         check_integer("the training", "sequence_length", self.sequence_length)

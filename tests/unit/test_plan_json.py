@@ -19,6 +19,7 @@ from jsonschema import Draft202012Validator
 from autoshard.errors import AutoshardError
 from autoshard.plans.plan import Plan, Stage
 from autoshard.plans.plan_json import LINE_WIDTH, SECTIONS, compact_json, plan_to_dict, plan_to_json, write_plan
+from autoshard.plans.schema import plan_schema
 from autoshard.plans.validate import read_plan
 from tests.unit.plan_examples import plan_70b, plan_interleaved, plan_mixtral, plan_one_device
 
@@ -57,6 +58,41 @@ def nodes(node: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
                 yield from nodes(value, f"{path}.{key}")
         elif name in ("items", "additionalProperties"):
             yield from nodes(child, f"{path}[]")
+
+
+def test_the_schema_is_that_of_the_types() -> None:
+    """After a change of a type, of its docstring or of sections.schema.json: `python -m autoshard.plans.schema`."""
+    text = files("autoshard.plans").joinpath("plan.schema.json").read_text("utf-8")
+    assert text == compact_json(plan_schema()) + "\n"
+
+
+def test_the_schema_refuses_what_is_missing_unknown_or_beyond_its_limit() -> None:
+    plan = json.loads(plan_to_json(plan_70b()))
+    validator = Draft202012Validator(schema())
+    assert validator.is_valid(plan)
+    for path, value in (
+        ("inputs/model/hidden_size", 0),
+        ("inputs/model/graph", None),
+        ("inputs/model/colour", 1),
+        ("inputs/training/precision/master_dtype", "int8"),
+        ("inputs/cluster/device/matmul_efficiency", 0),
+        ("inputs/cluster/intra_domain", 3),
+        ("strategy/zero", 4),
+        ("strategy/axis_order", ["dp", "dp", "cp", "tp"]),
+        ("estimate/fits_probability", 1.5),
+        ("estimate/memory", []),
+        ("search/fit_probability", 1),
+        ("search/rejections", [{"reason": "x", "count": -1, "example": "y"}]),
+        ("precision/name", "fp32"),
+        ("stages", [{"index": 0}]),
+    ):
+        wrong = json.loads(json.dumps(plan))
+        *parents, last = path.split("/")
+        node = wrong
+        for name in parents:
+            node = node[name]
+        node[last] = value
+        assert not validator.is_valid(wrong), path
 
 
 @every_plan

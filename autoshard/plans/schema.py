@@ -1,0 +1,123 @@
+"""The schema of plan.json, from the types that it holds: `python -m autoshard.plans.schema` writes plan.schema.json.
+
+Each dataclass is a definition: its properties from the annotations, their descriptions from the lines `name: text` of
+its docstring. `sections.schema.json` is written by hand: the file's sections, and those that follow from the choices.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+from autoshard.cost.values import Estimate, WrittenMemory
+from autoshard.files.codec import Absence, Limit, Parts, hints, parts
+from autoshard.layout.strategy import Strategy
+from autoshard.plans.plan import SearchSummary, Stage
+from autoshard.plans.plan_json import compact_json
+from autoshard.plans.search_result import Pins, Rejection
+from autoshard.spec.cluster import Cluster, Device, Link
+from autoshard.spec.dropout import Dropout
+from autoshard.spec.model import ModelSpec, RopeScaling
+from autoshard.spec.training import Precision, TrainingSpec
+
+TYPES = {
+    "model": ModelSpec,
+    "rope_scaling": RopeScaling,
+    "dropout": Dropout,
+    "training": TrainingSpec,
+    "precision": Precision,
+    "cluster": Cluster,
+    "device": Device,
+    "link": Link,
+    "pins": Pins,
+    "strategy": Strategy,
+    "estimate": Estimate,
+    "memory": WrittenMemory,
+    "search": SearchSummary,
+    "rejection": Rejection,
+    "stage": Stage,
+}
+"""Name of the definition -> type."""
+SCALARS = {str: "string", int: "integer", float: "number", bool: "boolean"}
+
+
+def plan_schema() -> dict[str, Any]:
+    """The whole schema, as plain JSON values."""
+    schema: dict[str, Any] = json.loads(files("autoshard.plans").joinpath("sections.schema.json").read_text("utf-8"))
+    schema["$defs"] |= {name: _definition(kind) for name, kind in TYPES.items()}
+    precision = schema["$defs"]["precision"]
+    schema["properties"]["precision"] |= {
+        **precision,
+        "description": "The dtype of each kind of state, as in inputs.training.precision.",
+        "properties": {name: one for name, one in precision["properties"].items() if name != "name"},
+        "required": [name for name in precision["required"] if name != "name"],
+    }
+    return schema
+
+
+def _definition(kind: type) -> dict[str, Any]:
+    text, described = _docstring(kind)
+    found = hints(kind)
+    missing = [] if kind is Pins else [name for name in found if name not in described]
+    assert not missing, f"{kind.__name__} describes no {missing}"
+    return {
+        "type": "object",
+        "description": text,
+        "properties": {
+            name: {**_property(one), "description": described.get(name, f"As strategy.{name}.")}
+            for name, one in found.items()
+        },
+        "required": [name for name, one in found.items() if one.absence is None],
+        "additionalProperties": False,
+    }
+
+
+def _docstring(kind: type) -> tuple[str, dict[str, str]]:
+    """(its first paragraph, field -> text of the line that begins with `field:`, up to the next such line)."""
+    first, *rest = inspect.cleandoc(kind.__doc__ or "").split("\n\n")
+    names = "|".join(hints(kind))
+    described = re.findall(rf"^({names}): (.*?)(?=^(?:{names}): |\Z)", "\n".join(rest), flags=re.MULTILINE | re.DOTALL)
+    return " ".join(first.split()), {name: " ".join(text.split()) for name, text in described}
+
+
+def _property(one: Parts) -> dict[str, Any]:
+    value = _value(one)
+    if not one.nullable or one.absence is Absence.WRITTEN:
+        return value
+    if "$ref" in value:
+        return {"anyOf": [value, {"type": "null"}]}
+    choices = {"enum": [*value["enum"], None]} if "enum" in value else {}
+    return {**value, "type": [value["type"], "null"], **choices}
+
+
+def _value(one: Parts) -> dict[str, Any]:
+    if one.form is not None:
+        return dict(one.form.schema)
+    if one.kind in SCALARS:
+        return {"type": SCALARS[one.kind], **_keywords(one.limit)}
+    if get_origin(one.kind) is tuple:
+        items = {"minItems": one.limit.items} if one.limit.items else {}
+        return {"type": "array", "items": _property(parts(get_args(one.kind)[0])), **items}
+    if isinstance(get_origin(one.kind), type) and issubclass(get_origin(one.kind), Mapping):
+        return {"type": "object", "additionalProperties": _property(parts(get_args(one.kind)[1]))}
+    return {"$ref": f"#/$defs/{next(name for name, kind in TYPES.items() if kind is one.kind)}"}
+
+
+def _keywords(limit: Limit) -> dict[str, Any]:
+    ends = {
+        "minimum": limit.at_least,
+        "exclusiveMinimum": limit.above,
+        "maximum": limit.at_most,
+        "exclusiveMaximum": limit.below,
+    }
+    found: dict[str, Any] = {word: end for word, end in ends.items() if end is not None}
+    return {**found, "enum": list(limit.choices)} if limit.choices else found
+
+
+if __name__ == "__main__":
+    Path(__file__).with_name("plan.schema.json").write_text(compact_json(plan_schema()) + "\n", encoding="utf-8")
