@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from autoshard.errors import AutoshardError
-from autoshard.files.codec import Form, NotNegative, Positive, Text, Whole, read_value, to_json
+from autoshard.files.codec import Form, NotNegative, Positive, Text, Whole, read_value, reader_of, to_json
 from autoshard.files.strict import Reader
 
 SUM_TOLERANCE = 2e-5
@@ -38,13 +38,9 @@ def _read_terms(data: object, where: str) -> tuple[Term, ...]:
     names = reader.names
     if not names:
         raise AutoshardError(f"{where} is empty; it must hold at least one term")
-    return tuple(
-        Term(
-            read_value(Text, name, f"the name of a term in {where}"),
-            read_value(NotNegative, reader.any(name), f"{where}.{name}"),
-        )
-        for name in names
-    )
+    name_of, name_place = reader_of(Text), f"the name of a term in {where}"
+    value_of = reader_of(NotNegative)
+    return tuple(Term(name_of(name, name_place), value_of(reader.any(name), f"{where}.{name}")) for name in names)
 
 
 TERMS_FORM = Form(

@@ -6,15 +6,16 @@ the key may be missing. `autoshard/plans/schema.py` writes the schema of plan.js
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
-from functools import cache
+from functools import cache, cached_property
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from autoshard.errors import AutoshardError
-from autoshard.files.fields import is_finite, show
+from autoshard.files.fields import show
 from autoshard.files.strict import Reader
 
 T = TypeVar("T")
@@ -34,6 +35,14 @@ class Limit:
     choices: tuple[Any, ...] = ()
     items: int = 0
     printable: bool = False
+
+    @cached_property
+    def ends(self) -> tuple[float, float, tuple[float | None, float | None]]:
+        """(least, most, those that are not among them); no infinity, and nothing that a float cannot hold."""
+        low = self.at_least if self.above is None else self.above
+        high = self.at_most if self.below is None else self.below
+        largest = sys.float_info.max
+        return -largest if low is None else low, largest if high is None else high, (self.above, self.below)
 
 
 @dataclass(frozen=True)
@@ -103,7 +112,7 @@ def parts(hint: Any) -> Parts:
 def to_json(value: object) -> Any:
     """Plain JSON values: fields by name and in order, tuples as lists. Raises AssertionError for what has no JSON."""
     kind: Any = type(value)
-    if kind in (str, int, float, bool, types.NoneType):
+    if kind in _PLAIN:
         return value
     if kind in (tuple, list):
         return [to_json(one) for one in cast("list[object]", value)]
@@ -111,11 +120,23 @@ def to_json(value: object) -> Any:
         return {name: to_json(one) for name, one in value.items()}
     assert is_dataclass(kind) or hasattr(kind, "_fields"), f"{value!r} has no form in JSON"
     found = {}
-    for name, (_, _, _, form, absence) in hints(kind).items():
+    for name, write, left_out in _writers(kind):
         one = getattr(value, name)
-        if absence is not Absence.WRITTEN or one:
-            found[name] = to_json(one) if form is None or one is None else form.write(one)
+        if not left_out or one:
+            found[name] = one if type(one) in _PLAIN else write(one)
     return found
+
+
+_PLAIN = frozenset((str, int, float, bool, types.NoneType))
+
+
+@cache
+def _writers(kind: Any) -> tuple[tuple[str, Callable[[Any], Any], bool], ...]:
+    """(field, how it is written where it is no plain value, whether it is left out where it is empty)."""
+    return tuple(
+        (name, one.form.write if one.form else to_json, one.absence is Absence.WRITTEN)
+        for name, one in hints(kind).items()
+    )
 
 
 def from_json(kind: type[T], data: object, where: str) -> T:
@@ -131,11 +152,12 @@ def from_json(kind: type[T], data: object, where: str) -> T:
 
 def read_value(hint: Any, data: object, where: str) -> Any:
     """from_json for any annotation, such as `tuple[Stage, ...]` or `Positive | None`."""
-    return _annotated_reader(hint)(data, where)
+    return reader_of(hint)(data, where)
 
 
 @cache
-def _annotated_reader(hint: Any) -> Read:
+def reader_of(hint: Any) -> Read:
+    """read_value for one annotation and many values."""
     return _reader(parts(hint), checked_later=False)
 
 
@@ -145,12 +167,20 @@ def _read_object(kind: Any) -> Read:
     readers = {name: _reader(found, checks_itself) for name, found in hints(kind).items()}
     may_lack = dict.fromkeys((name for name, found in hints(kind).items() if found.absence), _LACKING)
 
+    to_convert = {name: reader for name, reader in readers.items() if reader is not _as_it_is}
+
     def read(data: object, where: str) -> object:
-        reader = Reader({**may_lack, **data} if may_lack and isinstance(data, dict) else data, where)
-        values = {name: reader.any(name) for name in readers}
-        reader.finish()
-        given = {name: value for name, value in values.items() if value is not _LACKING}
-        return kind(**{name: readers[name](value, f"{where}.{name}") for name, value in given.items()})
+        if type(data) is dict and data.keys() == readers.keys():
+            values = dict(data)
+        else:
+            reader = Reader({**may_lack, **data} if may_lack and isinstance(data, dict) else data, where)
+            values = {name: reader.any(name) for name in readers}
+            reader.finish()
+            values = {name: value for name, value in values.items() if value is not _LACKING}
+        for name, convert in to_convert.items():
+            if name in values:
+                values[name] = convert(values[name], f"{where}.{name}")
+        return kind(**values)
 
     return read
 
@@ -160,6 +190,8 @@ _LACKING = object()
 
 def _reader(found: Parts, checked_later: bool) -> Read:
     read = found.form.read if found.form else _plain_reader(found.kind, found.limit, checked_later)
+    if read is _as_it_is:
+        return read
     return (lambda value, where: None if value is None else read(value, where)) if found.nullable else read
 
 
@@ -187,7 +219,7 @@ def _as_it_is(value: Any, where: str) -> Any:
 
 
 def _number(value: object, where: str, limit: Limit) -> float:
-    if type(value) not in (int, float) or not is_finite(cast(float, value)) or not _within(cast(float, value), limit):
+    if type(value) not in (int, float) or not _within(cast(float, value), limit):
         raise AutoshardError(f"{where} is {show(value)}; it must be a finite number{_words(limit)}")
     return float(cast(float, value))
 
@@ -237,12 +269,8 @@ def _object(value: object, where: str, read: Read) -> dict[str, Any]:
 
 
 def _within(value: float, limit: Limit) -> bool:
-    return (
-        (limit.at_least is None or value >= limit.at_least)
-        and (limit.above is None or value > limit.above)
-        and (limit.at_most is None or value <= limit.at_most)
-        and (limit.below is None or value < limit.below)
-    )
+    low, high, without = limit.ends
+    return low <= value <= high and value not in without
 
 
 def _words(limit: Limit) -> str:
