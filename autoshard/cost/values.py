@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from autoshard.errors import AutoshardError
-from autoshard.files.codec import Form, NotNegative, Positive, Text, Whole, read_value, reader_of, to_json
+from autoshard.files.codec import Form, NotNegative, Positive, Text, Whole, reader_of, to_json
 from autoshard.files.strict import Reader
 
 SUM_TOLERANCE = 2e-5
@@ -33,14 +33,16 @@ def _write_terms(terms: tuple[Term, ...]) -> dict[str, float]:
     return found
 
 
+_READ_NAME, _READ_NUMBER = reader_of(Text), reader_of(NotNegative)
+
+
 def _read_terms(data: object, where: str) -> tuple[Term, ...]:
     reader = Reader(data, where)
     names = reader.names
     if not names:
         raise AutoshardError(f"{where} is empty; it must hold at least one term")
-    name_of, name_place = reader_of(Text), f"the name of a term in {where}"
-    value_of = reader_of(NotNegative)
-    return tuple(Term(name_of(name, name_place), value_of(reader.any(name), f"{where}.{name}")) for name in names)
+    place = f"the name of a term in {where}"
+    return tuple(Term(_READ_NAME(name, place), _READ_NUMBER(reader.any(name), f"{where}.{name}")) for name in names)
 
 
 TERMS_FORM = Form(
@@ -77,12 +79,15 @@ class WrittenMemory:
     terms: Annotated[tuple[Term, ...], TERMS_FORM]
 
 
+_READ_WRITTEN = reader_of(tuple[WrittenMemory, ...])
+
+
 def _write_memory(memory: tuple[StageMemory, ...]) -> Any:
     return to_json([WrittenMemory(one.pipeline_rank, six_digits(one.total_bytes), one.terms) for one in memory])
 
 
 def _read_memory(data: object, where: str) -> tuple[StageMemory, ...]:
-    written = read_value(tuple[WrittenMemory, ...], data, where)
+    written = _READ_WRITTEN(data, where)
     return tuple(_stage_memory(one, f"{where}[{index}]", index) for index, one in enumerate(written))
 
 
@@ -104,7 +109,7 @@ MEMORY_FORM = Form(_write_memory, _read_memory, {"type": "array", "minItems": 1,
 
 PROBABILITY_FORM = Form(
     to_json,
-    lambda data, where: read_value(NotNegative, data, where),  # that it is at most 1 is checked with the step time
+    _READ_NUMBER,  # that it is at most 1 is checked with the step time
     {"type": "number", "minimum": 0, "maximum": 1},
 )
 
