@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Protocol
 
 from autoshard.cost.collectives import collective_time_s, group_shape
 from autoshard.cost.program import Part, PricedProgram, ProgramWork, Seconds, price_program, program_work
@@ -42,6 +43,31 @@ class LocalShape:
     context_parallel: str = UNUSED
     operators: OperatorChoices = ()
     placement: tuple[tuple[str, int], ...] = ()
+
+
+class Degrees(Protocol):
+    """What meshes and local shapes read of a layout: a Strategy has it, and so has a planner's draft of one."""
+
+    @property
+    def tp(self) -> int: ...
+    @property
+    def pp(self) -> int: ...
+    @property
+    def dp(self) -> int: ...
+    @property
+    def cp(self) -> int: ...
+    @property
+    def ep(self) -> int: ...
+    @property
+    def microbatch_size(self) -> int: ...
+    @property
+    def sequence_parallel(self) -> bool: ...
+    @property
+    def attention_kernel(self) -> str: ...
+    @property
+    def context_parallel(self) -> str: ...
+    @property
+    def axis_order(self) -> tuple[str, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -86,6 +112,23 @@ def placement(tp: int, pp: int, dp: int, cp: int, ep: int, axis_order: tuple[str
     if used == usual or (used[:2] == ["dp", "pp"] and used[2:] == usual[2:] and ep == 1):
         return ()
     return tuple((name, degrees[name]) for name in axis_order)
+
+
+def local_shape(layout: Degrees, operators: OperatorChoices = ()) -> LocalShape:
+    """What decides the cost of one microbatch on a rank of the layout, apart from recompute. operators: choices of
+    shardings beside the usual ones."""
+    s = layout
+    return LocalShape(
+        s.tp,
+        s.cp,
+        s.ep,
+        s.microbatch_size,
+        s.sequence_parallel,
+        s.attention_kernel,
+        s.context_parallel,
+        operators,
+        placement(s.tp, s.pp, s.dp, s.cp, s.ep, s.axis_order),
+    )
 
 
 def mesh_order(mesh: Mesh) -> tuple[tuple[str, int], ...]:
@@ -226,7 +269,7 @@ def stage_work(
     return program_work(stage_program(graph, mesh.stage_axes, shape.sequence_parallel, shape.operators))
 
 
-def strategy_mesh(model: ModelSpec, cluster: Cluster, strategy: Strategy) -> Mesh:
+def strategy_mesh(model: ModelSpec, cluster: Cluster, strategy: Degrees) -> Mesh:
     """Its mesh; trn2 orders the two axes of tensor parallelism beyond the key-value heads the other way, and folds
     groups of half a node."""
     s = strategy
@@ -244,15 +287,5 @@ def strategy_parts(
     operators: OperatorChoices = (),
 ) -> tuple[Parts, ...]:
     """What each of its virtual stages is made of; equal ones are one object."""
-    shape = LocalShape(
-        strategy.tp,
-        strategy.cp,
-        strategy.ep,
-        strategy.microbatch_size,
-        strategy.sequence_parallel,
-        strategy.attention_kernel,
-        strategy.context_parallel,
-        operators,
-        placement(strategy.tp, strategy.pp, strategy.dp, strategy.cp, strategy.ep, strategy.axis_order),
-    )
+    shape = local_shape(strategy, operators)
     return tuple(stage_parts(model, training, cluster, shape, one, software) for one in strategy.recompute)

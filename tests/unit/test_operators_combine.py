@@ -14,7 +14,7 @@ from autoshard.backends.rules import Draft, Problem
 from autoshard.cost.estimate import Estimate, estimate
 from autoshard.cost.memory import memory_values
 from autoshard.cost.rank_load import rank_load, telling_ranks
-from autoshard.cost.stage import LocalShape, strategy_mesh, strategy_parts
+from autoshard.cost.stage import LocalShape, local_shape, strategy_mesh, strategy_parts
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.cost.zero_sharding import parts_state
 from autoshard.graph.ir import Graph, Operator
@@ -25,7 +25,6 @@ from autoshard.layout.strategy import Strategy
 from autoshard.layout.template import template_of
 from autoshard.models.registry import load_model
 from autoshard.planner.grid.bounds import ROUNDING, Least, LeastTable, block_limits_s, step_times_at_least_s
-from autoshard.planner.grid.table import local_shape
 from autoshard.planner.grid.unit_costs import part_numbers, unit_programs
 from autoshard.planner.operators import solve
 from autoshard.planner.operators.combine import WORTH, combine, even

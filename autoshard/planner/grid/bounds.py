@@ -17,7 +17,7 @@ import numpy as np
 
 from autoshard.backends.rules import Draft, Problem
 from autoshard.cost.collectives import CollectiveLaw
-from autoshard.cost.stage import LocalShape
+from autoshard.cost.stage import LocalShape, local_shape
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.cost.zero_sharding import Contents, State, Travelling, Unit
 from autoshard.layout.mesh import Mesh
@@ -26,7 +26,7 @@ from autoshard.planner.grid.pipeline import Array
 from autoshard.planner.grid.price import Family
 from autoshard.planner.grid.ranks import Model, RankState
 from autoshard.planner.grid.refine import interleaved_promises, promises
-from autoshard.planner.grid.table import Table, Whole, local_shape
+from autoshard.planner.grid.table import Table, Whole
 from autoshard.planner.grid.unit_costs import PARTS, PartColumns, StageColumns, as_columns, part_numbers, unit_programs
 
 ROUNDING = 1e-4

@@ -11,14 +11,14 @@ import numpy as np
 from autoshard.backends.rules import Draft, Problem
 from autoshard.cost.collectives import CollectiveLaw
 from autoshard.cost.passes import unit_work_s
-from autoshard.cost.stage import LocalShape, placement
+from autoshard.cost.stage import LocalShape, local_shape, placement
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.cost.zero_sharding import State
 from autoshard.graph.recompute import NO_RECOMPUTE
 from autoshard.planner.axis_orders import Order, other_orders
 from autoshard.planner.grid.pipeline import Array
 from autoshard.planner.grid.steps import Law
-from autoshard.planner.grid.table import Table, Whole, local_shape, shape_key
+from autoshard.planner.grid.table import Table, Whole, shape_key
 from autoshard.planner.grid.unit_costs import PartColumns, as_columns, part_numbers, stage_law
 from autoshard.plans.search_result import Pins
 

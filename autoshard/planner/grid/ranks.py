@@ -9,13 +9,12 @@ from functools import cache
 
 import numpy as np
 
-from autoshard.backends.rules import Draft, Problem
+from autoshard.backends.rules import Problem
 from autoshard.cost.after import AfterLastMicrobatch
 from autoshard.cost.stage import LocalShape, hidden_bytes
 from autoshard.cost.step import hop_s
 from autoshard.cost.zero_sharding import STAYS, Contents, State, Travelling, Turns, Unit, mesh_state, model_contents
-from autoshard.layout.mesh import Mesh, build_mesh
-from autoshard.models.padding import padded_heads
+from autoshard.layout.mesh import Mesh
 from autoshard.planner.grid.unit_costs import unit_programs
 
 Model = tuple[Contents, Contents, Contents]
@@ -75,9 +74,3 @@ def _held(units: Sequence[Unit]) -> Unit:
     numbers = [(unit.weights, unit.sums, *unit.travelling[2:-1], *unit.travelling.turns) for unit in units]
     weights, sums, gather_s, again_s, scatter_s, *turns = np.array(numbers, dtype=float).T
     return Unit(parameters, owned, Travelling(weights, sums, gather_s, again_s, scatter_s, Turns(*turns)))
-
-
-def mesh_of(problem: Problem, draft: Draft) -> Mesh:
-    """As cost.stage.strategy_mesh."""
-    kv_heads, kv_inner = padded_heads(problem.model, draft.tp).key_value, problem.cluster.layout_rules != "trn2"
-    return build_mesh(draft.tp, draft.pp, draft.dp, draft.cp, draft.ep, kv_heads, kv_inner, draft.axis_order)

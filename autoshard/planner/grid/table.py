@@ -11,7 +11,7 @@ import numpy as np
 
 from autoshard.backends.rules import Draft, Problem
 from autoshard.cost.passes import unit_work_s
-from autoshard.cost.stage import LocalShape, placement
+from autoshard.cost.stage import LocalShape, local_shape, strategy_mesh
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.cost.zero_sharding import State
 from autoshard.graph.recompute import COMMON_SETS
@@ -21,7 +21,7 @@ from autoshard.planner.axis_orders import Laws, stage_laws
 from autoshard.planner.grid.cuts import Cuts, balanced_cuts, even_cuts
 from autoshard.planner.grid.pipeline import Array
 from autoshard.planner.grid.price import Family, Layouts, memory_bytes, step_times_s, waiting
-from autoshard.planner.grid.ranks import RankState, mesh_of, stacked
+from autoshard.planner.grid.ranks import RankState, stacked
 from autoshard.planner.grid.unit_costs import PartColumns, StageColumns, stage_columns, unit_programs
 from autoshard.spec.training import DTYPE_BYTES
 
@@ -197,7 +197,7 @@ class Table:
         place = self._states.get(key)
         if place is None:
             place = self._states[key] = len(self._held)
-            mesh, shape = mesh_of(self._problem, draft), self._shape_of(draft)
+            mesh, shape = strategy_mesh(self._problem.model, self._problem.cluster, draft), self._shape_of(draft)
             self._held.append(self.rank_state(self._problem, mesh, shape, draft.zero))
         return place
 
@@ -221,19 +221,6 @@ class Table:
             step = max(1, CHUNK // whole.num_sets)
             for begin in range(0, count, step):
                 yield whole.price(begin, min(begin + step, count))
-
-
-def local_shape(draft: Draft) -> LocalShape:
-    return LocalShape(
-        draft.tp,
-        draft.cp,
-        draft.ep,
-        draft.microbatch_size,
-        draft.sequence_parallel,
-        draft.attention_kernel,
-        draft.context_parallel,
-        placement=placement(*draft[:5], draft.axis_order),
-    )
 
 
 class Whole:

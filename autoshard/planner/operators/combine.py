@@ -15,7 +15,7 @@ import numpy as np
 
 from autoshard.backends.rules import Draft, Problem
 from autoshard.cost.estimate import Estimate, estimate
-from autoshard.cost.stage import LocalShape, stage_mesh
+from autoshard.cost.stage import LocalShape, local_shape, stage_mesh
 from autoshard.layout.mesh import TENSOR_PARALLEL_AXES
 from autoshard.layout.sharding import OperatorChoices
 from autoshard.layout.strategy import Strategy, even_stage_layers
@@ -23,7 +23,7 @@ from autoshard.planner.axis_orders import other_orders
 from autoshard.planner.grid.bounds import Least, LeastTable, block_limits_s, sets_at_least_s, step_times_at_least_s
 from autoshard.planner.grid.order import fastest_first
 from autoshard.planner.grid.refine import refine
-from autoshard.planner.grid.table import Table, local_shape
+from autoshard.planner.grid.table import Table
 from autoshard.planner.layouts import legal_layouts
 from autoshard.planner.operators.improve import Solver
 from autoshard.planner.ranking import Timed
