@@ -8,18 +8,6 @@ from autoshard.backends.problem import Draft, Problem, Rule, divisors, fitting
 from autoshard.layout.mesh import AXIS_ORDER, experts_objection, replicas_of_experts
 from autoshard.models.padding import padded_heads
 
-TP_DEGREES: dict[tuple[str, int], tuple[int, ...]] = {
-    ("trn1", 1): (1, 2, 8, 32),
-    ("trn2", 1): (1, 4, 8, 32, 64, 128),
-    ("trn2", 2): (1, 4, 16, 32, 64),
-}
-"""(layout rules, lnc) -> degrees whose groups are supported, and contiguous on trn2's torus or on trn1's node.
-
-[SDK archive/nxd-training/mlp.rst; NxD parallel_state.py get_logic_chosen] Half a trn2 node is folded (Cluster.folds).
-Left out: trn1 tp=4, whose ranks are strided; trn2 tp=16 at lnc 1 and tp=8 at lnc 2. An UltraServer adds none: every
-source ends at the cores of one instance [SDK mlp.rst; trn2-llama3.1-405b-tutorial.rst, "up to 64"].
-"""
-
 MEGATRON_MIN_RANKS = 32
 """dp * tp with pp > 1 [NxDT models/megatron/megatron_init.py]"""
 
@@ -36,7 +24,7 @@ def world_is_filled(problem: Problem, draft: Draft) -> str | None:
 
 def tp_is_a_group_size(problem: Problem, draft: Draft) -> str | None:
     cluster = problem.cluster
-    known = TP_DEGREES.get((cluster.layout_rules, cluster.lnc))
+    known = cluster.platform.tp_degrees.get(cluster.lnc)
     if known is None or draft.tp in known:
         return None
     ring, leaves = cluster.intra_domain, draft.tp > cluster.devices_per_node
@@ -171,7 +159,7 @@ def groups_sit_alike_in_nodes(problem: Problem, draft: Draft) -> str | None:
     than in another; cost/collectives.py then prices it over the network alone.
     """
     cluster = problem.cluster
-    if cluster.layout_rules == "none":
+    if not cluster.platform.has_aligned_groups:
         return None
     node = cluster.devices_per_node
     for names, span in _spans(draft):
@@ -206,8 +194,8 @@ def nxd_has_one_order(problem: Problem, draft: Draft) -> str | None:
 
 
 def tensor_parallel_ranks_are_neighbours(problem: Problem, draft: Draft) -> str | None:
-    """[as TP_DEGREES] Of Trainium's groups those of tensor parallelism are contiguous."""
-    if problem.cluster.layout_rules == "none" or draft.tp == 1:
+    """Of Trainium's groups those of tensor parallelism are contiguous."""
+    if not problem.cluster.platform.has_adjacent_tp_ranks or draft.tp == 1:
         return None
     degrees = {"pp": draft.pp, "dp": draft.dp, "cp": draft.cp}
     inside = [name for name in draft.axis_order[draft.axis_order.index("tp") + 1 :] if degrees[name] > 1]
@@ -223,7 +211,7 @@ def folded_groups_hold_shards_alone(problem: Problem, draft: Draft) -> str | Non
     """[NxD parallel_state.py: LOGIC2 leaves experts' groups consecutive, and get_context_model_parallel_rank goes by
     torch's sorted order where ring attention's pairs go by the list]"""
     cluster = problem.cluster
-    if problem.backend != "nxd" or not cluster.folds(draft.tp):
+    if problem.backend != "nxd" or cluster.fold(draft.tp) is None:
         return None
     where = f"with tp={draft.tp} at lnc {cluster.lnc}"
     if draft.ep > 1:
@@ -241,7 +229,7 @@ def folded_groups_hold_shards_alone(problem: Problem, draft: Draft) -> str | Non
 
 def data_parallel_groups_of_pipelines(problem: Problem, draft: Draft) -> str | None:
     """[NxDT models/megatron/megatron_init.py] With pp > 1, dp is 1, or 8 or at least 32 with tp=1, or dp * tp >= 32."""
-    if problem.backend != "nxd" or problem.cluster.layout_rules == "none" or draft.pp == 1 or draft.dp == 1:
+    if problem.backend != "nxd" or not problem.cluster.platform.is_trainium or draft.pp == 1 or draft.dp == 1:
         return None
     if draft.tp == 1:
         legal, needs = draft.dp == 8 or draft.dp >= MEGATRON_MIN_RANKS, "1, 8 or at least 32"

@@ -25,11 +25,6 @@ from autoshard.spec.training import TrainingSpec
 
 __all__ = ["MESH_RULES", "Draft", "Problem", "divisors"]
 
-FLASH_SEQUENCE_MULTIPLE = 2048
-"""[NxD kernels/flash_attn.py]"""
-RING_LOCAL_SEQUENCE_MULTIPLE = 1024
-"""[NxD kernels/ring_attention_kernel.py]"""
-
 
 def batch_splits(problem: Problem, draft: Draft) -> str | None:
     """[NxDT: num_microbatches is truncated silently, so a part of the batch would never be seen]"""
@@ -79,23 +74,21 @@ def sequence_parallel_goes_with_tp(problem: Problem, draft: Draft) -> str | None
 
 
 def kernel_fits_sequence(problem: Problem, draft: Draft) -> str | None:
-    """Flash attention wants multiples of 2048 tokens; over cp ranks it is ring attention, 1024 tokens a rank."""
-    if problem.cluster.layout_rules == "none":
-        return None
-    length, kernel = problem.training.sequence_length, draft.attention_kernel
+    """Kernels of flash and of ring attention want multiples of some tokens, on Trainium 2048, and 1024 a rank."""
+    platform, length, kernel = problem.cluster.platform, problem.training.sequence_length, draft.attention_kernel
     if draft.cp > 1:
-        if kernel != "flash" and problem.backend == "nxd":
+        if kernel != "flash" and problem.backend == "nxd" and platform.is_trainium:
             return (
                 f"attention_kernel={kernel} with cp={draft.cp}: context parallelism of NxD is ring attention; use flash"
             )
-        if length % (draft.cp * RING_LOCAL_SEQUENCE_MULTIPLE):
-            multiple = draft.cp * RING_LOCAL_SEQUENCE_MULTIPLE
+        ring = platform.ring_sequence_multiple
+        if ring is not None and length % (draft.cp * ring):
+            multiple = draft.cp * ring
             return f"cp={draft.cp} is ring attention here: sequence_length={length} must be a multiple of {multiple}"
-    elif kernel == "flash" and length % FLASH_SEQUENCE_MULTIPLE:
-        return (
-            f"attention_kernel=flash needs sequence_length={length} to be a multiple of {FLASH_SEQUENCE_MULTIPLE}; "
-            "use plain"
-        )
+        return None
+    flash = platform.flash_sequence_multiple
+    if kernel == "flash" and flash is not None and length % flash:
+        return f"attention_kernel=flash needs sequence_length={length} to be a multiple of {flash}; use plain"
     return None
 
 
@@ -259,7 +252,7 @@ def warnings(problem: Problem, strategy: Strategy) -> tuple[str, ...]:
             f"cp={strategy.cp}: optimizer checkpoints of NxD 0.18.0 lack a context-parallel rank in their names and "
             "overwrite each other: autoshard run writes its own, NxD Training resumes wrongly"
         )
-    if problem.backend == "nxd" and problem.cluster.folds(strategy.tp) and strategy.dp > 1:
+    if problem.backend == "nxd" and problem.cluster.fold(strategy.tp) and strategy.dp > 1:
         wrong = "" if strategy.zero else " sums gradients of different shards and"
         found.append(
             f"tp={strategy.tp} at lnc {problem.cluster.lnc} has folded rank groups: NxD 0.18.0{wrong} leaves out the "

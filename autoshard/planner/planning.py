@@ -198,10 +198,9 @@ def search_backends(
     model: ModelSpec, training: TrainingSpec, cluster: Cluster, pins: Pins, request: PlanRequest
 ) -> tuple[str, SearchResult, tuple[str, ...]]:
     """(backend, result, notes). With backend auto, torch steps in where NxD's rules leave nothing."""
-    on_trainium = cluster.layout_rules != "none"
     limit_s = inf if request.time_limit is None else request.time_limit
     how = (request.top, request.exhaustive, request.fit_probability, limit_s)
-    backend = request.backend if request.backend != "auto" else "nxd" if on_trainium else "torch"
+    backend = request.backend if request.backend != "auto" else cluster.platform.default_backend
     try:
         return backend, search(model, training, cluster, pins, backend, *how), ()
     except AutoshardError as error:

@@ -168,8 +168,7 @@ def _problem(
     if layers != model.num_hidden_layers:
         notes += (f"{layers} blocks, as the file says, where {model.name} has {model.num_hidden_layers}",)
         model = replace(model, num_hidden_layers=layers)
-    backend = "nxd" if cluster.layout_rules != "none" else "torch"
-    backend = backend if request.backend == "auto" else request.backend
+    backend = cluster.platform.default_backend if request.backend == "auto" else request.backend
     return Problem(model, replace(training, **written.training_fields), cluster, backend), notes
 
 

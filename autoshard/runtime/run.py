@@ -60,7 +60,7 @@ def _backend(plan: Plan, options: RunOptions, in_cluster: bool) -> str:
     """What executes the plan. Raises AutoshardError that says how to install NxD where it is missing."""
     chosen = options.backend
     if chosen == "auto":
-        on_trainium = in_cluster and plan.cluster.layout_rules != "none" and options.device == "auto"
+        on_trainium = in_cluster and plan.cluster.platform.is_trainium and options.device == "auto"
         chosen = plan.backend if on_trainium else "torch"
     if chosen == "nxd":
         from autoshard.runtime.nxd_backend.library import require_library

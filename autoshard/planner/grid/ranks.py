@@ -79,5 +79,5 @@ def _held(units: Sequence[Unit]) -> Unit:
 
 def mesh_of(problem: Problem, draft: Draft) -> Mesh:
     """As cost.stage.strategy_mesh."""
-    kv_heads, kv_inner = padded_heads(problem.model, draft.tp).key_value, problem.cluster.layout_rules != "trn2"
+    kv_heads, kv_inner = padded_heads(problem.model, draft.tp).key_value, problem.cluster.platform.kv_heads_innermost
     return build_mesh(draft.tp, draft.pp, draft.dp, draft.cp, draft.ep, kv_heads, kv_inner, draft.axis_order)

@@ -44,7 +44,7 @@ def device_of(plan: Plan, arguments: Mapping[str, Any], local_rank: int) -> torc
 def _device_of_plan(plan: Plan, local_rank: int) -> str:
     if torch.cuda.device_count() > local_rank:
         return "cuda"
-    return "cpu" if plan.cluster.layout_rules == "none" else "neuron"
+    return "neuron" if plan.cluster.platform.is_trainium else "cpu"
 
 
 def connect(device: torch.device, arguments: Mapping[str, Any], reporter: Reporter) -> None:
