@@ -9,18 +9,6 @@ from autoshard.backends.registry import ANYWHERE, BACKENDS
 from autoshard.layout.mesh import experts_objection, replicas_of_experts
 from autoshard.models.padding import padded_heads
 
-TP_DEGREES: dict[tuple[str, int], tuple[int, ...]] = {
-    ("trn1", 1): (1, 2, 8, 32),
-    ("trn2", 1): (1, 4, 8, 32, 64, 128),
-    ("trn2", 2): (1, 4, 16, 32, 64),
-}
-"""(layout rules, lnc) -> degrees whose groups are supported, and contiguous on trn2's torus or on trn1's node.
-
-[SDK archive/nxd-training/mlp.rst; NxD parallel_state.py get_logic_chosen] Half a trn2 node is folded (Cluster.folds).
-Left out: trn1 tp=4, whose ranks are strided; trn2 tp=16 at lnc 1 and tp=8 at lnc 2. An UltraServer adds none: every
-source ends at the cores of one instance [SDK mlp.rst; trn2-llama3.1-405b-tutorial.rst, "up to 64"].
-"""
-
 
 def world_is_filled(problem: Problem, draft: Draft) -> str | None:
     product, cluster = draft.tp * draft.pp * draft.dp * draft.cp, problem.cluster
@@ -34,7 +22,7 @@ def world_is_filled(problem: Problem, draft: Draft) -> str | None:
 
 def tp_is_a_group_size(problem: Problem, draft: Draft) -> str | None:
     cluster = problem.cluster
-    known = TP_DEGREES.get((cluster.layout_rules, cluster.lnc))
+    known = cluster.platform.tp_degrees.get(cluster.lnc)
     if known is None or draft.tp in known:
         return None
     ring, leaves = cluster.intra_domain, draft.tp > cluster.devices_per_node
@@ -148,7 +136,7 @@ def groups_sit_alike_in_nodes(problem: Problem, draft: Draft) -> str | None:
     than in another; cost/collectives.py then prices it over the network alone.
     """
     cluster = problem.cluster
-    if cluster.layout_rules == "none":
+    if not cluster.platform.has_aligned_groups:
         return None
     node = cluster.devices_per_node
     for names, span in _spans(draft):
@@ -184,8 +172,8 @@ def ranks_are_counted_so(problem: Problem, draft: Draft) -> str | None:
 
 
 def tensor_parallel_ranks_are_neighbours(problem: Problem, draft: Draft) -> str | None:
-    """[as TP_DEGREES] Of Trainium's groups those of tensor parallelism are contiguous."""
-    if problem.cluster.layout_rules == "none" or draft.tp == 1:
+    """Of Trainium's groups those of tensor parallelism are contiguous."""
+    if not problem.cluster.platform.has_adjacent_tp_ranks or draft.tp == 1:
         return None
     degrees = {"pp": draft.pp, "dp": draft.dp, "cp": draft.cp}
     inside = [name for name in draft.axis_order[draft.axis_order.index("tp") + 1 :] if degrees[name] > 1]

@@ -26,7 +26,7 @@ def folded_groups_hold_shards_alone(problem: Problem, draft: Draft) -> str | Non
     """[NxD parallel_state.py: LOGIC2 leaves experts' groups consecutive, and get_context_model_parallel_rank goes by
     torch's sorted order where ring attention's pairs go by the list]"""
     cluster = problem.cluster
-    if not cluster.folds(draft.tp):
+    if cluster.fold(draft.tp) is None:
         return None
     where = f"with tp={draft.tp} at lnc {cluster.lnc}"
     if draft.ep > 1:
@@ -44,7 +44,7 @@ def folded_groups_hold_shards_alone(problem: Problem, draft: Draft) -> str | Non
 
 def data_parallel_groups_of_pipelines(problem: Problem, draft: Draft) -> str | None:
     """[NxDT models/megatron/megatron_init.py] With pp > 1, dp is 1, or 8 or at least 32 with tp=1, or dp * tp >= 32."""
-    if problem.cluster.layout_rules == "none" or draft.pp == 1 or draft.dp == 1:
+    if not problem.cluster.platform.is_trainium or draft.pp == 1 or draft.dp == 1:
         return None
     if draft.tp == 1:
         legal, needs = draft.dp == 8 or draft.dp >= MEGATRON_MIN_RANKS, "1, 8 or at least 32"
@@ -120,7 +120,7 @@ def nxd_warnings(problem: Problem, strategy: Strategy) -> tuple[str, ...]:
             f"cp={strategy.cp}: optimizer checkpoints of NxD 0.18.0 lack a context-parallel rank in their names and "
             "overwrite each other: autoshard run writes its own, NxD Training resumes wrongly"
         )
-    if problem.cluster.folds(strategy.tp) and strategy.dp > 1:
+    if problem.cluster.fold(strategy.tp) is not None and strategy.dp > 1:
         wrong = "" if strategy.zero else " sums gradients of different shards and"
         found.append(
             f"tp={strategy.tp} at lnc {problem.cluster.lnc} has folded rank groups: NxD 0.18.0{wrong} leaves out the "

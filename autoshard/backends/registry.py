@@ -14,4 +14,4 @@ ANYWHERE = TORCH
 
 def usual_backend(cluster: Cluster) -> Backend:
     """What plans for the cluster are for, unless one is asked for."""
-    return NXD if cluster.layout_rules != "none" else ANYWHERE
+    return BACKENDS[cluster.platform.default_backend]

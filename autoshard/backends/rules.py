@@ -26,11 +26,6 @@ from autoshard.spec.training import TrainingSpec
 
 __all__ = ["Draft", "Problem", "divisors", "mesh_rules"]
 
-FLASH_SEQUENCE_MULTIPLE = 2048
-"""[NxD kernels/flash_attn.py]"""
-RING_LOCAL_SEQUENCE_MULTIPLE = 1024
-"""[NxD kernels/ring_attention_kernel.py]"""
-
 SHARDED = ("nothing", "the optimizer state", "optimizer state and gradients", "state, gradients and weights")
 """By stage of ZeRO."""
 
@@ -71,25 +66,23 @@ def sequence_parallel_goes_with_tp(problem: Problem, draft: Draft) -> str | None
 
 
 def kernel_fits_sequence(problem: Problem, draft: Draft) -> str | None:
-    """Flash attention wants multiples of 2048 tokens; over cp ranks it is ring attention, 1024 tokens a rank."""
-    if problem.cluster.layout_rules == "none":
-        return None
-    length, kernel = problem.training.sequence_length, draft.attention_kernel
+    """Kernels of flash and of ring attention want multiples of some tokens, on Trainium 2048, and 1024 a rank."""
+    platform, length, kernel = problem.cluster.platform, problem.training.sequence_length, draft.attention_kernel
     if draft.cp > 1:
         backend = BACKENDS[problem.backend]
-        if kernel != "flash" and set(backend.context_parallel) <= set(RINGS):
+        if kernel != "flash" and platform.is_trainium and set(backend.context_parallel) <= set(RINGS):
             return (
                 f"attention_kernel={kernel} with cp={draft.cp}: context parallelism of {backend.label} is ring "
                 "attention; use flash"
             )
-        if length % (draft.cp * RING_LOCAL_SEQUENCE_MULTIPLE):
-            multiple = draft.cp * RING_LOCAL_SEQUENCE_MULTIPLE
+        ring = platform.ring_sequence_multiple
+        if ring is not None and length % (draft.cp * ring):
+            multiple = draft.cp * ring
             return f"cp={draft.cp} is ring attention here: sequence_length={length} must be a multiple of {multiple}"
-    elif kernel == "flash" and length % FLASH_SEQUENCE_MULTIPLE:
-        return (
-            f"attention_kernel=flash needs sequence_length={length} to be a multiple of {FLASH_SEQUENCE_MULTIPLE}; "
-            "use plain"
-        )
+        return None
+    flash = platform.flash_sequence_multiple
+    if kernel == "flash" and flash is not None and length % flash:
+        return f"attention_kernel=flash needs sequence_length={length} to be a multiple of {flash}; use plain"
     return None
 
 
@@ -244,5 +237,5 @@ def check_recompute(problem: Problem, recompute: tuple[str, ...]) -> None:
 
 
 def warnings(problem: Problem, strategy: Strategy) -> tuple[str, ...]:
-    """What a person should know about a legal layout: what the backend says of it, and what of it is padding."""
+    """Sentences that a person should know about a legal layout: the backend's own, and what of it is padding."""
     return (*BACKENDS[problem.backend].warnings(problem, strategy), *padding_notes(problem.model, strategy.tp))

@@ -77,7 +77,7 @@ def _warn(plan: Plan, program: str | None, precompile: bool, compiled_for: str |
     where it cannot be done."""
     from autoshard.jobs.graphs import graph_changes
 
-    on_trainium = plan.cluster.layout_rules != "none"
+    on_trainium = plan.cluster.platform.is_trainium
     if on_trainium and program is None:
         sys.stderr.write(
             "warning: autoshard run was tested on CPU processes, with torch and with neuronx-distributed, never on "

@@ -58,7 +58,7 @@ def nxd_files(plan: Plan, dtypes: Mapping[str, str], options: NxdOptions) -> lis
     """
     strategy, model = plan.strategy, plan.model
     multiplier = options.kv_size_multiplier or max(1, strategy.tp // model.num_key_value_heads)
-    order = ADJACENT if plan.cluster.layout_rules == "trn2" else INTERLEAVED
+    order = INTERLEAVED if plan.cluster.platform.kv_heads_innermost else ADJACENT
     layout = NxdLayout(model, strategy.tp, strategy.ep, multiplier, order, options.qkv)
     files = [plain_file(Path(name), b"1") for name in (CHECKPOINT, DONE)]
     stage_of = {name: _pipeline_rank(plan, name) for name in layout.tensors(0, 0)}

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, log2, prod
 
-from autoshard.layout.mesh import TENSOR_PARALLEL_AXES, folded
+from autoshard.layout.mesh import TENSOR_PARALLEL_AXES
 from autoshard.rows import Number, largest
 from autoshard.spec.cluster import Cluster
+from autoshard.spec.platform import Fold
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv")
 
@@ -57,8 +58,9 @@ def group_shape(mesh: tuple[tuple[str, int], ...], axes: tuple[str, ...], cluste
     within = _within(inside, node)
     ranks_per_node = prod(count for count, _ in within)
     span = 1 + sum((count - 1) * step for count, step in within)
-    if ranks_per_node > 1 and cluster.folds(prod(size for name, size in mesh if name in TENSOR_PARALLEL_AXES)):
-        step, span = _around_the_torus(within, node)
+    fold = cluster.fold(prod(size for name, size in mesh if name in TENSOR_PARALLEL_AXES))
+    if ranks_per_node > 1 and fold is not None:
+        step, span = _around_the_torus(within, fold)
     near = _nodes_per_domain(_over_nodes(inside, node), _over_nodes(outside, node), cluster.nodes_per_domain)
     return GroupShape(size, ranks_per_node, size // ranks_per_node, step, span, senders, near)
 
@@ -68,12 +70,12 @@ def _within(axes: list[tuple[int, int]], block: int) -> list[tuple[int, int]]:
     return [(min(size, max(1, block // stride)), stride) for size, stride in axes]
 
 
-def _around_the_torus(axes: list[tuple[int, int]], node: int) -> tuple[int, int]:
+def _around_the_torus(axes: list[tuple[int, int]], fold: Fold) -> tuple[int, int]:
     """(stride, span) within a node of a group of a folded mesh: the node's last row is the first one's neighbour."""
-    places = [0]
+    node, places = fold.devices_per_node, [0]
     for size, stride in axes:
         places = [place + index * stride for place in places for index in range(size)]
-    devices = sorted(folded(place, node) for place in places)
+    devices = sorted(map(fold.rank, places))
     gaps = [(after - before) % node for before, after in zip(devices, (*devices[1:], devices[0]), strict=True)]
     return min(gaps), node - max(gaps) + 1
 

@@ -92,7 +92,7 @@ def stage_mesh(model: ModelSpec, cluster: Cluster, shape: LocalShape) -> Mesh:
 
     At least 2 data-parallel ranks then, so that the programs say which gradients they sum.
     """
-    kv_inner = cluster.layout_rules != "trn2"
+    kv_inner = cluster.platform.kv_heads_innermost
     kv_heads = padded_heads(model, shape.tp).key_value
     if shape.placement:
         degrees, order = dict(shape.placement), tuple(name for name, _ in shape.placement)
@@ -215,7 +215,7 @@ def stage_pricer(
     """(blocks, with embedding, with head) -> their program at this local shape, priced."""
     order = mesh_order(stage_mesh(model, cluster, shape))
     dtype, slower = training.precision.compute_dtype, software.link_slowdown
-    kv_inner, anywhere = cluster.layout_rules != "trn2", replace(shape, placement=())
+    kv_inner, anywhere = cluster.platform.kv_heads_innermost, replace(shape, placement=())
 
     def collective_s(kind: str, axes: tuple[str, ...], size: int) -> float:
         group = group_shape(order, axes, cluster)
@@ -270,12 +270,11 @@ def stage_work(
 
 
 def strategy_mesh(model: ModelSpec, cluster: Cluster, strategy: Degrees) -> Mesh:
-    """Its mesh; trn2 orders the two axes of tensor parallelism beyond the key-value heads the other way, and folds
-    groups of half a node."""
+    """The mesh of a strategy, or of a draft of one, on the platform of a cluster."""
     s = strategy
     kv_heads = padded_heads(model, s.tp).key_value
-    kv_inner, folded_node = cluster.layout_rules != "trn2", cluster.devices_per_node if cluster.folds(s.tp) else 0
-    return build_mesh(s.tp, s.pp, s.dp, s.cp, s.ep, kv_heads, kv_inner, s.axis_order, folded_node)
+    kv_inner = cluster.platform.kv_heads_innermost
+    return build_mesh(s.tp, s.pp, s.dp, s.cp, s.ep, kv_heads, kv_inner, s.axis_order, cluster.fold(s.tp))
 
 
 def strategy_parts(

@@ -49,7 +49,7 @@ def findings(machine: Machine, plan: Plan | None) -> tuple[Finding, ...]:
 
 
 def _for_trainium(plan: Plan | None) -> bool:
-    return plan is not None and plan.cluster.layout_rules != "none"
+    return plan is not None and plan.cluster.platform.is_trainium
 
 
 def _instance(machine: Machine, plan: Plan | None) -> Finding:
@@ -75,7 +75,7 @@ def _neuron(machine: Machine, plan: Plan | None) -> Iterator[Finding]:
     else:
         yield Finding("Neuron devices", chips)
     lnc = machine.lnc or "not set"
-    if plan is not None and plan.cluster.layout_rules == "trn2" and machine.lnc != str(plan.cluster.lnc):
+    if plan is not None and plan.cluster.platform.has_lnc_choice and machine.lnc != str(plan.cluster.lnc):
         advice = f"NEURON_LOGICAL_NC_CONFIG={plan.cluster.lnc} is what the plan needs; autoshard launch sets it"
         yield Finding("LNC", lnc, WARNING, advice)
     else:

@@ -243,7 +243,7 @@ def price_row(searches: Searches, plan: Plan, instance: str) -> PriceRow | None:
     2^MOST_DOUBLINGS times as many nodes.
     """
     own, price, other = plan.cluster, plan.cluster.price_per_node_hour_usd, load_cluster(instance, 1)
-    if price is None or other.layout_rules == "none":
+    if price is None or not other.platform.is_trainium:
         return None
     dtype = plan.training.precision.compute_dtype
     peak = own.world_size * own.device.peak_flops_per_s(dtype)

@@ -11,7 +11,7 @@ from autoshard.cost.values import Term
 from autoshard.explanation.advice import advice
 from autoshard.explanation.doubt import doubt, memory_interval
 from autoshard.explanation.links import axis_links
-from autoshard.layout.mesh import AXIS_ORDER, FOLDED_ROWS, Mesh
+from autoshard.layout.mesh import AXIS_ORDER, Mesh
 from autoshard.layout.strategy import Strategy
 from autoshard.models.stage import parameter_count
 from autoshard.plans.differences import loses, term_differences
@@ -134,7 +134,7 @@ def describe(plan: Plan, sensitivity: Sensitivity | None = None) -> Description:
         num_parameters=parameter_count(plan.model),
         cluster=f"{plan.cluster.nodes} x {plan.cluster.instance}",
         num_devices=plan.cluster.world_size,
-        device=_DEVICES.get(plan.cluster.layout_rules, "process" if plan.cluster.instance == "cpu" else "device"),
+        device="process" if plan.cluster.instance == "cpu" else plan.cluster.platform.device,
         global_batch_size=training.global_batch_size,
         sequence_length=training.sequence_length,
         tokens_per_step=training.tokens_per_step,
@@ -231,7 +231,6 @@ def _facts(plan: Plan) -> tuple[tuple[str, str], ...]:
 
 
 _WORDS = {field: word for word, field in (*DEGREES.items(), *CHOICES.items())}
-_DEVICES = {"trn1": "NeuronCore", "trn2": "logical NeuronCore"}
 _RECOMPUTE = {
     "none": "none: every activation is kept",
     "core_attention": "core attention runs again in backward",
@@ -261,7 +260,7 @@ def _mesh(mesh: Mesh) -> str:
     unusual = "" if [name for name, _ in used] == usual else f"; the usual order is {' > '.join(usual)}"
     copies = "; ranks along tp1 have the same key-value heads" if "tp1" in dict(used) else ""
     order = " > ".join(f"{name} {size}" for name, size in used)
-    rows = f"; the rows of a node are counted {', '.join(map(str, FOLDED_ROWS))}" if mesh.folded_node else ""
+    rows = f"; the rows of a node are counted {', '.join(map(str, mesh.fold.row_order))}" if mesh.fold else ""
     return f"{order} ({used[-1][0]} varies fastest over ranks{rows}{unusual}{copies})"
 
 

@@ -121,7 +121,7 @@ def _questions(plan: Plan, agrees: bool, sure: float) -> Iterator[Question]:
         return
     for nodes in dict.fromkeys((plan.cluster.nodes, plan.cluster.nodes + 1, 2 * plan.cluster.nodes)):
         yield Question(MORE_NODES, size_row, (nodes, sure))
-    if plan.cluster.price_per_node_hour_usd is not None and plan.cluster.layout_rules != "none":
+    if plan.cluster.price_per_node_hour_usd is not None and plan.cluster.platform.is_trainium:
         for name in instances():
             if name != plan.cluster.instance:
                 yield Question(INSTANCES, price_row, (name,))

@@ -129,6 +129,6 @@ def _left_out(plan: Plan) -> tuple[str, ...]:
         found.append("attention_bias: Megatron has biases everywhere, or of q, k and v alone (--add-qkv-bias)")
     if model.shared_expert_intermediate_size:
         found.append("--moe-shared-expert-gate: Megatron has it since Core 0.13, earlier ones add the expert ungated")
-    if plan.cluster.layout_rules != "none":
+    if plan.cluster.platform.is_trainium:
         found.append(f"instance={plan.cluster.instance}: Megatron-LM runs on GPUs")
     return tuple(found)

@@ -52,7 +52,7 @@ def nxdt_yaml(plan: Plan) -> Exported:
 
 
 def _trainer(plan: Plan) -> dict[str, Any]:
-    lnc = {"lnc": plan.cluster.lnc} if plan.cluster.layout_rules == "trn2" else {}
+    lnc = {"lnc": plan.cluster.lnc} if plan.cluster.platform.has_lnc_choice else {}
     return {"devices": plan.cluster.devices_per_node, **lnc, "num_nodes": plan.cluster.nodes}
 
 
@@ -158,7 +158,7 @@ def _left_out(plan: Plan) -> tuple[str, ...]:
         found.append(
             f"cp={strategy.cp}: NxD's optimizer checkpoints overwrite each other; a resumed run continues wrongly"
         )
-    if plan.cluster.folds(strategy.tp) and strategy.dp > 1:
+    if plan.cluster.fold(strategy.tp) and strategy.dp > 1:
         found.append(
             f"tp={strategy.tp} at lnc {plan.cluster.lnc} has folded rank groups, and NxD's save_checkpoint leaves out "
             "the model files of half their ranks; autoshard convert writes all, autoshard run saves its own"
@@ -170,6 +170,6 @@ def _left_out(plan: Plan) -> tuple[str, ...]:
             f"kv_replicator={strategy.tp // plan.model.num_key_value_heads}: NxD's gradient norm counts key-value "
             "weights that often, so gradient_clip_val sets in early"
         )
-    if plan.cluster.layout_rules == "none":
+    if not plan.cluster.platform.is_trainium:
         found.append(f"instance={plan.cluster.instance}: NxD Training runs on Trainium")
     return tuple(found)

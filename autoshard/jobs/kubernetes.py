@@ -70,14 +70,14 @@ def _replica(plan: Plan, options: LaunchOptions, count: int) -> dict[str, Any]:
             {"name": "shm", "emptyDir": {"medium": "Memory"}},
         ],
     }
-    if plan.cluster.layout_rules != "none":
+    if plan.cluster.platform.is_trainium:
         spec["nodeSelector"] = {"node.kubernetes.io/instance-type": plan.cluster.instance}
     return {"replicas": count, "restartPolicy": "Never", "template": {"spec": spec}}
 
 
 def _resources(plan: Plan) -> dict[str, Any]:
     """The resources that a pod asks for: all chips and adapters of a node, so that no other pod shares it."""
-    if plan.cluster.layout_rules == "none":
+    if not plan.cluster.platform.is_trainium:
         return {}
     found: dict[str, Any] = {"aws.amazon.com/neuron": plan.cluster.chips_per_node}
     if plan.cluster.nodes > 1:

@@ -56,7 +56,7 @@ def describe(plan: Plan) -> str:
 
 def compilation(plan: Plan) -> str:
     """Sentences that tell how many graphs the compiler will see, and which changes make it start anew."""
-    if plan.cluster.layout_rules == "none":
+    if not plan.cluster.platform.is_trainium:
         return "Nothing is compiled ahead: the processes run on the host."
     each = stage_graphs(plan)[0].graphs
     return (

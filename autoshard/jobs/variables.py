@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from autoshard.jobs.options import LaunchOptions
 from autoshard.plans.plan import Plan
+from autoshard.spec.platform import Variable
 
 TYPES_STAY = "each tensor has the format that the plan says: with 1, FP32 masters would be bf16 on the device"
 """NxD Training sets them to 1 and holds everything in FP32; a plan's weights are bf16 where it says so."""
@@ -14,23 +14,14 @@ COMPILER_PRECISION = {"fp32": "--auto-cast none"}
 SHARED = "/shared"
 
 
-@dataclass(frozen=True)
-class Variable:
-    """An environment variable and its value. reason: why it is set, a sentence without a full stop."""
-
-    name: str
-    value: str
-    reason: str
-
-
 def variables(plan: Plan, options: LaunchOptions, cache: str) -> tuple[Variable, ...]:
     """The variables to set, in this order; none if the plan is not for Trainium. cache: used if the options
     name none.
     """
-    if plan.cluster.layout_rules == "none":
+    if not plan.cluster.platform.is_trainium:
         return ()
     network = _network(plan) if plan.cluster.nodes > 1 else iter(())
-    return (*network, *_runtime(plan), *_compiler(plan, options.cache or cache), *_host())
+    return (*network, *_runtime(plan), *_compiler(plan, options.cache or cache), *plan.cluster.platform.variables)
 
 
 def _network(plan: Plan) -> Iterator[Variable]:
@@ -44,7 +35,7 @@ def _network(plan: Plan) -> Iterator[Variable]:
 def _runtime(plan: Plan) -> Iterator[Variable]:
     name = plan.training.precision.name
     rounding = "1" if name == "bf16_sr" else "0"
-    if plan.cluster.layout_rules == "trn2":
+    if plan.cluster.platform.has_lnc_choice:
         lnc = plan.cluster.lnc
         yield Variable("NEURON_LOGICAL_NC_CONFIG", str(lnc), f"the plan's devices are {lnc} physical cores each")
     yield Variable("XLA_USE_BF16", "0", TYPES_STAY)
@@ -60,13 +51,7 @@ def _compiler(plan: Plan, cache: str) -> Iterator[Variable]:
         "--distribution-strategy=llm-training",
         COMPILER_PRECISION.get(name, "--enable-mixed-precision-accumulation"),
     ]
-    if plan.cluster.layout_rules == "trn2":
+    if plan.cluster.platform.has_lnc_choice:
         flags.append(f"--lnc={plan.cluster.lnc}")
     yield Variable("NEURON_CC_FLAGS", " ".join(flags), "the compiler must know the model's kind, precision and cores")
     yield Variable("NEURON_COMPILE_CACHE_URL", cache, "shared by all nodes, so that a graph is compiled once")
-
-
-def _host() -> Iterator[Variable]:
-    yield Variable(
-        "MALLOC_ARENA_MAX", "128", "one process for each device: glibc's arenas would fill the host's memory"
-    )

@@ -8,32 +8,12 @@ from itertools import product
 from math import prod
 
 from autoshard.errors import AutoshardError
+from autoshard.spec.platform import Fold
 
 AXIS_ORDER = ("pp", "dp", "cp", "tp")
 """NxD's order and torchtitan's, outermost first: neighbours along the last one have neighbouring ranks."""
 FAMILIES = {"dp": ("dp", "ep"), "cp": ("cp",), "tp": ("tp", "tp1", "tp0")}
 """Axes of a stage that stay together wherever their family stands."""
-FOLDED_ROWS = (0, 3, 1, 2)
-"""The four rows of chips of a trn2 node, as folded ranks count through them. On the torus rows 0 and 3 are neighbours,
-and so are 1 and 2; of the two pairs row 0 has row 1 beside it, and row 3 has row 2."""
-
-
-def folded(place: int, node: int) -> int:
-    """The rank at a place of the folded order: whole nodes in order, within each node its rows in the order
-    FOLDED_ROWS.
-
-    node: devices of a node, a multiple of its four rows.
-    """
-    row, inside = divmod(place % node, node // len(FOLDED_ROWS))
-    return place - place % node + FOLDED_ROWS[row] * (node // len(FOLDED_ROWS)) + inside
-
-
-def unfolded(rank: int, node: int) -> int:
-    """The place of a rank in the folded order: `folded(unfolded(rank, node), node)` is rank. node: devices of
-    a node.
-    """
-    row, inside = divmod(rank % node, node // len(FOLDED_ROWS))
-    return rank - rank % node + FOLDED_ROWS.index(row) * (node // len(FOLDED_ROWS)) + inside
 
 
 def parse_axis_order(text: str) -> tuple[str, ...]:
@@ -74,13 +54,13 @@ class Mesh:
     axes: of a stage, outermost first. If several axes split one dim, outer axes hold the larger pieces.
     order: families of axes and 'pp', outermost first: rank = ((i0 * n1 + i1) * n2 + i2) ... along it. It decides which
     links an axis crosses and nothing else: ranks of the last one share a chip, of the first one are nodes apart.
-    folded_node: 0, or devices of a node; then the number that `order` gives is a place of the folded order (`folded`).
+    fold: None, or how nodes are folded; then the number that `order` gives is a place of the folded order.
     """
 
     pp: int
     axes: tuple[Axis, ...]
     order: tuple[str, ...] = AXIS_ORDER
-    folded_node: int = 0
+    fold: Fold | None = None
 
     @property
     def rank_axes(self) -> tuple[Axis, ...]:
@@ -114,7 +94,7 @@ class Mesh:
     def coordinates(self, rank: int) -> tuple[int, dict[str, int]]:
         """(pipeline rank, index along every stage axis) of a rank."""
         index: dict[str, int] = {}
-        rank = unfolded(rank, self.folded_node) if self.folded_node else rank
+        rank = rank if self.fold is None else self.fold.place(rank)
         for axis in reversed(self.rank_axes):
             rank, index[axis.name] = divmod(rank, axis.size)
         return index["pp"], {axis.name: index[axis.name] for axis in self.axes}
@@ -131,7 +111,7 @@ class Mesh:
         return self._at(rank)
 
     def _at(self, place: int) -> int:
-        return folded(place, self.folded_node) if self.folded_node else place
+        return place if self.fold is None else self.fold.rank(place)
 
     def groups(self, names: Iterable[str]) -> list[list[int]]:
         """Groups of ranks that differ only along the named axes ('pp' may be one of them).
@@ -160,7 +140,7 @@ def build_mesh(
     num_key_value_heads: int,
     kv_inner: bool = True,
     order: tuple[str, ...] = AXIS_ORDER,
-    folded_node: int = 0,
+    fold: Fold | None = None,
 ) -> Mesh:
     """The mesh of a strategy's degrees.
 
@@ -168,8 +148,8 @@ def build_mesh(
     axis 'ep'; the axis 'dp' is what is left. Of the experts, cp's ranks hold the larger pieces: so experts that cp has
     split are split further by one exchange (graph/redistribute.py); in the other order they would be gathered first.
     tp beyond the KV heads becomes two axes: tp0 splits the KV heads, tp1 the query heads that share one, and keys and
-    values are replicated over tp1. kv_inner puts tp0 innermost: NxD's order on trn1 (rank r holds KV block
-    r % num_key_value_heads); on trn2 it is outermost (r // multiplier).
+    values are replicated over tp1. kv_inner puts tp0 innermost (rank r holds KV block r % num_key_value_heads), else it
+    is outermost (r // multiplier): Platform.kv_heads_innermost.
     """
     replicas = replicas_of_experts(ep, cp)
     axes = [Axis("dp", dp // replicas), Axis("cp", cp)]
@@ -180,7 +160,7 @@ def build_mesh(
         axes += [replicated, split] if kv_inner else [split, replicated]
     else:
         axes.append(Axis("tp", tp))
-    return Mesh(pp, tuple(axes), order, folded_node)
+    return Mesh(pp, tuple(axes), order, fold)
 
 
 def replicas_of_experts(ep: int, cp: int) -> int:

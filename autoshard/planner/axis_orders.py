@@ -33,7 +33,7 @@ def first_order(problem: Problem, pins: Pins, draft: Draft) -> Order:
     """The pinned one; else the first that the rules accept; the default where they accept none."""
     if pins.axis_order is not None:
         return tuple(pins.axis_order.split("-"))
-    if problem.cluster.layout_rules == "none":
+    if not problem.cluster.platform.has_adjacent_tp_ranks:
         return AXIS_ORDER
     orders = BACKENDS[problem.backend].axis_orders
     return next((order for order in orders if _is_legal(problem, draft, order)), AXIS_ORDER)
@@ -51,7 +51,7 @@ def other_orders(problem: Problem, pins: Pins, draft: Draft) -> tuple[Order, ...
     if sum(degree > 1 for degree in (draft.tp, draft.pp, draft.dp, draft.cp)) < 2:
         return ()
     legal = tuple(order for order in orders if _is_legal(problem, draft, order))
-    kv_heads, kv_inner = padded_heads(problem.model, draft.tp).key_value, problem.cluster.layout_rules != "trn2"
+    kv_heads, kv_inner = padded_heads(problem.model, draft.tp).key_value, problem.cluster.platform.kv_heads_innermost
     degrees = (draft.tp, draft.pp, draft.dp, draft.cp, draft.ep, min(kv_heads, draft.tp), kv_inner)
     return tuple(order for order in _useful(problem.cluster, degrees, legal) if order != draft.axis_order)
 

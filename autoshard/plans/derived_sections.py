@@ -11,7 +11,7 @@ from autoshard.graph.partition import GatherEinsumStep, Program, RedistributeSte
 from autoshard.graph.recompute import is_recomputed
 from autoshard.graph.states import State
 from autoshard.layout.context_parallel import sequence_pieces
-from autoshard.layout.mesh import FOLDED_ROWS, Mesh
+from autoshard.layout.mesh import Mesh
 from autoshard.layout.template import template_of
 from autoshard.models.stage import published_sizes
 from autoshard.plans.plan import Plan
@@ -48,8 +48,10 @@ def derived_sections(plan: Plan) -> dict[str, Any]:
 def mesh_section(mesh: Mesh) -> Section:
     """Sizes of the axes, outermost first, and how ranks are numbered."""
     outermost, *names = (axis.name for axis in mesh.rank_axes)
-    rows = ", ".join(map(str, FOLDED_ROWS))
-    folded = f"; the rows of each node of {mesh.folded_node} ranks are counted {rows}" if mesh.folded_node else ""
+    folded = ""
+    if mesh.fold is not None:
+        rows = ", ".join(map(str, mesh.fold.row_order))
+        folded = f"; the rows of each node of {mesh.fold.devices_per_node} ranks are counted {rows}"
     return {
         "pp": mesh.pp,
         "axes": [{"name": axis.name, "size": axis.size} for axis in mesh.axes],

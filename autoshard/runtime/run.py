@@ -64,7 +64,7 @@ def _backend(plan: Plan, options: RunOptions, in_cluster: bool) -> str:
     """What executes the plan. Raises AutoshardError where this machine lacks what it needs."""
     chosen = options.backend
     if chosen == "auto":
-        on_trainium = in_cluster and plan.cluster.layout_rules != "none" and options.device == "auto"
+        on_trainium = in_cluster and plan.cluster.platform.is_trainium and options.device == "auto"
         chosen = plan.backend if on_trainium else ANYWHERE.name
     requirement = BACKENDS[chosen].requirement
     if requirement is not None:

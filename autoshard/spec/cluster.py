@@ -12,12 +12,7 @@ from typing import Annotated, Any
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import Count, Form, Limit, NotNegative, Positive, from_json, to_json
 from autoshard.files.fields import check_choice, check_integer, check_positive, show
-
-LAYOUT_RULES = ("trn1", "trn2", "none")
-LNC = {"trn1": (1,), "trn2": (1, 2)}
-"""By layout rules: how many physical NeuronCores one device can join."""
-TORUS_CHIPS = 16
-"""Of a trn2 node: four rows of four, a torus [aws-neuron-sdk about-neuron/arch/neuron-hardware/trn2-arch.rst]."""
+from autoshard.spec.platform import PLATFORMS, Fold, Platform
 
 
 def _check_text(of: str, field: str, value: object) -> None:
@@ -200,7 +195,7 @@ class Cluster:
     collective_launch_s: NotNegative
     all_to_all_efficiency: Positive
     price_per_node_hour_usd: NotNegative | None
-    layout_rules: Annotated[str, Limit(choices=LAYOUT_RULES)]
+    layout_rules: Annotated[str, Limit(choices=tuple(PLATFORMS))]
 
     def __post_init__(self) -> None:
         _check_text("a cluster", "instance", self.instance)
@@ -211,9 +206,10 @@ class Cluster:
         _check_share(of, "all_to_all_efficiency", self.all_to_all_efficiency)
         if self.price_per_node_hour_usd is not None:
             _check_not_negative(of, "price_per_node_hour_usd", self.price_per_node_hour_usd)
-        check_choice(of, "layout_rules", self.layout_rules, LAYOUT_RULES)
-        if self.lnc not in LNC.get(self.layout_rules, (self.lnc,)):
-            known = " or ".join(map(str, LNC[self.layout_rules]))
+        check_choice(of, "layout_rules", self.layout_rules, tuple(PLATFORMS))
+        lncs = self.platform.tp_degrees
+        if lncs and self.lnc not in lncs:
+            known = " or ".join(map(str, lncs))
             raise AutoshardError(f"lnc={self.lnc} of {of} must be {known}, as its layout_rules={self.layout_rules} say")
         if self.devices_per_node % self.devices_per_chip:
             raise AutoshardError(
@@ -237,14 +233,15 @@ class Cluster:
         """Chips of one node."""
         return self.devices_per_node // self.devices_per_chip
 
-    def folds(self, tp: int) -> bool:
-        """Whether groups of so many tensor-parallel ranks are half a torus: two rows of its chips.
+    @property
+    def platform(self) -> Platform:
+        """What its devices have in common with all of their generation."""
+        return PLATFORMS[self.layout_rules]
 
-        Ranks then count through the rows as layout/mesh.py's FOLDED_ROWS: of rows 0 and 1 the next group, rows 2 and 3,
-        would have ranks two hops away, which cannot talk to each other [NxD parallel_state.py get_logic_chosen].
-        """
-        is_torus = self.layout_rules == "trn2" and self.chips_per_node == TORUS_CHIPS
-        return is_torus and 2 * tp == self.devices_per_node
+    def fold(self, tp: int) -> Fold | None:
+        """How ranks count where groups of so many tensor-parallel ranks are folded along the torus of a node's chips;
+        None where they are not."""
+        return self.platform.fold(self.chips_per_node, self.devices_per_node, tp)
 
     @cached_property
     def _hash(self) -> int:

@@ -105,10 +105,10 @@ def test_our_mesh_has_nxds_groups_wherever_the_planner_goes(model: str, instance
         if rest or dp % ep or first_broken(mesh_rules("nxd"), problem, Draft(tp, pp, dp, cp, ep)):
             continue
         seen += 1
-        order, node = AXIS_ORDER, cluster.devices_per_node if cluster.folds(tp) else 0
-        mesh = build_mesh(tp, pp, dp, cp, ep, spec.num_key_value_heads, cluster.layout_rules != "trn2", order, node)
-        case = GroupCase(cluster.world_size, tp, pp, cp, ep, cluster.layout_rules, lnc, cluster.devices_per_node)
-        assert case.is_folded == cluster.folds(tp)
+        kv_inner, fold = cluster.platform.kv_heads_innermost, cluster.fold(tp)
+        mesh = build_mesh(tp, pp, dp, cp, ep, spec.num_key_value_heads, kv_inner, AXIS_ORDER, fold)
+        case = GroupCase(cluster.world_size, tp, pp, cp, ep, cluster.platform.name, lnc, cluster.devices_per_node)
+        assert case.is_folded == (fold is not None)
         nxd = rank_groups(case).by_name()
         for kind, axes in {
             "tp_groups": TENSOR_PARALLEL_AXES,

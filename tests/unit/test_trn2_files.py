@@ -16,7 +16,7 @@ from autoshard.cost.collectives import collective_time_s, group_shape
 from autoshard.cost.stage import mesh_order, strategy_mesh
 from autoshard.errors import AutoshardError
 from autoshard.interop.export import export
-from autoshard.layout.mesh import FOLDED_ROWS, TENSOR_PARALLEL_AXES, folded, unfolded
+from autoshard.layout.mesh import TENSOR_PARALLEL_AXES
 from autoshard.models.registry import load_model
 from autoshard.planner.score import score
 from autoshard.planner.search import search
@@ -27,6 +27,7 @@ from autoshard.plans.validate import read_plan
 from autoshard.runtime.nxd_backend.rank_groups import mended_groups, mesh_groups, plan_case, rank_groups
 from autoshard.runtime.nxd_backend.traps import nxd_repairs
 from autoshard.spec.cluster import load_cluster
+from autoshard.spec.platform import TRN2_TORUS, Fold
 from autoshard.units import GB
 from tests.unit.plan_examples import plan_70b
 from tests.unit.test_nxd_configuration import changed
@@ -64,7 +65,7 @@ def test_the_8b_is_read_as_it_is(tmp_path: Path) -> None:
     s = plan.strategy
     assert (plan.model.name, plan.cluster.nodes, s.tp, s.pp, s.dp) == ("llama3-8b", 1, 16, 1, 4)
     assert (s.recompute, s.zero, plan.backend) == (("none",), 1, "nxd")
-    assert plan.mesh.folded_node == 0
+    assert plan.mesh.fold is None
 
 
 @EVERY_FILE
@@ -153,8 +154,10 @@ def test_folded_groups_are_two_rows(tmp_path: Path) -> None:
 
 
 def test_folding_takes_rows_of_each_node() -> None:
-    assert [folded(place, 8) for place in range(16)] == [0, 1, 6, 7, 2, 3, 4, 5, 8, 9, 14, 15, 10, 11, 12, 13]
-    assert [unfolded(folded(place, 64), 64) for place in range(256)] == [*range(256)]
+    fold = Fold(8, TRN2_TORUS.row_order)
+    assert [fold.rank(place) for place in range(16)] == [0, 1, 6, 7, 2, 3, 4, 5, 8, 9, 14, 15, 10, 11, 12, 13]
+    fold = Fold(64, TRN2_TORUS.row_order)
+    assert [fold.place(fold.rank(place)) for place in range(256)] == [*range(256)]
 
 
 @pytest.mark.parametrize(
@@ -163,14 +166,14 @@ def test_folding_takes_rows_of_each_node() -> None:
 )
 def test_half_a_node_of_a_torus_folds_alone(instance: str, lnc: int, tp: int) -> None:
     cluster = load_cluster(instance, 2, lnc)
-    assert [degree for degree in (1, 4, 8, 16, 32, 64, 128) if cluster.folds(degree)] == [tp]
-    assert not load_cluster("trn1.32xlarge", 2).folds(16)
-    assert not load_cluster("h100-80gb", 2).folds(4)
+    assert [degree for degree in (1, 4, 8, 16, 32, 64, 128) if cluster.fold(degree)] == [tp]
+    assert load_cluster("trn1.32xlarge", 2).fold(16) is None
+    assert load_cluster("h100-80gb", 2).fold(4) is None
 
 
 def rows_apart(node: int, one: int, other: int) -> int:
     """Hops between the rows of two ranks of a node, the shorter way around the torus."""
-    rows = len(FOLDED_ROWS)
+    rows = len(TRN2_TORUS.row_order)
     distance = abs(one % node * rows // node - other % node * rows // node)
     return min(distance, rows - distance)
 

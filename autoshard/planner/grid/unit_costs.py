@@ -98,7 +98,7 @@ def unit_programs(problem: Problem, shape: LocalShape) -> Units:
 
 def _whatever_the_hardware(problem: Problem) -> tuple[ModelSpec, TrainingSpec, bool]:
     """What programs depend on: neither on the batch nor on what devices and links can do."""
-    return problem.model, _of_any_batch(problem.training), problem.cluster.layout_rules != "trn2"
+    return problem.model, _of_any_batch(problem.training), problem.cluster.platform.kv_heads_innermost
 
 
 @lru_cache(maxsize=64)

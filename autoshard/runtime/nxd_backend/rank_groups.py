@@ -21,8 +21,9 @@ from itertools import product
 from math import prod
 
 from autoshard.errors import AutoshardError
-from autoshard.layout.mesh import FOLDED_ROWS, TENSOR_PARALLEL_AXES, folded
+from autoshard.layout.mesh import TENSOR_PARALLEL_AXES
 from autoshard.plans.plan import Plan
+from autoshard.spec.platform import TRN2_TORUS, Fold
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -104,7 +105,7 @@ class RankGroups:
 def plan_case(plan: Plan) -> GroupCase:
     """The case that NxD is asked for under a plan."""
     strategy, cluster = plan.strategy, plan.cluster
-    platform = None if cluster.layout_rules == "none" else cluster.layout_rules
+    platform = cluster.platform.name if cluster.platform.name in PLATFORMS else None
     return GroupCase(
         cluster.world_size,
         strategy.tp,
@@ -156,12 +157,12 @@ def _ranks(case: GroupCase) -> Sequence[int]:
 
 def _folded(case: GroupCase) -> Iterator[int]:
     node = case.local_world_size or FOLDED_NODE_SIZE
-    if case.world_size % node or node // case.tp not in (1, 2) or node % len(FOLDED_ROWS):
+    if case.world_size % node or node // case.tp not in (1, 2) or node % len(TRN2_TORUS.row_order):
         raise AutoshardError(
             f"tp={case.tp} at lnc {case.lnc} on trn2 is folded over nodes of {case.tp} or {2 * case.tp} ranks that "
             f"fill the world of {case.world_size}; local_world_size={node} does not"
         )
-    return (folded(place, node) for place in range(case.world_size))
+    return map(Fold(node, TRN2_TORUS.row_order).rank, range(case.world_size))
 
 
 def _strided(case: GroupCase) -> Iterator[int]:

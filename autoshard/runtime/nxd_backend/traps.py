@@ -11,6 +11,7 @@ from collections.abc import Callable
 from autoshard.backends.nxd import NXD
 from autoshard.backends.rules import check_strategy
 from autoshard.errors import AutoshardError
+from autoshard.layout.mesh import build_mesh
 from autoshard.plans.plan import Plan
 from autoshard.runtime.nxd_backend.lowering import lower
 from autoshard.runtime.nxd_backend.rank_groups import mended_groups, mesh_groups, plan_case
@@ -38,10 +39,9 @@ def kv_size_multiplier(plan: Plan) -> int:
 
 def key_value_block_of_rank(plan: Plan) -> tuple[int, ...]:
     """For each tensor-parallel rank the block of key-value heads that it holds."""
-    tp, multiplier = plan.strategy.tp, kv_size_multiplier(plan)
-    if plan.cluster.layout_rules == "trn2":
-        return tuple(rank // multiplier for rank in range(tp))
-    return tuple(rank % (tp // multiplier) for rank in range(tp))
+    kv_heads, innermost = plan.model.num_key_value_heads, plan.cluster.platform.kv_heads_innermost
+    mesh = build_mesh(plan.strategy.tp, 1, 1, 1, 1, kv_heads, innermost)
+    return tuple(mesh.coordinates(rank)[1].get("tp0", rank) for rank in range(plan.strategy.tp))
 
 
 def _context_parallel_gradients(plan: Plan) -> None:
@@ -135,7 +135,7 @@ def _fused_qkv(plan: Plan) -> str | None:
 
 
 def _key_value_init(plan: Plan) -> str | None:
-    if plan.cluster.layout_rules != "trn2" or kv_size_multiplier(plan) == 1:
+    if plan.cluster.platform.kv_heads_innermost or kv_size_multiplier(plan) == 1:
         return None
     return (
         f"kv_size_multiplier={kv_size_multiplier(plan)} on {plan.cluster.instance}: NxD's random initial weights "

@@ -40,7 +40,7 @@ def device_of(plan: Plan, asked: str, is_rehearsal: bool, local_rank: int) -> to
 def _device_of_plan(plan: Plan, local_rank: int) -> str:
     if torch.cuda.device_count() > local_rank:
         return "cuda"
-    return "cpu" if plan.cluster.layout_rules == "none" else "neuron"
+    return "neuron" if plan.cluster.platform.is_trainium else "cpu"
 
 
 def connect(device: torch.device, timeout: timedelta, reporter: Reporter) -> None:
