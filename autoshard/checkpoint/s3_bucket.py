@@ -28,7 +28,7 @@ PARTS_AT_A_TIME = 4
 MOST_PARTS = 10_000
 """S3's own limit."""
 BROKEN_ANSWERS = 3
-"""Tries of a request whose answer breaks off, with a pause of about _PAUSE_S seconds after the first, twice that later."""
+"""Tries of a request whose answer breaks off, with a pause of about _PAUSE_S after the first and twice that later."""
 _PAUSE_S = 0.5
 _CHUNK_BYTES = 1 << 22
 _DELETED_AT_ONCE = 1000
