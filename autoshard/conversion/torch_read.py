@@ -22,8 +22,8 @@ from autoshard.units import format_bytes
 
 _LOCAL_HEADER = 30
 MAX_DESCRIPTION_BYTES = 8_000_000
-"""Most bytes of the pickle that describes the tensors, and of the archive's directory. A guess: 300 bytes a tensor, so
-that 25,000 tensors fit. Both are read whole, and become Python objects of up to 70 times the size."""
+"""Most bytes of the pickle that describes the tensors, and of the archive's directory. A guess: some 300 bytes a
+tensor, so that 25,000 tensors fit. Both are read whole, and become Python objects of up to 70 times the size."""
 _EXPERT_RANK = re.compile(r"_ep_rank_\d+")
 _STATE_KEYS = ("model", "state_dict", "module")
 """Keys under which programs around NxD put the state."""
