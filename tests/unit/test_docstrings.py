@@ -10,7 +10,6 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 FRAGMENT_WORDS = ("Of ", "As ", "That ", "Those ", "What ", "Where ")
 FRAGMENTS_LEFT = {
-    "calibration": 2,
     "cost": 33,
     "planner": 51,
     "plans": 9,
