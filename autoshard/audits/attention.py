@@ -60,7 +60,10 @@ def attention_work(plan: Plan, position: int) -> AttentionWork:
 
 
 def _tile_share(plan: Plan, position: int) -> float:
-    """Of the tiles of one rank of the ring, all hops together."""
+    """Share (0 to 1) of the scores in one rank's ring tiles that the mask lets through, all hops together.
+
+    position: index of the rank along cp.
+    """
     strategy, seq, window = plan.strategy, plan.training.sequence_length, plan.model.sliding_window
     pieces = sequence_pieces(strategy.context_parallel, strategy.cp)
     neighbours: Any = SimpleNamespace(size=strategy.cp, index=position)

@@ -1,4 +1,4 @@
-"""What the plan says that one rank does and holds in a step of so many microbatches."""
+"""The plan's side of an audit: the work of one rank in a step, and the memory that it holds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,11 @@ _Bytes = tuple[dict[str, float], dict[str, float]]
 
 @dataclass(frozen=True)
 class Expectation:
-    """As `Measurement`, by the plan. held: as far as this runtime has a counterpart; unmatched: the other bytes."""
+    """The plan's numbers for one rank and one step, to compare with a `Measurement`, whose field names it shares.
+
+    held: bytes by kind at the peak, of the plan's terms that have a counterpart in this runtime. unmatched: bytes of
+    the other terms.
+    """
 
     parameter_elements: int
     state: Mapping[str, float]
@@ -54,11 +58,11 @@ def shortened(plan: Plan, num_microbatches: int) -> Plan:
 
 
 def telling_microbatches(plan: Plan, pipeline_rank: int) -> int:
-    """As few as show all of this rank: the fullest moment, and the steady state of the schedule twice.
+    """Smallest number of microbatches that shows all of a rank: its fullest moment, and its steady state twice.
 
-    One chunk a rank: what it holds, with gradients of weights that wait, and three more. Several: its warm-up in whole
-    rounds of pp microbatches, in which chunks repeat, and one round more. A schedule that does not say its warm-up
-    runs them all, and so does one whose warm-up is another with fewer microbatches.
+    One chunk a rank: the microbatches that it holds, those whose weight gradients wait, and three more. Several
+    chunks: its warm-up in whole rounds of pp microbatches, in which chunks repeat, and one round more. All of the
+    plan's microbatches, where the schedule does not say its warm-up or has another one with fewer microbatches.
     """
     strategy, count = plan.strategy, plan.num_microbatches
     pp, vpp, schedule = strategy.pp, strategy.num_virtual_stages, SCHEDULES[strategy.schedule]
@@ -72,7 +76,7 @@ def telling_microbatches(plan: Plan, pipeline_rank: int) -> int:
 
 
 def expectation(plan: Plan, pipeline_rank: int) -> Expectation:
-    """Of each device of one pipeline rank."""
+    """The plan's numbers for each device of one pipeline rank, over all microbatches of a step."""
     own = [stage for stage in plan.stages if stage.pipeline_rank == pipeline_rank]
     programs = [plan.program(stage.layers, stage.has_embedding, stage.has_head) for stage in own]
     collectives = step_collectives(plan, pipeline_rank)
@@ -111,7 +115,11 @@ def label(step: Step) -> tuple[str, str]:
 
 
 def program_flops(program: Program, recompute: str) -> Iterator[tuple[Flops, float]]:
-    """Of matrix products and attention, for one microbatch; each operator and phase once for every block."""
+    """(key, FLOPs) of a stage's matrix products and attention, for one microbatch.
+
+    Blocks share a key for the same operator and phase; its FLOPs are the sum over these blocks. recompute: name of the
+    stage's recompute set.
+    """
     totals: Counter[Flops] = Counter()
     for segment in segments(program, recompute):
         for position in range(segment.start, segment.stop):
@@ -165,7 +173,7 @@ def _transfers(plan: Plan, pipeline_rank: int, program: Program) -> Counter[Tran
 
 
 def _hidden_bytes(plan: Plan, program: Program) -> int:
-    """Of the activation that crosses stages, on one rank."""
+    """Bytes that one rank holds of the activation that crosses stages, for one microbatch."""
     hidden = [tensor.name for tensor in program.graph.inputs() if tensor.name == "hidden"] or list(program.outputs)
     return program.local_bytes[hidden[0]]
 

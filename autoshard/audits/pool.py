@@ -91,7 +91,7 @@ class Pool:
 
 
 def _answer(calls: Connection) -> None:
-    """What a process of the pool does until its pipe is closed."""
+    """Run a process of the pool: each call that comes through the pipe is answered, until the pipe is closed."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with suppress(EOFError, ConnectionError):
         while True:

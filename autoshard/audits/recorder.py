@@ -21,7 +21,7 @@ from autoshard.graph.count import Collective
 TAG = "autoshard"
 """Key under which an autograd node knows (operator, kind) of the forward that made it."""
 SYNC = "sync"
-"""What follows the actions: gradients are summed, parameters updated."""
+"""Text of the log after the last action: gradients are summed, parameters updated."""
 _FUNCTIONAL, _C10D = "_c10d_functional", "c10d"
 _aten = torch.ops.aten
 _MATMULS: dict[Any, Callable[..., float]] = {
@@ -35,7 +35,10 @@ _MATMULS: dict[Any, Callable[..., float]] = {
 
 @dataclass
 class ActionLog:
-    """What happened from the start of one action to the start of the next. text: 'F0.1'; 'sync' after the last."""
+    """Collectives and FLOPs from the start of one action to the start of the next.
+
+    text: the action, such as 'F0.1'; 'sync' after the last one. first_event: number of the first memory event.
+    """
 
     text: str
     first_event: int

@@ -1,4 +1,4 @@
-"""What an audit found, as a page for people and as JSON."""
+"""The findings of an audit, as a page for people and as JSON."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def audit(
 
 
 def held_orders(plan: Plan) -> Orders:
-    """What the runtime holds for each pipeline rank and all microbatches."""
+    """Actions that the runtime holds for a step, by pipeline rank; empty where the plan has no pipeline."""
     orders: Orders = _measuring().runtime_orders(plan)
     return orders
 

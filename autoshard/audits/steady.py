@@ -8,11 +8,14 @@ from autoshard.audits.recorder import SYNC, ActionLog, Recorder
 from autoshard.schedules.action import Action
 
 GROWTH_TOLERANCE = 1e-3
-"""Of the memory at the peak: what all periods of the step together may leave behind (a few losses)."""
+"""Share of the memory at the peak that all periods of the step together may leave behind (a few losses)."""
 
 
 def irregular(recorder: Recorder, num_microbatches: int) -> Iterator[str]:
-    """What speaks against it, in sentences. num_microbatches: of the plan's step."""
+    """Sentences on why more microbatches would not be more of the same; none where they would.
+
+    num_microbatches: of the plan's step, which may have more than `recorder` saw.
+    """
     actions = [action for action in recorder.actions if action.text != SYNC]
     yield from _unlike_others(actions)
     yield from _growth(recorder, actions, num_microbatches)

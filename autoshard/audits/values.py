@@ -1,4 +1,4 @@
-"""What an audit looks at and what it sees, as plain values that JSON can hold. No torch."""
+"""Subjects and findings of an audit, as plain values that JSON can hold. No torch."""
 
 from __future__ import annotations
 
@@ -44,11 +44,12 @@ class Role:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one rank did in a step of `microbatches`, and what it held.
+    """One rank's work in a step of `microbatches`, and the memory that it held, as measured.
 
-    collectives, transfers, flops: of the whole step. order: the actions as they ran. irregular: what speaks against
-    more microbatches being more of the same.
-    held: bytes by kind at the peak; peak_at: the action and operator. state: bytes of STATE_KINDS, whenever.
+    collectives, transfers, flops: of the whole step. order: the actions as they ran. irregular: sentences on why more
+    microbatches would not be more of the same.
+    held: bytes by kind at the peak. peak_at: the action and operator of the peak. state: bytes of STATE_KINDS, held at
+    the peak or not.
     """
 
     microbatches: int

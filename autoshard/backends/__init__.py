@@ -1,1 +1,1 @@
-"""What each backend and platform accepts."""
+"""Backends and platforms, and the layouts that each accepts."""

@@ -1,4 +1,4 @@
-"""What the planner and a run have to know of a backend, as one value."""
+"""A backend as one value: all that the planner and a run have to know of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from autoshard.layout.strategy import ZERO_STAGES, Strategy
 AXIS_ORDERS: tuple[tuple[str, ...], ...] = tuple(permutations(AXIS_ORDER))
 """All of them, the default first."""
 NO_COMPILE = "compile: Neuron compiles by itself: leave --compile out, or use backend=torch on CPU or GPU"
-"""What every backend says on a Neuron device."""
+"""The sentence of every backend against --compile on a Neuron device."""
 
 
 def no_warnings(problem: Problem, strategy: Strategy) -> tuple[str, ...]:

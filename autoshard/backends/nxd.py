@@ -110,9 +110,9 @@ def master_weights_need_zero_1(problem: Problem, draft: Draft) -> str | None:
 
 
 def nxd_warnings(problem: Problem, strategy: Strategy) -> tuple[str, ...]:
-    """What NxD 0.18.0 gets wrong outside of the step itself.
+    """Sentences on the mistakes that NxD 0.18.0 makes with a layout outside of the step itself; empty without any.
 
-    The nxd backend repairs that (runtime/nxd_backend/traps.py); whoever takes the layout elsewhere has it.
+    The nxd backend repairs them (runtime/nxd_backend/traps.py). Whoever takes the layout elsewhere has them.
     """
     found = []
     if strategy.cp > 1:

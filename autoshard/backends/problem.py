@@ -1,4 +1,4 @@
-"""What is asked, a layout as far as it is decided, and what a rule on it is."""
+"""A request, a layout as far as it is decided, and a rule that may refuse it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from autoshard.spec.training import TrainingSpec
 
 
 class Problem(NamedTuple):
-    """What a layout is for."""
+    """The request that a layout answers. backend: a name in BACKENDS."""
 
     model: ModelSpec
     training: TrainingSpec

@@ -13,5 +13,5 @@ ANYWHERE = TORCH
 
 
 def usual_backend(cluster: Cluster) -> Backend:
-    """What plans for the cluster are for, unless one is asked for."""
+    """The backend of plans for this cluster, unless another one is asked for."""
     return BACKENDS[cluster.platform.default_backend]

@@ -179,7 +179,7 @@ WRITTEN_RULES = (
     Rule("stages do not hold the model", stages_hold_the_model),
     Rule("sequence parallelism without tensor parallelism", sequence_parallel_goes_with_tp),
 )
-"""What search gets right by construction; a layout that a person wrote may not."""
+"""Rules that search keeps by construction; a layout that a person wrote may break them."""
 
 
 def kernel_rules(backend: str) -> tuple[Rule, ...]:
@@ -198,7 +198,7 @@ def state_rules(backend: str) -> tuple[Rule, ...]:
 
 
 def all_rules(backend: str) -> tuple[Rule, ...]:
-    """Those of every group, in the order in which they are told."""
+    """The rules of every group, in the order in which they are checked and told. backend: a name in BACKENDS."""
     written = (*WRITTEN_RULES, *state_rules(backend), *SENDING_RULES)
     return (*mesh_rules(backend), *kernel_rules(backend), *LAYOUT_RULES, *written)
 
@@ -237,5 +237,5 @@ def check_recompute(problem: Problem, recompute: tuple[str, ...]) -> None:
 
 
 def warnings(problem: Problem, strategy: Strategy) -> tuple[str, ...]:
-    """Sentences that a person should know about a legal layout: the backend's own, and what of it is padding."""
+    """Sentences that a person should read about a legal layout: the backend's warnings, and notes on padding."""
     return (*BACKENDS[problem.backend].warnings(problem, strategy), *padding_notes(problem.model, strategy.tp))

@@ -1,4 +1,4 @@
-"""What the processes of a calibration are told."""
+"""The arguments that the processes of a calibration are given."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Prior:
-    """What is known of n constants before a fit, as arrays [n].
+    """The knowledge of n constants before a fit, as arrays [n].
 
     at: logarithms of the expected values. spread: standard deviations of the logarithms. tops: the largest logarithms
     that are allowed.

@@ -1,4 +1,4 @@
-"""What one layout loses against another, in words: the terms of the step that cost it."""
+"""The loss of one layout against another, in words: the terms of the step that cost it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a layout is called on every page."""
+"""The name of a layout on every page."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def changed_words(one: Strategy, other: Strategy) -> str:
 
 
 def recompute_words(name: str) -> str:
-    """Of one set: 'core attention and MLP', 'nothing'."""
+    """One recompute set in words: 'core attention and MLP', 'nothing'. name: as in Strategy.recompute."""
     if name in (NO_RECOMPUTE, FULL_RECOMPUTE):
         return "nothing" if name == NO_RECOMPUTE else "all of a block"
     named = members(name)

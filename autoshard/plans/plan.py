@@ -146,9 +146,9 @@ class Plan:
         return with_documents(graph) if documents else graph
 
     def program(self, layers: range, has_embedding: bool, has_head: bool, documents: bool = False) -> Program:
-        """What every rank of a stage with these blocks runs for one microbatch, with the plan's choices.
+        """The program that every rank of a stage with these blocks runs for one microbatch, with the plan's choices.
 
-        Raises NoTransition where a dim does not divide over its axes.
+        documents: tokens attend inside theirs alone. Raises NoTransition where a dim does not divide over its axes.
         """
         graph = self.graph(layers, has_embedding, has_head, documents)
         axes = self.mesh.stage_axes

@@ -1,4 +1,4 @@
-"""What this version's cost model expects of a plan, whatever the plan itself says."""
+"""The estimates of this version's cost model for a plan, whatever the plan itself says."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from autoshard.units import format_bytes, format_seconds
 MOST_PASSES = 100_000
 """Microbatches through virtual stages, of all layouts: some schedules are counted pass by pass, 6 us each."""
 MOST_OPERATORS = 20_000
-"""Of all layouts; a plan with five runners-up has some 200."""
+"""Operators of all layouts; a plan with five runners-up has some 200."""
 SAME = 1e-5
 """Relative: numbers have six digits, and machines may round the last one differently."""
 
@@ -41,9 +41,9 @@ def is_cheap(plan: Plan) -> bool:
 
 
 def other_prices(plan: Plan) -> str | None:
-    """What of a plan's estimates is not as this version computes it, in words.
+    """Words on the first of a plan's estimates that this version computes otherwise.
 
-    None where all is, and where that is not cheap to say.
+    None where all are the same, and where to compute them again is not cheap.
     """
     if not is_cheap(plan):
         return None

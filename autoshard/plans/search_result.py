@@ -1,4 +1,4 @@
-"""What search is asked and what it answers."""
+"""The choices that a search is given and the answer that it returns."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Rejection:
 
 
 OPTIMAL = "optimal within this model: no layout is faster, however it is cut into stages"
-"""What a search that ended says of its answer: every legal layout, with every cut where a rank has one chunk, and with
+"""The claim of a search that ended. It covers every legal layout, with every cut where a rank has one chunk, and with
 every choice of recompute sets by virtual stage."""
 
 

@@ -20,7 +20,10 @@ from autoshard.spec.training import DTYPE_BYTES
 
 
 def step_collectives(plan: Plan, pipeline_rank: int) -> Counter[Collective]:
-    """Of each device of one pipeline rank. Left out: what stages send to each other, which the schedule gives."""
+    """Collectives of a step and how often each device of one pipeline rank issues them.
+
+    Left out: transfers between stages, which the schedule gives, and the 8-byte sums of norm and loss.
+    """
     programs = {stage.index: plan.program(stage.layers, stage.has_embedding, stage.has_head) for stage in plan.stages}
     own = [stage.index for stage in plan.stages if stage.pipeline_rank == pipeline_rank]
     total: Counter[Collective] = Counter()
@@ -48,8 +51,11 @@ def _microbatch(program: Program, recompute: str) -> Counter[Collective]:
 
 
 def _travelling(plan: Plan, program: Program, tied: frozenset[str]) -> list[Collective]:
-    """Of one microbatch under ZeRO-2 and -3: every unit's gradients are scattered, under ZeRO-3 its parameters gathered
-    for forward and once more where backward reads them."""
+    """Collectives of one microbatch that carry gradients and parameters under ZeRO-2 and -3.
+
+    Every unit's gradients are scattered. Under ZeRO-3 its parameters are gathered for forward, and once more where
+    backward reads them.
+    """
     precision, zero = plan.training.precision, plan.strategy.zero
     elements, found = parameter_elements(program), []
     for key, names in units(program, plan.mesh, tied, zero).items():

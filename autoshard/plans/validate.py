@@ -122,7 +122,10 @@ def plan_from_dict(data: object) -> Plan:
 
 
 def _sections(data: Mapping[str, Any]) -> tuple[str, ...]:
-    """Those that a plan of this version has."""
+    """Names of the sections of a plan with this file's format_version.
+
+    Raises AutoshardError for a file without one, or with one that this version does not read.
+    """
     if "format_version" not in data:
         raise AutoshardError("this is not a plan: it lacks format_version")
     version = data["format_version"]
@@ -240,7 +243,7 @@ def _check_pins(pins: Pins, strategy: Strategy) -> None:
 
 
 def pinned_value(strategy: Strategy, name: str) -> object:
-    """What a pin of this name says of a strategy."""
+    """The value of a strategy that a pin of this name fixes, in the form of the pin. name: a field of Pins."""
     return getattr(strategy, {"recompute": "recompute_name", "axis_order": "axis_order_name"}.get(name, name))
 
 
@@ -285,7 +288,7 @@ def _check_uncertainty(estimate: Estimate, where: str) -> None:
 
 
 def _check_rates(estimate: Estimate, where: str, training: TrainingSpec, cluster: Cluster) -> None:
-    """What follows from the step time by the definition of each field."""
+    """Raise AutoshardError where a number that follows from inputs and step time by its definition is another."""
     step_time_s = estimate.step_time_s
     peak = cluster.world_size * cluster.device.peak_flops_per_s(training.precision.compute_dtype)
     for name, got, want in (

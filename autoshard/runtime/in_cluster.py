@@ -106,7 +106,7 @@ class _Watch:
 
 
 def _stacks() -> str:
-    """Where the threads of this process are."""
+    """Tracebacks of this process's threads, as faulthandler prints them."""
     with tempfile.TemporaryFile() as file:
         faulthandler.dump_traceback(file)
         file.seek(0)

@@ -1,4 +1,4 @@
-"""What `autoshard run` may be told beside the plan. No torch here: the command line reads it before anything starts."""
+"""Options of `autoshard run` beside the plan. No torch here: the command line reads them before anything starts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEVICES = ("auto", "cpu", "cuda", "neuron")
 
 
 def backend_names() -> tuple[str, ...]:
-    """What --backend of `autoshard run` takes, what runs anywhere first."""
+    """Values of --backend of `autoshard run`: "auto", the backend that runs anywhere, then the others."""
     return "auto", *sorted(BACKENDS, key=lambda name: name != ANYWHERE.name)
 
 

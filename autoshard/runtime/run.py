@@ -61,7 +61,10 @@ def run_plan(plan: Plan, options: RunOptions) -> int:
 
 
 def _backend(plan: Plan, options: RunOptions, in_cluster: bool) -> str:
-    """What executes the plan. Raises AutoshardError where this machine lacks what it needs."""
+    """Name of the backend that executes the plan; never "auto". in_cluster: this process was started in a cluster.
+
+    Raises AutoshardError where this machine lacks packages that the backend needs.
+    """
     chosen = options.backend
     if chosen == "auto":
         on_trainium = in_cluster and plan.cluster.platform.is_trainium and options.device == "auto"
@@ -237,7 +240,7 @@ def _place(location: str) -> str:
 
 
 def _checkpoint_lock(plan: Plan, options: RunOptions) -> AbstractContextManager[None]:
-    """Where something is saved, no other run saves there."""
+    """A lock on the place of checkpoints, so that no other run saves there; without saving it locks nothing."""
     if options.checkpoint_every is None:
         return nullcontext()
     from autoshard.checkpoint.store import open_store
@@ -266,7 +269,11 @@ def _arguments(
     tensors: str | None,
     checkpoints: CheckpointOptions | None = None,
 ) -> TrainArguments:
-    """What the worker functions take."""
+    """The arguments of the worker functions `train` and `compare`.
+
+    plan: path of plan.json. data: tokens to learn, then those to evaluate on where they have files of their own.
+    tensors: folder for tensors to compare, in a rehearsal; else None.
+    """
     return TrainArguments(
         plan=str(plan),
         tensors=tensors,
@@ -308,8 +315,11 @@ def _data(options: RunOptions, sequence_length: int) -> tuple[TokenFile, ...]:
 
 
 def _check_data(plan: Plan, options: RunOptions, data: tuple[TokenFile, ...]) -> TokenStream:
-    """What is learned from. Here, in one process: raises AutoshardError for ids beyond the vocabulary and for less than
-    one batch."""
+    """The tokens that are learned, as batches of the plan's shape.
+
+    Raises AutoshardError for ids beyond the vocabulary and for less than one batch. One process finds that here, before
+    ranks start.
+    """
     from autoshard.runtime.data import held_out, open_stream
 
     training, model = plan.training, plan.model

@@ -1,4 +1,4 @@
-"""What the trainer and the audit need of a backend: one protocol for the session of a rank, one for its module."""
+"""Protocols of a backend for the trainer and the audit: one for the session of a rank, one for its module."""
 
 from __future__ import annotations
 
@@ -81,14 +81,14 @@ class Optimizer(Protocol):
 
 
 class Held(Protocol):
-    """What a rank holds of a virtual stage."""
+    """A rank's part of a virtual stage. program: the program whose parameters it holds."""
 
     @property
     def program(self) -> Program: ...
 
 
 class Compiles(Protocol):
-    """What compiles the stages of a session. size: how much, in words."""
+    """A compiler of a session's stages. size: how much it compiles, in words. compile_time_s: time spent so far."""
 
     @property
     def size(self) -> str: ...
@@ -108,7 +108,7 @@ class Profiler(Protocol):
 
 
 class Probe(Protocol):
-    """What an audit reads of a session, as it is when asked.
+    """A view of a session for an audit. Each value is as of the moment it is read.
 
     parameter_elements: of all buffers of weights. parameters, gradients: those buffers. optimizer_tensors: everything
     that the optimizer holds, these too. orders: by pipeline rank the actions of a step, such as '8F0' and '8SEND_F0'.
@@ -173,10 +173,10 @@ class Session(Protocol):
         """Mean loss over the learned tokens of a global batch; nothing is learned from it."""
 
     def probe(self) -> Probe | None:
-        """What an audit reads; None where the backend's program cannot be watched."""
+        """The session's view for an audit; None where the backend's program cannot be watched."""
 
     def shards(self) -> tuple[Shard, ...]:
-        """What `optimizer.state` holds, as boxes of the whole parameters."""
+        """The shards whose values `optimizer.state` gives, in its order, as boxes of the whole parameters."""
 
     def is_first_holder(self, program: Program, name: str) -> bool:
         """Whether this rank is the first of those that hold this piece of a parameter."""
@@ -186,7 +186,11 @@ class Runtime(Protocol):
     """The module that a Backend names: how its ranks get a device, meet, and open their sessions."""
 
     def device_of(self, plan: Plan, asked: str, is_rehearsal: bool, local_rank: int) -> torch.device:
-        """Where the rank computes. Raises AutoshardError where this machine, or the plan, has nothing for `asked`."""
+        """The device on which the rank computes.
+
+        asked: a name in DEVICES of options.py. is_rehearsal: the ranks share this machine. local_rank: of this machine.
+        Raises AutoshardError where this machine, or the plan, has nothing for `asked`.
+        """
 
     def import_early(self, plan: Plan, compiles: bool) -> None:
         """Import what takes seconds: until a rank's first action silence is no hang."""

@@ -21,7 +21,7 @@ from autoshard.errors import AutoshardError
 from autoshard.runtime.last_action import LastActions
 
 Work = Callable[[dict[str, Any], "Reporter"], "dict[str, Any] | None"]
-"""What a worker function is: arguments and reporter in, a result of plain values out."""
+"""Type of a worker function: arguments and reporter in, a result of plain values out."""
 
 
 class Reporter:
@@ -51,7 +51,7 @@ class Reporter:
 
     @property
     def last_action(self) -> str:
-        """What this rank is doing, in words that complete "failed in ...", such as "step 3, F2.0"; cheap to set."""
+        """The rank's present work, in words that complete "failed in ...", such as "step 3, F2.0"; cheap to set."""
         return self._last_action
 
     @last_action.setter
@@ -97,7 +97,10 @@ def exit_now(code: int) -> NoReturn:
 
 
 def main(spec_path: str, rank: int, report_fd: int) -> NoReturn:
-    """What the supervisor starts: run the function that the file at spec_path names, as `rank`."""
+    """Run the function that the JSON file at spec_path names, as `rank`: the supervisor starts this in a process.
+
+    report_fd: file descriptor of the pipe to the supervisor.
+    """
     spec = json.loads(Path(spec_path).read_text(encoding="utf-8"))
     finished = threading.Event()
     end_with_supervisor(spec["supervisor_pid"], finished)

@@ -1,4 +1,4 @@
-"""What the processes of a run are told: written as JSON by the one that starts them, checked field by field by them."""
+"""Arguments of the processes of a run: the one that starts them writes JSON, they check it field by field."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class CheckpointOptions:
 
 @dataclass(frozen=True)
 class TrainArguments:
-    """What every rank of a run is told beside its rank; options that are not explained here are those of RunOptions.
+    """Arguments of every rank of a run beside its rank; options that are not explained here are those of RunOptions.
 
     plan, data, eval_data: paths of plan.json and of prepared tokens. weights: folder or None.
     tensors: folder for what the ranks hold at the end, to be compared with one process; None: nothing is left.

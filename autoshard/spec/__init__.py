@@ -1,1 +1,1 @@
-"""What the user says: model, training, cluster; frozen values, checked when they are made."""
+"""The user's request: model, training, cluster; frozen values, checked when they are made."""

@@ -261,18 +261,20 @@ class Cluster:
         return self.intra_node[-1][1]
 
     def intra_domain_bandwidth_bytes_per_s(self, ranks: int) -> float:
-        """Of one rank, when so many neighbouring ranks of its node send to other nodes of their domain at once.
+        """Bandwidth of one rank to other nodes of its domain, in bytes/s; only for a cluster with an intra_domain link.
 
-        The ranks of a chip share its links to the other nodes.
+        ranks: how many neighbouring ranks of its node send there at once. The ranks of a chip share its links to the
+        other nodes.
         """
         assert self.intra_domain is not None, f"{self.instance} has no links between nodes but the network"
         chips = -(-ranks // self.devices_per_chip)
         return self.intra_domain.bandwidth_bytes_per_s * chips / ranks
 
     def inter_node_bandwidth_bytes_per_s(self, ranks: int) -> float:
-        """Of one rank, when so many neighbouring ranks of its node send to other nodes at once.
+        """Bandwidth of one rank to other nodes over the network, in bytes/s.
 
-        A rank reaches the adapters of its own chip: 4 ranks on one trn2 chip share one adapter, 64 ranks share all 16.
+        ranks: how many neighbouring ranks of its node send there at once. A rank reaches the adapters of its own chip:
+        4 ranks on one trn2 chip share one adapter, 64 ranks share all 16.
         """
         reached = max(1, min(self.adapters_per_node, -(-ranks * self.adapters_per_node // self.devices_per_node)))
         return self.inter_node.bandwidth_bytes_per_s * reached / ranks

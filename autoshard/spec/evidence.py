@@ -1,4 +1,4 @@
-"""What constants of a hardware file were fitted to, and how well they meet it: `calibration.fits`."""
+"""The data that constants of a hardware file were fitted to, and how well they meet it: `calibration.fits`."""
 
 from __future__ import annotations
 

@@ -92,7 +92,10 @@ def read_cluster(path: Path, instance: str | None, nodes: int, lnc: int | None) 
 
 
 def read_content(path: Path) -> Any:
-    """What the file holds, with everything that it does not say taken from the packaged file that it is `like`."""
+    """The content of a hardware file; values that it leaves out come from the packaged file that it is `like`.
+
+    Raises AutoshardError where it cannot be read, is too large or no JSON, and where no packaged file has that name.
+    """
     content = read_json(path, "hardware file", MAX_FILE_BYTES)
     if not isinstance(content, dict) or "like" not in content:
         return content
@@ -170,7 +173,10 @@ def _domain_values(file: Section, calibration: Section) -> dict[str, Any]:
 
 
 def _check_fits(calibration: Section) -> None:
-    """What was fitted says to what; nothing was where the file does not say."""
+    """Raise AutoshardError for a fit that is not Evidence or that names a constant which the file has not.
+
+    A file without `fits` has no fitted constants.
+    """
     fits = calibration.any("fits") if "fits" in calibration.names else []
     if not isinstance(fits, list):
         raise AutoshardError(f"{calibration.path}.fits is {show(fits)}; it must be a list of fits")

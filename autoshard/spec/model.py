@@ -1,4 +1,4 @@
-"""What is trained: the sizes of a decoder-only transformer, under the names of its Hugging Face config."""
+"""The model that is trained: sizes of a decoder-only transformer, under the names of its Hugging Face config."""
 
 from __future__ import annotations
 

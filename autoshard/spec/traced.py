@@ -18,7 +18,7 @@ from autoshard.graph.pointwise import check_expression
 from autoshard.graph.recompute import BLOCK_MODULES
 
 HIDDEN = "hidden"
-"""What a block and the head call the activation that they are given; the last operator of embedding and block is it."""
+"""Name of the activation that a block and the head are given; the last operator of embedding and block makes it."""
 SPEC_DIMS = ("batch", "seq", "embed", "kvhead", "group", "headdim", "ffn", "vocab", "position", "expert", "capacity")
 """Dims whose sizes follow from the fields of ModelSpec and from the batch."""
 SECTIONS = ("embedding", "block", "head")
@@ -163,7 +163,7 @@ class TracedGraph:
 
     @property
     def split_sizes(self) -> tuple[tuple[str, int], ...]:
-        """Those of `sizes` that tensor parallelism splits, as it does ffn."""
+        """(dim, size) of the dims in `sizes` that tensor parallelism splits, as it does ffn."""
         return tuple((name, size) for name, size in self.sizes if name.startswith("ffn"))
 
     @property

@@ -46,7 +46,7 @@ CLASSES = {"NxdBlock": NxdBlock, "RecomputedSection": RecomputedSection}
 
 @dataclass(frozen=True)
 class StageParameters:
-    """What a virtual stage of this rank holds."""
+    """A virtual stage of this rank: the program whose parameters it holds."""
 
     program: Program
 
@@ -72,7 +72,7 @@ class NxdSession:
         if debug_nan:
             raise AutoshardError("debug_nan looks at each operator, which --backend nxd cannot; use --backend torch")
         self.repairs = nxd_repairs(plan, is_cpu_mode())
-        """What is done to stay clear of what NxD gets wrong, in sentences."""
+        """Repairs of NxD's mistakes that apply to this plan, in sentences."""
         self.plan, self.rank, self.device = plan, rank, device
         self.compiler = None
         """Neuron compiles by itself."""
@@ -154,7 +154,7 @@ class NxdSession:
         """NxD runs modules of its own, which cannot be watched operator by operator."""
 
     def shards(self) -> tuple[Shard, ...]:
-        """What `optimizer.state` holds, as boxes of the whole parameters."""
+        """The shards whose values `optimizer.state` gives, in its order, as boxes of the whole parameters."""
         published = parameter_shapes(self.plan.model)
         program = self._program()
         found = []

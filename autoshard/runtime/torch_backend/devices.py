@@ -1,4 +1,4 @@
-"""Where a rank computes, and how it meets the others: CPU over gloo, CUDA over NCCL, native Neuron over neuron."""
+"""The device of a rank, and its way to the other ranks: CPU over gloo, CUDA over NCCL, native Neuron over neuron."""
 
 from __future__ import annotations
 

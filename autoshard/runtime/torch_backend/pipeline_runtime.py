@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Runtime = _PipelineScheduleRuntime
 logging.getLogger(Runtime.__module__).setLevel(logging.CRITICAL)
-"""Where an action fails, torch would print the whole order with it; our message names the action."""
+"""Else torch prints the whole order when an action fails; our message names the action."""
 
 
 class ScheduledStage(PipelineStage):

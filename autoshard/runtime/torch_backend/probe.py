@@ -1,4 +1,4 @@
-"""What an audit may see of a session: buffers, orders, and each operator while it runs."""
+"""A session as an audit sees it: buffers, orders, and each operator while it runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SessionProbe:
 
     @property
     def parameter_elements(self) -> int:
-        """Of all buffers of parameters, padding included."""
+        """Elements of all flat buffers of parameters, padding included."""
         return sum(bucket.elements for bucket in self._session.optimizer.buckets)
 
     @property
@@ -42,8 +42,10 @@ class SessionProbe:
 
     @property
     def orders(self) -> Sequence[Sequence[str]]:
-        """By pipeline rank: what the runtime holds for a step, as torch spells it: '8F0', '8SEND_F0'; without a
-        pipeline nothing."""
+        """Actions that the runtime holds for a step, by pipeline rank, as torch spells them: '8F0', '8SEND_F0'.
+
+        Empty without a pipeline.
+        """
         runtime: Any = self._session._pipeline._runtime
         if runtime is None:
             return ()
@@ -66,7 +68,7 @@ class SessionProbe:
 
 
 def _tensors(value: object) -> Iterator[torch.Tensor]:
-    """Those that an object of the runtime holds, directly or through others."""
+    """The tensors that an object of the runtime holds, directly or through others."""
     left, seen = [value], set()
     while left:
         one = left.pop()

@@ -59,11 +59,11 @@ class Session:
         self._timeout = timeout
         self.plan, self.rank, self.device, self.compiler = plan, rank, device, compiler
         self.label = ""
-        """What the caller is doing, such as "step 3": part of error messages."""
+        """The caller's present work, such as "step 3": part of error messages."""
         self.steps_done = 0
-        """Of the whole training, resumed steps too: what dropout's random numbers depend on."""
+        """Steps of the whole training, those before a resume too: dropout's random numbers depend on it."""
         self.repairs: tuple[str, ...] = ()
-        """What is done about a library's mistakes: there is none."""
+        """Repairs of a library's mistakes, in sentences: there are none."""
         self._seed = seed
         self._on_action = on_action
         mesh = plan.mesh
@@ -138,11 +138,11 @@ class Session:
         return self.device, None
 
     def probe(self) -> SessionProbe:
-        """What an audit may see."""
+        """The session's view for an audit."""
         return SessionProbe(self)
 
     def shards(self) -> tuple[Shard, ...]:
-        """What `optimizer.state` holds, as boxes of the whole parameters."""
+        """The shards whose values `optimizer.state` gives, in its order, as boxes of the whole parameters."""
         return rank_shards(self.plan, self.rank)
 
     def is_first_holder(self, program: Program, name: str) -> bool:

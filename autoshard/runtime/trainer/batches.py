@@ -13,7 +13,7 @@ from autoshard.runtime.worker_arguments import TrainArguments
 
 @dataclass(frozen=True)
 class Data:
-    """What is learned, and what only shows how much was."""
+    """Batches of a run. learned: those it trains on. held_out: those that only measure the loss; None without any."""
 
     learned: TokenStream
     held_out: TokenStream | None

@@ -87,7 +87,11 @@ class Checkpoints:
                 self._say(line)
 
     def _load(self, folder: Folder, manifest: Manifest) -> None:
-        """What several data-parallel ranks hold alike, one of them reads; with ZeRO each holds something else."""
+        """Load the checkpoint into the optimizer and say how much was read.
+
+        A shard that several data-parallel ranks hold alike is read by one of them, which sends it to the others. With
+        ZeRO each rank holds another shard. Collective.
+        """
         optimizer, device = self._session.optimizer, self._session.device
         shared = optimizer.sharing_groups()
         mine = [group is None or group.index == 0 for group in shared]
@@ -159,7 +163,10 @@ class Checkpoints:
         return None
 
     def _problem(self, folder: Folder) -> str:
-        """What is wrong with this rank's share of the files. Raises PlaceError where that cannot be seen."""
+        """The first fault in this rank's share of the files, in words; '' without any.
+
+        Raises PlaceError where the files cannot be looked at.
+        """
         try:
             manifest = read_manifest(folder)
         except PlaceError:

@@ -1,4 +1,4 @@
-"""What runs beside training while a checkpoint is saved: a rank's file, and on rank 0 what completes it."""
+"""Threads that save a checkpoint beside training: each rank writes its file, and rank 0 completes the checkpoint."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from autoshard.runtime.trainer.shard_files import State, write_rank
 
 WRITING, WRITTEN = 0, 1
 Result = dict[str, Any]
-"""Of one rank's writing: 'files', as FileRecord.to_dict gives them, or 'problem'."""
+"""Outcome of one rank's writing: 'files', as FileRecord.to_dict gives them, or 'problem'."""
 
 
 class Writer(threading.Thread):
@@ -51,7 +51,7 @@ class Committer:
     def __init__(self, store: Store, keep: int, keep_every: int | None):
         self._store, self._keep, self._keep_every = store, keep, keep_every
         self.unsaved = ""
-        """What to say of the newest save that was submitted, where it was not saved."""
+        """Sentence on the newest save that was submitted, where it is not saved; '' where it is."""
         self._waiting: SimpleQueue[tuple[Manifest, list[Result], bool]] = SimpleQueue()
         self._said: SimpleQueue[str] = SimpleQueue()
         self._idle = threading.Condition()
@@ -59,13 +59,16 @@ class Committer:
         threading.Thread(target=self._run, daemon=True, name="checkpoint-commit").start()
 
     def submit(self, manifest: Manifest, results: list[Result], last: bool) -> None:
-        """What every rank has written. manifest: without its files. last: of the run."""
+        """Hand over a save that every rank has written, to be completed by this object's thread.
+
+        manifest: without its files. results: one for each rank. last: whether it is the last save of the run.
+        """
         with self._idle:
             self._unfinished += 1
         self._waiting.put((manifest, results, last))
 
     def wait(self) -> None:
-        """Until all that was submitted is done."""
+        """Return once every submitted save is done."""
         with self._idle:
             self._idle.wait_for(lambda: not self._unfinished)
 

@@ -1,4 +1,4 @@
-"""What ranks hold at the end against what one process holds: gradients and parameters, tensor by tensor."""
+"""The tensors of ranks at the end against those of one process: gradients and parameters, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def comparable(session: Session, prefix: str) -> dict[str, torch.Tensor]:
 
 
 class RankFiles:
-    """What the ranks left, read a tensor at a time."""
+    """The tensors that ranks left in rank-*.safetensors of a folder, read one at a time."""
 
     def __init__(self, folder: Path):
         self._files = [safe_open(path, framework="pt") for path in sorted(folder.glob("rank-*.safetensors"))]
         self._keys = [set(file.keys()) for file in self._files]
 
     def pieces(self, key: str) -> dict[int, torch.Tensor]:
-        """By rank."""
+        """Rank -> its tensor of this key, for the ranks that have one."""
         return {r: self._files[r].get_tensor(key) for r, keys in enumerate(self._keys) if key in keys}
 
 
@@ -58,7 +58,7 @@ def differences_to(others: Tensors, session: Session) -> dict[str, Any]:
 
 
 def own_tensors(session: Session) -> Tensors:
-    """Of a session that is one process: whole tensors."""
+    """Whole gradients and master weights of a session that is one process."""
     return {"gradient": session.optimizer.gradients(), "parameter": session.optimizer.masters()}
 
 

@@ -133,7 +133,10 @@ def _session(plan: Plan, arguments: TrainArguments, device: torch.device, report
 
 
 def _compiler_of(session: Session, reporter: Reporter, why: str) -> Compiles | None:
-    """That of a session that compiles, announced; one on NxD has none."""
+    """The compiler of a session; None where nothing is compiled, as on NxD. Rank 0 announces it, with `why` as reason.
+
+    why: the rest of the sentence "compiling <size>: <why>".
+    """
     found = session.compiler
     if found is not None and reporter.rank == 0:
         reporter.report("note", text=f"compiling {found.size}: {why}")

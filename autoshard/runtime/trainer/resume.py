@@ -1,4 +1,4 @@
-"""Where a run starts, which batch a step takes and when it saves: from 0, or as a checkpoint left it."""
+"""The first step of a run, the batch of each step, and the steps that save: from 0, or as a checkpoint left it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autoshard.runtime.worker_arguments import CheckpointOptions, TrainArguments
 
 
 class Progress:
-    """Where training starts and which batch a step takes: from 0, or as a checkpoint left them."""
+    """The place of a run in its training: its first step and the batch of each, from 0 or as a checkpoint left them."""
 
     def __init__(
         self,

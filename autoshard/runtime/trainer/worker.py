@@ -1,4 +1,4 @@
-"""What each process of a run does: `train` in every rank of the plan, `compare` in the one process that checks it."""
+"""The work of each process of a run: `train` in every rank of the plan, `compare` in the one process that checks it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from autoshard.runtime.worker_arguments import TrainArguments
 from autoshard.spec.training import Precision
 
 CHECK, TRAINED, ROUNDING = "check", "trained", "rounding"
-"""What is compared: one FP32 step, the training in the plan's precision, and that training in the next finer one."""
+"""Names of the trainings that are compared: one FP32 step, the training in the plan's precision, and that training in
+the next finer one."""
 
 
 def train(values: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
@@ -56,7 +57,10 @@ def train(values: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
 
 
 def _gathered(result: dict[str, Any], arguments: TrainArguments, reporter: Reporter) -> list[dict[str, Any]] | None:
-    """What every rank returns, on rank 0: for where no supervisor hears them all."""
+    """The results of all ranks, in their order, on rank 0; None on the others. Collective.
+
+    This serves runs in which no supervisor hears every rank.
+    """
     found: list[Any] | None = [None] * reporter.world_size if reporter.rank == 0 else None
     if reporter.world_size == 1:
         return [dict(result)]
