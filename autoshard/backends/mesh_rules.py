@@ -172,7 +172,7 @@ def ranks_are_counted_so(problem: Problem, draft: Draft) -> str | None:
 
 
 def tensor_parallel_ranks_are_neighbours(problem: Problem, draft: Draft) -> str | None:
-    """Of Trainium's groups those of tensor parallelism are contiguous."""
+    """The ranks of a tensor-parallel group follow each other on Trainium."""
     if not problem.cluster.platform.has_adjacent_tp_ranks or draft.tp == 1:
         return None
     degrees = {"pp": draft.pp, "dp": draft.dp, "cp": draft.cp}

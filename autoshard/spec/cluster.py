@@ -235,7 +235,7 @@ class Cluster:
 
     @property
     def platform(self) -> Platform:
-        """What its devices have in common with all of their generation."""
+        """The generation of its devices: everything that all of that generation share."""
         return PLATFORMS[self.layout_rules]
 
     def fold(self, tp: int) -> Fold | None:

@@ -113,7 +113,11 @@ class Checkpoints:
         state = host_copy(session.optimizer.state())
         precision = session.plan.training.precision
         dtype = DTYPE_NAMES[DTYPES[precision.master_dtype or precision.parameter_dtype]]
-        versions = {"autoshard": autoshard.__version__, "torch": torch.__version__, "python": platform.python_version()}
+        versions = {
+            "autoshard": autoshard.__version__,
+            "torch": str(torch.__version__),  # a class of torch's own, which is no plain text
+            "python": platform.python_version(),
+        }
         model = to_json(session.plan.model)
         world = session.plan.mesh.world_size
         self._pending = Manifest(steps, model, position, dtype, learning_rate, self._seed, versions, world, ())
