@@ -13,6 +13,7 @@ import torch.distributed as dist
 from autoshard.runtime.torch_backend.session import Session
 from autoshard.runtime.worker import Reporter
 from autoshard.spec.cluster import Cluster
+from autoshard.spec.platform import TRN2_TORUS, Fold
 from tests.nxd.cases import plan_of
 from tests.nxd.workers import compared, connect, make_session, trained
 
@@ -39,12 +40,12 @@ def folded(mended: bool = True) -> Iterator[None]:
         parallel_state._REPLICA_LOGIC = logic
         return logic
 
-    def folds(cluster: Cluster, tp: int) -> bool:
-        return tp == 2 and cluster.devices_per_node == 4
+    def fold(cluster: Cluster, tp: int) -> Fold | None:
+        return Fold(4, TRN2_TORUS.row_order) if tp == 2 and cluster.devices_per_node == 4 else None
 
     with ExitStack() as patched:
         patched.enter_context(patch.object(parallel_state, "get_logic_chosen", chosen))
-        patched.enter_context(patch.object(Cluster, "folds", folds))
+        patched.enter_context(patch.object(Cluster, "fold", fold))
         patched.enter_context(patch("autoshard.runtime.nxd_backend.rank_groups.FOLDED", ((None, 1, 2),)))
         if not mended:
             for name in ("mend_folded_groups", "check_groups", "check_key_value_groups"):
