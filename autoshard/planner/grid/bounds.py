@@ -21,8 +21,8 @@ from autoshard.cost.stage import LocalShape, local_shape
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.cost.zero_sharding import Contents, State, Travelling, Unit
 from autoshard.layout.mesh import Mesh
+from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.interleaved_bounds import MixedLeast
-from autoshard.planner.grid.pipeline import Array
 from autoshard.planner.grid.price import Family
 from autoshard.planner.grid.ranks import Model, RankState
 from autoshard.planner.grid.refine import interleaved_promises, promises

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autoshard.layout.strategy import even_cut
-from autoshard.planner.grid.pipeline import Array
+from autoshard.planner.grid.arrays import Array
 
 SLACK = 1e-9
 """Blocks by which two stages count as equally fast."""

@@ -16,7 +16,7 @@ from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.cost.zero_sharding import State
 from autoshard.graph.recompute import NO_RECOMPUTE
 from autoshard.planner.axis_orders import Order, other_orders
-from autoshard.planner.grid.pipeline import Array
+from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.steps import Law
 from autoshard.planner.grid.table import Table, Whole, shape_key
 from autoshard.planner.grid.unit_costs import PartColumns, as_columns, part_numbers, stage_law

@@ -17,7 +17,7 @@ import numpy as np
 from autoshard.cost.memory import BUCKET_BYTES, rank_memory
 from autoshard.cost.passes import stage_passes
 from autoshard.cost.step import accumulation_s_per_parameter
-from autoshard.planner.grid.pipeline import Array
+from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.price import Family, layouts_ends, rank_rows
 from autoshard.planner.grid.table import Whole
 from autoshard.planner.grid.unit_costs import PartColumns

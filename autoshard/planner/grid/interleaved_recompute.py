@@ -19,8 +19,8 @@ import numpy as np
 from autoshard.cost.memory import rank_memory
 from autoshard.cost.passes import stage_passes
 from autoshard.cost.step import accumulation_s_per_parameter
+from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.interleaved_bounds import Least, MixedLeast, steps_at_least_s, warm_up_visits
-from autoshard.planner.grid.pipeline import Array
 from autoshard.planner.grid.price import layouts_ends, rank_rows
 from autoshard.planner.grid.stage_cuts import Found
 from autoshard.planner.grid.table import Whole

@@ -15,7 +15,7 @@ import numpy as np
 from autoshard.cost.program import Issued, ProgramWork, spent_on, working_bytes
 from autoshard.graph.count import operator_steps
 from autoshard.graph.partition import OperatorStep, Program, RedistributeStep, Step, is_projection
-from autoshard.planner.grid.pipeline import Array
+from autoshard.planner.grid.arrays import Array
 
 OPERATORS = ("matmul", "flash", "plain", "norm", "loss", "vector")
 

@@ -8,7 +8,7 @@ from math import inf
 
 import numpy as np
 
-from autoshard.planner.grid.pipeline import Array
+from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.table import Priced
 from autoshard.planner.ranking import Timed
 

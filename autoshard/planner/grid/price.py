@@ -13,8 +13,8 @@ from autoshard.cost.passes import add_ends, block_passes, end_passes, put_off_s,
 from autoshard.cost.rank import End, Rank, ends_of, model_ends
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.cost.zero_sharding import State
+from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.cuts import Cuts
-from autoshard.planner.grid.pipeline import Array
 from autoshard.planner.grid.unit_costs import PartColumns
 from autoshard.rows import by_count
 from autoshard.schedules import SCHEDULES, Schedule, Work, at_least_s, rank_holds, step_time_s

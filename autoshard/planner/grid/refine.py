@@ -1,6 +1,6 @@
 """Which layouts may beat all that are known with another cut or other recompute sets by stage, and by how much.
 
-One chunk a rank: uneven.py; several chunks: mixed.py.
+One chunk a rank: stage_cuts.py; several chunks: interleaved_recompute.py.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from autoshard.cost.memory import rank_memory
 from autoshard.cost.passes import unit_work_s
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.cost.zero_sharding import FEW_BLOCKS, State, Unit
+from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.interleaved_bounds import MixedLeast
 from autoshard.planner.grid.interleaved_recompute import MixedFrame
-from autoshard.planner.grid.pipeline import Array
 from autoshard.planner.grid.price import layouts_ends, rank_rows
 from autoshard.planner.grid.stage_cuts import Found, Frame
 from autoshard.planner.grid.table import Whole

@@ -17,7 +17,7 @@ from autoshard.cost.memory import rank_memory
 from autoshard.cost.passes import add_ends, stage_passes
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.layout.strategy import Strategy
-from autoshard.planner.grid.pipeline import Array
+from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.price import layouts_ends, rank_rows
 from autoshard.planner.grid.table import Whole
 from autoshard.schedules import Work, at_least_s, step_time_s

@@ -14,8 +14,8 @@ from autoshard.cost.collectives import CollectiveLaw, exposed_ring_s
 from autoshard.cost.compute import OperatorNeeds, seconds_of
 from autoshard.cost.program import ATTENTION, COMPUTE, CONTEXT
 from autoshard.cost.stacks import COMPILED
+from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.microbatch import OPERATORS, Sent, UnitColumns
-from autoshard.planner.grid.pipeline import Array
 from autoshard.spec.cluster import Device
 
 Law = Callable[[str, tuple[str, ...]], CollectiveLaw]

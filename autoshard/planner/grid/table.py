@@ -18,8 +18,8 @@ from autoshard.graph.recompute import COMMON_SETS
 from autoshard.layout.sharding import OperatorChoices
 from autoshard.layout.strategy import Strategy
 from autoshard.planner.axis_orders import Laws, stage_laws
+from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.cuts import Cuts, balanced_cuts, even_cuts
-from autoshard.planner.grid.pipeline import Array
 from autoshard.planner.grid.price import Family, Layouts, memory_bytes, step_times_s, waiting
 from autoshard.planner.grid.ranks import RankState, stacked
 from autoshard.planner.grid.unit_costs import PartColumns, StageColumns, stage_columns, unit_programs

@@ -18,8 +18,8 @@ from autoshard.cost.collectives import CollectiveLaw, collective_law, group_shap
 from autoshard.cost.program import ProgramWork, Recompute
 from autoshard.cost.stage import LocalShape, hidden_bytes, mesh_order, stage_mesh, stage_work
 from autoshard.graph.recompute import NO_RECOMPUTE, is_recomputed
+from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.microbatch import UnitColumns, unit_columns
-from autoshard.planner.grid.pipeline import Array
 from autoshard.planner.grid.steps import Asked, Law, StepSeconds, step_seconds
 from autoshard.spec.cluster import Device
 from autoshard.spec.model import ModelSpec

@@ -1,4 +1,4 @@
-"""The type of what numbers of many layouts are kept in."""
+"""The type of arrays that hold a number for each of many layouts."""
 
 from __future__ import annotations
 
