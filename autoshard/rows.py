@@ -120,6 +120,14 @@ def weighted(weights: Sequence[Number], seconds: Any) -> Number:
     return sum(weight * one for weight, one in zip(weights, seconds, strict=True))
 
 
+def different(counts: Any) -> list[int]:
+    """The different whole numbers of an array, rising; none is below 0."""
+    import numpy as np
+
+    found: list[int] = np.bincount(counts).nonzero()[0].tolist()  # numpy.unique would import numpy.ma
+    return found
+
+
 def by_count(function: Callable[[int], Sequence[int]], counts: Number) -> Sequence[Number]:
     """The whole numbers that follow from a count, each of one row or of rows with few different counts.
 
@@ -130,7 +138,7 @@ def by_count(function: Callable[[int], Sequence[int]], counts: Number) -> Sequen
         return function(counts)
     import numpy as np
 
-    present = np.bincount(counts).nonzero()[0].tolist()
+    present = different(counts)
     columns = list(zip(*map(function, present), strict=True))
     if all(min(column) == max(column) for column in columns):
         return [column[0] for column in columns]
@@ -152,7 +160,7 @@ def by_rows(function: Callable[..., Number], counts: Number, *numbers: Any) -> N
     import numpy as np
 
     found = np.empty(len(counts))
-    for count in np.unique(counts).tolist():
+    for count in different(counts):
         rows = np.flatnonzero(counts == count)
         if len(rows) > FEW:
             found[rows] = function(count, *(one[..., rows] if is_rows(one) else one for one in numbers))

@@ -1,47 +1,46 @@
-"""The table of model families: which modules write the graph and the weights of each model_type."""
+"""The table of model families: which folder has the graph and the weights of each model_type."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
 from types import ModuleType
-
-from autoshard.models.gpt2 import graph as gpt2_graph
-from autoshard.models.gpt2 import weights as gpt2_weights
-from autoshard.models.gpt_neox import graph as gpt_neox_graph
-from autoshard.models.gpt_neox import weights as gpt_neox_weights
-from autoshard.models.llama import graph as llama_graph
-from autoshard.models.llama import weights as llama_weights
-from autoshard.models.mixtral import graph as mixtral_graph
-from autoshard.models.mixtral import weights as mixtral_weights
-from autoshard.models.qwen import graph as qwen_graph
-from autoshard.models.qwen import weights as qwen_weights
-from autoshard.models.traced import graph as traced_graph
 
 
 @dataclass(frozen=True)
 class Family:
-    """The modules of a family.
+    """The modules of a family, each imported when it is first asked for: a plan needs one graph and no weights.
 
-    graph: module with `embedding(b, model)`, `block(b, model, x, layer, kernel)` and `head(b, model, x)`.
-    weights: module with `block(model, layer)` and `ends(model)`, which list parts of the Hugging Face checkpoint; None
-    if no such checkpoint is known.
+    folder: the name of the family's folder. has_weights: whether the folder has a `weights.py`.
     """
 
-    graph: ModuleType
-    weights: ModuleType | None = None
+    folder: str
+    has_weights: bool = True
+
+    @cached_property
+    def graph(self) -> ModuleType:
+        """Module with `embedding(b, model)`, `block(b, model, x, layer, kernel)` and `head(b, model, x)`."""
+        return import_module(f"autoshard.models.{self.folder}.graph")
+
+    @cached_property
+    def weights(self) -> ModuleType | None:
+        """Module with `block(model, layer)` and `ends(model)`, which list parts of the Hugging Face checkpoint; None if
+        no such checkpoint is known."""
+        return import_module(f"autoshard.models.{self.folder}.weights") if self.has_weights else None
 
 
-LLAMA, QWEN_MOE = Family(llama_graph, llama_weights), Family(qwen_graph, qwen_weights)
+LLAMA, QWEN_MOE = Family("llama"), Family("qwen")
 FAMILIES = {
     "llama": LLAMA,
     "mistral": LLAMA,
-    "mixtral": Family(mixtral_graph, mixtral_weights),
-    "gpt2": Family(gpt2_graph, gpt2_weights),
-    "gpt_neox": Family(gpt_neox_graph, gpt_neox_weights),
+    "mixtral": Family("mixtral"),
+    "gpt2": Family("gpt2"),
+    "gpt_neox": Family("gpt_neox"),
     "qwen2": LLAMA,
     "qwen3": LLAMA,
     "qwen2_moe": QWEN_MOE,
     "qwen3_moe": QWEN_MOE,
-    "traced": Family(traced_graph),
+    "traced": Family("traced", has_weights=False),
 }
 """By model_type."""

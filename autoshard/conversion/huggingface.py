@@ -123,7 +123,7 @@ def carried_files(model: ModelSpec, carried: tuple[Path, ...], dtype: str | None
     carried: files that came with the weights. dtype: of all weights, for the config; None: the config says none.
     """
     files = {path.name: plain_file(Path(path.name), _bytes(path)) for path in carried}
-    if CONFIG not in files and FAMILIES[model.model_type].weights is None:
+    if CONFIG not in files and not FAMILIES[model.model_type].has_weights:
         return list(files.values())
     config = parse_json(files[CONFIG].known[0][1], "model config") if CONFIG in files else to_config(model)
     assert isinstance(config, dict), "read as the model before"

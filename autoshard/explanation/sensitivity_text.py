@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from autoshard.explanation.answers import DegreeRow, FlipRow, PriceRow, Sensitivity, SizeRow
+from typing import TYPE_CHECKING
+
 from autoshard.explanation.page import Line, hanging, heading, more, span, table
 from autoshard.units import format_seconds
+
+if TYPE_CHECKING:
+    from autoshard.explanation.answers import DegreeRow, FlipRow, PriceRow, Sensitivity, SizeRow
 
 CLOSE = 1.03
 """A flip whose two sides are known to this factor is shown as one number."""

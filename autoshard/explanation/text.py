@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from autoshard.explanation.answers import Sensitivity
 from autoshard.explanation.describe import Description, RunnerUp, Share
 from autoshard.explanation.page import (
     LEAST_SHARE,
@@ -23,6 +23,9 @@ from autoshard.explanation.page import (
 )
 from autoshard.explanation.sensitivity_text import sensitivity_lines
 from autoshard.units import GB, TFLOPS, format_bytes, format_count, format_seconds
+
+if TYPE_CHECKING:
+    from autoshard.explanation.answers import Sensitivity
 
 BAR_WIDTH = 40
 """Columns of a bar that stands for the whole; fewer where the largest term would not fit on the page."""

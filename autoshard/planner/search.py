@@ -19,12 +19,10 @@ from autoshard.planner.candidates import check_pins
 from autoshard.planner.choose import COMPARED, simplest_of_equals
 from autoshard.planner.collector import uncollected
 from autoshard.planner.layouts import MeshDrafts, legal_layouts
-from autoshard.planner.obstacles import obstacles
 from autoshard.planner.ranking import Timed, best_of_each_kind, describe
 from autoshard.planner.rejections import MEMORY, UNPRICED, Tally
 from autoshard.planner.runners_up import runners_up
 from autoshard.planner.sets import recompute_sets, sets_by_stage
-from autoshard.planner.smallest_cluster import shortage
 from autoshard.plans.search_result import OPTIMAL, Candidate, Pins, SearchResult, not_tried
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.model import ModelSpec
@@ -302,6 +300,9 @@ def _choice_notes(ranked: list[Timed], place: int) -> Iterator[str]:
 
 def _nothing(problem: Problem, pins: Pins, tally: Tally) -> AutoshardError:
     """Why there is no answer: no layout is legal, or none fits and this is what would."""
+    from autoshard.planner.obstacles import obstacles
+    from autoshard.planner.smallest_cluster import shortage
+
     cluster, name = problem.cluster, problem.model.name
     where = f"{cluster.nodes} x {cluster.instance}"
     if MEMORY not in tally.counts:

@@ -19,7 +19,7 @@ from autoshard.explanation.describe import describe
 from autoshard.explanation.trace import predicted_events
 from autoshard.graph.recompute import COMMON_SETS
 from autoshard.models import load_model
-from autoshard.models.families import FAMILIES
+from autoshard.models.families import FAMILIES, Family
 from autoshard.models.stage import parameter_count
 from autoshard.planner.choose import GIVEN_AWAY
 from autoshard.planner.grid.table import Priced, Table
@@ -52,6 +52,13 @@ def test_a_model_of_a_known_family_is_a_config_file(tmp_path: Path) -> None:
 
 def test_every_model_type_has_a_family() -> None:
     assert set(FAMILIES) == {*MODEL_TYPES, TRACED}
+
+
+@pytest.mark.parametrize("family", dict.fromkeys(FAMILIES.values()), ids=lambda family: family.folder)
+def test_a_family_is_its_folder(family: Family) -> None:
+    assert {"embedding", "block", "head"} <= set(vars(family.graph))
+    assert (family.weights is not None) == (REPOSITORY / "models" / family.folder / "weights.py").exists()
+    assert family.weights is None or {"block", "ends"} <= set(vars(family.weights))
 
 
 def test_a_device_is_a_file(tmp_path: Path) -> None:

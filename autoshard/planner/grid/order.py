@@ -11,6 +11,7 @@ import numpy as np
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.table import Priced
 from autoshard.planner.ranking import Timed
+from autoshard.rows import different
 
 AT_ONCE = 2
 """Layouts that are simulated together."""
@@ -56,7 +57,7 @@ def fastest_first(
 def _exact_s(priced: list[Priced], chunk: Array, row: Array, times: Array) -> Array:
     """Step times of some layouts, those of one chunk together. times: bounds, where chunks say so."""
     found = times.copy()
-    for one in np.unique(chunk).tolist():
+    for one in different(chunk):
         if priced[one].at_least:
             mine = chunk == one
             found[mine] = priced[one].exact_s(row[mine])

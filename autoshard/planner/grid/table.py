@@ -23,6 +23,7 @@ from autoshard.planner.grid.cuts import Cuts, balanced_cuts, even_cuts
 from autoshard.planner.grid.price import Family, Layouts, memory_bytes, step_times_s, waiting
 from autoshard.planner.grid.ranks import RankState, stacked
 from autoshard.planner.grid.unit_costs import PartColumns, StageColumns, stage_columns, unit_programs
+from autoshard.rows import different
 from autoshard.spec.training import DTYPE_BYTES
 
 CHUNK = 4096
@@ -78,7 +79,7 @@ class Priced:
     def pairs(self, capacity_bytes: float) -> tuple[int, int]:
         """(that fit, that do not): layouts whatever their cut, which fit if one of their cuts does."""
         layout = self._layout
-        every, fitting = np.unique(layout), np.unique(layout[self.memory_bytes <= capacity_bytes])
+        every, fitting = different(layout), different(layout[self.memory_bytes <= capacity_bytes])
         return len(fitting), len(every) - len(fitting)
 
     def nearest_miss(self, capacity_bytes: float) -> tuple[float, Strategy]:
