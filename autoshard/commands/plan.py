@@ -11,6 +11,7 @@ from autoshard.commands.output import page_width, say, show_plan, wants_color
 from autoshard.commands.parser import Parser, add_format
 from autoshard.errors import AutoshardError
 from autoshard.files.option_values import path, whole
+from autoshard.planner.collector import uncollected
 from autoshard.planner.options import PINS, WHAT, Option, request_from
 from autoshard.planner.request import TOP
 
@@ -62,8 +63,9 @@ def run(values: Mapping[str, Any]) -> int:
         from autoshard.models.registry import builtin_models
 
         raise AutoshardError(f"--model is missing; built-in: {', '.join(builtin_models())}; or a path to a config.json")
-    from autoshard.planner.planning import plan_for
-    from autoshard.plans.plan_json import write_plan
+    with uncollected():  # imports leave no garbage
+        from autoshard.planner.planning import plan_for
+        from autoshard.plans.plan_json import write_plan
 
     if values["pareto"]:
         return _show_frontier(values)
