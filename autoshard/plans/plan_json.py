@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ UNDIGESTED_VERSION = 1
 """Still read: the same sections but the digest."""
 DIGEST = "sha256"
 LINE_WIDTH = 150
+_ENCODE = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 SECTIONS = (
     "format_version",
     "made_by",
@@ -111,24 +112,23 @@ def compact_json(value: object, indent: int = 0, used: int = 0) -> str:
 
     used: columns that the key takes before the value.
     """
-    line = _one_line(value)
-    if indent + used + len(line) <= LINE_WIDTH or not isinstance(value, (dict, list)) or not value:
-        return line
+    if not isinstance(value, (dict, list, tuple)) or not value:
+        return _ENCODE(_whole(value))
     if isinstance(value, dict):
-        keys = [f"{_one_line(key)}: " for key in value]
-        texts = [key + compact_json(item, indent + 1, len(key)) for key, item in zip(keys, value.values(), strict=True)]
-        plain = not any(isinstance(item, (dict, list)) for item in value.values())
+        keys = [f"{_ENCODE(key)}: " for key in value]
+        items: Collection[object] = value.values()
+        texts = [key + compact_json(item, indent + 1, len(key)) for key, item in zip(keys, items, strict=True)]
     else:
-        texts = [compact_json(item, indent + 1) for item in value]
-        plain = not any(isinstance(item, (dict, list)) for item in value)
+        items = value
+        texts = [compact_json(item, indent + 1) for item in items]
     opening, closing = "{}" if isinstance(value, dict) else "[]"
+    line = f"{opening}{', '.join(texts)}{closing}"
+    if indent + used + len(line) <= LINE_WIDTH and "\n" not in line:  # an item that fills lines makes its parent do so
+        return line
     inner = "\n" + " " * (indent + 1)
+    plain = not any(isinstance(item, (dict, list, tuple)) for item in items)
     body = inner.join(_filled(texts, LINE_WIDTH - indent - 1)) if plain else f",{inner}".join(texts)
     return f"{opening}{inner}{body}\n{' ' * indent}{closing}"
-
-
-def _one_line(value: object) -> str:
-    return json.dumps(_whole(value), ensure_ascii=False, allow_nan=False)
 
 
 def _filled(texts: list[str], width: int) -> list[str]:
@@ -144,9 +144,5 @@ def _filled(texts: list[str], width: int) -> list[str]:
 
 
 def _whole(value: object) -> object:
-    """Whole floats as integers: 15900000000, not 15900000000.0."""
-    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
-        return int(value)
-    if isinstance(value, dict):
-        return {key: _whole(item) for key, item in value.items()}
-    return [_whole(item) for item in value] if isinstance(value, (list, tuple)) else value
+    """A whole float as an integer: 15900000000, not 15900000000.0."""
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value

@@ -180,6 +180,9 @@ def test_compact_json() -> None:
     wide = {"x" * 100: 1, "y" * 100: 2, "z": 3}
     assert compact_json(wide) == "{\n" + f' "{"x" * 100}": 1,\n "{"y" * 100}": 2, "z": 3\n' + "}"
     assert json.loads(compact_json(wide)) == wide
+    # the inner list has 149 columns: behind one of indent it fits into 150, between two brackets it does not
+    assert compact_json([["x" * 71, "y" * 70]]) == "[\n" + f' ["{"x" * 71}", "{"y" * 70}"]\n' + "]"
+    assert compact_json({"a": (1.0, 2)}) == '{"a": [1, 2]}'
     with pytest.raises(ValueError, match="not JSON compliant"):
         compact_json(float("nan"))
 
