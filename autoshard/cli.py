@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 import autoshard
 from autoshard.errors import AutoshardError
-from autoshard.planner.collector import uncollected
 
 if TYPE_CHECKING:
     from autoshard.commands.parser import Parser
@@ -105,8 +104,7 @@ def _drop_output() -> None:
 
 
 def _run(arguments: Sequence[str]) -> int:
-    with uncollected():  # imports leave no garbage
-        parsed = build_parser(arguments[0] if arguments else "").parse_args(list(arguments))
+    parsed = build_parser(arguments[0] if arguments else "").parse_args(list(arguments))
     values = vars(parsed[parsed.command])
     code: int = command_module(parsed.command).run(values)
     return code

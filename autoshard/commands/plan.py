@@ -58,14 +58,14 @@ def _add(group: Any, options: tuple[Option, ...]) -> None:
         )
 
 
+@uncollected()
 def run(values: Mapping[str, Any]) -> int:
     if values["model"] is None:
         from autoshard.models.registry import builtin_models
 
         raise AutoshardError(f"--model is missing; built-in: {', '.join(builtin_models())}; or a path to a config.json")
-    with uncollected():  # imports leave no garbage
-        from autoshard.planner.planning import plan_for
-        from autoshard.plans.plan_json import write_plan
+    from autoshard.planner.planning import plan_for
+    from autoshard.plans.plan_json import write_plan
 
     if values["pareto"]:
         return _show_frontier(values)
