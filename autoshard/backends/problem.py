@@ -43,6 +43,10 @@ class Draft(NamedTuple):
     context_parallel: str = UNUSED
     axis_order: tuple[str, ...] = AXIS_ORDER
 
+    def scheduled(self, schedule: str, num_virtual_stages: int, microbatch_size: int) -> Draft:
+        """This layout with another schedule: what `_replace` gives, in half its time. Searches make thousands."""
+        return Draft(*self[:5], microbatch_size, num_virtual_stages, schedule, *self[8:])
+
 
 @dataclass(frozen=True)
 class Rule:

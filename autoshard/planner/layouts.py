@@ -36,7 +36,7 @@ def legal_layouts(problem: Problem, pins: Pins, tally: Tally) -> list[MeshDrafts
         for variant in alike:
             drafts = by_state.setdefault(state_at_least_bytes(problem, variant), [])
             for name, vpp, size in schedules:
-                draft = variant._replace(schedule=name, num_virtual_stages=vpp, microbatch_size=size)
+                draft = variant.scheduled(name, vpp, size)
                 broken = first_broken(SENDING_RULES, problem, draft) if variant.zero > 1 else None
                 if broken is None:
                     drafts.append(draft)
@@ -51,7 +51,7 @@ def _schedules(problem: Problem, pins: Pins, mesh: Draft, tally: Tally, times: i
     legal = []
     for schedule, vpp in virtual_stages(problem, pins, mesh):
         for size in microbatch_sizes(problem, pins, mesh):
-            draft = mesh._replace(schedule=schedule, num_virtual_stages=vpp, microbatch_size=size)
+            draft = mesh.scheduled(schedule, vpp, size)
             broken = first_broken(LAYOUT_RULES, problem, draft)
             if broken is None:
                 legal.append((schedule, vpp, size))
