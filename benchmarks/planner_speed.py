@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from autoshard.backends.rules import MESH_RULES, Problem, first_broken
+from autoshard.backends.rules import Problem, first_broken, mesh_rules
 from autoshard.models.registry import load_model
 from autoshard.planner.candidates import meshes
 from autoshard.planner.collector import uncollected
@@ -128,7 +128,8 @@ def growth() -> list[dict[str, float]]:
         device = replace(cluster.device, memory_bytes=4 * cluster.device.memory_bytes)  # so that one node fits too
         training = TrainingSpec(8192, max(64, cores // 8), load_precision("mixed_precision"))
         problem = Problem(model, training, replace(cluster, device=device), "nxd")
-        legal = sum(first_broken(MESH_RULES, problem, mesh) is None for mesh in meshes(problem, Pins()))
+        rules = mesh_rules(problem.backend)
+        legal = sum(first_broken(rules, problem, mesh) is None for mesh in meshes(problem, Pins()))
         begin = time.process_time()
         result = search(*problem[:3])
         cpu_s = time.process_time() - begin

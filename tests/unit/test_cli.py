@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -366,6 +367,36 @@ def test_planning_imports_nothing_heavy() -> None:
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+UNUSED_BY_A_PLAN = (
+    "numpy.ma",
+    "autoshard.conversion",
+    "autoshard.explanation.answers",
+    "autoshard.explanation.flips",
+    "autoshard.models.gpt2",
+    "autoshard.models.llama.weights",
+    "autoshard.models.mixtral",
+    "autoshard.models.traced",
+    "autoshard.planner.cached_search",
+    "autoshard.planner.obstacles",
+    "autoshard.planner.smallest_cluster",
+)
+"""Modules of other questions, other models and failures: half a millisecond each, with all that they import."""
+
+
+def test_a_plan_imports_what_it_uses() -> None:
+    code = (
+        "import sys; from autoshard.cli import main; "
+        f"assert main({[*SMALL, '--out', 'plan.json']!r}) == 0; "
+        f"unused = [name for name in {UNUSED_BY_A_PLAN} if name in sys.modules]; "
+        "sys.exit(f'imported: {unused}' if unused else 0)"
+    )
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=120)
+    assert done.returncode == 0, done.stderr
+    for name in UNUSED_BY_A_PLAN:  # a module of another name would prove nothing
+        assert find_spec(name) is not None
 
 
 def test_the_native_device_leaves_out_the_pipeline(capsys: pytest.CaptureFixture[str]) -> None:
