@@ -54,7 +54,7 @@ USER_ERROR, INTERRUPTED = 2, 128 + signal.SIGINT
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code: 0, 1 (a run FAILED), 2 (a mistake of the user's) or 130 (Ctrl-C)."""
     if arguments is None:
-        atexit.register(gc.freeze)  # else Python looks at every value once more before it ends: a tenth of a plan's time
+        atexit.register(gc.freeze)  # else Python looks at every value once more at its end: a tenth of a plan's time
     _stand_in_for_closed_streams()
     if sys.unraisablehook is sys.__unraisablehook__:
         sys.unraisablehook = _unraisable

@@ -45,7 +45,22 @@ class Draft(NamedTuple):
 
     def scheduled(self, schedule: str, num_virtual_stages: int, microbatch_size: int) -> Draft:
         """This layout with another schedule: what `_replace` gives, in half its time. Searches make thousands."""
-        return Draft(*self[:5], microbatch_size, num_virtual_stages, schedule, *self[8:])
+        return Draft(
+            self.tp,
+            self.pp,
+            self.dp,
+            self.cp,
+            self.ep,
+            microbatch_size,
+            num_virtual_stages,
+            schedule,
+            self.attention_kernel,
+            self.stage_layers,
+            self.sequence_parallel,
+            self.zero,
+            self.context_parallel,
+            self.axis_order,
+        )
 
 
 @dataclass(frozen=True)
