@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import reduce
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any
 
 from autoshard.errors import AutoshardError
-from autoshard.rows import Number, largest_of
+from autoshard.rows import Number, is_rows
 from autoshard.schedules.action import Order
 
 
@@ -62,7 +62,8 @@ Step = tuple[int, int, int, int, bool]
 that goes to another rank)."""
 
 
-class InOrder(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class InOrder:
     """All ranks' actions in one list, each behind those that it waits for.
 
     steps: the actions. places: for each rank the indices of its actions in `steps`, in its order.
@@ -72,6 +73,25 @@ class InOrder(NamedTuple):
     steps: tuple[Step, ...]
     places: tuple[tuple[int, ...], ...]
     num_values: int
+
+    @cached_property
+    def waves(self) -> list[Any]:
+        """The steps in waves, each of which waits for waves before it alone and has one step of a rank at most.
+
+        A wave is an array of (index in `steps`, rank, seconds, source, target, sends) by column.
+        """
+        import numpy as np
+
+        wave_of_value, wave_of_rank = [0] * self.num_values, [0] * len(self.places)
+        waves: list[list[int]] = []
+        for index, (rank, _, source, target, _) in enumerate(self.steps):
+            wave = max(wave_of_value[source], wave_of_rank[rank])
+            wave_of_value[target] = wave_of_rank[rank] = wave + 1
+            if wave == len(waves):
+                waves.append([])
+            waves[wave].append(index)
+        columns = np.array(self.steps).T
+        return [np.vstack([wave, columns[:, wave]]) for wave in waves]
 
 
 def in_dependency_order(orders: Sequence[Order], num_stages: int) -> InOrder:
@@ -146,22 +166,35 @@ def run(ordered: InOrder, seconds: Sequence[Number], transfer_s: Number) -> tupl
     the
     order of actions is the same in all rows.
     """
-    latest: Callable[[Any, Any], Any] = largest_of(seconds[0])
+    if is_rows(seconds[0]):
+        return _run_rows(ordered, seconds, transfer_s)
     there_s: list[Number] = [0.0] * ordered.num_values
     clock: list[Number] = [0.0] * len(ordered.places)
     starts: list[Number] = []
     append = starts.append
-    plain = latest is max
     for rank, what, source, target, sends in ordered.steps:  # the inner loop of all simulations
         start, now = there_s[source], clock[rank]
-        if not plain:
-            start = latest(start, now)
-        elif now > start:
+        if now > start:
             start = now
         append(start)
         clock[rank] = end = start + seconds[what]
         there_s[target] = end + transfer_s if sends else end
-    return reduce(latest, clock), starts
+    return max(clock), starts
+
+
+def _run_rows(ordered: InOrder, seconds: Sequence[Number], transfer_s: Number) -> tuple[Number, Any]:
+    """`run` over rows, wave by wave: the same additions and maxima, of all ranks and rows at once."""
+    import numpy as np
+
+    seconds_of = np.array(np.broadcast_arrays(*seconds))
+    rows = seconds_of.shape[1]
+    there_s, clock = np.zeros((ordered.num_values, rows)), np.zeros((len(ordered.places), rows))
+    starts = np.empty((len(ordered.steps), rows))
+    for index, rank, what, source, target, sends in ordered.waves:
+        start = starts[index] = np.maximum(there_s[source], clock[rank])
+        clock[rank] = end = start + seconds_of[what]
+        there_s[target] = end + sends[:, None] * transfer_s
+    return clock.max(0), starts
 
 
 def _deadlock(orders: Sequence[Order], places: Sequence[Sequence[int]]) -> str:

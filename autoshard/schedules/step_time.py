@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache, reduce
+from functools import lru_cache
 from itertools import pairwise
+from typing import Any
 
-from autoshard.rows import Number, anywhere, by_rows, is_rows, largest_of, smallest_of
+from autoshard.rows import Number, anywhere, by_rows, is_rows
 from autoshard.schedules.closed_form import Work
 from autoshard.schedules.held import warm_ups
 from autoshard.schedules.orders import SCHEDULES, Schedule, orders_of
@@ -60,11 +61,19 @@ def _simulated_s(schedule: Schedule, work: Work) -> Number:
     A few microbatches of `alternate` are simulated first: mostly they tell the time of all.
     """
     m = work.num_microbatches
+    first = _first_row(work) if is_rows(work.forward_s) else None
     for count in _few(schedule, work.pp, m, work.num_virtual_stages):
+        if first is not None and _from_few_s(schedule, first, count) is None:
+            continue  # too few for one row are too few for all
         found = _from_few_s(schedule, work, count)
         if found is not None:
             return found
     return run(*_on_clock(schedule, work, m))[0]
+
+
+def _first_row(work: Work) -> Work:
+    pp, m, vpp, *numbers = work
+    return Work(pp, m, vpp, *(one[..., 0].tolist() if is_rows(one) else one for one in numbers))
 
 
 def _on_clock(schedule: Schedule, work: Work, count: int) -> tuple[InOrder, list[Number], Number]:
@@ -116,17 +125,25 @@ def _from_few_s(schedule: Schedule, work: Work, count: int) -> Number | None:
         begin = end - max(length, _reach(warms, vpp))
         if begin - length < longest:
             return None
-        later_s = [
-            starts[own[place]] - starts[own[place - length]] for own in ordered.places for place in range(begin, end)
-        ]
+        after = [place for own in ordered.places for place in own[begin:end]]
+        before = [place for own in ordered.places for place in own[begin - length : end - length]]
         left, rest = divmod(m - count, size * rounds)
-        most_s, least_s = reduce(largest_of(total_s), later_s), reduce(smallest_of(total_s), later_s)
+        least_s, most_s = _least_and_most(starts, after, before)
         repeats = _reaches(least_s, most_s)
         if rest and repeats:
             return run(*_on_clock(schedule, work, count + rest))[0] + left * most_s
         if not rest and (repeats or _reaches(at_least, total_s + left * most_s)):
             return total_s + left * most_s
     return None
+
+
+def _least_and_most(starts: Any, after: Sequence[int], before: Sequence[int]) -> tuple[Number, Number]:
+    """Of the seconds from the starts of some actions to those of others, by row."""
+    if is_rows(starts):
+        later_s = starts[after] - starts[before]
+        return later_s.min(0), later_s.max(0)
+    plain_s = [starts[late] - starts[early] for late, early in zip(after, before, strict=True)]
+    return min(plain_s), max(plain_s)
 
 
 def _reach(warms: Sequence[int], vpp: int) -> int:
