@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import nullcontext
 from importlib import import_module
 from keyword import iskeyword
 from types import ModuleType
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import autoshard
 from autoshard.errors import AutoshardError
+from autoshard.planner.collector import uncollected
 
 if TYPE_CHECKING:
     from autoshard.commands.parser import Parser
@@ -104,9 +106,10 @@ def _drop_output() -> None:
 
 
 def _run(arguments: Sequence[str]) -> int:
-    parsed = build_parser(arguments[0] if arguments else "").parse_args(list(arguments))
-    values = vars(parsed[parsed.command])
-    code: int = command_module(parsed.command).run(values)
+    with uncollected() if arguments[:1] == ["plan"] else nullcontext():  # imports and a search leave no garbage
+        parsed = build_parser(arguments[0] if arguments else "").parse_args(list(arguments))
+        values = vars(parsed[parsed.command])
+        code: int = command_module(parsed.command).run(values)
     return code
 
 

@@ -11,7 +11,6 @@ from autoshard.commands.output import page_width, say, show_plan, wants_color
 from autoshard.commands.parser import Parser, add_format
 from autoshard.errors import AutoshardError
 from autoshard.files.option_values import path, whole
-from autoshard.planner.collector import uncollected
 from autoshard.planner.options import PINS, WHAT, Option, request_from
 from autoshard.planner.request import TOP
 
@@ -58,7 +57,6 @@ def _add(group: Any, options: tuple[Option, ...]) -> None:
         )
 
 
-@uncollected()
 def run(values: Mapping[str, Any]) -> int:
     if values["model"] is None:
         from autoshard.models.registry import builtin_models
