@@ -42,24 +42,6 @@ def smallest(a: Number, b: Number) -> Number:
     return np.minimum(a, b)
 
 
-def largest_of(like: Number) -> Callable[[Any, Any], Any]:
-    """`largest` of numbers such as this one, looked up once for many calls."""
-    if not is_rows(like):
-        return max
-    import numpy as np
-
-    return np.maximum
-
-
-def smallest_of(like: Number) -> Callable[[Any, Any], Any]:
-    """`smallest` of numbers such as this one, looked up once for many calls."""
-    if not is_rows(like):
-        return min
-    import numpy as np
-
-    return np.minimum
-
-
 def where(chosen: Any, a: Number, b: Number) -> Number:
     """a in rows that are chosen, b in the others. Both are computed: neither may fail where it is not chosen."""
     if not is_rows(chosen):

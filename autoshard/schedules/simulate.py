@@ -162,9 +162,8 @@ def durations(
 def run(ordered: InOrder, seconds: Sequence[Number], transfer_s: Number) -> tuple[Number, list[Number]]:
     """(seconds until the last rank is done, start of each step in seconds).
 
-    ordered: the steps. seconds: as `durations` gives them. transfer_s: between ranks. Numbers may be arrays of layouts:
-    the
-    order of actions is the same in all rows.
+    ordered: the steps. seconds: as `durations` gives them. transfer_s: between ranks. Seconds may all be arrays of
+    layouts: the order of actions is the same in all rows, and starts are then an array (step, row).
     """
     if is_rows(seconds[0]):
         return _run_rows(ordered, seconds, transfer_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -397,6 +398,12 @@ def test_a_plan_imports_what_it_uses() -> None:
     assert done.returncode == 0, done.stderr
     for name in UNUSED_BY_A_PLAN:  # a module of another name would prove nothing
         assert find_spec(name) is not None
+
+
+def test_garbage_is_collected_again_after_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    assert gc.isenabled()
+    assert main([*SMALL, "--out", "plan.json"]) == 0 and gc.isenabled()
+    assert main(["plan", "--model", "none"]) == 2 and gc.isenabled()
 
 
 def test_the_native_device_leaves_out_the_pipeline(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from autoshard.backends.registry import BACKENDS
-from autoshard.backends.rules import Problem, all_rules, check_strategy, divisors, warnings
+from autoshard.backends.rules import Draft, Problem, all_rules, check_strategy, divisors, warnings
 from autoshard.errors import AutoshardError
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.models.registry import load_model
@@ -374,3 +374,9 @@ def test_warnings_name_what_nxd_gets_wrong() -> None:
 @pytest.mark.parametrize(("count", "expected"), [(1, (1,)), (12, (1, 2, 3, 4, 6, 12)), (49, (1, 7, 49))])
 def test_divisors_rise(count: int, expected: tuple[int, ...]) -> None:
     assert divisors(count) == expected
+
+
+def test_a_draft_of_another_schedule_keeps_the_rest() -> None:
+    draft = Draft(1, 2, 3, 4, 5, 6, 7, "1f1b", "flash", (8, 9), False, 3, "ring", ("tp", "pp", "dp", "cp"))
+    expected = draft._replace(schedule="interleaved", num_virtual_stages=10, microbatch_size=11)
+    assert draft.scheduled("interleaved", 10, 11) == expected

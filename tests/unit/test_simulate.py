@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from autoshard.errors import AutoshardError
 from autoshard.schedules import SCHEDULES, Action, Order, Timeline, Work, actions, at_least_s, simulate, step_time_s
 from autoshard.schedules.orders import Schedule, alternate
+from autoshard.schedules.simulate import durations, in_dependency_order, run
 from tests.unit.test_schedules import sizes
 
 SECONDS = st.floats(0.1, 10)
@@ -24,6 +26,31 @@ def bound_s(size: Size, forward_s: Sequence[float], backward_s: Sequence[float],
     schedule, pp, num_microbatches, vpp = size
     work = Work(pp, num_microbatches, vpp, forward_s, backward_s, p2p_s if pp > 1 else 0.0)
     return float(at_least_s(schedule, work))
+
+
+@given(sizes(), st.data())
+def test_rows_are_simulated_as_each_alone(size: Size, data: st.DataObject) -> None:
+    """To the last bit: rows run in waves of all ranks, one row runs action by action."""
+    stages = size[1] * size[3]
+    drawn = st.lists(st.lists(SECONDS, min_size=2 * stages, max_size=2 * stages), min_size=2, max_size=4)
+    seconds = np.array(data.draw(drawn)).T
+    p2p_s = np.array(data.draw(st.lists(SECONDS, min_size=seconds.shape[1], max_size=seconds.shape[1])))
+    ordered = in_dependency_order(actions(*size), stages)
+    total_s, starts = run(ordered, durations([*seconds[:stages]], [*seconds[stages:]], None), p2p_s)
+    for row, numbers in enumerate(seconds.T.tolist()):
+        alone_s, own = run(ordered, durations(numbers[:stages], numbers[stages:], None), float(p2p_s[row]))
+        assert (total_s[row], [start[row] for start in starts]) == (alone_s, own)
+
+
+@given(sizes())
+def test_a_wave_waits_for_waves_before_it_alone(size: Size) -> None:
+    ordered = in_dependency_order(actions(*size), size[1] * size[3])
+    there = {0}
+    for index, rank, _, source, target, _ in (wave.tolist() for wave in ordered.waves):
+        assert [ordered.steps[one][0] for one in index] == rank and len(set(rank)) == len(rank)
+        assert there.issuperset(source)
+        there.update(target)
+    assert sorted(np.hstack([wave[0] for wave in ordered.waves]).tolist()) == [*range(len(ordered.steps))]
 
 
 def order(text: str) -> Order:
