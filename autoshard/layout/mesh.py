@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from math import prod
 
@@ -62,7 +63,7 @@ class Mesh:
     order: tuple[str, ...] = AXIS_ORDER
     fold: Fold | None = None
 
-    @property
+    @cached_property
     def rank_axes(self) -> tuple[Axis, ...]:
         """All axes with the pipeline, named 'pp', in the order in which ranks count through them, outermost first."""
         found: list[Axis] = []

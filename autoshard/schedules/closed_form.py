@@ -77,8 +77,9 @@ def alternating_at_least_s(warm_up: WarmUp, work: Work) -> Number:
     """
     pp, m, vpp, forward_s, backward_s, transfer_s, _ = work
     warms = by_count(lambda count: [warm_up(rank, pp, count, vpp) for rank in range(pp)], m)
-    warm_s, filled_s = _filled_s(warms, vpp, forward_s, transfer_s)
-    cool_s, drained_s = _filled_s(warms, vpp, backward_s, transfer_s)
+    visits = [chunk_visits(warm, pp, vpp) for warm in warms] if vpp > 1 else []
+    warm_s, filled_s = _filled_s(warms, visits, forward_s, transfer_s)
+    cool_s, drained_s = _filled_s(warms, visits, backward_s, transfer_s)
     through_s = (pp * vpp - 1) * transfer_s
     first_s, last_s = total(forward_s) + through_s, total(backward_s) + through_s
     longest = 0.0
@@ -111,26 +112,24 @@ def _between_s(work: Work, rank: int, warm: Number, warm_s: Sequence[Number], co
 
 
 def _filled_s(
-    warms: Sequence[Number], vpp: int, forward_s: Stages, transfer_s: Number
+    warms: Sequence[Number], visits: Sequence[Sequence[Number]], forward_s: Stages, transfer_s: Number
 ) -> tuple[list[Number], list[Number]]:
     """Two lists by rank: seconds of its warm-up forwards (empty with one chunk), and the earliest time they are done.
 
     The forwards wait for the first input. With one chunk, inputs come no faster than the slowest rank in front lets
-    them
-    through. warms: warm-up forwards of each rank. Given backward seconds as forward_s, the lists are about the way from
-    the
-    last backwards to the end.
+    them through. warms: warm-up forwards of each rank. visits: how often these go through each chunk, by rank; empty
+    with one chunk. Given backward seconds as forward_s, the lists are about the way from the last backwards to the end.
     """
     pp, own_s, filled_s = len(warms), [], []
     fill_s = slowest_s = 0.0
     for rank, warm in enumerate(warms):
         forward = forward_s[rank]
-        if vpp == 1:
+        if visits:
+            own_s.append(weighted(visits[rank], forward_s[rank::pp]))
+            filled_s.append(fill_s + own_s[-1])
+        else:
             slowest_s = largest(slowest_s, forward)
             filled_s.append((warm - 1) * slowest_s + (fill_s + forward))
-        else:
-            own_s.append(weighted(chunk_visits(warm, pp, vpp), forward_s[rank::pp]))
-            filled_s.append(fill_s + own_s[-1])
         fill_s = fill_s + forward + transfer_s
     return own_s, filled_s
 
