@@ -17,6 +17,12 @@ from autoshard.cost.zero_sharding import State
 from autoshard.graph.recompute import NO_RECOMPUTE
 from autoshard.planner.axis_orders import Order, other_orders
 from autoshard.planner.grid.arrays import Array
+from autoshard.planner.grid.bounds import (
+    equal_chunks_at_least_s,
+    fewest_blocks,
+    share_at_least_s,
+    through_at_least_s,
+)
 from autoshard.planner.grid.steps import Law
 from autoshard.planner.grid.table import Table, Whole, shape_key
 from autoshard.planner.grid.unit_costs import PartColumns, as_columns, part_numbers, stage_law
@@ -36,7 +42,7 @@ def faster_orders(wholes: Sequence[Whole], pins: Pins, known_s: float) -> Iterat
             for order in orders.of(draft):
                 table.add(draft._replace(axis_order=order))
     for whole in table.wholes():
-        for place in np.flatnonzero(_in_this_order_at_least_s(whole) < known_s).tolist():
+        for place in np.flatnonzero(in_this_order_at_least_s(whole) < known_s).tolist():
             yield whole.drafts.drafts[place]
 
 
@@ -91,37 +97,34 @@ def _with_degrees(draft: Draft) -> LocalShape:
     return replace(local_shape(draft), placement=tuple(degrees))
 
 
-def _in_this_order_at_least_s(whole: Whole) -> Array:
-    """Of each draft. whole: priced without recompute."""
+def in_this_order_at_least_s(whole: Whole) -> Array:
+    """Seconds of a step, by draft, in the order of axes that it has. whole: its first recompute set is `none`."""
     drafts, pp = np.arange(len(whole.drafts.drafts)), whole.family.pp
     *parts, state = whole.parts_of(drafts, np.zeros_like(drafts))
-    layers = whole.problem.model.num_hidden_layers
-    own, between = (layers, 0) if pp == 1 else (1, -(-layers // pp) if pp > 2 else 0)
-    after_s = np.array([whole.states[one].after_s(own, between, own) for one in whole.state.tolist()])
+    fewest = fewest_blocks(pp, whole.family.num_virtual_stages, whole.problem.model.num_hidden_layers)
+    after_s = np.array([whole.states[place].after_s(*fewest) for place in whole.state.tolist()])
     return _at_least_s(whole, parts, state, after_s)
 
 
 def _at_least_s(whole: Whole, parts: Sequence[PartColumns], state: State, after_s: Array) -> Array:
-    """What no cut and no recompute sets take less than. parts: of one microbatch, nothing recomputed: of a block and of
-    the ends. after_s: once a step, behind the pipeline.
+    """Seconds of a step, by draft, that no cut and no recompute sets take less than.
 
-    One rank has its share of all work at least; while a pipeline fills and drains, it has nothing to do. With one chunk
-    a rank, where no rank works on more microbatches meanwhile than under 1f1b, or all forwards come first, what the
-    slowest one does for all microbatches is behind and in front of what the others do for the first and the last. With
-    several, so is what the last one does, but for the ends of the model.
+    parts: of one microbatch, nothing recomputed: of a block and of the ends. after_s: once a step, behind the pipeline.
     """
     problem, m, pp, vpp = whole.problem, whole.count, whole.family.pp, whole.family.num_virtual_stages
     per_parameter = accumulation_s_per_parameter(problem.training.precision, problem.cluster.device)
     block_s, first_s, last_s = (
         unit_work_s(part, unit, per_parameter) for part, unit in zip(parts, state[:3], strict=True)
     )
-    blocks_s = problem.model.num_hidden_layers * block_s + 2 * pp * problem.cluster.device.pass_launch_s
-    work_s = blocks_s + first_s + last_s
-    if vpp == 1:
-        fills = whole.family.waits_for_all(m) | whole.family.is_at_once(m)
-        return (m + np.where(fills, pp - 1, 0)) * work_s / pp + after_s
+    stages = pp * vpp
+    stages_s = problem.model.num_hidden_layers * block_s + 2 * stages * problem.cluster.device.pass_launch_s
+    work_s = stages_s + first_s + last_s
+    seconds: Array
     if whole.family.rules.weights_apart:
-        return m * work_s / pp + after_s
-    of_last_s = (m + (pp - 1) / vpp) * blocks_s / pp + m * last_s
-    at_least_s: Array = np.maximum(m * work_s / pp, of_last_s) + after_s
-    return at_least_s
+        seconds = share_at_least_s(pp, m, work_s)
+    elif vpp > 1:
+        seconds = equal_chunks_at_least_s(pp, vpp, m, stages_s / stages, first_s, last_s)
+    else:
+        fills = whole.family.waits_for_all(m) & (m > pp) | whole.family.is_at_once(m)
+        seconds = np.maximum(share_at_least_s(pp, m, work_s, fills), through_at_least_s(pp, work_s))
+    return seconds + after_s

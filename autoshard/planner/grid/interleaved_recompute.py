@@ -20,7 +20,8 @@ from autoshard.cost.memory import rank_memory
 from autoshard.cost.passes import stage_passes
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.planner.grid.arrays import Array
-from autoshard.planner.grid.interleaved_bounds import Least, MixedLeast, steps_at_least_s, warm_up_visits
+from autoshard.planner.grid.bounds import RankBackward, fewest_blocks, unlike_chunks_at_least_s
+from autoshard.planner.grid.interleaved_bounds import MixedLeast, warm_up_visits
 from autoshard.planner.grid.price import layouts_ends, rank_rows
 from autoshard.planner.grid.stage_cuts import Found
 from autoshard.planner.grid.table import Whole
@@ -63,8 +64,8 @@ class MixedFrame:
         self._hop_s = float(whole.hop_s[draft])
         device, pp = problem.cluster.device, self._pp
         self._hidden_bytes = whole.hidden_bytes(np.array([draft]))
-        own = self._vpp * self._layers
-        self._after_s: float = whole.states[whole.state[draft]].after_s(own, own if pp > 2 else 0, own)
+        fewest = fewest_blocks(pp, self._vpp, problem.model.num_hidden_layers)
+        self._after_s: float = whole.states[whole.state[draft]].after_s(*fewest)
         block, first, last, state = whole.parts_of(np.full(len(sets), draft), np.array(sets))
         accumulation_s = accumulation_s_per_parameter(problem.training.precision, device)
         forward_s, back_s = stage_passes(self._layers, block, state.block, device, accumulation_s)
@@ -136,10 +137,10 @@ class MixedFrame:
         return [self._mixes(rank) for rank in range(self._pp)]
 
     @cached_property
-    def _least(self) -> list[Least]:
+    def _least(self) -> list[RankBackward]:
         if not self._every:
             of_ranks = MixedLeast(self._whole, np.array([self._draft]), self._limit_bytes).of_ranks
-            return [Least(*(float(seconds[0]) for seconds in one)) for one in of_ranks]
+            return [RankBackward(*(float(seconds[0]) for seconds in one)) for one in of_ranks]
         found = []
         for rank in range(self._pp):
             ends_s, later = np.zeros(self._vpp), self._m - self._visits(rank)
@@ -149,12 +150,14 @@ class MixedFrame:
             own_s, later_s = (float((back_s @ weights).min(initial=inf)) for weights in (np.ones(self._vpp), later))
             chunk_s = float(back_s.min(initial=inf))
             found.append(
-                Least(own_s + ends_s.sum(), chunk_s + ends_s[0], chunk_s + ends_s[-1], later_s + ends_s @ later)
+                RankBackward(own_s + ends_s.sum(), chunk_s + ends_s[0], chunk_s + ends_s[-1], later_s + ends_s @ later)
             )
         return found
 
-    def _bound_s(self, least: Sequence[Least]) -> Array:
-        return steps_at_least_s(self._whole.family, self._forward_s, self._m, self._hop_s, least) + self._after_s
+    def _bound_s(self, least: Sequence[RankBackward]) -> Array:
+        warm_ups = self._whole.family.warm_ups
+        seconds: Array = unlike_chunks_at_least_s(warm_ups, self._vpp, self._m, self._forward_s, self._hop_s, least)
+        return seconds + self._after_s
 
     def best(self, limit_s: float) -> tuple[Found | None, float]:
         """(None where none is found that takes less than limit_s, what none takes less than)."""
@@ -212,7 +215,7 @@ class MixedFrame:
         mixes = self._of_ranks[rank]
         back_s, weights = mixes.back_s, self._m - self._visits(rank)
         least = [*self._least]
-        least[rank] = least[rank]._replace(own_s=back_s.sum(1), later_s=back_s @ weights)
+        least[rank] = least[rank]._replace(chunks_s=back_s.sum(1), later_s=back_s @ weights)
         bound_s = self._bound_s(least)
         places = np.flatnonzero(mixes.fits & (bound_s < limit_s * (1 - SAME)))
         if len(places) > MOST_CHOICES:

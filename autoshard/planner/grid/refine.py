@@ -15,6 +15,12 @@ from autoshard.cost.passes import unit_work_s
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.cost.zero_sharding import FEW_BLOCKS, State, Unit
 from autoshard.planner.grid.arrays import Array
+from autoshard.planner.grid.bounds import (
+    equal_chunks_at_least_s,
+    fewest_blocks,
+    slowest_stage_at_least_s,
+    slowest_stage_at_most_s,
+)
 from autoshard.planner.grid.interleaved_bounds import MixedLeast
 from autoshard.planner.grid.interleaved_recompute import MixedFrame
 from autoshard.planner.grid.price import layouts_ends, rank_rows
@@ -122,20 +128,18 @@ def _least_parts(whole: Whole, draft: Array) -> tuple[PartColumns, PartColumns, 
 def _interleaved_at_least_s(
     whole: Whole, block: PartColumns, first: PartColumns, last: PartColumns, state: State
 ) -> Array:
-    """The first and the last rank work on every microbatch; before its first and after its last one, the ranks in front
-    of the last one do."""
+    """Seconds of a step, at least, by draft; parts as `_least_parts` has them."""
     pp, vpp, problem, m = whole.family.pp, whole.family.num_virtual_stages, whole.problem, whole.count
     per_parameter = accumulation_s_per_parameter(problem.training.precision, problem.cluster.device)
-    blocks = problem.model.num_hidden_layers // (pp * vpp)
+    layers = problem.model.num_hidden_layers
     block_s, first_s, last_s = (
         unit_work_s(part, unit, per_parameter)
         for part, unit in ((block, state.block), (first, state.first), (last, state.last))
     )
-    chunk_s = 2 * problem.cluster.device.pass_launch_s + blocks * block_s
-    of_last_s = (m * vpp + pp - 1) * chunk_s + m * last_s + first_s + 2 * (pp - 1) * whole.hop_s
-    own = vpp * blocks
-    after_s = np.array([whole.states[one].after_s(own, own if pp > 2 else 0, own) for one in whole.state.tolist()])
-    at_least_s: Array = np.maximum(of_last_s, m * (vpp * chunk_s + first_s)) + after_s
+    chunk_s = 2 * problem.cluster.device.pass_launch_s + layers // (pp * vpp) * block_s
+    fewest = fewest_blocks(pp, vpp, layers)
+    after_s = np.array([whole.states[place].after_s(*fewest) for place in whole.state.tolist()])
+    at_least_s: Array = equal_chunks_at_least_s(pp, vpp, m, chunk_s, first_s, last_s, whole.hop_s) + after_s
     return at_least_s
 
 
@@ -170,28 +174,26 @@ class _Bounds:
 
         self._block_s = seconds(block, self._state.block)
         self._ends_s = (seconds(first, self._state.first), seconds(last, self._state.last))
-        pp, one = whole.family.pp, draft[:, 0]
-        self._m, self._hops_s = whole.count[one], 2 * (pp - 1) * whole.hop_s[one]
-        self._leaves_gaps = (self._m > pp + 1) & whole.family.waits_for_all(self._m)
+        pp, drafts = whole.family.pp, draft[:, 0]
+        self._m, self._hop_s = whole.count[drafts], whole.hop_s[drafts]
+        self._waits = whole.family.waits_for_all(self._m)
         self._holds = whole.family.holds(whole.count[flat])
-        most = -(-self._layers // pp) if pp > 2 else 0
-        self._after_s = np.array([whole.states[state].after_s(1, most, 1) for state in whole.state[one].tolist()])
+        fewest = fewest_blocks(pp, 1, self._layers)
+        self._after_s = np.array([whole.states[place].after_s(*fewest) for place in whole.state[drafts].tolist()])
         ends_s = sum(end.min(1) for end in self._ends_s)
         self._work_s = pp * self._launch_s + self._layers * self._block_s.min(1) + ends_s
 
     def at_least_s(self) -> Array:
-        pp, m, work_s = self._whole.family.pp, self._m, self._work_s
-        bound_s = np.maximum(m * work_s / pp, work_s + self._hops_s)
-        round_trip_s = 2 * work_s + (m - pp - 1) * work_s / pp + self._hops_s
-        return np.where(self._leaves_gaps, np.maximum(bound_s, round_trip_s), bound_s) + self._after_s
+        """Seconds of a step, by layout, whatever its cut."""
+        pp, work_s = self._whole.family.pp, self._work_s
+        seconds: Array = slowest_stage_at_least_s(pp, self._m, work_s, work_s / pp, self._hop_s, self._waits)
+        return seconds + self._after_s
 
     def has_room(self, limit_bytes: float, known_s: float) -> Array:
-        """Whether stages that are no slower than a faster step allows, and fit, can hold all blocks."""
+        """Whether stages that are no slower than a faster step allows, and fit, can hold all blocks, by layout."""
         pp, m = self._whole.family.pp, self._m
         in_time_s = known_s - self._after_s
-        slowest_s = in_time_s / m
-        of_round_trip_s = (in_time_s - self._hops_s - 2 * self._work_s) / np.maximum(1, m - pp - 1)
-        slowest_s = np.where(self._leaves_gaps, np.minimum(slowest_s, of_round_trip_s), slowest_s)[:, None]
+        slowest_s = slowest_stage_at_most_s(pp, m, self._work_s, in_time_s, self._hop_s, self._waits)[:, None]
         room = np.zeros(len(m))
         for rank in range(pp):
             ends_s = sum(end for end, has in zip(self._ends_s, (rank == 0, rank == pp - 1), strict=True) if has)

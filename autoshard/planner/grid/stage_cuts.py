@@ -18,6 +18,12 @@ from autoshard.cost.passes import add_ends, stage_passes
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.layout.strategy import Strategy
 from autoshard.planner.grid.arrays import Array
+from autoshard.planner.grid.bounds import (
+    any_cut_at_least_s,
+    fewest_blocks,
+    slowest_stage_at_least_s,
+    this_stage_at_least_s,
+)
 from autoshard.planner.grid.price import layouts_ends, rank_rows
 from autoshard.planner.grid.table import Whole
 from autoshard.schedules import Work, at_least_s, step_time_s
@@ -52,6 +58,7 @@ class Frame:
         self._pp, self._layers = whole.family.pp, whole.problem.model.num_hidden_layers
         self._m, self._hop_s = int(whole.count[draft]), float(whole.hop_s[draft])
         self._state = whole.states[whole.state[draft]]
+        self._waits = bool(whole.family.waits_for_all(self._m))
         self._options = self._stage_options(limit_bytes)
         self._work_s = self._options.forward_s + self._options.backward_s
 
@@ -139,42 +146,25 @@ class Frame:
         return counts
 
     @cached_property
-    def _least_work_s(self) -> float:
-        """Of one microbatch through all stages, whatever the cut."""
-        least = np.full(self._layers + 1, np.inf)
-        least[0] = 0.0
-        for stage in self._work_s:
-            after = np.full(self._layers + 1, np.inf)
-            for n, seconds in enumerate(stage[np.isfinite(stage)], start=1):
-                np.minimum(after[n:], least[:-n] + seconds, out=after[n:])
-            least = after
-        return float(least[self._layers])
-
-    def _fixed_s(self) -> tuple[float, float]:
-        """Transfers of the first and the last microbatch, and what follows the pipeline, at least."""
-        most = -(-self._layers // self._pp)
-        return 2 * (self._pp - 1) * self._hop_s, self._state.after_s(1, most if self._pp > 2 else 0, 1)
+    def _bound(self) -> tuple[tuple[int, int, float], float]:
+        """(pp, microbatches and the least work of one; what follows the pipeline, at least), as bounds take them."""
+        after_s = self._state.after_s(*fewest_blocks(self._pp, 1, self._layers))
+        return (self._pp, self._m, any_cut_at_least_s(self._work_s, self._layers)), after_s
 
     def _at_least_s(self, balanced: Sequence[int]) -> float:
-        """Of every cut. Beside its own work the slowest stage waits for the way to its first backward and for the way
-        back from its last forward, and stages in front of it are no slower than it is."""
-        slowest_s = max(self._work_s[stage, n - 1] for stage, n in enumerate(balanced))
-        work_s, m, (hops_s, after_s) = self._least_work_s, self._m, self._fixed_s()
-        bounds = [m * slowest_s, work_s + hops_s]
-        if m > self._pp and self._whole.family.waits_for_all(m):
-            bounds.append(2 * work_s + (m - self._pp - 1) * slowest_s + hops_s)
-        return float(max(bounds)) + after_s
+        """Seconds of a step, whatever the cut."""
+        slowest_s = float(max(self._work_s[stage, n - 1] for stage, n in enumerate(balanced)))
+        sizes, after_s = self._bound
+        return float(slowest_stage_at_least_s(*sizes, slowest_s, self._hop_s, self._waits)) + after_s
 
     def _most_blocks(self, limit_s: float) -> Array:
         """Of each stage in any cut that takes less than limit_s."""
-        work_s, m, (_, after_s) = self._least_work_s, self._m, self._fixed_s()
-        most = []
-        for rank, own_s in enumerate(self._work_s):
-            bounds = m * own_s
-            if m > self._pp - rank and self._whole.family.waits_for_all(m):
-                bounds = np.maximum(bounds, work_s + own_s * (2 * m - 1 - self._pp + rank) / 2)
-            most.append(int((bounds + after_s < limit_s).sum()))
-        return np.array(most)
+        (pp, m, work_s), after_s = self._bound
+        bounds_s = [
+            this_stage_at_least_s(pp, rank, m, work_s, stage_s, self._hop_s, self._waits)
+            for rank, stage_s in enumerate(self._work_s)
+        ]
+        return np.array([int((seconds + after_s < limit_s).sum()) for seconds in bounds_s])
 
     def _times_s(self, cuts: Array) -> Array:
         """Lower bounds; infinite where a cut does not fit. cuts: (stage, cut)."""
