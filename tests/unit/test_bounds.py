@@ -30,6 +30,7 @@ from autoshard.planner.grid.bounds import (
 from autoshard.planner.grid.price import Family
 from autoshard.schedules import SCHEDULES, actions, simulate
 from autoshard.schedules.closed_form import Work, alternating_at_least_s, chunk_visits
+from autoshard.schedules.held import warm_ups
 
 ROUNDING = 1 + 1e-12
 
@@ -63,8 +64,9 @@ class Pipeline(NamedTuple):
         return SCHEDULES[self.schedule].weights_apart
 
     @property
-    def waits(self) -> bool:
-        return bool(self.vpp == 1 and self.family.waits_for_all(self.m))
+    def waits(self) -> tuple[bool, bool]:
+        """(waits, at_once), with one chunk a rank."""
+        return bool(self.family.waits_for_all(self.m)), bool(self.family.is_at_once(self.m))
 
 
 @st.composite
@@ -92,9 +94,8 @@ def test_every_bound_has_an_example_that_holds(name: str) -> None:
 
 @given(pipelines())
 def test_no_step_is_faster_than_the_share_of_the_busiest_rank(one: Pipeline) -> None:
-    fills = (one.waits and one.m > one.pp) or (one.vpp == 1 and bool(one.family.is_at_once(one.m)))
     work_s, simulated_s = sum(one.stage_s), one.simulated_s
-    assert share_at_least_s(one.pp, one.m, work_s, fills) <= simulated_s * ROUNDING
+    assert share_at_least_s(one.pp, one.m, work_s) <= simulated_s * ROUNDING
     assert work_at_most_s(one.pp, one.m, simulated_s) * ROUNDING >= work_s
 
 
@@ -110,12 +111,13 @@ def test_no_step_is_faster_than_one_microbatch(one: Pipeline) -> None:
 def test_no_step_is_faster_than_its_stages_allow(one: Pipeline) -> None:
     """By the slowest stage, by the average as if it were the slowest, by each stage; and solved for the slowest."""
     work_s, simulated_s = sum(one.stage_s), one.simulated_s
-    sizes, rest = (one.pp, one.m, work_s), (one.transfer_s, one.waits)
+    sizes, rest = (one.pp, one.m, work_s), (one.transfer_s, *one.waits)
     for slowest_s in (max(one.stage_s), work_s / one.pp):
         assert slowest_stage_at_least_s(*sizes, slowest_s, *rest) <= simulated_s * ROUNDING
     assert slowest_stage_at_most_s(*sizes, simulated_s, *rest) * (1 + 1e-9) >= max(one.stage_s)
-    for rank, stage_s in enumerate(one.stage_s):
-        assert this_stage_at_least_s(one.pp, rank, one.m, work_s, stage_s, *rest) <= simulated_s * ROUNDING
+    for warm_up, stage_s in zip(warm_ups(one.family.rules, one.pp, one.m, 1), one.stage_s, strict=True):
+        bound_s = this_stage_at_least_s(one.pp, warm_up, one.m, work_s, stage_s, one.transfer_s, one.waits[1])
+        assert bound_s <= simulated_s * ROUNDING
 
 
 @given(pipelines())
@@ -167,21 +169,20 @@ def test_bounds_of_equal_stages_are_equal_where_they_say_so(pp: int, m: int, sch
     simulated_s = pytest.approx(equal.simulated_s)
     assert busiest_rank_at_least_s(m, [3.0] * pp, [3.0] * pp) == simulated_s
     if schedule == "gpipe" or m > pp:
-        assert share_at_least_s(pp, m, 3.0 * pp, True) == simulated_s
-    if schedule == "1f1b" and m > pp:
-        assert slowest_stage_at_least_s(pp, m, 3.0 * pp, 3.0, 0.0, True) == simulated_s
-        assert this_stage_at_least_s(pp, pp - 1, m, 3.0 * pp, 3.0, 0.0, True) == simulated_s
-    if m > pp + 1:
-        assert slowest_stage_at_most_s(pp, m, 3.0 * pp, 3.0 * (m + pp - 1), 0.0, True) == pytest.approx(3.0)
+        assert slowest_stage_at_least_s(pp, m, 3.0 * pp, 3.0, 0.0, *equal.waits) == simulated_s
+    if m > (pp + 1 if schedule == "1f1b" else 1):
+        solved_s = slowest_stage_at_most_s(pp, m, 3.0 * pp, 3.0 * (m + pp - 1), 0.0, *equal.waits)
+        assert solved_s == pytest.approx(3.0)
+    last = warm_ups(equal.family.rules, pp, m, 1)[-1]
+    assert this_stage_at_least_s(pp, last, m, 3.0 * pp, 3.0, 0.0, equal.waits[1]) == (simulated_s if m > 1 else 3.0)
 
 
 def test_few_microbatches_of_unequal_stages_do_not_fill() -> None:
     """2 ranks, 2 microbatches: rank 0 has more work, rank 1 less; the share of a full pipeline would be too high."""
     one = Pipeline("1f1b", 2, 1, 2, [1.0, 1.0], [2.0, 1.0], 0.0)
     # rank 0   F0 F1 .  B0 B0 B1 B1        rank 1   .  F0 B0 F1 B1
-    assert one.simulated_s == 7 and one.waits
-    assert share_at_least_s(2, 2, 5.0, fills=True) == 7.5
-    assert slowest_stage_at_least_s(2, 2, 5.0, 3.0, 0.0, one.waits) == 6
+    assert one.simulated_s == 7 and one.waits == (True, False)
+    assert slowest_stage_at_least_s(2, 2, 5.0, 3.0, 0.0, *one.waits) == 6.5 < (2 + 2 - 1) * 5.0 / 2
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -8,6 +8,7 @@ numbers of one layout or arrays with an entry for each layout (rows.py). All use
 * transfer_s: between neighbouring stages on different ranks.
 * waits: whether no rank has more forwards in front of its first backward than under 1f1b (`Family.waits_for_all`).
   Each then waits until the first microbatch has been through all ranks behind it and is back.
+* at_once: whether all forwards of a rank come before all of its backwards (`Family.is_at_once`), as under gpipe.
 
 The examples have pp=4, m=8, and stages that take 1 s forward and 2 s backward: vpp=1 takes 33 s, vpp=2 takes 57 s.
 `tests/unit/test_bounds.py` runs them and compares every bound with simulations of random stages.
@@ -22,30 +23,24 @@ from typing import NamedTuple
 import numpy as np
 
 from autoshard.planner.grid.arrays import Array
-from autoshard.rows import Number, either, largest, smallest, total, weighted, where
+from autoshard.rows import Number, largest, smallest, total, weighted, where
 from autoshard.schedules.closed_form import Stages, chunk_visits
 
 PRICES = 8
 """Prices of memory that `recomputed_at_least_s` tries one after the other: with more, bounds hardly rise."""
 
 
-def share_at_least_s(pp: int, m: Number, work_s: Number, fills: Number | bool = False) -> Number:
-    """Seconds of the busiest rank, which has at least its share of all work; with `fills`, also while others idle.
+def share_at_least_s(pp: int, m: Number, work_s: Number) -> Number:
+    """Seconds of the busiest rank, which has at least its share of all work.
 
-    Why: ranks do m * work_s together. Where the pipeline fills and drains, m - 1 microbatches follow the first one at
-    the pace of the slowest forward and of the slowest backward, and neither is faster than the average.
+    Why: ranks do m * work_s together.
 
-    work_s: through all stages. fills: rows with one chunk a rank in which all forwards come before all backwards, or
-    `waits` holds and m > pp.
+    work_s: through all stages. Equal to the simulation where pp is 1:
 
-    Equal to the simulation where stages are equal, transfers take no time, vpp is 1 and `fills` is true:
-
-    >>> share_at_least_s(pp=4, m=8, work_s=12, fills=True)  # 11 times 3 s
-    33.0
-    >>> share_at_least_s(pp=4, m=8, work_s=24)  # vpp=2: simulated, it takes 57 s
+    >>> share_at_least_s(pp=4, m=8, work_s=24)  # vpp=2
     48.0
     """
-    return (m + where(fills, pp - 1, 0)) * work_s / pp
+    return m * work_s / pp
 
 
 def work_at_most_s(pp: int, m: Number, step_s: Number) -> Number:
@@ -71,68 +66,83 @@ def through_at_least_s(stages: int, work_s: Number, transfer_s: Number = 0.0) ->
 
 
 def slowest_stage_at_least_s(
-    pp: int, m: Number, work_s: Number, slowest_s: Number, transfer_s: Number, waits: Number | bool
+    pp: int,
+    m: Number,
+    work_s: Number,
+    slowest_s: Number,
+    transfer_s: Number,
+    waits: Number | bool,
+    at_once: Number | bool,
 ) -> Number:
     """Seconds of a step, whatever the cut, by its slowest stage: one chunk a rank.
 
-    Why: the slowest stage works on m microbatches. If it waits, it stands still until the first one has been through
-    the stages behind it and is back, and in the same way at the end: work_s, the work of all stages behind it, and m
-    less (ranks from it to the last) times its own. Stages in front of it are no slower than it is, which bounds those
-    behind it from below.
+    Why: the slowest stage works on m microbatches. If it waits and m > pp, it stands still until the first microbatch
+    has been through the stages behind it and is back, and in the same way at the end: work_s, the work of all stages
+    behind it, and m less (ranks from it to the last) times its own. Stages in front of it are no slower than it is,
+    which bounds those behind it from below. For fewer microbatches see `this_stage_at_least_s`.
 
     work_s: through all stages, at least. slowest_s: of the slowest stage, at least; work_s / pp always holds.
 
-    Equal to the simulation where stages are equal, transfers take no time, `waits` is true and m > pp:
+    Equal to the simulation where stages are equal, transfers take no time, and `waits` and m > pp hold, or `at_once`:
 
-    >>> slowest_stage_at_least_s(pp=4, m=8, work_s=12, slowest_s=3, transfer_s=0, waits=True)  # 2 * 12 + 3 * 3
+    >>> slowest_stage_at_least_s(4, m=8, work_s=12, slowest_s=3, transfer_s=0, waits=True, at_once=False)  # 24 + 3 * 3
     33
-    >>> slowest_stage_at_least_s(pp=4, m=8, work_s=15, slowest_s=6, transfer_s=0, waits=True)  # the last: twice
+    >>> slowest_stage_at_least_s(4, m=8, work_s=12, slowest_s=3, transfer_s=0, waits=False, at_once=True)  # 12 + 7 * 3
+    33
+    >>> slowest_stage_at_least_s(4, m=8, work_s=15, slowest_s=6, transfer_s=0, waits=True, at_once=False)  # 30 + 3 * 6
     48
     """
     through_s = through_at_least_s(pp, work_s, transfer_s)
     busy_s = largest(m * slowest_s, through_s)
-    return where(waits & (m > pp), largest(busy_s, through_s + work_s + (m - pp - 1) * slowest_s), busy_s)
+    few_s = largest(busy_s, through_s + (m - 1) / 2 * slowest_s)
+    many_s = largest(few_s, through_s + work_s + (m - pp - 1) * slowest_s)
+    waiting_s = where(waits, where(m > pp, many_s, few_s), busy_s)
+    return where(at_once, largest(busy_s, through_s + (m - 1) * slowest_s), waiting_s)
 
 
 def slowest_stage_at_most_s(
-    pp: int, m: Number, work_s: Number, step_s: Number, transfer_s: Number, waits: Number | bool
+    pp: int,
+    m: Number,
+    work_s: Number,
+    step_s: Number,
+    transfer_s: Number,
+    waits: Number | bool,
+    at_once: Number | bool,
 ) -> Number:
     """Seconds that no stage exceeds in a step of step_s: `slowest_stage_at_least_s` solved for its slowest stage.
 
-    >>> slowest_stage_at_most_s(pp=4, m=8, work_s=12, step_s=33.0, transfer_s=0.0, waits=True)
+    >>> slowest_stage_at_most_s(4, m=8, work_s=12, step_s=33, transfer_s=0, waits=True, at_once=False)
     3.0
     """
-    busy_s = step_s / m
-    round_trip_s = (step_s - through_at_least_s(pp, work_s, transfer_s) - work_s) / largest(m - pp - 1, 1)
-    return where(waits & (m > pp + 1), smallest(busy_s, round_trip_s), busy_s)
+    busy_s, spare_s = step_s / m, step_s - through_at_least_s(pp, work_s, transfer_s)
+    few_s = smallest(busy_s, where(m > 1, 2 * spare_s / largest(m - 1, 1), busy_s))
+    many_s = smallest(few_s, (spare_s - work_s) / largest(m - pp - 1, 1))
+    waiting_s = where(waits, where(m > pp + 1, many_s, few_s), busy_s)
+    return where(at_once & (m > 1), smallest(busy_s, spare_s / largest(m - 1, 1)), waiting_s)
 
 
 def this_stage_at_least_s(
-    pp: int, rank: int, m: Number, work_s: Number, stage_s: Number, transfer_s: Number, waits: Number | bool
+    pp: int, warm_up: int, m: int, work_s: float, stage_s: Number, transfer_s: float, at_once: bool
 ) -> Number:
     """Seconds of a step in which the stage of one rank takes stage_s: one chunk a rank.
 
-    Why: it works on m microbatches. If it waits, at most pp - rank of its forwards come before its first backward.
-    One path goes up to this rank, through these forwards, through the work in turn, and with the last forward up to
-    the last rank and all the way back; mirrored in time, the path stays for as many backwards instead. The longer of
-    the two stays for at least half the stage's work.
+    Why: it works on m microbatches. One path goes up to this rank, through the forwards of its warm-up and its work in
+    turn, and with its last forward up to the last rank and all the way back: work_s and, once for all but the first
+    microbatch, a forward, for all but those of the warm-up also a backward. Mirrored in time, the path stays for as
+    many backwards instead. The longer of the two stays for at least half the stage's work. If all forwards come
+    before all backwards, one path stays for both.
 
-    work_s: through all stages, at least. Equal to the simulation for the last rank of equal stages, `waits` true:
+    warm_up: forwards of the rank before its first backward. work_s: through all stages, at least.
+    Equal to the simulation where stages are equal, transfers take no time, and warm_up is 1 or `at_once` holds:
 
-    >>> this_stage_at_least_s(pp=4, rank=3, m=8, work_s=12, stage_s=3, transfer_s=0.0, waits=True)  # 12 + 7 * 3
+    >>> this_stage_at_least_s(pp=4, warm_up=1, m=8, work_s=12, stage_s=3, transfer_s=0, at_once=False)  # 12 + 7 * 3
     33.0
-    >>> this_stage_at_least_s(pp=4, rank=0, m=8, work_s=12, stage_s=3, transfer_s=0.0, waits=True)  # 12 + 3 * 1.5 + 12
+    >>> this_stage_at_least_s(pp=4, warm_up=4, m=8, work_s=12, stage_s=3, transfer_s=0, at_once=False)  # 12 + 5.5 * 3
     28.5
     """
-    warm = pp - rank
-    return either(
-        waits & (m > warm),
-        lambda: largest(
-            m * stage_s,
-            through_at_least_s(pp, work_s, transfer_s) + ((warm - 1) / 2 + m - warm) * stage_s,
-        ),
-        lambda: m * stage_s,
-    )
+    stays = m - 1 if at_once else (warm_up - 1) / 2 + m - warm_up
+    busy_s = m * stage_s
+    return largest(busy_s, through_at_least_s(pp, work_s, transfer_s) + stays * stage_s) if stays else busy_s
 
 
 def busiest_rank_at_least_s(m: Number, work_s: Sequence[Number], passed_s: Sequence[Number]) -> Number:

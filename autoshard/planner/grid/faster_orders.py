@@ -21,7 +21,7 @@ from autoshard.planner.grid.bounds import (
     equal_chunks_at_least_s,
     fewest_blocks,
     share_at_least_s,
-    through_at_least_s,
+    slowest_stage_at_least_s,
 )
 from autoshard.planner.grid.steps import Law
 from autoshard.planner.grid.table import Table, Whole, shape_key
@@ -125,6 +125,6 @@ def _at_least_s(whole: Whole, parts: Sequence[PartColumns], state: State, after_
     elif vpp > 1:
         seconds = equal_chunks_at_least_s(pp, vpp, m, stages_s / stages, first_s, last_s)
     else:
-        fills = whole.family.waits_for_all(m) & (m > pp) | whole.family.is_at_once(m)
-        seconds = np.maximum(share_at_least_s(pp, m, work_s, fills), through_at_least_s(pp, work_s))
+        waits, at_once = whole.family.waits_for_all(m), whole.family.is_at_once(m)
+        seconds = slowest_stage_at_least_s(pp, m, work_s, work_s / pp, 0.0, waits, at_once)
     return seconds + after_s

@@ -19,11 +19,12 @@ import numpy as np
 from autoshard.cost.memory import rank_memory
 from autoshard.cost.passes import stage_passes
 from autoshard.cost.step import accumulation_s_per_parameter
+from autoshard.layout.strategy import Strategy
 from autoshard.planner.grid.arrays import Array
+from autoshard.planner.grid.best_choice import SAME
 from autoshard.planner.grid.bounds import RankBackward, fewest_blocks, unlike_chunks_at_least_s
 from autoshard.planner.grid.interleaved_bounds import MixedLeast, warm_up_visits
 from autoshard.planner.grid.price import layouts_ends, rank_rows
-from autoshard.planner.grid.stage_cuts import Found
 from autoshard.planner.grid.table import Whole
 from autoshard.planner.grid.unit_costs import PartColumns
 from autoshard.schedules import Work, at_least_s, held_together, step_time_s
@@ -32,8 +33,6 @@ MOST_MIXES = 20_000
 """Of a rank: with more, sets are left out, and what is proven is a relaxation."""
 
 
-SAME = 1e-12
-"""Share of a step by which two are the same."""
 MOST_IN_ANY_ORDER = 2_500
 """Of a rank: with no more, any chunk may keep any of them."""
 MOST_CHOICES = 3_000
@@ -53,14 +52,16 @@ class Mixes(NamedTuple):
     fits: Array
 
 
-class MixedFrame:
-    """A draft of one interleaved family, and the sets that its virtual stages may choose from."""
+class InterleavedSets:
+    """Recompute sets by virtual stage of one draft with several chunks a rank, (mix of each rank)."""
+
+    rounds = MOST_ROUNDS
 
     def __init__(self, whole: Whole, draft: int, sets: Sequence[int], limit_bytes: float):
         self._whole, self._draft, self._limit_bytes = whole, draft, limit_bytes
         family, problem = whole.family, whole.problem
         self._pp, self._vpp, self._m = family.pp, family.num_virtual_stages, int(whole.count[draft])
-        self._layers = problem.model.num_hidden_layers // (self._pp * self._vpp)
+        self._layers, self.turns = problem.model.num_hidden_layers // (self._pp * self._vpp), self._pp
         self._hop_s = float(whole.hop_s[draft])
         device, pp = problem.cluster.device, self._pp
         self._hidden_bytes = whole.hidden_bytes(np.array([draft]))
@@ -159,31 +160,37 @@ class MixedFrame:
         seconds: Array = unlike_chunks_at_least_s(warm_ups, self._vpp, self._m, self._forward_s, self._hop_s, least)
         return seconds + self._after_s
 
-    def best(self, limit_s: float) -> tuple[Found | None, float]:
-        """(None where none is found that takes less than limit_s, what none takes less than)."""
-        at_least_s = float(self._bound_s(self._least))
-        if at_least_s >= limit_s or not all(mixes.fits.any() for mixes in self._of_ranks):
-            return None, at_least_s
-        places = min((self._improved(self._chosen(once)) for once in (True, False)), key=lambda one: one[0])[1]
-        seconds = float(self._simulated_s(places[None])[0])
-        if seconds > at_least_s * (1 + SAME):
-            worth = [self._worth(rank, min(seconds, limit_s)) for rank in range(self._pp)]
-            if prod(len(one) for one in worth) <= MOST_CHOICES:
-                tried = np.stack(np.meshgrid(*worth, indexing="ij"), -1).reshape(-1, self._pp)
-                tried = tried[self._times_s(tried) < seconds * (1 - SAME)] if len(tried) else tried
-                times = self._simulated_s(tried)
-                if len(tried) and times.min() < seconds:
-                    seconds, places = float(times.min()), tried[times.argmin()]
-                if self._in_any_order:
-                    at_least_s = min(seconds, limit_s)
-        at_least_s = min(seconds, at_least_s)
-        if seconds >= limit_s:
-            return None, at_least_s
+    @cached_property
+    def at_least_s(self) -> float:
+        """Seconds that no sets by virtual stage take less than."""
+        return float(self._bound_s(self._least))
+
+    def starts(self) -> list[Array]:
+        """The mixes that take each rank least; none if some rank has none that fits."""
+        if not all(mixes.fits.any() for mixes in self._of_ranks):
+            return []
+        return [self._chosen(once) for once in (True, False)]
+
+    def neighbours(self, choice: Array, turn: int) -> Array:
+        """Choices with another mix of the rank `turn`."""
+        fitting = np.flatnonzero(self._of_ranks[turn].fits)
+        changed = np.repeat(choice[None], len(fitting), axis=0)
+        changed[:, turn] = fitting
+        return changed
+
+    def all_below(self, limit_s: float) -> tuple[Array, bool] | None:
+        """(choices that may take less than limit_s, whether these are all); None if there are too many."""
+        worth = [self._worth(rank, limit_s) for rank in range(self._pp)]
+        if prod(map(len, worth)) > MOST_CHOICES:
+            return None
+        return np.stack(np.meshgrid(*worth, indexing="ij"), -1).reshape(-1, self._pp), self._in_any_order
+
+    def strategy(self, choice: Array) -> Strategy:
+        """The layout with these mixes."""
         names = [""] * (self._pp * self._vpp)
-        for rank, (mixes, place) in enumerate(zip(self._of_ranks, places, strict=True)):
-            names[rank :: self._pp] = [self._whole.sets[self._sets[one]] for one in mixes.sets[place]]
-        strategy = self._whole.strategy(self._draft, names, [self._layers] * len(names))
-        return Found(seconds, at_least_s, strategy), at_least_s
+        for rank, (mixes, place) in enumerate(zip(self._of_ranks, choice, strict=True)):
+            names[rank :: self._pp] = [self._whole.sets[self._sets[place_of]] for place_of in mixes.sets[place]]
+        return self._whole.strategy(self._draft, names, [self._layers] * len(names))
 
     def _chosen(self, once: bool) -> Array:
         """The mix of each rank that takes least. once: whether a microbatch of the warm-up counts once alone."""
@@ -192,22 +199,6 @@ class MixedFrame:
             weights = self._m - self._visits(rank) + 1 if once else np.ones(self._vpp)
             places.append(int(np.where(mixes.fits, mixes.back_s @ weights, np.inf).argmin()))
         return np.array(places)
-
-    def _improved(self, places: Array) -> tuple[float, Array]:
-        """(step time, mixes): of one rank after the other the best one is taken, while that helps."""
-        seconds = float(self._times_s(places[None])[0])
-        for _ in range(MOST_ROUNDS):
-            before_s = seconds
-            for rank, mixes in enumerate(self._of_ranks):
-                fitting = np.flatnonzero(mixes.fits)
-                tried = np.repeat(places[None], len(fitting), axis=0)
-                tried[:, rank] = fitting
-                times = self._times_s(tried)
-                if times.min() < seconds * (1 - SAME):
-                    seconds, places = float(times.min()), tried[times.argmin()]
-            if seconds == before_s:
-                break
-        return seconds, places
 
     def _worth(self, rank: int, limit_s: float) -> Array:
         """Mixes of a rank that fit and may be part of what takes less than limit_s; of equals and of those that are
@@ -225,21 +216,23 @@ class MixedFrame:
         no_worse = (back_s[places][:, None] <= back_s[places][None]).all(2)
         return places[no_worse.sum(0) == 1]
 
-    def _times_s(self, places: Array) -> Array:
-        """Lower bounds. places: (choice, rank)."""
-        return at_least_s(self._whole.family.schedule, self._work(places)) + self._after_s
+    def bounds_s(self, choices: Array) -> Array:
+        """Seconds that steps take at least, by choice; all of them fit."""
+        seconds: Array = at_least_s(self._whole.family.schedule, self._work(choices)) + self._after_s
+        return seconds
 
-    def _simulated_s(self, places: Array) -> Array:
-        """places: (choice, rank)."""
-        pp, m, vpp, *numbers = self._work(places)
-        return step_time_s(self._whole.family.schedule, pp, m, vpp, *numbers) + self._after_s
+    def simulated_s(self, choices: Array) -> Array:
+        """Seconds of a step, by choice; all of them fit."""
+        pp, m, vpp, *numbers = self._work(choices)
+        seconds: Array = step_time_s(self._whole.family.schedule, pp, m, vpp, *numbers) + self._after_s
+        return seconds
 
-    def _work(self, places: Array) -> Work:
-        backward_s = np.empty((self._pp * self._vpp, len(places)))
+    def _work(self, choices: Array) -> Work:
+        backward_s = np.empty((self._pp * self._vpp, len(choices)))
         for rank, mixes in enumerate(self._of_ranks):
-            backward_s[rank :: self._pp] = mixes.back_s[places[:, rank]].T
-        forward_s = np.repeat(self._forward_s[:, None], len(places), axis=1)
-        return Work(self._pp, np.full(len(places), self._m), self._vpp, forward_s, backward_s, self._hop_s)
+            backward_s[rank :: self._pp] = mixes.back_s[choices[:, rank]].T
+        forward_s = np.repeat(self._forward_s[:, None], len(choices), axis=1)
+        return Work(self._pp, np.full(len(choices), self._m), self._vpp, forward_s, backward_s, self._hop_s)
 
 
 def _useful(block: PartColumns, first: PartColumns, vpp: int) -> tuple[Array, Array]:

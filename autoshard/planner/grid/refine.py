@@ -15,6 +15,7 @@ from autoshard.cost.passes import unit_work_s
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.cost.zero_sharding import FEW_BLOCKS, State, Unit
 from autoshard.planner.grid.arrays import Array
+from autoshard.planner.grid.best_choice import best_choice
 from autoshard.planner.grid.bounds import (
     equal_chunks_at_least_s,
     fewest_blocks,
@@ -22,11 +23,12 @@ from autoshard.planner.grid.bounds import (
     slowest_stage_at_most_s,
 )
 from autoshard.planner.grid.interleaved_bounds import MixedLeast
-from autoshard.planner.grid.interleaved_recompute import MixedFrame
+from autoshard.planner.grid.interleaved_recompute import InterleavedSets
 from autoshard.planner.grid.price import layouts_ends, rank_rows
-from autoshard.planner.grid.stage_cuts import Found, Frame
+from autoshard.planner.grid.stage_cuts import StageCuts
 from autoshard.planner.grid.table import Whole
 from autoshard.planner.grid.unit_costs import PartColumns
+from autoshard.planner.ranking import Timed
 
 ROUNDING = 1e-9
 """Share of a step by which a bound may be off for rounding."""
@@ -45,7 +47,7 @@ class Refined(NamedTuple):
     """found: layouts, each faster than what was known before. at_least_s: no layout that was looked at is faster, where
     that is less than the step time of the best. unfinished: layouts that were not looked at in time."""
 
-    found: list[Found]
+    found: list[Timed]
     at_least_s: float
     unfinished: int
 
@@ -56,25 +58,22 @@ def refine(
     """The layouts that beat known_s, by cuts and, with by_stage, by recompute sets that differ from stage to stage."""
     ranked = [one for whole in wholes for one in _promises(whole, by_stage, limit_bytes, known_s)]
     ranked.sort(key=lambda one: (not one.whole.family.cuts_are_free, one.at_least_s))  # what is solved sooner first
-    found: list[Found] = []
+    better: list[Timed] = []
     at_least_s = best_s = known_s
     for place, (bound_s, whole, draft, sets) in enumerate(ranked):
         if bound_s >= best_s * (1 - ROUNDING):
             continue
         if not in_time():
             left = [one.at_least_s for one in ranked[place:]]
-            return Refined(found, min(at_least_s, *left), len(left))
-        if whole.family.cuts_are_free:
-            one = Frame(whole, draft, sets, limit_bytes).best(best_s * (1 - ROUNDING))
-            at_least_s = min(at_least_s, one.at_least_s) if one is not None else at_least_s
-        else:
-            one, none_takes_less_s = MixedFrame(whole, draft, sets, limit_bytes).best(best_s * (1 - ROUNDING))
-            if one is not None or none_takes_less_s < best_s * (1 - ROUNDING):
-                at_least_s = min(at_least_s, none_takes_less_s)
-        if one is not None:
-            found.append(one)
-            best_s = one.step_time_s
-    return Refined(found, min(at_least_s, best_s), 0)
+            return Refined(better, min(at_least_s, *left), len(left))
+        choices = (StageCuts if whole.family.cuts_are_free else InterleavedSets)(whole, draft, sets, limit_bytes)
+        found = best_choice(choices, best_s * (1 - ROUNDING))
+        if found.at_least_s < best_s * (1 - ROUNDING):
+            at_least_s = min(at_least_s, found.at_least_s)
+        if found.strategy is not None:
+            better.append(Timed(found.step_time_s, found.strategy))
+            best_s = found.step_time_s
+    return Refined(better, min(at_least_s, best_s), 0)
 
 
 def _promises(whole: Whole, by_stage: bool, limit_bytes: float, known_s: float) -> Iterator[Promise]:
@@ -176,7 +175,7 @@ class _Bounds:
         self._ends_s = (seconds(first, self._state.first), seconds(last, self._state.last))
         pp, drafts = whole.family.pp, draft[:, 0]
         self._m, self._hop_s = whole.count[drafts], whole.hop_s[drafts]
-        self._waits = whole.family.waits_for_all(self._m)
+        self._waits = whole.family.waits_for_all(self._m), whole.family.is_at_once(self._m)
         self._holds = whole.family.holds(whole.count[flat])
         fewest = fewest_blocks(pp, 1, self._layers)
         self._after_s = np.array([whole.states[place].after_s(*fewest) for place in whole.state[drafts].tolist()])
@@ -186,14 +185,14 @@ class _Bounds:
     def at_least_s(self) -> Array:
         """Seconds of a step, by layout, whatever its cut."""
         pp, work_s = self._whole.family.pp, self._work_s
-        seconds: Array = slowest_stage_at_least_s(pp, self._m, work_s, work_s / pp, self._hop_s, self._waits)
+        seconds: Array = slowest_stage_at_least_s(pp, self._m, work_s, work_s / pp, self._hop_s, *self._waits)
         return seconds + self._after_s
 
     def has_room(self, limit_bytes: float, known_s: float) -> Array:
         """Whether stages that are no slower than a faster step allows, and fit, can hold all blocks, by layout."""
         pp, m = self._whole.family.pp, self._m
         in_time_s = known_s - self._after_s
-        slowest_s = slowest_stage_at_most_s(pp, m, self._work_s, in_time_s, self._hop_s, self._waits)[:, None]
+        slowest_s = slowest_stage_at_most_s(pp, m, self._work_s, in_time_s, self._hop_s, *self._waits)[:, None]
         room = np.zeros(len(m))
         for rank in range(pp):
             ends_s = sum(end for end, has in zip(self._ends_s, (rank == 0, rank == pp - 1), strict=True) if has)
