@@ -98,6 +98,22 @@ def test_no_time_is_a_proven_gap(seed: int) -> None:
     assert stopped.at_least_s <= done.found[-1].step_time_s < known_s
 
 
+@pytest.mark.parametrize("seed", range(60))
+def test_a_cut_that_was_not_found_is_not_proven_away(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No block is moved and no cut is listed: a faster cut may be missed, and the bound leaves room for it."""
+    _, table, _ = random_table(seed)
+    (priced,) = table.price()
+    limit = 0.3 * priced.memory_bytes.min() + 0.7 * priced.memory_bytes.max()
+    exact = refine([priced.whole], True, limit, inf, lambda: True).found
+    if not exact:
+        return
+    monkeypatch.setattr(uneven, "MOST_CUTS", 0)
+    monkeypatch.setattr(uneven.StageCuts, "rounds", 0)
+    known_s = refine([priced.whole], True, limit, inf, lambda: True).found[-1].step_time_s
+    again = refine([priced.whole], True, limit, known_s, lambda: True)
+    assert not again.found and again.at_least_s <= exact[-1].step_time_s * (1 + 1e-9)
+
+
 def test_early_stages_recompute_more() -> None:
     """They hold more microbatches in flight."""
     model = replace(load_model("llama3-8b"), num_hidden_layers=8)

@@ -17,6 +17,8 @@ from autoshard.planner.grid.arrays import Array
 
 SAME = 1e-12
 """Share of a step by which two step times are the same."""
+GROWTH = 8
+"""Times as many choices are simulated together as before them: rows of a simulation cost little."""
 
 
 class Choices(Protocol):
@@ -94,7 +96,7 @@ def _fastest(choices: Choices, tried: Array, best: Timed) -> Timed:
     order = np.argsort(bounds_s, kind="stable")
     begin, at_once = 0, 1  # the lowest bound is the best one nearly always
     while len(places := order[begin : begin + at_once]):
-        begin, at_once = begin + at_once, 2 * at_once
+        begin, at_once = begin + at_once, GROWTH * at_once
         places = places[bounds_s[places] < best[0] * (1 - SAME)]
         if not len(places):
             break
