@@ -22,7 +22,7 @@ GROWTH = 8
 
 
 class Choices(Protocol):
-    """What one layout leaves open. Functions of choices take an array (choice, number) and return one by choice.
+    """Everything that one layout leaves open. An array of choices is (choice, number); seconds are by choice.
 
     rounds: how often single numbers of a choice are changed, at most. turns: parts of such a round.
     """

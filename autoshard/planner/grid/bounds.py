@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autoshard.planner.grid.arrays import Array
+from autoshard.planner.grid.ranks import RankState
 from autoshard.rows import Number, largest, smallest, total, weighted, where
 from autoshard.schedules.closed_form import Stages, chunk_visits
 
@@ -326,3 +327,17 @@ def fewest_blocks(pp: int, vpp: int, layers: int) -> tuple[int, int, int]:
     if pp == 1 or vpp > 1:
         return equal, equal if pp > 2 else 0, equal
     return 1, -(-layers // pp) if pp > 2 else 0, 1
+
+
+def after_at_least_s(pp: int, vpp: int, layers: int, states: Sequence[RankState], places: Array) -> Array:
+    """Seconds that follow the pipeline, at least, by layout: gradient sums, update, gathering.
+
+    Why: see `fewest_blocks`. states: of all meshes. places: by layout, the one of its mesh.
+
+    >>> from types import SimpleNamespace
+    >>> slow, fast = (SimpleNamespace(after_s=lambda *blocks, s=s: s * max(blocks)) for s in (0.5, 0.25))
+    >>> after_at_least_s(pp=4, vpp=2, layers=32, states=(slow, fast), places=np.array([0, 1, 1])).tolist()
+    [4.0, 2.0, 2.0]
+    """
+    fewest = fewest_blocks(pp, vpp, layers)
+    return np.array([states[place].after_s(*fewest) for place in places.tolist()])

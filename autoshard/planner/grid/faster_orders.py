@@ -18,8 +18,8 @@ from autoshard.graph.recompute import NO_RECOMPUTE
 from autoshard.planner.axis_orders import Order, other_orders
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.bounds import (
+    after_at_least_s,
     equal_chunks_at_least_s,
-    fewest_blocks,
     share_at_least_s,
     slowest_stage_at_least_s,
 )
@@ -47,8 +47,8 @@ def faster_orders(wholes: Sequence[Whole], pins: Pins, known_s: float) -> Iterat
 
 
 class _Orders:
-    """Of every mesh its other orders, and what drafts take at least in whichever of them: as if each collective had the
-    best of its laws, and nothing came behind the pipeline."""
+    """The other orders of every mesh, and bounds of drafts in all of them: as if each collective had the best of its
+    laws, and nothing came behind the pipeline."""
 
     def __init__(self, problem: Problem, pins: Pins, wholes: Sequence[Whole]):
         self._problem, self._pins = problem, pins
@@ -76,23 +76,23 @@ class _Orders:
 
         @cache
         def law(kind: str, axes: tuple[str, ...]) -> CollectiveLaw:
-            several = [one(kind, axes) for one in laws]
+            by_order = [law_of(kind, axes) for law_of in laws]
             return CollectiveLaw(
-                min((one.latency_s for one in several), default=0.0),
-                min((one.seconds_per_byte for one in several), default=0.0),
+                min((collective.latency_s for collective in by_order), default=0.0),
+                min((collective.seconds_per_byte for collective in by_order), default=0.0),
             )
 
         return law
 
     def at_least_s(self, whole: Whole) -> Array:
-        """Of each draft."""
+        """Seconds of a step, by draft, that it takes at least in any of its other orders."""
         rows = np.array([self._places[shape_key(draft)] for draft in whole.drafts.drafts])
         ends = self._parts.ends(rows, whole.family.pp == 1)
         return _at_least_s(whole, (self._parts.block.take(rows), *ends), whole.state_columns, 0.0)
 
 
 def _with_degrees(draft: Draft) -> LocalShape:
-    """Its local shape; the placement says the degrees alone."""
+    """The local shape of a draft; the placement says the degrees alone."""
     degrees = zip(("tp", "pp", "dp", "cp"), draft[:4], strict=True)
     return replace(local_shape(draft), placement=tuple(degrees))
 
@@ -101,8 +101,8 @@ def in_this_order_at_least_s(whole: Whole) -> Array:
     """Seconds of a step, by draft, in the order of axes that it has. whole: its first recompute set is `none`."""
     drafts, pp = np.arange(len(whole.drafts.drafts)), whole.family.pp
     *parts, state = whole.parts_of(drafts, np.zeros_like(drafts))
-    fewest = fewest_blocks(pp, whole.family.num_virtual_stages, whole.problem.model.num_hidden_layers)
-    after_s = np.array([whole.states[place].after_s(*fewest) for place in whole.state.tolist()])
+    sizes = pp, whole.family.num_virtual_stages, whole.problem.model.num_hidden_layers
+    after_s = after_at_least_s(*sizes, whole.states, whole.state)
     return _at_least_s(whole, parts, state, after_s)
 
 

@@ -12,8 +12,8 @@ from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.bounds import (
     RankBackward,
+    after_at_least_s,
     busiest_rank_at_least_s,
-    fewest_blocks,
     recomputed_at_least_s,
     unlike_chunks_at_least_s,
 )
@@ -37,8 +37,8 @@ class MixedLeast:
         self._pp, self._vpp, self._m = family.pp, family.num_virtual_stages, whole.count[draft]
         self._layers = problem.model.num_hidden_layers // (self._pp * self._vpp)
         sets = len(whole.sets)
-        fewest = fewest_blocks(self._pp, self._vpp, problem.model.num_hidden_layers)
-        self._after_s = np.array([whole.states[place].after_s(*fewest) for place in whole.state[draft].tolist()])
+        layers = problem.model.num_hidden_layers
+        self._after_s = after_at_least_s(self._pp, self._vpp, layers, whole.states, whole.state[draft])
         self._rows = np.repeat(draft, sets)
         self._block, self._first, self._last, self._state = whole.parts_of(
             self._rows, np.tile(np.arange(sets), len(draft))
@@ -95,8 +95,10 @@ class MixedLeast:
         return ranks
 
     def _room_bytes(self, rank: int) -> Array:
-        """For what blocks keep of all microbatches in flight, at most; of much that is kept the rest does not
-        depend."""
+        """Bytes left for what blocks keep of all microbatches in flight, at most, by draft.
+
+        The rest of a rank's memory is what it needs with much kept, less that: from then on it does not depend on it.
+        """
         whole, problem = self._whole, self._whole.problem
         much = self._limit_bytes + 2 * BUCKET_BYTES
         holds = whole.family.holds(whole.count[self._rows])[rank]

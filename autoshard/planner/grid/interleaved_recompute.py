@@ -1,9 +1,9 @@
-"""The best recompute set of each virtual stage of one layout with several chunks a rank.
+"""Recompute sets by virtual stage of one layout with several chunks a rank.
 
-Its chunks have as many blocks each, so a rank chooses how many of them recompute what: a mix. Which of its chunks those
-are follows: the more microbatches a chunk has in flight, the less it keeps. That needs least memory when the warm-up
-ends and is fastest too, for what many microbatches have gone through before the first backward counts less than once.
-Ranks wait for each other, so the best of every rank need not be the best of all: what is proven is a bound.
+Chunks have equally many blocks, so a rank chooses how many of its chunks recompute what: a mix. The more microbatches a
+chunk has in flight, the less it keeps: that needs least memory when the warm-up ends. It is fastest too, since a chunk
+that most microbatches visit before the first backward counts less than once a microbatch. Ranks wait for each other, so
+the best mix of every rank need not be the best of all: unless all choices are tried, only a bound is proven.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from autoshard.planner.grid.unit_costs import PartColumns
 from autoshard.schedules import Work, at_least_s, held_together, step_time_s
 
 MOST_MIXES = 20_000
-"""Of a rank: with more, sets are left out, and what is proven is a relaxation."""
-
-
+"""Mixes of a rank. With more, sets are left out, and what is proven is a relaxation."""
 MOST_IN_ANY_ORDER = 2_500
-"""Of a rank: with no more, any chunk may keep any of them."""
+"""Mixes of a rank in any order. With no more, any chunk may have any set."""
 MOST_CHOICES = 3_000
-"""All choices of mixes that may be best are tried where there are no more."""
+"""With no more choices of mixes that may be the best, all are tried."""
 MOST_ROUNDS = 5
-"""Else, and before that, the mix of one rank is chosen at a time, so many times."""
+"""Rounds in which the mix of one rank after the other is chosen anew."""
 COSTS = ("backward_s", "kept_bytes", "replay_bytes", "working_bytes")
-"""What a set changes."""
+"""Columns that a recompute set changes."""
 
 
 class Mixes(NamedTuple):
-    """Of one rank, a mix an entry; of each chunk the set and the backward seconds. Only mixes that may fit. fits: which
-    of them do."""
+    """The mixes of one rank that may fit.
+
+    sets, back_s: the set and the backward seconds, (mix, chunk). fits: by mix, whether it does fit.
+    """
 
     sets: Array
     back_s: Array
@@ -91,9 +91,9 @@ class InterleavedSets:
         if self._in_any_order:
             sets = np.indices((len(self._sets),) * self._vpp).reshape(self._vpp, -1).T
         else:
-            order, found = np.argsort(-self._visits(rank), kind="stable"), _all_mixes(len(self._few), self._vpp)
-            sets = np.empty_like(found)
-            sets[:, order] = self._few[found]
+            order, mixes = np.argsort(-self._visits(rank), kind="stable"), _all_mixes(len(self._few), self._vpp)
+            sets = np.empty_like(mixes)
+            sets[:, order] = self._few[mixes]
         held = np.array(held_together(self._whole.family.schedule, self._pp, self._m, self._vpp)[rank])
         sizes = kept[sets]
         may = self._needed_bytes(rank, sets, sizes @ self._visits(rank), True) <= self._limit_bytes
@@ -109,7 +109,8 @@ class InterleavedSets:
         return Mixes(sets, back_s, fits)
 
     def _needed_bytes(self, rank: int, sets: Array, kept_bytes: Array, at_least: bool) -> Array:
-        """kept_bytes: of all blocks together. at_least: whatever the set of the first chunk is."""
+        """Bytes that a rank needs, by mix. sets: (mix, chunk). kept_bytes: by mix, of all blocks together. at_least:
+        whatever the set of the first chunk is."""
         problem, family, blocks = self._whole.problem, self._whole.family, np.array([self._layers])
         holds = family.holds(self._m)[rank]
         if at_least:
@@ -141,19 +142,21 @@ class InterleavedSets:
     def _least(self) -> list[RankBackward]:
         if not self._every:
             of_ranks = MixedLeast(self._whole, np.array([self._draft]), self._limit_bytes).of_ranks
-            return [RankBackward(*(float(seconds[0]) for seconds in one)) for one in of_ranks]
-        found = []
+            return [RankBackward(*(float(seconds[0]) for seconds in backward)) for backward in of_ranks]
+        ranks = []
         for rank in range(self._pp):
             ends_s, later = np.zeros(self._vpp), self._m - self._visits(rank)
             ends_s[0] += self._fewest_first_s if rank == 0 else 0.0
             ends_s[-1] += self._last_back_s if rank == self._pp - 1 else 0.0
             back_s = self._back_s[self._of_ranks[rank].sets]
-            own_s, later_s = (float((back_s @ weights).min(initial=inf)) for weights in (np.ones(self._vpp), later))
+            chunks_s, later_s = (float((back_s @ weights).min(initial=inf)) for weights in (np.ones(self._vpp), later))
             chunk_s = float(back_s.min(initial=inf))
-            found.append(
-                RankBackward(own_s + ends_s.sum(), chunk_s + ends_s[0], chunk_s + ends_s[-1], later_s + ends_s @ later)
+            ranks.append(
+                RankBackward(
+                    chunks_s + ends_s.sum(), chunk_s + ends_s[0], chunk_s + ends_s[-1], later_s + ends_s @ later
+                )
             )
-        return found
+        return ranks
 
     def _bound_s(self, least: Sequence[RankBackward]) -> Array:
         warm_ups = self._whole.family.warm_ups
@@ -201,8 +204,10 @@ class InterleavedSets:
         return np.array(places)
 
     def _worth(self, rank: int, limit_s: float) -> Array:
-        """Mixes of a rank that fit and may be part of what takes less than limit_s; of equals and of those that are
-        slower in every chunk none."""
+        """Mixes of a rank that fit and may be part of a choice that takes less than limit_s.
+
+        Of equal mixes one is there, and none that is slower than another in every chunk.
+        """
         mixes = self._of_ranks[rank]
         back_s, weights = mixes.back_s, self._m - self._visits(rank)
         least = [*self._least]
@@ -250,5 +255,5 @@ def _useful(block: PartColumns, first: PartColumns, vpp: int) -> tuple[Array, Ar
 
 @lru_cache(maxsize=32)
 def _all_mixes(sets: int, chunks: int) -> Array:
-    """(mix, chunk)."""
+    """Every mix of so many sets, (mix, chunk)."""
     return np.array([*combinations_with_replacement(range(sets), chunks)], dtype=int)

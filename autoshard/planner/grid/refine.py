@@ -1,6 +1,6 @@
-"""Which layouts may beat all that are known with another cut or other recompute sets by stage, and by how much.
+"""Layouts that may beat all that are known, with another cut or other recompute sets by stage: bounded, then refined.
 
-One chunk a rank: stage_cuts.py; several chunks: interleaved_recompute.py.
+With one chunk a rank stage_cuts.py says what is chosen, with several chunks interleaved_recompute.py does.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from autoshard.cost.zero_sharding import FEW_BLOCKS, State, Unit
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.best_choice import best_choice
 from autoshard.planner.grid.bounds import (
+    after_at_least_s,
     equal_chunks_at_least_s,
-    fewest_blocks,
     slowest_stage_at_least_s,
     slowest_stage_at_most_s,
 )
@@ -35,7 +35,10 @@ ROUNDING = 1e-9
 
 
 class Promise(NamedTuple):
-    """at_least_s: no cut, no choice of sets takes less. sets: places of those that stages may choose from."""
+    """A layout that may be faster than what is known.
+
+    at_least_s: no cut and no choice of sets takes less. sets: places of those that stages may choose from.
+    """
 
     at_least_s: float
     whole: Whole
@@ -44,8 +47,11 @@ class Promise(NamedTuple):
 
 
 class Refined(NamedTuple):
-    """found: layouts, each faster than what was known before. at_least_s: no layout that was looked at is faster, where
-    that is less than the step time of the best. unfinished: layouts that were not looked at in time."""
+    """The outcome of a refinement.
+
+    found: layouts, each faster than what was known before. at_least_s: no layout takes less than this or than the best
+    one. unfinished: layouts that were not looked at in time.
+    """
 
     found: list[Timed]
     at_least_s: float
@@ -56,23 +62,24 @@ def refine(
     wholes: Iterable[Whole], by_stage: bool, limit_bytes: float, known_s: float, in_time: Callable[[], bool]
 ) -> Refined:
     """The layouts that beat known_s, by cuts and, with by_stage, by recompute sets that differ from stage to stage."""
-    ranked = [one for whole in wholes for one in _promises(whole, by_stage, limit_bytes, known_s)]
-    ranked.sort(key=lambda one: (not one.whole.family.cuts_are_free, one.at_least_s))  # what is solved sooner first
+    ranked = [promise for whole in wholes for promise in _promises(whole, by_stage, limit_bytes, known_s)]
+    # what is solved sooner comes first
+    ranked.sort(key=lambda promise: (not promise.whole.family.cuts_are_free, promise.at_least_s))
     better: list[Timed] = []
     at_least_s = best_s = known_s
     for place, (bound_s, whole, draft, sets) in enumerate(ranked):
         if bound_s >= best_s * (1 - ROUNDING):
             continue
         if not in_time():
-            left = [one.at_least_s for one in ranked[place:]]
+            left = [promise.at_least_s for promise in ranked[place:]]
             return Refined(better, min(at_least_s, *left), len(left))
         choices = (StageCuts if whole.family.cuts_are_free else InterleavedSets)(whole, draft, sets, limit_bytes)
-        found = best_choice(choices, best_s * (1 - ROUNDING))
-        if found.at_least_s < best_s * (1 - ROUNDING):
-            at_least_s = min(at_least_s, found.at_least_s)
-        if found.strategy is not None:
-            better.append(Timed(found.step_time_s, found.strategy))
-            best_s = found.step_time_s
+        fastest = best_choice(choices, best_s * (1 - ROUNDING))
+        if fastest.at_least_s < best_s * (1 - ROUNDING):
+            at_least_s = min(at_least_s, fastest.at_least_s)
+        if fastest.strategy is not None:
+            better.append(Timed(fastest.step_time_s, fastest.strategy))
+            best_s = fastest.step_time_s
     return Refined(better, min(at_least_s, best_s), 0)
 
 
@@ -84,14 +91,15 @@ def _promises(whole: Whole, by_stage: bool, limit_bytes: float, known_s: float) 
 
 
 def _mixed_promises(whole: Whole, limit_bytes: float, known_s: float) -> Iterator[Promise]:
-    """As `interleaved_promises`, with a bound that also knows how much fits."""
-    found = [*interleaved_promises(whole, limit_bytes, known_s)]
-    if not found:
+    """The promises of `interleaved_promises` that a bound leaves which also knows how much fits."""
+    promised = [*interleaved_promises(whole, limit_bytes, known_s)]
+    if not promised:
         return
-    at_least_s = MixedLeast(whole, np.array([one.draft for one in found]), limit_bytes).steps_s()
-    for one, seconds in zip(found, at_least_s.tolist(), strict=True):
+    drafts = np.array([promise.draft for promise in promised])
+    at_least_s = MixedLeast(whole, drafts, limit_bytes).steps_s()
+    for promise, seconds in zip(promised, at_least_s.tolist(), strict=True):
         if seconds < known_s * (1 - ROUNDING):
-            yield one._replace(at_least_s=max(one.at_least_s, seconds))
+            yield promise._replace(at_least_s=max(promise.at_least_s, seconds))
 
 
 def interleaved_promises(whole: Whole, limit_bytes: float, known_s: float) -> Iterator[Promise]:
@@ -117,7 +125,7 @@ def interleaved_promises(whole: Whole, limit_bytes: float, known_s: float) -> It
 
 
 def _least_parts(whole: Whole, draft: Array) -> tuple[PartColumns, PartColumns, PartColumns, State]:
-    """As `parts_of`, of all sets the least of every column."""
+    """Block, ends and state as `Whole.parts_of` has them, by draft: of each column the least of all recompute sets."""
     count, sets = len(draft), len(whole.sets)
     *parts, _ = whole.parts_of(np.repeat(draft, sets), np.tile(np.arange(sets), count))
     block, first, last = (PartColumns(*(column.reshape(count, sets).min(1) for column in part)) for part in parts)
@@ -136,8 +144,7 @@ def _interleaved_at_least_s(
         for part, unit in ((block, state.block), (first, state.first), (last, state.last))
     )
     chunk_s = 2 * problem.cluster.device.pass_launch_s + layers // (pp * vpp) * block_s
-    fewest = fewest_blocks(pp, vpp, layers)
-    after_s = np.array([whole.states[place].after_s(*fewest) for place in whole.state.tolist()])
+    after_s = after_at_least_s(pp, vpp, layers, whole.states, whole.state)
     at_least_s: Array = equal_chunks_at_least_s(pp, vpp, m, chunk_s, first_s, last_s, whole.hop_s) + after_s
     return at_least_s
 
@@ -157,7 +164,7 @@ def promises(whole: Whole, by_stage: bool, limit_bytes: float, known_s: float) -
 
 
 class _Bounds:
-    """draft, recompute: (layout, set that a stage may choose)."""
+    """Bounds of layouts with free cuts. draft, recompute: places, (layout, set that a stage may choose)."""
 
     def __init__(self, whole: Whole, draft: Array, recompute: Array):
         self.draft, self.recompute = draft, recompute
@@ -177,8 +184,7 @@ class _Bounds:
         self._m, self._hop_s = whole.count[drafts], whole.hop_s[drafts]
         self._waits = whole.family.waits_for_all(self._m), whole.family.is_at_once(self._m)
         self._holds = whole.family.holds(whole.count[flat])
-        fewest = fewest_blocks(pp, 1, self._layers)
-        self._after_s = np.array([whole.states[place].after_s(*fewest) for place in whole.state[drafts].tolist()])
+        self._after_s = after_at_least_s(pp, 1, self._layers, whole.states, whole.state[drafts])
         ends_s = sum(end.min(1) for end in self._ends_s)
         self._work_s = pp * self._launch_s + self._layers * self._block_s.min(1) + ends_s
 

@@ -1,4 +1,4 @@
-"""What layouts take at least, however their operators are sharded over the tensor-parallel axes.
+"""Lower bounds of layouts, however their operators are sharded over the tensor-parallel axes.
 
 No way to share an operator among t ranks asks less of a rank than a t-th of its work and of its bytes, without
 collectives and without padding to tiles; nor does a rank then hold less than a t-th of a parameter or an activation.
@@ -22,7 +22,7 @@ from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.cost.zero_sharding import Contents, State, Travelling, Unit
 from autoshard.layout.mesh import Mesh
 from autoshard.planner.grid.arrays import Array
-from autoshard.planner.grid.bounds import busiest_rank_at_least_s, fewest_blocks, work_at_most_s
+from autoshard.planner.grid.bounds import after_at_least_s, busiest_rank_at_least_s, work_at_most_s
 from autoshard.planner.grid.interleaved_bounds import MixedLeast
 from autoshard.planner.grid.ranks import Model, RankState
 from autoshard.planner.grid.refine import interleaved_promises, promises
@@ -34,11 +34,12 @@ ROUNDING = 1e-4
 LARGE = 1e30
 """More hidden activations than any block keeps."""
 SHARED = ("kept_bytes", "replay_bytes", "working_bytes", "weights_waiting_bytes")
-"""Of PartColumns, what a rank has its share of at least; of seconds it is the device that is as fast as all."""
+"""Columns of PartColumns of which a rank has at least its share; for seconds the device is as fast as all ranks."""
 
 
 class Least(NamedTuple):
-    """Of one microbatch: forward, backward and gradient accumulation, nothing recomputed: no sharding takes less."""
+    """Seconds of one microbatch that no sharding takes less than: forward, backward and gradient accumulation, nothing
+    recomputed."""
 
     block_s: float
     embedding_s: float
@@ -46,7 +47,7 @@ class Least(NamedTuple):
 
 
 class LeastState(RankState):
-    """Of parameters that all tensor-parallel ranks share evenly."""
+    """The state of a rank if all tensor-parallel ranks share parameters evenly."""
 
     def _contents_of(self, problem: Problem, mesh: Mesh, shape: LocalShape) -> Model:
         block, first, last = super()._contents_of(problem, mesh, _unshared(shape))
@@ -75,7 +76,7 @@ def _at_once(unit: Unit) -> Travelling:
 
 
 class LeastTable(Table):
-    """Its layouts' parts are bounds. Sums of forward and backward bound sums; forward alone bounds forward."""
+    """A table whose parts are bounds: forward bounds forward, forward and backward together bound their sum."""
 
     rank_state = LeastState
 
@@ -84,13 +85,13 @@ class LeastTable(Table):
         self._solved = solved
 
     def _first_alike(self, shape: LocalShape) -> tuple[tuple[str, int], ...]:
-        """Its own: solved shapes are known by theirs."""
+        """The placement of the shape itself, as solved shapes are known by theirs."""
         return shape.placement
 
     @cached_property
     def families(self) -> list[Whole]:
-        """What each family of everything that was added is priced by."""
-        return list({id(one.whole): one.whole for one in self.price()}.values())
+        """A `Whole` for each family of what was added."""
+        return list({id(priced.whole): priced.whole for priced in self.price()}.values())
 
     @cached_property
     def parts(self) -> StageColumns:
@@ -105,7 +106,7 @@ class LeastTable(Table):
         return as_columns(self._problem, shapes, numbers)
 
     def _numbers(self, tp: int, shapes: list[LocalShape]) -> Array:
-        """As `part_numbers`: of each, a share of one rank that does all."""
+        """Numbers in the form of `part_numbers`: each is a rank's share of what one rank would do alone."""
         device = self._problem.cluster.device
         fast = replace(
             device,
@@ -115,9 +116,9 @@ class LeastTable(Table):
             tile_columns=1,
         )
         unshared = {shape: place for place, shape in enumerate(dict.fromkeys(map(_unshared, shapes)))}
-        found = part_numbers(self._problem, list(unshared), self._sets, fast, lambda shape: _nothing)
-        found[..., [PartColumns._fields.index(name) for name in SHARED]] /= tp
-        return found[[unshared[_unshared(shape)] for shape in shapes]]
+        numbers = part_numbers(self._problem, list(unshared), self._sets, fast, lambda shape: _nothing)
+        numbers[..., [PartColumns._fields.index(name) for name in SHARED]] /= tp
+        return numbers[[unshared[_unshared(shape)] for shape in shapes]]
 
     def _add_solved(self, shape: LocalShape, numbers: Array) -> None:
         """numbers: (set, PARTS, number), which are raised to what is known of block and ends."""
@@ -141,10 +142,8 @@ def _unshared(shape: LocalShape) -> LocalShape:
 
 
 def block_limits_s(table: LeastTable, known_s: float) -> dict[LocalShape, float]:
-    """What a block of each local shape may take for one microbatch in a layout that takes less than known_s, nothing
-    replayed.
-
-    Each rank works on all microbatches, and one of them has its share of all work at least.
+    """Seconds that a block may take for one microbatch in a layout that takes less than known_s, by local shape,
+    nothing replayed.
     """
     most: dict[LocalShape, float] = {}
     for whole in table.families:
@@ -155,32 +154,39 @@ def block_limits_s(table: LeastTable, known_s: float) -> dict[LocalShape, float]
         ends_s = ends_s + per_parameter * (state.first.parameters + state.last.parameters)
         of_all_s = work_at_most_s(whole.family.pp, whole.count, known_s)
         of_block_s = (of_all_s - ends_s) / whole.problem.model.num_hidden_layers
-        for one, seconds in zip(whole.drafts.drafts, of_block_s.tolist(), strict=True):
-            most[local_shape(one)] = max(seconds, most.get(local_shape(one), 0.0))
+        for shape, seconds in zip(map(local_shape, whole.drafts.drafts), of_block_s.tolist(), strict=True):
+            most[shape] = max(seconds, most.get(shape, 0.0))
     return most
 
 
 def step_times_at_least_s(table: LeastTable, by_stage: bool, limit_bytes: float, known_s: float) -> dict[Draft, float]:
-    """Of the drafts of which some layout may fit in so many bytes and take less than known_s."""
-    found: dict[Draft, float] = {}
+    """Seconds that a step takes at least, by draft.
+
+    Only drafts of which some layout may fit in limit_bytes and take less than known_s are there. by_stage: whether
+    stages choose their recompute sets.
+    """
+    least: dict[Draft, float] = {}
     for draft, _, seconds in _bounds(table, by_stage, limit_bytes, known_s):
-        found[draft] = min(seconds, found.get(draft, inf))
-    return found
+        least[draft] = min(seconds, least.get(draft, inf))
+    return least
 
 
 def sets_at_least_s(table: LeastTable, limit_bytes: float, known_s: float) -> dict[tuple[Draft, str], float]:
-    """The same by recompute set, one for all stages."""
+    """Seconds that a step takes at least, by draft and recompute set for all stages; only those that may fit in
+    limit_bytes and take less than known_s."""
     return {(draft, name): seconds for draft, name, seconds in _bounds(table, False, limit_bytes, known_s)}
 
 
 def _bounds(
     table: LeastTable, by_stage: bool, limit_bytes: float, known_s: float
 ) -> Iterator[tuple[Draft, str, float]]:
-    """The set is the first one, where stages choose."""
+    """(draft, recompute set, seconds at least); where stages choose, the first set stands for all."""
     for whole in table.families:
         if whole.family.cuts_are_free:
-            found = promises(whole, by_stage, limit_bytes, known_s)
-            bounds: Iterator[tuple[int, int, float]] = ((one.draft, one.sets[0], one.at_least_s) for one in found)
+            promised = promises(whole, by_stage, limit_bytes, known_s)
+            bounds: Iterator[tuple[int, int, float]] = (
+                (promise.draft, promise.sets[0], promise.at_least_s) for promise in promised
+            )
         elif by_stage and whole.family.sets_are_free:
             bounds = _mixed_promises(whole, limit_bytes, known_s)
         else:
@@ -191,13 +197,13 @@ def _bounds(
 
 def _mixed_promises(whole: Whole, limit_bytes: float, known_s: float) -> Iterator[tuple[int, int, float]]:
     """(draft, first set, seconds) of interleaved layouts whose virtual stages choose their sets."""
-    found = [*interleaved_promises(whole, limit_bytes, known_s)]
-    if not found:
+    promised = [*interleaved_promises(whole, limit_bytes, known_s)]
+    if not promised:
         return
-    mixed_s = MixedLeast(whole, np.array([one.draft for one in found]), limit_bytes).work_s()
-    for one, seconds in zip(found, mixed_s.tolist(), strict=True):
+    mixed_s = MixedLeast(whole, np.array([promise.draft for promise in promised]), limit_bytes).work_s()
+    for promise, seconds in zip(promised, mixed_s.tolist(), strict=True):
         if seconds < known_s:
-            yield one.draft, one.sets[0], max(seconds, one.at_least_s)
+            yield promise.draft, promise.sets[0], max(seconds, promise.at_least_s)
 
 
 def _fixed_promises(whole: Whole, limit_bytes: float, known_s: float) -> Iterator[tuple[int, int, float]]:
@@ -220,8 +226,8 @@ def _fixed_promises(whole: Whole, limit_bytes: float, known_s: float) -> Iterato
     passed_s = forward_s if apart else both_s
     passed_s[0] += first.forward_s + (0.0 if apart else first.backward_s)
     passed_s += whole.hop_s[priced.draft] * (1 if apart else 2)
-    fewest = fewest_blocks(family.pp, family.num_virtual_stages, problem.model.num_hidden_layers)
-    after_s = np.array([whole.states[place].after_s(*fewest) for place in whole.state[priced.draft].tolist()])
+    sizes = family.pp, family.num_virtual_stages, problem.model.num_hidden_layers
+    after_s = after_at_least_s(*sizes, whole.states, whole.state[priced.draft])
     at_least_s = busiest_rank_at_least_s(whole.count[priced.draft], work_s, passed_s) + after_s
     at_least_s = np.where(priced.memory_bytes <= limit_bytes, at_least_s, np.inf)
     for row in np.flatnonzero(at_least_s < known_s).tolist():

@@ -1,4 +1,4 @@
-"""The best cut into stages of one layout, with the best recompute set of each stage: exact where it says so.
+"""Cuts of one layout into stages, each with the best recompute set of every stage.
 
 With one chunk a rank a stage's memory depends on its own blocks and set alone, and no layout is faster for a slower
 stage. So a stage of n blocks takes the fastest set that fits, and what is left to choose is n for every stage.
@@ -31,13 +31,14 @@ from autoshard.schedules import Work, at_least_s, step_time_s
 from autoshard.schedules.held import warm_ups
 
 MOST_CUTS = 3000
-"""All cuts that may be best are tried where there are no more."""
+"""With no more cuts that may be the best, all are tried."""
 MOST_ROUNDS = 30
-"""Else blocks are moved one at a time, so many rounds at most."""
+"""Rounds in which a block is moved from one stage to another, where cuts are too many."""
 
 
 class Options(NamedTuple):
-    """By stage and number of blocks less one: seconds forward and backward (infinite where no set fits), which set."""
+    """The options of each stage, (stage, blocks - 1): seconds forward and backward, infinite where no set fits; and the
+    place of the fastest set that fits."""
 
     forward_s: Array
     backward_s: Array
@@ -73,10 +74,10 @@ class StageCuts:
             needed = rank_memory(of_rank, state, problem.training.precision).total
             stage = [passes.forward_s], [passes.backward_s]
             add_ends(*stage, of_rank.ends, accumulation_s)
-            (ahead,), (back,) = stage
-            back = np.where(needed + device.reserved_memory_bytes <= limit_bytes, back, np.inf)
-            chosen = back.argmin(1)
-            options.append((ahead[:, 0], np.take_along_axis(back, chosen[:, None], 1)[:, 0], chosen))
+            (forward_s,), (backward_s,) = stage
+            backward_s = np.where(needed + device.reserved_memory_bytes <= limit_bytes, backward_s, np.inf)
+            chosen = backward_s.argmin(1)
+            options.append((forward_s[:, 0], np.take_along_axis(backward_s, chosen[:, None], 1)[:, 0], chosen))
         return Options(*(np.array(column) for column in zip(*options, strict=True)))
 
     @cached_property
@@ -139,7 +140,7 @@ class StageCuts:
         return (self._pp, self._m, any_cut_at_least_s(self._work_s, self._layers)), after_s
 
     def _most_blocks(self, limit_s: float) -> Array:
-        """Of each stage in any cut that takes less than limit_s."""
+        """The most blocks of each stage in a cut that may take less than limit_s."""
         (pp, m, work_s), after_s = self._bound
         bounds_s = [
             this_stage_at_least_s(pp, warm_up, m, work_s, stage_s, self._hop_s, self._at_once)
@@ -198,7 +199,7 @@ def _count_cuts(most: Array, layers: int) -> float:
 
 
 def _all_cuts(most: Array, layers: int) -> Array:
-    """(stage, cut)."""
+    """Every cut that gives each stage at least 1 and at most so many blocks, (stage, cut)."""
     cuts, used = np.zeros((0, 1), dtype=int), np.zeros(1, dtype=int)
     for stage, count in enumerate(most):
         behind = len(most) - stage - 1
