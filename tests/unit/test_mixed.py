@@ -15,8 +15,9 @@ from autoshard.cost.estimate import estimate
 from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import load_model
 from autoshard.planner.grid import interleaved_recompute as mixed
-from autoshard.planner.grid.bounds import LeastTable, step_times_at_least_s
+from autoshard.planner.grid.faster_orders import in_this_order_at_least_s
 from autoshard.planner.grid.refine import refine
+from autoshard.planner.grid.sharding_bounds import LeastTable, step_times_at_least_s
 from autoshard.planner.grid.table import Priced, Table
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
@@ -68,6 +69,7 @@ def test_virtual_stages_are_chosen_as_by_trying_all(seed: int) -> None:
     (priced,) = table.price()
     limit = limit_of(priced, seed)
     best_s, all_tried = best_of_all(problem, draft, limit, seed)
+    assert in_this_order_at_least_s(priced.whole)[0] <= best_s * (1 + 1e-9)
     refined = refine([priced.whole], True, limit, inf, lambda: True)
     if not refined.found:
         assert best_s == inf

@@ -24,7 +24,7 @@ from autoshard.layout.sharding import OperatorChoices, differing, stage_program
 from autoshard.layout.strategy import Strategy
 from autoshard.layout.template import template_of
 from autoshard.models.registry import load_model
-from autoshard.planner.grid.bounds import ROUNDING, Least, LeastTable, block_limits_s, step_times_at_least_s
+from autoshard.planner.grid.sharding_bounds import ROUNDING, Least, LeastTable, block_limits_s, step_times_at_least_s
 from autoshard.planner.grid.unit_costs import part_numbers, unit_programs
 from autoshard.planner.operators import solve
 from autoshard.planner.operators.combine import WORTH, combine, even

@@ -14,6 +14,7 @@ from autoshard.cost.estimate import estimate
 from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import load_model
 from autoshard.planner.grid import stage_cuts as uneven
+from autoshard.planner.grid.faster_orders import in_this_order_at_least_s
 from autoshard.planner.grid.refine import refine
 from autoshard.planner.grid.table import Table
 from autoshard.spec.cluster import load_cluster
@@ -62,6 +63,7 @@ def test_stages_are_chosen_as_by_trying_all(seed: int, monkeypatch: pytest.Monke
         found = estimate(*problem[:3], layout)
         if found.fullest.total_bytes <= limit:
             best_s = min(best_s, found.step_time_s)
+    assert in_this_order_at_least_s(priced.whole)[0] <= best_s * (1 + 1e-9)
     refined = refine([priced.whole], True, limit, inf, lambda: True)
     if not refined.found:
         assert best_s == inf
@@ -70,6 +72,18 @@ def test_stages_are_chosen_as_by_trying_all(seed: int, monkeypatch: pytest.Monke
     check_as_estimated(problem, best.strategy, best.step_time_s, limit)
     assert best.step_time_s <= best_s * (1 + 1e-9) if layers > 5 else best.step_time_s == pytest.approx(best_s)
     assert refined.at_least_s <= best_s * (1 + 1e-9)
+
+
+def test_no_order_of_axes_is_left_out_for_few_microbatches_of_unequal_stages() -> None:
+    """3 blocks on 2 ranks, 2 microbatches: 2 blocks first take less than a full pipeline of equal stages would."""
+    model = replace(load_model("llama3-8b"), num_hidden_layers=3, hidden_size=2048, vocab_size=1024)
+    training = TrainingSpec(4096, 2, load_precision("mixed_precision"))
+    problem = Problem(model, training, load_cluster("trn1.32xlarge", 1), "torch")
+    table, draft = Table(problem, ("none",)), Draft(16, 2, 1, 1, 1, 1, 1, "1f1b", "flash")
+    table.add(draft)
+    (priced,) = table.price()
+    cut = Strategy(**{**draft._asdict(), "recompute": ("none", "none"), "stage_layers": (2, 1)})
+    assert in_this_order_at_least_s(priced.whole)[0] <= estimate(*problem[:3], cut).step_time_s
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -82,6 +96,22 @@ def test_no_time_is_a_proven_gap(seed: int) -> None:
     done = refine([priced.whole], True, limit, known_s, lambda: True)
     assert not stopped.found and stopped.unfinished == 1
     assert stopped.at_least_s <= done.found[-1].step_time_s < known_s
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_cut_that_was_not_found_is_not_proven_away(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No block is moved and no cut is listed: a faster cut may be missed, and the bound leaves room for it."""
+    _, table, _ = random_table(seed)
+    (priced,) = table.price()
+    limit = 0.3 * priced.memory_bytes.min() + 0.7 * priced.memory_bytes.max()
+    exact = refine([priced.whole], True, limit, inf, lambda: True).found
+    if not exact:
+        return
+    monkeypatch.setattr(uneven, "MOST_CUTS", 0)
+    monkeypatch.setattr(uneven.StageCuts, "rounds", 0)
+    known_s = refine([priced.whole], True, limit, inf, lambda: True).found[-1].step_time_s
+    again = refine([priced.whole], True, limit, known_s, lambda: True)
+    assert not again.found and again.at_least_s <= exact[-1].step_time_s * (1 + 1e-9)
 
 
 def test_early_stages_recompute_more() -> None:

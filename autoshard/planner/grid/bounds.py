@@ -1,235 +1,343 @@
-"""What layouts take at least, however their operators are sharded over the tensor-parallel axes.
+"""Lower bounds of a step's time, each written once: they discard layouts, and the simulation decides about the rest.
 
-No way to share an operator among t ranks asks less of a rank than a t-th of its work and of its bytes, without
-collectives and without padding to tiles; nor does a rank then hold less than a t-th of a parameter or an activation.
-The integer program says more, where it was solved without a limit of memory.
+No bound is ever above `schedules.simulate`; how far it may be below differs. A bound takes values and returns values:
+numbers of one layout or arrays with an entry for each layout (rows.py). All use the same words:
+
+* pp ranks, vpp chunks a rank, m microbatches; a stage is a chunk of a rank, and stage s belongs to rank s % pp.
+* work: seconds of forward and backward, launches and gradient accumulation included, of one microbatch.
+* transfer_s: between neighbouring stages on different ranks.
+* waits: whether no rank has more forwards in front of its first backward than under 1f1b (`Family.waits_for_all`).
+  Each then waits until the first microbatch has been through all ranks behind it and is back.
+* at_once: whether all forwards of a rank come before all of its backwards (`Family.is_at_once`), as under gpipe.
+
+The examples have pp=4, m=8, and stages that take 1 s forward and 2 s backward: vpp=1 takes 33 s, vpp=2 takes 57 s.
+`tests/unit/test_bounds.py` runs them and compares every bound with simulations of random stages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from functools import cached_property
-from math import inf
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 
-from autoshard.backends.rules import Draft, Problem
-from autoshard.cost.collectives import CollectiveLaw
-from autoshard.cost.stage import LocalShape, local_shape
-from autoshard.cost.step import accumulation_s_per_parameter
-from autoshard.cost.zero_sharding import Contents, State, Travelling, Unit
-from autoshard.layout.mesh import Mesh
 from autoshard.planner.grid.arrays import Array
-from autoshard.planner.grid.interleaved_bounds import MixedLeast
-from autoshard.planner.grid.price import Family
-from autoshard.planner.grid.ranks import Model, RankState
-from autoshard.planner.grid.refine import interleaved_promises, promises
-from autoshard.planner.grid.table import Table, Whole
-from autoshard.planner.grid.unit_costs import PARTS, PartColumns, StageColumns, as_columns, part_numbers, unit_programs
+from autoshard.planner.grid.ranks import RankState
+from autoshard.rows import Number, largest, smallest, total, weighted, where
+from autoshard.schedules.closed_form import Stages, chunk_visits
 
-ROUNDING = 1e-4
-"""Share by which HiGHS may be off: it ends with tolerances of its own."""
-LARGE = 1e30
-"""More hidden activations than any block keeps."""
-SHARED = ("kept_bytes", "replay_bytes", "working_bytes", "weights_waiting_bytes")
-"""Of PartColumns, what a rank has its share of at least; of seconds it is the device that is as fast as all."""
+PRICES = 8
+"""Prices of memory that `recomputed_at_least_s` tries one after the other: with more, bounds hardly rise."""
 
 
-class Least(NamedTuple):
-    """Of one microbatch: forward, backward and gradient accumulation, nothing recomputed: no sharding takes less."""
+def share_at_least_s(pp: int, m: Number, work_s: Number) -> Number:
+    """Seconds of the busiest rank, which has at least its share of all work.
 
-    block_s: float
-    embedding_s: float
-    head_s: float
+    Why: ranks do m * work_s together.
 
+    work_s: through all stages. Equal to the simulation where pp is 1:
 
-class LeastState(RankState):
-    """Of parameters that all tensor-parallel ranks share evenly."""
-
-    def _contents_of(self, problem: Problem, mesh: Mesh, shape: LocalShape) -> Model:
-        block, first, last = super()._contents_of(problem, mesh, _unshared(shape))
-        return _among(shape.tp, block), _among(shape.tp, first), _among(shape.tp, last)
-
-    def _state(self, hidden_bytes: float) -> State:
-        """A bound: all that travels may hide behind work, and no gradient comes before all activations are gone."""
-        state = super()._state(hidden_bytes)
-        if not state.travels:
-            return state
-        block, first, last = (unit._replace(travelling=_at_once(unit)) for unit in state[:3])
-        turns = block.travelling.turns._replace(early=0, late=0, back_late=LARGE, back_after=LARGE, back_leaving=LARGE)
-        block = block._replace(travelling=block.travelling._replace(turns=turns))
-        return state._replace(block=block, first=first, last=last)
-
-
-def _among(tp: int, unit: Contents) -> Contents:
-    parameters, matrices = (
-        {axes: count // tp for axes, count in counts.items()} for counts in (unit.parameters, unit.matrices)
-    )
-    return Contents(parameters, matrices)
-
-
-def _at_once(unit: Unit) -> Travelling:
-    return unit.travelling._replace(gather_s=0.0, again_s=0.0, scatter_s=0.0)
-
-
-class LeastTable(Table):
-    """Its layouts' parts are bounds. Sums of forward and backward bound sums; forward alone bounds forward."""
-
-    rank_state = LeastState
-
-    def __init__(self, problem: Problem, sets: tuple[str, ...], by_stage: bool, solved: Mapping[LocalShape, Least]):
-        super().__init__(problem, sets, by_stage)
-        self._solved = solved
-
-    def _first_alike(self, shape: LocalShape) -> tuple[tuple[str, int], ...]:
-        """Its own: solved shapes are known by theirs."""
-        return shape.placement
-
-    @cached_property
-    def families(self) -> list[Whole]:
-        """What each family of everything that was added is priced by."""
-        return list({id(one.whole): one.whole for one in self.price()}.values())
-
-    @cached_property
-    def parts(self) -> StageColumns:
-        shapes = list(self._shapes)
-        numbers: Array = np.zeros((len(shapes), len(self._sets), len(PARTS), len(PartColumns._fields)))
-        for tp in dict.fromkeys(shape.tp for shape in shapes):
-            alike = [place for place, shape in enumerate(shapes) if shape.tp == tp]
-            numbers[alike] = self._numbers(tp, [shapes[place] for place in alike])
-        for place, shape in enumerate(shapes):
-            if shape in self._solved:
-                self._add_solved(shape, numbers[place])
-        return as_columns(self._problem, shapes, numbers)
-
-    def _numbers(self, tp: int, shapes: list[LocalShape]) -> Array:
-        """As `part_numbers`: of each, a share of one rank that does all."""
-        device = self._problem.cluster.device
-        fast = replace(
-            device,
-            flops_per_s=tuple((dtype, tp * peak) for dtype, peak in device.flops_per_s),
-            memory_bandwidth_bytes_per_s=tp * device.memory_bandwidth_bytes_per_s,
-            tile_rows=1,
-            tile_columns=1,
-        )
-        unshared = {shape: place for place, shape in enumerate(dict.fromkeys(map(_unshared, shapes)))}
-        found = part_numbers(self._problem, list(unshared), self._sets, fast, lambda shape: _nothing)
-        found[..., [PartColumns._fields.index(name) for name in SHARED]] /= tp
-        return found[[unshared[_unshared(shape)] for shape in shapes]]
-
-    def _add_solved(self, shape: LocalShape, numbers: Array) -> None:
-        """numbers: (set, PARTS, number), which are raised to what is known of block and ends."""
-        units = unit_programs(self._problem, _unshared(shape))
-        per_parameter = accumulation_s_per_parameter(self._problem.training.precision, self._problem.cluster.device)
-        for part, (seconds, unit) in enumerate(
-            zip(self._solved[shape], (units.block, units.embedding, units.head), strict=True)
-        ):
-            least_s = seconds * (1 - ROUNDING) - per_parameter * (sum(unit.parameters.values()) // shape.tp)
-            forward_s, backward_s = numbers[:, part, 0], numbers[:, part, 1]
-            replayed_s = backward_s - backward_s.min()
-            numbers[:, part, 1] = np.maximum(backward_s, least_s + replayed_s - forward_s)
-
-
-def _nothing(kind: str, axes: tuple[str, ...]) -> CollectiveLaw:
-    return CollectiveLaw(0.0, 0.0)
-
-
-def _unshared(shape: LocalShape) -> LocalShape:
-    return replace(shape, tp=1, sequence_parallel=False)
-
-
-def block_limits_s(table: LeastTable, known_s: float) -> dict[LocalShape, float]:
-    """What a block of each local shape may take for one microbatch in a layout that takes less than known_s, nothing
-    replayed.
-
-    Each rank works on all microbatches, and one of them has its share of all work at least.
+    >>> share_at_least_s(pp=4, m=8, work_s=24)  # vpp=2
+    48.0
     """
-    most: dict[LocalShape, float] = {}
-    for whole in table.families:
-        draft = np.arange(len(whole.drafts.drafts))
-        _, first, last, state = whole.parts_of(draft, np.zeros_like(draft))
-        per_parameter = accumulation_s_per_parameter(whole.problem.training.precision, whole.problem.cluster.device)
-        ends_s = sum(end.forward_s + end.backward_s for end in (first, last))
-        ends_s = ends_s + per_parameter * (state.first.parameters + state.last.parameters)
-        of_all_s = known_s * whole.family.pp / whole.count
-        of_block_s = (of_all_s - ends_s) / whole.problem.model.num_hidden_layers
-        for one, seconds in zip(whole.drafts.drafts, of_block_s.tolist(), strict=True):
-            most[local_shape(one)] = max(seconds, most.get(local_shape(one), 0.0))
-    return most
+    return m * work_s / pp
 
 
-def step_times_at_least_s(table: LeastTable, by_stage: bool, limit_bytes: float, known_s: float) -> dict[Draft, float]:
-    """Of the drafts of which some layout may fit in so many bytes and take less than known_s."""
-    found: dict[Draft, float] = {}
-    for draft, _, seconds in _bounds(table, by_stage, limit_bytes, known_s):
-        found[draft] = min(seconds, found.get(draft, inf))
-    return found
+def work_at_most_s(pp: int, m: Number, step_s: Number) -> Number:
+    """Seconds of work through all stages that a step of step_s has time for: `share_at_least_s` solved for work_s.
+
+    >>> work_at_most_s(pp=4, m=8, step_s=57.0)
+    28.5
+    """
+    return step_s * pp / m
 
 
-def sets_at_least_s(table: LeastTable, limit_bytes: float, known_s: float) -> dict[tuple[Draft, str], float]:
-    """The same by recompute set, one for all stages."""
-    return {(draft, name): seconds for draft, name, seconds in _bounds(table, False, limit_bytes, known_s)}
+def through_at_least_s(stages: int, work_s: Number, transfer_s: Number = 0.0) -> Number:
+    """Seconds of one microbatch on its way up through all stages and back.
+
+    Why: each action waits for the one before it. The schedule must not put off weight gradients.
+
+    stages: pp * vpp. work_s: through all of them. Equal to the simulation where m is 1:
+
+    >>> through_at_least_s(stages=8, work_s=24, transfer_s=0.5)  # vpp=2: 14 transfers
+    31.0
+    """
+    return work_s + 2 * (stages - 1) * transfer_s
 
 
-def _bounds(
-    table: LeastTable, by_stage: bool, limit_bytes: float, known_s: float
-) -> Iterator[tuple[Draft, str, float]]:
-    """The set is the first one, where stages choose."""
-    for whole in table.families:
-        if whole.family.cuts_are_free:
-            found = promises(whole, by_stage, limit_bytes, known_s)
-            bounds: Iterator[tuple[int, int, float]] = ((one.draft, one.sets[0], one.at_least_s) for one in found)
-        elif by_stage and whole.family.sets_are_free:
-            bounds = _of_mixes(whole, limit_bytes, known_s)
-        else:
-            bounds = _of_fixed_cuts(whole, limit_bytes, known_s)
-        for draft, recompute, seconds in bounds:
-            yield whole.drafts.drafts[draft], whole.sets[recompute], seconds
+def slowest_stage_at_least_s(
+    pp: int,
+    m: Number,
+    work_s: Number,
+    slowest_s: Number,
+    transfer_s: Number,
+    waits: Number | bool,
+    at_once: Number | bool,
+) -> Number:
+    """Seconds of a step, whatever the cut, by its slowest stage: one chunk a rank.
+
+    Why: the slowest stage works on m microbatches. If it waits and m > pp, it stands still until the first microbatch
+    has been through the stages behind it and is back, and in the same way at the end: work_s, the work of all stages
+    behind it, and m less (ranks from it to the last) times its own. Stages in front of it are no slower than it is,
+    which bounds those behind it from below. For fewer microbatches see `this_stage_at_least_s`.
+
+    work_s: through all stages, at least. slowest_s: of the slowest stage, at least; work_s / pp always holds.
+
+    Equal to the simulation where stages are equal, transfers take no time, and `waits` and m > pp hold, or `at_once`:
+
+    >>> slowest_stage_at_least_s(4, m=8, work_s=12, slowest_s=3, transfer_s=0, waits=True, at_once=False)  # 24 + 3 * 3
+    33
+    >>> slowest_stage_at_least_s(4, m=8, work_s=12, slowest_s=3, transfer_s=0, waits=False, at_once=True)  # 12 + 7 * 3
+    33
+    >>> slowest_stage_at_least_s(4, m=8, work_s=15, slowest_s=6, transfer_s=0, waits=True, at_once=False)  # 30 + 3 * 6
+    48
+    """
+    through_s = through_at_least_s(pp, work_s, transfer_s)
+    busy_s = largest(m * slowest_s, through_s)
+    few_s = largest(busy_s, through_s + (m - 1) / 2 * slowest_s)
+    many_s = largest(few_s, through_s + work_s + (m - pp - 1) * slowest_s)
+    waiting_s = where(waits, where(m > pp, many_s, few_s), busy_s)
+    return where(at_once, largest(busy_s, through_s + (m - 1) * slowest_s), waiting_s)
 
 
-def _of_mixes(whole: Whole, limit_bytes: float, known_s: float) -> Iterator[tuple[int, int, float]]:
-    """(draft, first set, seconds) of interleaved layouts whose virtual stages choose their sets."""
-    found = [*interleaved_promises(whole, limit_bytes, known_s)]
-    if not found:
-        return
-    mixed_s = MixedLeast(whole, np.array([one.draft for one in found]), limit_bytes).work_s()
-    for one, seconds in zip(found, mixed_s.tolist(), strict=True):
-        if seconds < known_s:
-            yield one.draft, one.sets[0], max(seconds, one.at_least_s)
+def slowest_stage_at_most_s(
+    pp: int,
+    m: Number,
+    work_s: Number,
+    step_s: Number,
+    transfer_s: Number,
+    waits: Number | bool,
+    at_once: Number | bool,
+) -> Number:
+    """Seconds that no stage exceeds in a step of step_s: `slowest_stage_at_least_s` solved for its slowest stage.
+
+    >>> slowest_stage_at_most_s(4, m=8, work_s=12, step_s=33, transfer_s=0, waits=True, at_once=False)
+    3.0
+    """
+    busy_s, spare_s = step_s / m, step_s - through_at_least_s(pp, work_s, transfer_s)
+    few_s = smallest(busy_s, where(m > 1, 2 * spare_s / largest(m - 1, 1), busy_s))
+    many_s = smallest(few_s, (spare_s - work_s) / largest(m - pp - 1, 1))
+    waiting_s = where(waits, where(m > pp + 1, many_s, few_s), busy_s)
+    return where(at_once & (m > 1), smallest(busy_s, spare_s / largest(m - 1, 1)), waiting_s)
 
 
-def _of_fixed_cuts(whole: Whole, limit_bytes: float, known_s: float) -> Iterator[tuple[int, int, float]]:
-    """(draft, set, seconds). Each rank works on every microbatch; before its first and after its last one the ranks in
-    front of it do."""
-    priced = whole.price(0, len(whole.drafts.drafts))
-    block, first, last, state = whole.parts_of(priced.draft, priced.recompute)
-    problem, family = whole.problem, whole.family
-    per_parameter = accumulation_s_per_parameter(problem.training.precision, problem.cluster.device)
-    layers = priced.cuts.layers(family.pp) if family.num_virtual_stages == 1 else priced.cuts.base[None]
-    launch_s = problem.cluster.device.pass_launch_s
-    forward_s = launch_s + layers * block.forward_s
-    both_s = 2 * launch_s + layers * (block.forward_s + block.backward_s + per_parameter * state.block.parameters)
-    forward_s, both_s = (np.broadcast_to(one, (family.pp, len(priced.draft))).copy() for one in (forward_s, both_s))
-    work_s = family.num_virtual_stages * both_s
-    for rank, end, parameters in ((0, first, state.first.parameters), (-1, last, state.last.parameters)):
-        work_s[rank] += end.forward_s + end.backward_s + per_parameter * parameters
-    apart = family.rules.weights_apart
-    passed_s = forward_s if apart else both_s
-    before_s = np.cumsum(passed_s, axis=0) - passed_s
-    before_s[1:] += first.forward_s + (0.0 if apart else first.backward_s)
-    if family.pp == 1:
-        before_s = np.zeros_like(work_s)
-    after_s = _after_at_least_s(family, whole, priced.draft)
-    at_least_s = (whole.count[priced.draft] * work_s + before_s).max(0) + after_s
-    at_least_s = np.where(priced.memory_bytes <= limit_bytes, at_least_s, np.inf)
-    for row in np.flatnonzero(at_least_s < known_s).tolist():
-        yield int(priced.draft[row]), int(priced.recompute[row]), float(at_least_s[row])
+def this_stage_at_least_s(
+    pp: int, warm_up: int, m: int, work_s: float, stage_s: Number, transfer_s: float, at_once: bool
+) -> Number:
+    """Seconds of a step in which the stage of one rank takes stage_s: one chunk a rank.
+
+    Why: it works on m microbatches. One path goes up to this rank, through the forwards of its warm-up and its work in
+    turn, and with its last forward up to the last rank and all the way back: work_s and, once for all but the first
+    microbatch, a forward, for all but those of the warm-up also a backward. Mirrored in time, the path stays for as
+    many backwards instead. The longer of the two stays for at least half the stage's work. If all forwards come
+    before all backwards, one path stays for both.
+
+    warm_up: forwards of the rank before its first backward. work_s: through all stages, at least.
+    Equal to the simulation where stages are equal, transfers take no time, and warm_up is 1 or `at_once` holds:
+
+    >>> this_stage_at_least_s(pp=4, warm_up=1, m=8, work_s=12, stage_s=3, transfer_s=0, at_once=False)  # 12 + 7 * 3
+    33.0
+    >>> this_stage_at_least_s(pp=4, warm_up=4, m=8, work_s=12, stage_s=3, transfer_s=0, at_once=False)  # 12 + 5.5 * 3
+    28.5
+    """
+    stays = m - 1 if at_once else (warm_up - 1) / 2 + m - warm_up
+    busy_s = m * stage_s
+    return largest(busy_s, through_at_least_s(pp, work_s, transfer_s) + stays * stage_s) if stays else busy_s
 
 
-def _after_at_least_s(family: Family, whole: Whole, draft: Array) -> Array:
-    """Of stages with as many blocks as all have at least."""
-    layers = whole.problem.model.num_hidden_layers
-    fewest = layers // family.pp if family.num_virtual_stages > 1 or family.pp == 1 else 1
-    return np.array([whole.states[one].after_s(fewest, fewest, fewest) for one in whole.state[draft].tolist()])
+def busiest_rank_at_least_s(m: Number, work_s: Sequence[Number], passed_s: Sequence[Number]) -> Number:
+    """Seconds of the rank for which its own work, and the ranks in front of it, take longest; any number of chunks.
+
+    Why: a rank works on m microbatches. Before its first forward the ranks in front of it run theirs, and after its
+    last backward they run theirs: each for one microbatch and its first chunk. No schedule does without.
+
+    work_s: by rank, of one microbatch through all of its chunks. passed_s: by rank, of one microbatch up through its
+    first chunk to the next rank and back, transfers included; forward alone where weight gradients are put off. Equal
+    ranks in a row may be left out but for the last, their passed_s added to the one before.
+
+    Equal to the simulation where stages are equal and transfers take no time:
+
+    >>> busiest_rank_at_least_s(8, work_s=[6, 6, 6, 6], passed_s=[3, 3, 3, 3])  # vpp=2: 3 * 3 + 8 * 6
+    57.0
+    """
+    longest: Number = 0.0
+    in_front_s: Number = 0.0
+    for rank_work_s, rank_passed_s in zip(work_s, passed_s, strict=True):
+        longest = largest(longest, in_front_s + m * rank_work_s)
+        in_front_s = in_front_s + rank_passed_s
+    return longest
+
+
+def equal_chunks_at_least_s(
+    pp: int, vpp: int, m: Number, chunk_s: Number, first_s: Number, last_s: Number, transfer_s: Number = 0.0
+) -> Number:
+    """Seconds of a step whose chunks have equal blocks: `busiest_rank_at_least_s` of the first and the last rank.
+
+    Why: the ranks between have no end of the model, so the last one has no less work and more ranks in front of it.
+
+    chunk_s: work of one chunk, ends left out. first_s, last_s: work of the ends of the model. pp is at least 2.
+    Equal to the simulation where first_s is 0 and transfers take no time:
+
+    >>> equal_chunks_at_least_s(pp=4, vpp=2, m=8, chunk_s=3, first_s=0, last_s=1)  # 3 * 3 + 8 * (6 + 1)
+    65.0
+    """
+    passed_s = (pp - 1) * (chunk_s + 2 * transfer_s) + first_s
+    return busiest_rank_at_least_s(m, (vpp * chunk_s + first_s, vpp * chunk_s + last_s), (passed_s, 0.0))
+
+
+class RankBackward(NamedTuple):
+    """Backward seconds of one rank, at least; infinite where nothing fits.
+
+    chunks_s: one microbatch through all of its chunks. first_s, last_s: through its first and its last one. later_s:
+    all microbatches but those of the warm-up, each chunk counted as often as it is visited.
+    """
+
+    chunks_s: Number
+    first_s: Number
+    last_s: Number
+    later_s: Number
+
+
+def unlike_chunks_at_least_s(
+    warm_ups: Sequence[int],
+    vpp: int,
+    m: Number,
+    forward_s: Stages,
+    transfer_s: Number,
+    ranks: Sequence[RankBackward],
+) -> Number:
+    """Seconds of a step of `alternate`'s orders, of which the backwards are known in sums by rank only.
+
+    Why: schedules.closed_form.alternating_at_least_s adds, for each rank, the time until its first backward, its work
+    and the time from its last forward to the end. Here the last backwards of the ranks behind are left out, and all
+    else grows with the sums in `RankBackward`: the least of each, whatever virtual stages recompute, gives a bound of
+    every choice.
+
+    warm_ups: by rank, forwards before its first backward. forward_s: by virtual stage along the first axis.
+
+    Equal to the simulation where stages are equal and transfers take no time; vpp=2, warm-ups of interleaved 1F1B:
+
+    >>> warm_ups = (11, 9, 7, 5)
+    >>> ranks = [RankBackward(4.0, 2.0, 2.0, 2.0 * (16 - warm)) for warm in warm_ups]
+    >>> float(unlike_chunks_at_least_s(warm_ups, 2, 8, np.ones(8), 0.0, ranks))  # 19 times 3 s
+    57.0
+    """
+    pp = len(warm_ups)
+    all_backward_s = sum(backward.chunks_s for backward in ranks)
+    warm_s = [weighted(chunk_visits(warm, pp, vpp), forward_s[rank::pp]) for rank, warm in enumerate(warm_ups)]
+    fills_s, drains_s = (
+        [*accumulate(seconds, initial=0.0)]
+        for seconds in (
+            (forward_s[rank] + transfer_s for rank in range(pp)),
+            (backward.first_s + transfer_s for backward in ranks),
+        )
+    )
+    until_s = total(forward_s) + (pp * vpp - 1) * transfer_s  # of the last rank, until its first backward
+    behind_s = until_s - total(forward_s)  # of the last rank, forwards and transfers behind it
+    longest: Number = 0.0
+    for rank in range(pp - 1, -1, -1):
+        backward = ranks[rank]
+        if rank < pp - 1:
+            until_s = until_s + ranks[rank + 1].last_s + transfer_s
+            behind_s = behind_s + forward_s[rank + 1 - pp] + transfer_s
+        until_s = largest(until_s, fills_s[rank] + warm_s[rank])
+        around_s, rank_backward_s = all_backward_s + behind_s, m * backward.chunks_s + drains_s[rank]
+        turns_s = m * total(forward_s[rank::pp]) - warm_s[rank] + largest(backward.later_s + around_s, rank_backward_s)
+        at_once_s = largest(until_s + rank_backward_s, fills_s[rank] + warm_s[rank] + around_s)
+        longest = largest(longest, where(warm_ups[rank] < m * vpp, until_s + turns_s, at_once_s))
+    return longest
+
+
+def recomputed_at_least_s(weights: Array, back_s: Array, visits: Array, kept_bytes: Array, room_bytes: Array) -> Array:
+    """Weighted backward seconds of a rank's chunks, by layout, whichever recompute sets fit in its memory.
+
+    Why: as if memory had a price, each chunk takes the set that is cheapest in seconds and in the price of what it
+    keeps. The sum, less the price of all room, is below the seconds of every choice that fits (Lagrange's relaxation).
+    Of all prices the best one is found as on a convex curve: it lies between one with which too much is kept and one
+    with which room is left, and where their lines meet is the next one to try. Infinite where no choice fits.
+
+    weights: (layout, chunk). back_s, kept_bytes: seconds of a chunk's backward and bytes that it keeps of a
+    microbatch, (layout, set). visits: microbatches that a chunk holds, by chunk. room_bytes: by layout.
+
+    Rank 0 of pp=4, vpp=2 holds 7 and 4 microbatches. Its chunks take 2 s and keep 10 bytes of each, or take 3 s and
+    keep nothing. 40 bytes are room for the second chunk, 75 for half of the first one too, as if it could be split:
+
+    >>> sets = np.array([[2.0, 3.0]]), np.array([7.0, 4.0]), np.array([[10.0, 0.0]])
+    >>> recomputed_at_least_s(np.ones((1, 2)), *sets, np.array([40.0])).tolist()  # the best choice takes 5 s
+    [5.0]
+    >>> recomputed_at_least_s(np.ones((1, 2)), *sets, np.array([75.0])).tolist()  # it still does
+    [4.5]
+    """
+    every = np.arange(len(room_bytes))[:, None]
+
+    def cheapest(price: Array) -> tuple[Array, Array]:
+        """(seconds, bytes) of the sets that chunks take at a price."""
+        costs = weights[..., None] * back_s[:, None] + (price[:, None] * visits)[..., None] * kept_bytes[:, None]
+        sets = costs.argmin(2)
+        return (weights * back_s[every, sets]).sum(1), kept_bytes[every, sets] @ visits
+
+    over_s, over_bytes = cheapest(np.zeros(len(room_bytes)))
+    smallest_set = kept_bytes.argmin(1)
+    under_s, under_bytes = back_s[every[:, 0], smallest_set] * weights.sum(1), kept_bytes.min(1) * visits.sum()
+    at_least_s = np.where(over_bytes <= room_bytes, over_s, 0.0)
+    for _ in range(PRICES):
+        saved = over_bytes - under_bytes
+        price = np.divide(under_s - over_s, saved, out=np.zeros_like(saved), where=saved > 0)
+        seconds, kept = cheapest(np.maximum(price, 0.0))
+        np.maximum(at_least_s, seconds + np.maximum(price, 0.0) * (kept - room_bytes), out=at_least_s)
+        over = kept > room_bytes
+        over_s, over_bytes = np.where(over, seconds, over_s), np.where(over, kept, over_bytes)
+        under_s, under_bytes = np.where(over, under_s, seconds), np.where(over, under_bytes, kept)
+    return np.where(kept_bytes.min(1) * visits.sum() > room_bytes, np.inf, at_least_s)
+
+
+def any_cut_at_least_s(stage_s: Array, layers: int) -> float:
+    """Seconds of work of one microbatch through all stages, whatever the cut; exact, by dynamic programming.
+
+    stage_s: of each stage with 1, 2, ... blocks, (stage, blocks - 1), infinite where they do not fit.
+
+    A block takes 3 s, the head on the last of 4 stages 1 s; a second block on stage 0 has to be recomputed for 1 s:
+
+    >>> stage_s = np.array([[3.0, 7.0], [3.0, 6.0], [3.0, 6.0], [4.0, 7.0]])
+    >>> any_cut_at_least_s(stage_s, layers=6), any_cut_at_least_s(stage_s, layers=8)
+    (19.0, 26.0)
+    """
+    least = np.full(layers + 1, np.inf)
+    least[0] = 0.0
+    for seconds_of in stage_s:
+        after = np.full(layers + 1, np.inf)
+        for blocks, seconds in enumerate(seconds_of[np.isfinite(seconds_of)], start=1):
+            np.minimum(after[blocks:], least[:-blocks] + seconds, out=after[blocks:])
+        least = after
+    return float(least[layers])
+
+
+def fewest_blocks(pp: int, vpp: int, layers: int) -> tuple[int, int, int]:
+    """Blocks of the first, the fullest middle and the last rank for which `RankState.after_s` is a bound of every cut.
+
+    Why: what follows the pipeline takes as long as for the slowest of the three. With free cuts an end may have one
+    block. Some rank has at least the average; an end with so many takes no less than a middle rank. With several
+    chunks a rank, or one rank, every rank has equally many, so the bound is exact.
+
+    >>> fewest_blocks(pp=4, vpp=1, layers=30), fewest_blocks(pp=4, vpp=2, layers=32)
+    ((1, 8, 1), (8, 8, 8))
+    """
+    equal = layers // pp
+    if pp == 1 or vpp > 1:
+        return equal, equal if pp > 2 else 0, equal
+    return 1, -(-layers // pp) if pp > 2 else 0, 1
+
+
+def after_at_least_s(pp: int, vpp: int, layers: int, states: Sequence[RankState], places: Array) -> Array:
+    """Seconds that follow the pipeline, at least, by layout: gradient sums, update, gathering.
+
+    Why: see `fewest_blocks`. states: of all meshes. places: by layout, the one of its mesh.
+
+    >>> from types import SimpleNamespace
+    >>> slow, fast = (SimpleNamespace(after_s=lambda *blocks, s=s: s * max(blocks)) for s in (0.5, 0.25))
+    >>> after_at_least_s(pp=4, vpp=2, layers=32, states=(slow, fast), places=np.array([0, 1, 1])).tolist()
+    [4.0, 2.0, 2.0]
+    """
+    fewest = fewest_blocks(pp, vpp, layers)
+    return np.array([states[place].after_s(*fewest) for place in places.tolist()])

@@ -18,7 +18,7 @@ SLACK = 1e-9
 
 
 class Cuts(NamedTuple):
-    """An entry for each layout."""
+    """The cuts of many layouts, an entry for each: blocks of stages, as the five numbers above."""
 
     first: Array
     last: Array
@@ -27,7 +27,7 @@ class Cuts(NamedTuple):
     extra: Array
 
     def layers(self, pp: int) -> Array:
-        """(stage, layout)."""
+        """Blocks by (stage, layout)."""
         stage = np.arange(pp)[:, None]
         layers = self.base + ((self.begin <= stage) & (stage < self.begin + self.extra))
         layers[-1] = self.last
@@ -35,7 +35,7 @@ class Cuts(NamedTuple):
         return layers
 
     def written_once(self, pp: int) -> Cuts:
-        """Equal cuts as equal numbers."""
+        """The same cuts, with equal numbers where two are equal."""
         begin, end = np.maximum(self.begin, 1), np.minimum(self.begin + self.extra, pp - 1)
         extra = np.maximum(end - begin, 0)
         base = np.where(pp <= 2, 0, self.base + ((extra > 0) & (extra == pp - 2)))
@@ -44,7 +44,7 @@ class Cuts(NamedTuple):
 
     @property
     def most_between(self) -> Array:
-        """Of a stage that is neither first nor last."""
+        """The most blocks of a stage that is neither first nor last, by layout."""
         return self.base + (self.extra > 0)
 
     def take(self, rows: Array) -> Cuts:
@@ -52,7 +52,7 @@ class Cuts(NamedTuple):
 
 
 def even_cuts(num_layers: int, pp: int, count: int) -> Cuts:
-    """The cut of layout.strategy.even_stage_layers, so many times."""
+    """The cut of layout.strategy.even_stage_layers, `count` times."""
     base, begin, extra = even_cut(num_layers, pp)
     at_ends = [base + (begin <= stage < begin + extra) for stage in (0, pp - 1)]
     cuts = Cuts(*(np.full(count, number) for number in (*at_ends, base, begin, extra)))
@@ -60,12 +60,12 @@ def even_cuts(num_layers: int, pp: int, count: int) -> Cuts:
 
 
 def balanced_cuts(num_layers: int, pp: int, embedding: Array, head: Array, early: bool) -> Cuts:
-    """The cuts whose slowest stage is fastest; pp is at least 2. embedding, head: what the ends take besides, in
-    blocks.
+    """The cuts whose slowest stage is fastest; pp is at least 2.
 
-    All stages are filled up to one level, then whichever is fastest with one more block gets it. early: of alike stages
-    those in front get more, which shortens the way through the pipeline; else those behind, which hold fewer
-    microbatches.
+    All stages are filled up to one level. Then the stage that is fastest with one more block gets one, and so on.
+
+    embedding, head: work of the ends of the model, by layout, in blocks. early: of equal stages those in front get
+    more, which shortens the way through the pipeline; else those behind, which hold fewer microbatches.
     """
     between = pp - 2
 

@@ -17,6 +17,12 @@ from autoshard.cost.zero_sharding import State
 from autoshard.graph.recompute import NO_RECOMPUTE
 from autoshard.planner.axis_orders import Order, other_orders
 from autoshard.planner.grid.arrays import Array
+from autoshard.planner.grid.bounds import (
+    after_at_least_s,
+    equal_chunks_at_least_s,
+    share_at_least_s,
+    slowest_stage_at_least_s,
+)
 from autoshard.planner.grid.steps import Law
 from autoshard.planner.grid.table import Table, Whole, shape_key
 from autoshard.planner.grid.unit_costs import PartColumns, as_columns, part_numbers, stage_law
@@ -36,13 +42,13 @@ def faster_orders(wholes: Sequence[Whole], pins: Pins, known_s: float) -> Iterat
             for order in orders.of(draft):
                 table.add(draft._replace(axis_order=order))
     for whole in table.wholes():
-        for place in np.flatnonzero(_in_this_order_at_least_s(whole) < known_s).tolist():
+        for place in np.flatnonzero(in_this_order_at_least_s(whole) < known_s).tolist():
             yield whole.drafts.drafts[place]
 
 
 class _Orders:
-    """Of every mesh its other orders, and what drafts take at least in whichever of them: as if each collective had the
-    best of its laws, and nothing came behind the pipeline."""
+    """The other orders of every mesh, and bounds of drafts in all of them: as if each collective had the best of its
+    laws, and nothing came behind the pipeline."""
 
     def __init__(self, problem: Problem, pins: Pins, wholes: Sequence[Whole]):
         self._problem, self._pins = problem, pins
@@ -70,58 +76,55 @@ class _Orders:
 
         @cache
         def law(kind: str, axes: tuple[str, ...]) -> CollectiveLaw:
-            several = [one(kind, axes) for one in laws]
+            by_order = [law_of(kind, axes) for law_of in laws]
             return CollectiveLaw(
-                min((one.latency_s for one in several), default=0.0),
-                min((one.seconds_per_byte for one in several), default=0.0),
+                min((collective.latency_s for collective in by_order), default=0.0),
+                min((collective.seconds_per_byte for collective in by_order), default=0.0),
             )
 
         return law
 
     def at_least_s(self, whole: Whole) -> Array:
-        """Of each draft."""
+        """Seconds of a step, by draft, that it takes at least in any of its other orders."""
         rows = np.array([self._places[shape_key(draft)] for draft in whole.drafts.drafts])
         ends = self._parts.ends(rows, whole.family.pp == 1)
         return _at_least_s(whole, (self._parts.block.take(rows), *ends), whole.state_columns, 0.0)
 
 
 def _with_degrees(draft: Draft) -> LocalShape:
-    """Its local shape; the placement says the degrees alone."""
+    """The local shape of a draft; the placement says the degrees alone."""
     degrees = zip(("tp", "pp", "dp", "cp"), draft[:4], strict=True)
     return replace(local_shape(draft), placement=tuple(degrees))
 
 
-def _in_this_order_at_least_s(whole: Whole) -> Array:
-    """Of each draft. whole: priced without recompute."""
+def in_this_order_at_least_s(whole: Whole) -> Array:
+    """Seconds of a step, by draft, in the order of axes that it has. whole: its first recompute set is `none`."""
     drafts, pp = np.arange(len(whole.drafts.drafts)), whole.family.pp
     *parts, state = whole.parts_of(drafts, np.zeros_like(drafts))
-    layers = whole.problem.model.num_hidden_layers
-    own, between = (layers, 0) if pp == 1 else (1, -(-layers // pp) if pp > 2 else 0)
-    after_s = np.array([whole.states[one].after_s(own, between, own) for one in whole.state.tolist()])
+    sizes = pp, whole.family.num_virtual_stages, whole.problem.model.num_hidden_layers
+    after_s = after_at_least_s(*sizes, whole.states, whole.state)
     return _at_least_s(whole, parts, state, after_s)
 
 
 def _at_least_s(whole: Whole, parts: Sequence[PartColumns], state: State, after_s: Array) -> Array:
-    """What no cut and no recompute sets take less than. parts: of one microbatch, nothing recomputed: of a block and of
-    the ends. after_s: once a step, behind the pipeline.
+    """Seconds of a step, by draft, that no cut and no recompute sets take less than.
 
-    One rank has its share of all work at least; while a pipeline fills and drains, it has nothing to do. With one chunk
-    a rank, where no rank works on more microbatches meanwhile than under 1f1b, or all forwards come first, what the
-    slowest one does for all microbatches is behind and in front of what the others do for the first and the last. With
-    several, so is what the last one does, but for the ends of the model.
+    parts: of one microbatch, nothing recomputed: of a block and of the ends. after_s: once a step, behind the pipeline.
     """
     problem, m, pp, vpp = whole.problem, whole.count, whole.family.pp, whole.family.num_virtual_stages
     per_parameter = accumulation_s_per_parameter(problem.training.precision, problem.cluster.device)
     block_s, first_s, last_s = (
         unit_work_s(part, unit, per_parameter) for part, unit in zip(parts, state[:3], strict=True)
     )
-    blocks_s = problem.model.num_hidden_layers * block_s + 2 * pp * problem.cluster.device.pass_launch_s
-    work_s = blocks_s + first_s + last_s
-    if vpp == 1:
-        fills = whole.family.waits_for_all(m) | whole.family.is_at_once(m)
-        return (m + np.where(fills, pp - 1, 0)) * work_s / pp + after_s
+    stages = pp * vpp
+    stages_s = problem.model.num_hidden_layers * block_s + 2 * stages * problem.cluster.device.pass_launch_s
+    work_s = stages_s + first_s + last_s
+    seconds: Array
     if whole.family.rules.weights_apart:
-        return m * work_s / pp + after_s
-    of_last_s = (m + (pp - 1) / vpp) * blocks_s / pp + m * last_s
-    at_least_s: Array = np.maximum(m * work_s / pp, of_last_s) + after_s
-    return at_least_s
+        seconds = share_at_least_s(pp, m, work_s)
+    elif vpp > 1:
+        seconds = equal_chunks_at_least_s(pp, vpp, m, stages_s / stages, first_s, last_s)
+    else:
+        waits, at_once = whole.family.waits_for_all(m), whole.family.is_at_once(m)
+        seconds = slowest_stage_at_least_s(pp, m, work_s, work_s / pp, 0.0, waits, at_once)
+    return seconds + after_s

@@ -1,9 +1,9 @@
-"""The best recompute set of each virtual stage of one layout with several chunks a rank.
+"""Recompute sets by virtual stage of one layout with several chunks a rank.
 
-Its chunks have as many blocks each, so a rank chooses how many of them recompute what: a mix. Which of its chunks those
-are follows: the more microbatches a chunk has in flight, the less it keeps. That needs least memory when the warm-up
-ends and is fastest too, for what many microbatches have gone through before the first backward counts less than once.
-Ranks wait for each other, so the best of every rank need not be the best of all: what is proven is a bound.
+Chunks have equally many blocks, so a rank chooses how many of its chunks recompute what: a mix. The more microbatches a
+chunk has in flight, the less it keeps: that needs least memory when the warm-up ends. It is fastest too, since a chunk
+that most microbatches visit before the first backward counts less than once a microbatch. Ranks wait for each other, so
+the best mix of every rank need not be the best of all: unless all choices are tried, only a bound is proven.
 """
 
 from __future__ import annotations
@@ -19,52 +19,54 @@ import numpy as np
 from autoshard.cost.memory import rank_memory
 from autoshard.cost.passes import stage_passes
 from autoshard.cost.step import accumulation_s_per_parameter
+from autoshard.layout.strategy import Strategy
 from autoshard.planner.grid.arrays import Array
-from autoshard.planner.grid.interleaved_bounds import Least, MixedLeast, steps_at_least_s, warm_up_visits
+from autoshard.planner.grid.best_choice import SAME
+from autoshard.planner.grid.bounds import RankBackward, fewest_blocks, unlike_chunks_at_least_s
+from autoshard.planner.grid.interleaved_bounds import MixedLeast, warm_up_visits
 from autoshard.planner.grid.price import layouts_ends, rank_rows
-from autoshard.planner.grid.stage_cuts import Found
 from autoshard.planner.grid.table import Whole
 from autoshard.planner.grid.unit_costs import PartColumns
 from autoshard.schedules import Work, at_least_s, held_together, step_time_s
 
 MOST_MIXES = 20_000
-"""Of a rank: with more, sets are left out, and what is proven is a relaxation."""
-
-
-SAME = 1e-12
-"""Share of a step by which two are the same."""
+"""Mixes of a rank. With more, sets are left out, and what is proven is a relaxation."""
 MOST_IN_ANY_ORDER = 2_500
-"""Of a rank: with no more, any chunk may keep any of them."""
+"""Mixes of a rank in any order. With no more, any chunk may have any set."""
 MOST_CHOICES = 3_000
-"""All choices of mixes that may be best are tried where there are no more."""
+"""With no more choices of mixes that may be the best, all are tried."""
 MOST_ROUNDS = 5
-"""Else, and before that, the mix of one rank is chosen at a time, so many times."""
+"""Rounds in which the mix of one rank after the other is chosen anew."""
 COSTS = ("backward_s", "kept_bytes", "replay_bytes", "working_bytes")
-"""What a set changes."""
+"""Columns that a recompute set changes."""
 
 
 class Mixes(NamedTuple):
-    """Of one rank, a mix an entry; of each chunk the set and the backward seconds. Only mixes that may fit. fits: which
-    of them do."""
+    """The mixes of one rank that may fit.
+
+    sets, back_s: the set and the backward seconds, (mix, chunk). fits: by mix, whether it does fit.
+    """
 
     sets: Array
     back_s: Array
     fits: Array
 
 
-class MixedFrame:
-    """A draft of one interleaved family, and the sets that its virtual stages may choose from."""
+class InterleavedSets:
+    """Recompute sets by virtual stage of one draft with several chunks a rank, (mix of each rank)."""
+
+    rounds = MOST_ROUNDS
 
     def __init__(self, whole: Whole, draft: int, sets: Sequence[int], limit_bytes: float):
         self._whole, self._draft, self._limit_bytes = whole, draft, limit_bytes
         family, problem = whole.family, whole.problem
         self._pp, self._vpp, self._m = family.pp, family.num_virtual_stages, int(whole.count[draft])
-        self._layers = problem.model.num_hidden_layers // (self._pp * self._vpp)
+        self._layers, self.turns = problem.model.num_hidden_layers // (self._pp * self._vpp), self._pp
         self._hop_s = float(whole.hop_s[draft])
         device, pp = problem.cluster.device, self._pp
         self._hidden_bytes = whole.hidden_bytes(np.array([draft]))
-        own = self._vpp * self._layers
-        self._after_s: float = whole.states[whole.state[draft]].after_s(own, own if pp > 2 else 0, own)
+        fewest = fewest_blocks(pp, self._vpp, problem.model.num_hidden_layers)
+        self._after_s: float = whole.states[whole.state[draft]].after_s(*fewest)
         block, first, last, state = whole.parts_of(np.full(len(sets), draft), np.array(sets))
         accumulation_s = accumulation_s_per_parameter(problem.training.precision, device)
         forward_s, back_s = stage_passes(self._layers, block, state.block, device, accumulation_s)
@@ -89,9 +91,9 @@ class MixedFrame:
         if self._in_any_order:
             sets = np.indices((len(self._sets),) * self._vpp).reshape(self._vpp, -1).T
         else:
-            order, found = np.argsort(-self._visits(rank), kind="stable"), _all_mixes(len(self._few), self._vpp)
-            sets = np.empty_like(found)
-            sets[:, order] = self._few[found]
+            order, mixes = np.argsort(-self._visits(rank), kind="stable"), _all_mixes(len(self._few), self._vpp)
+            sets = np.empty_like(mixes)
+            sets[:, order] = self._few[mixes]
         held = np.array(held_together(self._whole.family.schedule, self._pp, self._m, self._vpp)[rank])
         sizes = kept[sets]
         may = self._needed_bytes(rank, sets, sizes @ self._visits(rank), True) <= self._limit_bytes
@@ -107,7 +109,8 @@ class MixedFrame:
         return Mixes(sets, back_s, fits)
 
     def _needed_bytes(self, rank: int, sets: Array, kept_bytes: Array, at_least: bool) -> Array:
-        """kept_bytes: of all blocks together. at_least: whatever the set of the first chunk is."""
+        """Bytes that a rank needs, by mix. sets: (mix, chunk). kept_bytes: by mix, of all blocks together. at_least:
+        whatever the set of the first chunk is."""
         problem, family, blocks = self._whole.problem, self._whole.family, np.array([self._layers])
         holds = family.holds(self._m)[rank]
         if at_least:
@@ -136,51 +139,61 @@ class MixedFrame:
         return [self._mixes(rank) for rank in range(self._pp)]
 
     @cached_property
-    def _least(self) -> list[Least]:
+    def _least(self) -> list[RankBackward]:
         if not self._every:
             of_ranks = MixedLeast(self._whole, np.array([self._draft]), self._limit_bytes).of_ranks
-            return [Least(*(float(seconds[0]) for seconds in one)) for one in of_ranks]
-        found = []
+            return [RankBackward(*(float(seconds[0]) for seconds in backward)) for backward in of_ranks]
+        ranks = []
         for rank in range(self._pp):
             ends_s, later = np.zeros(self._vpp), self._m - self._visits(rank)
             ends_s[0] += self._fewest_first_s if rank == 0 else 0.0
             ends_s[-1] += self._last_back_s if rank == self._pp - 1 else 0.0
             back_s = self._back_s[self._of_ranks[rank].sets]
-            own_s, later_s = (float((back_s @ weights).min(initial=inf)) for weights in (np.ones(self._vpp), later))
+            chunks_s, later_s = (float((back_s @ weights).min(initial=inf)) for weights in (np.ones(self._vpp), later))
             chunk_s = float(back_s.min(initial=inf))
-            found.append(
-                Least(own_s + ends_s.sum(), chunk_s + ends_s[0], chunk_s + ends_s[-1], later_s + ends_s @ later)
+            ranks.append(
+                RankBackward(
+                    chunks_s + ends_s.sum(), chunk_s + ends_s[0], chunk_s + ends_s[-1], later_s + ends_s @ later
+                )
             )
-        return found
+        return ranks
 
-    def _bound_s(self, least: Sequence[Least]) -> Array:
-        return steps_at_least_s(self._whole.family, self._forward_s, self._m, self._hop_s, least) + self._after_s
+    def _bound_s(self, least: Sequence[RankBackward]) -> Array:
+        warm_ups = self._whole.family.warm_ups
+        seconds: Array = unlike_chunks_at_least_s(warm_ups, self._vpp, self._m, self._forward_s, self._hop_s, least)
+        return seconds + self._after_s
 
-    def best(self, limit_s: float) -> tuple[Found | None, float]:
-        """(None where none is found that takes less than limit_s, what none takes less than)."""
-        at_least_s = float(self._bound_s(self._least))
-        if at_least_s >= limit_s or not all(mixes.fits.any() for mixes in self._of_ranks):
-            return None, at_least_s
-        places = min((self._improved(self._chosen(once)) for once in (True, False)), key=lambda one: one[0])[1]
-        seconds = float(self._simulated_s(places[None])[0])
-        if seconds > at_least_s * (1 + SAME):
-            worth = [self._worth(rank, min(seconds, limit_s)) for rank in range(self._pp)]
-            if prod(len(one) for one in worth) <= MOST_CHOICES:
-                tried = np.stack(np.meshgrid(*worth, indexing="ij"), -1).reshape(-1, self._pp)
-                tried = tried[self._times_s(tried) < seconds * (1 - SAME)] if len(tried) else tried
-                times = self._simulated_s(tried)
-                if len(tried) and times.min() < seconds:
-                    seconds, places = float(times.min()), tried[times.argmin()]
-                if self._in_any_order:
-                    at_least_s = min(seconds, limit_s)
-        at_least_s = min(seconds, at_least_s)
-        if seconds >= limit_s:
-            return None, at_least_s
+    @cached_property
+    def at_least_s(self) -> float:
+        """Seconds that no sets by virtual stage take less than."""
+        return float(self._bound_s(self._least))
+
+    def starts(self) -> list[Array]:
+        """The mixes that take each rank least; none if some rank has none that fits."""
+        if not all(mixes.fits.any() for mixes in self._of_ranks):
+            return []
+        return [self._chosen(once) for once in (True, False)]
+
+    def neighbours(self, choice: Array, turn: int) -> Array:
+        """Choices with another mix of the rank `turn`."""
+        fitting = np.flatnonzero(self._of_ranks[turn].fits)
+        changed = np.repeat(choice[None], len(fitting), axis=0)
+        changed[:, turn] = fitting
+        return changed
+
+    def all_below(self, limit_s: float) -> tuple[Array, bool] | None:
+        """(choices that may take less than limit_s, whether these are all); None if there are too many."""
+        worth = [self._worth(rank, limit_s) for rank in range(self._pp)]
+        if prod(map(len, worth)) > MOST_CHOICES:
+            return None
+        return np.stack(np.meshgrid(*worth, indexing="ij"), -1).reshape(-1, self._pp), self._in_any_order
+
+    def strategy(self, choice: Array) -> Strategy:
+        """The layout with these mixes."""
         names = [""] * (self._pp * self._vpp)
-        for rank, (mixes, place) in enumerate(zip(self._of_ranks, places, strict=True)):
-            names[rank :: self._pp] = [self._whole.sets[self._sets[one]] for one in mixes.sets[place]]
-        strategy = self._whole.strategy(self._draft, names, [self._layers] * len(names))
-        return Found(seconds, at_least_s, strategy), at_least_s
+        for rank, (mixes, place) in enumerate(zip(self._of_ranks, choice, strict=True)):
+            names[rank :: self._pp] = [self._whole.sets[self._sets[place_of]] for place_of in mixes.sets[place]]
+        return self._whole.strategy(self._draft, names, [self._layers] * len(names))
 
     def _chosen(self, once: bool) -> Array:
         """The mix of each rank that takes least. once: whether a microbatch of the warm-up counts once alone."""
@@ -190,29 +203,15 @@ class MixedFrame:
             places.append(int(np.where(mixes.fits, mixes.back_s @ weights, np.inf).argmin()))
         return np.array(places)
 
-    def _improved(self, places: Array) -> tuple[float, Array]:
-        """(step time, mixes): of one rank after the other the best one is taken, while that helps."""
-        seconds = float(self._times_s(places[None])[0])
-        for _ in range(MOST_ROUNDS):
-            before_s = seconds
-            for rank, mixes in enumerate(self._of_ranks):
-                fitting = np.flatnonzero(mixes.fits)
-                tried = np.repeat(places[None], len(fitting), axis=0)
-                tried[:, rank] = fitting
-                times = self._times_s(tried)
-                if times.min() < seconds * (1 - SAME):
-                    seconds, places = float(times.min()), tried[times.argmin()]
-            if seconds == before_s:
-                break
-        return seconds, places
-
     def _worth(self, rank: int, limit_s: float) -> Array:
-        """Mixes of a rank that fit and may be part of what takes less than limit_s; of equals and of those that are
-        slower in every chunk none."""
+        """Mixes of a rank that fit and may be part of a choice that takes less than limit_s.
+
+        Of equal mixes one is there, and none that is slower than another in every chunk.
+        """
         mixes = self._of_ranks[rank]
         back_s, weights = mixes.back_s, self._m - self._visits(rank)
         least = [*self._least]
-        least[rank] = least[rank]._replace(own_s=back_s.sum(1), later_s=back_s @ weights)
+        least[rank] = least[rank]._replace(chunks_s=back_s.sum(1), later_s=back_s @ weights)
         bound_s = self._bound_s(least)
         places = np.flatnonzero(mixes.fits & (bound_s < limit_s * (1 - SAME)))
         if len(places) > MOST_CHOICES:
@@ -222,21 +221,23 @@ class MixedFrame:
         no_worse = (back_s[places][:, None] <= back_s[places][None]).all(2)
         return places[no_worse.sum(0) == 1]
 
-    def _times_s(self, places: Array) -> Array:
-        """Lower bounds. places: (choice, rank)."""
-        return at_least_s(self._whole.family.schedule, self._work(places)) + self._after_s
+    def bounds_s(self, choices: Array) -> Array:
+        """Seconds that steps take at least, by choice; all of them fit."""
+        seconds: Array = at_least_s(self._whole.family.schedule, self._work(choices)) + self._after_s
+        return seconds
 
-    def _simulated_s(self, places: Array) -> Array:
-        """places: (choice, rank)."""
-        pp, m, vpp, *numbers = self._work(places)
-        return step_time_s(self._whole.family.schedule, pp, m, vpp, *numbers) + self._after_s
+    def simulated_s(self, choices: Array) -> Array:
+        """Seconds of a step, by choice; all of them fit."""
+        pp, m, vpp, *numbers = self._work(choices)
+        seconds: Array = step_time_s(self._whole.family.schedule, pp, m, vpp, *numbers) + self._after_s
+        return seconds
 
-    def _work(self, places: Array) -> Work:
-        backward_s = np.empty((self._pp * self._vpp, len(places)))
+    def _work(self, choices: Array) -> Work:
+        backward_s = np.empty((self._pp * self._vpp, len(choices)))
         for rank, mixes in enumerate(self._of_ranks):
-            backward_s[rank :: self._pp] = mixes.back_s[places[:, rank]].T
-        forward_s = np.repeat(self._forward_s[:, None], len(places), axis=1)
-        return Work(self._pp, np.full(len(places), self._m), self._vpp, forward_s, backward_s, self._hop_s)
+            backward_s[rank :: self._pp] = mixes.back_s[choices[:, rank]].T
+        forward_s = np.repeat(self._forward_s[:, None], len(choices), axis=1)
+        return Work(self._pp, np.full(len(choices), self._m), self._vpp, forward_s, backward_s, self._hop_s)
 
 
 def _useful(block: PartColumns, first: PartColumns, vpp: int) -> tuple[Array, Array]:
@@ -254,5 +255,5 @@ def _useful(block: PartColumns, first: PartColumns, vpp: int) -> tuple[Array, Ar
 
 @lru_cache(maxsize=32)
 def _all_mixes(sets: int, chunks: int) -> Array:
-    """(mix, chunk)."""
+    """Every mix of so many sets, (mix, chunk)."""
     return np.array([*combinations_with_replacement(range(sets), chunks)], dtype=int)

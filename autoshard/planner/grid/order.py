@@ -27,15 +27,17 @@ def fastest_first(
     """
     fitting = [
         np.flatnonzero(
-            (one.memory_bytes <= limit_bytes) & (one.memory_bytes > above_bytes) & (one.step_time_s < below_s)
+            (layouts.memory_bytes <= limit_bytes)
+            & (layouts.memory_bytes > above_bytes)
+            & (layouts.step_time_s < below_s)
         )
-        for one in priced
+        for layouts in priced
     ]
     if not any(map(len, fitting)):
         return
     chunk = np.repeat(np.arange(len(priced)), [len(rows) for rows in fitting])
     row = np.concatenate(fitting)
-    times = np.concatenate([one.step_time_s[rows] for one, rows in zip(priced, fitting, strict=True)])
+    times = np.concatenate([layouts.step_time_s[rows] for layouts, rows in zip(priced, fitting, strict=True)])
     order = np.argsort(times, kind="stable")
     waiting: list[tuple[float, int]] = []
 
@@ -55,10 +57,13 @@ def fastest_first(
 
 
 def _exact_s(priced: list[Priced], chunk: Array, row: Array, times: Array) -> Array:
-    """Step times of some layouts, those of one chunk together. times: bounds, where chunks say so."""
-    found = times.copy()
-    for one in different(chunk):
-        if priced[one].at_least:
-            mine = chunk == one
-            found[mine] = priced[one].exact_s(row[mine])
-    return found
+    """Step times of some layouts, those of one chunk together.
+
+    chunk, row: by layout, its places in `priced`. times: its step time there, or a bound where the chunk says so.
+    """
+    exact_s = times.copy()
+    for place in different(chunk):
+        if priced[place].at_least:
+            rows = chunk == place
+            exact_s[rows] = priced[place].exact_s(row[rows])
+    return exact_s

@@ -1,6 +1,6 @@
-"""Which layouts may beat all that are known with another cut or other recompute sets by stage, and by how much.
+"""Layouts that may beat all that are known, with another cut or other recompute sets by stage: bounded, then refined.
 
-One chunk a rank: stage_cuts.py; several chunks: interleaved_recompute.py.
+With one chunk a rank stage_cuts.py says what is chosen, with several chunks interleaved_recompute.py does.
 """
 
 from __future__ import annotations
@@ -15,19 +15,30 @@ from autoshard.cost.passes import unit_work_s
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.cost.zero_sharding import FEW_BLOCKS, State, Unit
 from autoshard.planner.grid.arrays import Array
+from autoshard.planner.grid.best_choice import best_choice
+from autoshard.planner.grid.bounds import (
+    after_at_least_s,
+    equal_chunks_at_least_s,
+    slowest_stage_at_least_s,
+    slowest_stage_at_most_s,
+)
 from autoshard.planner.grid.interleaved_bounds import MixedLeast
-from autoshard.planner.grid.interleaved_recompute import MixedFrame
+from autoshard.planner.grid.interleaved_recompute import InterleavedSets
 from autoshard.planner.grid.price import layouts_ends, rank_rows
-from autoshard.planner.grid.stage_cuts import Found, Frame
+from autoshard.planner.grid.stage_cuts import StageCuts
 from autoshard.planner.grid.table import Whole
 from autoshard.planner.grid.unit_costs import PartColumns
+from autoshard.planner.ranking import Timed
 
 ROUNDING = 1e-9
 """Share of a step by which a bound may be off for rounding."""
 
 
 class Promise(NamedTuple):
-    """at_least_s: no cut, no choice of sets takes less. sets: places of those that stages may choose from."""
+    """A layout that may be faster than what is known.
+
+    at_least_s: no cut and no choice of sets takes less. sets: places of those that stages may choose from.
+    """
 
     at_least_s: float
     whole: Whole
@@ -36,10 +47,13 @@ class Promise(NamedTuple):
 
 
 class Refined(NamedTuple):
-    """found: layouts, each faster than what was known before. at_least_s: no layout that was looked at is faster, where
-    that is less than the step time of the best. unfinished: layouts that were not looked at in time."""
+    """The outcome of a refinement.
 
-    found: list[Found]
+    found: layouts, each faster than what was known before. at_least_s: no layout takes less than this or than the best
+    one. unfinished: layouts that were not looked at in time.
+    """
+
+    found: list[Timed]
     at_least_s: float
     unfinished: int
 
@@ -48,27 +62,25 @@ def refine(
     wholes: Iterable[Whole], by_stage: bool, limit_bytes: float, known_s: float, in_time: Callable[[], bool]
 ) -> Refined:
     """The layouts that beat known_s, by cuts and, with by_stage, by recompute sets that differ from stage to stage."""
-    ranked = [one for whole in wholes for one in _promises(whole, by_stage, limit_bytes, known_s)]
-    ranked.sort(key=lambda one: (not one.whole.family.cuts_are_free, one.at_least_s))  # what is solved sooner first
-    found: list[Found] = []
+    ranked = [promise for whole in wholes for promise in _promises(whole, by_stage, limit_bytes, known_s)]
+    # what is solved sooner comes first
+    ranked.sort(key=lambda promise: (not promise.whole.family.cuts_are_free, promise.at_least_s))
+    better: list[Timed] = []
     at_least_s = best_s = known_s
     for place, (bound_s, whole, draft, sets) in enumerate(ranked):
         if bound_s >= best_s * (1 - ROUNDING):
             continue
         if not in_time():
-            left = [one.at_least_s for one in ranked[place:]]
-            return Refined(found, min(at_least_s, *left), len(left))
-        if whole.family.cuts_are_free:
-            one = Frame(whole, draft, sets, limit_bytes).best(best_s * (1 - ROUNDING))
-            at_least_s = min(at_least_s, one.at_least_s) if one is not None else at_least_s
-        else:
-            one, none_takes_less_s = MixedFrame(whole, draft, sets, limit_bytes).best(best_s * (1 - ROUNDING))
-            if one is not None or none_takes_less_s < best_s * (1 - ROUNDING):
-                at_least_s = min(at_least_s, none_takes_less_s)
-        if one is not None:
-            found.append(one)
-            best_s = one.step_time_s
-    return Refined(found, min(at_least_s, best_s), 0)
+            left = [promise.at_least_s for promise in ranked[place:]]
+            return Refined(better, min(at_least_s, *left), len(left))
+        choices = (StageCuts if whole.family.cuts_are_free else InterleavedSets)(whole, draft, sets, limit_bytes)
+        fastest = best_choice(choices, best_s * (1 - ROUNDING))
+        if fastest.at_least_s < best_s * (1 - ROUNDING):
+            at_least_s = min(at_least_s, fastest.at_least_s)
+        if fastest.strategy is not None:
+            better.append(Timed(fastest.step_time_s, fastest.strategy))
+            best_s = fastest.step_time_s
+    return Refined(better, min(at_least_s, best_s), 0)
 
 
 def _promises(whole: Whole, by_stage: bool, limit_bytes: float, known_s: float) -> Iterator[Promise]:
@@ -79,14 +91,15 @@ def _promises(whole: Whole, by_stage: bool, limit_bytes: float, known_s: float) 
 
 
 def _mixed_promises(whole: Whole, limit_bytes: float, known_s: float) -> Iterator[Promise]:
-    """As `interleaved_promises`, with a bound that also knows how much fits."""
-    found = [*interleaved_promises(whole, limit_bytes, known_s)]
-    if not found:
+    """The promises of `interleaved_promises` that a bound leaves which also knows how much fits."""
+    promised = [*interleaved_promises(whole, limit_bytes, known_s)]
+    if not promised:
         return
-    at_least_s = MixedLeast(whole, np.array([one.draft for one in found]), limit_bytes).steps_s()
-    for one, seconds in zip(found, at_least_s.tolist(), strict=True):
+    drafts = np.array([promise.draft for promise in promised])
+    at_least_s = MixedLeast(whole, drafts, limit_bytes).steps_s()
+    for promise, seconds in zip(promised, at_least_s.tolist(), strict=True):
         if seconds < known_s * (1 - ROUNDING):
-            yield one._replace(at_least_s=max(one.at_least_s, seconds))
+            yield promise._replace(at_least_s=max(promise.at_least_s, seconds))
 
 
 def interleaved_promises(whole: Whole, limit_bytes: float, known_s: float) -> Iterator[Promise]:
@@ -112,7 +125,7 @@ def interleaved_promises(whole: Whole, limit_bytes: float, known_s: float) -> It
 
 
 def _least_parts(whole: Whole, draft: Array) -> tuple[PartColumns, PartColumns, PartColumns, State]:
-    """As `parts_of`, of all sets the least of every column."""
+    """Block, ends and state as `Whole.parts_of` has them, by draft: of each column the least of all recompute sets."""
     count, sets = len(draft), len(whole.sets)
     *parts, _ = whole.parts_of(np.repeat(draft, sets), np.tile(np.arange(sets), count))
     block, first, last = (PartColumns(*(column.reshape(count, sets).min(1) for column in part)) for part in parts)
@@ -122,20 +135,17 @@ def _least_parts(whole: Whole, draft: Array) -> tuple[PartColumns, PartColumns, 
 def _interleaved_at_least_s(
     whole: Whole, block: PartColumns, first: PartColumns, last: PartColumns, state: State
 ) -> Array:
-    """The first and the last rank work on every microbatch; before its first and after its last one, the ranks in front
-    of the last one do."""
+    """Seconds of a step, at least, by draft; parts as `_least_parts` has them."""
     pp, vpp, problem, m = whole.family.pp, whole.family.num_virtual_stages, whole.problem, whole.count
     per_parameter = accumulation_s_per_parameter(problem.training.precision, problem.cluster.device)
-    blocks = problem.model.num_hidden_layers // (pp * vpp)
+    layers = problem.model.num_hidden_layers
     block_s, first_s, last_s = (
         unit_work_s(part, unit, per_parameter)
         for part, unit in ((block, state.block), (first, state.first), (last, state.last))
     )
-    chunk_s = 2 * problem.cluster.device.pass_launch_s + blocks * block_s
-    of_last_s = (m * vpp + pp - 1) * chunk_s + m * last_s + first_s + 2 * (pp - 1) * whole.hop_s
-    own = vpp * blocks
-    after_s = np.array([whole.states[one].after_s(own, own if pp > 2 else 0, own) for one in whole.state.tolist()])
-    at_least_s: Array = np.maximum(of_last_s, m * (vpp * chunk_s + first_s)) + after_s
+    chunk_s = 2 * problem.cluster.device.pass_launch_s + layers // (pp * vpp) * block_s
+    after_s = after_at_least_s(pp, vpp, layers, whole.states, whole.state)
+    at_least_s: Array = equal_chunks_at_least_s(pp, vpp, m, chunk_s, first_s, last_s, whole.hop_s) + after_s
     return at_least_s
 
 
@@ -154,7 +164,7 @@ def promises(whole: Whole, by_stage: bool, limit_bytes: float, known_s: float) -
 
 
 class _Bounds:
-    """draft, recompute: (layout, set that a stage may choose)."""
+    """Bounds of layouts with free cuts. draft, recompute: places, (layout, set that a stage may choose)."""
 
     def __init__(self, whole: Whole, draft: Array, recompute: Array):
         self.draft, self.recompute = draft, recompute
@@ -170,28 +180,25 @@ class _Bounds:
 
         self._block_s = seconds(block, self._state.block)
         self._ends_s = (seconds(first, self._state.first), seconds(last, self._state.last))
-        pp, one = whole.family.pp, draft[:, 0]
-        self._m, self._hops_s = whole.count[one], 2 * (pp - 1) * whole.hop_s[one]
-        self._leaves_gaps = (self._m > pp + 1) & whole.family.waits_for_all(self._m)
+        pp, drafts = whole.family.pp, draft[:, 0]
+        self._m, self._hop_s = whole.count[drafts], whole.hop_s[drafts]
+        self._waits = whole.family.waits_for_all(self._m), whole.family.is_at_once(self._m)
         self._holds = whole.family.holds(whole.count[flat])
-        most = -(-self._layers // pp) if pp > 2 else 0
-        self._after_s = np.array([whole.states[state].after_s(1, most, 1) for state in whole.state[one].tolist()])
+        self._after_s = after_at_least_s(pp, 1, self._layers, whole.states, whole.state[drafts])
         ends_s = sum(end.min(1) for end in self._ends_s)
         self._work_s = pp * self._launch_s + self._layers * self._block_s.min(1) + ends_s
 
     def at_least_s(self) -> Array:
-        pp, m, work_s = self._whole.family.pp, self._m, self._work_s
-        bound_s = np.maximum(m * work_s / pp, work_s + self._hops_s)
-        round_trip_s = 2 * work_s + (m - pp - 1) * work_s / pp + self._hops_s
-        return np.where(self._leaves_gaps, np.maximum(bound_s, round_trip_s), bound_s) + self._after_s
+        """Seconds of a step, by layout, whatever its cut."""
+        pp, work_s = self._whole.family.pp, self._work_s
+        seconds: Array = slowest_stage_at_least_s(pp, self._m, work_s, work_s / pp, self._hop_s, *self._waits)
+        return seconds + self._after_s
 
     def has_room(self, limit_bytes: float, known_s: float) -> Array:
-        """Whether stages that are no slower than a faster step allows, and fit, can hold all blocks."""
+        """Whether stages that are no slower than a faster step allows, and fit, can hold all blocks, by layout."""
         pp, m = self._whole.family.pp, self._m
         in_time_s = known_s - self._after_s
-        slowest_s = in_time_s / m
-        of_round_trip_s = (in_time_s - self._hops_s - 2 * self._work_s) / np.maximum(1, m - pp - 1)
-        slowest_s = np.where(self._leaves_gaps, np.minimum(slowest_s, of_round_trip_s), slowest_s)[:, None]
+        slowest_s = slowest_stage_at_most_s(pp, m, self._work_s, in_time_s, self._hop_s, *self._waits)[:, None]
         room = np.zeros(len(m))
         for rank in range(pp):
             ends_s = sum(end for end, has in zip(self._ends_s, (rank == 0, rank == pp - 1), strict=True) if has)

@@ -1,4 +1,4 @@
-"""The best cut into stages of one layout, with the best recompute set of each stage: exact where it says so.
+"""Cuts of one layout into stages, each with the best recompute set of every stage.
 
 With one chunk a rank a stage's memory depends on its own blocks and set alone, and no layout is faster for a slower
 stage. So a stage of n blocks takes the fastest set that fits, and what is left to choose is n for every stage.
@@ -6,9 +6,10 @@ stage. So a stage of n blocks takes the fastest set that fits, and what is left 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from heapq import heapify, heapreplace
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -18,40 +19,43 @@ from autoshard.cost.passes import add_ends, stage_passes
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.layout.strategy import Strategy
 from autoshard.planner.grid.arrays import Array
+from autoshard.planner.grid.bounds import (
+    any_cut_at_least_s,
+    fewest_blocks,
+    slowest_stage_at_least_s,
+    this_stage_at_least_s,
+)
 from autoshard.planner.grid.price import layouts_ends, rank_rows
 from autoshard.planner.grid.table import Whole
 from autoshard.schedules import Work, at_least_s, step_time_s
+from autoshard.schedules.held import warm_ups
 
 MOST_CUTS = 3000
-"""All cuts that may be best are tried where there are no more."""
+"""With no more cuts that may be the best, all are tried."""
 MOST_ROUNDS = 30
-"""Else blocks are moved one at a time, so many rounds at most."""
+"""Rounds in which a block is moved from one stage to another, where cuts are too many."""
 
 
 class Options(NamedTuple):
-    """By stage and number of blocks less one: seconds forward and backward (infinite where no set fits), which set."""
+    """The options of each stage, (stage, blocks - 1): seconds forward and backward, infinite where no set fits; and the
+    place of the fastest set that fits."""
 
     forward_s: Array
     backward_s: Array
     chosen: Array
 
 
-class Found(NamedTuple):
-    """The fastest cut that was found. at_least_s: no cut is faster than that."""
+class StageCuts:
+    """Cuts of one draft with one chunk a rank, (blocks of each stage); stages choose from some recompute sets."""
 
-    step_time_s: float
-    at_least_s: float
-    strategy: Strategy
-
-
-class Frame:
-    """A draft of one family with one chunk a rank, and the sets that its stages may choose from."""
+    rounds, turns = MOST_ROUNDS, 1
 
     def __init__(self, whole: Whole, draft: int, sets: Sequence[int], limit_bytes: float):
         self._whole, self._draft, self._sets = whole, draft, list(sets)
         self._pp, self._layers = whole.family.pp, whole.problem.model.num_hidden_layers
         self._m, self._hop_s = int(whole.count[draft]), float(whole.hop_s[draft])
         self._state = whole.states[whole.state[draft]]
+        self._waits, self._at_once = whole.family.waits_for_all(self._m), bool(whole.family.is_at_once(self._m))
         self._options = self._stage_options(limit_bytes)
         self._work_s = self._options.forward_s + self._options.backward_s
 
@@ -70,52 +74,43 @@ class Frame:
             needed = rank_memory(of_rank, state, problem.training.precision).total
             stage = [passes.forward_s], [passes.backward_s]
             add_ends(*stage, of_rank.ends, accumulation_s)
-            (ahead,), (back,) = stage
-            back = np.where(needed + device.reserved_memory_bytes <= limit_bytes, back, np.inf)
-            chosen = back.argmin(1)
-            options.append((ahead[:, 0], np.take_along_axis(back, chosen[:, None], 1)[:, 0], chosen))
+            (forward_s,), (backward_s,) = stage
+            backward_s = np.where(needed + device.reserved_memory_bytes <= limit_bytes, backward_s, np.inf)
+            chosen = backward_s.argmin(1)
+            options.append((forward_s[:, 0], np.take_along_axis(backward_s, chosen[:, None], 1)[:, 0], chosen))
         return Options(*(np.array(column) for column in zip(*options, strict=True)))
 
-    def best(self, limit_s: float) -> Found | None:
-        """None where no cut fits or none takes less than limit_s."""
+    @cached_property
+    def at_least_s(self) -> float:
+        """Seconds that no cut takes less than; infinite where none fits."""
         balanced = self._balanced(early=False)
         if balanced is None:
-            return None
-        at_least_s = self._at_least_s(balanced)
-        if at_least_s >= limit_s:
-            return None
+            return inf
+        slowest_s = float(max(self._work_s[stage, n - 1] for stage, n in enumerate(balanced)))
+        sizes, after_s = self._bound
+        return float(slowest_stage_at_least_s(*sizes, slowest_s, self._hop_s, self._waits, self._at_once)) + after_s
+
+    def starts(self) -> list[Array]:
+        """Balanced cuts, with more blocks in late stages and in early ones; none if no cut fits."""
+        cuts = [self._balanced(early=False), self._balanced(early=True)]
+        starts = [np.array(cut) for cut in cuts if cut is not None]
+        return starts[:1] if len(starts) == 2 and (starts[0] == starts[1]).all() else starts
+
+    def neighbours(self, choice: Array, turn: int) -> Array:
+        """Cuts with one block moved from one stage to another."""
+        return np.array([*_moves(choice, self._work_s.shape[1])])
+
+    def all_below(self, limit_s: float) -> tuple[Array, bool] | None:
+        """(all cuts that may take less than limit_s, True); None if there are too many."""
         most = self._most_blocks(limit_s)
         if most.min() < 1 or most.sum() < self._layers:
-            return None
-        if _count_cuts(most, self._layers) <= MOST_CUTS:
-            return self._best_of(_all_cuts(most, self._layers), limit_s)
-        early = self._balanced(early=True)
-        cuts = np.array([balanced, balanced if early is None else early]).T
-        cut, bound_s = self._improved(cuts, most, self._times_s)
-        seconds = float(self._simulated_s(cut[:, None])[0])
-        if seconds > bound_s * (1 + 1e-9):
-            cut, seconds = self._improved(cut[:, None], most, self._may_take_s)
-        return self._found(cut, seconds, min(seconds, at_least_s)) if seconds < limit_s else None
+            return np.zeros((0, self._pp), dtype=int), True
+        return (_all_cuts(most, self._layers).T, True) if _count_cuts(most, self._layers) <= MOST_CUTS else None
 
-    def _best_of(self, cuts: Array, limit_s: float) -> Found | None:
-        """The fastest of all cuts. Those whose bound leaves a chance are simulated, the lowest bounds first."""
-        times = self._times_s(cuts)
-        best, seconds = 0, limit_s
-        order = np.argsort(times, kind="stable")
-        begin, at_once = 0, 1  # the lowest bound is the best one nearly always
-        while len(places := order[begin : begin + at_once]):
-            begin, at_once = begin + at_once, 2 * at_once
-            places = places[times[places] < seconds * (1 - 1e-12)]
-            if not len(places):
-                break
-            simulated = self._simulated_s(cuts[:, places])
-            if simulated.min() < seconds:
-                best, seconds = int(places[simulated.argmin()]), float(simulated.min())
-        return self._found(cuts[:, best], seconds, seconds) if seconds < limit_s else None
-
-    def _found(self, cut: Array, seconds: float, at_least_s: float) -> Found:
-        names = [self._whole.sets[self._sets[self._options.chosen[stage, n - 1]]] for stage, n in enumerate(cut)]
-        return Found(seconds, at_least_s, self._whole.strategy(self._draft, names, cut.tolist()))
+    def strategy(self, choice: Array) -> Strategy:
+        """The layout with this cut and the fastest sets that fit."""
+        names = [self._whole.sets[self._sets[self._options.chosen[stage, n - 1]]] for stage, n in enumerate(choice)]
+        return self._whole.strategy(self._draft, names, choice.tolist())
 
     def _balanced(self, early: bool) -> list[int] | None:
         """The cut whose slowest stage is fastest: each further block goes to the stage that is fastest with it."""
@@ -139,99 +134,54 @@ class Frame:
         return counts
 
     @cached_property
-    def _least_work_s(self) -> float:
-        """Of one microbatch through all stages, whatever the cut."""
-        least = np.full(self._layers + 1, np.inf)
-        least[0] = 0.0
-        for stage in self._work_s:
-            after = np.full(self._layers + 1, np.inf)
-            for n, seconds in enumerate(stage[np.isfinite(stage)], start=1):
-                np.minimum(after[n:], least[:-n] + seconds, out=after[n:])
-            least = after
-        return float(least[self._layers])
-
-    def _fixed_s(self) -> tuple[float, float]:
-        """Transfers of the first and the last microbatch, and what follows the pipeline, at least."""
-        most = -(-self._layers // self._pp)
-        return 2 * (self._pp - 1) * self._hop_s, self._state.after_s(1, most if self._pp > 2 else 0, 1)
-
-    def _at_least_s(self, balanced: Sequence[int]) -> float:
-        """Of every cut. Beside its own work the slowest stage waits for the way to its first backward and for the way
-        back from its last forward, and stages in front of it are no slower than it is."""
-        slowest_s = max(self._work_s[stage, n - 1] for stage, n in enumerate(balanced))
-        work_s, m, (hops_s, after_s) = self._least_work_s, self._m, self._fixed_s()
-        bounds = [m * slowest_s, work_s + hops_s]
-        if m > self._pp and self._whole.family.waits_for_all(m):
-            bounds.append(2 * work_s + (m - self._pp - 1) * slowest_s + hops_s)
-        return float(max(bounds)) + after_s
+    def _bound(self) -> tuple[tuple[int, int, float], float]:
+        """(pp, microbatches and the least work of one; what follows the pipeline, at least), as bounds take them."""
+        after_s = self._state.after_s(*fewest_blocks(self._pp, 1, self._layers))
+        return (self._pp, self._m, any_cut_at_least_s(self._work_s, self._layers)), after_s
 
     def _most_blocks(self, limit_s: float) -> Array:
-        """Of each stage in any cut that takes less than limit_s."""
-        work_s, m, (_, after_s) = self._least_work_s, self._m, self._fixed_s()
-        most = []
-        for rank, own_s in enumerate(self._work_s):
-            bounds = m * own_s
-            if m > self._pp - rank and self._whole.family.waits_for_all(m):
-                bounds = np.maximum(bounds, work_s + own_s * (2 * m - 1 - self._pp + rank) / 2)
-            most.append(int((bounds + after_s < limit_s).sum()))
-        return np.array(most)
+        """The most blocks of each stage in a cut that may take less than limit_s."""
+        (pp, m, work_s), after_s = self._bound
+        bounds_s = [
+            this_stage_at_least_s(pp, warm_up, m, work_s, stage_s, self._hop_s, self._at_once)
+            for warm_up, stage_s in zip(warm_ups(self._whole.family.rules, pp, m, 1), self._work_s, strict=True)
+        ]
+        return np.array([int((seconds + after_s < limit_s).sum()) for seconds in bounds_s])
 
-    def _times_s(self, cuts: Array) -> Array:
-        """Lower bounds; infinite where a cut does not fit. cuts: (stage, cut)."""
-        work = self._work(cuts)
+    def bounds_s(self, choices: Array) -> Array:
+        """Seconds that steps take at least, by cut; infinite where a cut does not fit."""
+        work = self._work(choices)
         fits = np.isfinite(work.backward_s).all(0)
-        times = np.full(cuts.shape[1], np.inf)
+        bounds_s = np.full(len(choices), np.inf)
         if fits.any():
-            pipeline_s = at_least_s(self._whole.family.schedule, self._work(cuts[:, fits]))
-            times[fits] = pipeline_s + [self._after_s(cut) for cut in cuts[:, fits].T]
-        return times
+            pipeline_s = at_least_s(self._whole.family.schedule, self._work(choices[fits]))
+            bounds_s[fits] = pipeline_s + self._after_s(choices[fits])
+        return bounds_s
 
-    def _simulated_s(self, cuts: Array) -> Array:
-        """cuts: (stage, cut), all of which fit."""
-        pp, m, vpp, *numbers = self._work(cuts)
+    def simulated_s(self, choices: Array) -> Array:
+        """Seconds of a step, by cut; all of them fit."""
+        pp, m, vpp, *numbers = self._work(choices)
         seconds: Array = step_time_s(self._whole.family.schedule, pp, m, vpp, *numbers)
-        return seconds + [self._after_s(cut) for cut in cuts.T]
+        return seconds + self._after_s(choices)
 
-    def _work(self, cuts: Array) -> Work:
+    def _work(self, choices: Array) -> Work:
         stage = np.arange(self._pp)[:, None]
-        ahead, back = self._options.forward_s[stage, cuts - 1], self._options.backward_s[stage, cuts - 1]
-        return Work(self._pp, np.full(cuts.shape[1], self._m), 1, ahead, back, self._hop_s)
+        forward_s, backward_s = (
+            seconds[stage, choices.T - 1] for seconds in (self._options.forward_s, self._options.backward_s)
+        )
+        return Work(self._pp, np.full(len(choices), self._m), 1, forward_s, backward_s, self._hop_s)
 
-    def _after_s(self, cut: Array) -> float:
-        between = int(cut[1:-1].max()) if self._pp > 2 else 0
-        seconds: float = self._state.after_s(int(cut[0]), between, int(cut[-1]))
-        return seconds
-
-    def _may_take_s(self, cuts: Array) -> Array:
-        """Simulated, but for cuts whose bound is above what another one takes. cuts: (stage, cut)."""
-        times = self._times_s(cuts)
-        if not np.isfinite(times).any():
-            return times
-        fastest = int(times.argmin())
-        worth = times <= float(self._simulated_s(cuts[:, [fastest]])[0])
-        times[worth] = self._simulated_s(cuts[:, worth])
-        return times
-
-    def _improved(self, cuts: Array, most: Array, times_s: Callable[[Array], Array]) -> tuple[Array, float]:
-        """The best of some cuts, then single blocks moved while that helps. times_s: of cuts."""
-        times = times_s(cuts)
-        cut, seconds = cuts[:, times.argmin()], float(times.min())
-        for _ in range(MOST_ROUNDS):
-            moved = np.array([*_moves(cut, most)]).T
-            if not moved.size:
-                break
-            times = times_s(moved)
-            if times.min() >= seconds * (1 - 1e-12):
-                break
-            cut, seconds = moved[:, times.argmin()], float(times.min())
-        return cut, seconds
+    def _after_s(self, choices: Array) -> Array:
+        between = choices[:, 1:-1].max(1) if self._pp > 2 else np.zeros(len(choices), dtype=int)
+        blocks = np.stack([choices[:, 0], between, choices[:, -1]], 1).tolist()
+        return np.array([self._state.after_s(*of_cut) for of_cut in blocks])
 
 
-def _moves(cut: Array, most: Array) -> Iterator[Array]:
-    """One block from one stage to another."""
+def _moves(cut: Array, most: int) -> Iterator[Array]:
+    """Cuts with one block moved from one stage to another, which then has at most `most`."""
     for source in range(len(cut)):
         for target in range(len(cut)):
-            if source != target and cut[source] > 1 and cut[target] < most[target]:
+            if source != target and cut[source] > 1 and cut[target] < most:
                 moved = cut.copy()
                 moved[source] -= 1
                 moved[target] += 1
@@ -249,7 +199,7 @@ def _count_cuts(most: Array, layers: int) -> float:
 
 
 def _all_cuts(most: Array, layers: int) -> Array:
-    """(stage, cut)."""
+    """Every cut that gives each stage at least 1 and at most so many blocks, (stage, cut)."""
     cuts, used = np.zeros((0, 1), dtype=int), np.zeros(1, dtype=int)
     for stage, count in enumerate(most):
         behind = len(most) - stage - 1

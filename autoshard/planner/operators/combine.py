@@ -20,9 +20,15 @@ from autoshard.layout.mesh import TENSOR_PARALLEL_AXES
 from autoshard.layout.sharding import OperatorChoices
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.planner.axis_orders import other_orders
-from autoshard.planner.grid.bounds import Least, LeastTable, block_limits_s, sets_at_least_s, step_times_at_least_s
 from autoshard.planner.grid.order import fastest_first
 from autoshard.planner.grid.refine import refine
+from autoshard.planner.grid.sharding_bounds import (
+    Least,
+    LeastTable,
+    block_limits_s,
+    sets_at_least_s,
+    step_times_at_least_s,
+)
 from autoshard.planner.grid.table import Table
 from autoshard.planner.layouts import legal_layouts
 from autoshard.planner.operators.improve import Solver

@@ -28,7 +28,7 @@ from autoshard.layout.sharding import OperatorChoices, choices, differing
 from autoshard.layout.strategy import Strategy
 from autoshard.layout.template import template_of
 from autoshard.models.stage import dim_sizes, stage_graph
-from autoshard.planner.grid.bounds import Least
+from autoshard.planner.grid.sharding_bounds import Least
 from autoshard.planner.operators.prices import Axes, MemoryRow, Price, Prices
 from autoshard.planner.operators.program import OperatorProblem
 from autoshard.planner.operators.solve import (

@@ -1,0 +1,125 @@
+"""The fastest choice of what one layout leaves open: how its blocks are cut, or what each virtual stage recomputes.
+
+A choice is a row of whole numbers. Choices are bounded; those that cannot be the fastest are discarded; the others are
+simulated. Where all that may be the fastest are few, all are looked at, which proves the best one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from autoshard.layout.strategy import Strategy
+from autoshard.planner.grid.arrays import Array
+
+SAME = 1e-12
+"""Share of a step by which two step times are the same."""
+GROWTH = 8
+"""Times as many choices are simulated together as before them: rows of a simulation cost little."""
+
+
+class Choices(Protocol):
+    """Everything that one layout leaves open. An array of choices is (choice, number); seconds are by choice.
+
+    rounds: how often single numbers of a choice are changed, at most. turns: parts of such a round.
+    """
+
+    rounds: int
+    turns: int
+
+    @property
+    def at_least_s(self) -> float:
+        """Seconds that no choice takes less than."""
+
+    def starts(self) -> list[Array]:
+        """Good choices to begin with, (number,) each; none if no choice fits in memory."""
+
+    def neighbours(self, choice: Array, turn: int) -> Array:
+        """Choices that differ a little from one, (choice, number)."""
+
+    def all_below(self, limit_s: float) -> tuple[Array, bool] | None:
+        """(choices, whether no other one takes less than limit_s); None where these are too many to look at."""
+
+    def bounds_s(self, choices: Array) -> Array:
+        """Seconds that steps take at least; infinite where a choice does not fit in memory."""
+
+    def simulated_s(self, choices: Array) -> Array:
+        """Seconds of the steps of choices that fit in memory."""
+
+    def strategy(self, choice: Array) -> Strategy:
+        """The layout with this choice."""
+
+
+class Found(NamedTuple):
+    """The fastest choice that was found. at_least_s: no choice takes less. strategy: None if none takes less than the
+    limit; step_time_s is then infinite."""
+
+    step_time_s: float
+    at_least_s: float
+    strategy: Strategy | None
+
+
+Timed = tuple[float, Array]
+"""(seconds of the step, choice)."""
+
+
+def best_choice(choices: Choices, limit_s: float) -> Found:
+    """The fastest choice that takes less than limit_s."""
+    at_least_s = choices.at_least_s
+    if at_least_s >= limit_s:
+        return Found(inf, at_least_s, None)
+    starts = choices.starts()
+    if not starts:
+        return Found(inf, inf, None)
+    bound_s, choice = min((_descended(choices, start, _lowest_bound) for start in starts), key=lambda timed: timed[0])
+    best: Timed = (float(choices.simulated_s(choice[None])[0]), choice)
+    if best[0] > at_least_s * (1 + SAME):
+        listed = choices.all_below(min(best[0], limit_s))
+        if listed is not None:
+            tried, are_all = listed
+            best = _fastest(choices, tried, best)
+            at_least_s = min(best[0], limit_s) if are_all else at_least_s
+        elif best[0] > bound_s * (1 + SAME):
+            best = _descended(choices, choice, _fastest)
+    step_time_s, choice = best
+    if step_time_s >= limit_s:
+        return Found(inf, at_least_s, None)
+    return Found(step_time_s, min(step_time_s, at_least_s), choices.strategy(choice))
+
+
+def _fastest(choices: Choices, tried: Array, best: Timed) -> Timed:
+    """The fastest of some choices and of the best known one, which stays if none is faster."""
+    bounds_s = choices.bounds_s(tried) if len(tried) else np.zeros(0)
+    order = np.argsort(bounds_s, kind="stable")
+    begin, at_once = 0, 1  # the lowest bound is the best one nearly always
+    while len(places := order[begin : begin + at_once]):
+        begin, at_once = begin + at_once, GROWTH * at_once
+        places = places[bounds_s[places] < best[0] * (1 - SAME)]
+        if not len(places):
+            break
+        simulated_s = choices.simulated_s(tried[places])
+        if simulated_s.min() < best[0] * (1 - SAME):
+            best = float(simulated_s.min()), tried[places[simulated_s.argmin()]]
+    return best
+
+
+def _lowest_bound(choices: Choices, tried: Array, best: Timed) -> Timed:
+    """The lowest bound of some choices and of the best known one, which stays if none is lower."""
+    bounds_s = choices.bounds_s(tried)
+    return (float(bounds_s.min()), tried[bounds_s.argmin()]) if bounds_s.min() < best[0] * (1 - SAME) else best
+
+
+def _descended(choices: Choices, start: Array, better: Callable[[Choices, Array, Timed], Timed]) -> Timed:
+    """From a choice to its best neighbour, while that helps."""
+    best = better(choices, start[None], (inf, start))
+    for _ in range(choices.rounds):
+        before_s = best[0]
+        for turn in range(choices.turns):
+            tried = choices.neighbours(best[1], turn)
+            best = better(choices, tried, best) if len(tried) else best
+        if best[0] == before_s:
+            break
+    return best
