@@ -106,6 +106,19 @@ def added(*terms: Number) -> Number:
     return sum(term for term in terms if type(term) is not float or term)
 
 
+def added_up(values: Number, places: Any, count: int) -> Number:
+    """The sums of those values that belong to one place: an array with an entry for each of `count` places.
+
+    places: by row, the place of its value, a whole number below count; None where all is one place, then a plain value
+    is its own sum.
+    """
+    if places is None:
+        return values
+    import numpy as np
+
+    return np.bincount(places, np.broadcast_to(values, places.shape), count)
+
+
 def total(seconds: Any) -> Number:
     """The sum over stages. seconds: by stage along the first axis."""
     return seconds.sum(0) if is_rows(seconds) else sum(seconds)

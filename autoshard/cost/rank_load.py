@@ -10,6 +10,7 @@ from operator import ge
 from autoshard.cost.program import Part, Seconds, add_up
 from autoshard.cost.stage import Parts
 from autoshard.layout.strategy import Strategy
+from autoshard.rows import Number
 from autoshard.schedules import SCHEDULES, held_together, rank_holds
 
 
@@ -68,19 +69,19 @@ class RankLoad:
         """(whether it is the first rank, whether it is the last one)."""
         return self.embeddings_in_flight > 0, self.heads_in_flight > 0
 
-    def kept_bytes(self, of: Callable[[Part], float]) -> float:
+    def kept_bytes(self, of: Callable[[Part], Number]) -> Number:
         """Bytes of all blocks when most is held, where chunks recompute differently. of: what one block keeps."""
         sizes = [chunk.count * of(chunk.block) for chunk in self.chunks]
         return max(sum(count * size for count, size in zip(held, sizes, strict=True)) for held in self.held)
 
     @cached_property
-    def work_s(self) -> float:
+    def work_s(self) -> Number:
         """Of one microbatch through all chunks, forward and backward."""
         blocks = sum(kind.count * (kind.block.forward_s + kind.block.backward_s) for kind in self.kinds)
         return blocks + sum(end.forward_s + end.backward_s for end in self.ends)
 
     @cached_property
-    def waiting_s(self) -> float:
+    def waiting_s(self) -> Number:
         """Of one microbatch through all chunks, for the host."""
         blocks = sum(kind.count * kind.block.waiting_s for kind in self.kinds)
         return blocks + sum(end.waiting_s for end in self.ends)

@@ -94,19 +94,19 @@ def test_a_stage_is_its_blocks_and_its_ends(model: ModelSpec, shape: LocalShape,
     assert dict(sums) == dict(whole.parameters)
 
 
-def _forward_s(part: Part) -> float:
+def _forward_s(part: Part) -> Any:
     return part.forward.total
 
 
-def _recompute_s(part: Part) -> float:
+def _recompute_s(part: Part) -> Any:
     return part.recompute.total
 
 
-def _backward_s(part: Part) -> float:
+def _backward_s(part: Part) -> Any:
     return part.backward.total
 
 
-def _kept(part: Part) -> float:
+def _kept(part: Part) -> Any:
     return part.kept_bytes
 
 

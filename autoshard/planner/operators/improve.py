@@ -207,7 +207,7 @@ def _sync_s(problem: Problem, strategy: Strategy, mesh: Mesh, axes: Axes) -> flo
 
     def s_per_byte(kind: str, over: Axes) -> float:
         shape = group_shape(order, tuple(sorted(over)), cluster)
-        return collective_law(kind, shape, cluster).seconds_per_byte
+        return float(collective_law(kind, shape, cluster).seconds_per_byte)
 
     reduce_bytes = DTYPE_BYTES[precision.gradient_reduce_dtype]
     seconds = reduce_bytes * s_per_byte("all_reduce", within) if within else 0.0
