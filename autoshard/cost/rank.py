@@ -19,6 +19,11 @@ class End(NamedTuple):
     has_table: bool
     has_loss: bool
 
+    @property
+    def stage(self) -> int:
+        """The place of its virtual stage: the first one, or the last one where it has no table."""
+        return 0 if self.has_table else -1
+
 
 class Rank(NamedTuple):
     """blocks: on the rank. most_blocks: of one of its chunks. only: whether it is the only rank. kinds: its blocks, one

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from autoshard.cost.after import After, AfterLastMicrobatch
 from autoshard.cost.collectives import collective_time_s, group_shape
 from autoshard.cost.compute import memory_s
-from autoshard.cost.passes import add_ends, block_passes, end_passes, exposed, put_off_s, stage_passes
+from autoshard.cost.passes import block_passes, end_passes, exposed, stages_work, waiting_block, waiting_end
 from autoshard.cost.program import Part
 from autoshard.cost.rank import parts_ends, rank_of
 from autoshard.cost.rank_load import RankLoad
@@ -116,33 +116,18 @@ def pipeline_work(
 ) -> Work:
     """The work of one step's pipeline: seconds by virtual stage. parts: of each virtual stage. state: of the mesh.
     transfers: whether stages send to each other; else their output is there at once."""
-    accumulation_s = software.accumulation_share * accumulation_s_per_parameter(precision, cluster.device)
-    forward_s, backward_s = stage_seconds(strategy, parts, state, cluster.device, accumulation_s)
-    transfer_s = (
-        software.link_slowdown * hop_s(parts[0].hidden_bytes, mesh, cluster) if transfers and mesh.pp > 1 else 0.0
+    return stages_work(
+        strategy.schedule,
+        (mesh.pp, num_microbatches, strategy.num_virtual_stages),
+        strategy.stage_layers,
+        [waiting_block(part.block, state.block) for part in parts],
+        tuple(map(waiting_end, parts_ends(parts, state, mesh.pp))),
+        state.block,
+        cluster.device,
+        software.accumulation_share * accumulation_s_per_parameter(precision, cluster.device),
+        software.link_slowdown * hop_s(parts[0].hidden_bytes, mesh, cluster) if transfers and mesh.pp > 1 else 0.0,
+        software,
     )
-    if software.transfer_share is not None:
-        blocked_s, transfer_s = software.transfer_share * transfer_s, 0.0
-        forward_s, backward_s = (tuple(one + blocked_s for one in passes) for passes in (forward_s, backward_s))
-    waiting = [n * one.block.weight_gradients_s for n, one in zip(strategy.stage_layers, parts, strict=True)]
-    weights_s = tuple(put_off_s(waiting, parts_ends(parts, state, mesh.pp)))
-    return Work(mesh.pp, num_microbatches, strategy.num_virtual_stages, forward_s, backward_s, transfer_s, weights_s)
-
-
-def stage_seconds(
-    strategy: Strategy, parts: tuple[Parts, ...], state: State, device: Device, accumulation_s: float
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """(forward, backward) of one microbatch through each virtual stage, waits for what travels in every microbatch
-    included. state: of the mesh. accumulation_s: to add one element of a gradient to its sum."""
-    unit = state.block
-    stages = [
-        stage_passes(layers, block_passes(one.block, unit), unit, device, accumulation_s)
-        for one, layers in zip(parts, strategy.stage_layers, strict=True)
-    ]
-    forward, backward = ([*seconds] for seconds in zip(*stages, strict=True))
-    ends = parts_ends(parts, state, strategy.pp)
-    add_ends(forward, backward, (one._replace(part=end_passes(one.part, one.unit)) for one in ends), accumulation_s)
-    return tuple(forward), tuple(backward)
 
 
 def _exposed_s(load: RankLoad, state: State) -> tuple[float, float]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from autoshard.backends.rules import Problem
 from autoshard.cost.memory import rank_memory
-from autoshard.cost.passes import add_ends, block_passes, end_passes, put_off_s, stage_passes
+from autoshard.cost.passes import block_passes, end_passes, stages_work
 from autoshard.cost.rank import End, Rank, ends_of, model_ends
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.cost.zero_sharding import State
@@ -118,29 +118,27 @@ def waiting(
 
 def step_times_s(problem: Problem, family: Family, layouts: Layouts, exact: bool = False) -> Array:
     """Seconds of a step of each layout. exact: not a bound, whatever the family."""
-    work = pipeline_work(problem, family, layouts)
+    work = _pipeline_work(problem, family, layouts)
     if family.is_bound and not exact:
         return at_least_s(family.schedule, work) + layouts.after_s
-    pp, m, vpp, *numbers = work
-    return step_time_s(family.schedule, pp, m, vpp, *numbers) + layouts.after_s
+    return step_time_s(family.schedule, *work) + layouts.after_s
 
 
-def pipeline_work(problem: Problem, family: Family, layouts: Layouts) -> Work:
+def _pipeline_work(problem: Problem, family: Family, layouts: Layouts) -> Work:
     """The work of the pipelines: seconds by (virtual stage, layout)."""
-    pp, vpp = family.pp, family.num_virtual_stages
-    device, state = problem.cluster.device, layouts.state
-    accumulation_s = accumulation_s_per_parameter(problem.training.precision, device)
-    layers = layouts.cuts.layers(pp) if vpp == 1 else layouts.cuts.base
-    blocks_s, blocks_back_s = stage_passes(layers, layouts.block, state.block, device, accumulation_s)
-    put_off = layers * layouts.block.weight_gradients_s if family.rules.weights_apart else None
-    if vpp > 1:
-        blocks_s, blocks_back_s = (np.repeat(one[None], pp * vpp, axis=0) for one in (blocks_s, blocks_back_s))
-        put_off = None if put_off is None else np.repeat(put_off[None], pp * vpp, axis=0)
-    ends = layouts_ends(family, layouts.first, layouts.last, state)
-    add_ends(blocks_s, blocks_back_s, ends, accumulation_s)
-    weights_s = None if put_off is None else put_off_s(put_off, ends)
-    hop_s = layouts.hop_s if pp > 1 else 0.0
-    return Work(pp, layouts.num_microbatches, vpp, blocks_s, blocks_back_s, hop_s, weights_s)
+    pp, vpp, base = family.pp, family.num_virtual_stages, layouts.cuts.base
+    device = problem.cluster.device
+    return stages_work(
+        family.schedule,
+        (pp, layouts.num_microbatches, vpp),
+        layouts.cuts.layers(pp) if vpp == 1 else np.broadcast_to(base, (pp * vpp, len(base))),
+        [layouts.block],
+        layouts_ends(family, layouts.first, layouts.last, layouts.state),
+        layouts.state.block,
+        device,
+        accumulation_s_per_parameter(problem.training.precision, device),
+        layouts.hop_s if pp > 1 else 0.0,
+    )
 
 
 def memory_bytes(problem: Problem, family: Family, layouts: Layouts) -> Array:
