@@ -103,9 +103,9 @@ def stages_work(
     """The work of the pipeline in one step: of one layout, or of many that share pp, chunks and schedule.
 
     sizes: (pp, microbatches, chunks a rank). layers, blocks: of one layout a number and a block for each virtual stage;
-    of many an array (virtual stage, row) and the block that all stages have. ends: of the model. Blocks and ends come
-    with their waits. unit: of a block. accumulation_s: to add one element of a gradient to its sum. transfer_s: of one
-    microbatch to the next stage.
+    of many an array (virtual stage, row), or (1, row) where all stages have as many, and the block that all have.
+    ends: of the model. Blocks and ends come with their waits. unit: of a block. accumulation_s: to add one element of a
+    gradient to its sum. transfer_s: of one microbatch to the next stage.
     """
     apart, blocked_s = SCHEDULES[schedule].weights_apart, 0.0
     if software.transfer_share is not None:
@@ -116,7 +116,10 @@ def stages_work(
         return *passes, count * block.weight_gradients_s if apart else 0.0
 
     if is_rows(layers):
-        forward_s, backward_s, weights_s = stage(layers, blocks[0])
+        forward_s, backward_s, weights_s = (
+            column.repeat(sizes[0] * sizes[2], axis=0) if is_rows(column) and len(column) == 1 else column
+            for column in stage(layers, blocks[0])
+        )
     else:
         forward_s, backward_s, weights_s = map(list, zip(*map(stage, layers, blocks), strict=True))
     add_ends(forward_s, backward_s, ends, accumulation_s)

@@ -126,12 +126,11 @@ def step_times_s(problem: Problem, family: Family, layouts: Layouts, exact: bool
 
 def _pipeline_work(problem: Problem, family: Family, layouts: Layouts) -> Work:
     """The work of the pipelines: seconds by (virtual stage, layout)."""
-    pp, vpp, base = family.pp, family.num_virtual_stages, layouts.cuts.base
-    device = problem.cluster.device
+    pp, vpp, device = family.pp, family.num_virtual_stages, problem.cluster.device
     return stages_work(
         family.schedule,
         (pp, layouts.num_microbatches, vpp),
-        layouts.cuts.layers(pp) if vpp == 1 else np.broadcast_to(base, (pp * vpp, len(base))),
+        layouts.cuts.layers(pp) if vpp == 1 else layouts.cuts.base[None],
         [layouts.block],
         layouts_ends(family, layouts.first, layouts.last, layouts.state),
         layouts.state.block,
