@@ -340,14 +340,14 @@ def step_seconds(asked: StepWork, device: Device, peak: float, software: Softwar
 def _add_collectives(seconds: list[Number], sent: Sequence[Sent], count: int) -> None:
     """Add what steps send in one pass to their seconds, as in Seconds.values. A ring runs beside its step's
     attention."""
-    ring_s, hops = 0.0, 0
+    has_ring, ring_s, hops = False, 0.0, 0
     for place, is_ring, law, size, step in sent:
         sending_s = added_up(law.time_s(size), step, count)
         if is_ring:
-            ring_s, hops = ring_s + sending_s, hops + added_up(1, step, count)
+            has_ring, ring_s, hops = True, ring_s + sending_s, hops + added_up(1, step, count)
         else:
             seconds[place] = seconds[place] + sending_s
-    if any(one.is_ring for one in sent):
+    if has_ring:
         seconds[CONTEXT] = seconds[CONTEXT] + exposed_ring_s(ring_s, seconds[ATTENTION], hops)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Protocol
 
 from autoshard.cost.collectives import CollectiveLaw, collective_law, group_shape
@@ -249,6 +249,7 @@ def collective_laws(model: ModelSpec, cluster: Cluster, shape: LocalShape, softw
     """(kind, axes) -> seconds over bytes of a collective among ranks of a stage of this local shape."""
     order = mesh_order(stage_mesh(model, cluster, shape))
 
+    @cache
     def law_of(kind: str, axes: tuple[str, ...]) -> CollectiveLaw:
         group = group_shape(order, axes, cluster)
         law = collective_law(kind, group, cluster)
