@@ -84,7 +84,7 @@ def anywhere(a: Any) -> bool:
 
 
 def floor(a: Number) -> Number:
-    """Rounded down, row by row."""
+    """The number rounded down, row by row."""
     if not is_rows(a):
         return math.floor(a)
     import numpy as np
@@ -130,7 +130,7 @@ def weighted(weights: Sequence[Number], seconds: Any) -> Number:
         import numpy as np
 
         return np.array(weights, dtype=float) @ seconds
-    return sum(weight * one for weight, one in zip(weights, seconds, strict=True))
+    return sum(weight * of_stage for weight, of_stage in zip(weights, seconds, strict=True))
 
 
 def by_count(function: Callable[[int], Sequence[int]], counts: Number) -> Sequence[Number]:
@@ -164,12 +164,13 @@ def by_rows(function: Callable[..., Number], counts: Number, *numbers: Any) -> N
         return function(counts, *numbers)
     import numpy as np
 
-    found = np.empty(len(counts))
+    values = np.empty(len(counts))
     for count in np.unique(counts).tolist():
         rows = np.flatnonzero(counts == count)
         if len(rows) > FEW:
-            found[rows] = function(count, *(one[..., rows] if is_rows(one) else one for one in numbers))
+            values[rows] = function(count, *(number[..., rows] if is_rows(number) else number for number in numbers))
             continue
         for row in rows.tolist():
-            found[row] = function(count, *(one[..., row].tolist() if is_rows(one) else one for one in numbers))
-    return found
+            plain = (number[..., row].tolist() if is_rows(number) else number for number in numbers)
+            values[row] = function(count, *plain)
+    return values

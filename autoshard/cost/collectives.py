@@ -1,4 +1,4 @@
-"""What a collective costs: latency plus bytes over bandwidth, in a node, between nodes of a domain, then beyond."""
+"""Seconds of a collective: latency plus bytes over bandwidth, in a node, between nodes of a domain, then beyond."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv"
 
 @dataclass(frozen=True)
 class GroupShape:
-    """Where the ranks of a group sit; every group over the same axes has the same shape.
+    """The places of the ranks of a group; every group over the same axes has the same shape.
 
     size: ranks of the group. ranks_per_node: the most that share a node. nodes: over how many they spread.
     stride: between neighbouring members; more than 1 means that other groups sit in between.

@@ -1,5 +1,5 @@
-"""What an SPMD program costs one rank for one microbatch: seconds by what they are spent on, bytes by how long they
-live."""
+"""The cost of an SPMD program on one rank for one microbatch: seconds by what they are spent on, bytes by how long
+they live."""
 
 from __future__ import annotations
 
@@ -137,7 +137,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Recompute:
-    """What a named recompute set means for one program. repeated: [start, stop) steps that run forward again."""
+    """The meaning of a named recompute set for one program. repeated: [start, stop) steps that run forward again.
+    kept_bytes, replay_bytes: as in Part."""
 
     repeated: tuple[tuple[int, int], ...]
     kept_bytes: float
@@ -175,7 +176,7 @@ class Sent(NamedTuple):
 
 
 class StepWork(NamedTuple):
-    """What one step asks for, or many steps that are priced together.
+    """The operators and collectives of one step, or of many steps that are priced together.
 
     forward, backward: collectives of each pass. gathers: whether a step gathers the input that its products share, as
     all-gathers of backward may hide behind these.
@@ -198,7 +199,8 @@ class StepSeconds(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ProgramWork:
-    """What each step of a program asks for, whatever the device: found once, priced as often as need be."""
+    """The operators and collectives of each step of a program, whatever the device: counted once, priced as often as
+    need be. The other fields: as in Part."""
 
     program: Program
     operators: tuple[tuple[Operators, ...], ...]
@@ -239,25 +241,25 @@ class PricedProgram:
             self._parts[recompute] = self._part(self.work.recompute(recompute))
         return self._parts[recompute]
 
-    def _part(self, found: Recompute) -> Part:
+    def _part(self, recompute: Recompute) -> Part:
         work, software = self.work, self.software
-        again = add_up(step.forward for start, stop in found.repeated for step in self.steps[start:stop])
+        again = add_up(step.forward for start, stop in recompute.repeated for step in self.steps[start:stop])
         if software is not COMPILED:
             slower = software.replay_slowdown
             again = Seconds(again.compute * slower, again.attention * slower, *again.values[2:])
         ahead = sum(map(len, work.operators))
-        replayed = sum(len(step) for start, stop in found.repeated for step in work.operators[start:stop])
+        replayed = sum(len(step) for start, stop in recompute.repeated for step in work.operators[start:stop])
         launch_s = software.cpu_s_per_operator
         return Part(
             add_up(step.forward for step in self.steps),
             again,
             add_up(step.backward for step in self.steps),
-            found.kept_bytes,
-            found.replay_bytes,
+            recompute.kept_bytes,
+            recompute.replay_bytes,
             work.working_bytes,
             work.parameters,
             (launch_s * ahead, launch_s * (replayed + BACKWARD_OPERATORS * ahead)),
-            sum(one.needs.scores_bytes for step in work.operators for one in step if one.needs.kind == "plain"),
+            sum(needs.scores_bytes for step in work.operators for needs, *_ in step if needs.kind == "plain"),
             weight_gradients_s=sum(step.put_off_s for step in self.steps),
             weights_waiting_bytes=work.weights_waiting_bytes,
             matrices=work.matrices,
@@ -267,7 +269,7 @@ class PricedProgram:
 
 
 def program_work(program: Program) -> ProgramWork:
-    """What a program asks for: by step, the needs of its operators and exactly the collectives that it issues."""
+    """The work of a program: by step, the needs of its operators and exactly the collectives that it issues."""
     working = [working_bytes(program, step) for step in program.steps]
     parameters: dict[tuple[str, ...], int] = {}
     matrices: dict[tuple[str, ...], int] = {}
@@ -278,7 +280,7 @@ def program_work(program: Program) -> ProgramWork:
             counts[axes] = counts.get(axes, 0) + count
     return ProgramWork(
         program,
-        tuple(tuple(_operator(program, one) for one in operator_steps(step)) for step in program.steps),
+        tuple(tuple(_operator(program, single) for single in operator_steps(step)) for step in program.steps),
         tuple(tuple(forward_collectives(program, step)) for step in program.steps),
         tuple(tuple(backward_collectives(program, step)) for step in program.steps),
         max(working, default=0.0),
@@ -374,14 +376,15 @@ def spent_on(kind: str, axes: tuple[str, ...]) -> int:
 
 
 def working_bytes(program: Program, step: Step) -> float:
-    """Backward of a step beside what forward kept: gradients of what it read and wrote, what it gathers again.
+    """Bytes that backward of a step needs beside what forward kept: gradients of what it read and wrote, what it
+    gathers again.
 
     Of its own the loss makes the gradient of probabilities, and plain attention that of its scores.
     """
     if isinstance(step, RedistributeStep):
         return _view_bytes(program, step.source) + _view_bytes(program, step.target)
     if isinstance(step, GatherEinsumStep):
-        written = sum(_view_bytes(program, one.operator.output) for one in step.einsums)
+        written = sum(_view_bytes(program, einsum.operator.output) for einsum in step.einsums)
         return 2 * _view_bytes(program, step.gather.target) + written
     op = step.operator
     extra = KINDS[op.kind].extra_saved(op, program.graph, loop_sizes(program, step))

@@ -29,7 +29,7 @@ class Rank(NamedTuple):
     """blocks: on the rank. most_blocks: of one of its chunks. only: whether it is the only rank. kinds: its blocks, one
     for each recompute set among its chunks, that of the first chunk first. ends: those that it has. last_block: of its
     last chunk. num_logits: as in cost.stage.Parts. kept_bytes: of all blocks when most is held, from what one block
-    keeps; None where all chunks recompute alike. The others: as in cost.load.RankLoad.
+    keeps; None where all chunks recompute alike. The others: as in cost.rank_load.RankLoad.
     """
 
     blocks: Number

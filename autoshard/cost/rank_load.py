@@ -1,4 +1,4 @@
-"""What each pipeline rank is given to do and to hold: its blocks, chunk by chunk, and the ends of the model."""
+"""The work of each pipeline rank and what it holds: its blocks, chunk by chunk, and the ends of the model."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class RankLoad:
 
     @cached_property
     def num_blocks(self) -> int:
-        """Of all chunks of the rank."""
+        """Blocks of all chunks of the rank."""
         return sum(chunk.count for chunk in self.chunks)
 
     @cached_property
     def most_blocks(self) -> int:
-        """Of a chunk."""
+        """Blocks of the chunk with the most."""
         return max(chunk.count for chunk in self.chunks)
 
     @cached_property
@@ -76,19 +76,20 @@ class RankLoad:
 
     @cached_property
     def work_s(self) -> Number:
-        """Of one microbatch through all chunks, forward and backward."""
+        """Seconds of one microbatch through all chunks, forward and backward."""
         blocks = sum(kind.count * (kind.block.forward_s + kind.block.backward_s) for kind in self.kinds)
         return blocks + sum(end.forward_s + end.backward_s for end in self.ends)
 
     @cached_property
     def waiting_s(self) -> Number:
-        """Of one microbatch through all chunks, for the host."""
+        """Seconds for which the device waits for the host, of one microbatch through all chunks."""
         blocks = sum(kind.count * kind.block.waiting_s for kind in self.kinds)
         return blocks + sum(end.waiting_s for end in self.ends)
 
     @cached_property
     def ends_seconds(self) -> Seconds:
-        """Embedding and head, forward, recompute and backward of one microbatch."""
+        """Seconds of embedding and head, as far as the rank has them: forward, recompute and backward of one
+        microbatch."""
         return add_up(seconds for end in self.ends for seconds in (end.forward, end.recompute, end.backward))
 
     @cached_property
@@ -98,17 +99,19 @@ class RankLoad:
 
 
 def rank_load(strategy: Strategy, parts: tuple[Parts, ...], num_microbatches: int, rank: int) -> RankLoad:
-    """What pipeline rank `rank` has under a strategy whose schedule is legal. parts: of each virtual stage."""
+    """The load of pipeline rank `rank` under a strategy whose schedule is legal. parts: of each virtual stage."""
     pp, vpp = strategy.pp, strategy.num_virtual_stages
     first, last = rank == 0, rank == pp - 1
     schedule = SCHEDULES[strategy.schedule]
     holds = rank_holds(schedule, pp, num_microbatches, vpp)[rank]
-    own = parts[rank::pp]
-    chunks = tuple(Chunk(one.block, count) for one, count in zip(own, strategy.stage_layers[rank::pp], strict=True))
-    ends = rank_ends(own[0], own[-1], first, last)
+    stages = parts[rank::pp]
+    chunks = tuple(
+        Chunk(stage.block, count) for stage, count in zip(stages, strategy.stage_layers[rank::pp], strict=True)
+    )
+    ends = rank_ends(stages[0], stages[-1], first, last)
     alike = len(set(strategy.recompute[rank::pp])) == 1
     held = () if alike else held_together(strategy.schedule, pp, num_microbatches, vpp)[rank]
-    return RankLoad(rank, own[0], chunks, ends, *holds, schedule.weights_apart, held)
+    return RankLoad(rank, stages[0], chunks, ends, *holds, schedule.weights_apart, held)
 
 
 def rank_ends(first_parts: Parts, last_parts: Parts, first: bool, last: bool) -> tuple[Part, ...]:

@@ -57,7 +57,8 @@ class LocalShape:
 
 
 class Degrees(Protocol):
-    """What meshes and local shapes read of a layout: a Strategy has it, and so has a planner's draft of one."""
+    """The degrees and choices of a layout that meshes and local shapes read: a Strategy has them, and so has a
+    planner's draft of one."""
 
     @property
     def tp(self) -> int: ...
@@ -126,8 +127,8 @@ def placement(tp: int, pp: int, dp: int, cp: int, ep: int, axis_order: tuple[str
 
 
 def local_shape(layout: Degrees, operators: OperatorChoices = ()) -> LocalShape:
-    """What decides the cost of one microbatch on a rank of the layout, apart from recompute. operators: choices of
-    shardings beside the usual ones."""
+    """The local shape of a layout: what decides the cost of one microbatch on a rank, apart from recompute. operators:
+    choices of shardings beside the usual ones."""
     s = layout
     return LocalShape(
         s.tp,
@@ -273,8 +274,8 @@ def stage_work(
     first: bool,
     last: bool,
 ) -> ProgramWork:
-    """What a stage of this local shape asks for. It depends neither on the devices, nor on where its ranks are, nor on
-    how many replicas there are: with 2, the program says which gradients they sum.
+    """The program of a stage of this local shape, and what it asks for. It depends neither on the devices, nor on where
+    its ranks are, nor on how many replicas there are: with 2, the program says which gradients they sum.
 
     Raises AutoshardError for ranks that share sequences and not their experts.
     """
@@ -308,6 +309,6 @@ def strategy_parts(
     software: Software = COMPILED,
     operators: OperatorChoices = (),
 ) -> tuple[Parts, ...]:
-    """What each of its virtual stages is made of; equal ones are one object."""
+    """The parts of each virtual stage of a strategy; equal ones are one object."""
     shape = local_shape(strategy, operators)
-    return tuple(stage_parts(model, training, cluster, shape, one, software) for one in strategy.recompute)
+    return tuple(stage_parts(model, training, cluster, shape, recompute, software) for recompute in strategy.recompute)

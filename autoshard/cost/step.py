@@ -78,7 +78,9 @@ def time_values(
     work = (*_work_values(busiest, num_microbatches, accumulation_s), launches_s)
     contents = parts_contents(parts, mesh.pp)
     afterwards = AfterLastMicrobatch(contents, strategy.zero, precision, mesh, cluster, software)
-    after = max((afterwards.of_rank(load.num_blocks, *load.has_ends) for load in loads), key=lambda one: one.total_s)
+    after = max(
+        (afterwards.of_rank(load.num_blocks, *load.has_ends) for load in loads), key=lambda of_rank: of_rank.total_s
+    )
     if software is not COMPILED:
         after = _overlapped(after, busiest, num_microbatches, software)
     bubble_s = max(0.0, pipeline_s - sum(work) - gathering_s - scattering_s)
@@ -99,7 +101,7 @@ def busiest_rank(loads: tuple[RankLoad, ...], state: State, num_microbatches: in
     """The rank whose work the terms of a step describe. loads: one of each kind of pipeline rank. state: of the mesh.
     accumulation_s: to add one element of a gradient to its sum."""
     waits = {load.rank: _exposed_s(load, state) for load in loads}
-    load = max(loads, key=lambda one: one.work_s + accumulation_s * one.num_parameters + sum(waits[one.rank]))
+    load = max(loads, key=lambda rank: rank.work_s + accumulation_s * rank.num_parameters + sum(waits[rank.rank]))
     return Busiest(load, *(num_microbatches * seconds for seconds in waits[load.rank]))
 
 
@@ -135,10 +137,10 @@ def _exposed_s(load: RankLoad, state: State) -> tuple[float, float]:
     if not state.travels:
         return 0.0, 0.0
     block, moved = state.block, state.block.travelling
-    found = [(len(load.chunks), (moved.gather_s + moved.again_s, moved.scatter_s))]
-    found += [(kind.count, exposed(kind.block, block, block_passes(kind.block, block))) for kind in load.kinds]
-    found += [(1, exposed(end.part, end.unit, end_passes(end.part, end.unit))) for end in rank_of(load, state).ends]
-    gathering_s, scattering_s = (sum(count * seconds[way] for count, seconds in found) for way in (0, 1))
+    waits = [(len(load.chunks), (moved.gather_s + moved.again_s, moved.scatter_s))]
+    waits += [(kind.count, exposed(kind.block, block, block_passes(kind.block, block))) for kind in load.kinds]
+    waits += [(1, exposed(end.part, end.unit, end_passes(end.part, end.unit))) for end in rank_of(load, state).ends]
+    gathering_s, scattering_s = (sum(count * seconds[way] for count, seconds in waits) for way in (0, 1))
     return gathering_s, scattering_s
 
 
@@ -181,7 +183,8 @@ def _work_values(load: RankLoad, num_microbatches: int, accumulation_s: float) -
 
 
 def accumulation_s_per_parameter(precision: Precision, device: Device) -> float:
-    """Adding one microbatch's gradient to the sum: the gradient is read, the sum read and written."""
+    """Seconds to add one element of a microbatch's gradient to its sum: the gradient is read, the sum read and
+    written."""
     gradient, total = DTYPE_BYTES[precision.compute_dtype], DTYPE_BYTES[precision.gradient_accumulation_dtype]
     return memory_s(gradient + 2 * total, device)
 

@@ -40,7 +40,7 @@ class Family(NamedTuple):
 
     @property
     def rules(self) -> Schedule:
-        """The schedule."""
+        """The rules of the schedule."""
         return SCHEDULES[self.schedule]
 
     @property
@@ -75,20 +75,20 @@ class Family(NamedTuple):
         def all_are(count: int) -> list[int]:
             return [int(all(such(warm_up(rank, pp, count, 1), rank, count) for rank in range(pp)))]
 
-        (found,) = by_count(all_are, m)
-        return found > 0
+        (such_rows,) = by_count(all_are, m)
+        return such_rows > 0
 
     def holds(self, m: Array | int) -> list[RankHolds]:
         """The most that each rank holds; numbers by row where rows differ."""
         rules, pp, vpp = self.rules, self.pp, self.num_virtual_stages
-        numbers = by_count(lambda count: [one for of_rank in rank_holds(rules, pp, count, vpp) for one in of_rank], m)
+        numbers = by_count(lambda count: [most for of_rank in rank_holds(rules, pp, count, vpp) for most in of_rank], m)
         size = len(RankHolds._fields)
         return [RankHolds(*numbers[begin : begin + size]) for begin in range(0, pp * size, size)]
 
 
 class Layouts(NamedTuple):
-    """An entry for each layout of one family. first, last: the ends of the model. after_s: once a step, behind the
-    pipeline."""
+    """Layouts of one family, an entry each. first, last: the ends of the model. hop_s: of one microbatch to the next
+    stage. after_s: once a step, behind the pipeline."""
 
     num_microbatches: Array
     block: PartColumns
@@ -104,7 +104,7 @@ class Layouts(NamedTuple):
 def waiting(
     parts: tuple[PartColumns, PartColumns, PartColumns], state: State
 ) -> tuple[PartColumns, PartColumns, PartColumns]:
-    """Block and ends with passes that wait for what travels."""
+    """Block and ends with forward and backward seconds that include their waits for what travels."""
     if state.travels is False:
         return parts
     block, first, last = parts
@@ -141,7 +141,8 @@ def _pipeline_work(problem: Problem, family: Family, layouts: Layouts) -> Work:
 
 
 def memory_bytes(problem: Problem, family: Family, layouts: Layouts) -> Array:
-    """On the fullest rank. Of ranks with the same blocks those that hold no more than the one before are left out."""
+    """Bytes on the fullest rank of each layout. Of ranks with the same blocks those that hold no more than the one
+    before are left out."""
     pp, vpp = family.pp, family.num_virtual_stages
     layers = layouts.cuts.layers(pp) if vpp == 1 else np.repeat(layouts.cuts.base[None], pp, axis=0)
     ends = layouts_ends(family, layouts.first, layouts.last, layouts.state)
@@ -157,7 +158,7 @@ def memory_bytes(problem: Problem, family: Family, layouts: Layouts) -> Array:
 
 
 def _holds_no_more(holds: RankHolds, before: RankHolds, layers: Array, layers_before: Array) -> bool:
-    """In all rows."""
+    """Whether a rank needs no more than the one before in all rows."""
     return bool(
         np.all(holds.in_flight <= before.in_flight)
         and np.all(holds.waiting <= before.waiting)
@@ -179,8 +180,8 @@ def rank_rows(
     ends: tuple[End, ...],
     hidden_bytes: Array,
 ) -> Rank:
-    """One pipeline rank of many layouts: as cost.load.rank_load. holds: of the rank. layers: of each chunk of the
-    rank. ends: all."""
+    """One pipeline rank of many layouts, as cost.rank_load.rank_load has it for one. holds: of the rank. layers: of
+    each chunk of the rank. ends: all."""
     pp, vpp = family.pp, family.num_virtual_stages
     return Rank(
         vpp * layers if vpp > 1 else layers,

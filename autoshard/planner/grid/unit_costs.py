@@ -1,7 +1,7 @@
-"""What stages are made of, in columns: an entry for each local shape under each recompute set.
+"""Blocks and ends of stages in columns: an entry for each local shape under each recompute set.
 
-The numbers of `cost.stage.stage_parts`. Here a program is partitioned once for all microbatch sizes, and a recompute
-set costs two sums.
+The numbers of `cost.stage.stage_parts`, by the same functions. Here a program is partitioned once for all microbatch
+sizes, and a recompute set costs two sums.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ PARTS = ("block", "embedding", "head", "tied")
 
 
 class PartColumns(NamedTuple):
-    """Of a block or an end of the model, for one microbatch on one rank: seconds and bytes, as in cost.program.Part."""
+    """A block or an end of the model in columns, for one microbatch on one rank: seconds and bytes, as in
+    cost.program.Part."""
 
     forward_s: Array
     backward_s: Array
@@ -39,11 +40,13 @@ class PartColumns(NamedTuple):
     weight_gradients_s: Array
 
     def take(self, rows: Array) -> PartColumns:
+        """These rows alone, in their order."""
         return PartColumns(*(column[rows] for column in self))
 
 
 class StageColumns(NamedTuple):
-    """As cost.stage.Parts. tied: embedding and head on one rank that share their table, else zeros."""
+    """The parts of stages in columns, as cost.stage.Parts has them. tied: embedding and head on one rank that share
+    their table, else zeros."""
 
     block: PartColumns
     embedding: PartColumns
@@ -52,7 +55,8 @@ class StageColumns(NamedTuple):
     hidden_bytes: Array
 
     def ends(self, rows: Array, together: bool) -> tuple[PartColumns, PartColumns]:
-        """(of the first rank, of the last rank). together: on one rank, where ends that are tied are one part."""
+        """The ends of some rows: (of the first rank, of the last rank). together: on one rank, where ends that are tied
+        are one part."""
         if together and self.tied.forward_s.any():
             first = self.tied.take(rows)
             return first, PartColumns(*(np.zeros_like(column) for column in first))
@@ -60,12 +64,12 @@ class StageColumns(NamedTuple):
 
 
 def stage_columns(problem: Problem, shapes: Sequence[LocalShape], recompute: tuple[str, ...]) -> StageColumns:
-    """Entry i * len(recompute) + j: shape i under set j."""
+    """The parts of stages: entry i * len(recompute) + j is shape i under set j."""
     return as_columns(problem, shapes, part_numbers(problem, shapes, recompute))
 
 
 def as_columns(problem: Problem, shapes: Sequence[LocalShape], numbers: Array) -> StageColumns:
-    """numbers: as `part_numbers`."""
+    """The parts of stages in columns, in the order of `stage_columns`. numbers: as `part_numbers` gives them."""
     rows = numbers.shape[0] * numbers.shape[1]
     columns = np.ascontiguousarray(numbers.reshape(rows, len(PARTS), -1).transpose(1, 2, 0))
     hidden = np.array([hidden_bytes(problem.model, problem.training, shape) for shape in shapes], dtype=float)
@@ -96,7 +100,7 @@ class Units:
 
 
 def unit_programs(problem: Problem, shape: LocalShape) -> Units:
-    """Of this local shape, whatever the size of its microbatches and wherever its ranks are."""
+    """The programs of this local shape, whatever the size of its microbatches and wherever its ranks are."""
     return _unit_programs(*_whatever_the_hardware(problem), replace(shape, microbatch_size=1, placement=()))
 
 
@@ -128,7 +132,7 @@ def part_numbers(
     device: Device | None = None,
     laws: Callable[[LocalShape], LawOf] | None = None,
 ) -> Array:
-    """(shape, set, PARTS, field of PartColumns). device, laws: the cluster's, unless given."""
+    """Seconds and bytes, (shape, set, PARTS, field of PartColumns). device, laws: the cluster's, unless given."""
     places: dict[LocalShape, list[int]] = {}
     for place, shape in enumerate(shapes):
         places.setdefault(replace(shape, microbatch_size=1), []).append(place)
@@ -144,8 +148,8 @@ def part_numbers(
     back = (*seconds.backward.values, seconds.put_off_s)
     backward_s = np.stack([np.broadcast_to(column, starts[-1]) for column in back])
     of_shapes = [
-        _sums(one.sequences, forward_s[:, start:stop], backward_s[:, start:stop], _sets_columns(programs, recompute))
-        for programs, one, start, stop in zip(units, asked, starts, starts[1:], strict=False)
+        _sums(shape.sequences, forward_s[:, start:stop], backward_s[:, start:stop], _sets_columns(programs, recompute))
+        for programs, shape, start, stop in zip(units, asked, starts, starts[1:], strict=False)
     ]
     order = np.argsort(np.concatenate([*places.values()]))
     sums = _Sums(*(np.concatenate(numbers)[order] for numbers in zip(*of_shapes, strict=True)))
@@ -164,7 +168,7 @@ def stage_law(problem: Problem, shape: LocalShape) -> LawOf:
 
 
 class SetColumns(NamedTuple):
-    """What recompute sets do to the n programs of one local shape, for one sequence a microbatch.
+    """Effects of recompute sets on the n programs of one local shape, for one sequence a microbatch.
 
     in_program: (step, n), 1 where it is one of its steps. in_sums: (step, n + 2 sets), the same, then 1 where a block
     repeats it under each set, then where a first block does. slope_bytes: what one sequence more adds to the bytes that
@@ -248,5 +252,5 @@ def _parts(sums: _Sums, sets: int, opens: Array) -> list[Part]:
         )
     tied = parts.pop() if programs == len(UNITS) else None
     block, first_block, embedding, head = parts
-    found = assembled(block, first_block, embedding, head, tied, opens)
-    return [part for part in (found.block, found.embedding, found.head, found.tied_ends) if part is not None]
+    stage = assembled(block, first_block, embedding, head, tied, opens)
+    return [part for part in (stage.block, stage.embedding, stage.head, stage.tied_ends) if part is not None]
