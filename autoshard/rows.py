@@ -66,7 +66,7 @@ def anywhere(a: Any) -> bool:
 
 
 def floor(a: Number) -> Number:
-    """Rounded down, row by row."""
+    """The number rounded down, row by row."""
     if not is_rows(a):
         return math.floor(a)
     import numpy as np
@@ -88,6 +88,19 @@ def added(*terms: Number) -> Number:
     return sum(term for term in terms if type(term) is not float or term)
 
 
+def added_up(values: Number, places: Any, count: int) -> Number:
+    """The sums of those values that belong to one place: an array with an entry for each of `count` places.
+
+    places: by row, the place of its value, a whole number below count; None where all is one place, then a plain value
+    is its own sum.
+    """
+    if places is None:
+        return values
+    import numpy as np
+
+    return np.bincount(places, np.broadcast_to(values, places.shape), count)
+
+
 def total(seconds: Any) -> Number:
     """The sum over stages. seconds: by stage along the first axis."""
     return seconds.sum(0) if is_rows(seconds) else sum(seconds)
@@ -99,15 +112,15 @@ def weighted(weights: Sequence[Number], seconds: Any) -> Number:
         import numpy as np
 
         return np.array(weights, dtype=float) @ seconds
-    return sum(weight * one for weight, one in zip(weights, seconds, strict=True))
+    return sum(weight * of_stage for weight, of_stage in zip(weights, seconds, strict=True))
 
 
 def different(counts: Any) -> list[int]:
     """The different whole numbers of an array, rising; none is below 0."""
     import numpy as np
 
-    found: list[int] = np.bincount(counts).nonzero()[0].tolist()  # numpy.unique would import numpy.ma
-    return found
+    numbers: list[int] = np.bincount(counts).nonzero()[0].tolist()  # numpy.unique would import numpy.ma
+    return numbers
 
 
 def by_count(function: Callable[[int], Sequence[int]], counts: Number) -> Sequence[Number]:
@@ -141,12 +154,13 @@ def by_rows(function: Callable[..., Number], counts: Number, *numbers: Any) -> N
         return function(counts, *numbers)
     import numpy as np
 
-    found = np.empty(len(counts))
+    values = np.empty(len(counts))
     for count in different(counts):
         rows = np.flatnonzero(counts == count)
         if len(rows) > FEW:
-            found[rows] = function(count, *(one[..., rows] if is_rows(one) else one for one in numbers))
+            values[rows] = function(count, *(number[..., rows] if is_rows(number) else number for number in numbers))
             continue
         for row in rows.tolist():
-            found[row] = function(count, *(one[..., row].tolist() if is_rows(one) else one for one in numbers))
-    return found
+            plain = (number[..., row].tolist() if is_rows(number) else number for number in numbers)
+            values[row] = function(count, *plain)
+    return values

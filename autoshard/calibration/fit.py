@@ -142,7 +142,7 @@ def collective_points(found: Sequence[CollectiveTime], values: dict[str, float],
 
 def _collective_s(one: CollectiveTime, cluster: Cluster) -> float:
     group = GroupShape(one.ranks, one.ranks, 1, 1, one.ranks, one.ranks)
-    return collective_law(one.kind, group, cluster).time_s(one.payload_bytes)
+    return float(collective_law(one.kind, group, cluster).time_s(one.payload_bytes))
 
 
 def _size(one: CollectiveTime) -> str:

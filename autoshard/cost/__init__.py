@@ -1,1 +1,1 @@
-"""What a layout costs: seconds and bytes, term by term. No search in here."""
+"""The cost model: seconds and bytes of a layout, term by term. No search in here."""

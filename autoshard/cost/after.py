@@ -119,9 +119,19 @@ class AfterLastMicrobatch:
         return self._software.link_slowdown * seconds
 
 
+def after_s_per_parameter(
+    axes: tuple[str, ...], zero: int, precision: Precision, mesh: Mesh, cluster: Cluster
+) -> float:
+    """Seconds once a step for each element of parameters whose gradients are summed over these axes, in full buckets:
+    what one more of them adds to a rank."""
+    block = Contents({axes: int(BUCKET_BYTES)})
+    afterwards = AfterLastMicrobatch((block, Contents(), Contents()), zero, precision, mesh, cluster)
+    return afterwards.of_rank(1, False, False).total_s / BUCKET_BYTES
+
+
 def update_s_per_parameter(precision: Precision, device: Device) -> float:
-    """Memory traffic of AdamW for one parameter: the gradient read (twice: its norm first), the weights and both
-    moments read and written, the parameter written where it is not the master itself."""
+    """Seconds of AdamW for one parameter, its memory traffic: the gradient read (twice: its norm first), the weights
+    and both moments read and written, the parameter written where it is not the master itself."""
     gradient = 2 * DTYPE_BYTES[precision.gradient_accumulation_dtype]
     moments = 4 * DTYPE_BYTES[precision.optimizer_dtype]
     parameter = DTYPE_BYTES[precision.parameter_dtype]

@@ -33,8 +33,8 @@ class Moments(NamedTuple):
 
 
 def moments(program: Program, working: Sequence[float]) -> Moments:
-    """Of one block. working: bytes that backward of each step works with, whatever the recompute set: what runs again
-    is given back at the same steps as what was kept."""
+    """The moments of one block's backward. working: bytes that backward of each step works with, whatever the recompute
+    set: what runs again is given back at the same steps as what was kept."""
     read = [_matrices(program, index) for index in range(len(program.steps))]
     late = _first_of_mlp(program, read)
     if late is None:
@@ -45,11 +45,11 @@ def moments(program: Program, working: Sequence[float]) -> Moments:
     elements = parameter_elements(program)
 
     def made(since: int) -> dict[tuple[str, ...], int]:
-        found: dict[tuple[str, ...], int] = {}
+        counts: dict[tuple[str, ...], int] = {}
         for name in {name for names in read[since:] for name in names}:
             axes = program.gradient_sync.get(name, ())
-            found[axes] = found.get(axes, 0) + elements[name]
-        return found
+            counts[axes] = counts.get(axes, 0) + elements[name]
+        return counts
 
     end = next(index for index, names in enumerate(read) if names)
     return Moments(
@@ -61,14 +61,16 @@ def moments(program: Program, working: Sequence[float]) -> Moments:
 
 
 def _matrices(program: Program, index: int) -> tuple[str, ...]:
-    names = (view for one in operator_steps(program.steps[index]) for view in one.inputs)
+    names = (view for step in operator_steps(program.steps[index]) for view in step.inputs)
     return tuple(name for name in names if program.tensor(name).role == "parameter" and is_matrix(program, name))
 
 
 def _first_of_mlp(program: Program, read: Sequence[tuple[str, ...]]) -> int | None:
     """The first step that reads an expert's weight, but not the router's; without experts, one of the MLP."""
     dims = {name: program.tensor(name).dims for names in read for name in names}
-    experts = [i for i, names in enumerate(read) if any("expert" in dims[one] and len(dims[one]) > 2 for one in names)]
+    experts = [
+        i for i, names in enumerate(read) if any("expert" in dims[name] and len(dims[name]) > 2 for name in names)
+    ]
     mlp = [i for i, names in enumerate(read) if names and operator_steps(program.steps[i])[0].operator.module == "mlp"]
     return next(iter(experts or mlp), None)
 
@@ -82,7 +84,7 @@ def _given_back(program: Program) -> list[float]:
     freed = [0.0] * len(program.steps)
     for index, size in owned.values():
         freed[index] += size
-    found, gone = [0.0] * len(freed), 0.0
+    given_back, gone = [0.0] * len(freed), 0.0
     for index in reversed(range(len(freed))):
-        found[index], gone = gone, gone + freed[index]
-    return found
+        given_back[index], gone = gone, gone + freed[index]
+    return given_back

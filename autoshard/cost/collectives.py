@@ -1,4 +1,4 @@
-"""What a collective costs: latency plus bytes over bandwidth, in a node, between nodes of a domain, then beyond."""
+"""Seconds of a collective: latency plus bytes over bandwidth, in a node, between nodes of a domain, then beyond."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from functools import lru_cache
 from math import ceil, log2, prod
 
 from autoshard.layout.mesh import TENSOR_PARALLEL_AXES
-from autoshard.rows import Number, largest
+from autoshard.rows import Number, largest, where
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.platform import Fold
 
@@ -15,7 +15,7 @@ KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv"
 
 @dataclass(frozen=True)
 class GroupShape:
-    """Where the ranks of a group sit; every group over the same axes has the same shape.
+    """The places of the ranks of a group; every group over the same axes has the same shape.
 
     size: ranks of the group. ranks_per_node: the most that share a node. nodes: over how many they spread.
     stride: between neighbouring members; more than 1 means that other groups sit in between.
@@ -135,14 +135,14 @@ def _worst_placement(inside: list[tuple[int, int]], outside: list[tuple[int, int
 
 @dataclass(frozen=True)
 class CollectiveLaw:
-    """Time of a collective as a straight line over its payload: what search multiplies many payloads with."""
+    """Time of a collective as a straight line over its payload, over rows."""
 
-    latency_s: float
-    seconds_per_byte: float
+    latency_s: Number
+    seconds_per_byte: Number
 
-    def time_s(self, payload_bytes: float) -> float:
-        """Zero for nothing to send: such a collective is not issued."""
-        return self.latency_s + payload_bytes * self.seconds_per_byte if payload_bytes else 0.0
+    def time_s(self, payload_bytes: Number) -> Number:
+        """Seconds of a collective; 0 for nothing to send: such a collective is not issued."""
+        return where(payload_bytes > 0, self.latency_s + payload_bytes * self.seconds_per_byte, 0.0)
 
 
 def collective_time_s(kind: str, payload_bytes: float, group: GroupShape, cluster: Cluster) -> float:
@@ -152,7 +152,8 @@ def collective_time_s(kind: str, payload_bytes: float, group: GroupShape, cluste
     all_gather, the input of a reduce_scatter, the buffer of the others; for send_recv what goes to the next rank.
     Leaves out overlap with compute and with other collectives, and algorithms for small messages.
     """
-    return collective_law(kind, group, cluster).time_s(payload_bytes)
+    seconds: float = collective_law(kind, group, cluster).time_s(payload_bytes)
+    return seconds
 
 
 def exposed_ring_s(ring_s: Number, work_s: Number, hops: Number) -> Number:

@@ -22,7 +22,7 @@ ALIGNMENT = 8
 
 @dataclass(frozen=True)
 class OperatorSeconds:
-    """Of one microbatch on one rank; backward is without recompute."""
+    """Seconds of an operator for one microbatch on one rank, over rows; backward is without recompute."""
 
     forward: Number
     backward: Number
@@ -66,7 +66,7 @@ class OperatorNeeds(NamedTuple):
 
 
 def operator_needs(program: Program, step: OperatorStep) -> OperatorNeeds:
-    """What an operator asks of a device: products, and bytes through memory."""
+    """The needs of an operator on one rank: products, and bytes through memory."""
     op, work, sizes = step.operator, operator_work(program, step), loop_sizes(program, step)
     if op.kind == "attention":
         head_dim = float(program.graph.sizes["headdim"])
@@ -88,7 +88,7 @@ def operator_needs(program: Program, step: OperatorStep) -> OperatorNeeds:
 def operator_seconds(
     program: Program, step: OperatorStep, device: Device, dtype: str, software: Software = COMPILED
 ) -> OperatorSeconds:
-    """Forward and backward of one operator. dtype: of the matrix products, such as "bfloat16"."""
+    """Forward and backward seconds of one operator. dtype: of the matrix products, such as "bfloat16"."""
     return seconds_of(operator_needs(program, step), device, device.peak_flops_per_s(dtype), software)
 
 

@@ -1,4 +1,4 @@
-"""What a layout costs: the step time and the memory of every pipeline rank, term by term."""
+"""The estimate of a layout: the step time and the memory of every pipeline rank, term by term."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def estimate(
     software: Software = COMPILED,
     operators: OperatorChoices = (),
 ) -> Estimate:
-    """The whole estimate of a legal layout (search.rules.check_strategy); it need not fit in memory.
+    """The whole estimate of a legal layout (backends.rules.check_strategy); it need not fit in memory.
 
     operators: choices that differ from the rule of layout/sharding.py.
     """

@@ -19,9 +19,9 @@ class Level(NamedTuple):
 
 
 def levels(cluster: Cluster, wanted: float) -> tuple[Level, ...]:
-    """The wanted one first. wanted: more than 0, less than 1."""
-    found = (wanted, *(one for one in LOWER if one < wanted))
-    return tuple(Level(one, _memory_bytes(cluster, one)) for one in found)
+    """The wanted level, then the lower ones. wanted: a probability, more than 0, less than 1."""
+    probabilities = (wanted, *(lower for lower in LOWER if lower < wanted))
+    return tuple(Level(probability, _memory_bytes(cluster, probability)) for probability in probabilities)
 
 
 def _memory_bytes(cluster: Cluster, probability: float) -> float:

@@ -49,18 +49,19 @@ class Regime:
 def regimes() -> dict[str, Regime]:
     """By name: device families with results of their own, and `unmeasured`, which is no surer than any of them."""
     content = json.loads(FILE.read_text(encoding="utf-8"))["regimes"]
-    found = {
-        name: Regime(**{key: one for key, one in values.items() if key != "from"}) for name, values in content.items()
+    known = {
+        name: Regime(**{key: value for key, value in values.items() if key != "from"})
+        for name, values in content.items()
     }
-    low, high = min(one.low for one in found.values()), max(one.high for one in found.values())
-    return {**found, UNMEASURED: replace(found[UNMEASURED], low=low, high=high)}
+    low, high = min(regime.low for regime in known.values()), max(regime.high for regime in known.values())
+    return {**known, UNMEASURED: replace(known[UNMEASURED], low=low, high=high)}
 
 
 @lru_cache(maxsize=1)
 def differences() -> dict[str, float]:
     """Squared half widths, of log(measured ratio / predicted ratio): `any` of every pair, and one for each change."""
-    found: dict[str, float] = json.loads(FILE.read_text(encoding="utf-8"))["differences"]["squared_half_widths"]
-    return found
+    widths: dict[str, float] = json.loads(FILE.read_text(encoding="utf-8"))["differences"]["squared_half_widths"]
+    return widths
 
 
 def regime_of(cluster: Cluster) -> str:
@@ -73,10 +74,10 @@ def regime_of(cluster: Cluster) -> str:
 
 
 def unlike_measured(strategy: Strategy) -> tuple[str, ...]:
-    """What of a layout no measured result on Trainium has."""
+    """The choices of a layout that no measured result on Trainium has, such as "cp=2"."""
     s = strategy
-    found = (("cp", s.cp), ("ep", s.ep), ("vpp", s.num_virtual_stages))
-    beyond = [f"{name}={value}" for name, value in found if value > 1]
+    degrees = (("cp", s.cp), ("ep", s.ep), ("vpp", s.num_virtual_stages))
+    beyond = [f"{name}={value}" for name, value in degrees if value > 1]
     if FULL_RECOMPUTE in s.recompute:
         beyond.append("recompute=full")
     if s.tp not in (8, 32):
@@ -93,14 +94,14 @@ def step_time_factors(cluster: Cluster, strategy: Strategy) -> tuple[float, floa
 
 def changes(a: Strategy, b: Strategy) -> dict[str, float]:
     """How much two layouts differ, by name of CHANGES: doublings of degrees, and how many of the other choices."""
-    found = {
+    changes = {
         name: sum(abs(log2(getattr(a, field) / getattr(b, field))) for field in fields)
         for name, fields in DEGREES.items()
     }
-    found["recompute"] = float(set(a.recompute) != set(b.recompute))
-    found["kernel"] = float(a.attention_kernel != b.attention_kernel)
-    found["other"] = float(sum(getattr(a, name) != getattr(b, name) for name in OTHER_CHOICES))
-    return found
+    changes["recompute"] = float(set(a.recompute) != set(b.recompute))
+    changes["kernel"] = float(a.attention_kernel != b.attention_kernel)
+    changes["other"] = float(sum(getattr(a, name) != getattr(b, name) for name in OTHER_CHOICES))
+    return changes
 
 
 def difference_factors(cluster: Cluster, a: Strategy, b: Strategy) -> tuple[float, float]:
@@ -115,8 +116,8 @@ def difference_factors(cluster: Cluster, a: Strategy, b: Strategy) -> tuple[floa
         return 1.0, 1.0
     known, change = differences(), changes(a, b)
     width = sqrt(known["any"] + sum(known[name] * change[name] for name in CHANGES))
-    own = [step_time_factors(cluster, strategy) for strategy in (a, b)]
-    independent = sqrt(sum((log(high / low) / 2) ** 2 for low, high in own))
+    factors = [step_time_factors(cluster, strategy) for strategy in (a, b)]
+    independent = sqrt(sum((log(high / low) / 2) ** 2 for low, high in factors))
     width = min(width, independent)
     return exp(-width), exp(width)
 
@@ -128,13 +129,13 @@ def toss_up(cluster: Cluster, a: Strategy, a_s: float, b: Strategy, b_s: float) 
 
 
 def fits_probability(memory_bytes: float, capacity_bytes: float, cluster: Cluster) -> float:
-    """Of the fullest rank, to stay within its memory."""
+    """The probability that a rank with a predicted memory of so many bytes stays within its capacity."""
     spread = regimes()[regime_of(cluster)].memory_spread
     return 0.5 * (1 + erf(log(capacity_bytes / memory_bytes) / spread / sqrt(2)))
 
 
 def interval_note(cluster: Cluster, strategy: Strategy) -> str:
-    """Where the interval comes from, in one sentence."""
+    """The source of a layout's interval, in one sentence."""
     name = regime_of(cluster)
     regime = regimes()[name]
     if name == UNMEASURED:

@@ -78,9 +78,9 @@ def memory_values(
     load: RankLoad, state: State, precision: Precision, device: Device, software: Software = COMPILED
 ) -> tuple[float, ...]:
     """Bytes of one rank of one layout, in the order of MEMORY_TERMS. state: of its mesh."""
-    found = rank_memory(rank_of(load, state), state, precision, software)
-    buckets = largest(0.0, found.buckets - found.in_work)
-    return (*found[:-1], buckets, device.reserved_memory_bytes + software.reserved_bytes)
+    memory = rank_memory(rank_of(load, state), state, precision, software)
+    buckets = largest(0.0, memory.buckets - memory.in_work)
+    return (*memory[:-1], buckets, device.reserved_memory_bytes + software.reserved_bytes)
 
 
 def rank_memory(rank: Rank, state: State, precision: Precision, software: Software = COMPILED) -> Memory:
@@ -164,15 +164,15 @@ def living_bytes(
 
 def _ends_bytes(rank: Rank, software: Software) -> Number:
     """Bytes that the ends of the model keep."""
-    held, found = largest(rank.embeddings_in_flight, rank.heads_in_flight), 0.0
+    held, kept = largest(rank.embeddings_in_flight, rank.heads_in_flight), 0.0
     for end in rank.ends:
-        found = found + held * end.part.kept_bytes
+        kept = kept + held * end.part.kept_bytes
         if rank.weights_apart:
-            found = found + rank.weights_waiting * end.part.weights_waiting_bytes
+            kept = kept + rank.weights_waiting * end.part.weights_waiting_bytes
     if rank.has_loss and software is not COMPILED:
         replayed_head = software.replays_head and _keeps_only_inputs(rank, rank.last_block)
-        found = found + (REPLAYED_LOGITS if replayed_head else 1.0) * software.logits_bytes * rank.num_logits
-    return found
+        kept = kept + (REPLAYED_LOGITS if replayed_head else 1.0) * software.logits_bytes * rank.num_logits
+    return kept
 
 
 def _travelling_bytes(rank: Rank, state: State, dtypes: tuple[int, int], kept: Number) -> Number:
@@ -228,9 +228,9 @@ def _in_work(rank: Rank, software: Software) -> tuple[Number, Number, Number]:
     What the block behind the embedding replays more than others is charged to the embedding.
     """
     best, *others = (_in_work_with(rank, block, software) for block in rank.kinds)
-    for one in others:
-        if one[0] + one[1] - one[2] > best[0] + best[1] - best[2]:
-            best = one
+    for other in others:
+        if other[0] + other[1] - other[2] > best[0] + best[1] - best[2]:
+            best = other
     return best
 
 

@@ -7,12 +7,14 @@ first gathering of a pass and the last scattering hide behind nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from autoshard.cost.rank import End
+from autoshard.cost.stacks import COMPILED, Software
 from autoshard.cost.zero_sharding import STAYS, Unit
-from autoshard.rows import Number, largest
+from autoshard.rows import Number, is_rows, largest
+from autoshard.schedules import SCHEDULES, Work
 from autoshard.spec.cluster import Device
 
 
@@ -24,7 +26,7 @@ class Passes(NamedTuple):
 
 
 def block_passes(block: Any, unit: Unit) -> Passes:
-    """A block among others, waits for what travels included. block: with forward_s and backward_s, as
+    """Seconds of a block among others, waits for what travels included. block: with forward_s and backward_s, as
     cost.program.Part has them."""
     moved = unit.travelling
     if moved is STAYS:
@@ -33,7 +35,7 @@ def block_passes(block: Any, unit: Unit) -> Passes:
 
 
 def end_passes(end: Any, unit: Unit) -> Passes:
-    """An end of the model, waits included."""
+    """Seconds of an end of the model, waits included. end: as block of `block_passes`."""
     moved = unit.travelling
     if moved is STAYS:
         return Passes(end.forward_s, end.backward_s)
@@ -47,13 +49,15 @@ def opening(block: Unit, device: Device) -> Passes:
     return Passes(forward_s, forward_s + block.travelling.scatter_s)
 
 
-def stage_passes(layers: Number, block: Any, unit: Unit, device: Device, accumulation_s: float) -> Passes:
-    """A virtual stage of so many blocks, the ends of the model left out. block: with its waits. accumulation_s: to add
-    one element of a gradient to its sum."""
+def stage_passes(
+    layers: Number, block: Any, unit: Unit, device: Device, accumulation_s: float, blocked_s: Number = 0.0
+) -> Passes:
+    """Seconds of a virtual stage of so many blocks, the ends of the model left out. block: with its waits.
+    accumulation_s: to add one element of a gradient to its sum. blocked_s: each pass waits so long for a transfer."""
     forward_s, backward_s = opening(unit, device)
     return Passes(
-        forward_s + layers * block.forward_s,
-        backward_s + layers * (block.backward_s + accumulation_s * unit.parameters),
+        forward_s + blocked_s + layers * block.forward_s,
+        backward_s + blocked_s + layers * (block.backward_s + accumulation_s * unit.parameters),
     )
 
 
@@ -61,18 +65,69 @@ def add_ends(forward_s: Any, backward_s: Any, ends: Iterable[End], accumulation_
     """Add the ends of the model to the first and the last virtual stage. forward_s, backward_s: by stage, changed in
     place. ends: with their waits."""
     for end in ends:
-        stage = 0 if end.has_table else -1
-        forward_s[stage] = forward_s[stage] + end.part.forward_s
-        backward_s[stage] = backward_s[stage] + end.part.backward_s + accumulation_s * end.unit.parameters
+        forward_s[end.stage] = forward_s[end.stage] + end.part.forward_s
+        backward_s[end.stage] = backward_s[end.stage] + end.part.backward_s + accumulation_s * end.unit.parameters
 
 
-def put_off_s(stages: Any, ends: Iterable[End]) -> Any:
-    """Seconds of backward that a schedule may put off, for gradients of weights, by virtual stage. stages: those of its
-    blocks, to which the ends are added in place."""
+class Waiting(NamedTuple):
+    """Seconds of a block or an end of the model, waits included. weight_gradients_s: of backward, what a schedule may
+    put off."""
+
+    forward_s: Number
+    backward_s: Number
+    weight_gradients_s: Number
+
+
+def waiting_block(block: Any, unit: Unit) -> Waiting:
+    """Seconds of a block among others. block: as cost.program.Part has them."""
+    return Waiting(*block_passes(block, unit), block.weight_gradients_s)
+
+
+def waiting_end(end: End) -> End:
+    """The end with the seconds of its part, waits included."""
+    return end._replace(part=Waiting(*end_passes(end.part, end.unit), end.part.weight_gradients_s))
+
+
+def stages_work(
+    schedule: str,
+    sizes: tuple[int, Number, int],
+    layers: Any,
+    blocks: Sequence[Any],
+    ends: Sequence[End],
+    unit: Unit,
+    device: Device,
+    accumulation_s: float,
+    transfer_s: Number,
+    software: Software = COMPILED,
+) -> Work:
+    """The work of the pipeline in one step: of one layout, or of many that share pp, chunks and schedule.
+
+    sizes: (pp, microbatches, chunks a rank). layers, blocks: of one layout a number and a block for each virtual stage;
+    of many an array (virtual stage, row), or (1, row) where all stages have as many, and the block that all have.
+    ends: of the model. Blocks and ends come with their waits. unit: of a block. accumulation_s: to add one element of a
+    gradient to its sum. transfer_s: of one microbatch to the next stage.
+    """
+    apart, blocked_s = SCHEDULES[schedule].weights_apart, 0.0
+    if software.transfer_share is not None:
+        blocked_s, transfer_s = software.transfer_share * transfer_s, 0.0
+
+    def stage(count: Number, block: Any) -> tuple[Number, Number, Number]:
+        passes = stage_passes(count, block, unit, device, accumulation_s, blocked_s)
+        return *passes, count * block.weight_gradients_s if apart else 0.0
+
+    if is_rows(layers):
+        forward_s, backward_s, weights_s = (
+            column.repeat(sizes[0] * sizes[2], axis=0) if is_rows(column) and len(column) == 1 else column
+            for column in stage(layers, blocks[0])
+        )
+    else:
+        forward_s, backward_s, weights_s = map(list, zip(*map(stage, layers, blocks), strict=True))
+    add_ends(forward_s, backward_s, ends, accumulation_s)
+    if not apart:
+        return Work(*sizes, forward_s, backward_s, transfer_s)
     for end in ends:
-        stage = 0 if end.has_table else -1
-        stages[stage] = stages[stage] + end.part.weight_gradients_s
-    return stages
+        weights_s[end.stage] = weights_s[end.stage] + end.part.weight_gradients_s
+    return Work(*sizes, forward_s, backward_s, transfer_s, weights_s)
 
 
 def unit_work_s(part: Any, unit: Unit, accumulation_s: float) -> Number:

@@ -1,15 +1,16 @@
-"""What an SPMD program costs one rank for one microbatch: seconds by what they are spent on, bytes by how long they
-live."""
+"""The cost of an SPMD program on one rank for one microbatch: seconds by what they are spent on, bytes by how long
+they live."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
+from typing import Any, NamedTuple
 
 from autoshard.cost.backward_release import Moments, moments
-from autoshard.cost.collectives import exposed_ring_s
+from autoshard.cost.collectives import CollectiveLaw, exposed_ring_s
 from autoshard.cost.compute import OperatorNeeds, operator_needs, seconds_of
 from autoshard.cost.stacks import COMPILED, Software
 from autoshard.graph.count import (
@@ -20,49 +21,50 @@ from autoshard.graph.count import (
     parameter_elements,
 )
 from autoshard.graph.operators import KINDS
-from autoshard.graph.partition import GatherEinsumStep, Program, RedistributeStep, Step, is_projection
+from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, RedistributeStep, Step, is_projection
 from autoshard.graph.recompute import kept_activations, replayed_activations, segments
 from autoshard.graph.weight_gradients import waiting_bytes
 from autoshard.layout.buckets import is_matrix
 from autoshard.layout.mesh import TENSOR_PARALLEL_AXES
+from autoshard.rows import Number, added_up, largest, where
 from autoshard.spec.cluster import Device
 
 BACKWARD_OPERATORS = 2
 """Launches of backward for each one of forward."""
 
-CollectiveSeconds = Callable[[str, tuple[str, ...], int], float]
-"""(kind, axes, bytes of the larger buffer) -> seconds."""
+LawOf = Callable[[str, tuple[str, ...]], CollectiveLaw]
+"""(kind, axes) -> seconds over bytes of the larger buffer."""
 
 
 @dataclass(frozen=True)
 class Seconds:
-    """Time of one rank by what it is spent on. All of it is exposed: nothing in a microbatch hides behind anything
-    else."""
+    """Time of one rank by what it is spent on, over rows. All of it is exposed: nothing in a microbatch hides behind
+    anything else."""
 
-    compute: float = 0.0
-    attention: float = 0.0
-    tensor_parallel: float = 0.0
-    context_parallel: float = 0.0
-    expert_parallel: float = 0.0
+    compute: Number = 0.0
+    attention: Number = 0.0
+    tensor_parallel: Number = 0.0
+    context_parallel: Number = 0.0
+    expert_parallel: Number = 0.0
 
     @cached_property
-    def total(self) -> float:
-        """Of one rank, in seconds."""
+    def total(self) -> Number:
+        """Seconds of everything."""
         return self.operators + self.collectives
 
     @property
-    def operators(self) -> float:
-        """What the device computes, attention included."""
+    def operators(self) -> Number:
+        """Seconds in which the device computes, attention included."""
         return self.compute + self.attention
 
     @property
-    def collectives(self) -> float:
-        """What ranks exchange inside a microbatch."""
+    def collectives(self) -> Number:
+        """Seconds in which ranks exchange tensors inside a microbatch."""
         return self.tensor_parallel + self.context_parallel + self.expert_parallel
 
     @property
-    def values(self) -> tuple[float, ...]:
-        """In the order of the fields."""
+    def values(self) -> tuple[Number, ...]:
+        """The five numbers in the order of the fields."""
         return (self.compute, self.attention, self.tensor_parallel, self.context_parallel, self.expert_parallel)
 
 
@@ -71,13 +73,13 @@ COMPUTE, ATTENTION, TENSOR, CONTEXT, EXPERT = range(5)
 
 
 def add_up(seconds: Iterable[Seconds]) -> Seconds:
-    """Sum, field by field."""
+    """The sum, field by field."""
     return Seconds(*map(sum, zip(Seconds().values, *(item.values for item in seconds), strict=True)))
 
 
 @dataclass(frozen=True)
 class Part:
-    """One block, the embedding or the head: one microbatch on one rank.
+    """One block, the embedding or the head: one microbatch on one rank, over rows.
 
     recompute: what backward repeats of forward, collectives included; backward is without it.
     kept_bytes: from forward to backward. replay_bytes: beyond that, while backward works through the largest recomputed
@@ -94,37 +96,37 @@ class Part:
     forward: Seconds
     recompute: Seconds
     backward: Seconds
-    kept_bytes: float
-    replay_bytes: float
-    working_bytes: float
+    kept_bytes: Number
+    replay_bytes: Number
+    working_bytes: Number
     parameters: Mapping[tuple[str, ...], int]
-    host_s: tuple[float, float] = (0.0, 0.0)
+    host_s: tuple[Number, Number] = (0.0, 0.0)
     scores_bytes: float = 0.0
 
-    weight_gradients_s: float = 0.0
-    weights_waiting_bytes: float = 0.0
+    weight_gradients_s: Number = 0.0
+    weights_waiting_bytes: Number = 0.0
     matrices: Mapping[tuple[str, ...], int] = field(default_factory=dict)
     num_tensors: int = 0
     moments: Moments = field(default_factory=Moments)
 
     @cached_property
-    def forward_s(self) -> float:
-        """Of one microbatch: what the device takes, or the host that launches it where that is slower."""
-        return max(self.forward.total, self.host_s[0])
+    def forward_s(self) -> Number:
+        """Seconds of forward: those of the device, or of the host that launches its operators where that is slower."""
+        return largest(self.forward.total, self.host_s[0])
 
     @cached_property
-    def backward_s(self) -> float:
-        """With recompute."""
-        return max(self.recompute.total + self.backward.total, self.host_s[1])
+    def backward_s(self) -> Number:
+        """Seconds of backward and of what it repeats of forward, or of the host that launches their operators."""
+        return largest(self.recompute.total + self.backward.total, self.host_s[1])
 
     @cached_property
     def all_passes(self) -> Seconds:
-        """Forward, recompute and backward."""
+        """The sum of forward, recompute and backward."""
         return add_up((self.forward, self.recompute, self.backward))
 
     @cached_property
-    def waiting_s(self) -> float:
-        """For the host, forward and backward."""
+    def waiting_s(self) -> Number:
+        """Seconds of forward and backward in which the device waits for the host."""
         return self.forward_s + self.backward_s - self.forward.total - self.recompute.total - self.backward.total
 
     @cached_property
@@ -135,7 +137,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Recompute:
-    """What a named recompute set means for one program. repeated: [start, stop) steps that run forward again."""
+    """The meaning of a named recompute set for one program. repeated: [start, stop) steps that run forward again.
+    kept_bytes, replay_bytes: as in Part."""
 
     repeated: tuple[tuple[int, int], ...]
     kept_bytes: float
@@ -146,17 +149,65 @@ Issued = tuple[tuple[str, tuple[str, ...], int], ...]
 """Collectives: kind, axes, bytes of the larger buffer."""
 
 
+class Operators(NamedTuple):
+    """Operators of one kind: a plain one, or a row for each of many.
+
+    put_off: the share of backward that a schedule may put off, half for projections. step: by row, the place of its
+    step among those that are priced together; None where that is one step.
+    """
+
+    needs: OperatorNeeds
+    put_off: Number = 0.0
+    step: Any = None
+
+
+class Sent(NamedTuple):
+    """Collectives whose seconds are counted at one place of Seconds.values: a plain one, or a row for each of many.
+
+    is_ring: whether they are hops of a ring, which run beside the attention of their step. size: bytes of the larger
+    buffer. step: as in Operators.
+    """
+
+    spent_on: int
+    is_ring: bool
+    law: CollectiveLaw
+    size: Number
+    step: Any = None
+
+
+class StepWork(NamedTuple):
+    """The operators and collectives of one step, or of many steps that are priced together.
+
+    forward, backward: collectives of each pass. gathers: whether a step gathers the input that its products share, as
+    all-gathers of backward may hide behind these.
+    """
+
+    operators: Sequence[Operators]
+    forward: Sequence[Sent]
+    backward: Sequence[Sent]
+    gathers: Any = False
+    num_steps: int = 1
+
+
+class StepSeconds(NamedTuple):
+    """Seconds of each step, over steps. put_off_s: of backward, what a schedule may put off."""
+
+    forward: Seconds
+    backward: Seconds
+    put_off_s: Number
+
+
 @dataclass(frozen=True, eq=False)
 class ProgramWork:
-    """What each step of a program asks for, whatever the device: found once, priced as often as need be."""
+    """The operators and collectives of each step of a program, whatever the device: counted once, priced as often as
+    need be. The other fields: as in Part."""
 
     program: Program
-    operators: tuple[tuple[OperatorNeeds, ...], ...]
+    operators: tuple[tuple[Operators, ...], ...]
     forward: tuple[Issued, ...]
     backward: tuple[Issued, ...]
     working_bytes: float
     parameters: Mapping[tuple[str, ...], int]
-    projections: tuple[OperatorNeeds, ...]
     weights_waiting_bytes: float
     matrices: Mapping[tuple[str, ...], int]
     num_tensors: int
@@ -164,7 +215,7 @@ class ProgramWork:
     _recompute: dict[str, Recompute] = field(default_factory=dict)
 
     def recompute(self, name: str) -> Recompute:
-        """Of one named recompute set: segments of it run forward again, up to where nothing more is needed."""
+        """The meaning of a named recompute set: its segments run forward again, up to where nothing more is needed."""
         if name not in self._recompute:
             repeated = [segment for segment in segments(self.program, name) if segment.recomputed]
             self._recompute[name] = Recompute(
@@ -177,35 +228,39 @@ class ProgramWork:
 
 @dataclass(frozen=True)
 class PricedProgram:
-    """A program with the forward and backward seconds of each of its steps."""
+    """A program with the seconds of each of its steps."""
 
     work: ProgramWork
-    forward: tuple[Seconds, ...]
-    backward: tuple[Seconds, ...]
+    steps: tuple[StepSeconds, ...]
     software: Software
-    weight_gradients_s: float
+    _parts: dict[str, Part] = field(default_factory=dict)
 
     def part(self, recompute: str) -> Part:
-        """Under one named recompute set."""
-        found, work = self.work.recompute(recompute), self.work
-        again = add_up(seconds for start, stop in found.repeated for seconds in self.forward[start:stop])
-        slower = self.software.replay_slowdown
-        if self.software is not COMPILED:
+        """The whole program as one part under a named recompute set."""
+        if recompute not in self._parts:
+            self._parts[recompute] = self._part(self.work.recompute(recompute))
+        return self._parts[recompute]
+
+    def _part(self, recompute: Recompute) -> Part:
+        work, software = self.work, self.software
+        again = add_up(step.forward for start, stop in recompute.repeated for step in self.steps[start:stop])
+        if software is not COMPILED:
+            slower = software.replay_slowdown
             again = Seconds(again.compute * slower, again.attention * slower, *again.values[2:])
         ahead = sum(map(len, work.operators))
-        replayed = sum(len(step) for start, stop in found.repeated for step in work.operators[start:stop])
-        launch_s = self.software.cpu_s_per_operator
+        replayed = sum(len(step) for start, stop in recompute.repeated for step in work.operators[start:stop])
+        launch_s = software.cpu_s_per_operator
         return Part(
-            add_up(self.forward),
+            add_up(step.forward for step in self.steps),
             again,
-            add_up(self.backward),
-            found.kept_bytes,
-            found.replay_bytes,
+            add_up(step.backward for step in self.steps),
+            recompute.kept_bytes,
+            recompute.replay_bytes,
             work.working_bytes,
             work.parameters,
             (launch_s * ahead, launch_s * (replayed + BACKWARD_OPERATORS * ahead)),
-            sum(needs.scores_bytes for step in work.operators for needs in step if needs.kind == "plain"),
-            weight_gradients_s=self.weight_gradients_s,
+            sum(needs.scores_bytes for step in work.operators for needs, *_ in step if needs.kind == "plain"),
+            weight_gradients_s=sum(step.put_off_s for step in self.steps),
             weights_waiting_bytes=work.weights_waiting_bytes,
             matrices=work.matrices,
             num_tensors=work.num_tensors,
@@ -214,11 +269,8 @@ class PricedProgram:
 
 
 def program_work(program: Program) -> ProgramWork:
-    """Of every step: its operators' needs, and exactly the collectives that it issues."""
-    steps = [operator_steps(step) for step in program.steps]
+    """The work of a program: by step, the needs of its operators and exactly the collectives that it issues."""
     working = [working_bytes(program, step) for step in program.steps]
-    operators = tuple(tuple(operator_needs(program, one) for one in several) for several in steps)
-    every = [pair for several in zip(steps, operators, strict=True) for pair in zip(*several, strict=True)]
     parameters: dict[tuple[str, ...], int] = {}
     matrices: dict[tuple[str, ...], int] = {}
     elements = parameter_elements(program)
@@ -228,12 +280,11 @@ def program_work(program: Program) -> ProgramWork:
             counts[axes] = counts.get(axes, 0) + count
     return ProgramWork(
         program,
-        operators,
+        tuple(tuple(_operator(program, single) for single in operator_steps(step)) for step in program.steps),
         tuple(tuple(forward_collectives(program, step)) for step in program.steps),
         tuple(tuple(backward_collectives(program, step)) for step in program.steps),
         max(working, default=0.0),
         parameters,
-        tuple(needs for one, needs in every if is_projection(program.graph, one.operator)),
         waiting_bytes(program),
         matrices,
         len(elements),
@@ -241,25 +292,65 @@ def program_work(program: Program) -> ProgramWork:
     )
 
 
+def _operator(program: Program, step: OperatorStep) -> Operators:
+    return Operators(operator_needs(program, step), 0.5 * is_projection(program.graph, step.operator))
+
+
 def price_program(
-    work: ProgramWork, device: Device, dtype: str, collective_s: CollectiveSeconds, software: Software = COMPILED
+    work: ProgramWork, device: Device, dtype: str, law_of: LawOf, software: Software = COMPILED
 ) -> PricedProgram:
-    """Price every step on a device. dtype: of the matrix products."""
-    peak, forward, backward = device.peak_flops_per_s(dtype), [], []
+    """The program with the seconds of every step on a device. dtype: of the matrix products. law_of: of collectives."""
+    peak = device.peak_flops_per_s(dtype)
+
+    def sent(issued: Issued) -> list[Sent]:
+        return [
+            Sent(spent_on(kind, axes), kind == "send_recv", law_of(kind, axes), size) for kind, axes, size in issued
+        ]
+
+    steps = []
     for step, operators, issued, issued_back in zip(
         work.program.steps, work.operators, work.forward, work.backward, strict=True
     ):
-        ahead, back = _operators(operators, device, peak, software)
-        if software.whole_logits and operators and operators[0].kind == "loss":
+        if software.whole_logits and operators and operators[0].needs.kind == "loss":
             issued = (*issued, *_gathered_logits(work.program))
-        forward.append(add_up((ahead, _collectives(issued, collective_s, ahead.attention))) if issued else ahead)
-        sent = _collectives(issued_back, collective_s, back.attention) if issued_back else None
-        if sent is not None and software.tensor_overlap and isinstance(step, GatherEinsumStep):
-            hidden = software.tensor_overlap * back.compute
-            sent = replace(sent, tensor_parallel=max(0.0, sent.tensor_parallel - hidden))
-        backward.append(back if sent is None else add_up((back, sent)))
-    weights = sum(seconds_of(needs, device, peak, software).backward for needs in work.projections) / 2
-    return PricedProgram(work, tuple(forward), tuple(backward), software, weights)
+        asked = StepWork(operators, sent(issued), sent(issued_back), isinstance(step, GatherEinsumStep))
+        steps.append(step_seconds(asked, device, peak, software))
+    return PricedProgram(work, tuple(steps), software)
+
+
+def step_seconds(asked: StepWork, device: Device, peak: float, software: Software) -> StepSeconds:
+    """Seconds of one step as plain numbers or numbers with derivatives, or of many steps, a row each.
+
+    peak: FLOP/s of the matrix products' dtype.
+    """
+    forward, backward, put_off_s = [0.0] * 5, [0.0] * 5, 0.0
+    for needs, put_off, step in asked.operators:
+        seconds = seconds_of(needs, device, peak, software)
+        place = ATTENTION if needs.kind in ("flash", "plain") else COMPUTE
+        forward[place] = forward[place] + added_up(seconds.forward, step, asked.num_steps)
+        backward[place] = backward[place] + added_up(seconds.backward, step, asked.num_steps)
+        if needs.kind == "matmul":
+            put_off_s = put_off_s + added_up(put_off * seconds.backward, step, asked.num_steps)
+    _add_collectives(forward, asked.forward, asked.num_steps)
+    _add_collectives(backward, asked.backward, asked.num_steps)
+    if software.tensor_overlap and asked.backward:
+        exposed_s = largest(0.0, backward[TENSOR] - software.tensor_overlap * backward[COMPUTE])
+        backward[TENSOR] = where(asked.gathers, exposed_s, backward[TENSOR])
+    return StepSeconds(Seconds(*forward), Seconds(*backward), put_off_s)
+
+
+def _add_collectives(seconds: list[Number], sent: Sequence[Sent], count: int) -> None:
+    """Add what steps send in one pass to their seconds, as in Seconds.values. A ring runs beside its step's
+    attention."""
+    has_ring, ring_s, hops = False, 0.0, 0
+    for place, is_ring, law, size, step in sent:
+        sending_s = added_up(law.time_s(size), step, count)
+        if is_ring:
+            has_ring, ring_s, hops = True, ring_s + sending_s, hops + added_up(1, step, count)
+        else:
+            seconds[place] = seconds[place] + sending_s
+    if has_ring:
+        seconds[CONTEXT] = seconds[CONTEXT] + exposed_ring_s(ring_s, seconds[ATTENTION], hops)
 
 
 def _gathered_logits(program: Program) -> Issued:
@@ -270,31 +361,6 @@ def _gathered_logits(program: Program) -> Issued:
     logits = next(op.inputs[0] for op in program.graph.operators if op.kind == "cross_entropy")
     shards = prod(program.axes[axis] for axis in axes)
     return (("all_gather", axes, shards * program.local_bytes[logits]),)
-
-
-def _operators(
-    operators: tuple[OperatorNeeds, ...], device: Device, peak: float, software: Software
-) -> tuple[Seconds, Seconds]:
-    """(forward, backward) of the operators of a step."""
-    compute, attention = [0.0, 0.0], [0.0, 0.0]
-    for needs in operators:
-        seconds = seconds_of(needs, device, peak, software)
-        spent = attention if needs.kind in ("flash", "plain") else compute
-        spent[0] += seconds.forward
-        spent[1] += seconds.backward
-    return Seconds(compute[0], attention[0]), Seconds(compute[1], attention[1])
-
-
-def _collectives(issued: Issued, collective_s: CollectiveSeconds, attention_s: float) -> Seconds:
-    """Seconds of the collectives of one step. attention_s: of the same step, beside which its ring runs."""
-    seconds, ring_s, hops = [0.0] * 5, 0.0, 0
-    for kind, axes, size in issued:
-        if kind == "send_recv":
-            ring_s, hops = ring_s + collective_s(kind, axes, size), hops + 1
-        else:
-            seconds[spent_on(kind, axes)] += collective_s(kind, axes, size)
-    seconds[CONTEXT] += exposed_ring_s(ring_s, attention_s, hops)
-    return Seconds(*seconds)
 
 
 def spent_on(kind: str, axes: tuple[str, ...]) -> int:
@@ -310,14 +376,15 @@ def spent_on(kind: str, axes: tuple[str, ...]) -> int:
 
 
 def working_bytes(program: Program, step: Step) -> float:
-    """Backward of a step beside what forward kept: gradients of what it read and wrote, what it gathers again.
+    """Bytes that backward of a step needs beside what forward kept: gradients of what it read and wrote, what it
+    gathers again.
 
     Of its own the loss makes the gradient of probabilities, and plain attention that of its scores.
     """
     if isinstance(step, RedistributeStep):
         return _view_bytes(program, step.source) + _view_bytes(program, step.target)
     if isinstance(step, GatherEinsumStep):
-        written = sum(_view_bytes(program, one.operator.output) for one in step.einsums)
+        written = sum(_view_bytes(program, einsum.operator.output) for einsum in step.einsums)
         return 2 * _view_bytes(program, step.gather.target) + written
     op = step.operator
     extra = KINDS[op.kind].extra_saved(op, program.graph, loop_sizes(program, step))

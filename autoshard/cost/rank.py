@@ -19,12 +19,17 @@ class End(NamedTuple):
     has_table: bool
     has_loss: bool
 
+    @property
+    def stage(self) -> int:
+        """The place of its virtual stage: the first one, or the last one where it has no table."""
+        return 0 if self.has_table else -1
+
 
 class Rank(NamedTuple):
     """blocks: on the rank. most_blocks: of one of its chunks. only: whether it is the only rank. kinds: its blocks, one
     for each recompute set among its chunks, that of the first chunk first. ends: those that it has. last_block: of its
     last chunk. num_logits: as in cost.stage.Parts. kept_bytes: of all blocks when most is held, from what one block
-    keeps; None where all chunks recompute alike. The others: as in cost.load.RankLoad.
+    keeps; None where all chunks recompute alike. The others: as in cost.rank_load.RankLoad.
     """
 
     blocks: Number

@@ -1,4 +1,4 @@
-"""What each pipeline rank is given to do and to hold: its blocks, chunk by chunk, and the ends of the model."""
+"""The work of each pipeline rank and what it holds: its blocks, chunk by chunk, and the ends of the model."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from operator import ge
 from autoshard.cost.program import Part, Seconds, add_up
 from autoshard.cost.stage import Parts
 from autoshard.layout.strategy import Strategy
+from autoshard.rows import Number
 from autoshard.schedules import SCHEDULES, held_together, rank_holds
 
 
@@ -45,12 +46,12 @@ class RankLoad:
 
     @cached_property
     def num_blocks(self) -> int:
-        """Of all chunks of the rank."""
+        """Blocks of all chunks of the rank."""
         return sum(chunk.count for chunk in self.chunks)
 
     @cached_property
     def most_blocks(self) -> int:
-        """Of a chunk."""
+        """Blocks of the chunk with the most."""
         return max(chunk.count for chunk in self.chunks)
 
     @cached_property
@@ -68,26 +69,27 @@ class RankLoad:
         """(whether it is the first rank, whether it is the last one)."""
         return self.embeddings_in_flight > 0, self.heads_in_flight > 0
 
-    def kept_bytes(self, of: Callable[[Part], float]) -> float:
+    def kept_bytes(self, of: Callable[[Part], Number]) -> Number:
         """Bytes of all blocks when most is held, where chunks recompute differently. of: what one block keeps."""
         sizes = [chunk.count * of(chunk.block) for chunk in self.chunks]
         return max(sum(count * size for count, size in zip(held, sizes, strict=True)) for held in self.held)
 
     @cached_property
-    def work_s(self) -> float:
-        """Of one microbatch through all chunks, forward and backward."""
+    def work_s(self) -> Number:
+        """Seconds of one microbatch through all chunks, forward and backward."""
         blocks = sum(kind.count * (kind.block.forward_s + kind.block.backward_s) for kind in self.kinds)
         return blocks + sum(end.forward_s + end.backward_s for end in self.ends)
 
     @cached_property
-    def waiting_s(self) -> float:
-        """Of one microbatch through all chunks, for the host."""
+    def waiting_s(self) -> Number:
+        """Seconds for which the device waits for the host, of one microbatch through all chunks."""
         blocks = sum(kind.count * kind.block.waiting_s for kind in self.kinds)
         return blocks + sum(end.waiting_s for end in self.ends)
 
     @cached_property
     def ends_seconds(self) -> Seconds:
-        """Embedding and head, forward, recompute and backward of one microbatch."""
+        """Seconds of embedding and head, as far as the rank has them: forward, recompute and backward of one
+        microbatch."""
         return add_up(seconds for end in self.ends for seconds in (end.forward, end.recompute, end.backward))
 
     @cached_property
@@ -97,17 +99,19 @@ class RankLoad:
 
 
 def rank_load(strategy: Strategy, parts: tuple[Parts, ...], num_microbatches: int, rank: int) -> RankLoad:
-    """What pipeline rank `rank` has under a strategy whose schedule is legal. parts: of each virtual stage."""
+    """The load of pipeline rank `rank` under a strategy whose schedule is legal. parts: of each virtual stage."""
     pp, vpp = strategy.pp, strategy.num_virtual_stages
     first, last = rank == 0, rank == pp - 1
     schedule = SCHEDULES[strategy.schedule]
     holds = rank_holds(schedule, pp, num_microbatches, vpp)[rank]
-    own = parts[rank::pp]
-    chunks = tuple(Chunk(one.block, count) for one, count in zip(own, strategy.stage_layers[rank::pp], strict=True))
-    ends = rank_ends(own[0], own[-1], first, last)
+    stages = parts[rank::pp]
+    chunks = tuple(
+        Chunk(stage.block, count) for stage, count in zip(stages, strategy.stage_layers[rank::pp], strict=True)
+    )
+    ends = rank_ends(stages[0], stages[-1], first, last)
     alike = len(set(strategy.recompute[rank::pp])) == 1
     held = () if alike else held_together(strategy.schedule, pp, num_microbatches, vpp)[rank]
-    return RankLoad(rank, own[0], chunks, ends, *holds, schedule.weights_apart, held)
+    return RankLoad(rank, stages[0], chunks, ends, *holds, schedule.weights_apart, held)
 
 
 def rank_ends(first_parts: Parts, last_parts: Parts, first: bool, last: bool) -> tuple[Part, ...]:

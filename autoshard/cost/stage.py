@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Protocol
 
-from autoshard.cost.collectives import collective_time_s, group_shape
-from autoshard.cost.program import Part, PricedProgram, ProgramWork, Seconds, price_program, program_work
+from autoshard.cost.collectives import CollectiveLaw, collective_law, group_shape
+from autoshard.cost.program import LawOf, Part, PricedProgram, ProgramWork, Seconds, price_program, program_work
 from autoshard.cost.stacks import COMPILED, Software
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE, is_recomputed
@@ -22,9 +22,20 @@ from autoshard.layout.sharding import OperatorChoices, stage_program
 from autoshard.layout.strategy import Strategy
 from autoshard.models.padding import padded_heads
 from autoshard.models.stage import dim_sizes, padded_vocab_size, stage_graph
+from autoshard.rows import Number, largest
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import DTYPE_BYTES, TrainingSpec
+
+UNITS = {
+    "block": (1, False, False),
+    "first": (1, True, False),
+    "embedding": (0, True, False),
+    "head": (0, False, True),
+    "tied": (0, True, True),
+}
+"""(blocks, with embedding, with head) of the programs that parts are made of: first is the embedding and a block behind
+it; tied, embedding and head on one rank, only where they share a table."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +57,8 @@ class LocalShape:
 
 
 class Degrees(Protocol):
-    """What meshes and local shapes read of a layout: a Strategy has it, and so has a planner's draft of one."""
+    """The degrees and choices of a layout that meshes and local shapes read: a Strategy has them, and so has a
+    planner's draft of one."""
 
     @property
     def tp(self) -> int: ...
@@ -82,8 +94,8 @@ class Parts:
     embedding: Part
     head: Part
     tied_ends: Part | None
-    hidden_bytes: float
-    num_logits: float = 0.0
+    hidden_bytes: Number
+    num_logits: Number = 0.0
 
 
 def stage_mesh(model: ModelSpec, cluster: Cluster, shape: LocalShape) -> Mesh:
@@ -115,8 +127,8 @@ def placement(tp: int, pp: int, dp: int, cp: int, ep: int, axis_order: tuple[str
 
 
 def local_shape(layout: Degrees, operators: OperatorChoices = ()) -> LocalShape:
-    """What decides the cost of one microbatch on a rank of the layout, apart from recompute. operators: choices of
-    shardings beside the usual ones."""
+    """The local shape of a layout: what decides the cost of one microbatch on a rank, apart from recompute. operators:
+    choices of shardings beside the usual ones."""
     s = layout
     return LocalShape(
         s.tp,
@@ -145,26 +157,54 @@ def stage_parts(
     recompute: str,
     software: Software = COMPILED,
 ) -> Parts:
-    """What a stage of this local shape is made of."""
-    priced, embedding, head, tied = _priced_parts(model, training, cluster, shape, software)
-    block = priced.part(recompute)
-    if is_recomputed(priced.work.program.graph.operators[0], recompute):
-        first = _first_block(model, training, cluster, shape, software).part(recompute)
-        tied = None if tied is None else _with_replay(tied, embedding, first, block)
-        embedding = _with_replay(embedding, embedding, first, block)
+    """The parts of a stage of this local shape under one recompute set."""
+
+    def part(unit: str, recompute: str) -> Part:
+        return _priced_unit(model, training, cluster, shape, software, unit).part(recompute)
+
+    work = _priced_unit(model, training, cluster, shape, software, "block").work
+    opens = is_recomputed(work.program.graph.operators[0], recompute)
+    parts = assembled(
+        part("block", recompute),
+        part("first", recompute) if opens else None,
+        part("embedding", NO_RECOMPUTE),
+        part("head", NO_RECOMPUTE),
+        part("tied", NO_RECOMPUTE) if model.tie_word_embeddings else None,
+        float(opens),
+    )
     if software.replays_head and recompute == FULL_RECOMPUTE:
-        head = replace(head, recompute=head.forward)
+        head, tied = replace(parts.head, recompute=parts.head.forward), parts.tied_ends
         tied = None if tied is None else replace(tied, recompute=head.forward)
-    return Parts(
-        block,
-        embedding,
-        head,
-        tied,
-        hidden_bytes(model, training, shape),
-        shape.microbatch_size
-        * (training.sequence_length / shape.cp)
-        * padded_vocab_size(model.vocab_size, shape.tp)
-        / (1 if software.whole_logits else shape.tp),
+        parts = replace(parts, head=head, tied_ends=tied)
+    logits = shape.microbatch_size * (training.sequence_length / shape.cp)
+    logits *= padded_vocab_size(model.vocab_size, shape.tp) / (1 if software.whole_logits else shape.tp)
+    return replace(parts, hidden_bytes=hidden_bytes(model, training, shape), num_logits=logits)
+
+
+def assembled(block: Part, first: Part | None, embedding: Part, head: Part, tied: Part | None, opens: Number) -> Parts:
+    """The parts of stages from those of the UNITS, over rows: of one local shape and set, or of many.
+
+    block, first: under the recompute set; the others without any: only blocks are ever recomputed. opens: 1 where the
+    set repeats the first operator of a block, else 0; first may be None where no row does.
+    """
+    if first is not None:
+        tied = None if tied is None else _with_replay(tied, embedding, first, block, opens)
+        embedding = _with_replay(embedding, embedding, first, block, opens)
+    return Parts(block, embedding, head, tied, 0.0)
+
+
+def _with_replay(end: Part, embedding: Part, first: Part, block: Part, opens: Number) -> Part:
+    """An end of the model where the block behind the embedding is recomputed.
+
+    Its segment begins with the embedding's output before that is redistributed: what the first block of a model repeats
+    and keeps more than other blocks is charged to the embedding.
+    """
+    more = zip(first.recompute.values, block.recompute.values, strict=True)
+    return replace(
+        end,
+        recompute=Seconds(*(opens * largest(0.0, repeated - other) for repeated, other in more)),
+        kept_bytes=end.kept_bytes + opens * (first.kept_bytes - block.kept_bytes - embedding.kept_bytes),
+        replay_bytes=opens * first.replay_bytes,
     )
 
 
@@ -175,51 +215,19 @@ def hidden_bytes(model: ModelSpec, training: TrainingSpec, shape: LocalShape) ->
     return elements * DTYPE_BYTES[training.precision.compute_dtype]
 
 
-@lru_cache(maxsize=256)
-def _priced_parts(
-    model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: LocalShape, software: Software
-) -> tuple[PricedProgram, Part, Part, Part | None]:
-    """Block, embedding, head, and embedding with head where they share a table. Only blocks are ever recomputed."""
-    priced = stage_pricer(model, training, cluster, shape, software)
-    embedding, head = priced(0, True, False).part(NO_RECOMPUTE), priced(0, False, True).part(NO_RECOMPUTE)
-    tied = priced(0, True, True).part(NO_RECOMPUTE) if model.tie_word_embeddings else None
-    return priced(1, False, False), embedding, head, tied
-
-
-@lru_cache(maxsize=256)
-def _first_block(
-    model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: LocalShape, software: Software
+@lru_cache(maxsize=1024)
+def _priced_unit(
+    model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: LocalShape, software: Software, unit: str
 ) -> PricedProgram:
-    """The embedding and a block behind it."""
-    return stage_pricer(model, training, cluster, shape, software)(1, True, False)
-
-
-def _with_replay(end: Part, embedding: Part, first_block: Part, block: Part) -> Part:
-    """An end of the model where the block behind the embedding is recomputed.
-
-    Its segment begins with the embedding's output before that is redistributed: what the first block of a model repeats
-    and keeps more than other blocks is charged to the embedding.
-    """
-    more = zip(first_block.recompute.values, block.recompute.values, strict=True)
-    return replace(
-        end,
-        recompute=Seconds(*(max(0.0, first - other) for first, other in more)),
-        kept_bytes=end.kept_bytes + first_block.kept_bytes - block.kept_bytes - embedding.kept_bytes,
-        replay_bytes=first_block.replay_bytes,
-    )
+    return stage_pricer(model, training, cluster, shape, software)(*UNITS[unit])
 
 
 def stage_pricer(
     model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: LocalShape, software: Software = COMPILED
 ) -> Callable[[int, bool, bool], PricedProgram]:
     """(blocks, with embedding, with head) -> their program at this local shape, priced."""
-    order = mesh_order(stage_mesh(model, cluster, shape))
-    dtype, slower = training.precision.compute_dtype, software.link_slowdown
+    dtype, law_of = training.precision.compute_dtype, collective_laws(model, cluster, shape, software)
     kv_inner, anywhere = cluster.platform.kv_heads_innermost, replace(shape, placement=())
-
-    def collective_s(kind: str, axes: tuple[str, ...], size: int) -> float:
-        group = group_shape(order, axes, cluster)
-        return slower * collective_time_s(kind, size, group, cluster) + software.stall_s * group.size
 
     def priced(layers: int, first: bool, last: bool) -> PricedProgram:
         work = stage_work(
@@ -233,9 +241,25 @@ def stage_pricer(
             first,
             last,
         )
-        return price_program(work, cluster.device, dtype, collective_s, software)
+        return price_program(work, cluster.device, dtype, law_of, software)
 
     return priced
+
+
+def collective_laws(model: ModelSpec, cluster: Cluster, shape: LocalShape, software: Software = COMPILED) -> LawOf:
+    """(kind, axes) -> seconds over bytes of a collective among ranks of a stage of this local shape."""
+    order = mesh_order(stage_mesh(model, cluster, shape))
+
+    @cache
+    def law_of(kind: str, axes: tuple[str, ...]) -> CollectiveLaw:
+        group = group_shape(order, axes, cluster)
+        law = collective_law(kind, group, cluster)
+        if software is COMPILED:
+            return law
+        slower, stall_s = software.link_slowdown, software.stall_s * group.size
+        return CollectiveLaw(slower * law.latency_s + stall_s, slower * law.seconds_per_byte)
+
+    return law_of
 
 
 @lru_cache(maxsize=2048)
@@ -250,8 +274,8 @@ def stage_work(
     first: bool,
     last: bool,
 ) -> ProgramWork:
-    """What a stage of this local shape asks for. It depends neither on the devices, nor on where its ranks are, nor on
-    how many replicas there are: with 2, the program says which gradients they sum.
+    """The program of a stage of this local shape, and what it asks for. It depends neither on the devices, nor on where
+    its ranks are, nor on how many replicas there are: with 2, the program says which gradients they sum.
 
     Raises AutoshardError for ranks that share sequences and not their experts.
     """
@@ -285,6 +309,6 @@ def strategy_parts(
     software: Software = COMPILED,
     operators: OperatorChoices = (),
 ) -> tuple[Parts, ...]:
-    """What each of its virtual stages is made of; equal ones are one object."""
+    """The parts of each virtual stage of a strategy; equal ones are one object."""
     shape = local_shape(strategy, operators)
-    return tuple(stage_parts(model, training, cluster, shape, one, software) for one in strategy.recompute)
+    return tuple(stage_parts(model, training, cluster, shape, recompute, software) for recompute in strategy.recompute)

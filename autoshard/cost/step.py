@@ -13,7 +13,7 @@ from typing import NamedTuple
 from autoshard.cost.after import After, AfterLastMicrobatch
 from autoshard.cost.collectives import collective_time_s, group_shape
 from autoshard.cost.compute import memory_s
-from autoshard.cost.passes import add_ends, block_passes, end_passes, exposed, put_off_s, stage_passes
+from autoshard.cost.passes import block_passes, end_passes, exposed, stages_work, waiting_block, waiting_end
 from autoshard.cost.program import Part
 from autoshard.cost.rank import parts_ends, rank_of
 from autoshard.cost.rank_load import RankLoad
@@ -78,7 +78,9 @@ def time_values(
     work = (*_work_values(busiest, num_microbatches, accumulation_s), launches_s)
     contents = parts_contents(parts, mesh.pp)
     afterwards = AfterLastMicrobatch(contents, strategy.zero, precision, mesh, cluster, software)
-    after = max((afterwards.of_rank(load.num_blocks, *load.has_ends) for load in loads), key=lambda one: one.total_s)
+    after = max(
+        (afterwards.of_rank(load.num_blocks, *load.has_ends) for load in loads), key=lambda of_rank: of_rank.total_s
+    )
     if software is not COMPILED:
         after = _overlapped(after, busiest, num_microbatches, software)
     bubble_s = max(0.0, pipeline_s - sum(work) - gathering_s - scattering_s)
@@ -99,7 +101,7 @@ def busiest_rank(loads: tuple[RankLoad, ...], state: State, num_microbatches: in
     """The rank whose work the terms of a step describe. loads: one of each kind of pipeline rank. state: of the mesh.
     accumulation_s: to add one element of a gradient to its sum."""
     waits = {load.rank: _exposed_s(load, state) for load in loads}
-    load = max(loads, key=lambda one: one.work_s + accumulation_s * one.num_parameters + sum(waits[one.rank]))
+    load = max(loads, key=lambda rank: rank.work_s + accumulation_s * rank.num_parameters + sum(waits[rank.rank]))
     return Busiest(load, *(num_microbatches * seconds for seconds in waits[load.rank]))
 
 
@@ -116,33 +118,18 @@ def pipeline_work(
 ) -> Work:
     """The work of one step's pipeline: seconds by virtual stage. parts: of each virtual stage. state: of the mesh.
     transfers: whether stages send to each other; else their output is there at once."""
-    accumulation_s = software.accumulation_share * accumulation_s_per_parameter(precision, cluster.device)
-    forward_s, backward_s = stage_seconds(strategy, parts, state, cluster.device, accumulation_s)
-    transfer_s = (
-        software.link_slowdown * hop_s(parts[0].hidden_bytes, mesh, cluster) if transfers and mesh.pp > 1 else 0.0
+    return stages_work(
+        strategy.schedule,
+        (mesh.pp, num_microbatches, strategy.num_virtual_stages),
+        strategy.stage_layers,
+        [waiting_block(part.block, state.block) for part in parts],
+        tuple(map(waiting_end, parts_ends(parts, state, mesh.pp))),
+        state.block,
+        cluster.device,
+        software.accumulation_share * accumulation_s_per_parameter(precision, cluster.device),
+        software.link_slowdown * hop_s(parts[0].hidden_bytes, mesh, cluster) if transfers and mesh.pp > 1 else 0.0,
+        software,
     )
-    if software.transfer_share is not None:
-        blocked_s, transfer_s = software.transfer_share * transfer_s, 0.0
-        forward_s, backward_s = (tuple(one + blocked_s for one in passes) for passes in (forward_s, backward_s))
-    waiting = [n * one.block.weight_gradients_s for n, one in zip(strategy.stage_layers, parts, strict=True)]
-    weights_s = tuple(put_off_s(waiting, parts_ends(parts, state, mesh.pp)))
-    return Work(mesh.pp, num_microbatches, strategy.num_virtual_stages, forward_s, backward_s, transfer_s, weights_s)
-
-
-def stage_seconds(
-    strategy: Strategy, parts: tuple[Parts, ...], state: State, device: Device, accumulation_s: float
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """(forward, backward) of one microbatch through each virtual stage, waits for what travels in every microbatch
-    included. state: of the mesh. accumulation_s: to add one element of a gradient to its sum."""
-    unit = state.block
-    stages = [
-        stage_passes(layers, block_passes(one.block, unit), unit, device, accumulation_s)
-        for one, layers in zip(parts, strategy.stage_layers, strict=True)
-    ]
-    forward, backward = ([*seconds] for seconds in zip(*stages, strict=True))
-    ends = parts_ends(parts, state, strategy.pp)
-    add_ends(forward, backward, (one._replace(part=end_passes(one.part, one.unit)) for one in ends), accumulation_s)
-    return tuple(forward), tuple(backward)
 
 
 def _exposed_s(load: RankLoad, state: State) -> tuple[float, float]:
@@ -150,10 +137,10 @@ def _exposed_s(load: RankLoad, state: State) -> tuple[float, float]:
     if not state.travels:
         return 0.0, 0.0
     block, moved = state.block, state.block.travelling
-    found = [(len(load.chunks), (moved.gather_s + moved.again_s, moved.scatter_s))]
-    found += [(kind.count, exposed(kind.block, block, block_passes(kind.block, block))) for kind in load.kinds]
-    found += [(1, exposed(end.part, end.unit, end_passes(end.part, end.unit))) for end in rank_of(load, state).ends]
-    gathering_s, scattering_s = (sum(count * seconds[way] for count, seconds in found) for way in (0, 1))
+    waits = [(len(load.chunks), (moved.gather_s + moved.again_s, moved.scatter_s))]
+    waits += [(kind.count, exposed(kind.block, block, block_passes(kind.block, block))) for kind in load.kinds]
+    waits += [(1, exposed(end.part, end.unit, end_passes(end.part, end.unit))) for end in rank_of(load, state).ends]
+    gathering_s, scattering_s = (sum(count * seconds[way] for count, seconds in waits) for way in (0, 1))
     return gathering_s, scattering_s
 
 
@@ -196,7 +183,8 @@ def _work_values(load: RankLoad, num_microbatches: int, accumulation_s: float) -
 
 
 def accumulation_s_per_parameter(precision: Precision, device: Device) -> float:
-    """Adding one microbatch's gradient to the sum: the gradient is read, the sum read and written."""
+    """Seconds to add one element of a microbatch's gradient to its sum: the gradient is read, the sum read and
+    written."""
     gradient, total = DTYPE_BYTES[precision.compute_dtype], DTYPE_BYTES[precision.gradient_accumulation_dtype]
     return memory_s(gradient + 2 * total, device)
 

@@ -1,4 +1,4 @@
-"""What the cost model answers: seconds and bytes as named terms that add up."""
+"""The answer of the cost model: seconds and bytes as named terms that add up."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Term:
 
 
 def six_digits(value: float) -> float:
-    """Rounded to six significant digits: what plan.json keeps of an estimate."""
+    """The value rounded to six significant digits: what plan.json keeps of an estimate."""
     return float(f"{value:.6g}")
 
 
 def _write_terms(terms: tuple[Term, ...]) -> dict[str, float]:
-    found = {term.name: term.value for term in terms}
-    assert len(found) == len(terms), terms
-    return found
+    values = {term.name: term.value for term in terms}
+    assert len(values) == len(terms), terms
+    return values
 
 
 _READ_NAME, _READ_NUMBER = reader_of(Text), reader_of(NotNegative)
@@ -83,12 +83,12 @@ _READ_WRITTEN = reader_of(tuple[WrittenMemory, ...])
 
 
 def _write_memory(memory: tuple[StageMemory, ...]) -> Any:
-    return to_json([WrittenMemory(one.pipeline_rank, six_digits(one.total_bytes), one.terms) for one in memory])
+    return to_json([WrittenMemory(rank.pipeline_rank, six_digits(rank.total_bytes), rank.terms) for rank in memory])
 
 
 def _read_memory(data: object, where: str) -> tuple[StageMemory, ...]:
     written = _READ_WRITTEN(data, where)
-    return tuple(_stage_memory(one, f"{where}[{index}]", index) for index, one in enumerate(written))
+    return tuple(_stage_memory(rank, f"{where}[{index}]", index) for index, rank in enumerate(written))
 
 
 def _stage_memory(written: WrittenMemory, where: str, index: int) -> StageMemory:
@@ -96,12 +96,12 @@ def _stage_memory(written: WrittenMemory, where: str, index: int) -> StageMemory
         raise AutoshardError(
             f"{where}.pipeline_rank is {written.pipeline_rank}, but its place in the list gives {index}"
         )
-    found = StageMemory(written.pipeline_rank, written.terms)
-    if not math.isclose(found.total_bytes, written.total_bytes, rel_tol=SUM_TOLERANCE):
+    memory = StageMemory(written.pipeline_rank, written.terms)
+    if not math.isclose(memory.total_bytes, written.total_bytes, rel_tol=SUM_TOLERANCE):
         raise AutoshardError(
-            f"{where}.terms add up to {found.total_bytes:,.0f} bytes, but total_bytes is {written.total_bytes:,.0f}"
+            f"{where}.terms add up to {memory.total_bytes:,.0f} bytes, but total_bytes is {written.total_bytes:,.0f}"
         )
-    return found
+    return memory
 
 
 MEMORY_FORM = Form(_write_memory, _read_memory, {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/memory"}})
@@ -116,7 +116,7 @@ PROBABILITY_FORM = Form(
 
 @dataclass(frozen=True)
 class Estimate:
-    """What one optimizer step is expected to take.
+    """The cost of one optimizer step as predicted.
 
     step_time_s: Seconds of one optimizer step.
     step_time_low_s: A step takes at least so many seconds with 95 % probability.

@@ -39,12 +39,13 @@ PROBABILITY_BYTES = 4
 
 
 def zero_axes(gradient_axes: tuple[str, ...]) -> tuple[str, ...]:
-    """Of the axes that sum a gradient, those that share its optimizer state; tensor-parallel ranks keep copies."""
+    """The axes, of those that sum a gradient, that share its optimizer state; tensor-parallel ranks keep copies."""
     return tuple(axis for axis in gradient_axes if axis in ZERO_AXES)
 
 
 def held_elements(parameters: Counts, matrices: Counts, mesh: Mesh, sharded: bool) -> float:
-    """What a rank holds of these elements where it shares matrices with those that sum their gradients, or not."""
+    """Number of these elements that a rank holds. sharded: whether it shares matrices with those that sum their
+    gradients."""
     everything = float(sum(parameters.values()))
     if not sharded:
         return everything
@@ -59,9 +60,9 @@ def owned_elements(parameters: Counts, mesh: Mesh, zero: int) -> float:
 
 
 class Turns(NamedTuple):
-    """Of a unit, elements that travel: all; those of the larger bucket; those of the bucket whose turn is before it.
+    """Elements of a unit that travel: all; those of the larger bucket; those of the bucket whose turn is before it.
 
-    Of the larger one, the gradients that are there early and late in its turn; bytes of activations that are freed
+    Of the larger bucket, the gradients that are there early and late in its turn; bytes of activations that are freed
     late, when most is there after that, and when it leaves (cost/backward_release.py), in hidden activations of a
     microbatch.
     """
@@ -82,7 +83,7 @@ NO_TURNS = Turns(0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
 def in_turns(matrices: Counts, mesh: Mesh, times: Moments = NO_MOMENTS, hidden_bytes: float = 1.0) -> Turns:
     """Experts are shared by fewer ranks than the rest of their block and travel apart, in turns with it. Where all is
     shared alike, the one before is the next block's, as large."""
-    counts, early, late = (_by_sharers(one, mesh) for one in (matrices, times.early.made, times.late.made))
+    counts, early, late = (_by_sharers(several, mesh) for several in (matrices, times.early.made, times.late.made))
     if not counts:
         return NO_TURNS
     total, among = sum(counts.values()), max(counts, key=counts.__getitem__)
@@ -97,11 +98,11 @@ def in_turns(matrices: Counts, mesh: Mesh, times: Moments = NO_MOMENTS, hidden_b
 
 def _by_sharers(matrices: Counts, mesh: Mesh) -> dict[tuple[str, ...], int]:
     """Elements that travel, by the axes of those that share them."""
-    found: dict[tuple[str, ...], int] = {}
+    sharers: dict[tuple[str, ...], int] = {}
     for axes, count in matrices.items():
         if mesh.size(among := zero_axes(axes)) > 1:
-            found[among] = found.get(among, 0) + count
-    return found
+            sharers[among] = sharers.get(among, 0) + count
+    return sharers
 
 
 class Travelling(NamedTuple):

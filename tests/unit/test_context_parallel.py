@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from autoshard.cost.collectives import CollectiveLaw
 from autoshard.cost.program import price_program, program_work
 from autoshard.graph.count import backward_collectives, forward_collectives, operator_work
 from autoshard.graph.partition import OperatorStep, Program
@@ -95,8 +96,7 @@ def test_a_ring_hides_behind_the_attention_to_the_piece_at_hand() -> None:
     program, step = attention("zigzag_ring", 4)
     index = program.steps.index(step)
     device, work = load_cluster("trn1.32xlarge", 1).device, program_work(program)
-    slow = price_program(work, device, "bfloat16", lambda *_: 1.0)
-    exposed = 3 - slow.forward[index].attention * 3 / 4
-    assert slow.forward[index].context_parallel == pytest.approx(exposed)
-    fast = price_program(work, device, "bfloat16", lambda *_: slow.forward[index].attention / 4)
-    assert fast.forward[index].context_parallel == 0
+    slow = price_program(work, device, "bfloat16", lambda *_: CollectiveLaw(1.0, 0.0)).steps[index].forward
+    assert slow.context_parallel == pytest.approx(3 - slow.attention * 3 / 4)
+    law = CollectiveLaw(slow.attention / 4, 0.0)
+    assert price_program(work, device, "bfloat16", lambda *_: law).steps[index].forward.context_parallel == 0

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from autoshard.cost.estimate import Estimate, estimate, model_flops_per_step
 from autoshard.cost.program import Part
 from autoshard.cost.stage import LocalShape, stage_parts, stage_pricer, strategy_mesh, strategy_parts
-from autoshard.cost.step import TIME_TERMS, accumulation_s_per_parameter, stage_seconds
+from autoshard.cost.step import TIME_TERMS, pipeline_work
 from autoshard.cost.zero_sharding import parts_state
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import from_json, to_json
@@ -94,19 +94,19 @@ def test_a_stage_is_its_blocks_and_its_ends(model: ModelSpec, shape: LocalShape,
     assert dict(sums) == dict(whole.parameters)
 
 
-def _forward_s(part: Part) -> float:
+def _forward_s(part: Part) -> Any:
     return part.forward.total
 
 
-def _recompute_s(part: Part) -> float:
+def _recompute_s(part: Part) -> Any:
     return part.recompute.total
 
 
-def _backward_s(part: Part) -> float:
+def _backward_s(part: Part) -> Any:
     return part.backward.total
 
 
-def _kept(part: Part) -> float:
+def _kept(part: Part) -> Any:
     return part.kept_bytes
 
 
@@ -208,12 +208,11 @@ def test_closed_form_is_the_simulation(one: Strategy) -> None:
     cluster = _devices(one.world_size)
     result = estimate(LLAMA, TRAINING, cluster, one)
     parts = strategy_parts(LLAMA, TRAINING, cluster, one)
-    accumulation_s = accumulation_s_per_parameter(MIXED, cluster.device)
-    mesh = strategy_mesh(LLAMA, cluster, one)
+    mesh, count = strategy_mesh(LLAMA, cluster, one), one.num_microbatches(16)
     state = parts_state(parts, one.zero, MIXED, mesh, cluster)
-    stages = stage_seconds(one, parts, state, cluster.device, accumulation_s)
-    orders = actions(one.schedule, one.pp, one.num_microbatches(16), one.num_virtual_stages)
-    simulated_s = simulate(orders, *stages).total_s
+    work = pipeline_work(one, parts, state, count, MIXED, mesh, cluster, transfers=False)
+    orders = actions(one.schedule, one.pp, count, one.num_virtual_stages)
+    simulated_s = simulate(orders, work.forward_s, work.backward_s).total_s
     once = (
         "gradient reduce-scatter",
         "parameter all-gather",

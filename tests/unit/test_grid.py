@@ -11,13 +11,14 @@ import pytest
 
 from autoshard.backends.rules import Problem
 from autoshard.cost.estimate import estimate
-from autoshard.cost.program import ProgramWork
-from autoshard.cost.stage import LocalShape, stage_work
+from autoshard.cost.program import ProgramWork, StepSeconds, price_program
+from autoshard.cost.stage import UNITS, LocalShape, collective_laws, stage_work
 from autoshard.graph.recompute import COMMON_SETS
 from autoshard.layout.strategy import even_stage_layers
 from autoshard.models.registry import load_model
 from autoshard.planner.grid.cuts import balanced_cuts, even_cuts
 from autoshard.planner.grid.microbatch import unit_columns
+from autoshard.planner.grid.steps import Asked, priced_steps
 from autoshard.planner.grid.table import Priced, Table
 from autoshard.planner.layouts import legal_layouts
 from autoshard.planner.rejections import Tally
@@ -114,6 +115,36 @@ def test_larger_microbatches_are_the_smallest_scaled(name: str, shape: LocalShap
             of_one, of_six = one.recompute(recompute), six.recompute(recompute)
             assert of_one.repeated == of_six.repeated
             assert (6 * of_one.kept_bytes, 6 * of_one.replay_bytes) == (of_six.kept_bytes, of_six.replay_bytes)
+
+
+@pytest.mark.parametrize("sequences", [[1], [2, 5]], ids=str)
+def test_steps_are_priced_together_as_one_by_one(sequences: list[int]) -> None:
+    """Steps of all programs of several local shapes and sizes: arrays, and the same function on plain numbers."""
+    cluster = load_cluster("trn1.32xlarge", 16)
+    peak = cluster.device.peak_flops_per_s("bfloat16")
+    asked: list[Asked] = []
+    one_by_one: list[StepSeconds] = []
+    for name, shape in SHAPES:
+        model = load_model(name)
+        law_of = collective_laws(model, cluster, shape)
+        of_each = [
+            [
+                stage_work(model, 4096, 1.25, "bfloat16", replace(shape, microbatch_size=size), True, *unit)
+                for unit in UNITS.values()
+            ]
+            for size in (1, *sequences)
+        ]
+        asked.append(Asked(unit_columns(of_each[0]), np.array(sequences), law_of))
+        for work in (work for of_size in of_each[1:] for work in of_size):
+            one_by_one += price_program(work, cluster.device, "bfloat16", law_of).steps
+    together, starts = priced_steps(asked, cluster.device, peak)
+    assert starts[-1] == len(one_by_one)
+    for found, field in ((together.forward, "forward"), (together.backward, "backward")):
+        expected = np.array([getattr(step, field).values for step in one_by_one]).T
+        for column, plain in zip(found.values, expected, strict=True):
+            assert np.broadcast_to(column, len(plain)) == pytest.approx(plain, rel=1e-12, abs=1e-15)
+    assert together.put_off_s == pytest.approx([step.put_off_s for step in one_by_one], rel=1e-12)
+    assert any(step.forward.context_parallel > 0 for step in one_by_one)
 
 
 def test_even_cuts_are_the_strategy_s() -> None:

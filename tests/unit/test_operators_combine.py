@@ -11,12 +11,14 @@ from math import inf
 import pytest
 
 from autoshard.backends.rules import Draft, Problem
+from autoshard.cost.after import after_s_per_parameter, update_s_per_parameter
+from autoshard.cost.collectives import collective_law, group_shape
 from autoshard.cost.estimate import Estimate, estimate
-from autoshard.cost.memory import memory_values
+from autoshard.cost.memory import BUCKET_BYTES, memory_values
 from autoshard.cost.rank_load import rank_load, telling_ranks
-from autoshard.cost.stage import LocalShape, local_shape, strategy_mesh, strategy_parts
+from autoshard.cost.stage import LocalShape, local_shape, mesh_order, strategy_mesh, strategy_parts
 from autoshard.cost.step import accumulation_s_per_parameter
-from autoshard.cost.zero_sharding import parts_state
+from autoshard.cost.zero_sharding import parts_state, zero_axes
 from autoshard.graph.ir import Graph, Operator
 from autoshard.graph.partition import Choice
 from autoshard.graph.redistribute import Axes, NoTransition
@@ -35,7 +37,7 @@ from autoshard.planner.sets import recompute_sets
 from autoshard.plans.plan import operator_choices
 from autoshard.plans.search_result import Pins
 from autoshard.spec.cluster import load_cluster
-from autoshard.spec.training import TrainingSpec, load_precision
+from autoshard.spec.training import DTYPE_BYTES, TrainingSpec, load_precision
 from tests.unit.test_search import every_draft, toy_cluster, toy_model
 
 
@@ -154,6 +156,31 @@ def test_rows_of_memory_count_state_as_the_cost_model_does(zero: int) -> None:
     state = parts_state(parts, zero, precision, mesh, problem.cluster)
     of_state = memory_values(load, state, precision, problem.cluster.device)[:3]
     assert found[telling_ranks(strategy, count).index(1)] == pytest.approx(sum(of_state), rel=1e-12)
+
+
+@pytest.mark.parametrize("zero", range(2))
+def test_a_parameter_costs_once_a_step_what_the_cost_model_says(zero: int) -> None:
+    """A norm's gradient is summed over tp too; dp alone shares its state. A bucket's latency is spread over it."""
+    problem, draft = real_layout(LocalShape(8, 1, 1, 1, True, "flash"), zero=zero)
+    cluster, precision = problem.cluster, problem.training.precision
+    mesh = strategy_mesh(problem.model, cluster, even(problem, draft, "none"))
+    norm = next(
+        axes for axes in unit_programs(problem, local_shape(draft)).block.parameters if set(axes) - set(zero_axes(axes))
+    )
+    shared, within = zero_axes(norm), tuple(axis for axis in norm if axis not in zero_axes(norm))
+
+    def s_per_byte(kind: str, axes: tuple[str, ...]) -> float:
+        law = collective_law(kind, group_shape(mesh_order(mesh), tuple(sorted(axes)), cluster), cluster)
+        return float(law.seconds_per_byte + law.latency_s / BUCKET_BYTES)
+
+    reduced, kept = DTYPE_BYTES[precision.gradient_reduce_dtype], DTYPE_BYTES[precision.parameter_dtype]
+    expected_s = reduced * s_per_byte("all_reduce", within)
+    expected_s += update_s_per_parameter(precision, cluster.device) / (mesh.size(shared) if zero else 1)
+    if zero:
+        expected_s += reduced * s_per_byte("reduce_scatter", shared) + kept * s_per_byte("all_gather", shared)
+    else:
+        expected_s += reduced * s_per_byte("all_reduce", shared)
+    assert after_s_per_parameter(norm, zero, precision, mesh, cluster) == pytest.approx(expected_s, rel=1e-12)
 
 
 OTHERS = {

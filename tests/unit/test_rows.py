@@ -12,7 +12,20 @@ from hypothesis import strategies as st
 
 from autoshard.cost.compute import OperatorNeeds, seconds_of
 from autoshard.cost.stacks import COMPILED, Software
-from autoshard.rows import FEW, anywhere, by_count, by_rows, ceil, floor, largest, smallest, total, weighted, where
+from autoshard.rows import (
+    FEW,
+    added_up,
+    anywhere,
+    by_count,
+    by_rows,
+    ceil,
+    floor,
+    largest,
+    smallest,
+    total,
+    weighted,
+    where,
+)
 from autoshard.spec.cluster import load_cluster
 from autoshard.units import TFLOPS
 
@@ -42,6 +55,13 @@ def test_rules_on_counts_meet_plain_counts_alone(counts: list[int]) -> None:
     seconds = np.arange(len(counts), dtype=float)
     times = by_rows(lambda count, one: count * one, np.array(counts), seconds)
     assert times.tolist() == [count * one for count, one in zip(counts, seconds, strict=True)]
+
+
+def test_values_are_added_up_by_their_places() -> None:
+    places = np.array([2, 0, 2])
+    assert added_up(np.array([1.0, 2.0, 4.0]), places, 4).tolist() == [2.0, 0.0, 5.0, 0.0]
+    assert added_up(1, places, 3).tolist() == [1, 0, 2]
+    assert added_up(1.5, None, 1) == 1.5
 
 
 def test_stages_are_added_row_by_row() -> None:

@@ -85,7 +85,7 @@ def estimates(cases: Sequence[Case], values: Values, gradient_keys: Sequence[tup
 def forget() -> None:
     """Empties the cache of prices. Prices depend on the constants, and a number and a Dual of one value are equal keys;
     programs do not depend on them and stay."""
-    for cached in (stage.stage_parts, stage._priced_parts, stage._first_block, collectives.collective_law):
+    for cached in (stage.stage_parts, stage._priced_unit, collectives.collective_law):
         cached.cache_clear()
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from autoshard.backends.rules import Problem
 from autoshard.cost.memory import rank_memory
-from autoshard.cost.passes import add_ends, block_passes, end_passes, put_off_s, stage_passes
+from autoshard.cost.passes import block_passes, end_passes, stages_work
 from autoshard.cost.rank import End, Rank, ends_of, model_ends
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.cost.zero_sharding import State
@@ -40,7 +40,7 @@ class Family(NamedTuple):
 
     @property
     def rules(self) -> Schedule:
-        """The schedule."""
+        """The rules of the schedule."""
         return SCHEDULES[self.schedule]
 
     @property
@@ -75,20 +75,20 @@ class Family(NamedTuple):
         def all_are(count: int) -> list[int]:
             return [int(all(such(warm_up(rank, pp, count, 1), rank, count) for rank in range(pp)))]
 
-        (found,) = by_count(all_are, m)
-        return found > 0
+        (such_rows,) = by_count(all_are, m)
+        return such_rows > 0
 
     def holds(self, m: Array | int) -> list[RankHolds]:
         """The most that each rank holds; numbers by row where rows differ."""
         rules, pp, vpp = self.rules, self.pp, self.num_virtual_stages
-        numbers = by_count(lambda count: [one for of_rank in rank_holds(rules, pp, count, vpp) for one in of_rank], m)
+        numbers = by_count(lambda count: [most for of_rank in rank_holds(rules, pp, count, vpp) for most in of_rank], m)
         size = len(RankHolds._fields)
         return [RankHolds(*numbers[begin : begin + size]) for begin in range(0, pp * size, size)]
 
 
 class Layouts(NamedTuple):
-    """An entry for each layout of one family. first, last: the ends of the model. after_s: once a step, behind the
-    pipeline."""
+    """Layouts of one family, an entry each. first, last: the ends of the model. hop_s: of one microbatch to the next
+    stage. after_s: once a step, behind the pipeline."""
 
     num_microbatches: Array
     block: PartColumns
@@ -104,7 +104,7 @@ class Layouts(NamedTuple):
 def waiting(
     parts: tuple[PartColumns, PartColumns, PartColumns], state: State
 ) -> tuple[PartColumns, PartColumns, PartColumns]:
-    """Block and ends with passes that wait for what travels."""
+    """Block and ends with forward and backward seconds that include their waits for what travels."""
     if state.travels is False:
         return parts
     block, first, last = parts
@@ -118,33 +118,31 @@ def waiting(
 
 def step_times_s(problem: Problem, family: Family, layouts: Layouts, exact: bool = False) -> Array:
     """Seconds of a step of each layout. exact: not a bound, whatever the family."""
-    work = pipeline_work(problem, family, layouts)
+    work = _pipeline_work(problem, family, layouts)
     if family.is_bound and not exact:
         return at_least_s(family.schedule, work) + layouts.after_s
-    pp, m, vpp, *numbers = work
-    return step_time_s(family.schedule, pp, m, vpp, *numbers) + layouts.after_s
+    return step_time_s(family.schedule, *work) + layouts.after_s
 
 
-def pipeline_work(problem: Problem, family: Family, layouts: Layouts) -> Work:
+def _pipeline_work(problem: Problem, family: Family, layouts: Layouts) -> Work:
     """The work of the pipelines: seconds by (virtual stage, layout)."""
-    pp, vpp = family.pp, family.num_virtual_stages
-    device, state = problem.cluster.device, layouts.state
-    accumulation_s = accumulation_s_per_parameter(problem.training.precision, device)
-    layers = layouts.cuts.layers(pp) if vpp == 1 else layouts.cuts.base
-    blocks_s, blocks_back_s = stage_passes(layers, layouts.block, state.block, device, accumulation_s)
-    put_off = layers * layouts.block.weight_gradients_s if family.rules.weights_apart else None
-    if vpp > 1:
-        blocks_s, blocks_back_s = (np.repeat(one[None], pp * vpp, axis=0) for one in (blocks_s, blocks_back_s))
-        put_off = None if put_off is None else np.repeat(put_off[None], pp * vpp, axis=0)
-    ends = layouts_ends(family, layouts.first, layouts.last, state)
-    add_ends(blocks_s, blocks_back_s, ends, accumulation_s)
-    weights_s = None if put_off is None else put_off_s(put_off, ends)
-    hop_s = layouts.hop_s if pp > 1 else 0.0
-    return Work(pp, layouts.num_microbatches, vpp, blocks_s, blocks_back_s, hop_s, weights_s)
+    pp, vpp, device = family.pp, family.num_virtual_stages, problem.cluster.device
+    return stages_work(
+        family.schedule,
+        (pp, layouts.num_microbatches, vpp),
+        layouts.cuts.layers(pp) if vpp == 1 else layouts.cuts.base[None],
+        [layouts.block],
+        layouts_ends(family, layouts.first, layouts.last, layouts.state),
+        layouts.state.block,
+        device,
+        accumulation_s_per_parameter(problem.training.precision, device),
+        layouts.hop_s if pp > 1 else 0.0,
+    )
 
 
 def memory_bytes(problem: Problem, family: Family, layouts: Layouts) -> Array:
-    """On the fullest rank. Of ranks with the same blocks those that hold no more than the one before are left out."""
+    """Bytes on the fullest rank of each layout. Of ranks with the same blocks those that hold no more than the one
+    before are left out."""
     pp, vpp = family.pp, family.num_virtual_stages
     layers = layouts.cuts.layers(pp) if vpp == 1 else np.repeat(layouts.cuts.base[None], pp, axis=0)
     ends = layouts_ends(family, layouts.first, layouts.last, layouts.state)
@@ -160,7 +158,7 @@ def memory_bytes(problem: Problem, family: Family, layouts: Layouts) -> Array:
 
 
 def _holds_no_more(holds: RankHolds, before: RankHolds, layers: Array, layers_before: Array) -> bool:
-    """In all rows."""
+    """Whether a rank needs no more than the one before in all rows."""
     return bool(
         np.all(holds.in_flight <= before.in_flight)
         and np.all(holds.waiting <= before.waiting)
@@ -182,8 +180,8 @@ def rank_rows(
     ends: tuple[End, ...],
     hidden_bytes: Array,
 ) -> Rank:
-    """One pipeline rank of many layouts: as cost.load.rank_load. holds: of the rank. layers: of each chunk of the
-    rank. ends: all."""
+    """One pipeline rank of many layouts, as cost.rank_load.rank_load has it for one. holds: of the rank. layers: of
+    each chunk of the rank. ends: all."""
     pp, vpp = family.pp, family.num_virtual_stages
     return Rank(
         vpp * layers if vpp > 1 else layers,

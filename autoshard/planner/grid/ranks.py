@@ -40,12 +40,12 @@ class RankState:
 
     @cache  # noqa: B019  as short-lived as the search that asks
     def hop_s(self, hidden_bytes: float) -> float:
-        """Seconds of one microbatch from a stage to the next. hidden_bytes: that are sent."""
+        """Seconds in which one microbatch goes from a stage to the next. hidden_bytes: what is sent."""
         return hop_s(hidden_bytes, self._mesh, self._cluster)
 
     @cache  # noqa: B019  as short-lived as the search that asks
     def after_s(self, first_blocks: int, middle_blocks: int, last_blocks: int) -> float:
-        """Gradient sums, update and gathering of the rank for which they take longest.
+        """Seconds of gradient sums, update and gathering on the rank for which they take longest.
 
         middle_blocks: the most of a rank without ends, 0 for none.
         """
@@ -57,12 +57,14 @@ class RankState:
 
 
 def stacked(states: Sequence[State]) -> State:
-    """A row for each mesh."""
-    block, first, last = (_held([one[place] for one in states]) for place in range(3))
-    shares, travels = (np.array(flags) for flags in zip(*((one.shares, one.travels) for one in states), strict=True))
+    """The states of several meshes as one, a row each."""
+    block, first, last = (_held([state[place] for state in states]) for place in range(3))
+    shares, travels = (
+        np.array(flags) for flags in zip(*((state.shares, state.travels) for state in states), strict=True)
+    )
     if not travels.any():
         return State(block, first, last, shares, 1, 0, False)
-    owners, gathers = np.array([(one.owners, one.gathers) for one in states], dtype=float).T
+    owners, gathers = np.array([(state.owners, state.gathers) for state in states], dtype=float).T
     return State(block, first, last, shares, owners, gathers, travels)
 
 

@@ -1,25 +1,26 @@
-"""Seconds of the steps of many programs at once: `cost.program.price_program` over columns, for `software.COMPILED`.
+"""Programs of many local shapes as one column of steps, which cost/program.py prices at once.
 
-What the steps ask for is read off once; other hardware is other numbers for the same columns. Tests hold both equal.
+What the steps ask for is read off once; other hardware is other numbers for the same columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 
-from autoshard.cost.collectives import CollectiveLaw, exposed_ring_s
-from autoshard.cost.compute import OperatorNeeds, seconds_of
-from autoshard.cost.program import ATTENTION, COMPUTE, CONTEXT
+from autoshard.cost.collectives import CollectiveLaw
+from autoshard.cost.compute import OperatorNeeds
+from autoshard.cost.program import CONTEXT, LawOf, Operators, Sent, StepSeconds, StepWork, step_seconds
 from autoshard.cost.stacks import COMPILED
 from autoshard.planner.grid.arrays import Array
-from autoshard.planner.grid.microbatch import OPERATORS, Sent, UnitColumns
+from autoshard.planner.grid.microbatch import OPERATORS, RING, SentColumns, UnitColumns
 from autoshard.spec.cluster import Device
 
-Law = Callable[[str, tuple[str, ...]], CollectiveLaw]
-"""(kind, axes) -> time over bytes."""
+Law = LawOf
+"""(kind, axes) -> seconds over bytes of a collective."""
 
 
 class Asked(NamedTuple):
@@ -27,79 +28,65 @@ class Asked(NamedTuple):
 
     columns: UnitColumns
     sequences: Array
-    law: Law
+    law_of: LawOf
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of all its programs for microbatches of all sizes."""
+        return len(self.sequences) * self.columns.first_step[-1]
+
+    def steps(self, step: Array, start: int) -> Array:
+        """The places of some steps of its programs for each size, the larger microbatches behind the smaller ones,
+        (size x step,). step: (step,). start: place of the first one of all."""
+        rounds: Array = start + np.arange(len(self.sequences))[:, None] * self.columns.first_step[-1]
+        return (rounds + step).ravel()
 
 
-class StepSeconds(NamedTuple):
-    """forward, backward: (size of microbatch, step, what they are spent on). weight_gradients_s: (size, program), what
-    a schedule may put off of backward."""
+def priced_steps(asked: Sequence[Asked], device: Device, peak: float) -> tuple[StepSeconds, list[int]]:
+    """(seconds of all steps, an array each; the place of the first step of each of `asked`, and how many all are).
 
-    forward: Array
-    backward: Array
-    weight_gradients_s: Array
-
-
-def step_seconds(asked: Sequence[Asked], device: Device, peak: float) -> list[StepSeconds]:
-    """peak: FLOP/s of the compute dtype."""
-    needs = [one.columns.needs(one.sequences) for one in asked]
-    kinds = np.concatenate([one[..., 0].ravel() for one in needs])
-    ahead, back = _operators(np.concatenate([one.reshape(-1, 8) for one in needs]), device, peak)
-    ends = np.cumsum([len(one.sequences) * one.columns.first_step[-1] for one in asked]).tolist()
-    starts = [0, *ends[:-1]]
-    step = np.concatenate([_of_sizes(one, one.columns.step, start) for one, start in zip(asked, starts, strict=True)])
-    column = np.where((kinds == 1) | (kinds == 2), ATTENTION, COMPUTE)
-    forward, backward = (_in_columns(ends[-1], step, column, seconds) for seconds in (ahead, back))
-    _add_collectives(forward, starts, asked, [one.columns.forward for one in asked])
-    _add_collectives(backward, starts, asked, [one.columns.backward for one in asked])
-    by_operator = np.split(back, np.cumsum([one[..., 0].size for one in needs])[:-1])
-    return [
-        StepSeconds(
-            forward[start:end].reshape(len(one.sequences), -1, 5),
-            backward[start:end].reshape(len(one.sequences), -1, 5),
-            seconds.reshape(len(one.sequences), -1) @ one.columns.put_off,
-        )
-        for one, start, end, seconds in zip(asked, starts, ends, by_operator, strict=True)
-    ]
+    peak: FLOP/s of the matrix products' dtype.
+    """
+    starts = [0, *accumulate(shape.num_steps for shape in asked)]
+    forward, backward = (
+        [*_sent(asked, starts, [getattr(shape.columns, direction) for shape in asked])]
+        for direction in ("forward", "backward")
+    )
+    work = StepWork([*_operators(asked, starts)], forward, backward, num_steps=starts[-1])
+    return step_seconds(work, device, peak, COMPILED), starts
 
 
-def _of_sizes(one: Asked, step: Array, start: int) -> Array:
-    """Steps of all its programs, from `start` on, the larger microbatches behind the smaller ones."""
-    rounds: Array = start + np.arange(len(one.sequences))[:, None] * one.columns.first_step[-1]
-    return (rounds + step).ravel()
-
-
-def _in_columns(steps: int, step: Array, column: Array, seconds: Array) -> Array:
-    return np.bincount(step * 5 + column, seconds, steps * 5).reshape(steps, 5)
-
-
-def _add_collectives(seconds: Array, starts: Sequence[int], asked: Sequence[Asked], sent: Sequence[Sent]) -> None:
-    """Add what each step sends in one direction to its seconds. A ring runs beside its step's attention."""
-    found = [one.law(*kind) for one, several in zip(asked, sent, strict=True) for kind in several.laws]
-    if not found:
-        return
-    latency_s = np.array([one.latency_s for one in found])
-    s_per_byte = np.array([one.seconds_per_byte for one in found])
-    before = np.cumsum([0, *(len(one.laws) for one in sent[:-1])]).tolist()
-    times = [len(one.sequences) for one in asked]
-    law = np.concatenate([np.tile(first + one.law, k) for first, one, k in zip(before, sent, times, strict=True)])
-    column = np.concatenate([np.tile(one.column, k) for one, k in zip(sent, times, strict=True)])
-    ring = np.concatenate([np.tile(one.ring, k) for one, k in zip(sent, times, strict=True)])
-    size = np.concatenate([np.outer(own.sequences, one.size).ravel() for own, one in zip(asked, sent, strict=True)])
-    step = np.concatenate([_of_sizes(own, one.step, s) for own, one, s in zip(asked, sent, starts, strict=True)])
-    taken = np.where(size > 0, latency_s[law] + size * s_per_byte[law], 0.0)
-    count = len(seconds)
-    seconds += _in_columns(count, step[~ring], column[~ring], taken[~ring])
-    if ring.any():
-        rings, hops = np.bincount(step[ring], taken[ring], count), np.bincount(step[ring], minlength=count)
-        seconds[:, CONTEXT] += exposed_ring_s(rings, seconds[:, ATTENTION], hops)
-
-
-def _operators(rows: Array, device: Device, peak: float) -> tuple[Array, Array]:
-    """(forward, backward) seconds of each operator. rows: (operator, field of OperatorNeeds), kinds as numbers."""
-    forward, backward = np.empty(len(rows)), np.empty(len(rows))
+def _operators(asked: Sequence[Asked], starts: Sequence[int]) -> Iterator[Operators]:
+    """All operators, kind by kind."""
+    needs = np.concatenate([shape.columns.needs(shape.sequences).reshape(-1, 8) for shape in asked])
+    steps = np.concatenate(
+        [shape.steps(shape.columns.step, start) for shape, start in zip(asked, starts[:-1], strict=True)]
+    )
+    put_off = np.concatenate([np.tile(shape.columns.put_off, len(shape.sequences)) for shape in asked])
     for number, kind in enumerate(OPERATORS):
-        alike = np.flatnonzero(rows[:, 0] == number)
+        alike = np.flatnonzero(needs[:, 0] == number)
         if len(alike):
-            seconds = seconds_of(OperatorNeeds(kind, *rows[alike, 1:].T), device, peak, COMPILED)
-            forward[alike], backward[alike] = seconds.forward, seconds.backward
-    return forward, backward
+            yield Operators(OperatorNeeds(kind, *needs[alike, 1:].T), put_off[alike], steps[alike])
+
+
+def _sent(asked: Sequence[Asked], starts: Sequence[int], sent: Sequence[SentColumns]) -> Iterator[Sent]:
+    """All collectives of one pass, by what they are spent on. sent: of each of `asked`."""
+    laws = [shape.law_of(*kind) for shape, columns in zip(asked, sent, strict=True) for kind in columns.laws]
+    if not laws:
+        return
+    latency_s, s_per_byte = np.array([(law.latency_s, law.seconds_per_byte) for law in laws]).T
+    before = accumulate((len(columns.laws) for columns in sent[:-1]), initial=0)
+    rows = [
+        (
+            np.tile(columns.spent_on, len(shape.sequences)),
+            np.tile(first + columns.law, len(shape.sequences)),
+            np.outer(shape.sequences, columns.size).ravel(),
+            shape.steps(columns.step, start),
+        )
+        for shape, start, first, columns in zip(asked, starts[:-1], before, sent, strict=True)
+    ]
+    spent_on, law, size, step = (np.concatenate(column) for column in zip(*rows, strict=True))
+    for place in np.bincount(spent_on).nonzero()[0].tolist():
+        alike = np.flatnonzero(spent_on == place)
+        law_of_each = CollectiveLaw(latency_s[law[alike]], s_per_byte[law[alike]])
+        yield Sent(CONTEXT if place == RING else place, place == RING, law_of_each, size[alike], step[alike])

@@ -42,7 +42,8 @@ _state_key = _fields(*_OF_MESH, "zero")
 
 @dataclass
 class Drafts:
-    """Of one family, a draft an entry: the place of its local shape and of its mesh in the tables."""
+    """The drafts of one family. shapes, states, num_microbatches: an entry for each: the places of its local shape and
+    of its mesh in the tables, and its microbatches a step."""
 
     drafts: list[Draft] = field(default_factory=list)
     shapes: list[int] = field(default_factory=list)
@@ -52,7 +53,7 @@ class Drafts:
 
 @dataclass(frozen=True)
 class Priced:
-    """Whole layouts of one family. draft, recompute: places in `drafts` and `sets`."""
+    """Whole layouts of one family, an entry each. draft, recompute: places in `drafts` and `sets`."""
 
     whole: Whole
     draft: Array
@@ -67,13 +68,13 @@ class Priced:
         return self.whole.family.is_bound
 
     def exact_s(self, rows: Sequence[int]) -> Array:
-        """Step times of some rows as `cost.estimate` has them."""
+        """Seconds of a step of some rows, as `cost.estimate` has them."""
         return self.whole.exact_s(self.draft[rows], self.recompute[rows], self.cuts.take(np.array(rows)))
 
     def strategy(self, row: int) -> Strategy:
-        family, one = self.whole.family, self.cuts.take(np.array([row]))
+        family, cut = self.whole.family, self.cuts.take(np.array([row]))
         stages = family.pp * family.num_virtual_stages
-        layers = one.layers(family.pp)[:, 0] if family.num_virtual_stages == 1 else [one.base[0]] * stages
+        layers = cut.layers(family.pp)[:, 0] if family.num_virtual_stages == 1 else [cut.base[0]] * stages
         return self.whole.strategy(int(self.draft[row]), [self.whole.sets[self.recompute[row]]] * stages, layers)
 
     def pairs(self, capacity_bytes: float) -> tuple[int, int]:
@@ -102,7 +103,7 @@ class Table:
     def __init__(
         self, problem: Problem, sets: tuple[str, ...], by_stage: bool = False, operators: OperatorChoices = ()
     ):
-        """by_stage: stages may choose among the sets one by one. Where `frames.refine` then finds the best ones, only
+        """by_stage: stages may choose among the sets one by one. Where grid/refine.py then finds the best ones, only
         the common sets are priced here, the same for all stages. operators: of all layouts, what differs from the rule
         of layout/sharding.py."""
         self._problem, self._sets, self._by_stage, self._operators = problem, sets, by_stage, operators
@@ -118,7 +119,7 @@ class Table:
         self._placements: dict[tuple[object, ...], tuple[tuple[str, int], ...]] = {}
 
     def sets_of(self, draft: Draft) -> int:
-        """Recompute sets under which it is priced."""
+        """How many recompute sets a draft is priced under."""
         return len(self._places(Family(draft.schedule, draft.pp, draft.num_virtual_stages)))
 
     def _places(self, family: Family) -> list[int]:
@@ -204,16 +205,16 @@ class Table:
 
     @cached_property
     def parts(self) -> StageColumns:
-        """Of all local shapes."""
+        """Blocks and ends of all local shapes under each recompute set."""
         return stage_columns(self._problem, list(self._shapes), self._sets)
 
     def wholes(self) -> Iterator[Whole]:
         """Everything that was added, a family at a time."""
         if not self._families:
             return
-        columns, held = self.parts, stacked([one.state for one in self._held])
+        columns, states = self.parts, stacked([held.state for held in self._held])
         for family, drafts in self._families.items():
-            yield Whole(self._problem, self._sets, columns, self._held, held, family, drafts, self._places(family))
+            yield Whole(self._problem, self._sets, columns, self._held, states, family, drafts, self._places(family))
 
     def price(self) -> Iterator[Priced]:
         """Everything that was added, a chunk at a time."""
@@ -245,12 +246,12 @@ class Whole:
         )
         hidden = columns.hidden_bytes[self._shape * len(sets)]
         self.hop_s = np.array(
-            [states[one].hop_s(size) for one, size in zip(drafts.states, hidden.tolist(), strict=True)]
+            [states[place].hop_s(size) for place, size in zip(drafts.states, hidden.tolist(), strict=True)]
         )
 
     @property
     def num_sets(self) -> int:
-        """Under which each draft is priced."""
+        """How many recompute sets each draft is priced under."""
         return len(self._places)
 
     def price(self, begin: int, end: int) -> Priced:
@@ -264,7 +265,7 @@ class Whole:
         return Priced(self, draft, recompute, cuts, times, needed)
 
     def exact_s(self, draft: Array, recompute: Array, cuts: Cuts) -> Array:
-        """Step times as `cost.estimate` has them."""
+        """Seconds of a step, as `cost.estimate` has them. draft, recompute, cuts: an entry for each layout."""
         return step_times_s(self.problem, self.family, self._layouts(draft, recompute, cuts), exact=True)
 
     def strategy(self, draft: int, recompute: Sequence[str], layers: Sequence[int]) -> Strategy:
@@ -287,17 +288,18 @@ class Whole:
             unit_work_s(end, unit, s_per_parameter) / block_s
             for end, unit in ((first, state.first), (last, state.last))
         )
-        found, which = [even], [everything]
+        several, which = [even], [everything]
         slowest = _slowest(even, pp, embedding, head)
         for early in (False, True):
             cuts = balanced_cuts(layers, pp, embedding, head, early)
             differs = [
-                np.any([one != other for one, other in zip(cuts, others, strict=True)], axis=0) for others in found
+                np.any([count != other for count, other in zip(cuts, others, strict=True)], axis=0)
+                for others in several
             ]
             worth = everything[np.all(differs, axis=0) & (_slowest(cuts, pp, embedding, head) <= slowest * (1 + 1e-9))]
-            found.append(cuts)
+            several.append(cuts)
             which.append(worth)
-        chosen = [cuts.take(rows) for cuts, rows in zip(found, which, strict=True)]
+        chosen = [cuts.take(rows) for cuts, rows in zip(several, which, strict=True)]
         return Cuts(*(np.concatenate(columns) for columns in zip(*chosen, strict=True))), np.concatenate(which)
 
     def parts_of(self, draft: Array, recompute: Array) -> tuple[PartColumns, PartColumns, PartColumns, State]:
@@ -308,11 +310,11 @@ class Whole:
 
     @property
     def state_columns(self) -> State:
-        """Of each draft."""
+        """The state of the mesh of each draft."""
         return self._held.take(self.state)
 
     def hidden_bytes(self, draft: Array) -> Array:
-        """Of one microbatch between stages."""
+        """Bytes that one microbatch sends from stage to stage, for each draft."""
         return self._columns.hidden_bytes[self._shape[draft] * len(self.sets)]
 
     def _layouts(self, draft: Array, recompute: Array, cuts: Cuts) -> Layouts:
@@ -328,7 +330,7 @@ class Whole:
         key = np.stack([state, vpp * cuts.first, vpp * between, vpp * cuts.last])
         codes = np.ravel_multi_index(tuple(key), tuple(key.max(1) + 1))
         _, places, inverse = np.unique(codes, return_index=True, return_inverse=True)
-        seconds = [self.states[one].after_s(*map(int, blocks)) for one, *blocks in key[:, places].T]
+        seconds = [self.states[place].after_s(*map(int, blocks)) for place, *blocks in key[:, places].T]
         return np.array(seconds)[inverse]
 
 

@@ -1,7 +1,7 @@
-"""What stages are made of, in columns: an entry for each local shape under each recompute set.
+"""Blocks and ends of stages in columns: an entry for each local shape under each recompute set.
 
-The numbers of `cost.stage.stage_parts`. Here a program is partitioned once for all microbatch sizes, and a recompute
-set costs two sums.
+The numbers of `cost.stage.stage_parts`, by the same functions. Here a program is partitioned once for all microbatch
+sizes, and a recompute set costs two sums.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from typing import NamedTuple
 import numpy as np
 
 from autoshard.backends.rules import Problem
-from autoshard.cost.collectives import CollectiveLaw, collective_law, group_shape
-from autoshard.cost.program import ProgramWork, Recompute
-from autoshard.cost.stage import LocalShape, hidden_bytes, mesh_order, stage_mesh, stage_work
+from autoshard.cost.program import LawOf, Part, ProgramWork, Seconds
+from autoshard.cost.stage import UNITS, LocalShape, assembled, collective_laws, hidden_bytes, stage_work
 from autoshard.graph.recompute import NO_RECOMPUTE, is_recomputed
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.microbatch import UnitColumns, unit_columns
-from autoshard.planner.grid.steps import Asked, Law, StepSeconds, step_seconds
+from autoshard.planner.grid.steps import Asked, priced_steps
 from autoshard.spec.cluster import Device
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec
@@ -29,7 +28,8 @@ PARTS = ("block", "embedding", "head", "tied")
 
 
 class PartColumns(NamedTuple):
-    """Of a block or an end of the model, for one microbatch on one rank: seconds and bytes, as in cost.program.Part."""
+    """A block or an end of the model in columns, for one microbatch on one rank: seconds and bytes, as in
+    cost.program.Part."""
 
     forward_s: Array
     backward_s: Array
@@ -40,11 +40,13 @@ class PartColumns(NamedTuple):
     weight_gradients_s: Array
 
     def take(self, rows: Array) -> PartColumns:
+        """These rows alone, in their order."""
         return PartColumns(*(column[rows] for column in self))
 
 
 class StageColumns(NamedTuple):
-    """As cost.stage.Parts. tied: embedding and head on one rank that share their table, else zeros."""
+    """The parts of stages in columns, as cost.stage.Parts has them. tied: embedding and head on one rank that share
+    their table, else zeros."""
 
     block: PartColumns
     embedding: PartColumns
@@ -53,7 +55,8 @@ class StageColumns(NamedTuple):
     hidden_bytes: Array
 
     def ends(self, rows: Array, together: bool) -> tuple[PartColumns, PartColumns]:
-        """(of the first rank, of the last rank). together: on one rank, where ends that are tied are one part."""
+        """The ends of some rows: (of the first rank, of the last rank). together: on one rank, where ends that are tied
+        are one part."""
         if together and self.tied.forward_s.any():
             first = self.tied.take(rows)
             return first, PartColumns(*(np.zeros_like(column) for column in first))
@@ -61,12 +64,12 @@ class StageColumns(NamedTuple):
 
 
 def stage_columns(problem: Problem, shapes: Sequence[LocalShape], recompute: tuple[str, ...]) -> StageColumns:
-    """Entry i * len(recompute) + j: shape i under set j."""
+    """The parts of stages: entry i * len(recompute) + j is shape i under set j."""
     return as_columns(problem, shapes, part_numbers(problem, shapes, recompute))
 
 
 def as_columns(problem: Problem, shapes: Sequence[LocalShape], numbers: Array) -> StageColumns:
-    """numbers: as `part_numbers`."""
+    """The parts of stages in columns, in the order of `stage_columns`. numbers: as `part_numbers` gives them."""
     rows = numbers.shape[0] * numbers.shape[1]
     columns = np.ascontiguousarray(numbers.reshape(rows, len(PARTS), -1).transpose(1, 2, 0))
     hidden = np.array([hidden_bytes(problem.model, problem.training, shape) for shape in shapes], dtype=float)
@@ -76,7 +79,7 @@ def as_columns(problem: Problem, shapes: Sequence[LocalShape], numbers: Array) -
 
 @dataclass(frozen=True, eq=False)
 class Units:
-    """The programs of one local shape, for one sequence a microbatch. first: embedding and a block behind it."""
+    """The programs of one local shape, for one sequence a microbatch, as cost.stage.UNITS names them."""
 
     block: ProgramWork
     first: ProgramWork
@@ -84,15 +87,20 @@ class Units:
     head: ProgramWork
     tied: ProgramWork | None
 
+    @property
+    def works(self) -> tuple[ProgramWork, ...]:
+        """All programs, in the order of UNITS; without tied where there is none."""
+        works = (self.block, self.first, self.embedding, self.head, self.tied)
+        return tuple(work for work in works if work is not None)
+
     @cached_property
     def columns(self) -> UnitColumns:
-        """Of block, first, embedding, head and, where there is one, tied."""
-        works = (self.block, self.first, self.embedding, self.head, self.tied)
-        return unit_columns([work for work in works if work is not None])
+        """The arrays of `works`."""
+        return unit_columns(self.works)
 
 
 def unit_programs(problem: Problem, shape: LocalShape) -> Units:
-    """Of this local shape, whatever the size of its microbatches and wherever its ranks are."""
+    """The programs of this local shape, whatever the size of its microbatches and wherever its ranks are."""
     return _unit_programs(*_whatever_the_hardware(problem), replace(shape, microbatch_size=1, placement=()))
 
 
@@ -110,11 +118,11 @@ def _of_any_batch(training: TrainingSpec) -> TrainingSpec:
 def _unit_programs(model: ModelSpec, training: TrainingSpec, kv_inner: bool, shape: LocalShape) -> Units:
     sizes = (training.sequence_length, training.expert_capacity_factor, training.precision.compute_dtype)
 
-    def unit(layers: int, first: bool, last: bool) -> ProgramWork:
-        return stage_work(model, *sizes, shape, kv_inner, layers, first, last)
+    def unit(name: str) -> ProgramWork:
+        return stage_work(model, *sizes, shape, kv_inner, *UNITS[name])
 
-    tied = unit(0, True, True) if model.tie_word_embeddings else None
-    return Units(unit(1, False, False), unit(1, True, False), unit(0, True, False), unit(0, False, True), tied)
+    tied = unit("tied") if model.tie_word_embeddings else None
+    return Units(unit("block"), unit("first"), unit("embedding"), unit("head"), tied)
 
 
 def part_numbers(
@@ -122,103 +130,127 @@ def part_numbers(
     shapes: Sequence[LocalShape],
     recompute: tuple[str, ...],
     device: Device | None = None,
-    laws: Callable[[LocalShape], Law] | None = None,
+    laws: Callable[[LocalShape], LawOf] | None = None,
 ) -> Array:
-    """(shape, set, PARTS, number as in PartColumns). device, laws: the cluster's, unless given."""
+    """Seconds and bytes, (shape, set, PARTS, field of PartColumns). device, laws: the cluster's, unless given."""
     places: dict[LocalShape, list[int]] = {}
     for place, shape in enumerate(shapes):
         places.setdefault(replace(shape, microbatch_size=1), []).append(place)
     units, law_of = [unit_programs(problem, shape) for shape in places], laws or partial(stage_law, problem)
     asked = [
-        Asked(one.columns, np.array([shapes[place].microbatch_size for place in own]), law_of(shape))
-        for one, (shape, own) in zip(units, places.items(), strict=True)
+        Asked(programs.columns, np.array([shapes[place].microbatch_size for place in alike]), law_of(shape))
+        for programs, (shape, alike) in zip(units, places.items(), strict=True)
     ]
     device = device or problem.cluster.device
-    priced = step_seconds(asked, device, device.peak_flops_per_s(problem.training.precision.compute_dtype))
-    found: Array = np.zeros((len(shapes), len(recompute), len(PARTS), len(PartColumns._fields)))
-    for one, own, asking, seconds in zip(units, places.values(), asked, priced, strict=True):
-        found[own] = _numbers(asking, seconds, _sets_columns(one, recompute))
-    return found
+    peak = device.peak_flops_per_s(problem.training.precision.compute_dtype)
+    seconds, starts = priced_steps(asked, device, peak)
+    forward_s = np.stack([np.broadcast_to(column, starts[-1]) for column in seconds.forward.values])
+    back = (*seconds.backward.values, seconds.put_off_s)
+    backward_s = np.stack([np.broadcast_to(column, starts[-1]) for column in back])
+    of_shapes = [
+        _sums(shape.sequences, forward_s[:, start:stop], backward_s[:, start:stop], _sets_columns(programs, recompute))
+        for programs, shape, start, stop in zip(units, asked, starts, starts[1:], strict=False)
+    ]
+    order = np.argsort(np.concatenate([*places.values()]))
+    sums = _Sums(*(np.concatenate(numbers)[order] for numbers in zip(*of_shapes, strict=True)))
+    opening = units[0].block.program.graph.operators[0]  # of every local shape
+    opens = np.array([is_recomputed(opening, name) for name in recompute], dtype=float)
+    numbers: Array = np.zeros((len(shapes), len(recompute), len(PARTS), len(PartColumns._fields)))
+    for place, part in enumerate(_parts(sums, len(recompute), opens)):
+        for field, name in enumerate(PartColumns._fields):
+            numbers[:, :, place, field] = getattr(part, name)
+    return numbers
+
+
+def stage_law(problem: Problem, shape: LocalShape) -> LawOf:
+    """(kind, axes) -> seconds over bytes of a collective among ranks of a stage of this local shape."""
+    return collective_laws(problem.model, problem.cluster, shape)
 
 
 class SetColumns(NamedTuple):
-    """What recompute sets do to the units of one local shape, for one sequence a microbatch.
+    """Effects of recompute sets on the n programs of one local shape, for one sequence a microbatch.
 
-    programs: of PARTS, the last one where there is one. in_part: (step, part), 1 where it is one of its steps. again:
-    (step, set), 1 where a block repeats it; more: of what the first block repeats 1, of what others do -1.
-    kept_bytes, replay_bytes: (set, part).
+    in_program: (step, n), 1 where it is one of its steps. in_sums: (step, n + 2 sets), the same, then 1 where a block
+    repeats it under each set, then where a first block does. slope_bytes: what one sequence more adds to the bytes that
+    programs keep and that they replay, (n x set,) each, that wait for gradients of weights and that they work with,
+    (n,) each. fixed_bytes: what is there without any.
     """
 
-    programs: list[int]
-    in_part: Array
-    again: Array
-    more: Array
-    kept_bytes: Array
-    replay_bytes: Array
+    in_program: Array
+    in_sums: Array
+    slope_bytes: Array
+    fixed_bytes: Array
 
 
 @lru_cache(maxsize=2048)
 def _sets_columns(units: Units, recompute: tuple[str, ...]) -> SetColumns:
-    ends = [end for end in (units.embedding, units.head, units.tied) if end is not None]
-    starts, programs = units.columns.first_step, [0, *range(2, 2 + len(ends))]
-    in_part = np.zeros((starts[-1], len(programs)))
-    for part, program in enumerate(programs):
-        in_part[starts[program] : starts[program + 1], part] = 1.0
-    again, more = np.zeros((2, starts[-1], len(recompute)))
-    kept_bytes, replay_bytes = np.zeros((2, len(recompute), len(programs)))
-    opening = units.block.program.graph.operators[0]
-    of_ends = [end.recompute(NO_RECOMPUTE) for end in ends]
-    for place, name in enumerate(recompute):
-        of_block = units.block.recompute(name)
-        kept_bytes[place] = [one.kept_bytes for one in (of_block, *of_ends)]
-        replay_bytes[place] = [one.replay_bytes for one in (of_block, *of_ends)]
-        _mark(again[:, place], of_block, starts[0], 1.0)
-        if not is_recomputed(opening, name):
-            continue
-        behind = units.first.recompute(name)
-        _mark(more[:, place], behind, starts[1], 1.0)
-        _mark(more[:, place], of_block, starts[0], -1.0)
-        for part in (1, 3)[: len(ends) - 1]:  # what begins with the embedding
-            kept_bytes[place, part] += behind.kept_bytes - of_block.kept_bytes - of_ends[0].kept_bytes
-            replay_bytes[place, part] = behind.replay_bytes
-    return SetColumns(programs, in_part, again, more, kept_bytes, replay_bytes)
+    works, columns = units.works, units.columns
+    starts, programs, sets = columns.first_step, len(works), len(recompute)
+    in_sums = np.zeros((starts[-1], programs + 2 * sets))
+    for place in range(programs):
+        in_sums[starts[place] : starts[place + 1], place] = 1.0
+    kept_bytes, replay_bytes = np.zeros((2, programs, sets))
+    for program, work in enumerate(works):
+        for place, name in enumerate(recompute):
+            of_set = work.recompute(name if program < 2 else NO_RECOMPUTE)  # only blocks are ever recomputed
+            kept_bytes[program, place], replay_bytes[program, place] = of_set.kept_bytes, of_set.replay_bytes
+            for start, stop in of_set.repeated:
+                in_sums[starts[program] + start : starts[program] + stop, programs + program * sets + place] = 1.0
+    growing_bytes = columns.working_bytes - columns.fixed_working_bytes
+    slope_bytes = np.concatenate([kept_bytes.ravel(), replay_bytes.ravel(), columns.waiting_bytes, growing_bytes])
+    fixed_bytes = np.concatenate([np.zeros(2 * programs * sets + programs), columns.fixed_working_bytes])
+    return SetColumns(in_sums[:, :programs].copy(), in_sums, slope_bytes, fixed_bytes)
 
 
-def _mark(column: Array, recompute: Recompute, first_step: int, value: float) -> None:
-    for start, stop in recompute.repeated:
-        column[first_step + start : first_step + stop] = value
+class _Sums(NamedTuple):
+    """Numbers of programs: (microbatch, ...), for a local shape or for all of them.
+
+    forward_s: (microbatch, n + 2 sets, 5), of Seconds.values, as SetColumns.in_sums adds steps up. backward_s:
+    (microbatch, n, 6), the same and what may be put off. bytes: as SetColumns.slope_bytes.
+    """
+
+    forward_s: Array
+    backward_s: Array
+    bytes: Array
 
 
-def _numbers(asked: Asked, seconds: StepSeconds, sets: SetColumns) -> Array:
-    """(microbatch, set, PARTS, number)."""
-    sequences, columns = asked.sequences[:, None, None], asked.columns
-    forward_s, backward_s = seconds.forward.sum(2), seconds.backward.sum(2)
-    more_s = np.maximum(0.0, np.matmul(sets.more.T, seconds.forward)).sum(2)  # kind by kind
-    shape = (len(asked.sequences), *sets.kept_bytes.shape)
-    back_s = np.broadcast_to((backward_s @ sets.in_part)[:, None], shape).copy()
-    back_s[..., 0] += forward_s @ sets.again
-    back_s[..., 1::2] += more_s[..., None]
-    numbers = (
-        (forward_s @ sets.in_part)[:, None],
-        back_s,
-        sequences * sets.kept_bytes,
-        sequences * sets.replay_bytes,
-        columns.working_bytes_of(sequences)[..., sets.programs],
-        sequences * columns.waiting_bytes[sets.programs],
-        seconds.weight_gradients_s[:, None, sets.programs],
+def _sums(sequences: Array, forward_s: Array, backward_s: Array, sets: SetColumns) -> _Sums:
+    """Numbers of one local shape. forward_s, backward_s: by step, (5, size x step) and (6, size x step)."""
+    sizes, steps = len(sequences), len(sets.in_sums)
+    of_forward, of_backward = (
+        (seconds.reshape(-1, steps) @ places).reshape(len(seconds), sizes, -1).transpose(1, 2, 0)
+        for seconds, places in ((forward_s, sets.in_sums), (backward_s, sets.in_program))
     )
-    found = np.zeros((*shape[:2], len(PARTS), len(numbers)))
-    for place, one in enumerate(numbers):
-        found[:, :, : shape[2], place] = one
-    return found
+    return _Sums(of_forward, of_backward, sets.fixed_bytes + sequences[:, None] * sets.slope_bytes)
 
 
-def stage_law(problem: Problem, shape: LocalShape) -> Law:
-    """Of what ranks of a stage send each other."""
-    cluster = problem.cluster
-    order = mesh_order(stage_mesh(problem.model, cluster, shape))
-
-    def law(kind: str, axes: tuple[str, ...]) -> CollectiveLaw:
-        return collective_law(kind, group_shape(order, axes, cluster), cluster)
-
-    return law
+def _parts(sums: _Sums, sets: int, opens: Array) -> list[Part]:
+    """The PARTS over (microbatch, set). opens: (set,), whether a set repeats the first operator of a block."""
+    programs = sums.backward_s.shape[1]
+    by_set, by_program = np.split(sums.bytes, [2 * programs * sets], axis=1)
+    kept_bytes, replay_bytes = by_set.reshape(-1, 2, programs, sets).transpose(1, 2, 0, 3)
+    waiting_bytes, working_bytes = by_program.reshape(-1, 2, programs, 1).transpose(1, 2, 0, 3)
+    forward_s, backward_s = (seconds.transpose(2, 1, 0)[..., None] for seconds in (sums.forward_s, sums.backward_s))
+    parts = []
+    for program in range(programs):
+        again = Seconds()
+        if program < 2:
+            first = programs + program * sets
+            again = Seconds(*(kind[first : first + sets, :, 0].T for kind in forward_s))
+        parts.append(
+            Part(
+                Seconds(*forward_s[:, program]),
+                again,
+                Seconds(*backward_s[:5, program]),
+                kept_bytes[program],
+                replay_bytes[program],
+                working_bytes[program],
+                {},
+                weight_gradients_s=backward_s[5, program],
+                weights_waiting_bytes=waiting_bytes[program],
+            )
+        )
+    tied = parts.pop() if programs == len(UNITS) else None
+    block, first_block, embedding, head = parts
+    stage = assembled(block, first_block, embedding, head, tied, opens)
+    return [part for part in (stage.block, stage.embedding, stage.head, stage.tied_ends) if part is not None]

@@ -11,14 +11,15 @@ from functools import cache
 from math import inf
 
 from autoshard.backends.rules import Problem
-from autoshard.cost.collectives import collective_law, collective_time_s, group_shape
-from autoshard.cost.compute import memory_s, operator_seconds
+from autoshard.cost.after import after_s_per_parameter
+from autoshard.cost.collectives import collective_time_s, group_shape
+from autoshard.cost.compute import operator_seconds
 from autoshard.cost.estimate import estimate
 from autoshard.cost.memory import living_bytes, memory_values
 from autoshard.cost.rank_load import RankLoad, rank_load, telling_ranks
 from autoshard.cost.stage import LocalShape, mesh_order, strategy_mesh, strategy_parts
 from autoshard.cost.step import accumulation_s_per_parameter
-from autoshard.cost.zero_sharding import Contents, State, mesh_state, parts_state, zero_axes
+from autoshard.cost.zero_sharding import Contents, State, mesh_state, parts_state
 from autoshard.graph.ir import Graph
 from autoshard.graph.partition import Choice, OperatorStep, Program
 from autoshard.graph.recompute import NO_RECOMPUTE, members
@@ -38,7 +39,7 @@ from autoshard.planner.operators.solve import (
     promising,
     solve,
 )
-from autoshard.spec.training import DTYPE_BYTES, Precision
+from autoshard.spec.training import DTYPE_BYTES
 
 ATTEMPTS = 3
 """Memory that the rows do not see (whole buckets, other stages' ends) may push a solution over: it is solved again with
@@ -191,42 +192,13 @@ def layout_prices(problem: Problem, strategy: Strategy, mesh: Mesh) -> Prices:
     def collective_s(kind: str, axes: Axes, size: int) -> float:
         return collective_time_s(kind, size, group_shape(order, axes, cluster), cluster)
 
+    @cache
     def parameter_s(axes: Axes) -> float:
-        once = _sync_s(problem, strategy, mesh, axes) + _update_s(problem, strategy, mesh, axes)
-        return accumulation_s_per_parameter(training.precision, cluster.device) + once / count
+        once_s = after_s_per_parameter(axes, strategy.zero, training.precision, mesh, cluster)
+        return accumulation_s_per_parameter(training.precision, cluster.device) + once_s / count
 
     least = min(strategy.recompute, key=lambda name: len(members(name)))
     return Prices(operator_s, collective_s, parameter_s, _rows(problem, strategy, mesh), least)
-
-
-def _sync_s(problem: Problem, strategy: Strategy, mesh: Mesh, axes: Axes) -> float:
-    """Once a step, of one element of a parameter: its gradient summed, the parameter gathered; latency left out."""
-    cluster, precision = problem.cluster, problem.training.precision
-    order, shared = mesh_order(mesh), zero_axes(axes)
-    within = tuple(axis for axis in axes if axis not in shared)
-
-    def s_per_byte(kind: str, over: Axes) -> float:
-        shape = group_shape(order, tuple(sorted(over)), cluster)
-        return collective_law(kind, shape, cluster).seconds_per_byte
-
-    reduce_bytes = DTYPE_BYTES[precision.gradient_reduce_dtype]
-    seconds = reduce_bytes * s_per_byte("all_reduce", within) if within else 0.0
-    if shared and strategy.zero:
-        gathered = DTYPE_BYTES[precision.parameter_dtype] * s_per_byte("all_gather", shared)
-        return seconds + reduce_bytes * s_per_byte("reduce_scatter", shared) + gathered
-    return seconds + (reduce_bytes * s_per_byte("all_reduce", shared) if shared else 0.0)
-
-
-def _update_s(problem: Problem, strategy: Strategy, mesh: Mesh, axes: Axes) -> float:
-    """The optimizer reads and writes the state of one element, on each rank its share."""
-    share = 1 / mesh.size(zero_axes(axes)) if strategy.zero else 1.0
-    return 2 * share * memory_s(_state_bytes(problem.training.precision), problem.cluster.device)
-
-
-def _state_bytes(precision: Precision) -> float:
-    """Master weight and both moments of an element."""
-    master = 0 if precision.master_dtype is None else DTYPE_BYTES[precision.master_dtype]
-    return master + 2.0 * DTYPE_BYTES[precision.optimizer_dtype]
 
 
 def _loads(problem: Problem, strategy: Strategy) -> tuple[RankLoad, ...]:
