@@ -23,11 +23,15 @@ from autoshard.plans.search_result import Pins, Rejection
 from autoshard.spec.cluster import Cluster, Device, Link
 from autoshard.spec.dropout import Dropout
 from autoshard.spec.model import ModelSpec, RopeScaling
+from autoshard.spec.traced import TracedGraph, TracedOperator, TracedParameter
 from autoshard.spec.training import Precision, TrainingSpec
 
 TYPES = {
     "model": ModelSpec,
     "rope_scaling": RopeScaling,
+    "traced_graph": TracedGraph,
+    "traced_operator": TracedOperator,
+    "traced_parameter": TracedParameter,
     "dropout": Dropout,
     "training": TrainingSpec,
     "precision": Precision,
@@ -101,7 +105,8 @@ def _value(one: Parts) -> dict[str, Any]:
     if one.kind in SCALARS:
         return {"type": SCALARS[one.kind], **_keywords(one.limit)}
     if get_origin(one.kind) is tuple:
-        items = {"minItems": one.limit.items} if one.limit.items else {}
+        ends = {"minItems": one.limit.items or None, "maxItems": one.limit.most_items}
+        items = {word: end for word, end in ends.items() if end is not None}
         return {"type": "array", "items": _property(parts(get_args(one.kind)[0])), **items}
     if isinstance(get_origin(one.kind), type) and issubclass(get_origin(one.kind), Mapping):
         return {"type": "object", "additionalProperties": _property(parts(get_args(one.kind)[1]))}

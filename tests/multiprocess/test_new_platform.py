@@ -9,6 +9,7 @@ import pytest
 from autoshard.audits.roles import roles
 from autoshard.audits.run import audit_role, held_orders
 from autoshard.cli import main
+from autoshard.files.codec import to_json
 from autoshard.plans.plan import Plan
 from autoshard.plans.validate import read_plan
 from autoshard.runtime.data import DataSource, prepare
@@ -91,7 +92,7 @@ def test_its_ranks_hold_what_the_record_says_and_train_as_one_process(
 def run(name: str, arguments: TrainArguments, processes: int, folder: Path) -> RunOutcome:
     outcome = run_processes(
         f"tests.multiprocess.new_platform_workers:{name}",
-        arguments.to_dict(),
+        to_json(arguments),
         processes,
         on_message=lambda message: None,
         log_directory=folder / "logs",
