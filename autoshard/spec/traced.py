@@ -128,10 +128,6 @@ class TracedParameter:
     first: Index = 0
     step: Index = 0
 
-    def tensor_of(self, layer: int) -> str:
-        """Its name in the user's module."""
-        return self.tensor.replace("*", str(self.first + self.step * layer))
-
 
 Parameters = Annotated[tuple[TracedParameter, ...], Limit(most_items=MOST_OPERATORS)]
 Operators = Annotated[tuple[TracedOperator, ...], Limit(most_items=MOST_OPERATORS)]
