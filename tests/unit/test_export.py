@@ -15,10 +15,7 @@ from autoshard.interop.export import export
 from tests.unit.plan_examples import plan_70b, plan_interleaved, plan_mixtral
 from tests.unit.published_plans import published_plans
 from tests.unit.test_nxd_configuration import changed
-from tests.unit.written_files import (
-    imported,
-    mixture_plan,
-)
+from tests.unit.written_files import imported, mixture_plan
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 

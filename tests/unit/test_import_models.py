@@ -19,15 +19,7 @@ from autoshard.models.stage import parameter_count
 from autoshard.plans.plan_json import write_plan
 from autoshard.plans.validate import read_plan
 from tests.unit.plan_examples import plan_70b
-from tests.unit.written_files import (
-    FOUR_BLOCKS,
-    MOE,
-    PUBLIC,
-    UNNAMED,
-    imported,
-    in_model,
-    inputs,
-)
+from tests.unit.written_files import FOUR_BLOCKS, MOE, PUBLIC, UNNAMED, imported, in_model, inputs
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 

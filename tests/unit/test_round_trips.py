@@ -21,13 +21,7 @@ from autoshard.plans.validate import read_plan
 from tests.unit.plan_examples import plan_70b
 from tests.unit.published_plans import published_plans
 from tests.unit.test_nxd_configuration import changed
-from tests.unit.written_files import (
-    PUBLIC,
-    SUFFIX,
-    imported,
-    inputs,
-    mixture_plan,
-)
+from tests.unit.written_files import PUBLIC, SUFFIX, imported, inputs, mixture_plan
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
