@@ -32,7 +32,7 @@ NO_PIPELINE = "native PyTorch on Neuron has no pipeline parallelism yet"
 
 @dataclass(frozen=True)
 class Answer:
-    """What one cluster can do. notes: what was decided on the way there."""
+    """The search on one cluster and its result. notes: sentences on what was decided on the way there."""
 
     problem: Problem
     result: SearchResult
@@ -59,7 +59,7 @@ def answer(request: PlanRequest) -> Answer:
 
 
 def plan_of(request: PlanRequest, found: Answer) -> Plan:
-    """Written down, with the solver's operators where they are asked for and pay."""
+    """The plan of an answer, with the solver's operators where they are asked for and pay."""
     problem, result, notes = found.problem, found.result, found.notes
     operators = None
     if request.operators == "solver":
@@ -80,7 +80,8 @@ def plan_of(request: PlanRequest, found: Answer) -> Plan:
 def inputs_of(
     request: PlanRequest, model: ModelSpec | None = None
 ) -> tuple[ModelSpec, TrainingSpec, Cluster, tuple[str, ...]]:
-    """What is trained on what, and notes. model: in place of the one that the request names."""
+    """(model, training, cluster, notes) of a request. model: in place of the one that the request names. Raises
+    AutoshardError for a wrong request."""
     model = _model(request) if model is None else replace(model, dropout=_dropout(request))
     instance = request.instance or (None if request.hardware else INSTANCE)
     lnc = None if request.lnc == SEARCHED else request.lnc
@@ -121,7 +122,8 @@ def _traced(model: str, seq_len: int | None) -> ModelSpec:
 
 
 def pins_of(request: PlanRequest) -> Pins:
-    """What the user fixed, and what the device leaves no choice of. Raises AutoshardError where they contradict."""
+    """The choices that the user fixed and those that the device leaves no choice of. Raises AutoshardError where they
+    contradict each other."""
     pins = Pins(**{PIN_FIELDS.get(name, name): value for name, value in request.pins.items()})
     if request.device == "auto":
         return pins

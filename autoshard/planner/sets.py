@@ -22,8 +22,8 @@ EVERY_SET = (
 
 @lru_cache(maxsize=16)
 def recompute_sets(problem: Problem, pins: Pins) -> tuple[str, ...]:
-    """Least recompute first. The backend's own, or else the subsets of modules that are useful for some way to shard a
-    block: no other one repeats no more and keeps less."""
+    """Names of the recompute sets to try, least recompute first: the pinned one, those of the backend, or else the
+    subsets of modules that are useful for some way to shard a block: no other one repeats no more and keeps less."""
     if pins.recompute is not None:
         return (canonical(pins.recompute),)
     own = BACKENDS[problem.backend].recompute_sets
@@ -61,7 +61,8 @@ class _Price(NamedTuple):
 
 
 def _useful(problem: Problem, shape: LocalShape) -> list[str]:
-    """Of equals the one that replays least at once, then the smallest."""
+    """Names of the recompute sets of a block of which no other is at most as slow and keeps less: of equal ones the one
+    that replays least at once, then the smallest."""
     from autoshard.planner.grid.unit_costs import part_numbers
 
     blocks = part_numbers(problem, [shape], EVERY_SET)[0, :, 0].tolist()

@@ -33,7 +33,8 @@ NO_LIMIT = (
 
 @dataclass(frozen=True)
 class Written:
-    """backend of the problem: the one that was asked for, else nxd on Trainium and torch elsewhere.
+    """A layout that somebody wrote, and the problem that it is for. backend of the problem: the one that was asked for,
+    else nxd on Trainium and torch elsewhere.
 
     asked: the backend as it was asked for, or auto. form: what kind of file. notes: what was decided on the way.
     warnings: what the file says that changes the step, and that the price leaves out. left_out: keys of the file that

@@ -44,9 +44,9 @@ MOST_POINTS = 3
 
 @dataclass(frozen=True)
 class Combined:
-    """operators: what differs from Megatron's. estimate: with them. blocks, points: local shapes that were solved, and
-    different choices that came of it. gap: no layout, however its operators are sharded, is faster by a larger share of
-    the step (of `strategy` is None, of the one known before)."""
+    """The best layout with solved operators. operators: what differs from Megatron's. estimate: with them. blocks,
+    points: local shapes that were solved, and different choices that came of it. gap: no layout, however its operators
+    are sharded, is faster by a larger share of the step (of `strategy` is None, of the one known before)."""
 
     strategy: Strategy | None
     operators: OperatorChoices
@@ -113,8 +113,11 @@ class _Blocks:
                     self._drafts.setdefault(local_shape(one), []).append(one)
 
     def all(self, known_s: float, effort: float) -> list[tuple[LocalShape, float]]:
-        """Those with layouts that may fit and take less than known_s, and what these take at least. First those that
-        are fastest with Megatron's choices."""
+        """(local shape, seconds that a step of it takes at least) of the shapes with layouts that may fit and take less
+        than known_s seconds. Shapes that are fastest with Megatron's choices come first.
+
+        effort: how much may be spent on solving blocks for better bounds, in the units of `effort`.
+        """
         table = self._of_all({})
         bounds = self._bound(table, known_s)
         if bounds:
@@ -137,7 +140,8 @@ class _Blocks:
         return self._filled(solved, (draft for drafts in self._drafts.values() for draft in drafts))
 
     def _bound(self, table: LeastTable, known_s: float) -> dict[Draft, float]:
-        """What those take at least of which some layout may fit and take less than known_s: only they are left."""
+        """Seconds that a step takes at least, by draft, of the drafts of which some layout may fit and take less than
+        known_s seconds. The others are dropped for good."""
         bounds = step_times_at_least_s(table, self._by_stage, self._limit_bytes, known_s)
         self._drafts = {
             shape: left for shape, drafts in self._drafts.items() if (left := [one for one in drafts if one in bounds])
@@ -145,7 +149,8 @@ class _Blocks:
         return bounds
 
     def _of_large_microbatches(self, limits_s: Mapping[LocalShape, float], effort: float) -> dict[LocalShape, Least]:
-        """What blocks and ends take at least, solved for the largest microbatch of those that are alike in all else.
+        """The least seconds of blocks and ends by local shape, solved for the largest microbatch of the shapes that are
+        alike in all else.
 
         A smaller one takes its share of that at least: nothing takes more for k microbatches at once than k times as
         long, while it takes less where it launches, fills tiles or adds to gradients once. What takes little effort
@@ -168,6 +173,7 @@ class _Blocks:
         return found
 
     def effort(self, shape: LocalShape) -> int:
+        """How long it takes to solve a block of the shape, relative to one whose tensor parallelism is one axis."""
         mesh = stage_mesh(self._problem.model, self._problem.cluster, shape)
         return 10 if len(set(mesh.stage_axes) & set(TENSOR_PARALLEL_AXES)) > 1 else 1
 
@@ -182,8 +188,8 @@ class _Blocks:
         return table
 
     def at_least_s(self, shape: LocalShape, known_s: float) -> tuple[float, float]:
-        """What its layouts take at least, and its blocks at most; known_s where all of them take that long. Only the
-        others are left."""
+        """(seconds that a step of the shape's layouts takes at least, seconds that a block may take at most). The first
+        is known_s where all of them take that long. Drafts that take that long are dropped for good."""
         drafts = self._drafts[shape]
         limit_s = block_limits_s(self._filled({}, drafts), known_s)[shape]
         self._least[shape] = self._solver.fastest(even(self._problem, drafts[0], self._sets[0]), limit_s)
@@ -192,8 +198,9 @@ class _Blocks:
         return min(bounds.values(), default=known_s), limit_s
 
     def layouts(self, shape: LocalShape, known_s: float) -> list[tuple[float, Strategy]]:
-        """(what it takes at least, layout) of those that may be faster, cut evenly, with one recompute set for all
-        stages. Their memory leads along the block's Pareto set."""
+        """(seconds that it takes at least, layout) of the shape's layouts that may take less than known_s seconds, cut
+        evenly, with one recompute set for all stages; the fastest bound first. Their memory leads along the block's
+        Pareto set."""
         if not self._drafts[shape]:
             return []
         bounds = sets_at_least_s(self._table(shape), self._limit_bytes, known_s)
@@ -201,11 +208,15 @@ class _Blocks:
         return [(seconds, even(self._problem, draft, recompute)) for (draft, recompute), seconds in ranked]
 
     def point(self, shape: LocalShape, layout: Strategy, limit_s: float) -> OperatorChoices | None:
-        """The fastest choices within the memory that the layout leaves; None where there are none."""
+        """The fastest choices of operators within the memory that the layout leaves; None where there are none.
+
+        limit_s: seconds beyond which a block is of no interest.
+        """
         return self._solver.within(shape, layout, self._limit_bytes, limit_s)
 
     def fastest(self, shape: LocalShape, choices: OperatorChoices, known_s: float) -> Timed | None:
-        """Of all layouts of a local shape with these operators; None where none takes less than known_s."""
+        """The fastest of all layouts of a local shape with these operators; None where none takes less than known_s
+        seconds."""
         table = Table(self._problem, self._sets, self._by_stage, choices)
         for draft in self._drafts[shape]:
             table.add(draft)
@@ -221,7 +232,7 @@ class _Blocks:
 
 
 def even(problem: Problem, draft: Draft, recompute: str) -> Strategy:
-    """The draft, cut evenly, with one set for all stages."""
+    """The draft as a strategy whose blocks are cut evenly and whose stages all recompute one set."""
     stages = draft.pp * draft.num_virtual_stages
     layers = even_stage_layers(problem.model.num_hidden_layers, stages)
     return Strategy(**{**draft._asdict(), "stage_layers": layers}, recompute=(recompute,) * stages)

@@ -55,8 +55,11 @@ class Solver:
         self._ends: dict[LocalShape, dict[str, Choice]] = {}
 
     def fastest(self, strategy: Strategy, limit_s: float) -> Least:
-        """What no choices beat, whatever memory they need. strategy: any one of a local shape. limit_s: beyond which a
-        block is of no interest: it is then said to take that long."""
+        """The seconds of a block and of the ends that no choices beat, whatever memory they need.
+
+        strategy: any one of a local shape. limit_s: seconds beyond which a block is of no interest: it is then said to
+        take that long.
+        """
         block, *ends = _bound_problems(self._problem, strategy)
         seconds = [_fastest_s(block, limit_s), *(_fastest_s(end, inf) for end in ends)]
         return Least(*seconds, *(0.0,) * (3 - len(seconds)))
@@ -176,9 +179,10 @@ def _solve_end(problem: Problem, strategy: Strategy, mesh: Mesh, graph: Graph) -
 
 
 def layout_prices(problem: Problem, strategy: Strategy, mesh: Mesh) -> Prices:
-    """What the cost model says of one block of the layout; the rows of memory have no capacity yet.
+    """The cost model's prices of one block of the layout; the rows of memory have no capacity yet.
 
-    All blocks are sharded alike: where stages differ in what they recompute, as those that recompute least.
+    All blocks are sharded alike. Where stages differ in what they recompute, the prices are those of the stages that
+    recompute least.
     """
     training, cluster = problem.training, problem.cluster
     order, dtype = mesh_order(mesh), training.precision.compute_dtype

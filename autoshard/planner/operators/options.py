@@ -1,4 +1,4 @@
-"""What an operator may do along the axes that the solver decides; the other axes follow the rule."""
+"""The choices that an operator has along the axes that the solver decides; the other axes follow the rule."""
 
 from __future__ import annotations
 

@@ -39,8 +39,8 @@ Variables = dict[int, float]
 
 @dataclass(frozen=True)
 class OperatorProblem:
-    """options: of each operator by name. given: states of the inputs that have one. outputs: tensors that leave, and in
-    which state (None: as produced). Every parameter is read once."""
+    """The choices to solve for in one graph. options: of each operator by name. given: states of the inputs that have
+    one. outputs: tensors that leave, and in which state (None: as produced). Every parameter is read once."""
 
     graph: Graph
     axes: Axes
@@ -65,7 +65,7 @@ class _Reader:
 
 
 def alone(graph: Graph, axes: Axes, op: Operator, choice: Choice) -> tuple[Program, OperatorStep]:
-    """The operator on inputs that are as it wants them."""
+    """A program and its step of one operator alone, on inputs that are in the states that it wants."""
     states = input_states(graph, op, choice, axes)
     views = tuple(f"{name}@{index}" for index, name in enumerate(op.inputs))
     known = {**dict(zip(views, states, strict=True)), op.output: output_state(graph, op, choice, axes)}
@@ -73,7 +73,7 @@ def alone(graph: Graph, axes: Axes, op: Operator, choice: Choice) -> tuple[Progr
 
 
 def operator_s(prices: Prices, program: Program, step: OperatorStep, replayed: bool) -> float:
-    """Forward, once more where it is replayed, and backward, with the collectives inside."""
+    """Seconds of an operator's forward, once more where it is replayed, and backward, with the collectives inside."""
     forward, backward = prices.operator_s(program, step)
     forward = with_collectives_s(prices, forward, forward_collectives(program, step))
     backward = with_collectives_s(prices, backward, backward_collectives(program, step))
@@ -81,8 +81,8 @@ def operator_s(prices: Prices, program: Program, step: OperatorStep, replayed: b
 
 
 def stored(program: Program, step: OperatorStep) -> Iterator[tuple[int, tuple[str, ...], bool]]:
-    """Of each parameter that an operator reads: local elements, the axes over which its gradient is summed, and whether
-    it is a matrix."""
+    """(number of local elements, axes over which the gradient is summed, whether it is a matrix) of each parameter that
+    an operator reads."""
     graph, axes = program.graph, program.axes
     for view in step.inputs:
         tensor = program.tensor(view)
@@ -287,7 +287,8 @@ class OperatorProgram:
     def _apart(
         self, pair: tuple[State, State], flows: list[dict[tuple[State, State], int]], readers: list[_Reader]
     ) -> list[int]:
-        """What keeps an all-gather from being one with its readers: one that is no projection, or something between."""
+        """Variables of what keeps an all-gather from being one with its readers: a reader that is no projection, or a
+        reader between."""
         own = [(reader, flow[pair]) for reader, flow in zip(readers, flows, strict=True) if pair in flow]
         events = [flow for reader, flow in own if not reader.is_projection]
         projections = {reader.position: flow for reader, flow in own if reader.is_projection}
