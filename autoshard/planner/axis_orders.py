@@ -111,11 +111,11 @@ def _sets(names: Iterable[str]) -> tuple[tuple[str, ...], ...]:
 
 
 def _laws(mesh: Mesh, sets: tuple[tuple[str, ...], ...], cluster: Cluster, known: dict[GroupShape, Laws]) -> Laws:
-    order, found = mesh_order(mesh), list[float]()
+    order, laws = mesh_order(mesh), list[float]()
     for axes in sets:
         shape = group_shape(order, tuple(sorted(axes)), cluster)
         if shape not in known:
             several = [collective_law(kind, shape, cluster) for kind in KINDS]
             known[shape] = tuple(number for law in several for number in (law.latency_s, law.seconds_per_byte))
-        found += known[shape]
-    return tuple(found)
+        laws += known[shape]
+    return tuple(laws)

@@ -65,10 +65,10 @@ class Searches:
         known = self._priced.get(key)
         if known is not None and known.problem.cluster.device.memory_bytes >= device.memory_bytes:
             return known
-        self._priced[key] = found = self._price(problem, pins)
+        self._priced[key] = layouts = self._price(problem, pins)
         while len(self._priced) > KEPT:
             del self._priced[next(iter(self._priced))]
-        return found
+        return layouts
 
     def _price(self, problem: Problem, pins: Pins) -> PricedLayouts:
         from autoshard.planner.grid.table import Table
@@ -83,11 +83,11 @@ class Searches:
             self._drafts[key] = [draft for mesh in legal for draft in mesh.drafts if table.has_room(draft)]
         for draft in self._drafts[key]:
             table.add(draft)
-        found = []
-        for one in table.price():
-            found.append(one)
+        chunks = []
+        for chunk in table.price():
+            chunks.append(chunk)
             self._check_clock()
-        return PricedLayouts(problem, found, inf)
+        return PricedLayouts(problem, chunks, inf)
 
     def _check_clock(self) -> None:
         if not self._clock.in_time():

@@ -172,20 +172,20 @@ def variants(problem: Problem, pins: Pins, mesh: Draft) -> tuple[list[Draft], tu
     parallelism; the first attention kernel that the rules allow: flash keeps less and computes less than plain.
     """
     first = None
-    found: list[Draft] = []
+    legal: list[Draft] = []
     for sequence_parallel in (True, False) if mesh.tp > 1 else (False,):
         draft = mesh._replace(sequence_parallel=sequence_parallel)
         broken = first_broken(mesh_rules(problem.backend), problem, draft)
         if broken is None:
             kernels, broken = _kernels(problem, pins, draft)
             for zero in zero_stages(problem, pins, mesh):
-                for one in (kernel._replace(zero=zero) for kernel in kernels):
-                    broken_by_state = first_broken(state_rules(problem.backend), problem, one)
+                for variant in (kernel._replace(zero=zero) for kernel in kernels):
+                    broken_by_state = first_broken(state_rules(problem.backend), problem, variant)
                     if broken_by_state is None:
-                        found.append(one)
+                        legal.append(variant)
                     broken = broken or broken_by_state
         first = first or broken
-    return found, None if found else first
+    return legal, None if legal else first
 
 
 def zero_stages(problem: Problem, pins: Pins, mesh: Draft) -> Sequence[int]:

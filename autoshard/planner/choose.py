@@ -21,11 +21,11 @@ def simplest_of_equals(cluster: Cluster, ranked: list[Timed]) -> int:
     that fit, fastest first."""
     fastest, chosen = ranked[0], 0
     kinds = [*dict.fromkeys(kind(one.strategy) for one in ranked)][:COMPARED]
-    for place, one in enumerate(ranked):
-        if kind(one.strategy) not in kinds or one.step_time_s > fastest.step_time_s * (1 + GIVEN_AWAY):
+    for place, layout in enumerate(ranked):
+        if kind(layout.strategy) not in kinds or layout.step_time_s > fastest.step_time_s * (1 + GIVEN_AWAY):
             break
-        either = toss_up(cluster, fastest.strategy, fastest.step_time_s, one.strategy, one.step_time_s)
-        if either and choices(one.strategy) < choices(ranked[chosen].strategy):
+        either = toss_up(cluster, fastest.strategy, fastest.step_time_s, layout.strategy, layout.step_time_s)
+        if either and choices(layout.strategy) < choices(ranked[chosen].strategy):
             chosen = place
     return chosen
 

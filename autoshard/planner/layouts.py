@@ -25,7 +25,7 @@ class MeshDrafts(NamedTuple):
 def legal_layouts(problem: Problem, pins: Pins, tally: Tally) -> list[MeshDrafts]:
     """The legal layouts: one entry for each (tp, pp, dp, cp, ep) that breaks no rule and each stage of ZeRO. tally:
     counts those that break one."""
-    found = []
+    legal = []
     sets = len(recompute_sets(problem, pins))
     for mesh in meshes(problem, pins):
         alike, broken = variants(problem, pins, mesh)
@@ -43,8 +43,8 @@ def legal_layouts(problem: Problem, pins: Pins, tally: Tally) -> list[MeshDrafts
                     drafts.append(draft)
                 else:
                     tally.drop(*broken, count=sets)
-        found += [MeshDrafts(state_bytes, drafts) for state_bytes, drafts in by_state.items()]
-    return found
+        legal += [MeshDrafts(state_bytes, drafts) for state_bytes, drafts in by_state.items()]
+    return legal
 
 
 def _schedules(problem: Problem, pins: Pins, mesh: Draft, tally: Tally, times: int) -> list[tuple[str, int, int]]:

@@ -37,11 +37,11 @@ def frontier(request: PlanRequest) -> tuple[Answer, ...]:
     for name in ("tokens", "days"):
         if getattr(request, name) is not None:
             raise AutoshardError(f"--pareto lists single steps and takes no --{name}; a plan without --pareto does")
-    found: list[Answer] = []
-    for one in _answers(request, _powers_of_two(request.nodes)):
-        if not found or one.result.best.estimate.step_time_s < found[-1].result.best.estimate.step_time_s:
-            found.append(one)
-    return tuple(found)
+    answers: list[Answer] = []
+    for larger in _answers(request, _powers_of_two(request.nodes)):
+        if not answers or larger.result.best.estimate.step_time_s < answers[-1].result.best.estimate.step_time_s:
+            answers.append(larger)
+    return tuple(answers)
 
 
 def usd_per_billion_tokens(found: Answer) -> float | None:
@@ -86,9 +86,9 @@ def _each_lnc(request: PlanRequest) -> Iterator[PlanRequest]:
         return
     default = inputs_of(replace(request, lnc=None))[2]
     for lnc in LOGICAL_CORES:
-        one = replace(request, lnc=lnc)
-        if lnc == default.lnc or _exists(one):
-            yield one
+        at_lnc = replace(request, lnc=lnc)
+        if lnc == default.lnc or _exists(at_lnc):
+            yield at_lnc
 
 
 def _exists(request: PlanRequest) -> bool:
@@ -121,14 +121,14 @@ def _with_training(best: Answer, tokens: float) -> Answer:
 def _answers(request: PlanRequest, counts: Iterable[int]) -> Iterator[Answer]:
     """The answer for each number of nodes that has one. Raises the last AutoshardError where none has."""
     tried = (_tried_fastest(replace(request, nodes=nodes)) for nodes in counts)
-    refused, found = None, False
-    for one in tried:
-        if isinstance(one, Answer):
-            found = True
-            yield one
+    refused, is_answered = None, False
+    for outcome in tried:
+        if isinstance(outcome, Answer):
+            is_answered = True
+            yield outcome
         else:
-            refused = one
-    if refused is not None and not found:
+            refused = outcome
+    if refused is not None and not is_answered:
         raise refused
 
 

@@ -101,9 +101,9 @@ def _least(problem: Problem, rules: tuple[Rule, ...], drafts: Iterable[Draft]) -
     """The rules that the draft breaks which breaks fewest, the first of equals."""
     least: Broken | None = None
     for draft in drafts:
-        found = {rule.reason: wrong for rule in rules if (wrong := rule.check(problem, draft)) is not None}
-        if least is None or len(found) < len(least):
-            least = found
+        broken = {rule.reason: wrong for rule in rules if (wrong := rule.check(problem, draft)) is not None}
+        if least is None or len(broken) < len(least):
+            least = broken
         if not least:
             break
     return least or {}

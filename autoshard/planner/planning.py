@@ -148,19 +148,21 @@ def _solved(
     known_s, needed = min(one.estimate.step_time_s for one in layouts), result.best.estimate.fullest.total_bytes
     sure = (one.memory_bytes for one in levels(problem.cluster, request.fit_probability))
     limit_bytes = next((limit for limit in sure if needed <= limit), problem.cluster.device.memory_bytes)
-    found = combine(problem, pins_of(request), known_s, limit_bytes, request.exhaustive)
-    asked = f"blocks of {found.blocks} local shapes solved, {found.points} points of their Pareto sets in whole layouts"
-    if found.strategy is None or found.estimate is None:
+    solved = combine(problem, pins_of(request), known_s, limit_bytes, request.exhaustive)
+    asked = (
+        f"blocks of {solved.blocks} local shapes solved, {solved.points} points of their Pareto sets in whole layouts"
+    )
+    if solved.strategy is None or solved.estimate is None:
         note = f"operators: none make the step {WORTH:.1%} faster than Megatron's, which stay; {asked}"
-        share = 1 - (1 - found.gap) * known_s / result.best.estimate.step_time_s  # a simpler one than the fastest
+        share = 1 - (1 - solved.gap) * known_s / result.best.estimate.step_time_s  # a simpler one than the fastest
         return replace(result, optimality=f"{result.optimality}; {_proven(share)}"), None, (note,)
-    others = tuple(one for one in layouts if one.strategy != found.strategy)[: len(result.runners_up)]
-    step, before = (format_seconds(seconds) for seconds in (found.estimate.step_time_s, known_s))
+    others = tuple(one for one in layouts if one.strategy != solved.strategy)[: len(result.runners_up)]
+    step, before = (format_seconds(seconds) for seconds in (solved.estimate.step_time_s, known_s))
     note = f"operators by the solver: {step} a step; the best layout with Megatron's would take {before}; {asked}"
-    best = Candidate(found.strategy, found.estimate)
-    operators = solved_choices(problem, found.strategy, found.operators)
+    best = Candidate(solved.strategy, solved.estimate)
+    operators = solved_choices(problem, solved.strategy, solved.operators)
     return (
-        replace(result, best=best, runners_up=others, optimality=f"operators by the solver: {_proven(found.gap)}"),
+        replace(result, best=best, runners_up=others, optimality=f"operators by the solver: {_proven(solved.gap)}"),
         operators,
         (note,),
     )

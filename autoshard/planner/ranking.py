@@ -60,9 +60,9 @@ def best_of_each_kind(layouts: Iterable[Timed], count: int) -> list[Timed]:
     they come before the last kind. layouts: by rising step time."""
     best: dict[tuple[object, ...], Timed] = {}
     kinds: set[tuple[object, ...]] = set()
-    for one in in_order(layouts):
-        kinds.add(its := kind(one.strategy))
-        best.setdefault((its, one.strategy.axis_order == AXIS_ORDER), one)
+    for layout in in_order(layouts):
+        kinds.add(its := kind(layout.strategy))
+        best.setdefault((its, layout.strategy.axis_order == AXIS_ORDER), layout)
         if len(kinds) == count:
             break
     return list(best.values())

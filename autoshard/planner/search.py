@@ -78,8 +78,8 @@ def search(
     if choice is None:
         raise _nothing(problem, pins, tally)
     level, fastest, place, gap, _ = choice
-    for one in choice.other_orders:
-        fitting, dropped = one.pairs(cluster.device.memory_bytes)
+    for chunk in choice.other_orders:
+        fitting, dropped = chunk.pairs(cluster.device.memory_bytes)
         tally.keep(fitting)
         if dropped:
             tally.drop(MEMORY, "", inf, dropped)
@@ -213,7 +213,7 @@ def price_layouts(problem: Problem, pins: Pins, tally: Tally, clock: Clock, exha
     capacity = problem.cluster.device.memory_bytes
     small = [mesh for mesh in legal if exhaustive or mesh.state_bytes <= capacity]
     at_once = len(small) if clock.limit_s == inf else MESHES_AT_ONCE
-    found: list[Priced] = []
+    chunks: list[Priced] = []
     unpriced_at_least_s = inf
     for begin in range(0, len(small), max(1, at_once)):
         if tally.fitting and not clock.in_time():
@@ -221,14 +221,14 @@ def price_layouts(problem: Problem, pins: Pins, tally: Tally, clock: Clock, exha
             tally.drop(UNPRICED, f"after {clock.limit_s:g} s", count=left)
             unpriced_at_least_s = ideal_step_time_s(problem)
             break
-        found += _price(problem, pins, small[begin : begin + at_once], tally, exhaustive)
+        chunks += _price(problem, pins, small[begin : begin + at_once], tally, exhaustive)
     large = [mesh for mesh in legal if mesh.state_bytes > capacity and not exhaustive]
     for mesh in sorted(large, key=lambda one: one.state_bytes):
         if mesh.state_bytes < tally.nearest_miss(MEMORY):
             _price(problem, pins, [mesh], tally)
         elif mesh.drafts:
             tally.drop(MEMORY, "", inf, sum(map(sets_of, mesh.drafts)))
-    return PricedLayouts(problem, found, unpriced_at_least_s)
+    return PricedLayouts(problem, chunks, unpriced_at_least_s)
 
 
 def _table(problem: Problem, pins: Pins) -> Table:
@@ -257,11 +257,11 @@ def _price(
             else:  # a smaller microbatch is a nearer miss
                 tally.drop(MEMORY, "", inf, table.sets_of(draft))
     chunks, capacity = [*table.price()], problem.cluster.device.memory_bytes
-    for one in chunks:
-        fitting, dropped = one.pairs(capacity)
+    for chunk in chunks:
+        fitting, dropped = chunk.pairs(capacity)
         tally.keep(fitting)
         if dropped:
-            needed, strategy = one.nearest_miss(capacity)
+            needed, strategy = chunk.nearest_miss(capacity)
             too_much = format_bytes(needed - capacity)
             words = (
                 f"{describe(strategy)} needs {format_bytes(needed)} of {format_bytes(capacity)}, {too_much} too much"

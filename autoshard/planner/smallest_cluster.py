@@ -99,9 +99,9 @@ def _attempt(problem: Problem, pins: Pins, nodes: int) -> Attempt:
     for draft in _frugal(larger, pins):
         table.add(draft)
     priced, capacity = [*table.price()], larger.cluster.device.memory_bytes
-    found = next(fastest_first(priced, capacity), None)
-    if found is not None:
-        return Attempt(nodes, found.strategy)
+    fastest = next(fastest_first(priced, capacity), None)
+    if fastest is not None:
+        return Attempt(nodes, fastest.strategy)
     return Attempt(
         nodes, None, min((one.nearest_miss(capacity) for one in priced), key=lambda one: one[0], default=None)
     )

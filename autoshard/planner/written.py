@@ -94,17 +94,17 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
 
 def _checked(file: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Each option as `autoshard plan` reads it."""
-    found = {}
+    checked = {}
     for name, value in options.items():
         if name in OF_THE_COMMAND:
             continue
         if name not in OPTIONS:
             raise AutoshardError(f"{file} has {name[:60]}, which is not an option of autoshard plan")
         try:
-            found[name] = value if value is None else OPTIONS[name].parse(value)
+            checked[name] = value if value is None else OPTIONS[name].parse(value)
         except ValueError as error:
             raise AutoshardError(f"{file}: {name}: {error}") from None
-    return found
+    return checked
 
 
 def _model_of(file: str, written: WrittenLayout, options: dict[str, Any]) -> tuple[ModelSpec | None, tuple[str, ...]]:

@@ -66,12 +66,12 @@ def combine(problem: Problem, pins: Pins, known_s: float, limit_bytes: float, ex
     blocks = _Blocks(problem, pins, limit_bytes)
     best: tuple[Timed, OperatorChoices] | None = None
     best_s, open_s, solved, points = known_s * (1 - WORTH), inf, 0, 0
-    own, left = (inf, inf) if exhaustive else (MOST_OWN_BOUNDS, MOST_EFFORT)
+    bounds_left, left = (inf, inf) if exhaustive else (MOST_OWN_BOUNDS, MOST_EFFORT)
     for shape, least_s in blocks.all(best_s, inf if exhaustive else MOST_BOUNDS):
         effort = blocks.effort(shape)
-        bounded = least_s < best_s and own >= effort
+        bounded = least_s < best_s and bounds_left >= effort
         if bounded:
-            own -= effort
+            bounds_left -= effort
             least_s, limit_s = blocks.at_least_s(shape, best_s)
         if bounded and least_s < best_s and left >= effort:
             solved, left = solved + 1, left - effort
@@ -82,9 +82,9 @@ def combine(problem: Problem, pins: Pins, known_s: float, limit_bytes: float, ex
                     continue
                 seen.add(choices)
                 points += 1
-                found = blocks.fastest(shape, choices, best_s)
-                if found is not None:
-                    best, best_s = (found, choices), found.step_time_s
+                timed = blocks.fastest(shape, choices, best_s)
+                if timed is not None:
+                    best, best_s = (timed, choices), timed.step_time_s
         open_s = min(open_s, least_s)
     if best is None:
         return Combined(None, (), None, solved, points, max(WORTH, 1 - open_s / known_s))
@@ -109,8 +109,8 @@ class _Blocks:
                 if draft[:5] not in orders:
                     orders[draft[:5]] = (draft.axis_order, *other_orders(problem, pins, draft))
                 for order in orders[draft[:5]]:
-                    one = draft._replace(axis_order=order)
-                    self._drafts.setdefault(local_shape(one), []).append(one)
+                    ordered = draft._replace(axis_order=order)
+                    self._drafts.setdefault(local_shape(ordered), []).append(ordered)
 
     def all(self, known_s: float, effort: float) -> list[tuple[LocalShape, float]]:
         """(local shape, seconds that a step of it takes at least) of the shapes with layouts that may fit and take less
@@ -128,10 +128,10 @@ class _Blocks:
         for draft in bounds:
             by_rule.add(draft)
         fastest = dict.fromkeys(least, inf)
-        for one in by_rule.price():
-            fits = np.where(one.memory_bytes <= self._limit_bytes, one.step_time_s, np.inf)
-            for place, seconds in zip(one.draft.tolist(), fits.tolist(), strict=True):
-                shape = local_shape(one.whole.drafts.drafts[place])
+        for chunk in by_rule.price():
+            fits = np.where(chunk.memory_bytes <= self._limit_bytes, chunk.step_time_s, np.inf)
+            for place, seconds in zip(chunk.draft.tolist(), fits.tolist(), strict=True):
+                shape = local_shape(chunk.whole.drafts.drafts[place])
                 fastest[shape] = min(fastest[shape], seconds)
         ranked = sorted(enumerate(least), key=lambda item: (fastest[item[1]], least[item[1]], item[0]))
         return [(shape, least[shape]) for _, shape in ranked]
@@ -159,7 +159,7 @@ class _Blocks:
         families: dict[LocalShape, list[LocalShape]] = {}
         for shape in self._drafts:
             families.setdefault(replace(shape, microbatch_size=1), []).append(shape)
-        found: dict[LocalShape, Least] = {}
+        by_shape: dict[LocalShape, Least] = {}
         for alike in sorted(families.values(), key=lambda alike: self.effort(alike[0])):
             effort -= self.effort(alike[0])
             if effort < 0:
@@ -169,8 +169,8 @@ class _Blocks:
             parts = {shape: part for shape, part in parts.items() if part.is_integer()}
             limit_s = max(part * limits_s[shape] for shape, part in parts.items())
             least = self._solver.fastest(even(self._problem, self._drafts[largest][0], self._sets[0]), limit_s)
-            found |= {shape: Least(*(seconds / part for seconds in least)) for shape, part in parts.items()}
-        return found
+            by_shape |= {shape: Least(*(seconds / part for seconds in least)) for shape, part in parts.items()}
+        return by_shape
 
     def effort(self, shape: LocalShape) -> int:
         """How long it takes to solve a block of the shape, relative to one whose tensor parallelism is one axis."""
@@ -221,14 +221,14 @@ class _Blocks:
         for draft in self._drafts[shape]:
             table.add(draft)
         chunks = [*table.price()]
-        found = next(fastest_first(chunks, self._limit_bytes), None)
-        if found is not None and found.step_time_s < known_s:
-            known_s = found.step_time_s
+        best = next(fastest_first(chunks, self._limit_bytes), None)
+        if best is not None and best.step_time_s < known_s:
+            known_s = best.step_time_s
         else:
-            found = None
+            best = None
         wholes = {id(one.whole): one.whole for one in chunks}.values()
         refined = refine(wholes, self._by_stage, self._limit_bytes, known_s, lambda: True).found
-        return Timed(refined[-1].step_time_s, refined[-1].strategy) if refined else found
+        return Timed(refined[-1].step_time_s, refined[-1].strategy) if refined else best
 
 
 def even(problem: Problem, draft: Draft, recompute: str) -> Strategy:

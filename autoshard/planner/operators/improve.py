@@ -130,20 +130,20 @@ def graphs(problem: Problem, strategy: Strategy) -> tuple[Graph, ...]:
 
 
 def _rule(problem: Problem, strategy: Strategy, mesh: Mesh) -> dict[str, Choice]:
-    found: dict[str, Choice] = {}
+    by_template: dict[str, Choice] = {}
     for graph in graphs(problem, strategy):
-        own = choices(graph, mesh.stage_axes, strategy.sequence_parallel)
-        found.update({template_of(name): choice for name, choice in own.items()})
-    return found
+        by_name = choices(graph, mesh.stage_axes, strategy.sequence_parallel)
+        by_template.update({template_of(name): choice for name, choice in by_name.items()})
+    return by_template
 
 
 def _solve_ends(problem: Problem, strategy: Strategy, mesh: Mesh) -> dict[str, Choice]:
     """By template: embedding and head within the memory that they have by the rule. A table that they share is left to
     the rule."""
-    found: dict[str, Choice] = {}
+    solved: dict[str, Choice] = {}
     for graph in graphs(problem, strategy)[1:] if not problem.model.tie_word_embeddings else ():
-        found.update(_solve_end(problem, strategy, mesh, graph))
-    return found
+        solved.update(_solve_end(problem, strategy, mesh, graph))
+    return solved
 
 
 def _solve_block(
@@ -266,7 +266,9 @@ def _with_room(
     precision, device = problem.training.precision, problem.cluster.device
     rows, state = [], _state(problem, strategy, mesh)
     known = zip(_loads(problem, strategy), _rows(problem, strategy, mesh), before.price.memory_bytes, strict=True)
-    for load, row, own in known:
+    for load, row, decided_bytes in known:
         total = sum(memory_values(load, state, precision, device))
-        rows.append(replace(row, capacity_bytes=max(1.0, device.memory_bytes - (total - own) - reserve_bytes)))
+        rows.append(
+            replace(row, capacity_bytes=max(1.0, device.memory_bytes - (total - decided_bytes) - reserve_bytes))
+        )
     return tuple(rows)

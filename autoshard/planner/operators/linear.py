@@ -85,8 +85,8 @@ def minimise(program: LinearProgram, relative_gap: float = 0.0) -> Minimum:
     if status not in (kinds_of.kOptimal, kinds_of.kSolutionLimit):
         raise AutoshardError(f"HiGHS gave up on the operators of a block: {solver.modelStatusToString(status)}")
     info = solver.getInfo()
-    found = info.primal_solution_status == int(highspy.SolutionStatus.kSolutionStatusFeasible)
-    return Minimum(list(solver.getSolution().col_value) if found else None, float(info.mip_dual_bound))
+    is_feasible = info.primal_solution_status == int(highspy.SolutionStatus.kSolutionStatusFeasible)
+    return Minimum(list(solver.getSolution().col_value) if is_feasible else None, float(info.mip_dual_bound))
 
 
 _OPTIONS: dict[str, object] = {

@@ -92,13 +92,13 @@ def program_price(program: Program, prices: Prices) -> Price:
 
 
 def _forward_s(program: Program, step: Step, prices: Prices) -> float:
-    own = sum(prices.operator_s(program, one)[0] for one in operator_steps(step))
-    return with_collectives_s(prices, own, forward_collectives(program, step))
+    operators_s = sum(prices.operator_s(program, one)[0] for one in operator_steps(step))
+    return with_collectives_s(prices, operators_s, forward_collectives(program, step))
 
 
 def _backward_s(program: Program, step: Step, prices: Prices) -> float:
-    own = sum(prices.operator_s(program, one)[1] for one in operator_steps(step))
-    return with_collectives_s(prices, own, backward_collectives(program, step))
+    operators_s = sum(prices.operator_s(program, one)[1] for one in operator_steps(step))
+    return with_collectives_s(prices, operators_s, backward_collectives(program, step))
 
 
 def with_collectives_s(prices: Prices, operators_s: float, issued: Iterable[tuple[str, Axes, int]]) -> float:

@@ -50,18 +50,18 @@ def promising(problem: OperatorProblem, limit_s: float) -> OperatorProblem | Non
     """The problem without the choices that leave no way to stay below limit_s seconds: with the fastest ones of all
     other operators and no redistribution at all they take longer. None where nothing stays below it."""
     replay = Replay(problem.graph, problem.prices.recompute)
-    own: dict[str, list[float]] = {}
+    seconds_of: dict[str, list[float]] = {}
     for op in problem.graph.operators:
         replayed = replay.is_replayed(replay.position(op))
-        own[op.name] = [_choice_s(problem, op, choice, replayed) for choice in problem.options[op.name]]
-    slack_s = limit_s - sum(map(min, own.values()))
+        seconds_of[op.name] = [_choice_s(problem, op, choice, replayed) for choice in problem.options[op.name]]
+    slack_s = limit_s - sum(map(min, seconds_of.values()))
     if slack_s < 0:
         return None
     options = {
         name: tuple(
             choice for choice, one in zip(problem.options[name], seconds, strict=True) if one <= min(seconds) + slack_s
         )
-        for name, seconds in own.items()
+        for name, seconds in seconds_of.items()
     }
     return replace(problem, options=options)
 
