@@ -43,11 +43,11 @@ class FileRecord:
 
 def _check_files(of: str, field: str, value: Any) -> None:
     """Check names, which must stay in the checkpoint's folder, and sizes: what else there is, the type says."""
-    for one in value if isinstance(value, list) else ():
-        name = one.get("name") if isinstance(one, dict) else None
+    for file in value if isinstance(value, list) else ():
+        name = file.get("name") if isinstance(file, dict) else None
         if not isinstance(name, str) or name != Path(name).name or name in ("", ".", ".."):
             raise AutoshardError(f"name={show(name)} of a file of {of} must be the name of a file")
-        check_integer(f"file {show(name)}", "bytes", one.get("bytes"), at_least=0, at_most=_MOST_FILE_BYTES)
+        check_integer(f"file {show(name)}", "bytes", file.get("bytes"), at_least=0, at_most=_MOST_FILE_BYTES)
 
 
 def _check_quantities(of: str, field: str, value: Any) -> None:

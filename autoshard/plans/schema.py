@@ -66,17 +66,17 @@ def plan_schema() -> dict[str, Any]:
 
 def _definition(kind: type) -> dict[str, Any]:
     text, described = _docstring(kind)
-    found = hints(kind)
-    missing = [] if kind is Pins else [name for name in found if name not in described]
+    fields = hints(kind)
+    missing = [] if kind is Pins else [name for name in fields if name not in described]
     assert not missing, f"{kind.__name__} describes no {missing}"
     return {
         "type": "object",
         "description": text,
         "properties": {
             name: {**_property(one), "description": described.get(name, f"As strategy.{name}.")}
-            for name, one in found.items()
+            for name, one in fields.items()
         },
-        "required": [name for name, one in found.items() if one.absence is None],
+        "required": [name for name, one in fields.items() if one.absence is None],
         "additionalProperties": False,
     }
 
@@ -120,8 +120,8 @@ def _keywords(limit: Limit) -> dict[str, Any]:
         "maximum": limit.at_most,
         "exclusiveMaximum": limit.below,
     }
-    found: dict[str, Any] = {word: end for word, end in ends.items() if end is not None}
-    return {**found, "enum": list(limit.choices)} if limit.choices else found
+    keywords: dict[str, Any] = {word: end for word, end in ends.items() if end is not None}
+    return {**keywords, "enum": list(limit.choices)} if limit.choices else keywords
 
 
 if __name__ == "__main__":
