@@ -19,6 +19,7 @@ from time import perf_counter
 from typing import Any
 
 from autoshard.cost.estimate import estimate
+from autoshard.files.codec import to_json
 from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import load_model
 from autoshard.plans.plan import Plan, make_plan
@@ -105,7 +106,7 @@ def train(layout: str, steps: int, folder: Path) -> dict[str, Any]:
     start = perf_counter()
     outcome = run_processes(
         "autoshard.runtime.trainer.worker:train",
-        arguments.to_dict(),
+        to_json(arguments),
         plan.mesh.world_size,
         on_message=record,
         log_directory=directory / "logs",

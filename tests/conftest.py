@@ -22,3 +22,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages are as wide as in a pipe, wherever the tests run."""
     monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working directory of the test, so that files have short names in errors."""
+    monkeypatch.chdir(tmp_path)

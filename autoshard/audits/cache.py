@@ -19,8 +19,8 @@ from autoshard.version import program_version
 
 def cache_file(plan: Plan, environment: Mapping[str, str] | None = None) -> Path:
     """In the user's cache folder (XDG_CACHE_HOME, else ~/.cache)."""
-    found = os.environ if environment is None else environment
-    folder = Path(found.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    variables = os.environ if environment is None else environment
+    folder = Path(variables.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     digest = hashlib.sha256(plan_to_json(plan).encode()).hexdigest()
     return folder / "autoshard" / "audit" / f"{digest[:32]}-{program_version()}.json"
 

@@ -82,26 +82,29 @@ def _flops(expected: Expectation, measured: Measurement, scale: Scale) -> Iterat
 
 
 def _by_kind(flops: Counter[Flops]) -> Counter[Flops]:
-    found: Counter[Flops] = Counter()
+    by_kind: Counter[Flops] = Counter()
     for key, count in flops.items():
-        found[Flops(key.phase, key.kind, "")] += count
-    return found
+        by_kind[Flops(key.phase, key.kind, "")] += count
+    return by_kind
 
 
 def _collectives(plan: Plan, expected: Expectation, measured: Measurement, scale: Scale) -> Iterator[Row]:
     wanted = _without_trivial_axes(plan, expected.collectives)
     got = Counter(dict(measured.collectives))
-    for one in sorted(wanted.keys() | got.keys()):
-        name = f"{one.phase} {one.kind} over {' x '.join(one.axes)}, {one.bytes:,} bytes"
-        yield Row("collectives", name, wanted[one], got[one] if one.phase == "sync" else scale(got[one]), EXACT)
+    for collective in sorted(wanted.keys() | got.keys()):
+        name = f"{collective.phase} {collective.kind} over {' x '.join(collective.axes)}, {collective.bytes:,} bytes"
+        issued = got[collective] if collective.phase == "sync" else scale(got[collective])
+        yield Row("collectives", name, wanted[collective], issued, EXACT)
 
 
 def _without_trivial_axes(plan: Plan, collectives: Counter[Collective]) -> Counter[Collective]:
-    found: Counter[Collective] = Counter()
-    for one, count in collectives.items():
-        axes = tuple(axis for axis in one.axes if (plan.mesh.pp if axis == "pp" else plan.mesh.size((axis,))) > 1)
-        found[Collective(one.phase, one.kind, axes, one.bytes)] += count
-    return found
+    nontrivial: Counter[Collective] = Counter()
+    for collective, count in collectives.items():
+        axes = tuple(
+            axis for axis in collective.axes if (plan.mesh.pp if axis == "pp" else plan.mesh.size((axis,))) > 1
+        )
+        nontrivial[Collective(collective.phase, collective.kind, axes, collective.bytes)] += count
+    return nontrivial
 
 
 def _first_out_of_order(wanted: tuple[str, ...], got: tuple[str, ...]) -> Difference:

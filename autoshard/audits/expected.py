@@ -77,14 +77,14 @@ def telling_microbatches(plan: Plan, pipeline_rank: int) -> int:
 
 def expectation(plan: Plan, pipeline_rank: int) -> Expectation:
     """The plan's numbers for each device of one pipeline rank, over all microbatches of a step."""
-    own = [stage for stage in plan.stages if stage.pipeline_rank == pipeline_rank]
-    programs = [plan.program(stage.layers, stage.has_embedding, stage.has_head) for stage in own]
+    stages = [stage for stage in plan.stages if stage.pipeline_rank == pipeline_rank]
+    programs = [plan.program(stage.layers, stage.has_embedding, stage.has_head) for stage in stages]
     collectives = step_collectives(plan, pipeline_rank)
     if plan.mesh.world_size > 1:
         everything = ("pp", *(axis.name for axis in plan.mesh.axes))
         collectives[Collective("sync", "all_reduce", everything, NUMBER_BYTES)] += 2
     flops: Counter[Flops] = Counter()
-    for stage, program in zip(own, programs, strict=True):
+    for stage, program in zip(stages, programs, strict=True):
         for key, value in program_flops(program, plan.strategy.recompute[stage.index]):
             flops[key] += value  # type: ignore[assignment]
     strategy = plan.strategy
@@ -125,16 +125,17 @@ def program_flops(program: Program, recompute: str) -> Iterator[tuple[Flops, flo
         for position in range(segment.start, segment.stop):
             step = program.steps[position]
             name, kind = label(step)
-            for one in operator_steps(step):
-                forward, backward = _operator_flops(program, one)
+            for operator_step in operator_steps(step):
+                forward, backward = _operator_flops(program, operator_step)
                 if not forward:
                     continue
                 totals[Flops("forward", kind, name)] += forward  # type: ignore[assignment]
                 totals[Flops("backward", kind, name)] += backward  # type: ignore[assignment]
                 if segment.recomputed and position < segment.replay_stop:
                     # attention up to the probabilities that it keeps, where nothing behind keeps more
-                    half = position == segment.replay_stop - 1 and not _is_kept(program, one.operator.output, segment)
-                    again = forward / 2 if half and one.operator.attributes.get("kernel") == "plain" else forward
+                    op = operator_step.operator
+                    half = position == segment.replay_stop - 1 and not _is_kept(program, op.output, segment)
+                    again = forward / 2 if half and op.attributes.get("kernel") == "plain" else forward
                     totals[Flops("recompute", kind, name)] += again  # type: ignore[assignment]
     yield from totals.items()
 
@@ -160,16 +161,16 @@ def _operator_flops(program: Program, step: OperatorStep) -> tuple[float, float]
 
 def _transfers(plan: Plan, pipeline_rank: int, program: Program) -> Counter[Transfer]:
     """Hidden activations to the next stage and their gradients back, for each virtual stage that has a neighbour."""
-    found: Counter[Transfer] = Counter()
+    transfers: Counter[Transfer] = Counter()
     if plan.strategy.pp == 1:
-        return found
+        return transfers
     size = _hidden_bytes(plan, program)
     for stage in plan.stages:
         if stage.pipeline_rank == pipeline_rank:
             neighbours = (not stage.has_embedding) + (not stage.has_head)
-            found[Transfer("send", size)] += neighbours * plan.num_microbatches
-            found[Transfer("receive", size)] += neighbours * plan.num_microbatches
-    return found
+            transfers[Transfer("send", size)] += neighbours * plan.num_microbatches
+            transfers[Transfer("receive", size)] += neighbours * plan.num_microbatches
+    return transfers
 
 
 def _hidden_bytes(plan: Plan, program: Program) -> int:
@@ -228,10 +229,10 @@ def _update_bytes(plan: Plan, programs: list[Program], tied: frozenset[str]) -> 
 
 def _largest_tied(plan: Plan, programs: list[Program], tied: frozenset[str]) -> float:
     """Elements of what this rank sums of the largest parameter on two stages: all, or its shard."""
-    found = [0.0]
+    elements_held = [0.0]
     for program in programs:
         for name, count in parameter_elements(program).items():
             if name in tied:
                 key = bucket_key(program, name, plan.mesh, tied, plan.strategy.zero)
-                found.append(count / (plan.mesh.size(key.shard_axes) if key.unit else 1))
-    return max(found)
+                elements_held.append(count / (plan.mesh.size(key.shard_axes) if key.unit else 1))
+    return max(elements_held)

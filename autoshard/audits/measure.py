@@ -53,9 +53,9 @@ def measure(plan: Plan, role: Role, num_microbatches: int | None = None) -> Meas
             tokens = np.zeros(shape, dtype=np.int64)
             session.step(tokens, tokens, LEARNING_RATE)
             gc.collect()
-            found = _measurement(plan, short, session.probe(), recorder, ready)
+            measurement = _measurement(plan, short, session.probe(), recorder, ready)
         del session
-    return found
+    return measurement
 
 
 @contextmanager

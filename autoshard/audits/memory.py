@@ -29,11 +29,11 @@ def peak(recorder: Recorder, state: dict[str, set[int]], ready: int) -> tuple[di
     kinds = {identity: kind for kind, ids in state.items() for identity in ids}
     held = dict.fromkeys(MEMORY_KINDS, 0)
     operator = ""
-    for one in log.allocations:
-        if one.lives(moment):
-            held[kinds.get(id(one)) or _kind(one, ready, start)] += one.size
-        if one.birth == moment:
-            operator = one.operator
+    for allocation in log.allocations:
+        if allocation.lives(moment):
+            held[kinds.get(id(allocation)) or _kind(allocation, ready, start)] += allocation.size
+        if allocation.birth == moment:
+            operator = allocation.operator
     return held, f"{actions[current].text}, {operator or 'between operators'}"
 
 

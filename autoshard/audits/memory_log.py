@@ -68,12 +68,12 @@ class MemoryLog:
         changes: list[tuple[int, int]] = [(one.birth, one.size) for one in self.allocations]
         changes += [(one.death, -one.size) for one in self.allocations if one.death is not None]
         changes.sort()
-        held, found = 0, []
+        held, after = 0, []
         for event, change in changes:
             held += change
             if start <= event < stop:
-                found.append((event, held))
-        return found
+                after.append((event, held))
+        return after
 
 
 def storages(log: MemoryLog, tensors: Iterable[torch.Tensor]) -> set[int]:

@@ -81,11 +81,11 @@ class Pool:
                     under_way[idle.pop()] = number
                 for connection in wait([*under_way]):
                     assert isinstance(connection, Connection)
-                    found, error = connection.recv()
+                    answer, error = connection.recv()
                     if error is not None:
                         raise error
                     idle.append(connection)
-                    yield under_way.pop(connection), found
+                    yield under_way.pop(connection), answer
         except (EOFError, ConnectionError):
             raise AutoshardError("a process of the audit was ended from outside; was there enough memory?") from None
 

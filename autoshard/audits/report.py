@@ -42,42 +42,42 @@ def render(plan: Plan, audits: Sequence[RoleAudit], width: int, color: bool) -> 
     fullest = max(audits, key=lambda one: _peak(one).measured)
     whole_bytes = plan.estimate.memory[fullest.role.pipeline_rank].total_bytes
     lines += [(("", ""),), *_memory(fullest, whole_bytes, width)]
-    for one in failed:
-        lines += [(("", ""),), *_differences(one, width)]
+    for audit in failed:
+        lines += [(("", ""),), *_differences(audit, width)]
     return paint(lines, width, color)
 
 
 def _roles(audits: Sequence[RoleAudit], width: int) -> list[Line]:
     body = []
-    for one in audits:
-        peak, counts = _peak(one), Counter(row.what for row in one.rows)
-        collectives = sum(row.measured for row in one.rows if row.what == "collectives")
-        flops = sum(row.measured for row in one.rows if row.what == "FLOPs")
+    for audit in audits:
+        peak, counts = _peak(audit), Counter(row.what for row in audit.rows)
+        collectives = sum(row.measured for row in audit.rows if row.what == "collectives")
+        flops = sum(row.measured for row in audit.rows if row.what == "FLOPs")
         body.append(
             [
-                f"{one.role.pipeline_rank}",
-                f"{one.role.stands_for}",
-                "yes" if one.agrees else "NO",
+                f"{audit.role.pipeline_rank}",
+                f"{audit.role.stands_for}",
+                "yes" if audit.agrees else "NO",
                 f"{collectives:,.0f}",
                 f"{format_count(flops)}",
                 f"{counts['FLOPs'] + counts['collectives']}",
                 format_bytes(peak.planned),
                 format_bytes(peak.measured),
                 f"{_relative(peak):+.1%}",
-                one.peak_at,
+                audit.peak_at,
             ]
         )
     header = ("stage", "ranks", "agrees", "collectives", "FLOPs", "kinds", "peak planned", "measured", "off", "at")
-    found = table(header, body, width, right=(0, 1, 3, 4, 5, 6, 7, 8))
+    lines = table(header, body, width, right=(0, 1, 3, 4, 5, 6, 7, 8))
     for reason, roles in _reasons(audits).items():
-        found += wrapped(f"stage {roles}: {reason}", width, "  ")
-    return found
+        lines += wrapped(f"stage {roles}: {reason}", width, "  ")
+    return lines
 
 
 def _reasons(audits: Sequence[RoleAudit]) -> dict[str, str]:
     by_reason: dict[str, list[int]] = {}
-    for one in audits:
-        by_reason.setdefault(one.role.reason, []).append(one.role.pipeline_rank)
+    for audit in audits:
+        by_reason.setdefault(audit.role.reason, []).append(audit.role.pipeline_rank)
     return {
         reason: f"{ranks[0]}" if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]}"
         for reason, ranks in by_reason.items()

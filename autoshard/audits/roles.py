@@ -35,12 +35,12 @@ def _of_rank(plan: Plan, pipeline_rank: int) -> list[Role]:
     plain, padded = _positions_by_padding(plan)
     if not (plain and padded) or not any(s.has_head for s in plan.stages if s.pipeline_rank == pipeline_rank):
         return [Role(pipeline_rank, mesh.rank(pipeline_rank, last_context), mesh.stage_size, same)]
-    found = []
+    roles = []
     for positions, why in ((plain, "without padding of the vocabulary"), (padded, "with padding of the vocabulary")):
         rank = mesh.rank(pipeline_rank, last_context | _tensor_index(plan, positions[0]))
         count = len(positions) * others * mesh.size(("cp",))
-        found.append(Role(pipeline_rank, rank, count, f"{why}; {same}"))
-    return found
+        roles.append(Role(pipeline_rank, rank, count, f"{why}; {same}"))
+    return roles
 
 
 def _positions_by_padding(plan: Plan) -> tuple[list[int], list[int]]:

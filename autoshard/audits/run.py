@@ -29,13 +29,13 @@ def audit(
     """
     wanted = roles(plan, pipeline_ranks)
     processes = min(PROCESSES, os.cpu_count() or 1, len(wanted))
-    found: dict[int, RoleAudit] = {}
+    audit_of: dict[int, RoleAudit] = {}
     with clean_end(), Pool(processes) as pool:
         ((_, orders),) = pool.results(held_orders, [(plan,)])
-        for index, one in pool.results(audit_role, [(plan, role, orders) for role in wanted]):
-            found[index] = one
-            on_role(len(found), len(wanted), one)
-    return tuple(found[index] for index in range(len(wanted)))
+        for index, role_audit in pool.results(audit_role, [(plan, role, orders) for role in wanted]):
+            audit_of[index] = role_audit
+            on_role(len(audit_of), len(wanted), role_audit)
+    return tuple(audit_of[index] for index in range(len(wanted)))
 
 
 def held_orders(plan: Plan) -> Orders:
@@ -50,12 +50,12 @@ def audit_role(plan: Plan, role: Role, orders: Orders) -> RoleAudit:
     measured = _measuring().measure(plan, role)
     expected = expectation(plan, role.pipeline_rank)
     short = expectation(shortened(plan, measured.microbatches), role.pipeline_rank).order
-    found = rows(plan, expected, measured)
+    compared = rows(plan, expected, measured)
     held = orders[role.pipeline_rank] if orders else expected.order
-    apart = differences(found, expected, measured, (short, expected.order, held))
+    apart = differences(compared, expected, measured, (short, expected.order, held))
     apart += tuple(_deadlock(plan))
     seconds = time.perf_counter() - start
-    return RoleAudit(role, found, apart, expected.unmatched, measured.peak_at, measured.microbatches, seconds)
+    return RoleAudit(role, compared, apart, expected.unmatched, measured.peak_at, measured.microbatches, seconds)
 
 
 def _measuring() -> ModuleType:

@@ -29,8 +29,9 @@ def _unlike_others(actions: list[ActionLog]) -> Iterator[str]:
         other = first.setdefault((parsed.kind, parsed.chunk), action)
         if action.collectives != other.collectives:
             changed = (action.collectives - other.collectives) + (other.collectives - action.collectives)
-            one = min(changed)
-            yield f"{action.text} has other collectives than {other.text}: {one.kind} over {' x '.join(one.axes)}"
+            collective = min(changed)
+            named = f"{collective.kind} over {' x '.join(collective.axes)}"
+            yield f"{action.text} has other collectives than {other.text}: {named}"
         elif action.flops != other.flops:
             name = min(key.operator for key in action.flops.keys() | other.flops.keys())
             yield f"{action.text} computes other operators than {other.text}: {name}"
@@ -39,10 +40,10 @@ def _unlike_others(actions: list[ActionLog]) -> Iterator[str]:
 def _growth(recorder: Recorder, actions: list[ActionLog], num_microbatches: int) -> Iterator[str]:
     """Bytes held at the start of an action against those one period earlier, in the steady state."""
     parsed = [Action.parse(action.text) for action in actions]
-    found = _steady(parsed)
-    if found is None:
+    period = _steady(parsed)
+    if period is None:
         return
-    first, last, length = found
+    first, last, length = period
     levels = dict(recorder.memory.levels(0, recorder.memory.events + 1))
     held = [_level(levels, action.first_event) for action in actions]
     growth, start = min((held[i + length] - held[i], i) for i in range(first, last + 1))

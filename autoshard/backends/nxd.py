@@ -114,26 +114,26 @@ def nxd_warnings(problem: Problem, strategy: Strategy) -> tuple[str, ...]:
 
     The nxd backend repairs them (runtime/nxd_backend/traps.py). Whoever takes the layout elsewhere has them.
     """
-    found = []
+    warnings = []
     if strategy.cp > 1:
-        found.append(
+        warnings.append(
             f"cp={strategy.cp}: optimizer checkpoints of NxD 0.18.0 lack a context-parallel rank in their names and "
             "overwrite each other: autoshard run writes its own, NxD Training resumes wrongly"
         )
     if problem.cluster.fold(strategy.tp) is not None and strategy.dp > 1:
         wrong = "" if strategy.zero else " sums gradients of different shards and"
-        found.append(
+        warnings.append(
             f"tp={strategy.tp} at lnc {problem.cluster.lnc} has folded rank groups: NxD 0.18.0{wrong} leaves out the "
             "model files of half its tensor-parallel ranks: autoshard run gives it the plan's groups and writes its "
             "own files, NxD Training does neither"
         )
     kv_heads = problem.model.num_key_value_heads
     if strategy.tp > kv_heads:
-        found.append(
+        warnings.append(
             f"tp={strategy.tp} replicates {kv_heads} key-value heads: the gradient norm of NxD 0.18.0 counts them "
             f"{strategy.tp // kv_heads} times: autoshard run counts them once, NxD Training clips early"
         )
-    return tuple(found)
+    return tuple(warnings)
 
 
 NXD = Backend(

@@ -230,10 +230,10 @@ def check_recompute(problem: Problem, recompute: tuple[str, ...]) -> None:
     Any set will do for NxD too, which runs modules of one class again: the backend makes such modules where a plan
     wants them, stage by stage. NxD Training knows fewer sets; an export says so.
     """
-    for one in dict.fromkeys(recompute):
-        if not members(one) <= set(BLOCK_MODULES):
+    for name in dict.fromkeys(recompute):
+        if not members(name) <= set(BLOCK_MODULES):
             sizes = dim_sizes(problem.model, 1, problem.training.sequence_length)
-            check_members(one, stage_graph(problem.model, sizes, range(1), False, False).operators)
+            check_members(name, stage_graph(problem.model, sizes, range(1), False, False).operators)
 
 
 def warnings(problem: Problem, strategy: Strategy) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from typing import Any
 from autoshard.calibration.arguments import CalibrationArguments
 from autoshard.calibration.values import Measurements
 from autoshard.errors import AutoshardError
-from autoshard.files.codec import from_json
+from autoshard.files.codec import from_json, to_json
 from autoshard.runtime.launch import Message, run_processes
 
 DEVICES = ("cpu", "cuda", "neuron")
@@ -61,7 +61,7 @@ def _run(
     logs = logs / what
     logs.mkdir()
     worker = f"autoshard.calibration.worker:{what}"
-    outcome = run_processes(worker, arguments.to_dict(), processes, on_message=show, log_directory=logs)
+    outcome = run_processes(worker, to_json(arguments), processes, on_message=show, log_directory=logs)
     reason = outcome.message.splitlines()[0] if outcome.message else "stopped"
     if outcome.exit_code == INTERRUPTED:
         progress(reason)

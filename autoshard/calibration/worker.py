@@ -16,7 +16,7 @@ from autoshard.calibration.clock import Clock
 from autoshard.calibration.collective_times import collective_times
 from autoshard.calibration.operators import shapes, times
 from autoshard.calibration.values import MemoryTime, OperatorTime, PassTime, faster
-from autoshard.files.codec import to_json
+from autoshard.files.codec import from_json, to_json
 from autoshard.runtime.worker import Reporter
 
 DTYPES = {"cpu": "float32", "cuda": "bfloat16", "neuron": "bfloat16"}
@@ -33,7 +33,7 @@ SWEEPS = 2
 def one_device(values: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     """Times operators, passes and memory on one device and reports each as it is measured; returns what is known of the
     device."""
-    arguments = CalibrationArguments.from_dict(values)
+    arguments = from_json(CalibrationArguments, values, "arguments")
     device = _device(arguments.device, 0)
     clock, dtype = Clock(device), DTYPES[device.type]
     torch.manual_seed(0)
@@ -58,7 +58,7 @@ def one_device(values: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
 
 def collectives(values: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     """Times every kind of collective over all ranks."""
-    device = _device(CalibrationArguments.from_dict(values).device, reporter.local_rank)
+    device = _device(from_json(CalibrationArguments, values, "arguments").device, reporter.local_rank)
     backend = {"cpu": "gloo", "cuda": "nccl", "neuron": "neuron"}[device.type]
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -123,7 +123,7 @@ def num_cores() -> int:
 
 def present(values: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     """{"devices": how many devices of the kind this machine has, "why": why there are none, '' where there are}."""
-    name = CalibrationArguments.from_dict(values).device
+    name = from_json(CalibrationArguments, values, "arguments").device
     if name == "cpu":
         return {"devices": num_cores(), "why": ""}
     if name == "cuda":

@@ -41,10 +41,10 @@ class Box:
 
     def position(self, inside: Box) -> int:
         """The index, row-major within this box, of the first element of a box inside it."""
-        found = 0
-        for size, own, offset in zip(self.sizes, self.offsets, inside.offsets, strict=True):
-            found = found * size + offset - own
-        return found
+        index = 0
+        for size, own_offset, offset in zip(self.sizes, self.offsets, inside.offsets, strict=True):
+            index = index * size + offset - own_offset
+        return index
 
     def slices(self, origin: tuple[int, ...]) -> tuple[slice, ...]:
         """Slices that cut this box out of an array whose first element lies at `origin`."""

@@ -77,12 +77,12 @@ class LocalStore:
 
     def folders(self) -> Sequence[Folder]:
         try:
-            found = [LocalFolder(path) for path in self.directory.iterdir() if is_step(path.name)]
+            folders = [LocalFolder(path) for path in self.directory.iterdir() if is_step(path.name)]
         except FileNotFoundError:
             return []
         except OSError as error:
             raise AutoshardError(f"checkpoint_dir={self.directory} cannot be read: {_reason(error)}") from None
-        return sorted(found, key=step_of, reverse=True)
+        return sorted(folders, key=step_of, reverse=True)
 
     def being_written(self, step: int) -> Path:
         return self.directory / f"{folder_name(step)}.tmp"

@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from autoshard.checkpoint.layout import parameter_shapes
 from autoshard.checkpoint.store import Folder, folder_name, is_step
 from autoshard.checkpoint.tensor_file import ELEMENT_BYTES
 from autoshard.errors import AutoshardError
-from autoshard.files.codec import from_json, to_json
-from autoshard.files.fields import LARGEST_SEED, check_choice, check_integer, is_finite, show
+from autoshard.files.codec import Checked, from_json, to_json
+from autoshard.files.fields import LARGEST_SEED, check_choice, check_integer, check_not_negative, show
 from autoshard.files.json_file import read_json
 from autoshard.spec.dropout import NO_DROPOUT, Dropout
 from autoshard.spec.model import ModelSpec
@@ -40,6 +41,20 @@ class FileRecord:
     tensors: tuple[str, ...]
 
 
+def _check_files(of: str, field: str, value: Any) -> None:
+    """Check names, which must stay in the checkpoint's folder, and sizes: what else there is, the type says."""
+    for file in value if isinstance(value, list) else ():
+        name = file.get("name") if isinstance(file, dict) else None
+        if not isinstance(name, str) or name != Path(name).name or name in ("", ".", ".."):
+            raise AutoshardError(f"name={show(name)} of a file of {of} must be the name of a file")
+        check_integer(f"file {show(name)}", "bytes", file.get("bytes"), at_least=0, at_most=_MOST_FILE_BYTES)
+
+
+def _check_quantities(of: str, field: str, value: Any) -> None:
+    if value not in (list(QUANTITIES), list(WEIGHTS)):
+        raise AutoshardError(f"{field}={show(value)} of {of} must be {', '.join(QUANTITIES)} or {', '.join(WEIGHTS)}")
+
+
 @dataclass(frozen=True)
 class Manifest:
     """The description of a checkpoint, stored in its manifest.json.
@@ -51,16 +66,16 @@ class Manifest:
     quantities: stored for every parameter, QUANTITIES or WEIGHTS.
     """
 
-    step: int
+    step: Annotated[int, Checked(partial(check_integer, at_least=0))]
     model: dict[str, Any]
     data_position: dict[str, Any]
-    dtype: str
-    learning_rate: float
-    seed: int
+    dtype: Annotated[str, Checked(partial(check_choice, choices=ELEMENT_BYTES))]
+    learning_rate: Annotated[float, Checked(check_not_negative)]
+    seed: Annotated[int, Checked(partial(check_integer, at_least=0, at_most=LARGEST_SEED))]
     versions: dict[str, str]
-    world_size: int
-    files: tuple[FileRecord, ...]
-    quantities: tuple[str, ...] = QUANTITIES
+    world_size: Annotated[int, Checked(check_integer)]
+    files: Annotated[tuple[FileRecord, ...], Checked(_check_files)]
+    quantities: Annotated[tuple[str, ...], Checked(_check_quantities)] = QUANTITIES
 
     def to_json(self) -> str:
         content = to_json(self)
@@ -104,11 +119,9 @@ def read_manifest(folder: Path | Folder) -> Manifest:
     if not isinstance(content, dict) or _digest(content) != values["sha256"]:
         raise AutoshardError(f"checkpoint manifest {path} was changed after it was written: its SHA-256 is another")
     try:
-        manifest = _manifest(content)
+        manifest = from_json(Manifest, content, "its content")
     except AutoshardError as error:
         raise AutoshardError(f"checkpoint manifest {path} is not one of autoshard's: {error}") from None
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise AutoshardError(f"checkpoint manifest {path} is not one of autoshard's: {error!r}") from None
     name = folder_name(manifest.step)
     if is_step(folder.name) and folder.name != name:
         raise AutoshardError(f"checkpoint {folder} is of step {manifest.step} by its manifest: rename it to {name}")
@@ -118,40 +131,6 @@ def read_manifest(folder: Path | Folder) -> Manifest:
 def shapes(manifest: Manifest) -> dict[str, tuple[int, ...]]:
     """Shape of every parameter of the checkpoint's model, by name, without padding."""
     return parameter_shapes(from_json(ModelSpec, manifest.model, "model"))
-
-
-def _manifest(content: dict[str, Any]) -> Manifest:
-    """The manifest that parsed JSON describes.
-
-    Raises the Python error that values of other types cause, and AutoshardError for numbers that no run has.
-    """
-    quantities = tuple(content.pop("quantities"))
-    if quantities not in (QUANTITIES, WEIGHTS):
-        raise ValueError("quantities")
-    files = tuple(_file(one) for one in content.pop("files"))
-    manifest = Manifest(**content, files=files, quantities=quantities)
-    of = "its content"
-    check_integer(of, "step", manifest.step, at_least=0)
-    check_integer(of, "world_size", manifest.world_size)
-    check_integer(of, "seed", manifest.seed, at_least=0, at_most=LARGEST_SEED)
-    check_choice(of, "dtype", manifest.dtype, ELEMENT_BYTES)
-    rate = manifest.learning_rate
-    if type(rate) not in (int, float) or not is_finite(rate) or rate < 0:
-        raise AutoshardError(f"learning_rate={show(rate)} of {of} must be a finite number of at least 0")
-    for name in ("model", "data_position", "versions"):
-        if type(getattr(manifest, name)) is not dict:
-            raise TypeError(name)
-    return manifest
-
-
-def _file(values: dict[str, Any]) -> FileRecord:
-    one = FileRecord(**{**values, "tensors": tuple(values["tensors"])})
-    if type(one.name) is not str or one.name != Path(one.name).name or one.name in ("", ".", ".."):
-        raise ValueError(f"file name {one.name!r}")
-    check_integer(f"file {show(one.name)}", "bytes", one.bytes, at_least=0, at_most=_MOST_FILE_BYTES)
-    if type(one.sha256) is not str or any(type(name) is not str for name in one.tensors):
-        raise TypeError("files")
-    return one
 
 
 def _digest(content: dict[str, Any]) -> str:

@@ -70,17 +70,17 @@ class CheckpointReader:
         quantity: such as "master". Raises AutoshardError when the checkpoint does not have all of it.
         """
         target = piece.view(shard.view(f"u{self._width}"))
-        found = taken = 0
+        copied = taken = 0
         for part in self._parts.get((quantity, piece.name), ()):
             common = piece.box.common(part.box)
             if common is not None:
                 around = part.box.rows_around(common)
                 target[common.slices(piece.box.offsets)] = self._values(part, around)[common.slices(around.offsets)]
-                found += common.elements
+                copied += common.elements
                 taken += around.elements * self._width
-        if found != piece.box.elements:
+        if copied != piece.box.elements:
             raise AutoshardError(
-                f"checkpoint {self._folder} has {found:,} of {piece.box.elements:,} elements of the {quantity} of "
+                f"checkpoint {self._folder} has {copied:,} of {piece.box.elements:,} elements of the {quantity} of "
                 f"{piece.name} from {list(piece.box.offsets)} on"
             )
         return taken

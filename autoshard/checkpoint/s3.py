@@ -96,9 +96,9 @@ class S3Store:
         self._bucket.put(f"{self._prefix}{LATEST}", f"{folder.name}\n".encode())
 
     def delete(self, folder: Folder) -> None:
-        own = self._folder(folder.name)
-        self._bucket.delete([own.key(MANIFEST)])
-        self._delete_all(own)
+        own_folder = self._folder(folder.name)
+        self._bucket.delete([own_folder.key(MANIFEST)])
+        self._delete_all(own_folder)
 
     def discard(self, step: int) -> None:
         folder = self._folder(folder_name(step))

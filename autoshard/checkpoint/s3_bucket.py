@@ -64,9 +64,9 @@ def errors_of(where: str) -> Iterator[None]:
     try:
         yield
     except ClientError as error:
-        found = error.response.get("Error", {})
-        code = str(found.get("Code", ""))
-        reason = _CLIENT_ERRORS.get(code) or f"S3 answers {code}: {found.get('Message', '')}".rstrip(": ")
+        answer = error.response.get("Error", {})
+        code = str(answer.get("Code", ""))
+        reason = _CLIENT_ERRORS.get(code) or f"S3 answers {code}: {answer.get('Message', '')}".rstrip(": ")
         raise S3Error(_line(where, reason), code) from None
     except (BotoCoreError, OSError) as error:
         raise S3Error(_line(where, f"S3 cannot be used: {error}"), "") from None
@@ -115,8 +115,8 @@ class Bucket:
 
     def _get(self, key: str, start: int, stop: int) -> bytes:
         with errors_of(self.url(key)):
-            found = self.client.get_object(Bucket=self.name, Key=key, Range=f"bytes={start}-{stop - 1}")
-            data: bytes = found["Body"].read()
+            answer = self.client.get_object(Bucket=self.name, Key=key, Range=f"bytes={start}-{stop - 1}")
+            data: bytes = answer["Body"].read()
         if len(data) != stop - start:
             raise S3Error(f"{self.url(key)} has {len(data):,} of the {stop - start:,} bytes from {start:,} on", "")
         return data
@@ -154,8 +154,8 @@ class Bucket:
 
     def _upload(self, key: str, upload: str, parts: Iterable[bytes]) -> list[dict[str, Any]]:
         def send(number: int, data: bytes) -> dict[str, Any]:
-            found = self.client.upload_part(Bucket=self.name, Key=key, UploadId=upload, PartNumber=number, Body=data)
-            return {"PartNumber": number, "ETag": found["ETag"]}
+            answer = self.client.upload_part(Bucket=self.name, Key=key, UploadId=upload, PartNumber=number, Body=data)
+            return {"PartNumber": number, "ETag": answer["ETag"]}
 
         sent: list[Future[dict[str, Any]]] = []
         with ThreadPoolExecutor(PARTS_AT_A_TIME) as pool:
@@ -177,8 +177,8 @@ class Bucket:
             pages = self.client.get_paginator("list_objects_v2").paginate(
                 Bucket=self.name, Prefix=prefix, Delimiter="/"
             )
-            found = [one["Prefix"] for page in pages for one in page.get("CommonPrefixes", ())]
-        return [one[len(prefix) :].rstrip("/") for one in found]
+            prefixes = [one["Prefix"] for page in pages for one in page.get("CommonPrefixes", ())]
+        return [one[len(prefix) :].rstrip("/") for one in prefixes]
 
     def delete(self, keys: Sequence[str]) -> None:
         for start in range(0, len(keys), _DELETED_AT_ONCE):
@@ -202,8 +202,8 @@ class Bucket:
         """
         with errors_of(self.url(prefix)):
             pages = self.client.get_paginator("list_multipart_uploads").paginate(Bucket=self.name, Prefix=prefix)
-            for one in [one for page in pages for one in page.get("Uploads", ())]:
-                self.client.abort_multipart_upload(Bucket=self.name, Key=one["Key"], UploadId=one["UploadId"])
+            for upload in [one for page in pages for one in page.get("Uploads", ())]:
+                self.client.abort_multipart_upload(Bucket=self.name, Key=upload["Key"], UploadId=upload["UploadId"])
 
 
 def _regrouped(chunks: Iterable[memoryview], size: int) -> Iterator[bytes]:

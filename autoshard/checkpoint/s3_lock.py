@@ -92,8 +92,8 @@ def _held(bucket: Bucket, key: str) -> _Held | None:
     """The present holder of the lock; None if nobody has it."""
     try:
         with errors_of(bucket.url(key)):
-            found = bucket.client.get_object(Bucket=bucket.name, Key=key)
-            data: bytes = found["Body"].read()
+            answer = bucket.client.get_object(Bucket=bucket.name, Key=key)
+            data: bytes = answer["Body"].read()
     except S3Error as error:
         if error.code == "NoSuchKey":
             return None
@@ -101,9 +101,9 @@ def _held(bucket: Bucket, key: str) -> _Held | None:
     holder: Any = {}
     with contextlib.suppress(ValueError):
         holder = json.loads(data)
-    now = parsedate_to_datetime(found["ResponseMetadata"]["HTTPHeaders"]["date"])
+    now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
     return _Held(
-        holder if isinstance(holder, dict) else {}, found["ETag"], (now - found["LastModified"]).total_seconds()
+        holder if isinstance(holder, dict) else {}, answer["ETag"], (now - answer["LastModified"]).total_seconds()
     )
 
 

@@ -131,8 +131,8 @@ def open_folder(location: str | Path) -> Folder:
 
 def named_folders(location: str | Path, manifest: str) -> Sequence[Folder]:
     """The checkpoints that a user may mean by a location: itself if it has the file `manifest`, else those in it."""
-    one = open_folder(location)
-    return [one] if one.has(manifest) else open_store(location).folders()
+    folder = open_folder(location)
+    return [folder] if folder.has(manifest) else open_store(location).folders()
 
 
 def folder_name(step: int) -> str:
@@ -172,9 +172,9 @@ def file_problem(folder: Folder, name: str, size: int, sha256: str) -> str:
     Raises PlaceError if the place cannot be read now.
     """
     try:
-        found = folder.size(name)
-        if found != size:
-            return f"{name} has {found:,} bytes, not {size:,}"
+        bytes_there = folder.size(name)
+        if bytes_there != size:
+            return f"{name} has {bytes_there:,} bytes, not {size:,}"
         return "" if checksum(folder, name) == sha256 else f"{name} was changed: its SHA-256 is another"
     except PlaceError:
         raise

@@ -64,10 +64,14 @@ def tensor_stream(tensors: Sequence[TensorBytes]) -> TensorStream:
     """The bytes of a safetensors file with these tensors, in order; no tensor is copied."""
     header: dict[str, Any] = {}
     end = 0
-    for one in tensors:
-        assert one.data.nbytes == prod(one.shape) * ELEMENT_BYTES[one.dtype], one.key
-        header[one.key] = {"dtype": one.dtype, "shape": one.shape, "data_offsets": [end, end + one.data.nbytes]}
-        end += one.data.nbytes
+    for tensor in tensors:
+        assert tensor.data.nbytes == prod(tensor.shape) * ELEMENT_BYTES[tensor.dtype], tensor.key
+        header[tensor.key] = {
+            "dtype": tensor.dtype,
+            "shape": tensor.shape,
+            "data_offsets": [end, end + tensor.data.nbytes],
+        }
+        end += tensor.data.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     start = memoryview(len(text).to_bytes(8, "little") + text)
@@ -110,15 +114,15 @@ def parse_header(where: object, size: int, read: Callable[[int, int], bytes]) ->
     if not isinstance(values, dict):
         raise AutoshardError(f"header of {where} is not an object")
     values.pop("__metadata__", None)
-    found = {key: _stored(where, key, value, 8 + length) for key, value in values.items()}
+    tensors = {key: _stored(where, key, value, 8 + length) for key, value in values.items()}
     end = 8 + length
-    for one in sorted(found.values(), key=lambda one: (one.offset, one.bytes)):
-        if one.offset != end:
+    for tensor in sorted(tensors.values(), key=lambda one: (one.offset, one.bytes)):
+        if tensor.offset != end:
             raise AutoshardError(f"{where}: tensors overlap or leave a gap at byte {end:,}")
-        end += one.bytes
+        end += tensor.bytes
     if end != size:
         raise AutoshardError(f"{where} has {size:,} bytes; its header describes {end:,}")
-    return found
+    return tensors
 
 
 def _at(file: BinaryIO, start: int, stop: int) -> bytes:

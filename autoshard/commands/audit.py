@@ -54,13 +54,13 @@ def _audits(plan: Plan, stages: tuple[int, ...] | None, use_cache: bool) -> tupl
     from autoshard.audits.run import audit
 
     wanted, file = roles(plan, stages), cache_file(plan)
-    found = load(file) if use_cache else {}
-    missing = sorted({role.pipeline_rank for role in wanted if role.rank not in found})
+    by_rank = load(file) if use_cache else {}
+    missing = sorted({role.pipeline_rank for role in wanted if role.rank not in by_rank})
     if missing:
         with RoleProgress(sys.stderr) as progress:
-            found |= {one.role.rank: one for one in audit(plan, tuple(missing), progress.update)}
-        save(file, found)
-    return tuple(found[role.rank] for role in wanted)
+            by_rank |= {one.role.rank: one for one in audit(plan, tuple(missing), progress.update)}
+        save(file, by_rank)
+    return tuple(by_rank[role.rank] for role in wanted)
 
 
 def _stages(given: str | None) -> tuple[int, ...] | None:

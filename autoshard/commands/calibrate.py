@@ -110,18 +110,18 @@ def _measure(values: Mapping[str, Any]) -> int:
     if picture is not None:
         overwrites(Path(picture))
     shapes = min(SHAPES, values["shapes"] or SHAPES)
-    found, more = measure(values["device"] or "cpu", values["processes"], shapes, _progress)
+    machine, more = measure(values["device"] or "cpu", values["processes"], shapes, _progress)
 
     from autoshard.calibration.hardware_file import hardware_file
 
-    instance = values["instance"] or default_instance(found.device, found.name)
-    content, device, together = hardware_file(found, more["rates"], more["dtype"], instance)
+    instance = values["instance"] or default_instance(machine.device, machine.name)
+    content, device, together = hardware_file(machine, more["rates"], more["dtype"], instance)
     _write(out, content)
     points = (*device.points, *(together.points if together is not None else ()))
     if picture is not None:
         from autoshard.calibration.plot import plot
 
-        plot(points, f"{found.name}: measured and fitted", Path(picture))
+        plot(points, f"{machine.name}: measured and fitted", Path(picture))
     say(*_page(content, device, together), "", f"{out} ({content['instance']}): autoshard plan --hardware {out}")
     return 0
 
@@ -150,14 +150,14 @@ def _fit_published(values: Mapping[str, Any], out: Path, results: list[Path], co
 
     from autoshard.calibration.results.published import INTERVALS_FILE, fit_published
 
-    found = fit_published(results, collectives, _progress)
-    hardware = {out / "hardware" / f"{name}.json": content for name, content in found.hardware.items()}
-    others = {out / "cost" / INTERVALS_FILE: found.intervals}
+    fits = fit_published(results, collectives, _progress)
+    hardware = {out / "hardware" / f"{name}.json": content for name, content in fits.hardware.items()}
+    others = {out / "cost" / INTERVALS_FILE: fits.intervals}
     if values["details"] is not None:
-        others |= {Path(values["details"]) / name: content for name, content in found.details.items()}
+        others |= {Path(values["details"]) / name: content for name, content in fits.details.items()}
     for file, content in {**hardware, **others}.items():
         _write(file, content, 2 if file in hardware else 1)
-    say(*found.page, "", *(str(file) for file in (*hardware, *others)))
+    say(*fits.page, "", *(str(file) for file in (*hardware, *others)))
     return 0
 
 

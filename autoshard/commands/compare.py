@@ -29,11 +29,11 @@ def run(values: Mapping[str, Any]) -> int:
     from autoshard.explanation.compare import compare
 
     names = values["one"], values["other"]
-    found = compare(*map(load_plan, names))
+    comparison = compare(*map(load_plan, names))
     if values["format"] == "json":
-        say(json.dumps(found.to_dict(), indent=1))
+        say(json.dumps(comparison.to_dict(), indent=1))
         return 0
     from autoshard.explanation.doubt_text import compare_page
 
-    sys.stdout.write(compare_page(found, names, page_width(), wants_color()))
+    sys.stdout.write(compare_page(comparison, names, page_width(), wants_color()))
     return 0

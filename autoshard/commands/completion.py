@@ -35,8 +35,8 @@ def completion(parser: argparse.ArgumentParser, shell: str) -> str:
 
     from autoshard.models.registry import builtin_models
 
-    for one in parsers(parser):
-        for action in one._actions:
+    for subparser in parsers(parser):
+        for action in subparser._actions:
             if isinstance(action.type, one_of):
                 action.choices = action.type.known
             elif action.dest == "model":

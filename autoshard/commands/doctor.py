@@ -35,12 +35,12 @@ def run(values: Mapping[str, Any]) -> int:
     from autoshard.doctor.machine import look
 
     plan = load_plan(values["plan"]) if values["plan"] is not None else None
-    found = findings(look(), plan)
-    stops = [one for one in found if one.level == STOPS]
+    checks = findings(look(), plan)
+    stops = [one for one in checks if one.level == STOPS]
     if values["format"] == "json":
-        say(json.dumps([asdict(one) for one in found], indent=1))
+        say(json.dumps([asdict(one) for one in checks], indent=1))
     else:
-        say(*page(found))
+        say(*page(checks))
         if plan is not None:
             where = f"{plan.model.name} on {plan.cluster.nodes} x {plan.cluster.instance}"
             verdict = f"{len(stops)} things stop" if len(stops) > 1 else "1 thing stops" if stops else "nothing stops"
@@ -54,8 +54,10 @@ def page(found: Sequence[Finding]) -> list[str]:
 
     width = max(len(one.what) for one in found)
     lines = []
-    for one in found:
-        lines.append(f"{'' if one.level == OK else one.level:<8} {one.what:<{width}}  {one.found}".rstrip())
-        if one.advice:
-            lines.append(f"{'':<8} {'':<{width}}  {one.advice}")
+    for finding in found:
+        lines.append(
+            f"{'' if finding.level == OK else finding.level:<8} {finding.what:<{width}}  {finding.found}".rstrip()
+        )
+        if finding.advice:
+            lines.append(f"{'':<8} {'':<{width}}  {finding.advice}")
     return lines

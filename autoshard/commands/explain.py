@@ -76,8 +76,8 @@ def _show_page(plan: Plan, limit_s: float, quick: bool, form: str) -> None:
             sys.stdout.write(piece)
             sys.stdout.flush()
         return
-    found = [] if quick else [*_answers(plan, limit_s)]
-    description = describe(plan, found[-1] if found else None)
+    answers = [] if quick else [*_answers(plan, limit_s)]
+    description = describe(plan, answers[-1] if answers else None)
     if form == "json":
         say(json.dumps(description.to_dict(), indent=1))
     else:
@@ -105,9 +105,9 @@ def _answers(plan: Plan, limit_s: float) -> Iterator[Sensitivity]:
             sys.stderr.flush()
 
     try:
-        for found in answers_so_far(plan, Clock(limit_s), on_answer):
+        for answers in answers_so_far(plan, Clock(limit_s), on_answer):
             clear()
-            yield found
+            yield answers
     finally:
         clear()
 
@@ -116,13 +116,13 @@ def _show_why(plan: Plan, asked: str, form: str) -> None:
     from autoshard.explanation.why import why
     from autoshard.plans.layout_syntax import read_partial
 
-    found = why(plan, asked, read_partial(asked))
+    answer = why(plan, asked, read_partial(asked))
     if form == "json":
-        say(json.dumps(found.to_dict(plan.cluster), indent=1))
+        say(json.dumps(answer.to_dict(plan.cluster), indent=1))
         return
     from autoshard.explanation.doubt_text import why_page
 
-    _write(why_page(found, plan.cluster, page_width(), form == "text" and wants_color()), form)
+    _write(why_page(answer, plan.cluster, page_width(), form == "text" and wants_color()), form)
 
 
 def _show_parts(plan: Plan, values: Mapping[str, Any], form: str) -> None:

@@ -21,16 +21,16 @@ def frontier_page(points: tuple[Answer, ...], width: int, color: bool) -> str:
     first = points[0]
     name = f"{first.problem.model.name} on {first.problem.cluster.instance}"
     rows = []
-    for one in points:
-        estimate, cost = one.result.best.estimate, usd_per_billion_tokens(one)
+    for point in points:
+        estimate, cost = point.result.best.estimate, usd_per_billion_tokens(point)
         rows.append(
             (
-                f"{one.problem.cluster.nodes:,}",
+                f"{point.problem.cluster.nodes:,}",
                 f"~{format_seconds(estimate.step_time_s)}",
                 f"~{estimate.tokens_per_s:,.0f}",
-                f"{_tokens_per_node_s(one) / _tokens_per_node_s(first):.0%}",
+                f"{_tokens_per_node_s(point) / _tokens_per_node_s(first):.0%}",
                 "?" if cost is None else f"~{cost:,.2f}",
-                short_name(one.result.best.strategy),
+                short_name(point.result.best.strategy),
             )
         )
     lines = heading("Pareto", name, width)

@@ -49,21 +49,21 @@ class Parser(ArgumentParser):
             meant = f"; did you mean {close[0]}?" if close else "; see --help"
             raise AutoshardError(f"{where} has {shortened(str(unknown[0]))}, which is not an option here{meant}")
         try:
-            found: Namespace = super().parse_path(path, *args, **kwargs)
+            options: Namespace = super().parse_path(path, *args, **kwargs)
         except AutoshardError as error:
             raise AutoshardError(f"{where}: {str(error).removeprefix('--config: ')}") from None
-        return found
+        return options
 
     def parse_string(self, *args: Any, **kwargs: Any) -> Namespace:
         """The options in the text of a config. A flag is written as true or false; null stands for the default."""
-        found: Namespace = super().parse_string(*args, **kwargs)
+        options: Namespace = super().parse_string(*args, **kwargs)
         for action in self._actions:
             name = action.dest
-            if name in found and found[name] is None:
-                found[name] = action.default
-            elif name in found and action.nargs == 0 and not isinstance(found[name], bool):
-                raise AutoshardError(f"{name}: {shortened(str(found[name]))} must be true or false")
-        return found
+            if name in options and options[name] is None:
+                options[name] = action.default
+            elif name in options and action.nargs == 0 and not isinstance(options[name], bool):
+                raise AutoshardError(f"{name}: {shortened(str(options[name]))} must be true or false")
+        return options
 
 
 def add_format(parser: Parser | Group, *forms: str) -> None:

@@ -76,9 +76,9 @@ def run(values: Mapping[str, Any]) -> int:
         return 0
     from autoshard.replanning import replan
 
-    found = replan(load_plan(values["plan"]), nodes)
-    write_plan(found.plan, out)
-    show_plan(found.plan, values["format"])
+    replanned = replan(load_plan(values["plan"]), nodes)
+    write_plan(replanned.plan, out)
+    show_plan(replanned.plan, values["format"])
     if values["format"] == "text":
         say("", f"wrote {out}; next: autoshard run {out}, which goes on from the old layout's checkpoint")
     return 0

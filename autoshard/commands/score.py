@@ -52,14 +52,14 @@ def run(values: Mapping[str, Any]) -> int:
     file = values["layout"]
     written = _plan(file, given) if file.endswith(".json") else read_written(file, given)
     problem = written.problem
-    found = score(problem, written.strategy)
+    priced = score(problem, written.strategy)
     best, why_not = _best(problem)
     if why_not:
         written = replace(written, notes=(*written.notes, why_not))
     if values["format"] == "json":
-        say(json.dumps(score_to_dict(written, found, best), indent=1))
+        say(json.dumps(score_to_dict(written, priced, best), indent=1))
     else:
-        say(score_page(written, found, best, page_width(), wants_color()).rstrip("\n"))
+        say(score_page(written, priced, best, page_width(), wants_color()).rstrip("\n"))
     return 0
 
 

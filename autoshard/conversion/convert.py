@@ -84,11 +84,11 @@ def open_source(
     """
     if not folder.is_dir():
         raise AutoshardError(f"{folder} is not a folder with weights")
-    if (found := checkpoint_folder(folder)) is not None:
-        return checkpoint_source(found, share)
-    if (found := nxd_folder(folder)) is not None:
+    if (weights_folder := checkpoint_folder(folder)) is not None:
+        return checkpoint_source(weights_folder, share)
+    if (weights_folder := nxd_folder(folder)) is not None:
         read = nxd_training_source if training else nxd_source
-        return read(found, _model(found, model))
+        return read(weights_folder, _model(weights_folder, model))
     if is_huggingface(folder):
         return huggingface_source(folder)
     listed = ", ".join(sorted(path.name for path in folder.iterdir())[:5])
@@ -132,13 +132,13 @@ def _files(source: Source, dtypes: Mapping[str, str], conversion: Conversion) ->
     assert conversion.plan is not None
     if conversion.form == "nxd":
         return [*nxd_files(conversion.plan, dtypes, conversion.nxd), *carried]
-    found = sorted(set(dtypes.values()))
-    if len(found) > 1:
-        told = ", ".join(CONFIG_NAMES[dtype] for dtype in found)
+    several = sorted(set(dtypes.values()))
+    if len(several) > 1:
+        told = ", ".join(CONFIG_NAMES[dtype] for dtype in several)
         raise AutoshardError(
             f"{source.form} has weights of several dtypes ({told}), a plan has one: give it with --dtype"
         )
-    return checkpoint_files(conversion.plan, found[0], tuple(carried), source.quantities)
+    return checkpoint_files(conversion.plan, several[0], tuple(carried), source.quantities)
 
 
 def _dtypes(source: Source, conversion: Conversion) -> dict[str, str]:

@@ -28,11 +28,11 @@ def as_dtype(values: Array, have: str, want: str) -> Array:
         return values
     wide = (values.astype(np.uint32) << 16).view(np.float32) if have == "BF16" else values.view(_NUMPY[have])
     with np.errstate(over="ignore"):
-        found = _to_bfloat16(wide) if want == "BF16" else wide.astype(_NUMPY[want])
-    finite = np.isfinite(found) if want != "BF16" else (found & 0x7F80) != 0x7F80
+        converted = _to_bfloat16(wide) if want == "BF16" else wide.astype(_NUMPY[want])
+    finite = np.isfinite(converted) if want != "BF16" else (converted & 0x7F80) != 0x7F80
     if not np.array_equal(finite, np.isfinite(wide)):
         raise AutoshardError(f"values beyond what {CONFIG_NAMES[want]} holds")
-    return found.view(element_type(want))
+    return converted.view(element_type(want))
 
 
 def _to_bfloat16(values: Array) -> Array:

@@ -54,32 +54,32 @@ def huggingface_source(folder: Path) -> Source:
     Raises AutoshardError naming the file and the tensor where the folder is not a whole checkpoint of its config.
     """
     model = read_config(folder)
-    found: dict[str, tuple[Path, StoredTensor]] = {}
+    tensors: dict[str, tuple[Path, StoredTensor]] = {}
     for path, wanted in _files(folder).items():
         header = read_header(path)
         for name in wanted if wanted is not None else header:
             if name not in header:
                 raise AutoshardError(f"{path} has no tensor {name[:200]}, which {INDEX} says it has")
-            if name in found:
-                raise AutoshardError(f"{path} has tensor {name[:200]}, and so has {found[name][0]}")
-            found[name] = (path, header[name])
+            if name in tensors:
+                raise AutoshardError(f"{path} has tensor {name[:200]}, and so has {tensors[name][0]}")
+            tensors[name] = (path, header[name])
     dims, sizes = parameter_dims(model)
     regions: dict[str, list[Region]] = {}
     dtypes: dict[str, str] = {}
     used = set()
     for part in checkpoint_parts(model):
-        name = _name_in_file(part.tensor, found, folder)
-        path, stored = found[name]
+        name = _name_in_file(part.tensor, tensors, folder)
+        path, stored = tensors[name]
         _check(path, name, stored, part_shape(part, sizes), dtypes.setdefault(part.parameter, stored.dtype))
         place = place_of(part, dims[part.parameter], sizes)
         region = Region.of(place, path, name, stored.offset, WIDTHS[stored.dtype])
         regions.setdefault(part.parameter, []).append(region)
         used.add(name)
-    for name in sorted(found.keys() - used):
+    for name in sorted(tensors.keys() - used):
         tied = model.tie_word_embeddings and name in ("lm_head.weight", "embed_out.weight")
         if not tied and not _CONSTANTS.fullmatch(name):
             raise AutoshardError(
-                f"{found[name][0]} has tensor {name[:200]}, which the model of {folder / CONFIG} does not have"
+                f"{tensors[name][0]} has tensor {name[:200]}, which the model of {folder / CONFIG} does not have"
             )
     carried = tuple(path for name in (CONFIG, *CARRIED) if (path := folder / name).is_file())
     return Source(f"the Hugging Face checkpoint {folder}", model, dtypes, regions, carried)
@@ -95,13 +95,13 @@ def huggingface_files(model: ModelSpec, dtypes: Mapping[str, str], shard_bytes: 
     dtype_of = {one.name: common_dtype(one, dtypes) for one in tensors}
     shards: list[list[TensorLayout]] = [[]]
     size = 0
-    for one in tensors:
-        own = prod(one.shape) * WIDTHS[dtype_of[one.name]]
-        if shards[-1] and size + own > shard_bytes:
+    for tensor in tensors:
+        tensor_bytes = prod(tensor.shape) * WIDTHS[dtype_of[tensor.name]]
+        if shards[-1] and size + tensor_bytes > shard_bytes:
             shards.append([])
             size = 0
-        shards[-1].append(one)
-        size += own
+        shards[-1].append(tensor)
+        size += tensor_bytes
     names = [f"model-{number + 1:05}-of-{len(shards):05}.safetensors" for number in range(len(shards))]
     if len(shards) == 1:
         names = [ONE_FILE]
@@ -136,11 +136,11 @@ def carried_files(model: ModelSpec, carried: tuple[Path, ...], dtype: str | None
 
 def common_dtype(tensor: TensorLayout, dtypes: Mapping[str, str]) -> str:
     """The dtype that all parameters in a tensor share. dtypes: by parameter. Raises AutoshardError if they differ."""
-    found = {dtypes[place.parameter]: place.parameter for place in tensor.places}
-    if len(found) > 1:
-        told = ", ".join(f"{name} {dtype}" for dtype, name in sorted(found.items()))
+    parameter_of = {dtypes[place.parameter]: place.parameter for place in tensor.places}
+    if len(parameter_of) > 1:
+        told = ", ".join(f"{name} {dtype}" for dtype, name in sorted(parameter_of.items()))
         raise AutoshardError(f"{tensor.name} holds parameters of several dtypes ({told}): give one with --dtype")
-    return next(iter(found))
+    return next(iter(parameter_of))
 
 
 def _tensors(model: ModelSpec) -> list[TensorLayout]:

@@ -161,17 +161,17 @@ def _tensors(
     Raises AutoshardError for a tensor that is missing, or that the model does not have.
     """
     expected = layout.tensors(tp_rank, ep_rank)
-    found = dict(states_of_rank(states, ep_rank, tp_rank))
+    tensors = dict(states_of_rank(states, ep_rank, tp_rank))
     name_of_model = layout.model.name
-    for name, one in found.items():
+    for name, tensor in tensors.items():
         if name in expected:
-            yield one, _checked(one, expected[name])
+            yield tensor, _checked(tensor, expected[name])
         elif not CONSTANTS.fullmatch(name):
-            raise AutoshardError(f"{one.path} has tensor {name[:200]}, which {name_of_model} does not have")
+            raise AutoshardError(f"{tensor.path} has tensor {name[:200]}, which {name_of_model} does not have")
     for name in expected:
         again = layout.model.tie_word_embeddings and name == "lm_head.weight"
         elsewhere = ep_rank > 0 and not is_of_experts(name)
-        if name not in found and not again and not elsewhere:
+        if name not in tensors and not again and not elsewhere:
             raise AutoshardError(
                 f"{folder} has no tensor {name} of tensor-parallel rank {tp_rank}, which {name_of_model} needs"
             )
@@ -236,14 +236,14 @@ def _found_layout(folder: Path, model: ModelSpec, tp: int, ep: int, states: Stat
         rows = first[prefix + styles[style]].shape[0]
         queries = model.num_attention_heads * model.head_dim if style == "fused" else 0
         copies = 1 if style == "gqa" else 2
-        held, one = rows * tp - queries, copies * model.num_key_value_heads * model.head_dim
-        if held <= 0 or held % one:
+        held, single = rows * tp - queries, copies * model.num_key_value_heads * model.head_dim
+        if held <= 0 or held % single:
             tensor = first[prefix + styles[style]]
             raise AutoshardError(
                 f"{tensor.path}: {prefix}{styles[style]} has shape {list(tensor.shape)}, which tp={tp} does not make "
                 f"of {model.num_key_value_heads} key-value heads of {model.head_dim}"
             )
-        multiplier = held // one
+        multiplier = held // single
     layout = NxdLayout(model, tp, ep, multiplier, INTERLEAVED, style)
     if multiplier > 1 and model.num_key_value_heads > 1 and not _is_interleaved(layout, states):
         layout = replace(layout, order=ADJACENT)
@@ -276,12 +276,12 @@ def _repeats(layout: NxdLayout, states: States, parameter: str) -> bool:
     files = OpenFiles()
     try:
         for tp_rank in range(layout.tp):
-            found = dict(states_of_rank(states, 0, tp_rank))
+            tensors = dict(states_of_rank(states, 0, tp_rank))
             for name, expected in layout.tensors(tp_rank, 0).items():
-                if name in found and any(place.parameter == parameter for place in expected.places):
-                    for place in _checked(found[name], expected).places:
+                if name in tensors and any(place.parameter == parameter for place in expected.places):
+                    for place in _checked(tensors[name], expected).places:
                         if place.parameter == parameter:
-                            where = found[name]
+                            where = tensors[name]
                             region = Region.of(place, where.path, name, where.offset, WIDTHS[where.dtype])
                             values = np.empty(place.box.sizes, f"u{WIDTHS[where.dtype]}")
                             read_box(files[where.path], region, place.box, values)

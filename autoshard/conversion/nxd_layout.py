@@ -82,19 +82,19 @@ class NxdLayout:
         held: dict[str, list[Part]] = {}
         for part in self.parts:
             held.setdefault(part.tensor, []).append(part)
-        found = {}
-        for name, own in held.items():
-            rows = [part_shape(part, self._sizes_on_rank(part.parameter)) for part in own]
+        tensors = {}
+        for name, parts in held.items():
+            rows = [part_shape(part, self._sizes_on_rank(part.parameter)) for part in parts]
             places, start = [], 0
-            for part, shape in zip(own, rows, strict=True):
+            for part, shape in zip(parts, rows, strict=True):
                 places += self._places(part, tp_rank, ep_rank, start)
                 start += prod(shape) if part.parts == 1 else 0
-            first = sum(shape[0] for shape in rows) if own[0].parts == 1 else rows[0][0]
-            found[name] = TensorLayout(name, (first, *rows[0][1:]), tuple(places))
+            first = sum(shape[0] for shape in rows) if parts[0].parts == 1 else rows[0][0]
+            tensors[name] = TensorLayout(name, (first, *rows[0][1:]), tuple(places))
         if self.model.tie_word_embeddings and self.model.model_type != "gpt_neox":
-            embedding = found["model.embed_tokens.weight"]
-            found["lm_head.weight"] = replace(embedding, name="lm_head.weight")
-        return found
+            embedding = tensors["model.embed_tokens.weight"]
+            tensors["lm_head.weight"] = replace(embedding, name="lm_head.weight")
+        return tensors
 
     def _sizes_on_rank(self, parameter: str) -> dict[str, int]:
         """Size on a rank of each dim of a parameter. A router knows all experts."""
@@ -107,10 +107,10 @@ class NxdLayout:
     def _local_sizes(self) -> dict[str, int]:
         _, sizes = self._global
         divided = {"ffn": self.tp, "expert": self.ep, "group": self.kv_size_multiplier}
-        own = {dim: size // divided.get(dim, 1) for dim, size in sizes.items()}
-        own["vocab"] = -(-sizes["vocab"] // self.tp)
-        own["kvhead"] = sizes["kvhead"] * self.kv_size_multiplier // self.tp
-        return own
+        local = {dim: size // divided.get(dim, 1) for dim, size in sizes.items()}
+        local["vocab"] = -(-sizes["vocab"] // self.tp)
+        local["kvhead"] = sizes["kvhead"] * self.kv_size_multiplier // self.tp
+        return local
 
     def _places(self, part: Part, tp_rank: int, ep_rank: int, start: int) -> list[Place]:
         """The places in a tensor where a rank holds its part of a parameter.
@@ -118,22 +118,22 @@ class NxdLayout:
         start: elements of the tensor before this part.
         """
         dims, sizes = self._global
-        own, mine = dims[part.parameter], self._sizes_on_rank(part.parameter)
-        whole = Box((0,) * len(own), tuple(sizes[dim] for dim in own))
+        own_dims, mine = dims[part.parameter], self._sizes_on_rank(part.parameter)
+        whole = Box((0,) * len(own_dims), tuple(sizes[dim] for dim in own_dims))
         at = {"ffn": tp_rank * mine["ffn"], "vocab": tp_rank * mine["vocab"]}
-        if "ffn" in own and self.model.is_moe:
+        if "ffn" in own_dims and self.model.is_moe:
             at["expert"] = ep_rank * mine["expert"]
-        found = []
+        places = []
         for local, kvhead, group, heads in self._slots(tp_rank):
             at |= {"kvhead": kvhead, "group": group * mine["group"]}
             lengths = mine | {"kvhead": heads}
-            box = Box(tuple(at.get(dim, 0) for dim in own), tuple(lengths[dim] for dim in own)).common(whole)
-            origin = tuple(local if dim == "kvhead" else 0 for dim in own)
+            box = Box(tuple(at.get(dim, 0) for dim in own_dims), tuple(lengths[dim] for dim in own_dims)).common(whole)
+            origin = tuple(local if dim == "kvhead" else 0 for dim in own_dims)
             if box is not None:
-                found.append(place_of(part, own, mine, box, origin, start))
-            if "kvhead" not in own:
+                places.append(place_of(part, own_dims, mine, box, origin, start))
+            if "kvhead" not in own_dims:
                 break
-        return found
+        return places
 
     def _slots(self, tp_rank: int) -> list[tuple[int, int, int, int]]:
         """The key-value heads on a rank: (place on the rank, head, part of its query heads, how many heads in

@@ -69,17 +69,17 @@ def _with_state(source: Source, folder: Path, layout: NxdLayout, states: States)
         for name in source.regions:
             regions[key_of(quantity, name)] = []
     seen: set[tuple[str, object]] = set()
-    for (tp_rank, pp_rank), found in files.ranks.items():
+    for (tp_rank, pp_rank), optimizers in files.ranks.items():
         held = states[0, tp_rank, pp_rank]
-        numbers = _numbers(found[0], held, layout.model.tie_word_embeddings)
+        numbers = _numbers(optimizers[0], held, layout.model.tie_word_embeddings)
         if masters:
-            _compare(found[0], held, numbers)
+            _compare(optimizers[0], held, numbers)
         expected = layout.tensors(tp_rank, 0)
         for name, number in numbers.items():
             places = [one for one in expected[name].places if (one.parameter, one.box) not in seen]
             seen.update((one.parameter, one.box) for one in places)  # replicas hold the same
             for quantity in QUANTITIES if masters else _MOMENTS:
-                for parameter, region, dtype in _regions(found, quantity, number, expected[name].shape, places):
+                for parameter, region, dtype in _regions(optimizers, quantity, number, expected[name].shape, places):
                     key = key_of(quantity, parameter)
                     dtypes[key] = dtype
                     regions[key].append(region)
@@ -112,21 +112,21 @@ def _files(folder: Path, states: States) -> OptimizerFiles:
     count = 1 + max(max(held) for held in paths.values())
     ranks: dict[tuple[int, int], tuple[FoundOptimizer, ...]] = {}
     for _, tp_rank, pp_rank in sorted(states):
-        own = paths.get((tp_rank, pp_rank), {})
+        path_of = paths.get((tp_rank, pp_rank), {})
         for dp_rank in range(count):
-            if dp_rank not in own:
+            if dp_rank not in path_of:
                 name = f"dp_rank_{dp_rank:02d}_tp_rank_{tp_rank:02d}_pp_rank_{pp_rank:02d}.pt"
                 raise AutoshardError(f"{folder / name} is missing: the folder has {count} data-parallel ranks")
-        ranks[tp_rank, pp_rank] = tuple(read_optimizer(own[dp_rank]) for dp_rank in range(count))
-    found = [one for held in ranks.values() for one in held]
-    for one in found:
+        ranks[tp_rank, pp_rank] = tuple(read_optimizer(path_of[dp_rank]) for dp_rank in range(count))
+    optimizers = [one for held in ranks.values() for one in held]
+    for optimizer in optimizers:
         for what, mine, first in (
-            ("step", one.step, found[0].step),
-            ("sharded_master_weights", bool(one.masters), bool(found[0].masters)),
-            ("ZeRO-1", one.sharded, found[0].sharded),
+            ("step", optimizer.step, optimizers[0].step),
+            ("sharded_master_weights", bool(optimizer.masters), bool(optimizers[0].masters)),
+            ("ZeRO-1", optimizer.sharded, optimizers[0].sharded),
         ):
             if mine != first:
-                raise AutoshardError(f"{one.path}: {what} is {mine}, in {found[0].path} it is {first}")
+                raise AutoshardError(f"{optimizer.path}: {what} is {mine}, in {optimizers[0].path} it is {first}")
     return OptimizerFiles(ranks)
 
 
@@ -138,10 +138,10 @@ def _numbers(found: FoundOptimizer, held: Mapping[str, FoundTensor], tied: bool)
     variants = [names, [name for name in names if name != "lm_head.weight"]] if tied else [names]
     groups = [list(group) for group in found.groups if group]
     candidates: list[dict[str, int]] = []
-    for own in variants:
+    for variant in variants:
         for is_plain in _UNDECAYED:
-            plain = [name for name in own if is_plain(name, held[name].shape)]
-            decayed = [name for name in own if name not in plain]
+            plain = [name for name in variant if is_plain(name, held[name].shape)]
+            decayed = [name for name in variant if name not in plain]
             for parts in ([decayed, plain], [plain, decayed]):
                 parts = [part for part in parts if part]
                 if [len(part) for part in parts] != [len(group) for group in groups]:
@@ -174,18 +174,18 @@ def _regions(
     parts = len(found) if found[0].sharded else 1
     rows = -(-shape[0] // parts)
     for index in range(parts):
-        one = found[index].tensor(quantity, number)
-        if one.shape != (rows, *shape[1:]):
+        tensor = found[index].tensor(quantity, number)
+        if tensor.shape != (rows, *shape[1:]):
             raise AutoshardError(
-                f"{found[index].path}: {quantity} of parameter {number} has shape {list(one.shape)}, {parts} "
+                f"{found[index].path}: {quantity} of parameter {number} has shape {list(tensor.shape)}, {parts} "
                 f"data-parallel ranks have {[rows, *shape[1:]]} each (with context parallelism NxD's files overwrite "
                 "each other: they lack a rank in their names); --weights-only takes the weights"
             )
         for place in places:
             for part in rows_of(place, shape, index * rows, min((index + 1) * rows, shape[0])):
-                moved = restrided(part, one.shape, one.strides)
-                region = Region.of(moved, one.path, f"{quantity} {number}", one.offset, WIDTHS[one.dtype])
-                yield place.parameter, region, one.dtype
+                moved = restrided(part, tensor.shape, tensor.strides)
+                region = Region.of(moved, tensor.path, f"{quantity} {number}", tensor.offset, WIDTHS[tensor.dtype])
+                yield place.parameter, region, tensor.dtype
 
 
 def _compare(found: FoundOptimizer, held: Mapping[str, FoundTensor], numbers: Mapping[str, int]) -> None:

@@ -60,9 +60,9 @@ def safetensors_file(
     header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
     starts: list[int] = []
     end = 0
-    for one in tensors:
-        size = prod(one.shape) * WIDTHS[dtypes[one.name]]
-        header[one.name] = {"dtype": dtypes[one.name], "shape": one.shape, "data_offsets": [end, end + size]}
+    for tensor in tensors:
+        size = prod(tensor.shape) * WIDTHS[dtypes[tensor.name]]
+        header[tensor.name] = {"dtype": dtypes[tensor.name], "shape": tensor.shape, "data_offsets": [end, end + size]}
         starts.append(end)
         end += size
     text = json.dumps(header, separators=(",", ":")).encode()

@@ -78,10 +78,10 @@ class OutputFolder:
         for path, writer in self._writer_of.items():
             if path not in self._finished:
                 self._finished[path] = writer.finish(path)
-        found = {path: future.result() for path, future in self._finished.items()}
+        checksums = {path: future.result() for path, future in self._finished.items()}
         for future in [writer.sync(path) for path, writer in self._writer_of.items()]:
             future.result()  # together at the end: one commit of a journal is of use to all of them
-        return found
+        return checksums
 
     def _wait(self, most: int) -> None:
         while len(self._waiting) > most:
@@ -146,9 +146,9 @@ class _Writer:
 
     def _finish(self, path: Path) -> str:
         descriptor = self._open[self._folder / path]
-        found = self._checksums[path].finish(descriptor)
+        checksum = self._checksums[path].finish(descriptor)
         pass_on_all(descriptor)
-        return found
+        return checksum
 
     def sync(self, path: Path) -> Future[None]:
         return self._thread.submit(lambda: os.fsync(self._open[self._folder / path]))

@@ -63,11 +63,11 @@ def place_of(
     origin: where the box starts among the tensor's own elements. start: elements of the tensor before all of this part.
     """
     box = whole_box(dims, sizes) if box is None else box
-    own = {**sizes, _PART: part.parts, _ONE: 1}
+    dim_sizes = {**sizes, _PART: part.parts, _ONE: 1}
     stride, strides = 1, {}
     for dim in reversed([dim for group in part.groups for dim in group]):
         strides[dim] = stride
-        stride *= own[dim]
+        stride *= dim_sizes[dim]
     start += part.index * strides.get(_PART, 0)
     if part.expert is not None:
         index = dims.index(_EXPERT)
@@ -90,9 +90,9 @@ def restrided(place: Place, shape: tuple[int, ...], strides: tuple[int, ...]) ->
         row_major = prod(shape[dim + 1 :])
         at, rest = divmod(rest, row_major)
         start += at * stride
-        for index, own in enumerate(place.strides):
-            if row_major <= own < row_major * shape[dim]:
-                moved[index] = own // row_major * stride
+        for index, own_stride in enumerate(place.strides):
+            if row_major <= own_stride < row_major * shape[dim]:
+                moved[index] = own_stride // row_major * stride
     return Place(place.parameter, place.box, start, tuple(moved))
 
 
@@ -137,5 +137,5 @@ def _within(sizes: Sequence[int], steps: Sequence[int], at: int, first: int, sto
 
 def part_shape(part: Part, sizes: Mapping[str, int]) -> tuple[int, ...]:
     """Shape of the tensor that `part` is in, with all its parts. sizes: of each dim."""
-    own = {**sizes, _PART: part.parts, _ONE: 1}
-    return tuple(prod(own[dim] for dim in group) for group in part.groups)
+    dim_sizes = {**sizes, _PART: part.parts, _ONE: 1}
+    return tuple(prod(dim_sizes[dim] for dim in group) for group in part.groups)

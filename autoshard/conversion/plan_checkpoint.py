@@ -66,7 +66,7 @@ def _check_sizes(folder: Path, records: Sequence[FileRecord]) -> None:
 
 
 def _regions(path: Path, shapes: Mapping[str, tuple[int, ...]], dtype: str) -> list[tuple[str, Region]]:
-    found = []
+    regions = []
     for key, stored in read_header(path).items():
         quantity, _, rest = key.partition("/")
         name, _, at = rest.rpartition("@")
@@ -79,8 +79,8 @@ def _regions(path: Path, shapes: Mapping[str, tuple[int, ...]], dtype: str) -> l
         box = Box(offsets, stored.shape)
         if not len(offsets) == len(stored.shape) == len(shape) or box.common(Box((0,) * len(shape), shape)) != box:
             raise AutoshardError(f"{path}: {key[:200]!r} lies outside the parameter, which is {list(shape)}")
-        found.append((name, Region.of(contiguous(name, box), path, key, stored.offset, WIDTHS[dtype])))
-    return found
+        regions.append((name, Region.of(contiguous(name, box), path, key, stored.offset, WIDTHS[dtype])))
+    return regions
 
 
 def checkpoint_files(

@@ -74,7 +74,7 @@ class WeightReader:
         """Elements of a box, as bits of the dtype. Raises AutoshardError naming the file if it cannot be read."""
         have = self._source.dtypes[parameter]
         values = np.empty(box.sizes, element_type(have))
-        found, path = 0, Path()
+        elements_read, path = 0, Path()
         for region in self._source.regions[parameter]:
             common = region.box.common(box)
             if common is not None:
@@ -84,9 +84,11 @@ class WeightReader:
                     read_box(self._files[path], region, common, part, self._verified.saw)
                 except OSError as error:
                     raise AutoshardError(f"{path} cannot be read: {error.strerror or error}") from None
-                found += common.elements
-        if found != box.elements:
-            raise AutoshardError(f"{self._source.form} has {found:,} of {box.elements:,} elements of {parameter}")
+                elements_read += common.elements
+        if elements_read != box.elements:
+            raise AutoshardError(
+                f"{self._source.form} has {elements_read:,} of {box.elements:,} elements of {parameter}"
+            )
         try:
             return as_dtype(values, have, dtype)
         except AutoshardError as error:

@@ -108,18 +108,18 @@ def _optimizer(path: Path, values: Any) -> FoundOptimizer:
     tensors |= {f"{number}/{_MASTER}": masters[number] for number in numbers if masters}
     steps = {number: state[number]["step"] for number in numbers}
     tensors |= {f"{number}/step": step for number, step in steps.items() if not isinstance(step, (int, float))}
-    found = _found(path, tensors)
-    moments = {number: tuple(found[f"{number}/{key}"] for key in _MOMENTS) for number in numbers}
+    tensor_of = _found(path, tensors)
+    moments = {number: tuple(tensor_of[f"{number}/{key}"] for key in _MOMENTS) for number in numbers}
     shapes = {number: moments[number][0].shape for number in numbers}
     if sharded:
         shapes = {number: tuple(int(size) for size in values["shape_info"][number]) for number in numbers}
-    done = {_whole_step(path, step, found.get(f"{number}/step")) for number, step in steps.items()}
+    done = {_whole_step(path, step, tensor_of.get(f"{number}/step")) for number, step in steps.items()}
     if len(done) != 1:
         raise ValueError(f"its parameters are at {len(done)} steps")
     rate = float(values["param_groups"][0]["lr"])
     if not isfinite(rate):
         raise ValueError(f"lr {rate}")
-    held = {number: found[f"{number}/{_MASTER}"] for number in numbers if masters}
+    held = {number: tensor_of[f"{number}/{_MASTER}"] for number in numbers if masters}
     return FoundOptimizer(path, done.pop(), rate, sharded, groups, shapes, moments, held)  # type: ignore[arg-type]
 
 
@@ -134,7 +134,7 @@ def _found(path: Path, state: Mapping[str, Any]) -> dict[str, FoundTensor]:
     """The tensors of a file, by name, whether they are in it or in files of their own beside it."""
     referred = {name: value for name, value in state.items() if isinstance(value, TensorReference)}
     plain = {name: value for name, value in state.items() if name not in referred}
-    found = _located(path, plain) if plain else {}
+    tensors = _located(path, plain) if plain else {}
     for name, reference in referred.items():
         index = getattr(reference, "tid", None)
         if type(index) is not int or not 0 <= index < 10**9:
@@ -142,8 +142,8 @@ def _found(path: Path, state: Mapping[str, Any]) -> dict[str, FoundTensor]:
         file = path.with_name(path.name + ".tensors") / f"tensor_{index}.pt"
         if not file.exists():  # what all experts' ranks have is beside the first one's file
             file = file.parent.with_name(_EXPERT_RANK.sub("_ep_rank_00", file.parent.name)) / file.name
-        found[name] = _located(file, {name: _load(file)})[name]
-    return found
+        tensors[name] = _located(file, {name: _load(file)})[name]
+    return tensors
 
 
 def _load(path: Path) -> Any:
@@ -246,12 +246,12 @@ def _is_storage(record: zipfile.ZipInfo) -> bool:
 
 def _storages(path: Path) -> list[tuple[int, int]]:
     """(first byte, bytes) of every storage of the archive that is not empty."""
-    found = []
+    storages = []
     with path.open("rb") as file:
-        for one in _records(path):
-            if _is_storage(one) and one.file_size:
-                file.seek(one.header_offset + 26)
+        for record in _records(path):
+            if _is_storage(record) and record.file_size:
+                file.seek(record.header_offset + 26)
                 lengths = file.read(4)
                 name, extra = int.from_bytes(lengths[:2], "little"), int.from_bytes(lengths[2:], "little")
-                found.append((one.header_offset + _LOCAL_HEADER + name + extra, one.file_size))
-    return sorted(found)
+                storages.append((record.header_offset + _LOCAL_HEADER + name + extra, record.file_size))
+    return sorted(storages)

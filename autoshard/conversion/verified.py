@@ -34,8 +34,8 @@ class VerifiedFiles:
 
     def finish(self) -> None:
         """Hash what is left. Raises AutoshardError naming a file whose SHA-256 is not the expected one."""
-        for path, found in self._thread.map(lambda one: (one.path, one.finish()), self._files.values()):
-            if found != self._expected[path]:
+        for path, sha256 in self._thread.map(lambda one: (one.path, one.finish()), self._files.values()):
+            if sha256 != self._expected[path]:
                 raise AutoshardError(f"{path} was changed: its SHA-256 is another")
 
     def close(self) -> None:

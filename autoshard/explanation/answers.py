@@ -159,16 +159,16 @@ def flip_row(searches: Searches, plan: Plan, quantity: Quantity, furthest: float
     """The answer to where the choice flips between now and `furthest` times the quantity. sure: probability with which
     a layout must fit."""
     problem, chosen = problem_of(plan), plan.strategy
-    found = flip(searches, Question(problem, plan.pins, sure), chosen, quantity, furthest)
+    first = flip(searches, Question(problem, plan.pins, sure), chosen, quantity, furthest)
     looked_at = quantity.now * furthest
-    value = None if found is None else quantity.now * found.factor
-    holds = looked_at if found is None else quantity.now * found.holds
+    value = None if first is None else quantity.now * first.factor
+    holds = looked_at if first is None else quantity.now * first.holds
     layout = change = because = ""
-    if found is not None and found.to is None:
-        because = found.refusal
-    elif found is not None and found.to is not None:
-        layout, change = short_name(found.to.strategy), changed_words(chosen, found.to.strategy)
-        because = _because(quantity.scaled(problem, found.factor), chosen, found.to, sure)
+    if first is not None and first.to is None:
+        because = first.refusal
+    elif first is not None and first.to is not None:
+        layout, change = short_name(first.to.strategy), changed_words(chosen, first.to.strategy)
+        because = _because(quantity.scaled(problem, first.factor), chosen, first.to, sure)
     return FlipRow(
         quantity.name,
         furthest > 1,
@@ -227,12 +227,12 @@ def size_row(searches: Searches, plan: Plan, nodes: int, sure: float) -> SizeRow
 
 
 def _size(plan: Plan, cluster: Cluster, best: Candidate) -> SizeRow:
-    found, nodes = best.estimate, cluster.nodes
-    times = (found.step_time_s, found.step_time_low_s, found.step_time_high_s)
-    faster = found.tokens_per_s / plan.estimate.tokens_per_s
-    cost = usd_per_billion_tokens(cluster, found.tokens_per_s)
+    estimate, nodes = best.estimate, cluster.nodes
+    times = (estimate.step_time_s, estimate.step_time_low_s, estimate.step_time_high_s)
+    faster = estimate.tokens_per_s / plan.estimate.tokens_per_s
+    cost = usd_per_billion_tokens(cluster, estimate.tokens_per_s)
     linear = faster * plan.cluster.nodes / nodes
-    return SizeRow(nodes, *times, found.tokens_per_s, faster - 1, linear, cost, short_name(best.strategy), "")
+    return SizeRow(nodes, *times, estimate.tokens_per_s, faster - 1, linear, cost, short_name(best.strategy), "")
 
 
 def price_row(searches: Searches, plan: Plan, instance: str) -> PriceRow | None:
@@ -242,14 +242,14 @@ def price_row(searches: Searches, plan: Plan, instance: str) -> PriceRow | None:
     None where the plan's price is not known, for instances of another maker, and where nothing fits on up to
     2^MOST_DOUBLINGS times as many nodes.
     """
-    own, price, other = plan.cluster, plan.cluster.price_per_node_hour_usd, load_cluster(instance, 1)
+    cluster, price, other = plan.cluster, plan.cluster.price_per_node_hour_usd, load_cluster(instance, 1)
     if price is None or not other.platform.is_trainium:
         return None
     dtype = plan.training.precision.compute_dtype
-    peak = own.world_size * own.device.peak_flops_per_s(dtype)
+    peak = cluster.world_size * cluster.device.peak_flops_per_s(dtype)
     nodes = 2 ** max(0, round(log2(peak / other.devices_per_node / other.device.peak_flops_per_s(dtype))))
-    found = _offer(searches, plan, other, nodes)
-    return None if found is None else _price(plan, price, *found)
+    offer = _offer(searches, plan, other, nodes)
+    return None if offer is None else _price(plan, price, *offer)
 
 
 def _offer(searches: Searches, plan: Plan, one_node: Cluster, nodes: int) -> tuple[Cluster, Candidate] | None:

@@ -65,5 +65,5 @@ def pairs(one: Sequence[Term], other: Sequence[Term]) -> tuple[Pair, ...]:
     """Every term that either estimate has, the largest difference first."""
     ours, theirs = ({term.name: term.value for term in terms} for terms in (one, other))
     names = dict.fromkeys((*ours, *theirs))
-    found = (Pair(name, ours.get(name, 0.0), theirs.get(name, 0.0)) for name in names)
-    return tuple(sorted(found, key=lambda pair: -abs(pair.difference)))
+    differences = (Pair(name, ours.get(name, 0.0), theirs.get(name, 0.0)) for name in names)
+    return tuple(sorted(differences, key=lambda pair: -abs(pair.difference)))

@@ -107,8 +107,10 @@ class _Known:
     def fastest_s(self, problem: Problem, known: list[Strategy]) -> float | None:
         """The shortest step time, seconds, of the known layouts that fit with at least probability `sure`; None where
         none does."""
-        found = (estimate(problem.model, problem.training, problem.cluster, one) for one in known)
-        return min((one.step_time_s for one in found if one.fits and one.fits_probability >= self.sure), default=None)
+        estimates = (estimate(problem.model, problem.training, problem.cluster, one) for one in known)
+        return min(
+            (one.step_time_s for one in estimates if one.fits and one.fits_probability >= self.sure), default=None
+        )
 
     def bisected(self, holds: float, flipped: float) -> tuple[float, float]:
         """The factors (holds, flipped) moved together until they are no more than FINE apart."""
@@ -145,21 +147,21 @@ def flip(searches: Searches, asked: Question, chosen: Strategy, quantity: Quanti
     known = _Known(
         problem, quantity, min(sure, now.fits_probability), [chosen], [far.strategy] if far is not None else []
     )
-    holds, found = 1.0, Flip(furthest, 1.0, far, refusal)
+    holds, nearest = 1.0, Flip(furthest, 1.0, far, refusal)
     halve, count = False, 1
-    while count < SEARCHES and _apart(holds, found.factor) > FINE:
-        before, after = known.bisected(holds, found.factor)
+    while count < SEARCHES and _apart(holds, nearest.factor) > FINE:
+        before, after = known.bisected(holds, nearest.factor)
         expected = (before, after) if before != holds else (after,)
-        for probe in (sqrt(holds * found.factor),) if halve else expected:
+        for probe in (sqrt(holds * nearest.factor),) if halve else expected:
             best, refusal = winner(searches, quantity.scaled(problem, probe), pins, sure)
             is_new, count = known.add(best), count + 1
             if not known.is_ours(best):
-                found = Flip(probe, holds, best, refusal)
+                nearest = Flip(probe, holds, best, refusal)
                 break
             holds = probe
         # Where the layouts known so far did not say where to look, look in the middle.
-        halve = not halve and (found.factor == before or (found.factor != after and not is_new))
-    return replace(found, holds=holds)
+        halve = not halve and (nearest.factor == before or (nearest.factor != after and not is_new))
+    return replace(nearest, holds=holds)
 
 
 def _whole_flip(

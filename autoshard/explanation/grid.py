@@ -98,9 +98,9 @@ def schedule_lines(orders: Sequence[Order], timeline: Timeline, width: int, what
 
 def _spans(text: str, style: str) -> tuple[tuple[str, str], ...]:
     """The text as (piece, style name), one piece for each run of equal style letters."""
-    found, start = [], 0
+    pieces, start = [], 0
     for position in range(1, len(text) + 1):
         if position == len(text) or style[position] != style[start]:
-            found.append((text[start:position], STYLES[style[start]]))
+            pieces.append((text[start:position], STYLES[style[start]]))
             start = position
-    return tuple(found)
+    return tuple(pieces)

@@ -13,12 +13,12 @@ def axis_links(plan: Plan) -> str | None:
     link = plan.cluster.intra_domain
     if link is None:
         return None
-    order, found = mesh_order(plan.mesh), dict[str, list[str]]()
+    order, names_by_reach = mesh_order(plan.mesh), dict[str, list[str]]()
     for name, size in reversed(order):
         if size > 1:
             shape = group_shape(order, (name,), plan.cluster)
-            found.setdefault(_reach(shape, link.name), []).append(name)
-    return "; ".join(f"{' '.join(names)} {reach}" for reach, names in found.items()) or None
+            names_by_reach.setdefault(_reach(shape, link.name), []).append(name)
+    return "; ".join(f"{' '.join(names)} {reach}" for reach, names in names_by_reach.items()) or None
 
 
 def _reach(shape: GroupShape, link: str) -> str:

@@ -107,15 +107,16 @@ def _runners_up(d: Description) -> Iterator[str]:
     yield "## Runners-up"
     yield ""
     rows = []
-    for one in d.runners_up:
-        seconds = span(one.step_time_low_s, one.step_time_high_s, format_seconds)
+    for runner_up in d.runners_up:
+        seconds = span(runner_up.step_time_low_s, runner_up.step_time_high_s, format_seconds)
+        slower = f"{more(runner_up.slower_low)} to {more(runner_up.slower_high)}"
         rows.append(
             (
-                f"`{one.layout}`" + (f" (by stage: {one.recompute})" if one.recompute else ""),
-                f"~{format_seconds(one.step_time_s)} ({seconds})",
-                f"{more(one.slower)} ({more(one.slower_low)} to {more(one.slower_high)}), {order_text(one)}",
-                f"~{format_bytes(one.memory_bytes)}, fits with {percent(one.fits_probability)} probability",
-                one.loses,
+                f"`{runner_up.layout}`" + (f" (by stage: {runner_up.recompute})" if runner_up.recompute else ""),
+                f"~{format_seconds(runner_up.step_time_s)} ({seconds})",
+                f"{more(runner_up.slower)} ({slower}), {order_text(runner_up)}",
+                f"~{format_bytes(runner_up.memory_bytes)}, fits with {percent(runner_up.fits_probability)} probability",
+                runner_up.loses,
             )
         )
     yield from markdown_table(("layout", "step (90 %)", "slower (90 %)", "memory", "against the chosen one"), rows)

@@ -98,9 +98,9 @@ def _rows(plan: Plan, values: Mapping[str, Any]) -> Iterator[Measured]:
     if values["profile"] is not None:
         yield from _profile(plan, values["profile"])
     by_rank: dict[int, float] = {}
-    for one in values["ranks"]:
-        pipeline_rank = plan.mesh.coordinates(one["rank"])[0]
-        by_rank[pipeline_rank] = max(by_rank.get(pipeline_rank, 0.0), one["peak_memory_bytes"])
+    for rank in values["ranks"]:
+        pipeline_rank = plan.mesh.coordinates(rank["rank"])[0]
+        by_rank[pipeline_rank] = max(by_rank.get(pipeline_rank, 0.0), rank["peak_memory_bytes"])
     for pipeline_rank, peak in sorted(by_rank.items()):
         planned = estimate.memory[pipeline_rank].total_bytes
         yield Measured(f"peak memory, pipeline rank {pipeline_rank}", "bytes", planned, peak)

@@ -64,8 +64,8 @@ def _rows(plan: Plan, program: Program, step: Step) -> Iterator[OperatorRow]:
     if isinstance(step, GatherEinsumStep):
         yield _redistribution(program, step.gather, moves)
         moves = ()
-    for one in operator_steps(step):
-        yield _operator(plan, program, one, moves)
+    for operator_step in operator_steps(step):
+        yield _operator(plan, program, operator_step, moves)
 
 
 def _operator(plan: Plan, program: Program, step: OperatorStep, moves: tuple[Move, ...]) -> OperatorRow:

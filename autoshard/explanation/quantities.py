@@ -34,18 +34,18 @@ def quantities(problem: Problem) -> tuple[Quantity, ...]:
     nodes."""
     cluster, training = problem.cluster, problem.training
     dtype = training.precision.compute_dtype
-    found = []
+    links = []
     if cluster.devices_per_node > 1:
         inside = cluster.intra_node[-1][1].bandwidth_bytes_per_s
-        found.append(Quantity("links in a node, each device", inside, _rate, _with_intra_node))
+        links.append(Quantity("links in a node, each device", inside, _rate, _with_intra_node))
     if cluster.nodes > 1 and cluster.intra_domain is not None:
         near = cluster.intra_domain
-        found.append(Quantity(f"{near.name}, each chip", near.bandwidth_bytes_per_s, _rate, _with_intra_domain))
+        links.append(Quantity(f"{near.name}, each chip", near.bandwidth_bytes_per_s, _rate, _with_intra_domain))
     if cluster.nodes > 1:
         between = cluster.inter_node.bandwidth_bytes_per_s
-        found.append(Quantity("network, each adapter", between, _rate, _with_inter_node))
+        links.append(Quantity("network, each adapter", between, _rate, _with_inter_node))
     return (
-        *found,
+        *links,
         Quantity("memory, each device", cluster.device.memory_bytes, format_bytes, _with_memory, FURTHEST_MEMORY),
         Quantity("peak, each device", cluster.device.peak_flops_per_s(dtype), _tflops, _with_flops),
         Quantity("batch, sequences", float(training.global_batch_size), _count, _with_batch, whole=True),

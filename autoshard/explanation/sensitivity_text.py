@@ -72,20 +72,20 @@ def price_lines(found: Sensitivity) -> list[str]:
     """The price of the plan in a sentence, then one sentence for each other instance type."""
     if found.price_usd is None or found.usd_per_billion_tokens is None:
         return ["of a node is not known; give it to `autoshard plan` with --price-per-node-hour"]
-    own = (
+    sentence = (
         f"{found.price_usd:,.2f} USD a node and hour: ~{found.usd_per_billion_tokens:,.0f} USD for a billion tokens. "
         "The price changes no layout on these nodes, only which instances are the cheapest"
     )
-    return [own, *map(_offer, found.prices)]
+    return [sentence, *map(_offer, found.prices)]
 
 
 def degree_lines(found: Sensitivity) -> list[str]:
     """A sentence for each other legal tp; degrees that break the same rule share a sentence."""
     lines = [_degree(one) for one in found.degrees if one.legal]
     by_refusal: dict[str, list[DegreeRow]] = {}
-    for one in found.degrees:
-        if not one.legal:
-            by_refusal.setdefault(one.refusal.replace(f"tp={one.tp} ", "tp "), []).append(one)
+    for degree in found.degrees:
+        if not degree.legal:
+            by_refusal.setdefault(degree.refusal.replace(f"tp={degree.tp} ", "tp "), []).append(degree)
     for refused in by_refusal.values():
         names = ", ".join(f"tp={row.tp}" for row in refused)
         lines.append(f"{names}: not legal here: {refused[0].refusal}")

@@ -34,8 +34,8 @@ NEARLY_FULL = 0.9
 
 def render(description: Description, width: int = 100, color: bool = False) -> str:
     """The page, which ends with a newline. width: columns of the terminal."""
-    found = description.sensitivity
-    return "".join(pieces(description, [found] if found else [], width, color))
+    answers = description.sensitivity
+    return "".join(pieces(description, [answers] if answers else [], width, color))
 
 
 def pieces(d: Description, answers: Iterable[Sensitivity], width: int, color: bool) -> Iterator[str]:
@@ -152,11 +152,13 @@ def _runners_up(d: Description, width: int) -> list[Line]:
     if not d.runners_up:
         return []
     lines = heading("Runners-up", "the next fastest layouts that fit, one of each kind", width)
-    for one in d.runners_up:
-        lines += [((f"  {line}", "bold"),) for line in wrap(one.layout, width - 2)]
-        lines += hanging("    recompute by stage: ", one.recompute, width, indent=6) if one.recompute else []
-        lines += wrapped(_numbers(one), width, "    ")
-        lines += hanging("    against the chosen one: ", one.loses, width, indent=6)
+    for runner_up in d.runners_up:
+        lines += [((f"  {line}", "bold"),) for line in wrap(runner_up.layout, width - 2)]
+        lines += (
+            hanging("    recompute by stage: ", runner_up.recompute, width, indent=6) if runner_up.recompute else []
+        )
+        lines += wrapped(_numbers(runner_up), width, "    ")
+        lines += hanging("    against the chosen one: ", runner_up.loses, width, indent=6)
     return lines
 
 

@@ -42,7 +42,7 @@ class Why:
     def to_dict(self, cluster: Cluster) -> dict[str, Any]:
         """The answer as JSON values. differences: what `best` has more than the chosen layout, term by term."""
         best = self.best
-        found: dict[str, Any] = {
+        values: dict[str, Any] = {
             "asked": self.asked,
             "refusal": self.refusal or None,
             "chosen": _candidate_to_dict(self.chosen),
@@ -51,10 +51,10 @@ class Why:
         if best is not None:
             time = pairs(self.chosen.estimate.time_terms, best.estimate.time_terms)
             memory = pairs(self.chosen.estimate.fullest.terms, best.estimate.fullest.terms)
-            found["time_differences_s"] = {pair.name: pair.difference for pair in time}
-            found["memory_differences_bytes"] = {pair.name: pair.difference for pair in memory}
-            found["doubt"] = asdict(doubt(cluster, self.chosen, best))
-        return found
+            values["time_differences_s"] = {pair.name: pair.difference for pair in time}
+            values["memory_differences_bytes"] = {pair.name: pair.difference for pair in memory}
+            values["doubt"] = asdict(doubt(cluster, self.chosen, best))
+        return values
 
 
 def _candidate_to_dict(one: Candidate) -> dict[str, Any]:
@@ -83,8 +83,8 @@ def _nearest(problem: Problem, pins: Pins) -> Candidate | None:
     for factor in MORE_MEMORY:
         larger = replace(cluster.device, memory_bytes=cluster.device.memory_bytes * factor)
         try:
-            found = search(model, training, replace(cluster, device=larger), pins, backend, top=0).best
+            roomier = search(model, training, replace(cluster, device=larger), pins, backend, top=0).best
         except AutoshardError:
             continue
-        return Candidate(found.strategy, estimate(model, training, cluster, found.strategy))
+        return Candidate(roomier.strategy, estimate(model, training, cluster, roomier.strategy))
     return None

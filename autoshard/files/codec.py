@@ -1,7 +1,8 @@
 """Dataclasses to plain JSON values and back, by the annotations of their fields. Reading executes nothing.
 
-An annotation may say more of a field, `Annotated[T, ...]`: a Limit of its values, a Form of its own in JSON, or that
-the key may be missing. `autoshard/plans/schema.py` writes the schema of plan.json from the same annotations.
+An annotation may say more of a field, `Annotated[T, ...]`: a Limit of its values, a Form of its own in JSON, a check
+with words of its own, or that the key may be missing. `autoshard/plans/schema.py` writes the schema of plan.json from
+the same annotations.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ LONGEST_TEXT = 2_000
 
 @dataclass(frozen=True)
 class Limit:
-    """The values that a field can have. choices: the only ones; items: the fewest entries of a list or an object."""
+    """The values that a field can have. choices: the only ones; items: the fewest entries of a list or an object;
+    most_items: the most entries of a list."""
 
     at_least: float | None = None
     above: float | None = None
@@ -34,6 +36,7 @@ class Limit:
     below: float | None = None
     choices: tuple[Any, ...] = ()
     items: int = 0
+    most_items: int | None = None
     printable: bool = False
 
     @cached_property
@@ -52,6 +55,14 @@ class Form:
     write: Callable[[Any], Any]
     read: Read
     schema: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A check of what JSON holds for a field, before it is read. check: of (whose field it is, its name, the value), as
+    the checks of `autoshard/files/fields.py` are; it raises AutoshardError in words of its own."""
+
+    check: Callable[[str, str, Any], None]
 
 
 class Absence(Enum):
@@ -76,6 +87,7 @@ class Parts(NamedTuple):
     nullable: bool
     limit: Limit
     form: Form | None
+    checked: Checked | None
     absence: Absence | None
 
 
@@ -91,7 +103,7 @@ def _names(kind: Any) -> tuple[str, ...]:
 
 
 def parts(hint: Any) -> Parts:
-    """`Annotated[float, Limit(above=0)] | None` -> float, nullable, that limit, no form and no absence."""
+    """`Annotated[float, Limit(above=0)] | None` -> float, nullable, that limit, and nothing else."""
     nullable, marks = False, []
     while True:
         if get_origin(hint) is Annotated:
@@ -105,8 +117,9 @@ def parts(hint: Any) -> Parts:
             break
     limit = next((one for one in marks if isinstance(one, Limit)), Limit())
     form = next((one for one in marks if isinstance(one, Form)), None)
+    checked = next((one for one in marks if isinstance(one, Checked)), None)
     absence = next((one for one in marks if isinstance(one, Absence)), None)
-    return Parts(hint, nullable, limit, form, absence)
+    return Parts(hint, nullable, limit, form, checked, absence)
 
 
 def to_json(value: object) -> Any:
@@ -190,9 +203,20 @@ _LACKING = object()
 
 def _reader(found: Parts, checked_later: bool) -> Read:
     read = found.form.read if found.form else _plain_reader(found.kind, found.limit, checked_later)
+    if found.checked is not None:
+        read = _checked_first(found.checked, read)
     if read is _as_it_is:
         return read
     return (lambda value, where: None if value is None else read(value, where)) if found.nullable else read
+
+
+def _checked_first(checked: Checked, read: Read) -> Read:
+    def checked_and_read(value: Any, where: str) -> Any:
+        of, _, name = where.rpartition(".")
+        checked.check(of, name, value)
+        return read(value, where)
+
+    return checked_and_read
 
 
 def _plain_reader(kind: Any, limit: Limit, checked_later: bool) -> Read:
@@ -255,7 +279,9 @@ def _choice(value: object, where: str, choices: tuple[Any, ...]) -> object:
 
 def _list(value: object, where: str, readers: list[Read], every: bool, limit: Limit) -> tuple[Any, ...]:
     if not isinstance(value, list):
-        raise AutoshardError(f"{where} is {show(value)}; it must be a list")
+        raise AutoshardError(f"{where} is {show(value)}; it must be a list{_at_most_items(limit)}")
+    if limit.most_items is not None and len(value) > limit.most_items:
+        raise AutoshardError(f"{where} is {show(value)}; it must be a list{_at_most_items(limit)}")
     if not every and len(value) != len(readers):
         raise AutoshardError(f"{where} is {show(value)}; it must be a list of {len(readers)}")
     found = readers * len(value) if every else readers
@@ -271,6 +297,10 @@ def _object(value: object, where: str, read: Read) -> dict[str, Any]:
 def _within(value: float, limit: Limit) -> bool:
     low, high, without = limit.ends
     return low <= value <= high and value not in without
+
+
+def _at_most_items(limit: Limit) -> str:
+    return "" if limit.most_items is None else f" of at most {limit.most_items:,} entries"
 
 
 def _words(limit: Limit) -> str:

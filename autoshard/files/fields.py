@@ -6,11 +6,8 @@ Each raises AutoshardError with the field, its value, whose it is, and what woul
 import difflib
 import math
 from collections.abc import Iterable
-from dataclasses import fields
-from typing import Any
 
 from autoshard.errors import AutoshardError
-from autoshard.files.strict import Reader
 
 LARGEST = 10**9
 """No size of a model or a batch comes near it; what is larger is a slip of the keyboard or an attack."""
@@ -49,6 +46,15 @@ def check_positive(of: str, field: str, value: object) -> None:
         raise AutoshardError(f"{field}={show(value)} of {of} must be a finite number above 0{_unquoted(value)}")
 
 
+def check_not_negative(of: str, field: str, value: object) -> None:
+    """Check that a value is a finite number of at least zero.
+
+    of, field: whose it is and its name, in the AutoshardError raised.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not is_finite(value) or value < 0:
+        raise AutoshardError(f"{field}={show(value)} of {of} must be a finite number of at least 0")
+
+
 def _unquoted(value: object) -> str:
     return ", without quotes" if isinstance(value, str) else ""
 
@@ -72,18 +78,6 @@ def check_choice(of: str, field: str, value: object, choices: Iterable[str]) -> 
     choices = tuple(choices)
     if value not in choices:
         raise AutoshardError(f"{field}={show(value)} of {of} must be one of: {', '.join(choices)}")
-
-
-def values_for(cls: type, mapping: object, path: str) -> dict[str, Any]:
-    """The values in `mapping` for the fields of the dataclass `cls`, by name.
-
-    path: what errors call the mapping. The values themselves are checked by the dataclass.
-    Raises AutoshardError where `mapping` is no object, lacks a field or has one that the dataclass does not have.
-    """
-    reader = Reader(mapping, path)
-    values = {field.name: reader.any(field.name) for field in fields(cls)}
-    reader.finish()
-    return values
 
 
 def near(text: str, names: Iterable[str]) -> list[str]:

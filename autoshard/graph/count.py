@@ -89,10 +89,10 @@ def saved_activations(program: Program, step: Step) -> dict[str, float]:
     Two steps that keep the same buffer give it the same name.
     """
     kept: dict[str, float] = {}
-    for one in operator_steps(step):
-        op = one.operator
+    for operator_step in operator_steps(step):
+        op = operator_step.operator
         kind = KINDS[op.kind]
-        views = [one.inputs[index] for index in kind.saved_inputs(op, program.graph)]
+        views = [operator_step.inputs[index] for index in kind.saved_inputs(op, program.graph)]
         if isinstance(step, GatherEinsumStep):
             views = [step.gather.source if view == step.gather.target else view for view in views]
         if kind.saves_output(op):
@@ -101,7 +101,7 @@ def saved_activations(program: Program, step: Step) -> dict[str, float]:
             tensor = program.tensor(view)
             if tensor.role != "parameter" and tensor.differentiable:
                 kept[view] = float(program.local_bytes[view])
-        for extra in kind.extra_saved(op, program.graph, loop_sizes(program, one)):
+        for extra in kind.extra_saved(op, program.graph, loop_sizes(program, operator_step)):
             kept[f"{op.name}:{extra.name}"] = extra.bytes
     return kept
 
@@ -113,9 +113,11 @@ def forward_collectives(program: Program, step: Step) -> Iterator[tuple[str, tup
         return
     if isinstance(step, GatherEinsumStep):
         yield from _moving(step.gather.transitions, forward=True)
-    for one in operator_steps(step):
-        kind, sizes = KINDS[one.operator.kind], loop_sizes(program, one)
-        yield from _inside(program, one, kind.internal_collectives(one.operator, program.graph, sizes))
+    for operator_step in operator_steps(step):
+        kind, sizes = KINDS[operator_step.operator.kind], loop_sizes(program, operator_step)
+        yield from _inside(
+            program, operator_step, kind.internal_collectives(operator_step.operator, program.graph, sizes)
+        )
 
 
 def backward_collectives(program: Program, step: Step) -> Iterator[tuple[str, tuple[str, ...], int]]:
@@ -126,9 +128,11 @@ def backward_collectives(program: Program, step: Step) -> Iterator[tuple[str, tu
     elif isinstance(step, GatherEinsumStep):
         yield from _moving(step.gather.transitions, forward=True)
         yield from _moving(step.gather.transitions, forward=False)
-    for one in operator_steps(step):
-        kind, sizes = KINDS[one.operator.kind], loop_sizes(program, one)
-        yield from _inside(program, one, kind.internal_backward_collectives(one.operator, program.graph, sizes))
+    for operator_step in operator_steps(step):
+        kind, sizes = KINDS[operator_step.operator.kind], loop_sizes(program, operator_step)
+        yield from _inside(
+            program, operator_step, kind.internal_backward_collectives(operator_step.operator, program.graph, sizes)
+        )
 
 
 def _inside(

@@ -55,10 +55,10 @@ def parse(text: str) -> Expression:
     if not isinstance(text, str) or len(text) > LONGEST:
         raise AutoshardError(f"an expression must be a text of at most {LONGEST:,} characters")
     words = re.findall(r"[()]|[^\s()]+", text)
-    found, stop = _read(words, 0, 0, text)
+    expression, stop = _read(words, 0, 0, text)
     if stop != len(words):
         raise AutoshardError(f"expression {text[:60]!r} goes on behind its end")
-    return found
+    return expression
 
 
 def _read(words: list[str], place: int, depth: int, text: str) -> tuple[Expression, int]:

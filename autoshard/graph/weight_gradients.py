@@ -12,8 +12,8 @@ from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, i
 
 def projections(program: Program) -> tuple[OperatorStep, ...]:
     """The projections of a program, in its order, with those behind a shared gather."""
-    found = (one for step in program.steps for one in operator_steps(step))
-    return tuple(one for one in found if is_projection(program.graph, one.operator))
+    steps = (one for step in program.steps for one in operator_steps(step))
+    return tuple(one for one in steps if is_projection(program.graph, one.operator))
 
 
 def waiting_bytes(program: Program) -> float:
@@ -24,7 +24,7 @@ def waiting_bytes(program: Program) -> float:
     """
     waiting: dict[str, float] = {}
     sources = {step.gather.target: step.gather.source for step in program.steps if isinstance(step, GatherEinsumStep)}
-    for one in projections(program):
-        for view in (sources.get(one.inputs[0], one.inputs[0]), one.operator.output):
+    for projection in projections(program):
+        for view in (sources.get(projection.inputs[0], projection.inputs[0]), projection.operator.output):
             waiting[view] = float(program.local_bytes[view])
     return sum(waiting.values())

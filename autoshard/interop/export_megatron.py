@@ -106,29 +106,33 @@ def _batch(plan: Plan) -> Iterator[str]:
 
 
 def _left_out(plan: Plan) -> tuple[str, ...]:
-    strategy, model, found = plan.strategy, plan.model, list(common_left_out(plan))
+    strategy, model, left_out = plan.strategy, plan.model, list(common_left_out(plan))
     if strategy.schedule not in ("1f1b", "interleaved"):
-        found.append(f"schedule={strategy.schedule}: Megatron runs 1f1b instead")
+        left_out.append(f"schedule={strategy.schedule}: Megatron runs 1f1b instead")
     if strategy.uniform_recompute not in COMMON_SETS:
-        found.append(f"recompute={strategy.recompute_name}: written as full, which fits wherever the plan does")
+        left_out.append(f"recompute={strategy.recompute_name}: written as full, which fits wherever the plan does")
     if strategy.cp > 1 and strategy.context_parallel not in COMMUNICATION:
-        found.append(f"context_parallel={strategy.context_parallel}: written as p2p, Megatron's zigzag ring")
+        left_out.append(f"context_parallel={strategy.context_parallel}: written as p2p, Megatron's zigzag ring")
     if strategy.axis_order_name not in (TP_PP_DP, "-".join(AXIS_ORDER)):
-        found.append(f"axis_order={strategy.axis_order_name}: Megatron's is {'-'.join(AXIS_ORDER)} or {TP_PP_DP}")
+        left_out.append(f"axis_order={strategy.axis_order_name}: Megatron's is {'-'.join(AXIS_ORDER)} or {TP_PP_DP}")
     if strategy.axis_order_name == TP_PP_DP and strategy.ep > 1:
-        found.append(f"axis_order={TP_PP_DP} with ep={strategy.ep}: Megatron puts experts inside the pipeline")
+        left_out.append(f"axis_order={TP_PP_DP} with ep={strategy.ep}: Megatron puts experts inside the pipeline")
     if plan.training.precision.name == "bf16_sr":
-        found.append("precision=bf16_sr: written as --bf16, which keeps FP32 master weights and rounds to nearest")
+        left_out.append("precision=bf16_sr: written as --bf16, which keeps FP32 master weights and rounds to nearest")
     if model.sliding_window is not None:
-        found.append(f"sliding_window={model.sliding_window}: Megatron takes it with Transformer Engine only")
+        left_out.append(f"sliding_window={model.sliding_window}: Megatron takes it with Transformer Engine only")
     if model.rope_scaling is not None and model.rope_scaling != llama3_scaling(model.rope_scaling.factor):
-        found.append(f"rope_scaling {model.rope_scaling.rope_type}: Megatron's --use-rope-scaling is Llama 3.1's alone")
+        left_out.append(
+            f"rope_scaling {model.rope_scaling.rope_type}: Megatron's --use-rope-scaling is Llama 3.1's alone"
+        )
     if model.use_parallel_residual:
-        found.append("use_parallel_residual: Megatron runs the MLP after attention")
+        left_out.append("use_parallel_residual: Megatron runs the MLP after attention")
     if property_of(model, "bias") == "attention":
-        found.append("attention_bias: Megatron has biases everywhere, or of q, k and v alone (--add-qkv-bias)")
+        left_out.append("attention_bias: Megatron has biases everywhere, or of q, k and v alone (--add-qkv-bias)")
     if model.shared_expert_intermediate_size:
-        found.append("--moe-shared-expert-gate: Megatron has it since Core 0.13, earlier ones add the expert ungated")
+        left_out.append(
+            "--moe-shared-expert-gate: Megatron has it since Core 0.13, earlier ones add the expert ungated"
+        )
     if plan.cluster.platform.is_trainium:
-        found.append(f"instance={plan.cluster.instance}: Megatron-LM runs on GPUs")
-    return tuple(found)
+        left_out.append(f"instance={plan.cluster.instance}: Megatron-LM runs on GPUs")
+    return tuple(left_out)

@@ -112,9 +112,9 @@ def _recompute(plan: Plan) -> tuple[str | None, list[str] | None]:
     name = plan.strategy.uniform_recompute
     if name == NO_RECOMPUTE:
         return None, None
-    own = members(name or FULL_RECOMPUTE)
-    classes = {one: parts for one, parts in RECOMPUTED[plan.model.is_moe].items() if own.issuperset(parts)}
-    if own == {part for parts in classes.values() for part in parts}:
+    recomputed = members(name or FULL_RECOMPUTE)
+    classes = {one: parts for one, parts in RECOMPUTED[plan.model.is_moe].items() if recomputed.issuperset(parts)}
+    if recomputed == {part for parts in classes.values() for part in parts}:
         return "selective", list(classes)
     return "full", None
 
@@ -138,38 +138,40 @@ def _precision(plan: Plan) -> dict[str, Any]:
 
 
 def _left_out(plan: Plan) -> tuple[str, ...]:
-    strategy, found = plan.strategy, list(common_left_out(plan))
-    found.append(
+    strategy, left_out = plan.strategy, list(common_left_out(plan))
+    left_out.append(
         f"model.model_config={MODEL_CONFIG}: NxD Training reads the model's other sizes from the file named there"
     )
     try:
         check_strategy(plan.model, plan.training, plan.cluster, NXD.name, strategy)
     except AutoshardError as error:
-        found.append(f"the layout breaks a rule of NxD: {error}")
+        left_out.append(f"the layout breaks a rule of NxD: {error}")
     if strategy.uniform_recompute != FULL_RECOMPUTE and _recompute(plan)[0] == "full":
-        found.append(f"recompute={strategy.recompute_name}: written as full, which fits wherever the plan does")
+        left_out.append(f"recompute={strategy.recompute_name}: written as full, which fits wherever the plan does")
     if strategy.uniform_recompute == "none" and strategy.attention_kernel == "plain" and not plan.model.is_moe:
-        found.append("recompute=none: without flash attention NxD Training recomputes core attention all the same")
+        left_out.append("recompute=none: without flash attention NxD Training recomputes core attention all the same")
     if strategy.schedule not in ("1f1b", "interleaved"):
-        found.append(f"schedule={strategy.schedule}: NxD runs 1f1b instead")
+        left_out.append(f"schedule={strategy.schedule}: NxD runs 1f1b instead")
     if strategy.cp > 1:
         if strategy.context_parallel != "ring":
-            found.append(f"context_parallel={strategy.context_parallel}: NxD Training has ring attention alone")
-        found.append(
+            left_out.append(f"context_parallel={strategy.context_parallel}: NxD Training has ring attention alone")
+        left_out.append(
             f"cp={strategy.cp}: NxD's optimizer checkpoints overwrite each other; a resumed run continues wrongly"
         )
     if plan.cluster.fold(strategy.tp) and strategy.dp > 1:
-        found.append(
+        left_out.append(
             f"tp={strategy.tp} at lnc {plan.cluster.lnc} has folded rank groups, and NxD's save_checkpoint leaves out "
             "the model files of half their ranks; autoshard convert writes all, autoshard run saves its own"
         )
         if not strategy.zero:
-            found.append(f"zero1=false with tp={strategy.tp}: NxD sums gradients of different shards; use zero1=true")
+            left_out.append(
+                f"zero1=false with tp={strategy.tp}: NxD sums gradients of different shards; use zero1=true"
+            )
     if strategy.tp > plan.model.num_key_value_heads:
-        found.append(
+        left_out.append(
             f"kv_replicator={strategy.tp // plan.model.num_key_value_heads}: NxD's gradient norm counts key-value "
             "weights that often, so gradient_clip_val sets in early"
         )
     if not plan.cluster.platform.is_trainium:
-        found.append(f"instance={plan.cluster.instance}: NxD Training runs on Trainium")
-    return tuple(found)
+        left_out.append(f"instance={plan.cluster.instance}: NxD Training runs on Trainium")
+    return tuple(left_out)

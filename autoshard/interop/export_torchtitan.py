@@ -73,34 +73,36 @@ def _section(section: tuple[str, dict[str, Any]]) -> str:
 
 
 def _left_out(plan: Plan) -> tuple[str, ...]:
-    strategy, found = plan.strategy, list(common_left_out(plan))
+    strategy, left_out = plan.strategy, list(common_left_out(plan))
     if plan.model.name not in FLAVORS:
-        found.append(f"model {plan.model.name}: no torchtitan flavor is known for it; set model.name and model.flavor")
-    found.append(f"cluster: start {plan.cluster.nodes} x {plan.cluster.devices_per_node} processes")
+        left_out.append(
+            f"model {plan.model.name}: no torchtitan flavor is known for it; set model.name and model.flavor"
+        )
+    left_out.append(f"cluster: start {plan.cluster.nodes} x {plan.cluster.devices_per_node} processes")
     if strategy.zero in (1, 2) and strategy.dp > 1:
         more = "gradients and parameters" if strategy.zero == 1 else "parameters"
-        found.append(f"zero={strategy.zero}: FSDP without resharding shards {more} too, between steps")
+        left_out.append(f"zero={strategy.zero}: FSDP without resharding shards {more} too, between steps")
     if RECOMPUTE.get(strategy.uniform_recompute or "") == "selective":
-        found.append(f"recompute={strategy.recompute_name}: torchtitan's selective mode chooses other operators")
+        left_out.append(f"recompute={strategy.recompute_name}: torchtitan's selective mode chooses other operators")
     elif strategy.uniform_recompute not in RECOMPUTE:
-        found.append(f"recompute={strategy.recompute_name}: written as full, which fits wherever the plan does")
+        left_out.append(f"recompute={strategy.recompute_name}: written as full, which fits wherever the plan does")
     if strategy.attention_kernel == "plain":
-        found.append("attention_kernel=plain: torchtitan takes the kernel that torch chooses")
+        left_out.append("attention_kernel=plain: torchtitan takes the kernel that torch chooses")
     if strategy.schedule not in SCHEDULES:
-        found.append(f"schedule={strategy.schedule}: written as 1F1B")
+        left_out.append(f"schedule={strategy.schedule}: written as 1F1B")
     if strategy.cp > 1 and strategy.context_parallel not in ROTATE:
-        found.append(f"context_parallel={strategy.context_parallel}: written as alltoall, torch's zigzag ring")
+        left_out.append(f"context_parallel={strategy.context_parallel}: written as alltoall, torch's zigzag ring")
     if strategy.axis_order != AXIS_ORDER:
-        found.append(f"axis_order={strategy.axis_order_name}: torchtitan's is {'-'.join(AXIS_ORDER)}")
+        left_out.append(f"axis_order={strategy.axis_order_name}: torchtitan's is {'-'.join(AXIS_ORDER)}")
     if plan.training.precision.name == "bf16_sr":
-        found.append("precision=bf16_sr: torchtitan keeps FP32 parameters and has no stochastic rounding")
+        left_out.append("precision=bf16_sr: torchtitan keeps FP32 parameters and has no stochastic rounding")
     if plan.model.shared_expert_intermediate_size:
-        found.append(
+        left_out.append(
             f"shared_expert_intermediate_size={plan.model.shared_expert_intermediate_size}: a matter of the flavor, as "
             "is its gate"
         )
     if plan.model.is_moe:
-        found.append(
+        left_out.append(
             f"expert_capacity_factor={plan.training.expert_capacity_factor:g}: torchtitan drops no tokens of an expert"
         )
-    return tuple(found)
+    return tuple(left_out)

@@ -100,33 +100,33 @@ def nxdt_layout(data: Mapping[str, Any]) -> WrittenLayout:
 
     Degrees default to 1, as in NxDT. Raises AutoshardError for values that make no layout.
     """
-    found = _Values(data)
-    options = _sizes(found)
-    ring = bool(found.get("model.fusions.ring_attention"))
-    flash = bool(found.get("model.fusions.flash_attention")) or ring
-    options["recompute"], notes = _recompute(found, flash)
+    values = _Values(data)
+    options = _sizes(values)
+    ring = bool(values.get("model.fusions.ring_attention"))
+    flash = bool(values.get("model.fusions.flash_attention")) or ring
+    options["recompute"], notes = _recompute(values, flash)
     options["attention_kernel"] = "flash" if flash else "plain"
     if options["cp"] > 1:
         options["context_parallel"] = "ring"
-    precision = str(found.get("precision.type") or "mixed_precision")
+    precision = str(values.get("precision.type") or "mixed_precision")
     options["precision"] = PRECISIONS.get(precision, "mixed_precision")
-    if found.whole("model.encoder_seq_length") not in (None, options.get("seq_len")):
+    if values.whole("model.encoder_seq_length") not in (None, options.get("seq_len")):
         notes += (f"sequences of {options['seq_len']:,} tokens, as data.seq_length says, not model.encoder_seq_length",)
     if precision not in PRECISIONS:
         notes += (f"precision.type={precision} is priced as mixed_precision",)
-    layers = found.whole("model.num_layers")
+    layers = values.whole("model.num_layers")
     fields: dict[str, Any] = {
-        "sequence_parallel": bool(found.get("distributed_strategy.sequence_parallel")) and options["tp"] > 1,
-        "zero": int(bool(found.get("distributed_strategy.zero1"))),
+        "sequence_parallel": bool(values.get("distributed_strategy.sequence_parallel")) and options["tp"] > 1,
+        "zero": int(bool(values.get("distributed_strategy.zero1"))),
     }
-    cuts, stages = found.get("model.pipeline_cuts"), options["pp"] * options["vpp"]
+    cuts, stages = values.get("model.pipeline_cuts"), options["pp"] * options["vpp"]
     if cuts:
         fields["stage_layers"] = _stage_layers(cuts, layers)
     elif layers is not None and layers > stages and layers % stages:
         fields["stage_layers"] = auto_partition(layers, stages)
-    capacity = _capacity(found)
-    model, warnings = _model(found), tuple(_warnings(found))
-    left_out = found.left_out()
+    capacity = _capacity(values)
+    model, warnings = _model(values), tuple(_warnings(values))
+    left_out = values.left_out()
     return WrittenLayout(
         "NxDT configuration",
         options,
@@ -135,7 +135,7 @@ def nxdt_layout(data: Mapping[str, Any]) -> WrittenLayout:
         training_fields={} if capacity is None else {"expert_capacity_factor": capacity},
         notes=notes,
         warnings=warnings,
-        drops=", ".join(f"{key}={rate:g}" for key in DROPOUT if (rate := number(key, found.peek(key)))),
+        drops=", ".join(f"{key}={rate:g}" for key in DROPOUT if (rate := number(key, values.peek(key)))),
         left_out=left_out,
         not_priced=tuple(key for key in left_out if not NO_EFFECT.fullmatch(key)),
     )
@@ -145,7 +145,7 @@ def _model(found: _Values) -> WrittenModel:
     """The model in the file: a GPT that the file describes whole, or a few sizes of the config.json that the file
     names.
     """
-    own = found.get("model_source") == "megatron"
+    is_described = found.get("model_source") == "megatron"
     said: dict[str, tuple[str, Any]] = {}
     for names, read in ((SIZES, found.whole), (NUMBERS, found.number), (WORDS, found.get), (FLAGS, found.flag)):
         for name, key in names.items():
@@ -156,7 +156,7 @@ def _model(found: _Values) -> WrittenModel:
         said["bias"] = ("model.has_bias", "all" if bias else "none")
     if (frequency := found.whole("model.moe.frequency") or 1) != 1:
         raise AutoshardError(f"model.moe.frequency={frequency}: every layer must have experts here; 1 works")
-    if not own:
+    if not is_described:
         types = MODEL_TYPES.get(str(found.get("name")), ())
         config = found.peek("model.model_config")
         assumed = {"num_local_experts": 0} if not types else {}

@@ -181,7 +181,7 @@ def stage_layers(parts: object) -> tuple[int, ...]:
 
 
 def _section(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = data.get(name, {})
-    if not isinstance(found, Mapping):
+    section = data.get(name, {})
+    if not isinstance(section, Mapping):
         raise AutoshardError(f"{name} must be a table")
-    return found
+    return section

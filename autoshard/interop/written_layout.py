@@ -104,9 +104,9 @@ def number(name: str, value: object) -> float | None:
     if value is None:
         return None
     try:
-        found = None if isinstance(value, bool) else float(str(value))
+        parsed = None if isinstance(value, bool) else float(str(value))
     except ValueError:
-        found = None
-    if found is None or not isfinite(found):
+        parsed = None
+    if parsed is None or not isfinite(parsed):
         raise AutoshardError(f"{name} is {str(value)[:40]!r}; it must be a number")
-    return found
+    return parsed

@@ -46,12 +46,12 @@ class WrittenModel:
 
         If a whole model says nothing of them, its heads share the hidden size and each query head has a key-value head.
         """
-        found = {**self.assumed, **{name: value for name, (_, value) in self.said.items()}}
-        hidden, heads = found.get("hidden_size"), found.get("num_attention_heads")
+        properties = {**self.assumed, **{name: value for name, (_, value) in self.said.items()}}
+        hidden, heads = properties.get("hidden_size"), properties.get("num_attention_heads")
         if self.whole and hidden and heads:
             shared = {} if hidden % heads else {"head_dim": hidden // heads}
-            return {"num_key_value_heads": heads, **shared, **found}
-        return found
+            return {"num_key_value_heads": heads, **shared, **properties}
+        return properties
 
 
 def property_of(model: ModelSpec, name: str) -> Any:
@@ -91,9 +91,11 @@ def check_same_model(file: str, written: WrittenModel, model: ModelSpec) -> None
     The number of blocks is not compared: a file may train fewer of them.
     """
     for name, (key, value) in written.said.items():
-        own = property_of(model, name)
-        if name != "num_hidden_layers" and own is not UNKNOWN and own != value:
-            raise AutoshardError(f"{file} has {key}={shown(value)}, but {model.name} has {shown(own)}: another model")
+        models_own = property_of(model, name)
+        if name != "num_hidden_layers" and models_own is not UNKNOWN and models_own != value:
+            raise AutoshardError(
+                f"{file} has {key}={shown(value)}, but {model.name} has {shown(models_own)}: another model"
+            )
 
 
 def shown(value: object) -> str:
@@ -112,15 +114,15 @@ def models_with(written: WrittenModel) -> tuple[ModelSpec, ...]:
     if not written.said:
         return ()
     compared = {name: value for name, value in wanted.items() if name != "num_hidden_layers"}
-    found = [
+    models = [
         model
         for model in map(load_model, builtin_models())
         if (not written.model_types or model.model_type in written.model_types)
         and all(property_of(model, name) in (UNKNOWN, value) for name, value in compared.items())
     ]
     for name in ("num_hidden_layers", "max_position_embeddings"):
-        found = [model for model in found if getattr(model, name) == wanted.get(name)] or found
-    return tuple(found)
+        models = [model for model in models if getattr(model, name) == wanted.get(name)] or models
+    return tuple(models)
 
 
 _Form = dict[str, tuple[str, ...]]

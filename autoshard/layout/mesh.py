@@ -66,11 +66,11 @@ class Mesh:
     @cached_property
     def rank_axes(self) -> tuple[Axis, ...]:
         """All axes with the pipeline, named 'pp', in the order in which ranks count through them, outermost first."""
-        found: list[Axis] = []
+        axes: list[Axis] = []
         for family in self.order:
             members = (Axis("pp", self.pp),) if family == "pp" else self.axes
-            found += [axis for axis in members if axis.name in FAMILIES.get(family, ("pp",))]
-        return tuple(found)
+            axes += [axis for axis in members if axis.name in FAMILIES.get(family, ("pp",))]
+        return tuple(axes)
 
     @property
     def stage_size(self) -> int:

@@ -71,20 +71,20 @@ def input_states(graph: Graph, axes: Axes, hidden: State) -> dict[str, State]:
     activation.
     """
     keys = tuple("batch" if axis in DATA_AXES else INVARIANT for axis in axes)
-    found = {tensor.name: hidden for tensor in graph.inputs() if tensor.dims == HIDDEN_DIMS}
+    states = {tensor.name: hidden for tensor in graph.inputs() if tensor.dims == HIDDEN_DIMS}
     whole = (SEQUENCE_KEYS, DOCUMENT_STARTS)
-    return found | {tensor.name: keys for tensor in graph.inputs() if tensor.name in whole}
+    return states | {tensor.name: keys for tensor in graph.inputs() if tensor.name in whole}
 
 
 def choices(graph: Graph, axes: Axes, sequence_parallel: bool, others: OperatorChoices = ()) -> dict[str, Choice]:
     """The choice of every operator, by its name: the rule's, except for the templates and axes that `others` names."""
     given = {template: dict(choice) for template, choice in others}
-    found: dict[str, Choice] = {}
+    chosen: dict[str, Choice] = {}
     for op in graph.operators:
-        own = given.get(template_of(op.name), {})
+        named = given.get(template_of(op.name), {})
         rule = operator_choice(op, axes, sequence_parallel)
-        found[op.name] = {axis: own.get(axis, value) for axis, value in rule.items()}
-    return found
+        chosen[op.name] = {axis: named.get(axis, value) for axis, value in rule.items()}
+    return chosen
 
 
 def differing(chosen: Mapping[str, Choice], rule: Mapping[str, Choice]) -> OperatorChoices:

@@ -30,7 +30,8 @@ Laws = tuple[float, ...]
 
 
 def first_order(problem: Problem, pins: Pins, draft: Draft) -> Order:
-    """The pinned one; else the first that the rules accept; the default where they accept none."""
+    """The order of a draft's axes: the pinned one, else the first that the rules accept; the default where they accept
+    none."""
     if pins.axis_order is not None:
         return tuple(pins.axis_order.split("-"))
     if not problem.cluster.platform.has_adjacent_tp_ranks:
@@ -44,7 +45,7 @@ def _is_legal(problem: Problem, draft: Draft, order: Order) -> bool:
 
 
 def other_orders(problem: Problem, pins: Pins, draft: Draft) -> tuple[Order, ...]:
-    """Those beside the draft's own in which some layout with its degrees may be faster."""
+    """The orders of axes, other than the draft's own, in which some layout with the draft's degrees may be faster."""
     orders = BACKENDS[problem.backend].axis_orders
     if pins.axis_order is not None or len(orders) == 1:
         return ()
@@ -71,7 +72,11 @@ def _useful(
 
 
 def undominated(laws: dict[Order, Laws]) -> tuple[Order, ...]:
-    """The first of those with equal laws, without those that another one is nowhere worse and somewhere better than."""
+    """The orders that no other order beats, in the given order: of several with equal laws the first alone, and none
+    that another is nowhere worse and somewhere better than.
+
+    laws: of each order, all of the same length.
+    """
     first: dict[Laws, Order] = {}
     for order, its in laws.items():
         first.setdefault(its, order)
@@ -83,15 +88,18 @@ def undominated(laws: dict[Order, Laws]) -> tuple[Order, ...]:
 
 
 def order_laws(mesh: Mesh, cluster: Cluster, known: dict[GroupShape, Laws] | None = None) -> Laws:
-    """Of every kind of collective over every set of axes that has more than one rank: of the pipeline by itself, since
-    only neighbouring stages talk, and of all sets of a stage's axes. known: laws of shapes, which this adds to."""
+    """The laws of every kind of collective over every set of axes that has more than one rank: the pipeline by itself,
+    since only neighbouring stages talk, and all sets of a stage's axes.
+
+    known: laws of shapes of groups, which this adds to.
+    """
     pipeline = (("pp",),) if mesh.pp > 1 else ()
     return _laws(mesh, (*pipeline, *_sets(mesh.stage_axes)), cluster, {} if known is None else known)
 
 
 def stage_laws(problem: Problem, shape: LocalShape) -> Laws:
-    """Of what ranks of a stage with this local shape send each other while they work on a microbatch: along dp only
-    what routers know of each other."""
+    """The laws of the collectives among the ranks of a stage with this local shape during a microbatch. Along dp there
+    are some only where routers tell each other their loads."""
     mesh = stage_mesh(problem.model, problem.cluster, shape)
     axes = [axis for axis in mesh.stage_axes if axis != "dp" or problem.model.router_aux_loss_coef]
     return _laws(mesh, _sets(axes), problem.cluster, {})
@@ -103,11 +111,11 @@ def _sets(names: Iterable[str]) -> tuple[tuple[str, ...], ...]:
 
 
 def _laws(mesh: Mesh, sets: tuple[tuple[str, ...], ...], cluster: Cluster, known: dict[GroupShape, Laws]) -> Laws:
-    order, found = mesh_order(mesh), list[float]()
+    order, laws = mesh_order(mesh), list[float]()
     for axes in sets:
         shape = group_shape(order, tuple(sorted(axes)), cluster)
         if shape not in known:
             several = [collective_law(kind, shape, cluster) for kind in KINDS]
             known[shape] = tuple(number for law in several for number in (law.latency_s, law.seconds_per_byte))
-        found += known[shape]
-    return tuple(found)
+        laws += known[shape]
+    return tuple(laws)

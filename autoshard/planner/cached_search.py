@@ -23,7 +23,7 @@ from autoshard.plans.search_result import Candidate, Pins
 
 
 class OutOfTime(Exception):
-    """A search was not ended, or not begun, when the clock ran out."""
+    """Raised where a search was not ended, or not begun, when the clock ran out."""
 
 
 KEPT = 4
@@ -31,7 +31,8 @@ KEPT = 4
 
 
 class Searches:
-    """Mutable: remembers what it did. clock: when it has run out, every search raises OutOfTime."""
+    """Searches that share their prices. Mutable: remembers what it did. clock: when it has run out, every search raises
+    OutOfTime."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or Clock(inf)
@@ -40,7 +41,11 @@ class Searches:
 
     @uncollected()
     def best(self, problem: Problem, pins: Pins, fit_probability: float = FIT_PROBABILITY) -> Candidate:
-        """As `search`, which says what is raised, and OutOfTime."""
+        """The best layout, the same that `search` finds.
+
+        fit_probability: from 0 to 1, how surely the layout is to fit into memory. Raises what `search` raises, and
+        OutOfTime.
+        """
         check_pins(problem, pins)
         cluster = problem.cluster
         self._check_clock()
@@ -53,17 +58,17 @@ class Searches:
         return Candidate(strategy, estimate(problem.model, problem.training, cluster, strategy))
 
     def layouts(self, problem: Problem, pins: Pins) -> PricedLayouts:
-        """Every one that is legal and fits, and some that do not."""
+        """The prices of every legal layout that fits into memory, and of some that do not. Raises OutOfTime."""
         device = problem.cluster.device
         any_memory = replace(device, memory_bytes=1 + device.reserved_memory_bytes)
         key = (problem._replace(cluster=replace(problem.cluster, device=any_memory)), pins)
         known = self._priced.get(key)
         if known is not None and known.problem.cluster.device.memory_bytes >= device.memory_bytes:
             return known
-        self._priced[key] = found = self._price(problem, pins)
+        self._priced[key] = layouts = self._price(problem, pins)
         while len(self._priced) > KEPT:
             del self._priced[next(iter(self._priced))]
-        return found
+        return layouts
 
     def _price(self, problem: Problem, pins: Pins) -> PricedLayouts:
         from autoshard.planner.grid.table import Table
@@ -78,11 +83,11 @@ class Searches:
             self._drafts[key] = [draft for mesh in legal for draft in mesh.drafts if table.has_room(draft)]
         for draft in self._drafts[key]:
             table.add(draft)
-        found = []
-        for one in table.price():
-            found.append(one)
+        chunks = []
+        for chunk in table.price():
+            chunks.append(chunk)
             self._check_clock()
-        return PricedLayouts(problem, found, inf)
+        return PricedLayouts(problem, chunks, inf)
 
     def _check_clock(self) -> None:
         if not self._clock.in_time():

@@ -80,7 +80,7 @@ def check_pins(problem: Problem, pins: Pins) -> None:
 
 
 def _check_chunks(pins: Pins) -> None:
-    """A pinned schedule must accept the pinned chunks a rank."""
+    """Raise AutoshardError where the pinned schedule does not accept the pinned chunks a rank."""
     if pins.schedule is None or pins.num_virtual_stages is None:
         return
     pp = max(2, pins.pp or 2)
@@ -112,7 +112,7 @@ def _check_axis_order(problem: Problem, order: str) -> None:
 
 
 def _check_world(problem: Problem, pins: Pins) -> None:
-    """The pinned degrees must leave room for the others."""
+    """Raise AutoshardError where the pinned degrees leave no room for the others."""
     fixed = {name: getattr(pins, name) for name in ("tp", "pp", "dp", "cp") if getattr(pins, name) is not None}
     product, cluster = prod(fixed.values()), problem.cluster
     world, where = cluster.world_size, f"{cluster.nodes} x {cluster.instance}"
@@ -129,7 +129,7 @@ def _check_world(problem: Problem, pins: Pins) -> None:
 
 
 def _check_batch(problem: Problem, pins: Pins) -> None:
-    """What is pinned of dp and the microbatch must divide the batch, whatever the rest is."""
+    """Raise AutoshardError where the pinned ones of dp and the microbatch size do not divide the batch."""
     names = ("dp", "microbatch_size")
     fixed = {name: getattr(pins, name) for name in names if getattr(pins, name) is not None}
     batch = problem.training.global_batch_size
@@ -172,24 +172,24 @@ def variants(problem: Problem, pins: Pins, mesh: Draft) -> tuple[list[Draft], tu
     parallelism; the first attention kernel that the rules allow: flash keeps less and computes less than plain.
     """
     first = None
-    found: list[Draft] = []
+    legal: list[Draft] = []
     for sequence_parallel in (True, False) if mesh.tp > 1 else (False,):
         draft = mesh._replace(sequence_parallel=sequence_parallel)
         broken = first_broken(mesh_rules(problem.backend), problem, draft)
         if broken is None:
             kernels, broken = _kernels(problem, pins, draft)
             for zero in zero_stages(problem, pins, mesh):
-                for one in (kernel._replace(zero=zero) for kernel in kernels):
-                    broken_by_state = first_broken(state_rules(problem.backend), problem, one)
+                for variant in (kernel._replace(zero=zero) for kernel in kernels):
+                    broken_by_state = first_broken(state_rules(problem.backend), problem, variant)
                     if broken_by_state is None:
-                        found.append(one)
+                        legal.append(variant)
                     broken = broken or broken_by_state
         first = first or broken
-    return found, None if found else first
+    return legal, None if legal else first
 
 
 def zero_stages(problem: Problem, pins: Pins, mesh: Draft) -> Sequence[int]:
-    """The default first."""
+    """The stages of ZeRO to try, the default first."""
     if pins.zero is not None:
         return (pins.zero,)
     if mesh.dp * mesh.cp == 1:
@@ -209,7 +209,7 @@ def _kernels(problem: Problem, pins: Pins, mesh: Draft) -> tuple[list[Draft], tu
 
 
 def kernel_choices(problem: Problem, pins: Pins, mesh: Draft) -> list[list[Draft]]:
-    """Legal or not: for each attention kernel, the best first, every kind of context parallelism."""
+    """For each attention kernel, the best first, drafts with every kind of context parallelism, legal or not."""
     names = ATTENTION_KERNELS if pins.attention_kernel is None else (pins.attention_kernel,)
     kinds = BACKENDS[problem.backend].context_parallel if mesh.cp > 1 else (UNUSED,)
     if pins.context_parallel is not None:
@@ -218,8 +218,8 @@ def kernel_choices(problem: Problem, pins: Pins, mesh: Draft) -> list[list[Draft
 
 
 def with_kernel(problem: Problem, pins: Pins, mesh: Draft) -> Draft:
-    """With the pinned attention kernel and kind of context parallelism, else the first ones that the rules allow; where
-    nothing is allowed, with flash and the first kind."""
+    """The draft with the pinned attention kernel and kind of context parallelism, else with the first ones that the
+    rules allow; where nothing is allowed, with flash and the first kind."""
     legal, _ = _kernels(problem, pins, mesh)
     if legal:
         return legal[0]
@@ -228,7 +228,8 @@ def with_kernel(problem: Problem, pins: Pins, mesh: Draft) -> Draft:
 
 
 def microbatch_sizes(problem: Problem, pins: Pins, mesh: Draft) -> Sequence[int]:
-    """Rising. One data-parallel rank's share of the batch in equal parts."""
+    """Sequences of a microbatch, rising: each number that cuts a data-parallel rank's share of the batch into equal
+    parts; the pinned number, or 1 where dp does not divide the batch."""
     if pins.microbatch_size is not None:
         return (pins.microbatch_size,)
     batch = problem.training.global_batch_size

@@ -17,21 +17,22 @@ wide, and whoever took the simplest of all within them would give away as much o
 
 
 def simplest_of_equals(cluster: Cluster, ranked: list[Timed]) -> int:
-    """The place of the layout to take. ranked: fastest first."""
+    """The place, in `ranked`, of the simplest layout among those that are a toss-up with the first. ranked: layouts
+    that fit, fastest first."""
     fastest, chosen = ranked[0], 0
     kinds = [*dict.fromkeys(kind(one.strategy) for one in ranked)][:COMPARED]
-    for place, one in enumerate(ranked):
-        if kind(one.strategy) not in kinds or one.step_time_s > fastest.step_time_s * (1 + GIVEN_AWAY):
+    for place, layout in enumerate(ranked):
+        if kind(layout.strategy) not in kinds or layout.step_time_s > fastest.step_time_s * (1 + GIVEN_AWAY):
             break
-        either = toss_up(cluster, fastest.strategy, fastest.step_time_s, one.strategy, one.step_time_s)
-        if either and choices(one.strategy) < choices(ranked[chosen].strategy):
+        either = toss_up(cluster, fastest.strategy, fastest.step_time_s, layout.strategy, layout.step_time_s)
+        if either and choices(layout.strategy) < choices(ranked[chosen].strategy):
             chosen = place
     return chosen
 
 
 def choices(s: Strategy) -> int:
-    """How much of a layout is out of the ordinary: axes, their order, virtual stages, schedule, recompute, cuts, what
-    is off."""
+    """The number of things in a layout that are out of the ordinary: axes, their order, virtual stages, schedule,
+    recompute, cuts, what is off."""
     uneven = s.stage_layers != even_stage_layers(sum(s.stage_layers), len(s.stage_layers))
     axes = sum(degree > 1 for degree in (s.tp, s.pp, s.cp, s.ep, s.num_virtual_stages))
     unusual = (s.schedule not in NXD_SCHEDULES, s.zero != 1, s.tp > 1 and not s.sequence_parallel)

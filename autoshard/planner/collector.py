@@ -10,7 +10,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """As it was before, afterwards. `with uncollected():`, or around a function."""
+    """A context, `with uncollected():` or around a function, in which Python collects no garbage; afterwards it does so
+    where it did before."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -23,8 +23,9 @@ class MeshDrafts(NamedTuple):
 
 
 def legal_layouts(problem: Problem, pins: Pins, tally: Tally) -> list[MeshDrafts]:
-    """One entry for each (tp, pp, dp, cp, ep) that breaks no rule and each stage of ZeRO."""
-    found = []
+    """The legal layouts: one entry for each (tp, pp, dp, cp, ep) that breaks no rule and each stage of ZeRO. tally:
+    counts those that break one."""
+    legal = []
     sets = len(recompute_sets(problem, pins))
     for mesh in meshes(problem, pins):
         alike, broken = variants(problem, pins, mesh)
@@ -42,8 +43,8 @@ def legal_layouts(problem: Problem, pins: Pins, tally: Tally) -> list[MeshDrafts
                     drafts.append(draft)
                 else:
                     tally.drop(*broken, count=sets)
-        found += [MeshDrafts(state_bytes, drafts) for state_bytes, drafts in by_state.items()]
-    return found
+        legal += [MeshDrafts(state_bytes, drafts) for state_bytes, drafts in by_state.items()]
+    return legal
 
 
 def _schedules(problem: Problem, pins: Pins, mesh: Draft, tally: Tally, times: int) -> list[tuple[str, int, int]]:
@@ -61,7 +62,7 @@ def _schedules(problem: Problem, pins: Pins, mesh: Draft, tally: Tally, times: i
 
 
 def state_at_least_bytes(problem: Problem, draft: Draft) -> float:
-    """Not above the memory of the fullest rank: parameters, gradients and optimizer state if all ranks held equal
+    """Bytes that the fullest rank holds at least: parameters, gradients and optimizer state if all ranks held equal
     shares."""
     precision = problem.training.precision
     master = 0 if precision.master_dtype is None else DTYPE_BYTES[precision.master_dtype]

@@ -1,4 +1,4 @@
-"""What `autoshard plan` looks for beyond the fastest step on one cluster: money, the smallest cluster, a frontier."""
+"""Objectives of `autoshard plan` beyond the fastest step on one cluster: money, the smallest cluster, a frontier."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ BILLION = 1e9
 
 
 def best_answer(request: PlanRequest) -> Answer:
-    """Raises AutoshardError where the objective lacks a number, NoLayoutFits where no cluster meets it."""
+    """The best answer by the request's objective. Raises AutoshardError where the objective lacks a number,
+    NoLayoutFits where no cluster meets it."""
     if request.objective == "nodes":
         return _fewest_nodes(request)
     if request.days is not None:
@@ -31,19 +32,20 @@ def best_answer(request: PlanRequest) -> Answer:
 
 
 def frontier(request: PlanRequest) -> tuple[Answer, ...]:
-    """Clusters of 1, 2, 4, ... up to --nodes nodes of which none with fewer nodes is as fast, rising."""
+    """Answers for the clusters of 1, 2, 4, ... up to --nodes nodes of which none with fewer nodes is as fast; by rising
+    number of nodes."""
     for name in ("tokens", "days"):
         if getattr(request, name) is not None:
             raise AutoshardError(f"--pareto lists single steps and takes no --{name}; a plan without --pareto does")
-    found: list[Answer] = []
-    for one in _answers(request, _powers_of_two(request.nodes)):
-        if not found or one.result.best.estimate.step_time_s < found[-1].result.best.estimate.step_time_s:
-            found.append(one)
-    return tuple(found)
+    answers: list[Answer] = []
+    for larger in _answers(request, _powers_of_two(request.nodes)):
+        if not answers or larger.result.best.estimate.step_time_s < answers[-1].result.best.estimate.step_time_s:
+            answers.append(larger)
+    return tuple(answers)
 
 
 def usd_per_billion_tokens(found: Answer) -> float | None:
-    """None where the price of a node is not known."""
+    """US dollars that a billion tokens cost with the best layout; None where the price of a node is not known."""
     cluster = found.problem.cluster
     if cluster.price_per_node_hour_usd is None:
         return None
@@ -62,7 +64,7 @@ def _fastest(request: PlanRequest) -> tuple[Answer, tuple[Answer, ...]]:
 
 
 def _none_of(refusals: Mapping[int | str | None, Answer | AutoshardError]) -> AutoshardError:
-    """What was said at each lnc; once where that is the same."""
+    """One error with the texts of the errors at each lnc; with one text where all are the same."""
     kind = NoLayoutFits if any(isinstance(one, NoLayoutFits) for one in refusals.values()) else AutoshardError
     said = {lnc: str(error) for lnc, error in refusals.items()}
     if len(set(said.values())) == 1:
@@ -78,15 +80,15 @@ def _tried(request: PlanRequest) -> Answer | AutoshardError:
 
 
 def _each_lnc(request: PlanRequest) -> Iterator[PlanRequest]:
-    """What the instance offers where --lnc is auto."""
+    """The request at each lnc that the instance offers where --lnc is auto; else the request itself."""
     if request.lnc != SEARCHED:
         yield request
         return
     default = inputs_of(replace(request, lnc=None))[2]
     for lnc in LOGICAL_CORES:
-        one = replace(request, lnc=lnc)
-        if lnc == default.lnc or _exists(one):
-            yield one
+        at_lnc = replace(request, lnc=lnc)
+        if lnc == default.lnc or _exists(at_lnc):
+            yield at_lnc
 
 
 def _exists(request: PlanRequest) -> bool:
@@ -109,7 +111,7 @@ def _with_note(best: Answer, others: tuple[Answer, ...]) -> Answer:
 
 
 def _with_training(best: Answer, tokens: float) -> Answer:
-    """With a note of what the whole training takes."""
+    """The answer with a note of the days and dollars that the whole training takes. tokens: of the training."""
     speed, usd = best.result.best.estimate.tokens_per_s, usd_per_billion_tokens(best)
     costs = "" if usd is None else f" and cost {usd * tokens / BILLION:,.0f} USD"
     note = f"tokens: {format_count(tokens)} take {tokens / speed / DAY_S:,.3g} days at {speed:,.0f} a second{costs}"
@@ -117,16 +119,16 @@ def _with_training(best: Answer, tokens: float) -> Answer:
 
 
 def _answers(request: PlanRequest, counts: Iterable[int]) -> Iterator[Answer]:
-    """Of each size of cluster that has one. Raises what the last one said where none has."""
+    """The answer for each number of nodes that has one. Raises the last AutoshardError where none has."""
     tried = (_tried_fastest(replace(request, nodes=nodes)) for nodes in counts)
-    refused, found = None, False
-    for one in tried:
-        if isinstance(one, Answer):
-            found = True
-            yield one
+    refused, is_answered = None, False
+    for outcome in tried:
+        if isinstance(outcome, Answer):
+            is_answered = True
+            yield outcome
         else:
-            refused = one
-    if refused is not None and not found:
+            refused = outcome
+    if refused is not None and not is_answered:
         raise refused
 
 
@@ -193,7 +195,7 @@ def _fewest_nodes(request: PlanRequest) -> Answer:
 
 
 def _least_nodes(request: PlanRequest, wanted_tokens_per_s: float) -> int:
-    """Nodes whose devices at their peak would just be fast enough."""
+    """The number of nodes whose devices at their peak would just be fast enough."""
     from autoshard.cost.estimate import model_flops_per_step
 
     plain = replace(request, nodes=1, lnc=None if request.lnc == SEARCHED else request.lnc)
@@ -204,7 +206,7 @@ def _least_nodes(request: PlanRequest, wanted_tokens_per_s: float) -> int:
 
 
 def _sizes(least: int, most: int) -> Iterator[int]:
-    """Every number up to 16, then 16 evenly spaced ones an octave."""
+    """Numbers of nodes to try: every number up to 16, then 16 evenly spaced ones an octave."""
     nodes = 1
     while nodes <= most:
         if nodes >= least:

@@ -1,4 +1,4 @@
-"""What stands against every layout: the rules that the nearest ones break.
+"""The obstacles to every layout: the rules that the nearest ones break.
 
 A layout comes the nearer the fewer rules it breaks. The first rule that a layout breaks says little: where the batch
 does not divide, many layouts break some rule on degrees before that one, and still no other degrees would do.
@@ -24,7 +24,7 @@ Broken = dict[str, str]
 
 
 def state_has_room(problem: Problem, draft: Draft) -> str | None:
-    """What is held however little else is."""
+    """The objection that parameters, gradients and optimizer state alone exceed a device's memory; None if they fit."""
     needed, capacity = state_at_least_bytes(problem, draft), problem.cluster.device.memory_bytes
     if needed <= capacity:
         return None
@@ -47,17 +47,19 @@ number of microbatches, and what a kernel wants of the sequence is more than tha
 
 
 class Obstacles(NamedTuple):
-    """broken: how many rules the nearest layouts break. text: which, for the end of an error."""
+    """The rules that stand against every layout. broken: how many rules the nearest layouts break. text: which, for the
+    end of an error."""
 
     broken: int
     text: str
 
 
 def obstacles(problem: Problem, pins: Pins, rules: tuple[Rule, ...] = ()) -> Obstacles:
-    """What is wrong with the layouts that break the fewest rules; of different obstacles the MOST that stand against
-    most meshes, each with the example of fewest replicas.
+    """The rules that the layouts break which break the fewest. Of different obstacles the MOST are told that stand
+    against most meshes, each with the example of fewest replicas.
 
-    rules: others that hold beside those on layouts; they read degrees and zero. pins: as `check_pins` lets through.
+    rules: others that hold beside those on layouts; they read degrees and zero. pins: those that `check_pins` lets
+    through.
     """
     nearest = [(mesh, _fewest_broken(problem, pins, mesh, rules)) for mesh in meshes(problem, pins)]
     fewest = min(len(broken) for _, broken in nearest)
@@ -72,7 +74,8 @@ def obstacles(problem: Problem, pins: Pins, rules: tuple[Rule, ...] = ()) -> Obs
 
 
 def _fewest_broken(problem: Problem, pins: Pins, mesh: Draft, rules: tuple[Rule, ...]) -> Broken:
-    """Of all ways to use a mesh. Groups of rules read different choices: what is least in each is least in all."""
+    """The fewest rules that any way to use a mesh breaks. Groups of rules read different choices, so the least of each
+    group together are the least of all."""
     sequence_parallel = (mesh._replace(sequence_parallel=on) for on in ((False, True) if mesh.tp > 1 else (False,)))
     kernels = (draft for drafts in kernel_choices(problem, pins, mesh) for draft in drafts)
     schedules = [
@@ -98,9 +101,9 @@ def _least(problem: Problem, rules: tuple[Rule, ...], drafts: Iterable[Draft]) -
     """The rules that the draft breaks which breaks fewest, the first of equals."""
     least: Broken | None = None
     for draft in drafts:
-        found = {rule.reason: wrong for rule in rules if (wrong := rule.check(problem, draft)) is not None}
-        if least is None or len(found) < len(least):
-            least = found
+        broken = {rule.reason: wrong for rule in rules if (wrong := rule.check(problem, draft)) is not None}
+        if least is None or len(broken) < len(least):
+            least = broken
         if not least:
             break
     return least or {}

@@ -23,7 +23,8 @@ MOST_NODES, MOST_SEQUENCES, MOST_TOKENS = 65_536, 1_048_576, 100_000_000
 
 @dataclass(frozen=True)
 class Option:
-    """name: with underscores; the flag has dashes. parse: turns text, or a value of a recipe, into a checked value."""
+    """An option of `autoshard plan`. name: with underscores; the flag has dashes. parse: turns text, or a value of a
+    recipe, into a checked value."""
 
     name: str
     parse: Callable[[Any], Any]
@@ -209,7 +210,7 @@ OPTIONS = {option.name: option for option in (*WHAT, *PINS)}
 
 
 def request_from(values: Mapping[str, Any], top: int = TOP) -> PlanRequest:
-    """From parsed options; those that are absent or None take the defaults."""
+    """The request that parsed options make; those that are absent or None take the defaults."""
     given = {name: value for name, value in values.items() if name in OPTIONS and value is not None}
     pins = {option.name: given.pop(option.name) for option in PINS if option.name in given}
     if "hardware" in given:

@@ -32,7 +32,7 @@ NO_PIPELINE = "native PyTorch on Neuron has no pipeline parallelism yet"
 
 @dataclass(frozen=True)
 class Answer:
-    """What one cluster can do. notes: what was decided on the way there."""
+    """The search on one cluster and its result. notes: sentences on what was decided on the way there."""
 
     problem: Problem
     result: SearchResult
@@ -59,7 +59,7 @@ def answer(request: PlanRequest) -> Answer:
 
 
 def plan_of(request: PlanRequest, found: Answer) -> Plan:
-    """Written down, with the solver's operators where they are asked for and pay."""
+    """The plan of an answer, with the solver's operators where they are asked for and pay."""
     problem, result, notes = found.problem, found.result, found.notes
     operators = None
     if request.operators == "solver":
@@ -80,7 +80,8 @@ def plan_of(request: PlanRequest, found: Answer) -> Plan:
 def inputs_of(
     request: PlanRequest, model: ModelSpec | None = None
 ) -> tuple[ModelSpec, TrainingSpec, Cluster, tuple[str, ...]]:
-    """What is trained on what, and notes. model: in place of the one that the request names."""
+    """(model, training, cluster, notes) of a request. model: in place of the one that the request names. Raises
+    AutoshardError for a wrong request."""
     model = _model(request) if model is None else replace(model, dropout=_dropout(request))
     instance = request.instance or (None if request.hardware else INSTANCE)
     lnc = None if request.lnc == SEARCHED else request.lnc
@@ -121,7 +122,8 @@ def _traced(model: str, seq_len: int | None) -> ModelSpec:
 
 
 def pins_of(request: PlanRequest) -> Pins:
-    """What the user fixed, and what the device leaves no choice of. Raises AutoshardError where they contradict."""
+    """The choices that the user fixed and those that the device leaves no choice of. Raises AutoshardError where they
+    contradict each other."""
     pins = Pins(**{PIN_FIELDS.get(name, name): value for name, value in request.pins.items()})
     if request.device == "auto":
         return pins
@@ -146,19 +148,21 @@ def _solved(
     known_s, needed = min(one.estimate.step_time_s for one in layouts), result.best.estimate.fullest.total_bytes
     sure = (one.memory_bytes for one in levels(problem.cluster, request.fit_probability))
     limit_bytes = next((limit for limit in sure if needed <= limit), problem.cluster.device.memory_bytes)
-    found = combine(problem, pins_of(request), known_s, limit_bytes, request.exhaustive)
-    asked = f"blocks of {found.blocks} local shapes solved, {found.points} points of their Pareto sets in whole layouts"
-    if found.strategy is None or found.estimate is None:
+    solved = combine(problem, pins_of(request), known_s, limit_bytes, request.exhaustive)
+    asked = (
+        f"blocks of {solved.blocks} local shapes solved, {solved.points} points of their Pareto sets in whole layouts"
+    )
+    if solved.strategy is None or solved.estimate is None:
         note = f"operators: none make the step {WORTH:.1%} faster than Megatron's, which stay; {asked}"
-        share = 1 - (1 - found.gap) * known_s / result.best.estimate.step_time_s  # a simpler one than the fastest
+        share = 1 - (1 - solved.gap) * known_s / result.best.estimate.step_time_s  # a simpler one than the fastest
         return replace(result, optimality=f"{result.optimality}; {_proven(share)}"), None, (note,)
-    others = tuple(one for one in layouts if one.strategy != found.strategy)[: len(result.runners_up)]
-    step, before = (format_seconds(seconds) for seconds in (found.estimate.step_time_s, known_s))
+    others = tuple(one for one in layouts if one.strategy != solved.strategy)[: len(result.runners_up)]
+    step, before = (format_seconds(seconds) for seconds in (solved.estimate.step_time_s, known_s))
     note = f"operators by the solver: {step} a step; the best layout with Megatron's would take {before}; {asked}"
-    best = Candidate(found.strategy, found.estimate)
-    operators = solved_choices(problem, found.strategy, found.operators)
+    best = Candidate(solved.strategy, solved.estimate)
+    operators = solved_choices(problem, solved.strategy, solved.operators)
     return (
-        replace(result, best=best, runners_up=others, optimality=f"operators by the solver: {_proven(found.gap)}"),
+        replace(result, best=best, runners_up=others, optimality=f"operators by the solver: {_proven(solved.gap)}"),
         operators,
         (note,),
     )

@@ -15,14 +15,15 @@ DIGITS = 9
 
 
 class Timed(NamedTuple):
-    """A layout that fits."""
+    """A layout that fits, with its step time in seconds."""
 
     step_time_s: float
     strategy: Strategy
 
 
 def simplicity(s: Strategy) -> tuple[object, ...]:
-    """Less is simpler: decides between equally fast layouts, and in every case."""
+    """A key to order layouts by, the simplest first. It decides between equally fast layouts; no two layouts share
+    it."""
     axes = sum(degree > 1 for degree in (s.tp, s.pp, s.cp, s.ep))
     recompute = sum(len(members(one)) for one in s.recompute)
     uneven = s.stage_layers != even_stage_layers(sum(s.stage_layers), len(s.stage_layers))
@@ -43,12 +44,13 @@ def describe(strategy: Strategy) -> str:
 
 
 def kind(s: Strategy) -> tuple[object, ...]:
-    """Layouts that differ in none of these are variants of one: the fastest stands for it."""
+    """The choices that variants of a layout have in common: the fastest variant stands for its kind."""
     return (s.tp, s.pp, s.dp, s.cp, s.ep, s.schedule, s.uniform_recompute, s.microbatch_size)
 
 
 def in_order(layouts: Iterable[Timed]) -> Iterator[Timed]:
-    """layouts: by rising step time."""
+    """The layouts with the simplest first among those whose step times agree to the last digit that counts. layouts: by
+    rising step time."""
     for _, equal in groupby(layouts, key=lambda one: float(f"{one.step_time_s:.{DIGITS}g}")):
         yield from sorted(equal, key=lambda one: simplicity(one.strategy))
 
@@ -58,9 +60,9 @@ def best_of_each_kind(layouts: Iterable[Timed], count: int) -> list[Timed]:
     they come before the last kind. layouts: by rising step time."""
     best: dict[tuple[object, ...], Timed] = {}
     kinds: set[tuple[object, ...]] = set()
-    for one in in_order(layouts):
-        kinds.add(its := kind(one.strategy))
-        best.setdefault((its, one.strategy.axis_order == AXIS_ORDER), one)
+    for layout in in_order(layouts):
+        kinds.add(its := kind(layout.strategy))
+        best.setdefault((its, layout.strategy.axis_order == AXIS_ORDER), layout)
         if len(kinds) == count:
             break
     return list(best.values())

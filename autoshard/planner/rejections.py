@@ -13,7 +13,8 @@ UNPRICED = "not looked at in time"
 
 @dataclass
 class Tally:
-    """Mutable while a search runs."""
+    """Counts of the layouts that were looked at, of those that fit, and of those that were dropped, by reason. Mutable
+    while a search runs."""
 
     considered: int = 0
     fitting: int = 0
@@ -21,7 +22,8 @@ class Tally:
     nearest: dict[str, tuple[float, str]] = field(default_factory=dict)
 
     def drop(self, reason: str, example: str, miss: float = 0.0, count: int = 1) -> None:
-        """miss: by how much it missed; of equals the first is remembered."""
+        """Count a layout, or `count` of them, as dropped for a reason. example: one of them in words. miss: by how much
+        it missed; the nearest miss is remembered, of equal ones the first."""
         self.considered += count
         self.counts[reason] = self.counts.get(reason, 0) + count
         if miss < self.nearest.get(reason, (inf, ""))[0]:
@@ -35,6 +37,6 @@ class Tally:
         self.fitting += count
 
     def rejections(self) -> tuple[Rejection, ...]:
-        """Most frequent first."""
+        """The reasons with their counts and nearest misses, the most frequent first."""
         ranked = sorted(self.counts.items(), key=lambda item: (-item[1], item[0]))
         return tuple(Rejection(reason, count, self.nearest[reason][1]) for reason, count in ranked)

@@ -47,5 +47,5 @@ class PlanRequest:
 
     @property
     def objective_is_plain(self) -> bool:
-        """The fastest step on one given cluster."""
+        """Whether the fastest step on one given cluster is asked for."""
         return self.objective == "time" and self.lnc != SEARCHED

@@ -27,22 +27,22 @@ def runners_up(
     model, training, cluster, _ = problem
     kinds = {_kind(chosen.strategy)}
     points = {_point(chosen.estimate)}
-    found: list[Candidate] = []
+    others: list[Candidate] = []
     priced = 0
-    for one in chain(ranked, in_order(more)) if top else ():
-        its = _kind(one.strategy)
+    for layout in chain(ranked, in_order(more)) if top else ():
+        its = _kind(layout.strategy)
         if its in kinds:
             continue
         kinds.add(its)
-        candidate = Candidate(one.strategy, estimate(model, training, cluster, one.strategy))
+        candidate = Candidate(layout.strategy, estimate(model, training, cluster, layout.strategy))
         priced += 1
         point = _point(candidate.estimate)
         if point not in points:
             points.add(point)
-            found.append(candidate)
-        if len(found) == top or priced == MOST_PRICED:
+            others.append(candidate)
+        if len(others) == top or priced == MOST_PRICED:
             break
-    return tuple(found)
+    return tuple(others)
 
 
 def _kind(one: Strategy) -> tuple[object, ...]:

@@ -1,4 +1,4 @@
-"""What the cost model says of a layout that somebody wrote, whether or not the planner would have."""
+"""The cost model's price of a layout that somebody wrote, whether or not the planner would have."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UNPRICEABLE = (*(rule.reason for rule in SCHEDULE_RULES), *_UNPRICEABLE_REASONS)
 
 @dataclass(frozen=True)
 class Score:
-    """broken: every rule that the layout breaks, in words; fitting in memory is not among them.
+    """A layout and its price. broken: every rule that the layout breaks, in words; fitting in memory is not among them.
 
     estimate: None where the layout cannot be priced.
     """
@@ -34,7 +34,7 @@ class Score:
 
 
 def score(problem: Problem, strategy: Strategy) -> Score:
-    """Price a layout as far as it has a price."""
+    """The price of a layout, as far as it has one, and the rules that it breaks."""
     draft = Draft(**{name: getattr(strategy, name) for name in Draft._fields})
     broken = [(rule, wrong) for rule in all_rules(problem.backend) if (wrong := rule.check(problem, draft)) is not None]
     words = tuple(dict.fromkeys(wrong for _, wrong in broken))
@@ -50,8 +50,8 @@ def score(problem: Problem, strategy: Strategy) -> Score:
 
 
 def completed(problem: Problem, fields: Mapping[str, Any]) -> Strategy:
-    """The strategy with these fields; what is absent is 1, none, the first kernel that the rules allow, the default
-    order, or even.
+    """The strategy with the given fields. Absent degrees are 1; other absent fields are none, even, the default order
+    or the first kernel that the rules allow.
 
     Raises AutoshardError where the degrees do not divide the cluster.
     """

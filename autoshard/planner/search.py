@@ -39,7 +39,7 @@ MESHES_AT_ONCE = 8
 
 
 class Clock:
-    """Runs from when it is made."""
+    """A clock that runs from when it is made. limit_s: seconds after which it has run out."""
 
     def __init__(self, limit_s: float):
         self.limit_s, self._begin_s = limit_s, perf_counter()
@@ -76,8 +76,8 @@ def search(
     if choice is None:
         raise _nothing(problem, pins, tally)
     level, fastest, place, gap, _ = choice
-    for one in choice.other_orders:
-        fitting, dropped = one.pairs(cluster.device.memory_bytes)
+    for chunk in choice.other_orders:
+        fitting, dropped = chunk.pairs(cluster.device.memory_bytes)
         tally.keep(fitting)
         if dropped:
             tally.drop(MEMORY, "", inf, dropped)
@@ -93,9 +93,9 @@ def search(
 
 
 class Choice(NamedTuple):
-    """level: how surely it fits. fastest: one of each kind. place: of the one that is taken. gap: how much faster
-    another one may be than the first, as a share of its step. other_orders: layouts in other orders of their axes, as
-    far as those may be among the fastest."""
+    """The layouts that a search found. level: how surely they fit. fastest: one of each kind. place: of the one that is
+    taken. gap: how much faster another one may be than the first, as a share of its step. other_orders: layouts in
+    other orders of their axes, as far as those may be among the fastest."""
 
     level: Level
     fastest: list[Timed]
@@ -107,9 +107,11 @@ class Choice(NamedTuple):
 def choose(
     priced: PricedLayouts, pins: Pins, wanted: Sequence[Level], clock: Clock, count: int = COMPARED
 ) -> Choice | None:
-    """Of layouts that fit as surely as is wanted most, else of those that fit less surely; None where none fits.
+    """The choice among layouts that fit as surely as is wanted most, else among those that fit less surely; None where
+    none fits.
 
-    wanted: the surest first, of no more memory than the layouts were priced for.
+    wanted: levels of memory, the surest first, of no more memory than the layouts were priced for. clock: when it has
+    run out, what was found by then is the answer. count: how many of the fastest are wanted.
     """
     for level in wanted:
         fastest, at_least_s = _fastest(priced, pins, level.memory_bytes, clock, count)
@@ -129,7 +131,8 @@ def choose(
 
 
 def _in_other_orders(priced: PricedLayouts, pins: Pins, known_s: float) -> list[Priced]:
-    """Those that may take less than known_s. Memory does not depend on the order of axes: what fits, fits in all."""
+    """Layouts in other orders of axes that may take less than known_s seconds. Memory does not depend on the order, so
+    a layout that fits in one fits in all."""
     problem = priced.problem
     if not _orders_are_free(problem, pins):
         return []
@@ -165,7 +168,7 @@ def _step_time_s(one: Timed) -> float:
 
 
 def _optimality(problem: Problem, fastest: list[Timed], place: int, gap: float, clock: Clock) -> str:
-    """What is proven about the chosen one."""
+    """A sentence on what is proven about the chosen layout."""
     gap += fastest[place].step_time_s / fastest[0].step_time_s - 1
     but = not_tried(problem.backend)
     if gap <= PROVEN:
@@ -184,11 +187,11 @@ class PricedLayouts(NamedTuple):
 
     @property
     def wholes(self) -> list[Whole]:
-        """What each family was priced by."""
+        """The bounds and parts that each family of layouts was priced by, each once."""
         return list({id(one.whole): one.whole for one in self.chunks}.values())
 
     def and_in(self, others: list[Priced]) -> PricedLayouts:
-        """These and the others."""
+        """These layouts and the others together."""
         return self._replace(chunks=[*self.chunks, *others]) if others else self
 
     def fastest_first(self, limit_bytes: float, above_bytes: float = 0.0, below_s: float = inf) -> Iterator[Timed]:
@@ -199,7 +202,7 @@ class PricedLayouts(NamedTuple):
 
 
 def price_layouts(problem: Problem, pins: Pins, tally: Tally, clock: Clock, exhaustive: bool = False) -> PricedLayouts:
-    """Every layout that breaks no rule, as far as there is time.
+    """The prices of every layout that breaks no rule, as far as there is time.
 
     Degrees that hold too much state whatever else is chosen come last: they are only looked at to name the nearest
     miss.
@@ -208,7 +211,7 @@ def price_layouts(problem: Problem, pins: Pins, tally: Tally, clock: Clock, exha
     capacity = problem.cluster.device.memory_bytes
     small = [mesh for mesh in legal if exhaustive or mesh.state_bytes <= capacity]
     at_once = len(small) if clock.limit_s == inf else MESHES_AT_ONCE
-    found: list[Priced] = []
+    chunks: list[Priced] = []
     unpriced_at_least_s = inf
     for begin in range(0, len(small), max(1, at_once)):
         if tally.fitting and not clock.in_time():
@@ -216,14 +219,14 @@ def price_layouts(problem: Problem, pins: Pins, tally: Tally, clock: Clock, exha
             tally.drop(UNPRICED, f"after {clock.limit_s:g} s", count=left)
             unpriced_at_least_s = ideal_step_time_s(problem)
             break
-        found += _price(problem, pins, small[begin : begin + at_once], tally, exhaustive)
+        chunks += _price(problem, pins, small[begin : begin + at_once], tally, exhaustive)
     large = [mesh for mesh in legal if mesh.state_bytes > capacity and not exhaustive]
     for mesh in sorted(large, key=lambda one: one.state_bytes):
         if mesh.state_bytes < tally.nearest_miss(MEMORY):
             _price(problem, pins, [mesh], tally)
         elif mesh.drafts:
             tally.drop(MEMORY, "", inf, sum(map(sets_of, mesh.drafts)))
-    return PricedLayouts(problem, found, unpriced_at_least_s)
+    return PricedLayouts(problem, chunks, unpriced_at_least_s)
 
 
 def _table(problem: Problem, pins: Pins) -> Table:
@@ -233,7 +236,8 @@ def _table(problem: Problem, pins: Pins) -> Table:
 
 
 def ideal_step_time_s(problem: Problem) -> float:
-    """All devices at their peak, nothing but the model's own products: no layout takes less."""
+    """Seconds of a step with all devices at their peak and nothing but the model's own products: no layout takes
+    less."""
     model, training, cluster, _ = problem
     peak = cluster.world_size * cluster.device.peak_flops_per_s(training.precision.compute_dtype)
     return model_flops_per_step(model, training) / peak
@@ -251,11 +255,11 @@ def _price(
             else:  # a smaller microbatch is a nearer miss
                 tally.drop(MEMORY, "", inf, table.sets_of(draft))
     chunks, capacity = [*table.price()], problem.cluster.device.memory_bytes
-    for one in chunks:
-        fitting, dropped = one.pairs(capacity)
+    for chunk in chunks:
+        fitting, dropped = chunk.pairs(capacity)
         tally.keep(fitting)
         if dropped:
-            needed, strategy = one.nearest_miss(capacity)
+            needed, strategy = chunk.nearest_miss(capacity)
             too_much = format_bytes(needed - capacity)
             words = (
                 f"{describe(strategy)} needs {format_bytes(needed)} of {format_bytes(capacity)}, {too_much} too much"
@@ -265,7 +269,7 @@ def _price(
 
 
 def _room_notes(cluster: Cluster, priced: PricedLayouts, wanted: float, found: Level, fastest: Timed) -> Iterator[str]:
-    """What the room that is left free costs. wanted: with what probability it was to fit."""
+    """Sentences on what the room that is left free costs. wanted: the probability with which the layout was to fit."""
     if found.probability != wanted:
         yield (
             f"room: no layout fits with {_percent(wanted)} probability; chosen among those that fit with at least "
@@ -285,7 +289,7 @@ def _room_notes(cluster: Cluster, priced: PricedLayouts, wanted: float, found: L
 
 
 def _percent(probability: float) -> str:
-    """Rounded down: what is said is reached."""
+    """A probability as text, rounded down: what is said is reached."""
     return f"{floor(100 * probability + 1e-9)} %"
 
 
@@ -299,7 +303,7 @@ def _choice_notes(ranked: list[Timed], place: int) -> Iterator[str]:
 
 
 def _nothing(problem: Problem, pins: Pins, tally: Tally) -> AutoshardError:
-    """Why there is no answer: no layout is legal, or none fits and this is what would."""
+    """The error of a search without an answer: no layout is legal, or none fits and this is what would."""
     from autoshard.planner.obstacles import obstacles
     from autoshard.planner.smallest_cluster import shortage
 

@@ -22,13 +22,13 @@ EVERY_SET = (
 
 @lru_cache(maxsize=16)
 def recompute_sets(problem: Problem, pins: Pins) -> tuple[str, ...]:
-    """Least recompute first. The backend's own, or else the subsets of modules that are useful for some way to shard a
-    block: no other one repeats no more and keeps less."""
+    """Names of the recompute sets to try, least recompute first: the pinned one, those of the backend, or else the
+    subsets of modules that are useful for some way to shard a block: no other one repeats no more and keeps less."""
     if pins.recompute is not None:
         return (canonical(pins.recompute),)
-    own = BACKENDS[problem.backend].recompute_sets
-    if own is not None:
-        return own
+    of_backend = BACKENDS[problem.backend].recompute_sets
+    if of_backend is not None:
+        return of_backend
     useful = {name for shape in _examples(problem, pins) for name in _useful(problem, shape)}
     return tuple(name for name in EVERY_SET if name in useful or name in COMMON_SETS)
 
@@ -41,16 +41,16 @@ def sets_by_stage(pins: Pins) -> bool:
 def _examples(problem: Problem, pins: Pins) -> list[LocalShape]:
     """One for each degree of tensor parallelism, with and without sequence parallelism: with the least context
     parallelism, so that a pinned degree leaves the same sets to choose from."""
-    found: dict[tuple[int, bool], LocalShape] = {}
+    examples: dict[tuple[int, bool], LocalShape] = {}
     for mesh in sorted(meshes(problem, pins), key=lambda one: one.cp):
-        if (mesh.tp, True) in found and (mesh.tp, False) in found:
+        if (mesh.tp, True) in examples and (mesh.tp, False) in examples:
             continue
-        for one in variants(problem, pins, mesh)[0]:
+        for draft in variants(problem, pins, mesh)[0]:
             shape = LocalShape(
-                one.tp, one.cp, one.ep, 1, one.sequence_parallel, one.attention_kernel, one.context_parallel
+                draft.tp, draft.cp, draft.ep, 1, draft.sequence_parallel, draft.attention_kernel, draft.context_parallel
             )
-            found.setdefault((one.tp, one.sequence_parallel), shape)
-    return list(found.values())
+            examples.setdefault((draft.tp, draft.sequence_parallel), shape)
+    return list(examples.values())
 
 
 class _Price(NamedTuple):
@@ -61,7 +61,8 @@ class _Price(NamedTuple):
 
 
 def _useful(problem: Problem, shape: LocalShape) -> list[str]:
-    """Of equals the one that replays least at once, then the smallest."""
+    """Names of the recompute sets of a block of which no other is at most as slow and keeps less: of equal ones the one
+    that replays least at once, then the smallest."""
     from autoshard.planner.grid.unit_costs import part_numbers
 
     blocks = part_numbers(problem, [shape], EVERY_SET)[0, :, 0].tolist()

@@ -28,8 +28,8 @@ MOST_NODES = 4096
 
 
 class Attempt(NamedTuple):
-    """What so many nodes can do with the layouts that hold least. strategy: the fastest that fits. nearest: where none
-    does, (bytes, layout) of the smallest one, as far as one is legal and has room for its state."""
+    """One number of nodes with the layouts that hold least. strategy: the fastest that fits. nearest: where none does,
+    (bytes, layout) of the smallest one, as far as one is legal and has room for its state."""
 
     nodes: int
     strategy: Strategy | None = None
@@ -37,7 +37,7 @@ class Attempt(NamedTuple):
 
 
 def shortage(problem: Problem, pins: Pins) -> str:
-    """What would help, for the end of an error: a larger cluster, or why none does."""
+    """A clause for the end of an error: the larger cluster on which the model fits, or why none would do."""
     tried = larger_clusters(problem, pins)
     if tried and (fits := tried[-1].strategy) is not None:
         return f"{tried[-1].nodes:,} nodes would fit ({describe(fits)})"
@@ -54,7 +54,7 @@ def shortage(problem: Problem, pins: Pins) -> str:
 
 
 def larger_clusters(problem: Problem, pins: Pins) -> list[Attempt]:
-    """Sizes that were tried, up to MOST_NODES; the last one is the smallest that does, where one does.
+    """Attempts with more nodes, up to MOST_NODES; the last one is of the smallest cluster that does, where one does.
 
     Twice, four times, ... the nodes, and powers of two, until something fits; then 16 numbers in between.
     """
@@ -99,9 +99,9 @@ def _attempt(problem: Problem, pins: Pins, nodes: int) -> Attempt:
     for draft in _frugal(larger, pins):
         table.add(draft)
     priced, capacity = [*table.price()], larger.cluster.device.memory_bytes
-    found = next(fastest_first(priced, capacity), None)
-    if found is not None:
-        return Attempt(nodes, found.strategy)
+    fastest = next(fastest_first(priced, capacity), None)
+    if fastest is not None:
+        return Attempt(nodes, fastest.strategy)
     return Attempt(
         nodes, None, min((one.nearest_miss(capacity) for one in priced), key=lambda one: one[0], default=None)
     )

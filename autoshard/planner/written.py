@@ -33,7 +33,8 @@ NO_LIMIT = (
 
 @dataclass(frozen=True)
 class Written:
-    """backend of the problem: the one that was asked for, else nxd on Trainium and torch elsewhere.
+    """A layout that somebody wrote, and the problem that it is for. backend of the problem: the one that was asked for,
+    else nxd on Trainium and torch elsewhere.
 
     asked: the backend as it was asked for, or auto. form: what kind of file. notes: what was decided on the way.
     warnings: what the file says that changes the step, and that the price leaves out. left_out: keys of the file that
@@ -93,17 +94,17 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
 
 def _checked(file: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Each option as `autoshard plan` reads it."""
-    found = {}
+    checked = {}
     for name, value in options.items():
         if name in OF_THE_COMMAND:
             continue
         if name not in OPTIONS:
             raise AutoshardError(f"{file} has {name[:60]}, which is not an option of autoshard plan")
         try:
-            found[name] = value if value is None else OPTIONS[name].parse(value)
+            checked[name] = value if value is None else OPTIONS[name].parse(value)
         except ValueError as error:
             raise AutoshardError(f"{file}: {name}: {error}") from None
-    return found
+    return checked
 
 
 def _model_of(file: str, written: WrittenLayout, options: dict[str, Any]) -> tuple[ModelSpec | None, tuple[str, ...]]:

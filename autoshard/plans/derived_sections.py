@@ -78,12 +78,12 @@ def recompute_section(plan: Plan) -> Section:
 
 def operators_section(plan: Plan) -> Section:
     """By template of the name: kind, module, and along each axis the dim that is split, or I, R or P."""
-    found: Section = {}
+    operators: Section = {}
     for op in _operators(plan):
         name = template_of(op.name)
         choice = dict(plan.operators[name])
-        found.setdefault(name, {"kind": op.kind, "module": op.module, "choice": choice})
-    return found
+        operators.setdefault(name, {"kind": op.kind, "module": op.module, "choice": choice})
+    return operators
 
 
 def parameters_section(plan: Plan) -> Section:
@@ -91,7 +91,7 @@ def parameters_section(plan: Plan) -> Section:
 
     published_shape: without padding, where a parameter has some.
     """
-    found: Section = {}
+    parameters: Section = {}
     published = published_sizes(plan.model)
     for program in plan.sample_programs:
         for tensor in program.graph.parameters():
@@ -102,38 +102,40 @@ def parameters_section(plan: Plan) -> Section:
                 "placements": _placements(program, program.states[tensor.name]),
                 "gradient_sync": list(program.gradient_sync.get(tensor.name, ())),
             }
-            found.setdefault(template_of(tensor.name), entry)
-    return found
+            parameters.setdefault(template_of(tensor.name), entry)
+    return parameters
 
 
 def _unpadded(dims: Iterable[str], sizes: Mapping[str, int], published: Mapping[str, int]) -> Section:
-    own = [published[dim] for dim in dims]
-    return {} if own == [sizes[dim] for dim in dims] else {"published_shape": own}
+    unpadded = [published[dim] for dim in dims]
+    return {} if unpadded == [sizes[dim] for dim in dims] else {"published_shape": unpadded}
 
 
 def activations_section(plan: Plan) -> Section:
     """Inputs, outputs of operators, and views: `tensor@states` is a tensor brought into other states."""
-    found: Section = {}
+    activations: Section = {}
     for program in plan.sample_programs:
         for view, state in program.states.items():
             tensor = program.tensor(view)
             if tensor.role != "parameter":
                 entry = {"dims": list(tensor.dims), "placements": _placements(program, state)}
-                found.setdefault(template_of(view), entry)
-    return found
+                activations.setdefault(template_of(view), entry)
+    return activations
 
 
 def collectives_section(plan: Plan) -> list[Section]:
     """Steps that communicate while one microbatch passes the embedding, one block and the head, in order."""
-    found: dict[str, Section] = {}
+    by_target: dict[str, Section] = {}
     for program in plan.sample_programs:
         for step in program.steps:
             forward = _moves(forward_collectives(program, step))
             backward = _moves(backward_collectives(program, step))
             if forward or backward:
                 source, target = (template_of(name) for name in _ends(step))
-                found.setdefault(target, {"source": source, "target": target, "forward": forward, "backward": backward})
-    return list(found.values())
+                by_target.setdefault(
+                    target, {"source": source, "target": target, "forward": forward, "backward": backward}
+                )
+    return list(by_target.values())
 
 
 def _ends(step: Step) -> tuple[str, str]:

@@ -23,11 +23,15 @@ from autoshard.plans.search_result import Pins, Rejection
 from autoshard.spec.cluster import Cluster, Device, Link
 from autoshard.spec.dropout import Dropout
 from autoshard.spec.model import ModelSpec, RopeScaling
+from autoshard.spec.traced import TracedGraph, TracedOperator, TracedParameter
 from autoshard.spec.training import Precision, TrainingSpec
 
 TYPES = {
     "model": ModelSpec,
     "rope_scaling": RopeScaling,
+    "traced_graph": TracedGraph,
+    "traced_operator": TracedOperator,
+    "traced_parameter": TracedParameter,
     "dropout": Dropout,
     "training": TrainingSpec,
     "precision": Precision,
@@ -62,17 +66,17 @@ def plan_schema() -> dict[str, Any]:
 
 def _definition(kind: type) -> dict[str, Any]:
     text, described = _docstring(kind)
-    found = hints(kind)
-    missing = [] if kind is Pins else [name for name in found if name not in described]
+    fields = hints(kind)
+    missing = [] if kind is Pins else [name for name in fields if name not in described]
     assert not missing, f"{kind.__name__} describes no {missing}"
     return {
         "type": "object",
         "description": text,
         "properties": {
             name: {**_property(one), "description": described.get(name, f"As strategy.{name}.")}
-            for name, one in found.items()
+            for name, one in fields.items()
         },
-        "required": [name for name, one in found.items() if one.absence is None],
+        "required": [name for name, one in fields.items() if one.absence is None],
         "additionalProperties": False,
     }
 
@@ -101,7 +105,8 @@ def _value(one: Parts) -> dict[str, Any]:
     if one.kind in SCALARS:
         return {"type": SCALARS[one.kind], **_keywords(one.limit)}
     if get_origin(one.kind) is tuple:
-        items = {"minItems": one.limit.items} if one.limit.items else {}
+        ends = {"minItems": one.limit.items or None, "maxItems": one.limit.most_items}
+        items = {word: end for word, end in ends.items() if end is not None}
         return {"type": "array", "items": _property(parts(get_args(one.kind)[0])), **items}
     if isinstance(get_origin(one.kind), type) and issubclass(get_origin(one.kind), Mapping):
         return {"type": "object", "additionalProperties": _property(parts(get_args(one.kind)[1]))}
@@ -115,8 +120,8 @@ def _keywords(limit: Limit) -> dict[str, Any]:
         "maximum": limit.at_most,
         "exclusiveMaximum": limit.below,
     }
-    found: dict[str, Any] = {word: end for word, end in ends.items() if end is not None}
-    return {**found, "enum": list(limit.choices)} if limit.choices else found
+    keywords: dict[str, Any] = {word: end for word, end in ends.items() if end is not None}
+    return {**keywords, "enum": list(limit.choices)} if limit.choices else keywords
 
 
 if __name__ == "__main__":

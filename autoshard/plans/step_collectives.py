@@ -25,15 +25,15 @@ def step_collectives(plan: Plan, pipeline_rank: int) -> Counter[Collective]:
     Left out: transfers between stages, which the schedule gives, and the 8-byte sums of norm and loss.
     """
     programs = {stage.index: plan.program(stage.layers, stage.has_embedding, stage.has_head) for stage in plan.stages}
-    own = [stage.index for stage in plan.stages if stage.pipeline_rank == pipeline_rank]
+    stages = [stage.index for stage in plan.stages if stage.pipeline_rank == pipeline_rank]
     total: Counter[Collective] = Counter()
     tied = tied_parameters(programs[0], programs[len(programs) - 1])
-    for index in own:
+    for index in stages:
         counts = _microbatch(programs[index], plan.strategy.recompute[index])
         counts.update(_travelling(plan, programs[index], tied))
-        for one, count in counts.items():
-            total[one] += count * plan.num_microbatches
-    total.update(_sync(plan, [programs[index] for index in own], tied))
+        for collective, count in counts.items():
+            total[collective] += count * plan.num_microbatches
+    total.update(_sync(plan, [programs[index] for index in stages], tied))
     return total
 
 
@@ -57,17 +57,17 @@ def _travelling(plan: Plan, program: Program, tied: frozenset[str]) -> list[Coll
     backward reads them.
     """
     precision, zero = plan.training.precision, plan.strategy.zero
-    elements, found = parameter_elements(program), []
+    elements, collectives = parameter_elements(program), []
     for key, names in units(program, plan.mesh, tied, zero).items():
         count = padded_elements(key, sum(elements[name] for name in names), plan.mesh, zero)
         size = count * DTYPE_BYTES[precision.parameter_dtype]
         if zero == 3:
-            found.append(Collective("forward", "all_gather", key.shard_axes, size))
+            collectives.append(Collective("forward", "all_gather", key.shard_axes, size))
             if read_in_backward(program, names):
-                found.append(Collective("backward", "all_gather", key.shard_axes, size))
+                collectives.append(Collective("backward", "all_gather", key.shard_axes, size))
         size = count * DTYPE_BYTES[precision.gradient_reduce_dtype]
-        found.append(Collective("backward", "reduce_scatter", key.shard_axes, size))
-    return found
+        collectives.append(Collective("backward", "reduce_scatter", key.shard_axes, size))
+    return collectives
 
 
 def _sync(plan: Plan, programs: list[Program], tied: frozenset[str]) -> list[Collective]:
@@ -78,27 +78,27 @@ def _sync(plan: Plan, programs: list[Program], tied: frozenset[str]) -> list[Col
     precision, zero = plan.training.precision, plan.strategy.zero
     gradient_bytes = DTYPE_BYTES[precision.gradient_reduce_dtype]
     parameter_bytes = DTYPE_BYTES[precision.parameter_dtype]
-    found = []
+    collectives = []
     for program in programs:
         for name, elements in parameter_elements(program).items():
             if name in tied:
                 key = bucket_key(program, name, plan.mesh, tied, zero)
                 shard = padded_elements(key, elements, plan.mesh, zero) // plan.mesh.size(key.shard_axes)
                 size = (shard if key.unit else elements) * gradient_bytes
-                found.append(Collective("sync", "all_reduce", ("pp",), size))
+                collectives.append(Collective("sync", "all_reduce", ("pp",), size))
     for key, count in bucket_elements(programs, plan.mesh, tied, zero).items():
         if key.unit:
             if key.sum_axes:
                 size = count // plan.mesh.size(key.shard_axes) * gradient_bytes
-                found.append(Collective("sync", "all_reduce", key.sum_axes, size))
+                collectives.append(Collective("sync", "all_reduce", key.sum_axes, size))
             if zero == 2:
-                found.append(Collective("sync", "all_gather", key.shard_axes, count * parameter_bytes))
+                collectives.append(Collective("sync", "all_gather", key.shard_axes, count * parameter_bytes))
             continue
         if key.sum_axes:
-            found.append(Collective("sync", "all_reduce", key.sum_axes, count * gradient_bytes))
+            collectives.append(Collective("sync", "all_reduce", key.sum_axes, count * gradient_bytes))
         if key.shard_axes and zero:
-            found.append(Collective("sync", "reduce_scatter", key.shard_axes, count * gradient_bytes))
-            found.append(Collective("sync", "all_gather", key.shard_axes, count * parameter_bytes))
+            collectives.append(Collective("sync", "reduce_scatter", key.shard_axes, count * gradient_bytes))
+            collectives.append(Collective("sync", "all_gather", key.shard_axes, count * parameter_bytes))
         elif key.shard_axes:
-            found.append(Collective("sync", "all_reduce", key.shard_axes, count * gradient_bytes))
-    return found
+            collectives.append(Collective("sync", "all_reduce", key.shard_axes, count * gradient_bytes))
+    return collectives

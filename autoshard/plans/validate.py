@@ -218,28 +218,28 @@ def _operators(data: object, model: ModelSpec, cluster: Cluster, strategy: Strat
 
     What is missing or of another form is taken from the rule, so that comparing tells of it.
     """
-    found = operator_choices(model, cluster, strategy)
+    choices = operator_choices(model, cluster, strategy)
     for name, op in operator_templates(model, strategy).items():
         entry = data.get(name) if isinstance(data, dict) else None
         choice = entry.get("choice") if isinstance(entry, dict) else None
-        if not isinstance(choice, dict) or set(choice) != set(found[name]):
+        if not isinstance(choice, dict) or set(choice) != set(choices[name]):
             continue
-        for axis in found[name]:
-            known = legal_values(op, axis, found[name], BACKENDS[backend].solves_operators)
+        for axis in choices[name]:
+            known = legal_values(op, axis, choices[name], BACKENDS[backend].solves_operators)
             if choice[axis] not in known:
                 raise AutoshardError(
                     f"operators.{name}.choice.{axis} is {show(choice[axis])}; "
                     f"with this strategy and backend {backend} it can be: {', '.join(known)}"
                 )
-        found[name] = {axis: choice[axis] for axis in found[name]}
-    return found
+        choices[name] = {axis: choice[axis] for axis in choices[name]}
+    return choices
 
 
 def _check_pins(pins: Pins, strategy: Strategy) -> None:
     for name, value in pins.fixed.items():
-        found = pinned_value(strategy, name)
-        if not _same(value, found):
-            raise AutoshardError(f"inputs.pins.{name} is {show(value)}, but strategy.{name} is {show(found)}")
+        chosen = pinned_value(strategy, name)
+        if not _same(value, chosen):
+            raise AutoshardError(f"inputs.pins.{name} is {show(value)}, but strategy.{name} is {show(chosen)}")
 
 
 def pinned_value(strategy: Strategy, name: str) -> object:

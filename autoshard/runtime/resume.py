@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from autoshard.checkpoint.manifest import MANIFEST, QUANTITIES, Manifest, read_manifest
 from autoshard.checkpoint.store import Folder, PlaceError, Store, named_folders, open_store, step_of
 from autoshard.errors import AutoshardError
+from autoshard.files.codec import from_json
 from autoshard.runtime.worker_arguments import CheckpointOptions
 from autoshard.spec.model import ModelSpec
 
@@ -42,7 +43,7 @@ def batches_ahead(manifest: Manifest, stream: TokenStream, steps: int, location:
 
     ahead = 0
     if manifest.data_position:  # other programs' checkpoints have none: step k takes the k-th batch
-        ahead = stream.step_at(DataPosition.from_dict(manifest.data_position)) - manifest.step
+        ahead = stream.step_at(from_json(DataPosition, manifest.data_position, "the data position")) - manifest.step
     if manifest.step >= steps:
         raise AutoshardError(
             f"the checkpoint in {location} is at step {manifest.step}: steps={steps} leaves "

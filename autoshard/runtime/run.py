@@ -149,7 +149,7 @@ def _run_in_cluster(plan: Plan, options: RunOptions, environment: ClusterEnviron
         silence_s = options.timeout_s
         patience_s = None if silence_s is None else silence_s + COLLECTIVES_LATER_S
         arguments = replace(arguments, gather=True, collective_timeout_s=patience_s)  # no supervisor hears all ranks
-        run = partial(run_in_cluster, _TRAIN, arguments.to_dict(), environment, hang_timeout_s=silence_s)
+        run = partial(run_in_cluster, _TRAIN, to_json(arguments), environment, hang_timeout_s=silence_s)
         if not first:
             outcome = run(on_message=lambda message: None)
         else:
@@ -183,7 +183,7 @@ def _train(
     with _progress(plan, options, description) as progress:
         return run_processes(
             _TRAIN,
-            arguments.to_dict(),
+            to_json(arguments),
             plan.mesh.world_size,
             on_message=_recorder(metrics, progress),
             log_directory=directory / "logs",
@@ -196,7 +196,7 @@ def _compare(plan: Plan, arguments: TrainArguments, options: RunOptions, directo
     with _progress(one_process(plan), replace(options, steps=2 * options.steps), "one process") as progress:
         return run_processes(
             _COMPARE,
-            arguments.to_dict(),
+            to_json(arguments),
             1,
             on_message=_recorder(None, progress),
             log_directory=directory / "logs" / "one-process",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 from autoshard.errors import AutoshardError
-from autoshard.files.fields import show, values_for
+from autoshard.files.fields import show
 
 
 @dataclass(frozen=True)
@@ -66,20 +66,6 @@ class TrainArguments:
 
     def __post_init__(self) -> None:
         check_types(self, "arguments")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, all fields."""
-        return asdict(self)
-
-    @staticmethod
-    def from_dict(value: object) -> TrainArguments:
-        """The inverse of to_dict. Raises AutoshardError for a missing or unknown field and for a value of another
-        type."""
-        values = values_for(TrainArguments, value, "arguments")
-        if values["checkpoints"] is not None:
-            path = "arguments.checkpoints"
-            values["checkpoints"] = CheckpointOptions(**values_for(CheckpointOptions, values["checkpoints"], path))
-        return TrainArguments(**values)
 
 
 def check_types(options: Any, path: str) -> None:

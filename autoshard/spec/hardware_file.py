@@ -182,7 +182,7 @@ def _check_fits(calibration: Section) -> None:
         raise AutoshardError(f"{calibration.path}.fits is {show(fits)}; it must be a list of fits")
     for number, fit in enumerate(fits):
         path = f"{calibration.path}.fits[{number}]"
-        for name in Evidence.from_dict(fit, path).constants:
+        for name in from_json(Evidence, fit, path).constants:
             if name.partition(".")[0] not in calibration.names:
                 raise AutoshardError(f"{path} names {show(name)}, which is no constant of {calibration.path}")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from autoshard.errors import AutoshardError
-from autoshard.files.codec import Absence, Count, Form, Limit, NotNegative, Positive, Whole
+from autoshard.files.codec import Absence, Count, Limit, NotNegative, Positive, Whole
 from autoshard.files.fields import check_choice, check_flag, check_integer, check_positive, show
 from autoshard.spec.dropout import NO_DROPOUT, Dropout
 from autoshard.spec.traced import TracedGraph
@@ -33,7 +33,6 @@ ROPE_TYPES = ("linear", "llama3")
 MOST_REPEATED = 10_000
 """Layers, heads or experts."""
 LONGEST_NAME = 200
-GRAPH_FORM = Form(TracedGraph.to_dict, TracedGraph.from_dict, {"$ref": "#/$defs/traced_graph"})
 
 
 @dataclass(frozen=True)
@@ -133,7 +132,7 @@ class ModelSpec:
     partial_rotary_factor: Annotated[float, Limit(above=0, at_most=1)] = 1.0
     use_parallel_residual: bool = False
     dropout: Annotated[Dropout, Absence.WRITTEN] = NO_DROPOUT
-    graph: Annotated[TracedGraph | None, GRAPH_FORM, Absence.WRITTEN] = None
+    graph: Annotated[TracedGraph | None, Absence.WRITTEN] = None
 
     def __post_init__(self) -> None:
         _check_fields(self)

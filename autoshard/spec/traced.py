@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, fields
-from functools import cached_property
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Annotated, Any
 
 from autoshard.errors import AutoshardError
+from autoshard.files.codec import Checked, Form, Limit, Text, to_json
 from autoshard.files.fields import LARGEST, check_choice, check_flag, check_integer, show
 from autoshard.files.strict import Reader
 from autoshard.graph.pointwise import check_expression
@@ -48,98 +49,110 @@ _ATTRIBUTES: dict[str, tuple[str, ...]] = {
 Attributes = tuple[tuple[str, Any], ...]
 
 
+def _read_dims(value: object, where: str) -> tuple[str, ...]:
+    if not isinstance(value, str) or len(value) > 200:
+        raise AutoshardError(f"{where} is {show(value)}; it must be the names of dims, such as 'batch seq embed'")
+    return tuple(value.split())
+
+
+def _read_pairs(value: object, where: str) -> Attributes:
+    reader = Reader(value, where)
+    return tuple((name, _frozen(reader.any(name))) for name in reader.names)
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _write_pairs(pairs: Attributes) -> dict[str, Any]:
+    return {name: to_json(value) for name, value in pairs}
+
+
+Dims = Annotated[tuple[str, ...], Form(" ".join, _read_dims, {"type": "string"})]
+"""'batch seq embed' in JSON; '' for a number."""
+_COUNT_SCHEMA = {"type": "integer", "minimum": 1}
+Sizes = Annotated[
+    tuple[tuple[str, int], ...],
+    Form(_write_pairs, _read_pairs, {"type": "object", "additionalProperties": _COUNT_SCHEMA}),
+]
+Index = Annotated[int, Limit(at_least=0, at_most=LARGEST)]
+
+
 @dataclass(frozen=True)
 class TracedOperator:
-    """One operator. inputs: names of operators of its section before it, of parameters, `hidden`, `input_ids` or
-    `labels`. dims: of its output. module: part of the block, or the name of the section outside of it."""
+    """One operator of a traced model.
 
-    kind: str
+    kind: What it computes, such as einsum.
+    name: Its name in its section, and that of its output.
+    module: Part of the block, for recompute; the name of the section outside of it.
+    inputs: Names of operators of its section before it, of parameters, hidden, input_ids or labels.
+    dims: Dims of its output, spaces between.
+    attributes: What else its kind has to know.
+    """
+
+    kind: Annotated[str, Checked(partial(check_choice, choices=_ATTRIBUTES))]
     name: str
     module: str
-    inputs: tuple[str, ...]
-    dims: tuple[str, ...]
-    attributes: Attributes = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "kind": self.kind,
-            "name": self.name,
-            "module": self.module,
-            "inputs": list(self.inputs),
-            "dims": " ".join(self.dims),
-            "attributes": {name: list(v) if isinstance(v, tuple) else v for name, v in self.attributes},
-        }
-
-    @classmethod
-    def from_dict(cls, value: object, path: str) -> TracedOperator:
-        reader = Reader(value, path)
-        kind, name, module = (reader.text(field) for field in ("kind", "name", "module"))
-        inputs = _texts(reader.any("inputs"), f"{path}.inputs")
-        dims = _dims(reader.any("dims"), f"{path}.dims")
-        given = Reader(reader.any("attributes"), f"{path}.attributes")
-        check_choice(path, "kind", kind, _ATTRIBUTES)
-        attributes = tuple((key, _frozen(given.any(key))) for key in given.names if key in _ATTRIBUTES[kind])
-        given.finish()
-        reader.finish()
-        return cls(kind, name, module, inputs, dims, attributes)
+    inputs: Annotated[tuple[str, ...], Limit(most_items=MOST_OPERATORS)]
+    dims: Dims
+    attributes: Annotated[Attributes, Form(_write_pairs, _read_pairs, {"type": "object"})] = ()
 
 
 @dataclass(frozen=True)
 class TracedParameter:
-    """A parameter of one section, and where the user's module holds it.
+    """One parameter of one section of a traced model, and where the user's module holds it.
 
-    tensor: its name there; in a block `*` stands for first + step * the block's number.
-    layout: the tensor's dims in ours, several flattened into one in parentheses: "(kvhead group headdim) embed". Where
-    the tensor holds more than this parameter, `part` is among them: a dim of size part_size, whose places [start, stop)
-    are ours, and are the dims `part`.
+    name: Its name in its section.
+    dims: Its dims, spaces between.
+    initial: How it starts: N(0, 0.02), the same over sqrt(2 layers), 1 or 0.
+    tensor: The module's name of the tensor; in a block * stands for first + step x the block's number.
+    layout: Dims of the module's tensor in ours, those flattened into one in parentheses: "(kvhead headdim) embed".
+    part: Where the tensor holds more than this parameter: the dims of the dim `part` of its layout that are ours; else
+        empty.
+    part_size: Size of the dim `part` of the layout.
+    start: First place of that dim which is this parameter.
+    stop: One past the last.
+    first: Number of the first block in names of the module.
+    step: What that number grows by from block to block.
     """
 
     name: str
-    dims: tuple[str, ...]
-    initial: str
-    tensor: str
-    layout: str
-    part: tuple[str, ...] = ()
-    part_size: int = 0
-    start: int = 0
-    stop: int = 0
-    first: int = 0
-    step: int = 0
+    dims: Dims
+    initial: Annotated[str, Limit(choices=INITIAL)]
+    tensor: Text
+    layout: Text
+    part: Dims = ()
+    part_size: Index = 0
+    start: Index = 0
+    stop: Index = 0
+    first: Index = 0
+    step: Index = 0
 
-    def tensor_of(self, layer: int) -> str:
-        """Its name in the user's module."""
-        return self.tensor.replace("*", str(self.first + self.step * layer))
 
-    def to_dict(self) -> dict[str, Any]:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {**values, "dims": " ".join(self.dims), "part": " ".join(self.part)}
-
-    @classmethod
-    def from_dict(cls, value: object, path: str) -> TracedParameter:
-        reader = Reader(value, path)
-        values: dict[str, Any] = {name: reader.text(name) for name in ("name", "initial", "tensor", "layout")}
-        for name in ("dims", "part"):
-            values[name] = _dims(reader.any(name), f"{path}.{name}")
-        for name in ("part_size", "start", "stop", "first", "step"):
-            values[name] = reader.any(name)
-            check_integer(path, name, values[name], at_least=0)
-        reader.finish()
-        return cls(**values)
+Parameters = Annotated[tuple[TracedParameter, ...], Limit(most_items=MOST_OPERATORS)]
+Operators = Annotated[tuple[TracedOperator, ...], Limit(most_items=MOST_OPERATORS)]
 
 
 @dataclass(frozen=True)
 class TracedGraph:
-    """The three sections of the model, their parameters, and sizes of dims that ModelSpec has no field for.
+    """The operators of a user's own module over named dims, read as data.
 
-    prefix: of the names of blocks, such as "model.layers". Raises AutoshardError for what no trace would give.
+    Raises AutoshardError for what no trace would give.
+
+    prefix: Start of the names of blocks, such as model.layers.
+    sizes: Sizes of inner dims that ModelSpec has no field for, such as ffn2.
+    parameters: Parameters, and where the module holds them.
+    embedding: Operators before the first block.
+    block: Operators of each block.
+    head: Operators behind the last block, the loss last.
     """
 
     prefix: str
-    sizes: tuple[tuple[str, int], ...]
-    parameters: tuple[TracedParameter, ...]
-    embedding: tuple[TracedOperator, ...]
-    block: tuple[TracedOperator, ...]
-    head: tuple[TracedOperator, ...]
+    sizes: Sizes
+    parameters: Parameters
+    embedding: Operators
+    block: Operators
+    head: Operators
 
     def __post_init__(self) -> None:
         _check(self)
@@ -170,62 +183,10 @@ class TracedGraph:
     def operators(self) -> tuple[TracedOperator, ...]:
         return (*self.embedding, *self.block, *self.head)
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "prefix": self.prefix,
-            "sizes": dict(self.sizes),
-            "parameters": [one.to_dict() for one in self.parameters],
-            **{section: [op.to_dict() for op in getattr(self, section)] for section in SECTIONS},
-        }
-
-    @classmethod
-    def from_dict(cls, value: object, path: str = "model.graph") -> TracedGraph:
-        reader = Reader(value, path)
-        prefix = reader.text("prefix")
-        sizes = Reader(reader.any("sizes"), f"{path}.sizes")
-        found = tuple((name, sizes.any(name)) for name in sizes.names)
-        parameters = tuple(
-            TracedParameter.from_dict(one, f"{path}.parameters[{i}]")
-            for i, one in enumerate(_list(reader.any("parameters"), f"{path}.parameters"))
-        )
-        sections = {
-            section: tuple(
-                TracedOperator.from_dict(one, f"{path}.{section}[{i}]")
-                for i, one in enumerate(_list(reader.any(section), f"{path}.{section}"))
-            )
-            for section in SECTIONS
-        }
-        reader.finish()
-        return cls(prefix, found, parameters, **sections)
-
-
-def _list(value: object, path: str) -> list[Any]:
-    if not isinstance(value, list) or len(value) > MOST_OPERATORS:
-        raise AutoshardError(f"{path} is {show(value)}; it must be a list of at most {MOST_OPERATORS:,} entries")
-    return value
-
-
-def _texts(value: object, path: str) -> tuple[str, ...]:
-    found = _list(value, path)
-    if not all(isinstance(one, str) for one in found):
-        raise AutoshardError(f"{path} must be a list of names")
-    return tuple(found)
-
-
-def _dims(value: object, path: str) -> tuple[str, ...]:
-    """'batch seq embed'; '' for a number."""
-    if not isinstance(value, str) or len(value) > 200:
-        raise AutoshardError(f"{path} is {show(value)}; it must be the names of dims, such as 'batch seq embed'")
-    return tuple(value.split())
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
 
 def _check(graph: TracedGraph) -> None:
     """Names, references and attributes, one by one."""
-    if not _NAME.fullmatch(graph.prefix):
+    if not isinstance(graph.prefix, str) or not _NAME.fullmatch(graph.prefix):
         raise AutoshardError(f"graph.prefix={show(graph.prefix)} must be names with dots, such as model.layers")
     for name, size in graph.sizes:
         if not _DIM.fullmatch(name) or name in SPEC_DIMS:

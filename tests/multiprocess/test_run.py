@@ -14,6 +14,7 @@ import psutil
 import pytest
 from safetensors.torch import load_file, save_file
 
+from autoshard.files.codec import to_json
 from autoshard.plans.plan_json import write_plan
 from autoshard.plans.validate import read_plan
 from autoshard.runtime.data import DataSource, prepare
@@ -268,7 +269,7 @@ def small_text(folder: Path) -> Path:
 def run(folder: Path, name: str, arguments: TrainArguments, processes: int) -> tuple[dict[str, object] | None, ...]:
     outcome = run_processes(
         f"autoshard.runtime.trainer.worker:{name}",
-        arguments.to_dict(),
+        to_json(arguments),
         processes,
         on_message=lambda message: None,
         log_directory=folder / "logs",

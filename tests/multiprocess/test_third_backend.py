@@ -13,6 +13,7 @@ from autoshard.backends.registry import BACKENDS
 from autoshard.commands import validate
 from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError
+from autoshard.files.codec import to_json
 from autoshard.graph.recompute import NO_RECOMPUTE
 from autoshard.models import load_model
 from autoshard.planner.planning import plan_for
@@ -137,7 +138,7 @@ def run(name: str, plan: Plan, arguments: TrainArguments, processes: int, folder
 
     outcome = run_processes(
         f"tests.multiprocess.third_backend:{name}",
-        arguments.to_dict(),
+        to_json(arguments),
         processes,
         on_message=hear,
         log_directory=folder / "logs",

@@ -23,7 +23,8 @@ def parameters_of(model: ModelSpec, tensors: Mapping[str, torch.Tensor]) -> dict
     found = {}
     for parameter in graph.parameters:
         for layer in range(model.num_hidden_layers) if parameter.name in in_block else (None,):
-            source = tensors[parameter.tensor_of(layer or 0)]
+            number = parameter.first + parameter.step * (layer or 0)
+            source = tensors[parameter.tensor.replace("*", str(number))]
             found[full_name(graph, parameter.name, layer)] = _parameter(parameter, source, sizes)
     return found
 

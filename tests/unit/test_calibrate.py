@@ -108,7 +108,7 @@ def test_the_file_is_a_hardware_file(tmp_path: Path) -> None:
     assert reached == pytest.approx(0.9e11, rel=0.1)
     about = content["calibration"]["about"]
     assert about.startswith("measured by autoshard calibrate on a machine, 20")
-    links, operators = (Evidence.from_dict(one, "a fit") for one in content["calibration"]["fits"])
+    links, operators = (from_json(Evidence, one, "a fit") for one in content["calibration"]["fits"])
     assert (links.data, links.points, links.groups) == ("collectives of 2 ranks of a machine", 15, 5)
     assert links.constants == (
         "collective_launch_s",

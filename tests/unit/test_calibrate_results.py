@@ -223,8 +223,8 @@ def test_the_packaged_files_are_what_the_fit_gives(tmp_path: Path) -> None:
         ({"points": 0}, "points=0 of {path} must be a whole number from 1 to 1,000,000,000"),
         ({"sha256": "abc"}, "sha256='abc' of {path} must be 64 hexadecimal digits"),
         ({"date": "yesterday"}, "date='yesterday' of {path} must be a date such as 2026-11-20"),
-        ({"mean_error": None}, "mean_error=None of {path} must be a number of at least 0"),
-        ({"mean_error": -0.1}, "mean_error=-0.1 of {path} must be a number of at least 0"),
+        ({"mean_error": None}, "mean_error=None of {path} must be a finite number of at least 0"),
+        ({"mean_error": -0.1}, "mean_error=-0.1 of {path} must be a finite number of at least 0"),
         ({"constants": []}, "constants=a list of 0 of {path} must be a list of names"),
         (
             {"constants": ["warp_factor"]},

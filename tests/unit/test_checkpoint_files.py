@@ -183,6 +183,17 @@ def test_a_broken_manifest_is_one_error(tmp_path: Path, text: str, message: str)
         ),
         ("learning_rate", "x", "learning_rate='x' of its content must be a finite number of at least 0"),
         ("learning_rate", -1e-3, "learning_rate=-0.001 of its content must be a finite number of at least 0"),
+        ("versions", {"torch": 2}, "its content.versions.torch is 2; it must be a text"),
+        (
+            "quantities",
+            ("weights",),
+            "quantities=a list of 1 of its content must be master, first_moment, second_moment or master",
+        ),
+        (
+            "files",
+            (FileRecord("../a", 1, "", ()),),
+            "name='../a' of a file of its content must be the name of a file",
+        ),
         ("dtype", "I8", "dtype='I8' of its content must be one of: BF16, F16, F32, F64"),
         (
             "files",

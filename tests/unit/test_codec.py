@@ -12,7 +12,21 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from autoshard.errors import AutoshardError
-from autoshard.files.codec import Absence, Count, Form, Positive, Share, Text, Whole, from_json, read_value, to_json
+from autoshard.files.codec import (
+    Absence,
+    Checked,
+    Count,
+    Form,
+    Limit,
+    Positive,
+    Share,
+    Text,
+    Whole,
+    from_json,
+    read_value,
+    to_json,
+)
+from autoshard.files.fields import check_integer
 
 
 class Pair(NamedTuple):
@@ -126,3 +140,27 @@ def test_anything_is_read_or_refused_in_one_line(name: str, value: object) -> No
 
 def test_any_annotation() -> None:
     assert read_value(tuple[Positive, ...], [1, 2], "list") == (1.0, 2.0)
+
+
+@dataclass(frozen=True)
+class Told:
+    points: Annotated[int, Checked(check_integer)]
+    error: Annotated[float, Checked(check_integer)] | None
+    few: Annotated[tuple[int, ...], Limit(most_items=2)]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"points": 0}, "points=0 of the fit must be a whole number from 1 to 1,000,000,000"),
+        ({"error": 0.5}, "error=0.5 of the fit must be a whole number from 1 to 1,000,000,000"),
+        ({"few": [1, 2, 3]}, "the fit.few is a list of 3; it must be a list of at most 2 entries"),
+        ({"few": 1}, "the fit.few is 1; it must be a list of at most 2 entries"),
+    ],
+    ids=str,
+)
+def test_a_check_has_words_of_its_own(change: dict[str, Any], message: str) -> None:
+    assert from_json(Told, {"points": 1, "error": None, "few": [1, 2]}, "the fit") == Told(1, None, (1, 2))
+    with pytest.raises(AutoshardError) as caught:
+        from_json(Told, {"points": 1, "error": None, "few": [], **change}, "the fit")
+    assert str(caught.value) == message

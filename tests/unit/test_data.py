@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoshard.errors import AutoshardError
-from autoshard.files.codec import to_json
+from autoshard.files.codec import from_json, to_json
 from autoshard.runtime.data import (
     NOT_LEARNED,
     DataPosition,
@@ -274,7 +274,7 @@ def test_a_step_is_a_pure_function(stream: TokenStream, step: int) -> None:
 @given(streams, st.integers(0, 1000))
 def test_a_position_leads_back_to_its_step(stream: TokenStream, step: int) -> None:
     saved = json.loads(json.dumps(to_json(stream.position(step))))
-    assert stream.step_at(DataPosition.from_dict(saved)) == step
+    assert stream.step_at(from_json(DataPosition, saved, "saved")) == step
 
 
 def test_a_position_in_other_data_is_refused() -> None:
@@ -291,10 +291,16 @@ def test_a_position_in_other_data_is_refused() -> None:
     ):
         with pytest.raises(AutoshardError, match=message):
             stream.step_at(other)
-    with pytest.raises(AutoshardError, match="must have sequences, seed and digest"):
-        DataPosition.from_dict({"sequences": "12", "seed": 1, "digest": "a"})
-    with pytest.raises(AutoshardError, match="sequences=-4 of the data position must be a whole number from 0 to"):
-        DataPosition.from_dict({"sequences": -4, "seed": 1, "digest": "a"})
+    for changed, message in (
+        ({"sequences": "12"}, "sequences='12' of the data position must be a whole number from 0 to"),
+        ({"sequences": -4}, "sequences=-4 of the data position must be a whole number from 0 to"),
+        ({"seed": "1"}, "the data position.seed is '1'; it must be a whole number"),
+        ({"rows": 1}, "the data position has a field that is not known: 'rows'; known: sequences, seed, digest"),
+    ):
+        with pytest.raises(AutoshardError, match=f"^{message}"):
+            from_json(DataPosition, {"sequences": 12, "seed": 1, "digest": "a", **changed}, "the data position")
+    with pytest.raises(AutoshardError, match=r"^the data position lacks digest$"):
+        from_json(DataPosition, {"sequences": 12, "seed": 1}, "the data position")
 
 
 def test_seeds_differ() -> None:

@@ -12,10 +12,9 @@ from autoshard.plans.plan import Plan, make_plan
 from autoshard.runtime.nxd_backend.configuration import (
     activation_checkpoint_config,
     neuronx_distributed_config,
-    nxd_configuration,
     pipeline_cuts,
 )
-from autoshard.runtime.nxd_backend.traps import key_value_block_of_rank, kv_size_multiplier, nxd_repairs
+from autoshard.runtime.nxd_backend.traps import kv_size_multiplier, nxd_repairs
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import PRECISIONS, TrainingSpec
 from tests.unit.plan_examples import by_hand, plan_70b, plan_mixtral
@@ -75,15 +74,17 @@ def test_master_weights_and_accumulation_follow_the_precision() -> None:
     assert list(of("fp32").values()) == [False, False, False]
 
 
-def test_key_value_heads_are_where_the_mesh_has_them() -> None:
+def test_key_value_heads_are_where_nxd_has_them() -> None:
+    """On trn1 rank r holds block r % 8, on trn2 r // multiplier [NxD modules/qkv_linear.py]."""
     trn2 = "trn2.48xlarge"
     for instance, lnc, tp, dp in (("trn1.32xlarge", 1, 32, 1), (trn2, 2, 16, 4), (trn2, 2, 32, 2), (trn2, 1, 64, 2)):
         plan = changed(plan_70b(), instance, 8, lnc, tp=tp, pp=8, dp=dp)
-        axes = [plan.mesh.coordinates(rank)[1] for rank in plan.mesh.groups(("tp0", "tp1"))[0]]
-        assert key_value_block_of_rank(plan) == tuple(index["tp0"] for index in axes)
-        assert kv_size_multiplier(plan) == tp // 8
-    narrow = changed(plan_70b(), tp=8, dp=8)
-    assert key_value_block_of_rank(narrow) == tuple(range(8))
+        order = [axis.name for axis in plan.mesh.axes if axis.name in ("tp0", "tp1")]
+        blocks = [plan.mesh.coordinates(rank)[1]["tp0"] for rank in plan.mesh.groups(order)[0]]
+        multiplier = kv_size_multiplier(plan)
+        assert multiplier == tp // 8
+        assert blocks == [rank // multiplier if instance == trn2 else rank % 8 for rank in range(tp)]
+    assert kv_size_multiplier(changed(plan_70b(), tp=8, dp=8)) == 1
 
 
 def test_repairs_of_the_published_70b_layouts() -> None:
@@ -106,20 +107,7 @@ def test_repairs_of_the_published_70b_layouts() -> None:
         "in our own format, by name of the weights"
     )
     assert nxd_repairs(plans["hf_llama3_70B_CP"]) == (files, fused, embedding, norm)
-    config = nxd_configuration(plans["hf_llama3_70B_CP"])
-    assert config["clipping"] == {"max_norm": 1.0, "by": "autoshard", "key_value_weights_count": 0.25}
-    assert config["neuronx_distributed_config"]["optimizer_config"]["grad_clipping"] is True
-    assert config["layers"]["model.layers.*.self_attn.k_proj"] == {
-        "layer": "GQAQKVColumnParallelLinear",
-        "sequence_parallel_enabled": True,
-        "kv_size_multiplier": 4,
-        "fuse_qkv": False,
-    }
-    assert config["layers"]["model.layers.*.mlp.down_proj"] == {
-        "layer": "RowParallelLinear",
-        "sequence_parallel_enabled": True,
-    }
-    assert config["layers"]["loss"] == {"layer": "parallel_cross_entropy"}
+    assert neuronx_distributed_config(plans["hf_llama3_70B_CP"])["optimizer_config"]["grad_clipping"] is True
 
 
 def test_replicated_keys_and_values_without_zero_1_are_clipped_beside_nxd() -> None:
@@ -142,14 +130,13 @@ def test_random_rounding_needs_the_chip() -> None:
 def test_without_a_trap_nothing_is_repaired() -> None:
     plan = changed(plan_70b(), tp=1, dp=64, sequence_parallel=False)
     assert nxd_repairs(plan) == ()
-    assert nxd_configuration(plan)["clipping"]["by"] == "NxD"
 
 
 def test_key_value_weights_on_trn2_are_loaded_by_head() -> None:
     plan = changed(plan_70b(), "trn2.48xlarge", 8, 2, tp=16, pp=8, dp=4)
     assert (
         "kv_size_multiplier=2 on trn2.48xlarge: NxD's random initial weights repeat rows, not heads, so key-value "
-        "weights are loaded head by head (key_value_block_of_rank)"
+        "weights are loaded head by head"
     ) in nxd_repairs(plan)
 
 
@@ -196,7 +183,7 @@ def test_key_value_weights_on_trn2_are_loaded_by_head() -> None:
 )
 def test_what_nxd_would_get_wrong_is_refused(make: Any, text: str) -> None:
     with pytest.raises(AutoshardError) as error:
-        nxd_configuration(make())
+        nxd_repairs(make())
     assert str(error.value) == text
 
 

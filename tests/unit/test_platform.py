@@ -19,7 +19,6 @@ from autoshard.plans.plan import Plan
 from autoshard.plans.plan_json import plan_to_json
 from autoshard.plans.search_result import Pins
 from autoshard.plans.validate import plan_from_dict, read_plan
-from autoshard.runtime.nxd_backend.traps import key_value_block_of_rank
 from autoshard.spec.cluster import instances, load_cluster
 from autoshard.spec.platform import PLATFORMS
 from autoshard.spec.training import TrainingSpec, load_precision
@@ -95,17 +94,22 @@ def test_a_plan_for_it_goes_through_its_file(file: Path) -> None:
     assert describe(plan).device == "joined NeuronCore"
 
 
+def key_value_heads_of_group(plan: Plan) -> list[int]:
+    """Of each rank of the first tensor-parallel group, in the order of ranks."""
+    return [plan.mesh.coordinates(rank)[1]["tp0"] for rank in sorted(plan.mesh.groups(("tp0", "tp1"))[0])]
+
+
 def test_its_order_of_ranks_is_honoured(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """tp=16 is half of 32 devices: rows 0 and 2 of eight devices each. Eight key-value heads are held twice."""
     plan = planned(file, "--tp", "16", "--pp", "1", "--cp", "1")
     assert plan.mesh.groups(("tp1", "tp0"))[0] == [*range(8), *range(16, 24)]
     assert plan.mesh.groups(("tp0",))[0] == [*range(8)]
-    assert key_value_block_of_rank(plan) == (*range(8), *range(8))
+    assert key_value_heads_of_group(plan) == [*range(8), *range(8)]
     monkeypatch.setitem(PLATFORMS, "trn9", replace(TRN9, kv_heads_innermost=False, torus=None))
     other = replace(plan)
     assert other.mesh.groups(("tp1", "tp0"))[0] == [*range(16)]
     assert other.mesh.groups(("tp0",))[0] == [*range(0, 16, 2)]
-    assert key_value_block_of_rank(other) == tuple(rank // 2 for rank in range(16))
+    assert key_value_heads_of_group(other) == [rank // 2 for rank in range(16)]
 
 
 def test_a_launch_sets_its_variables(file: Path) -> None:

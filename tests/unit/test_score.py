@@ -24,7 +24,7 @@ from autoshard.plans.validate import read_plan
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
 from tests.unit.plan_examples import plan_70b
-from tests.unit.test_import_export import DROPLESS, PUBLIC, UNNAMED
+from tests.unit.written_files import DROPLESS, PUBLIC, UNNAMED
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 NXDT = """\

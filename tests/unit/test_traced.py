@@ -135,6 +135,20 @@ def operator(graph: dict[str, Any], name: str) -> dict[str, Any]:
             lambda g: operator(g, "norm_a")["attributes"].update(eps="1"),
             "eps='1' of operator 'norm_a' of graph.block must be a finite number",
         ),
+        (lambda g: g.update(prefix=3), "graph.prefix=3 must be names with dots, such as model.layers"),
+        (lambda g: g.update(block="x"), "model.graph.block is 'x'; it must be a list of at most 2,000 entries"),
+        (
+            lambda g: operator(g, "down").update(dims=["batch"]),
+            "model.graph.block[15].dims is a list of 1; it must be the names of dims, such as 'batch seq embed'",
+        ),
+        (
+            lambda g: g["parameters"][0].update(start=-1),
+            "model.graph.parameters[0].start is -1; it must be a whole number of at least 0 at most 1e+09",
+        ),
+        (
+            lambda g: operator(g, "norm_a")["attributes"].update(code=1),
+            "an attribute='code' of operator 'norm_a' of graph.block must be one of: function, eps",
+        ),
         (lambda g: g["head"].pop(), "graph.head must end with an operator of dims ''"),
         (lambda g: g.pop("block"), "model.graph lacks block"),
         (
@@ -145,7 +159,7 @@ def operator(graph: dict[str, Any], name: str) -> dict[str, Any]:
             ),
         ),
     ],
-    ids=range(13),
+    ids=range(18),
 )
 def test_what_no_trace_would_give_is_one_error(change: Callable[[dict[str, Any]], object], message: str) -> None:
     with pytest.raises(AutoshardError) as error:

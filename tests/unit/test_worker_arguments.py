@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from autoshard.errors import AutoshardError
+from autoshard.files.codec import from_json, to_json
 from autoshard.runtime.worker_arguments import CheckpointOptions, TrainArguments
 
 CHECKPOINTS = CheckpointOptions("s3://bucket/run", 10, 3, None, "auto", False)
@@ -28,7 +29,7 @@ ARGUMENTS = TrainArguments(
 @pytest.mark.parametrize("checkpoints", [None, CHECKPOINTS])
 def test_they_arrive_as_they_were_sent(checkpoints: CheckpointOptions | None) -> None:
     sent = TrainArguments(**{**vars(ARGUMENTS), "checkpoints": checkpoints, "collective_timeout_s": 33})
-    assert TrainArguments.from_dict(json.loads(json.dumps(sent.to_dict()))) == sent
+    assert from_json(TrainArguments, json.loads(json.dumps(to_json(sent))), "arguments") == sent
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -45,21 +46,21 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("changes", "message"), WRONG, ids=range(len(WRONG)))
 def test_a_wrong_field_is_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(AutoshardError) as error:
-        TrainArguments.from_dict({**ARGUMENTS.to_dict(), **changes})
+        from_json(TrainArguments, {**to_json(ARGUMENTS), **changes}, "arguments")
     assert str(error.value) == message
 
 
-@pytest.mark.parametrize("name", ARGUMENTS.to_dict())
+@pytest.mark.parametrize("name", to_json(ARGUMENTS))
 def test_no_field_may_lack(name: str) -> None:
-    values = ARGUMENTS.to_dict()
+    values = to_json(ARGUMENTS)
     del values[name]
     with pytest.raises(AutoshardError, match=rf"^arguments lacks {name}$"):
-        TrainArguments.from_dict(values)
+        from_json(TrainArguments, values, "arguments")
 
 
 def test_no_field_may_be_unknown() -> None:
     with pytest.raises(AutoshardError, match=r"^arguments has a field that is not known: 'stepz'; known: plan, data, "):
-        TrainArguments.from_dict({**ARGUMENTS.to_dict(), "stepz": 5})
+        from_json(TrainArguments, {**to_json(ARGUMENTS), "stepz": 5}, "arguments")
 
 
 def test_the_runtime_reads_no_argument_by_its_name() -> None:

@@ -50,9 +50,9 @@ MOST_POINTS = 3
 
 @dataclass(frozen=True)
 class Combined:
-    """operators: what differs from Megatron's. estimate: with them. blocks, points: local shapes that were solved, and
-    different choices that came of it. gap: no layout, however its operators are sharded, is faster by a larger share of
-    the step (of `strategy` is None, of the one known before)."""
+    """The best layout with solved operators. operators: what differs from Megatron's. estimate: with them. blocks,
+    points: local shapes that were solved, and different choices that came of it. gap: no layout, however its operators
+    are sharded, is faster by a larger share of the step (of `strategy` is None, of the one known before)."""
 
     strategy: Strategy | None
     operators: OperatorChoices
@@ -72,12 +72,12 @@ def combine(problem: Problem, pins: Pins, known_s: float, limit_bytes: float, ex
     blocks = _Blocks(problem, pins, limit_bytes)
     best: tuple[Timed, OperatorChoices] | None = None
     best_s, open_s, solved, points = known_s * (1 - WORTH), inf, 0, 0
-    own, left = (inf, inf) if exhaustive else (MOST_OWN_BOUNDS, MOST_EFFORT)
+    bounds_left, left = (inf, inf) if exhaustive else (MOST_OWN_BOUNDS, MOST_EFFORT)
     for shape, least_s in blocks.all(best_s, inf if exhaustive else MOST_BOUNDS):
         effort = blocks.effort(shape)
-        bounded = least_s < best_s and own >= effort
+        bounded = least_s < best_s and bounds_left >= effort
         if bounded:
-            own -= effort
+            bounds_left -= effort
             least_s, limit_s = blocks.at_least_s(shape, best_s)
         if bounded and least_s < best_s and left >= effort:
             solved, left = solved + 1, left - effort
@@ -88,9 +88,9 @@ def combine(problem: Problem, pins: Pins, known_s: float, limit_bytes: float, ex
                     continue
                 seen.add(choices)
                 points += 1
-                found = blocks.fastest(shape, choices, best_s)
-                if found is not None:
-                    best, best_s = (found, choices), found.step_time_s
+                timed = blocks.fastest(shape, choices, best_s)
+                if timed is not None:
+                    best, best_s = (timed, choices), timed.step_time_s
         open_s = min(open_s, least_s)
     if best is None:
         return Combined(None, (), None, solved, points, max(WORTH, 1 - open_s / known_s))
@@ -115,12 +115,15 @@ class _Blocks:
                 if draft[:5] not in orders:
                     orders[draft[:5]] = (draft.axis_order, *other_orders(problem, pins, draft))
                 for order in orders[draft[:5]]:
-                    one = draft._replace(axis_order=order)
-                    self._drafts.setdefault(local_shape(one), []).append(one)
+                    ordered = draft._replace(axis_order=order)
+                    self._drafts.setdefault(local_shape(ordered), []).append(ordered)
 
     def all(self, known_s: float, effort: float) -> list[tuple[LocalShape, float]]:
-        """Those with layouts that may fit and take less than known_s, and what these take at least. First those that
-        are fastest with Megatron's choices."""
+        """(local shape, seconds that a step of it takes at least) of the shapes with layouts that may fit and take less
+        than known_s seconds. Shapes that are fastest with Megatron's choices come first.
+
+        effort: how much may be spent on solving blocks for better bounds, in the units of `effort`.
+        """
         table = self._of_all({})
         bounds = self._bound(table, known_s)
         if bounds:
@@ -131,10 +134,10 @@ class _Blocks:
         for draft in bounds:
             by_rule.add(draft)
         fastest = dict.fromkeys(least, inf)
-        for one in by_rule.price():
-            fits = np.where(one.memory_bytes <= self._limit_bytes, one.step_time_s, np.inf)
-            for place, seconds in zip(one.draft.tolist(), fits.tolist(), strict=True):
-                shape = local_shape(one.whole.drafts.drafts[place])
+        for chunk in by_rule.price():
+            fits = np.where(chunk.memory_bytes <= self._limit_bytes, chunk.step_time_s, np.inf)
+            for place, seconds in zip(chunk.draft.tolist(), fits.tolist(), strict=True):
+                shape = local_shape(chunk.whole.drafts.drafts[place])
                 fastest[shape] = min(fastest[shape], seconds)
         ranked = sorted(enumerate(least), key=lambda item: (fastest[item[1]], least[item[1]], item[0]))
         return [(shape, least[shape]) for _, shape in ranked]
@@ -143,7 +146,8 @@ class _Blocks:
         return self._filled(solved, (draft for drafts in self._drafts.values() for draft in drafts))
 
     def _bound(self, table: LeastTable, known_s: float) -> dict[Draft, float]:
-        """What those take at least of which some layout may fit and take less than known_s: only they are left."""
+        """Seconds that a step takes at least, by draft, of the drafts of which some layout may fit and take less than
+        known_s seconds. The others are dropped for good."""
         bounds = step_times_at_least_s(table, self._by_stage, self._limit_bytes, known_s)
         self._drafts = {
             shape: left for shape, drafts in self._drafts.items() if (left := [one for one in drafts if one in bounds])
@@ -151,7 +155,8 @@ class _Blocks:
         return bounds
 
     def _of_large_microbatches(self, limits_s: Mapping[LocalShape, float], effort: float) -> dict[LocalShape, Least]:
-        """What blocks and ends take at least, solved for the largest microbatch of those that are alike in all else.
+        """The least seconds of blocks and ends by local shape, solved for the largest microbatch of the shapes that are
+        alike in all else.
 
         A smaller one takes its share of that at least: nothing takes more for k microbatches at once than k times as
         long, while it takes less where it launches, fills tiles or adds to gradients once. What takes little effort
@@ -160,7 +165,7 @@ class _Blocks:
         families: dict[LocalShape, list[LocalShape]] = {}
         for shape in self._drafts:
             families.setdefault(replace(shape, microbatch_size=1), []).append(shape)
-        found: dict[LocalShape, Least] = {}
+        by_shape: dict[LocalShape, Least] = {}
         for alike in sorted(families.values(), key=lambda alike: self.effort(alike[0])):
             effort -= self.effort(alike[0])
             if effort < 0:
@@ -170,10 +175,11 @@ class _Blocks:
             parts = {shape: part for shape, part in parts.items() if part.is_integer()}
             limit_s = max(part * limits_s[shape] for shape, part in parts.items())
             least = self._solver.fastest(even(self._problem, self._drafts[largest][0], self._sets[0]), limit_s)
-            found |= {shape: Least(*(seconds / part for seconds in least)) for shape, part in parts.items()}
-        return found
+            by_shape |= {shape: Least(*(seconds / part for seconds in least)) for shape, part in parts.items()}
+        return by_shape
 
     def effort(self, shape: LocalShape) -> int:
+        """How long it takes to solve a block of the shape, relative to one whose tensor parallelism is one axis."""
         mesh = stage_mesh(self._problem.model, self._problem.cluster, shape)
         return 10 if len(set(mesh.stage_axes) & set(TENSOR_PARALLEL_AXES)) > 1 else 1
 
@@ -188,8 +194,8 @@ class _Blocks:
         return table
 
     def at_least_s(self, shape: LocalShape, known_s: float) -> tuple[float, float]:
-        """What its layouts take at least, and its blocks at most; known_s where all of them take that long. Only the
-        others are left."""
+        """(seconds that a step of the shape's layouts takes at least, seconds that a block may take at most). The first
+        is known_s where all of them take that long. Drafts that take that long are dropped for good."""
         drafts = self._drafts[shape]
         limit_s = block_limits_s(self._filled({}, drafts), known_s)[shape]
         self._least[shape] = self._solver.fastest(even(self._problem, drafts[0], self._sets[0]), limit_s)
@@ -198,8 +204,9 @@ class _Blocks:
         return min(bounds.values(), default=known_s), limit_s
 
     def layouts(self, shape: LocalShape, known_s: float) -> list[tuple[float, Strategy]]:
-        """(what it takes at least, layout) of those that may be faster, cut evenly, with one recompute set for all
-        stages. Their memory leads along the block's Pareto set."""
+        """(seconds that it takes at least, layout) of the shape's layouts that may take less than known_s seconds, cut
+        evenly, with one recompute set for all stages; the fastest bound first. Their memory leads along the block's
+        Pareto set."""
         if not self._drafts[shape]:
             return []
         bounds = sets_at_least_s(self._table(shape), self._limit_bytes, known_s)
@@ -207,27 +214,31 @@ class _Blocks:
         return [(seconds, even(self._problem, draft, recompute)) for (draft, recompute), seconds in ranked]
 
     def point(self, shape: LocalShape, layout: Strategy, limit_s: float) -> OperatorChoices | None:
-        """The fastest choices within the memory that the layout leaves; None where there are none."""
+        """The fastest choices of operators within the memory that the layout leaves; None where there are none.
+
+        limit_s: seconds beyond which a block is of no interest.
+        """
         return self._solver.within(shape, layout, self._limit_bytes, limit_s)
 
     def fastest(self, shape: LocalShape, choices: OperatorChoices, known_s: float) -> Timed | None:
-        """Of all layouts of a local shape with these operators; None where none takes less than known_s."""
+        """The fastest of all layouts of a local shape with these operators; None where none takes less than known_s
+        seconds."""
         table = Table(self._problem, self._sets, self._by_stage, choices)
         for draft in self._drafts[shape]:
             table.add(draft)
         chunks = [*table.price()]
-        found = next(fastest_first(chunks, self._limit_bytes), None)
-        if found is not None and found.step_time_s < known_s:
-            known_s = found.step_time_s
+        best = next(fastest_first(chunks, self._limit_bytes), None)
+        if best is not None and best.step_time_s < known_s:
+            known_s = best.step_time_s
         else:
-            found = None
+            best = None
         wholes = {id(one.whole): one.whole for one in chunks}.values()
         refined = refine(wholes, self._by_stage, self._limit_bytes, known_s, lambda: True).found
-        return Timed(refined[-1].step_time_s, refined[-1].strategy) if refined else found
+        return Timed(refined[-1].step_time_s, refined[-1].strategy) if refined else best
 
 
 def even(problem: Problem, draft: Draft, recompute: str) -> Strategy:
-    """The draft, cut evenly, with one set for all stages."""
+    """The draft as a strategy whose blocks are cut evenly and whose stages all recompute one set."""
     stages = draft.pp * draft.num_virtual_stages
     layers = even_stage_layers(problem.model.num_hidden_layers, stages)
     return Strategy(**{**draft._asdict(), "stage_layers": layers}, recompute=(recompute,) * stages)

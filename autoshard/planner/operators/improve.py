@@ -56,8 +56,11 @@ class Solver:
         self._ends: dict[LocalShape, dict[str, Choice]] = {}
 
     def fastest(self, strategy: Strategy, limit_s: float) -> Least:
-        """What no choices beat, whatever memory they need. strategy: any one of a local shape. limit_s: beyond which a
-        block is of no interest: it is then said to take that long."""
+        """The seconds of a block and of the ends that no choices beat, whatever memory they need.
+
+        strategy: any one of a local shape. limit_s: seconds beyond which a block is of no interest: it is then said to
+        take that long.
+        """
         block, *ends = _bound_problems(self._problem, strategy)
         seconds = [_fastest_s(block, limit_s), *(_fastest_s(end, inf) for end in ends)]
         return Least(*seconds, *(0.0,) * (3 - len(seconds)))
@@ -128,20 +131,20 @@ def graphs(problem: Problem, strategy: Strategy) -> tuple[Graph, ...]:
 
 
 def _rule(problem: Problem, strategy: Strategy, mesh: Mesh) -> dict[str, Choice]:
-    found: dict[str, Choice] = {}
+    by_template: dict[str, Choice] = {}
     for graph in graphs(problem, strategy):
-        own = choices(graph, mesh.stage_axes, strategy.sequence_parallel)
-        found.update({template_of(name): choice for name, choice in own.items()})
-    return found
+        by_name = choices(graph, mesh.stage_axes, strategy.sequence_parallel)
+        by_template.update({template_of(name): choice for name, choice in by_name.items()})
+    return by_template
 
 
 def _solve_ends(problem: Problem, strategy: Strategy, mesh: Mesh) -> dict[str, Choice]:
     """By template: embedding and head within the memory that they have by the rule. A table that they share is left to
     the rule."""
-    found: dict[str, Choice] = {}
+    solved: dict[str, Choice] = {}
     for graph in graphs(problem, strategy)[1:] if not problem.model.tie_word_embeddings else ():
-        found.update(_solve_end(problem, strategy, mesh, graph))
-    return found
+        solved.update(_solve_end(problem, strategy, mesh, graph))
+    return solved
 
 
 def _solve_block(
@@ -177,9 +180,10 @@ def _solve_end(problem: Problem, strategy: Strategy, mesh: Mesh, graph: Graph) -
 
 
 def layout_prices(problem: Problem, strategy: Strategy, mesh: Mesh) -> Prices:
-    """What the cost model says of one block of the layout; the rows of memory have no capacity yet.
+    """The cost model's prices of one block of the layout; the rows of memory have no capacity yet.
 
-    All blocks are sharded alike: where stages differ in what they recompute, as those that recompute least.
+    All blocks are sharded alike. Where stages differ in what they recompute, the prices are those of the stages that
+    recompute least.
     """
     training, cluster = problem.training, problem.cluster
     order, dtype = mesh_order(mesh), training.precision.compute_dtype
@@ -234,7 +238,9 @@ def _with_room(
     precision, device = problem.training.precision, problem.cluster.device
     rows, state = [], _state(problem, strategy, mesh)
     known = zip(_loads(problem, strategy), _rows(problem, strategy, mesh), before.price.memory_bytes, strict=True)
-    for load, row, own in known:
+    for load, row, decided_bytes in known:
         total = sum(memory_values(load, state, precision, device))
-        rows.append(replace(row, capacity_bytes=max(1.0, device.memory_bytes - (total - own) - reserve_bytes)))
+        rows.append(
+            replace(row, capacity_bytes=max(1.0, device.memory_bytes - (total - decided_bytes) - reserve_bytes))
+        )
     return tuple(rows)

@@ -31,18 +31,19 @@ class LinearProgram:
         return len(self.costs) - 1
 
     def row(self, coefficients: Mapping[int, float], low: float = -inf, high: float = inf) -> None:
-        """low <= sum of coefficients x variables <= high."""
+        """Demand low <= sum of coefficients x variables <= high. coefficients: by number of the variable."""
         self.rows.append(({index: value for index, value in coefficients.items() if value}, low, high))
 
     def at_least(self, variable: int, parts: Mapping[int, float], constant: float = 0.0) -> None:
-        """variable >= sum of parts + constant."""
+        """Demand variable >= sum of parts + constant. parts: coefficients by number of the variable."""
         coefficients = {index: -value for index, value in parts.items()}
         coefficients[variable] = coefficients.get(variable, 0.0) + 1.0
         self.row(coefficients, low=constant)
 
 
 class Minimum(NamedTuple):
-    """values: of the best solution that was found; None where there is none. at_least: no solution costs less."""
+    """A solution of a linear program. values: of the best solution that was found; None where there is none. at_least:
+    no solution costs less."""
 
     values: list[float] | None
     at_least: float
@@ -84,8 +85,8 @@ def minimise(program: LinearProgram, relative_gap: float = 0.0) -> Minimum:
     if status not in (kinds_of.kOptimal, kinds_of.kSolutionLimit):
         raise AutoshardError(f"HiGHS gave up on the operators of a block: {solver.modelStatusToString(status)}")
     info = solver.getInfo()
-    found = info.primal_solution_status == int(highspy.SolutionStatus.kSolutionStatusFeasible)
-    return Minimum(list(solver.getSolution().col_value) if found else None, float(info.mip_dual_bound))
+    is_feasible = info.primal_solution_status == int(highspy.SolutionStatus.kSolutionStatusFeasible)
+    return Minimum(list(solver.getSolution().col_value) if is_feasible else None, float(info.mip_dual_bound))
 
 
 _OPTIONS: dict[str, object] = {

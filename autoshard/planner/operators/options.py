@@ -1,4 +1,4 @@
-"""What an operator may do along the axes that the solver decides; the other axes follow the rule."""
+"""The choices that an operator has along the axes that the solver decides; the other axes follow the rule."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def operator_options(
 
 
 def _values(op: Operator, axis: str, rule: Choice, solved: bool) -> tuple[str, ...]:
-    found = legal_values(op, axis, rule, solved)
-    return tuple(value for value in found if value != "batch") if axis in TENSOR_PARALLEL_AXES else found
+    legal = legal_values(op, axis, rule, solved)
+    return tuple(value for value in legal if value != "batch") if axis in TENSOR_PARALLEL_AXES else legal
 
 
 def _over_all_or_none(choice: Choice) -> bool:

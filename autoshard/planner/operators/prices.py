@@ -1,4 +1,4 @@
-"""What the integer program is told: seconds and bytes of operators, redistributions and parameters.
+"""The prices that the integer program is told: seconds and bytes of operators, redistributions and parameters.
 
 `program_price` says the same of a finished program; the integer program must agree with it to the last digit where
 nothing is recomputed, and tests hold it to that.
@@ -43,7 +43,8 @@ class MemoryRow:
 
 @dataclass(frozen=True)
 class Prices:
-    """operator_s: (forward, backward) of one operator on local tensors. collective_s: (kind, axes, bytes) -> seconds.
+    """The prices that a program is made of. operator_s: seconds (forward, backward) of one operator on local tensors.
+    collective_s: (kind, axes, bytes) -> seconds.
 
     parameter_s: of one local element, summed over these axes, as its share of one microbatch. recompute: a named set.
     """
@@ -57,7 +58,8 @@ class Prices:
 
 @dataclass(frozen=True)
 class Price:
-    """Of one microbatch through a program on one rank. memory_bytes: of each memory row."""
+    """The price of one microbatch through a program on one rank. seconds: forward and backward. memory_bytes: by memory
+    row."""
 
     seconds: float
     memory_bytes: tuple[float, ...]
@@ -90,18 +92,18 @@ def program_price(program: Program, prices: Prices) -> Price:
 
 
 def _forward_s(program: Program, step: Step, prices: Prices) -> float:
-    own = sum(prices.operator_s(program, one)[0] for one in operator_steps(step))
-    return with_collectives_s(prices, own, forward_collectives(program, step))
+    operators_s = sum(prices.operator_s(program, one)[0] for one in operator_steps(step))
+    return with_collectives_s(prices, operators_s, forward_collectives(program, step))
 
 
 def _backward_s(program: Program, step: Step, prices: Prices) -> float:
-    own = sum(prices.operator_s(program, one)[1] for one in operator_steps(step))
-    return with_collectives_s(prices, own, backward_collectives(program, step))
+    operators_s = sum(prices.operator_s(program, one)[1] for one in operator_steps(step))
+    return with_collectives_s(prices, operators_s, backward_collectives(program, step))
 
 
 def with_collectives_s(prices: Prices, operators_s: float, issued: Iterable[tuple[str, Axes, int]]) -> float:
-    """A step: what its operators take and the collectives that it issues. A ring, which only attention has, runs beside
-    it."""
+    """Seconds of a step: its operators and the collectives that it issues. A ring, which only attention has, runs
+    beside it."""
     sent = [(kind == "send_recv", prices.collective_s(kind, axes, size)) for kind, axes, size in issued]
     hops, ring_s = sum(ring for ring, _ in sent), sum(seconds for ring, seconds in sent if ring)
     others_s = sum(seconds for ring, seconds in sent if not ring)
@@ -110,7 +112,7 @@ def with_collectives_s(prices: Prices, operators_s: float, issued: Iterable[tupl
 
 
 def working_bytes(program: Program, step: Step) -> float:
-    """Activations that a step reads and writes at once, gathered where it gathers them."""
+    """Bytes of activations that a step reads and writes at once, gathered where it gathers them."""
     if isinstance(step, RedistributeStep):
         return view_bytes(program, step.source) + view_bytes(program, step.target)
     return max(operator_bytes(program, one) for one in operator_steps(step))
@@ -123,5 +125,5 @@ def operator_bytes(program: Program, step: OperatorStep) -> float:
 
 
 def view_bytes(program: Program, view: str) -> float:
-    """0 for a parameter: it is charged where it is stored."""
+    """Local bytes of a view; 0 for a parameter, which is charged where it is stored."""
     return 0.0 if program.tensor(view).role == "parameter" else float(program.local_bytes[view])

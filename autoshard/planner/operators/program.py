@@ -39,8 +39,8 @@ Variables = dict[int, float]
 
 @dataclass(frozen=True)
 class OperatorProblem:
-    """options: of each operator by name. given: states of the inputs that have one. outputs: tensors that leave, and in
-    which state (None: as produced). Every parameter is read once."""
+    """The choices to solve for in one graph. options: of each operator by name. given: states of the inputs that have
+    one. outputs: tensors that leave, and in which state (None: as produced). Every parameter is read once."""
 
     graph: Graph
     axes: Axes
@@ -65,7 +65,7 @@ class _Reader:
 
 
 def alone(graph: Graph, axes: Axes, op: Operator, choice: Choice) -> tuple[Program, OperatorStep]:
-    """The operator on inputs that are as it wants them."""
+    """A program and its step of one operator alone, on inputs that are in the states that it wants."""
     states = input_states(graph, op, choice, axes)
     views = tuple(f"{name}@{index}" for index, name in enumerate(op.inputs))
     known = {**dict(zip(views, states, strict=True)), op.output: output_state(graph, op, choice, axes)}
@@ -73,7 +73,7 @@ def alone(graph: Graph, axes: Axes, op: Operator, choice: Choice) -> tuple[Progr
 
 
 def operator_s(prices: Prices, program: Program, step: OperatorStep, replayed: bool) -> float:
-    """Forward, once more where it is replayed, and backward, with the collectives inside."""
+    """Seconds of an operator's forward, once more where it is replayed, and backward, with the collectives inside."""
     forward, backward = prices.operator_s(program, step)
     forward = with_collectives_s(prices, forward, forward_collectives(program, step))
     backward = with_collectives_s(prices, backward, backward_collectives(program, step))
@@ -81,8 +81,8 @@ def operator_s(prices: Prices, program: Program, step: OperatorStep, replayed: b
 
 
 def stored(program: Program, step: OperatorStep) -> Iterator[tuple[int, tuple[str, ...], bool]]:
-    """Of each parameter that an operator reads: local elements, the axes over which its gradient is summed, and whether
-    it is a matrix."""
+    """(number of local elements, axes over which the gradient is summed, whether it is a matrix) of each parameter that
+    an operator reads."""
     graph, axes = program.graph, program.axes
     for view in step.inputs:
         tensor = program.tensor(view)
@@ -115,11 +115,11 @@ class OperatorProgram:
         self._bound_memory()
 
     def choices(self, values: list[float]) -> dict[str, Choice]:
-        found = {}
+        chosen = {}
         for name, variables in self._choices.items():
             index = max(range(len(variables)), key=lambda one, own=variables: values[own[one]])  # type: ignore[misc]
-            found[name] = self.problem.options[name][index]
-        return found
+            chosen[name] = self.problem.options[name][index]
+        return chosen
 
     def _choose(self, op: Operator, preference_s: float) -> list[int]:
         """A variable for each choice: the operator's time, what its parameters cost, and its memory."""
@@ -158,20 +158,20 @@ class OperatorProgram:
             return
         flows = [self._flows_to(name, reader, sources) for reader in readers]
         moves: dict[tuple[State, State], Variables] = {}
-        for own in flows:
-            for pair, variable in own.items():
+        for flow in flows:
+            for pair, variable in flow.items():
                 if pair[0] != pair[1]:
                     moves.setdefault(pair, {})[variable] = 1.0
         kept: dict[tuple[State, State], Variables | None] = {}
         for pair, variables in moves.items():
             kept[pair] = self._price_move(name, pair, variables, flows, readers)
-        for reader, own in zip(readers, flows, strict=True):
-            self._charge_reader(name, reader, own, kept)
+        for reader, flow in zip(readers, flows, strict=True):
+            self._charge_reader(name, reader, flow, kept)
         self._charge_crossing(name, readers, sources)
         self._charge_output(name, sources)
 
     def _readers(self, name: str) -> list[_Reader]:
-        graph, found = self._graph, []
+        graph, readers = self._graph, []
         for position, op in enumerate(graph.operators):
             saved = KINDS[op.kind].saved_inputs(op, graph)
             for index, read in enumerate(op.inputs):
@@ -183,11 +183,11 @@ class OperatorProgram:
                     needs.setdefault(state, {})[variable] = 1.0
                 projects = index == 0 and is_projection(graph, op)
                 passes = KINDS[op.kind].passes_gradient(op, index)
-                found.append(_Reader(position, needs, projects, index in saved, passes))
+                readers.append(_Reader(position, needs, projects, index in saved, passes))
         leaving = self.problem.outputs.get(name)
         if leaving is not None:
-            found.append(_Reader(-1, {leaving: {}}, False, False, True))
-        return found
+            readers.append(_Reader(-1, {leaving: {}}, False, False, True))
+        return readers
 
     def _sources(self, name: str, readers: list[_Reader]) -> dict[State, Variables] | None:
         """State -> the choices that give it; None for an input that arrives as its only reader wants it."""
@@ -198,10 +198,10 @@ class OperatorProgram:
             assert len(readers) == 1 and not tensor.differentiable, f"{name} must arrive in a given state"
             return None
         op = next(one for one in self._graph.operators if one.output == name)
-        found: dict[State, Variables] = {}
+        sources: dict[State, Variables] = {}
         for variable, choice in zip(self._choices[op.name], self.problem.options[op.name], strict=True):
-            found.setdefault(output_state(self._graph, op, choice, self._axes), {})[variable] = 1.0
-        return found
+            sources.setdefault(output_state(self._graph, op, choice, self._axes), {})[variable] = 1.0
+        return sources
 
     def _flows_to(self, name: str, reader: _Reader, sources: dict[State, Variables]) -> dict[tuple[State, State], int]:
         """(from, to) -> 1 where the producer gives the one and this reader wants the other."""
@@ -212,11 +212,11 @@ class OperatorProgram:
             if self._transitions(name, source, need) is not None
         }
         for source, given in sources.items():
-            own = {variable: 1.0 for pair, variable in flows.items() if pair[0] == source}
-            self._equal(own, given)
+            arriving = {variable: 1.0 for pair, variable in flows.items() if pair[0] == source}
+            self._equal(arriving, given)
         for need, wanted in reader.needs.items():
-            own = {variable: 1.0 for pair, variable in flows.items() if pair[1] == need}
-            self._equal(own, wanted)
+            arriving = {variable: 1.0 for pair, variable in flows.items() if pair[1] == need}
+            self._equal(arriving, wanted)
         return flows
 
     def _equal(self, flows: Variables, choices: Variables) -> None:
@@ -279,18 +279,19 @@ class OperatorProgram:
         first, *others = variables
         if not others:
             return first
-        found = self.linear.variable()
+        any_of = self.linear.variable()
         for variable in (first, *others):
-            self.linear.at_least(found, {variable: 1.0})
-        return found
+            self.linear.at_least(any_of, {variable: 1.0})
+        return any_of
 
     def _apart(
         self, pair: tuple[State, State], flows: list[dict[tuple[State, State], int]], readers: list[_Reader]
     ) -> list[int]:
-        """What keeps an all-gather from being one with its readers: one that is no projection, or something between."""
-        own = [(reader, flow[pair]) for reader, flow in zip(readers, flows, strict=True) if pair in flow]
-        events = [flow for reader, flow in own if not reader.is_projection]
-        projections = {reader.position: flow for reader, flow in own if reader.is_projection}
+        """Variables of what keeps an all-gather from being one with its readers: a reader that is no projection, or a
+        reader between."""
+        reading = [(reader, flow[pair]) for reader, flow in zip(readers, flows, strict=True) if pair in flow]
+        events = [flow for reader, flow in reading if not reader.is_projection]
+        projections = {reader.position: flow for reader, flow in reading if reader.is_projection}
         for first in projections:
             for last in (position for position in projections if position > first):
                 for between in range(first + 1, last):

@@ -22,7 +22,8 @@ PREFERENCE = 1e-7
 
 @dataclass(frozen=True)
 class OperatorSolution:
-    """choices: by operator name. program: with them. price: of that program. at_least_s: no choices take less."""
+    """A solved problem. choices: by operator name. program: with them. price: of that program. at_least_s: no choices
+    take less."""
 
     choices: dict[str, Choice]
     program: Program
@@ -31,7 +32,8 @@ class OperatorSolution:
 
 
 def block_problem(graph: Graph, axes: Axes, sequence_parallel: bool, prices: Prices, backend: str) -> OperatorProblem:
-    """Hidden activations enter and leave as all stages share them; each operator does what the backend can."""
+    """The problem of one graph in which hidden activations enter and leave in the states that all stages share, and
+    each operator has the choices that the backend has."""
     hidden = hidden_state(axes, sequence_parallel)
     last = graph.operators[-1].output
     return OperatorProblem(
@@ -45,21 +47,21 @@ def block_problem(graph: Graph, axes: Axes, sequence_parallel: bool, prices: Pri
 
 
 def promising(problem: OperatorProblem, limit_s: float) -> OperatorProblem | None:
-    """Without the choices that leave no way to stay below limit_s: with the fastest ones of all other operators and no
-    redistribution at all they take longer. None where nothing stays below it."""
+    """The problem without the choices that leave no way to stay below limit_s seconds: with the fastest ones of all
+    other operators and no redistribution at all they take longer. None where nothing stays below it."""
     replay = Replay(problem.graph, problem.prices.recompute)
-    own: dict[str, list[float]] = {}
+    seconds_of: dict[str, list[float]] = {}
     for op in problem.graph.operators:
         replayed = replay.is_replayed(replay.position(op))
-        own[op.name] = [_choice_s(problem, op, choice, replayed) for choice in problem.options[op.name]]
-    slack_s = limit_s - sum(map(min, own.values()))
+        seconds_of[op.name] = [_choice_s(problem, op, choice, replayed) for choice in problem.options[op.name]]
+    slack_s = limit_s - sum(map(min, seconds_of.values()))
     if slack_s < 0:
         return None
     options = {
         name: tuple(
             choice for choice, one in zip(problem.options[name], seconds, strict=True) if one <= min(seconds) + slack_s
         )
-        for name, seconds in own.items()
+        for name, seconds in seconds_of.items()
     }
     return replace(problem, options=options)
 
@@ -71,7 +73,8 @@ def _choice_s(problem: OperatorProblem, op: Operator, choice: Choice, replayed: 
 
 
 def priced(problem: OperatorProblem, choices: dict[str, Choice]) -> OperatorSolution:
-    """Given choices, by operator name, with their program and its price. Raises NoTransition where they do not meet."""
+    """The solution of given choices, by operator name: their program and its price. Raises NoTransition where they do
+    not meet."""
     program = partition(problem.graph, problem.axes, choices, problem.given, problem.outputs)
     return OperatorSolution(choices, program, program_price(program, problem.prices))
 

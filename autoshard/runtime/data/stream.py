@@ -6,12 +6,14 @@ Every rank computes the same global batch and takes its rows, so no rank has to 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.errors import AutoshardError
+from autoshard.files.codec import Checked
 from autoshard.files.fields import LARGEST, check_integer
 from autoshard.runtime.data.shuffle import hashed, shuffled
 from autoshard.runtime.data.token_file import TokenFile
@@ -31,18 +33,9 @@ class DataPosition:
     sequences: rows taken so far, over all epochs. seed: of the order. digest: of the tokens.
     """
 
-    sequences: int
+    sequences: Annotated[int, Checked(partial(check_integer, at_least=0, at_most=LARGEST**2))]
     seed: int
     digest: str
-
-    @staticmethod
-    def from_dict(values: dict[str, Any]) -> DataPosition:
-        """The position from values that to_json gave. Raises AutoshardError for anything else."""
-        types = {"sequences": int, "seed": int, "digest": str}
-        if values.keys() != types.keys() or any(type(values[name]) is not types[name] for name in types):
-            raise AutoshardError(f"data position {values!r} must have sequences, seed and digest")
-        check_integer("the data position", "sequences", values["sequences"], at_least=0, at_most=LARGEST**2)
-        return DataPosition(**values)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""Writes a plan as NxD's configuration: arguments of `neuronx_distributed_config`, of NxDPPModel and of its layers.
+"""Writes a plan as NxD's configuration: arguments of its function neuronx_distributed_config and of NxDPPModel.
 
-Everything is a plain JSON value; classes are given by name. Keys under "neuronx_distributed_config" are NxD's own
-(trainer/trainer.py), those under its "pipeline_config" NxDPPModel's (pipeline/model.py).
+Everything is a plain JSON value; classes are given by name. Keys are NxD's own (trainer/trainer.py), those under
+"pipeline_config" NxDPPModel's (pipeline/model.py).
 """
 
 from __future__ import annotations
@@ -9,10 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from autoshard.graph.recompute import NO_RECOMPUTE
-from autoshard.layout.template import template_of
 from autoshard.plans.plan import Plan
-from autoshard.runtime.nxd_backend.lowering import CROSS_ENTROPY, LOCAL, MAPPING, QKV, lower
-from autoshard.runtime.nxd_backend.traps import key_value_block_of_rank, kv_size_multiplier, nxd_repairs
+from autoshard.runtime.nxd_backend.traps import kv_size_multiplier
 
 MAX_GRAD_NORM = 1.0
 SEQUENTIAL_MOVE_FACTOR = 11
@@ -26,45 +24,6 @@ LEAF_CLASSES = ("NxdEmbedding", "NxdHead")
 RECOMPUTED_CLASS = "RecomputedSection"
 """The class of a set of operators in a block whose forward runs again in backward: any set that the plan names."""
 INPUT_NAMES = ("input_ids", "labels", "weights")
-
-
-def nxd_configuration(plan: Plan) -> dict[str, Any]:
-    """The configuration of NxD for this plan, and which of its layers compute what. Raises AutoshardError as
-    `nxd_repairs`."""
-    repairs = nxd_repairs(plan)
-    multiplier = kv_size_multiplier(plan)
-    return {
-        "neuronx_distributed_config": neuronx_distributed_config(plan),
-        "layers": layers(plan),
-        "key_value_block_of_rank": list(key_value_block_of_rank(plan)),
-        "precision": {
-            "parameter_dtype": plan.training.precision.parameter_dtype,
-            "optimizer_dtype": plan.training.precision.optimizer_dtype,
-            "stochastic_rounding": plan.training.precision.name == "bf16_sr",
-        },
-        "clipping": {
-            "max_norm": MAX_GRAD_NORM,
-            "by": "NxD" if multiplier == 1 else "autoshard",
-            "key_value_weights_count": 1 / multiplier,
-        },
-        "repairs": list(repairs),
-    }
-
-
-def layers(plan: Plan) -> dict[str, dict[str, Any]]:
-    """Template of an operator's name -> the layer that computes it; operators that compute locally are left out."""
-    found: dict[str, dict[str, Any]] = {}
-    for program in plan.sample_programs:
-        for one in lower(program):
-            if one.layer in (LOCAL, MAPPING):
-                continue
-            values: dict[str, Any] = {"layer": one.layer}
-            if one.layer != CROSS_ENTROPY:
-                values["sequence_parallel_enabled"] = one.sequence_parallel
-            if one.layer == QKV:
-                values.update(kv_size_multiplier=one.kv_size_multiplier, fuse_qkv=False)
-            found.update((template_of(step.operator.name), values) for step in one.steps)
-    return found
 
 
 def neuronx_distributed_config(plan: Plan) -> dict[str, Any]:

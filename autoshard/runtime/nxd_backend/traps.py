@@ -11,7 +11,6 @@ from collections.abc import Callable
 from autoshard.backends.nxd import NXD
 from autoshard.backends.rules import check_strategy
 from autoshard.errors import AutoshardError
-from autoshard.layout.mesh import build_mesh
 from autoshard.plans.plan import Plan
 from autoshard.runtime.nxd_backend.lowering import lower
 from autoshard.runtime.nxd_backend.rank_groups import mended_groups, mesh_groups, plan_case
@@ -35,13 +34,6 @@ def nxd_repairs(plan: Plan, cpu_mode: bool = False) -> tuple[str, ...]:
 def kv_size_multiplier(plan: Plan) -> int:
     """How often NxD's GQAQKVColumnParallelLinear repeats each key-value head; 1 where tp does not exceed them."""
     return max(1, plan.strategy.tp // plan.model.num_key_value_heads)
-
-
-def key_value_block_of_rank(plan: Plan) -> tuple[int, ...]:
-    """For each tensor-parallel rank the block of key-value heads that it holds."""
-    kv_heads, innermost = plan.model.num_key_value_heads, plan.cluster.platform.kv_heads_innermost
-    mesh = build_mesh(plan.strategy.tp, 1, 1, 1, 1, kv_heads, innermost)
-    return tuple(mesh.coordinates(rank)[1].get("tp0", rank) for rank in range(plan.strategy.tp))
 
 
 def _context_parallel_gradients(plan: Plan) -> None:
@@ -139,7 +131,7 @@ def _key_value_init(plan: Plan) -> str | None:
         return None
     return (
         f"kv_size_multiplier={kv_size_multiplier(plan)} on {plan.cluster.instance}: NxD's random initial weights "
-        "repeat rows, not heads, so key-value weights are loaded head by head (key_value_block_of_rank)"
+        "repeat rows, not heads, so key-value weights are loaded head by head"
     )
 
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from autoshard.backends.registry import ANYWHERE
+from autoshard.files.codec import from_json
 from autoshard.plans.validate import read_plan
 from autoshard.runtime.rehearse import one_process
 from autoshard.runtime.torch_backend.devices import group_timeout, host_group, peak_memory
@@ -29,7 +30,7 @@ the next finer one."""
 def train(values: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     """Every rank: run the plan. values: as TrainArguments.to_dict gives them; with `tensors` set, an FP32 step comes
     first, and what `compare` needs is left in that folder."""
-    arguments = TrainArguments.from_dict(values)
+    arguments = from_json(TrainArguments, values, "arguments")
     plan = read_plan(Path(arguments.plan))
     runtime = runtime_of(arguments.backend)
     device = runtime.device_of(plan, arguments.device, arguments.rehearsal, reporter.local_rank)
@@ -74,7 +75,7 @@ def compare(values: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     Trains once more in the next finer precision: the difference is what rounding alone does to this run, the yardstick
     for what sharding does to it.
     """
-    arguments = TrainArguments.from_dict(values)
+    arguments = from_json(TrainArguments, values, "arguments")
     assert arguments.tensors is not None, "the ranks left nothing to compare"
     plan, tensors = read_plan(Path(arguments.plan)), Path(arguments.tensors)
     arguments = replace(arguments, profile=False, backend=ANYWHERE.name, compile=False)

@@ -1,0 +1,246 @@
+"""Which model a layout of NxD Training, torchtitan or Megatron-LM is for: by its sizes, its name or its own words."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoshard.errors import AutoshardError
+from autoshard.interop.export import export
+from autoshard.interop.written_layout import read_written_layout
+from autoshard.interop.written_model import models_with
+from autoshard.models.huggingface_config import to_config
+from autoshard.models.registry import builtin_models, load_model
+from autoshard.models.stage import parameter_count
+from autoshard.plans.plan_json import write_plan
+from autoshard.plans.validate import read_plan
+from tests.unit.plan_examples import plan_70b
+from tests.unit.written_files import FOUR_BLOCKS, MOE, PUBLIC, UNNAMED, imported, in_model, inputs
+
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
+
+
+@pytest.mark.parametrize("given", [{}, {"model": "llama2-7b"}])
+def test_the_files_own_number_of_blocks_stands(given: dict[str, str]) -> None:
+    """The public 7B file trains four blocks, whether --model names the model or its sizes do."""
+    plan = imported(FOUR_BLOCKS, **given)
+    assert plan.model.name == "llama2-7b"
+    assert (plan.model.num_hidden_layers, plan.strategy.stage_layers) == (4, (4,))
+    assert "4 blocks, as the file says, where llama2-7b has 32" in plan.notes
+
+
+@pytest.mark.parametrize("name", [name for name in builtin_models() if name not in ("mistral-7b", "gpt-neox-20b")])
+def test_megatrons_arguments_say_which_model_it_is(name: str) -> None:
+    """Megatron has neither Mistral's window in one flag nor GPT-NeoX's parallel residual."""
+    strategy = replace(plan_70b().strategy, tp=1, sequence_parallel=False)
+    plan = replace(plan_70b(), model=load_model(name), strategy=strategy, operators={})
+    Path("train.sh").write_text(export(plan, "megatron").text)
+    assert [model.name for model in models_with(read_written_layout("train.sh").model)] == [name]
+
+
+@pytest.mark.parametrize(
+    ("change", "given", "text"),
+    [
+        (
+            {"hidden_size": 4000},
+            {},
+            (
+                "no built-in model has model.hidden_size=4000, model.max_position_embeddings=8192, "
+                "model.rope_theta=500000.0, as conf.yaml says; --model names the one it is for"
+            ),
+        ),
+        (
+            {"max_position_embeddings": 9},
+            {},
+            "conf.yaml may be for llama3-8b or llama3.1-8b; --model says which",
+        ),
+        (
+            {},
+            {"model": "llama3-70b"},
+            "conf.yaml has model.hidden_size=4096, but llama3-70b has 8192: another model",
+        ),
+        ({}, {"backend": "nxd", "nodes": 3}, "dp=3 x microbatch_size=1 must divide global_batch_size=1024"),
+    ],
+)
+def test_errors(change: dict[str, Any], given: dict[str, Any], text: str) -> None:
+    data = {**PUBLIC["hf_llama3_8B"], "model": {**PUBLIC["hf_llama3_8B"]["model"], **change}}
+    with pytest.raises(AutoshardError) as error:
+        imported(data, **given)
+    assert str(error.value) == text
+
+
+def gpt_parameters(ffn: int, kv_heads: int, experts: int = 0) -> int:
+    """Of 32 blocks of 4096 with heads of 128, as a Llama with 32,000 tokens; one more matrix a block routes."""
+    attention = 2 * 4096 * 4096 + 2 * 4096 * kv_heads * 128
+    mlp = 3 * 4096 * ffn * max(1, experts) + 4096 * experts
+    return 2 * 32_000 * 4096 + 32 * (attention + mlp + 2 * 4096) + 4096
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "model_type", "parameters"),
+    [
+        (
+            "hf_llama_7B",
+            "llama2-7b",
+            "llama",
+            gpt_parameters(11008, 32) * 4 // 32 + 28 * (2 * 32_000 * 4096 + 4096) // 32,
+        ),
+        # embedding and positions, 12 h^2 + 13 h a block, the last norm
+        ("megatron_gpt", "conf", "gpt2", (50_257 + 2048) * 4096 + 32 * (12 * 4096**2 + 13 * 4096) + 2 * 4096),
+        ("megatron_mistral", "mistral-7b", "mistral", gpt_parameters(14336, 8)),
+        ("megatron_mixtral", "conf", "mixtral", gpt_parameters(14336, 32, 8)),
+        ("megatron_mixtral_dropless", "conf", "mixtral", gpt_parameters(14336, 32, 8)),
+    ],
+)
+def test_files_without_a_models_name_say_which_it_is(name: str, model: str, model_type: str, parameters: int) -> None:
+    plan = imported(UNNAMED[name])
+    assert (plan.model.name, plan.model.model_type) == (model, model_type)
+    assert parameter_count(plan.model) == parameters
+    assert plan.training.sequence_length == (2048 if name == "megatron_gpt" else 4096)
+    write_plan(plan, "plan.json")
+    assert inputs(read_plan("plan.json")) == inputs(plan)
+
+
+def test_a_model_made_of_a_file_has_all_that_it_says() -> None:
+    model = imported(UNNAMED["megatron_mixtral"]).model
+    assert (model.num_key_value_heads, model.num_local_experts, model.num_experts_per_tok) == (32, 8, 2)
+    assert (model.rope_theta, model.norm_eps, model.sliding_window) == (10_000.0, 1e-5, None)
+    changes = {"rotary_percentage": 0.25, "position_embedding_type": "rope", "position_freq_base": 5000}
+    neox = imported(in_model("megatron_gpt", **changes)).model
+    assert (neox.model_type, neox.partial_rotary_factor, neox.rope_theta) == ("gpt_neox", 0.25, 5000.0)
+    assert (neox.use_parallel_residual, neox.tie_word_embeddings, neox.mlp_bias) == (False, True, True)
+    assert imported(in_model("megatron_mixtral", position_abf_factor=2)).model.rope_theta == 20_000.0
+    own = imported(in_model("megatron_mistral", vocab_size=50_000, layernorm_epsilon=1e-6)).model
+    assert (own.model_type, own.vocab_size, own.norm_eps) == ("mistral", 50_000, 1e-6)
+
+
+def test_heads_that_a_file_is_silent_about_have_keys_of_their_own() -> None:
+    """Mistral's other sizes do not make it Mistral, which shares eight keys."""
+    own = imported(in_model("megatron_mistral", num_kv_heads=None)).model
+    assert (own.name, own.num_key_value_heads, own.head_dim) == ("conf", 32, 128)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "own"),
+    [
+        ("hidden_size", 2048, 4096),
+        ("ffn_hidden_size", 11008, 14336),
+        ("num_attention_heads", 16, 32),
+        ("num_kv_heads", 32, 8),
+        ("num_kv_heads", 7, 8),
+        ("kv_channels", 64, 128),
+        ("vocab_size", 50_000, 32_000),
+        ("sliding_window_size", 2048, 4096),
+        ("layernorm_epsilon", 1e-6, 1e-5),
+        ("position_freq_base", 5000.0, 10_000.0),
+        ("rotary_percentage", 0.5, 1.0),
+        ("normalization", "layernorm", "rmsnorm"),
+        ("activation", "gelu", "swiglu"),
+        ("position_embedding_type", "learned_absolute", "rope"),
+        ("transformer_block_type", "gpt_j", "pre_ln"),
+        ("share_embeddings_and_output_weights", True, False),
+        ("has_bias", True, "none"),
+        ("moe", {"num_experts": 4}, 0),
+    ],
+)
+def test_a_size_that_the_named_model_has_otherwise_is_refused(key: str, value: object, own: object) -> None:
+    data = in_model("megatron_mistral", **{key: value})
+    with pytest.raises(AutoshardError) as error:
+        imported(data, model="mistral-7b")
+    said = {"has_bias": "all", "moe": 4}.get(key, value)
+    name = "moe.num_experts" if key == "moe" else key
+    assert str(error.value) == f"conf.yaml has model.{name}={said}, but mistral-7b has {own}: another model"
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        ("--num-query-groups 8", "train.sh has --num-query-groups=8, but llama2-7b has 32: another model"),
+        ("--ffn-hidden-size 14336", "train.sh has --ffn-hidden-size=14336, but llama2-7b has 11008: another model"),
+        ("--vocab-size 32001", "train.sh has --vocab-size=32001, but llama2-7b has 32000: another model"),
+        ("--num-experts 8", "train.sh has --num-experts=8, but llama2-7b has 0: another model"),
+        ("--qk-layernorm", "train.sh has --qk-layernorm=True, but llama2-7b has False: another model"),
+        ("--rotary-base 500000", "train.sh has --rotary-base=500000.0, but llama2-7b has 10000.0: another model"),
+        ("--rotary-base x", "train.sh: --rotary-base is 'x'; it must be a number"),
+    ],
+)
+def test_megatrons_sizes_are_compared_too(flags: str, text: str) -> None:
+    with pytest.raises(AutoshardError) as error:
+        imported(f"--hidden-size 4096 {flags}", "train.sh", model="llama2-7b")
+    assert str(error.value) == text
+
+
+def test_torchtitans_flavor_is_compared_too() -> None:
+    text = '[model]\nname = "llama3"\nflavor = "8B"\n'
+    assert imported(text, "train.toml", model="llama3.1-8b").model.name == "llama3.1-8b"
+    with pytest.raises(AutoshardError) as error:
+        imported(text, "train.toml", model="llama2-7b")
+    assert str(error.value) == (
+        "train.toml has model.flavor='8B' with intermediate_size=14336, but llama2-7b has 11008: another model"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"num_kv_heads": 7}, "model.num_kv_heads=7 must divide model.num_attention_heads=32"),
+        ({"num_attention_heads": 24}, "model.num_attention_heads=24 must divide model.hidden_size=4096"),
+        (
+            {"has_bias": False},
+            "no family of models here has its graph; the nearest, gpt2, has bias=all, not bias=none",
+        ),
+        (
+            {"num_kv_heads": 8},
+            "no family of models here has its graph; the nearest, gpt2, has a key for each query, not grouped queries",
+        ),
+        (
+            {"transformer_block_type": "post_ln"},
+            "no family of models here has its graph; the nearest, gpt2, has block=pre_ln, not block=post_ln",
+        ),
+        (
+            {"activation": "two\nlines"},
+            "no family of models here has its graph; the nearest, gpt2, has gelu, not 'two\\nlines'",
+        ),
+        ({"ffn_hidden_size": None}, "it does not say its model's intermediate_size; --model CONFIG.json does"),
+        ({"has_bias": "no"}, "model.has_bias is 'no'; it must be True or False"),
+        ({"layernorm_epsilon": "small"}, "model.layernorm_epsilon is 'small'; it must be a number"),
+        ({"moe": {**MOE, "frequency": 2}}, "model.moe.frequency=2: every layer must have experts here; 1 works"),
+        (
+            {"moe": {**MOE, "capacity_factor": 0}},
+            "model.moe.capacity_factor=0 without model.moe.dropless drops every token; one above 0 works",
+        ),
+    ],
+)
+def test_models_that_no_family_has(change: dict[str, Any], text: str) -> None:
+    with pytest.raises(AutoshardError) as error:
+        imported(in_model("megatron_gpt", **change))
+    assert str(error.value) == f"conf.yaml: {text}"
+
+
+def test_a_vocabulary_that_nobody_knows_is_asked_for() -> None:
+    data = in_model("megatron_mistral", num_kv_heads=32)
+    guess = (
+        "vocabulary of 32,000 tokens, guessed from data.tokenizer.type='/home/ubuntu/llama_tokenizer': the file does"
+    )
+    assert f"{guess} not say it" in imported(data).notes
+    data["data"] = {**data["data"], "tokenizer": {"type": "mine"}}
+    with pytest.raises(AutoshardError) as error:
+        imported(data)
+    assert str(error.value) == "conf.yaml: it does not say its model's vocab_size; --model CONFIG.json does"
+
+
+def test_the_config_that_a_file_names_is_read_if_it_is_here() -> None:
+    data = json.loads(json.dumps(PUBLIC["hf_llama3_8B"]))
+    data["model"]["model_config"] = "config.json"
+    missing = "'config.json' is not here: llama3-8b is the built-in model with model.hidden_size=4096, "
+    assert any(note.startswith(missing) for note in imported(data).notes)
+    Path("config.json").write_text(json.dumps({**to_config(load_model("llama3-8b")), "vocab_size": 50_000}))
+    plan = imported(data)
+    assert plan.model.vocab_size == 50_000 and "model from 'config.json', which conf.yaml names" in plan.notes
+    Path("config.json").write_text(json.dumps(to_config(load_model("llama2-13b"))))
+    with pytest.raises(AutoshardError, match=r"^conf.yaml has model.hidden_size=4096, but .* has 5120: another model$"):
+        imported(data)
