@@ -107,7 +107,7 @@ def stages_work(
     ends: of the model. Blocks and ends come with their waits. unit: of a block. accumulation_s: to add one element of a
     gradient to its sum. transfer_s: of one microbatch to the next stage.
     """
-    apart, blocked_s = SCHEDULES[schedule].weights_apart, 0.0
+    apart, stages, blocked_s = SCHEDULES[schedule].weights_apart, sizes[0] * sizes[2], 0.0
     if software.transfer_share is not None:
         blocked_s, transfer_s = software.transfer_share * transfer_s, 0.0
 
@@ -117,7 +117,7 @@ def stages_work(
 
     if is_rows(layers):
         forward_s, backward_s, weights_s = (
-            column.repeat(sizes[0] * sizes[2], axis=0) if is_rows(column) and len(column) == 1 else column
+            column.repeat(stages, axis=0) if is_rows(column) and len(column) < stages else column
             for column in stage(layers, blocks[0])
         )
     else:

@@ -226,7 +226,7 @@ class ProgramWork:
         return self._recompute[name]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PricedProgram:
     """A program with the seconds of each of its steps."""
 

@@ -69,9 +69,11 @@ def time_values(
     with_transfers_s = step_time_s(strategy.schedule, *work_s)
     pipeline_s = with_transfers_s
     if mesh.pp > 1:
-        without = pipeline_work(
-            strategy, parts, state, num_microbatches, precision, mesh, cluster, software, transfers=False
-        )
+        without = work_s._replace(transfer_s=0.0)
+        if software.transfer_share is not None:
+            without = pipeline_work(
+                strategy, parts, state, num_microbatches, precision, mesh, cluster, software, transfers=False
+            )
         pipeline_s = step_time_s(strategy.schedule, *without)
     busiest, gathering_s, scattering_s = busiest_rank(loads, state, num_microbatches, accumulation_s)
     launches_s = num_microbatches * (2 * vpp * cluster.device.pass_launch_s + busiest.waiting_s)

@@ -11,8 +11,11 @@ import pytest
 
 from autoshard.backends.rules import Problem
 from autoshard.cost.estimate import estimate
+from autoshard.cost.passes import Waiting, stages_work
 from autoshard.cost.program import ProgramWork, StepSeconds, price_program
+from autoshard.cost.rank import End
 from autoshard.cost.stage import UNITS, LocalShape, collective_laws, stage_work
+from autoshard.cost.zero_sharding import Unit
 from autoshard.graph.recompute import COMMON_SETS
 from autoshard.layout.strategy import even_stage_layers
 from autoshard.models.registry import load_model
@@ -82,6 +85,44 @@ def test_rows_are_priced_as_one_by_one(seed: int) -> None:
         for function in (at_least_s, lambda schedule, work: step_time_s(schedule, *work)):
             found = function(schedule, rows)
             assert found == pytest.approx([function(schedule, one) for one in one_by_one], rel=1e-12)
+
+
+@pytest.mark.parametrize(("schedule", "pp", "vpp"), [("1f1b", 4, 1), ("zero_bubble", 3, 1), ("interleaved", 2, 3)])
+def test_the_work_of_a_pipeline_is_one_by_one_that_of_many(schedule: str, pp: int, vpp: int) -> None:
+    """Arrays with a row a layout, and plain numbers: in both, ends of the model come on top of the outer stages."""
+    number, rows, device = np.random.default_rng(pp), 5, load_cluster("trn1.32xlarge", 1).device
+    seconds = number.uniform(0.1, 1.0, (3, 3, rows))
+    block, first, last = (Waiting(*part) for part in seconds)
+    unit = Unit(number.uniform(1, 9, rows), 0.0)
+    ends = End(first, unit, True, False), End(last, unit, False, True)
+    layers = number.integers(1, 9, (pp, rows)) if vpp == 1 else number.integers(1, 9, (1, rows))
+    hop_s, m = number.uniform(0, 1, rows), number.integers(1, 5, rows) * pp
+    found = stages_work(schedule, (pp, m, vpp), layers, [block], ends, unit, device, 0.01, hop_s)
+    for row in range(rows):
+
+        def of_row(part: Waiting, row: int = row) -> Waiting:
+            return Waiting(*(float(column[row]) for column in part))
+
+        unit_of_row = Unit(float(unit.parameters[row]), 0.0)
+        ends_of_row = tuple(end._replace(part=of_row(end.part), unit=unit_of_row) for end in ends)
+        counts = np.broadcast_to(layers[:, row], pp * vpp)
+        expected = stages_work(
+            schedule,
+            (pp, int(m[row]), vpp),
+            counts.tolist(),
+            [of_row(block)] * pp * vpp,
+            ends_of_row,
+            unit_of_row,
+            device,
+            0.01,
+            float(hop_s[row]),
+        )
+        assert found.forward_s[:, row] == pytest.approx(expected.forward_s, rel=1e-12)
+        assert found.backward_s[:, row] == pytest.approx(expected.backward_s, rel=1e-12)
+        assert (found.weight_s is None) == (expected.weight_s is None) == (schedule != "zero_bubble")
+        if found.weight_s is not None:
+            assert found.weight_s[:, row] == pytest.approx(expected.weight_s, rel=1e-12)
+        assert found.transfer_s[row] == expected.transfer_s
 
 
 OF_DEVICES = [0, 1, 2, 3, 4, 5, 7]
