@@ -3,45 +3,122 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
 
+from autoshard.files.codec import Count, Form, Limit, Whole, reader_of, to_json
 from autoshard.graph.count import backward_collectives, forward_collectives
 from autoshard.graph.partition import GatherEinsumStep, Program, RedistributeStep, Step
 from autoshard.graph.recompute import is_recomputed
 from autoshard.graph.states import State
-from autoshard.layout.context_parallel import sequence_pieces
+from autoshard.layout.context_parallel import CONTEXT_PARALLEL, sequence_pieces
 from autoshard.layout.mesh import Mesh
+from autoshard.layout.strategy import ZERO_STAGES
 from autoshard.layout.template import template_of
 from autoshard.models.stage import published_sizes
 from autoshard.plans.plan import Plan
+from autoshard.spec.training import FloatingDtype
 
 Section = dict[str, Any]
+_AXES = {"type": "array", "items": {"enum": ["dp", "ep", "cp", "tp", "tp1", "tp0"]}, "uniqueItems": True}
+Axes = Annotated[tuple[str, ...], Form(list, reader_of(tuple[str, ...]), _AXES)]
+_KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv")
+
+
+@dataclass(frozen=True)
+class ScheduleSection:
+    """How microbatches pass the stages.
+
+    name: As strategy.schedule.
+    num_microbatches: Microbatches that each data-parallel rank runs in one step.
+    num_virtual_stages: As strategy.num_virtual_stages.
+    """
+
+    name: str
+    num_microbatches: Count
+    num_virtual_stages: Count
+
+
+@dataclass(frozen=True)
+class SequenceSection:
+    """Which part of each sequence the ranks of cp hold.
+
+    context_parallel: As strategy.context_parallel.
+    ranks: As strategy.cp.
+    pieces: Equal pieces of the sequence in the order in which the ranks hold them, as many each: 0 3 1 2 gives the
+        first of two ranks both ends.
+    """
+
+    context_parallel: Annotated[str, Limit(choices=CONTEXT_PARALLEL)]
+    ranks: Count
+    pieces: tuple[Whole, ...]
+
+
+@dataclass(frozen=True)
+class OptimizerSection:
+    """AdamW's state.
+
+    zero: As strategy.zero.
+    sharded_over: Mesh axes over which it is sharded.
+    master_dtype: Of the master weights; null where there are none.
+    state_dtype: Of both moments.
+    """
+
+    zero: Annotated[int, Limit(choices=ZERO_STAGES)]
+    sharded_over: Axes
+    master_dtype: FloatingDtype | None
+    state_dtype: FloatingDtype
+
+
+@dataclass(frozen=True)
+class SentCollective:
+    """One collective.
+
+    kind: Which.
+    axes: Mesh axes that it runs over.
+    bytes: The larger of its input and output buffer on one rank, bytes.
+    """
+
+    kind: Annotated[str, Limit(choices=_KINDS)]
+    axes: Axes
+    bytes: Whole
+
+
+@dataclass(frozen=True)
+class CommunicatingStep:
+    """One step that communicates.
+
+    source: The tensor that is moved, or the operator that communicates inside.
+    target: The view that it becomes, or the operator's output.
+    forward: Collectives of its forward.
+    backward: Collectives of its backward.
+    """
+
+    source: str
+    target: str
+    forward: tuple[SentCollective, ...]
+    backward: tuple[SentCollective, ...]
 
 
 def derived_sections(plan: Plan) -> dict[str, Any]:
     """Section name -> plain JSON value, in the order of the file."""
+    precision = plan.training.precision
     return {
         "mesh": mesh_section(plan.mesh),
         "stages": [asdict(stage) for stage in plan.stages],
-        "schedule": {
-            "name": plan.strategy.schedule,
-            "num_microbatches": plan.num_microbatches,
-            "num_virtual_stages": plan.strategy.num_virtual_stages,
-        },
-        "sequence": sequence_section(plan),
+        "schedule": to_json(
+            ScheduleSection(plan.strategy.schedule, plan.num_microbatches, plan.strategy.num_virtual_stages)
+        ),
+        "sequence": to_json(sequence_section(plan)),
         "recompute": recompute_section(plan),
-        "precision": _without_name(asdict(plan.training.precision)),
-        "optimizer": {
-            "zero": plan.strategy.zero,
-            "sharded_over": list(plan.zero_axes),
-            "master_dtype": plan.training.precision.master_dtype,
-            "state_dtype": plan.training.precision.optimizer_dtype,
-        },
+        "precision": _without_name(asdict(precision)),
+        "optimizer": to_json(
+            OptimizerSection(plan.strategy.zero, plan.zero_axes, precision.master_dtype, precision.optimizer_dtype)
+        ),
         "operators": operators_section(plan),
         "parameters": parameters_section(plan),
         "activations": activations_section(plan),
-        "collectives": collectives_section(plan),
+        "collectives": to_json(collectives_section(plan)),
     }
 
 
@@ -62,10 +139,10 @@ def mesh_section(mesh: Mesh) -> Section:
     }
 
 
-def sequence_section(plan: Plan) -> Section:
+def sequence_section(plan: Plan) -> SequenceSection:
     """Which piece of each sequence comes where along the dim `seq`; its ranks hold equal parts of that list."""
     kind, cp = plan.strategy.context_parallel, plan.strategy.cp
-    return {"context_parallel": kind, "ranks": cp, "pieces": list(sequence_pieces(kind, cp))}
+    return SequenceSection(kind, cp, tuple(sequence_pieces(kind, cp)))
 
 
 def recompute_section(plan: Plan) -> Section:
@@ -123,18 +200,16 @@ def activations_section(plan: Plan) -> Section:
     return activations
 
 
-def collectives_section(plan: Plan) -> list[Section]:
+def collectives_section(plan: Plan) -> list[CommunicatingStep]:
     """Steps that communicate while one microbatch passes the embedding, one block and the head, in order."""
-    by_target: dict[str, Section] = {}
+    by_target: dict[str, CommunicatingStep] = {}
     for program in plan.sample_programs:
         for step in program.steps:
             forward = _moves(forward_collectives(program, step))
             backward = _moves(backward_collectives(program, step))
             if forward or backward:
                 source, target = (template_of(name) for name in _ends(step))
-                by_target.setdefault(
-                    target, {"source": source, "target": target, "forward": forward, "backward": backward}
-                )
+                by_target.setdefault(target, CommunicatingStep(source, target, forward, backward))
     return list(by_target.values())
 
 
@@ -146,8 +221,8 @@ def _ends(step: Step) -> tuple[str, str]:
     return step.operator.name, step.operator.output
 
 
-def _moves(collectives: Iterable[tuple[str, tuple[str, ...], int]]) -> list[Section]:
-    return [{"kind": kind, "axes": list(axes), "bytes": size} for kind, axes, size in collectives]
+def _moves(collectives: Iterable[tuple[str, tuple[str, ...], int]]) -> tuple[SentCollective, ...]:
+    return tuple(SentCollective(kind, axes, size) for kind, axes, size in collectives)
 
 
 def _operators(plan: Plan) -> Iterable[Any]:

@@ -1,7 +1,8 @@
 """The schema of plan.json, from the types that it holds: `python -m autoshard.plans.schema` writes plan.schema.json.
 
 Each dataclass is a definition: its properties from the annotations, their descriptions from the lines `name: text` of
-its docstring. `sections.schema.json` is written by hand: the file's sections, and those that follow from the choices.
+its docstring. `sections.schema.json` is written by hand: the file's sections, and what those hold that have no
+type: mesh, recompute, and the maps by name of an operator, a parameter or an activation.
 """
 
 from __future__ import annotations
@@ -17,6 +18,13 @@ from typing import Any, get_args, get_origin
 from autoshard.cost.values import Estimate, WrittenMemory
 from autoshard.files.codec import Absence, Limit, Parts, hints, parts
 from autoshard.layout.strategy import Strategy
+from autoshard.plans.derived_sections import (
+    CommunicatingStep,
+    OptimizerSection,
+    ScheduleSection,
+    SentCollective,
+    SequenceSection,
+)
 from autoshard.plans.plan import SearchSummary, Stage
 from autoshard.plans.plan_json import compact_json
 from autoshard.plans.search_result import Pins, Rejection
@@ -45,6 +53,11 @@ TYPES = {
     "search": SearchSummary,
     "rejection": Rejection,
     "stage": Stage,
+    "schedule": ScheduleSection,
+    "sequence": SequenceSection,
+    "optimizer": OptimizerSection,
+    "communicating_step": CommunicatingStep,
+    "sent_collective": SentCollective,
 }
 """Name of the definition -> type."""
 SCALARS = {str: "string", int: "integer", float: "number", bool: "boolean"}
