@@ -20,7 +20,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from autoshard.backends.rules import MESH_RULES, Problem, first_broken
+from autoshard.backends.mesh_rules import mesh_rules
+from autoshard.backends.rules import Problem, first_broken
 from autoshard.models.registry import load_model
 from autoshard.planner.candidates import meshes
 from autoshard.planner.collector import uncollected
@@ -121,14 +122,14 @@ def layouts_per_cpu_s(model: str, instance: str, nodes: int, batch: int, backend
 def growth() -> list[dict[str, float]]:
     """Times for llama3-70b on ever more trn1 cores, 8 sequences a core."""
     rows = []
-    model = load_model("llama3-70b")
+    model, rules = load_model("llama3-70b"), mesh_rules("nxd")
     for power in GROWTH:
         cores = 2**power
         cluster = load_cluster("trn1.32xlarge", cores // 32)
         device = replace(cluster.device, memory_bytes=4 * cluster.device.memory_bytes)  # so that one node fits too
         training = TrainingSpec(8192, max(64, cores // 8), load_precision("mixed_precision"))
         problem = Problem(model, training, replace(cluster, device=device), "nxd")
-        legal = sum(first_broken(MESH_RULES, problem, mesh) is None for mesh in meshes(problem, Pins()))
+        legal = sum(first_broken(rules, problem, mesh) is None for mesh in meshes(problem, Pins()))
         begin = time.process_time()
         result = search(*problem[:3])
         cpu_s = time.process_time() - begin
