@@ -62,12 +62,16 @@ class Found(NamedTuple):
     strategy: Strategy | None
 
 
-Timed = tuple[float, Array]
+TimedChoice = tuple[float, Array]
 """(seconds of the step, choice)."""
 
 
 def best_choice(choices: Choices, limit_s: float) -> Found:
-    """The fastest choice that takes less than limit_s."""
+    """The fastest choice that is found to take less than limit_s.
+
+    From good choices, steps lead down by bounds. Where the best one could still be beaten, all choices that may are
+    looked at; if these are too many, steps lead further down by simulation.
+    """
     at_least_s = choices.at_least_s
     if at_least_s >= limit_s:
         return Found(inf, at_least_s, None)
@@ -75,7 +79,7 @@ def best_choice(choices: Choices, limit_s: float) -> Found:
     if not starts:
         return Found(inf, inf, None)
     bound_s, choice = min((_descended(choices, start, _lowest_bound) for start in starts), key=lambda timed: timed[0])
-    best: Timed = (float(choices.simulated_s(choice[None])[0]), choice)
+    best: TimedChoice = (float(choices.simulated_s(choice[None])[0]), choice)
     if best[0] > at_least_s * (1 + SAME):
         listed = choices.all_below(min(best[0], limit_s))
         if listed is not None:
@@ -90,7 +94,7 @@ def best_choice(choices: Choices, limit_s: float) -> Found:
     return Found(step_time_s, min(step_time_s, at_least_s), choices.strategy(choice))
 
 
-def _fastest(choices: Choices, tried: Array, best: Timed) -> Timed:
+def _fastest(choices: Choices, tried: Array, best: TimedChoice) -> TimedChoice:
     """The fastest of some choices and of the best known one, which stays if none is faster."""
     bounds_s = choices.bounds_s(tried) if len(tried) else np.zeros(0)
     order = np.argsort(bounds_s, kind="stable")
@@ -106,13 +110,15 @@ def _fastest(choices: Choices, tried: Array, best: Timed) -> Timed:
     return best
 
 
-def _lowest_bound(choices: Choices, tried: Array, best: Timed) -> Timed:
+def _lowest_bound(choices: Choices, tried: Array, best: TimedChoice) -> TimedChoice:
     """The lowest bound of some choices and of the best known one, which stays if none is lower."""
     bounds_s = choices.bounds_s(tried)
     return (float(bounds_s.min()), tried[bounds_s.argmin()]) if bounds_s.min() < best[0] * (1 - SAME) else best
 
 
-def _descended(choices: Choices, start: Array, better: Callable[[Choices, Array, Timed], Timed]) -> Timed:
+def _descended(
+    choices: Choices, start: Array, better: Callable[[Choices, Array, TimedChoice], TimedChoice]
+) -> TimedChoice:
     """From a choice to its best neighbour, while that helps."""
     best = better(choices, start[None], (inf, start))
     for _ in range(choices.rounds):

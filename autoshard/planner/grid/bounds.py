@@ -80,7 +80,8 @@ def slowest_stage_at_least_s(
     Why: the slowest stage works on m microbatches. If it waits and m > pp, it stands still until the first microbatch
     has been through the stages behind it and is back, and in the same way at the end: work_s, the work of all stages
     behind it, and m less (ranks from it to the last) times its own. Stages in front of it are no slower than it is,
-    which bounds those behind it from below. For fewer microbatches see `this_stage_at_least_s`.
+    which bounds those behind it from below. With fewer microbatches it still works on at least half of the others
+    besides work_s, and with `at_once` on all of them: see `this_stage_at_least_s`.
 
     work_s: through all stages, at least. slowest_s: of the slowest stage, at least; work_s / pp always holds.
 
