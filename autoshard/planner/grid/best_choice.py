@@ -17,7 +17,7 @@ from autoshard.planner.grid.arrays import Array
 
 SAME = 1e-12
 """Share of a step by which two step times are the same."""
-GROWTH = 8
+GROWTH = 256
 """Times as many choices are simulated together as before them: rows of a simulation cost little."""
 
 
