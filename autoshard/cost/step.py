@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from autoshard.cost.after import After, AfterLastMicrobatch
-from autoshard.cost.collectives import collective_time_s, group_shape
+from autoshard.cost.collectives import CollectiveLaw, collective_law, group_shape
 from autoshard.cost.compute import memory_s
 from autoshard.cost.passes import block_passes, end_passes, exposed, stages_work, waiting_block, waiting_end
 from autoshard.cost.program import Part
@@ -129,7 +129,7 @@ def pipeline_work(
         state.block,
         cluster.device,
         software.accumulation_share * accumulation_s_per_parameter(precision, cluster.device),
-        software.link_slowdown * hop_s(parts[0].hidden_bytes, mesh, cluster) if transfers and mesh.pp > 1 else 0.0,
+        software.link_slowdown * hop_law(mesh, cluster).time_s(parts[0].hidden_bytes) if transfers else 0.0,
         software,
     )
 
@@ -191,9 +191,6 @@ def accumulation_s_per_parameter(precision: Precision, device: Device) -> float:
     return memory_s(gradient + 2 * total, device)
 
 
-def hop_s(hidden_bytes: float, mesh: Mesh, cluster: Cluster) -> float:
-    """Seconds in which the hidden activation of one microbatch goes from a stage to the next; 0 where there is none."""
-    if mesh.pp == 1:
-        return 0.0
-    group = group_shape(mesh_order(mesh), ("pp",), cluster)
-    return collective_time_s("send_recv", hidden_bytes, group, cluster)
+def hop_law(mesh: Mesh, cluster: Cluster) -> CollectiveLaw:
+    """Seconds over bytes of what a stage sends to the next one."""
+    return collective_law("send_recv", group_shape(mesh_order(mesh), ("pp",), cluster), cluster)

@@ -5,14 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 
 from autoshard.backends.rules import Problem
 from autoshard.cost.after import AfterLastMicrobatch
+from autoshard.cost.collectives import CollectiveLaw
 from autoshard.cost.stage import LocalShape, hidden_bytes
-from autoshard.cost.step import hop_s
+from autoshard.cost.step import hop_law
 from autoshard.cost.zero_sharding import STAYS, Contents, State, Travelling, Turns, Unit, mesh_state, model_contents
 from autoshard.layout.mesh import Mesh
 from autoshard.planner.grid.unit_costs import unit_programs
@@ -38,10 +39,10 @@ class RankState:
         """hidden_bytes: of a microbatch of one sequence."""
         return mesh_state(self._contents, hidden_bytes, self._zero, self._precision, self._mesh, self._cluster)
 
-    @cache  # noqa: B019  as short-lived as the search that asks
-    def hop_s(self, hidden_bytes: float) -> float:
-        """Seconds in which one microbatch goes from a stage to the next. hidden_bytes: what is sent."""
-        return hop_s(hidden_bytes, self._mesh, self._cluster)
+    @cached_property
+    def hop(self) -> CollectiveLaw:
+        """Seconds over bytes of what a stage sends to the next one."""
+        return hop_law(self._mesh, self._cluster)
 
     @cache  # noqa: B019  as short-lived as the search that asks
     def after_s(self, first_blocks: int, middle_blocks: int, last_blocks: int) -> float:

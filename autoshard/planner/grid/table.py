@@ -10,6 +10,7 @@ from operator import itemgetter
 import numpy as np
 
 from autoshard.backends.rules import Draft, Problem
+from autoshard.cost.collectives import CollectiveLaw
 from autoshard.cost.passes import unit_work_s
 from autoshard.cost.stage import LocalShape, local_shape, strategy_mesh
 from autoshard.cost.step import accumulation_s_per_parameter
@@ -244,10 +245,8 @@ class Whole:
         self._shape, self.state, self.count = (
             np.array(values) for values in (drafts.shapes, drafts.states, drafts.num_microbatches)
         )
-        hidden = columns.hidden_bytes[self._shape * len(sets)]
-        self.hop_s = np.array(
-            [states[place].hop_s(size) for place, size in zip(drafts.states, hidden.tolist(), strict=True)]
-        )
+        hops = [(hop.latency_s, hop.seconds_per_byte) for hop in (states[place].hop for place in drafts.states)]
+        self.hop_s = CollectiveLaw(*np.array(hops).T).time_s(columns.hidden_bytes[self._shape * len(sets)])
 
     @property
     def num_sets(self) -> int:
