@@ -32,8 +32,7 @@ def load_model(name_or_path: str) -> ModelSpec:
     """The model by a user's name for it, without dropout.
 
     The name is a built-in model's, the path of a Hugging Face config.json (or of a directory with one), or the Hugging
-    Face
-    repository of a built-in model; the first of these that exists.
+    Face repository of a built-in model; the first of these that exists.
 
     Raises AutoshardError for an unknown name, with those that are close, and for a file that is not a usable config.
     """

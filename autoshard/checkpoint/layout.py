@@ -23,8 +23,7 @@ class Piece:
 
     writes: whether this rank saves these elements; no other rank does.
     held: sizes of the row-major block there, of which the box is the first corner and the rest is padding; None: no
-    more
-    than the box.
+    more than the box.
     """
 
     name: str
@@ -35,8 +34,7 @@ class Piece:
 
     def view(self, shard: Any) -> Any:
         """The piece's elements in a flat shard (a torch tensor or an array), in the shape of the box; writing to it
-        changes the
-        shard.
+        changes the shard.
         """
         sizes = self.held or self.box.sizes
         block = shard[self.start : self.start + prod(sizes)].reshape(sizes)

@@ -39,8 +39,7 @@ def s3_lock(bucket: Bucket, key: str) -> Iterator[None]:
     """Hold the lock of a prefix while the context lasts.
 
     A holder of this machine that is gone is replaced at once, one of another machine after STALE_AFTER_S seconds
-    without
-    a heartbeat.
+    without a heartbeat.
 
     Raises AutoshardError when another run holds it, or when the bucket cannot be used.
     """

@@ -84,8 +84,7 @@ class Store(Protocol):
         aside.
 
         Deletes checkpoints that were never complete. Sets aside those beyond `step`: damaged ones that were skipped,
-        and all
-        that follow when the user asked for an older one.
+        and all that follow when the user asked for an older one.
         """
 
 

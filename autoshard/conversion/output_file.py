@@ -28,8 +28,7 @@ class OutputFile:
     """A file to be written.
 
     path: within the output folder. known: bytes and where they go. regions: by parameter; bytes that no region names
-    are
-    zero. tensors: names of the parameters that it has parts of. sha256: whether it is wanted.
+    are zero. tensors: names of the parameters that it has parts of. sha256: whether it is wanted.
     """
 
     path: Path

@@ -150,8 +150,7 @@ def xser_files(
     """The files of torch-xla's serialization: a dict of references, a file for each tensor, and NxD's notes about them.
 
     tensors: with their dtypes. own: whether the tensor's file belongs beside this one; if not, readers find it beside
-    the
-    file of expert rank 0.
+    the file of expert rank 0.
     of_experts: whether ranks hold different experts of it.
     """
     references = [(_text(one.name), _reference(index)) for index, (one, _) in enumerate(tensors)]

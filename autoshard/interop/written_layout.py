@@ -23,13 +23,10 @@ class WrittenLayout:
     options: by the names of `autoshard plan`, pins included; what the file does not say is absent.
     fields: of Strategy, for choices that no option pins. complete: whether absent options have the format's defaults,
     rather than being left to the search. model: what the file says of its model. training_fields: of TrainingSpec,
-    where
-    the file overrules what `autoshard plan` takes. notes: what could not be taken over unchanged. warnings: what the
-    file
-    says that changes the step and is not in the price. drops: what it says of dropout, empty for nothing.
+    where the file overrules what `autoshard plan` takes. notes: what could not be taken over unchanged. warnings: what
+    the file says that changes the step and is not in the price. drops: what it says of dropout, empty for nothing.
     left_out: what the file says and a layout does not, by the file's names. not_priced: those of left_out that may
-    matter
-    to the price.
+    matter to the price.
     """
 
     form: str

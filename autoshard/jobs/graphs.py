@@ -28,8 +28,7 @@ def stage_graphs(plan: Plan) -> tuple[StageGraphs, ...]:
     """The graphs of each stage. Without a pipeline forward and backward are one graph.
 
     Stages have the same program if they have equally many blocks and the same recompute set, and if both or neither has
-    the
-    embedding, and likewise the head.
+    the embedding, and likewise the head.
     """
     backward = min(plan.num_microbatches, 2)
     graphs = backward if plan.strategy.pp == 1 else 1 + backward

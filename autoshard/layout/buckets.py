@@ -28,8 +28,7 @@ class BucketKey:
     copies: devices of the stage that then hold the same elements; the gradient norm counts them once.
     decay: whether weight decay applies: to matrices, not to norms and biases.
     unit: the block, or the one parameter outside of blocks, that travels by itself in every microbatch; "" for
-    gradients
-    that travel once a step.
+    gradients that travel once a step.
     """
 
     sum_axes: tuple[str, ...]

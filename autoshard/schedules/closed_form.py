@@ -67,13 +67,11 @@ def alternating_at_least_s(warm_up: WarmUp, work: Work) -> Number:
     """Seconds that a step with the orders of `alternate(..., warm_up)` takes at least.
 
     For each rank the bound adds three parts: the time until its first backward, its work until its last forward, and
-    the
-    time from there to the end. The longest rank counts.
+    the time from there to the end. The longest rank counts.
 
     A rank's first backward, of microbatch 0 and its last chunk, waits for its own warm-up forwards and for the first
     backward of the rank behind, which waits in the same way; on the last rank it waits for all stages. The same,
-    mirrored
-    in time, holds after its last forward.
+    mirrored in time, holds after its last forward.
     """
     pp, m, vpp, forward_s, backward_s, transfer_s, _ = work
     warms = by_count(lambda count: [warm_up(rank, pp, count, vpp) for rank in range(pp)], m)
@@ -144,14 +142,12 @@ def in_turns_at_least_s(warm_up: WarmUp, work: Work) -> Number:
     """Seconds that a step of 1f1b takes at least.
 
     1f1b has one forward more in flight than there are ranks behind. With transfers, the round trip between two ranks
-    may be
-    slower than the work of either.
+    may be slower than the work of either.
 
     From rank `low`, a forward of microbatch i goes up to rank `high`, which then runs a backward that comes down to
     `low`, which then runs the forward of microbatch i + high - low + 1. The first i for which `high` runs a backward
     next is pp - 1 - high. The bound looks at trips to the last rank and to the next one: other trips are the longest
-    only
-    where transfers take as long as work, and then by 1 % at most.
+    only where transfers take as long as work, and then by 1 % at most.
     """
     longest = alternating_at_least_s(warm_up, work)
     pp, m, _, forward_s, backward_s, transfer_s, _ = work

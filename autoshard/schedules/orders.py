@@ -24,8 +24,7 @@ class Schedule:
     """A schedule: when it is legal, its orders, and the rules that estimates and search ask for.
 
     Functions of sizes take (pp, num_microbatches, num_virtual_stages); `warm_up` and `most_waiting` take the rank
-    before
-    them.
+    before them.
 
     label: its name for readers; `{vpp}` in it stands for the number of virtual stages.
     objection: why the schedule cannot be used with these sizes, in one line, or None.
@@ -34,8 +33,7 @@ class Schedule:
     `W`
     in place of `B`. Without it, what a rank holds is counted from the orders.
     closed_form: seconds that a step takes at least. Search prices with it and simulates the layouts that it leaves;
-    without
-    it all layouts are simulated.
+    without it all layouts are simulated.
     exact_without_transfers: whether the closed form is the step time if transfers take no time; then nothing is
     simulated.
     weights_apart: whether backwards come as `I` and `W`.
@@ -139,8 +137,7 @@ def _zero_bubble(pp: int, num_microbatches: int, num_virtual_stages: int) -> tup
     """The orders of 1F1B with weight gradients apart: ZB-H1 of Qi et al. 2023, "Zero Bubble Pipeline Parallelism".
 
     Rank r lets r weight gradients wait. With the pp - r microbatches between its forward and its backward it then holds
-    as
-    much as the first rank of 1F1B. The weight gradients that wait fill the gaps of the last backwards.
+    as much as the first rank of 1F1B. The weight gradients that wait fill the gaps of the last backwards.
     """
     return tuple(_weights_apart(order, rank) for rank, order in enumerate(_1f1b(pp, num_microbatches, 1)))
 

@@ -27,9 +27,8 @@ def trace_model(model: str, seq: int | None = None) -> ModelSpec:
     """The ModelSpec of the class or function `model` names: makes the module and traces one forward.
 
     Runs the user's file. The forward has min(seq, LONGEST_TRACE) tokens; seq None: LONGEST_TRACE, or fewer where the
-    module
-    has a `config` with a smaller max_position_embeddings.
-    Raises AutoshardError naming the operator, with its source line, that has no meaning in the graph.
+    module has a `config` with a smaller max_position_embeddings. Raises AutoshardError naming the operator, with its
+    source line, that has no meaning in the graph.
     """
     module = load_module(model)
     if seq is None:

@@ -224,8 +224,7 @@ class Gates(Pending):
     """A value computed from a router's logits.
 
     part: '' all of them, 'weights' and 'experts' of the top k, 'sum' of those weights, 'order' a value computed from
-    the
-    numbers of the experts alone. shared: by all parts of one top k.
+    the numbers of the experts alone. shared: by all parts of one top k.
     """
 
     logits: View
