@@ -10,7 +10,7 @@ from autoshard.cost.compute import memory_s
 from autoshard.cost.memory import BUCKET_BYTES
 from autoshard.cost.stacks import COMPILED, Software
 from autoshard.cost.stage import mesh_order
-from autoshard.cost.zero_sharding import Contents, zero_axes
+from autoshard.cost.zero_sharding import Contents, gathered_difference_bytes, zero_axes
 from autoshard.layout.mesh import Mesh
 from autoshard.spec.cluster import Cluster, Device
 from autoshard.spec.training import DTYPE_BYTES, Precision
@@ -34,13 +34,14 @@ class After(NamedTuple):
 class _Summed(NamedTuple):
     """Elements whose gradients are summed over the same axes. shared: those axes that share the optimizer state;
     within: the others. owners: ranks along `shared`. elements: of a block and of the ends; travels: those of them that
-    ZeRO-2 and -3 send in every microbatch."""
+    ZeRO-2 and -3 send in every microbatch; quantized: those that products read so."""
 
     shared: tuple[str, ...]
     within: tuple[str, ...]
     owners: int
     elements: tuple[int, ...]
     travels: tuple[int, ...]
+    quantized: tuple[int, ...]
 
 
 class AfterLastMicrobatch:
@@ -60,6 +61,8 @@ class AfterLastMicrobatch:
             DTYPE_BYTES[dtype] for dtype in (precision.gradient_reduce_dtype, precision.parameter_dtype)
         )
         self._update_s = update_s_per_parameter(precision, cluster.device)
+        self._cast_s = cast_s_per_weight(precision, cluster.device)
+        self._gathered_more = gathered_difference_bytes(precision)
         self._num_tensors = [unit.num_tensors for unit in contents]
         self._summed = []
         for axes in {axes: None for unit in contents for axes in unit.parameters}:
@@ -68,7 +71,8 @@ class AfterLastMicrobatch:
             owners = mesh.size(shared)
             elements = tuple(unit.parameters.get(axes, 0) for unit in contents)
             travels = tuple(unit.matrices.get(axes, 0) if zero >= 2 and owners > 1 else 0 for unit in contents)
-            self._summed.append(_Summed(shared, within, owners, elements, travels))
+            quantized = tuple(unit.quantized.get(axes, 0) for unit in contents)
+            self._summed.append(_Summed(shared, within, owners, elements, travels, quantized))
 
     def of_rank(self, blocks: int, first: bool, last: bool) -> After:
         """Seconds of one rank. blocks: how many it has. first, last: whether it has the first, the last rank's end.
@@ -82,11 +86,12 @@ class AfterLastMicrobatch:
         def on_rank(counts: Sequence[int]) -> int:
             return blocks * counts[0] + first * counts[1] + last * counts[2]
 
-        scatter_s = gather_s = other_s = owned = 0.0
+        scatter_s = gather_s = other_s = owned = cast = 0.0
         scattered: dict[tuple[str, ...], int] = {}
         gathered: dict[tuple[str, ...], int] = {}
         owners_of: dict[tuple[str, ...], int] = {}
-        for shared, within, owners, elements, matrices in self._summed:
+        smaller: dict[tuple[str, ...], float] = {}
+        for shared, within, owners, elements, matrices, quantized in self._summed:
             count = on_rank(elements)
             if not count:
                 continue
@@ -95,6 +100,10 @@ class AfterLastMicrobatch:
             scattered[shared] = scattered.get(shared, 0) + count - travels
             gathered[shared] = gathered.get(shared, 0) + count - (travels if self._zero == 3 else 0)
             owned += count / owners if self._zero else count
+            if self._cast_s:
+                casts = on_rank(quantized)
+                cast += casts / owners if self._zero == 3 else casts  # ZeRO-3 casts what it sends
+                smaller[shared] = smaller.get(shared, 0.0) + self._gathered_more * casts * (self._zero < 3)
             if within:
                 other_s += self._buckets_s(
                     "all_reduce", within, (count - travels + travels / owners) * self._reduce_bytes
@@ -104,11 +113,12 @@ class AfterLastMicrobatch:
                 "reduce_scatter" if self._zero else "all_reduce", axes, count * self._reduce_bytes
             )
             if self._zero:
-                gather_s += self._buckets_s("all_gather", axes, gathered[axes] * self._parameter_bytes)
+                size = gathered[axes] * self._parameter_bytes + smaller.get(axes, 0.0)
+                gather_s += self._buckets_s("all_gather", axes, size)
                 if self._software is not COMPILED:
                     copies = on_rank(self._num_tensors) * owners_of[axes]
                     gather_s += self._software.copy_launch_s * copies
-        return After(scatter_s, gather_s, other_s, owned * self._update_s)
+        return After(scatter_s, gather_s, other_s, owned * self._update_s + cast * self._cast_s)
 
     def _buckets_s(self, kind: str, axes: tuple[str, ...], size: float) -> float:
         shape = group_shape(self._order, tuple(sorted(axes)), self._cluster)
@@ -127,6 +137,12 @@ def after_s_per_parameter(
     block = Contents({axes: int(BUCKET_BYTES)})
     afterwards = AfterLastMicrobatch((block, Contents(), Contents()), zero, precision, mesh, cluster)
     return afterwards.of_rank(1, False, False).total_s / BUCKET_BYTES
+
+
+def cast_s_per_weight(precision: Precision, device: Device) -> float:
+    """Seconds to quantise one weight, once a step; 0 where products read weights as they are."""
+    products = precision.products
+    return 0.0 if products is None else memory_s(products.cast_bytes(DTYPE_BYTES[precision.parameter_dtype]), device)
 
 
 def update_s_per_parameter(precision: Precision, device: Device) -> float:

@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from autoshard.cost.stacks import COMPILED, Software
+from autoshard.errors import AutoshardError
 from autoshard.graph.count import loop_sizes, operator_work
+from autoshard.graph.ir import CASTS_INPUT, OPERAND_BYTES
 from autoshard.graph.operators import KINDS
 from autoshard.graph.partition import OperatorStep, Program
 from autoshard.rows import Number, ceil, largest, where
 from autoshard.spec.cluster import Device
+from autoshard.spec.training import DTYPE_BYTES, Precision
 
 ALIGNMENT = 8
 """Elements: matrix units read 16 bytes at a time; a head dim that is no multiple takes slower kernels."""
@@ -53,6 +56,7 @@ class OperatorNeeds(NamedTuple):
     kind: "matmul" (m x k by k x n), "flash" or "plain" attention (m query rows, n keys, k the head dim), "norm",
     "loss" (n ranks share the vocabulary) or "vector".
     scores_bytes: of one pass over all attention scores. backward_ratio: of its backward FLOPs or bytes to forward.
+    quantized: 1 for a product that may read quantised operands, else 0. casts: 1 where it casts its input, too.
     """
 
     kind: str
@@ -63,6 +67,30 @@ class OperatorNeeds(NamedTuple):
     scores_bytes: Number
     flops: Number
     backward_ratio: Number
+    quantized: Number = 0.0
+    casts: Number = 0.0
+
+
+class QuantizedProducts(NamedTuple):
+    """The products of linear layers on a device. peak_flops_per_s: in their format. cast_bytes: moved to cast one
+    element of an activation or a gradient."""
+
+    peak_flops_per_s: float
+    cast_bytes: float
+
+
+def quantized_products(device: Device, precision: Precision) -> QuantizedProducts | None:
+    """The quantised products of a precision on a device, None where it has none. Raises AutoshardError where the device
+    has none in its format."""
+    products = precision.products
+    if products is None:
+        return None
+    if products.peak not in (known := [name for name, _ in device.flops_per_s]):
+        raise AutoshardError(
+            f"precision {precision.name}: {device.name} has no products in {products.peak}; it has {', '.join(known)}"
+        )
+    cast_bytes = products.cast_bytes(DTYPE_BYTES[precision.compute_dtype])
+    return QuantizedProducts(device.peak_flops_per_s(products.peak), cast_bytes)
 
 
 def operator_needs(program: Program, step: OperatorStep) -> OperatorNeeds:
@@ -82,20 +110,31 @@ def operator_needs(program: Program, step: OperatorStep) -> OperatorNeeds:
         shards = program.graph.sizes["vocab"] / sizes["vocab"]
         return OperatorNeeds("loss", m, shards, k, work.bytes_moved + extra, 0.0, work.flops, work.backward_flops_ratio)
     kind = "matmul" if work.matmul is not None else "norm" if op.kind == "norm" else "vector"
-    return OperatorNeeds(kind, m, n, k, work.bytes_moved + extra, 0.0, work.flops, work.backward_flops_ratio)
+    marks = (float(OPERAND_BYTES in op.attributes), float(bool(op.attributes.get(CASTS_INPUT))))
+    return OperatorNeeds(kind, m, n, k, work.bytes_moved + extra, 0.0, work.flops, work.backward_flops_ratio, *marks)
 
 
 def operator_seconds(
-    program: Program, step: OperatorStep, device: Device, dtype: str, software: Software = COMPILED
+    program: Program,
+    step: OperatorStep,
+    device: Device,
+    dtype: str,
+    software: Software = COMPILED,
+    products: QuantizedProducts | None = None,
 ) -> OperatorSeconds:
-    """Forward and backward seconds of one operator. dtype: of the matrix products, such as "bfloat16"."""
-    return seconds_of(operator_needs(program, step), device, device.peak_flops_per_s(dtype), software)
+    """Forward and backward seconds of one operator. dtype: of the matrix products, such as "bfloat16". products: of
+    those that are quantised."""
+    return seconds_of(operator_needs(program, step), device, device.peak_flops_per_s(dtype), software, products)
 
 
-def seconds_of(needs: OperatorNeeds, device: Device, peak: float, software: Software) -> OperatorSeconds:
-    """Forward and backward seconds of what an operator needs, over rows. peak: FLOP/s of the compute dtype.
+def seconds_of(
+    needs: OperatorNeeds, device: Device, peak: float, software: Software, products: QuantizedProducts | None = None
+) -> OperatorSeconds:
+    """Forward and backward seconds of what an operator needs, over rows. peak: FLOP/s of the compute dtype. products:
+    of those that are quantised.
 
-    A matrix product's backward is two products of the same size, contracted over n and over m. Attention: see below.
+    A matrix product's backward is two products of the same size, contracted over n and over m. Where it is quantised
+    its input is cast before forward, the gradient of its output before backward. Attention: see below.
     Everything else moves its bytes, `backward_ratio` times as many backward.
     """
     if needs.kind in ("flash", "plain"):
@@ -108,15 +147,21 @@ def seconds_of(needs: OperatorNeeds, device: Device, peak: float, software: Soft
         moving = moving * software.loss_passes * (needs.n if software.whole_logits else 1.0)
     if needs.kind in ("norm", "loss", "vector"):
         return OperatorSeconds(moving + launch, needs.backward_ratio * moving + launch)
-    peak = peak * software.matmul_speedup / slow
     m, n, k = needs.m, needs.n, needs.k
-    casting = software.cast_passes * moving
+    casting: Number = 0.0
+    casting_back: Number = 0.0
+    if products is not None:
+        quantized_peak = products.peak_flops_per_s * software.quantized_efficiency
+        peak = where(needs.quantized > 0, quantized_peak, peak)
+        cast_s = memory_s(products.cast_bytes, device) * slow
+        casting, casting_back = needs.casts * m * k * cast_s, needs.quantized * m * n * cast_s
+    peak = peak / slow
     wave = software.wave_elements
-    forward = matmul_s(m, n, k, device, peak, wave) + casting
-    to_input = matmul_s(m, k, n, device, peak, wave) + casting
-    to_weight = matmul_s(k, n, m, device, peak, wave) + casting
-    backward = largest(to_input, moving) + largest(to_weight, moving) + 2 * launch
-    return OperatorSeconds(largest(forward, moving) + launch, backward)
+    forward = matmul_s(m, n, k, device, peak, wave)
+    to_input = matmul_s(m, k, n, device, peak, wave)
+    to_weight = matmul_s(k, n, m, device, peak, wave)
+    backward = largest(to_input, moving) + largest(to_weight, moving) + casting_back + 2 * launch
+    return OperatorSeconds(largest(forward, moving) + casting + launch, backward)
 
 
 def _attention_seconds(needs: OperatorNeeds, device: Device, peak: float, software: Software) -> OperatorSeconds:

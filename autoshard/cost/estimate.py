@@ -43,7 +43,7 @@ def estimate(
     telling = tuple(loads[rank] for rank in telling_ranks(strategy, count))
     times = time_values(strategy, parts, telling, state, count, training.precision, mesh, cluster, software)
     step_time_s, flops = sum(times), model_flops_per_step(model, training)
-    peak = cluster.world_size * cluster.device.peak_flops_per_s(training.precision.compute_dtype)
+    peak = cluster.world_size * cluster.device.peak_flops_per_s(training.precision.fastest_dtype)
     low, high = step_time_factors(cluster, strategy)
     held = (state, training.precision, cluster.device, software)
     memory = tuple(StageMemory(load.rank, tuple(map(Term, MEMORY_TERMS, memory_values(load, *held)))) for load in loads)

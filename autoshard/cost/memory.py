@@ -159,7 +159,11 @@ def living_bytes(
     if software.hands_over_gradients and precision.gradient_accumulation_dtype != precision.parameter_dtype:
         of_blocks = most_blocks * (block.parameters - block.going)
         gradients = gradients + sum((unit.parameters - unit.going for unit in ends), of_blocks) * parameter
-    return Living(weights * (parameter * share), gradients, owned * (master + 2 * moment), staying)
+    held = weights * (parameter * share)
+    if precision.products is not None:
+        copies = share * (precision.products.weight_bytes - parameter)
+        held = held + copies * sum((unit.quantized for unit in ends), blocks * block.quantized)
+    return Living(held, gradients, owned * (master + 2 * moment), staying)
 
 
 def _ends_bytes(rank: Rank, software: Software) -> Number:

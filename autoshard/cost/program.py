@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from autoshard.cost.backward_release import Moments, moments
 from autoshard.cost.collectives import CollectiveLaw, exposed_ring_s
-from autoshard.cost.compute import OperatorNeeds, operator_needs, seconds_of
+from autoshard.cost.compute import OperatorNeeds, QuantizedProducts, operator_needs, seconds_of
 from autoshard.cost.stacks import COMPILED, Software
 from autoshard.graph.count import (
     backward_collectives,
@@ -20,6 +20,7 @@ from autoshard.graph.count import (
     operator_steps,
     parameter_elements,
 )
+from autoshard.graph.ir import OPERAND_BYTES
 from autoshard.graph.operators import KINDS
 from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, RedistributeStep, Step, is_projection
 from autoshard.graph.recompute import kept_activations, replayed_activations, segments
@@ -90,7 +91,7 @@ class Part:
     waits with it.
     host_s: of forward and of backward with recompute, what the host needs to launch their operators: neither is faster.
     scores_bytes: one copy of all attention scores, where a kernel writes them.
-    moments: of a block's backward.
+    moments: of a block's backward. quantized: parameters that products read quantised.
     """
 
     forward: Seconds
@@ -108,6 +109,7 @@ class Part:
     matrices: Mapping[tuple[str, ...], int] = field(default_factory=dict)
     num_tensors: int = 0
     moments: Moments = field(default_factory=Moments)
+    quantized: Mapping[tuple[str, ...], int] = field(default_factory=dict)
 
     @cached_property
     def forward_s(self) -> Number:
@@ -212,6 +214,7 @@ class ProgramWork:
     matrices: Mapping[tuple[str, ...], int]
     num_tensors: int
     moments: Moments
+    quantized: Mapping[tuple[str, ...], int] = field(default_factory=dict)
     _recompute: dict[str, Recompute] = field(default_factory=dict)
 
     def recompute(self, name: str) -> Recompute:
@@ -265,6 +268,7 @@ class PricedProgram:
             matrices=work.matrices,
             num_tensors=work.num_tensors,
             moments=work.moments,
+            quantized=work.quantized,
         )
 
 
@@ -273,10 +277,13 @@ def program_work(program: Program) -> ProgramWork:
     working = [working_bytes(program, step) for step in program.steps]
     parameters: dict[tuple[str, ...], int] = {}
     matrices: dict[tuple[str, ...], int] = {}
+    quantized: dict[tuple[str, ...], int] = {}
+    marked = {op.inputs[1] for op in program.graph.operators if OPERAND_BYTES in op.attributes}
     elements = parameter_elements(program)
     for name, count in elements.items():
         axes = program.gradient_sync.get(name, ())
-        for counts in (parameters, matrices) if is_matrix(program, name) else (parameters,):
+        places = (parameters, *((matrices,) * is_matrix(program, name)), *((quantized,) * (name in marked)))
+        for counts in places:
             counts[axes] = counts.get(axes, 0) + count
     return ProgramWork(
         program,
@@ -289,6 +296,7 @@ def program_work(program: Program) -> ProgramWork:
         matrices,
         len(elements),
         moments(program, working),
+        quantized,
     )
 
 
@@ -297,9 +305,15 @@ def _operator(program: Program, step: OperatorStep) -> Operators:
 
 
 def price_program(
-    work: ProgramWork, device: Device, dtype: str, law_of: LawOf, software: Software = COMPILED
+    work: ProgramWork,
+    device: Device,
+    dtype: str,
+    law_of: LawOf,
+    software: Software = COMPILED,
+    products: QuantizedProducts | None = None,
 ) -> PricedProgram:
-    """The program with the seconds of every step on a device. dtype: of the matrix products. law_of: of collectives."""
+    """The program with the seconds of every step on a device. dtype: of the matrix products. law_of: of collectives.
+    products: those that are quantised."""
     peak = device.peak_flops_per_s(dtype)
 
     def sent(issued: Issued) -> list[Sent]:
@@ -314,18 +328,20 @@ def price_program(
         if software.whole_logits and operators and operators[0].needs.kind == "loss":
             issued = (*issued, *_gathered_logits(work.program))
         asked = StepWork(operators, sent(issued), sent(issued_back), isinstance(step, GatherEinsumStep))
-        steps.append(step_seconds(asked, device, peak, software))
+        steps.append(step_seconds(asked, device, peak, software, products))
     return PricedProgram(work, tuple(steps), software)
 
 
-def step_seconds(asked: StepWork, device: Device, peak: float, software: Software) -> StepSeconds:
+def step_seconds(
+    asked: StepWork, device: Device, peak: float, software: Software, products: QuantizedProducts | None = None
+) -> StepSeconds:
     """Seconds of one step as plain numbers or numbers with derivatives, or of many steps, a row each.
 
-    peak: FLOP/s of the matrix products' dtype.
+    peak: FLOP/s of the matrix products' dtype. products: those that are quantised.
     """
     forward, backward, put_off_s = [0.0] * 5, [0.0] * 5, 0.0
     for needs, put_off, step in asked.operators:
-        seconds = seconds_of(needs, device, peak, software)
+        seconds = seconds_of(needs, device, peak, software, products)
         place = ATTENTION if needs.kind in ("flash", "plain") else COMPUTE
         forward[place] = forward[place] + added_up(seconds.forward, step, asked.num_steps)
         backward[place] = backward[place] + added_up(seconds.backward, step, asked.num_steps)

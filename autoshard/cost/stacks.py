@@ -28,8 +28,7 @@ class Software:
       loss_passes: times that the loss moves the logits.
       transfer_share: of a transfer between stages, what each pass waits for; None: transfers run beside the work and
       delay only what needs them.
-      matmul_speedup: of linear layers, such as by FP8, against the compute dtype's peak. cast_passes: times that their
-      inputs and outputs move besides, to be cast.
+      quantized_efficiency: of products in 8 or 4 bits, against what those in the compute dtype reach of their peak.
       overlap: share of the work behind which data-parallel transfers hide.
       contention: of transfers of sharded parameters that hide, the share by which the work takes longer.
       step_overhead_s: once a step. copy_launch_s: under ZeRO-1, for each tensor and replica, where its share is copied
@@ -72,8 +71,7 @@ class Software:
     copy_launch_s: float = 0.0
     stall_s: float = 0.0
     transfer_share: float | None = None
-    matmul_speedup: float = 1.0
-    cast_passes: float = 0.0
+    quantized_efficiency: float = 0.95
     overlap: float = 0.0
     contention: float = 0.0
     activation_scale: float = 1.0

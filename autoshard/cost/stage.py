@@ -12,9 +12,11 @@ from functools import cache, lru_cache
 from typing import Protocol
 
 from autoshard.cost.collectives import CollectiveLaw, collective_law, group_shape
+from autoshard.cost.compute import quantized_products
 from autoshard.cost.program import LawOf, Part, PricedProgram, ProgramWork, Seconds, price_program, program_work
 from autoshard.cost.stacks import COMPILED, Software
 from autoshard.errors import AutoshardError
+from autoshard.graph.quantize import with_quantized_products
 from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE, is_recomputed
 from autoshard.layout.context_parallel import UNUSED, with_context_parallel
 from autoshard.layout.mesh import AXIS_ORDER, DATA_AXES, Mesh, build_mesh, replicas_of_experts
@@ -36,6 +38,11 @@ UNITS = {
 }
 """(blocks, with embedding, with head) of the programs that parts are made of: first is the embedding and a block behind
 it; tied, embedding and head on one rank, only where they share a table."""
+
+
+Quantized = tuple[float | None, tuple[str, ...]]
+"""(bytes of an element of a quantised operand, None where no product is quantised; modules and operators that are
+not)."""
 
 
 @dataclass(frozen=True)
@@ -228,6 +235,7 @@ def stage_pricer(
     """(blocks, with embedding, with head) -> their program at this local shape, priced."""
     dtype, law_of = training.precision.compute_dtype, collective_laws(model, cluster, shape, software)
     kv_inner, anywhere = cluster.platform.kv_heads_innermost, replace(shape, placement=())
+    products = quantized_products(cluster.device, training.precision)
 
     def priced(layers: int, first: bool, last: bool) -> PricedProgram:
         work = stage_work(
@@ -240,10 +248,17 @@ def stage_pricer(
             layers,
             first,
             last,
+            quantized(training),
         )
-        return price_program(work, cluster.device, dtype, law_of, software)
+        return price_program(work, cluster.device, dtype, law_of, software, products)
 
     return priced
+
+
+def quantized(training: TrainingSpec) -> Quantized:
+    """Which products of a training are quantised, as `stage_work` and with_quantized_products want it."""
+    products = training.precision.products
+    return None if products is None else products.operand_bytes, training.unquantized
 
 
 def collective_laws(model: ModelSpec, cluster: Cluster, shape: LocalShape, software: Software = COMPILED) -> LawOf:
@@ -273,6 +288,7 @@ def stage_work(
     layers: int,
     first: bool,
     last: bool,
+    quantized: Quantized = (None, ()),
 ) -> ProgramWork:
     """The program of a stage of this local shape, and what it asks for. It depends neither on the devices, nor on where
     its ranks are, nor on how many replicas there are: with 2, the program says which gradients they sum.
@@ -289,7 +305,7 @@ def stage_work(
     graph = stage_graph(
         model, sizes, range(layers), first, last, shape.attention_kernel, element_bytes=DTYPE_BYTES[dtype]
     )
-    graph = with_context_parallel(graph, shape.context_parallel, shape.cp)
+    graph = with_quantized_products(with_context_parallel(graph, shape.context_parallel, shape.cp), *quantized)
     return program_work(stage_program(graph, mesh.stage_axes, shape.sequence_parallel, shape.operators))
 
 

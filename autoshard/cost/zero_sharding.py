@@ -124,11 +124,13 @@ STAYS = Travelling(0.0, 0.0, 0.0, 0.0, 0.0, NO_TURNS)
 
 class Unit(NamedTuple):
     """Elements of a block or an end of the model on one rank, over rows. owned: those whose optimizer state it keeps.
-    travelling: STAYS where no row is under ZeRO-2 or -3."""
+    travelling: STAYS where no row is under ZeRO-2 or -3. quantized: of the parameters, those that are held as products
+    read them; 0.0 where no row has any."""
 
     parameters: Number
     owned: Number
     travelling: Travelling = STAYS
+    quantized: Number = 0.0
 
     @property
     def weights(self) -> Number:
@@ -147,7 +149,8 @@ class Unit(NamedTuple):
 
     def take(self, rows: Any) -> Unit:
         """These rows alone, in their order."""
-        held = Unit(self.parameters[rows], self.owned[rows])
+        quantized = 0.0 if isinstance(self.quantized, float) else self.quantized[rows]
+        held = Unit(self.parameters[rows], self.owned[rows], quantized=quantized)
         if self.travelling is STAYS:
             return held
         weights, sums, gather_s, again_s, scatter_s = (column[rows] for column in self.travelling[:-1])
@@ -184,17 +187,19 @@ class State(NamedTuple):
 
 class Contents(NamedTuple):
     """A block or an end of the model on one rank: elements by the axes over which their gradient is summed once a step;
-    of these, matrices, which ZeRO-2 and -3 share; how many parameters these are; moments of its backward."""
+    of these, matrices, which ZeRO-2 and -3 share; how many parameters these are; moments of its backward; of the
+    matrices, those that products read quantised."""
 
     parameters: Counts = {}
     matrices: Counts = {}
     num_tensors: int = 0
     moments: Moments = NO_MOMENTS
+    quantized: Counts = {}
 
 
 def contents_of(part: Part | ProgramWork) -> Contents:
     """Contents of a part of a stage, or of its program."""
-    return Contents(part.parameters, part.matrices, part.num_tensors, part.moments)
+    return Contents(part.parameters, part.matrices, part.num_tensors, part.moments, part.quantized)
 
 
 def model_contents(
@@ -229,28 +234,30 @@ def mesh_state(
     tied = not contents[2].parameters
 
     def unit(place: int) -> Unit:
-        counts, matrices, _, times = contents[place]
+        counts, matrices, _, times, quantized = contents[place]
         parameters, owned = float(sum(counts.values())), owned_elements(counts, mesh, zero)
+        held = 0.0 if zero == 3 else float(sum(quantized.values()))
         if zero < 2:
-            return Unit(parameters, owned)
-        gather_s, scatter_s = moved(matrices, zero, precision, mesh, cluster)
+            return Unit(parameters, owned, quantized=held)
+        gather_s, scatter_s = moved(matrices, zero, precision, mesh, cluster, quantized)
         again_s = 0.0 if place == 1 and not tied else gather_s  # an embedding's backward does not read its table
         weights, sums = (held_elements(counts, matrices, mesh, zero >= stage) for stage in (3, 2))
         turns = in_turns(matrices, mesh, times, hidden_bytes) if place == 0 else in_turns(matrices, mesh)
-        return Unit(parameters, owned, Travelling(weights, sums, gather_s, again_s, scatter_s, turns))
+        return Unit(parameters, owned, Travelling(weights, sums, gather_s, again_s, scatter_s, turns), held)
 
     owners = mesh.size(ZERO_AXES)
     return State(unit(0), unit(1), unit(2), owners > 1, owners, int(zero == 3), zero >= 2)
 
 
-def moved(matrices: Counts, zero: int, precision: Precision, mesh: Mesh, cluster: Cluster) -> Moved:
-    """Seconds of a unit with these matrices under ZeRO-2 or -3."""
-    return _moved(tuple(matrices.items()), zero, precision, mesh_order(mesh), cluster)
+def moved(matrices: Counts, zero: int, precision: Precision, mesh: Mesh, cluster: Cluster, quantized: Counts) -> Moved:
+    """Seconds of a unit with these matrices under ZeRO-2 or -3. quantized: of them, those that products read so."""
+    counts = tuple((axes, count, quantized.get(axes, 0)) for axes, count in matrices.items())
+    return _moved(counts, zero, precision, mesh_order(mesh), cluster)
 
 
 @lru_cache(maxsize=4096)
 def _moved(
-    matrices: tuple[tuple[tuple[str, ...], int], ...],
+    matrices: tuple[tuple[tuple[str, ...], int, int], ...],
     zero: int,
     precision: Precision,
     order: tuple[tuple[str, int], ...],
@@ -258,12 +265,19 @@ def _moved(
 ) -> Moved:
     gather_s = scatter_s = 0.0
     parameter, reduced = (DTYPE_BYTES[dtype] for dtype in (precision.parameter_dtype, precision.gradient_reduce_dtype))
-    for axes, count in matrices:
+    for axes, count, quantized in matrices:
         shape = group_shape(order, tuple(sorted(zero_axes(axes))), cluster)
         if shape.size > 1:
             scatter_s += collective_time_s("reduce_scatter", count * reduced, shape, cluster)
-            gather_s += collective_time_s("all_gather", count * parameter, shape, cluster) if zero == 3 else 0.0
+            size = count * parameter + quantized * gathered_difference_bytes(precision)
+            gather_s += collective_time_s("all_gather", size, shape, cluster) if zero == 3 else 0.0
     return Moved(gather_s, scatter_s)
+
+
+def gathered_difference_bytes(precision: Precision) -> float:
+    """Bytes by which a weight that products read quantised is larger than others when it is gathered."""
+    products = precision.products
+    return 0.0 if products is None else products.gathered_bytes - DTYPE_BYTES[precision.parameter_dtype]
 
 
 def in_work_bytes(

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from autoshard.cost.collectives import collective_time_s, group_shape
-from autoshard.cost.compute import operator_seconds
+from autoshard.cost.compute import operator_seconds, quantized_products
+from autoshard.cost.stacks import COMPILED
 from autoshard.cost.stage import mesh_order
 from autoshard.explanation.page import Line, heading, table, wrapped
 from autoshard.graph.count import backward_collectives, forward_collectives, operator_steps
@@ -70,7 +71,8 @@ def _rows(plan: Plan, program: Program, step: Step) -> Iterator[OperatorRow]:
 
 def _operator(plan: Plan, program: Program, step: OperatorStep, moves: tuple[Move, ...]) -> OperatorRow:
     device, dtype = plan.cluster.device, plan.training.precision.compute_dtype
-    seconds, op = operator_seconds(program, step, device, dtype), step.operator
+    products = quantized_products(device, plan.training.precision)
+    seconds, op = operator_seconds(program, step, device, dtype, COMPILED, products), step.operator
     split: dict[str, list[str]] = {}
     for axis in program.axes:
         value = step.choice.get(axis, INVARIANT)

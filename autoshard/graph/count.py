@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from autoshard.graph.ir import Graph
+from autoshard.graph.ir import OPERAND_BYTES, Graph
 from autoshard.graph.operators import KINDS, Internal
 from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, RedistributeStep, Step
 from autoshard.graph.redistribute import Transition
 from autoshard.graph.states import COLLECTIVES
+
+QUANTIZED = ":quantized"
+"""Ends the name of a quantised copy of a tensor."""
 
 
 @dataclass(frozen=True, order=True)
@@ -97,10 +100,14 @@ def saved_activations(program: Program, step: Step) -> dict[str, float]:
             views = [step.gather.source if view == step.gather.target else view for view in views]
         if kind.saves_output(op):
             views.append(op.output)
+        quantized = op.attributes.get(OPERAND_BYTES)
         for view in views:
             tensor = program.tensor(view)
             if tensor.role != "parameter" and tensor.differentiable:
-                kept[view] = float(program.local_bytes[view])
+                if isinstance(quantized, float):  # the copy that the gradient of the weight reads, instead
+                    kept[view + QUANTIZED] = program.local_bytes[view] / tensor.element_bytes * quantized
+                else:
+                    kept[view] = float(program.local_bytes[view])
         for extra in kind.extra_saved(op, program.graph, loop_sizes(program, operator_step)):
             kept[f"{op.name}:{extra.name}"] = extra.bytes
     return kept

@@ -9,7 +9,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from autoshard.errors import AutoshardError
-from autoshard.graph.count import operator_steps, saved_activations
+from autoshard.graph.count import QUANTIZED, operator_steps, saved_activations
 from autoshard.graph.ir import Operator
 from autoshard.graph.partition import GatherEinsumStep, Program, RedistributeStep, Step
 
@@ -157,7 +157,8 @@ def _replay_stop(program: Program, start: int, stop: int) -> int:
         if last is None:
             known[start, stop] = start
         else:
-            computes = _saved(program, last).keys() - set(_inputs(program.steps[last]))
+            kept = {name.removesuffix(QUANTIZED) for name in _saved(program, last)}
+            computes = kept - set(_inputs(program.steps[last]))
             known[start, stop] = last + 1 if computes else last
     return known[start, stop]
 

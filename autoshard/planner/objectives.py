@@ -201,7 +201,7 @@ def _least_nodes(request: PlanRequest, wanted_tokens_per_s: float) -> int:
     plain = replace(request, nodes=1, lnc=None if request.lnc == SEARCHED else request.lnc)
     model, training, cluster, _ = inputs_of(plain)
     flops_per_token = model_flops_per_step(model, training) / training.tokens_per_step
-    node_peak = cluster.devices_per_node * cluster.device.peak_flops_per_s(training.precision.compute_dtype)
+    node_peak = cluster.devices_per_node * cluster.device.peak_flops_per_s(training.precision.fastest_dtype)
     return max(1, int(wanted_tokens_per_s * flops_per_token / node_peak))
 
 

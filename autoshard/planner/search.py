@@ -239,7 +239,7 @@ def ideal_step_time_s(problem: Problem) -> float:
     """Seconds of a step with all devices at their peak and nothing but the model's own products: no layout takes
     less."""
     model, training, cluster, _ = problem
-    peak = cluster.world_size * cluster.device.peak_flops_per_s(training.precision.compute_dtype)
+    peak = cluster.world_size * cluster.device.peak_flops_per_s(training.precision.fastest_dtype)
     return model_flops_per_step(model, training) / peak
 
 

@@ -111,7 +111,7 @@ def derived_sections(plan: Plan) -> dict[str, Any]:
         ),
         "sequence": to_json(sequence_section(plan)),
         "recompute": recompute_section(plan),
-        "precision": _without_name(asdict(precision)),
+        "precision": _without_name(to_json(precision)),
         "optimizer": to_json(
             OptimizerSection(plan.strategy.zero, plan.zero_axes, precision.master_dtype, precision.optimizer_dtype)
         ),

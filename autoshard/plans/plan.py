@@ -9,11 +9,12 @@ from typing import Annotated
 
 import autoshard
 from autoshard.cost.interval import FIT_PROBABILITY
-from autoshard.cost.stage import strategy_mesh
+from autoshard.cost.stage import quantized, strategy_mesh
 from autoshard.cost.values import Estimate
 from autoshard.files.codec import Form, Positive, Text, Whole, read_value, to_json
 from autoshard.graph.ir import Graph, Operator
 from autoshard.graph.partition import Choice, Program
+from autoshard.graph.quantize import with_quantized_products
 from autoshard.graph.redistribute import NoTransition
 from autoshard.layout.context_parallel import with_context_parallel
 from autoshard.layout.documents import with_documents
@@ -143,6 +144,7 @@ class Plan:
         kernel = strategy.attention_kernel
         graph = stage_graph(self.model, self.dim_sizes, layers, has_embedding, has_head, kernel, element_bytes)
         graph = with_context_parallel(graph, strategy.context_parallel, strategy.cp)
+        graph = with_quantized_products(graph, *quantized(self.training))
         return with_documents(graph) if documents else graph
 
     def program(self, layers: range, has_embedding: bool, has_head: bool, documents: bool = False) -> Program:

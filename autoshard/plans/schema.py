@@ -31,6 +31,7 @@ from autoshard.plans.search_result import Pins, Rejection
 from autoshard.spec.cluster import Cluster, Device, Link
 from autoshard.spec.dropout import Dropout
 from autoshard.spec.model import ModelSpec, RopeScaling
+from autoshard.spec.product_format import ProductFormat
 from autoshard.spec.traced import TracedGraph, TracedOperator, TracedParameter
 from autoshard.spec.training import Precision, TrainingSpec
 
@@ -43,6 +44,7 @@ TYPES = {
     "dropout": Dropout,
     "training": TrainingSpec,
     "precision": Precision,
+    "product_format": ProductFormat,
     "cluster": Cluster,
     "device": Device,
     "link": Link,

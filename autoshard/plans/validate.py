@@ -290,7 +290,7 @@ def _check_uncertainty(estimate: Estimate, where: str) -> None:
 def _check_rates(estimate: Estimate, where: str, training: TrainingSpec, cluster: Cluster) -> None:
     """Raise AutoshardError where a number that follows from inputs and step time by its definition is another."""
     step_time_s = estimate.step_time_s
-    peak = cluster.world_size * cluster.device.peak_flops_per_s(training.precision.compute_dtype)
+    peak = cluster.world_size * cluster.device.peak_flops_per_s(training.precision.fastest_dtype)
     for name, got, want in (
         ("tokens_per_s", estimate.tokens_per_s, training.tokens_per_step / step_time_s),
         ("mfu", estimate.mfu, estimate.model_flops_per_step / (peak * step_time_s)),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import re
+from dataclasses import dataclass, fields
 from typing import Annotated
 
 from autoshard.errors import AutoshardError
-from autoshard.files.codec import Count, Limit, Positive
+from autoshard.files.codec import Absence, Count, Limit, Positive
 from autoshard.files.fields import check_choice, check_integer, check_positive, show
+from autoshard.spec.product_format import PRODUCT_FORMATS, ProductFormat
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8, "int32": 4, "int64": 8}
 """Bytes of one element."""
@@ -19,13 +21,14 @@ FloatingDtype = Annotated[str, Limit(choices=FLOATING_DTYPES)]
 class Precision:
     """The dtype of each kind of state.
 
-    name: What the mixture is called: mixed_precision, bf16_sr (stochastic rounding) or fp32.
+    name: What the mixture is called: mixed_precision, bf16_sr (stochastic rounding), fp32, or as its products.
     parameter_dtype: Weights as forward and backward read them.
     compute_dtype: Operators and activations.
     master_dtype: The optimizer's own copy of the weights; null where it updates the parameters themselves.
     optimizer_dtype: Both moments of AdamW.
     gradient_accumulation_dtype: The sum of gradients over microbatches.
     gradient_reduce_dtype: Gradients as they are sent between data-parallel ranks.
+    products: The format in which linear layers of blocks multiply; left out where it is the compute dtype.
     """
 
     name: str
@@ -35,6 +38,7 @@ class Precision:
     optimizer_dtype: FloatingDtype
     gradient_accumulation_dtype: FloatingDtype
     gradient_reduce_dtype: FloatingDtype
+    products: Annotated[ProductFormat | None, Absence.WRITTEN] = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -51,6 +55,11 @@ class Precision:
         if self.master_dtype is not None:
             check_choice(of, "master_dtype", self.master_dtype, FLOATING_DTYPES)
 
+    @property
+    def fastest_dtype(self) -> str:
+        """The dtype of the fastest products, under its name in hardware files: what a step is held against."""
+        return self.compute_dtype if self.products is None else self.products.peak
+
 
 PRECISIONS = {
     precision.name: precision
@@ -60,6 +69,11 @@ PRECISIONS = {
         # NxD's bf16SR: everything bf16, no master weights; stochastic rounding stands in for the lost digits.
         Precision("bf16_sr", "bfloat16", "bfloat16", None, "bfloat16", "bfloat16", "bfloat16"),
         Precision("fp32", "float32", "float32", None, "float32", "float32", "float32"),
+        # as mixed_precision, but for the products of linear layers
+        *(
+            Precision(name, "bfloat16", "bfloat16", "float32", "float32", "float32", "float32", products)
+            for name, products in PRODUCT_FORMATS.items()
+        ),
     )
 }
 
@@ -79,24 +93,37 @@ class TrainingSpec:
     precision: The dtype of each kind of state.
     expert_capacity_factor: Slots of each expert over the even share of a sequence's tokens, where there are
         experts; num_local_experts / num_experts_per_tok drops no token, whatever the routers do.
+    unquantized: Modules and operators of a block that multiply in the compute dtype whatever the precision's products
+        are, sorted; left out where there are none.
     """
 
     sequence_length: Count
     global_batch_size: Count
     precision: Precision
     expert_capacity_factor: Positive = 1.0
+    unquantized: Annotated[tuple[str, ...], Absence.WRITTEN] = ()
 
     def __post_init__(self) -> None:
         check_integer("the training", "sequence_length", self.sequence_length)
         check_integer("the training", "global_batch_size", self.global_batch_size)
         check_positive("the training", "expert_capacity_factor", self.expert_capacity_factor)
         known = PRECISIONS.get(self.precision.name, self.precision)
-        for field, value in asdict(self.precision).items():
-            if value != getattr(known, field):
+        for field in fields(self.precision):
+            value, meant = getattr(self.precision, field.name), getattr(known, field.name)
+            if value != meant:
                 raise AutoshardError(
-                    f"{field}={show(value)} of precision {known.name} must be {show(getattr(known, field))}; "
+                    f"{field.name}={show(value)} of precision {known.name} must be {show(meant)}; "
                     "a mixture of one's own needs a name of its own"
                 )
+        if not all(isinstance(name, str) and re.fullmatch(r"[A-Za-z_][\w.]{0,99}", name) for name in self.unquantized):
+            raise AutoshardError(
+                "unquantized of the training must be a list of names of modules and operators of a block"
+            )
+        if self.unquantized and self.precision.products is None:
+            raise AutoshardError(
+                f"unquantized={'+'.join(self.unquantized)} of the training: precision {self.precision.name} quantises "
+                f"nothing; {', '.join(PRODUCT_FORMATS)} do"
+            )
 
     @property
     def tokens_per_step(self) -> int:

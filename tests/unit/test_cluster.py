@@ -192,7 +192,8 @@ def test_unknown_dtype() -> None:
     with pytest.raises(AutoshardError) as error:
         load_cluster("trn1.32xlarge", 1).device.peak_flops_per_s("int4")
     assert (
-        str(error.value) == "dtype int4 has no peak FLOP/s for device trn1.32xlarge lnc 1; it lists bfloat16, float32"
+        str(error.value)
+        == "dtype int4 has no peak FLOP/s for device trn1.32xlarge lnc 1; it lists bfloat16, cfp8, float32"
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoshard.cost.compute import OperatorNeeds, seconds_of
+from autoshard.cost.compute import OperatorNeeds, QuantizedProducts, seconds_of
 from autoshard.cost.stacks import COMPILED, Software
 from autoshard.rows import (
     FEW,
@@ -74,7 +74,7 @@ def test_plain_numbers_need_no_numpy() -> None:
     subprocess.run([sys.executable, "-c", f"{code}; assert 'numpy' not in sys.modules"], check=True)
 
 
-STACK = Software("s", misaligned_slowdown=2.0, norm_passes=3.0, whole_logits=True, wave_elements=1e5, cast_passes=0.2)
+STACK = Software("s", misaligned_slowdown=2.0, norm_passes=3.0, whole_logits=True, wave_elements=1e5)
 
 
 @pytest.mark.parametrize("software", [COMPILED, STACK, Software("s", attention_efficiency=0.4)], ids=["ours", "s", "a"])
@@ -83,8 +83,11 @@ def test_many_operators_are_each_of_them(kind: str, software: Software) -> None:
     device, number = load_cluster("trn1.32xlarge", 1).device, np.random.default_rng(0)
     m, n, k = number.integers(1, 3000, (3, 40))
     moving, scores, flops = number.uniform(1e4, 1e9, (3, 40))
-    many = OperatorNeeds(kind, m, n, k, moving, scores, flops, number.uniform(1, 3, 40))
-    found = seconds_of(many, device, 90 * TFLOPS, software)
+    marks = number.integers(0, 2, (2, 40))
+    many = OperatorNeeds(kind, m, n, k, moving, scores, flops, number.uniform(1, 3, 40), *marks)
+    products = QuantizedProducts(180 * TFLOPS, 4.0)
+    found = seconds_of(many, device, 90 * TFLOPS, software, products)
     for row in range(40):
-        alone = seconds_of(OperatorNeeds(kind, *(float(one[row]) for one in many[1:])), device, 90 * TFLOPS, software)
+        single = OperatorNeeds(kind, *(float(one[row]) for one in many[1:]))
+        alone = seconds_of(single, device, 90 * TFLOPS, software, products)
         assert (found.forward[row], found.backward[row]) == pytest.approx((alone.forward, alone.backward), rel=1e-14)

@@ -51,7 +51,10 @@ def test_a_precision_of_ones_own_has_a_name_of_its_own() -> None:
 def test_errors_name_the_field() -> None:
     with pytest.raises(AutoshardError) as raised:
         load_precision("bf16")
-    assert str(raised.value) == ("precision='bf16' of the training must be one of: mixed_precision, bf16_sr, fp32")
+    assert str(raised.value) == (
+        "precision='bf16' of the training must be one of: mixed_precision, bf16_sr, fp32, "
+        "fp8, fp8_block, mxfp8, nvfp4, cfp8"
+    )
     with pytest.raises(AutoshardError, match=r"^sequence_length=0 of the training must be a whole number from 1 to "):
         TrainingSpec(0, 1024, PRECISIONS["fp32"])
     with pytest.raises(

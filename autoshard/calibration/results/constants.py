@@ -31,7 +31,7 @@ FAMILY = {
     "misaligned_slowdown": Constant(4.0, 0.5, "of plain attention's products where the head dim is no multiple of 8"),
     "norm_passes": Constant(8.0, 0.4, "times that a norm which is not one kernel moves its input and output"),
     "transfer_share": Constant(0.5, 0.5, "of the transfers between pipeline stages, what is exposed", 1.0),
-    "fp8_speedup": Constant(1.9, 0.1, "of matrix products in FP8 against bfloat16"),
+    "fp8_efficiency": Constant(0.95, 0.1, "of products in FP8, against those in bfloat16"),
     "network_efficiency": Constant(0.7, 0.4, "share of the network adapters that collectives reach", 1.0),
     "hop_latency_s": Constant(5e-6, 0.7, "of a collective, for each other member in a node: they wait for each other"),
     "overlap": Constant(0.5, 0.5, "share of the work behind which transfers hide where the stack overlaps them", 1.0),
@@ -55,7 +55,6 @@ FIXED = {
     "collective_launch_s": 2e-5,
     "network_hop_latency_s": 1.5e-5,
     "all_to_all_efficiency": 0.6,
-    "fp8_cast_passes": 0.5,
     "sharded_overlap": 0.8,
     "contention": 0.4,
     "step_overhead_s": 0.01,
@@ -71,7 +70,7 @@ share of NVLink that collectives reach (a guess, as all here); seconds once a pa
 output elements of a product that are computed in vain in its last wave (half of one of 128 x 128 tiles on the 108
 multiprocessors of an A100); that kernel's share of the peak (the trial model's); times that the loss moves the logits;
 the cost of recomputed work against the first one; seconds once a collective. Then: a hop between doublings of nodes;
-share of the links that an all-to-all reaches; times that inputs and outputs of FP8 products move to be cast; share of
+share of the links that an all-to-all reaches; share of
 the work behind which sharded parameters, fetched ahead, hide, and of what hides the share by which that work takes
 longer (0.3 and 0.5 do as well; without it llm-foundry's large models are too fast, the more the more nodes and the
 fewer tokens in a microbatch); seconds once a step; a launch that copies one replica's share of a tensor; see STALLS.

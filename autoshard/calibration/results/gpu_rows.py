@@ -10,6 +10,7 @@ from autoshard.errors import AutoshardError
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.schedules import usual_schedule
 from autoshard.spec.model import ModelSpec
+from autoshard.spec.product_format import PRODUCT_FORMATS
 from autoshard.spec.training import Precision, TrainingSpec, load_precision
 from autoshard.units import GIB
 
@@ -34,6 +35,8 @@ KERNELS = (
 HALF_GRADIENTS = ("aa-scaling",)
 """Stacks that sum gradients of microbatches in half precision (13 billion parameters on 80 GB, as published, leave no
 other way) and those of ranks in FP32, as AA-Scaling's published code does."""
+PRODUCTS = ("nvfp4", "mxfp8", "fp8")
+"""Formats of products in a row's precision; the first that is found counts."""
 PLAIN_KERNELS = ("fused_softmax", "torch")
 
 
@@ -109,7 +112,7 @@ def gpu_case(row: Row) -> Case:
         stack=(row.get("framework") or "unknown").strip(),
         kernel=kernel(row.get("attn_kernel", "")),
         zero=integer(row, "zero", 0),
-        fp8="fp8" in row.get("precision", "").lower(),
+        fp8=training.precision.products is not None,
         fused_norm="fusedRMSNorm" in row.get("attn_kernel", ""),
         time_s=time_s if status == "ok" else None,
         memory_bytes=memory_gb * GIB if memory_gb and status == "ok" else None,
@@ -207,12 +210,13 @@ def precision(row: Row, half: str) -> Precision:
     """Number formats: parameters in `half` with FP32 master weights and moments; the row decides the gradients'
     format."""
     text = row.get("precision", "").lower()
+    products = next((PRODUCT_FORMATS[name] for name in PRODUCTS if name in text), None)
     if text == "fp32":
         return load_precision("fp32")
     as_they_come = text == "bf16" and integer(row, "zero", 0) >= 2  # FSDP
     single = "float32" if half == "bfloat16" and not as_they_come else half
     summed = half if row.get("framework", "").lower().startswith(HALF_GRADIENTS) else single
-    return Precision(f"measured {half} {summed} {single}", half, half, "float32", "float32", summed, single)
+    return Precision(f"measured {half} {summed} {single}", half, half, "float32", "float32", summed, single, products)
 
 
 def network(text: str, gpus_per_node: int) -> float | None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autoshard.cost.collectives import CollectiveLaw
-from autoshard.cost.compute import OperatorNeeds
+from autoshard.cost.compute import OperatorNeeds, QuantizedProducts
 from autoshard.cost.program import CONTEXT, LawOf, Operators, Sent, StepSeconds, StepWork, step_seconds
 from autoshard.cost.stacks import COMPILED
 from autoshard.planner.grid.arrays import Array
@@ -42,10 +42,12 @@ class Asked(NamedTuple):
         return (rounds + step).ravel()
 
 
-def priced_steps(asked: Sequence[Asked], device: Device, peak: float) -> tuple[StepSeconds, list[int]]:
+def priced_steps(
+    asked: Sequence[Asked], device: Device, peak: float, products: QuantizedProducts | None = None
+) -> tuple[StepSeconds, list[int]]:
     """(seconds of all steps, an array each; the place of the first step of each of `asked`, and how many all are).
 
-    peak: FLOP/s of the matrix products' dtype.
+    peak: FLOP/s of the matrix products' dtype. products: those that are quantised.
     """
     starts = [0, *accumulate(shape.num_steps for shape in asked)]
     forward, backward = (
@@ -53,12 +55,14 @@ def priced_steps(asked: Sequence[Asked], device: Device, peak: float) -> tuple[S
         for direction in ("forward", "backward")
     )
     work = StepWork([*_operators(asked, starts)], forward, backward, num_steps=starts[-1])
-    return step_seconds(work, device, peak, COMPILED), starts
+    return step_seconds(work, device, peak, COMPILED, products), starts
 
 
 def _operators(asked: Sequence[Asked], starts: Sequence[int]) -> Iterator[Operators]:
     """All operators, kind by kind."""
-    needs = np.concatenate([shape.columns.needs(shape.sequences).reshape(-1, 8) for shape in asked])
+    needs = np.concatenate(
+        [shape.columns.needs(shape.sequences).reshape(-1, len(OperatorNeeds._fields)) for shape in asked]
+    )
     steps = np.concatenate(
         [shape.steps(shape.columns.step, start) for shape, start in zip(asked, starts[:-1], strict=True)]
     )

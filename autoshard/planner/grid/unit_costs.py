@@ -14,8 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from autoshard.backends.rules import Problem
+from autoshard.cost.compute import quantized_products
 from autoshard.cost.program import LawOf, Part, ProgramWork, Seconds
-from autoshard.cost.stage import UNITS, LocalShape, assembled, collective_laws, hidden_bytes, stage_work
+from autoshard.cost.stage import UNITS, LocalShape, assembled, collective_laws, hidden_bytes, quantized, stage_work
 from autoshard.graph.recompute import NO_RECOMPUTE, is_recomputed
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.microbatch import UnitColumns, unit_columns
@@ -119,7 +120,7 @@ def _unit_programs(model: ModelSpec, training: TrainingSpec, kv_inner: bool, sha
     sizes = (training.sequence_length, training.expert_capacity_factor, training.precision.compute_dtype)
 
     def unit(name: str) -> ProgramWork:
-        return stage_work(model, *sizes, shape, kv_inner, *UNITS[name])
+        return stage_work(model, *sizes, shape, kv_inner, *UNITS[name], quantized(training))
 
     tied = unit("tied") if model.tie_word_embeddings else None
     return Units(unit("block"), unit("first"), unit("embedding"), unit("head"), tied)
@@ -143,7 +144,7 @@ def part_numbers(
     ]
     device = device or problem.cluster.device
     peak = device.peak_flops_per_s(problem.training.precision.compute_dtype)
-    seconds, starts = priced_steps(asked, device, peak)
+    seconds, starts = priced_steps(asked, device, peak, quantized_products(device, problem.training.precision))
     forward_s = np.stack([np.broadcast_to(column, starts[-1]) for column in seconds.forward.values])
     back = (*seconds.backward.values, seconds.put_off_s)
     backward_s = np.stack([np.broadcast_to(column, starts[-1]) for column in back])

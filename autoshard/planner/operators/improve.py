@@ -13,15 +13,17 @@ from math import inf
 from autoshard.backends.rules import Problem
 from autoshard.cost.after import after_s_per_parameter
 from autoshard.cost.collectives import collective_time_s, group_shape
-from autoshard.cost.compute import operator_seconds
+from autoshard.cost.compute import operator_seconds, quantized_products
 from autoshard.cost.estimate import estimate
 from autoshard.cost.memory import living_bytes, memory_values
 from autoshard.cost.rank_load import RankLoad, rank_load, telling_ranks
-from autoshard.cost.stage import LocalShape, mesh_order, strategy_mesh, strategy_parts
+from autoshard.cost.stacks import COMPILED
+from autoshard.cost.stage import LocalShape, mesh_order, quantized, strategy_mesh, strategy_parts
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.cost.zero_sharding import Contents, State, mesh_state, parts_state
 from autoshard.graph.ir import Graph
 from autoshard.graph.partition import Choice, OperatorStep, Program
+from autoshard.graph.quantize import with_quantized_products
 from autoshard.graph.recompute import NO_RECOMPUTE, members
 from autoshard.layout.context_parallel import with_context_parallel
 from autoshard.layout.mesh import Mesh
@@ -123,8 +125,13 @@ def graphs(problem: Problem, strategy: Strategy) -> tuple[Graph, ...]:
     ends = ((0, True, True),) if model.tie_word_embeddings else ((0, True, False), (0, False, True))
     size, kernel = DTYPE_BYTES[training.precision.compute_dtype], strategy.attention_kernel
     return tuple(
-        with_context_parallel(
-            stage_graph(model, sizes, range(layers), first, last, kernel, size), strategy.context_parallel, strategy.cp
+        with_quantized_products(
+            with_context_parallel(
+                stage_graph(model, sizes, range(layers), first, last, kernel, size),
+                strategy.context_parallel,
+                strategy.cp,
+            ),
+            *quantized(training),
         )
         for layers, first, last in ((1, False, False), *ends)
     )
@@ -188,9 +195,10 @@ def layout_prices(problem: Problem, strategy: Strategy, mesh: Mesh) -> Prices:
     training, cluster = problem.training, problem.cluster
     order, dtype = mesh_order(mesh), training.precision.compute_dtype
     count = strategy.num_microbatches(training.global_batch_size)
+    products = quantized_products(cluster.device, training.precision)
 
     def operator_s(program: Program, step: OperatorStep) -> tuple[float, float]:
-        seconds = operator_seconds(program, step, cluster.device, dtype)
+        seconds = operator_seconds(program, step, cluster.device, dtype, COMPILED, products)
         return seconds.forward, seconds.backward
 
     def collective_s(kind: str, axes: Axes, size: int) -> float:

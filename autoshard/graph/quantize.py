@@ -1,0 +1,35 @@
+"""Marks the products of a graph that read quantised operands: linear layers of blocks, as Transformer Engine has them.
+
+Left in the compute dtype are attention's own products, routers, the embedding and the head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autoshard.graph.ir import CASTS_INPUT, OPERAND_BYTES, Graph, Operator
+from autoshard.graph.recompute import BLOCK_MODULES, is_recomputed
+
+
+def with_quantized_products(graph: Graph, operand_bytes: float | None, unquantized: tuple[str, ...] = ()) -> Graph:
+    """The graph with its linear layers' products marked; the same graph where operand_bytes is None.
+
+    operand_bytes: of one element of a quantised operand. unquantized: modules and operators of a block that are not.
+    """
+    if operand_bytes is None:
+        return graph
+    routers = {op.inputs[0] for op in graph.operators if op.kind == "top_k_gate"}
+    cast: set[str] = set()
+    operators = []
+    for op in graph.operators:
+        if _is_linear(graph, op) and op.output not in routers and not is_recomputed(op, "+".join(unquantized)):
+            marks: dict[str, object] = {OPERAND_BYTES: operand_bytes, CASTS_INPUT: op.inputs[0] not in cast}
+            cast.add(op.inputs[0])
+            op = replace(op, attributes={**op.attributes, **marks})
+        operators.append(op)
+    return replace(graph, operators=tuple(operators))
+
+
+def _is_linear(graph: Graph, op: Operator) -> bool:
+    """Whether the operator multiplies an activation by a parameter of a block, or by those of its experts."""
+    return op.kind == "einsum" and op.module in BLOCK_MODULES and graph.tensors[op.inputs[1]].role == "parameter"

@@ -1,0 +1,246 @@
+"""Products in 8 and 4 bits: which ones, what they cost by hand, what is kept, held and sent."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoshard.backends.rules import Problem
+from autoshard.cost.after import AfterLastMicrobatch
+from autoshard.cost.compute import OperatorNeeds, matmul_s, memory_s, quantized_products, seconds_of
+from autoshard.cost.estimate import estimate
+from autoshard.cost.memory import memory_values
+from autoshard.cost.rank_load import rank_load
+from autoshard.cost.stacks import COMPILED
+from autoshard.cost.stage import local_shape, quantized, stage_parts, strategy_mesh
+from autoshard.cost.zero_sharding import parts_contents, parts_state
+from autoshard.errors import AutoshardError
+from autoshard.files.codec import from_json, to_json
+from autoshard.graph.ir import CASTS_INPUT, OPERAND_BYTES
+from autoshard.graph.quantize import with_quantized_products
+from autoshard.layout.strategy import Strategy
+from autoshard.models.registry import load_model
+from autoshard.models.stage import dim_sizes, stage_graph
+from autoshard.planner.rejections import Tally
+from autoshard.planner.search import Clock, price_layouts, search
+from autoshard.plans.search_result import Pins
+from autoshard.spec.cluster import Device, load_cluster
+from autoshard.spec.product_format import PRODUCT_FORMATS
+from autoshard.spec.training import PRECISIONS, TrainingSpec, load_precision
+
+BF16 = PRECISIONS["mixed_precision"]
+B200 = load_cluster("b200-180gb", 1)
+TRN2 = load_cluster("trn2.48xlarge", 1)
+TINY = replace(
+    load_model("llama3-8b"),
+    hidden_size=2048,
+    intermediate_size=8192,
+    num_hidden_layers=16,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    head_dim=64,
+)
+LAYOUT = Strategy(
+    tp=2,
+    pp=2,
+    dp=2,
+    cp=1,
+    ep=1,
+    num_virtual_stages=1,
+    microbatch_size=1,
+    schedule="1f1b",
+    recompute=("none", "none"),
+    sequence_parallel=True,
+    zero=1,
+    attention_kernel="flash",
+    stage_layers=(8, 8),
+    context_parallel="all_gather",
+)
+
+
+def device_of(name: str) -> Device:
+    return TRN2.device if name == "cfp8" else B200.device
+
+
+# bytes of one element of an operand, and that a cast of a bf16 element moves: read (twice where the largest comes
+# first) and written for both directions
+BY_HAND = {
+    "fp8": (1.0, 2 + 2 * 1.0),
+    "fp8_block": (1.03125, 2 + 2 * 1.03125),
+    "mxfp8": (1.03125, 2 + 2 * 1.03125),
+    "nvfp4": (0.5625, 4 + 2 * 0.5625),
+    "cfp8": (1.0, 2 + 2 * 1.0),
+}
+PEAKS = {"fp8": 4500e12, "fp8_block": 4500e12, "mxfp8": 4500e12, "nvfp4": 9000e12, "cfp8": 1299e12 / 4}
+
+
+@pytest.mark.parametrize("name", PRODUCT_FORMATS)
+def test_the_price_of_one_layer_by_hand(name: str) -> None:
+    """4096 tokens through 8192 -> 28672: three products at 0.95 of what bf16 reaches of the format's peak, the input
+    cast before the first, the gradient of the output before the others."""
+    device, (operand, cast) = device_of(name), BY_HAND[name]
+    products = PRODUCT_FORMATS[name]
+    assert (products.operand_bytes, products.cast_bytes(2)) == (operand, cast)
+    m, n, k = 4096.0, 28672.0, 8192.0
+    needs = OperatorNeeds("matmul", m, n, k, 2 * (m * k + n * k + m * n), 0.0, 2 * m * n * k, 2.0, 1.0, 1.0)
+    found = seconds_of(
+        needs, device, device.peak_flops_per_s("bfloat16"), COMPILED, quantized_products(device, load_precision(name))
+    )
+    rate = 0.95 * PEAKS[name] * device.matmul_efficiency
+    bandwidth = device.memory_bandwidth_bytes_per_s * device.memory_efficiency
+
+    def product_s(contracted: float) -> float:
+        return 2 * m * n * k / (rate * contracted / (contracted + device.matmul_k0))
+
+    launch = device.operator_overhead_s
+    assert found.forward == pytest.approx(product_s(k) + cast * m * k / bandwidth + launch, rel=1e-12)
+    back = product_s(n) + product_s(m) + cast * m * n / bandwidth
+    assert found.backward == pytest.approx(back + 2 * launch, rel=1e-12)
+
+
+def test_what_is_not_quantised_costs_as_before() -> None:
+    """A head, and an input that another product has cast."""
+    device, products = B200.device, quantized_products(B200.device, PRECISIONS["fp8"])
+    m, n, k = 4096.0, 1024.0, 8192.0
+    head = OperatorNeeds("matmul", m, n, k, 1.0, 0.0, 0.0, 2.0)
+    peak = device.peak_flops_per_s("bfloat16")
+    assert seconds_of(head, device, peak, COMPILED, products) == seconds_of(head, device, peak, COMPILED)
+    first, second = (head._replace(quantized=1.0, casts=casts) for casts in (1.0, 0.0))
+    longer = (
+        seconds_of(first, device, peak, COMPILED, products).forward
+        - seconds_of(second, device, peak, COMPILED, products).forward
+    )
+    assert longer == pytest.approx(memory_s(4 * m * k, device))
+
+
+@given(st.tuples(*(st.integers(1, 40_000) for _ in range(3))), st.sampled_from(sorted(PRODUCT_FORMATS)))
+def test_products_are_never_slower_and_casts_always_count(shape: tuple[int, int, int], name: str) -> None:
+    m, n, k = map(float, shape)
+    device = device_of(name)
+    products = quantized_products(device, load_precision(name))
+    assert products is not None
+    fast = products.peak_flops_per_s * COMPILED.quantized_efficiency
+    assert matmul_s(m, n, k, device, fast) <= matmul_s(m, n, k, device, device.peak_flops_per_s("bfloat16"))
+    needs = OperatorNeeds("matmul", m, n, k, 0.0, 0.0, 0.0, 2.0, 1.0, 1.0)
+    found = seconds_of(needs, device, 1.0, COMPILED, products)
+    alone = seconds_of(needs, device, 1.0, COMPILED, products._replace(cast_bytes=0.0))
+    assert found.forward > alone.forward and found.backward > alone.backward
+
+
+def marked(model_name: str, unquantized: tuple[str, ...] = ()) -> dict[str, bool]:
+    """Operator in its block -> whether it casts its input, for those that are quantised."""
+    model = load_model(model_name)
+    graph = stage_graph(model, dim_sizes(model, 1, 64), range(1), True, True)
+    graph = with_quantized_products(graph, 1.0, unquantized)
+    return {
+        op.name.removeprefix("model.layers.0."): bool(op.attributes[CASTS_INPUT])
+        for op in graph.operators
+        if OPERAND_BYTES in op.attributes
+    }
+
+
+def test_linear_layers_of_blocks_are_quantised_and_a_shared_input_is_cast_once() -> None:
+    llama = {
+        "self_attn.q_proj": True,
+        "self_attn.k_proj": False,
+        "self_attn.v_proj": False,
+        "self_attn.o_proj": True,
+        "mlp.gate_proj": True,
+        "mlp.up_proj": False,
+        "mlp.down_proj": True,
+    }
+    assert marked("llama3-8b") == llama
+    assert marked("llama3-8b", ("attention",)) == {name: llama[name] for name in llama if name.startswith("mlp")}
+    assert marked("llama3-8b", ("mlp", "self_attn.q_proj")) == {
+        "self_attn.k_proj": True,
+        "self_attn.v_proj": False,
+        "self_attn.o_proj": True,
+    }
+    mixtral = marked("mixtral-8x7b")  # experts, without the router
+    assert {name for name in mixtral if "moe" in name} == {f"block_sparse_moe.experts.w{i}" for i in (1, 2, 3)}
+
+
+def test_what_a_block_keeps_for_backward_by_hand() -> None:
+    """The inputs of its linear layers at one byte: both norms' outputs, what attention gives and the product of the
+    gate. Attention keeps its own output too, in bf16."""
+    shape = replace(local_shape(LAYOUT), tp=1, sequence_parallel=False)
+
+    def kept(name: str) -> float:
+        return float(
+            stage_parts(TINY, TrainingSpec(2048, 8, load_precision(name)), B200, shape, "none").block.kept_bytes
+        )
+
+    hidden, ffn, tokens = TINY.hidden_size, TINY.intermediate_size, 2048
+    bf16, fp8 = kept("mixed_precision"), kept("fp8")
+    inputs = tokens * (2 * hidden + ffn)
+    assert fp8 - bf16 == -inputs + tokens * hidden  # o_proj's copy of what attention keeps
+
+
+def test_weights_are_held_cast_and_gathered_by_hand() -> None:
+    cluster, training = load_cluster("b200-180gb", 1), TrainingSpec(2048, 16, BF16)
+    block = (2 * 2048 * 2048 + 2 * 2048 * 512 + 3 * 2048 * 8192) // 2  # on one of two tensor-parallel ranks
+
+    def found(name: str) -> tuple[float, float, float]:
+        spec = replace(training, precision=load_precision(name))
+        parts = (stage_parts(TINY, spec, cluster, local_shape(LAYOUT), "none"),) * 2
+        mesh = strategy_mesh(TINY, cluster, LAYOUT)
+        state = parts_state(parts, 1, spec.precision, mesh, cluster)
+        load = rank_load(LAYOUT, parts, 8, 0)
+        after = AfterLastMicrobatch(parts_contents(parts, 2), 1, spec.precision, mesh, cluster)
+        only = after.of_rank(8, False, False)
+        return memory_values(load, state, spec.precision, cluster.device)[0], only.gather_s, only.update_s
+
+    (held, gather_s, update_s), (held8, gather8_s, update8_s) = found("mixed_precision"), found("nvfp4")
+    assert held8 - held == pytest.approx(8 * block * 1.125)  # two copies of 0.5625 beside bf16
+    assert gather8_s == gather_s  # in bf16
+    assert update8_s - update_s == pytest.approx(memory_s(8 * block * (4 + 2 * 0.5625), cluster.device))
+    held8, gather8_s, _ = found("fp8")
+    assert held8 == held  # once as it is and once transposed
+    assert gather8_s < 0.6 * gather_s
+    held8, gather8_s, _ = found("mxfp8")
+    assert held8 - held == pytest.approx(8 * block * 0.0625)
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize("name", ["fp8", "nvfp4"])
+def test_the_search_is_brute_force_over_estimates(name: str, zero: int) -> None:
+    training, cluster = TrainingSpec(2048, 32, load_precision(name)), load_cluster("b200-180gb", 1)
+    pins = Pins(zero=zero, recompute="none", tp=2)
+    found = search(TINY, training, cluster, pins, "torch", top=50)
+    for one in (found.best, *found.runners_up):
+        assert one.estimate.step_time_s == estimate(TINY, training, cluster, one.strategy).step_time_s
+    priced = price_layouts(Problem(TINY, training, cluster, "torch"), pins, Tally(), Clock(1e9), exhaustive=True)
+    for chunk in priced.chunks:
+        rows = range(0, len(chunk.step_time_s), max(1, len(chunk.step_time_s) // 7))
+        for row, exact_s in zip(rows, chunk.exact_s(list(rows)), strict=True):
+            again = estimate(TINY, training, cluster, chunk.strategy(row))
+            assert exact_s == pytest.approx(again.step_time_s, rel=1e-9)
+            assert chunk.memory_bytes[row] == pytest.approx(again.fullest.total_bytes, rel=1e-9)
+
+
+def test_a_device_without_the_format_says_what_it_has() -> None:
+    with pytest.raises(AutoshardError) as raised:
+        quantized_products(load_cluster("h100-80gb", 1).device, PRECISIONS["mxfp8"])
+    assert str(raised.value) == (
+        "precision mxfp8: h100-80gb lnc 1 has no products in mxfp8; it has bfloat16, float16, float32, float8"
+    )
+
+
+def test_training_says_what_stays_in_bf16() -> None:
+    training = TrainingSpec(2048, 8, PRECISIONS["fp8"], unquantized=("attention",))
+    assert quantized(training) == (1.0, ("attention",))
+    assert from_json(TrainingSpec, json.loads(json.dumps(to_json(training))), "training") == training
+    assert "unquantized" not in to_json(TrainingSpec(2048, 8, BF16))
+    assert "products" not in to_json(BF16)
+    with pytest.raises(AutoshardError) as raised:
+        TrainingSpec(2048, 8, BF16, unquantized=("mlp", "attention"))
+    assert str(raised.value) == (
+        "unquantized=mlp+attention of the training: precision mixed_precision quantises nothing; "
+        "fp8, fp8_block, mxfp8, nvfp4, cfp8 do"
+    )
+    with pytest.raises(AutoshardError, match=r"^unquantized of the training must be a list of names of modules and "):
+        TrainingSpec(2048, 8, PRECISIONS["fp8"], unquantized=("a b",))
