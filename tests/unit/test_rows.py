@@ -83,7 +83,7 @@ def test_many_operators_are_each_of_them(kind: str, software: Software) -> None:
     device, number = load_cluster("trn1.32xlarge", 1).device, np.random.default_rng(0)
     m, n, k = number.integers(1, 3000, (3, 40))
     moving, scores, flops = number.uniform(1e4, 1e9, (3, 40))
-    many = OperatorNeeds(kind, m, n, k, moving, scores, flops, number.uniform(1, 3, 40))
+    many = OperatorNeeds(kind, m, n, k, moving, scores, flops, number.uniform(1, 3, 40), number.integers(1, 9, 40))
     found = seconds_of(many, device, 90 * TFLOPS, software)
     for row in range(40):
         alone = seconds_of(OperatorNeeds(kind, *(float(one[row]) for one in many[1:])), device, 90 * TFLOPS, software)
