@@ -163,7 +163,7 @@ def exposed_ring_s(ring_s: Number, work_s: Number, hops: Number) -> Number:
 
 
 @lru_cache(maxsize=4096)
-def collective_law(kind: str, group: GroupShape, cluster: Cluster) -> CollectiveLaw:
+def collective_law(kind: str, group: GroupShape, cluster: Cluster, copies: int = 0) -> CollectiveLaw:
     """The straight line of one kind of collective over groups of one shape.
 
     Ring algorithms, hierarchical, for L members in each of P nodes of each of Q domains (without domains P is 1, and Q
@@ -171,7 +171,9 @@ def collective_law(kind: str, group: GroupShape, cluster: Cluster) -> Collective
     peers in the domain, and (Q - 1) / Q of its own 1 / (L P) from those in other domains; a hop of latency for each
     other member in the node, for each other node of the domain, and for each doubling of domains, since many talk
     along trees. An all_reduce is a reduce_scatter and an all_gather, launched once. In an all_to_all each member sends
-    1 / size of the payload to each other member.
+    1 / size of the payload to each other member. copies: of that all_to_all, where its payload are so many copies of
+    each token for as many experts: a token then goes to a member once, and once to all members in another domain, that
+    hand it on; 0 where every copy travels.
     """
     assert kind in KINDS, f"unknown collective {kind}"
     size, local, near = group.size, group.ranks_per_node, group.nodes_per_domain
@@ -187,6 +189,9 @@ def collective_law(kind: str, group: GroupShape, cluster: Cluster) -> Collective
     hops_s += ceil(log2(far)) * cluster.inter_node.latency_s
     if kind == "all_to_all":
         share = cluster.all_to_all_efficiency
+        if copies:
+            outer_s_per_byte *= sent_once(far, copies)
+            share /= sent_once(size, copies)
         inner_s_per_byte *= (local - 1) / size / share
         near_s_per_byte = _domain_s_per_byte(senders, group, cluster, share) * local * (near - 1) / size
         s_per_byte = inner_s_per_byte + near_s_per_byte + outer_s_per_byte * (size - local * near) / size
@@ -196,6 +201,12 @@ def collective_law(kind: str, group: GroupShape, cluster: Cluster) -> Collective
     s_per_byte = inner_s_per_byte * (local - 1) / local + near_s_per_byte + far_s_per_byte
     passes = 2 if kind == "all_reduce" else 1
     return CollectiveLaw(cluster.collective_launch_s + passes * hops_s, passes * s_per_byte)
+
+
+def sent_once(places: int, copies: int) -> float:
+    """The share of a token's copies that travel if one goes to each place that any of them is for. Experts are chosen
+    at random."""
+    return places * (1 - (1 - 1 / places) ** copies) / copies
 
 
 def _domain_s_per_byte(ranks: int, group: GroupShape, cluster: Cluster, share: float = 1.0) -> float:

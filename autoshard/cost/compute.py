@@ -32,14 +32,20 @@ class OperatorSeconds:
 
 
 def matmul_s(
-    m: Number, n: Number, k: Number, device: Device, peak_flops_per_s: float, wave_elements: float = 0.0
+    m: Number,
+    n: Number,
+    k: Number,
+    device: Device,
+    peak_flops_per_s: float,
+    wave_elements: float = 0.0,
+    groups: Number = 1.0,
 ) -> Number:
     """Seconds of the matrix unit for an (m x k) (k x n) product: 2 m n k FLOPs over the achieved rate.
 
-    m and n are rounded up to whole tiles; wave_elements more of the output are computed in vain. Leaves out memory
-    traffic and the launch.
+    m and n are rounded up to whole tiles; wave_elements more of the output are computed in vain. groups: the rows are
+    those of so many products alike, each rounded up by itself. Leaves out memory traffic and the launch.
     """
-    rows = ceil(m / device.tile_rows) * device.tile_rows
+    rows = ceil(m / groups / device.tile_rows) * device.tile_rows * groups
     columns = ceil(n / device.tile_columns) * device.tile_columns
     rate = peak_flops_per_s * device.matmul_efficiency * k / (k + device.matmul_k0)
     return 2.0 * (rows * columns + wave_elements) * k / rate
@@ -56,6 +62,7 @@ class OperatorNeeds(NamedTuple):
     kind: "matmul" (m x k by k x n), "flash" or "plain" attention (m query rows, n keys, k the head dim), "norm",
     "loss" (n ranks share the vocabulary) or "vector".
     scores_bytes: of one pass over all attention scores. backward_ratio: of its backward FLOPs or bytes to forward.
+    groups: products that the m rows belong to, one for each expert; each has a k by n matrix of its own.
     quantized: 1 for a product that may read quantised operands, else 0. casts: 1 where it casts its input, too.
     """
 
@@ -67,6 +74,7 @@ class OperatorNeeds(NamedTuple):
     scores_bytes: Number
     flops: Number
     backward_ratio: Number
+    groups: Number = 1.0
     quantized: Number = 0.0
     casts: Number = 0.0
 
@@ -111,7 +119,9 @@ def operator_needs(program: Program, step: OperatorStep) -> OperatorNeeds:
         return OperatorNeeds("loss", m, shards, k, work.bytes_moved + extra, 0.0, work.flops, work.backward_flops_ratio)
     kind = "matmul" if work.matmul is not None else "norm" if op.kind == "norm" else "vector"
     marks = (float(OPERAND_BYTES in op.attributes), float(bool(op.attributes.get(CASTS_INPUT))))
-    return OperatorNeeds(kind, m, n, k, work.bytes_moved + extra, 0.0, work.flops, work.backward_flops_ratio, *marks)
+    groups = KINDS[op.kind].groups(op, program.graph, sizes)
+    traffic = (work.bytes_moved + extra, 0.0, work.flops, work.backward_flops_ratio)
+    return OperatorNeeds(kind, m, n, k, *traffic, groups, *marks)
 
 
 def operator_seconds(
@@ -133,8 +143,9 @@ def seconds_of(
     """Forward and backward seconds of what an operator needs, over rows. peak: FLOP/s of the compute dtype. products:
     of those that are quantised.
 
-    A matrix product's backward is two products of the same size, contracted over n and over m. Where it is quantised
-    its input is cast before forward, the gradient of its output before backward. Attention: see below.
+    A matrix product's backward is two products of the same size, contracted over n and over the rows of one group: the
+    fewer tokens an expert has, the shorter is the contraction of its weights' gradient. Where it is quantised its input
+    is cast before forward, the gradient of its output before backward. Attention: see below.
     Everything else moves its bytes, `backward_ratio` times as many backward.
     """
     if needs.kind in ("flash", "plain"):
@@ -147,7 +158,7 @@ def seconds_of(
         moving = moving * software.loss_passes * (needs.n if software.whole_logits else 1.0)
     if needs.kind in ("norm", "loss", "vector"):
         return OperatorSeconds(moving + launch, needs.backward_ratio * moving + launch)
-    m, n, k = needs.m, needs.n, needs.k
+    m, n, k, groups = needs.m, needs.n, needs.k, needs.groups
     casting: Number = 0.0
     casting_back: Number = 0.0
     if products is not None:
@@ -157,9 +168,9 @@ def seconds_of(
         casting, casting_back = needs.casts * m * k * cast_s, needs.quantized * m * n * cast_s
     peak = peak / slow
     wave = software.wave_elements
-    forward = matmul_s(m, n, k, device, peak, wave)
-    to_input = matmul_s(m, k, n, device, peak, wave)
-    to_weight = matmul_s(k, n, m, device, peak, wave)
+    forward = matmul_s(m, n, k, device, peak, wave, groups)
+    to_input = matmul_s(m, k, n, device, peak, wave, groups)
+    to_weight = matmul_s(groups * k, n, m / groups, device, peak, wave, groups)
     backward = largest(to_input, moving) + largest(to_weight, moving) + casting_back + 2 * launch
     return OperatorSeconds(largest(forward, moving) + casting + launch, backward)
 

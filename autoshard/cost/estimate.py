@@ -6,7 +6,7 @@ from autoshard.cost.interval import fits_probability, step_time_factors
 from autoshard.cost.memory import MEMORY_TERMS, memory_values
 from autoshard.cost.rank_load import rank_load, telling_ranks
 from autoshard.cost.stacks import COMPILED, Software
-from autoshard.cost.stage import strategy_mesh, strategy_parts
+from autoshard.cost.stage import DenseBlocks, strategy_mesh, strategy_parts
 from autoshard.cost.step import TIME_TERMS, time_values
 from autoshard.cost.values import Estimate, StageMemory, Term
 from autoshard.cost.zero_sharding import parts_state
@@ -28,14 +28,15 @@ def estimate(
     strategy: Strategy,
     software: Software = COMPILED,
     operators: OperatorChoices = (),
+    dense: DenseBlocks | None = None,
 ) -> Estimate:
     """The whole estimate of a legal layout (backends.rules.check_strategy); it need not fit in memory.
 
-    operators: choices that differ from the rule of layout/sharding.py.
+    operators: choices that differ from the rule of layout/sharding.py. dense: blocks of a mixture without experts.
     """
     mesh, parts = (
         strategy_mesh(model, cluster, strategy),
-        strategy_parts(model, training, cluster, strategy, software, operators),
+        strategy_parts(model, training, cluster, strategy, software, operators, dense),
     )
     state = parts_state(parts, strategy.zero, training.precision, mesh, cluster)
     count = strategy.num_microbatches(training.global_batch_size)
@@ -43,6 +44,8 @@ def estimate(
     telling = tuple(loads[rank] for rank in telling_ranks(strategy, count))
     times = time_values(strategy, parts, telling, state, count, training.precision, mesh, cluster, software)
     step_time_s, flops = sum(times), model_flops_per_step(model, training)
+    if dense is not None:
+        flops = (1 - dense.share) * flops + dense.share * model_flops_per_step(dense.model, training)
     peak = cluster.world_size * cluster.device.peak_flops_per_s(training.precision.fastest_dtype)
     low, high = step_time_factors(cluster, strategy)
     held = (state, training.precision, cluster.device, software)

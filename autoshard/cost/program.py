@@ -4,7 +4,7 @@ they live."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
@@ -20,10 +20,11 @@ from autoshard.graph.count import (
     operator_steps,
     parameter_elements,
 )
-from autoshard.graph.ir import OPERAND_BYTES
+from autoshard.graph.ir import OPERAND_BYTES, Operator
 from autoshard.graph.operators import KINDS
 from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, RedistributeStep, Step, is_projection
 from autoshard.graph.recompute import kept_activations, replayed_activations, segments
+from autoshard.graph.states import REPLICATED
 from autoshard.graph.weight_gradients import waiting_bytes
 from autoshard.layout.buckets import is_matrix
 from autoshard.layout.mesh import TENSOR_PARALLEL_AXES
@@ -250,18 +251,21 @@ class PricedProgram:
         if software is not COMPILED:
             slower = software.replay_slowdown
             again = Seconds(again.compute * slower, again.attention * slower, *again.values[2:])
-        ahead = sum(map(len, work.operators))
-        replayed = sum(len(step) for start, stop in recompute.repeated for step in work.operators[start:stop])
-        launch_s = software.cpu_s_per_operator
+        ahead, backward = (add_up(getattr(step, name) for step in self.steps) for name in ("forward", "backward"))
+        if software.expert_overlap:
+            ahead, again, backward = (_beside_work(one, software.expert_overlap) for one in (ahead, again, backward))
+        launches = launch_seconds(work, software)
+        launch_s, replay_s = sum(launches), sum(sum(launches[start:stop]) for start, stop in recompute.repeated)
+        waits_s = ahead.total if software.reads_back else 0.0
         return Part(
-            add_up(step.forward for step in self.steps),
+            ahead,
             again,
-            add_up(step.backward for step in self.steps),
+            backward,
             recompute.kept_bytes,
             recompute.replay_bytes,
             work.working_bytes,
             work.parameters,
-            (launch_s * ahead, launch_s * (replayed + BACKWARD_OPERATORS * ahead)),
+            (launch_s + waits_s, replay_s + BACKWARD_OPERATORS * launch_s),
             sum(needs.scores_bytes for step in work.operators for needs, *_ in step if needs.kind == "plain"),
             weight_gradients_s=sum(step.put_off_s for step in self.steps),
             weights_waiting_bytes=work.weights_waiting_bytes,
@@ -270,6 +274,33 @@ class PricedProgram:
             moments=work.moments,
             quantized=work.quantized,
         )
+
+
+def _beside_work(seconds: Seconds, share: float) -> Seconds:
+    """The same pass where exchanges with experts hide behind a share of its work."""
+    exposed_s = largest(0.0, seconds.expert_parallel - share * seconds.operators)
+    return replace(seconds, expert_parallel=exposed_s)
+
+
+def launch_seconds(work: ProgramWork, software: Software) -> list[Number]:
+    """Seconds that the host takes to launch the operators of each step forward."""
+    return [
+        sum(
+            software.cpu_s_per_operator
+            + software.group_launch_s * (asked.needs.groups if asked.needs.groups > 1 else 0)
+            for single, asked in zip(operator_steps(step), operators, strict=True)
+            if not _is_graphed(single.operator, software.graphs)
+        )
+        for step, operators in zip(work.program.steps, work.operators, strict=True)
+    ]
+
+
+def _is_graphed(op: Operator, graphs: str) -> bool:
+    if graphs in ("none", "all"):
+        return graphs == "all"
+    routes = op.module == "mlp_norm" or op.kind == "top_k_gate" or ("expert" in op.loop_dims and op.kind == "einsum")
+    is_router = routes and "capacity" not in op.loop_dims
+    return is_router or (graphs == "attention" and op.module in ("attention_norm", "attention"))
 
 
 def program_work(program: Program) -> ProgramWork:
@@ -316,7 +347,11 @@ def price_program(
     products: those that are quantised."""
     peak = device.peak_flops_per_s(dtype)
 
+    split = _split_dispatch(work.program) if software.splits_dispatch else None
+
     def sent(issued: Issued) -> list[Sent]:
+        if split is not None:
+            issued = tuple(one for collective in issued for one in split(*collective))
         return [
             Sent(spent_on(kind, axes), kind == "send_recv", law_of(kind, axes), size) for kind, axes, size in issued
         ]
@@ -367,6 +402,30 @@ def _add_collectives(seconds: list[Number], sent: Sequence[Sent], count: int) ->
             seconds[place] = seconds[place] + sending_s
     if has_ring:
         seconds[CONTEXT] = seconds[CONTEXT] + exposed_ring_s(ring_s, seconds[ATTENTION], hops)
+
+
+def _split_dispatch(program: Program) -> Callable[[str, tuple[str, ...], int], Issued] | None:
+    """(kind, axes, bytes) of a collective -> what is sent in its place where the ranks of tensor parallelism, which
+    have the same tokens for the experts, exchange a part each and gather what arrives. None where none have the same.
+
+    The gathering of the tokens before they are copied for their experts, which is not needed then, counts in it.
+    """
+    steps = [single for step in program.steps for single in operator_steps(step)]
+    routing = next((one for one in steps if one.operator.kind == "dispatch"), None)
+    if routing is None:
+        return None
+    top_k = next(int(str(one.operator.attributes["top_k"])) for one in steps if one.operator.kind == "top_k_gate")
+    alike = tuple(
+        axis for axis in program.axes if axis in TENSOR_PARALLEL_AXES and routing.choice.get(axis) == REPLICATED
+    )
+    ranks = prod(program.axes[axis] for axis in alike)
+
+    def split(kind: str, axes: tuple[str, ...], size: int) -> Issued:
+        if kind != "all_to_all" or "ep" not in axes:
+            return ((kind, axes, size),)
+        return (kind, axes, size // ranks), ("all_gather", alike, size - size // top_k)
+
+    return split if alike else None
 
 
 def _gathered_logits(program: Program) -> Issued:

@@ -17,6 +17,7 @@ class Software:
       compute_slowdown, link_slowdown: of all work on the device and of all transfers against the device's constants.
     Of hosts, the same for all measured stacks:
       cpu_s_per_operator: the host needs that long to launch one; a pass lasts at least as long as its launches.
+      group_launch_s: the host needs that long besides for each expert's product, where each is a launch of its own.
     Fitted to a family of devices:
       attention_efficiency: share of the peak that a flash kernel reaches; None: its products run like any others.
       wave_elements: of its output that a product computes besides: the last wave of tiles is partly empty.
@@ -42,6 +43,13 @@ class Software:
       score_copies: of the attention scores that a kernel other than flash keeps, beyond the probabilities.
       working_scale: of working buffers.
     Stated:
+      splits_dispatch: the ranks of tensor parallelism send a part of their tokens to the experts each, and gather what
+      arrives, in place of sending all of them.
+      sends_once: tokens go to each rank once that has experts of theirs, and over the network once to each node; else
+      once for each expert.
+      expert_overlap: share of the work behind which exchanges with experts hide.
+      reads_back: the host learns from the device how many tokens the experts have: in a forward, its launches and the
+      device's work come one after the other. graphs: what is launched at once: none, router, attention besides, all.
       stall_s: of a microbatch's collectives, each waits besides, so long for each of its members.
       replay_slowdown: of recomputed forward work against the first one.
       accumulation_share: of adding gradients up; 0 where the products that make gradients of weights add to the sum.
@@ -58,6 +66,7 @@ class Software:
     compute_slowdown: float = 1.0
     link_slowdown: float = 1.0
     cpu_s_per_operator: float = 0.0
+    group_launch_s: float = 0.0
     replay_slowdown: float = 1.0
     attention_efficiency: float | None = None
     wave_elements: float = 0.0
@@ -70,6 +79,11 @@ class Software:
     replays_head: bool = False
     copy_launch_s: float = 0.0
     stall_s: float = 0.0
+    splits_dispatch: bool = False
+    sends_once: bool = False
+    expert_overlap: float = 0.0
+    reads_back: bool = False
+    graphs: str = "none"
     transfer_share: float | None = None
     quantized_efficiency: float = 0.95
     overlap: float = 0.0

@@ -6,7 +6,7 @@ programs serve every layout with the same local shapes, whatever pp, dp and sche
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Protocol
@@ -19,9 +19,17 @@ from autoshard.errors import AutoshardError
 from autoshard.graph.quantize import with_quantized_products
 from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE, is_recomputed
 from autoshard.layout.context_parallel import UNUSED, with_context_parallel
-from autoshard.layout.mesh import AXIS_ORDER, DATA_AXES, Mesh, build_mesh, replicas_of_experts
+from autoshard.layout.mesh import (
+    AXIS_ORDER,
+    DATA_AXES,
+    TENSOR_PARALLEL_AXES,
+    Mesh,
+    build_mesh,
+    replicas_of_experts,
+)
 from autoshard.layout.sharding import OperatorChoices, stage_program
 from autoshard.layout.strategy import Strategy
+from autoshard.layout.template import template_of
 from autoshard.models.padding import padded_heads
 from autoshard.models.stage import dim_sizes, padded_vocab_size, stage_graph
 from autoshard.rows import Number, largest
@@ -268,7 +276,8 @@ def collective_laws(model: ModelSpec, cluster: Cluster, shape: LocalShape, softw
     @cache
     def law_of(kind: str, axes: tuple[str, ...]) -> CollectiveLaw:
         group = group_shape(order, axes, cluster)
-        law = collective_law(kind, group, cluster)
+        once = software.sends_once and kind == "all_to_all" and "ep" in axes
+        law = collective_law(kind, group, cluster, model.num_experts_per_tok if once else 0)
         if software is COMPILED:
             return law
         slower, stall_s = software.link_slowdown, software.stall_s * group.size
@@ -293,20 +302,25 @@ def stage_work(
     """The program of a stage of this local shape, and what it asks for. It depends neither on the devices, nor on where
     its ranks are, nor on how many replicas there are: with 2, the program says which gradients they sum.
 
-    Raises AutoshardError for ranks that share sequences and not their experts.
+    Where tensor-parallel ranks hold experts of their own, these split the experts first: the exchange over ep then
+    splits them further. Raises AutoshardError for ranks that share sequences and not their experts.
     """
     if model.is_moe and shape.cp > 1 and shape.ep == 1:
         raise AutoshardError(f"cp={shape.cp} with the experts of {model.name} whole on each rank has no price")
     kv_heads = padded_heads(model, shape.tp).key_value
     replicas = 2 * replicas_of_experts(shape.ep, shape.cp)
     mesh = build_mesh(shape.tp, 1, replicas, shape.cp, shape.ep, kv_heads, kv_inner)
+    axes = mesh.stage_axes
+    if any(value == "expert" for _, choice in shape.operators for _, value in choice):
+        inner = {axis: size for axis, size in axes.items() if axis == "ep"}
+        axes = {axis: size for axis, size in axes.items() if axis != "ep"} | inner
     batch = shape.microbatch_size * mesh.size(DATA_AXES)
     sizes = dim_sizes(model, batch, sequence_length, shape.tp, capacity_factor)
     graph = stage_graph(
         model, sizes, range(layers), first, last, shape.attention_kernel, element_bytes=DTYPE_BYTES[dtype]
     )
     graph = with_quantized_products(with_context_parallel(graph, shape.context_parallel, shape.cp), *quantized)
-    return program_work(stage_program(graph, mesh.stage_axes, shape.sequence_parallel, shape.operators))
+    return program_work(stage_program(graph, axes, shape.sequence_parallel, shape.operators))
 
 
 def strategy_mesh(model: ModelSpec, cluster: Cluster, strategy: Degrees) -> Mesh:
@@ -324,7 +338,62 @@ def strategy_parts(
     strategy: Strategy,
     software: Software = COMPILED,
     operators: OperatorChoices = (),
+    dense: DenseBlocks | None = None,
 ) -> tuple[Parts, ...]:
-    """The parts of each virtual stage of a strategy; equal ones are one object."""
+    """The parts of each virtual stage of a strategy; equal ones are one object. dense: blocks without experts among
+    the model's."""
     shape = local_shape(strategy, operators)
-    return tuple(stage_parts(model, training, cluster, shape, recompute, software) for recompute in strategy.recompute)
+    found = {name: stage_parts(model, training, cluster, shape, name, software) for name in set(strategy.recompute)}
+    if dense is not None:
+        plain = replace(shape, operators=())
+        for name, parts in found.items():
+            other = stage_parts(dense.model, training, cluster, plain, name, software)
+            found[name] = replace(parts, block=mean_part(parts.block, other.block, dense.share))
+    return tuple(found[name] for name in strategy.recompute)
+
+
+@dataclass(frozen=True)
+class DenseBlocks:
+    """Blocks without experts among those of a mixture, alike on every stage. model: as if all blocks were such. share:
+    of all blocks."""
+
+    model: ModelSpec
+    share: float
+
+
+def mean_part(mixture: Part, dense: Part, share: float) -> Part:
+    """A block that costs as much as the mean of two kinds, of which `share` is dense. What one of them needs at a time,
+    it needs as well."""
+
+    def mean(one: Number, other: Number) -> Number:
+        return (1 - share) * one + share * other
+
+    def counts(one: Mapping[tuple[str, ...], int], other: Mapping[tuple[str, ...], int]) -> dict[tuple[str, ...], int]:
+        return {axes: round(mean(one.get(axes, 0), other.get(axes, 0))) for axes in {**one, **other}}
+
+    def seconds(one: Seconds, other: Seconds) -> Seconds:
+        return Seconds(*map(mean, one.values, other.values))
+
+    return replace(
+        mixture,
+        forward=seconds(mixture.forward, dense.forward),
+        recompute=seconds(mixture.recompute, dense.recompute),
+        backward=seconds(mixture.backward, dense.backward),
+        kept_bytes=mean(mixture.kept_bytes, dense.kept_bytes),
+        replay_bytes=largest(mixture.replay_bytes, dense.replay_bytes),
+        working_bytes=largest(mixture.working_bytes, dense.working_bytes),
+        parameters=counts(mixture.parameters, dense.parameters),
+        matrices=counts(mixture.matrices, dense.matrices),
+        host_s=(mean(mixture.host_s[0], dense.host_s[0]), mean(mixture.host_s[1], dense.host_s[1])),
+        weight_gradients_s=mean(mixture.weight_gradients_s, dense.weight_gradients_s),
+    )
+
+
+def experts_over_tensor_ranks(model: ModelSpec) -> OperatorChoices:
+    """Choices with which the ranks of tensor parallelism hold other experts each, in place of a part of every one:
+    Megatron-Core's expert tensor parallelism of 1."""
+    graph = stage_graph(model, dim_sizes(model, 1, model.max_position_embeddings), range(1), first=False, last=False)
+    work = [op for op in graph.operators if "expert" in op.loop_dims and op.kind in ("dispatch", "combine")]
+    work += [op for op in graph.operators if "capacity" in op.loop_dims and op not in work]
+    names = dict.fromkeys(template_of(op.name) for op in work)
+    return tuple((name, tuple((axis, "expert") for axis in TENSOR_PARALLEL_AXES)) for name in names)

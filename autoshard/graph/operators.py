@@ -73,6 +73,11 @@ class OperatorKind:
         """(M, N, K) of the matrix product that dominates; None for kinds that are no matrix product. sizes: local."""
         return None
 
+    def groups(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        """Into how many products of equal size `matmul_shape` falls: 1, or the experts of a grouped product. sizes:
+        local."""
+        return 1.0
+
     def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
         """Forward FLOPs of one rank; a multiply-add is two. sizes: local size of each dim."""
         return 0.0
@@ -116,6 +121,14 @@ class Einsum(OperatorKind):
         rows = [dim for dim in left if dim in output]
         columns = [dim for dim in right if dim not in left]
         return (prod(sizes[d] for d in rows), prod(sizes[d] for d in columns), prod(sizes[d] for d in contracted))
+
+    def groups(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        """One product for each expert: for each index that a parameter shares with the input and the output."""
+        left, right = (graph.tensors[name] for name in op.inputs)
+        output = graph.tensors[op.output].dims
+        if right.role != "parameter":
+            return 1.0
+        return float(prod(sizes[dim] for dim in right.dims if dim in left.dims and dim in output))
 
     def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
         return 2.0 * prod(sizes[dim] for dim in op.loop_dims)

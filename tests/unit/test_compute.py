@@ -44,6 +44,13 @@ def linear() -> tuple[Program, OperatorStep]:
     return only_step(b)
 
 
+def grouped(experts: int = 4, tokens: int = 250) -> tuple[Program, OperatorStep]:
+    b = GraphBuilder({"expert": experts, "slot": tokens, "embed": 128, "ffn": 500}, element_bytes=2)
+    x, w = b.hidden_input("hidden", "expert slot embed"), b.parameter("w", "expert ffn embed")
+    b.einsum("up", "expert slot embed, expert ffn embed -> expert slot ffn", x, w)
+    return only_step(b)
+
+
 def attention(kernel: str) -> tuple[Program, OperatorStep]:
     b = GraphBuilder(SIZES, element_bytes=2)
     q = b.hidden_input("q", "batch seq kvhead group headdim")
@@ -100,6 +107,24 @@ def test_flash_attention_skips_what_the_mask_hides() -> None:
     assert plain.forward == pytest.approx(2 * flash.forward, rel=1e-3)
 
 
+def test_products_of_experts_are_priced_by_the_tokens_of_one() -> None:
+    """4 experts with 250 tokens each against 1,000 rows of one matrix: as many FLOPs."""
+    fast = replace(TOY, memory_bandwidth_bytes_per_s=1e9 * GB)
+    one, four = (operator_seconds(*case, fast, "bfloat16") for case in (linear(), grouped()))
+    assert four.forward == pytest.approx(one.forward) == pytest.approx(128e6 / 50e12)
+    # the gradient of the input contracts 500 in both; that of a weight 250 tokens of its expert, not 1,000
+    to_input = 128e6 / (100e12 * 500 / 628)
+    assert one.backward == pytest.approx(to_input + 128e6 / (100e12 * 1000 / 1128))
+    assert four.backward == pytest.approx(to_input + 128e6 / (100e12 * 250 / 378))
+
+
+def test_rows_of_each_expert_are_rounded_up_to_tiles() -> None:
+    tiled = replace(TOY, tile_rows=128)
+    # 250 tokens take 2 tiles of 128 for each of 4 experts; 1,000 rows of one product 8 as well; 10 experts of 100, 10
+    assert matmul_s(1000, 500, 128, tiled, TFLOPS, groups=4) == matmul_s(1024, 500, 128, TOY, TFLOPS)
+    assert matmul_s(1000, 500, 128, tiled, TFLOPS, groups=10) == matmul_s(1280, 500, 128, TOY, TFLOPS)
+
+
 def test_plain_attention_moves_its_scores_through_memory() -> None:
     fast = replace(TOY, flops_per_s=(("bfloat16", 1e9 * TFLOPS),))
     plain = operator_seconds(*attention("plain"), fast, "bfloat16")
@@ -128,3 +153,14 @@ def test_a_faster_device_is_never_slower(flops: float, bandwidth: float, kernel:
     for operator in (linear(), attention(kernel)):
         before, after = (operator_seconds(*operator, device, "bfloat16") for device in (TOY, faster(TOY)))
         assert after.forward <= before.forward and after.backward <= before.backward
+
+
+@given(st.integers(0, 6), st.integers(0, 6), st.integers(1, 300))
+def test_more_experts_on_a_rank_are_never_faster(few: int, more: int, tokens: int) -> None:
+    """The same tokens over more experts, each with a matrix of its own."""
+    few, more = sorted((few, more))
+    device, rows = load_cluster("h100-80gb", 1).device, 2**6 * tokens
+    of_few, of_more = (
+        operator_seconds(*grouped(2**count, rows // 2**count), device, "bfloat16") for count in (few, more)
+    )
+    assert of_few.forward <= of_more.forward * (1 + 1e-12) and of_few.backward <= of_more.backward * (1 + 1e-12)

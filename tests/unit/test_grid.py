@@ -125,7 +125,7 @@ def test_the_work_of_a_pipeline_is_one_by_one_that_of_many(schedule: str, pp: in
         assert found.transfer_s[row] == expected.transfer_s
 
 
-OF_DEVICES = [0, 1, 2, 3, 4, 5, 7]
+OF_DEVICES = [0, 1, 2, 3, 4, 5, 7, 8]
 """Fields of OperatorNeeds that seconds are made of: not the FLOPs."""
 SHAPES = (
     ("llama3-8b", LocalShape(4, 2, 1, 1, True, "flash", "zigzag_ring")),

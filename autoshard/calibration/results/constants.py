@@ -61,6 +61,8 @@ FIXED = {
     "copy_launch_s": 8e-6,
     "stall_s": 2.4e-4,
     "cpu_s_per_operator": 9e-5,
+    "group_launch_s": 1.5e-5,
+    "expert_overlap": 0.8,
     "working_scale": 0.45,
     "score_copies": 1.65,
     "norm_copies": 5.0,

@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
+from autoshard.calibration.results.dispatch import USUAL, Dispatch, dispatch_of
+from autoshard.calibration.results.mixtures import Extras, extras, spread
 from autoshard.calibration.results.rows import Row, Unscored, integer, number
+from autoshard.cost.stage import DenseBlocks, experts_over_tensor_ranks
 from autoshard.errors import AutoshardError
+from autoshard.layout.sharding import OperatorChoices
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.schedules import usual_schedule
 from autoshard.spec.model import ModelSpec
@@ -37,6 +41,9 @@ HALF_GRADIENTS = ("aa-scaling",)
 other way) and those of ranks in FP32, as AA-Scaling's published code does."""
 PRODUCTS = ("nvfp4", "mxfp8", "fp8")
 """Formats of products in a row's precision; the first that is found counts."""
+EXPERT_IMBALANCE = 1.0
+"""Tokens of the fullest expert over the mean: slots of all of them, in time and memory. Published benchmarks route
+evenly by force."""
 PLAIN_KERNELS = ("fused_softmax", "torch")
 
 
@@ -46,7 +53,8 @@ class Case:
 
     network_bytes_per_s: of one node, all its adapters, one direction; None where the row does not say. time_s,
     memory_bytes: as measured, None where they were not (nvidia-smi and torch print binary units whatever they call
-    them). fits: False for a run that ran out of memory.
+    them). fits: False for a run that ran out of memory. operators: choices of a layout beside the usual ones. dense:
+    blocks of a mixture that have no experts. dispatch: how a mixture's tokens travel.
     """
 
     key: str
@@ -68,6 +76,9 @@ class Case:
     time_s: float | None
     memory_bytes: float | None
     fits: bool
+    operators: OperatorChoices = ()
+    dense: DenseBlocks | None = None
+    dispatch: Dispatch = USUAL
 
 
 def gpu_case(row: Row) -> Case:
@@ -80,13 +91,15 @@ def gpu_case(row: Row) -> Case:
     if status == "ok" and time_s is None and number(row, "mem_gb") is None:
         raise Unscored("neither a step time nor memory was measured")
     try:
-        model, strategy = gpu_model(row), gpu_strategy(row)
+        model, strategy, dense = gpu_model(row), gpu_strategy(row), dense_blocks(row)
+        experts = spread(row, strategy.tp, strategy.dp, strategy.cp)
+        operators = experts_over_tensor_ranks(model) if model.is_moe and experts.over_tensor_ranks else ()
         half = "float16" if "fp16" in row.get("precision", "").lower() else "bfloat16"
-        training = TrainingSpec(integer(row, "seq_len"), integer(row, "gbs"), precision(row, half), 1.0)
+        training = TrainingSpec(integer(row, "seq_len"), integer(row, "gbs"), precision(row, half), EXPERT_IMBALANCE)
+        if model.is_moe and strategy.cp > 1:
+            training, strategy = _without_context_parallel(training, strategy, experts.ep)
     except AutoshardError as error:
         raise Unscored(str(error)) from error
-    if model.is_moe and strategy.cp > 1:
-        training, strategy = _without_context_parallel(training, strategy)
     world, per_node = integer(row, "n_gpus"), integer(row, "gpus_per_node", 8)
     if world != strategy.world_size:
         raise Unscored(f"n_gpus={world} is not tp x pp x dp x cp = {strategy.world_size}")
@@ -117,10 +130,13 @@ def gpu_case(row: Row) -> Case:
         time_s=time_s if status == "ok" else None,
         memory_bytes=memory_gb * GIB if memory_gb and status == "ok" else None,
         fits=status == "ok",
+        operators=operators,
+        dense=dense,
+        dispatch=dispatch_of(row) if model.is_moe else USUAL,
     )
 
 
-def _without_context_parallel(training: TrainingSpec, strategy: Strategy) -> tuple[TrainingSpec, Strategy]:
+def _without_context_parallel(training: TrainingSpec, strategy: Strategy, ep: int) -> tuple[TrainingSpec, Strategy]:
     """The same work without context parallelism: each part of a sequence counts as a sequence of its own, because
     mixtures of experts are routed on whole sequences here. It leaves out the attention between parts, a few percent of
     such models."""
@@ -130,7 +146,7 @@ def _without_context_parallel(training: TrainingSpec, strategy: Strategy) -> tup
         sequence_length=training.sequence_length // cp,
         global_batch_size=training.global_batch_size * cp,
     )
-    return shorter, replace(strategy, cp=1, dp=strategy.dp * cp, context_parallel="all_gather")
+    return shorter, replace(strategy, cp=1, dp=strategy.dp * cp, ep=ep, context_parallel="all_gather")
 
 
 def gpu_model(row: Row) -> ModelSpec:
@@ -138,7 +154,14 @@ def gpu_model(row: Row) -> ModelSpec:
     act, hidden, heads = row.get("act", "").lower(), integer(row, "hidden"), integer(row, "heads")
     experts = integer(row, "moe_experts", 0)
     gated = act in GATED
-    kind = "mixtral" if experts > 1 else "llama" if gated else "gpt2"
+    more = extras(row) if experts > 1 else Extras()
+    key_value_heads, head_dim, shared = integer(row, "kv_heads", heads), integer(row, "head_dim", hidden // heads), 0
+    if more.latent is not None:
+        key_value_heads, head_dim = 1, more.latent.value
+    shared = max(0, more.shared_width + latent_columns(row, more))
+    kind = "llama" if gated else "gpt2"
+    if experts > 1:
+        kind = "qwen2_moe" if shared else "mixtral"
     return ModelSpec(
         name=row.get("model") or "unnamed",
         model_type=kind,
@@ -146,8 +169,8 @@ def gpu_model(row: Row) -> ModelSpec:
         intermediate_size=integer(row, "moe_ffn", 0) or integer(row, "ffn") if experts > 1 else integer(row, "ffn"),
         num_hidden_layers=integer(row, "layers"),
         num_attention_heads=heads,
-        num_key_value_heads=integer(row, "kv_heads", heads),
-        head_dim=integer(row, "head_dim", hidden // heads),
+        num_key_value_heads=key_value_heads,
+        head_dim=head_dim,
         vocab_size=integer(row, "vocab"),
         max_position_embeddings=integer(row, "seq_len"),
         hidden_act="gelu_new" if kind == "gpt2" else "silu",
@@ -160,15 +183,43 @@ def gpu_model(row: Row) -> ModelSpec:
         mlp_bias=kind == "gpt2",
         num_local_experts=experts if experts > 1 else 0,
         num_experts_per_tok=integer(row, "moe_topk", 1) if experts > 1 else 0,
+        shared_expert_intermediate_size=shared,
     )
+
+
+def latent_columns(row: Row, more: Extras) -> int:
+    """Columns of a gated MLP, fewer or more, that make up for pricing latent attention as heads as wide as its values
+    that share one key: of equal FLOPs, projections and scores together."""
+    if more.latent is None:
+        return 0
+    hidden, heads, keys = integer(row, "hidden"), integer(row, "heads"), integer(row, "seq_len") // 2
+    latent = more.latent
+    usual = hidden * latent.value * (2 * heads + 2)
+    scores = heads * keys * (latent.unturned + latent.turned - latent.value)
+    return round((latent.weights(hidden, heads) - usual + scores) / (3 * hidden))
+
+
+def dense_blocks(row: Row) -> DenseBlocks | None:
+    """The blocks without experts of a row's mixture; None where all have them."""
+    model = gpu_model(row)
+    if not model.is_moe or not (more := extras(row)).dense_share:
+        return None
+    dense = replace(
+        model,
+        model_type="llama",
+        intermediate_size=integer(row, "ffn") + latent_columns(row, more),
+        num_local_experts=0,
+        num_experts_per_tok=0,
+        shared_expert_intermediate_size=0,
+    )
+    return DenseBlocks(dense, more.dense_share)
 
 
 def gpu_strategy(row: Row) -> Strategy:
     """The layout in the row. Where the sequence divides, context parallelism is a ring, as in Megatron and torch."""
     layers, pp, vpp = integer(row, "layers"), integer(row, "pp", 1), integer(row, "vpp", 1)
-    dp, cp, ep = integer(row, "dp", 1), integer(row, "cp", 1), integer(row, "ep", 1)
-    if ep > dp and (dp * cp) % ep == 0:
-        ep = dp  # experts are spread over context-parallel ranks too; their work on a rank is the same
+    dp, cp = integer(row, "dp", 1), integer(row, "cp", 1)
+    ep = spread(row, integer(row, "tp", 1), dp, cp).ep if cp == 1 else 1
     if pp == 1:
         vpp = 1
     stages = pp * vpp

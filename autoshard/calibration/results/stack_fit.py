@@ -72,11 +72,11 @@ def estimates(cases: Sequence[Case], values: Values, gradient_keys: Sequence[tup
         stack = stack_of(case.stack)[0]
         where = (file, case.memory_gb, case.nodes, case.gpus_per_node, case.network_bytes_per_s)
         how = (case.kernel, case.zero, case.fp8, case.fused_norm, stalls(case))
-        key = (*where, case.stack, *how, case.model.model_type)
+        key = (*where, case.stack, *how, case.model.model_type, case.dispatch)
         if key not in machines:
             machines[key] = machine(case, {**FIXED, **constants(family, FAMILY)}, constants(stack, {**STACK, **MEMORY}))
         cluster, software = machines[key]
-        found.append(estimate(case.model, case.training, cluster, case.strategy, software))
+        found.append(estimate(case.model, case.training, cluster, case.strategy, software, case.operators, case.dense))
     if gradient_keys:
         forget()
     return found

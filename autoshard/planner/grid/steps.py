@@ -60,9 +60,8 @@ def priced_steps(
 
 def _operators(asked: Sequence[Asked], starts: Sequence[int]) -> Iterator[Operators]:
     """All operators, kind by kind."""
-    needs = np.concatenate(
-        [shape.columns.needs(shape.sequences).reshape(-1, len(OperatorNeeds._fields)) for shape in asked]
-    )
+    fields = len(OperatorNeeds._fields)
+    needs = np.concatenate([shape.columns.needs(shape.sequences).reshape(-1, fields) for shape in asked])
     steps = np.concatenate(
         [shape.steps(shape.columns.step, start) for shape, start in zip(asked, starts[:-1], strict=True)]
     )

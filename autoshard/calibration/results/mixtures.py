@@ -1,0 +1,91 @@
+"""Reads what a row's notes say of its mixture: shared experts, dense blocks, latent attention, where experts lie."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from autoshard.calibration.results.rows import Row, Unscored, integer
+
+
+class Extras(NamedTuple):
+    """Parts of a model that its columns do not tell.
+
+    shared_width: columns of the experts that every token goes to, all together. dense_share: of all blocks, those with
+    one MLP in place of experts. latent: ranks and widths of latent attention, None for the usual one.
+    """
+
+    shared_width: int = 0
+    dense_share: float = 0.0
+    latent: Latent | None = None
+
+
+class Latent(NamedTuple):
+    """Latent attention: columns of the projections, each of a head but the ranks."""
+
+    query_rank: int
+    key_value_rank: int
+    unturned: int
+    turned: int
+    value: int
+
+    def weights(self, hidden: int, heads: int) -> int:
+        """Elements of its matrices in one block."""
+        query = self.query_rank * (hidden + heads * (self.unturned + self.turned))
+        keys = hidden * (self.key_value_rank + self.turned)
+        return query + keys + self.key_value_rank * heads * (self.unturned + self.value) + heads * self.value * hidden
+
+
+DEEPSEEK_V3 = Latent(1536, 512, 128, 64, 128)
+"""The published ranks, for rows that say MLA without any."""
+
+
+def extras(row: Row) -> Extras:
+    """The extras of a row with experts, from its notes; none where these say nothing.
+
+    DeepSeek's models have one shared expert as wide as the others, whether a row says so or not.
+    """
+    notes, layers, width = row.get("notes", ""), integer(row, "layers"), integer(row, "moe_ffn", 0)
+    found = re.search(r"(\d+) shared experts? (\d+)", notes)
+    has_shared = "shared expert" in notes or row.get("model", "").lower().startswith("deepseek")
+    shared = int(found[1]) * int(found[2]) if found else width * has_shared
+    return Extras(shared, _dense_share(notes, layers), _latent(notes))
+
+
+def _dense_share(notes: str, layers: int) -> float:
+    if re.search(r"MoE every (2nd|second|other) layer", notes):
+        return 0.5
+    found = re.search(r"first (\d+) layers? dense", notes)
+    first = int(found[1]) if found else int("first layer dense" in notes)
+    return min(1.0, first / layers)
+
+
+def _latent(notes: str) -> Latent | None:
+    if "MLA" not in notes:
+        return None
+    widths = [re.search(rf"\b{name} (\d+)", notes) for name in ("q_lora", "kv_lora", "qk_nope", "qk_rope", "v")]
+    return Latent(*(int(one[1]) for one in widths if one)) if all(widths) else DEEPSEEK_V3
+
+
+class Spread(NamedTuple):
+    """Where experts lie. ep: ranks over replicas and context alone. over_tensor_ranks: whether the ranks of tensor
+    parallelism hold other experts each, in place of a part of every one."""
+
+    ep: int
+    over_tensor_ranks: bool
+
+
+def spread(row: Row, tp: int, dp: int, cp: int) -> Spread:
+    """Where a row's experts lie: `ep` ranks of the tp x dp x cp that a stage has, each expert on `etp` of them (the
+    row's own; tp where it says nothing, as Megatron-Core does).
+
+    Raises Unscored where no part of these ranks is meant.
+    """
+    ep, etp = integer(row, "ep", 1), integer(row, "etp", 0)
+    if not etp:  # stated nowhere: tp, unless only the ranks of tp are left for the experts
+        etp = 1 if (dp * cp) % ep and ep % tp == 0 else tp
+    if etp == tp or ep == 1:
+        return Spread(ep, False)
+    if etp == 1 and ep % tp == 0:
+        return Spread(ep // tp, True)
+    raise Unscored(f"etp={etp} is neither tp={tp} nor 1 with ep={ep} a multiple of tp")
