@@ -138,7 +138,7 @@ def _cluster_values(file: Section, name: str, nodes: int, lnc: int | None) -> di
             **_device_values(logical, calibration),
         },
         "intra_node": _intra_node_values(calibration, lnc, per_chip, file.number("chip_link_bandwidth_bytes_per_s")),
-        **_domain_values(file, calibration),
+        **_domain_values(file, calibration, nodes),
         "adapters_per_node": file.integer("adapters_per_node"),
         "inter_node": {
             "name": "network adapter",
@@ -156,8 +156,8 @@ def _cluster_values(file: Section, name: str, nodes: int, lnc: int | None) -> di
     return values
 
 
-def _domain_values(file: Section, calibration: Section) -> dict[str, Any]:
-    """Links between nodes that are not the network: most devices have none."""
+def _domain_values(file: Section, calibration: Section, nodes: int) -> dict[str, Any]:
+    """Links between nodes that are not the network: most devices have none. nodes: of the job."""
     if "domain" not in file.names:
         return {"nodes_per_domain": 1, "intra_domain": None}
     domain = file.child("domain")
@@ -167,9 +167,20 @@ def _domain_values(file: Section, calibration: Section) -> dict[str, Any]:
         * calibration.number("domain_link_efficiency"),
         "latency_s": calibration.number("domain_hop_latency_s"),
     }
-    values = {"nodes_per_domain": domain.integer("nodes"), "intra_domain": link}
+    each = domain.integer("nodes")
+    multiple = domain.integer("segment_multiple") if "segment_multiple" in domain.names else each
     domain.finish()
-    return values
+    return {"nodes_per_domain": _nodes_taken(each, multiple, nodes), "intra_domain": link}
+
+
+def _nodes_taken(each: int, multiple: int, nodes: int) -> int:
+    """How many nodes a job takes of every domain that it uses: 16 of the 18 trays of a rack for a job of 64.
+
+    It is the largest multiple of `multiple` that divides the job's nodes and is at most `each`, the nodes of a domain.
+    A job that no such number divides fills whole domains, the last one in part.
+    """
+    sizes = range(multiple, each + 1, multiple) if multiple > 0 else ()
+    return max((size for size in sizes if size > 1 and nodes % size == 0), default=each)
 
 
 def _check_fits(calibration: Section) -> None:

@@ -204,6 +204,26 @@ def test_racks_of_gpus_are_domains_too() -> None:
 
 
 @pytest.mark.parametrize(
+    ("nodes", "each"),
+    [(1, 18), (2, 2), (16, 16), (18, 18), (32, 16), (36, 18), (40, 10), (64, 16), (19, 18)],
+)
+def test_a_job_takes_as_many_nodes_of_every_rack(nodes: int, each: int) -> None:
+    """18 do not divide 32: such a job takes 16 of each rack. No number of nodes divides 19: a rack and one more."""
+    assert load_cluster("gb200-186gb", nodes).nodes_per_domain == each
+    assert load_cluster("trn2u.48xlarge", nodes).nodes_per_domain == 4
+
+
+@pytest.mark.parametrize("size", [32, 64])
+def test_a_group_in_a_rack_does_not_touch_the_network(size: int) -> None:
+    cluster = load_cluster("gb200-186gb", 64)
+    slow = replace(cluster, inter_node=replace(cluster.inter_node, bandwidth_bytes_per_s=1.0, latency_s=1.0))
+    group = group_shape((("pp", 256 // size), ("ep", size)), ("ep",), cluster)
+    assert group.nodes_per_domain == group.nodes == size // 4
+    for kind in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all"):
+        assert collective_law(kind, group, slow) == collective_law(kind, group, cluster)
+
+
+@pytest.mark.parametrize(
     ("degrees", "text"),
     [
         ({"tp": 64, "pp": 2, "dp": 4}, "tp1 tp0 in a node; dp over the Z ring of the UltraServer; pp over the network"),
