@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,26 +15,37 @@ from autoshard.calibration.results.gpu_rows import Case, gpu_case
 from autoshard.calibration.results.instance_rows import InstanceCase, instance_case
 from autoshard.calibration.results.machine import hardware
 from autoshard.calibration.results.rows import Row, Unscored, check_columns, read_rows
+from autoshard.calibration.results.stack_fit import estimates
+from autoshard.cost.estimate import Estimate, estimate
 from autoshard.errors import AutoshardError
+from autoshard.units import format_seconds
 
 AnyCase = TypeVar("AnyCase")
+MOST_MFU = 4.0
+"""The largest share of the peak in half precision that a row may claim: products of four bits reach four times that
+peak."""
 
 
 @dataclass(frozen=True)
 class Usable(Generic[AnyCase]):
-    """The usable cases of one file. sha256: of the file. unused: "row: reason" of the other rows."""
+    """The usable cases of one file. sha256: of the file. unused: (line, reason) of the other rows."""
 
     path: Path
     sha256: str
     cases: list[AnyCase]
-    unused: list[str]
+    unused: list[tuple[int, str]]
 
     def note(self) -> list[str]:
-        """One line on how many rows are not used; empty where all are."""
+        """How many rows are not used, and a line for each reason with the lines that it holds for; empty where all rows
+        are used."""
         if not self.unused:
             return []
+        lines: dict[str, list[str]] = defaultdict(list)
+        for line, reason in self.unused:
+            lines[reason].append(str(line))
         count = len(self.unused) + len(self.cases)
-        return [f"{len(self.unused)} of {count} rows of {self.path.name} are not used; the first: {self.unused[0]}"]
+        first = f"{len(self.unused)} of {count} rows of {self.path.name} are not used:"
+        return [first, *(f"  line {', '.join(where)}: {reason}" for reason, where in lines.items())]
 
 
 @dataclass(frozen=True)
@@ -101,9 +113,12 @@ def _usable(path: Path, rows: Sequence[Row], case_of: Callable[[Row], AnyCase]) 
         try:
             cases.append(case_of({"line": f"line {number}", **row}))
         except Unscored as error:  # noqa: PERF203
-            unused.append(f"line {number}: {error}")
+            unused.append((number, str(error)))
+        except Exception as error:  # a row may hold anything; what goes wrong with it is its reason
+            unused.append((number, f"cannot be priced: {type(error).__name__}: {error}"))
     if not cases:
-        raise AutoshardError(f"{path}: none of its {len(rows)} rows can be used; the first, {unused[0]}")
+        line, reason = unused[0]
+        raise AutoshardError(f"{path}: none of its {len(rows)} rows can be used; the first, line {line}: {reason}")
     return Usable(path, digest(path.read_bytes()), cases, unused)
 
 
@@ -111,7 +126,9 @@ def _of_instance(row: Row, instance: str | None, hardware_file: Path | None) -> 
     named = row["instance"].split("/")
     if instance is not None and instance not in named:
         raise Unscored(f"instance={row['instance']!r} is not {instance}")
-    return instance_case({**row, "instance": instance or named[0]}, hardware_file)
+    case = instance_case({**row, "instance": instance or named[0]}, hardware_file)
+    _check_time(case.time_s, estimate(case.model, case.training, case.cluster, case.strategy))
+    return case
 
 
 def _of_gpu(row: Row, instance: str | None) -> Case:
@@ -119,7 +136,19 @@ def _of_gpu(row: Row, instance: str | None) -> Case:
     name, _ = hardware(case)
     if instance is not None and name != instance:
         raise Unscored(f"gpu={case.gpu!r} is {name}, not {instance}")
+    _check_time(case.time_s, estimates([case], {})[0])
     return case
+
+
+def _check_time(time_s: float | None, expected: Estimate) -> None:
+    """Raises Unscored for a step that no device is fast enough for, as where a unit is wrong. expected: of its
+    layout."""
+    if time_s and expected.mfu * expected.step_time_s > MOST_MFU * time_s:
+        least_s = expected.mfu * expected.step_time_s / MOST_MFU
+        raise Unscored(
+            f"a step of {format_seconds(time_s)} is faster than the devices are: "
+            f"the model's own products take {format_seconds(least_s)} at {MOST_MFU:g} times their half-precision peak"
+        )
 
 
 def _collective(row: Row, instance: str | None, hardware_file: Path | None) -> CollectiveCase:
