@@ -57,7 +57,7 @@ class OperatorNeeds(NamedTuple):
     """Sizes of one operator on one rank for one microbatch, whatever the device; or of many of one kind, a row each.
 
     kind: "matmul" (m x k by k x n), "flash" or "plain" attention (m query rows, n keys, k the head dim), "norm",
-    "loss" (n ranks share the vocabulary), "route" (copies of tokens, on the way to experts and inside them) or "vector".
+    "loss" (n ranks share the vocabulary), "route" (copies of tokens on their way to experts and inside) or "vector".
     scores_bytes: of one pass over all attention scores. backward_ratio: of its backward FLOPs or bytes to forward.
     groups: products that the m rows belong to, one for each expert; each has a k by n matrix of its own.
     """

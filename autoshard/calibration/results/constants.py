@@ -67,6 +67,7 @@ FIXED = {
     "cpu_s_per_operator": 9e-5,
     "group_launch_s": 1.5e-5,
     "expert_overlap": 1.0,
+    "clamped_passes": 3.0,
     "working_scale": 0.45,
     "score_copies": 1.65,
     "norm_copies": 5.0,

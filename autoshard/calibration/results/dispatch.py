@@ -17,6 +17,7 @@ class Dispatch:
     HybridEP), not once for each of its experts. overlaps: one microbatch's exchanges run beside another's work.
     dropless: an expert takes as many tokens as come, in place of a capacity that all are padded to. reads_back: the
     host then reads how many came before it launches their experts. graphs: what CUDA graphs launch at once, of GRAPHS.
+    clamped: experts clamp both halves of their activation and have biases (GPT-OSS), which takes kernels of their own.
     """
 
     sends_once: bool = False
@@ -24,6 +25,7 @@ class Dispatch:
     dropless: bool = False
     reads_back: bool = False
     graphs: str = "none"
+    clamped: bool = False
 
 
 USUAL = Dispatch()
@@ -76,11 +78,11 @@ https://github.com/NVIDIA-NeMo/Megatron-Bridge. Lines without a model are what m
 def dispatch_of(row: Row) -> Dispatch:
     """How the tokens of a row's mixture travel: as its release ships it, or as its framework and notes say."""
     framework, notes = row.get("framework", ""), row.get("notes", "")
-    dropless = "dropless" in notes
+    dropless, clamped = "dropless" in notes, "clamped" in row.get("act", "")
     found = re.search(r"Megatron-Bridge, NeMo (\d+\.\d+)", framework)
     if found is None:
         once = "DeepEP" in framework or "AutoModel" in framework
-        return Dispatch(once, dropless=dropless or once, reads_back=dropless or once)
+        return Dispatch(once, dropless=dropless or once, reads_back=dropless or once, clamped=clamped)
     release, gpu, in_mxfp8 = float(found[1]), row["gpu"], row.get("precision", "").lower() == "mxfp8"
     shipped = next(
         one
@@ -96,4 +98,5 @@ def dispatch_of(row: Row) -> Dispatch:
         dropless=dropless,
         reads_back=dropless and not shipped.overlaps,
         graphs=shipped.graphs,
+        clamped=clamped,
     )
