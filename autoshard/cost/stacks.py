@@ -27,6 +27,8 @@ class Software:
       misaligned_slowdown: of that attention's products where the head dim is no multiple of 8.
       norm_passes: times that a norm moves its input and output; more than 1 where it is not one kernel.
       loss_passes: times that the loss moves the logits.
+      route_passes: times that tokens move, against once each way, while they are copied for their experts, sorted,
+      activated there and added up; more than 1 where that is not one kernel each.
       transfer_share: of a transfer between stages, what each pass waits for; None: transfers run beside the work and
       delay only what needs them.
       quantized_efficiency: of products in 8 or 4 bits, against what those in the compute dtype reach of their peak.
@@ -75,6 +77,7 @@ class Software:
     misaligned_slowdown: float = 1.0
     norm_passes: float = 1.0
     loss_passes: float = 1.0
+    route_passes: float = 1.0
     whole_logits: bool = False
     replays_head: bool = False
     copy_launch_s: float = 0.0

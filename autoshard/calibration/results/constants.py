@@ -30,6 +30,9 @@ FAMILY = {
     "torch_attention": Constant(1.5, 0.3, "passes of unfused attention against a fused softmax"),
     "misaligned_slowdown": Constant(4.0, 0.5, "of plain attention's products where the head dim is no multiple of 8"),
     "norm_passes": Constant(8.0, 0.4, "times that a norm which is not one kernel moves its input and output"),
+    "route_passes": Constant(
+        3.0, 0.4, "times that tokens move on their way through a mixture, against one kernel each"
+    ),
     "transfer_share": Constant(0.5, 0.5, "of the transfers between pipeline stages, what is exposed", 1.0),
     "fp8_efficiency": Constant(0.95, 0.1, "of products in FP8, against those in bfloat16"),
     "network_efficiency": Constant(0.7, 0.4, "share of the network adapters that collectives reach", 1.0),
@@ -62,7 +65,8 @@ FIXED = {
     "stall_s": 2.4e-4,
     "cpu_s_per_operator": 9e-5,
     "group_launch_s": 1.5e-5,
-    "expert_overlap": 0.8,
+    "expert_overlap": 1.0,
+    "clamped_passes": 3.0,
     "working_scale": 0.45,
     "score_copies": 1.65,
     "norm_copies": 5.0,

@@ -15,14 +15,17 @@ class Dispatch:
 
     sends_once: a token goes once to each rank that has experts of it, and once over the network to each node (DeepEP,
     HybridEP), not once for each of its experts. overlaps: one microbatch's exchanges run beside another's work.
-    reads_back: dropless routing: the host reads how many tokens came before it launches their experts. graphs: what
-    CUDA graphs launch at once, of GRAPHS.
+    dropless: an expert takes as many tokens as come, in place of a capacity that all are padded to. reads_back: the
+    host then reads how many came before it launches their experts. graphs: what CUDA graphs launch at once, of GRAPHS.
+    clamped: experts clamp both halves of their activation and have biases (GPT-OSS), which takes kernels of their own.
     """
 
     sends_once: bool = False
     overlaps: bool = False
+    dropless: bool = False
     reads_back: bool = False
     graphs: str = "none"
+    clamped: bool = False
 
 
 USUAL = Dispatch()
@@ -49,39 +52,51 @@ SHIPPED = (
     Shipped(("Qwen3-30B",), ("GB200", "GB300", "B300"), ALL, True, "router"),
     Shipped(("Qwen3-30B",), ("B200",), (26.04, 99.0), True, "attention"),
     Shipped(("Qwen3-30B",), ("B200",), ALL, False, "router"),
-    Shipped(("Qwen3-30B",), ("H100",), (26.02, 99.0), True, "router"),
+    Shipped(("Qwen3-30B",), ("H100",), (26.04, 99.0), True, "router"),
+    Shipped(("Qwen3-30B",), ("H100",), (26.02, 26.03), True, "router", True),
     Shipped(("Qwen3-30B",), ("H100",), ALL, False, "none", True),
+    Shipped(("Qwen3-235B",), ("H100",), ALL, False, "none", True),
+    Shipped(("Qwen3-235B",), ("B300",), (26.06, 99.0), True, "none"),
+    Shipped(("Qwen3-235B",), ("B300",), (26.02, 26.03), False, "none", True),
+    Shipped(("Qwen3-235B",), ("B200",), (25.11, 25.12), False, "none", True),
     Shipped(("GPT-OSS",), ("GB200", "GB300"), (26.06, 99.0), True, "all", True, True),
     Shipped(("GPT-OSS",), ("GB300",), ALL, False, "attention"),
-    Shipped(("GPT-OSS",), ("GB200",), (26.04, 99.0), True, "none", True),
-    Shipped(("GPT-OSS",), ("B300",), (26.02, 99.0), True, "attention"),
-    Shipped(("GPT-OSS",), ("B200", "GB200", "H100"), ALL, False, "none"),
+    Shipped(("GPT-OSS",), ("GB200",), (26.04, 26.05), True, "none", True),
+    Shipped(("GPT-OSS",), ("GB200",), ALL, False, "none"),
+    Shipped(("GPT-OSS",), ("B300",), (26.04, 99.0), True, "attention"),
+    Shipped(("GPT-OSS",), ("B300",), ALL, False, "attention"),
+    Shipped(("GPT-OSS",), ("B200",), (26.04, 26.05), True, "none"),
+    Shipped(("DeepSeek", "Kimi"), ("B200", "B300", "H100"), (26.02, 99.0), True, "none"),
     Shipped(("",), ("GB200", "GB300"), (26.06, 99.0), True, "all", True, True),
     Shipped(("",), ("GB200", "GB300"), ALL, True, "attention"),
-    Shipped(("DeepSeek",), ("",), (26.02, 99.0), True, "none"),
-    Shipped(("Qwen3-235B",), ("B300",), (26.06, 99.0), True, "none"),
-    Shipped(("Qwen3-235B",), ("B300",), (26.04, 26.05), False, "none"),
-    Shipped(("Qwen3-235B",), ("B200",), (26.02, 99.0), False, "none"),
-    Shipped(("",), ("",), ALL, False, "none", True),
+    Shipped(("",), ("",), ALL, False, "none"),
 )
-"""The first line that fits a row counts; its last line is of Qwen3-235B on H100. Containers 25.11 to 26.06 ship v0.2.0
-to v0.5.0 of https://github.com/NVIDIA-NeMo/Megatron-Bridge."""
+"""The first line that fits a row counts. Containers 25.11, 26.02, 26.04 and 26.06 ship v0.2.0 to v0.5.0 of
+https://github.com/NVIDIA-NeMo/Megatron-Bridge. Lines without a model are what most models have there."""
 
 
 def dispatch_of(row: Row) -> Dispatch:
     """How the tokens of a row's mixture travel: as its release ships it, or as its framework and notes say."""
     framework, notes = row.get("framework", ""), row.get("notes", "")
-    dropless = "dropless" in notes
+    dropless, clamped = "dropless" in notes, "clamped" in row.get("act", "")
     found = re.search(r"Megatron-Bridge, NeMo (\d+\.\d+)", framework)
     if found is None:
-        return Dispatch(sends_once="DeepEP" in framework, reads_back=dropless or "DeepEP" in framework)
-    release, gpu, fp8 = float(found[1]), row["gpu"], row.get("precision", "").lower()
+        once = "DeepEP" in framework or "AutoModel" in framework
+        return Dispatch(once, dropless=dropless or once, reads_back=dropless or once, clamped=clamped)
+    release, gpu, in_mxfp8 = float(found[1]), row["gpu"], row.get("precision", "").lower() == "mxfp8"
     shipped = next(
         one
         for one in SHIPPED
         if row.get("model", "").startswith(one.models)
         and gpu.startswith(one.gpus)
         and one.releases[0] <= release <= one.releases[1]
-        and (not one.in_mxfp8 or fp8 == "mxfp8")
+        and (in_mxfp8 or not one.in_mxfp8)
     )
-    return Dispatch(shipped.once and dropless, shipped.overlaps, dropless and shipped.graphs != "all", shipped.graphs)
+    return Dispatch(
+        sends_once=shipped.once and dropless,
+        overlaps=shipped.overlaps,
+        dropless=dropless,
+        reads_back=dropless and not shipped.overlaps,
+        graphs=shipped.graphs,
+        clamped=clamped,
+    )
