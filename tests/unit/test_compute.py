@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoshard.cost.compute import matmul_s, memory_s, operator_seconds
+from autoshard.cost.stacks import COMPILED
 from autoshard.graph.ir import GraphBuilder
 from autoshard.graph.partition import OperatorStep, Program
 from autoshard.layout.sharding import stage_program
@@ -98,6 +99,18 @@ def test_flash_attention_skips_what_the_mask_hides() -> None:
     assert flash.backward == pytest.approx(2.5 * 256e6 / 100e12)
     # plain attention multiplies the whole square
     assert plain.forward == pytest.approx(2 * flash.forward, rel=1e-3)
+
+
+def test_a_flash_kernel_whose_share_of_the_peak_was_measured() -> None:
+    """Backward is 2.5 times forward; a stack's own share goes before the device's, and plain attention has neither."""
+    fast = replace(TOY, memory_bandwidth_bytes_per_s=1e9 * GB, attention_efficiency=0.5)
+    flash = operator_seconds(*attention("flash"), fast, "bfloat16")
+    assert (flash.forward, flash.backward) == pytest.approx((256e6 / 50e12, 2.5 * 256e6 / 50e12))
+    stack = replace(COMPILED, attention_efficiency=0.25)
+    assert operator_seconds(*attention("flash"), fast, "bfloat16", stack).forward == pytest.approx(2 * flash.forward)
+    without = replace(fast, attention_efficiency=None)
+    plain = [operator_seconds(*attention("plain"), device, "bfloat16") for device in (fast, without)]
+    assert plain[0] == plain[1]
 
 
 def test_plain_attention_moves_its_scores_through_memory() -> None:
