@@ -16,6 +16,8 @@ from autoshard.runtime.torch_backend.groups import Group
 from autoshard.units import KIB, MIB
 
 SIZES = (KIB, 16 * KIB, 128 * KIB, MIB, 4 * MIB, 16 * MIB)
+MORE_SIZES = {"cuda": (64 * MIB, 256 * MIB)}
+"""Type of device -> payloads beyond those: NVLink reaches its bandwidth late."""
 FLOAT_BYTES = 4
 
 
@@ -23,7 +25,7 @@ def collective_times(ranks: int, clock: Clock) -> Iterator[CollectiveTime]:
     """Yields the time of every kind and size of collective, that of the slowest rank."""
     group = Group.of(dist.new_group(), list(range(ranks)), dist.get_rank())
     for kind in KINDS:
-        for size in SIZES:
+        for size in (*SIZES, *MORE_SIZES.get(clock.device.type, ())):
             elements = int(size) // FLOAT_BYTES // ranks**2 * ranks**2
             seconds = torch.tensor(_fastest_s(_work(kind, elements, group, clock.device), clock), device=clock.device)
             dist.all_reduce(seconds, dist.ReduceOp.MAX)
@@ -31,7 +33,7 @@ def collective_times(ranks: int, clock: Clock) -> Iterator[CollectiveTime]:
 
 
 def _fastest_s(work: Callable[[], Any], clock: Clock) -> float:
-    """Seconds of the fastest round; all ranks start a round together. Clock.fastest_s would repeat more often on one
+    """Seconds of the fastest round; all ranks start a round together. Clock.typical_s would repeat more often on one
     rank than on another."""
     work()
     found = []

@@ -7,6 +7,7 @@ square.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
@@ -68,6 +69,8 @@ def fit_device(found: Measurements, device: Device, dtype: str) -> Fit:
         "operator_overhead_s": 5e-6,
         "pass_launch_s": 1e-4,
     }
+    if found.device == "cuda" and any(one.needs.kind == "flash" for one in found.operators):
+        starts["attention_efficiency"] = 0.5  # a kernel of its own, whose rate no other product tells
 
     def points(values: dict[str, float]) -> list[Point]:
         return device_points(found, _with(device, values), dtype)
@@ -154,10 +157,15 @@ def _program(one: OperatorTime | PassTime) -> str:
 
 
 def _weights(found: Measurements) -> list[float]:
-    """Weights of the residuals: an operator's share of its pass, PASS_WEIGHT for a pass."""
+    """Weights of the residuals: an operator's share of its pass, PASS_WEIGHT for a pass. All points of a curve, which
+    has no pass, weigh alike, and together as much as one."""
     whole = {one.name: one.operators_s for one in found.passes}
+    alone = Counter(_program(one) for one in found.operators if f"forward of {_program(one)}" not in whole)
     weights = []
     for one in found.operators:
+        if points := alone[_program(one)]:
+            weights += [1 / points] * (1 if one.backward_s is None else 2)
+            continue
         weights.append(one.forward_s / whole[f"forward of {_program(one)}"])
         if one.backward_s is not None:
             weights.append(one.backward_s / whole[f"backward of {_program(one)}"])

@@ -9,11 +9,15 @@ from typing import Any
 
 from autoshard.calibration.calibration import Leaf, digest, evidence, set_fitted, today
 from autoshard.calibration.fit import Fit, fit_collectives, fit_device, left_out_collectives, left_out_device
-from autoshard.calibration.values import Measurements
+from autoshard.calibration.values import LAUNCH, Measurements
 from autoshard.files.codec import to_json
 from autoshard.spec.cluster import Cluster, load_cluster
 from autoshard.spec.evidence import Evidence
 from autoshard.spec.hardware_file import FOLDER, read_content
+from autoshard.units import MIB
+
+BEYOND_CACHES_BYTES = 128 * MIB
+"""Copies that move at least so much are beyond any cache."""
 
 
 def hardware_file(
@@ -29,17 +33,70 @@ def hardware_file(
     if found.device == "cpu":
         _set_cpu(content, found, rates, dtype, measured)
     cluster = _cluster(content, instance)
-    device = fit_device(found, cluster.device, dtype)
-    programs = len({one.name.partition(" of ")[2] for one in found.passes})
-    left_out = left_out_device(found, cluster.device, dtype)
+    fitted = with_curves(found, dtype)
+    device = fit_device(fitted, cluster.device, dtype)
+    programs = len({one.name.partition(" of ")[2] for one in fitted.operators})
+    left_out = left_out_device(fitted, cluster.device, dtype)
     values: dict[Leaf, float] = {(name,): value for name, value in device.values.items()}
     of = _evidence(found, "operators, passes and memory", device, programs, left_out, values)
+    for name in device.values:
+        content["calibration"].setdefault(name, {})
     set_fitted(content, {name: (value, _points(device)) for name, value in values.items()}, of)
     together = fit_collectives(found.collectives, cluster) if found.collectives else None
     if together is not None:
         _set_collectives(content, found, together, left_out_collectives(found.collectives, cluster))
     content["calibration"]["about"] = f"{measured}, see fits"
+    if found.curves:
+        peaks = {**rates, dtype: cluster.device.peak_flops_per_s(dtype)}
+        content["calibration"]["measured"] = measured_curves(found, peaks)
     return content, device, together
+
+
+def with_curves(found: Measurements, dtype: str) -> Measurements:
+    """The measurements to fit: a GPU's curves count among its operators and its copies. A CPU's programs are as small
+    as its curves, and say more.
+
+    Left out: products in another dtype; copies that may stay in a cache; the launch, which is no transfer.
+    """
+    if found.device != "cuda":
+        return found
+    single = tuple(one for one in found.curves if one.dtype == dtype)
+    large = tuple(one for one in found.copies if one.moved_bytes >= BEYOND_CACHES_BYTES)
+    return replace(found, operators=(*found.operators, *single), memory=(*found.memory, *large))
+
+
+def measured_curves(found: Measurements, peaks: Mapping[str, float]) -> dict[str, Any]:
+    """Gives what single operators reached, by name, for the reader of a hardware file: nothing is computed from it.
+
+    peaks: FLOP/s by dtype; attention's share is of its dtype's.
+    """
+    products: dict[str, float] = {}
+    shares: dict[str, float] = {}
+    for one in found.curves:
+        name = one.name.partition(" of ")[0]
+        if one.needs.kind == "matmul":
+            products[f"{name} {one.dtype}"] = _rounded(one.needs.flops / one.forward_s)
+            continue
+        peak = peaks[one.dtype]
+        for phase, flops, seconds in (
+            ("forward", one.needs.flops, one.forward_s),
+            ("backward", one.needs.flops * one.needs.backward_ratio, one.backward_s),
+        ):
+            if seconds is not None:
+                shares[f"{phase}, {name}"] = _rounded(flops / seconds / peak)
+    return {
+        "products_flops_per_s": products,
+        "attention_share_of_peak": shares,
+        "copies_bytes_per_s": {
+            one.name: _rounded(one.moved_bytes / one.seconds) for one in found.copies if one.moved_bytes
+        },
+        "launch_s": next((_rounded(one.seconds) for one in found.copies if one.name == LAUNCH), None),
+        "notes": list(found.notes),
+    }
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")
 
 
 def _evidence(

@@ -149,7 +149,7 @@ def _operator_time(
     def backward() -> Any:
         return torch.autograd.grad(out, wanted, gradient, retain_graph=True)
 
-    return clock.fastest_s(lambda: run(*inputs)), clock.fastest_s(backward)
+    return clock.typical_s(lambda: run(*inputs)), clock.typical_s(backward)
 
 
 def _whole(
@@ -173,6 +173,6 @@ def _whole(
         return env[program.outputs[0]]
 
     out = forward()
-    yield PassTime(f"forward of {shape.name}", clock.fastest_s(forward), operators_s[0])
-    backward_s = clock.fastest_s(lambda: torch.autograd.grad(out, wanted, retain_graph=True, allow_unused=True))
+    yield PassTime(f"forward of {shape.name}", clock.typical_s(forward), operators_s[0])
+    backward_s = clock.typical_s(lambda: torch.autograd.grad(out, wanted, retain_graph=True, allow_unused=True))
     yield PassTime(f"backward of {shape.name}", backward_s, operators_s[1])

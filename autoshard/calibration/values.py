@@ -6,6 +6,10 @@ from dataclasses import dataclass, replace
 
 from autoshard.cost.compute import OperatorNeeds
 
+PRODUCT_CURVE, ATTENTION_CURVE, LAUNCH = "the product curve", "the attention curve", "one launch"
+FP8 = "float8_e4m3fn"
+"""The dtype of FP8 products, as torch calls it."""
+
 
 @dataclass(frozen=True)
 class OperatorTime:
@@ -51,7 +55,8 @@ class CollectiveTime:
 @dataclass(frozen=True)
 class Measurements:
     """All measurements of one machine. device: cpu, cuda or neuron. name: of the processor. devices: how many it has.
-    memory_bytes: of one device."""
+    memory_bytes: of one device. curves: single products and attention; copies: of memory by size, and one launch.
+    notes: sentences on what may make these times wrong."""
 
     device: str
     name: str
@@ -61,6 +66,9 @@ class Measurements:
     memory: tuple[MemoryTime, ...]
     passes: tuple[PassTime, ...]
     collectives: tuple[CollectiveTime, ...]
+    curves: tuple[OperatorTime, ...] = ()
+    copies: tuple[MemoryTime, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def faster(one: OperatorTime | PassTime, other: OperatorTime | PassTime) -> OperatorTime | PassTime:

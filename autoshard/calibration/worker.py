@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,58 +11,127 @@ import torch.distributed as dist
 from autoshard.calibration.arguments import CalibrationArguments
 from autoshard.calibration.clock import Clock
 from autoshard.calibration.collective_times import collective_times
+from autoshard.calibration.curves import curves
+from autoshard.calibration.devices import POWER_CAP, State, check_free, count, open_device
 from autoshard.calibration.operators import shapes, times
 from autoshard.calibration.values import MemoryTime, OperatorTime, PassTime, faster
+from autoshard.errors import AutoshardError
 from autoshard.files.codec import from_json, to_json
+from autoshard.runtime.torch_backend.devices import COLLECTIVES
 from autoshard.runtime.worker import Reporter
+from autoshard.units import GIB
 
 DTYPES = {"cpu": "float32", "cuda": "bfloat16", "neuron": "bfloat16"}
 """Device kind -> dtype in which operators are timed."""
 ALSO = {"cpu": ("bfloat16", "float64"), "cuda": ("float16", "float32"), "neuron": ("float32",)}
 """Device kind -> further dtypes, in which only one large product is timed, for its rate."""
-PARAMETERS = 1 << 22
-"""Elements of the optimizer's state: its 80 MB are beyond any cache."""
+PARAMETERS = {"cpu": 1 << 22, "cuda": 1 << 26, "neuron": 1 << 22}
+"""Device kind -> elements of the optimizer's state: beyond any cache, a GPU's 60 MB too."""
 FP32_BYTES = 4
 SWEEPS = 2
 """How often everything is timed, minutes apart: a busy machine is not busy all the time."""
+NEEDED_BYTES = {"cpu": 0.5 * GIB, "cuda": 16 * GIB, "neuron": 0.0}
+"""Device kind -> memory that the largest programs take, about; those that do not fit are left out."""
+SLOWER = 0.05
+"""The product that is timed again and again may take so much longer at the end than at its fastest."""
 
 
 def one_device(values: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
-    """Times operators, passes and memory on one device and reports each as it is measured; returns what is known of the
-    device."""
+    """Times operators, passes, memory and curves on one device and reports each as it is measured; returns what is
+    known of the device."""
     arguments = from_json(CalibrationArguments, values, "arguments")
-    device = _device(arguments.device, 0)
-    clock, dtype = Clock(device), DTYPES[device.type]
+    under_test = open_device(arguments.device)
+    check_free(under_test, NEEDED_BYTES[arguments.device])
+    clock, dtype = Clock(under_test), DTYPES[arguments.device]
     torch.manual_seed(0)
-    all_shapes = shapes(device.type)[: arguments.shapes]
+    all_shapes = shapes(arguments.device)[: arguments.shapes]
     fastest: dict[str, OperatorTime | PassTime] = {}
+    steady, notes = _Steadiness(clock, dtype), []
     for number, shape in enumerate(all_shapes * SWEEPS):
         reporter.last_action = f"timing {shape.name}"
-        for one in times(shape, dtype, clock):
-            fastest[one.name] = one if one.name not in fastest else faster(one, fastest[one.name])
+        try:
+            for one in list(times(shape, dtype, clock)):
+                fastest[one.name] = one if one.name not in fastest else faster(one, fastest[one.name])
+        except torch.OutOfMemoryError:
+            notes.append(f"{shape.name} is left out: it does not fit into the memory")
+        steady.look()
         reporter.report("progress", done=number + 1, of=SWEEPS * len(all_shapes), what=shape.name)
+    if not fastest:
+        raise AutoshardError(f"device={arguments.device}: {notes[0]}, nor does any other program")
+    reporter.last_action = "timing curves"
+    found = list(curves(dtype, clock)) if arguments.device != "neuron" else []  # each size would be compiled
+    reporter.report("progress", done=len(found), of=0, what="products, attention, copies and launches by size")
     reporter.last_action = "timing memory"
+    memory, rates = list(_memory_times(clock)), {name: _rate(name, clock) for name in (dtype, *ALSO[arguments.device])}
+    steady.look()
     return {
         "operators": to_json([one for one in fastest.values() if isinstance(one, OperatorTime)]),
         "passes": [vars(one) for one in fastest.values() if isinstance(one, PassTime)],
-        "memory": [vars(one) for one in _memory_times(clock)],
-        "rates": {name: _rate(name, clock) for name in (dtype, *ALSO[device.type])},
-        "name": _name(device),
-        "memory_bytes": _memory_bytes(device),
+        "memory": [vars(one) for one in memory],
+        "curves": to_json([one for one in found if isinstance(one, OperatorTime)]),
+        "copies": [vars(one) for one in found if isinstance(one, MemoryTime)],
+        "notes": [*dict.fromkeys(notes), *steady.notes()],
+        "rates": rates,
+        "name": under_test.name,
+        "memory_bytes": under_test.memory_bytes,
         "dtype": dtype,
     }
 
 
+class _Steadiness:
+    """Notices a device that slows down while it is measured: by one product, timed again and again, and by what the
+    device says of its clock."""
+
+    def __init__(self, clock: Clock, dtype: str):
+        self._clock, size = clock, 256 if clock.device.type == "cpu" else 4096
+        self._a, self._b = (torch.randn(size, size, device=clock.device).to(getattr(torch, dtype)) for _ in range(2))
+        self._seconds: list[float] = []
+        self._states: list[State] = []
+        self.look()
+
+    def look(self) -> None:
+        self._seconds.append(self._clock.typical_s(lambda: self._a @ self._b))
+        state = self._clock.under_test.state()
+        if state is not None:
+            self._states.append(state)
+
+    def notes(self) -> list[str]:
+        """Sentences; none where nothing was noticed."""
+        return unsteady(self._seconds, self._states)
+
+
+def unsteady(seconds: list[float], states: list[State]) -> list[str]:
+    """Says what is wrong with a device, in sentences. seconds: of the same product, again and again. states: of the
+    device at those moments."""
+    found = []
+    slowest = max(seconds[len(seconds) // 2 :])
+    if slowest > min(seconds) * (1 + SLOWER):
+        found.append(
+            f"the device slowed down: one product took {slowest / min(seconds) - 1:.0%} longer than at its fastest"
+        )
+    if reasons := dict.fromkeys(reason for state in states for reason in state.slowed_by):
+        clocks = sorted(state.clock_mhz for state in states)
+        found.append(
+            f"the clock was held down ({', '.join(reasons)}): {clocks[0]:.0f} to {clocks[-1]:.0f} MHz of "
+            f"{states[0].most_mhz:.0f}, up to {max(state.temperature_c for state in states):.0f} degrees Celsius"
+        )
+    if any(state.reasons & POWER_CAP for state in states):
+        found.append("the power cap held the clock down at times, as is usual for a GPU under full load")
+    return found
+
+
 def collectives(values: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     """Times every kind of collective over all ranks."""
-    device = _device(from_json(CalibrationArguments, values, "arguments").device, reporter.local_rank)
-    backend = {"cpu": "gloo", "cuda": "nccl", "neuron": "neuron"}[device.type]
+    under_test = open_device(from_json(CalibrationArguments, values, "arguments").device, reporter.local_rank)
     torch.set_num_threads(1)
     dist.init_process_group(
-        backend, init_method=reporter.init_method, rank=reporter.rank, world_size=reporter.world_size
+        COLLECTIVES[under_test.device.type],
+        init_method=reporter.init_method,
+        rank=reporter.rank,
+        world_size=reporter.world_size,
     )
     found = []
-    for one in collective_times(reporter.world_size, Clock(device)):
+    for one in collective_times(reporter.world_size, Clock(under_test)):
         found.append(vars(one))
         if reporter.rank == 0:
             reporter.report("progress", done=len(found), of=0, what=f"{one.kind} {one.payload_bytes:.0f} bytes")
@@ -73,65 +139,26 @@ def collectives(values: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     return {"collectives": found}
 
 
-def _device(name: str, index: int) -> torch.device:
-    """This process's own device, which collectives of its group use too."""
-    if name == "cuda":
-        torch.cuda.set_device(index)
-    return torch.device("cpu") if name == "cpu" else torch.device(name, index)
-
-
 def _memory_times(clock: Clock) -> Iterator[MemoryTime]:
     """Yields the time of AdamW in FP32 and of adding a gradient to a sum, with the bytes that the cost model counts."""
-    master = torch.nn.Parameter(torch.randn(PARAMETERS, device=clock.device))
-    master.grad = torch.randn(PARAMETERS, device=clock.device)
+    elements = PARAMETERS[clock.device.type]
+    master = torch.nn.Parameter(torch.randn(elements, device=clock.device))
+    master.grad = torch.randn(elements, device=clock.device)
     adamw = torch.optim.AdamW([master], fused=clock.device.type != "neuron")
-    yield MemoryTime("AdamW", PARAMETERS * FP32_BYTES * 7.0, clock.fastest_s(adamw.step))
+    yield MemoryTime("AdamW", elements * FP32_BYTES * 7.0, clock.typical_s(adamw.step))
     total, gradient = torch.zeros_like(master.grad), master.grad
-    yield MemoryTime("sum of gradients", PARAMETERS * FP32_BYTES * 3.0, clock.fastest_s(lambda: total.add_(gradient)))
-    yield MemoryTime("copy", PARAMETERS * FP32_BYTES * 2.0, clock.fastest_s(lambda: total.copy_(gradient)))
+    yield MemoryTime("sum of gradients", elements * FP32_BYTES * 3.0, clock.typical_s(lambda: total.add_(gradient)))
+    yield MemoryTime("copy", elements * FP32_BYTES * 2.0, clock.typical_s(lambda: total.copy_(gradient)))
 
 
 def _rate(dtype: str, clock: Clock) -> float:
     """FLOP/s of one large product in the dtype."""
     size = 768 if clock.device.type == "cpu" else 8192
     a, b = (torch.randn(size, size, device=clock.device).to(getattr(torch, dtype)) for _ in range(2))
-    return 2.0 * size**3 / clock.fastest_s(lambda: a @ b)
-
-
-def _name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    if device.type != "cpu":
-        return device.type
-    file = Path("/proc/cpuinfo")
-    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return models[0] if models else platform.processor() or platform.machine()
-
-
-def _memory_bytes(device: torch.device) -> float:
-    """Memory of one device, bytes; a process on a CPU has its share of the machine's."""
-    if device.type != "cpu":
-        return float(getattr(torch, device.type).get_device_properties(device).total_memory)
-    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) / num_cores()
-
-
-def num_cores() -> int:
-    """How many CPU cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return 2.0 * size**3 / clock.typical_s(lambda: a @ b)
 
 
 def present(values: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     """{"devices": how many devices of the kind this machine has, "why": why there are none, '' where there are}."""
-    name = from_json(CalibrationArguments, values, "arguments").device
-    if name == "cpu":
-        return {"devices": num_cores(), "why": ""}
-    if name == "cuda":
-        built = torch.version.cuda is not None
-        why = "torch sees no GPU" if built else f"torch {torch.__version__} is built without CUDA"
-        return {"devices": torch.cuda.device_count() if built else 0, "why": why}
-    backend = getattr(torch, "neuron", None)
-    if backend is None:
-        return {"devices": 0, "why": f"torch {torch.__version__} has no device of that name"}
-    count = backend.device_count()
-    return {"devices": count, "why": "" if count else "torch sees no NeuronCore"}
+    devices, why = count(from_json(CalibrationArguments, values, "arguments").device)
+    return {"devices": devices, "why": why}

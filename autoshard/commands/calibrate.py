@@ -13,6 +13,7 @@ from autoshard.commands.output import say
 from autoshard.commands.parser import Parser
 from autoshard.errors import AutoshardError
 from autoshard.files.option_values import one_of, path, text, whole
+from autoshard.units import format_seconds
 
 SUMMARY = "measure this machine, or take results, and write a hardware file"
 USAGE = "autoshard calibrate [options]"
@@ -184,4 +185,20 @@ def _page(content: Mapping[str, Any], device: Any, together: Any) -> list[str]:
         for family in dict.fromkeys(point.family for point in fit.points):
             count, error = fit.error(family)
             lines.append(f"  {family:<16} {count:>6}  {error:.1%}")
-    return [content["calibration"]["about"], "", *lines]
+    return [content["calibration"]["about"], "", *lines, *_curves(content["calibration"].get("measured"))]
+
+
+def _curves(measured: Mapping[str, Any] | None) -> list[str]:
+    """The lines of single operators by size; the notes on what may make all times wrong come last."""
+    if measured is None:
+        return []
+    series = (
+        ("product", "TFLOP/s", 1e12, measured["products_flops_per_s"]),
+        ("attention", "% of the peak", 0.01, measured["attention_share_of_peak"]),
+        ("memory", "GB/s", 1e9, measured["copies_bytes_per_s"]),
+    )
+    lines = []
+    for what, unit, scale, values in series:
+        lines += ["", *(f"  {what:<10} {name:<44} {value / scale:8.4g} {unit}" for name, value in values.items())]
+    lines += ["", f"  one launch takes {format_seconds(measured['launch_s'])}"]
+    return [*lines, *(f"  note: {note}" for note in measured["notes"])]

@@ -183,14 +183,15 @@ def _attention_seconds(needs: OperatorNeeds, device: Device, peak: float, softwa
     """scores = q k^T contracts over the head dim, values = p v over the keys.
 
     'flash' skips what the mask hides and stays on the core; backward is 2 products like scores and 3 like values, or
-    `backward_ratio` times the forward where the kernel's own efficiency is known.
+    `backward_ratio` times the forward where the kernel's own efficiency is known, the stack's or else the device's.
     'plain' computes the whole square and moves it through memory; backward is 1 like scores and 3 like values.
     """
     slow, launch = software.compute_slowdown, device.operator_overhead_s
     rows, keys, head_dim = needs.m, needs.n, needs.k
     moving = memory_s(needs.moving_bytes, device) * slow
-    if needs.kind == "flash" and software.attention_efficiency is not None:
-        kernel = needs.flops / (peak * software.attention_efficiency) * slow
+    share = device.attention_efficiency if software.attention_efficiency is None else software.attention_efficiency
+    if needs.kind == "flash" and share is not None:
+        kernel = needs.flops / (peak * share) * slow
         backward = largest(needs.backward_ratio * kernel, 2 * moving)
         return OperatorSeconds(largest(kernel, moving) + launch, backward + launch)
     scores = matmul_s(rows, keys, head_dim, device, peak / slow)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from autoshard.errors import AutoshardError
-from autoshard.files.codec import Count, Form, Limit, NotNegative, Positive, from_json, to_json
+from autoshard.files.codec import Absence, Count, Form, Limit, NotNegative, Positive, from_json, to_json
 from autoshard.files.fields import check_choice, check_integer, check_positive, show
 from autoshard.spec.platform import PLATFORMS, Fold, Platform
 
@@ -114,6 +114,8 @@ class Device:
     operator_overhead_s: Fixed seconds of each operator.
     pass_launch_s: Fixed seconds of each forward or backward of a microbatch through a stage: one compiled graph is
         started.
+    attention_efficiency: Share of the peak that a flash kernel reaches, 0 to 1; null or missing: its products run like
+        any others.
     """
 
     name: str
@@ -128,6 +130,7 @@ class Device:
     memory_efficiency: Positive
     operator_overhead_s: NotNegative
     pass_launch_s: NotNegative
+    attention_efficiency: Annotated[Positive | None, Absence.WRITTEN] = None
 
     def __post_init__(self) -> None:
         _check_text("a device", "name", self.name)
@@ -140,6 +143,8 @@ class Device:
             _check_not_negative(of, field, getattr(self, field))
         for field in ("matmul_efficiency", "memory_efficiency"):
             _check_share(of, field, getattr(self, field))
+        if self.attention_efficiency is not None:
+            _check_share(of, "attention_efficiency", self.attention_efficiency)
         for field in ("tile_rows", "tile_columns"):
             check_integer(of, field, getattr(self, field))
         if self.reserved_memory_bytes >= self.memory_bytes:

@@ -124,6 +124,8 @@ def _cluster_values(file: Section, name: str, nodes: int, lnc: int | None) -> di
     logical, calibration = offered.child(str(lnc)), file.child("calibration")
     calibration.text("about")
     _check_fits(calibration)
+    if "measured" in calibration.names:  # curves for the reader alone
+        calibration.any("measured")
     chips, per_chip = file.integer("chips_per_node"), logical.integer("devices_per_chip")
     reserved = _reserved_bytes(file.child("reserved_memory_bytes"), logical.integer("physical_cores_per_device"))
     values = {
@@ -215,6 +217,7 @@ def _device_values(logical: Section, calibration: Section) -> dict[str, Any]:
             name: calibration.number(name)
             for name in ("matmul_efficiency", "matmul_k0", "memory_efficiency", "operator_overhead_s", "pass_launch_s")
         },
+        **{name: calibration.number(name) for name in ("attention_efficiency",) if name in calibration.names},
     }
 
 

@@ -16,6 +16,10 @@ from autoshard.calibration.hardware_file import hardware_file
 from autoshard.calibration.measure import default_instance
 from autoshard.calibration.plot import plot
 from autoshard.calibration.values import (
+    ATTENTION_CURVE,
+    FP8,
+    LAUNCH,
+    PRODUCT_CURVE,
     CollectiveTime,
     Measurements,
     MemoryTime,
@@ -30,7 +34,7 @@ from autoshard.cost.stacks import COMPILED
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import from_json, to_json
 from autoshard.runtime.launch import RunOutcome
-from autoshard.spec.cluster import Link, load_cluster
+from autoshard.spec.cluster import Device, Link, load_cluster
 from autoshard.spec.evidence import Evidence
 
 CPU = load_cluster("cpu", 1)
@@ -166,6 +170,11 @@ def accelerated(device: str) -> dict[str, dict[str, Any]]:
     link = Link("l", 1e11, 0.0)
     machine = replace(sheet, collective_launch_s=3e-5, intra_node=((devices, link),), all_to_all_efficiency=0.5)
     group = GroupShape(8, 8, 1, 1, 8, 8)
+    copies = (
+        MemoryTime("copy 1 MiB", 2e6, 1e-9),
+        MemoryTime("copy 256 MiB", 5e8, memory_s(5e8, true)),
+        MemoryTime(LAUNCH, 0.0, 4e-6),
+    )
     times = [(kind, size, collective_law(kind, group, machine).time_s(size)) for kind in KINDS for size in (1e4, 1e8)]
     return {
         "present": {"devices": devices, "why": ""},
@@ -173,6 +182,9 @@ def accelerated(device: str) -> dict[str, dict[str, Any]]:
             "operators": operators,
             "passes": passes,
             "memory": [vars(MemoryTime("copy", 1e9, memory_s(1e9, true)))],
+            "curves": to_json(curves_of(true, peak)) if device == "cuda" else [],
+            "copies": [vars(one) for one in copies] if device == "cuda" else [],
+            "notes": ["the device slowed down: a test says so"],
             "rates": {"bfloat16": 0.8 * peak},
             "name": name,
             "memory_bytes": true.memory_bytes,
@@ -182,8 +194,24 @@ def accelerated(device: str) -> dict[str, dict[str, Any]]:
     }
 
 
+def curves_of(true: Device, peak: float) -> list[OperatorTime]:
+    """What products by K, one in FP8 at twice the speed, and attention at 45 % of the peak would show."""
+    found = []
+    for k in (64, 256, 1024, 4096):
+        needs = OperatorNeeds("matmul", 4096.0, 4096.0, float(k), 1.0, 0.0, 2.0 * 4096**2 * k, 2.0)
+        seconds = seconds_of(needs, true, peak, COMPILED).forward
+        found.append(OperatorTime(f"4096 x {k} by {k} x 4096 of {PRODUCT_CURVE}", "bfloat16", needs, seconds, None))
+    found.append(replace(found[-1], dtype=FP8, forward_s=found[-1].forward_s / 2))
+    flops = 4.0 * 16384 * 1024 * 128
+    needs = OperatorNeeds("flash", 16384.0, 1024.0, 128.0, 1.0, 0.0, flops, 2.5)
+    seconds = flops / (0.45 * peak)
+    return [*found, OperatorTime(f"8 x 2048 tokens of {ATTENTION_CURVE}", "bfloat16", needs, seconds, 2.5 * seconds)]
+
+
 @pytest.mark.parametrize("device", ACCELERATORS)
-def test_an_accelerator_without_one(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_accelerator_without_one(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Everything but the timing: which processes are started, the fit, the file, and a plan on its cluster.
 
     The datasheet's numbers stay; 8 ranks take part in collectives, and no more than there are devices.
@@ -211,9 +239,27 @@ def test_an_accelerator_without_one(device: str, tmp_path: Path, monkeypatch: py
     assert cluster.intra_node_link(devices).bandwidth_bytes_per_s == pytest.approx(1e11, rel=0.1)
     between = (cluster.inter_node, cluster.intra_domain)
     assert between == (sheet.inter_node, sheet.intra_domain), "between nodes nothing was measured"
-    assert name in json.loads(out.read_text(encoding="utf-8"))["calibration"]["about"]
+    calibration = json.loads(out.read_text(encoding="utf-8"))["calibration"]
+    assert name in calibration["about"]
+    page = capsys.readouterr().out
+    if device == "cuda":
+        _check_curves(calibration["measured"], page, sheet.device.peak_flops_per_s("bfloat16"))
+        assert cluster.device.attention_efficiency == pytest.approx(0.45, rel=0.05)
+    else:
+        assert "measured" not in calibration and cluster.device.attention_efficiency is None
     too_many = ["calibrate", "--device", device, "--processes", str(devices + 1), "-o", str(out)]
     assert main(too_many) == 2
+
+
+def _check_curves(measured: dict[str, Any], page: str, peak: float) -> None:
+    products, reached = measured["products_flops_per_s"], 0.8 * 4096 / 4296 * peak
+    assert products["4096 x 4096 by 4096 x 4096 bfloat16"] == pytest.approx(reached, rel=1e-3)
+    assert products[f"4096 x 4096 by 4096 x 4096 {FP8}"] == pytest.approx(2 * reached, rel=1e-3)
+    assert measured["attention_share_of_peak"] == {"forward, 8 x 2048 tokens": 0.45, "backward, 8 x 2048 tokens": 0.45}
+    assert measured["copies_bytes_per_s"]["copy 1 MiB"] == 2e15, "in a cache: shown, and not fitted to"
+    assert measured["launch_s"] == 4e-6
+    assert "  attention  forward, 8 x 2048 tokens " in page and " 45 % of the peak" in page
+    assert "  note: the device slowed down: a test says so" in page
 
 
 @pytest.mark.parametrize(

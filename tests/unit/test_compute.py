@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoshard.cost.compute import matmul_s, memory_s, operator_seconds
+from autoshard.cost.stacks import COMPILED
 from autoshard.graph.ir import GraphBuilder
 from autoshard.graph.partition import OperatorStep, Program
 from autoshard.layout.sharding import stage_program
@@ -123,6 +124,18 @@ def test_rows_of_each_expert_are_rounded_up_to_tiles() -> None:
     # 250 tokens take 2 tiles of 128 for each of 4 experts; 1,000 rows of one product 8 as well; 10 experts of 100, 10
     assert matmul_s(1000, 500, 128, tiled, TFLOPS, groups=4) == matmul_s(1024, 500, 128, TOY, TFLOPS)
     assert matmul_s(1000, 500, 128, tiled, TFLOPS, groups=10) == matmul_s(1280, 500, 128, TOY, TFLOPS)
+
+
+def test_a_flash_kernel_whose_share_of_the_peak_was_measured() -> None:
+    """Backward is 2.5 times forward; a stack's own share goes before the device's, and plain attention has neither."""
+    fast = replace(TOY, memory_bandwidth_bytes_per_s=1e9 * GB, attention_efficiency=0.5)
+    flash = operator_seconds(*attention("flash"), fast, "bfloat16")
+    assert (flash.forward, flash.backward) == pytest.approx((256e6 / 50e12, 2.5 * 256e6 / 50e12))
+    stack = replace(COMPILED, attention_efficiency=0.25)
+    assert operator_seconds(*attention("flash"), fast, "bfloat16", stack).forward == pytest.approx(2 * flash.forward)
+    without = replace(fast, attention_efficiency=None)
+    plain = [operator_seconds(*attention("plain"), device, "bfloat16") for device in (fast, without)]
+    assert plain[0] == plain[1]
 
 
 def test_plain_attention_moves_its_scores_through_memory() -> None:
