@@ -37,6 +37,12 @@ def add_arguments(parser: Parser) -> None:
         help="price every layout, also those that a bound says cannot win: slower, and the same answer; "
         "with --operators solver every block that may win is solved",
     )
+    parser.add_argument(
+        "--beaten-path",
+        action="store_true",
+        help="choose only features that are known to have run on these devices with this backend: degrees, virtual "
+        "stages, microbatches, recompute sets and sizes of graphs of published runs",
+    )
     output = parser.add_argument_group("output")
     output.add_argument(
         "--pareto",
@@ -67,7 +73,8 @@ def run(values: Mapping[str, Any]) -> int:
 
     if values["pareto"]:
         return _show_frontier(values)
-    plan = plan_for(replace(request_from(values, values["top"]), exhaustive=values["exhaustive"]))
+    asked = {name: values[name] for name in ("exhaustive", "beaten_path")}
+    plan = plan_for(replace(request_from(values, values["top"]), **asked))
     write_plan(plan, values["out"])
     show_plan(plan, values["format"])
     if values["format"] == "text":

@@ -26,6 +26,7 @@ from autoshard.layout.context_parallel import CONTEXT_PARALLEL, UNUSED
 from autoshard.layout.mesh import AXIS_ORDER, experts_objection, parse_axis_order
 from autoshard.layout.strategy import ATTENTION_KERNELS, ZERO_STAGES
 from autoshard.planner.axis_orders import first_order
+from autoshard.planner.beaten_path import check_path
 from autoshard.plans.search_result import Pins
 from autoshard.schedules import SCHEDULES, usual_schedule
 
@@ -37,6 +38,7 @@ NAMES = {"num_virtual_stages": "vpp"}
 def check_pins(problem: Problem, pins: Pins) -> None:
     """Raises AutoshardError for a pin that is no such choice, and for two that contradict each other."""
     check_choice("the request", "backend", problem.backend, BACKENDS)
+    check_path(problem, pins)
     for field in (*DEGREES, "num_virtual_stages", "microbatch_size"):
         if getattr(pins, field) is not None:
             check_integer("the pinned layout", NAMES.get(field, field), getattr(pins, field))

@@ -7,7 +7,9 @@ from typing import NamedTuple
 
 from autoshard.backends.rules import LAYOUT_RULES, SENDING_RULES, Draft, Problem, first_broken
 from autoshard.models.stage import parameter_count
+from autoshard.planner.beaten_path import OFF, precedent
 from autoshard.planner.candidates import meshes, microbatch_sizes, variants, virtual_stages
+from autoshard.planner.ranking import degrees_of
 from autoshard.planner.rejections import Tally
 from autoshard.planner.sets import recompute_sets
 from autoshard.plans.search_result import Pins
@@ -27,6 +29,7 @@ def legal_layouts(problem: Problem, pins: Pins, tally: Tally) -> list[MeshDrafts
     counts those that break one."""
     legal = []
     sets = len(recompute_sets(problem, pins))
+    path = precedent(problem, pins) if pins.beaten_path else None
     for mesh in meshes(problem, pins):
         alike, broken = variants(problem, pins, mesh)
         if broken is not None:
@@ -39,6 +42,8 @@ def legal_layouts(problem: Problem, pins: Pins, tally: Tally) -> list[MeshDrafts
             for name, vpp, size in schedules:
                 draft = variant.scheduled(name, vpp, size)
                 broken = first_broken(SENDING_RULES, problem, draft) if variant.zero > 1 else None
+                if path is not None and not path.draft_is_known(draft):
+                    broken = broken or (OFF, f"{degrees_of(draft)}, microbatch {draft.microbatch_size}")
                 if broken is None:
                     drafts.append(draft)
                 else:

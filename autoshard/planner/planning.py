@@ -69,7 +69,14 @@ def plan_of(request: PlanRequest, found: Answer) -> Plan:
         *problem,
         result.best.strategy,
         result.best.estimate,
-        SearchSummary(result.considered, result.fitting, result.optimality, request.fit_probability, result.rejections),
+        SearchSummary(
+            result.considered,
+            result.fitting,
+            result.optimality,
+            request.fit_probability,
+            result.rejections,
+            result.beaten_path,
+        ),
         result.runners_up,
         (*notes, *warnings(problem, result.best.strategy)),
         pins_of(request),
@@ -124,7 +131,8 @@ def _traced(model: str, seq_len: int | None) -> ModelSpec:
 def pins_of(request: PlanRequest) -> Pins:
     """The choices that the user fixed and those that the device leaves no choice of. Raises AutoshardError where they
     contradict each other."""
-    pins = Pins(**{PIN_FIELDS.get(name, name): value for name, value in request.pins.items()})
+    named = {PIN_FIELDS.get(name, name): value for name, value in request.pins.items()}
+    pins = Pins(**named, beaten_path=request.beaten_path)
     if request.device == "auto":
         return pins
     if request.backend != ANYWHERE.name:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import groupby
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from autoshard.graph.recompute import NO_RECOMPUTE, members
 from autoshard.layout.mesh import AXIS_ORDER
@@ -33,11 +33,32 @@ def simplicity(s: Strategy) -> tuple[object, ...]:
     return (axes, *degrees, *unusual, *ways, s.stage_layers, s.recompute)
 
 
+class Degrees(Protocol):
+    """A layout as far as its degrees are decided."""
+
+    @property
+    def tp(self) -> int: ...
+    @property
+    def pp(self) -> int: ...
+    @property
+    def dp(self) -> int: ...
+    @property
+    def cp(self) -> int: ...
+    @property
+    def ep(self) -> int: ...
+    @property
+    def num_virtual_stages(self) -> int: ...
+
+
+def degrees_of(s: Degrees) -> str:
+    """'tp=32 pp=8 dp=2': the degrees above 1."""
+    degrees = {"tp": s.tp, "pp": s.pp, "dp": s.dp, "cp": s.cp, "ep": s.ep, "vpp": s.num_virtual_stages}
+    return " ".join(f"{name}={degree}" for name, degree in degrees.items() if degree > 1) or "one device"
+
+
 def describe(strategy: Strategy) -> str:
     """'tp=32 pp=8 dp=2, microbatch 1, full recompute': the degrees above 1 and what decides about memory."""
-    degrees = {"tp": strategy.tp, "pp": strategy.pp, "dp": strategy.dp, "cp": strategy.cp, "ep": strategy.ep}
-    degrees["vpp"] = strategy.num_virtual_stages
-    shown = " ".join(f"{name}={degree}" for name, degree in degrees.items() if degree > 1) or "one device"
+    shown = degrees_of(strategy)
     order = f", axes {strategy.axis_order_name}" if strategy.axis_order != AXIS_ORDER else ""
     recompute = "no" if strategy.recompute_name == NO_RECOMPUTE else strategy.recompute_name
     return f"{shown}, microbatch {strategy.microbatch_size}, {recompute} recompute{order}"

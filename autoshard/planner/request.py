@@ -43,6 +43,7 @@ class PlanRequest:
     days: float | None = None
     top: int = TOP
     exhaustive: bool = False
+    beaten_path: bool = False
     pins: Mapping[str, Any] = field(default_factory=dict)
 
     @property

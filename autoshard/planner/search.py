@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from heapq import merge
 from math import floor, inf
 from time import perf_counter
@@ -15,21 +15,23 @@ from autoshard.cost.estimate import estimate, model_flops_per_step
 from autoshard.cost.fit_probability import Level, levels
 from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.errors import AutoshardError, NoLayoutFits
+from autoshard.planner.beaten_path import Precedent, best_on_path, path_notes, precedent, wins
 from autoshard.planner.candidates import check_pins
 from autoshard.planner.choose import COMPARED, simplest_of_equals
 from autoshard.planner.collector import uncollected
 from autoshard.planner.layouts import MeshDrafts, legal_layouts
-from autoshard.planner.ranking import Timed, best_of_each_kind, describe
+from autoshard.planner.ranking import Timed, best_of_each_kind, describe, in_order
 from autoshard.planner.rejections import MEMORY, UNPRICED, Tally
 from autoshard.planner.runners_up import runners_up
 from autoshard.planner.sets import recompute_sets, sets_by_stage
-from autoshard.plans.search_result import OPTIMAL, Candidate, Pins, SearchResult, not_tried
+from autoshard.plans.search_result import OPTIMAL, Candidate, PathSummary, Pins, SearchResult, not_tried
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec
 from autoshard.units import format_bytes
 
 if TYPE_CHECKING:
+    from autoshard.planner.grid.arrays import Array
     from autoshard.planner.grid.table import Priced, Table, Whole
 
 PROVEN = 1e-6
@@ -75,33 +77,38 @@ def search(
     choice = choose(priced, pins, levels(cluster, fit_probability), clock, max(top + 1, COMPARED))
     if choice is None:
         raise _nothing(problem, pins, tally)
-    level, fastest, place, gap, _ = choice
+    level, fastest, place, gap, *_ = choice
     for chunk in choice.other_orders:
         fitting, dropped = chunk.pairs(cluster.device.memory_bytes)
         tally.keep(fitting)
         if dropped:
             tally.drop(MEMORY, "", inf, dropped)
     priced = priced.and_in(choice.other_orders)
-    notes = (*_room_notes(cluster, priced, fit_probability, level, fastest[0]), *_choice_notes(fastest, place))
+    notes = (*_room_notes(cluster, priced, fit_probability, level, fastest[0]), *_choice_notes(choice))
     strategy = fastest[place].strategy
     best = Candidate(strategy, estimate(model, training, cluster, strategy))
     others = runners_up(problem, best, fastest, priced.fastest_first(level.memory_bytes), top)
     if not tally.fitting:
         tally.keep(1)  # it fits only by uneven cuts or by a recompute set of each stage: one more layout
     words = _optimality(problem, fastest, place, gap, clock)
-    return SearchResult(best, others, tally.considered, tally.fitting, tally.rejections(), words, notes)
+    path = _path_summary(choice)
+    return SearchResult(best, others, tally.considered, tally.fitting, tally.rejections(), words, notes, path)
 
 
 class Choice(NamedTuple):
     """The layouts that a search found. level: how surely they fit. fastest: one of each kind. place: of the one that is
     taken. gap: how much faster another one may be than the first, as a share of its step. other_orders: layouts in
-    other orders of their axes, as far as those may be among the fastest."""
+    other orders of their axes, as far as those may be among the fastest. path, on_path: what is known to have run, and
+    the best layout of that; None where there is none. left: what would be taken, were its features known."""
 
     level: Level
     fastest: list[Timed]
     place: int
     gap: float
     other_orders: list[Priced]
+    path: Precedent | None = None
+    on_path: Timed | None = None
+    left: Timed | None = None
 
 
 def choose(
@@ -126,8 +133,22 @@ def choose(
                 more = PricedLayouts(priced.problem, others, at_least_s)
                 fastest, at_least_s = _fastest(more, pins, level.memory_bytes, clock, count, fastest)
             gap = max(0.0, 1 - at_least_s / fastest[0].step_time_s)
-            return Choice(level, fastest, simplest_of_equals(priced.problem.cluster, fastest), gap, others)
+            place = simplest_of_equals(priced.problem.cluster, fastest)
+            choice = Choice(level, fastest, place, gap, others)
+            path = precedent(priced.problem, pins)
+            return choice if path is None else _by_the_path(choice, path, priced.and_in(others))
     return None
+
+
+def _by_the_path(choice: Choice, path: Precedent, priced: PricedLayouts) -> Choice:
+    """The choice with the best layout whose features have run, which wins where the prediction cannot tell."""
+    chosen = choice.fastest[choice.place]
+    rest = in_order(priced.fastest_first(choice.level.memory_bytes, such=path.rows))
+    best = chosen if path.known(chosen.strategy) else best_on_path(path, choice.fastest, rest)
+    if best is None or not wins(path, chosen, best):
+        return choice._replace(path=path, on_path=best)
+    fastest = sorted({*choice.fastest, best}, key=_step_time_s) if best not in choice.fastest else choice.fastest
+    return choice._replace(fastest=fastest, place=fastest.index(best), path=path, on_path=best, left=chosen)
 
 
 def _in_other_orders(priced: PricedLayouts, pins: Pins, known_s: float) -> list[Priced]:
@@ -159,6 +180,9 @@ def _fastest(
     known_s = ranked[0].step_time_s if ranked else inf
     refined = refine(priced.wholes, sets_by_stage(pins), limit_bytes, known_s, clock.in_time)
     better = [Timed(one.step_time_s, one.strategy) for one in refined.found]
+    if pins.beaten_path:
+        path = precedent(priced.problem, pins)
+        better = [one for one in better if path is None or path.known(one.strategy)]
     ranked = best_of_each_kind(sorted([*better, *ranked], key=_step_time_s), count)
     return ranked, min(refined.at_least_s, priced.unpriced_at_least_s)
 
@@ -194,11 +218,18 @@ class PricedLayouts(NamedTuple):
         """These layouts and the others together."""
         return self._replace(chunks=[*self.chunks, *others]) if others else self
 
-    def fastest_first(self, limit_bytes: float, above_bytes: float = 0.0, below_s: float = inf) -> Iterator[Timed]:
-        """Layouts that need no more than the limit, and more than `above_bytes`, and may take less than `below_s`."""
+    def fastest_first(
+        self,
+        limit_bytes: float,
+        above_bytes: float = 0.0,
+        below_s: float = inf,
+        such: Callable[[Priced], Array] | None = None,
+    ) -> Iterator[Timed]:
+        """Layouts that need no more than the limit, and more than `above_bytes`, and may take less than `below_s`.
+        such: as of grid.order.fastest_first."""
         from autoshard.planner.grid.order import fastest_first
 
-        return fastest_first(self.chunks, limit_bytes, above_bytes, below_s)
+        return fastest_first(self.chunks, limit_bytes, above_bytes, below_s, such)
 
 
 def price_layouts(problem: Problem, pins: Pins, tally: Tally, clock: Clock, exhaustive: bool = False) -> PricedLayouts:
@@ -293,8 +324,26 @@ def _percent(probability: float) -> str:
     return f"{floor(100 * probability + 1e-9)} %"
 
 
-def _choice_notes(ranked: list[Timed], place: int) -> Iterator[str]:
-    if place:
+def _path_summary(choice: Choice) -> PathSummary | None:
+    path, taken, best = choice.path, choice.fastest[choice.place], choice.on_path
+    if path is None:
+        return None
+    other = best if best is not None and best.strategy != taken.strategy else None
+    return PathSummary(
+        path.path.generation,
+        path.path.results,
+        path.unknown(taken.strategy),
+        None if other is None else other.strategy,
+        0.0 if other is None else float(f"{other.step_time_s:.6g}"),
+        None if choice.left is None else choice.left.strategy,
+    )
+
+
+def _choice_notes(choice: Choice) -> Iterator[str]:
+    ranked, place = choice.fastest, choice.place
+    if choice.path is not None:
+        yield from path_notes(choice.path, ranked[place], choice.on_path, choice.left)
+    if place and choice.left is None:
         slower = 100 * (ranked[place].step_time_s / ranked[0].step_time_s - 1)
         yield (
             f"toss-up: {describe(ranked[0].strategy)} is predicted {slower:.1f} % faster, less than the model can "
@@ -309,6 +358,11 @@ def _nothing(problem: Problem, pins: Pins, tally: Tally) -> AutoshardError:
 
     cluster, name = problem.cluster, problem.model.name
     where = f"{cluster.nodes} x {cluster.instance}"
+    if pins.beaten_path and (path := precedent(problem, pins)) is not None:
+        return NoLayoutFits(
+            f"no layout of {name} on {where} fits whose features are all known to have run on {path.path.name}; "
+            "leave beaten_path out, or use more nodes"
+        )
     if MEMORY not in tally.counts:
         fixed = " ".join(f"{field}={value}" for field, value in pins.fixed.items())
         given = f" with {fixed}" if fixed else ""

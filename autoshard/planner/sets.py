@@ -10,6 +10,7 @@ from autoshard.backends.registry import BACKENDS
 from autoshard.backends.rules import Problem
 from autoshard.cost.stage import LocalShape
 from autoshard.graph.recompute import BLOCK_MODULES, COMMON_SETS, NO_RECOMPUTE, canonical, members
+from autoshard.planner.beaten_path import precedent
 from autoshard.planner.candidates import meshes, variants
 from autoshard.plans.search_result import Pins
 
@@ -27,8 +28,13 @@ def recompute_sets(problem: Problem, pins: Pins) -> tuple[str, ...]:
     if pins.recompute is not None:
         return (canonical(pins.recompute),)
     of_backend = BACKENDS[problem.backend].recompute_sets
-    if of_backend is not None:
-        return of_backend
+    if of_backend is None:
+        of_backend = _useful_sets(problem, pins)
+    path = precedent(problem, pins) if pins.beaten_path else None
+    return of_backend if path is None else tuple(filter(path.set_is_known, of_backend))
+
+
+def _useful_sets(problem: Problem, pins: Pins) -> tuple[str, ...]:
     useful = {name for shape in _examples(problem, pins) for name in _useful(problem, shape)}
     return tuple(name for name in EVERY_SET if name in useful or name in COMMON_SETS)
 

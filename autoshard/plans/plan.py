@@ -11,7 +11,7 @@ import autoshard
 from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.cost.stage import quantized, strategy_mesh
 from autoshard.cost.values import Estimate
-from autoshard.files.codec import Form, Positive, Text, Whole, read_value, to_json
+from autoshard.files.codec import Absence, Form, Positive, Text, Whole, read_value, to_json
 from autoshard.graph.ir import Graph, Operator
 from autoshard.graph.partition import Choice, Program
 from autoshard.graph.quantize import with_quantized_products
@@ -24,7 +24,7 @@ from autoshard.layout.strategy import Strategy
 from autoshard.layout.template import template_of
 from autoshard.models.stage import dim_sizes, stage_graph
 from autoshard.plans.rounding import rounded
-from autoshard.plans.search_result import OPTIMAL, Candidate, Pins, Rejection
+from autoshard.plans.search_result import OPTIMAL, Candidate, PathSummary, Pins, Rejection
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import DTYPE_BYTES, TrainingSpec
@@ -73,6 +73,7 @@ class SearchSummary:
     optimality: What the search has proven of the chosen layout, in a sentence.
     fit_probability: With what probability a layout had to fit into memory to be chosen, as far as any does.
     rejections: Why the others were dropped.
+    beaten_path: What of the layout is known to have run; absent where nothing is published for devices and backend.
     """
 
     considered: Whole
@@ -80,6 +81,7 @@ class SearchSummary:
     optimality: Text = OPTIMAL
     fit_probability: Annotated[float, FIT_FORM] = FIT_PROBABILITY
     rejections: tuple[Rejection, ...] = ()
+    beaten_path: Annotated[PathSummary | None, Absence.WRITTEN] = None
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from autoshard.plans.derived_sections import (
 )
 from autoshard.plans.plan import SearchSummary, Stage
 from autoshard.plans.plan_json import compact_json
-from autoshard.plans.search_result import Pins, Rejection
+from autoshard.plans.search_result import PathSummary, Pins, Rejection
 from autoshard.spec.cluster import Cluster, Device, Link
 from autoshard.spec.dropout import Dropout
 from autoshard.spec.model import ModelSpec, RopeScaling
@@ -54,6 +54,7 @@ TYPES = {
     "memory": WrittenMemory,
     "search": SearchSummary,
     "rejection": Rejection,
+    "path_summary": PathSummary,
     "stage": Stage,
     "schedule": ScheduleSection,
     "sequence": SequenceSection,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Annotated, Any
 
 from autoshard.backends.registry import BACKENDS
 from autoshard.cost.values import Estimate
-from autoshard.files.codec import Text, Whole
+from autoshard.files.codec import Absence, NotNegative, Text, Whole
 from autoshard.layout.strategy import Strategy
 from autoshard.schedules import SCHEDULES
 
@@ -17,6 +17,7 @@ class Pins:
     """Choices that the user fixed, named as in Strategy; None is searched. A pin is never changed.
 
     axis_order: As strategy.axis_order, with dashes between, 'dp-pp-cp-tp'.
+    beaten_path: Whether only features may be chosen that are known to have run.
     """
 
     tp: int | None = None
@@ -32,11 +33,13 @@ class Pins:
     context_parallel: str | None = None
     zero: int | None = None
     axis_order: str | None = None
+    beaten_path: Annotated[bool, Absence.WRITTEN] = False
 
     @property
     def fixed(self) -> dict[str, Any]:
-        """The choices that are pinned, in order."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
+        """The choices that are pinned, in order; beaten_path is none of them, but a rule for all."""
+        names = [f.name for f in fields(self) if f.name != "beaten_path"]
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,26 @@ class Rejection:
     reason: Text
     count: Whole
     example: Text
+
+
+@dataclass(frozen=True)
+class PathSummary:
+    """How the chosen layout stands to what is known to have run on its devices with its backend.
+
+    generation: Whose published runs these are.
+    results: How many rows of tables and layouts are known.
+    unknown: Features of the chosen layout that none of them has.
+    best: The best layout all of whose features are known, where it is another one; null where there is none.
+    best_step_time_s: Its predicted seconds of a step; 0 where there is none.
+    instead_of: The faster layout that lost in a toss-up, because it leaves the path; null where there is none.
+    """
+
+    generation: Text
+    results: Whole
+    unknown: tuple[Text, ...]
+    best: Strategy | None = None
+    best_step_time_s: NotNegative = 0.0
+    instead_of: Strategy | None = None
 
 
 OPTIMAL = "optimal within this model: no layout is faster, however it is cut into stages"
@@ -85,6 +108,7 @@ class SearchResult:
 
     considered: whole layouts looked at; fitting: those that broke no rule and fit in memory. The others are counted,
     by reason, in rejections. notes: how the best one was chosen, where it is not simply the fastest that fits.
+    beaten_path: None where nothing is published.
     """
 
     best: Candidate
@@ -94,3 +118,4 @@ class SearchResult:
     rejections: tuple[Rejection, ...]
     optimality: str = OPTIMAL
     notes: tuple[str, ...] = ()
+    beaten_path: PathSummary | None = None

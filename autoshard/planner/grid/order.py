@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 from math import inf
 
@@ -18,9 +18,14 @@ AT_ONCE = 2
 
 
 def fastest_first(
-    priced: list[Priced], limit_bytes: float, above_bytes: float = 0.0, below_s: float = inf
+    priced: list[Priced],
+    limit_bytes: float,
+    above_bytes: float = 0.0,
+    below_s: float = inf,
+    such: Callable[[Priced], Array] | None = None,
 ) -> Iterator[Timed]:
-    """Layouts that need no more than the limit, and more than `above_bytes`, and may take less than `below_s`.
+    """Layouts that need no more than the limit, and more than `above_bytes`, and may take less than `below_s`. such:
+    by layout, whether it is wanted at all.
 
     Where a step time is a lower bound only, the layout is simulated when its turn comes, and waits until its step time
     has come up.
@@ -30,6 +35,7 @@ def fastest_first(
             (layouts.memory_bytes <= limit_bytes)
             & (layouts.memory_bytes > above_bytes)
             & (layouts.step_time_s < below_s)
+            & (True if such is None else such(layouts))
         )
         for layouts in priced
     ]
