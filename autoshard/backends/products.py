@@ -14,8 +14,8 @@ def unrunnable(backend: Backend, precision: Precision) -> str | None:
         return None
     runs = [one.name for one in PRECISIONS.values() if one.products is None]
     return (
-        f"precision {precision.name}: backend {backend.name} cannot multiply in {products.forward_dtype}, the plan is a "
-        f"price; {', '.join(runs)} run"
+        f"precision {precision.name}: backend {backend.name} cannot multiply in {products.forward_dtype}, the plan "
+        f"is a price; {', '.join(runs)} run"
     )
 
 

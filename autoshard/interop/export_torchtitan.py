@@ -97,9 +97,8 @@ def _left_out(plan: Plan) -> tuple[str, ...]:
     if plan.training.precision.name == "bf16_sr":
         left_out.append("precision=bf16_sr: torchtitan keeps FP32 parameters and has no stochastic rounding")
     if plan.training.precision.products is not None:
-        left_out.append(
-            f"precision={plan.training.precision.name}: torchtitan converts linear layers where model.converters says so"
-        )
+        name = plan.training.precision.name
+        left_out.append(f"precision={name}: torchtitan converts linear layers where model.converters says so")
     if plan.model.shared_expert_intermediate_size:
         left_out.append(
             f"shared_expert_intermediate_size={plan.model.shared_expert_intermediate_size}: a matter of the flavor, as "
