@@ -33,6 +33,7 @@ class Backend:
 
     What it runs, the preferred first: axis_orders; runs_schedule, by the name of a schedule; zero_stages;
     context_parallel, its kinds. recompute_sets: those that search tries, None: every one that is useful for the model.
+    product_formats: names in PRODUCT_FORMATS that its linear layers multiply in.
     pads: whether empty heads and columns fill up what tp does not divide.
     solves_operators: whether an operator may be sharded otherwise than by the rule of layout/sharding.py, with or
     without sequence parallelism.
@@ -55,6 +56,7 @@ class Backend:
     zero_stages: tuple[int, ...] = (1, *(stage for stage in ZERO_STAGES if stage != 1))
     context_parallel: tuple[str, ...] = CONTEXT_PARALLEL
     recompute_sets: tuple[str, ...] | None = None
+    product_formats: tuple[str, ...] = ()
     pads: bool = False
     solves_operators: bool = True
     shares_sequences_of_experts: bool = True

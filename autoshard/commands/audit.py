@@ -37,8 +37,11 @@ def add_arguments(parser: Parser) -> None:
 
 def run(values: Mapping[str, Any]) -> int:
     from autoshard.audits.report import render, to_dict
+    from autoshard.backends.products import check_runs
+    from autoshard.backends.registry import ANYWHERE
 
     plan = load_plan(values["plan"])
+    check_runs(ANYWHERE, plan.training.precision)
     audits = _audits(plan, _stages(values["stages"]), use_cache=not values["no_cache"])
     if values["format"] == "json":
         say(json.dumps(to_dict(plan, audits), indent=1))

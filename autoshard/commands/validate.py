@@ -40,9 +40,11 @@ def run(values: Mapping[str, Any]) -> int:
 def _expressed(plan: Plan) -> tuple[str, ...]:
     """Sentences on how the plan's backend executes it. Raises AutoshardError where the backend cannot."""
     from autoshard.backends.backend import imported
+    from autoshard.backends.products import check_runs
     from autoshard.backends.registry import BACKENDS
 
     backend = BACKENDS[plan.backend]
+    check_runs(backend, plan.training.precision)
     if backend.repairs is None:
         return ()
     repairs = imported(backend.repairs)(plan)

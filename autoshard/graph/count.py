@@ -104,7 +104,7 @@ def saved_activations(program: Program, step: Step) -> dict[str, float]:
         for view in views:
             tensor = program.tensor(view)
             if tensor.role != "parameter" and tensor.differentiable:
-                if isinstance(quantized, float):  # the copy that the gradient of the weight reads, instead
+                if isinstance(quantized, (int, float)):  # the copy that the gradient of the weight reads, instead
                     kept[view + QUANTIZED] = program.local_bytes[view] / tensor.element_bytes * quantized
                 else:
                     kept[view] = float(program.local_bytes[view])

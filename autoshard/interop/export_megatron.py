@@ -12,6 +12,13 @@ from autoshard.layout.mesh import AXIS_ORDER
 from autoshard.plans.plan import Plan
 
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
+LOW_PRECISION = {
+    "fp8": "--fp8-format hybrid --fp8-recipe delayed --fp8-param-gather",
+    "fp8_block": "--fp8-format e4m3 --fp8-recipe blockwise --fp8-param-gather",
+    "mxfp8": "--fp8-format e4m3 --fp8-recipe mxfp8 --fp8-param-gather --reuse-grad-buf-for-mxfp8-param-ag",
+    "nvfp4": "--fp4-format e2m1 --fp4-recipe nvfp4",
+}
+"""What Megatron calls the formats of linear layers' products."""
 COMMUNICATION = {"zigzag_ring": "p2p", "ulysses": "a2a", "all_gather": "allgather"}
 
 
@@ -103,6 +110,9 @@ def _batch(plan: Plan) -> Iterator[str]:
     yield f"--seq-length {training.sequence_length}"
     if training.precision.parameter_dtype == "bfloat16":
         yield "--bf16"
+    products = training.precision.products
+    if products is not None and products.name in LOW_PRECISION:
+        yield LOW_PRECISION[products.name]
 
 
 def _left_out(plan: Plan) -> tuple[str, ...]:
@@ -119,6 +129,11 @@ def _left_out(plan: Plan) -> tuple[str, ...]:
         left_out.append(f"axis_order={TP_PP_DP} with ep={strategy.ep}: Megatron puts experts inside the pipeline")
     if plan.training.precision.name == "bf16_sr":
         left_out.append("precision=bf16_sr: written as --bf16, which keeps FP32 master weights and rounds to nearest")
+    products = plan.training.precision.products
+    if products is not None and products.name not in LOW_PRECISION:
+        left_out.append(f"precision={plan.training.precision.name}: Megatron has no such recipe; written as --bf16")
+    if plan.training.unquantized:
+        left_out.append(f"keep_bf16={'+'.join(plan.training.unquantized)}: Megatron keeps whole blocks in bf16 alone")
     if model.sliding_window is not None:
         left_out.append(f"sliding_window={model.sliding_window}: Megatron takes it with Transformer Engine only")
     if model.rope_scaling is not None and model.rope_scaling != llama3_scaling(model.rope_scaling.factor):

@@ -96,6 +96,9 @@ def _left_out(plan: Plan) -> tuple[str, ...]:
         left_out.append(f"axis_order={strategy.axis_order_name}: torchtitan's is {'-'.join(AXIS_ORDER)}")
     if plan.training.precision.name == "bf16_sr":
         left_out.append("precision=bf16_sr: torchtitan keeps FP32 parameters and has no stochastic rounding")
+    if plan.training.precision.products is not None:
+        name = plan.training.precision.name
+        left_out.append(f"precision={name}: torchtitan converts linear layers where model.converters says so")
     if plan.model.shared_expert_intermediate_size:
         left_out.append(
             f"shared_expert_intermediate_size={plan.model.shared_expert_intermediate_size}: a matter of the flavor, as "

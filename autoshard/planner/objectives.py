@@ -6,9 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from autoshard.errors import AutoshardError, NoLayoutFits
-from autoshard.planner.planning import Answer, answer, inputs_of
+from autoshard.planner.planning import Answer, inputs_of, precision_names
+from autoshard.planner.precisions import best_precision
 from autoshard.planner.request import SEARCHED, PlanRequest
 from autoshard.planner.smallest_cluster import MOST_NODES
+from autoshard.spec.training import load_precision
 from autoshard.units import format_count, format_seconds
 
 LOGICAL_CORES = (1, 2)
@@ -74,7 +76,7 @@ def _none_of(refusals: Mapping[int | str | None, Answer | AutoshardError]) -> Au
 
 def _tried(request: PlanRequest) -> Answer | AutoshardError:
     try:
-        return answer(request)
+        return best_precision(request)
     except AutoshardError as error:
         return error
 
@@ -201,7 +203,8 @@ def _least_nodes(request: PlanRequest, wanted_tokens_per_s: float) -> int:
     plain = replace(request, nodes=1, lnc=None if request.lnc == SEARCHED else request.lnc)
     model, training, cluster, _ = inputs_of(plain)
     flops_per_token = model_flops_per_step(model, training) / training.tokens_per_step
-    node_peak = cluster.devices_per_node * cluster.device.peak_flops_per_s(training.precision.fastest_dtype)
+    dtypes = [load_precision(name).fastest_dtype for name in precision_names(plain)]
+    node_peak = cluster.devices_per_node * max(map(cluster.device.peak_flops_per_s, dtypes))
     return max(1, int(wanted_tokens_per_s * flops_per_token / node_peak))
 
 

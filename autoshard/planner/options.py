@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,13 +10,15 @@ from typing import Any
 
 from autoshard.backends.registry import BACKENDS
 from autoshard.cost.interval import FIT_PROBABILITY
-from autoshard.files.option_values import number, one_of, path, share, text, whole, whole_or
+from autoshard.files.option_values import WrongValueError, number, one_of, path, share, shortened, text, whole, whole_or
 from autoshard.graph.recompute import canonical
 from autoshard.layout.mesh import parse_axis_order
 from autoshard.planner.request import GLOBAL_BATCH, INSTANCE, SEARCHED, SEQUENCE_LENGTH, TOP, PlanRequest
 from autoshard.schedules import SCHEDULES
 from autoshard.spec.dropout import PUBLISHED, parse_dropout
 from autoshard.spec.hardware_file import packaged_instances
+from autoshard.spec.product_format import PRODUCT_FORMATS
+from autoshard.spec.training import PRECISIONS
 
 MOST_NODES, MOST_SEQUENCES, MOST_TOKENS = 65_536, 1_048_576, 100_000_000
 """Of a cluster, of a step, of a sequence: beyond what anybody has, and what is searched in bounded time."""
@@ -56,6 +59,13 @@ def _recompute_set(value: Any) -> str:
     return name if name == SEARCHED else canonical(name)
 
 
+def _linear_layers(value: Any) -> str:
+    name = text(value)
+    if not re.fullmatch(r"[A-Za-z_][\w.]*(\+[A-Za-z_][\w.]*)*", name):
+        raise WrongValueError(f"{shortened(name)} must be names of modules or operators of a block joined by +")
+    return name
+
+
 def _axis_order(value: Any) -> str:
     name = text(value)
     return name if name == SEARCHED else "-".join(parse_axis_order(name))
@@ -67,6 +77,16 @@ class _Stage(one_of):
     def __call__(self, value: Any) -> Any:
         name = super().__call__(str(value))
         return int(name) if name.isdigit() else name
+
+
+class _Names(one_of):
+    """One of a few words, the first of which goes alone, or several joined by commas."""
+
+    def __call__(self, value: Any) -> str:
+        names = [super(_Names, self).__call__(name) for name in str(value).split(",")]
+        if len(names) > 1 and self.known[0] in names:
+            raise WrongValueError(f"{shortened(str(value))}: {self.known[0]} goes alone")
+        return ",".join(dict.fromkeys(names))
 
 
 WHAT = (
@@ -105,11 +125,19 @@ WHAT = (
     ),
     Option(
         "precision",
-        one_of("mixed_precision", "bf16_sr", "fp32"),
+        _Names(SEARCHED, *PRECISIONS),
         "NAME",
-        "mixed_precision (bf16, FP32 master weights), bf16_sr (all bf16, stochastic rounding) or fp32 "
-        "(default: mixed_precision)",
+        "mixed_precision (bf16, FP32 master weights), bf16_sr (all bf16, stochastic rounding) or fp32; as "
+        f"mixed_precision with linear layers in {', '.join(PRODUCT_FORMATS)} where the device has it; several joined "
+        "by commas, or auto: the fastest (default: mixed_precision)",
         "mixed_precision",
+    ),
+    Option(
+        "keep_bf16",
+        _linear_layers,
+        "SET",
+        "linear layers that stay in bf16 where the others are in 8 or 4 bits: attention, mlp or operators of a block "
+        "joined by +",
     ),
     Option(
         "dropout",

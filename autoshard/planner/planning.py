@@ -8,14 +8,20 @@ from functools import lru_cache
 from importlib.util import find_spec
 from math import inf
 
-from autoshard.backends.registry import ANYWHERE, usual_backend
+from autoshard.backends.products import unrunnable
+from autoshard.backends.registry import ANYWHERE, BACKENDS, usual_backend
 from autoshard.backends.rules import Problem, check_strategy, warnings
+from autoshard.cost.compute import quantized_products
 from autoshard.cost.fit_probability import levels
 from autoshard.errors import AutoshardError, NoLayoutFits
+from autoshard.graph.ir import OPERAND_BYTES
 from autoshard.graph.partition import Choice
+from autoshard.graph.quantize import with_quantized_products
+from autoshard.graph.recompute import name_in_block
 from autoshard.layout.sharding import OperatorChoices
 from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import is_user_module, load_model, published_dropout
+from autoshard.models.stage import dim_sizes, stage_graph
 from autoshard.planner.request import INSTANCE, PIN_FIELDS, SEARCHED, SEQUENCE_LENGTH, PlanRequest
 from autoshard.planner.search import search
 from autoshard.plans.plan import Plan, SearchSummary, make_plan, operator_choices
@@ -23,8 +29,9 @@ from autoshard.plans.search_result import Candidate, Pins, SearchResult
 from autoshard.spec.cluster import Cluster, load_cluster
 from autoshard.spec.dropout import NO_DROPOUT, PUBLISHED, Dropout, parse_dropout
 from autoshard.spec.model import ModelSpec
+from autoshard.spec.product_format import PRODUCT_FORMATS
 from autoshard.spec.traced import LONGEST_TRACE
-from autoshard.spec.training import TrainingSpec, load_precision
+from autoshard.spec.training import Precision, TrainingSpec, load_precision
 from autoshard.units import format_seconds
 
 NO_PIPELINE = "native PyTorch on Neuron has no pipeline parallelism yet"
@@ -43,7 +50,9 @@ def plan_for(request: PlanRequest) -> Plan:
     """The best plan by the request's objective. Raises AutoshardError for a wrong request, NoLayoutFits where nothing
     fits or meets it."""
     if request.objective_is_plain and request.tokens is None and request.days is None:
-        return plan_of(request, answer(request))
+        from autoshard.planner.precisions import best_precision
+
+        return plan_of(request, best_precision(request))
     from autoshard.planner.objectives import best_answer
 
     return plan_of(request, best_answer(request))
@@ -101,7 +110,45 @@ def inputs_of(
         notes += (f"dropout {model.dropout}: the same elements in every layout; evaluation drops nothing",)
     if model.graph is not None:
         notes += (f"{model.name} was traced with {min(length, LONGEST_TRACE):,} tokens, without dropout",)
-    return model, TrainingSpec(length, request.global_batch, load_precision(request.precision)), cluster, notes
+    precision = load_precision(_names(request, cluster)[0])
+    quantized_products(cluster.device, precision)  # raises where the device has none
+    training = TrainingSpec(
+        length, request.global_batch, precision, unquantized=_unquantized(request, model, precision)
+    )
+    backend = usual_backend(cluster) if request.backend == "auto" else BACKENDS[request.backend]
+    refused = unrunnable(backend, precision)
+    return model, training, cluster, notes if refused is None else (*notes, refused)
+
+
+def precision_names(request: PlanRequest) -> tuple[str, ...]:
+    """The precisions that a request asks for, the simplest first where it asks for any that pays."""
+    if request.precision != SEARCHED:
+        return tuple(request.precision.split(","))
+    return _names(request, inputs_of(request)[2])
+
+
+def _names(request: PlanRequest, cluster: Cluster) -> tuple[str, ...]:
+    if request.precision != SEARCHED:
+        return tuple(request.precision.split(","))
+    known = [dtype for dtype, _ in cluster.device.flops_per_s]
+    formats = [one.name for one in PRODUCT_FORMATS.values() if one.peak in known]
+    return ("mixed_precision", *formats)
+
+
+def _unquantized(request: PlanRequest, model: ModelSpec, precision: Precision) -> tuple[str, ...]:
+    """What --keep-bf16 names. Raises AutoshardError where no linear layer of a block goes by one of the names."""
+    if request.keep_bf16 is None or precision.products is None:
+        return ()
+    names = tuple(sorted(set(request.keep_bf16.split("+"))))
+    block = stage_graph(model, dim_sizes(model, 1, 1), range(1), False, False)
+    quantised = [op for op in with_quantized_products(block, 1.0).operators if OPERAND_BYTES in op.attributes]
+    known = list(dict.fromkeys([op.module for op in quantised] + [name_in_block(op.name) for op in quantised]))
+    for name in names:
+        if name not in known:
+            raise AutoshardError(
+                f"keep_bf16={name}: no linear layer of a block of {model.name}; known: {', '.join(known)}"
+            )
+    return names
 
 
 def _model(request: PlanRequest) -> ModelSpec:

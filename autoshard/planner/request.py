@@ -21,7 +21,8 @@ PIN_FIELDS = {"vpp": "num_virtual_stages", "micro_batch": "microbatch_size"}
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """One problem to plan. seq_len None: the default for the model. pins: those that are set, by option name."""
+    """One problem to plan. seq_len None: the default for the model. precision: a name, several joined by commas, or
+    auto. pins: those that are set, by option name."""
 
     model: str
     instance: str | None = None
@@ -31,6 +32,7 @@ class PlanRequest:
     seq_len: int | None = None
     global_batch: int = GLOBAL_BATCH
     precision: str = "mixed_precision"
+    keep_bf16: str | None = None
     dropout: str | None = None
     backend: str = "auto"
     device: str = "auto"

@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from autoshard.backends.backend import imported
+from autoshard.backends.products import check_runs
 from autoshard.backends.registry import ANYWHERE, BACKENDS
 from autoshard.checkpoint.place import is_remote
 from autoshard.errors import AutoshardError
@@ -69,6 +70,7 @@ def _backend(plan: Plan, options: RunOptions, in_cluster: bool) -> str:
     if chosen == "auto":
         on_trainium = in_cluster and plan.cluster.platform.is_trainium and options.device == "auto"
         chosen = plan.backend if on_trainium else ANYWHERE.name
+    check_runs(BACKENDS[chosen], plan.training.precision)
     requirement = BACKENDS[chosen].requirement
     if requirement is not None:
         imported(requirement)()

@@ -64,7 +64,7 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ("plan --model llama3-8b --global-batch 735134400", "--global-batch: 735134400 must be at most 1,048,576"),
         ("plan --model llama3-8b --seq-len 735134400", "--seq-len: 735134400 must be at most 100,000,000"),
         ("plan --model llama3-8b --nodes 1.5", "--nodes: 1.5 must be a whole number of at least 1"),
-        ("plan --precision fp8", "--precision: fp8 must be one of: mixed_precision, bf16_sr, fp32"),
+        ("plan --precision fp4", "--precision: fp4 must be one of: auto, mixed_precision, bf16_sr, fp32, fp8, fp8_block, mxfp8, nvfp4, cfp8"),  # noqa: E501
         ("plan --recompute mlp+", "recompute='mlp+' must be none, selective, full, or modules (attention_norm, attention, core_attention, mlp_norm, mlp, residual) and operators of a block joined by +"),  # noqa: E501
         ("plan --format xml", "--format: xml must be one of: text, json"),
         ("plan --config /missing.yaml", "--config /missing.yaml does not exist"),
@@ -252,8 +252,8 @@ def test_options_of_plan() -> None:
     """The names that recipes, scripts and the issue rely on."""
     assert [option.flag for option in OPTIONS.values()] == [
         "--model", "--instance", "--nodes", "--lnc", "--hardware", "--seq-len", "--global-batch", "--precision",
-        "--dropout", "--backend", "--device", "--operators", "--objective", "--fit-probability", "--time-limit",
-        "--price-per-node-hour", "--tokens", "--days",
+        "--keep-bf16", "--dropout", "--backend", "--device", "--operators", "--objective", "--fit-probability",
+        "--time-limit", "--price-per-node-hour", "--tokens", "--days",
         "--tp", "--pp", "--dp", "--cp", "--ep", "--vpp", "--micro-batch", "--schedule",
         "--recompute", "--attention-kernel", "--context-parallel", "--zero", "--axis-order",
     ]  # fmt: skip

@@ -1,0 +1,68 @@
+"""Plans in several precisions: which are asked for, what each would give, and whether fewer bits are worth it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from autoshard.errors import AutoshardError, NoLayoutFits
+from autoshard.planner.choose import GIVEN_AWAY
+from autoshard.planner.planning import Answer, answer, precision_names
+from autoshard.planner.request import PlanRequest
+from autoshard.spec.training import load_precision
+from autoshard.units import format_seconds
+
+WIDE = "mixed_precision"
+"""What products in fewer bits are held against: everything else is alike."""
+
+
+def best_precision(request: PlanRequest) -> Answer:
+    """The answer in the precision with the fastest step, with a note of what each would give; of those that cannot be
+    told apart, the one that was named first.
+
+    A precision with quantised products that is asked for alone is the answer; the note says what mixed_precision would
+    give. Raises AutoshardError, what the search of the first precision raised where none has an answer.
+    """
+    names = precision_names(request)
+    quantised = [name for name in names if load_precision(name).products is not None]
+    if not quantised:
+        return answer(request) if len(names) == 1 else _fastest({name: _tried(request, name) for name in names})
+    if len(names) > 1:
+        return _fastest({name: _tried(request, name) for name in names})
+    (name,) = names
+    found, wide = answer(request), _tried(request, WIDE)
+    return replace(found, notes=(*found.notes, _worth(name, found, wide)))
+
+
+def _tried(request: PlanRequest, name: str) -> Answer | AutoshardError:
+    try:
+        return answer(replace(request, precision=name))
+    except NoLayoutFits as error:
+        return error
+
+
+def _step_s(found: Answer) -> float:
+    return found.result.best.estimate.step_time_s
+
+
+def _fastest(tried: Mapping[str, Answer | AutoshardError]) -> Answer:
+    answers = {name: one for name, one in tried.items() if isinstance(one, Answer)}
+    if not answers:
+        raise next(one for one in tried.values() if not isinstance(one, Answer))
+    least_s = min(map(_step_s, answers.values()))
+    chosen = next(name for name, one in answers.items() if _step_s(one) <= least_s * (1 + GIVEN_AWAY))
+    others = ", ".join(f"{name} {_said(one)}" for name, one in tried.items() if name != chosen)
+    note = f"precision {chosen}: {_said(answers[chosen])} a step; {others}"
+    return replace(answers[chosen], notes=(*answers[chosen].notes, note))
+
+
+def _said(found: Answer | AutoshardError) -> str:
+    return format_seconds(_step_s(found)) if isinstance(found, Answer) else "fits nowhere"
+
+
+def _worth(name: str, found: Answer, wide: Answer | AutoshardError) -> str:
+    if not isinstance(wide, Answer):
+        return f"precision {name}: {_said(found)} a step; with {WIDE} no layout fits"
+    if _step_s(found) >= (1 - GIVEN_AWAY) * _step_s(wide):
+        return f"precision {name} is not worth it here: {_said(found)} a step, with {WIDE} {_said(wide)}"
+    return f"precision {name}: {_said(found)} a step; with {WIDE} the fastest layout takes {_said(wide)}"

@@ -1,0 +1,134 @@
+"""--precision with products in fewer bits: what is said, what is refused, what a file of such a plan is good for."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autoshard.backends.products import check_runs
+from autoshard.backends.registry import BACKENDS
+from autoshard.commands import audit, validate
+from autoshard.errors import AutoshardError
+from autoshard.files.option_values import WrongValueError
+from autoshard.interop.export_megatron import megatron_arguments
+from autoshard.planner.options import OPTIONS
+from autoshard.planner.planning import answer, inputs_of, plan_for, precision_names
+from autoshard.planner.precisions import best_precision
+from autoshard.planner.request import PlanRequest
+from autoshard.plans.plan_json import plan_to_dict, write_plan
+from autoshard.plans.validate import plan_from_dict, read_plan_and_notes
+from autoshard.runtime.options import RunOptions
+from autoshard.runtime.run import run_plan
+from autoshard.spec.training import PRECISIONS
+
+H100 = PlanRequest("llama3-8b", "h100-80gb", 1, global_batch=64, seq_len=4096, top=0, precision="fp8", pins={"zero": 1})
+REFUSED = (
+    "precision fp8: backend torch cannot multiply in float8_e4m3, the plan is a price; "
+    "mixed_precision, bf16_sr, fp32 run"
+)
+
+
+def test_a_plan_in_fp8_says_what_bf16_would_give() -> None:
+    plan = plan_for(H100)
+    wide = answer(replace(H100, precision="mixed_precision")).result.best.estimate.step_time_s
+    assert plan.training.precision == PRECISIONS["fp8"]
+    assert plan.estimate.step_time_s < wide
+    assert REFUSED in plan.notes
+    said = [note for note in plan.notes if note.startswith("precision fp8: ") and note != REFUSED]
+    step = f"{plan.estimate.step_time_s:.3g} s a step"
+    assert said == [f"precision fp8: {step}; with mixed_precision the fastest layout takes {wide:.3g} s"]
+
+
+def test_fp8_that_is_no_faster_is_not_worth_it() -> None:
+    """trn1's FP8 is as fast as its bf16, and casts come on top."""
+    found = best_precision(replace(H100, instance="trn1.32xlarge", nodes=4, precision="cfp8"))
+    assert any(note.startswith("precision cfp8 is not worth it here: ") for note in found.notes)
+    auto = best_precision(replace(H100, instance="trn1.32xlarge", nodes=4, precision="auto"))
+    assert auto.problem.training.precision.name == "mixed_precision"
+
+
+def test_the_best_of_two_precisions_is_brute_force() -> None:
+    both = best_precision(replace(H100, precision="mixed_precision,fp8"))
+    each = [answer(replace(H100, precision=name)) for name in ("mixed_precision", "fp8")]
+    fastest = min(each, key=lambda one: one.result.best.estimate.step_time_s)
+    assert both.result.best == fastest.result.best
+    assert both.problem == fastest.problem
+    wide, fp8 = (one.result.best.estimate.step_time_s for one in each)
+    assert both.notes[-1] == f"precision fp8: {fp8:.3g} s a step; mixed_precision {wide:.3g} s"
+
+
+def test_auto_is_what_the_device_has() -> None:
+    def names(instance: str) -> tuple[str, ...]:
+        return precision_names(replace(H100, instance=instance, precision="auto"))
+
+    assert names("a100-80gb") == ("mixed_precision",)
+    assert names("h100-80gb") == ("mixed_precision", "fp8", "fp8_block")
+    assert names("b200-180gb") == ("mixed_precision", "fp8", "fp8_block", "mxfp8", "nvfp4")
+    assert names("trn2.48xlarge") == ("mixed_precision", "cfp8")
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("auto,fp8", "auto,fp8: auto goes alone"),
+        (
+            "fp4",
+            "fp4 must be one of: auto, mixed_precision, bf16_sr, fp32, fp8, fp8_block, mxfp8, nvfp4, cfp8",
+        ),
+    ],
+)
+def test_values_of_the_option(value: str, said: str) -> None:
+    with pytest.raises(WrongValueError) as raised:
+        OPTIONS["precision"].parse(value)
+    assert str(raised.value) == said
+    assert OPTIONS["precision"].parse("fp8,mixed_precision,fp8") == "fp8,mixed_precision"
+
+
+def test_refusals_name_what_there_is() -> None:
+    with pytest.raises(AutoshardError) as raised:
+        inputs_of(replace(H100, instance="a100-80gb"))
+    assert str(raised.value) == (
+        "precision fp8: a100-80gb lnc 1 has no products in float8; it has bfloat16, float16, float32"
+    )
+    with pytest.raises(AutoshardError) as raised:
+        inputs_of(replace(H100, keep_bf16="lm_head"))
+    assert str(raised.value) == (
+        "keep_bf16=lm_head: no linear layer of a block of llama3-8b; known: attention, mlp, self_attn.q_proj, "
+        "self_attn.k_proj, self_attn.v_proj, self_attn.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj"
+    )
+    assert inputs_of(replace(H100, keep_bf16="mlp.up_proj+attention"))[1].unquantized == ("attention", "mlp.up_proj")
+
+
+def test_a_file_of_such_a_plan_is_read_and_priced_alike_but_not_run(tmp_path: Path) -> None:
+    plan = plan_for(replace(H100, keep_bf16="attention", pins={"zero": 3}))
+    file = tmp_path / "plan.json"
+    write_plan(plan, file)
+    again, notes = read_plan_and_notes(file)
+    assert again == plan
+    assert not notes  # the same prices from the file's numbers
+    written = json.loads(file.read_text())
+    assert written["precision"]["products"]["forward_dtype"] == "float8_e4m3"
+    assert written["inputs"]["training"]["unquantized"] == ["attention"]
+    for refused in (
+        lambda: validate.run({"plan": str(file)}),
+        lambda: audit.run({"plan": str(file), "stages": None, "no_cache": True, "format": "text"}),
+        lambda: run_plan(plan, RunOptions(output=tmp_path)),
+        lambda: check_runs(BACKENDS["torch"], plan.training.precision),
+    ):
+        with pytest.raises(AutoshardError) as raised:
+            refused()
+        assert str(raised.value) == REFUSED
+    lines = megatron_arguments(plan)
+    assert "    --fp8-format hybrid --fp8-recipe delayed --fp8-param-gather\n" in lines.text
+    assert "keep_bf16=attention: Megatron keeps whole blocks in bf16 alone" in lines.left_out
+
+
+def test_plans_without_the_field_are_read() -> None:
+    plan = plan_for(replace(H100, precision="mixed_precision"))
+    written = plan_to_dict(plan)
+    assert "products" not in written["precision"]
+    assert "products" not in written["inputs"]["training"]["precision"]
+    assert plan_from_dict(json.loads(json.dumps(written))) == plan
