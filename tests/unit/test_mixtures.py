@@ -295,7 +295,7 @@ def test_experts_lie_over_ranks_that_share_a_sequence() -> None:
         ),
         (
             {"framework": "Megatron-Bridge, NeMo 26.02.01", "model": "Qwen3-235B-A22B"},
-            Dispatch(False, True, True, False, "none"),
+            Dispatch(False, True, True, True, "none"),
         ),
         (
             {

@@ -101,7 +101,7 @@ def dispatch_of(row: Row) -> Dispatch:
         sends_once=shipped.once and dropless,
         overlaps=shipped.overlaps,
         dropless=dropless,
-        reads_back=dropless and not shipped.overlaps,
+        reads_back=dropless and shipped.graphs != "all",
         graphs=shipped.graphs,
         clamped=clamped,
     )
