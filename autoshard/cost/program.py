@@ -250,10 +250,12 @@ class PricedProgram:
             slower = software.replay_slowdown
             again = Seconds(again.compute * slower, again.attention * slower, *again.values[2:])
         ahead, backward = (add_up(getattr(step, name) for step in self.steps) for name in ("forward", "backward"))
-        if software.expert_overlap:
-            ahead, again, backward = (_beside_work(one, software.expert_overlap) for one in (ahead, again, backward))
         launches = launch_seconds(work, software)
         launch_s, replay_s = sum(launches), sum(sum(launches[start:stop]) for start, stop in recompute.repeated)
+        if software.expert_overlap:
+            waits_s = launch_s if software.reads_back else 0.0
+            ahead = _beside_work(ahead, waits_s, software.expert_overlap)
+            again, backward = (_beside_work(one, 0.0, software.expert_overlap) for one in (again, backward))
         waits_s = ahead.total if software.reads_back else 0.0
         return Part(
             ahead,
@@ -273,9 +275,9 @@ class PricedProgram:
         )
 
 
-def _beside_work(seconds: Seconds, share: float) -> Seconds:
-    """The same pass where exchanges with experts hide behind a share of its work."""
-    exposed_s = largest(0.0, seconds.expert_parallel - share * seconds.operators)
+def _beside_work(seconds: Seconds, waits_s: Number, share: float) -> Seconds:
+    """The same pass where exchanges with experts hide behind a share of its work and of its waits for the host."""
+    exposed_s = largest(0.0, seconds.expert_parallel - share * (seconds.operators + waits_s))
     return replace(seconds, expert_parallel=exposed_s)
 
 
