@@ -170,6 +170,10 @@ def test_hosts_wait_for_dropless_routing_and_graphs_launch_at_once() -> None:
     for graphs, fewer in (("router", 3), ("attention", 10), ("all", None)):
         left = 0.0 if fewer is None else (operators - fewer) * 1e-3 + 3 * 4 * 1e-4
         assert sum(launch_seconds(work, replace(slow, graphs=graphs))) == pytest.approx(left), graphs
+    head, same = (
+        stage_parts(MIXTRAL, TRAINING, H100, SHAPE, "none", one).head for one in (slow, replace(slow, reads_back=True))
+    )
+    assert head.forward_s == same.forward_s  # nothing is routed there
     alone, waits = block(slow), block(replace(slow, reads_back=True))
     assert waits.forward_s == pytest.approx(alone.host_s[0] + alone.forward.total)
     assert waits.backward_s == alone.backward_s
