@@ -252,11 +252,12 @@ class PricedProgram:
             slower = software.replay_slowdown
             again = Seconds(again.compute * slower, again.attention * slower, *again.values[2:])
         ahead, backward = (add_up(getattr(step, name) for step in self.steps) for name in ("forward", "backward"))
-        if software.expert_overlap:
-            ahead, again, backward = (_beside_work(one, software.expert_overlap) for one in (ahead, again, backward))
-        launches = launch_seconds(work, software)
+        launches, reads_back = launch_seconds(work, software), software.reads_back and _routes(work.program)
         launch_s, replay_s = sum(launches), sum(sum(launches[start:stop]) for start, stop in recompute.repeated)
-        waits_s = ahead.total if software.reads_back else 0.0
+        if software.expert_overlap:
+            ahead = _beside_work(ahead, launch_s if reads_back else 0.0, software.expert_overlap)
+            again, backward = (_beside_work(one, 0.0, software.expert_overlap) for one in (again, backward))
+        waits_s = ahead.total if reads_back else 0.0
         return Part(
             ahead,
             again,
@@ -276,14 +277,20 @@ class PricedProgram:
         )
 
 
-def _beside_work(seconds: Seconds, share: float) -> Seconds:
-    """The same pass where exchanges with experts hide behind a share of its work."""
-    exposed_s = largest(0.0, seconds.expert_parallel - share * seconds.operators)
+def _routes(program: Program) -> bool:
+    return any(op.kind == "dispatch" for op in program.graph.operators)
+
+
+def _beside_work(seconds: Seconds, waits_s: Number, share: float) -> Seconds:
+    """The same pass where exchanges with experts hide behind a share of its work and of its waits for the host."""
+    exposed_s = largest(0.0, seconds.expert_parallel - share * (seconds.operators + waits_s))
     return replace(seconds, expert_parallel=exposed_s)
 
 
 def launch_seconds(work: ProgramWork, software: Software) -> list[Number]:
     """Seconds that the host takes to launch the operators of each step forward."""
+    if software is COMPILED:
+        return [0.0] * len(work.operators)
     return [
         sum(
             software.cpu_s_per_operator

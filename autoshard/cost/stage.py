@@ -311,7 +311,7 @@ def stage_work(
     replicas = 2 * replicas_of_experts(shape.ep, shape.cp)
     mesh = build_mesh(shape.tp, 1, replicas, shape.cp, shape.ep, kv_heads, kv_inner)
     axes = mesh.stage_axes
-    if any(value == "expert" for _, choice in shape.operators for _, value in choice):
+    if any(TENSOR_RANKS_FIRST in choice for _, choice in shape.operators):
         inner = {axis: size for axis, size in axes.items() if axis == "ep"}
         axes = {axis: size for axis, size in axes.items() if axis != "ep"} | inner
     batch = shape.microbatch_size * mesh.size(DATA_AXES)
@@ -389,11 +389,17 @@ def mean_part(mixture: Part, dense: Part, share: float) -> Part:
     )
 
 
+TENSOR_RANKS_FIRST = ("tensor ranks first", "expert")
+"""A choice along no axis: of experts, the ranks of tensor parallelism hold the larger pieces, those of ep parts of
+them. The runtimes' meshes have these the other way round."""
+
+
 def experts_over_tensor_ranks(model: ModelSpec) -> OperatorChoices:
     """Choices with which the ranks of tensor parallelism hold other experts each, in place of a part of every one:
-    Megatron-Core's expert tensor parallelism of 1."""
+    Megatron-Core's expert tensor parallelism of 1. Such layouts can be priced, autoshard's runtimes have none."""
     graph = stage_graph(model, dim_sizes(model, 1, model.max_position_embeddings), range(1), first=False, last=False)
     work = [op for op in graph.operators if "expert" in op.loop_dims and op.kind in ("dispatch", "combine")]
     work += [op for op in graph.operators if "capacity" in op.loop_dims and op not in work]
     names = dict.fromkeys(template_of(op.name) for op in work)
-    return tuple((name, tuple((axis, "expert") for axis in TENSOR_PARALLEL_AXES)) for name in names)
+    choice = (*((axis, "expert") for axis in TENSOR_PARALLEL_AXES), TENSOR_RANKS_FIRST)
+    return tuple((name, choice) for name in names)

@@ -75,14 +75,19 @@ SHIPPED = (
 https://github.com/NVIDIA-NeMo/Megatron-Bridge. Lines without a model are what most models have there."""
 
 
+CAPACITIES = ("token-drop", "capacity factor")
+"""What notes say of experts with a capacity; all others are dropless, as Megatron-Core is unless it is asked."""
+
+
 def dispatch_of(row: Row) -> Dispatch:
     """How the tokens of a row's mixture travel: as its release ships it, or as its framework and notes say."""
     framework, notes = row.get("framework", ""), row.get("notes", "")
-    dropless, clamped = "dropless" in notes, "clamped" in row.get("act", "")
+    dropless = not any(word in notes for word in CAPACITIES)
+    clamped = "clamped" in row.get("act", "")
     found = re.search(r"Megatron-Bridge, NeMo (\d+\.\d+)", framework)
     if found is None:
         once = "DeepEP" in framework or "AutoModel" in framework
-        return Dispatch(once, dropless=dropless or once, reads_back=dropless or once, clamped=clamped)
+        return Dispatch(once, dropless=dropless, reads_back=dropless, clamped=clamped)
     release, gpu, in_mxfp8 = float(found[1]), row["gpu"], row.get("precision", "").lower() == "mxfp8"
     shipped = next(
         one
@@ -96,7 +101,7 @@ def dispatch_of(row: Row) -> Dispatch:
         sends_once=shipped.once and dropless,
         overlaps=shipped.overlaps,
         dropless=dropless,
-        reads_back=dropless and not shipped.overlaps,
+        reads_back=dropless and shipped.graphs != "all",
         graphs=shipped.graphs,
         clamped=clamped,
     )

@@ -155,7 +155,7 @@ def gpu_model(row: Row) -> ModelSpec:
     experts = integer(row, "moe_experts", 0)
     gated = act in GATED
     more = extras(row) if experts > 1 else Extras()
-    key_value_heads, head_dim, shared = integer(row, "kv_heads", heads), integer(row, "head_dim", hidden // heads), 0
+    key_value_heads, head_dim = integer(row, "kv_heads", heads), integer(row, "head_dim", hidden // heads)
     if more.latent is not None:
         key_value_heads, head_dim = 1, more.latent.value
     shared = max(0, more.shared_width + latent_columns(row, more))
