@@ -3,10 +3,10 @@
   python -m benchmarks.on_gpu --quick      # eight minutes at most
   python -m benchmarks.on_gpu              # more sizes
 
-It writes results/on_gpu.json, results/on_gpu.md and results/on_gpu_hardware.json after every part. A part that fails, or
-takes too long, is a line of the page, and the others go on. Started again, it goes on with what is missing; --again
-begins anew. `--device cpu` runs the same code with the CPU in place of the GPU, small. It needs torch, numpy, einops,
-PyYAML and rich, and no installed autoshard: run it in the repository.
+It writes results/on_gpu.json, results/on_gpu.md and results/on_gpu_hardware.json after every part. A part that fails,
+or takes too long, is a line of the page, and the others go on. Started again, it goes on with what is missing; --again
+begins anew. `--device cpu` runs the same code with the CPU in place of the GPU, small. It needs torch, numpy and
+einops, and no installed autoshard: run it in the repository.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ import subprocess
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from time import monotonic
-from typing import Any
+from typing import IO, Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # this folder is no package
 
@@ -46,15 +48,22 @@ class Part:
     limit_s: float = PART_S
 
 
+ENVIRONMENT = Part("environment", "environment", limit_s=120)
+SAME = ("name", "devices", "torch", "autoshard")
+"""Fields of the environment that an earlier run must share, to be gone on with."""
+
+
 def parts(device: str, quick: bool, devices: int) -> Iterator[Part]:
     """Yields what is measured after the environment, the most telling first. devices: of this machine."""
     from benchmarks.on_gpu_parts import MODES, QUICK, SHARDED, SIZES
 
-    yield Part("parity", "parity", limit_s=150)
+    yield Part("parity", "parity", ("eager",), 120)
     yield Part("calibration", "calibration", limit_s=180 if quick else 600)
     for size in QUICK[device] if quick else SIZES[device]:
         for mode in MODES[device]:
             yield Part(f"step, {size}, {mode}", "step", (size, mode), 120 if quick else PART_S)
+    if device != "cpu":  # inductor takes half a minute a program there
+        yield Part("parity, compiled", "parity", ("compiled",), 120 if quick else PART_S)
     for world, layouts in SHARDED.items():
         if world <= (devices if device == "cuda" else min(devices, 2)):
             for layout in tuple(layouts)[: 1 if quick else None]:
@@ -73,6 +82,16 @@ class Run:
 
     def left_s(self) -> float:
         return float("inf") if self._end_s is None else self._end_s - monotonic()
+
+    def begin(self) -> dict[str, Any] | None:
+        """What the machine is; None where it has no such device. What was found on another one is forgotten."""
+        earlier = self.found["parts"].pop(ENVIRONMENT.name, {}).get("result")
+        here = self.do(ENVIRONMENT)
+        if earlier is not None and here is not None and any(earlier[name] != here[name] for name in SAME):
+            self.found["parts"] = {ENVIRONMENT.name: self.found["parts"][ENVIRONMENT.name]}
+            Path(self._options["hardware"]).unlink(missing_ok=True)
+            self.write()
+        return here
 
     def do(self, part: Part) -> dict[str, Any] | None:
         """Runs a part that is not done yet, writes what it found, and returns its result; None where it failed."""
@@ -111,41 +130,42 @@ def _known(file: Path, options: dict[str, Any]) -> dict[str, Any]:
 
 def in_a_process(command: Sequence[str], limit_s: float) -> dict[str, Any]:
     """The last line that the command prints, as JSON; {"error": one line} where it ends otherwise. After limit_s
-    seconds it is ended, with all that it started."""
+    seconds it is ended; nothing that it started outlives it."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])}
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=REPOSITORY,
-        env=environment,
-        start_new_session=True,
-    )
-    try:
-        out, errors = process.communicate(timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        _end(process)
-        return {"error": f"took more than {limit_s:.0f} s and was ended"}
-    except BaseException:
-        _end(process)
-        raise
-    lines = out.strip().splitlines()
+    with TemporaryFile("w+") as out, TemporaryFile("w+") as errors:  # files: a child that stays would hold a pipe open
+        process = subprocess.Popen(
+            command, stdout=out, stderr=errors, cwd=REPOSITORY, env=environment, start_new_session=True
+        )
+        ended = True
+        try:
+            process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            ended = False
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        lines, log = (_lines(file) for file in (out, errors))
+    if not ended:
+        return {"error": f"took more than {limit_s:.0f} s and was ended", "log": log[-12:]}
+    found = _answer(lines)
+    if found is None:
+        last = log[-1] if log else "it said nothing"
+        found = {"error": f"ended with {process.returncode}: {last}"[:400]}
+    return {**found, "log": log[-12:]} if "error" in found and log else found
+
+
+def _lines(file: IO[str]) -> list[str]:
+    file.seek(0)
+    return file.read().strip().splitlines()
+
+
+def _answer(lines: list[str]) -> dict[str, Any] | None:
     try:
         found = json.loads(lines[-1]) if lines else None
     except ValueError:
-        found = None
-    if isinstance(found, dict) and ("result" in found or "error" in found):
-        if "error" in found and errors.strip():
-            found["log"] = errors.strip().splitlines()[-12:]
-        return found
-    last = errors.strip().splitlines()[-12:]
-    return {"error": f"ended with {process.returncode}: {last[-1] if last else 'it said nothing'}"[:400], "log": last}
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+        return None
+    return found if isinstance(found, dict) and ("result" in found or "error" in found) else None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -168,7 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hardware.unlink(missing_ok=True)
     try:
         run = Run(options, file, QUICK_S if given.quick else None, given.again)
-        here = run.do(Part("environment", "environment", limit_s=120))
+        here = run.begin()
         if here is None:
             print(f"on_gpu: error: {run.found['parts']['environment']['error']}", file=sys.stderr)
             return 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from autoshard.units import GIB, format_seconds
@@ -17,8 +17,9 @@ def page(found: Mapping[str, Any]) -> str:
     steps = {name: one for name, one in known.items() if name.startswith("step, ")}
     if steps:
         lines += ["## Steps", "", *_steps(steps), ""]
-    if "parity" in known:
-        lines += ["## FP32 against the CPU", "", *_parity(known["parity"]), ""]
+    parities = [one for name, one in known.items() if name.startswith("parity")]
+    if parities:
+        lines += ["## FP32 against the CPU", "", *_parity(parities), ""]
     sharded = {name: one for name, one in known.items() if name.startswith("sharded, ")}
     if sharded:
         lines += ["## Several devices", "", *_sharded(sharded), ""]
@@ -70,12 +71,13 @@ def _beside(predicted: Mapping[str, float] | None, measured_s: float) -> str:
     return f"{format_seconds(predicted['step_time_s'])} ({predicted['step_time_s'] / measured_s - 1:+.0%})"
 
 
-def _parity(one: Mapping[str, Any]) -> Iterator[str]:
-    yield f"Losses and gradient norms of three steps; all within {one['close']:g}: {'yes' if one['right'] else 'no'}."
+def _parity(parities: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    right = all(one["right"] for one in parities)
+    yield f"Losses and gradient norms of three steps; all within {parities[0]['close']:g}: {'yes' if right else 'NO'}."
     yield ""
     yield "| variant | largest relative difference |"
     yield "|---|---|"
-    for name, variant in one["variants"].items():
+    for name, variant in (pair for one in parities for pair in one["variants"].items()):
         yield _row(name, variant["error"] if "error" in variant else f"{variant['off']:.1e}")
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from autoshard import __version__
 from autoshard.calibration.devices import DeviceUnderTest, count, open_device
 from autoshard.calibration.fit import Fit
 from autoshard.calibration.hardware_file import hardware_file
@@ -194,6 +195,7 @@ def environment(options: Options) -> dict[str, Any]:
         "memory_bytes": under_test.memory_bytes,
         "free_bytes": under_test.free_bytes(),
         "fp8": under_test.has_fp8(),
+        "autoshard": __version__,
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "python": sys.version.split()[0],
@@ -229,11 +231,14 @@ def _progress(line: str) -> None:
     print(line, flush=True)
 
 
-def parity(options: Options) -> dict[str, Any]:
-    """FP32 losses and gradient norms of three steps on the device against the CPU's, by variant of a tiny model."""
+def parity(options: Options, which: str) -> dict[str, Any]:
+    """FP32 losses and gradient norms of three steps on the device against the CPU's, by variant of a tiny model.
+
+    which: the eager variants, or the compiled one.
+    """
     under_test, found = open_device(options.device), {}
     for name, (fields, changed) in PARITY.items():
-        if options.device != "cpu" or not changed.get("compile"):
+        if bool(changed.get("compile")) == (which == "compiled"):
             found[name] = _parity_or_error(under_test.device, fields, dict(changed))
     return {"variants": found, "close": CLOSE, "right": all(one.get("off", 1.0) < CLOSE for one in found.values())}
 
@@ -341,7 +346,7 @@ def _running(plan: Plan, mode: str, device: torch.device) -> tuple[Callable[[], 
 
 
 def _plain_step(plan: Plan, device: torch.device, compiled: bool, batch: tuple[Any, Any]) -> Callable[[], float]:
-    """A step as a plain script would do it: FP32 weights, products in bf16 by autocast (on the CPU: all in FP32), fused
+    """A step as a plain script would do it: FP32 weights, products in bf16 by autocast (all in FP32 where the plan is), fused
     AdamW, the norm clipped; compiled block by block."""
     torch.manual_seed(0)
     with device:
@@ -350,13 +355,13 @@ def _plain_step(plan: Plan, device: torch.device, compiled: bool, batch: tuple[A
         for block in module.blocks:
             block.compile(dynamic=False)
     optimizer = torch.optim.AdamW(module.parameters(), lr=LEARNING_RATE, weight_decay=0.1, fused=True)
-    count = plan.num_microbatches
+    count, mixed = plan.num_microbatches, plan.training.precision.parameter_dtype == "bfloat16"
     ids, labels = (torch.from_numpy(one).chunk(count) for one in batch)
 
     def run() -> float:
         total = torch.zeros((), device=device)
         for one, wanted in zip(ids, labels, strict=True):
-            with torch.autocast(device.type, torch.bfloat16, enabled=device.type != "cpu"):
+            with torch.autocast(device.type, torch.bfloat16, enabled=mixed):
                 loss = module(one.to(device), wanted.to(device)) / count
             loss.backward()
             total += loss.detach()
