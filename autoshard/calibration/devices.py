@@ -203,7 +203,8 @@ class CudaDevice(_Accelerator):
 
     def state(self) -> State | None:
         """None where nvidia-smi is missing or says nothing."""
-        return smi_state(str(torch.cuda.get_device_properties(self.device).uuid))
+        uuid = getattr(torch.cuda.get_device_properties(self.device), "uuid", None)
+        return None if uuid is None else smi_state(str(uuid))
 
     def has_fp8(self) -> bool:
         return hasattr(torch, "_scaled_mm") and torch.cuda.get_device_capability(self.device) >= (8, 9)

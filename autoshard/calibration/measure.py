@@ -21,11 +21,14 @@ Progress = Callable[[str], None]
 INTERRUPTED = 128 + signal.SIGINT
 
 
-def measure(device: str, processes: int | None, shapes: int, progress: Progress) -> tuple[Measurements, dict[str, Any]]:
+def measure(
+    device: str, processes: int | None, shapes: int, progress: Progress, instance: str | None = None
+) -> tuple[Measurements, dict[str, Any]]:
     """Measures this machine: (measurements, {"rates": FLOP/s by dtype, "dtype": the one that was timed}).
 
-    processes: ranks of the collectives; None takes every device, at most 8. shapes: how many programs are timed. Raises
-    AutoshardError where torch, the device or enough devices are missing.
+    processes: ranks of the collectives; None takes every device, at most 8. shapes: how many programs are timed.
+    instance: the packaged hardware file that the user names. Raises AutoshardError where torch, the device, enough
+    devices or a packaged hardware file are missing.
     """
     if find_spec("torch") is None:
         raise AutoshardError("autoshard calibrate needs torch: pip install 'autoshard[torch]'")
@@ -35,6 +38,8 @@ def measure(device: str, processes: int | None, shapes: int, progress: Progress)
         devices = present["devices"]
         if devices == 0:
             raise AutoshardError(f"device={device} is not on this machine: {present['why']}")
+        if instance is None:
+            default_instance(device, present["name"])  # before minutes are spent
         ranks = min(devices, 8) if processes is None else processes
         if ranks > devices:
             raise AutoshardError(f"processes={ranks} is more than the {devices} {_units(device)} of this machine")

@@ -159,6 +159,8 @@ def _rate(dtype: str, clock: Clock) -> float:
 
 
 def present(values: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
-    """{"devices": how many devices of the kind this machine has, "why": why there are none, '' where there are}."""
-    devices, why = count(from_json(CalibrationArguments, values, "arguments").device)
-    return {"devices": devices, "why": why}
+    """{"devices": how many devices of the kind this machine has, "why": why there are none, '' where there are, "name":
+    of the first one}."""
+    kind = from_json(CalibrationArguments, values, "arguments").device
+    devices, why = count(kind)
+    return {"devices": devices, "why": why, "name": open_device(kind).name if devices else ""}

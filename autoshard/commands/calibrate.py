@@ -111,7 +111,7 @@ def _measure(values: Mapping[str, Any]) -> int:
     if picture is not None:
         overwrites(Path(picture))
     shapes = min(SHAPES, values["shapes"] or SHAPES)
-    machine, more = measure(values["device"] or "cpu", values["processes"], shapes, _progress)
+    machine, more = measure(values["device"] or "cpu", values["processes"], shapes, _progress, values["instance"])
 
     from autoshard.calibration.hardware_file import hardware_file
 

@@ -177,7 +177,7 @@ def accelerated(device: str) -> dict[str, dict[str, Any]]:
     )
     times = [(kind, size, collective_law(kind, group, machine).time_s(size)) for kind in KINDS for size in (1e4, 1e8)]
     return {
-        "present": {"devices": devices, "why": ""},
+        "present": {"devices": devices, "why": "", "name": name},
         "one_device": {
             "operators": operators,
             "passes": passes,

@@ -1,0 +1,124 @@
+"""The page of `benchmarks.on_gpu`: from its JSON to Markdown, with what is known so far."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from autoshard.units import GIB, format_seconds
+
+
+def page(found: Mapping[str, Any]) -> str:
+    """Markdown. found: as on_gpu.json holds it."""
+    known = {name: part["result"] for name, part in found["parts"].items() if "result" in part}
+    lines = ["# What a device does, beside what the plan says", "", _how(found["options"]), ""]
+    if "environment" in known:
+        lines += [*_environment(known["environment"]), ""]
+    steps = {name: one for name, one in known.items() if name.startswith("step, ")}
+    if steps:
+        lines += ["## Steps", "", *_steps(steps), ""]
+    parities = [one for name, one in known.items() if name.startswith("parity")]
+    if parities:
+        lines += ["## FP32 against the CPU", "", *_parity(parities), ""]
+    sharded = {name: one for name, one in known.items() if name.startswith("sharded, ")}
+    if sharded:
+        lines += ["## Several devices", "", *_sharded(sharded), ""]
+    if "calibration" in known:
+        lines += ["## Calibration", "", *_calibration(known["calibration"]), ""]
+    failed = {name: part for name, part in found["parts"].items() if "error" in part}
+    if failed:
+        lines += ["## Without a result", "", *(f"* {name}: {part['error']}" for name, part in failed.items()), ""]
+    return "\n".join(lines)
+
+
+def _how(options: Mapping[str, Any]) -> str:
+    command = f"python -m benchmarks.on_gpu --device {options['device']}{' --quick' if options['quick'] else ''}"
+    stand_in = " **The CPU stood in for a GPU: these numbers only show that the program runs.**"
+    return f"Written by `{command}`.{stand_in if options['device'] == 'cpu' else ''}"
+
+
+def _environment(one: Mapping[str, Any]) -> Iterator[str]:
+    cuda = f", CUDA {one['cuda']}" if one["cuda"] else ""
+    memory, free = one["memory_bytes"] / GIB, one["free_bytes"] / GIB
+    yield (f"{one['devices']} x {one['name']}, {memory:.1f} GiB each ({free:.1f} free); torch {one['torch']}{cuda}.")
+
+
+def _steps(steps: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    yield "| step | layout | measured | predicted, packaged | calibrated | tokens/s | peak memory | planned |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for name, one in steps.items():
+        predicted = one["predicted"]
+        memory = next(iter(predicted.values()), None)
+        yield _row(
+            name.removeprefix("step, "),
+            one["layout"],
+            format_seconds(one["step_time_s"]),
+            *(_beside(predicted.get(kind), one["step_time_s"]) for kind in ("packaged", "calibrated")),
+            f"{one['tokens_per_s']:,.0f}",
+            _gib(one["peak_memory_bytes"]),
+            "-" if memory is None else _gib(memory["memory_bytes"]),
+        )
+    yield ""
+    yield (
+        "Times: the median step after three that warm up. Memory: the peak of torch's allocator (on a CPU: of the "
+        "process), beside the plan's without its reserve; a plain module keeps other things than the plan says."
+    )
+
+
+def _beside(predicted: Mapping[str, float] | None, measured_s: float) -> str:
+    if predicted is None:
+        return "-"
+    return f"{format_seconds(predicted['step_time_s'])} ({predicted['step_time_s'] / measured_s - 1:+.0%})"
+
+
+def _parity(parities: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    right = all(one["right"] for one in parities)
+    yield f"Losses and gradient norms of three steps; all within {parities[0]['close']:g}: {'yes' if right else 'NO'}."
+    yield ""
+    yield "| variant | largest relative difference |"
+    yield "|---|---|"
+    for name, variant in (pair for one in parities for pair in one["variants"].items()):
+        yield _row(name, variant["error"] if "error" in variant else f"{variant['off']:.1e}")
+
+
+def _sharded(layouts: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    yield "| layout | losses off from one device | model | measured | predicted, packaged | calibrated |"
+    yield "|---|---|---|---|---|---|"
+    for name, one in layouts.items():
+        yield _row(
+            name.removeprefix("sharded, "),
+            f"{one['off']:.1e}{'' if one['right'] else ' WRONG'}",
+            one["model"],
+            format_seconds(one["step_time_s"]),
+            *(_beside(one["predicted"].get(kind), one["step_time_s"]) for kind in ("packaged", "calibrated")),
+        )
+
+
+def _calibration(one: Mapping[str, Any]) -> Iterator[str]:
+    yield "| constant | fitted |"
+    yield "|---|---|"
+    yield from (_row(name, f"{value:.4g}") for name, value in one["constants"].items())
+    yield ""
+    yield "| measured | points | median error of the fit |"
+    yield "|---|---|---|"
+    yield from (_row(family, str(int(count)), f"{error:.1%}") for family, (count, error) in one["errors"].items())
+    yield ""
+    yield "| product, attention, copy | reached |"
+    yield "|---|---|"
+    yield from (_row(name, f"{value / 1e12:.4g} TFLOP/s") for name, value in one["products_flops_per_s"].items())
+    yield from (
+        _row(f"attention {name}", f"{value:.0%} of the peak") for name, value in one["attention_share_of_peak"].items()
+    )
+    yield from (_row(name, f"{value / 1e9:.4g} GB/s") for name, value in one["copies_bytes_per_s"].items())
+    if one["launch_s"] is not None:
+        yield _row("one launch", format_seconds(one["launch_s"]))
+    yield ""
+    yield from (f"* {note}" for note in one["notes"])
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
+
+
+def _gib(count: float) -> str:
+    return f"{count / GIB:.2f} GiB"

@@ -1,0 +1,105 @@
+"""A device that is not the host, and has no data: mixing it with the host's tensors is an error, as on a GPU.
+
+Run as a program, since torch knows such a device once and for all: it takes steps on it, and says which went wrong.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+from autoshard.audits.measure import fake_world
+from autoshard.spec.cluster import load_cluster
+from benchmarks import on_gpu_parts as parts
+from tests.multiprocess.plans import BF16, CASES, MODELS, plan_of
+
+
+class _Scalars(TorchDispatchMode):
+    """Numbers that the program reads from tensors without data: 1."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.ops.aten._local_scalar_dense.default:
+            return 1.0 if args[0].is_floating_point() else 1
+        return function(*args, **(kwargs or {}))
+
+
+@contextmanager
+def without_data(rank: int, world_size: int) -> Iterator[torch.device]:
+    """Backward runs on this thread: torch's own threads know nothing of the modes that are entered here."""
+    with (
+        torch.autograd.set_multithreading_enabled(False),
+        fake_world(rank, world_size),
+        FakeTensorMode(allow_non_fake_inputs=True),
+        _Scalars(),
+    ):
+        yield torch.device("other", 0)
+
+
+def layout(plan: Any, rank: int) -> None:
+    """A step and an evaluation of one rank."""
+    with without_data(rank, plan.mesh.world_size) as device:
+        session, batch = parts.session_of(plan, device, rank), parts.tokens_of(plan)
+        session.step(*batch, 1e-4)
+        session.evaluate(*batch)
+
+
+def step(size: parts.Size, mode: str, precision: str) -> None:
+    """A step that `benchmarks.on_gpu` times, at its full size."""
+    plan = parts.plan_of(size, size.model("a size"), parts.cluster_of(load_cluster("h200-141gb", 1), 1), precision)
+    with without_data(0, 1) as device:
+        run, _ = parts._running(plan, mode, device)
+        run()
+        run()
+
+
+def works() -> Iterator[tuple[str, Callable[[], None]]]:
+    for name, (fields, changed) in parts.PARITY.items():
+        if not changed.keys() & {"compile", "recompute"}:  # torch's checkpoint asks the device for random states
+            tiny = replace(parts.TINY.model("parity"), **fields)
+            plan = parts.plan_of(parts.TINY, tiny, parts.cluster_of(load_cluster("cpu", 1), 1), "fp32", **changed)
+            yield name, partial(layout, plan, 0)
+    for name in ("tp", "dp, ZeRO-3", "zigzag ring", "ulysses", "mixtral ep", "gpt2 tp, padded vocabulary"):
+        model, strategy, microbatches = CASES[2][name]
+        plan = plan_of(MODELS[model], strategy, microbatches, BF16[1])  # no master copy: rounded at random, by place
+        yield name, partial(layout, plan, 1)
+    for mode, name in (("planned", "mixed_precision"), ("plain", "fp32")):  # autocast knows no such device
+        yield f"1b, {mode}", partial(step, parts.SIZES["cuda"]["1b"], mode, name)
+
+
+def mixes() -> None:
+    """Takes a host's tensor and the device's together, which must not pass."""
+    with without_data(0, 1) as device:
+        torch.ones(3, device=device) + torch.ones(3)
+
+
+def outcome(work: Callable[[], None]) -> str:
+    try:
+        work()
+    except Exception as error:
+        traceback.print_exc()
+        return f"{type(error).__name__} {str(error).splitlines()[0]}"
+    return "done"
+
+
+def main() -> None:
+    _setup_privateuseone_for_python_backend("other")
+    torch.get_device_module("other").get_amp_supported_dtype = lambda: [torch.bfloat16]
+    for name, work in (("mixed", mixes), *works()):
+        print(f"{name}: {outcome(work)}", flush=True)
+    sys.stdout.flush()
+    os._exit(0)  # torch takes such a device apart with an abort
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""benchmarks.on_gpu with the CPU in place of a GPU: all of it, what fails, what takes too long, and going on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoshard.spec.cluster import load_cluster
+from benchmarks import on_gpu, on_gpu_page
+
+HERE = {
+    "name": "a GPU",
+    "devices": 1,
+    "memory_bytes": 2.0**37,
+    "free_bytes": 2.0**37,
+    "torch": "2.11.0",
+    "autoshard": "0.1.0",
+    "cuda": "13.0",
+}
+
+
+def test_all_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every part has a result; a hardware file to plan with; the second start measures nothing again."""
+    arguments = ["--device", "cpu", "--quick", "--folder", str(tmp_path)]
+    assert on_gpu.main(arguments) == 0, capsys.readouterr().out
+    found = json.loads((tmp_path / "on_gpu.json").read_text())["parts"]
+    assert all("result" in part for part in found.values())
+    assert set(found) == {
+        "environment",
+        "parity",
+        "calibration",
+        "step, tiny, planned",
+        "step, tiny, plain",
+        "step, tiny, planner's pick",
+        "sharded, tp=2",
+    }
+    assert found["parity"]["result"]["right"] and found["sharded, tp=2"]["result"]["right"]
+    planned = found["step, tiny, planned"]["result"]
+    assert planned["predicted"].keys() == {"packaged", "calibrated"} and planned["step_time_s"] > 0
+    assert load_cluster(None, 1, hardware_file=tmp_path / "on_gpu_hardware.json").instance == "cpu"
+    page = (tmp_path / "on_gpu.md").read_text()
+    assert "**The CPU stood in for a GPU" in page and "| tiny, planned | mbs=2 recompute=none attention=flash |" in page
+    assert "## Without a result" not in page
+    assert on_gpu.main(arguments) == 0
+    again = json.loads((tmp_path / "on_gpu.json").read_text())["parts"]
+    assert all(again[name] == part for name, part in found.items() if name != "environment")
+
+
+def test_no_gpu_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert on_gpu.main(["--folder", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith("on_gpu: error: device=cuda is not on this machine: torch")
+
+
+def test_what_a_process_says_and_how_it_ends() -> None:
+    def ran(code: str, limit_s: float = 60) -> dict[str, Any]:
+        return on_gpu.in_a_process([sys.executable, "-c", code], limit_s)
+
+    assert ran("print('noise'); print('{\"result\": {\"a\": 1}}')") == {"result": {"a": 1}}
+    assert ran("raise SystemExit(7)") == {"error": "ended with 7: it said nothing"}
+    died = ran("import sys; print('CUDA error: an illegal memory access', file=sys.stderr); sys.exit(1)")
+    assert died["error"] == "ended with 1: CUDA error: an illegal memory access"
+    assert ran("import os; os.abort()")["error"].startswith("ended with -6")
+    assert ran("print('3')")["error"].startswith("ended with 0")
+    slow = ran("import sys, time; print('here', file=sys.stderr, flush=True); time.sleep(60)", limit_s=3)
+    assert slow == {"error": "took more than 3 s and was ended", "log": ["here"]}
+
+
+def test_a_process_that_a_part_leaves_behind_holds_nobody_up() -> None:
+    code = (
+        "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']);"
+        "print('{\"result\": 1}')"
+    )
+    start = time.monotonic()
+    assert on_gpu.in_a_process([sys.executable, "-c", code], 120) == {"result": 1}
+    assert time.monotonic() - start < 100
+
+
+class Answers:
+    """Stands in for the processes. answers: by the part's function, or function and first argument."""
+
+    def __init__(self, answers: dict[str, dict[str, Any]]):
+        self.answers, self.asked = answers, list[str]()
+
+    def __call__(self, command: Any, limit_s: float) -> dict[str, Any]:
+        asked = json.loads(command[-1])
+        name = " ".join((asked["part"], *asked["arguments"]))
+        self.asked.append(name)
+        return dict(self.answers.get(name, {"error": "device is lost"}))
+
+
+def test_a_failed_part_is_a_line_and_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parity = {"variants": {"plain": {"off": 1e-7}, "experts": {"error": "out | of"}}, "close": 1e-4, "right": False}
+    answers = Answers({"environment": {"result": HERE}, "parity eager": {"result": parity}})
+    monkeypatch.setattr(on_gpu, "in_a_process", answers)
+    arguments = ["--folder", str(tmp_path), "--quick"]
+    assert on_gpu.main(arguments) == 1
+    page = (tmp_path / "on_gpu.md").read_text()
+    assert "1 x a GPU, 128.0 GiB each (128.0 free); torch 2.11.0, CUDA 13.0." in page
+    assert "* step, 1b, planned: device is lost" in page and "| experts | out / of |" in page
+    assert "all within 0.0001: NO." in page and "sharded" not in page
+    assert "step 1b plain compiled" in answers.asked and "parity compiled" in answers.asked
+    answers.asked.clear()
+    assert on_gpu.main(arguments) == 1
+    assert "parity eager" not in answers.asked and "step 1b planned" in answers.asked
+    answers.answers["environment"] = {"result": {**HERE, "name": "another GPU"}}
+    answers.asked.clear()
+    on_gpu.main(arguments)
+    assert "parity eager" in answers.asked, "what another device did says nothing of this one"
+
+
+def test_the_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_gpu, "in_a_process", Answers({"environment": {"result": HERE}}))
+    monkeypatch.setattr(on_gpu, "QUICK_S", 5.0)
+    assert on_gpu.main(["--folder", str(tmp_path), "--quick"]) == 2
+    page = (tmp_path / "on_gpu.md").read_text()
+    assert "* environment: left out: the time was over" in page
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"options": {}}', '{"options": 3, "parts": {}}'])
+def test_a_file_of_another_run_is_not_gone_on_with(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "on_gpu.json").write_text(text)
+    monkeypatch.setattr(on_gpu, "in_a_process", Answers({"environment": {"result": HERE}}))
+    assert on_gpu.main(["--folder", str(tmp_path)]) == 1
+
+
+def test_several_gpus_are_used(tmp_path: Path) -> None:
+    names = [part.name for part in on_gpu.parts("cuda", False, 8)]
+    assert {"sharded, tp=2", "sharded, tp=2 pp=2", "sharded, dp=8 zero=3"} <= set(names)
+    assert not any(name.startswith("sharded") for name in (one.name for one in on_gpu.parts("cuda", False, 1)))
+    assert len(set(names)) == len(names)
+
+
+def test_a_page_of_nothing() -> None:
+    options = {"device": "cuda", "quick": True}
+    assert "--quick" in on_gpu_page.page({"options": options, "parts": {}})
+
+
+def test_steps_on_a_device_that_is_not_the_host() -> None:
+    """Nothing of the runtime, nor of the steps that are timed on a GPU, takes a host's tensor for the device's."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.multiprocess.other_device"],
+        cwd=on_gpu.REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    lines = dict(line.split(": ", 1) for line in ran.stdout.strip().splitlines())
+    assert lines.pop("mixed").startswith("FakeTensorDeviceMismatchError"), ran.stderr
+    assert len(lines) == 12 and set(lines.values()) == {"done"}, ran.stdout + ran.stderr
