@@ -1,4 +1,4 @@
-"""Layouts that are known to have run on a generation of devices with a backend: published results and published layouts.
+"""Layouts that are known to have run on a generation of devices with a backend, as results or as examples.
 
 `known.json`, written by `python -m benchmarks.beaten_path` alone, holds them with their sources.
 """

@@ -192,7 +192,7 @@ EDITS = {
     "strategy.stage_layers=[16, 15]": "strategy: stage_layers=[16, 15] is 31 blocks; llama3-8b has 32",
     "inputs.cluster.lnc=2": "lnc=2 of cluster trn1.32xlarge must be 1, as its layout_rules=trn1 say",
     "inputs.pins.tp=4": "inputs.pins.tp is 4, but strategy.tp is 8",
-    "inputs.pins.vpp=4": f"inputs.pins: pins has a field that is not known: 'vpp'; known: {', '.join(to_json(Pins()))}",
+    "inputs.pins.vpp=4": f"inputs.pins: pins has a field that is not known: 'vpp'; known: {', '.join(to_json(Pins(beaten_path=True)))}",
     "inputs.cluster.intra_node[9].devices=2": "--edit inputs.cluster.intra_node[9].devices: there is no 9; a list of 4",
     "inputs.cluster.link.name=x": "--edit inputs.cluster.link.name: there is no link; "
     f"there is: {', '.join(to_json(load_cluster('cpu', 1)))}",
