@@ -181,7 +181,7 @@ def test_notes_say_what_leaving_the_path_gains_and_risks(one_run: Precedent) -> 
     assert note == (
         "beaten path: the chosen layout has only features of 1 published results on trn1 with backend nxd; it is "
         "predicted 10.0 % slower than tp=8 dp=2 cp=2, microbatch 1, no recompute, less than the model can tell, of "
-        "which nobody is known to have run cp=2"
+        "which nobody is known to have run cp=2; pins take it all the same"
     )
     assert list(path_notes(one_run, Timed(1.0, OWN), Timed(1.0, OWN), None)) == []
 
