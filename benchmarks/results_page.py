@@ -9,6 +9,7 @@ from itertools import accumulate
 from math import comb
 from pathlib import Path
 from statistics import mean
+from textwrap import wrap
 from typing import NamedTuple
 
 from benchmarks.scores import Scored
@@ -152,9 +153,12 @@ def _surprise() -> Iterator[str]:
     known = json.loads(SURPRISE.read_text(encoding="utf-8"))
     wider = {name: one["without_it"] / one["with_it"] for name, one in known.items()}
     every = wider.pop("all")
-    yield "Leaving the beaten path, on GPU results (`python -m benchmarks.path_surprise`): where a feature of a layout"
-    yield f"was left out of the fit, the middle 90 % of its errors is {every:.2f} times as wide as with it. By feature:"
-    yield f"{', '.join(f'{name} {times:.2f}' for name, times in wider.items())}."
+    text = (
+        "Leaving the beaten path, on GPU results (`python -m benchmarks.path_surprise`): where a feature of a layout "
+        f"was left out of the fit, the middle 90 % of its errors is {every:.2f} times as wide as with it. By feature: "
+        f"{', '.join(f'{name} {times:.2f}' for name, times in wider.items())}."
+    )
+    yield from wrap(text, 120)
 
 
 def right_coverage(rows: int) -> tuple[float, float]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from autoshard.backends.problem import Draft, Problem
+from autoshard.cli import main
 from autoshard.cost.interval import difference_factors
 from autoshard.errors import AutoshardError, NoLayoutFits
 from autoshard.files.codec import to_json
@@ -263,6 +264,26 @@ def test_the_path_is_in_plan_json_and_old_plans_are_read() -> None:
     old = plan_to_dict(plan_examples.plan_70b())
     assert "beaten_path" not in old["search"] and "beaten_path" not in old["inputs"]["pins"]
     assert plan_from_dict(old) == plan_examples.plan_70b()
+
+
+def test_the_option_plans_on_the_path_and_a_recipe_may_hold_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe, out = tmp_path / "recipe.yaml", tmp_path / "plan.json"
+    recipe.write_text("model: llama2-7b\nnodes: 1\nbeaten_path: true\n", encoding="utf-8")
+    for given in (["--model", "llama2-7b", "--beaten-path"], ["--config", str(recipe)]):
+        assert main(["plan", *given, "--out", str(out)]) == 0
+        assert json.loads(out.read_text(encoding="utf-8"))["search"]["beaten_path"]["unknown"] == []
+        assert "off the beaten path" in capsys.readouterr().out
+
+
+def test_the_page_shows_the_chosen_layout_and_the_other_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--model", "llama2-7b", "--out", str(tmp_path / "plan.json")]) == 0
+    page = " ".join(capsys.readouterr().out.split())
+    assert "Layout tp=8 pp=1 dp=4 mbs=1" in page
+    assert "beaten path: the chosen layout has only features of" in page
+    assert main(["explain", str(tmp_path / "plan.json")]) == 0
+    assert "nobody is known to have run tp=2, microbatch=4, a pipeline" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("name", published_plans())
