@@ -77,12 +77,8 @@ def size_of(
     pp: int,
     stage_layers: tuple[int, ...],
 ) -> GraphSize:
-    """The largest graph of a layout by its local shape. stage_layers: blocks of each virtual stage.
-
-    Where ranks are, and whether sequence parallelism cuts what lies between products, makes no product larger: one form
-    of each shape is looked at.
-    """
-    shape = replace(shape, sequence_parallel=shape.tp > 1, placement=())
+    """The largest graph of a layout by its local shape. stage_layers: blocks of each virtual stage."""
+    shape = replace(shape, placement=())  # where ranks are makes no graph larger
     block, head, embedding = (_unit(model, training, cluster, shape, name) for name in ("block", "head", "embedding"))
     rows = shape.microbatch_size * training.sequence_length / shape.cp
     logits = rows * padded_vocab_size(model.vocab_size, shape.tp) / shape.tp

@@ -228,6 +228,13 @@ def test_as_a_rule_only_known_features_are_looked_at(one_run: Precedent) -> None
     assert any(one.reason == "off the beaten path" for one in result.rejections)
 
 
+@pytest.mark.parametrize(("model", "length", "batch"), [("llama2-7b", 2004, 1024), ("mixtral-8x7b", 4100, 96)])
+def test_sequences_that_tp_does_not_divide_have_graphs_too(model: str, length: int, batch: int) -> None:
+    training = TrainingSpec(length, batch, load_precision("mixed_precision"))
+    result = search(load_model(model), training, load_cluster("trn1.32xlarge", 8), top=0)
+    assert result.beaten_path is not None
+
+
 def test_where_nothing_on_the_path_fits_one_sentence_says_so() -> None:
     training = TrainingSpec(8192, 1024, load_precision("mixed_precision"))
     with pytest.raises(NoLayoutFits) as caught:
