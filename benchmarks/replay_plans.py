@@ -54,12 +54,14 @@ PROBLEMS = (
 def replay(model: str, instance: str, nodes: int, batch: int, sequence: int, backend: str) -> dict[str, Any]:
     training = TrainingSpec(sequence, batch, load_precision("mixed_precision"))
     try:
-        best = search(load_model(model), training, load_cluster(instance, nodes), backend=backend, top=0).best
+        result = search(load_model(model), training, load_cluster(instance, nodes), backend=backend, top=0)
     except AutoshardError as error:
         return {"refused": str(error)}
-    estimate = best.estimate
+    estimate, path = result.best.estimate, result.beaten_path
+    left = None if path is None or path.instead_of is None else layout_name(path.instead_of)
     return {
-        "layout": layout_name(best.strategy),
+        "layout": layout_name(result.best.strategy),
+        **({} if left is None else {"on the beaten path instead of": left}),
         "step_time_s": float(f"{estimate.step_time_s:.6g}"),
         "memory_bytes": float(f"{estimate.fullest.total_bytes:.6g}"),
         "terms": {term.name: float(f"{term.value:.4g}") for term in estimate.time_terms if term.value},
@@ -82,7 +84,8 @@ def moved(before: dict[str, Any], now: dict[str, Any]) -> str | None:
         f"{'-' if value < 0 else '+'}{format_seconds(abs(value))} {name}" for value, name in largest if value
     )
     layout = now["layout"] if before["layout"] == now["layout"] else f"{before['layout']} -> {now['layout']}"
-    return f"{layout}: {change:+.2%} ({why})"
+    path = "; on the beaten path, a toss-up" if "on the beaten path instead of" in now else ""
+    return f"{layout}: {change:+.2%} ({why}{path})"
 
 
 def main() -> int:

@@ -86,7 +86,7 @@ def _show_frontier(values: Mapping[str, Any]) -> int:
     from autoshard.commands.frontier_page import frontier_page, frontier_to_list
     from autoshard.planner.objectives import frontier
 
-    points = frontier(request_from(values, 0))
+    points = frontier(replace(request_from(values, 0), beaten_path=values["beaten_path"]))
     if values["format"] == "json":
         say(json.dumps(frontier_to_list(points), indent=1))
     else:

@@ -59,7 +59,7 @@ class Precedent:
             words.append("a pipeline inside a node" if place == INSIDE else f"pipeline: {place}")
         sets = [one for one in dict.fromkeys(s.recompute) if not self._has("recompute", one)]
         if sets:
-            more = f" and {len(sets) - 1} more sets" if len(sets) > 1 else ""
+            more = f" and {len(sets) - 1} more" if len(sets) > 1 else ""
             words.append(f"recompute={min(sets, key=len)}{more}")
         if beyond := self.graph(s).beyond(self.path.largest_graph):
             words.append(f"a graph of {' and '.join(beyond)}")
@@ -172,13 +172,13 @@ def path_notes(found: Precedent, taken: Timed, best: Timed | None, left: Timed |
         yield (
             f"beaten path: the chosen layout has only features of {found.path.results} published results on {where}; "
             f"it is predicted {slower:.1f} % slower than {describe(left.strategy)}, less than the model can tell, of "
-            f"which nobody is known to have run {features}"
+            f"which nobody is known to have run {features}; pins take it all the same"
         )
         return
     unknown = found.unknown(taken.strategy)
     if not unknown:
         return
-    beside = "no layout of known features fits"
+    beside = f"{'with what is pinned ' if found.excused else ''}no layout of known features fits"
     if best is not None:
         low, high = difference_factors(cluster, taken.strategy, best.strategy)
         ratio = best.step_time_s / taken.step_time_s
@@ -197,8 +197,13 @@ def path_notes(found: Precedent, taken: Timed, best: Timed | None, left: Timed |
 
 def _large_graph(found: Precedent, size: GraphSize) -> str:
     most, known = found.path.largest_graph, packaged().instructions
-    count = known.instructions(size)
-    about = "an unknown number of instructions" if count is None else f"about {count / 1e6:.1f} M instructions"
+    count, pairs = known.instructions(size), [one for one in packaged().compiled if one.instructions is not None]
+    about = "an unknown number of instructions"
+    if count is not None:
+        about = (
+            f"about {count / 1e6:.1f} M instructions by {len(pairs)} published counts, each missed by "
+            f"{known.left_out_error:.0%} by the others"
+        )
     return (
         f"largest graph: {round(size.operators):,} operators, {round(size.tiles):,} matrix tiles, "
         f"{round(size.logits):,} logits, {about}; the largest known to compile on {found.path.generation} have "

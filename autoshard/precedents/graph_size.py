@@ -6,7 +6,7 @@ are one graph.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -77,7 +77,8 @@ def size_of(
     pp: int,
     stage_layers: tuple[int, ...],
 ) -> GraphSize:
-    """The largest graph of a layout by its local shape, as `graph_size` says it. stage_layers: of each virtual stage."""
+    """The largest graph of a layout by its local shape. stage_layers: blocks of each virtual stage."""
+    shape = replace(shape, placement=())  # where ranks are makes no graph larger
     block, head, embedding = (_unit(model, training, cluster, shape, name) for name in ("block", "head", "embedding"))
     rows = shape.microbatch_size * training.sequence_length / shape.cp
     logits = rows * padded_vocab_size(model.vocab_size, shape.tp) / shape.tp

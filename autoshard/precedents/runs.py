@@ -1,4 +1,4 @@
-"""Layouts that are known to have run on a generation of devices with a backend: published results and published layouts.
+"""Layouts that are known to have run on a generation of devices with a backend, as results or as examples.
 
 `known.json`, written by `python -m benchmarks.beaten_path` alone, holds them with their sources.
 """
@@ -19,8 +19,10 @@ from autoshard.precedents.graph_size import GraphSize
 FILE = Path(__file__).parent / "known.json"
 MAX_FILE_BYTES = 1_000_000
 MOST_RUNS = 10_000
-BETWEEN, INSIDE, NO_PIPELINE = "between nodes", "inside a node", "none"
 Pipeline = Literal["between nodes", "inside a node", "none"]
+BETWEEN: Pipeline = "between nodes"
+INSIDE: Pipeline = "inside a node"
+NO_PIPELINE: Pipeline = "none"
 
 
 class Degrees(Protocol):
@@ -38,7 +40,7 @@ class Degrees(Protocol):
     def axis_order(self) -> tuple[str, ...]: ...
 
 
-def pipeline_place(layout: Degrees, devices_per_node: int) -> str:
+def pipeline_place(layout: Degrees, devices_per_node: int) -> Pipeline:
     """Whether the neighbours of a pipeline share a node: NO_PIPELINE, INSIDE or BETWEEN."""
     if layout.pp == 1:
         return NO_PIPELINE

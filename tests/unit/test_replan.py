@@ -183,6 +183,7 @@ def test_an_edit_there_and_back_is_the_same_layout(small: Plan) -> None:
 
 
 FOLLOWS = "that follows from inputs, backend and strategy; edit these, such as strategy.microbatch_size=2"
+PINS = ", ".join(to_json(Pins(beaten_path=True)))
 EDITS = {
     "strategy.microbatch_size": "--edit strategy.microbatch_size must be FIELD=VALUE, "
     "such as strategy.microbatch_size=2",
@@ -192,7 +193,7 @@ EDITS = {
     "strategy.stage_layers=[16, 15]": "strategy: stage_layers=[16, 15] is 31 blocks; llama3-8b has 32",
     "inputs.cluster.lnc=2": "lnc=2 of cluster trn1.32xlarge must be 1, as its layout_rules=trn1 say",
     "inputs.pins.tp=4": "inputs.pins.tp is 4, but strategy.tp is 8",
-    "inputs.pins.vpp=4": f"inputs.pins: pins has a field that is not known: 'vpp'; known: {', '.join(to_json(Pins()))}",
+    "inputs.pins.vpp=4": f"inputs.pins: pins has a field that is not known: 'vpp'; known: {PINS}",
     "inputs.cluster.intra_node[9].devices=2": "--edit inputs.cluster.intra_node[9].devices: there is no 9; a list of 4",
     "inputs.cluster.link.name=x": "--edit inputs.cluster.link.name: there is no link; "
     f"there is: {', '.join(to_json(load_cluster('cpu', 1)))}",

@@ -1,0 +1,140 @@
+"""How far a prediction is off for a feature that nothing was fitted to: `python -m benchmarks.path_surprise`.
+
+For each feature, all GPU results that have it are left out of the fit and predicted by the rest; beside that stands how
+far the same results are missed where only their own group is left out. Sources whose every result has the feature, or
+none, tell nothing of it. --json prints the numbers alone.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import ArgumentParser
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from autoshard.calibration.results.gpu_rows import Case
+from autoshard.calibration.results.regimes import interval
+from autoshard.calibration.results.stack_fit import Linearised, Values, fitted_cases, predictions, row_weights
+from autoshard.calibration.results.usable import read_results
+from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE
+from autoshard.layout.strategy import Strategy
+from autoshard.plans.plan_json import compact_json
+from benchmarks.fitted import DATA, Fitted, load
+
+FEATURES: Mapping[str, Callable[[Strategy], bool]] = {
+    "tp=2": lambda s: s.tp == 2,
+    "tp=4": lambda s: s.tp == 4,
+    "tp=8": lambda s: s.tp == 8,
+    "cp of 2 or more": lambda s: s.cp > 1,
+    "ep of 2 or more": lambda s: s.ep > 1,
+    "a pipeline": lambda s: s.pp > 1,
+    "virtual stages": lambda s: s.num_virtual_stages > 1,
+    "microbatch of 4 or more": lambda s: s.microbatch_size >= 4,
+    "full recompute": lambda s: s.recompute[0] == FULL_RECOMPUTE,
+    "no recompute": lambda s: s.recompute[0] == NO_RECOMPUTE,
+}
+KEPT = Path(__file__).parent / "results" / "path_surprise.json"
+FEWEST = 8
+"""Results of a feature that tell something."""
+
+
+@dataclass(frozen=True)
+class Surprise:
+    """Errors of results with a feature. rows, groups: how many. with_it, without_it: half width of the middle 90 % of
+    log(measured / predicted), where only the own group was left out of the fit, and where the whole feature was."""
+
+    rows: int
+    groups: int
+    with_it: float
+    without_it: float
+
+    @property
+    def wider(self) -> float:
+        """Times that the interval is as wide where the feature was never seen."""
+        return self.without_it / self.with_it
+
+
+def surprises(cases: Sequence[Case], fitted: Fitted) -> dict[str, Surprise]:
+    """By feature; `all` is every pair of a feature and a result that has it."""
+    timed = fitted_cases(cases, memory=False)
+    line = Linearised(timed, dict(fitted.values), False)
+    weights, seen = row_weights(timed), _residuals(timed, [fitted.values_for(case) for case in timed])
+    found: dict[str, Surprise] = {}
+    pairs: list[tuple[str, float, float]] = []
+    for name, has in FEATURES.items():
+        mask = np.array([has(case.strategy) for case in timed])
+        both = {case.source for case, own in zip(timed, mask, strict=True) if own}
+        both &= {case.source for case, own in zip(timed, mask, strict=True) if not own}
+        rows = [i for i, case in enumerate(timed) if mask[i] and case.source in both]
+        if len(rows) < FEWEST:
+            continue
+        values = line.solve(~mask, weights)
+        unseen = _residuals([timed[i] for i in rows], [values] * len(rows))
+        own_pairs = [(timed[i].group, seen[i], one) for i, one in zip(rows, unseen, strict=True)]
+        found[name] = _surprise(own_pairs)
+        pairs += own_pairs
+    found["all"] = _surprise(pairs)
+    return found
+
+
+def _surprise(pairs: Sequence[tuple[str, float, float]]) -> Surprise:
+    groups = [group for group, _, _ in pairs]
+    with_it, without_it = (interval(groups, [pair[place] for pair in pairs], [None] * len(pairs)) for place in (1, 2))
+    return Surprise(
+        len(pairs),
+        len(set(groups)),
+        (with_it.high - with_it.low) / 2,
+        (without_it.high - without_it.low) / 2,
+    )
+
+
+def _residuals(cases: Sequence[Case], values: Sequence[Values]) -> list[float]:
+    """log(measured / predicted) of each case with constants of its own."""
+    found = [0.0] * len(cases)
+    groups: dict[str, list[int]] = {}
+    for place, case in enumerate(cases):  # what a group is predicted with is the same
+        groups.setdefault(case.group, []).append(place)
+    for places in groups.values():
+        predicted = predictions([cases[place] for place in places], values[places[0]])
+        for place, seconds in zip(places, predicted, strict=True):
+            found[place] = float(np.log((cases[place].time_s or 0.0) / seconds))
+    return found
+
+
+def lines(found: Mapping[str, Surprise]) -> list[str]:
+    """A table in Markdown."""
+    table = [
+        "| feature left out of the fit | results | groups | half width with it | without it | times as wide |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, one in found.items():
+        table.append(
+            f"| {name} | {one.rows} | {one.groups} | {one.with_it:.3f} | {one.without_it:.3f} | {one.wider:.2f} |"
+        )
+    return table
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = ArgumentParser(description=__doc__)
+    parser.add_argument("--gpu", type=Path, default=DATA / "measured_gpu.csv")
+    parser.add_argument("--json", action="store_true", help="print only the JSON")
+    parser.add_argument("--write", action="store_true", help="keep the numbers in results/path_surprise.json")
+    options = parser.parse_args(arguments)
+    results = read_results([options.gpu], None).gpus
+    assert results is not None, "the file names no GPUs"
+    found = surprises(results.cases, load())
+    if not options.json:
+        print("\n".join(lines(found)))
+    numbers = {name: {key: float(f"{value:.4g}") for key, value in asdict(one).items()} for name, one in found.items()}
+    if options.write:
+        KEPT.write_text(compact_json(numbers) + "\n", encoding="utf-8")
+    print(json.dumps(numbers))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
