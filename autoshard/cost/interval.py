@@ -17,6 +17,7 @@ from pathlib import Path
 from autoshard.graph.recompute import FULL_RECOMPUTE
 from autoshard.layout.strategy import Strategy
 from autoshard.spec.cluster import Cluster
+from autoshard.spec.sdk import newest_measured, release_slowdown, release_spread
 
 FILE = Path(__file__).parent / "intervals.json"
 UNMEASURED = "unmeasured"
@@ -24,6 +25,8 @@ FIT_PROBABILITY = 0.9
 """How surely a layout must fit into memory, unless something else is said."""
 BEYOND = 1.5
 """How much wider an interval is, in logarithms, for what no measured layout of its device has. A guess."""
+NINETY_PERCENT = 1.645
+"""Half the width of the middle 90 % of a normal distribution, in standard deviations."""
 _TRAINIUM = re.compile(r"^(trn\d+)[nu]$")
 
 DEGREES = {"communication": ("tp", "cp", "ep"), "pipeline": ("pp",), "microbatch": ("microbatch_size",)}
@@ -86,10 +89,13 @@ def unlike_measured(strategy: Strategy) -> tuple[str, ...]:
 
 
 def step_time_factors(cluster: Cluster, strategy: Strategy) -> tuple[float, float]:
-    """(low, high): a step takes between so many times its prediction with 90 % probability."""
+    """(low, high): a step takes between so many times its prediction with 90 % probability. What is not known of the
+    release adds to what is not known of the layout, as independent errors do."""
     regime = regimes()[regime_of(cluster)]
     wider = BEYOND if regime_of(cluster) != UNMEASURED and unlike_measured(strategy) else 1.0
-    return exp(wider * regime.low), exp(wider * regime.high)
+    of_release = NINETY_PERCENT * release_spread(cluster.layout_rules, cluster.sdk)
+    low, high = (sqrt((wider * end) ** 2 + of_release**2) for end in (regime.low, regime.high))
+    return exp(-low), exp(high)
 
 
 def changes(a: Strategy, b: Strategy) -> dict[str, float]:
@@ -147,3 +153,14 @@ def interval_note(cluster: Cluster, strategy: Strategy) -> str:
     if beyond := unlike_measured(strategy):
         return f"the 90 % interval is {BEYOND:g} times that of {source}: none of them has {', '.join(beyond)}"
     return f"the 90 % interval comes from {source}"
+
+
+def release_note(cluster: Cluster) -> str | None:
+    """The release of the SDK that the numbers are for, against the newest one with results, in one sentence; None where
+    no releases were compared."""
+    newest = newest_measured(cluster.layout_rules)
+    if newest is None or cluster.sdk is None:
+        return None
+    ratio, spread = (of(cluster.layout_rules, cluster.sdk) for of in (release_slowdown, release_spread))
+    width = f"give or take {exp(NINETY_PERCENT * spread) - 1:.0%}, which the interval includes"
+    return f"Neuron SDK {cluster.sdk}: a step takes {ratio:.2f} times as long as under {newest}, {width}"
