@@ -39,13 +39,15 @@ OTHER_CHOICES = ("num_virtual_stages", "schedule", "sequence_parallel", "zero")
 @dataclass(frozen=True)
 class Regime:
     """low, high: of log(measured / predicted) of step times, the middle 90 %. memory_spread: standard deviation of the
-    logarithm of memory. results, groups: how many they come from."""
+    logarithm of memory. results, groups: how many they come from. fitted: whether constants were fitted to them; else they
+    were too few, and low and high are those of `unmeasured`."""
 
     low: float
     high: float
     memory_spread: float
     results: int
     groups: int
+    fitted: bool = True
 
 
 @lru_cache(maxsize=1)
@@ -57,7 +59,10 @@ def regimes() -> dict[str, Regime]:
         for name, values in content.items()
     }
     low, high = min(regime.low for regime in known.values()), max(regime.high for regime in known.values())
-    return {**known, UNMEASURED: replace(known[UNMEASURED], low=low, high=high)}
+    return {
+        name: regime if regime.fitted and name != UNMEASURED else replace(regime, low=low, high=high)
+        for name, regime in known.items()
+    }
 
 
 @lru_cache(maxsize=1)
@@ -92,7 +97,8 @@ def step_time_factors(cluster: Cluster, strategy: Strategy) -> tuple[float, floa
     """(low, high): a step takes between so many times its prediction with 90 % probability. What is not known of the
     release adds to what is not known of the layout, as independent errors do."""
     regime = regimes()[regime_of(cluster)]
-    wider = BEYOND if regime_of(cluster) != UNMEASURED and unlike_measured(strategy) else 1.0
+    measured = regime_of(cluster) != UNMEASURED and regime.fitted
+    wider = BEYOND if measured and unlike_measured(strategy) else 1.0
     of_release = NINETY_PERCENT * release_spread(cluster.layout_rules, cluster.sdk)
     low, high = (sqrt((wider * end) ** 2 + of_release**2) for end in (regime.low, regime.high))
     return exp(-low), exp(high)
@@ -144,10 +150,15 @@ def interval_note(cluster: Cluster, strategy: Strategy) -> str:
     """The source of a layout's interval, in one sentence."""
     name = regime_of(cluster)
     regime = regimes()[name]
-    if name == UNMEASURED:
+    if name == UNMEASURED or not regime.fitted:
+        left_out = regimes()[UNMEASURED].groups
+        known = (
+            f"never measured on this: no published result on {cluster.instance} was there to compare with"
+            if name == UNMEASURED
+            else f"too few published results on {name} to fit to ({regime.results})"
+        )
         return (
-            f"no published result on {cluster.instance} was there to compare with: the 90 % interval is that of "
-            f"software stacks that were left out of the fit on {regime.groups} others"
+            f"{known}; the 90 % interval is that of software stacks that were left out of the fit on {left_out} others"
         )
     source = f"{regime.results} published results on {name}, {regime.groups} layouts each left out in turn"
     if beyond := unlike_measured(strategy):

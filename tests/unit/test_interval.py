@@ -48,7 +48,8 @@ TRN1, TRN2 = load_cluster("trn1.32xlarge", 16), load_cluster("trn2.48xlarge", 1)
 
 def test_regimes() -> None:
     assert regime_of(TRN1) == regime_of(load_cluster("trn1n.32xlarge", 1)) == "trn1"
-    assert regime_of(TRN2) == regime_of(load_cluster("cpu", 1)) == UNMEASURED
+    assert regime_of(TRN2) == "trn2" and not regimes()["trn2"].fitted
+    assert regime_of(load_cluster("trn3-gen1", 1)) == regime_of(load_cluster("cpu", 1)) == UNMEASURED
     assert regimes()["trn1"].results == 50
     assert all(regime.low < 0 < regime.high for regime in regimes().values())
 
@@ -75,7 +76,13 @@ def test_notes_say_why() -> None:
     assert known == "the 90 % interval comes from 50 published results on trn1, 9 layouts each left out in turn"
     beyond = interval_note(TRN1, replace(MEASURED, recompute=("full",), tp=16, dp=4))
     assert beyond.endswith("none of them has recompute=full, tp=16")
-    assert interval_note(TRN2, MEASURED).startswith("no published result on trn2.48xlarge was there to compare with")
+    assert interval_note(TRN2, MEASURED).startswith(
+        "too few published results on trn2 to fit to (2); the 90 % interval is"
+    )
+    never = interval_note(load_cluster("trn3-gen2", 1), MEASURED)
+    assert never.startswith(
+        "never measured on this: no published result on trn3-gen2 was there to compare with; the 90 %"
+    )
 
 
 def test_probability_to_fit() -> None:

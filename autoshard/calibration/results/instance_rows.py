@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autoshard.calibration.results.rows import Row, Unscored, integer, number
-from autoshard.cost.stacks import COMPILED, TRACED, Software
+from autoshard.cost.stacks import COMPILED, EAGER, TRACED, XLA_FSDP, Software
 from autoshard.errors import AutoshardError
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.schedules import usual_schedule
@@ -29,8 +29,8 @@ STACKS = (
     ("optimum-neuron", "optimum-neuron"),
 )
 """(word in a row without a column `stack`, the stack that it tells of); without any it is NXD."""
-SOFTWARE = {"optimum-neuron": TRACED}
-"""Stacks whose steps are not one compiled graph a pass that waits for nothing."""
+SOFTWARE = {"optimum-neuron": TRACED, "axlearn": XLA_FSDP, "eager": EAGER, "compiled": COMPILED}
+"""Stacks that cost otherwise than one compiled graph a pass without sharded weights."""
 OUTER_LAYERS = "attention_norm+core_attention+mlp_norm+mlp"
 """Recompute of all but the projections of attention."""
 
@@ -78,7 +78,9 @@ def instance_case(row: Row, hardware_file: Path | None = None) -> InstanceCase:
         stack, sdk = row_stack(row), row_sdk(row) if alike.platform.is_trainium else None
         cluster = alike if sdk is None else load_cluster(alike.instance, alike.nodes, lnc, hardware_file, sdk)
         cluster = cluster.slowed(stack_slowdown(cluster.layout_rules, stack))
-        model, strategy = row_model(row), row_strategy(row)
+        model, strategy, software = row_model(row), row_strategy(row), SOFTWARE.get(stack, COMPILED)
+        if software.sharded_parameters:
+            strategy = replace(strategy, zero=1)
     except AutoshardError as error:
         raise Unscored(str(error)) from error
     if strategy.world_size != cluster.world_size:
@@ -93,7 +95,7 @@ def instance_case(row: Row, hardware_file: Path | None = None) -> InstanceCase:
         time_s,
         alike,
         stack,
-        SOFTWARE.get(stack, COMPILED),
+        software,
         sdk,
         row_doubt(row),
     )
@@ -132,7 +134,8 @@ def row_precision(row: Row) -> Precision:
     text = row.get("precision", "")
     if text in PRECISIONS:
         return load_precision(text)
-    return load_precision("mixed_precision" if "FP32Optimizer" in text else "bf16_sr")
+    full = "FP32Optimizer" in text or "fp32 params" in text or "fp32 master" in text
+    return load_precision("mixed_precision" if full else "bf16_sr")
 
 
 def row_model(row: Row) -> ModelSpec:

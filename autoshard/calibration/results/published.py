@@ -116,10 +116,9 @@ def _fit_collectives(found: Usable[CollectiveCase], out: Published) -> None:
 
 
 def _fit_instances(found: Usable[InstanceCase], out: Published) -> None:
+    _count_unfitted(found, out)
     for name in dict.fromkeys(case.cluster.instance for case in found.cases):
         if name not in instance_fit.PUBLISHED:
-            count = sum(case.cluster.instance == name for case in found.cases)
-            out.page.append(f"{name}: {count} training results are not fitted to")
             continue
         cases = [case for case in found.cases if case.cluster.instance == name and fitted_to(case)]
         out.page += _unfitted(case for case in found.cases if case.cluster.instance == name and not fitted_to(case))
@@ -139,6 +138,22 @@ def _fit_instances(found: Usable[InstanceCase], out: Published) -> None:
             spread = regimes[UNMEASURED]["memory_spread"]
             own = of_instance(cases, fit.left_out_s)
             regimes[name.partition(".")[0]] = {**own, "memory_spread": spread, "from": _origin(found)}
+
+
+def _count_unfitted(found: Usable[InstanceCase], out: Published) -> None:
+    """Notes the generations that nothing is fitted to, with their results."""
+    fitted = {name.partition(".")[0] for name in instance_fit.PUBLISHED}
+    by_generation: dict[str, list[InstanceCase]] = {}
+    for case in found.cases:
+        by_generation.setdefault(case.cluster.instance.partition(".")[0], []).append(case)
+    regimes = out.intervals["regimes"]
+    for name, cases in by_generation.items():
+        if name not in fitted:
+            counts = {"results": len(cases), "groups": len({case.group for case in cases})}
+            like = regimes[UNMEASURED]
+            ends = {end: like[end] for end in ("low", "high", "memory_spread")}
+            regimes[name] = {**ends, **counts, "fitted": False, "from": _origin(found)}
+            out.page.append(f"{name}: {len(cases)} training results are not fitted to")
 
 
 def _unfitted(cases: Iterable[InstanceCase]) -> Iterator[str]:
