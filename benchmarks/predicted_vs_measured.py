@@ -39,6 +39,7 @@ from benchmarks.scores import KEYS, Scored, score
 
 Missing = tuple[str, str, str]
 """(row, source, reason) of a row that cannot be scored."""
+TRAINIUM = DATA / "measured_trainium.csv"
 TRAINIUM_SPREAD = 0.23
 """Half width of the 90 % interval of log time on Trainium where fewer than two groups are there to tell: releases of
 the SDK differ by 6 to 27 % on the same layout."""
@@ -129,20 +130,27 @@ def _sources(case: Case) -> Iterator[str]:
 
 
 def trainium_scores(rows: Sequence[Row]) -> Iterator[Scored | Missing]:
-    """Yields Trainium rows, scored with every model left out in turn; the interval of each comes from the errors of the
-    others."""
+    """Yields Trainium rows, each predicted without its model; the interval of each comes from the errors of the others
+    that are whole."""
     asked = [_instance_case(row) for row in rows]
     yield from (one for one in asked if isinstance(one, tuple))
     cases = [one for one in asked if isinstance(one, InstanceCase)]
-    found = left_out_of_published(cases)
+    published = [_instance_case(row) for row in read_rows(TRAINIUM)]
+    found = left_out_of_published(cases, [one for one in published if isinstance(one, InstanceCase)])
     residuals = [log(case.time_s / seconds) for case, seconds in zip(cases, found, strict=True)]
+    known = [(one, residual) for one, residual in zip(cases, residuals, strict=True) if not one.doubt]
     for case, seconds in zip(cases, found, strict=True):
-        others = [abs(r) for r, other in zip(residuals, cases, strict=True) if other.group != case.group]
+        others = [abs(residual) for one, residual in known if one.group != case.group]
         width = quantiles(others, n=20)[17] if len(others) >= 8 else TRAINIUM_SPREAD
         width = max(width, TRAINIUM_SPREAD / 1.5)
         ends = seconds * exp(-width), seconds * exp(width)
-        layout = case.cluster, case.strategy
-        yield Scored(case.key, ("trainium",), case.group, seconds, *ends, case.time_s, 0.0, None, 1.0, True, *layout)
+        layout, sources = (case.cluster, case.strategy), trainium_sources(case)
+        yield Scored(case.key, sources, case.group, seconds, *ends, case.time_s, 0.0, None, 1.0, True, *layout)
+
+
+def trainium_sources(case: InstanceCase) -> tuple[str, ...]:
+    """The sources that a case counts for: Trainium and its generation, or the rows that nothing is fitted to."""
+    return ("trainium/doubtful",) if case.doubt else ("trainium", f"trainium/{case.cluster.layout_rules}")
 
 
 def _instance_case(row: Row) -> InstanceCase | Missing:
@@ -189,7 +197,7 @@ def table(board: dict[str, dict[str, float | int | None]]) -> Iterator[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = ArgumentParser(description=__doc__)
-    parser.add_argument("--trainium", type=Path, default=DATA / "measured_trainium.csv")
+    parser.add_argument("--trainium", type=Path, default=TRAINIUM)
     parser.add_argument("--gpu", type=Path, default=DATA / "measured_gpu.csv")
     parser.add_argument("--cpu", type=Path, default=DATA / "measured_cpu.csv")
     parser.add_argument("--results", type=Path, help="write the page of targets, misses and their rows, as RESULTS.md")

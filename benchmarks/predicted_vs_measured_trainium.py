@@ -1,6 +1,7 @@
 """Compares predicted with measured step times on Trainium: `python -m benchmarks.predicted_vs_measured_trainium`.
 
-The rows are 18 published results, benchmarks/data/measured_trainium.csv; each names its source.
+The rows are published results, benchmarks/data/measured_trainium.csv; each names its source. Those that cannot be
+priced, and those that are doubted, are left out here; `benchmarks.predicted_vs_measured` lists them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from pathlib import Path
 from statistics import mean, median
 
 from autoshard.calibration.results.instance_rows import instance_case
+from autoshard.calibration.results.rows import Unscored
 from autoshard.cost.estimate import Estimate, estimate
 
 DATA = Path(__file__).parent / "data" / "measured_trainium.csv"
@@ -18,23 +20,27 @@ Row = dict[str, str]
 
 
 def predictions(path: Path = DATA) -> Iterator[tuple[Row, Estimate]]:
-    """Yields each row with the cost model's estimate for it."""
+    """Yields each row that is whole with the cost model's estimate for it."""
     with path.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            case = instance_case(row)
-            yield row, estimate(case.model, case.training, case.cluster, case.strategy)
+            try:
+                case = instance_case(row)
+            except Unscored:
+                continue
+            if not case.doubt:
+                yield row, estimate(case.model, case.training, case.cluster, case.strategy, case.software)
 
 
 def main() -> None:
     errors = []
-    print(f"{'row':5} {'model':23} {'sdk':7} {'layout':17} {'measured s':>10} {'predicted s':>11} {'error':>7}")
+    print(f"{'row':5} {'model':30} {'sdk':7} {'layout':17} {'measured s':>10} {'predicted s':>11} {'error':>7}")
     for row, expected in predictions():
         measured = float(row["step_time_s"])
         error = expected.step_time_s / measured - 1
         errors.append(abs(error))
         layout = f"tp{row['tp']} pp{row['pp']} dp{row['dp']} s{row['seq_len']}"
         print(
-            f"{row['id']:5} {row['model']:23} {row['sdk']:7} {layout:17} "
+            f"{row['id']:5} {row['model']:30.30} {row['sdk']:7.7} {layout:17} "
             f"{measured:10.2f} {expected.step_time_s:11.2f} {error:+7.1%}"
         )
     print(f"absolute error: mean {mean(errors):.1%}, median {median(errors):.1%}, worst {max(errors):.1%}")

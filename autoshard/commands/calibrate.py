@@ -149,11 +149,11 @@ def _fit(values: Mapping[str, Any]) -> int:
 def _fit_published(values: Mapping[str, Any], out: Path, results: list[Path], collectives: Path | None) -> int:
     _none_of(values, ("instance", "hardware"), f"needs a file as -o; {out} is a folder")
 
-    from autoshard.calibration.results.published import INTERVALS_FILE, fit_published
+    from autoshard.calibration.results.published import INTERVALS_FILE, SDK_FILE, fit_published
 
     fits = fit_published(results, collectives, _progress)
     hardware = {out / "hardware" / f"{name}.json": content for name, content in fits.hardware.items()}
-    others = {out / "cost" / INTERVALS_FILE: fits.intervals}
+    others = {out / "cost" / INTERVALS_FILE: fits.intervals, out / "spec" / SDK_FILE: fits.sdk}
     if values["details"] is not None:
         others |= {Path(values["details"]) / name: content for name, content in fits.details.items()}
     for file, content in {**hardware, **others}.items():

@@ -17,6 +17,7 @@ from pathlib import Path
 from autoshard.graph.recompute import FULL_RECOMPUTE
 from autoshard.layout.strategy import Strategy
 from autoshard.spec.cluster import Cluster
+from autoshard.spec.sdk import newest_measured, release_slowdown, release_spread
 
 FILE = Path(__file__).parent / "intervals.json"
 UNMEASURED = "unmeasured"
@@ -25,6 +26,8 @@ FIT_PROBABILITY = 0.9
 BEYOND = 1.5
 """How much wider an interval is, in logarithms, for what no measured layout of its device has. On GPUs 1.4: results
 with a feature that was left out of the fit (`benchmarks.path_surprise`). That Trainium is 1.5 is a guess near it."""
+NINETY_PERCENT = 1.645
+"""Half the width of the middle 90 % of a normal distribution, in standard deviations."""
 _TRAINIUM = re.compile(r"^(trn\d+)[nu]$")
 
 DEGREES = {"communication": ("tp", "cp", "ep"), "pipeline": ("pp",), "microbatch": ("microbatch_size",)}
@@ -37,13 +40,15 @@ OTHER_CHOICES = ("num_virtual_stages", "schedule", "sequence_parallel", "zero")
 @dataclass(frozen=True)
 class Regime:
     """low, high: of log(measured / predicted) of step times, the middle 90 %. memory_spread: standard deviation of the
-    logarithm of memory. results, groups: how many they come from."""
+    logarithm of memory. results, groups: how many they come from. fitted: whether constants were fitted to them; else they
+    were too few, and low and high are those of `unmeasured`."""
 
     low: float
     high: float
     memory_spread: float
     results: int
     groups: int
+    fitted: bool = True
 
 
 @lru_cache(maxsize=1)
@@ -55,7 +60,10 @@ def regimes() -> dict[str, Regime]:
         for name, values in content.items()
     }
     low, high = min(regime.low for regime in known.values()), max(regime.high for regime in known.values())
-    return {**known, UNMEASURED: replace(known[UNMEASURED], low=low, high=high)}
+    return {
+        name: regime if regime.fitted and name != UNMEASURED else replace(regime, low=low, high=high)
+        for name, regime in known.items()
+    }
 
 
 @lru_cache(maxsize=1)
@@ -87,10 +95,14 @@ def unlike_measured(strategy: Strategy) -> tuple[str, ...]:
 
 
 def step_time_factors(cluster: Cluster, strategy: Strategy) -> tuple[float, float]:
-    """(low, high): a step takes between so many times its prediction with 90 % probability."""
+    """(low, high): a step takes between so many times its prediction with 90 % probability. What is not known of the
+    release adds to what is not known of the layout, as independent errors do."""
     regime = regimes()[regime_of(cluster)]
-    wider = BEYOND if regime_of(cluster) != UNMEASURED and unlike_measured(strategy) else 1.0
-    return exp(wider * regime.low), exp(wider * regime.high)
+    measured = regime_of(cluster) != UNMEASURED and regime.fitted
+    wider = BEYOND if measured and unlike_measured(strategy) else 1.0
+    of_release = NINETY_PERCENT * release_spread(cluster.layout_rules, cluster.sdk)
+    low, high = (sqrt((wider * end) ** 2 + of_release**2) for end in (regime.low, regime.high))
+    return exp(-low), exp(high)
 
 
 def changes(a: Strategy, b: Strategy) -> dict[str, float]:
@@ -139,12 +151,28 @@ def interval_note(cluster: Cluster, strategy: Strategy) -> str:
     """The source of a layout's interval, in one sentence."""
     name = regime_of(cluster)
     regime = regimes()[name]
-    if name == UNMEASURED:
+    if name == UNMEASURED or not regime.fitted:
+        left_out = regimes()[UNMEASURED].groups
+        known = (
+            f"never measured on this: no published result on {cluster.instance} was there to compare with"
+            if name == UNMEASURED
+            else f"too few published results on {name} to fit to ({regime.results})"
+        )
         return (
-            f"no published result on {cluster.instance} was there to compare with: the 90 % interval is that of "
-            f"software stacks that were left out of the fit on {regime.groups} others"
+            f"{known}; the 90 % interval is that of software stacks that were left out of the fit on {left_out} others"
         )
     source = f"{regime.results} published results on {name}, {regime.groups} layouts each left out in turn"
     if beyond := unlike_measured(strategy):
         return f"the 90 % interval is {BEYOND:g} times that of {source}: none of them has {', '.join(beyond)}"
     return f"the 90 % interval comes from {source}"
+
+
+def release_note(cluster: Cluster) -> str | None:
+    """The release of the SDK that the numbers are for, against the newest one with results, in one sentence; None where
+    no releases were compared."""
+    newest = newest_measured(cluster.layout_rules)
+    if newest is None or cluster.sdk is None:
+        return None
+    ratio, spread = (of(cluster.layout_rules, cluster.sdk) for of in (release_slowdown, release_spread))
+    width = f"give or take {exp(NINETY_PERCENT * spread) - 1:.0%}, which the interval includes"
+    return f"Neuron SDK {cluster.sdk}: a step takes {ratio:.2f} times as long as under {newest}, {width}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autoshard.cost.interval import interval_note
+from autoshard.cost.interval import interval_note, release_note
 from autoshard.explanation.doubt import doubt
 from autoshard.explanation.page import percent, span
 from autoshard.plans.names import short_name
@@ -22,7 +22,9 @@ def advice(plan: Plan) -> tuple[str, ...]:
     seconds, fits = span(low, high, format_seconds), percent(plan.estimate.fits_probability)
     first = f"with 90 % probability a step takes {seconds}; the plan fits into memory with {fits} probability"
     others = _on_others(plan) if plan.search is not None and plan.runners_up else ()
-    return (first, interval_note(plan.cluster, plan.strategy), *others, *_on_operators(plan))
+    release = release_note(plan.cluster)
+    notes = (interval_note(plan.cluster, plan.strategy), *([release] if release else []))
+    return (first, *notes, *others, *_on_operators(plan))
 
 
 def _on_operators(plan: Plan) -> Iterator[str]:

@@ -242,9 +242,11 @@ def price_row(searches: Searches, plan: Plan, instance: str) -> PriceRow | None:
     None where the plan's price is not known, for instances of another maker, and where nothing fits on up to
     2^MOST_DOUBLINGS times as many nodes.
     """
-    cluster, price, other = plan.cluster, plan.cluster.price_per_node_hour_usd, load_cluster(instance, 1)
+    cluster, price = plan.cluster, plan.cluster.price_per_node_hour_usd
+    other = load_cluster(instance, 1)
     if price is None or not other.platform.is_trainium:
         return None
+    other = load_cluster(instance, 1, sdk=cluster.sdk)
     dtype = plan.training.precision.compute_dtype
     peak = cluster.world_size * cluster.device.peak_flops_per_s(dtype)
     nodes = 2 ** max(0, round(log2(peak / other.devices_per_node / other.device.peak_flops_per_s(dtype))))
@@ -253,8 +255,9 @@ def price_row(searches: Searches, plan: Plan, instance: str) -> PriceRow | None:
 
 
 def _offer(searches: Searches, plan: Plan, one_node: Cluster, nodes: int) -> tuple[Cluster, Candidate] | None:
-    for doubling in range(MOST_DOUBLINGS + 1):
-        cluster = replace(one_node, nodes=nodes * 2**doubling)
+    counts = (nodes * 2**doubling for doubling in range(MOST_DOUBLINGS + 1))
+    for count in filter(one_node.can_have, counts):
+        cluster = replace(one_node, nodes=count)
         best, _ = winner(searches, problem_of(plan)._replace(cluster=cluster), Pins())
         if best is not None:
             return cluster, best

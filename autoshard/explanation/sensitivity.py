@@ -119,7 +119,8 @@ def _questions(plan: Plan, agrees: bool, sure: float) -> Iterator[Question]:
         yield Question(quantity.name, flip_row, (quantity, 1 / quantity.furthest, sure))
     if not on_cluster:
         return
-    for nodes in dict.fromkeys((plan.cluster.nodes, plan.cluster.nodes + 1, 2 * plan.cluster.nodes)):
+    counts = dict.fromkeys((plan.cluster.nodes, plan.cluster.nodes + 1, 2 * plan.cluster.nodes))
+    for nodes in filter(plan.cluster.can_have, counts):
         yield Question(MORE_NODES, size_row, (nodes, sure))
     if plan.cluster.price_per_node_hour_usd is not None and plan.cluster.platform.is_trainium:
         for name in instances():

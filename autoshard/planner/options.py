@@ -18,6 +18,7 @@ from autoshard.schedules import SCHEDULES
 from autoshard.spec.dropout import PUBLISHED, parse_dropout
 from autoshard.spec.hardware_file import packaged_instances
 from autoshard.spec.product_format import PRODUCT_FORMATS
+from autoshard.spec.sdk import NEWEST, release
 from autoshard.spec.training import PRECISIONS
 
 MOST_NODES, MOST_SEQUENCES, MOST_TOKENS = 65_536, 1_048_576, 100_000_000
@@ -107,9 +108,10 @@ WHAT = (
         "lnc",
         whole_or(SEARCHED),
         "N",
-        "physical NeuronCores in a logical one: 1 or 2 on trn2, or auto (default: the instance's)",
+        "physical NeuronCores in a logical one: 1 or 2 on trn2 and trn3, or auto (default: the instance's)",
     ),
     Option("hardware", path, "FILE", "hardware file (JSON) in place of a packaged one"),
+    Option("sdk", release, "RELEASE", f"release of the Neuron SDK that will run, such as 2.20 (default: {NEWEST})"),
     Option(
         "seq_len",
         whole(at_most=MOST_TOKENS),

@@ -102,7 +102,7 @@ def inputs_of(
     instance = request.instance or (None if request.hardware else INSTANCE)
     lnc = None if request.lnc == SEARCHED else request.lnc
     assert lnc is None or isinstance(lnc, int), lnc
-    cluster = load_cluster(instance, request.nodes, lnc, request.hardware)
+    cluster = load_cluster(instance, request.nodes, lnc, request.hardware, request.sdk)
     if request.price_per_node_hour is not None:
         cluster = replace(cluster, price_per_node_hour_usd=request.price_per_node_hour)
     length, notes = _sequence_length(request, model)

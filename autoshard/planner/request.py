@@ -29,6 +29,7 @@ class PlanRequest:
     nodes: int = 1
     lnc: int | str | None = None
     hardware: Path | None = None
+    sdk: str | None = None
     seq_len: int | None = None
     global_batch: int = GLOBAL_BATCH
     precision: str = "mixed_precision"

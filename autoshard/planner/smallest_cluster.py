@@ -38,6 +38,8 @@ class Attempt(NamedTuple):
 
 def shortage(problem: Problem, pins: Pins) -> str:
     """A clause for the end of an error: the larger cluster on which the model fits, or why none would do."""
+    if not problem.cluster.can_have(problem.cluster.nodes + 1):
+        return f"no more nodes of {problem.cluster.instance} can work together"
     tried = larger_clusters(problem, pins)
     if tried and (fits := tried[-1].strategy) is not None:
         return f"{tried[-1].nodes:,} nodes would fit ({describe(fits)})"
@@ -59,7 +61,7 @@ def larger_clusters(problem: Problem, pins: Pins) -> list[Attempt]:
     Twice, four times, ... the nodes, and powers of two, until something fits; then 16 numbers in between.
     """
     tried = [Attempt(problem.cluster.nodes)]
-    for nodes in _sizes(problem.cluster.nodes):
+    for nodes in filter(problem.cluster.can_have, _sizes(problem.cluster.nodes)):
         tried.append(_attempt(problem, pins, nodes))
         if tried[-1].strategy is not None:
             break

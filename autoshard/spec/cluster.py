@@ -4,7 +4,7 @@ A *device* is what one rank drives: a logical NeuronCore on Trainium, a process 
 `autoshard/hardware/` (`spec/hardware_file.py` reads them); a plan holds the cluster by value and needs them no more.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +13,7 @@ from autoshard.errors import AutoshardError
 from autoshard.files.codec import Absence, Count, Form, Limit, NotNegative, Positive, from_json, to_json
 from autoshard.files.fields import check_choice, check_integer, check_positive, show
 from autoshard.spec.platform import PLATFORMS, Fold, Platform
+from autoshard.spec.sdk import RELEASES
 
 
 def _check_text(of: str, field: str, value: object) -> None:
@@ -168,7 +169,7 @@ class Cluster:
 
     instance: Instance type.
     nodes: Instances.
-    lnc: Physical NeuronCores that one device joins; 1 but on trn2.
+    lnc: Physical NeuronCores that one device joins; 1 but on trn2 and trn3.
     devices_per_node: Devices (logical NeuronCores) of a node; each is driven by one rank.
     devices_per_chip: Devices of a chip.
     device: One rank's processor and memory.
@@ -184,6 +185,8 @@ class Cluster:
         longer.
     price_per_node_hour_usd: US dollars for one node and hour; null where unknown.
     layout_rules: Whose rules on degrees and groups apply.
+    most_nodes: Instances that can work together; left out where any number can.
+    sdk: Release of the Neuron SDK that all speeds are those of; left out where it is not known, and on other devices.
     """
 
     instance: str
@@ -201,6 +204,8 @@ class Cluster:
     all_to_all_efficiency: Positive
     price_per_node_hour_usd: NotNegative | None
     layout_rules: Annotated[str, Limit(choices=tuple(PLATFORMS))]
+    most_nodes: Annotated[Count | None, Absence.WRITTEN] = None
+    sdk: Annotated[str | None, Limit(choices=RELEASES), Absence.WRITTEN] = None
 
     def __post_init__(self) -> None:
         _check_text("a cluster", "instance", self.instance)
@@ -209,6 +214,11 @@ class Cluster:
             check_integer(of, field, getattr(self, field))
         _check_not_negative(of, "collective_launch_s", self.collective_launch_s)
         _check_share(of, "all_to_all_efficiency", self.all_to_all_efficiency)
+        if not self.can_have(self.nodes):
+            alone = "one cannot work with others" if self.most_nodes == 1 else "no more can work together"
+            raise AutoshardError(f"nodes={self.nodes} of {of} must be at most {self.most_nodes}: {alone}")
+        if self.sdk is not None:
+            check_choice(of, "sdk", self.sdk, RELEASES)
         if self.price_per_node_hour_usd is not None:
             _check_not_negative(of, "price_per_node_hour_usd", self.price_per_node_hour_usd)
         check_choice(of, "layout_rules", self.layout_rules, tuple(PLATFORMS))
@@ -227,6 +237,36 @@ class Cluster:
                 f"nodes_per_domain={self.nodes_per_domain} of {of} does not go with intra_domain="
                 f"{'null' if self.intra_domain is None else self.intra_domain.name}: a link joins 2 nodes or more"
             )
+
+    def can_have(self, nodes: int) -> bool:
+        """Whether so many of these instances can work together."""
+        return self.most_nodes is None or nodes <= self.most_nodes
+
+    def slowed(self, factor: float) -> "Cluster":
+        """The cluster on which everything takes `factor` times as long."""
+        if factor == 1.0:
+            return self
+
+        def slower(link: Link) -> Link:
+            return replace(
+                link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / factor, latency_s=link.latency_s * factor
+            )
+
+        device = replace(
+            self.device,
+            matmul_efficiency=min(1.0, self.device.matmul_efficiency / factor),
+            memory_efficiency=min(1.0, self.device.memory_efficiency / factor),
+            operator_overhead_s=self.device.operator_overhead_s * factor,
+            pass_launch_s=self.device.pass_launch_s * factor,
+        )
+        return replace(
+            self,
+            device=device,
+            intra_node=tuple((devices, slower(link)) for devices, link in self.intra_node),
+            intra_domain=None if self.intra_domain is None else slower(self.intra_domain),
+            inter_node=slower(self.inter_node),
+            collective_launch_s=self.collective_launch_s * factor,
+        )
 
     @property
     def world_size(self) -> int:
@@ -304,15 +344,21 @@ def instances() -> tuple[str, ...]:
 
 
 def load_cluster(
-    instance: str | None, nodes: int, lnc: int | None = None, hardware_file: Path | None = None
+    instance: str | None,
+    nodes: int,
+    lnc: int | None = None,
+    hardware_file: Path | None = None,
+    sdk: str | None = None,
 ) -> Cluster:
     """The cluster of so many nodes of an instance type.
 
     lnc: physical cores per logical core; None takes the instance's default (2 on trn2, 1 elsewhere).
     hardware_file: a file of the user's own, read in place of a packaged one; `instance` may then be None, else it must
         agree with the file.
-    Errors: an unknown instance, fewer than one node, an lnc that the instance does not offer, a wrong hardware file.
+    sdk: release of the Neuron SDK; None takes the newest one on Trainium, and is the only one elsewhere.
+    Errors: an unknown instance, fewer than one node, an lnc that the instance does not offer, an unknown release, a
+    wrong hardware file.
     """
     from autoshard.spec import hardware_file as reader
 
-    return reader.read_cluster(reader.find(instance, hardware_file), instance, nodes, lnc)
+    return reader.read_cluster(reader.find(instance, hardware_file), instance, nodes, lnc, sdk)

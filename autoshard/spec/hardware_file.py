@@ -1,5 +1,6 @@
 """Read a hardware file: one JSON file an instance type, every number with its source (autoshard/hardware/README.md)."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from autoshard.files.json_file import read_json
 from autoshard.files.strict import Reader
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.evidence import Evidence
+from autoshard.spec.sdk import NEWEST, release, release_slowdown
 
 FOLDER = Path(__file__).parent.parent / "hardware"
 MAX_FILE_BYTES = 1_000_000
@@ -75,8 +77,9 @@ def _aliases(path: Path) -> tuple[str, ...]:
     return tuple(content.get("aliases", ())) if isinstance(content, dict) else ()
 
 
-def read_cluster(path: Path, instance: str | None, nodes: int, lnc: int | None) -> Cluster:
-    """The Cluster that a file describes, for so many nodes at one LNC (None: the file's default)."""
+def read_cluster(path: Path, instance: str | None, nodes: int, lnc: int | None, sdk: str | None = None) -> Cluster:
+    """The Cluster that a file describes, for so many nodes at one LNC (None: the file's default) and under a release
+    of the Neuron SDK (None: the newest one)."""
     file = Section(read_content(path), path.name)
     version = file.any("format_version")
     if version != FORMAT_VERSION:
@@ -88,7 +91,20 @@ def read_cluster(path: Path, instance: str | None, nodes: int, lnc: int | None) 
     if instance not in (None, name, *aliases):
         raise AutoshardError(f"instance={show(instance)} but {file.path} describes {name}; use {name}")
     check_integer("the cluster", "nodes", nodes)
-    return from_json(Cluster, _cluster_values(file, name, nodes, lnc), file.path)
+    return under_release(from_json(Cluster, _cluster_values(file, name, nodes, lnc), file.path), sdk)
+
+
+def under_release(cluster: Cluster, sdk: str | None) -> Cluster:
+    """A cluster with the speeds of the newest release of the Neuron SDK, as it is under another one; None: as it is.
+
+    Raises AutoshardError for a release that is not known, and for one of a device that runs none.
+    """
+    if not cluster.platform.is_trainium:
+        if sdk is not None:
+            raise AutoshardError(f"sdk={show(sdk)} but {cluster.instance} does not run the Neuron SDK; leave sdk out")
+        return cluster
+    named = NEWEST if sdk is None else release(sdk)
+    return replace(cluster.slowed(release_slowdown(cluster.layout_rules, named)), sdk=named)
 
 
 def read_content(path: Path) -> Any:
@@ -139,7 +155,9 @@ def _cluster_values(file: Section, name: str, nodes: int, lnc: int | None) -> di
             "reserved_memory_bytes": reserved,
             **_device_values(logical, calibration),
         },
-        "intra_node": _intra_node_values(calibration, lnc, per_chip, file.number("chip_link_bandwidth_bytes_per_s")),
+        "intra_node": _intra_node_values(
+            calibration, lnc, (chips, per_chip), file.number("chip_link_bandwidth_bytes_per_s")
+        ),
         **_domain_values(file, calibration, nodes),
         "adapters_per_node": file.integer("adapters_per_node"),
         "inter_node": {
@@ -152,6 +170,7 @@ def _cluster_values(file: Section, name: str, nodes: int, lnc: int | None) -> di
         "all_to_all_efficiency": calibration.number("all_to_all_efficiency"),
         "price_per_node_hour_usd": file.sourced("price_per_node_hour_usd"),
         "layout_rules": file.text("layout_rules"),
+        **({"most_nodes": file.integer("most_nodes")} if "most_nodes" in file.names else {}),
     }
     for section in (file, logical, calibration):
         section.finish()
@@ -221,15 +240,24 @@ def _device_values(logical: Section, calibration: Section) -> dict[str, Any]:
     }
 
 
-def _intra_node_values(calibration: Section, lnc: int, per_chip: int, chip_link: float) -> list[dict[str, Any]]:
-    """Inside a chip a bus bandwidth as measured; over several chips a share of one chip's links, by number of chips."""
+def _intra_node_values(
+    calibration: Section, lnc: int, sizes: tuple[int, int], chip_link: float
+) -> list[dict[str, Any]]:
+    """Inside a chip a bus bandwidth as measured; over several chips a share of one chip's links, by number of chips.
+
+    sizes: chips of a node, devices of a chip. Shares over more chips than a node has, of a larger instance that the
+    file is like, are not used.
+    """
+    per_node, per_chip = sizes
     hop_s, inside = calibration.number("hop_latency_s"), calibration.child("chip_bus_bandwidth_bytes_per_s")
     steps = [("inside a chip", 1, inside.number(str(lnc)))]
     shares = calibration.child("link_efficiency_by_chips")
     for chips in shares.names:
         if not chips.isdecimal():
             raise AutoshardError(f"{show(chips)} of {shares.path} must be a number of chips")
-        steps.append((f"{chips} chips", int(chips), chip_link * shares.number(chips)))
+        share = shares.number(chips)
+        if int(chips) <= per_node:
+            steps.append((f"{chips} chips", int(chips), chip_link * share))
     return [
         {"devices": chips * per_chip, "link": {"name": name, "bandwidth_bytes_per_s": bandwidth, "latency_s": hop_s}}
         for name, chips, bandwidth in steps

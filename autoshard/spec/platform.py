@@ -6,7 +6,7 @@ Sources are in brackets as in backends/rules.py.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -146,8 +146,11 @@ TRN2 = Platform(
     ring_sequence_multiple=TRN1.ring_sequence_multiple,
     variables=TRN1.variables,
 )
+TRN3 = replace(TRN2, name="trn3", torus=None)
+"""Degrees and kernels are those of trn2, a guess. Chips talk through switches: no group is folded along a torus
+[SDK about-neuron/arch/neuron-hardware/trn3-arch.rst]."""
 OTHER = Platform(name="none", device="device", default_backend="torch")
 """GPUs, and processes on a host: any degrees, any groups."""
 
-PLATFORMS: dict[str, Platform] = {platform.name: platform for platform in (TRN1, TRN2, OTHER)}
+PLATFORMS: dict[str, Platform] = {platform.name: platform for platform in (TRN1, TRN2, TRN3, OTHER)}
 """By name."""

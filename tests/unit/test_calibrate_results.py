@@ -84,7 +84,7 @@ def test_from_own_runs_to_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[s
     runs, file = write(tmp_path / "runs.csv", rows()), tmp_path / "my.json"
     assert main(["calibrate", "--results", runs, "--instance", TRN1, "-o", str(file)]) == 0
     page = capsys.readouterr().out
-    assert page.startswith("trn1.32xlarge: 7 results of 4 groups in runs.csv: mean error 0.")
+    assert page.startswith("trn1.32xlarge: 7 results of 6 groups in runs.csv: mean error 0.")
     assert page.endswith(f"{file} (trn1.32xlarge): autoshard plan --hardware {file}\n")
     calibration = json.loads(file.read_text(encoding="utf-8"))["calibration"]
     assert calibration["matmul_efficiency"]["value"] == pytest.approx(0.65, rel=0.05)

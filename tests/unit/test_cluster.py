@@ -11,6 +11,7 @@ from autoshard.calibration.calibration import leaf_entry, leaves
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import from_json, to_json
 from autoshard.spec.cluster import Cluster, Link, instances, load_cluster
+from autoshard.spec.sdk import NEWEST
 from autoshard.units import GB, GIB, TFLOPS
 
 HARDWARE = Path(__file__).parents[2] / "autoshard" / "hardware"
@@ -18,8 +19,11 @@ HARDWARE = Path(__file__).parents[2] / "autoshard" / "hardware"
 
 def test_instances() -> None:
     gpus = ("a100-40gb", "a100-80gb", "b200-180gb", "gb200-186gb", "h100-80gb", "h200-141gb")
-    trainium = ("trn1.32xlarge", "trn1n.32xlarge", "trn2.48xlarge", "trn2u.48xlarge")
-    assert sorted(instances()) == sorted(("cpu", *gpus, *trainium))
+    trn1, trn2 = (
+        ("trn1.2xlarge", "trn1.32xlarge", "trn1n.32xlarge"),
+        ("trn2.3xlarge", "trn2.48xlarge", "trn2u.48xlarge"),
+    )
+    assert sorted(instances()) == sorted(("cpu", *gpus, *trn1, *trn2, "trn3-gen1", "trn3-gen2"))
 
 
 @pytest.mark.parametrize(
@@ -42,7 +46,7 @@ def test_gpus_are_known_by_their_ec2_names(alias: str, name: str) -> None:
         ("h100", "h100-80gb"),
         ("H100", "h100-80gb"),
         ("a100", "a100-40gb or a100-80gb"),
-        ("trn2", "trn2.48xlarge or trn2u.48xlarge"),
+        ("trn2", "trn2.3xlarge or trn2.48xlarge or trn2u.48xlarge"),
         ("p5.48xlage", "p5.48xlarge or p5e.48xlarge or p5en.48xlarge"),
     ],
 )
@@ -117,7 +121,36 @@ def test_intra_node_link_by_span() -> None:
     assert cluster.intra_node_link(2).name == "inside a chip"
     assert cluster.intra_node_link(3).name == "2 chips"
     assert cluster.intra_node_link(8).name == "4 chips"
-    assert cluster.intra_node_link(32).bandwidth_bytes_per_s == pytest.approx(384 * GB * 0.27)
+    assert cluster.intra_node_link(32).bandwidth_bytes_per_s == pytest.approx(384 * GB * 0.271)
+
+
+@pytest.mark.parametrize(
+    ("instance", "nodes", "devices", "memory_gib", "tflops"),
+    [
+        ("trn1.2xlarge", 1, 2, 16, 95),
+        ("trn2.3xlarge", 4, 4, 24, 667 / 4),
+        ("trn3-gen1", 4, 64, 36, 671 / 4),
+        ("Trn3 Gen1 UltraServer", 8, 64, 36, 671 / 4),
+        ("trn3-gen2", 36, 16, 36, 671 / 4),
+    ],
+)
+def test_chips_and_ultraservers(instance: str, nodes: int, devices: int, memory_gib: int, tflops: float) -> None:
+    """An UltraServer of Gen1 is 4 nodes of 16 chips, 64; one of Gen2 is 36 nodes of 4 chips, 144."""
+    cluster = load_cluster(instance, nodes)
+    assert (cluster.devices_per_node, cluster.device.memory_bytes) == (devices, memory_gib * GIB)
+    assert cluster.device.peak_flops_per_s("bfloat16") == pytest.approx(tflops * TFLOPS)
+    chips = {"trn3-gen1": 64, "trn3-gen2": 144}.get(cluster.instance, 1)
+    assert cluster.nodes_per_domain * cluster.chips_per_node == chips
+
+
+def test_an_instance_without_efa_works_alone() -> None:
+    alone = load_cluster("trn1.2xlarge", 1)
+    assert alone.can_have(1) and not alone.can_have(2) and load_cluster("trn1.32xlarge", 1).can_have(1000)
+    text = r"^nodes=2 of cluster trn1\.2xlarge must be at most 1: one cannot work with others$"
+    with pytest.raises(AutoshardError, match=text):
+        load_cluster("trn1.2xlarge", 2)
+    with pytest.raises(AutoshardError, match=text):
+        replace(alone, nodes=2)
 
 
 def test_cpu_has_no_layout_rules() -> None:
@@ -128,12 +161,14 @@ def test_cpu_has_no_layout_rules() -> None:
 
 @pytest.mark.parametrize("instance", instances())
 def test_round_trip_through_json_text(instance: str) -> None:
-    cluster = load_cluster(instance, 2)
+    cluster = load_cluster(instance, 1)
     text = json.dumps(to_json(cluster))
     again = from_json(Cluster, json.loads(text), "cluster")
     assert again == cluster and hash(again) == hash(cluster)
     assert json.dumps(to_json(again)) == text
-    assert set(to_json(cluster)) == {field.name for field in fields(Cluster)}
+    unset = {name for name in ("most_nodes", "sdk") if getattr(cluster, name) is None}
+    assert set(to_json(cluster)) == {field.name for field in fields(Cluster)} - unset
+    assert cluster.platform.is_trainium == (cluster.sdk == NEWEST)
 
 
 @pytest.mark.parametrize("instance", instances())
@@ -154,7 +189,7 @@ def test_every_number_has_a_source(instance: str) -> None:
 @pytest.mark.parametrize("instance", instances())
 def test_every_fitted_number_has_evidence(instance: str) -> None:
     """And nothing else has."""
-    calibration = json.loads((HARDWARE / f"{instance}.json").read_text(encoding="utf-8"))["calibration"]
+    calibration = json.loads((HARDWARE / f"{instance}.json").read_text(encoding="utf-8")).get("calibration", {})
     fitted = {
         ".".join(leaf)
         for leaf in leaves(calibration)
@@ -171,7 +206,8 @@ def test_every_fitted_number_has_evidence(instance: str) -> None:
             (
                 "instance='trn9' is not known; known: a100-40gb, a100-80gb, b200-180gb (p6-b200.48xlarge), cpu, "
                 "gb200-186gb (p6e-gb200.36xlarge), h100-80gb (p5.48xlarge), h200-141gb (p5e.48xlarge, p5en.48xlarge), "
-                "trn1.32xlarge, trn1n.32xlarge, trn2.48xlarge, trn2u.48xlarge, or a hardware file of your own"
+                "trn1.2xlarge, trn1.32xlarge, trn1n.32xlarge, trn2.3xlarge, trn2.48xlarge, trn2u.48xlarge, "
+                "trn3-gen1 (Trn3 Gen1 UltraServer), trn3-gen2 (Trn3 Gen2 UltraServer), or a hardware file of your own"
             ),
         ),
         (("trn1.32xlarge", 1, 2), "lnc=2 is not offered by trn1.32xlarge; it offers lnc 1"),
@@ -226,7 +262,7 @@ def test_a_file_of_the_users_own(tmp_path: Path) -> None:
             {"adapter_bandwidth_bytes_per_s": {"value": "fast", "source": "x"}},
             "adapter_bandwidth_bytes_per_s='fast' of my.json must be a finite number above 0",
         ),
-        ({"layout_rules": "tpu"}, "layout_rules='tpu' of cluster my-box must be one of: trn1, trn2, none"),
+        ({"layout_rules": "tpu"}, "layout_rules='tpu' of cluster my-box must be one of: trn1, trn2, trn3, none"),
     ],
 )
 def test_wrong_file_of_the_users_own(tmp_path: Path, changes: dict[str, Any], text: str) -> None:

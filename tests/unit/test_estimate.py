@@ -274,8 +274,9 @@ def _errors() -> Iterator[float]:
         yield abs(expected.step_time_s / float(row["step_time_s"]) - 1)
 
 
-def test_published_trn1_step_times() -> None:
+def test_published_trainium_step_times() -> None:
+    """With the constants as shipped: all results that are whole, on trn1, trn2 and single chips."""
     errors = list(_errors())
-    assert len(errors) == 18
-    assert sum(errors) / 18 < 0.10
+    assert len(errors) == 56
+    assert sum(errors) / len(errors) < 0.08
     assert max(errors) < 0.20

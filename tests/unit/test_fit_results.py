@@ -13,7 +13,7 @@ from autoshard.calibration.calibration import Leaf, evidence, leaf_entry, set_fi
 from autoshard.calibration.results.fit_file import hardware_content
 from autoshard.calibration.results.instance_fit import PUBLISHED, Problem, fit
 from autoshard.calibration.results.instance_rows import InstanceCase
-from autoshard.calibration.results.published import left_out_of_published
+from autoshard.calibration.results.published import fitted_to, left_out_of_published
 from autoshard.calibration.results.usable import read_results
 from autoshard.spec.hardware_file import FOLDER
 from benchmarks.fitted import DATA
@@ -26,15 +26,17 @@ CONTENT = hardware_content(FOLDER / f"{TRN1}.json")
 @pytest.fixture(scope="module")
 def cases() -> list[InstanceCase]:
     found = read_results([DATA / "measured_trainium.csv"], None).instances
-    assert found is not None and not found.unused
-    return found.cases
+    assert found is not None
+    return [case for case in found.cases if fitted_to(case)]
 
 
 def test_it_finds_the_constants_that_made_the_results(cases: list[InstanceCase]) -> None:
     """On the line between the priors and those constants: the priors pull, the more the less the results tell."""
-    problem = Problem(cases, CONSTANTS, CONTENT)
+    free = {leaf: replace(constant, spread=max(constant.spread, 0.1)) for leaf, constant in CONSTANTS.items()}
+    free["pass_launch_s",] = replace(CONSTANTS["pass_launch_s",], spread=0.5)
+    problem = Problem(cases, free, CONTENT)
     true = np.log([0.7, 0.6, 0.02, 0.2, 0.3])
-    made = Problem([replace(case, time_s=problem.predicted_s(case, true)) for case in cases], CONSTANTS, CONTENT)
+    made = Problem([replace(case, time_s=problem.predicted_s(case, true)) for case in cases], free, CONTENT)
     at = fit(made)
     off = np.abs(made.residuals(at))
     assert off.max() < 0.04 < 0.1 < np.abs(made.residuals(problem.prior.at)).max()
@@ -50,8 +52,8 @@ def test_without_results_the_priors_stay(cases: list[InstanceCase]) -> None:
 
 
 def test_layouts_that_were_left_out(cases: list[InstanceCase]) -> None:
-    errors = [abs(one / case.time_s - 1) for case, one in zip(cases, left_out_of_published(cases), strict=True)]
-    assert sum(errors) / len(errors) < 0.15 and max(errors) < 0.30
+    errors = [abs(one / case.time_s - 1) for case, one in zip(cases, left_out_of_published(cases, cases), strict=True)]
+    assert sum(errors) / len(errors) < 0.09 and max(errors) < 0.30
 
 
 def test_a_hardware_file_takes_a_fit() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import exp, log
+from math import exp, log, sqrt
 
 import pytest
 
 from autoshard.cost.estimate import estimate
 from autoshard.cost.interval import (
     BEYOND,
+    NINETY_PERCENT,
     UNMEASURED,
     difference_factors,
     differences,
@@ -23,6 +24,7 @@ from autoshard.cost.interval import (
 from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import load_model
 from autoshard.spec.cluster import load_cluster
+from autoshard.spec.sdk import NEWEST, release_spread
 from autoshard.spec.training import TrainingSpec, load_precision
 from benchmarks.predicted_vs_measured_trainium import predictions
 
@@ -46,8 +48,9 @@ TRN1, TRN2 = load_cluster("trn1.32xlarge", 16), load_cluster("trn2.48xlarge", 1)
 
 def test_regimes() -> None:
     assert regime_of(TRN1) == regime_of(load_cluster("trn1n.32xlarge", 1)) == "trn1"
-    assert regime_of(TRN2) == regime_of(load_cluster("cpu", 1)) == UNMEASURED
-    assert regimes()["trn1"].results == 18
+    assert regime_of(TRN2) == "trn2" and not regimes()["trn2"].fitted
+    assert regime_of(load_cluster("trn3-gen1", 1)) == regime_of(load_cluster("cpu", 1)) == UNMEASURED
+    assert regimes()["trn1"].results == 50
     assert all(regime.low < 0 < regime.high for regime in regimes().values())
 
 
@@ -61,17 +64,25 @@ def test_an_ultraserver_is_of_its_devices_regime(monkeypatch: pytest.MonkeyPatch
 def test_what_nobody_measured_is_less_sure() -> None:
     low, high = step_time_factors(TRN1, MEASURED)
     further = step_time_factors(TRN1, replace(MEASURED, recompute=("full",), tp=16, dp=4))
-    assert [log(one) for one in further] == pytest.approx([BEYOND * log(low), BEYOND * log(high)])
+    of_release = NINETY_PERCENT * release_spread("trn1", NEWEST)
+    ends = [sqrt((BEYOND * end) ** 2 + of_release**2) for end in (regimes()["trn1"].low, regimes()["trn1"].high)]
+    assert [log(one) for one in further] == pytest.approx([-ends[0], ends[1]])
     unmeasured = step_time_factors(TRN2, MEASURED)
     assert unmeasured[0] <= low and high <= unmeasured[1]
 
 
 def test_notes_say_why() -> None:
     known = interval_note(TRN1, MEASURED)
-    assert known == "the 90 % interval comes from 18 published results on trn1, 5 layouts each left out in turn"
+    assert known == "the 90 % interval comes from 50 published results on trn1, 9 layouts each left out in turn"
     beyond = interval_note(TRN1, replace(MEASURED, recompute=("full",), tp=16, dp=4))
     assert beyond.endswith("none of them has recompute=full, tp=16")
-    assert interval_note(TRN2, MEASURED).startswith("no published result on trn2.48xlarge was there to compare with")
+    assert interval_note(TRN2, MEASURED).startswith(
+        "too few published results on trn2 to fit to (2); the 90 % interval is"
+    )
+    never = interval_note(load_cluster("trn3-gen2", 1), MEASURED)
+    assert never.startswith(
+        "never measured on this: no published result on trn3-gen2 was there to compare with; the 90 %"
+    )
 
 
 def test_probability_to_fit() -> None:
@@ -93,7 +104,7 @@ def test_an_estimate_carries_its_interval() -> None:
 
 
 def test_published_results_lie_inside() -> None:
-    """With the constants as shipped: at least 85 % of the 18 results on trn1."""
+    """With the constants as shipped: at least 85 % of the results that are whole."""
     inside = [one.step_time_low_s <= float(row["step_time_s"]) <= one.step_time_high_s for row, one in predictions()]
     assert sum(inside) >= 0.85 * len(inside)
 

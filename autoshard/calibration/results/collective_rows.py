@@ -20,6 +20,8 @@ KINDS = {
     "alltoall": "all_to_all",
     "sendrecv": "send_recv",
 }
+CHIP_OF = {"trn2.3xlarge": "trn2.48xlarge"}
+"""Instance of one chip -> the larger one that it is a chip of, whose links inside a chip it has."""
 TRN1_GUESSED = {("all_reduce", 2), ("all_gather", 32)}
 """(kind, ranks) of rows that do not name their instance and are taken for trn1."""
 
@@ -79,7 +81,7 @@ def collective_case(row: Row, hardware_file: Path | None = None) -> CollectiveCa
 
 
 def _instance(row: Row, ranks: int) -> str:
-    stated = row["instance_stated"]
+    stated = CHIP_OF.get(row["instance_stated"], row["instance_stated"])
     if stated in instances():
         return stated
     if "trn2" in stated:

@@ -11,6 +11,7 @@ from autoshard.calibration.calibration import Leaf, evidence, set_fitted
 from autoshard.calibration.results.collective_fit import CollectiveFit, fit_collectives
 from autoshard.calibration.results.collective_rows import CollectiveCase
 from autoshard.calibration.results.constants import Constant
+from autoshard.calibration.results.effects import Effects
 from autoshard.calibration.results.instance_fit import NOISE, InstanceFit, fit_instance
 from autoshard.calibration.results.instance_rows import InstanceCase
 from autoshard.calibration.results.pages import collectives_table, constants_lines, evidence_line, results_lines
@@ -26,13 +27,14 @@ def add_results(
     constants: Mapping[Leaf, Constant],
     read_with: Content,
     noise: float = NOISE,
+    effects: Effects | None = None,
 ) -> tuple[InstanceFit, list[str]]:
     """Fits training results and writes the constants into `contents`; returns the fit and lines to print.
 
     contents: hardware files of devices that are alike. read_with: the hardware file that the results' clusters come
-    from. noise: spread of the logarithm of a step time.
+    from. noise: spread of the logarithm of a step time. effects: of the results, fitted besides.
     """
-    fit = fit_instance(found.cases, constants, read_with, noise)
+    fit = fit_instance(found.cases, constants, read_with, noise, effects)
     measured = [case.time_s for case in found.cases]
     errors = _errors(fit.predicted_s, measured)
     left_out = None if fit.left_out_s is None else _errors(fit.left_out_s, measured)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autoshard.calibration.results.rows import Row, Unscored, integer, number
+from autoshard.cost.stacks import COMPILED, EAGER, TRACED, XLA_FSDP, Software
 from autoshard.errors import AutoshardError
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.schedules import usual_schedule
 from autoshard.spec.cluster import Cluster, load_cluster
 from autoshard.spec.model import ModelSpec
+from autoshard.spec.sdk import RELEASES, stack_slowdown
 from autoshard.spec.training import PRECISIONS, Precision, TrainingSpec, load_precision
 
 COLUMNS = (
@@ -18,12 +21,28 @@ COLUMNS = (
     *("precision", "tp", "pp", "dp", "micro_batch", "sp", "zero1", "recompute", "flash_attn"),
 )
 """Columns that a row must have, beside step_time_s or seq_per_s."""
+NXD = "neuronx-distributed"
+STACKS = (
+    ("nemo-megatron", "neuronx-nemo-megatron"),
+    ("reference-for-megatron", "megatron-lm"),
+    ("axlearn", "axlearn"),
+    ("optimum-neuron", "optimum-neuron"),
+)
+"""(word in a row without a column `stack`, the stack that it tells of); without any it is NXD."""
+SOFTWARE = {"optimum-neuron": TRACED, "axlearn": XLA_FSDP, "eager": EAGER, "compiled": COMPILED}
+"""Stacks that cost otherwise than one compiled graph a pass without sharded weights."""
+OUTER_LAYERS = "attention_norm+core_attention+mlp_norm+mlp"
+"""Recompute of all but the projections of attention."""
 
 
 @dataclass(frozen=True)
 class InstanceCase:
-    """One measured row. group: all rows of one model and tp, which were published for one layout by several
-    releases."""
+    """One measured row.
+
+    group: all rows of one model and tp, which several releases were measured with. cluster: as the row's release and
+    stack leave it. alike: the same under the newest release and NxD. stack, software: what ran, and how it costs. sdk:
+    its release, None where the row does not say. doubt: why nothing is fitted to the row; "" where nothing is wrong.
+    """
 
     key: str
     group: str
@@ -32,6 +51,11 @@ class InstanceCase:
     cluster: Cluster
     strategy: Strategy
     time_s: float
+    alike: Cluster
+    stack: str = NXD
+    software: Software = COMPILED
+    sdk: str | None = None
+    doubt: str = ""
 
 
 def instance_case(row: Row, hardware_file: Path | None = None) -> InstanceCase:
@@ -39,6 +63,8 @@ def instance_case(row: Row, hardware_file: Path | None = None) -> InstanceCase:
 
     Raises Unscored where something that the model needs is missing.
     """
+    if "lora" in row["model"].lower():
+        raise Unscored("LoRA: most weights are not trained, which the cost model cannot say")
     time_s = number(row, "step_time_s")
     if time_s is None:
         rate, batch = number(row, "seq_per_s"), number(row, "global_batch")
@@ -48,21 +74,59 @@ def instance_case(row: Row, hardware_file: Path | None = None) -> InstanceCase:
     try:
         training = TrainingSpec(integer(row, "seq_len"), integer(row, "global_batch"), row_precision(row))
         lnc = integer(row, "lnc", 0) or None
-        cluster = load_cluster(row["instance"].split("/")[0], integer(row, "nodes"), lnc, hardware_file)
-        model, strategy = row_model(row), row_strategy(row)
+        alike = load_cluster(row["instance"].split("/")[0], integer(row, "nodes"), lnc, hardware_file)
+        stack, sdk = row_stack(row), row_sdk(row) if alike.platform.is_trainium else None
+        cluster = alike if sdk is None else load_cluster(alike.instance, alike.nodes, lnc, hardware_file, sdk)
+        cluster = cluster.slowed(stack_slowdown(cluster.layout_rules, stack))
+        model, strategy, software = row_model(row), row_strategy(row), SOFTWARE.get(stack, COMPILED)
+        if software.sharded_parameters:
+            strategy = replace(strategy, zero=1)
     except AutoshardError as error:
         raise Unscored(str(error)) from error
     if strategy.world_size != cluster.world_size:
         raise Unscored(f"tp x pp x dp x cp = {strategy.world_size} is not the cluster's {cluster.world_size}")
     return InstanceCase(
         row.get("id") or row.get("line", "?"),
-        f"{row['model']} tp{strategy.tp}",
+        row_group(model, strategy),
         model,
         training,
         cluster,
         strategy,
         time_s,
+        alike,
+        stack,
+        software,
+        sdk,
+        row_doubt(row),
     )
+
+
+def row_group(model: ModelSpec, strategy: Strategy) -> str:
+    """The model's shape and tp: tables spell one model in several ways, and pad its vocabulary."""
+    size = f"{model.num_hidden_layers} x {model.hidden_size}"
+    return f"{model.model_type} {size}, {round(model.vocab_size / 1000)}k words, tp{strategy.tp}"
+
+
+def row_stack(row: Row) -> str:
+    """The training stack that a row names or tells of."""
+    said = " ".join(row.get(name, "") for name in ("config_source", "model", "source", "note", "sp")).lower()
+    return row.get("stack") or next((stack for word, stack in STACKS if word in said), NXD)
+
+
+def row_sdk(row: Row) -> str | None:
+    """The known release of the SDK that a row begins to name ("2.10 or 2.11" is 2.10), None where it names none."""
+    found = re.match(r"2\.\d+", row.get("sdk", ""))
+    return found[0] if found is not None and found[0] in RELEASES else None
+
+
+def row_doubt(row: Row) -> str:
+    """Why a row must not be fitted to: its own words, or that its layout is not all stated; "" where it is whole."""
+    note, complete = row.get("note", ""), row.get("config_complete", "") or "yes"
+    if "SUSPECT" in note:
+        return f"suspect{note.partition('SUSPECT')[2]}"
+    if complete != "yes":
+        return f"its layout is not all stated (config_complete={complete}): {note or row.get('config_source', '')}"
+    return ""
 
 
 def row_precision(row: Row) -> Precision:
@@ -70,7 +134,8 @@ def row_precision(row: Row) -> Precision:
     text = row.get("precision", "")
     if text in PRECISIONS:
         return load_precision(text)
-    return load_precision("mixed_precision" if "FP32Optimizer" in text else "bf16_sr")
+    full = "FP32Optimizer" in text or "fp32 params" in text or "fp32 master" in text
+    return load_precision("mixed_precision" if full else "bf16_sr")
 
 
 def row_model(row: Row) -> ModelSpec:
@@ -113,7 +178,7 @@ def row_strategy(row: Row) -> Strategy:
         schedule=usual_schedule(vpp),
         recompute=(_recompute(row.get("recompute", "")),),
         sequence_parallel=_yes(row, "sp"),
-        zero=int(_yes(row, "zero1")),
+        zero=3 if "ZeRO-3" in row.get("zero1", "") else int(_yes(row, "zero1")),
         attention_kernel="flash" if _yes(row, "flash_attn") else "plain",
         stage_layers=even_stage_layers(integer(row, "layers"), pp * vpp),
     )
@@ -125,6 +190,8 @@ def _yes(row: Row, name: str) -> bool:
 
 def _recompute(text: str) -> str:
     lowered = text.lower()
+    if "saves q/k/v/o" in lowered:
+        return OUTER_LAYERS
     if "full" in lowered:
         return "full"
     if "mlp" in lowered:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from autoshard.calibration.calibration import today
 from autoshard.calibration.results import collective_fit, instance_fit
 from autoshard.calibration.results.collective_rows import CollectiveCase
 from autoshard.calibration.results.details import fitted_constants, left_out_constants
+from autoshard.calibration.results.effects import effects_of
 from autoshard.calibration.results.fit_file import Content, add_collectives, add_results, hardware_content
 from autoshard.calibration.results.gpu_files import FILES, set_family
 from autoshard.calibration.results.gpu_rows import Case
@@ -26,21 +27,22 @@ from autoshard.calibration.results.usable import AnyCase, Usable, read_results
 from autoshard.cost.estimate import estimate
 from autoshard.cost.interval import FILE as INTERVALS
 from autoshard.cost.interval import UNMEASURED
-from autoshard.errors import AutoshardError
 from autoshard.spec.hardware_file import FOLDER
+from autoshard.spec.sdk import FILE as SDK
 
 ALIKE = {"trn1.32xlarge": ("trn1.32xlarge", "trn1n.32xlarge")}
 """Instance type -> files whose chips and links are the same, where there is more than one."""
-INTERVALS_FILE, CONSTANTS_FILE, LEFT_OUT_FILE = "intervals.json", "fitted.json", "left_out.json"
+INTERVALS_FILE, SDK_FILE, CONSTANTS_FILE, LEFT_OUT_FILE = "intervals.json", "sdk.json", "fitted.json", "left_out.json"
 
 
 class Published:
-    """All that is fitted to published results. hardware: contents by instance type. intervals: of estimates. details:
-    constants of stacks, by file name. page: lines to print."""
+    """All that is fitted to published results. hardware: contents by instance type. intervals: of estimates. sdk: of
+    releases. details: constants of stacks, by file name. page: lines to print."""
 
     def __init__(self) -> None:
         self.hardware: dict[str, Content] = {}
         self.intervals: Content = json.loads(INTERVALS.read_text(encoding="utf-8"))
+        self.sdk: Content = json.loads(SDK.read_text(encoding="utf-8"))
         self.details: dict[str, Content] = {}
         self.page: list[str] = []
 
@@ -73,19 +75,31 @@ def _about(found: Usable[AnyCase]) -> str:
     return f"fitting to {len(found.cases)} rows of {found.path.name}"
 
 
-def left_out_of_published(cases: Sequence[InstanceCase]) -> list[float]:
-    """Seconds of each case with the packaged constants, refitted to all groups of its instance type but its own."""
+def fitted_to(case: InstanceCase) -> bool:
+    """Whether published constants are fitted to a case: of an instance that has some, whole, of a stated release."""
+    return case.cluster.instance in instance_fit.PUBLISHED and not case.doubt and case.sdk is not None
+
+
+def left_out_of_published(cases: Sequence[InstanceCase], published: Sequence[InstanceCase]) -> list[float]:
+    """Seconds of each case with constants fitted to all published cases but those of its own group; of a case on an
+    instance that nothing is fitted to with the packaged ones."""
     found: dict[int, float] = {}
     for name, constants in instance_fit.PUBLISHED.items():
-        rows = [i for i, case in enumerate(cases) if case.cluster.instance in ALIKE.get(name, (name,))]
-        if rows:
-            content = hardware_content(FOLDER / f"{name}.json")
-            problem = instance_fit.Problem([cases[i] for i in rows], constants, content)
-            at = np.log(list(problem.now.values()))
-            found |= dict(zip(rows, instance_fit.left_out_predictions(problem, at), strict=True))
+        own = [case for case in published if fitted_to(case) and case.cluster.instance == name]
+        asked = [case for case in cases if case.cluster.instance in ALIKE.get(name, (name,)) and case not in own]
+        content = hardware_content(FOLDER / f"{name}.json")
+        together = [*own, *asked]
+        problem = instance_fit.Problem(together, constants, content, effects=effects_of(together))
+        rows = np.array([1.0] * len(own) + [0.0] * len(asked))
+        at = instance_fit.fit(problem, rows)
+        seconds = instance_fit.left_out_predictions(problem, at, rows)
+        found |= dict(zip(map(id, together), seconds, strict=True))
+        found |= {id(case): seconds[own.index(case)] for case in cases if case in own}
     return [
-        found[i] if i in found else estimate(case.model, case.training, case.cluster, case.strategy).step_time_s
-        for i, case in enumerate(cases)
+        found[id(case)]
+        if id(case) in found
+        else estimate(case.model, case.training, case.cluster, case.strategy, case.software).step_time_s
+        for case in cases
     ]
 
 
@@ -102,23 +116,49 @@ def _fit_collectives(found: Usable[CollectiveCase], out: Published) -> None:
 
 
 def _fit_instances(found: Usable[InstanceCase], out: Published) -> None:
+    _count_unfitted(found, out)
     for name in dict.fromkeys(case.cluster.instance for case in found.cases):
         if name not in instance_fit.PUBLISHED:
-            raise AutoshardError(
-                f"{found.path}: no priors are stated for {name}; with -o my.json its hardware file's own are taken"
-            )
-        cases = [case for case in found.cases if case.cluster.instance == name]
+            continue
+        cases = [case for case in found.cases if case.cluster.instance == name and fitted_to(case)]
+        out.page += _unfitted(case for case in found.cases if case.cluster.instance == name and not fitted_to(case))
         contents = [out.content(one) for one in ALIKE.get(name, (name,))]
         read_with = hardware_content(FOLDER / f"{name}.json")
         fit, lines = add_results(
-            contents, replace(found, cases=cases, unused=[]), instance_fit.PUBLISHED[name], read_with
+            contents,
+            replace(found, cases=cases, unused=[]),
+            instance_fit.PUBLISHED[name],
+            read_with,
+            effects=effects_of(cases),
         )
         out.page += lines
+        out.sdk["platforms"][cases[0].cluster.layout_rules] = {"from": _origin(found), **fit.beside}
         if fit.left_out_s is not None:
             regimes = out.intervals["regimes"]
             spread = regimes[UNMEASURED]["memory_spread"]
             own = of_instance(cases, fit.left_out_s)
             regimes[name.partition(".")[0]] = {**own, "memory_spread": spread, "from": _origin(found)}
+
+
+def _count_unfitted(found: Usable[InstanceCase], out: Published) -> None:
+    """Notes the generations that nothing is fitted to, with their results."""
+    fitted = {name.partition(".")[0] for name in instance_fit.PUBLISHED}
+    by_generation: dict[str, list[InstanceCase]] = {}
+    for case in found.cases:
+        by_generation.setdefault(case.cluster.instance.partition(".")[0], []).append(case)
+    regimes = out.intervals["regimes"]
+    for name, cases in by_generation.items():
+        if name not in fitted:
+            counts = {"results": len(cases), "groups": len({case.group for case in cases})}
+            like = regimes[UNMEASURED]
+            ends = {end: like[end] for end in ("low", "high", "memory_spread")}
+            regimes[name] = {**ends, **counts, "fitted": False, "from": _origin(found)}
+            out.page.append(f"{name}: {len(cases)} training results are not fitted to")
+
+
+def _unfitted(cases: Iterable[InstanceCase]) -> Iterator[str]:
+    for case in cases:
+        yield f"not fitted to {case.key}: {case.doubt or 'its release of the SDK is not stated'}"
 
 
 def _fit_gpus(found: Usable[Case], out: Published) -> None:
