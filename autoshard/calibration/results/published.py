@@ -122,7 +122,7 @@ def _fit_instances(found: Usable[InstanceCase], out: Published) -> None:
 
 
 def _fit_gpus(found: Usable[Case], out: Published) -> None:
-    cases = found.cases
+    cases = [case for case in found.cases if case.trusted]
     fit = fit_stacks(cases)
     unseen = unseen_stacks(cases, fit.values)
     apart = unseen_residuals(cases, unseen)
