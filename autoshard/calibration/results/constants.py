@@ -92,6 +92,7 @@ STACKS = (
     ("megatron-core", "Megatron-Core", True),
     ("megatron-lm", "Megatron-LM", False),
     ("nemo automodel", "AutoModel", True),
+    ("automodel", "AutoModel", True),
     ("nemo", "NeMo", True),
     ("megatron-bridge", "Megatron-Bridge", True),
     ("pytorch fsdp", "PyTorch FSDP", True),
