@@ -123,10 +123,25 @@ def _sources(case: Case) -> Iterator[str]:
         yield "hagemann/flash_attention2"
     if case.source == "mosaic":
         yield f"mosaic/{hardware(case)[1]}"
-    if case.source == "dgxc" and not case.fp8:
+    if case.source == "dgxc" and not case.low_precision:
         yield "dgxc/bf16"
     if case.source.startswith("ultrascale") and fitted_layout(case):
         yield f"{case.source}/tp<=8 and pp=1"
+    if case.trusted:
+        yield from _classes(case)
+
+
+def _classes(case: Case) -> Iterator[str]:
+    """Names of the classes of rows, over all sources, that targets are for."""
+    family = "cpu" if case.gpu == "cpu" else hardware(case)[1]
+    bits = "8 bits" if case.low_precision else "bf16"
+    if case.model.is_moe:
+        nvl72 = "on NVL72" if case.gpu.startswith("GB") else "in nodes of 8"
+        yield f"experts/{bits}" if case.low_precision else f"experts/{bits} {nvl72}"
+    elif family == "blackwell":
+        yield f"blackwell/dense, {bits}"
+    if case.zero >= 2 and not case.model.is_moe:
+        yield "fsdp/dense"
 
 
 def trainium_scores(rows: Sequence[Row]) -> Iterator[Scored | Missing]:

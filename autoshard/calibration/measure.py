@@ -76,13 +76,25 @@ def _run(
     return [result for result in outcome.results if result is not None]
 
 
+GPUS = (
+    ("GB300", "gb300-288gb"),
+    ("GB200", "gb200-186gb"),
+    ("B300", "b300-288gb"),
+    ("B200", "b200-180gb"),
+    ("H800", "h800-80gb"),
+    ("H200", "h200-141gb"),
+    ("H100", "h100-80gb"),
+)
+"""(part of a processor's name, hardware file); the first that matches counts."""
+
+
 def default_instance(device: str, name: str) -> str:
     """The packaged hardware file for a device. name: of the processor. Raises AutoshardError where only the user can
     know."""
     if device == "cpu":
         return "cpu"
-    known = (("GB200", "gb200-186gb"), ("B200", "b200-180gb"), ("H200", "h200-141gb"), ("H100", "h100-80gb"))
-    found = [file for part, file in (*known, ("A100", "a100-40gb" if "40GB" in name else "a100-80gb")) if part in name]
+    a100 = "a100-40gb" if "40GB" in name else "a100-80gb"
+    found = [file for part, file in (*GPUS, ("A100", a100)) if part in name]
     if device == "cuda" and found:
         return found[0]
     raise AutoshardError(f"instance is missing: which packaged hardware file has the datasheet numbers of {name}?")

@@ -140,6 +140,7 @@ def test_instances() -> None:
     assert default_instance("cpu", "a machine") == "cpu"
     assert default_instance("cuda", "NVIDIA H200") == "h200-141gb"
     assert default_instance("cuda", "NVIDIA GB200") == "gb200-186gb"
+    assert default_instance("cuda", "NVIDIA B300 SXM6 AC") == "b300-288gb"
     assert default_instance("cuda", "NVIDIA A100-SXM4-40GB") == "a100-40gb"
     with pytest.raises(AutoshardError, match=r"^instance is missing: which packaged hardware file has the datasheet"):
         default_instance("neuron", "neuron")

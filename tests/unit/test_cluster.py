@@ -18,12 +18,13 @@ HARDWARE = Path(__file__).parents[2] / "autoshard" / "hardware"
 
 
 def test_instances() -> None:
-    gpus = ("a100-40gb", "a100-80gb", "b200-180gb", "gb200-186gb", "h100-80gb", "h200-141gb")
+    ampere_hopper = ("a100-40gb", "a100-80gb", "h100-80gb", "h200-141gb", "h800-80gb")
+    blackwell = ("b200-180gb", "b300-288gb", "gb200-186gb", "gb300-288gb")
     trn1, trn2 = (
         ("trn1.2xlarge", "trn1.32xlarge", "trn1n.32xlarge"),
         ("trn2.3xlarge", "trn2.48xlarge", "trn2u.48xlarge"),
     )
-    assert sorted(instances()) == sorted(("cpu", *gpus, *trn1, *trn2, "trn3-gen1", "trn3-gen2"))
+    assert sorted(instances()) == sorted(("cpu", *ampere_hopper, *blackwell, *trn1, *trn2, "trn3-gen1", "trn3-gen2"))
 
 
 @pytest.mark.parametrize(
@@ -33,6 +34,7 @@ def test_instances() -> None:
         ("p5e.48xlarge", "h200-141gb"),
         ("p5en.48xlarge", "h200-141gb"),
         ("p6-b200.48xlarge", "b200-180gb"),
+        ("p6-b300.48xlarge", "b300-288gb"),
         ("p6e-gb200.36xlarge", "gb200-186gb"),
     ],
 )
@@ -204,7 +206,10 @@ def test_every_fitted_number_has_evidence(instance: str) -> None:
         (
             ("trn9", 1),
             (
-                "instance='trn9' is not known; known: a100-40gb, a100-80gb, b200-180gb (p6-b200.48xlarge), cpu, "
+                "instance='trn9' is not known; known: a100-40gb, a100-80gb, b200-180gb (p6-b200.48xlarge), "
+                "b300-288gb (p6-b300.48xlarge), cpu, gb200-186gb (p6e-gb200.36xlarge), gb300-288gb, "
+                "h100-80gb (p5.48xlarge), h200-141gb (p5e.48xlarge, p5en.48xlarge), h800-80gb, "
+                "trn1.32xlarge, trn1n.32xlarge, trn2.48xlarge, trn2u.48xlarge, or a hardware file of your own"
                 "gb200-186gb (p6e-gb200.36xlarge), h100-80gb (p5.48xlarge), h200-141gb (p5e.48xlarge, p5en.48xlarge), "
                 "trn1.2xlarge, trn1.32xlarge, trn1n.32xlarge, trn2.3xlarge, trn2.48xlarge, trn2u.48xlarge, "
                 "trn3-gen1 (Trn3 Gen1 UltraServer), trn3-gen2 (Trn3 Gen2 UltraServer), or a hardware file of your own"

@@ -12,8 +12,10 @@ import pytest
 
 from autoshard.calibration.results.constants import FAMILY, MEMORY, STACK, stack_of
 from autoshard.calibration.results.gpu_rows import gpu_case, network
+from autoshard.calibration.results.machine import hardware, power_share
 from autoshard.calibration.results.regimes import FEW_RESULTS, Interval, at_least, interval
 from autoshard.calibration.results.rows import Unscored
+from autoshard.calibration.results.stack_fit import estimates
 from autoshard.layout.strategy import Strategy
 from autoshard.spec.cluster import load_cluster
 from benchmarks.fitted import DATA, load
@@ -175,7 +177,8 @@ def test_any_row_is_scored_or_listed(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["--gpu", str(path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     board = json.loads(lines[-1])
-    assert set(board) == {"new", "trainium", "cpu"}
+    classes = {"fsdp/dense", "experts/bf16 in nodes of 8", "blackwell/dense, bf16"}
+    assert set(board) == {"new", "trainium", "cpu", *classes}
     assert tuple(board["new"]) == KEYS
     assert board["new"]["rows"] == len(CHANGES) - 3 and board["new"]["unscored"] == 3
     assert [line.split(":")[1].split()[0] for line in lines if line.startswith("not scored")] == ["x-9", "x-10", "x-11"]
@@ -199,18 +202,95 @@ def test_a_measured_group_is_predicted_without_itself(capsys: pytest.CaptureFixt
     assert all(board[source]["unscored"] == 0 for source in board)
 
 
+def test_the_order_of_schedules_is_that_of_the_zero_bubble_paper() -> None:
+    """48 published results: 1F1B, interleaved, ZB-1p and ZB-2p on 12 models and batches. ZB-2p, which holds twice the
+    activations so that no bubble is left, is taken for ZB-1p without its bubble."""
+    with (DATA / "measured_gpu.csv").open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["source_id"] == "zero-bubble"]
+    groups: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for row in rows:
+        without_bubble = row["framework"].endswith("ZB-2p")
+        case = gpu_case({**row, "framework": row["framework"].replace("ZB-2p", "ZB-1p")})
+        found = estimates([case], load().values_for(case))[0]
+        bubble_s = sum(term.value for term in found.time_terms if term.name == "pipeline bubble")
+        predicted_s = found.step_time_s - bubble_s * without_bubble
+        groups.setdefault((row["model"], row["gbs"]), []).append((float(row["iter_time_s"]), predicted_s))
+    assert len(rows) == 48 and {len(group) for group in groups.values()} == {4}
+    right = 0
+    for group in groups.values():
+        for measured_s, predicted_s in group:
+            place = sum(other < predicted_s for _, other in group)
+            fastest = sum(other < measured_s for other, _ in group)
+            right += fastest <= place < fastest + sum(other == measured_s for other, _ in group)
+    assert right >= 44
+
+
 def test_few_constants_near_their_priors() -> None:
-    assert len(STACK) + len(MEMORY) == 5 and len(FAMILY) == 15
+    assert len(STACK) + len(MEMORY) == 5 and len(FAMILY) == 16
     fitted = load()
-    owners = {of for of, _ in fitted.values}
-    assert {"a100", "h100"} < owners
-    for of in owners - {"a100", "h100"}:
+    owners, families = {of for of, _ in fitted.values}, {"a100", "h100", "blackwell"}
+    assert families < owners
+    for of in owners - families:
         assert {name for owner, name in fitted.values if owner == of} in (set(STACK), {*STACK, *MEMORY})
         assert stack_of(of)[0] is not None or of.startswith("llm-foundry")
         assert 0.6 < fitted.values[of, "compute_slowdown"] < 1.7
-    for family in ("a100", "h100"):
+    for family in families:
         assert {name for owner, name in fitted.values if owner == family} == set(FAMILY)
         assert 0.6 < fitted.values[family, "matmul_efficiency"] < 1.0
+
+
+@pytest.mark.parametrize(
+    ("gpu", "name", "family"),
+    [
+        ("GB300-288GB", "gb300-288gb", "blackwell"),
+        ("B300-288GB-SXM", "b300-288gb", "blackwell"),
+        ("GB200-186GB", "gb200-186gb", "blackwell"),
+        ("NVIDIA B200", "b200-180gb", "blackwell"),
+        ("H800-80GB-SXM", "h800-80gb", "h100"),
+        ("A100-80GB-SXM", "a100-80gb", "a100"),
+    ],
+)
+def test_a_row_s_gpu_has_a_file_and_a_family(gpu: str, name: str, family: str) -> None:
+    assert hardware(gpu_case({**ROW, "gpu": gpu, "gpu_mem_gb": ""})) == (name, family)
+
+
+def test_products_bound_by_power_are_as_the_watts() -> None:
+    # a GB200: 1,200 W for 2.5 PFLOP/s; a B200 has 1,000 for 2.25; a GB300 has 1,400 for 2.5
+    assert power_share("gb200-186gb", "blackwell") == 1
+    assert power_share("b200-180gb", "blackwell") == pytest.approx(1000 / 2.25 / (1200 / 2.5))
+    assert power_share("gb300-288gb", "blackwell") == pytest.approx(1400 / 1200)
+    assert power_share("h200-141gb", "h100") == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "value"),
+    [
+        ({"precision": "mxfp8"}, "low_precision", "mxfp8"),
+        ({"precision": "fp8 rowwise"}, "low_precision", "fp8"),
+        ({"precision": "nvfp4"}, "low_precision", "nvfp4"),
+        ({"precision": "bf16"}, "low_precision", ""),
+        ({"complete": "no"}, "trusted", False),
+        ({"complete": "yes", "notes": "recompute from v0.5.0 (NOT the release of this row)"}, "trusted", False),
+        ({"complete": "yes"}, "trusted", True),
+        ({"notes": "CUDA graphs"}, "cuda_graphs", True),
+        ({"attn_kernel": "TE fused"}, "kernel", "cudnn"),
+    ],
+)
+def test_what_a_row_says(change: dict[str, str], field: str, value: object) -> None:
+    assert getattr(gpu_case({**ROW, **change}), field) == value
+
+
+def test_nemo_sums_and_sends_gradients_in_bfloat16() -> None:
+    precisions = [gpu_case({**ROW, "framework": of}).training.precision for of in ("NeMo 25.02", "Megatron-LM")]
+    assert [one.gradient_reduce_dtype for one in precisions] == ["bfloat16", "float32"]
+
+
+def test_a_row_s_schedule() -> None:
+    pipeline = {**ROW, "framework": "Megatron-LM fork, schedule ZB-1p", "layers": "10", "pp": "4", "dp": "1"}
+    case = gpu_case({**pipeline, "notes": "first and last stage hold one layer less"})
+    assert case.strategy.schedule == "zero_bubble" and case.strategy.stage_layers == (2, 3, 3, 2)
+    with pytest.raises(Unscored, match="schedule ZB-2p holds twice the activations of 1F1B"):
+        gpu_case({**pipeline, "framework": "Megatron-LM fork, schedule ZB-2p"})
 
 
 def test_an_interval_covers_nine_in_ten() -> None:

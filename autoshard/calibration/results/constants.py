@@ -35,6 +35,7 @@ FAMILY = {
     ),
     "transfer_share": Constant(0.5, 0.5, "of the transfers between pipeline stages, what is exposed", 1.0),
     "fp8_efficiency": Constant(0.95, 0.1, "of products in FP8, against those in bfloat16"),
+    "mxfp8_efficiency": Constant(0.9, 0.1, "of products in MXFP8, a scale for 32 elements, against those in bfloat16"),
     "network_efficiency": Constant(0.7, 0.4, "share of the network adapters that collectives reach", 1.0),
     "hop_latency_s": Constant(5e-6, 0.7, "of a collective, for each other member in a node: they wait for each other"),
     "overlap": Constant(0.5, 0.5, "share of the work behind which transfers hide where the stack overlaps them", 1.0),
@@ -63,8 +64,9 @@ FIXED = {
     "collective_launch_s": 2e-5,
     "network_hop_latency_s": 1.5e-5,
     "all_to_all_efficiency": 0.6,
+    "nvfp4_efficiency": 0.6,
     "sharded_overlap": 0.8,
-    "contention": 0.4,
+    "contention": 0.25,
     "step_overhead_s": 0.01,
     "copy_launch_s": 8e-6,
     "stall_s": 2.4e-4,
@@ -79,9 +81,10 @@ share of NVLink that collectives reach (a guess, as all here); seconds once a pa
 output elements of a product that are computed in vain in its last wave (half of one of 128 x 128 tiles on the 108
 multiprocessors of an A100); that kernel's share of the peak (the trial model's); times that the loss moves the logits;
 the cost of recomputed work against the first one; seconds once a collective. Then: a hop between doublings of nodes;
-share of the links that an all-to-all reaches; share of
+share of the links that an all-to-all reaches; products in NVFP4 against those in bfloat16, of which no result is
+public; share of
 the work behind which sharded parameters, fetched ahead, hide, and of what hides the share by which that work takes
-longer (0.3 and 0.5 do as well; without it llm-foundry's large models are too fast, the more the more nodes and the
+longer (0.2 to 0.5 do as well; without it llm-foundry's large models are too fast, the more the more nodes and the
 fewer tokens in a microbatch); seconds once a step; a launch that copies one replica's share of a tensor; see STALLS.
 Last those that each stack once had as its own constant, which differed by no more than the results can tell: seconds
 that the host takes to launch an operator (within 6 %); of the largest operator's buffers; of plain attention's scores,
@@ -92,8 +95,15 @@ STACKS = (
     ("megatron-deepspeed 1f1b", "Megatron-DeepSpeed 1F1B", False),
     ("megatron-deepspeed", "Megatron-DeepSpeed", False),
     ("megatron-lm (scatter", "Megatron-LM 2021", False),
+    ("megatron-lm 23e00ed0", "Megatron-Core", True),
+    ("megatron-lm / megatron-core", "Megatron-Core", True),
+    ("megatron-core", "Megatron-Core", True),
     ("megatron-lm", "Megatron-LM", False),
+    ("nemo automodel", "AutoModel", True),
+    ("automodel", "AutoModel", True),
     ("nemo", "NeMo", True),
+    ("megatron-bridge", "Megatron-Bridge", True),
+    ("pytorch fsdp", "PyTorch FSDP", True),
     ("llm-foundry", "llm-foundry FSDP", True),
     ("torchtitan fsdp2 +compile", "torchtitan compiled", True),
     ("torchtitan", "torchtitan", True),
@@ -114,7 +124,7 @@ STALLS = ("nanotron",)
 without a pipeline as well. Why is not known: other stacks on 64 to 384 nodes do not, so no law of nodes or ranks does
 it. stall_s is that of the pipelines, to which nothing is fitted."""
 
-FUSED_ACCUMULATION = ("NeMo", "Megatron-LM")
+FUSED_ACCUMULATION = ("NeMo", "Megatron-LM", "Megatron-Core", "Megatron-Bridge")
 """Stacks whose products add gradients of weights to their sum: Megatron's gradient_accumulation_fusion, on by default
 since 2022."""
 

@@ -8,7 +8,7 @@ from autoshard.calibration.calibration import Leaf, evidence, leaf_entry, set_fi
 from autoshard.calibration.results.constants import FAMILY, FIXED
 from autoshard.calibration.results.gpu_rows import Case
 from autoshard.calibration.results.held_out import StackFit
-from autoshard.calibration.results.machine import hardware
+from autoshard.calibration.results.machine import hardware, power_share
 from autoshard.calibration.results.usable import Usable
 from autoshard.spec.evidence import Evidence
 
@@ -17,10 +17,12 @@ FILES = {
     "a100-80gb": "a100",
     "h100-80gb": "h100",
     "h200-141gb": "h100",
-    "b200-180gb": "h100",
-    "gb200-186gb": "h100",
+    "b200-180gb": "blackwell",
+    "gb200-186gb": "blackwell",
+    "b300-288gb": "blackwell",
+    "gb300-288gb": "blackwell",
 }
-"""Hardware file -> family whose constants it takes; no result of a B200 or GB200 was fitted."""
+"""Hardware file -> family whose constants it takes. Files that are `like` one of these have its constants anyway."""
 NAMES = {
     "matmul_efficiency": "matmul_efficiency",
     "matmul_k0": "matmul_k0",
@@ -47,6 +49,8 @@ def set_family(content: dict[str, Any], family: str, fit: StackFit, data: Usable
     for target, name in NAMES.items():
         leaf: Leaf = (target, chips) if target == "link_efficiency_by_chips" else (target,)
         value = FIXED[name] if name in FIXED else fit.values[family, name]
+        if name == "matmul_efficiency":
+            value *= power_share(content["instance"], family)
         value = float(f"{value:.4g}")
         if name in FIXED:
             leaf_entry(calibration, leaf).update(value=value, source=GUESS)

@@ -29,6 +29,7 @@ KERNELS = (
     ("no flash", "fused_softmax"),
     ("unfused", "fused_softmax"),
     ("cudnn", "cudnn"),
+    ("te fused", "cudnn"),
     ("flash", "flash_attention_2"),
     ("sdpa", "flash_attention_2"),
     ("fused", "fused_softmax"),
@@ -39,22 +40,33 @@ KERNELS = (
 HALF_GRADIENTS = ("aa-scaling",)
 """Stacks that sum gradients of microbatches in half precision (13 billion parameters on 80 GB, as published, leave no
 other way) and those of ranks in FP32, as AA-Scaling's published code does."""
-PRODUCTS = ("nvfp4", "mxfp8", "fp8")
+LOW_PRECISIONS = ("nvfp4", "mxfp8", "fp8")
 """Formats of products in a row's precision; the first that is found counts."""
 EXPERT_IMBALANCE = 1.0
 """Tokens of the fullest expert over the mean: slots of all of them, in time and memory. Published benchmarks route
 evenly by force."""
+GRADIENTS_AS_THEY_COME = ("nemo", "megatron-bridge")
+"""Stacks that sum and send gradients in bfloat16: grad_reduce_in_fp32=False of the performance recipes of NeMo 2 and
+Megatron-Bridge (scripts/performance), grad_sync_dtype=bf16 of NeMo 1's."""
+ENDS_HOLD_LESS = ("embedding counted as layer", "first and last stage hold one layer less")
+"""Notes of rows whose first and last stage hold a layer less than the others."""
 PLAIN_KERNELS = ("fused_softmax", "torch")
+OTHER_RELEASE = "NOT the release of this row"
+"""What a note says where a setting was read in another release of the software than that which was measured."""
 
 
 @dataclass(frozen=True)
 class Case:
     """One measured row. family, link, network: the machine. stack, kernel: the software.
 
+    low_precision: format of linear layers' inputs, "" where it is the half-precision one. trusted: False where part of
+    the row was guessed or taken from another release: it is scored, and nothing is fitted to it.
     network_bytes_per_s: of one node, all its adapters, one direction; None where the row does not say. time_s,
     memory_bytes: as measured, None where they were not (nvidia-smi and torch print binary units whatever they call
-    them). fits: False for a run that ran out of memory. operators: choices of a layout beside the usual ones. dense:
-    blocks of a mixture that have no experts. dispatch: how a mixture's tokens travel.
+    them). allocated_only: memory_bytes is of tensors alone, without the context and what the allocator loses.
+    overlaps: False where the row says that nothing was sent beside work. fits: False for a run that ran out of memory.
+    operators: choices of a layout beside the usual ones. dense: blocks of a mixture that have no experts. dispatch: how
+    a mixture's tokens travel.
     """
 
     key: str
@@ -71,10 +83,14 @@ class Case:
     stack: str
     kernel: str
     zero: int
-    fp8: bool
+    low_precision: str
     fused_norm: bool
+    cuda_graphs: bool
+    overlaps: bool
+    trusted: bool
     time_s: float | None
     memory_bytes: float | None
+    allocated_only: bool
     fits: bool
     operators: OperatorChoices = ()
     dense: DenseBlocks | None = None
@@ -125,10 +141,14 @@ def gpu_case(row: Row) -> Case:
         stack=(row.get("framework") or "unknown").strip(),
         kernel=kernel(row.get("attn_kernel", "")),
         zero=integer(row, "zero", 0),
-        fp8=training.precision.products is not None,
+        low_precision=next((name for name in LOW_PRECISIONS if name in row.get("precision", "").lower()), ""),
         fused_norm="fusedRMSNorm" in row.get("attn_kernel", ""),
+        cuda_graphs="CUDA graphs" in row.get("notes", ""),
+        overlaps="no TP/DP/p2p overlap" not in row.get("notes", ""),
+        trusted=row.get("complete", "yes") != "no" and OTHER_RELEASE not in row.get("notes", ""),
         time_s=time_s if status == "ok" else None,
         memory_bytes=memory_gb * GIB if memory_gb and status == "ok" else None,
+        allocated_only="max_memory_allocated" in row.get("mem_kind", ""),
         fits=status == "ok",
         operators=operators,
         dense=dense,
@@ -224,7 +244,8 @@ def gpu_strategy(row: Row) -> Strategy:
         vpp = 1
     stages = pp * vpp
     cut = even_stage_layers(layers, stages)
-    if "embedding counted as layer" in row.get("notes", "") and (layers + 2) % stages == 0 and stages > 1:
+    ends_hold_less = any(text in row.get("notes", "") for text in ENDS_HOLD_LESS)
+    if ends_hold_less and (layers + 2) % stages == 0 and stages > 1:
         each = (layers + 2) // stages
         cut = (each - 1, *(each,) * (stages - 2), each - 1)
     return Strategy(
@@ -235,7 +256,7 @@ def gpu_strategy(row: Row) -> Strategy:
         ep=ep,
         num_virtual_stages=vpp,
         microbatch_size=integer(row, "mbs", 1),
-        schedule=usual_schedule(vpp),
+        schedule=schedule(row.get("framework", ""), vpp),
         recompute=(recompute(row.get("recompute", "")),),
         sequence_parallel=integer(row, "sp", 0) == 1 and integer(row, "tp", 1) > 1,
         zero=int(integer(row, "zero", 0) > 0),
@@ -243,6 +264,15 @@ def gpu_strategy(row: Row) -> Strategy:
         stage_layers=cut,
         context_parallel="zigzag_ring" if cp > 1 and integer(row, "seq_len") % (2 * cp) == 0 else "all_gather",
     )
+
+
+def schedule(framework: str, vpp: int) -> str:
+    """The schedule that a row's framework names, or the usual one of so many virtual stages. Raises Unscored where it
+    is none of ours."""
+    name = framework.partition("schedule ")[2]
+    if name.startswith("ZB-2p"):
+        raise Unscored("schedule ZB-2p holds twice the activations of 1F1B; none of autoshard's does")
+    return "zero_bubble" if name.startswith("ZB-1p") else usual_schedule(vpp)
 
 
 def recompute(text: str) -> str:
@@ -261,12 +291,14 @@ def precision(row: Row, half: str) -> Precision:
     """Number formats: parameters in `half` with FP32 master weights and moments; the row decides the gradients'
     format."""
     text = row.get("precision", "").lower()
-    products = next((PRODUCT_FORMATS[name] for name in PRODUCTS if name in text), None)
+    products = next((PRODUCT_FORMATS[name] for name in LOW_PRECISIONS if name in text), None)
     if text == "fp32":
         return load_precision("fp32")
-    as_they_come = text == "bf16" and integer(row, "zero", 0) >= 2  # FSDP
+    stack = row.get("framework", "").lower()
+    fully_sharded = text == "bf16" and integer(row, "zero", 0) >= 2
+    as_they_come = fully_sharded or stack.startswith(GRADIENTS_AS_THEY_COME)
     single = "float32" if half == "bfloat16" and not as_they_come else half
-    summed = half if row.get("framework", "").lower().startswith(HALF_GRADIENTS) else single
+    summed = half if stack.startswith(HALF_GRADIENTS) else single
     return Precision(f"measured {half} {summed} {single}", half, half, "float32", "float32", summed, single, products)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -16,9 +17,8 @@ from autoshard.calibration.results.constants import (
 from autoshard.calibration.results.gpu_rows import Case
 from autoshard.calibration.results.rows import Unscored
 from autoshard.cost.stacks import Software
-from autoshard.files.json_file import read_json
 from autoshard.spec.cluster import Cluster, Link, load_cluster
-from autoshard.spec.hardware_file import FOLDER, Section
+from autoshard.spec.hardware_file import FOLDER, Section, read_content
 
 Constants = Mapping[str, Any]
 
@@ -27,18 +27,36 @@ GPUS = (
     ("a100", 80, "a100-80gb"),
     ("h100", 80, "h100-80gb"),
     ("h200", 141, "h200-141gb"),
+    ("h800", 80, "h800-80gb"),
     ("gb200", 186, "gb200-186gb"),
     ("b200", 180, "b200-180gb"),
+    ("gb300", 288, "gb300-288gb"),
+    ("b300", 288, "b300-288gb"),
 )
-"""(text in the row's gpu, GB, hardware file). Of those that match, the one with the nearest memory is taken."""
-FAMILIES = {"a100": "a100", "h100": "h100", "h200": "h100", "b200": "h100", "gb200": "h100"}
-"""Hardware file -> device family whose fitted constants it takes. No result of a B200 or GB200 was fitted."""
+"""(word that the row's gpu begins a word with, GB, hardware file). Of those that match, the one with the nearest memory
+is taken."""
+FAMILIES = {
+    "a100": "a100",
+    "h100": "h100",
+    "h200": "h100",
+    "h800": "h100",
+    "b200": "blackwell",
+    "gb200": "blackwell",
+    "b300": "blackwell",
+    "gb300": "blackwell",
+}
+"""Name in GPUS -> device family whose fitted constants it takes."""
+
+
+POWER_BOUND = {"blackwell": "gb200-186gb"}
+"""Family -> the hardware file whose matmul_efficiency is the family's. Of Blackwell a B200 of 1,000 W takes 1.22 times
+as long as a GB200 of 1,200 W for one layout (nemo-docs, FP8), a GB300 of 1,400 W 0.82 times (mbridge, MXFP8)."""
 
 
 def hardware(case: Case) -> tuple[str, str]:
     """(hardware file, family). Raises Unscored for a device without a file."""
     text = case.gpu.lower()
-    known = [entry for entry in GPUS if entry[0] in text and not (entry[0] == "b200" and "gb200" in text)]
+    known = [entry for entry in GPUS if re.search(rf"\b{entry[0]}", text)]
     if not known:
         raise Unscored(f"gpu={case.gpu!r} has no hardware file; known: {', '.join(name for _, _, name in GPUS)}")
     wanted = case.memory_gb or known[-1][1]
@@ -61,17 +79,18 @@ def machine(case: Case, family: Constants, stack: Constants) -> tuple[Cluster, S
 
 
 def _cluster(case: Case, family: Constants, sheet: Cluster) -> Cluster:
+    file, family_name = hardware(case)
     device = built(
         type(sheet.device),
         sheet.device,
-        matmul_efficiency=family["matmul_efficiency"],
+        matmul_efficiency=family["matmul_efficiency"] * power_share(file, family_name),
         matmul_k0=family["matmul_k0"],
         memory_efficiency=family["memory_efficiency"],
         operator_overhead_s=0.0,
         pass_launch_s=family["pass_launch_s"],
         memory_bytes=memory_bytes(case, sheet),
+        reserved_memory_bytes=0.0 if case.allocated_only else sheet.device.reserved_memory_bytes,
     )
-    file, _ = hardware(case)
     adapters_bytes_per_s = sheet.adapters_per_node * _sheet_number(file, "adapter_bandwidth_bytes_per_s")
     node_bytes_per_s = case.network_bytes_per_s or adapters_bytes_per_s
     adapters = min(case.gpus_per_node, sheet.adapters_per_node)
@@ -111,12 +130,12 @@ def _software(case: Case, family: Constants, stack: Constants) -> Software:
         name=case.stack,
         compute_slowdown=stack["compute_slowdown"],
         link_slowdown=stack["link_slowdown"],
-        cpu_s_per_operator=family["cpu_s_per_operator"],
+        cpu_s_per_operator=0.0 if case.cuda_graphs else family["cpu_s_per_operator"],
         group_launch_s=family["group_launch_s"] if case.dispatch.dropless else 0.0,
         replay_slowdown=family["replay_slowdown"],
-        attention_efficiency=None if kernels else family[f"{case.kernel}"],
+        attention_efficiency=None if kernels else family[f"{case.kernel}"] * power_share(*hardware(case)),
         wave_elements=family["wave_elements"],
-        tensor_overlap=family["tensor_overlap"],
+        tensor_overlap=family["tensor_overlap"] if case.overlaps else 0.0,
         plain_attention_passes=(passes, 2 * passes),
         misaligned_slowdown=family["misaligned_slowdown"],
         norm_passes=family["norm_passes"] if loose_norms(case) else 1.0,
@@ -132,7 +151,7 @@ def _software(case: Case, family: Constants, stack: Constants) -> Software:
         graphs=case.dispatch.graphs,
         copy_launch_s=family["copy_launch_s"] if stack_of(case.stack)[0] in COPIES_SHARES else 0.0,
         transfer_share=family["transfer_share"],
-        quantized_efficiency=family["fp8_efficiency"],
+        quantized_efficiency=family[f"{case.low_precision or 'fp8'}_efficiency"],
         overlap=_overlap(case, family),
         contention=family["contention"],
         accumulation_share=0.0 if stack_of(case.stack)[0] in FUSED_ACCUMULATION else 1.0,
@@ -141,9 +160,9 @@ def _software(case: Case, family: Constants, stack: Constants) -> Software:
         score_copies=family["score_copies"],
         logits_bytes=stack["logits_bytes"],
         working_scale=family["working_scale"],
-        reserved_bytes=stack["reserved_bytes"],
+        reserved_bytes=0.0 if case.allocated_only else stack["reserved_bytes"],
         keeps_loss=True,
-        hands_over_gradients=case.zero < 2,
+        hands_over_gradients=case.zero < 2 and stack_of(case.stack)[0] not in FUSED_ACCUMULATION,
         sharded_parameters=case.zero >= 3,
         sharded_gradients=case.zero >= 2,
         step_overhead_s=family["step_overhead_s"],
@@ -158,7 +177,7 @@ def stalls(case: Case) -> bool:
 def _overlap(case: Case, family: Constants) -> Any:
     """The value of Software.overlap: the share of transfers that is hidden behind work."""
     stack, overlaps = stack_of(case.stack)
-    if not overlaps or (case.zero and stack in OVERLAPS_WITHOUT_ZERO):
+    if not overlaps or not case.overlaps or (case.zero and stack in OVERLAPS_WITHOUT_ZERO):
         return 0.0
     return family["sharded_overlap" if case.zero >= 2 else "overlap"]
 
@@ -179,6 +198,20 @@ def memory_bytes(case: Case, sheet: Cluster) -> float:
 
 
 @lru_cache
+def power_share(file: str, family: str) -> float:
+    """Share of the peak that a device reaches against that of its family's first one in POWER_BOUND, 1 for families
+    that are not there: where products are bound by power, FLOP/s are as the watts, whatever the peak says."""
+    if family not in POWER_BOUND:
+        return 1.0
+    return _watts_a_flop(file) / _watts_a_flop(POWER_BOUND[family])
+
+
+def _watts_a_flop(file: str) -> float:
+    section = Section(read_content(FOLDER / f"{file}.json"), file)
+    return section.number("power_w") / section.child("lnc").child("1").child("flops_per_s").number("bfloat16")
+
+
+@lru_cache
 def _sheet_number(file: str, name: str) -> float:
     """A number of a hardware file as it stands there, before fitted constants are applied."""
-    return Section(read_json(FOLDER / f"{file}.json", "hardware file", 10**6), file).number(name)
+    return Section(read_content(FOLDER / f"{file}.json"), file).number(name)

@@ -162,7 +162,7 @@ def _unfitted(cases: Iterable[InstanceCase]) -> Iterator[str]:
 
 
 def _fit_gpus(found: Usable[Case], out: Published) -> None:
-    cases = found.cases
+    cases = [case for case in found.cases if case.trusted]
     fit = fit_stacks(cases)
     unseen = unseen_stacks(cases, fit.values)
     apart = unseen_residuals(cases, unseen)

@@ -19,7 +19,7 @@ one."""
 FEW_RESULTS = 19
 """Fewer results than this do not tell a middle 90 %: 5 % of the next n + 1 are less than one. Their interval is then at
 least that of stacks that were never measured."""
-FP8_APART = ("NeMo",)
+FP8_APART = ("NeMo", "Megatron-Bridge")
 """Stacks with so many results in FP8 and in half precision that each has an interval of its own."""
 MEMORY_SPREAD = 0.08
 """Spread of the logarithm of memory where too few runs were measured."""
@@ -51,7 +51,9 @@ def regime(case: Case) -> str:
     if stack is None:
         return UNMEASURED
     stack = stack.removesuffix(" compiled")  # what it is missed by, a stack is with or without compilation
-    if stack in FP8_APART and case.fp8:
+    if case.model.is_moe:
+        return f"{stack}, experts"
+    if stack in FP8_APART and case.low_precision:
         return f"{stack}, FP8"
     return f"{stack}, far from the fit" if not fitted_layout(case) else stack
 

@@ -71,7 +71,8 @@ def estimates(cases: Sequence[Case], values: Values, gradient_keys: Sequence[tup
         file, family = hardware(case)
         stack = stack_of(case.stack)[0]
         where = (file, case.memory_gb, case.nodes, case.gpus_per_node, case.network_bytes_per_s)
-        how = (case.kernel, case.zero, case.fp8, case.fused_norm, stalls(case))
+        facts = (case.fused_norm, case.cuda_graphs, case.overlaps, case.allocated_only)
+        how = (case.kernel, case.zero, case.low_precision, *facts, stalls(case))
         key = (*where, case.stack, *how, case.model.model_type, case.dispatch)
         if key not in machines:
             machines[key] = machine(case, {**FIXED, **constants(family, FAMILY)}, constants(stack, {**STACK, **MEMORY}))
@@ -176,10 +177,12 @@ def left_out(line: Linearised) -> dict[str, Values]:
 
 
 def fitted_cases(cases: Iterable[Case], memory: bool) -> list[Case]:
-    """The runs that constants are fitted to: see regimes.fitted_layout."""
+    """The runs that constants are fitted to: see regimes.fitted_layout. Memory is not fitted to mixtures of experts, of
+    which the only ones that were measured have dense layers besides, which a model here has not."""
     known = [case for case in cases if fitted_layout(case) and stack_of(case.stack)[0]]
     if not memory:
         return [case for case in known if case.time_s]
+    known = [case for case in known if not case.model.is_moe]
     measured = {case.source for case in known if case.memory_bytes}
     failed = {case.source for case in known if not case.fits} - measured
     return [case for case in known if case.memory_bytes or case.source in failed]
