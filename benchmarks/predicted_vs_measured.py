@@ -66,7 +66,7 @@ def _gpu_score(row: Row, source: str, fitted: Fitted, unseen: bool = False) -> S
         case = gpu_case({**row, "source_id": source})
         expected = _estimate(case, fitted.unseen[source] if unseen else fitted.values_for(case))
         share = expected.fullest.total_bytes / expected.memory_capacity_bytes
-        interval = fitted.intervals[UNMEASURED] if unseen else fitted.interval_for(case, regime(case))
+        interval = fitted.unseen_interval_for(case) if unseen else fitted.interval_for(case, regime(case))
         as_unseen = (f"unseen/{source}",) if fitted_layout(case) and case.time_s else ()
         return Scored(
             case.key,
