@@ -203,19 +203,19 @@ def expected_factor(cluster: Cluster, strategy: Strategy, picked: bool) -> float
 
 
 def expected_note(cluster: Cluster, strategy: Strategy, picked: bool) -> str:
-    """The reason why the step time to expect differs from the predicted one, as the end of a sentence."""
-    reasons = []
+    """The reason why the step time to expect differs from the predicted one, as the end of a sentence; empty where
+    there is none."""
+    reasons, more = [], exp(surprise(cluster, strategy)) - 1
     if regimes()[regime_of(cluster)].expected:
         reasons.append("software that was left out of the fit took that much longer on average")
-    if picked and (new := new_features(cluster, strategy)) and surprise(cluster, strategy):
+    if picked and more and (new := new_features(cluster, strategy)):
         reasons.append(
-            f"no result has {', '.join(new)}, and layouts picked with a choice that the fit had not seen were slower than "
-            f"predicted by {exp(surprise(cluster, strategy)) - 1:.1%} more than others"
+            f"no result has {', '.join(new)}; layouts picked with a choice that the fit had not seen were slower "
+            f"than predicted by {more:.1%} more than others"
         )
-    if not reasons and picked:
-        reasons.append(
-            f"in {picks()['groups']} groups of results the fastest by prediction was no worse missed than others"
-        )
+    if picked and not reasons:
+        groups = picks()["groups"]
+        reasons.append(f"in {groups} groups of results the fastest by prediction was no worse missed than others")
     return "; ".join(reasons)
 
 
