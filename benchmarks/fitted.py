@@ -9,6 +9,7 @@ from typing import Any
 
 from autoshard.calibration.results.gpu_rows import Case
 from autoshard.calibration.results.never_measured import NeverMeasured, unknown
+from autoshard.calibration.results.picks import Pick
 from autoshard.calibration.results.published import CONSTANTS_FILE, LEFT_OUT_FILE
 from autoshard.calibration.results.regimes import Interval
 from autoshard.calibration.results.stack_fit import Values
@@ -29,7 +30,7 @@ class Known:
 class Fitted:
     """Fitted constants. values: of all data. left_out: by group, fitted without it. intervals: by regime and by
     left-out group. unseen: by source, its devices' constants fitted without all of it. without_source: by source, what
-    is known without it; by "", what is known of all."""
+    is known without it; by "", what is known of all. picks: the fastest by prediction of each group."""
 
     values: Values
     left_out: dict[str, Values]
@@ -37,6 +38,7 @@ class Fitted:
     left_out_intervals: dict[str, Interval]
     unseen: dict[str, Values]
     without_source: dict[str, Known]
+    picks: list[Pick]
 
     def values_for(self, case: Case) -> Values:
         """The constants fitted without the case's own group; those of all data where that group was not fitted."""
@@ -66,6 +68,7 @@ def load() -> Fitted:
         {key: Interval(**entry) for key, entry in left_out["intervals"].items()},
         {source: _values(entries) for source, entries in left_out["unseen"].items()},
         {source: _known(entries) for source, entries in left_out["without_source"].items()},
+        [Pick(**one) for one in left_out["picks"]],
     )
 
 

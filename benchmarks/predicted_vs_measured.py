@@ -202,7 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     board = scoreboard(found)
     unseen = {} if options.json else scoreboard(list(unseen_scores(rows, fitted)))
     if options.results:
-        options.results.write_text(results_page(board, unseen, found), encoding="utf-8")
+        options.results.write_text(results_page(board, unseen, found, fitted.picks), encoding="utf-8")
     if not options.json:
         for one in found:
             if not isinstance(one, Scored):

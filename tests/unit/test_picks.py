@@ -33,7 +33,7 @@ def test_a_surprise_is_what_the_pick_is_missed_by_more_than_all() -> None:
     assert surprise([_pick(NOTHING, -0.05)]) == surprise([]) == 0.0
 
 
-def test_each_feature_counts_the_same_and_only_where_the_pick_has_it() -> None:
+def test_a_feature_counts_by_the_root_of_its_picks_and_only_where_they_have_it() -> None:
     found = [
         _pick(NOTHING, 0.03, has_it=False),
         _pick("tp > 1", 0.12),
@@ -43,7 +43,7 @@ def test_each_feature_counts_the_same_and_only_where_the_pick_has_it() -> None:
         _pick(EVERYTHING, 0.90),
     ]
     assert of_measured_features(found) == pytest.approx(0.01)
-    assert of_new_features(found) == pytest.approx((0.10 + 0.04) / 2)
+    assert of_new_features(found) == pytest.approx((2**0.5 * 0.10 + 0.04) / (2**0.5 + 1))
     assert of_new_features(found[:1]) == of_measured_features(found)
 
 

@@ -99,11 +99,11 @@ def of_measured_features(found: Sequence[Pick]) -> float:
 
 
 def of_new_features(found: Sequence[Pick]) -> float:
-    """The surprise of picks with a feature that nothing was fitted to, each feature counting the same; no less than
-    that of picks without one."""
-    means = [
-        float(np.mean(own))
-        for name in FEATURES
-        if (own := [one.surprise for one in found if one.left_out == name and one.has_it])
-    ]
-    return max(of_measured_features(found), float(np.mean(means)) if means else 0.0)
+    """The surprise of picks with a feature that nothing was fitted to, each feature weighted by the square root of its
+    picks; no less than that of picks without one."""
+    own = [[one.surprise for one in found if one.left_out == name and one.has_it] for name in FEATURES]
+    told = [surprises for surprises in own if surprises]
+    if not told:
+        return of_measured_features(found)
+    mean = np.average([np.mean(one) for one in told], weights=[np.sqrt(len(one)) for one in told])
+    return max(of_measured_features(found), float(mean))
