@@ -67,7 +67,7 @@ def _gpu_score(row: Row, source: str, fitted: Fitted, unseen: bool = False) -> S
         case = gpu_case({**row, "source_id": source})
         expected = _estimate(case, fitted.unseen[source] if unseen else fitted.values_for(case))
         share = expected.fullest.total_bytes / expected.memory_capacity_bytes
-        interval = fitted.intervals[UNMEASURED] if unseen else fitted.interval_for(case, regime(case))
+        interval = fitted.unseen_interval_for(case) if unseen else fitted.interval_for(case, regime(case))
         as_unseen = (f"unseen/{source}",) if fitted_layout(case) and case.time_s else ()
         return Scored(
             case.key,
@@ -225,7 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     board = scoreboard(found)
     unseen = {} if options.json else scoreboard(list(unseen_scores(rows, fitted)))
     if options.results:
-        options.results.write_text(results_page(board, unseen, found), encoding="utf-8")
+        options.results.write_text(results_page(board, unseen, found, fitted.picks), encoding="utf-8")
     if not options.json:
         for one in found:
             if not isinstance(one, Scored):

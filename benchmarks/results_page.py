@@ -12,6 +12,16 @@ from statistics import mean
 from textwrap import wrap
 from typing import NamedTuple
 
+from autoshard.calibration.results.differences import LARGEST
+from autoshard.calibration.results.picks import (
+    EVERYTHING,
+    FEATURES,
+    LAYOUTS,
+    NOTHING,
+    Pick,
+    of_measured_features,
+    of_new_features,
+)
 from benchmarks.scores import Scored
 
 Scores = Mapping[str, float | int | None]
@@ -101,10 +111,14 @@ between stages are too short to explain them.""",
 """Target -> why it is missed, and what was tried."""
 
 
-def results_page(board: Mapping[str, Scores], unseen: Mapping[str, Scores], found: Sequence[object]) -> str:
-    """The page in Markdown. unseen: scores of each source predicted as if nothing of it had been measured."""
+def results_page(
+    board: Mapping[str, Scores], unseen: Mapping[str, Scores], found: Sequence[object], picks: Sequence[Pick]
+) -> str:
+    """The page in Markdown. unseen: scores of each source predicted as if nothing of it had been measured. picks: of
+    groups of many layouts, see autoshard/calibration/results/picks.py."""
     rows = [one for one in found if isinstance(one, Scored)]
-    pages = (_targets(board), _unseen(unseen), [""], _coverage(board), [""], _surprise(), [""], _misses(board, rows))
+    coverage = (_coverage(board), [""], _unseen_coverage(unseen), [""], _surprise(), [""])
+    pages = (_targets(board), _unseen(unseen), [""], *coverage, _picks(picks), [""], _misses(board, rows))
     return "\n".join(line for page in pages for line in page).rstrip() + "\n"
 
 
@@ -167,6 +181,56 @@ def _surprise() -> Iterator[str]:
         f"{', '.join(f'{name} {times:.2f}' for name, times in wider.items())}."
     )
     yield from wrap(text, 120)
+
+
+def _unseen_coverage(unseen: Mapping[str, Scores]) -> Iterator[str]:
+    """Coverage where nothing of a source was known, neither to the fit nor to the intervals."""
+    covered = {source.removeprefix("unseen/"): one["coverage90"] or 0.0 for source, one in unseen.items()}
+    counts = [int(one["rows"] or 0) for one in unseen.values()]
+    if covered:
+        rows = sum(count * share for count, share in zip(counts, covered.values(), strict=True)) / sum(counts)
+        yield "Coverage of the 90 % intervals of software that was never measured, each source left out of the fit and"
+        yield f"of the intervals: {rows:.0%} of the rows, {mean(covered.values()):.0%} as the mean of sources:"
+        yield ""
+        yield "* " + ", ".join(f"{source} {share:.0%}" for source, share in covered.items())
+
+
+def _picks(picks: Sequence[Pick]) -> Iterator[str]:
+    """The winner's curse, by what the fit had not seen."""
+    yield "## Picks"
+    yield f"The fastest layout by prediction of each group of at least {LAYOUTS} layouts, its group always left out of"
+    yield "the fit: log(measured / predicted) in per cent, positive where it was slower than predicted. An error counts"
+    yield f"as at most {100 * LARGEST:.0f}. The curse is what a pick is missed by more than all. A page adds it to the"
+    yield "expected step time: to that of a pick with a choice that no result has, the mean over features of picks that"
+    yield "have them. Corrected: picks that have the feature, by what the other features say."
+    yield ""
+    yield "| also left out of the fit | groups | pick | all | curse | picks that have it | curse of these | corrected |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for name in (NOTHING, *FEATURES, EVERYTHING):
+        own = [one for one in picks if one.left_out == name]
+        having = [one for one in own if one.has_it and name in FEATURES]
+        if not own:
+            continue
+        numbers = [_per_cent([one.pick for one in own]), _per_cent([one.all for one in own])]
+        of_these = ["", "", ""]
+        if having:
+            correction = of_new_features([one for one in picks if one.left_out != name])
+            corrected = _per_cent([one.surprise - correction for one in having])
+            of_these = [f"{len(having)}", _per_cent([one.surprise for one in having]), corrected]
+        cells = [name, f"{len(own)}", *numbers, _per_cent([one.surprise for one in own]), *of_these]
+        yield f"| {' | '.join(cells)} |"
+    left_out = [one for one in picks if one.left_out in FEATURES]
+    if left_out:
+        new, old = of_new_features(picks), of_measured_features(picks)
+        after = [one.surprise - (new if one.has_it else old) for one in left_out]
+        yield ""
+        curse = _per_cent([one.surprise for one in left_out])
+        yield f"All {len(left_out)} picks with a feature left out: curse {curse}, corrected"
+        yield f"{_per_cent(after)}; a new feature counts {100 * new:.1f}, none {100 * old:.1f}."
+
+
+def _per_cent(values: Sequence[float]) -> str:
+    return f"{round(100 * mean(values), 1) + 0.0:+.1f}"  # never -0.0
 
 
 def right_coverage(rows: int) -> tuple[float, float]:

@@ -9,15 +9,31 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import erf, exp, log, log2, sqrt
 from pathlib import Path
+from typing import Any
 
+from autoshard.cost.known import (
+    DEVICE,
+    EXPERTS,
+    MODEL,
+    PRECISION,
+    Measured,
+    Width,
+    model_kind,
+    never_measured,
+    number_format,
+    widened,
+)
 from autoshard.graph.recompute import FULL_RECOMPUTE
 from autoshard.layout.strategy import Strategy
 from autoshard.spec.cluster import Cluster
+from autoshard.spec.model import ModelSpec
 from autoshard.spec.sdk import newest_measured, release_slowdown, release_spread
+from autoshard.spec.training import TrainingSpec
 
 FILE = Path(__file__).parent / "intervals.json"
 UNMEASURED = "unmeasured"
@@ -40,8 +56,9 @@ OTHER_CHOICES = ("num_virtual_stages", "schedule", "sequence_parallel", "zero")
 @dataclass(frozen=True)
 class Regime:
     """low, high: of log(measured / predicted) of step times, the middle 90 %. memory_spread: standard deviation of the
-    logarithm of memory. results, groups: how many they come from. fitted: whether constants were fitted to them; else they
-    were too few, and low and high are those of `unmeasured`."""
+    logarithm of memory. results, groups: how many they come from. fitted: whether constants were fitted to them; else
+    they were too few, and all but these are those of `unmeasured`. expected: log of the mean of measured / predicted.
+    """
 
     low: float
     high: float
@@ -49,20 +66,43 @@ class Regime:
     results: int
     groups: int
     fitted: bool = True
+    expected: float = 0.0
 
 
 @lru_cache(maxsize=1)
 def regimes() -> dict[str, Regime]:
     """By name: device families with results of their own, and `unmeasured`, which is no surer than any of them."""
-    content = json.loads(FILE.read_text(encoding="utf-8"))["regimes"]
-    known = {
-        name: Regime(**{key: value for key, value in values.items() if key != "from"})
-        for name, values in content.items()
-    }
+    known = {name: Regime(**values) for name, values in _content("regimes").items()}
     low, high = min(regime.low for regime in known.values()), max(regime.high for regime in known.values())
+    expected = known[UNMEASURED].expected
     return {
-        name: regime if regime.fitted and name != UNMEASURED else replace(regime, low=low, high=high)
+        name: regime if regime.fitted and name != UNMEASURED else replace(regime, low=low, high=high, expected=expected)
         for name, regime in known.items()
+    }
+
+
+@lru_cache(maxsize=1)
+def measured() -> dict[str, Measured]:
+    """What results there are, by instance type or family of instance types."""
+    return {
+        name: Measured(tuple(values["models"]), tuple(values["precisions"]))
+        for name, values in _content("measured").items()
+    }
+
+
+@lru_cache(maxsize=1)
+def unknown_widths() -> dict[str, Width]:
+    """What each thing that was never measured adds to an interval, by its name in cost/known.py."""
+    return {name: Width(**values) for name, values in _content("never_measured").items()}
+
+
+def _content(section: str) -> dict[str, dict[str, Any]]:
+    """The entries of one section of the file, without where they are from."""
+    content = json.loads(FILE.read_text(encoding="utf-8"))[section]
+    return {
+        name: {key: value for key, value in values.items() if key != "from"}
+        for name, values in content.items()
+        if name != "from"
     }
 
 
@@ -78,8 +118,17 @@ def regime_of(cluster: Cluster) -> str:
 
     More network (trn1n), or an UltraServer's links (trn2u), leave a device what it is.
     """
-    family = _TRAINIUM.sub(r"\1", cluster.instance.split(".")[0])
+    family = _family(cluster)
     return family if family in regimes() else UNMEASURED
+
+
+def _family(cluster: Cluster) -> str:
+    return _TRAINIUM.sub(r"\1", cluster.instance.split(".")[0])
+
+
+def unknown_of(cluster: Cluster, model: ModelSpec, training: TrainingSpec) -> tuple[str, ...]:
+    """The things of `cost.known.UNKNOWN` that no published result has for such a case."""
+    return never_measured(measured(), _family(cluster), model_kind(model), number_format(training.precision))
 
 
 def unlike_measured(strategy: Strategy) -> tuple[str, ...]:
@@ -94,15 +143,17 @@ def unlike_measured(strategy: Strategy) -> tuple[str, ...]:
     return tuple(beyond)
 
 
-def step_time_factors(cluster: Cluster, strategy: Strategy) -> tuple[float, float]:
-    """(low, high): a step takes between so many times its prediction with 90 % probability. What is not known of the
-    release adds to what is not known of the layout, as independent errors do."""
+def step_time_factors(cluster: Cluster, strategy: Strategy, unknown: Sequence[str] = ()) -> tuple[float, float]:
+    """(low, high): a step takes between so many times its prediction with 90 % probability. unknown: what was never
+    measured, see unknown_of. It and what is not known of the release add to what is not known of the layout, as
+    independent errors do."""
     regime = regimes()[regime_of(cluster)]
     measured = regime_of(cluster) != UNMEASURED and regime.fitted
     wider = BEYOND if measured and unlike_measured(strategy) else 1.0
     of_release = NINETY_PERCENT * release_spread(cluster.layout_rules, cluster.sdk)
-    low, high = (sqrt((wider * end) ** 2 + of_release**2) for end in (regime.low, regime.high))
-    return exp(-low), exp(high)
+    widths = [*(unknown_widths()[name] for name in unknown), Width(-of_release, of_release, 0, 0)]
+    low, high = widened(wider * regime.low, wider * regime.high, widths)
+    return exp(low), exp(high)
 
 
 def changes(a: Strategy, b: Strategy) -> dict[str, float]:
@@ -141,30 +192,72 @@ def toss_up(cluster: Cluster, a: Strategy, a_s: float, b: Strategy, b_s: float) 
     return low <= a_s / b_s <= high
 
 
+@lru_cache(maxsize=1)
+def picks() -> dict[str, float]:
+    """Log of how much more than other layouts the fastest by prediction was missed by, where all of its features were
+    measured (measured_features) and where one was not (new_features); how many groups and features tell."""
+    content: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))["picks"]
+    return {name: value for name, value in content.items() if name != "from"}
+
+
+def new_features(cluster: Cluster, strategy: Strategy) -> tuple[str, ...]:
+    """The choices of a layout behind which no constant of its device was fitted: none where the device was not measured
+    at all, as that is said of the whole case."""
+    return unlike_measured(strategy) if regime_of(cluster) != UNMEASURED else ()
+
+
+def surprise(cluster: Cluster, strategy: Strategy) -> float:
+    """Log of how much longer a layout takes than others with equal predictions, because it was picked for them."""
+    name = "new_features" if new_features(cluster, strategy) else "measured_features"
+    return picks()[name]
+
+
+def expected_factor(cluster: Cluster, strategy: Strategy, picked: bool) -> float:
+    """The step time to expect over the predicted one. picked: whether the layout was taken for its prediction."""
+    return exp(regimes()[regime_of(cluster)].expected + picked * surprise(cluster, strategy))
+
+
+def expected_note(cluster: Cluster, strategy: Strategy, picked: bool) -> str:
+    """The reason why the step time to expect differs from the predicted one, as the end of a sentence; empty where
+    there is none."""
+    reasons, more = [], exp(surprise(cluster, strategy)) - 1
+    if regimes()[regime_of(cluster)].expected:
+        reasons.append("software that was left out of the fit took that much longer on average")
+    if picked and more and (new := new_features(cluster, strategy)):
+        reasons.append(
+            f"no result has {', '.join(new)}; layouts picked with a choice that the fit had not seen were slower "
+            f"than predicted by {more:.1%} more than others"
+        )
+    if picked and not reasons:
+        groups = picks()["groups"]
+        reasons.append(f"in {groups} groups of results the fastest by prediction was no worse missed than others")
+    return "; ".join(reasons)
+
+
 def fits_probability(memory_bytes: float, capacity_bytes: float, cluster: Cluster) -> float:
     """The probability that a rank with a predicted memory of so many bytes stays within its capacity."""
     spread = regimes()[regime_of(cluster)].memory_spread
     return 0.5 * (1 + erf(log(capacity_bytes / memory_bytes) / spread / sqrt(2)))
 
 
-def interval_note(cluster: Cluster, strategy: Strategy) -> str:
-    """The source of a layout's interval, in one sentence."""
+def interval_note(cluster: Cluster, strategy: Strategy, model: ModelSpec, training: TrainingSpec) -> str:
+    """The source of a layout's interval and what of the case was never measured, in one sentence."""
     name = regime_of(cluster)
-    regime = regimes()[name]
+    regime, unknown = regimes()[name], unknown_of(cluster, model, training)
+    missing = ", ".join(_unknown_words(one, cluster, model, training) for one in unknown)
     if name == UNMEASURED or not regime.fitted:
-        left_out = regimes()[UNMEASURED].groups
-        known = (
-            f"never measured on this: no published result on {cluster.instance} was there to compare with"
-            if name == UNMEASURED
-            else f"too few published results on {name} to fit to ({regime.results})"
-        )
+        besides = f", {missing}" if missing else ""
+        few = "" if name == UNMEASURED else f"; {name} has too few published results to fit to ({regime.results})"
+        apart = regimes()[UNMEASURED]
         return (
-            f"{known}; the 90 % interval is that of software stacks that were left out of the fit on {left_out} others"
+            f"never measured on this: the software{besides}{few}; the 90 % interval is that of published results "
+            f"({apart.results} of {apart.groups} software stacks) that were predicted without such results"
         )
     source = f"{regime.results} published results on {name}, {regime.groups} layouts each left out in turn"
+    wider = f"; never measured on this: {missing}, which makes it wider" if missing else ""
     if beyond := unlike_measured(strategy):
-        return f"the 90 % interval is {BEYOND:g} times that of {source}: none of them has {', '.join(beyond)}"
-    return f"the 90 % interval comes from {source}"
+        return f"the 90 % interval is {BEYOND:g} times that of {source}: none of them has {', '.join(beyond)}{wider}"
+    return f"the 90 % interval comes from {source}{wider}"
 
 
 def release_note(cluster: Cluster) -> str | None:
@@ -176,3 +269,12 @@ def release_note(cluster: Cluster) -> str | None:
     ratio, spread = (of(cluster.layout_rules, cluster.sdk) for of in (release_slowdown, release_spread))
     width = f"give or take {exp(NINETY_PERCENT * spread) - 1:.0%}, which the interval includes"
     return f"Neuron SDK {cluster.sdk}: a step takes {ratio:.2f} times as long as under {newest}, {width}"
+
+
+def _unknown_words(name: str, cluster: Cluster, model: ModelSpec, training: TrainingSpec) -> str:
+    kind = "mixtures of experts" if model_kind(model) == EXPERTS else "dense models"
+    return {
+        DEVICE: f"the device ({cluster.instance})",
+        MODEL: kind,
+        PRECISION: f"{training.precision.name} precision",
+    }[name]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autoshard.cost.interval import interval_note, release_note
+from autoshard.cost.interval import expected_factor, expected_note, interval_note, release_note
 from autoshard.explanation.doubt import doubt
 from autoshard.explanation.page import percent, span
 from autoshard.plans.names import short_name
@@ -14,6 +14,14 @@ from autoshard.units import format_seconds
 
 SURE_TO_FIT = 0.9
 """Below this probability of fitting into memory, the page says which layouts have more room."""
+SAME = 5e-4
+"""A share below which two step times are said to be the same."""
+
+
+def expected_step_time_s(plan: Plan) -> float:
+    """The step time to expect. It is more than the predicted one where left-out results were on average, and where a
+    search picked choices that no result has: the fastest of many predictions is more often too fast than too slow."""
+    return plan.estimate.step_time_s * expected_factor(plan.cluster, plan.strategy, picked=plan.search is not None)
 
 
 def advice(plan: Plan) -> tuple[str, ...]:
@@ -22,9 +30,14 @@ def advice(plan: Plan) -> tuple[str, ...]:
     seconds, fits = span(low, high, format_seconds), percent(plan.estimate.fits_probability)
     first = f"with 90 % probability a step takes {seconds}; the plan fits into memory with {fits} probability"
     others = _on_others(plan) if plan.search is not None and plan.runners_up else ()
+    expected_s = expected_step_time_s(plan)
+    more = expected_s / plan.estimate.step_time_s - 1
+    than = "as predicted" if abs(more) < SAME else f"{more:.1%} more than predicted"
+    why = expected_note(plan.cluster, plan.strategy, picked=plan.search is not None)
+    expected = f"expected step time: {format_seconds(expected_s)}, {than}{': ' if why else ''}{why}"
     release = release_note(plan.cluster)
-    notes = (interval_note(plan.cluster, plan.strategy), *([release] if release else []))
-    return (first, *notes, *others, *_on_operators(plan))
+    notes = (interval_note(plan.cluster, plan.strategy, plan.model, plan.training), *([release] if release else []))
+    return (first, expected, *notes, *others, *_on_operators(plan))
 
 
 def _on_operators(plan: Plan) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.cost.values import Term
-from autoshard.explanation.advice import advice
+from autoshard.explanation.advice import advice, expected_step_time_s
 from autoshard.explanation.doubt import doubt, memory_interval
 from autoshard.explanation.links import axis_links
 from autoshard.layout.mesh import AXIS_ORDER, Mesh
@@ -71,9 +71,10 @@ class Description:
 
     facts: (label, text) lines on how the layout works. memory_terms: of the fullest pipeline rank, bytes. mfu: share of
     peak_flops_per_s, the dense peak of one device for peak_dtype. memory_low_bytes, memory_high_bytes: 90 % interval of
-    memory_bytes; step_time_low_s and step_time_high_s likewise. memory_by_rank: bytes on a device of each pipeline
-    rank. considered, fitting, optimality: None where nothing was searched. given: the pins that the search had to keep,
-    written as a layout. advice: sentences on how sure all that is. sensitivity: None where it was not asked for.
+    memory_bytes; step_time_low_s and step_time_high_s likewise. step_time_expected_s: with what left-out results and
+    picks were missed by on average. memory_by_rank: bytes on a device of each pipeline rank. considered, fitting,
+    optimality: None where nothing was searched. given: the pins that the search had to keep, written as a layout.
+    advice: sentences on how sure all that is. sensitivity: None where it was not asked for.
     """
 
     made_by: str
@@ -92,6 +93,7 @@ class Description:
     step_time_s: float
     step_time_low_s: float
     step_time_high_s: float
+    step_time_expected_s: float
     time_terms: tuple[Share, ...]
     tokens_per_s: float
     mfu: float
@@ -145,6 +147,7 @@ def describe(plan: Plan, sensitivity: Sensitivity | None = None) -> Description:
         step_time_s=estimate.step_time_s,
         step_time_low_s=estimate.step_time_low_s,
         step_time_high_s=estimate.step_time_high_s,
+        step_time_expected_s=expected_step_time_s(plan),
         time_terms=_shares(estimate.time_terms, estimate.step_time_s),
         tokens_per_s=estimate.tokens_per_s,
         mfu=estimate.mfu,

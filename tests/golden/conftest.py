@@ -14,8 +14,11 @@ from autoshard.cost import interval
 def fixed_intervals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The intervals of intervals.json here, not those of the last fit."""
     monkeypatch.setattr(interval, "FILE", Path(__file__).parent / "intervals.json")
-    interval.regimes.cache_clear()
-    interval.differences.cache_clear()
+    _forget()
     yield
-    interval.regimes.cache_clear()
-    interval.differences.cache_clear()
+    _forget()
+
+
+def _forget() -> None:
+    for cached in (interval.regimes, interval.differences, interval.measured, interval.unknown_widths, interval.picks):
+        cached.cache_clear()

@@ -14,13 +14,19 @@ from autoshard.cost.interval import (
     UNMEASURED,
     difference_factors,
     differences,
+    expected_factor,
     fits_probability,
     interval_note,
+    new_features,
+    picks,
     regime_of,
     regimes,
     step_time_factors,
     toss_up,
+    unknown_of,
+    unknown_widths,
 )
+from autoshard.cost.known import DEVICE, MODEL
 from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import load_model
 from autoshard.spec.cluster import load_cluster
@@ -43,6 +49,7 @@ MEASURED = Strategy(
     attention_kernel="flash",
     stage_layers=(10,) * 8,
 )
+TRAINING = TrainingSpec(8192, 1024, load_precision("mixed_precision"))
 TRN1, TRN2 = load_cluster("trn1.32xlarge", 16), load_cluster("trn2.48xlarge", 1)
 
 
@@ -72,17 +79,46 @@ def test_what_nobody_measured_is_less_sure() -> None:
 
 
 def test_notes_say_why() -> None:
-    known = interval_note(TRN1, MEASURED)
+    case = load_model("llama3-70b"), TRAINING
+    known = interval_note(TRN1, MEASURED, *case)
     assert known == "the 90 % interval comes from 50 published results on trn1, 9 layouts each left out in turn"
-    beyond = interval_note(TRN1, replace(MEASURED, recompute=("full",), tp=16, dp=4))
+    beyond = interval_note(TRN1, replace(MEASURED, recompute=("full",), tp=16, dp=4), *case)
     assert beyond.endswith("none of them has recompute=full, tp=16")
-    assert interval_note(TRN2, MEASURED).startswith(
-        "too few published results on trn2 to fit to (2); the 90 % interval is"
+
+
+def test_notes_say_what_was_never_measured() -> None:
+    experts, single = load_model("mixtral-8x7b"), replace(TRAINING, precision=load_precision("fp32"))
+    assert interval_note(TRN1, MEASURED, experts, single).endswith(
+        "; never measured on this: mixtures of experts, fp32 precision, which makes it wider"
     )
-    never = interval_note(load_cluster("trn3-gen2", 1), MEASURED)
-    assert never.startswith(
-        "never measured on this: no published result on trn3-gen2 was there to compare with; the 90 %"
+    assert interval_note(TRN2, MEASURED, experts, TRAINING).startswith(
+        "never measured on this: the software, the device (trn2.48xlarge); the 90 % interval is that of published "
     )
+    h100 = load_cluster("h100-80gb", 1)
+    assert interval_note(h100, MEASURED, experts, TRAINING).startswith("never measured on this: the software; the 90 %")
+
+
+def test_each_unknown_thing_makes_an_interval_wider() -> None:
+    dense, experts = load_model("llama3-70b"), load_model("mixtral-8x7b")
+    assert unknown_of(TRN1, dense, TRAINING) == () and unknown_of(TRN1, experts, TRAINING) == (MODEL,)
+    assert unknown_of(TRN2, experts, TRAINING) == (DEVICE,)  # some device has experts
+    low, high = step_time_factors(TRN1, MEASURED)
+    width = unknown_widths()[MODEL]
+    wider = step_time_factors(TRN1, MEASURED, (MODEL,))
+    assert log(wider[0]) ** 2 == pytest.approx(log(low) ** 2 + width.low**2)
+    assert log(wider[1]) ** 2 == pytest.approx(log(high) ** 2 + width.high**2)
+
+
+def test_what_is_expected_of_a_pick() -> None:
+    """A layout that a person chose is expected to take what is predicted; a pick with a choice that no result has,
+    longer, by what left-out features were missed by."""
+    new = replace(MEASURED, recompute=("full",), tp=16, dp=4)
+    assert new_features(TRN1, new) == ("recompute=full", "tp=16") and new_features(TRN2, new) == ()
+    assert expected_factor(TRN1, new, picked=False) == 1.0
+    assert log(expected_factor(TRN1, new, picked=True)) == pytest.approx(picks()["new_features"])
+    assert log(expected_factor(TRN1, MEASURED, picked=True)) == pytest.approx(picks()["measured_features"])
+    assert log(expected_factor(TRN2, MEASURED, picked=False)) == pytest.approx(regimes()[UNMEASURED].expected)
+    assert 0 <= picks()["measured_features"] <= picks()["new_features"]
 
 
 def test_probability_to_fit() -> None:
@@ -96,7 +132,7 @@ def test_probability_to_fit() -> None:
 
 def test_an_estimate_carries_its_interval() -> None:
     model = load_model("llama3-70b")
-    found = estimate(model, TrainingSpec(8192, 1024, load_precision("mixed_precision")), TRN1, MEASURED)
+    found = estimate(model, TRAINING, TRN1, MEASURED)
     low, high = step_time_factors(TRN1, MEASURED)
     assert found.step_time_low_s == pytest.approx(low * found.step_time_s)
     assert found.step_time_high_s == pytest.approx(high * found.step_time_s)

@@ -10,6 +10,7 @@ import pytest
 from autoshard.calibration.results.collective_rows import collective_case
 from autoshard.calibration.results.differences import pairs, widths
 from autoshard.calibration.results.gpu_rows import gpu_case
+from autoshard.calibration.results.picks import NOTHING, Pick
 from autoshard.calibration.results.rows import Unscored
 from autoshard.calibration.results.usable import read_results
 from autoshard.cost.interval import CHANGES
@@ -78,8 +79,17 @@ def test_the_page_of_targets() -> None:
     row = Scored("r-1", ("trainium",), "g", 2.0, 1.0, 3.0, 1.0, 0.5, None, 1.0, True, plan.cluster, plan.strategy)
     empty = dict.fromkeys(KEYS)
     board = {"trainium": {**empty, "rows": 1, "mape": 0.2, "worst_ape": 0.2, "coverage90": 0.9}}
-    page = results_page(board, {"unseen/s": {**empty, "mape": 0.1}}, [row])
+    picks = [
+        Pick(NOTHING, "s", False, 0.05, 0.03),
+        Pick("pp > 1", "s", True, 0.06, 0.02),
+        Pick("ZeRO", "s", True, 0.01, 0),
+    ]
+    page = results_page(board, {"unseen/s": {**empty, "mape": 0.1, "rows": 2, "coverage90": 0.5}}, [row], picks)
     assert "| trainium | step time | <= 15 % | 20 % | missed |" in page
     assert "| trainium | worst step time | <= 30 % | 20 % |  |" in page
     assert "| stacks never measured | step time, mean of 1 | <= 20 % | 10 % |  |" in page
+    assert "50% of the rows, 50% as the mean of sources:\n\n* s 50%\n" in page
+    assert "| nothing | 1 | +5.0 | +3.0 | +2.0 |  |  |  |" in page
+    assert "| pp > 1 | 1 | +6.0 | +2.0 | +4.0 | 1 | +4.0 | +2.0 |" in page  # no less than with nothing left out
+    assert "All 2 picks with a feature left out: curse +2.5, corrected\n+0.0;" in page
     assert "| r-1 | g | 1.00 s | 2.00 s | +100% |" in page

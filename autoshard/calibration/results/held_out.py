@@ -19,19 +19,19 @@ from autoshard.calibration.results.stack_fit import (
     fit,
     fitted_cases,
     left_out,
-    predictions,
 )
 
 
 @dataclass(frozen=True)
 class StackFit:
-    """A fit to GPU results. values: fitted to all. by_group: constants fitted without one group. counts: number of
-    points and mean error by what was fitted. timed: the results that families are fitted to. errors, left_out_errors:
-    |predicted / measured - 1| of each of these, with all constants and without its group. held_out: residuals of all
-    cases, each predicted without its group."""
+    """A fit to GPU results. values: fitted to all. line: the last linearisation of step times. by_group: constants
+    fitted without one group. counts: number of points and mean error by what was fitted. timed: the results that
+    families are fitted to. errors, left_out_errors: |predicted / measured - 1| of each of these, with all constants and
+    without its group. held_out: residuals of all cases, each predicted without its group."""
 
     cases: list[Case]
     values: Values
+    line: Linearised
     by_group: dict[str, Values]
     counts: dict[str, tuple[int, float]]
     timed: list[Case]
@@ -52,9 +52,9 @@ def fit_stacks(cases: list[Case]) -> StackFit:
             by_group.setdefault(group, {}).update({key: own[key] for key in line.keys})
 
     timed, measured = fitted_cases(cases, memory=False), fitted_cases(cases, memory=True)
-    values, line = fit(timed)
-    errors = np.abs(np.exp(line.residual) - 1)
-    record(line, "step times")
+    values, times = fit(timed)
+    errors = np.abs(np.exp(times.residual) - 1)
+    record(times, "step times")
     for family in sorted({hardware(case)[1] for case in timed}):
         rows = [index for index, case in enumerate(timed) if hardware(case)[1] == family]
         counts[family] = (len(rows), float(errors[rows].mean()))
@@ -65,7 +65,7 @@ def fit_stacks(cases: list[Case]) -> StackFit:
     known = held_out(cases, values, by_group)
     of_case = {id(case): residual for case, residual in zip(cases, known.residuals, strict=True)}
     left_out_errors = np.abs(np.exp([-of_case[id(case)] for case in timed]) - 1)
-    return StackFit(cases, values, by_group, counts, timed, errors, left_out_errors, known)
+    return StackFit(cases, values, times, by_group, counts, timed, errors, left_out_errors, known)
 
 
 def held_out(cases: Sequence[Case], values: Values, by_group: Mapping[str, Values]) -> HeldOut:
@@ -93,18 +93,6 @@ def unseen_stacks(cases: Sequence[Case], values: Values) -> dict[str, Values]:
         others = [case for case in timed if case.source != source and hardware(case)[1] in families]
         found[source] = _without_stacks(fit(others, values, rounds=3)[0]) if others else {}
     return found
-
-
-def unseen_residuals(cases: Sequence[Case], unseen: Mapping[str, Values]) -> HeldOut:
-    """Residuals of all cases, each predicted as if nothing of its source had been measured."""
-    residuals = [float("nan")] * len(cases)
-    memory: list[float | None] = [None] * len(cases)
-    fitted = set(fitted_cases(cases, memory=False))
-    for source, own in unseen.items():
-        rows = [i for i, case in enumerate(cases) if case.source == source and case in fitted]
-        for i, seconds in zip(rows, predictions([cases[i] for i in rows], own), strict=True):
-            residuals[i] = float(np.log((cases[i].time_s or 0) / seconds))
-    return HeldOut(residuals, memory)
 
 
 def _without_stacks(values: Values) -> Values:

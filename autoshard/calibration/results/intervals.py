@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import log
 from typing import Any
 
+from autoshard.calibration.results import differences
 from autoshard.calibration.results.constants import stack_of
-from autoshard.calibration.results.differences import coverage, pairs, widths
 from autoshard.calibration.results.gpu_rows import Case
 from autoshard.calibration.results.instance_rows import InstanceCase
-from autoshard.calibration.results.regimes import UNMEASURED, HeldOut, Interval, interval, interval_of, regime
+from autoshard.calibration.results.never_measured import Missed, NeverMeasured, measured, widths
+from autoshard.calibration.results.picks import (
+    EVERYTHING,
+    NOTHING,
+    Pick,
+    of_measured_features,
+    of_new_features,
+)
+from autoshard.calibration.results.regimes import (
+    MEMORY_SPREAD,
+    UNMEASURED,
+    HeldOut,
+    Interval,
+    interval,
+    interval_of,
+    regime,
+)
+from autoshard.cost.known import Measured
 
 
 def regime_intervals(
@@ -36,14 +53,48 @@ def of_instance(cases: Sequence[InstanceCase], left_out_s: Sequence[float]) -> d
     return {"low": -width, "high": width, "results": len(groups), "groups": len(set(groups))}
 
 
-def of_unseen(cases: Sequence[Case], unmeasured: Interval) -> dict[str, Any]:
-    """The interval for a stack that was never measured, as JSON values."""
+def of_unseen(cases: Sequence[Case], never: NeverMeasured) -> dict[str, Any]:
+    """The interval for software that was never measured, as JSON values."""
     stacks = len({stack_of(case.stack)[0] for case in cases})
-    return {"low": unmeasured.low, "high": unmeasured.high, "results": len(cases), "groups": stacks}
+    low, high = never.software.low, never.software.high
+    return {"low": low, "high": high, "expected": never.expected, "results": len(cases), "groups": stacks}
+
+
+def of_widths(never: NeverMeasured) -> dict[str, Any]:
+    """What each unknown thing adds to an interval, as JSON values."""
+    return {name: vars(width) for name, width in never.widths.items()}
+
+
+def of_measured(known: Mapping[str, Measured]) -> dict[str, Any]:
+    """What was measured on each device, as JSON values."""
+    return {device: {"models": list(one.models), "precisions": list(one.precisions)} for device, one in known.items()}
+
+
+def of_picks(found: Sequence[Pick]) -> dict[str, Any]:
+    """How much more the fastest layout by prediction is missed by than others, as JSON values."""
+    nothing = [one for one in found if one.left_out == NOTHING]
+    return {
+        "measured_features": round(of_measured_features(found), 4),
+        "new_features": round(of_new_features(found), 4),
+        "groups": len(nothing),
+        "features": len({one.left_out for one in found if one.has_it} - {EVERYTHING}),
+    }
+
+
+def without_source(cases: Sequence[Case], found: Sequence[Missed]) -> dict[str, Any]:
+    """By source, what was measured and how far results are missed without it, as JSON values; "" is with all."""
+    entries = {}
+    for source in ("", *sorted({one.source for one in found})):
+        never = widths([one for one in found if one.source != source], MEMORY_SPREAD)
+        known = measured(case for case in cases if case.source != source)
+        software = {"software": vars(never.software), "expected": never.expected}
+        entries[source] = {"measured": of_measured(known), **software, **of_widths(never)}
+    return entries
 
 
 def of_differences(cases: Sequence[Case], known: HeldOut) -> dict[str, Any]:
     """How far the ratio of two step times may be off, as JSON values."""
-    groups = pairs(cases, known.residuals)
-    counts = {"groups": len(groups), "pairs": sum(map(len, groups)), "held_out_coverage": round(coverage(groups), 3)}
-    return {**counts, "squared_half_widths": widths(groups)}
+    groups = differences.pairs(cases, known.residuals)
+    inside = round(differences.coverage(groups), 3)
+    counts = {"groups": len(groups), "pairs": sum(map(len, groups)), "held_out_coverage": inside}
+    return {**counts, "squared_half_widths": differences.widths(groups)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,28 @@ from autoshard.calibration.results.effects import effects_of
 from autoshard.calibration.results.fit_file import Content, add_collectives, add_results, hardware_content
 from autoshard.calibration.results.gpu_files import FILES, set_family
 from autoshard.calibration.results.gpu_rows import Case
-from autoshard.calibration.results.held_out import fit_stacks, unseen_residuals, unseen_stacks
+from autoshard.calibration.results.held_out import fit_stacks, unseen_stacks
 from autoshard.calibration.results.instance_rows import InstanceCase
-from autoshard.calibration.results.intervals import of_differences, of_instance, of_unseen, regime_intervals
+from autoshard.calibration.results.intervals import (
+    of_differences,
+    of_instance,
+    of_measured,
+    of_picks,
+    of_unseen,
+    of_widths,
+    regime_intervals,
+    without_source,
+)
+from autoshard.calibration.results.machine import hardware
+from autoshard.calibration.results.never_measured import measured, missed, widths
 from autoshard.calibration.results.pages import evidence_line
-from autoshard.calibration.results.regimes import interval
+from autoshard.calibration.results.picks import picks
+from autoshard.calibration.results.regimes import MEMORY_SPREAD
 from autoshard.calibration.results.usable import AnyCase, Usable, read_results
 from autoshard.cost.estimate import estimate
 from autoshard.cost.interval import FILE as INTERVALS
 from autoshard.cost.interval import UNMEASURED
+from autoshard.cost.known import Measured, measured_by, model_kind, number_format
 from autoshard.spec.hardware_file import FOLDER
 from autoshard.spec.sdk import FILE as SDK
 
@@ -138,6 +151,17 @@ def _fit_instances(found: Usable[InstanceCase], out: Published) -> None:
             spread = regimes[UNMEASURED]["memory_spread"]
             own = of_instance(cases, fit.left_out_s)
             regimes[name.partition(".")[0]] = {**own, "memory_spread": spread, "from": _origin(found)}
+            _add_measured(out, {name.partition(".")[0]: _instance_facts(cases)})
+
+
+def _add_measured(out: Published, known: Mapping[str, Measured]) -> None:
+    out.intervals["measured"] = {**out.intervals.get("measured", {}), **of_measured(known)}
+
+
+def _instance_facts(cases: Sequence[InstanceCase]) -> Measured:
+    """What was measured on one instance type."""
+    facts = (("", model_kind(case.model), number_format(case.training.precision)) for case in cases)
+    return measured_by(facts)[""]
 
 
 def _count_unfitted(found: Usable[InstanceCase], out: Published) -> None:
@@ -165,20 +189,31 @@ def _fit_gpus(found: Usable[Case], out: Published) -> None:
     cases = [case for case in found.cases if case.trusted]
     fit = fit_stacks(cases)
     unseen = unseen_stacks(cases, fit.values)
-    apart = unseen_residuals(cases, unseen)
-    unmeasured = interval([case.source for case in cases], apart.residuals, apart.memory)
-    by_regime, without = regime_intervals(cases, fit.held_out, unmeasured)
+    found_missed = missed(fit.line, unseen)
+    never = widths(found_missed, MEMORY_SPREAD)
+    by_regime, without = regime_intervals(cases, fit.held_out, never.software)
     for name, family in FILES.items():
         if family in fit.counts:
             of = set_family(out.content(name), family, fit, found)
             out.page.append(evidence_line(name, of))
     origin = _origin(found)
-    spread = unmeasured.memory_spread
-    out.intervals["regimes"][UNMEASURED] = {**of_unseen(cases, unmeasured), "memory_spread": spread, "from": origin}
+    regimes = out.intervals["regimes"]
+    regimes[UNMEASURED] = {**of_unseen(cases, never), "memory_spread": MEMORY_SPREAD, "from": origin}
+    known = measured(fit.line.cases)
+    devices = {name: known[family] for name, family in sorted({hardware(case) for case in fit.line.cases})}
+    _add_measured(out, devices)
+    out.intervals["never_measured"] = {**of_widths(never), "from": origin}
+    picked = picks(fit.line)
+    out.intervals["picks"] = {**of_picks(picked), "from": origin}
     out.intervals["differences"] = {**of_differences(cases, fit.held_out), "from": origin}
     out.details = {
         CONSTANTS_FILE: {"from": origin, **fitted_constants(fit, by_regime)},
-        LEFT_OUT_FILE: {"from": origin, **left_out_constants(fit, unseen, without)},
+        LEFT_OUT_FILE: {
+            "from": origin,
+            **left_out_constants(fit, unseen, without),
+            "picks": [vars(one) for one in picked],
+            "without_source": without_source(fit.line.cases, found_missed),
+        },
     }
 
 

@@ -1,0 +1,161 @@
+"""Measures what results are missed by where something about them was never measured.
+
+Each source is left out of the fit, then also every other result with the same format of numbers, kind of model or
+device family, until nothing of that kind is left. Stacks are at their priors, as a user's is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import exp, log, sqrt
+from typing import NamedTuple
+
+import numpy as np
+
+from autoshard.calibration.results.constants import FAMILY
+from autoshard.calibration.results.differences import LARGEST
+from autoshard.calibration.results.gpu_rows import Case
+from autoshard.calibration.results.machine import hardware
+from autoshard.calibration.results.regimes import Interval, interval
+from autoshard.calibration.results.stack_fit import Linearised, Values, predictions, row_weights
+from autoshard.cost.known import (
+    DENSE,
+    DEVICE,
+    HALF,
+    UNKNOWN,
+    Measured,
+    Width,
+    measured_by,
+    model_kind,
+    never_measured,
+    number_format,
+    widened,
+)
+
+FEW_SOURCES = 3
+"""With fewer sources than this, what a thing adds is no less than the most that any other adds: they do not tell."""
+STUDENT = 1.7
+"""An interval is widened by this much over the number of sources: as Student's t widens an interval of the next one of
+so few (by 1.19 with nine). Without it new sources of simulated worlds lie inside eight times in ten."""
+
+
+class Missed(NamedTuple):
+    """One result, predicted without what is unknown. residual: log(measured / predicted)."""
+
+    source: str
+    unknown: tuple[str, ...]
+    residual: float
+
+
+@dataclass(frozen=True)
+class NeverMeasured:
+    """Intervals of cases that were never measured. software: where only the stack is unknown. expected: log of the mean
+    of measured / predicted there. widths: what each further unknown thing adds."""
+
+    software: Interval
+    expected: float
+    widths: dict[str, Width]
+
+    def of(self, unknown: Iterable[str], known: Interval | None = None) -> Interval:
+        """The interval of a case. known: that of its stack, where the stack was measured."""
+        base = known or self.software
+        low, high = widened(base.low, base.high, (self.widths[name] for name in unknown))
+        return Interval(low, high, base.memory_spread)
+
+
+def facts(case: Case) -> tuple[str, str, str]:
+    """(device family, kind of model, number format) of a result."""
+    return hardware(case)[1], model_kind(case.model), "fp8" if case.fp8 else number_format(case.training.precision)
+
+
+def measured(cases: Iterable[Case]) -> dict[str, Measured]:
+    """What was measured, by device family."""
+    return measured_by(facts(case) for case in cases if case.time_s)
+
+
+def unknown(case: Case, known: Mapping[str, Measured]) -> tuple[str, ...]:
+    return never_measured(known, *facts(case))
+
+
+def missed(line: Linearised, unseen: Mapping[str, Values]) -> list[Missed]:
+    """Every result of `line`, once for each thing that can be made unknown about it.
+
+    line: the fit of all step times. unseen: by source, constants that were fitted without it.
+    """
+    found: list[Missed] = []
+    for source, values in unseen.items():
+        own = [case for case in line.cases if case.source == source]
+        others = [case for case in line.cases if case.source != source]
+        found += _missed(own, values, others)
+        for name in UNKNOWN:
+            found += _without(line, source, own, name)
+    return found
+
+
+def _without(line: Linearised, source: str, own: Sequence[Case], name: str) -> Iterator[Missed]:
+    """Results of a source, each predicted without its source and without others that share what `name` says."""
+    place = UNKNOWN.index(name)
+    families = sorted({hardware(case)[1] for case in line.cases})
+    for kind in sorted({facts(case)[place] for case in own} - {DENSE, HALF}):  # what every device has first
+        rows = [case for case in own if facts(case)[place] == kind]
+        others = [case for case in line.cases if case.source != source and facts(case)[place] != kind]
+        if name == DEVICE:
+            for donor in (one for one in families if one != kind):
+                values = _fitted(line, [case for case in others if hardware(case)[1] == donor])
+                lent = {(kind, constant): value for (of, constant), value in values.items() if of == donor}
+                yield from _missed(rows, lent, others)
+        else:
+            yield from _missed(rows, _fitted(line, others), others)
+
+
+def _fitted(line: Linearised, cases: Sequence[Case]) -> Values:
+    """Constants of device families fitted to some of the cases of `line`, by one step; every stack at its prior."""
+    chosen = {id(case) for case in cases}
+    rows = np.array([id(case) in chosen for case in line.cases])
+    values = line.solve(rows, row_weights(line.cases))
+    return {key: value for key, value in values.items() if key[1] in FAMILY}
+
+
+def _missed(rows: Sequence[Case], values: Values, others: Sequence[Case]) -> list[Missed]:
+    known = measured(others)
+    return [
+        Missed(case.source, unknown(case, known), log((case.time_s or 0.0) / seconds))
+        for case, seconds in zip(rows, predictions(rows, values), strict=True)
+    ]
+
+
+def widths(found: Sequence[Missed], memory_spread: float) -> NeverMeasured:
+    """The intervals that cover nine in ten of these, sources counting the same as groups do elsewhere.
+
+    What one unknown thing adds is the square of its interval less that of unknown software alone, never below zero.
+    """
+    base = _interval(found, ())
+    added = {}
+    for name in UNKNOWN:
+        rows = [one for one in found if one.unknown == (name,)]
+        whole = _interval(found, (name,))
+        low, high = (sqrt(max(0.0, a * a - b * b)) for a, b in ((whole.low, base.low), (whole.high, base.high)))
+        added[name] = Width(round(-low, 4), round(high, 4), len(rows), len({one.source for one in rows}))
+    telling = [width for width in added.values() if width.sources >= FEW_SOURCES] or [*added.values()]
+    low, high = min(width.low for width in telling), max(width.high for width in telling)
+    for name, width in added.items():
+        if width.sources < FEW_SOURCES:
+            added[name] = replace(width, low=min(low, width.low), high=max(high, width.high))
+    return NeverMeasured(Interval(base.low, base.high, memory_spread), round(_expected(found), 4), added)
+
+
+def _interval(found: Sequence[Missed], unknown: tuple[str, ...]) -> Interval:
+    rows = [one for one in found if one.unknown == unknown]
+    own = interval([one.source for one in rows], [one.residual for one in rows], [None] * len(rows))
+    wider = 1 + STUDENT / max(1, len({one.source for one in rows}))
+    return Interval(round(wider * own.low, 4), round(wider * own.high, 4), own.memory_spread)
+
+
+def _expected(found: Sequence[Missed]) -> float:
+    """Log of the mean of measured / predicted over sources with unknown software; large errors count as LARGEST."""
+    ratios: dict[str, list[float]] = {}
+    for one in found:
+        if not one.unknown:
+            ratios.setdefault(one.source, []).append(exp(float(np.clip(one.residual, -LARGEST, LARGEST))))
+    return log(float(np.mean([np.mean(of) for of in ratios.values()]))) if ratios else 0.0
