@@ -122,6 +122,12 @@ def regime_of(cluster: Cluster) -> str:
     return family if family in regimes() else UNMEASURED
 
 
+def _is_fitted(cluster: Cluster) -> bool:
+    """Whether constants were fitted to results on such a device."""
+    name = regime_of(cluster)
+    return name != UNMEASURED and regimes()[name].fitted
+
+
 def _family(cluster: Cluster) -> str:
     return _TRAINIUM.sub(r"\1", cluster.instance.split(".")[0])
 
@@ -148,8 +154,7 @@ def step_time_factors(cluster: Cluster, strategy: Strategy, unknown: Sequence[st
     measured, see unknown_of. It and what is not known of the release add to what is not known of the layout, as
     independent errors do."""
     regime = regimes()[regime_of(cluster)]
-    measured = regime_of(cluster) != UNMEASURED and regime.fitted
-    wider = BEYOND if measured and unlike_measured(strategy) else 1.0
+    wider = BEYOND if new_features(cluster, strategy) else 1.0
     of_release = NINETY_PERCENT * release_spread(cluster.layout_rules, cluster.sdk)
     widths = [*(unknown_widths()[name] for name in unknown), Width(-of_release, of_release, 0, 0)]
     low, high = widened(wider * regime.low, wider * regime.high, widths)
@@ -203,7 +208,7 @@ def picks() -> dict[str, float]:
 def new_features(cluster: Cluster, strategy: Strategy) -> tuple[str, ...]:
     """The choices of a layout behind which no constant of its device was fitted: none where the device was not measured
     at all, as that is said of the whole case."""
-    return unlike_measured(strategy) if regime_of(cluster) != UNMEASURED else ()
+    return unlike_measured(strategy) if _is_fitted(cluster) else ()
 
 
 def surprise(cluster: Cluster, strategy: Strategy) -> float:
@@ -245,7 +250,7 @@ def interval_note(cluster: Cluster, strategy: Strategy, model: ModelSpec, traini
     name = regime_of(cluster)
     regime, unknown = regimes()[name], unknown_of(cluster, model, training)
     missing = ", ".join(_unknown_words(one, cluster, model, training) for one in unknown)
-    if name == UNMEASURED or not regime.fitted:
+    if not _is_fitted(cluster):
         besides = f", {missing}" if missing else ""
         few = "" if name == UNMEASURED else f"; {name} has too few published results to fit to ({regime.results})"
         apart = regimes()[UNMEASURED]

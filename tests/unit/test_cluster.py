@@ -209,8 +209,6 @@ def test_every_fitted_number_has_evidence(instance: str) -> None:
                 "instance='trn9' is not known; known: a100-40gb, a100-80gb, b200-180gb (p6-b200.48xlarge), "
                 "b300-288gb (p6-b300.48xlarge), cpu, gb200-186gb (p6e-gb200.36xlarge), gb300-288gb, "
                 "h100-80gb (p5.48xlarge), h200-141gb (p5e.48xlarge, p5en.48xlarge), h800-80gb, "
-                "trn1.32xlarge, trn1n.32xlarge, trn2.48xlarge, trn2u.48xlarge, or a hardware file of your own"
-                "gb200-186gb (p6e-gb200.36xlarge), h100-80gb (p5.48xlarge), h200-141gb (p5e.48xlarge, p5en.48xlarge), "
                 "trn1.2xlarge, trn1.32xlarge, trn1n.32xlarge, trn2.3xlarge, trn2.48xlarge, trn2u.48xlarge, "
                 "trn3-gen1 (Trn3 Gen1 UltraServer), trn3-gen2 (Trn3 Gen2 UltraServer), or a hardware file of your own"
             ),

@@ -92,7 +92,8 @@ def test_notes_say_what_was_never_measured() -> None:
         "; never measured on this: mixtures of experts, fp32 precision, which makes it wider"
     )
     assert interval_note(TRN2, MEASURED, experts, TRAINING).startswith(
-        "never measured on this: the software, the device (trn2.48xlarge); the 90 % interval is that of published "
+        "never measured on this: the software, the device (trn2.48xlarge); trn2 has too few published results to "
+        "fit to (2); the 90 % interval is that of published "
     )
     h100 = load_cluster("h100-80gb", 1)
     assert interval_note(h100, MEASURED, experts, TRAINING).startswith("never measured on this: the software; the 90 %")

@@ -66,7 +66,7 @@ class NeverMeasured:
 
 def facts(case: Case) -> tuple[str, str, str]:
     """(device family, kind of model, number format) of a result."""
-    return hardware(case)[1], model_kind(case.model), "fp8" if case.fp8 else number_format(case.training.precision)
+    return hardware(case)[1], model_kind(case.model), number_format(case.training.precision)
 
 
 def measured(cases: Iterable[Case]) -> dict[str, Measured]:
