@@ -384,7 +384,7 @@ def mean_part(mixture: Part, dense: Part, share: float) -> Part:
         working_bytes=largest(mixture.working_bytes, dense.working_bytes),
         parameters=counts(mixture.parameters, dense.parameters),
         matrices=counts(mixture.matrices, dense.matrices),
-        host_s=(mean(mixture.host_s[0], dense.host_s[0]), mean(mixture.host_s[1], dense.host_s[1])),
+        host_s=(mean(mixture.forward_s, dense.forward_s), mean(mixture.backward_s, dense.backward_s)),
         weight_gradients_s=mean(mixture.weight_gradients_s, dense.weight_gradients_s),
     )
 

@@ -17,7 +17,7 @@ from autoshard.cost.collectives import GroupShape, collective_law, sent_once
 from autoshard.cost.estimate import estimate
 from autoshard.cost.program import launch_seconds
 from autoshard.cost.stacks import COMPILED, Software
-from autoshard.cost.stage import DenseBlocks, LocalShape, experts_over_tensor_ranks, stage_parts, stage_work
+from autoshard.cost.stage import DenseBlocks, LocalShape, experts_over_tensor_ranks, mean_part, stage_parts, stage_work
 from autoshard.graph.partition import OperatorStep
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.models.registry import load_model
@@ -208,6 +208,11 @@ def test_dense_blocks_count_by_their_share() -> None:
     for name in ("matrix products and vector operators", "attention", "expert-parallel collectives", "launches"):
         assert times[1][name] == pytest.approx((times[0][name] + times[2][name]) / 2), name
     assert times[0]["expert-parallel collectives"] > times[2]["expert-parallel collectives"] == 0.0
+    waits = Software("s", cpu_s_per_operator=1e-4, reads_back=True)
+    mixture, plain = (stage_parts(one, TRAINING, H100, SHAPE, "none", waits).block for one in (MIXTRAL, dense))
+    mean = mean_part(mixture, plain, 0.25)
+    assert mean.forward_s == pytest.approx(0.75 * mixture.forward_s + 0.25 * plain.forward_s)
+    assert mean.backward_s == pytest.approx(0.75 * mixture.backward_s + 0.25 * plain.backward_s)
     assert half.model_flops_per_step == pytest.approx((none.model_flops_per_step + every.model_flops_per_step) / 2)
 
 

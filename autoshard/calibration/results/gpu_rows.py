@@ -139,7 +139,7 @@ def gpu_case(row: Row) -> Case:
         training=training,
         strategy=strategy,
         stack=(row.get("framework") or "unknown").strip(),
-        kernel=kernel(row.get("attn_kernel", "")),
+        kernel=kernel(_kernel_text(row)),
         zero=integer(row, "zero", 0),
         low_precision=next((name for name in LOW_PRECISIONS if name in row.get("precision", "").lower()), ""),
         fused_norm="fusedRMSNorm" in row.get("attn_kernel", ""),
@@ -260,7 +260,7 @@ def gpu_strategy(row: Row) -> Strategy:
         recompute=(recompute(row.get("recompute", "")),),
         sequence_parallel=integer(row, "sp", 0) == 1 and integer(row, "tp", 1) > 1,
         zero=int(integer(row, "zero", 0) > 0),
-        attention_kernel="plain" if kernel(row.get("attn_kernel", "")) in PLAIN_KERNELS else "flash",
+        attention_kernel="plain" if kernel(_kernel_text(row)) in PLAIN_KERNELS else "flash",
         stage_layers=cut,
         context_parallel="zigzag_ring" if cp > 1 and integer(row, "seq_len") % (2 * cp) == 0 else "all_gather",
     )
@@ -280,6 +280,13 @@ def recompute(text: str) -> str:
     if lowered.startswith("full"):
         return "full"
     return "core_attention" if lowered.startswith("selective") else "none"
+
+
+def _kernel_text(row: Row) -> str:
+    """What a row says of its attention kernel; of NeMo 2, which has Transformer Engine's, that takes cuDNN's kernels on
+    Hopper and Blackwell, where it says nothing."""
+    silent = "cudnn" if row.get("framework", "").lower().startswith("nemo 2") else ""
+    return row.get("attn_kernel") or silent
 
 
 def kernel(text: str) -> str:
