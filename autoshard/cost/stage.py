@@ -191,6 +191,9 @@ def stage_parts(
         head, tied = replace(parts.head, recompute=parts.head.forward), parts.tied_ends
         tied = None if tied is None else replace(tied, recompute=head.forward)
         parts = replace(parts, head=head, tied_ends=tied)
+    if training.unquantized_first or training.unquantized_last:
+        wide = stage_parts(model, training.all_wide, cluster, shape, recompute, software).block
+        parts = _with_wide_blocks(parts, wide, training)
     logits = shape.microbatch_size * (training.sequence_length / shape.cp)
     logits *= padded_vocab_size(model.vocab_size, shape.tp) / (1 if software.whole_logits else shape.tp)
     return replace(parts, hidden_bytes=hidden_bytes(model, training, shape), num_logits=logits)
@@ -220,6 +223,36 @@ def _with_replay(end: Part, embedding: Part, first: Part, block: Part, opens: Nu
         recompute=Seconds(*(opens * largest(0.0, repeated - other) for repeated, other in more)),
         kept_bytes=end.kept_bytes + opens * (first.kept_bytes - block.kept_bytes - embedding.kept_bytes),
         replay_bytes=opens * first.replay_bytes,
+    )
+
+
+def _with_wide_blocks(parts: Parts, wide: Part, training: TrainingSpec) -> Parts:
+    """Blocks at the ends of the model whose products are in the compute dtype: what they take and keep beyond others is
+    charged to embedding and head, all of what they keep to the embedding, whose rank holds most microbatches.
+
+    wide: a block in the compute dtype.
+    """
+    block, first, last = parts.block, training.unquantized_first, training.unquantized_last
+
+    def longer(end: Part, blocks: int, keeping: int) -> Part:
+        def more(seconds: Seconds, all_wide: Seconds, quantized: Seconds) -> Seconds:
+            values = zip(seconds.values, all_wide.values, quantized.values, strict=True)
+            return Seconds(*(own + blocks * (slow - fast) for own, slow, fast in values))
+
+        return replace(
+            end,
+            forward=more(end.forward, wide.forward, block.forward),
+            recompute=more(end.recompute, wide.recompute, block.recompute),
+            backward=more(end.backward, wide.backward, block.backward),
+            kept_bytes=end.kept_bytes + keeping * (wide.kept_bytes - block.kept_bytes),
+            weight_gradients_s=end.weight_gradients_s + blocks * (wide.weight_gradients_s - block.weight_gradients_s),
+        )
+
+    return replace(
+        parts,
+        embedding=longer(parts.embedding, first, first + last),
+        head=longer(parts.head, last, 0),
+        tied_ends=None if parts.tied_ends is None else longer(parts.tied_ends, first + last, 0),
     )
 
 

@@ -239,15 +239,17 @@ def price_row(searches: Searches, plan: Plan, instance: str) -> PriceRow | None:
     """The break-even prices of another instance type. It gets the number of nodes that comes nearest to the plan's peak
     FLOP/s.
 
-    None where the plan's price is not known, for instances of another maker, and where nothing fits on up to
-    2^MOST_DOUBLINGS times as many nodes.
+    None where the plan's price is not known, for instances of another maker and those without the plan's products, and
+    where nothing fits on up to 2^MOST_DOUBLINGS times as many nodes.
     """
     cluster, price = plan.cluster, plan.cluster.price_per_node_hour_usd
     other = load_cluster(instance, 1)
     if price is None or not other.platform.is_trainium:
         return None
     other = load_cluster(instance, 1, sdk=cluster.sdk)
-    dtype = plan.training.precision.compute_dtype
+    dtype = plan.training.precision.fastest_dtype
+    if dtype not in dict(other.device.flops_per_s):
+        return None
     peak = cluster.world_size * cluster.device.peak_flops_per_s(dtype)
     nodes = 2 ** max(0, round(log2(peak / other.devices_per_node / other.device.peak_flops_per_s(dtype))))
     offer = _offer(searches, plan, other, nodes)

@@ -128,7 +128,7 @@ def describe(plan: Plan, sensitivity: Sensitivity | None = None) -> Description:
     passes them."""
     estimate, training = plan.estimate, plan.training
     memory_low_bytes, memory_high_bytes = memory_interval(plan.cluster, estimate)
-    dtype = training.precision.compute_dtype
+    dtype, kept = training.precision.fastest_dtype, training.kept_wide
     fullest = estimate.fullest
     return Description(
         made_by=plan.made_by,
@@ -140,7 +140,7 @@ def describe(plan: Plan, sensitivity: Sensitivity | None = None) -> Description:
         global_batch_size=training.global_batch_size,
         sequence_length=training.sequence_length,
         tokens_per_step=training.tokens_per_step,
-        precision=training.precision.name,
+        precision=training.precision.name + (f" ({kept} in {training.precision.compute_dtype})" if kept else ""),
         backend=plan.backend,
         layout=short_name(plan.strategy),
         facts=_facts(plan),

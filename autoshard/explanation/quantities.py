@@ -33,7 +33,7 @@ def quantities(problem: Problem) -> tuple[Quantity, ...]:
     """The quantities on which the choice of a layout depends; links between nodes only where there are several
     nodes."""
     cluster, training = problem.cluster, problem.training
-    dtype = training.precision.compute_dtype
+    dtype = training.precision.fastest_dtype
     links = []
     if cluster.devices_per_node > 1:
         inside = cluster.intra_node[-1][1].bandwidth_bytes_per_s

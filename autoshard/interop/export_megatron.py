@@ -113,6 +113,10 @@ def _batch(plan: Plan) -> Iterator[str]:
     products = training.precision.products
     if products is not None and products.name in LOW_PRECISION:
         yield LOW_PRECISION[products.name]
+        if training.unquantized_first or training.unquantized_last:
+            first, last = training.unquantized_first, training.unquantized_last
+            at_ends = f"--num-layers-at-start-in-bf16 {first} --num-layers-at-end-in-bf16 {last}"
+            yield f"--first-last-layers-bf16 {at_ends}"
 
 
 def _left_out(plan: Plan) -> tuple[str, ...]:

@@ -62,8 +62,10 @@ def _recompute_set(value: Any) -> str:
 
 def _linear_layers(value: Any) -> str:
     name = text(value)
-    if not re.fullmatch(r"[A-Za-z_][\w.]*(\+[A-Za-z_][\w.]*)*", name):
-        raise WrongValueError(f"{shortened(name)} must be names of modules or operators of a block joined by +")
+    if not all(re.fullmatch(r"(first|last)=[1-9]\d{0,5}|[A-Za-z_][\w.]*", one) for one in name.split("+")):
+        raise WrongValueError(
+            f"{shortened(name)} must be modules or operators of a block, first=N or last=N, joined by +"
+        )
     return name
 
 
@@ -138,8 +140,8 @@ WHAT = (
         "keep_bf16",
         _linear_layers,
         "SET",
-        "linear layers that stay in bf16 where the others are in 8 or 4 bits: attention, mlp or operators of a block "
-        "joined by +",
+        "linear layers that stay in bf16 where the others are in 8 or 4 bits: attention, mlp, operators of a block, "
+        "first=N or last=N blocks, joined by +",
     ),
     Option(
         "dropout",

@@ -31,7 +31,7 @@ from autoshard.spec.dropout import NO_DROPOUT, PUBLISHED, Dropout, parse_dropout
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.product_format import PRODUCT_FORMATS
 from autoshard.spec.traced import LONGEST_TRACE
-from autoshard.spec.training import Precision, TrainingSpec, load_precision
+from autoshard.spec.training import TrainingSpec, load_precision
 from autoshard.units import format_seconds
 
 NO_PIPELINE = "native PyTorch on Neuron has no pipeline parallelism yet"
@@ -112,9 +112,7 @@ def inputs_of(
         notes += (f"{model.name} was traced with {min(length, LONGEST_TRACE):,} tokens, without dropout",)
     precision = load_precision(_names(request, cluster)[0])
     quantized_products(cluster.device, precision)  # raises where the device has none
-    training = TrainingSpec(
-        length, request.global_batch, precision, unquantized=_unquantized(request, model, precision)
-    )
+    training = _keeping_wide(TrainingSpec(length, request.global_batch, precision), request, model, cluster)
     backend = usual_backend(cluster) if request.backend == "auto" else BACKENDS[request.backend]
     refused = unrunnable(backend, precision)
     return model, training, cluster, notes if refused is None else (*notes, refused)
@@ -135,20 +133,40 @@ def _names(request: PlanRequest, cluster: Cluster) -> tuple[str, ...]:
     return ("mixed_precision", *formats)
 
 
-def _unquantized(request: PlanRequest, model: ModelSpec, precision: Precision) -> tuple[str, ...]:
-    """What --keep-bf16 names. Raises AutoshardError where no linear layer of a block goes by one of the names."""
-    if request.keep_bf16 is None or precision.products is None:
-        return ()
-    names = tuple(sorted(set(request.keep_bf16.split("+"))))
+def _keeping_wide(training: TrainingSpec, request: PlanRequest, model: ModelSpec, cluster: Cluster) -> TrainingSpec:
+    """The training with what --keep-bf16 names. Raises AutoshardError where no linear layer of a block goes by one of
+    the names, and where nothing is quantised."""
+    if request.keep_bf16 is None or training.precision.products is None:
+        asked = map(load_precision, _names(request, cluster))
+        if request.keep_bf16 is not None and all(one.products is None for one in asked):
+            raise AutoshardError(
+                f"keep_bf16={request.keep_bf16} with precision={request.precision}, which quantises nothing; "
+                f"{', '.join(PRODUCT_FORMATS)} do"
+            )
+        return training
     block = stage_graph(model, dim_sizes(model, 1, 1), range(1), False, False)
     quantised = [op for op in with_quantized_products(block, 1.0).operators if OPERAND_BYTES in op.attributes]
     known = list(dict.fromkeys([op.module for op in quantised] + [name_in_block(op.name) for op in quantised]))
-    for name in names:
-        if name not in known:
+    ends, names = {"first": 0, "last": 0}, set[str]()
+    for one in request.keep_bf16.split("+"):
+        end, _, count = one.partition("=")
+        if count:
+            ends[end] = int(count)
+        elif one in known:
+            names.add(one)
+        else:
             raise AutoshardError(
-                f"keep_bf16={name}: no linear layer of a block of {model.name}; known: {', '.join(known)}"
+                f"keep_bf16={one}: no linear layer of a block of {model.name}; known: {', '.join(known)}, "
+                "first=N and last=N blocks"
             )
-    return names
+    if sum(ends.values()) > model.num_hidden_layers:
+        raise AutoshardError(f"keep_bf16={request.keep_bf16}: {model.name} has {model.num_hidden_layers} blocks")
+    return replace(
+        training,
+        unquantized=tuple(sorted(names)),
+        unquantized_first=ends["first"],
+        unquantized_last=ends["last"],
+    )
 
 
 def _model(request: PlanRequest) -> ModelSpec:

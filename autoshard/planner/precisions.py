@@ -36,7 +36,8 @@ def best_precision(request: PlanRequest) -> Answer:
 
 def _tried(request: PlanRequest, name: str) -> Answer | AutoshardError:
     try:
-        return answer(replace(request, precision=name))
+        kept = request.keep_bf16 if load_precision(name).products is not None else None
+        return answer(replace(request, precision=name, keep_bf16=kept))
     except NoLayoutFits as error:
         return error
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Annotated
 
 from autoshard.errors import AutoshardError
-from autoshard.files.codec import Absence, Count, Limit, Positive
+from autoshard.files.codec import Absence, Count, Limit, Positive, Whole
 from autoshard.files.fields import check_choice, check_integer, check_positive, show
 from autoshard.spec.product_format import PRODUCT_FORMATS, ProductFormat
 
@@ -95,6 +95,8 @@ class TrainingSpec:
         experts; num_local_experts / num_experts_per_tok drops no token, whatever the routers do.
     unquantized: Modules and operators of a block that multiply in the compute dtype whatever the precision's products
         are, sorted; left out where there are none.
+    unquantized_first: Blocks at the beginning of the model that do so whole; left out where it is 0.
+    unquantized_last: Blocks at its end that do; left out where it is 0.
     """
 
     sequence_length: Count
@@ -102,6 +104,8 @@ class TrainingSpec:
     precision: Precision
     expert_capacity_factor: Positive = 1.0
     unquantized: Annotated[tuple[str, ...], Absence.WRITTEN] = ()
+    unquantized_first: Annotated[Whole, Absence.WRITTEN] = 0
+    unquantized_last: Annotated[Whole, Absence.WRITTEN] = 0
 
     def __post_init__(self) -> None:
         check_integer("the training", "sequence_length", self.sequence_length)
@@ -119,11 +123,25 @@ class TrainingSpec:
             raise AutoshardError(
                 "unquantized of the training must be a list of names of modules and operators of a block"
             )
-        if self.unquantized and self.precision.products is None:
+        for name in ("unquantized_first", "unquantized_last"):
+            check_integer("the training", name, getattr(self, name), at_least=0)
+        if self.kept_wide and self.precision.products is None:
             raise AutoshardError(
-                f"unquantized={'+'.join(self.unquantized)} of the training: precision {self.precision.name} quantises "
+                f"keep_bf16={self.kept_wide} of the training: precision {self.precision.name} quantises "
                 f"nothing; {', '.join(PRODUCT_FORMATS)} do"
             )
+
+    @property
+    def kept_wide(self) -> str:
+        """Names of all that multiplies in the compute dtype, in the form that --keep-bf16 takes; empty without any."""
+        blocks = (("first", self.unquantized_first), ("last", self.unquantized_last))
+        return "+".join([*self.unquantized, *(f"{end}={count}" for end, count in blocks if count)])
+
+    @property
+    def all_wide(self) -> TrainingSpec:
+        """The same training with all products in the compute dtype."""
+        precision = replace(self.precision, name=f"{self.precision.name} in the compute dtype", products=None)
+        return replace(self, precision=precision, unquantized=(), unquantized_first=0, unquantized_last=0)
 
     @property
     def tokens_per_step(self) -> int:

@@ -12,6 +12,7 @@ from autoshard.backends.products import check_runs
 from autoshard.backends.registry import BACKENDS
 from autoshard.commands import audit, validate
 from autoshard.errors import AutoshardError
+from autoshard.explanation.describe import describe
 from autoshard.files.option_values import WrongValueError
 from autoshard.interop.export_megatron import megatron_arguments
 from autoshard.planner.options import OPTIONS
@@ -97,9 +98,25 @@ def test_refusals_name_what_there_is() -> None:
         inputs_of(replace(H100, keep_bf16="lm_head"))
     assert str(raised.value) == (
         "keep_bf16=lm_head: no linear layer of a block of llama3-8b; known: attention, mlp, self_attn.q_proj, "
-        "self_attn.k_proj, self_attn.v_proj, self_attn.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj"
+        "self_attn.k_proj, self_attn.v_proj, self_attn.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj, "
+        "first=N and last=N blocks"
     )
-    assert inputs_of(replace(H100, keep_bf16="mlp.up_proj+attention"))[1].unquantized == ("attention", "mlp.up_proj")
+    training = inputs_of(replace(H100, keep_bf16="mlp.up_proj+attention+first=1"))[1]
+    assert training.kept_wide == "attention+mlp.up_proj+first=1"
+    assert (training.unquantized, training.unquantized_first) == (("attention", "mlp.up_proj"), 1)
+    for asked, said in (
+        (replace(H100, keep_bf16="first=20+last=20"), "keep_bf16=first=20+last=20: llama3-8b has 32 blocks"),
+        (
+            replace(H100, keep_bf16="mlp", precision="fp32"),
+            "keep_bf16=mlp with precision=fp32, which quantises nothing; fp8, fp8_block, mxfp8, nvfp4, cfp8 do",
+        ),
+    ):
+        with pytest.raises(AutoshardError) as raised:
+            inputs_of(asked)
+        assert str(raised.value) == said
+    with pytest.raises(WrongValueError) as wrong:
+        OPTIONS["keep_bf16"].parse("first=0")
+    assert str(wrong.value) == "first=0 must be modules or operators of a block, first=N or last=N, joined by +"
 
 
 def test_a_file_of_such_a_plan_is_read_and_priced_alike_but_not_run(tmp_path: Path) -> None:
@@ -132,3 +149,9 @@ def test_plans_without_the_field_are_read() -> None:
     assert "products" not in written["precision"]
     assert "products" not in written["inputs"]["training"]["precision"]
     assert plan_from_dict(json.loads(json.dumps(written))) == plan
+
+
+def test_a_page_names_the_peak_and_what_stays_in_bf16() -> None:
+    found = describe(plan_for(replace(H100, keep_bf16="attention+last=1")))
+    assert found.precision == "fp8 (attention+last=1 in bfloat16)"
+    assert (found.peak_dtype, found.peak_flops_per_s) == ("float8", 1979e12)

@@ -205,10 +205,27 @@ def test_weights_are_held_cast_and_gathered_by_hand() -> None:
     assert held8 - held == pytest.approx(8 * block * 0.0625)
 
 
+def test_blocks_in_bf16_by_hand() -> None:
+    """Without a pipeline a step is that many blocks of each kind: with all of them in bf16, a step in bf16 but for the
+    casts of weights and what is gathered in FP8."""
+    whole = replace(LAYOUT, pp=1, dp=4, stage_layers=(16,), recompute=("none",))
+
+    def work_s(training: TrainingSpec) -> float:
+        terms = estimate(TINY, training, B200, whole).time_terms
+        return sum(term.value for term in terms[:9])
+
+    fp8, bf16 = TrainingSpec(2048, 16, PRECISIONS["fp8"]), TrainingSpec(2048, 16, BF16)
+    each_s = (work_s(bf16) - work_s(fp8)) / 16
+    assert work_s(replace(fp8, unquantized_first=1)) == pytest.approx(work_s(fp8) + each_s)
+    assert work_s(replace(fp8, unquantized_first=2, unquantized_last=3)) == pytest.approx(work_s(fp8) + 5 * each_s)
+    assert work_s(replace(fp8, unquantized_last=16)) == pytest.approx(work_s(bf16))
+
+
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
-@pytest.mark.parametrize("name", ["fp8", "nvfp4"])
-def test_the_search_is_brute_force_over_estimates(name: str, zero: int) -> None:
-    training, cluster = TrainingSpec(2048, 32, load_precision(name)), load_cluster("b200-180gb", 1)
+@pytest.mark.parametrize(("name", "last"), [("fp8", 0), ("nvfp4", 2)])
+def test_the_search_is_brute_force_over_estimates(name: str, last: int, zero: int) -> None:
+    training = TrainingSpec(2048, 32, load_precision(name), unquantized_first=min(last, 1), unquantized_last=last)
+    cluster = load_cluster("b200-180gb", 1)
     pins = Pins(zero=zero, recompute="none", tp=2)
     found = search(TINY, training, cluster, pins, "torch", top=50)
     for one in (found.best, *found.runners_up):
@@ -239,7 +256,7 @@ def test_training_says_what_stays_in_bf16() -> None:
     with pytest.raises(AutoshardError) as raised:
         TrainingSpec(2048, 8, BF16, unquantized=("mlp", "attention"))
     assert str(raised.value) == (
-        "unquantized=mlp+attention of the training: precision mixed_precision quantises nothing; "
+        "keep_bf16=mlp+attention of the training: precision mixed_precision quantises nothing; "
         "fp8, fp8_block, mxfp8, nvfp4, cfp8 do"
     )
     with pytest.raises(AutoshardError, match=r"^unquantized of the training must be a list of names of modules and "):

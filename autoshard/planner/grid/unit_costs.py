@@ -160,7 +160,23 @@ def part_numbers(
     for place, part in enumerate(_parts(sums, len(recompute), opens)):
         for field, name in enumerate(PartColumns._fields):
             numbers[:, :, place, field] = getattr(part, name)
+    if problem.training.unquantized_first or problem.training.unquantized_last:
+        all_wide = problem._replace(training=problem.training.all_wide)
+        numbers = _with_wide_blocks(numbers, part_numbers(all_wide, shapes, recompute, device, laws), problem.training)
     return numbers
+
+
+def _with_wide_blocks(numbers: Array, wide: Array, training: TrainingSpec) -> Array:
+    """Parts whose ends are charged with blocks in the compute dtype, as in cost.stage. wide: all parts in it."""
+    more, longer = wide[:, :, 0] - numbers[:, :, 0], numbers.copy()
+    first, last = training.unquantized_first, training.unquantized_last
+    tied = numbers[:, :, 3].any()
+    timed = [PartColumns._fields.index(name) for name in ("forward_s", "backward_s", "weight_gradients_s")]
+    for part, blocks in ((1, first), (2, last), *(((3, first + last),) if tied else ())):
+        longer[:, :, part, timed] += blocks * more[:, :, timed]
+    kept = PartColumns._fields.index("kept_bytes")
+    longer[:, :, 1, kept] += (first + last) * more[:, :, kept]
+    return longer
 
 
 def stage_law(problem: Problem, shape: LocalShape) -> LawOf:
