@@ -82,14 +82,13 @@ def surprises(cases: Sequence[Case], fitted: Fitted) -> dict[str, Surprise]:
 
 
 def _surprise(pairs: Sequence[tuple[str, float, float]]) -> Surprise:
-    groups = [group for group, _, _ in pairs]
-    with_it, without_it = (interval(groups, [pair[place] for pair in pairs], [None] * len(pairs)) for place in (1, 2))
-    return Surprise(
-        len(pairs),
-        len(set(groups)),
-        (with_it.high - with_it.low) / 2,
-        (without_it.high - without_it.low) / 2,
-    )
+    groups, with_it, without_it = ([*column] for column in zip(*pairs, strict=True))
+    return Surprise(len(pairs), len(set(groups)), _half_width(groups, with_it), _half_width(groups, without_it))
+
+
+def _half_width(groups: Sequence[str], residuals: Sequence[float]) -> float:
+    found = interval(groups, residuals, [None] * len(groups))
+    return (found.high - found.low) / 2
 
 
 def _residuals(cases: Sequence[Case], values: Sequence[Values]) -> list[float]:

@@ -113,12 +113,14 @@ class Precedent:
 
 
 def precedent(problem: Problem, pins: Pins) -> Precedent | None:
-    """The beaten path of a problem; None where nothing is published for its devices and backend.
+    """The beaten path of a problem; None where nothing is published for its devices and backend, and for nodes of one
+    chip: the runs are those of nodes with several.
 
     Where the path is the rule, a pin excuses nothing.
     """
-    path = beaten_path(problem.cluster.platform.name, problem.backend)
-    if path is None:
+    cluster = problem.cluster
+    path = beaten_path(cluster.platform.name, problem.backend)
+    if path is None or cluster.devices_per_node == cluster.devices_per_chip:
         return None
     excused = () if pins.beaten_path else (PINNED[name] for name in pins.fixed if name in PINNED)
     return Precedent(problem, path, frozenset(excused))
@@ -132,8 +134,8 @@ def check_path(problem: Problem, pins: Pins) -> None:
     if found is None:
         paths = ", ".join(one.name for one in packaged().paths)
         raise AutoshardError(
-            f"beaten_path: nothing is published of {problem.cluster.platform.name} with backend {problem.backend}; "
-            f"there is a path on: {paths}"
+            f"beaten_path: no published runs of {problem.cluster.instance} with backend {problem.backend} are known; "
+            f"there are some of: {paths}"
         )
     for name, feature in PINNED.items():
         value = getattr(pins, name)

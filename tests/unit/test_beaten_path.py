@@ -44,6 +44,7 @@ from autoshard.precedents.runs import (
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
 from benchmarks.beaten_path import DATA, known
+from benchmarks.path_surprise import Surprise, lines
 from tests.unit import plan_examples
 from tests.unit.published_plans import published_plans
 
@@ -258,8 +259,21 @@ def test_where_nothing_is_published_nothing_is_said_and_the_rule_is_refused() ->
     with pytest.raises(AutoshardError) as caught:
         search(LLAMA_7B, TRAINING, chip, Pins(beaten_path=True))
     assert str(caught.value) == (
-        "beaten_path: nothing is published of trn2 with backend nxd; there is a path on: trn1 with backend nxd"
+        "beaten_path: no published runs of trn2.48xlarge with backend nxd are known; there are some of: trn1 with "
+        "backend nxd"
     )
+
+
+def test_a_node_of_one_chip_has_no_path() -> None:
+    chip = replace(NODE, devices_per_node=2, intra_node=NODE.intra_node[:1])
+    assert chip.devices_per_chip == 2
+    assert precedent(PROBLEM._replace(cluster=chip), Pins()) is None
+
+
+def test_the_surprise_is_how_much_wider_errors_are_without_a_feature() -> None:
+    one = Surprise(10, 5, 0.1, 0.15)
+    assert one.wider == pytest.approx(1.5)
+    assert lines({"tp=4": one})[-1] == "| tp=4 | 10 | 5 | 0.100 | 0.150 | 1.50 |"
 
 
 def test_the_path_is_in_plan_json_and_old_plans_are_read() -> None:
