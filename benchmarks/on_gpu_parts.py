@@ -203,7 +203,8 @@ def environment(options: Options) -> dict[str, Any]:
     }
     if options.device == "cuda":
         found["capability"] = list(torch.cuda.get_device_capability(under_test.device))
-        found["nccl"] = list(torch.cuda.nccl.version()) if torch.distributed.is_nccl_available() else None
+        nccl: Any = torch.cuda.nccl
+        found["nccl"] = list(nccl.version()) if torch.distributed.is_nccl_available() else None
     return found
 
 
@@ -346,8 +347,8 @@ def _running(plan: Plan, mode: str, device: torch.device) -> tuple[Callable[[], 
 
 
 def _plain_step(plan: Plan, device: torch.device, compiled: bool, batch: tuple[Any, Any]) -> Callable[[], float]:
-    """A step as a plain script would do it: FP32 weights, products in bf16 by autocast (all in FP32 where the plan is), fused
-    AdamW, the norm clipped; compiled block by block."""
+    """A step as a plain script would do it: FP32 weights, products in bf16 by autocast (not where the plan is in FP32),
+    fused AdamW, the norm clipped; compiled block by block."""
     torch.manual_seed(0)
     with device:
         module = PlainLlama(plan.model, plan.training.sequence_length)
@@ -477,7 +478,7 @@ def main() -> int:
     if asked["options"]["device"] == "cpu":
         torch.set_num_threads(1)  # one process is one device
     try:
-        found = {"result": PARTS[asked["part"]](Options(**asked["options"]), *asked["arguments"])}
+        found: dict[str, Any] = {"result": PARTS[asked["part"]](Options(**asked["options"]), *asked["arguments"])}
     except Exception as error:  # whatever it is becomes a line of the page
         if not isinstance(error, AutoshardError):
             import traceback
