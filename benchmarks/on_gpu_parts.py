@@ -290,7 +290,7 @@ def step(options: Options, size: str, mode: str) -> dict[str, Any]:
     before = under_test.peak_bytes() if options.device == "cpu" else 0.0
     run, compiler = _running(plan, mode, under_test.device)
     times, first_s = _step_times(run, under_test, options)
-    seconds = median(times)
+    seconds, state = median(times), under_test.state()
     tokens = plan.training.global_batch_size * plan.training.sequence_length
     return {
         "layout": _layout(plan),
@@ -303,6 +303,10 @@ def step(options: Options, size: str, mode: str) -> dict[str, Any]:
         "tokens_per_s": tokens / seconds,
         "model_flops_per_s": plan.estimate.model_flops_per_step / seconds,
         "peak_memory_bytes": under_test.peak_bytes() - before,
+        "reserved_memory_bytes": under_test.reserved_bytes() - before,
+        "used_memory_bytes": under_test.memory_bytes - under_test.free_bytes(),
+        "state": None if state is None else asdict(state),
+        "slowed_by": [] if state is None else list(state.slowed_by),
         "predicted": {name: _predicted(plan, one) for name, one in machines.items()},
     }
 
