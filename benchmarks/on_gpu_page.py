@@ -59,6 +59,9 @@ def _steps(steps: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
             "-" if memory is None else _gib(memory["memory_bytes"]),
         )
     yield ""
+    for name, one in steps.items():
+        if one["slowed_by"]:
+            yield f"* {name}: the clock was held down ({', '.join(one['slowed_by'])})"
     yield (
         "Times: the median step after three that warm up. Memory: the peak of torch's allocator (on a CPU: of the "
         "process), beside the plan's without its reserve; a plain module keeps other things than the plan says."

@@ -203,7 +203,8 @@ def environment(options: Options) -> dict[str, Any]:
     }
     if options.device == "cuda":
         found["capability"] = list(torch.cuda.get_device_capability(under_test.device))
-        found["nccl"] = list(torch.cuda.nccl.version()) if torch.distributed.is_nccl_available() else None
+        nccl: Any = torch.cuda.nccl
+        found["nccl"] = list(nccl.version()) if torch.distributed.is_nccl_available() else None
     return found
 
 
@@ -289,7 +290,7 @@ def step(options: Options, size: str, mode: str) -> dict[str, Any]:
     before = under_test.peak_bytes() if options.device == "cpu" else 0.0
     run, compiler = _running(plan, mode, under_test.device)
     times, first_s = _step_times(run, under_test, options)
-    seconds = median(times)
+    seconds, state = median(times), under_test.state()
     tokens = plan.training.global_batch_size * plan.training.sequence_length
     return {
         "layout": _layout(plan),
@@ -302,6 +303,10 @@ def step(options: Options, size: str, mode: str) -> dict[str, Any]:
         "tokens_per_s": tokens / seconds,
         "model_flops_per_s": plan.estimate.model_flops_per_step / seconds,
         "peak_memory_bytes": under_test.peak_bytes() - before,
+        "reserved_memory_bytes": under_test.reserved_bytes() - before,
+        "used_memory_bytes": under_test.memory_bytes - under_test.free_bytes(),
+        "state": None if state is None else asdict(state),
+        "slowed_by": [] if state is None else list(state.slowed_by),
         "predicted": {name: _predicted(plan, one) for name, one in machines.items()},
     }
 
@@ -346,8 +351,8 @@ def _running(plan: Plan, mode: str, device: torch.device) -> tuple[Callable[[], 
 
 
 def _plain_step(plan: Plan, device: torch.device, compiled: bool, batch: tuple[Any, Any]) -> Callable[[], float]:
-    """A step as a plain script would do it: FP32 weights, products in bf16 by autocast (all in FP32 where the plan is), fused
-    AdamW, the norm clipped; compiled block by block."""
+    """A step as a plain script would do it: FP32 weights, products in bf16 by autocast (not where the plan is in FP32),
+    fused AdamW, the norm clipped; compiled block by block."""
     torch.manual_seed(0)
     with device:
         module = PlainLlama(plan.model, plan.training.sequence_length)
@@ -477,7 +482,7 @@ def main() -> int:
     if asked["options"]["device"] == "cpu":
         torch.set_num_threads(1)  # one process is one device
     try:
-        found = {"result": PARTS[asked["part"]](Options(**asked["options"]), *asked["arguments"])}
+        found: dict[str, Any] = {"result": PARTS[asked["part"]](Options(**asked["options"]), *asked["arguments"])}
     except Exception as error:  # whatever it is becomes a line of the page
         if not isinstance(error, AutoshardError):
             import traceback

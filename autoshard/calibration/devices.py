@@ -50,7 +50,12 @@ class State:
 
 
 class DeviceUnderTest(Protocol):
-    """The device as measurements see it. one_round_s: seconds of so many calls, with all that they launch."""
+    """The device as measurements see it.
+
+    least_round_s: a shorter round is too short for its clock. one_round_s: seconds of so many calls, with all that they
+    launch. typical_s: of several rounds. peak_bytes: the most that tensors took since forget_peak; reserved_bytes: what
+    the allocator took for them.
+    """
 
     @property
     def device(self) -> torch.device: ...
@@ -66,6 +71,7 @@ class DeviceUnderTest(Protocol):
     def free_bytes(self) -> float: ...
     def forget_peak(self) -> None: ...
     def peak_bytes(self) -> float: ...
+    def reserved_bytes(self) -> float: ...
     def state(self) -> State | None: ...
     def has_fp8(self) -> bool: ...
 
@@ -114,6 +120,9 @@ class HostDevice:
     def peak_bytes(self) -> float:
         return float(peak_memory_bytes())
 
+    def reserved_bytes(self) -> float:
+        return self.peak_bytes()
+
     def state(self) -> State | None:
         return None
 
@@ -155,6 +164,9 @@ class _Accelerator:
         pass
 
     def peak_bytes(self) -> float:
+        return 0.0
+
+    def reserved_bytes(self) -> float:
         return 0.0
 
     def state(self) -> State | None:
@@ -200,6 +212,9 @@ class CudaDevice(_Accelerator):
 
     def peak_bytes(self) -> float:
         return float(torch.cuda.max_memory_allocated(self.device))
+
+    def reserved_bytes(self) -> float:
+        return float(torch.cuda.max_memory_reserved(self.device))
 
     def state(self) -> State | None:
         """None where nvidia-smi is missing or says nothing."""

@@ -26,6 +26,9 @@ def test_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "no layout fits llama3-8b on 1 x cpu" in capsys.readouterr().err
 
 
-def test_a_device_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["calibrate", "--device", "neuron", "-o", str(tmp_path / "my.json")]) == 2
-    assert capsys.readouterr().err.startswith("autoshard: error: device=neuron is not on this machine: torch ")
+@pytest.mark.parametrize("device", ["neuron", "cuda"])
+def test_a_device_that_is_not_there(device: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["calibrate", "--device", device, "-o", str(tmp_path / "my.json")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"autoshard: error: device={device} is not on this machine: torch ")
+    assert error.count("\n") == 1 and not (tmp_path / "my.json").exists()

@@ -172,6 +172,66 @@ def test_a_gpu_that_another_process_keeps_for_itself(monkeypatch: pytest.MonkeyP
         open_device("cuda")
 
 
+class Recorded:
+    """Stands in for torch.cuda: says what was called, in order."""
+
+    def __init__(self) -> None:
+        self.calls = list[str]()
+        self.device_count = lambda: 1
+
+    def Event(self, enable_timing: bool) -> Any:  # noqa: N802  # torch's name
+        number = self.calls.count("event")
+        self.calls.append("event")
+        return SimpleNamespace(
+            record=lambda: self.calls.append(f"record {number}"),
+            synchronize=lambda: self.calls.append(f"wait for {number}"),
+            elapsed_time=lambda end: 4.0,
+        )
+
+    def get_device_properties(self, device: torch.device) -> Any:
+        return SimpleNamespace(total_memory=80 * 2**30, uuid="8a1b")
+
+    def mem_get_info(self, device: torch.device) -> tuple[int, int]:
+        return 70 * 2**30, 80 * 2**30
+
+    def get_device_capability(self, device: torch.device) -> tuple[int, int]:
+        return 9, 0
+
+    def get_device_name(self, device: torch.device) -> str:
+        return "NVIDIA H100"
+
+    def max_memory_allocated(self, device: torch.device) -> int:
+        return 5
+
+    def max_memory_reserved(self, device: torch.device) -> int:
+        return 7
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments: self.calls.append(name)
+
+
+def test_what_is_asked_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round lies between two events of which the second is waited for; memory is the allocator's own count."""
+    cuda = Recorded()
+    monkeypatch.setattr(torch, "cuda", cuda)
+    monkeypatch.setattr(torch, "zeros", lambda *size, device: cuda.calls.append(f"zeros on {device}"))
+    monkeypatch.setattr("autoshard.calibration.devices.smi_state", lambda uuid: CALM if uuid == "8a1b" else None)
+    device = open_device("cuda", 0)
+    assert cuda.calls == ["set_device", "zeros on cuda:0"]
+    cuda.calls.clear()
+    assert device.one_round_s(lambda: cuda.calls.append("work"), 2) == 4e-3
+    assert cuda.calls == ["event", "event", "synchronize", "record 0", "work", "work", "record 1", "wait for 1"]
+    cuda.calls.clear()
+    device.forget_peak()
+    assert cuda.calls == ["empty_cache", "reset_peak_memory_stats"]
+    assert (device.name, device.memory_bytes, device.free_bytes()) == ("NVIDIA H100", 80 * 2**30, 70 * 2**30)
+    assert (device.peak_bytes(), device.reserved_bytes(), device.state()) == (5, 7, CALM)
+    assert device.has_fp8()
+    monkeypatch.setattr(cuda, "get_device_capability", lambda device: (8, 0))
+    assert not device.has_fp8(), "an A100 has none"
+    check_free(device, 16 * 2.0**30)
+
+
 def test_memory_of_a_host_is_counted() -> None:
     device = open_device("cpu")
     device.forget_peak()
