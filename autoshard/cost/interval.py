@@ -40,8 +40,7 @@ UNMEASURED = "unmeasured"
 FIT_PROBABILITY = 0.9
 """How surely a layout must fit into memory, unless something else is said."""
 BEYOND = 1.5
-"""How much wider an interval is, in logarithms, for what no measured layout of its device has. On GPUs 1.4: results
-with a feature that was left out of the fit (`benchmarks.path_surprise`). That Trainium is 1.5 is a guess near it."""
+"""How much wider an interval is, in logarithms, for what no measured layout of its device has. A guess."""
 NINETY_PERCENT = 1.645
 """Half the width of the middle 90 % of a normal distribution, in standard deviations."""
 _TRAINIUM = re.compile(r"^(trn\d+)[nu]$")
