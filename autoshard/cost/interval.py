@@ -39,8 +39,8 @@ OTHER_CHOICES = ("num_virtual_stages", "schedule", "sequence_parallel", "zero")
 @dataclass(frozen=True)
 class Regime:
     """low, high: of log(measured / predicted) of step times, the middle 90 %. memory_spread: standard deviation of the
-    logarithm of memory. results, groups: how many they come from. fitted: whether constants were fitted to them; else they
-    were too few, and low and high are those of `unmeasured`."""
+    logarithm of memory. results, groups: how many they come from. fitted: whether constants were fitted to them; else
+    they were too few, and low and high are those of `unmeasured`."""
 
     low: float
     high: float
