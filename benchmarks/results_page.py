@@ -122,8 +122,8 @@ def _trainium(rows: Sequence[Scored], doubts: Sequence[tuple[str, str]]) -> Iter
         return
     yield "## Trainium by model"
     yield "Each model and tp is left out with all its releases of the SDK. trn1.2xlarge, trn2 and trn3 have no fit of"
-    yield "their own; what tracing a pass takes on the host was set by hand to the two rows of single chips. Nothing was"
-    yield "ever measured on trn3. Errors are of predicted against measured step time."
+    yield "their own; what tracing a pass takes on the host was set by hand to the two rows of single chips. Nothing"
+    yield "was ever measured on trn3. Errors are of predicted against measured step time."
     yield ""
     yield "| instance | model | rows | mean error | mean size of errors | worst |"
     yield "|---|---|---|---|---|---|"
