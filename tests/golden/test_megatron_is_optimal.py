@@ -83,7 +83,7 @@ def test_with_the_memory_of_megatron_the_answer_is_megatron(model: str, nodes: i
 )
 def test_without_a_limit_it_is_not(model: str, nodes: int, pp: int, whole: tuple[str, ...]) -> None:
     """Whole key weights on every rank, each for its piece of the sequence: keys change places, not activations. Of the
-    smaller model the output weights too: its replicas are few enough to sum their gradients."""
+    smaller model the output weights too."""
     megatron, _, unlimited = block(model, nodes, pp)
     assert along(unlimited.choices, "tp") == {**MEGATRON, **dict.fromkeys(whole, "seq")}
     assert unlimited.price.seconds < 0.99 * megatron.price.seconds
