@@ -22,7 +22,7 @@ from statistics import mean, quantiles
 
 from autoshard.calibration.results.collective_rows import CollectiveCase
 from autoshard.calibration.results.gpu_rows import Case, gpu_case
-from autoshard.calibration.results.instance_rows import InstanceCase, instance_case
+from autoshard.calibration.results.instance_rows import InstanceCase, instance_case, row_doubt
 from autoshard.calibration.results.machine import hardware
 from autoshard.calibration.results.pages import collectives_table
 from autoshard.calibration.results.published import left_out_of_published
@@ -163,6 +163,11 @@ def trainium_scores(rows: Sequence[Row]) -> Iterator[Scored | Missing]:
         yield Scored(case.key, sources, case.group, seconds, *ends, case.time_s, 0.0, None, 1.0, True, *layout)
 
 
+def doubtful(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """(row, reason) of those that nothing is fitted to, scored or not."""
+    return [(row["id"], reason) for row in rows if (reason := row_doubt(row))]
+
+
 def trainium_sources(case: InstanceCase) -> tuple[str, ...]:
     """The sources that a case counts for: Trainium and its generation, or the rows that nothing is fitted to."""
     return ("trainium/doubtful",) if case.doubt else ("trainium", f"trainium/{case.cluster.layout_rules}")
@@ -225,7 +230,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     board = scoreboard(found)
     unseen = {} if options.json else scoreboard(list(unseen_scores(rows, fitted)))
     if options.results:
-        options.results.write_text(results_page(board, unseen, found, fitted.picks), encoding="utf-8")
+        doubts = doubtful(read_rows(options.trainium))
+        options.results.write_text(results_page(board, unseen, found, fitted.picks, doubts), encoding="utf-8")
     if not options.json:
         for one in found:
             if not isinstance(one, Scored):
