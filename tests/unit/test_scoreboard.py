@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from autoshard.calibration.results.constants import FAMILY, MEMORY, STACK, stack_of
+from autoshard.calibration.results.constants import FAMILY, FIXED, MEMORY, STACK, stack_of
 from autoshard.calibration.results.gpu_rows import gpu_case, network
-from autoshard.calibration.results.machine import hardware, power_share
+from autoshard.calibration.results.machine import hardware, machine, power_share
 from autoshard.calibration.results.regimes import FEW_RESULTS, Interval, at_least, interval
 from autoshard.calibration.results.rows import Unscored
 from autoshard.calibration.results.stack_fit import estimates
@@ -277,10 +277,27 @@ def test_products_bound_by_power_are_as_the_watts() -> None:
         ({"complete": "yes"}, "trusted", True),
         ({"notes": "CUDA graphs"}, "cuda_graphs", True),
         ({"attn_kernel": "TE fused"}, "kernel", "cudnn"),
+        ({"mem_kind": "max over ranks torch max_memory_allocated GiB"}, "allocated_only", True),
+        ({"notes": "launcher: no TP/DP/p2p overlap, CE fusion"}, "overlaps", False),
     ],
 )
 def test_what_a_row_says(change: dict[str, str], field: str, value: object) -> None:
     assert getattr(gpu_case({**ROW, **change}), field) == value
+
+
+def test_what_a_row_says_reaches_the_cost_model() -> None:
+    """Allocated memory has no context in it; products that add gradients to their sum hand none over; what is not sent
+    beside work hides behind none; CUDA graphs are launched at once."""
+    constants = {name: one.prior for table in (FAMILY, STACK, MEMORY) for name, one in table.items()}
+    row = {**ROW, "framework": "NeMo 25.04", "mem_kind": "max_memory_allocated", "notes": "no TP/DP/p2p overlap"}
+    cluster, software = machine(gpu_case(row), {**FIXED, **constants}, constants)
+    assert cluster.device.reserved_memory_bytes == software.reserved_bytes == 0
+    assert software.overlap == software.tensor_overlap == 0 and not software.hands_over_gradients
+    other = {**ROW, "framework": "nanotron", "zero": "0", "notes": "CUDA graphs", "precision": "mxfp8"}
+    cluster, software = machine(gpu_case(other), {**FIXED, **constants}, constants)
+    assert cluster.device.reserved_memory_bytes > 0 and software.reserved_bytes > 0
+    assert software.overlap > 0 and software.tensor_overlap > 0 and software.hands_over_gradients
+    assert software.cpu_s_per_operator == 0 and software.matmul_speedup == FAMILY["mxfp8_speedup"].prior
 
 
 def test_nemo_sums_and_sends_gradients_in_bfloat16() -> None:

@@ -12,7 +12,7 @@ from autoshard.cost.stage import DenseBlocks, experts_over_tensor_ranks
 from autoshard.errors import AutoshardError
 from autoshard.layout.sharding import OperatorChoices
 from autoshard.layout.strategy import Strategy, even_stage_layers
-from autoshard.schedules import usual_schedule
+from autoshard.schedules import SCHEDULES, usual_schedule
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.product_format import PRODUCT_FORMATS
 from autoshard.spec.training import Precision, TrainingSpec, load_precision
@@ -256,7 +256,7 @@ def gpu_strategy(row: Row) -> Strategy:
         ep=ep,
         num_virtual_stages=vpp,
         microbatch_size=integer(row, "mbs", 1),
-        schedule=schedule(row.get("framework", ""), vpp),
+        schedule=named_schedule(row.get("framework", ""), vpp),
         recompute=(recompute(row.get("recompute", "")),),
         sequence_parallel=integer(row, "sp", 0) == 1 and integer(row, "tp", 1) > 1,
         zero=int(integer(row, "zero", 0) > 0),
@@ -266,13 +266,15 @@ def gpu_strategy(row: Row) -> Strategy:
     )
 
 
-def schedule(framework: str, vpp: int) -> str:
+def named_schedule(framework: str, vpp: int) -> str:
     """The schedule that a row's framework names, or the usual one of so many virtual stages. Raises Unscored where it
     is none of ours."""
     name = framework.partition("schedule ")[2]
     if name.startswith("ZB-2p"):
         raise Unscored("schedule ZB-2p holds twice the activations of 1F1B; none of autoshard's does")
-    return "zero_bubble" if name.startswith("ZB-1p") else usual_schedule(vpp)
+    if name.startswith("ZB-1p"):
+        return next(known for known, schedule in SCHEDULES.items() if schedule.weights_apart)
+    return usual_schedule(vpp)
 
 
 def recompute(text: str) -> str:
