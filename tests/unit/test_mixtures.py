@@ -49,7 +49,7 @@ ROW = {
     "sp": "1",
     "gbs": "16",
     "precision": "bf16",
-    "framework": "NeMo",
+    "framework": "NeMo 25.02 Megatron-Core",
     "iter_time_s": "1.0",
 }
 
@@ -223,6 +223,8 @@ def test_dense_blocks_count_by_their_share() -> None:
         ("MoE every 2nd layer, 128 experts top-1 + shared expert, dense ffn 16384", "M", Extras(512, 0.5)),
         ("1 shared expert 2048; first 3 layers dense 18432", "M", Extras(2048, 3 / 8)),
         ("2 shared experts 256", "M", Extras(512)),
+        ("2 shared experts, MoE every 4th layer", "M", Extras(1024, 0.75)),
+        ("1 dense layer, no shared experts", "M", Extras(0, 1 / 8)),
         ("first layer dense; MLA", "DeepSeekV3-4L", Extras(512, 1 / 8, DEEPSEEK_V3)),
         (
             "MLA: q_lora 64, kv_lora 32, qk_nope 16 + qk_rope 8, v 24",
@@ -291,8 +293,9 @@ def test_experts_lie_over_ranks_that_share_a_sequence() -> None:
 @pytest.mark.parametrize(
     ("columns", "expected"),
     [
-        ({"notes": "MoE: capacity factor 1 pad-to-capacity, alltoall"}, USUAL),
-        ({}, Dispatch(dropless=True, reads_back=True)),
+        ({"framework": "Megatron-LM", "notes": "MoE: capacity factor 1 pad-to-capacity, alltoall"}, USUAL),
+        ({}, USUAL),  # NeMo 25.02
+        ({"framework": "Megatron-LM"}, Dispatch(dropless=True, reads_back=True)),
         ({"framework": "NeMo AutoModel (+DeepEP for MoE)"}, Dispatch(True, dropless=True, reads_back=True)),
         (
             {"framework": "Megatron-Bridge, NeMo 26.06", "gpu": "GB200-186GB", "precision": "mxfp8"},

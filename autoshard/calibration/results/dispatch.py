@@ -76,13 +76,17 @@ https://github.com/NVIDIA-NeMo/Megatron-Bridge. Lines without a model are what m
 
 
 CAPACITIES = ("token-drop", "capacity factor")
-"""What notes say of experts with a capacity; all others are dropless, as Megatron-Core is unless it is asked."""
+"""What notes say of experts with a capacity."""
+DROPS = "nemo 2"
+"""How frameworks begin that drop tokens beyond a capacity of 1 and pad to it: the performance recipes of NeMo 2
+(containers 25.02 to 25.07) add MegatronTokenDropCallback to Mixtral, Llama 4 and DeepSeek alike. All others are
+dropless, as Megatron-Core is unless it is asked."""
 
 
 def dispatch_of(row: Row) -> Dispatch:
     """How the tokens of a row's mixture travel: as its release ships it, or as its framework and notes say."""
     framework, notes = row.get("framework", ""), row.get("notes", "")
-    dropless = not any(word in notes for word in CAPACITIES)
+    dropless = not (framework.lower().startswith(DROPS) or any(word in notes for word in CAPACITIES))
     clamped = "clamped" in row.get("act", "")
     found = re.search(r"Megatron-Bridge, NeMo (\d+\.\d+)", framework)
     if found is None:

@@ -45,23 +45,26 @@ def extras(row: Row) -> Extras:
 
     DeepSeek's models have one shared expert as wide as the others, whether a row says so or not.
     """
-    notes, layers, width = row.get("notes", ""), integer(row, "layers"), integer(row, "moe_ffn", 0)
-    found = re.search(r"(\d+) shared experts? (\d+)", notes)
-    has_shared = "shared expert" in notes or row.get("model", "").lower().startswith("deepseek")
-    shared = int(found[1]) * int(found[2]) if found else width * has_shared
-    return Extras(shared, _dense_share(notes, layers), _latent(notes))
+    notes, width = row.get("notes", ""), integer(row, "moe_ffn", 0) or integer(row, "ffn")
+    found = re.search(r"(\d+) shared experts?(?: (\d+))?", notes)
+    shared = width * ("shared expert" in notes or row.get("model", "").lower().startswith("deepseek"))
+    if "no shared expert" in notes:
+        shared = 0
+    elif found:
+        shared = int(found[1]) * int(found[2] or width)
+    return Extras(shared, _dense_share(notes, max(1, integer(row, "layers"))), _latent(notes))
 
 
 def _dense_share(notes: str, layers: int) -> float:
-    if re.search(r"MoE every (2nd|second|other) layer", notes):
-        return 0.5
-    found = re.search(r"first (\d+) layers? dense", notes)
-    first = int(found[1]) if found else int("first layer dense" in notes)
-    return min(1.0, first / layers)
+    if found := re.search(r"MoE every (\d+)(?:nd|rd|th) layer", notes):
+        return 1 - 1 / max(1, int(found[1]))
+    if found := re.search(r"first (\d+) layers? dense|(\d+) dense layers?\b", notes):
+        return min(1.0, int(found[1] or found[2]) / layers)
+    return float("first layer dense" in notes) / layers
 
 
 def _latent(notes: str) -> Latent | None:
-    if "MLA" not in notes:
+    if not re.search(r"\bMLA\b", notes):
         return None
     widths = [re.search(rf"\b{name} (\d+)", notes) for name in ("q_lora", "kv_lora", "qk_nope", "qk_rope", "v")]
     return Latent(*(int(one[1]) for one in widths if one)) if all(widths) else DEEPSEEK_V3
