@@ -147,7 +147,7 @@ def _by_the_path(choice: Choice, path: Precedent, priced: PricedLayouts) -> Choi
     best = chosen if path.known(chosen.strategy) else best_on_path(path, choice.fastest, rest)
     if best is None or not wins(path, chosen, best):
         return choice._replace(path=path, on_path=best)
-    fastest = sorted({*choice.fastest, best}, key=_step_time_s) if best not in choice.fastest else choice.fastest
+    fastest = sorted([*choice.fastest, best], key=_step_time_s) if best not in choice.fastest else choice.fastest
     return choice._replace(fastest=fastest, place=fastest.index(best), path=path, on_path=best, left=chosen)
 
 
