@@ -38,7 +38,7 @@ FEW_SOURCES = 3
 """With fewer sources than this, what a thing adds is no less than the most that any other adds: they do not tell."""
 STUDENT = 1.7
 """An interval is widened by this much over the number of sources: as Student's t widens an interval of the next one of
-so few (by 1.19 with nine). With FEW_SOURCES it is left to those of other things. Without it new sources of simulated worlds lie inside eight times in ten."""
+so few (by 1.19 with nine). Without it new sources of simulated worlds lie inside eight times in ten."""
 
 
 class Missed(NamedTuple):
