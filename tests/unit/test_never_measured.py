@@ -100,6 +100,10 @@ def test_facts_of_a_row() -> None:
     assert known == {"h100": Measured(("dense",), (HALF,))}
     assert unknown(dense, known) == () and unknown(experts, known) == (MODEL, PRECISION)
     assert unknown(gpu_case({**ROW, "gpu": "A100-80GB-SXM"}), known) == (DEVICE,)
+    h200 = gpu_case({**ROW, "gpu": "H200-141GB-SXM", "gpu_mem_gb": "141"})
+    assert unknown(h200, known) == (DEVICE,)
+    with_fp8 = measured([dense, gpu_case({**ROW, "precision": "fp8"}), h200])  # one family
+    assert with_fp8["h200"] == with_fp8["h100"] == Measured(("dense",), ("fp8", HALF))
 
 
 def test_in_a_world_that_the_model_describes_only_what_is_unknown_is_missed() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
 from math import exp, log, sqrt
 from typing import NamedTuple
 
@@ -64,14 +65,21 @@ class NeverMeasured:
         return Interval(low, high, base.memory_spread)
 
 
+def chip(case: Case) -> str:
+    """The device of a result, whatever its memory: that of "a100-80gb" is "a100"."""
+    return hardware(case)[0].partition("-")[0]
+
+
 def facts(case: Case) -> tuple[str, str, str]:
-    """(device family, kind of model, number format) of a result."""
-    return hardware(case)[1], model_kind(case.model), number_format(case.training.precision)
+    """(device, kind of model, number format) of a result."""
+    return chip(case), model_kind(case.model), number_format(case.training.precision)
 
 
 def measured(cases: Iterable[Case]) -> dict[str, Measured]:
-    """What was measured, by device family."""
-    return measured_by(facts(case) for case in cases if case.time_s)
+    """What was measured, by device. Devices of a family share its constants, so kinds and formats count for all."""
+    timed = [case for case in cases if case.time_s]
+    of_family = measured_by((hardware(case)[1], *facts(case)[1:]) for case in timed)
+    return {chip(case): of_family[hardware(case)[1]] for case in timed}
 
 
 def unknown(case: Case, known: Mapping[str, Measured]) -> tuple[str, ...]:
@@ -95,18 +103,21 @@ def missed(line: Linearised, unseen: Mapping[str, Values]) -> list[Missed]:
 
 def _without(line: Linearised, source: str, own: Sequence[Case], name: str) -> Iterator[Missed]:
     """Results of a source, each predicted without its source and without others that share what `name` says."""
+    rest = [case for case in line.cases if case.source != source]
+    if name == DEVICE:
+        families = sorted({hardware(case)[1] for case in line.cases})
+        for family, donor in permutations(families, 2):
+            rows = [case for case in own if hardware(case)[1] == family]
+            others = [case for case in rest if hardware(case)[1] != family]
+            values = _fitted(line, [case for case in others if hardware(case)[1] == donor])
+            lent = {(family, constant): value for (of, constant), value in values.items() if of == donor}
+            yield from _missed(rows, lent, others)
+        return
     place = UNKNOWN.index(name)
-    families = sorted({hardware(case)[1] for case in line.cases})
     for kind in sorted({facts(case)[place] for case in own} - {DENSE, HALF}):  # what every device has first
         rows = [case for case in own if facts(case)[place] == kind]
-        others = [case for case in line.cases if case.source != source and facts(case)[place] != kind]
-        if name == DEVICE:
-            for donor in (one for one in families if one != kind):
-                values = _fitted(line, [case for case in others if hardware(case)[1] == donor])
-                lent = {(kind, constant): value for (of, constant), value in values.items() if of == donor}
-                yield from _missed(rows, lent, others)
-        else:
-            yield from _missed(rows, _fitted(line, others), others)
+        others = [case for case in rest if facts(case)[place] != kind]
+        yield from _missed(rows, _fitted(line, others), others)
 
 
 def _fitted(line: Linearised, cases: Sequence[Case]) -> Values:
@@ -148,7 +159,8 @@ def widths(found: Sequence[Missed], memory_spread: float) -> NeverMeasured:
 def _interval(found: Sequence[Missed], unknown: tuple[str, ...]) -> Interval:
     rows = [one for one in found if one.unknown == unknown]
     own = interval([one.source for one in rows], [one.residual for one in rows], [None] * len(rows))
-    wider = 1 + STUDENT / max(1, len({one.source for one in rows}))
+    sources = len({one.source for one in rows})
+    wider = 1 + STUDENT / sources if sources >= FEW_SOURCES else 1.0
     return Interval(round(wider * own.low, 4), round(wider * own.high, 4), own.memory_spread)
 
 

@@ -31,7 +31,7 @@ from autoshard.calibration.results.intervals import (
     without_source,
 )
 from autoshard.calibration.results.machine import hardware
-from autoshard.calibration.results.never_measured import measured, missed, widths
+from autoshard.calibration.results.never_measured import chip, measured, missed, widths
 from autoshard.calibration.results.pages import evidence_line
 from autoshard.calibration.results.picks import picks
 from autoshard.calibration.results.regimes import MEMORY_SPREAD
@@ -200,7 +200,7 @@ def _fit_gpus(found: Usable[Case], out: Published) -> None:
     regimes = out.intervals["regimes"]
     regimes[UNMEASURED] = {**of_unseen(cases, never), "memory_spread": MEMORY_SPREAD, "from": origin}
     known = measured(fit.line.cases)
-    devices = {name: known[family] for name, family in sorted({hardware(case) for case in fit.line.cases})}
+    devices = {file: known[one] for file, one in sorted({(hardware(case)[0], chip(case)) for case in fit.line.cases})}
     _add_measured(out, devices)
     out.intervals["never_measured"] = {**of_widths(never), "from": origin}
     picked = picks(fit.line)
