@@ -5,18 +5,21 @@ Their names end in the curve that they belong to, as operators' names end in the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # the name that torch's own documentation uses
 
 from autoshard.calibration.clock import Clock
+from autoshard.calibration.devices import first_line
 from autoshard.calibration.values import ATTENTION_CURVE, FP8, LAUNCH, PRODUCT_CURVE, MemoryTime, OperatorTime
 from autoshard.cost.compute import OperatorNeeds
 from autoshard.spec.training import DTYPE_BYTES
 from autoshard.units import KIB, MIB
 
+T = TypeVar("T")
 Sizes = tuple[tuple[int, int, int], ...]
 PRODUCTS: dict[bool, Sizes] = {
     False: (
@@ -40,29 +43,34 @@ HEADS = {False: 16, True: 2}
 LAUNCHES = 200
 
 
-def curves(dtype: str, clock: Clock) -> Iterator[OperatorTime | MemoryTime]:
+def curves(dtype: str, clock: Clock, left_out: list[str]) -> Iterator[OperatorTime | MemoryTime]:
     """Yields the time of every product (in FP8 too where the device has it), attention, copy, and one launch.
 
-    Sizes for which the device's memory is too small are left out.
+    left_out: gets a sentence for each size that the device cannot do, or has no memory for.
     """
     small = clock.device.type == "cpu"
-    for shape in PRODUCTS[small]:
-        yield from _fits(lambda shape=shape: _product(shape, dtype, clock))  # type: ignore[misc]
+    works: list[tuple[str, Callable[[], OperatorTime | MemoryTime]]] = [
+        (f"the product {shape}", partial(_product, shape, dtype, clock)) for shape in PRODUCTS[small]
+    ]
     if clock.under_test.has_fp8():
-        for shape in PRODUCTS[small]:
-            yield from _fits(lambda shape=shape: _fp8_product(shape, clock))  # type: ignore[misc]
-    for shape in ATTENTIONS[small]:
-        yield from _fits(lambda shape=shape: _attention(shape, HEADS[small], dtype, clock))  # type: ignore[misc]
-    for size in COPIES[small]:
-        yield from _fits(lambda size=size: _copy(size, clock))  # type: ignore[misc]
-    yield _launch(clock)
+        works += [(f"the FP8 product {shape}", partial(_fp8_product, shape, clock)) for shape in PRODUCTS[small]]
+    works += [
+        (f"attention {shape}", partial(_attention, shape, HEADS[small], dtype, clock)) for shape in ATTENTIONS[small]
+    ]
+    works += [(f"the copy of {size / MIB:g} MiB", partial(_copy, size, clock)) for size in COPIES[small]]
+    for name, work in (*works, ("the launch", partial(_launch, clock))):
+        yield from or_left_out(name, lambda work=work: [work()], left_out)  # type: ignore[misc]
 
 
-def _fits(measure: Callable[[], OperatorTime | MemoryTime]) -> Iterator[OperatorTime | MemoryTime]:
+def or_left_out(name: str, work: Callable[[], Iterable[T]], left_out: list[str]) -> list[T]:
+    """Gives what the work yields; nothing where torch or the device cannot do it: then left_out gets a sentence."""
     try:
-        yield measure()
+        return list(work())
     except torch.OutOfMemoryError:
-        return
+        left_out.append(f"{name} is left out: it does not fit into the memory")
+    except RuntimeError as error:
+        left_out.append(f"{name} is left out: {first_line(error)[:200]}")
+    return []
 
 
 def _product(shape: tuple[int, int, int], dtype: str, clock: Clock) -> OperatorTime:

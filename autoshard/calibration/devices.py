@@ -186,7 +186,7 @@ class CudaDevice(_Accelerator):
             torch.cuda.set_device(index)
             torch.zeros(1, device=self.device)
         except RuntimeError as error:
-            raise AutoshardError(f"device=cuda: {_first_line(error)}") from None
+            raise AutoshardError(f"device=cuda: {first_line(error)}") from None
 
     @property
     def name(self) -> str:
@@ -336,5 +336,6 @@ def _no_gpu() -> str:
     return "torch sees no GPU" + (f" with CUDA_VISIBLE_DEVICES={hidden}" if hidden is not None else "")
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text; torch's errors go on for pages."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

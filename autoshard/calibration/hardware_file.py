@@ -46,7 +46,7 @@ def hardware_file(
     if together is not None:
         _set_collectives(content, found, together, left_out_collectives(found.collectives, cluster))
     content["calibration"]["about"] = f"{measured}, see fits"
-    if found.curves:
+    if found.curves or found.notes:
         peaks = {**rates, dtype: cluster.device.peak_flops_per_s(dtype)}
         content["calibration"]["measured"] = measured_curves(found, peaks)
     return content, device, together

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ import torch.distributed as dist
 from autoshard.calibration.arguments import CalibrationArguments
 from autoshard.calibration.clock import Clock
 from autoshard.calibration.collective_times import collective_times
-from autoshard.calibration.curves import curves
+from autoshard.calibration.curves import curves, or_left_out
 from autoshard.calibration.devices import POWER_CAP, State, check_free, count, open_device
 from autoshard.calibration.operators import shapes, times
 from autoshard.calibration.values import MemoryTime, OperatorTime, PassTime, faster
@@ -46,20 +47,17 @@ def one_device(values: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     torch.manual_seed(0)
     all_shapes = shapes(arguments.device)[: arguments.shapes]
     fastest: dict[str, OperatorTime | PassTime] = {}
-    steady, notes = _Steadiness(clock, dtype), []
+    steady, notes = _Steadiness(clock, dtype), list[str]()
     for number, shape in enumerate(all_shapes * SWEEPS):
         reporter.last_action = f"timing {shape.name}"
-        try:
-            for one in list(times(shape, dtype, clock)):
-                fastest[one.name] = one if one.name not in fastest else faster(one, fastest[one.name])
-        except torch.OutOfMemoryError:
-            notes.append(f"{shape.name} is left out: it does not fit into the memory")
+        for one in or_left_out(shape.name, partial(times, shape, dtype, clock), notes):
+            fastest[one.name] = one if one.name not in fastest else faster(one, fastest[one.name])
         steady.look()
         reporter.report("progress", done=number + 1, of=SWEEPS * len(all_shapes), what=shape.name)
     if not fastest:
         raise AutoshardError(f"device={arguments.device}: {notes[0]}, nor does any other program")
     reporter.last_action = "timing curves"
-    found = list(curves(dtype, clock)) if arguments.device != "neuron" else []  # each size would be compiled
+    found = list(curves(dtype, clock, notes)) if arguments.device != "neuron" else []  # each size would be compiled
     reporter.report("progress", done=len(found), of=0, what="products, attention, copies and launches by size")
     reporter.last_action = "timing memory"
     memory, rates = list(_memory_times(clock)), {name: _rate(name, clock) for name in (dtype, *ALSO[arguments.device])}

@@ -198,7 +198,8 @@ def _curves(measured: Mapping[str, Any] | None) -> list[str]:
         ("memory", "GB/s", 1e9, measured["copies_bytes_per_s"]),
     )
     lines = []
-    for what, unit, scale, values in series:
+    for what, unit, scale, values in (one for one in series if one[-1]):
         lines += ["", *(f"  {what:<10} {name:<44} {value / scale:8.4g} {unit}" for name, value in values.items())]
-    lines += ["", f"  one launch takes {format_seconds(measured['launch_s'])}"]
+    if measured["launch_s"] is not None:
+        lines += ["", f"  one launch takes {format_seconds(measured['launch_s'])}"]
     return [*lines, *(f"  note: {note}" for note in measured["notes"])]

@@ -27,7 +27,10 @@ def test_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.parametrize("device", ["neuron", "cuda"])
-def test_a_device_that_is_not_there(device: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_device_that_is_not_there(
+    device: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert main(["calibrate", "--device", device, "-o", str(tmp_path / "my.json")]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"autoshard: error: device={device} is not on this machine: torch ")

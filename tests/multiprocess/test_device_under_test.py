@@ -72,7 +72,9 @@ def test_a_host_takes_the_fastest_round_and_a_gpu_the_one_in_the_middle() -> Non
 
 def test_curves_over_sizes() -> None:
     """Every kind of point, with times; FP8 only where the device has it, and a CPU has not."""
-    found = list(curves("float32", Clock(HostDevice(), rounds=1)))
+    left_out: list[str] = []
+    found = list(curves("float32", Clock(HostDevice(), rounds=1), left_out))
+    assert left_out == []
     products = [one for one in found if isinstance(one, OperatorTime)]
     copies = [one for one in found if isinstance(one, MemoryTime)]
     assert {one.needs.kind for one in products} == {"matmul", "flash"} and FP8 not in {one.dtype for one in products}
@@ -86,9 +88,17 @@ def test_what_does_not_fit_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
+    def unknown(*arguments: Any) -> Any:
+        raise RuntimeError("no such kernel\nsee the log")
+
     monkeypatch.setattr("autoshard.calibration.curves._attention", full)
-    found = list(curves("float32", Clock(HostDevice(), rounds=1)))
+    monkeypatch.setattr("autoshard.calibration.curves._fp8_product", unknown)
+    monkeypatch.setattr(HostDevice, "has_fp8", lambda self: True)
+    left_out: list[str] = []
+    found = list(curves("float32", Clock(HostDevice(), rounds=1), left_out))
     assert {one.needs.kind for one in found if isinstance(one, OperatorTime)} == {"matmul"}
+    assert left_out[0] == "the FP8 product (256, 256, 32) is left out: no such kernel"
+    assert left_out[-1] == "attention (1, 512, 64) is left out: it does not fit into the memory"
 
 
 def test_a_device_without_room() -> None:

@@ -52,7 +52,10 @@ def test_all_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert all(again[name] == part for name, part in found.items() if name != "environment")
 
 
-def test_no_gpu_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_gpu_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert on_gpu.main(["--folder", str(tmp_path)]) == 2
     assert capsys.readouterr().err.startswith("on_gpu: error: device=cuda is not on this machine: torch")
 
