@@ -87,9 +87,9 @@ with the whole backward (worse), an error that lets outliers go (kept), memory t
     "blackwell/dense, 8 bits": """\
 GPT3-175B with 2,048 tokens is 20 % too slow on B200 and GB200 (5 to 10 % on H100), Nemotron4-15B 10 % too fast, as the
 smaller Nemotrons are on H100; Nemotron4-340B on B200 waits for parameters that Megatron may gather in FP8, here in
-bfloat16. Tried: products as the watts (kept: GB300 from 17 and 22 to 3 and 11 %), gradients in bfloat16 (kept), tensor-parallel
-collectives that hide forward too (no change), mixtures of experts not fitted to or counted less (0 to 1 point better,
-dgxc's mixtures 7 worse).""",
+bfloat16. Tried: products as the watts (kept: GB300 from 17 and 22 to 3 and 11 %), gradients in bfloat16 (kept),
+tensor-parallel collectives that hide forward too (no change), mixtures of experts not fitted to or counted less (0 to 1
+point better, dgxc's mixtures 7 worse).""",
     "experts/bf16 in nodes of 8": EXPERTS,
     "experts/bf16 on NVL72": EXPERTS,
     "experts/8 bits": EXPERTS,
