@@ -297,7 +297,7 @@ def test_what_a_row_says_reaches_the_cost_model() -> None:
     cluster, software = machine(gpu_case(other), {**FIXED, **constants}, constants)
     assert cluster.device.reserved_memory_bytes > 0 and software.reserved_bytes > 0
     assert software.overlap > 0 and software.tensor_overlap > 0 and software.hands_over_gradients
-    assert software.cpu_s_per_operator == 0 and software.matmul_speedup == FAMILY["mxfp8_speedup"].prior
+    assert software.cpu_s_per_operator == 0 and software.quantized_efficiency == FAMILY["mxfp8_efficiency"].prior
 
 
 def test_nemo_sums_and_sends_gradients_in_bfloat16() -> None:
