@@ -50,6 +50,8 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(values: Mapping[str, Any]) -> int:
+    from autoshard.backends.products import check_runs
+    from autoshard.backends.registry import BACKENDS
     from autoshard.files.atomic_file import write_text
     from autoshard.jobs.kubernetes import pytorch_job
     from autoshard.jobs.options import LaunchOptions
@@ -58,6 +60,8 @@ def run(values: Mapping[str, Any]) -> int:
     if values["slurm"] == values["kubernetes"]:
         raise AutoshardError("give one of --slurm and --kubernetes")
     plan = load_plan(values["plan"])
+    if values["program"] is None:
+        check_runs(BACKENDS[plan.backend], plan.training.precision)
     names = ("program", "precompile", "cache", "partition", "time_limit", "image", "claim")
     options = LaunchOptions(values["plan"], **{name: values[name] for name in names})
     job = sbatch_script(plan, options) if values["slurm"] else pytorch_job(plan, options)

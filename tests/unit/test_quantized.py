@@ -239,6 +239,21 @@ def test_the_search_is_brute_force_over_estimates(name: str, last: int, zero: in
             assert chunk.memory_bytes[row] == pytest.approx(again.fullest.total_bytes, rel=1e-9)
 
 
+def test_experts_in_fp8_are_priced_alike_in_search_and_estimate() -> None:
+    model, cluster = load_model("mixtral-8x7b"), load_cluster("h100-80gb", 2)
+    training = TrainingSpec(4096, 64, PRECISIONS["fp8"], unquantized=("attention",), unquantized_last=1)
+    found = search(model, training, cluster, Pins(ep=4), "torch", top=20)
+    plain = search(model, TrainingSpec(4096, 64, BF16), cluster, Pins(ep=4), "torch", top=0)
+    assert found.best.estimate.step_time_s < plain.best.estimate.step_time_s
+    problem = Problem(model, training, cluster, "torch")
+    priced = price_layouts(problem, Pins(ep=4, tp=2), Tally(), Clock(1e9))
+    for chunk in priced.chunks:
+        for row in range(0, len(chunk.step_time_s), max(1, len(chunk.step_time_s) // 3)):
+            again = estimate(model, training, cluster, chunk.strategy(row))
+            assert chunk.exact_s([row])[0] == pytest.approx(again.step_time_s, rel=1e-9)
+            assert chunk.memory_bytes[row] == pytest.approx(again.fullest.total_bytes, rel=1e-9)
+
+
 def test_a_device_without_the_format_says_what_it_has() -> None:
     with pytest.raises(AutoshardError) as raised:
         quantized_products(load_cluster("h100-80gb", 1).device, PRECISIONS["mxfp8"])
