@@ -152,12 +152,18 @@ def unlike_measured(strategy: Strategy) -> tuple[str, ...]:
     return tuple(beyond)
 
 
+def _choices_beyond(cluster: Cluster, strategy: Strategy) -> tuple[str, ...]:
+    """The choices of a layout behind which no constant of its device was fitted: none where the device was not measured
+    at all, as that is said of the whole case."""
+    return unlike_measured(strategy) if _is_fitted(cluster) else ()
+
+
 def step_time_factors(cluster: Cluster, strategy: Strategy, unknown: Sequence[str] = ()) -> tuple[float, float]:
     """(low, high): a step takes between so many times its prediction with 90 % probability. unknown: what was never
     measured, see unknown_of. It and what is not known of the release add to what is not known of the layout, as
     independent errors do."""
     regime = regimes()[regime_of(cluster)]
-    wider = BEYOND if new_features(cluster, strategy) else 1.0
+    wider = BEYOND if _choices_beyond(cluster, strategy) else 1.0
     of_release = NINETY_PERCENT * release_spread(cluster.layout_rules, cluster.sdk)
     widths = [*(unknown_widths()[name] for name in unknown), Width(-of_release, of_release, 0, 0)]
     low, high = widened(wider * regime.low, wider * regime.high, widths)
@@ -208,32 +214,33 @@ def picks() -> dict[str, float]:
     return {name: value for name, value in content.items() if name != "from"}
 
 
-def new_features(cluster: Cluster, strategy: Strategy) -> tuple[str, ...]:
-    """The choices of a layout behind which no constant of its device was fitted: none where the device was not measured
-    at all, as that is said of the whole case."""
-    return unlike_measured(strategy) if _is_fitted(cluster) else ()
+def new_features(cluster: Cluster, strategy: Strategy, model: ModelSpec, training: TrainingSpec) -> tuple[str, ...]:
+    """What a layout and its case have that no constant of the device was fitted to, in words."""
+    choices = _choices_beyond(cluster, strategy)
+    unknown = unknown_of(cluster, model, training)
+    return (*choices, *(_unknown_words(one, cluster, model, training) for one in unknown))
 
 
-def surprise(cluster: Cluster, strategy: Strategy) -> float:
-    """Log of how much longer a layout takes than others with equal predictions, because it was picked for them."""
-    name = "new_features" if new_features(cluster, strategy) else "measured_features"
-    return picks()[name]
+def expected_factor(new: Sequence[str], cluster: Cluster, picked: bool) -> float:
+    """The step time to expect over the predicted one. new: see new_features. picked: whether the layout was taken for
+    its prediction."""
+    return exp(regimes()[regime_of(cluster)].expected + picked * surprise(new))
 
 
-def expected_factor(cluster: Cluster, strategy: Strategy, picked: bool) -> float:
-    """The step time to expect over the predicted one. picked: whether the layout was taken for its prediction."""
-    return exp(regimes()[regime_of(cluster)].expected + picked * surprise(cluster, strategy))
+def surprise(new: Sequence[str]) -> float:
+    """Log of how much longer a pick takes than others with equal predictions. new: see new_features."""
+    return picks()["new_features" if new else "measured_features"]
 
 
-def expected_note(cluster: Cluster, strategy: Strategy, picked: bool) -> str:
+def expected_note(new: Sequence[str], cluster: Cluster, picked: bool) -> str:
     """The reason why the step time to expect differs from the predicted one, as the end of a sentence; empty where
-    there is none."""
-    reasons, more = [], exp(surprise(cluster, strategy)) - 1
-    if regimes()[regime_of(cluster)].expected:
-        reasons.append("software that was left out of the fit took that much longer on average")
-    if picked and more and (new := new_features(cluster, strategy)):
+    there is none. Arguments as of expected_factor."""
+    reasons, more = [], exp(surprise(new)) - 1
+    if of_software := regimes()[regime_of(cluster)].expected:
+        reasons.append(f"software that was left out of the fit took {exp(of_software) - 1:.1%} longer on average")
+    if picked and more and new:
         reasons.append(
-            f"no result has {', '.join(new)}; layouts picked with a choice that the fit had not seen were slower "
+            f"no result has {', '.join(new)}; layouts picked with something that the fit had not seen were slower "
             f"than predicted by {more:.1%} more than others"
         )
     if picked and not reasons:

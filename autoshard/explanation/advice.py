@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autoshard.cost.interval import expected_factor, expected_note, interval_note, release_note
+from autoshard.cost.interval import expected_factor, expected_note, interval_note, new_features, release_note
 from autoshard.explanation.doubt import doubt
 from autoshard.explanation.page import percent, span
 from autoshard.plans.names import short_name
@@ -21,7 +21,11 @@ SAME = 5e-4
 def expected_step_time_s(plan: Plan) -> float:
     """The step time to expect. It is more than the predicted one where left-out results were on average, and where a
     search picked choices that no result has: the fastest of many predictions is more often too fast than too slow."""
-    return plan.estimate.step_time_s * expected_factor(plan.cluster, plan.strategy, picked=plan.search is not None)
+    return plan.estimate.step_time_s * expected_factor(_new(plan), plan.cluster, picked=plan.search is not None)
+
+
+def _new(plan: Plan) -> tuple[str, ...]:
+    return new_features(plan.cluster, plan.strategy, plan.model, plan.training)
 
 
 def advice(plan: Plan) -> tuple[str, ...]:
@@ -33,7 +37,7 @@ def advice(plan: Plan) -> tuple[str, ...]:
     expected_s = expected_step_time_s(plan)
     more = expected_s / plan.estimate.step_time_s - 1
     than = "as predicted" if abs(more) < SAME else f"{more:.1%} more than predicted"
-    why = expected_note(plan.cluster, plan.strategy, picked=plan.search is not None)
+    why = expected_note(_new(plan), plan.cluster, picked=plan.search is not None)
     expected = f"expected step time: {format_seconds(expected_s)}, {than}{': ' if why else ''}{why}"
     release = release_note(plan.cluster)
     notes = (interval_note(plan.cluster, plan.strategy, plan.model, plan.training), *([release] if release else []))

@@ -145,7 +145,10 @@ def test_gradients_of_llama_7b_on_16_trn1_nodes() -> None:
     assert collective_time_s("reduce_scatter", 1.7 * GB, group, cluster) == pytest.approx(expected)
 
 
-CLUSTERS = [load_cluster(name, 8) for name in instances() if load_cluster(name, 1).most_nodes is None] + [load_cluster("trn2.48xlarge", 8, 1), TOY]
+CLUSTERS = [load_cluster(name, 8) for name in instances() if load_cluster(name, 1).most_nodes is None] + [
+    load_cluster("trn2.48xlarge", 8, 1),
+    TOY,
+]
 MESHES = st.tuples(*(st.sampled_from([1, 2, 3, 4, 8]) for _ in range(4)))
 AXES = st.sets(st.sampled_from(["pp", "dp", "cp", "tp"]), min_size=1).map(lambda names: tuple(sorted(names)))
 

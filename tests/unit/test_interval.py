@@ -26,7 +26,7 @@ from autoshard.cost.interval import (
     unknown_of,
     unknown_widths,
 )
-from autoshard.cost.known import DEVICE, MODEL
+from autoshard.cost.known import DEVICE, MODEL, Measured
 from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import load_model
 from autoshard.spec.cluster import load_cluster
@@ -110,15 +110,26 @@ def test_each_unknown_thing_makes_an_interval_wider() -> None:
     assert log(wider[1]) ** 2 == pytest.approx(log(high) ** 2 + width.high**2)
 
 
+def test_a_device_with_another_s_constants_is_not_a_measured_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    dense, known = load_model("llama3-8b"), {"h100-80gb": Measured(("dense",), ("half",))}
+    monkeypatch.setattr("autoshard.cost.interval.measured", lambda: known)
+    assert unknown_of(load_cluster("h100-80gb", 1), dense, TRAINING) == ()
+    assert unknown_of(load_cluster("b200-180gb", 1), dense, TRAINING) == (DEVICE,)
+
+
 def test_what_is_expected_of_a_pick() -> None:
     """A layout that a person chose is expected to take what is predicted; a pick with a choice that no result has,
     longer, by what left-out features were missed by."""
-    new = replace(MEASURED, recompute=("full",), tp=16, dp=4)
-    assert new_features(TRN1, new) == ("recompute=full", "tp=16") and new_features(TRN2, new) == ()
-    assert expected_factor(TRN1, new, picked=False) == 1.0
-    assert log(expected_factor(TRN1, new, picked=True)) == pytest.approx(picks()["new_features"])
-    assert log(expected_factor(TRN1, MEASURED, picked=True)) == pytest.approx(picks()["measured_features"])
-    assert log(expected_factor(TRN2, MEASURED, picked=False)) == pytest.approx(regimes()[UNMEASURED].expected)
+    dense, experts = load_model("llama3-70b"), load_model("mixtral-8x7b")
+    beyond = replace(MEASURED, recompute=("full",), tp=16, dp=4)
+    new = new_features(TRN1, beyond, dense, TRAINING)
+    assert new == ("recompute=full", "tp=16") and new_features(TRN1, MEASURED, dense, TRAINING) == ()
+    assert new_features(TRN1, MEASURED, experts, TRAINING) == ("mixtures of experts",)
+    assert new_features(TRN2, beyond, dense, TRAINING) == ("the device (trn2.48xlarge)",)
+    assert expected_factor(new, TRN1, picked=False) == 1.0
+    assert log(expected_factor(new, TRN1, picked=True)) == pytest.approx(picks()["new_features"])
+    assert log(expected_factor((), TRN1, picked=True)) == pytest.approx(picks()["measured_features"])
+    assert log(expected_factor(new, TRN2, picked=False)) == pytest.approx(regimes()[UNMEASURED].expected)
     assert 0 <= picks()["measured_features"] <= picks()["new_features"]
 
 

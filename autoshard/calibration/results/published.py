@@ -201,6 +201,8 @@ def _fit_gpus(found: Usable[Case], out: Published) -> None:
     regimes[UNMEASURED] = {**of_unseen(cases, never), "memory_spread": MEMORY_SPREAD, "from": origin}
     known = measured(fit.line.cases)
     devices = {file: known[one] for file, one in sorted({(hardware(case)[0], chip(case)) for case in fit.line.cases})}
+    others = out.intervals.get("measured", {})
+    out.intervals["measured"] = {name: one for name, one in others.items() if name not in FILES}
     _add_measured(out, devices)
     out.intervals["never_measured"] = {**of_widths(never), "from": origin}
     picked = picks(fit.line)
