@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from autoshard.spec.cluster import load_cluster
-from benchmarks import on_gpu, on_gpu_page
+from benchmarks import on_gpu, on_gpu_page, on_gpu_parts
 
 HERE = {
     "name": "a GPU",
@@ -156,3 +156,15 @@ def test_steps_on_a_device_that_is_not_the_host() -> None:
     lines = dict(line.split(": ", 1) for line in ran.stdout.strip().splitlines())
     assert lines.pop("mixed").startswith("FakeTensorDeviceMismatchError"), ran.stderr
     assert len(lines) == 12 and set(lines.values()) == {"done"}, ran.stdout + ran.stderr
+
+
+def test_every_layout_and_size_of_a_gpu_has_a_plan() -> None:
+    """Mistakes in these tables would be seen only with GPUs."""
+    for world, layouts in on_gpu_parts.SHARDED.items():
+        for changed in layouts.values():
+            assert on_gpu_parts._sharded_plan(world, changed, world).mesh.world_size == world
+    cluster = on_gpu_parts.cluster_of(load_cluster("h200-141gb", 1), 1)
+    for name, size in on_gpu_parts.SIZES["cuda"].items():
+        plan = on_gpu_parts.plan_of(size, size.model(name), cluster, "mixed_precision")
+        assert plan.estimate.fits and on_gpu_parts.RESERVE in {term.name for term in plan.estimate.fullest.terms}
+        assert on_gpu_parts.picked(size, size.model(name), cluster, "mixed_precision").estimate.fits
