@@ -145,12 +145,7 @@ def test_gradients_of_llama_7b_on_16_trn1_nodes() -> None:
     assert collective_time_s("reduce_scatter", 1.7 * GB, group, cluster) == pytest.approx(expected)
 
 
-SINGLE = {name: load_cluster(name, 1) for name in instances()}
-CLUSTERS = [
-    *(load_cluster(name, 8) for name, cluster in SINGLE.items() if cluster.most_nodes is None),
-    load_cluster("trn2.48xlarge", 8, 1),
-    TOY,
-]
+CLUSTERS = [load_cluster(name, 8) for name in instances() if load_cluster(name, 1).most_nodes is None] + [
     load_cluster("trn2.48xlarge", 8, 1),
     TOY,
 ]
