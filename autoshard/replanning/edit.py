@@ -79,6 +79,11 @@ def edited(before: Plan, edits: Sequence[str]) -> Edited:
         _set(new, edit)
     _let_pins_follow(new, before)
     problem, pins, strategy = chosen_from_dict(new)
+    if problem.cluster.sdk != before.cluster.sdk:
+        raise AutoshardError(
+            f"--edit inputs.cluster.sdk: the speeds in the plan are those under {before.cluster.sdk}; "
+            "make a plan of another release with autoshard plan --sdk"
+        )
     new["strategy"] = to_json(strategy)
     changes = tuple(change for name in GIVEN for change in _differences(old[name], new[name], name))
     if not changes:

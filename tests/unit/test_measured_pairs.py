@@ -76,17 +76,19 @@ def test_what_a_change_adds_to_a_ratio() -> None:
 
 def test_the_page_of_targets() -> None:
     plan = plan_70b()
-    row = Scored("r-1", ("trainium",), "g", 2.0, 1.0, 3.0, 1.0, 0.5, None, 1.0, True, plan.cluster, plan.strategy)
+    row = Scored(
+        "r-1", ("trainium", "trainium/trn1"), "g", 2.0, 1.0, 3.0, 1.0, 0.5, None, 1.0, True, plan.cluster, plan.strategy
+    )
     empty = dict.fromkeys(KEYS)
-    board = {"trainium": {**empty, "rows": 1, "mape": 0.2, "worst_ape": 0.2, "coverage90": 0.9}}
+    board = {"trainium/trn1": {**empty, "rows": 1, "mape": 0.2, "worst_ape": 0.2, "coverage90": 0.9}}
     picks = [
         Pick(NOTHING, "s", False, 0.05, 0.03),
         Pick("pp > 1", "s", True, 0.06, 0.02),
         Pick("ZeRO", "s", True, 0.01, 0),
     ]
     page = results_page(board, {"unseen/s": {**empty, "mape": 0.1, "rows": 2, "coverage90": 0.5}}, [row], picks)
-    assert "| trainium | step time | <= 15 % | 20 % | missed |" in page
-    assert "| trainium | worst step time | <= 30 % | 20 % |  |" in page
+    assert "| trainium/trn1 | step time | <= 9 % | 20 % | missed |" in page
+    assert "| trainium/trn1 | worst step time | <= 30 % | 20 % |  |" in page
     assert "| stacks never measured | step time, mean of 1 | <= 20 % | 10 % |  |" in page
     assert "50% of the rows, 50% as the mean of sources:\n\n* s 50%\n" in page
     assert "| nothing | 1 | +5.0 | +3.0 | +2.0 |  |  |  |" in page
