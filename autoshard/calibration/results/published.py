@@ -213,7 +213,7 @@ def _fit_gpus(found: Usable[Case], out: Published) -> None:
         LEFT_OUT_FILE: {
             "from": origin,
             **left_out_constants(fit, unseen, without),
-            "picks": [vars(one) for one in picked],
+            "picks": [{**vars(one), "pick": round(one.pick, 4), "all": round(one.all, 4)} for one in picked],
             "without_source": without_source(fit.line.cases, found_missed),
         },
     }
