@@ -82,7 +82,7 @@ def regimes() -> dict[str, Regime]:
 
 @lru_cache(maxsize=1)
 def measured() -> dict[str, Measured]:
-    """What results there are, by instance type or family of instance types."""
+    """The kinds of models and number formats with results, by instance type or family of instance types."""
     return {
         name: Measured(tuple(values["models"]), tuple(values["precisions"]))
         for name, values in _content("measured").items()
@@ -91,7 +91,7 @@ def measured() -> dict[str, Measured]:
 
 @lru_cache(maxsize=1)
 def unknown_widths() -> dict[str, Width]:
-    """What each thing that was never measured adds to an interval, by its name in cost/known.py."""
+    """The width that each thing that was never measured adds to an interval, by its name in cost/known.py."""
     return {name: Width(**values) for name, values in _content("never_measured").items()}
 
 
@@ -215,7 +215,7 @@ def picks() -> dict[str, float]:
 
 
 def new_features(cluster: Cluster, strategy: Strategy, model: ModelSpec, training: TrainingSpec) -> tuple[str, ...]:
-    """What a layout and its case have that no constant of the device was fitted to, in words."""
+    """Everything that a layout and its case have that no constant of the device was fitted to, in words."""
     choices = _choices_beyond(cluster, strategy)
     unknown = unknown_of(cluster, model, training)
     return (*choices, *(_unknown_words(one, cluster, model, training) for one in unknown))

@@ -1,4 +1,4 @@
-"""What was measured, by device, and what of a case never was: each thing that is not known widens its intervals."""
+"""Results by device, and what of a case was never measured: each thing that is not known widens its intervals."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def number_format(precision: Precision) -> str:
 
 
 def measured_by(cases: Iterable[tuple[str, str, str]]) -> dict[str, Measured]:
-    """What was measured, by device. cases: (device, kind of model, number format) of each result."""
+    """The kinds of models and number formats that were measured, by device. cases: (device, kind of model, number format) of each result."""
     seen = sorted(set(cases))
     return {
         device: Measured(

@@ -86,7 +86,7 @@ def test_the_price_of_one_layer_by_hand(name: str) -> None:
     products = PRODUCT_FORMATS[name]
     assert (products.operand_bytes, products.cast_bytes(2)) == (operand, cast)
     m, n, k = 4096.0, 28672.0, 8192.0
-    needs = OperatorNeeds("matmul", m, n, k, 2 * (m * k + n * k + m * n), 0.0, 2 * m * n * k, 2.0, 1.0, 1.0)
+    needs = OperatorNeeds("matmul", m, n, k, 2 * (m * k + n * k + m * n), 0.0, 2 * m * n * k, 2.0, 1.0, 1.0, 1.0)
     found = seconds_of(
         needs, device, device.peak_flops_per_s("bfloat16"), COMPILED, quantized_products(device, load_precision(name))
     )
@@ -125,7 +125,7 @@ def test_products_are_never_slower_and_casts_always_count(shape: tuple[int, int,
     assert products is not None
     fast = products.peak_flops_per_s * COMPILED.quantized_efficiency
     assert matmul_s(m, n, k, device, fast) <= matmul_s(m, n, k, device, device.peak_flops_per_s("bfloat16"))
-    needs = OperatorNeeds("matmul", m, n, k, 0.0, 0.0, 0.0, 2.0, 1.0, 1.0)
+    needs = OperatorNeeds("matmul", m, n, k, 0.0, 0.0, 0.0, 2.0, 1.0, 1.0, 1.0)
     found = seconds_of(needs, device, 1.0, COMPILED, products)
     alone = seconds_of(needs, device, 1.0, COMPILED, products._replace(cast_bytes=0.0))
     assert found.forward > alone.forward and found.backward > alone.backward

@@ -229,7 +229,7 @@ def test_the_order_of_schedules_is_that_of_the_zero_bubble_paper() -> None:
 
 
 def test_few_constants_near_their_priors() -> None:
-    assert len(STACK) + len(MEMORY) == 5 and len(FAMILY) == 16
+    assert len(STACK) + len(MEMORY) == 5 and len(FAMILY) == 17
     fitted = load()
     owners, families = {of for of, _ in fitted.values}, {"a100", "h100", "blackwell"}
     assert families < owners

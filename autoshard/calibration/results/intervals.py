@@ -61,12 +61,12 @@ def of_unseen(cases: Sequence[Case], never: NeverMeasured) -> dict[str, Any]:
 
 
 def of_widths(never: NeverMeasured) -> dict[str, Any]:
-    """What each unknown thing adds to an interval, as JSON values."""
+    """The width that each unknown thing adds to an interval, as JSON values."""
     return {name: vars(width) for name, width in never.widths.items()}
 
 
 def of_measured(known: Mapping[str, Measured]) -> dict[str, Any]:
-    """What was measured on each device, as JSON values."""
+    """Kinds of models and number formats that were measured on each device, as JSON values."""
     return {device: {"models": list(one.models), "precisions": list(one.precisions)} for device, one in known.items()}
 
 

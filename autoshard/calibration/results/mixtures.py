@@ -71,7 +71,7 @@ def _latent(notes: str) -> Latent | None:
 
 
 class Spread(NamedTuple):
-    """Where experts lie. ep: ranks over replicas and context alone. over_tensor_ranks: whether the ranks of tensor
+    """The place of experts. ep: ranks over replicas and context alone. over_tensor_ranks: whether the ranks of tensor
     parallelism hold other experts each, in place of a part of every one."""
 
     ep: int
@@ -79,7 +79,7 @@ class Spread(NamedTuple):
 
 
 def spread(row: Row, tp: int, dp: int, cp: int) -> Spread:
-    """Where a row's experts lie: `ep` ranks of the tp x dp x cp that a stage has, each expert on `etp` of them (the
+    """The place of a row's experts: `ep` ranks of the tp x dp x cp that a stage has, each expert on `etp` of them (the
     row's own; tp where it says nothing, as Megatron-Core does).
 
     Raises Unscored where no part of these ranks is meant.

@@ -76,7 +76,8 @@ def facts(case: Case) -> tuple[str, str, str]:
 
 
 def measured(cases: Iterable[Case]) -> dict[str, Measured]:
-    """What was measured, by device. Devices of a family share its constants, so kinds and formats count for all."""
+    """Kinds of models and number formats that were measured, by device. Devices of a family share its
+    constants, so kinds and formats count for all."""
     timed = [case for case in cases if case.time_s]
     of_family = measured_by((hardware(case)[1], *facts(case)[1:]) for case in timed)
     return {chip(case): of_family[hardware(case)[1]] for case in timed}
