@@ -47,7 +47,8 @@ def number_format(precision: Precision) -> str:
 
 
 def measured_by(cases: Iterable[tuple[str, str, str]]) -> dict[str, Measured]:
-    """The kinds of models and number formats that were measured, by device. cases: (device, kind of model, number format) of each result."""
+    """The kinds of models and number formats that were measured, by device. cases: (device, kind of model,
+    number format) of each result."""
     seen = sorted(set(cases))
     return {
         device: Measured(
