@@ -24,6 +24,7 @@ from autoshard.plans.validate import plan_from_dict, read_plan_and_notes
 from autoshard.runtime.options import RunOptions
 from autoshard.runtime.run import run_plan
 from autoshard.spec.training import PRECISIONS
+from autoshard.units import format_seconds
 
 H100 = PlanRequest("llama3-8b", "h100-80gb", 1, global_batch=64, seq_len=4096, top=0, precision="fp8", pins={"zero": 1})
 REFUSED = (
@@ -39,8 +40,8 @@ def test_a_plan_in_fp8_says_what_bf16_would_give() -> None:
     assert plan.estimate.step_time_s < wide
     assert REFUSED in plan.notes
     said = [note for note in plan.notes if note.startswith("precision fp8: ") and note != REFUSED]
-    step = f"{plan.estimate.step_time_s:.3g} s a step"
-    assert said == [f"precision fp8: {step}; with mixed_precision the fastest layout takes {wide:.3g} s"]
+    step = f"{format_seconds(plan.estimate.step_time_s)} a step"
+    assert said == [f"precision fp8: {step}; with mixed_precision the fastest layout takes {format_seconds(wide)}"]
 
 
 def test_fp8_that_is_no_faster_is_not_worth_it() -> None:
@@ -58,7 +59,7 @@ def test_the_best_of_two_precisions_is_brute_force() -> None:
     assert both.result.best == fastest.result.best
     assert both.problem == fastest.problem
     wide, fp8 = (one.result.best.estimate.step_time_s for one in each)
-    assert both.notes[-1] == f"precision fp8: {fp8:.3g} s a step; mixed_precision {wide:.3g} s"
+    assert both.notes[-1] == f"precision fp8: {format_seconds(fp8)} a step; mixed_precision {format_seconds(wide)}"
 
 
 def test_auto_is_what_the_device_has() -> None:
