@@ -14,6 +14,7 @@ from autoshard.backends.rules import Problem, check_strategy, warnings
 from autoshard.cost.compute import quantized_products
 from autoshard.cost.fit_probability import levels
 from autoshard.errors import AutoshardError, NoLayoutFits
+from autoshard.files.fields import check_choice
 from autoshard.graph.ir import OPERAND_BYTES
 from autoshard.graph.partition import Choice
 from autoshard.graph.quantize import with_quantized_products
@@ -113,8 +114,9 @@ def inputs_of(
     precision = load_precision(_names(request, cluster)[0])
     quantized_products(cluster.device, precision)  # raises where the device has none
     training = _keeping_wide(TrainingSpec(length, request.global_batch, precision), request, model, cluster)
-    backend = usual_backend(cluster) if request.backend == "auto" else BACKENDS[request.backend]
-    refused = unrunnable(backend, precision)
+    name = request.backend if request.backend != "auto" else usual_backend(cluster).name
+    check_choice("the request", "backend", name, BACKENDS)
+    refused = unrunnable(BACKENDS[name], precision)
     return model, training, cluster, notes if refused is None else (*notes, refused)
 
 
