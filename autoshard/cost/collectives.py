@@ -92,7 +92,8 @@ def _over_nodes(axes: list[tuple[int, int]], devices_per_node: int) -> list[tupl
 
 
 def _nodes_per_domain(inside: list[tuple[int, int]], outside: list[tuple[int, int]], domain: int) -> int:
-    """Of each group in each of its domains; 1 where domains cut a group unevenly. Axes in nodes; domain: its nodes."""
+    """Nodes of each group in each of its domains; 1 where domains cut a group unevenly. Axes in nodes; domain: its
+    nodes."""
     if all(_is_aligned(*axis, domain) for axis in inside + outside):
         return prod(size for size, _ in _within(inside, domain))
     near, domains, _ = _worst_placement(inside, outside, domain)

@@ -436,7 +436,7 @@ def _split_dispatch(program: Program) -> Callable[[str, tuple[str, ...], int], I
 
 
 def _gathered_logits(program: Program) -> Issued:
-    """What a stack issues that gathers the logits before the loss."""
+    """The collectives of a stack that gathers the logits before the loss."""
     axes = tuple(axis for axis in program.axes if axis in TENSOR_PARALLEL_AXES)
     if not axes:
         return ()

@@ -220,7 +220,7 @@ def _checked_first(checked: Checked, read: Read) -> Read:
 
 
 def _plain_reader(kind: Any, limit: Limit, checked_later: bool) -> Read:
-    """Of a type without marks. checked_later: what is neither list nor object passes as it is."""
+    """The reader of a type without marks. checked_later: what is neither list nor object passes as it is."""
     origin, arguments = get_origin(kind), get_args(kind)
     if kind in _SCALARS:
         return _as_it_is if checked_later else lambda value, where: _SCALARS[kind](value, where, limit)

@@ -285,8 +285,8 @@ def recompute(text: str) -> str:
 
 
 def _kernel_text(row: Row) -> str:
-    """What a row says of its attention kernel; of NeMo 2, which has Transformer Engine's, that takes cuDNN's kernels on
-    Hopper and Blackwell, where it says nothing."""
+    """The words of a row on its attention kernel; of NeMo 2, which has Transformer Engine's, that takes cuDNN's kernels
+    on Hopper and Blackwell, where it says nothing."""
     silent = "cudnn" if row.get("framework", "").lower().startswith("nemo 2") else ""
     return row.get("attn_kernel") or silent
 

@@ -159,7 +159,7 @@ def _add_measured(out: Published, known: Mapping[str, Measured]) -> None:
 
 
 def _instance_facts(cases: Sequence[InstanceCase]) -> Measured:
-    """What was measured on one instance type."""
+    """The kinds of models and number formats measured on one instance type."""
     facts = (("", model_kind(case.model), number_format(case.training.precision)) for case in cases)
     return measured_by(facts)[""]
 

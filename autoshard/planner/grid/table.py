@@ -137,7 +137,7 @@ class Table:
         return needed + device.reserved_memory_bytes <= device.memory_bytes
 
     def _working_bytes(self, draft: Draft) -> float:
-        """Of a block or the head."""
+        """Bytes that a block or the head works on."""
         key = shape_key(draft)
         if key not in self._working:
             columns = unit_programs(self._problem, self._shape_of(draft)).columns
