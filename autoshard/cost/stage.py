@@ -19,6 +19,7 @@ from autoshard.errors import AutoshardError
 from autoshard.graph.quantize import with_quantized_products
 from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE, is_recomputed
 from autoshard.layout.context_parallel import UNUSED, with_context_parallel
+from autoshard.layout.degrees import Degrees
 from autoshard.layout.mesh import (
     AXIS_ORDER,
     DATA_AXES,
@@ -71,20 +72,9 @@ class LocalShape:
     placement: tuple[tuple[str, int], ...] = ()
 
 
-class Degrees(Protocol):
-    """The degrees and choices of a layout that meshes and local shapes read: a Strategy has them, and so has a
-    planner's draft of one."""
+class LocalChoices(Degrees, Protocol):
+    """The degrees and choices of a layout that meshes and local shapes read."""
 
-    @property
-    def tp(self) -> int: ...
-    @property
-    def pp(self) -> int: ...
-    @property
-    def dp(self) -> int: ...
-    @property
-    def cp(self) -> int: ...
-    @property
-    def ep(self) -> int: ...
     @property
     def microbatch_size(self) -> int: ...
     @property
@@ -141,7 +131,7 @@ def placement(tp: int, pp: int, dp: int, cp: int, ep: int, axis_order: tuple[str
     return tuple((name, degrees[name]) for name in axis_order)
 
 
-def local_shape(layout: Degrees, operators: OperatorChoices = ()) -> LocalShape:
+def local_shape(layout: LocalChoices, operators: OperatorChoices = ()) -> LocalShape:
     """The local shape of a layout: what decides the cost of one microbatch on a rank, apart from recompute. operators:
     choices of shardings beside the usual ones."""
     s = layout
@@ -356,7 +346,7 @@ def stage_work(
     return program_work(stage_program(graph, axes, shape.sequence_parallel, shape.operators))
 
 
-def strategy_mesh(model: ModelSpec, cluster: Cluster, strategy: Degrees) -> Mesh:
+def strategy_mesh(model: ModelSpec, cluster: Cluster, strategy: LocalChoices) -> Mesh:
     """The mesh of a strategy, or of a draft of one, on the platform of a cluster."""
     s = strategy
     kv_heads = padded_heads(model, s.tp).key_value

@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import NamedTuple, Protocol
 
 from autoshard.graph.recompute import NO_RECOMPUTE, members
+from autoshard.layout.degrees import Degrees
 from autoshard.layout.mesh import AXIS_ORDER
 from autoshard.layout.strategy import Strategy, even_stage_layers
 
@@ -33,24 +34,14 @@ def simplicity(s: Strategy) -> tuple[object, ...]:
     return (axes, *degrees, *unusual, *ways, s.stage_layers, s.recompute)
 
 
-class Degrees(Protocol):
-    """A layout as far as its degrees are decided."""
+class PipelineDegrees(Degrees, Protocol):
+    """A layout as far as its degrees are decided, and its chunks a rank."""
 
-    @property
-    def tp(self) -> int: ...
-    @property
-    def pp(self) -> int: ...
-    @property
-    def dp(self) -> int: ...
-    @property
-    def cp(self) -> int: ...
-    @property
-    def ep(self) -> int: ...
     @property
     def num_virtual_stages(self) -> int: ...
 
 
-def degrees_of(s: Degrees) -> str:
+def degrees_of(s: PipelineDegrees) -> str:
     """'tp=32 pp=8 dp=2': the degrees above 1."""
     degrees = {"tp": s.tp, "pp": s.pp, "dp": s.dp, "cp": s.cp, "ep": s.ep, "vpp": s.num_virtual_stages}
     return " ".join(f"{name}={degree}" for name, degree in degrees.items() if degree > 1) or "one device"

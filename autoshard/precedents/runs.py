@@ -14,6 +14,7 @@ from typing import Annotated, Literal, Protocol
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import Count, Limit, NotNegative, Positive, Text, from_json
 from autoshard.files.json_file import read_json
+from autoshard.layout.degrees import Degrees
 from autoshard.precedents.graph_size import GraphSize
 
 FILE = Path(__file__).parent / "known.json"
@@ -25,22 +26,14 @@ INSIDE: Pipeline = "inside a node"
 NO_PIPELINE: Pipeline = "none"
 
 
-class Degrees(Protocol):
-    """Degrees that the place of a pipeline follows from: a Strategy has them, and so has a planner's draft of one."""
+class PlacedDegrees(Degrees, Protocol):
+    """Degrees and the order of axes, which the place of a pipeline follows from."""
 
-    @property
-    def tp(self) -> int: ...
-    @property
-    def pp(self) -> int: ...
-    @property
-    def dp(self) -> int: ...
-    @property
-    def cp(self) -> int: ...
     @property
     def axis_order(self) -> tuple[str, ...]: ...
 
 
-def pipeline_place(layout: Degrees, devices_per_node: int) -> Pipeline:
+def pipeline_place(layout: PlacedDegrees, devices_per_node: int) -> Pipeline:
     """Whether the neighbours of a pipeline share a node: NO_PIPELINE, INSIDE or BETWEEN."""
     if layout.pp == 1:
         return NO_PIPELINE

@@ -138,7 +138,7 @@ def _from_few_s(schedule: Schedule, work: Work, count: int) -> Number | None:
 
 
 def _least_and_most(starts: Any, after: Sequence[int], before: Sequence[int]) -> tuple[Number, Number]:
-    """Of the seconds from the starts of some actions to those of others, by row."""
+    """The least and the most of the seconds from the starts of some actions to those of others, by row."""
     if is_rows(starts):
         later_s = starts[after] - starts[before]
         return later_s.min(0), later_s.max(0)

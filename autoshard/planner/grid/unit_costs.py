@@ -106,7 +106,7 @@ def unit_programs(problem: Problem, shape: LocalShape) -> Units:
 
 
 def _whatever_the_hardware(problem: Problem) -> tuple[ModelSpec, TrainingSpec, bool]:
-    """What programs depend on: neither on the batch nor on what devices and links can do."""
+    """All that programs depend on: neither on the batch nor on what devices and links can do."""
     return problem.model, _of_any_batch(problem.training), problem.cluster.platform.kv_heads_innermost
 
 
