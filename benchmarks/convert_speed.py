@@ -32,7 +32,7 @@ from autoshard.conversion.output_file import OutputFile
 from autoshard.conversion.page_cache import WrittenOnce
 from autoshard.cost.estimate import estimate
 from autoshard.layout.strategy import Strategy
-from autoshard.models.huggingface_config import to_config
+from autoshard.models.huggingface import to_config
 from autoshard.models.registry import load_model
 from autoshard.models.weights import parameter_dims
 from autoshard.plans.plan import Plan, make_plan

@@ -12,11 +12,12 @@ from types import ModuleType
 class Family:
     """The modules of a family, each imported when it is first asked for: a plan needs one graph and no weights.
 
-    folder: the name of the family's folder. has_weights: whether the folder has a `weights.py`.
+    folder: the name of the family's folder. is_published: whether there are Hugging Face configs and checkpoints of
+    it, and the folder has a `config.py` and a `weights.py`.
     """
 
     folder: str
-    has_weights: bool = True
+    is_published: bool = True
 
     @cached_property
     def graph(self) -> ModuleType:
@@ -24,10 +25,17 @@ class Family:
         return import_module(f"autoshard.models.{self.folder}.graph")
 
     @cached_property
+    def config(self) -> ModuleType:
+        """Module with `read(config, model_type)` to a ModelSpec, `write(model)` back, ARCHITECTURES (model_type -> the
+        class of transformers), and where they differ from others' DROPOUT and UNSUPPORTED."""
+        assert self.is_published, self.folder
+        return import_module(f"autoshard.models.{self.folder}.config")
+
+    @cached_property
     def weights(self) -> ModuleType | None:
         """Module with `block(model, layer)` and `ends(model)`, which list parts of the Hugging Face checkpoint; None if
         no such checkpoint is known."""
-        return import_module(f"autoshard.models.{self.folder}.weights") if self.has_weights else None
+        return import_module(f"autoshard.models.{self.folder}.weights") if self.is_published else None
 
 
 LLAMA, QWEN_MOE = Family("llama"), Family("qwen")
@@ -41,6 +49,6 @@ FAMILIES = {
     "qwen3": LLAMA,
     "qwen2_moe": QWEN_MOE,
     "qwen3_moe": QWEN_MOE,
-    "traced": Family("traced", has_weights=False),
+    "traced": Family("traced", is_published=False),
 }
 """By model_type."""

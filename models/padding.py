@@ -59,7 +59,7 @@ def padding_notes(model: ModelSpec, tp: int) -> tuple[str, ...]:
             f"{model.num_attention_heads} attention heads padded to {heads.queries}{also} for tp={tp}: "
             f"{1 - model.num_attention_heads / heads.queries:.1%} of attention's work is padding"
         )
-    for field in ("intermediate_size", "shared_expert_intermediate_size"):
+    for field in ("intermediate_size", "shared_expert_intermediate_size", "dense_intermediate_size"):
         width = getattr(model, field)
         whole = padded_width(model, width, tp)
         if whole != width:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import ceil
 
 from autoshard.errors import AutoshardError
@@ -47,6 +48,8 @@ def dim_sizes(model: ModelSpec, batch: int, seq: int, tp: int = 1, capacity_fact
         sizes["capacity"] = ceil(share * capacity_factor)
     if model.shared_expert_intermediate_size:
         sizes["shared_ffn"] = padded_width(model, model.shared_expert_intermediate_size, tp)
+    if model.dense_intermediate_size:
+        sizes["dense_ffn"] = padded_width(model, model.dense_intermediate_size, tp)
     if model.graph is not None:
         sizes.update(model.graph.sizes)
     return sizes
@@ -60,15 +63,16 @@ def published_sizes(model: ModelSpec) -> dict[str, int]:
 def stage_graph(
     model: ModelSpec,
     sizes: dict[str, int],
-    layers: range,
+    layers: Sequence[int],
     first: bool,
     last: bool,
     attention_kernel: str = "flash",
     element_bytes: int = 2,
 ) -> Graph:
-    """The graph of the stage that holds `layers`, with the embedding if first, and the head and loss if last.
+    """The graph of the stage with these blocks, with the embedding if first, and the head and loss if last.
 
-    sizes: as `dim_sizes` gives them. element_bytes: of a parameter or activation element.
+    sizes: as `dim_sizes` gives them. layers: places of blocks in the model. element_bytes: of a parameter or activation
+    element.
     Raises AutoshardError for a model_type without a family.
     """
     family = FAMILIES.get(model.model_type)
@@ -86,6 +90,9 @@ def stage_graph(
 def parameter_count(model: ModelSpec) -> int:
     """Number of parameters of the whole model as published: unpadded, tied ones once."""
     sizes = published_sizes(model)
-    block = stage_graph(model, sizes, range(1), first=False, last=False).num_parameters()
-    ends = stage_graph(model, sizes, range(0), first=True, last=True).num_parameters()
-    return ends + model.num_hidden_layers * block
+    ends = stage_graph(model, sizes, (), first=True, last=True).num_parameters()
+    blocks = (
+        count * stage_graph(model, sizes, (kind,), first=False, last=False).num_parameters()
+        for kind, count in model.kind_counts(0, model.num_hidden_layers)
+    )
+    return ends + sum(blocks)

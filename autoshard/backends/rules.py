@@ -233,7 +233,7 @@ def check_recompute(problem: Problem, recompute: tuple[str, ...]) -> None:
     for name in dict.fromkeys(recompute):
         if not members(name) <= set(BLOCK_MODULES):
             sizes = dim_sizes(problem.model, 1, problem.training.sequence_length)
-            check_members(name, stage_graph(problem.model, sizes, range(1), False, False).operators)
+            check_members(name, stage_graph(problem.model, sizes, problem.model.kinds, False, False).operators)
 
 
 def warnings(problem: Problem, strategy: Strategy) -> tuple[str, ...]:

@@ -19,8 +19,7 @@ from autoshard.errors import AutoshardError
 from autoshard.files.fields import show
 from autoshard.files.json_file import parse_json, read_json
 from autoshard.models.families import FAMILIES
-from autoshard.models.huggingface import MAX_CONFIG_BYTES, read_config
-from autoshard.models.huggingface_config import to_config
+from autoshard.models.huggingface import MAX_CONFIG_BYTES, read_config, to_config
 from autoshard.models.weight_names import Part
 from autoshard.models.weights import checkpoint_parts, parameter_dims
 from autoshard.spec.model import ModelSpec
@@ -123,7 +122,7 @@ def carried_files(model: ModelSpec, carried: tuple[Path, ...], dtype: str | None
     carried: files that came with the weights. dtype: of all weights, for the config; None: the config says none.
     """
     files = {path.name: plain_file(Path(path.name), _bytes(path)) for path in carried}
-    if CONFIG not in files and not FAMILIES[model.model_type].has_weights:
+    if CONFIG not in files and not FAMILIES[model.model_type].is_published:
         return list(files.values())
     config = parse_json(files[CONFIG].known[0][1], "model config") if CONFIG in files else to_config(model)
     assert isinstance(config, dict), "read as the model before"

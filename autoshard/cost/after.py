@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from autoshard.cost.collectives import collective_time_s, group_shape
@@ -10,7 +10,7 @@ from autoshard.cost.compute import memory_s
 from autoshard.cost.memory import BUCKET_BYTES
 from autoshard.cost.stacks import COMPILED, Software
 from autoshard.cost.stage import mesh_order
-from autoshard.cost.zero_sharding import Contents, gathered_difference_bytes, zero_axes
+from autoshard.cost.zero_sharding import Contents, ModelContents, gathered_difference_bytes, zero_axes
 from autoshard.layout.mesh import Mesh
 from autoshard.spec.cluster import Cluster, Device
 from autoshard.spec.training import DTYPE_BYTES, Precision
@@ -33,23 +33,23 @@ class After(NamedTuple):
 
 class _Summed(NamedTuple):
     """Elements whose gradients are summed over the same axes. shared: those axes that share the optimizer state;
-    within: the others. owners: ranks along `shared`. elements: of a block and of the ends; travels: those of them that
-    ZeRO-2 and -3 send in every microbatch; quantized: those that products read so."""
+    within: the others. owners: ranks along `shared`. elements: of a block of each kind and of the ends; travels: those
+    of them that ZeRO-2 and -3 send in every microbatch; quantized: those that products read so."""
 
     shared: tuple[str, ...]
     within: tuple[str, ...]
     owners: int
-    elements: tuple[int, ...]
-    travels: tuple[int, ...]
-    quantized: tuple[int, ...]
+    elements: tuple[float, ...]
+    travels: tuple[float, ...]
+    quantized: tuple[float, ...]
 
 
 class AfterLastMicrobatch:
-    """Prepared once for a mesh: contents of a block and of the ends on its ranks (cost/zero_sharding.py)."""
+    """Prepared once for a mesh: contents of blocks and of the ends on its ranks (cost/zero_sharding.py)."""
 
     def __init__(
         self,
-        contents: tuple[Contents, Contents, Contents],
+        contents: ModelContents,
         zero: int,
         precision: Precision,
         mesh: Mesh,
@@ -63,32 +63,40 @@ class AfterLastMicrobatch:
         self._update_s = update_s_per_parameter(precision, cluster.device)
         self._cast_s = cast_s_per_weight(precision, cluster.device)
         self._gathered_more = gathered_difference_bytes(precision)
-        self._num_tensors = [unit.num_tensors for unit in contents]
+        units = (*contents.blocks.values(), contents.first, contents.last)
+        self._kinds = tuple(contents.blocks)
+        self._num_tensors = [unit.num_tensors for unit in units]
         self._summed = []
-        for axes in {axes: None for unit in contents for axes in unit.parameters}:
+        for axes in {axes: None for unit in units for axes in unit.parameters}:
             shared = zero_axes(axes)
             within = tuple(axis for axis in axes if axis not in shared)
             owners = mesh.size(shared)
-            elements = tuple(unit.parameters.get(axes, 0) for unit in contents)
-            travels = tuple(unit.matrices.get(axes, 0) if zero >= 2 and owners > 1 else 0 for unit in contents)
-            quantized = tuple(unit.quantized.get(axes, 0) for unit in contents)
+            elements = tuple(unit.parameters.get(axes, 0) for unit in units)
+            travels = tuple(unit.matrices.get(axes, 0) if zero >= 2 and owners > 1 else 0 for unit in units)
+            quantized = tuple(unit.quantized.get(axes, 0) for unit in units)
             self._summed.append(_Summed(shared, within, owners, elements, travels, quantized))
 
     def of_rank(self, blocks: int, first: bool, last: bool) -> After:
-        """Seconds of one rank. blocks: how many it has. first, last: whether it has the first, the last rank's end.
+        """Seconds of one rank of a model whose blocks are alike. blocks: how many it has. first, last: whether it has
+        the first, the last rank's end.
 
         Sums over tensor-parallel axes come first (norms, replicated key-value heads), then one reduce-scatter of all
         gradients over the axes that share the optimizer state and one all-gather of the new parameters; without ZeRO an
         all-reduce, counted under the first of both. Axes over which a gradient is whole on every rank are not summed
         over. What ZeRO-2 and -3 send in every microbatch is left out.
         """
+        return self.of_kinds({self._kinds[0]: blocks}, first, last)
 
-        def on_rank(counts: Sequence[int]) -> int:
-            return blocks * counts[0] + first * counts[1] + last * counts[2]
+    def of_kinds(self, blocks: Mapping[int, int], first: bool, last: bool) -> After:
+        """Seconds of one rank, as `of_rank` has them. blocks: how many it has of each kind."""
+        times = (*(blocks.get(kind, 0) for kind in self._kinds), first, last)
+
+        def on_rank(counts: Sequence[float]) -> float:
+            return sum(time * count for time, count in zip(times, counts, strict=True))
 
         scatter_s = gather_s = other_s = owned = cast = 0.0
-        scattered: dict[tuple[str, ...], int] = {}
-        gathered: dict[tuple[str, ...], int] = {}
+        scattered: dict[tuple[str, ...], float] = {}
+        gathered: dict[tuple[str, ...], float] = {}
         owners_of: dict[tuple[str, ...], int] = {}
         smaller: dict[tuple[str, ...], float] = {}
         for shared, within, owners, elements, matrices, quantized in self._summed:
@@ -135,7 +143,7 @@ def after_s_per_parameter(
     """Seconds once a step for each element of parameters whose gradients are summed over these axes, in full buckets:
     what one more of them adds to a rank."""
     block = Contents({axes: int(BUCKET_BYTES)})
-    afterwards = AfterLastMicrobatch((block, Contents(), Contents()), zero, precision, mesh, cluster)
+    afterwards = AfterLastMicrobatch(ModelContents({0: block}, Contents()), zero, precision, mesh, cluster)
     return afterwards.of_rank(1, False, False).total_s / BUCKET_BYTES
 
 

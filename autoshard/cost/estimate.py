@@ -41,7 +41,7 @@ def estimate(
     state = parts_state(parts, strategy.zero, training.precision, mesh, cluster)
     count = strategy.num_microbatches(training.global_batch_size)
     loads = tuple(rank_load(strategy, parts, count, rank) for rank in range(strategy.pp))
-    telling = tuple(loads[rank] for rank in telling_ranks(strategy, count))
+    telling = tuple(loads[rank] for rank in telling_ranks(strategy, parts, count))
     times = time_values(strategy, parts, telling, state, count, training.precision, mesh, cluster, software)
     step_time_s, flops = sum(times), model_flops_per_step(model, training)
     if dense is not None:
@@ -72,6 +72,9 @@ def model_flops_per_step(model: ModelSpec, training: TrainingSpec) -> float:
     Experts count the tokens that are routed to them, not their slots.
     """
     sizes = dim_sizes(model, training.global_batch_size, training.sequence_length)
-    block = total_flops(stage_graph(model, sizes, range(1), first=False, last=False))
-    ends = total_flops(stage_graph(model, sizes, range(0), first=True, last=True))
-    return 3.0 * (model.num_hidden_layers * block + ends)
+    ends = total_flops(stage_graph(model, sizes, (), first=True, last=True))
+    blocks = (
+        count * total_flops(stage_graph(model, sizes, (kind,), first=False, last=False))
+        for kind, count in model.kind_counts(0, model.num_hidden_layers)
+    )
+    return 3.0 * (sum(blocks) + ends)

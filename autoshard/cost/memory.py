@@ -78,6 +78,7 @@ def memory_values(
     load: RankLoad, state: State, precision: Precision, device: Device, software: Software = COMPILED
 ) -> tuple[float, ...]:
     """Bytes of one rank of one layout, in the order of MEMORY_TERMS. state: of its mesh."""
+    state = state.of(load.block_kinds.items())
     memory = rank_memory(rank_of(load, state), state, precision, software)
     buckets = largest(0.0, memory.buckets - memory.in_work)
     return (*memory[:-1], buckets, device.reserved_memory_bytes + software.reserved_bytes)

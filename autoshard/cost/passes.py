@@ -94,7 +94,7 @@ def stages_work(
     layers: Any,
     blocks: Sequence[Any],
     ends: Sequence[End],
-    unit: Unit,
+    units: Sequence[Unit],
     device: Device,
     accumulation_s: float,
     transfer_s: Number,
@@ -104,24 +104,24 @@ def stages_work(
 
     sizes: (pp, microbatches, chunks a rank). layers, blocks: of one layout a number and a block for each virtual stage;
     of many an array (virtual stage, row), or (1, row) where all stages have as many, and the block that all have.
-    ends: of the model. Blocks and ends come with their waits. unit: of a block. accumulation_s: to add one element of a
-    gradient to its sum. transfer_s: of one microbatch to the next stage.
+    ends: of the model. Blocks and ends come with their waits. units: of the blocks. accumulation_s: to add one element
+    of a gradient to its sum. transfer_s: of one microbatch to the next stage.
     """
     apart, stages, blocked_s = SCHEDULES[schedule].weights_apart, sizes[0] * sizes[2], 0.0
     if software.transfer_share is not None:
         blocked_s, transfer_s = software.transfer_share * transfer_s, 0.0
 
-    def stage(count: Number, block: Any) -> tuple[Number, Number, Number]:
+    def stage(count: Number, block: Any, unit: Unit) -> tuple[Number, Number, Number]:
         passes = stage_passes(count, block, unit, device, accumulation_s, blocked_s)
         return *passes, count * block.weight_gradients_s if apart else 0.0
 
     if is_rows(layers):
         forward_s, backward_s, weights_s = (
             column.repeat(stages, axis=0) if is_rows(column) and len(column) < stages else column
-            for column in stage(layers, blocks[0])
+            for column in stage(layers, blocks[0], units[0])
         )
     else:
-        forward_s, backward_s, weights_s = map(list, zip(*map(stage, layers, blocks), strict=True))
+        forward_s, backward_s, weights_s = map(list, zip(*map(stage, layers, blocks, units), strict=True))
     add_ends(forward_s, backward_s, ends, accumulation_s)
     if not apart:
         return Work(*sizes, forward_s, backward_s, transfer_s)

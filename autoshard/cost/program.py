@@ -101,16 +101,16 @@ class Part:
     kept_bytes: Number
     replay_bytes: Number
     working_bytes: Number
-    parameters: Mapping[tuple[str, ...], int]
+    parameters: Mapping[tuple[str, ...], float]
     host_s: tuple[Number, Number] = (0.0, 0.0)
     scores_bytes: float = 0.0
 
     weight_gradients_s: Number = 0.0
     weights_waiting_bytes: Number = 0.0
-    matrices: Mapping[tuple[str, ...], int] = field(default_factory=dict)
-    num_tensors: int = 0
+    matrices: Mapping[tuple[str, ...], float] = field(default_factory=dict)
+    num_tensors: float = 0
     moments: Moments = field(default_factory=Moments)
-    quantized: Mapping[tuple[str, ...], int] = field(default_factory=dict)
+    quantized: Mapping[tuple[str, ...], float] = field(default_factory=dict)
 
     @cached_property
     def forward_s(self) -> Number:
@@ -133,7 +133,7 @@ class Part:
         return self.forward_s + self.backward_s - self.forward.total - self.recompute.total - self.backward.total
 
     @cached_property
-    def num_parameters(self) -> int:
+    def num_parameters(self) -> float:
         """Elements of all parameters on one device."""
         return sum(self.parameters.values())
 

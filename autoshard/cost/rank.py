@@ -72,7 +72,7 @@ def ends_of(ends: tuple[End, ...], first: bool, last: bool) -> tuple[End, ...]:
 
 
 def rank_of(load: RankLoad, state: State) -> Rank:
-    """One rank of one layout. state: of its mesh."""
+    """One rank of one layout. state: of its mesh, as the rank has it."""
     first, last = load.has_ends
     ends = model_ends(load.ends[0], load.ends[-1], state, first and last and len(load.ends) == 1) if load.ends else ()
     return Rank(
@@ -89,5 +89,5 @@ def rank_of(load: RankLoad, state: State) -> Rank:
         load.parts.hidden_bytes,
         load.chunks[-1].block,
         load.parts.num_logits,
-        None if len(load.kinds) == 1 else load.kept_bytes,
+        load.kept_bytes if load.held else None,
     )

@@ -16,10 +16,11 @@ from autoshard.schedules import SCHEDULES, held_together, rank_holds
 
 @dataclass(frozen=True)
 class Chunk:
-    """The blocks of one virtual stage: `count` times `block`."""
+    """The blocks of one virtual stage: `count` times `block`. kinds: as cost.stage.Parts has them."""
 
     block: Part
     count: int
+    kinds: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,8 @@ class RankLoad:
     in_flight: most chunk activations that it holds at once. embeddings_in_flight, heads_in_flight: most microbatches
     whose embedding or head it holds. weights_waiting: most microbatches whose gradients of weights wait besides the one
     in work; weights_apart: whether those of the one in work do.
-    held: of each chunk, how many it holds, at every moment when no other one has more of all; empty where chunks
-    recompute alike.
+    held: of each chunk, how many it holds, at every moment when no other one has more of all; empty where chunks are
+    alike.
     """
 
     rank: int
@@ -93,9 +94,19 @@ class RankLoad:
         return add_up(seconds for end in self.ends for seconds in (end.forward, end.recompute, end.backward))
 
     @cached_property
-    def num_parameters(self) -> int:
+    def num_parameters(self) -> float:
         """Elements that one device of the rank holds, before any sharding over data-parallel ranks."""
-        return self.num_blocks * self.parts.block.num_parameters + sum(end.num_parameters for end in self.ends)
+        blocks = sum(kind.count * kind.block.num_parameters for kind in self.kinds)
+        return blocks + sum(end.num_parameters for end in self.ends)
+
+    @cached_property
+    def block_kinds(self) -> dict[int, int]:
+        """How many of the rank's blocks are of each kind of the model; {0: all of them} where these are alike."""
+        counts: dict[int, int] = {}
+        for chunk in self.chunks:
+            for kind, count in chunk.kinds or ((0, chunk.count),):
+                counts[kind] = counts.get(kind, 0) + count
+        return counts
 
 
 def rank_load(strategy: Strategy, parts: tuple[Parts, ...], num_microbatches: int, rank: int) -> RankLoad:
@@ -105,11 +116,10 @@ def rank_load(strategy: Strategy, parts: tuple[Parts, ...], num_microbatches: in
     schedule = SCHEDULES[strategy.schedule]
     holds = rank_holds(schedule, pp, num_microbatches, vpp)[rank]
     stages = parts[rank::pp]
-    chunks = tuple(
-        Chunk(stage.block, count) for stage, count in zip(stages, strategy.stage_layers[rank::pp], strict=True)
-    )
+    counts = strategy.stage_layers[rank::pp]
+    chunks = tuple(Chunk(stage.block, count, stage.kinds) for stage, count in zip(stages, counts, strict=True))
     ends = rank_ends(stages[0], stages[-1], first, last)
-    alike = len(set(strategy.recompute[rank::pp])) == 1
+    alike = len({(id(chunk.block), chunk.count) for chunk in chunks}) == 1
     held = () if alike else held_together(strategy.schedule, pp, num_microbatches, vpp)[rank]
     return RankLoad(rank, stages[0], chunks, ends, *holds, schedule.weights_apart, held)
 
@@ -121,13 +131,15 @@ def rank_ends(first_parts: Parts, last_parts: Parts, first: bool, last: bool) ->
     return (*((first_parts.embedding,) if first else ()), *((last_parts.head,) if last else ()))
 
 
-def telling_ranks(strategy: Strategy, num_microbatches: int) -> tuple[int, ...]:
-    """The pipeline ranks without those that have the same blocks as a lower one and hold no more microbatches."""
-    pp, layers, recompute = strategy.pp, strategy.stage_layers, strategy.recompute
+def telling_ranks(strategy: Strategy, parts: tuple[Parts, ...], num_microbatches: int) -> tuple[int, ...]:
+    """The pipeline ranks without those that have the same blocks as a lower one and hold no more microbatches. parts:
+    of each virtual stage."""
+    pp, layers = strategy.pp, strategy.stage_layers
+    blocks = tuple(id(stage.block) for stage in parts)
     holds = rank_holds(SCHEDULES[strategy.schedule], pp, num_microbatches, strategy.num_virtual_stages)
     alike: dict[tuple[object, ...], list[int]] = {}
     for rank in range(pp):
-        lower = alike.setdefault((layers[rank::pp], recompute[rank::pp], rank == 0, rank == pp - 1), [])
+        lower = alike.setdefault((layers[rank::pp], blocks[rank::pp], rank == 0, rank == pp - 1), [])
         if not any(all(map(ge, holds[other], holds[rank])) for other in lower):
             lower.append(rank)
     return tuple(sorted(rank for ranks in alike.values() for rank in ranks))

@@ -1,14 +1,15 @@
-"""The three programs that price every stage: one block, the embedding, the head.
+"""The programs that price every stage: one block of each kind, the embedding, the head.
 
-A pipeline stage is its blocks plus, on the first and the last, embedding and head; all blocks are alike. So three small
-programs serve every layout with the same local shapes, whatever pp, dp and schedule are.
+A pipeline stage is its blocks plus, on the first and the last, embedding and head. So a few small programs serve every
+layout with the same local shapes, whatever pp, dp and schedule are. Blocks of several kinds on one stage count as their
+mean, and as the largest of what they need at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, lru_cache, reduce
 from typing import Protocol
 
 from autoshard.cost.collectives import CollectiveLaw, collective_law, group_shape
@@ -38,15 +39,22 @@ from autoshard.spec.cluster import Cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import DTYPE_BYTES, TrainingSpec
 
-UNITS = {
-    "block": (1, False, False),
-    "first": (1, True, False),
-    "embedding": (0, True, False),
-    "head": (0, False, True),
-    "tied": (0, True, True),
+Unit = tuple[tuple[int, ...], bool, bool]
+"""A program that parts are made of: (places of its blocks, with embedding, with head)."""
+UNITS: dict[str, Unit] = {
+    "block": ((0,), False, False),
+    "first": ((0,), True, False),
+    "embedding": ((), True, False),
+    "head": ((), False, True),
+    "tied": ((), True, True),
 }
-"""(blocks, with embedding, with head) of the programs that parts are made of: first is the embedding and a block behind
-it; tied, embedding and head on one rank, only where they share a table."""
+"""The programs of a model whose blocks are alike. first is the embedding and a block behind it; tied, embedding and
+head on one rank, only where they share a table."""
+
+
+def block_unit(kind: int) -> Unit:
+    """A block of a kind (ModelSpec.kinds) by itself."""
+    return (kind,), False, False
 
 
 Quantized = tuple[float | None, tuple[str, ...]]
@@ -89,10 +97,12 @@ class LocalChoices(Degrees, Protocol):
 
 @dataclass(frozen=True)
 class Parts:
-    """The three parts under one recompute set.
+    """The parts of a stage under one recompute set.
 
-    tied_ends: embedding and head on one stage, where they share their table. hidden_bytes: what goes from stage to
-    stage. num_logits: of one microbatch on a rank with the head, before the loss.
+    block: one of its blocks, their mean where they are of several kinds. kinds: where the model has several, (kind, how
+    many of the stage's blocks are of it); of_kinds: a block of each of these. tied_ends: embedding and head on one
+    stage, where they share their table. hidden_bytes: what goes from stage to stage. num_logits: of one microbatch on a
+    rank with the head, before the loss.
     """
 
     block: Part
@@ -101,6 +111,13 @@ class Parts:
     tied_ends: Part | None
     hidden_bytes: Number
     num_logits: Number = 0.0
+    kinds: tuple[tuple[int, int], ...] = ()
+    of_kinds: Mapping[int, Part] = field(default_factory=dict)
+
+    @property
+    def blocks(self) -> Mapping[int, Part]:
+        """A block of each kind among the stage's."""
+        return self.of_kinds or {0: self.block}
 
 
 def stage_mesh(model: ModelSpec, cluster: Cluster, shape: LocalShape) -> Mesh:
@@ -162,19 +179,19 @@ def stage_parts(
     recompute: str,
     software: Software = COMPILED,
 ) -> Parts:
-    """The parts of a stage of this local shape under one recompute set."""
+    """The parts of a stage of this local shape under one recompute set; its blocks are as the model's first one."""
 
-    def part(unit: str, recompute: str) -> Part:
+    def part(unit: Unit, recompute: str) -> Part:
         return _priced_unit(model, training, cluster, shape, software, unit).part(recompute)
 
-    work = _priced_unit(model, training, cluster, shape, software, "block").work
+    work = _priced_unit(model, training, cluster, shape, software, block_unit(0)).work
     opens = is_recomputed(work.program.graph.operators[0], recompute)
     parts = assembled(
-        part("block", recompute),
-        part("first", recompute) if opens else None,
-        part("embedding", NO_RECOMPUTE),
-        part("head", NO_RECOMPUTE),
-        part("tied", NO_RECOMPUTE) if model.tie_word_embeddings else None,
+        part(block_unit(0), recompute),
+        part(UNITS["first"], recompute) if opens else None,
+        part(UNITS["embedding"], NO_RECOMPUTE),
+        part(UNITS["head"], NO_RECOMPUTE),
+        part(UNITS["tied"], NO_RECOMPUTE) if model.tie_word_embeddings else None,
         float(opens),
     )
     if software.replays_head and recompute == FULL_RECOMPUTE:
@@ -255,20 +272,20 @@ def hidden_bytes(model: ModelSpec, training: TrainingSpec, shape: LocalShape) ->
 
 @lru_cache(maxsize=1024)
 def _priced_unit(
-    model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: LocalShape, software: Software, unit: str
+    model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: LocalShape, software: Software, unit: Unit
 ) -> PricedProgram:
-    return stage_pricer(model, training, cluster, shape, software)(*UNITS[unit])
+    return stage_pricer(model, training, cluster, shape, software)(*unit)
 
 
 def stage_pricer(
     model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: LocalShape, software: Software = COMPILED
-) -> Callable[[int, bool, bool], PricedProgram]:
-    """(blocks, with embedding, with head) -> their program at this local shape, priced."""
+) -> Callable[[tuple[int, ...], bool, bool], PricedProgram]:
+    """(places of blocks, with embedding, with head) -> their program at this local shape, priced."""
     dtype, law_of = training.precision.compute_dtype, collective_laws(model, cluster, shape, software)
     kv_inner, anywhere = cluster.platform.kv_heads_innermost, replace(shape, placement=())
     products = quantized_products(cluster.device, training.precision)
 
-    def priced(layers: int, first: bool, last: bool) -> PricedProgram:
+    def priced(layers: tuple[int, ...], first: bool, last: bool) -> PricedProgram:
         work = stage_work(
             model,
             training.sequence_length,
@@ -317,7 +334,7 @@ def stage_work(
     dtype: str,
     shape: LocalShape,
     kv_inner: bool,
-    layers: int,
+    layers: tuple[int, ...],
     first: bool,
     last: bool,
     quantized: Quantized = (None, ()),
@@ -339,9 +356,7 @@ def stage_work(
         axes = {axis: size for axis, size in axes.items() if axis != "ep"} | inner
     batch = shape.microbatch_size * mesh.size(DATA_AXES)
     sizes = dim_sizes(model, batch, sequence_length, shape.tp, capacity_factor)
-    graph = stage_graph(
-        model, sizes, range(layers), first, last, shape.attention_kernel, element_bytes=DTYPE_BYTES[dtype]
-    )
+    graph = stage_graph(model, sizes, layers, first, last, shape.attention_kernel, element_bytes=DTYPE_BYTES[dtype])
     graph = with_quantized_products(with_context_parallel(graph, shape.context_parallel, shape.cp), *quantized)
     return program_work(stage_program(graph, axes, shape.sequence_parallel, shape.operators))
 
@@ -371,8 +386,33 @@ def strategy_parts(
         plain = replace(shape, operators=())
         for name, parts in found.items():
             other = stage_parts(dense.model, training, cluster, plain, name, software)
-            found[name] = replace(parts, block=mean_part(parts.block, other.block, dense.share))
-    return tuple(found[name] for name in strategy.recompute)
+            found[name] = replace(parts, block=mean_part((parts.block, other.block), (1 - dense.share, dense.share)))
+
+    @cache
+    def with_kinds(recompute: str, kinds: tuple[tuple[int, int], ...]) -> Parts:
+        parts = found[recompute]
+        if len(model.kinds) == 1:
+            return parts
+        blocks = {kind: block_part(model, training, cluster, shape, kind, recompute, software) for kind, _ in kinds}
+        mean = mean_part(tuple(blocks.values()), tuple(count for _, count in kinds))
+        return replace(parts, block=mean, kinds=kinds, of_kinds=blocks)
+
+    ranges = strategy.stage_ranges()
+    kinds = (model.kind_counts(*blocks) or ((0, 0),) for blocks in ranges) if len(model.kinds) > 1 else ranges
+    return tuple(map(with_kinds, strategy.recompute, kinds))
+
+
+def block_part(
+    model: ModelSpec,
+    training: TrainingSpec,
+    cluster: Cluster,
+    shape: LocalShape,
+    kind: int,
+    recompute: str,
+    software: Software = COMPILED,
+) -> Part:
+    """A block of one kind (ModelSpec.kinds) under a recompute set."""
+    return _priced_unit(model, training, cluster, shape, software, block_unit(kind)).part(recompute)
 
 
 @dataclass(frozen=True)
@@ -384,31 +424,45 @@ class DenseBlocks:
     share: float
 
 
-def mean_part(mixture: Part, dense: Part, share: float) -> Part:
-    """A block that costs as much as the mean of two kinds, of which `share` is dense. What one of them needs at a time,
-    it needs as well."""
+def mean_part(parts: Sequence[Part], weights: Sequence[float]) -> Part:
+    """A block that costs as much as the weighted mean of blocks of several kinds. What one of them needs at a time, it
+    needs as well. weights: at least one is above 0, else the first block stands for all."""
+    total = sum(weights)
+    if not total or len(parts) == 1:
+        return parts[0]
+    shares = [weight / total for weight in weights]
 
-    def mean(one: Number, other: Number) -> Number:
-        return (1 - share) * one + share * other
+    def mean(*values: Number) -> Number:
+        return sum(share * value for share, value in zip(shares, values, strict=True))
 
-    def counts(one: Mapping[tuple[str, ...], int], other: Mapping[tuple[str, ...], int]) -> dict[tuple[str, ...], int]:
-        return {axes: round(mean(one.get(axes, 0), other.get(axes, 0))) for axes in {**one, **other}}
+    def counts(of: Callable[[Part], Mapping[tuple[str, ...], float]]) -> dict[tuple[str, ...], float]:
+        every = [of(part) for part in parts]
+        return {
+            axes: mean(*(one.get(axes, 0.0) for one in every)) for axes in {axes: 0 for one in every for axes in one}
+        }
 
-    def seconds(one: Seconds, other: Seconds) -> Seconds:
-        return Seconds(*map(mean, one.values, other.values))
+    def seconds(of: Callable[[Part], Seconds]) -> Seconds:
+        return Seconds(*map(mean, *(of(part).values for part in parts)))
+
+    def most(of: Callable[[Part], Number]) -> Number:
+        return reduce(largest, map(of, parts))
 
     return replace(
-        mixture,
-        forward=seconds(mixture.forward, dense.forward),
-        recompute=seconds(mixture.recompute, dense.recompute),
-        backward=seconds(mixture.backward, dense.backward),
-        kept_bytes=mean(mixture.kept_bytes, dense.kept_bytes),
-        replay_bytes=largest(mixture.replay_bytes, dense.replay_bytes),
-        working_bytes=largest(mixture.working_bytes, dense.working_bytes),
-        parameters=counts(mixture.parameters, dense.parameters),
-        matrices=counts(mixture.matrices, dense.matrices),
-        host_s=(mean(mixture.forward_s, dense.forward_s), mean(mixture.backward_s, dense.backward_s)),
-        weight_gradients_s=mean(mixture.weight_gradients_s, dense.weight_gradients_s),
+        parts[0],
+        forward=seconds(lambda part: part.forward),
+        recompute=seconds(lambda part: part.recompute),
+        backward=seconds(lambda part: part.backward),
+        kept_bytes=mean(*(part.kept_bytes for part in parts)),
+        replay_bytes=most(lambda part: part.replay_bytes),
+        working_bytes=most(lambda part: part.working_bytes),
+        parameters=counts(lambda part: part.parameters),
+        matrices=counts(lambda part: part.matrices),
+        quantized=counts(lambda part: part.quantized),
+        num_tensors=mean(*(part.num_tensors for part in parts)),
+        host_s=(mean(*(part.forward_s for part in parts)), mean(*(part.backward_s for part in parts))),
+        scores_bytes=most(lambda part: part.scores_bytes),
+        weight_gradients_s=mean(*(part.weight_gradients_s for part in parts)),
+        weights_waiting_bytes=mean(*(part.weights_waiting_bytes for part in parts)),
     )
 
 
@@ -420,7 +474,7 @@ them. The runtimes' meshes have these the other way round."""
 def experts_over_tensor_ranks(model: ModelSpec) -> OperatorChoices:
     """Choices with which the ranks of tensor parallelism hold other experts each, in place of a part of every one:
     Megatron-Core's expert tensor parallelism of 1. Such layouts can be priced, autoshard's runtimes have none."""
-    graph = stage_graph(model, dim_sizes(model, 1, model.max_position_embeddings), range(1), first=False, last=False)
+    graph = stage_graph(model, dim_sizes(model, 1, model.max_position_embeddings), model.kinds, first=False, last=False)
     work = [op for op in graph.operators if "expert" in op.loop_dims and op.kind in ("dispatch", "combine")]
     work += [op for op in graph.operators if "capacity" in op.loop_dims and op not in work]
     names = dict.fromkeys(template_of(op.name) for op in work)

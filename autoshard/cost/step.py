@@ -81,7 +81,7 @@ def time_values(
     contents = parts_contents(parts, mesh.pp)
     afterwards = AfterLastMicrobatch(contents, strategy.zero, precision, mesh, cluster, software)
     after = max(
-        (afterwards.of_rank(load.num_blocks, *load.has_ends) for load in loads), key=lambda of_rank: of_rank.total_s
+        (afterwards.of_kinds(load.block_kinds, *load.has_ends) for load in loads), key=lambda of_rank: of_rank.total_s
     )
     if software is not COMPILED:
         after = _overlapped(after, busiest, num_microbatches, software)
@@ -120,13 +120,14 @@ def pipeline_work(
 ) -> Work:
     """The work of one step's pipeline: seconds by virtual stage. parts: of each virtual stage. state: of the mesh.
     transfers: whether stages send to each other; else their output is there at once."""
+    units = [state.of(part.kinds).block for part in parts]
     return stages_work(
         strategy.schedule,
         (mesh.pp, num_microbatches, strategy.num_virtual_stages),
         strategy.stage_layers,
-        [waiting_block(part.block, state.block) for part in parts],
+        [waiting_block(part.block, unit) for part, unit in zip(parts, units, strict=True)],
         tuple(map(waiting_end, parts_ends(parts, state, mesh.pp))),
-        state.block,
+        units,
         cluster.device,
         software.accumulation_share * accumulation_s_per_parameter(precision, cluster.device),
         software.link_slowdown * hop_law(mesh, cluster).time_s(parts[0].hidden_bytes) if transfers else 0.0,
@@ -138,6 +139,7 @@ def _exposed_s(load: RankLoad, state: State) -> tuple[float, float]:
     """(gathering, scattering) of one microbatch that nothing hides, on one rank."""
     if not state.travels:
         return 0.0, 0.0
+    state = state.of(load.block_kinds.items())
     block, moved = state.block, state.block.travelling
     waits = [(len(load.chunks), (moved.gather_s + moved.again_s, moved.scatter_s))]
     waits += [(kind.count, exposed(kind.block, block, block_passes(kind.block, block))) for kind in load.kinds]

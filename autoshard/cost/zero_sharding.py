@@ -7,8 +7,8 @@ hides behind work: cost/passes.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache, reduce
 from typing import Any, NamedTuple
 
 from autoshard.cost.backward_release import Moments
@@ -20,7 +20,7 @@ from autoshard.rows import Number, anywhere, largest
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.training import DTYPE_BYTES, Precision
 
-Counts = Mapping[tuple[str, ...], int]
+Counts = Mapping[tuple[str, ...], float]
 """Elements by the axes over which their gradient is summed."""
 
 
@@ -96,9 +96,9 @@ def in_turns(matrices: Counts, mesh: Mesh, times: Moments = NO_MOMENTS, hidden_b
     return Turns(total, larger, other, early.get(among, 0), late.get(among, 0), *back)
 
 
-def _by_sharers(matrices: Counts, mesh: Mesh) -> dict[tuple[str, ...], int]:
+def _by_sharers(matrices: Counts, mesh: Mesh) -> dict[tuple[str, ...], float]:
     """Elements that travel, by the axes of those that share them."""
-    sharers: dict[tuple[str, ...], int] = {}
+    sharers: dict[tuple[str, ...], float] = {}
     for axes, count in matrices.items():
         if mesh.size(among := zero_axes(axes)) > 1:
             sharers[among] = sharers.get(among, 0) + count
@@ -162,6 +162,7 @@ class State(NamedTuple):
     """Parameters of the model on the ranks of a mesh, over rows: a block, the end on the first rank and that on the
     last one; where these are one rank and share their table, both are in `first`.
 
+    kinds: the units of the model's kinds of blocks, where it has several; `block` is then of its first one.
     shares: whether other ranks keep the rest of a rank's optimizer state, so that gradients and parameters travel in
     buckets. owners: how many ranks share a table. gathers: 1 under ZeRO-3, else 0. travels: which rows are under ZeRO-2
     or -3; False where none is.
@@ -174,6 +175,15 @@ class State(NamedTuple):
     owners: Number
     gathers: Number
     travels: Any
+    kinds: Mapping[int, Unit] = {}
+
+    def of(self, kinds: Iterable[tuple[int, int]]) -> State:
+        """The state of one layout as a stage or a rank with these blocks has it, (kind, how many): `block` is their
+        mean."""
+        if not self.kinds:
+            return self
+        units, counts = zip(*((self.kinds[kind], count) for kind, count in kinds), strict=True)
+        return self._replace(block=mean_unit(units, counts))
 
     def take(self, rows: Any) -> State:
         """These rows alone, in their order."""
@@ -192,7 +202,7 @@ class Contents(NamedTuple):
 
     parameters: Counts = {}
     matrices: Counts = {}
-    num_tensors: int = 0
+    num_tensors: float = 0
     moments: Moments = NO_MOMENTS
     quantized: Counts = {}
 
@@ -202,19 +212,32 @@ def contents_of(part: Part | ProgramWork) -> Contents:
     return Contents(part.parameters, part.matrices, part.num_tensors, part.moments, part.quantized)
 
 
+class ModelContents(NamedTuple):
+    """Contents of a block of each kind, and of the first and the last rank's end."""
+
+    blocks: Mapping[int, Contents]
+    first: Contents
+    last: Contents = Contents()
+
+
 def model_contents(
-    block: Part | ProgramWork, embedding: Part | ProgramWork, head: Part | ProgramWork, tied: Part | ProgramWork | None
-) -> tuple[Contents, Contents, Contents]:
-    """Contents of a block, the first and the last rank's end. tied: embedding and head, where they share their table on
-    one rank."""
+    blocks: Mapping[int, Part] | Mapping[int, ProgramWork],
+    embedding: Part | ProgramWork,
+    head: Part | ProgramWork,
+    tied: Part | ProgramWork | None,
+) -> ModelContents:
+    """Contents of a model. blocks: one of each kind. tied: embedding and head, where they share their table on one
+    rank."""
+    of_blocks = {kind: contents_of(block) for kind, block in blocks.items()}
     if tied is not None:
-        return contents_of(block), contents_of(tied), Contents()
-    return contents_of(block), contents_of(embedding), contents_of(head)
+        return ModelContents(of_blocks, contents_of(tied))
+    return ModelContents(of_blocks, contents_of(embedding), contents_of(head))
 
 
-def parts_contents(parts: Sequence[Parts], pp: int) -> tuple[Contents, Contents, Contents]:
-    """Contents of a block and the ends of a model whose virtual stages are made of these parts."""
-    return model_contents(parts[0].block, parts[0].embedding, parts[-1].head, parts[0].tied_ends if pp == 1 else None)
+def parts_contents(parts: Sequence[Parts], pp: int) -> ModelContents:
+    """Contents of a model whose virtual stages are made of these parts."""
+    blocks = {kind: block for stage in parts for kind, block in stage.blocks.items()}
+    return model_contents(blocks, parts[0].embedding, parts[-1].head, parts[0].tied_ends if pp == 1 else None)
 
 
 def parts_state(parts: Sequence[Parts], zero: int, precision: Precision, mesh: Mesh, cluster: Cluster) -> State:
@@ -223,7 +246,7 @@ def parts_state(parts: Sequence[Parts], zero: int, precision: Precision, mesh: M
 
 
 def mesh_state(
-    contents: tuple[Contents, Contents, Contents],
+    contents: ModelContents,
     hidden_bytes: float,
     zero: int,
     precision: Precision,
@@ -231,22 +254,47 @@ def mesh_state(
     cluster: Cluster,
 ) -> State:
     """The state of one mesh. hidden_bytes: of the microbatch for which the moments of the contents are."""
-    tied = not contents[2].parameters
+    tied = not contents.last.parameters
 
-    def unit(place: int) -> Unit:
-        counts, matrices, _, times, quantized = contents[place]
+    def unit(of: Contents, is_block: bool = False, reads_table_once: bool = False) -> Unit:
+        counts, matrices, _, times, quantized = of
         parameters, owned = float(sum(counts.values())), owned_elements(counts, mesh, zero)
         held = 0.0 if zero == 3 else float(sum(quantized.values()))
         if zero < 2:
             return Unit(parameters, owned, quantized=held)
         gather_s, scatter_s = moved(matrices, zero, precision, mesh, cluster, quantized)
-        again_s = 0.0 if place == 1 and not tied else gather_s  # an embedding's backward does not read its table
+        again_s = 0.0 if reads_table_once else gather_s
         weights, sums = (held_elements(counts, matrices, mesh, zero >= stage) for stage in (3, 2))
-        turns = in_turns(matrices, mesh, times, hidden_bytes) if place == 0 else in_turns(matrices, mesh)
+        turns = in_turns(matrices, mesh, times, hidden_bytes) if is_block else in_turns(matrices, mesh)
         return Unit(parameters, owned, Travelling(weights, sums, gather_s, again_s, scatter_s, turns), held)
 
     owners = mesh.size(ZERO_AXES)
-    return State(unit(0), unit(1), unit(2), owners > 1, owners, int(zero == 3), zero >= 2)
+    kinds = {kind: unit(block, is_block=True) for kind, block in contents.blocks.items()}
+    first = unit(contents.first, reads_table_once=not tied)  # an embedding's backward does not read its table
+    ends = first, unit(contents.last)
+    several = kinds if len(kinds) > 1 else {}
+    return State(next(iter(kinds.values())), *ends, owners > 1, owners, int(zero == 3), zero >= 2, several)
+
+
+def mean_unit(units: Sequence[Unit], counts: Sequence[int]) -> Unit:
+    """A block as the mean of blocks of several kinds on one stage or rank. What one of them needs at a time, it needs
+    as well. counts: how many are of each kind; where there are none, the first one stands for all."""
+    total = sum(counts)
+    if not total or len(units) == 1:
+        return units[0]
+
+    def mean(*values: Number) -> Number:
+        return sum(count * value for count, value in zip(counts, values, strict=True)) / total
+
+    parameters, owned = mean(*(unit.parameters for unit in units)), mean(*(unit.owned for unit in units))
+    quantized = mean(*(unit.quantized for unit in units))
+    travelling = [unit.travelling for unit in units]
+    if travelling[0] is STAYS:
+        return Unit(parameters, owned, quantized=quantized)
+    turns = Turns(*(reduce(largest, values) for values in zip(*(moved.turns for moved in travelling), strict=True)))
+    *numbers, _ = zip(*travelling, strict=True)
+    weights, sums, gather_s, again_s, scatter_s = (mean(*values) for values in numbers)
+    return Unit(parameters, owned, Travelling(weights, sums, gather_s, again_s, scatter_s, turns), quantized)
 
 
 def moved(matrices: Counts, zero: int, precision: Precision, mesh: Mesh, cluster: Cluster, quantized: Counts) -> Moved:

@@ -146,7 +146,7 @@ def _keeping_wide(training: TrainingSpec, request: PlanRequest, model: ModelSpec
                 f"{', '.join(PRODUCT_FORMATS)} do"
             )
         return training
-    block = stage_graph(model, dim_sizes(model, 1, 1), range(1), False, False)
+    block = stage_graph(model, dim_sizes(model, 1, 1), model.kinds, False, False)
     quantised = [op for op in with_quantized_products(block, 1.0).operators if OPERAND_BYTES in op.attributes]
     known = list(dict.fromkeys([op.module for op in quantised] + [name_in_block(op.name) for op in quantised]))
     ends, names = {"first": 0, "last": 0}, set[str]()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated
@@ -139,7 +139,7 @@ class Plan:
         """Operator name -> its choice, looked up by template; nothing is decided here."""
         return {op.name: self.operators[template_of(op.name)] for op in graph.operators}
 
-    def graph(self, layers: range, has_embedding: bool, has_head: bool, documents: bool = False) -> Graph:
+    def graph(self, layers: Sequence[int], has_embedding: bool, has_head: bool, documents: bool = False) -> Graph:
         """The graph of one microbatch over these blocks. documents: tokens attend inside theirs alone."""
         element_bytes = DTYPE_BYTES[self.training.precision.compute_dtype]
         strategy = self.strategy
@@ -149,7 +149,7 @@ class Plan:
         graph = with_quantized_products(graph, *quantized(self.training))
         return with_documents(graph) if documents else graph
 
-    def program(self, layers: range, has_embedding: bool, has_head: bool, documents: bool = False) -> Program:
+    def program(self, layers: Sequence[int], has_embedding: bool, has_head: bool, documents: bool = False) -> Program:
         """The program that every rank of a stage with these blocks runs for one microbatch, with the plan's choices.
 
         documents: tokens attend inside theirs alone. Raises NoTransition where a dim does not divide over its axes.
@@ -160,13 +160,13 @@ class Plan:
 
     @cached_property
     def sample_programs(self) -> tuple[Program, ...]:
-        """Programs that together hold each operator template once or twice: embedding, one block, head.
+        """Programs that together hold each operator template once or twice: embedding, a block of each kind, head.
 
         One program where embedding and head share a stage (tied parameters are then one), else two.
         """
         if len(self.strategy.stage_layers) == 1:
-            return (self.program(range(1), True, True),)
-        return (self.program(range(1), True, False), self.program(range(1), False, True))
+            return (self.program(self.model.kinds, True, True),)
+        return (self.program(self.model.kinds, True, False), self.program(self.model.kinds, False, True))
 
 
 def made_by() -> str:
@@ -176,7 +176,7 @@ def made_by() -> str:
 
 def operator_templates(model: ModelSpec, strategy: Strategy) -> dict[str, Operator]:
     """One operator for each template, in the order of the model."""
-    graph = stage_graph(model, dim_sizes(model, 1, 1), range(1), True, True, strategy.attention_kernel)
+    graph = stage_graph(model, dim_sizes(model, 1, 1), model.kinds, True, True, strategy.attention_kernel)
     graph = with_context_parallel(graph, strategy.context_parallel, strategy.cp)
     return {template_of(op.name): op for op in graph.operators}
 

@@ -24,7 +24,7 @@ def planned_waits_s(plan: Plan) -> tuple[float, float]:
     """(gathering, scattering): what the terms of the plan's estimate for parameter all-gather and gradient
     reduce-scatter have inside the pipeline, under ZeRO-2 and -3."""
     strategy, parts, count = plan.strategy, _parts(plan), plan.num_microbatches
-    loads = tuple(rank_load(strategy, parts, count, rank) for rank in telling_ranks(strategy, count))
+    loads = tuple(rank_load(strategy, parts, count, rank) for rank in telling_ranks(strategy, parts, count))
     accumulation_s = accumulation_s_per_parameter(plan.training.precision, plan.cluster.device)
     busiest = busiest_rank(loads, _state(plan, parts), count, accumulation_s)
     return busiest.gathering_s, busiest.scattering_s

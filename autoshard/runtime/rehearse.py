@@ -105,7 +105,7 @@ def _plan(model: ModelSpec, training: TrainingSpec, strategy: Strategy) -> Plan:
 
 def _with_operators(plan: Plan, original: Plan) -> Plan:
     """The plan with the original's sharding of each operator where the shrunken dims divide, else the rule's."""
-    graph = plan.graph(range(1), True, True)
+    graph = plan.graph(plan.model.kinds, True, True)
     axes, found = plan.mesh.stage_axes, dict(plan.operators)
     for op in graph.operators:
         name = template_of(op.name)

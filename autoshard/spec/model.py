@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated
 
 from autoshard.errors import AutoshardError
@@ -33,6 +35,10 @@ ROPE_TYPES = ("linear", "llama3")
 MOST_REPEATED = 10_000
 """Layers, heads or experts."""
 LONGEST_NAME = 200
+FULL_ATTENTION, SLIDING_ATTENTION = "full_attention", "sliding_attention"
+LAYER_TYPES = (FULL_ATTENTION, SLIDING_ATTENTION)
+DENSE, SPARSE = "dense", "sparse"
+MLP_LAYER_TYPES = (DENSE, SPARSE)
 
 
 @dataclass(frozen=True)
@@ -98,6 +104,11 @@ class ModelSpec:
     router_aux_loss_coef: Weight of the routers' load-balancing loss, the mean of the layers'; 0 without.
     partial_rotary_factor: Part of each head, from its start, that rotary positions turn.
     use_parallel_residual: Whether attention and MLP both read the block's input.
+    layer_types: Of each block, what mixes its tokens: full_attention | sliding_attention; absent where all blocks are
+        alike.
+    mlp_layer_types: Of each block of a mixture, dense (an MLP of dense_intermediate_size) | sparse (experts); absent
+        where all blocks are alike.
+    dense_intermediate_size: Width of the MLP of a mixture's blocks without experts; absent without such blocks.
     dropout: What training drops; absent where it drops nothing, which it does, whatever a config says, unless it
         was asked to.
     graph: Of model_type traced alone: the operators of a user's own module over named dims, read as data; the other
@@ -131,6 +142,9 @@ class ModelSpec:
     router_aux_loss_coef: Annotated[NotNegative, Absence.READ] = 0.0
     partial_rotary_factor: Annotated[float, Limit(above=0, at_most=1)] = 1.0
     use_parallel_residual: bool = False
+    layer_types: Annotated[tuple[str, ...], Absence.WRITTEN, Limit(most_items=MOST_REPEATED)] = ()
+    mlp_layer_types: Annotated[tuple[str, ...], Absence.WRITTEN, Limit(most_items=MOST_REPEATED)] = ()
+    dense_intermediate_size: Annotated[Whole, Absence.WRITTEN] = 0
     dropout: Annotated[Dropout, Absence.WRITTEN] = NO_DROPOUT
     graph: Annotated[TracedGraph | None, Absence.WRITTEN] = None
 
@@ -138,18 +152,52 @@ class ModelSpec:
         _check_fields(self)
         _check_attention(self)
         _check_experts(self)
+        _check_kinds(self)
         _check_graph(self)
+
+    @cached_property
+    def block_kinds(self) -> tuple[int, ...]:
+        """For each block, the first one that is of its kind: 0 everywhere where blocks are alike."""
+        said = [types for types in (self.layer_types, self.mlp_layer_types) if types]
+        if not said:
+            return (0,) * self.num_hidden_layers
+        firsts: dict[tuple[str, ...], int] = {}
+        return tuple(firsts.setdefault(kind, layer) for layer, kind in enumerate(zip(*said, strict=True)))
+
+    @cached_property
+    def kinds(self) -> tuple[int, ...]:
+        """The first block of each kind, in the model's order: (0,) where blocks are alike."""
+        return tuple(dict.fromkeys(self.block_kinds))
+
+    def kind_counts(self, first: int, stop: int) -> tuple[tuple[int, int], ...]:
+        """(kind, how many of the blocks from `first` to before `stop` are of it) of each kind among them, in the order
+        of `kinds`."""
+        counts = Counter(self.block_kinds[first:stop])
+        return tuple((kind, counts[kind]) for kind in self.kinds if kind in counts)
+
+    def window_of(self, layer: int) -> int | None:
+        """Keys that a query of a block sees, itself included; None is all before it."""
+        return None if self.layer_types and self.layer_types[layer] != SLIDING_ATTENTION else self.sliding_window
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether the MLP of a block is a mixture of experts."""
+        return self.mlp_layer_types[layer] == SPARSE if self.mlp_layer_types else self.is_moe
+
+    @property
+    def num_sparse_layers(self) -> int:
+        """Blocks whose MLP is a mixture of experts."""
+        return self.mlp_layer_types.count(SPARSE) if self.mlp_layer_types else self.num_hidden_layers * self.is_moe
 
     @property
     def inner_sizes(self) -> dict[str, int]:
         """By field or dim, the widths that tensor parallelism splits besides heads and vocabulary."""
-        fields_too = ("intermediate_size", "shared_expert_intermediate_size")
+        fields_too = ("intermediate_size", "shared_expert_intermediate_size", "dense_intermediate_size")
         own = () if self.graph is None else self.graph.split_sizes
         return {**{field: getattr(self, field) for field in fields_too}, **dict(own)}
 
     @property
     def is_moe(self) -> bool:
-        """Whether the MLP is a mixture of experts."""
+        """Whether the MLP, of some blocks at least, is a mixture of experts."""
         return self.num_local_experts > 0
 
     @property
@@ -248,6 +296,31 @@ def _check_experts(model: ModelSpec) -> None:
         raise AutoshardError(
             f"num_local_experts={experts} and num_experts_per_tok={chosen} of {model.name} must be 0: "
             f"model_type={model.model_type} has no experts; {', '.join(MOE_MODEL_TYPES)} has"
+        )
+
+
+def _check_kinds(model: ModelSpec) -> None:
+    """A word for each block, where blocks differ."""
+    for field, known in (("layer_types", LAYER_TYPES), ("mlp_layer_types", MLP_LAYER_TYPES)):
+        types = getattr(model, field)
+        if not types:
+            continue
+        for word in dict.fromkeys(types):
+            check_choice(model.name, field, word, known)
+        if len(types) != model.num_hidden_layers:
+            raise AutoshardError(
+                f"{field} of {model.name} has {len(types)} entries; num_hidden_layers={model.num_hidden_layers} "
+                "needs one for each block"
+            )
+    if SLIDING_ATTENTION in model.layer_types and model.sliding_window is None:
+        raise AutoshardError(f"layer_types of {model.name} has {SLIDING_ATTENTION}: sliding_window must be given")
+    if SPARSE in model.mlp_layer_types and not model.is_moe:
+        raise AutoshardError(f"mlp_layer_types of {model.name} has {SPARSE}, but num_local_experts=0")
+    check_integer(model.name, "dense_intermediate_size", model.dense_intermediate_size, at_least=0)
+    if (DENSE in model.mlp_layer_types) != (model.dense_intermediate_size > 0):
+        raise AutoshardError(
+            f"dense_intermediate_size={model.dense_intermediate_size} of {model.name} must be the width of the blocks "
+            f"that are {DENSE} in mlp_layer_types, and 0 without such blocks"
         )
 
 

@@ -23,7 +23,7 @@ def embedding(b: GraphBuilder, model: ModelSpec) -> str:
 
 def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
     prefix = f"model.layers.{layer}"
-    x = attention(b, model, x, prefix, kernel)
+    x = attention(b, model, x, layer, kernel)
     b.module = "mlp_norm"
     h = rms_norm(b, model, f"{prefix}.post_attention_layernorm", x)
     b.module = "mlp"
@@ -31,11 +31,12 @@ def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) ->
     return residual(b, model, f"{prefix}.mlp_residual", x, (down, f"{prefix}.mlp.dropout"))
 
 
-def attention(b: GraphBuilder, model: ModelSpec, x: str, prefix: str, kernel: str) -> str:
+def attention(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
     """Append norm, projections, rotary positions, attention, output projection and residual; returns the sum's name.
 
-    x: [batch, seq, embed]. prefix: of the block's names. kernel: of attention, 'flash' or 'plain'.
+    x: [batch, seq, embed]. layer: place of the block. kernel: of attention, 'flash' or 'plain'.
     """
+    prefix = f"model.layers.{layer}"
     name = f"{prefix}.self_attn"
     b.module = "attention_norm"
     h = rms_norm(b, model, f"{prefix}.input_layernorm", x)
@@ -54,7 +55,7 @@ def attention(b: GraphBuilder, model: ModelSpec, x: str, prefix: str, kernel: st
     q = rope(b, model, f"{name}.q_rope", q)
     k = rope(b, model, f"{name}.k_rope", k)
     b.module = "core_attention"
-    context = core_attention(b, model, f"{name}.core_attention", q, k, v, kernel)
+    context = core_attention(b, model, f"{name}.core_attention", q, k, v, kernel, model.window_of(layer))
     b.module = "attention"
     expression = "batch seq kvhead group headdim, embed kvhead group headdim -> batch seq embed"
     out = linear(b, f"{name}.o_proj", context, expression, model.output_projection_bias)
@@ -110,10 +111,13 @@ def rms_norm(b: GraphBuilder, model: ModelSpec, name: str, x: str) -> str:
     )
 
 
-def core_attention(b: GraphBuilder, model: ModelSpec, name: str, q: str, k: str, v: str, kernel: str) -> str:
+def core_attention(
+    b: GraphBuilder, model: ModelSpec, name: str, q: str, k: str, v: str, kernel: str, window: int | None = None
+) -> str:
     """Append attention itself, and return its output [batch, seq, kvhead, group, headdim].
 
-    q: of this shape; k, v: [batch, seq, kvhead, headdim]. kernel: 'flash' or 'plain'.
+    q: of this shape; k, v: [batch, seq, kvhead, headdim]. kernel: 'flash' or 'plain'. window: keys that a query
+    sees, itself included; None is all before it.
     The operator's attribute valid_group: query heads of each key-value head from there on are empty, and give nothing.
     """
     padded = b.size("group") > model.num_query_groups
@@ -127,7 +131,7 @@ def core_attention(b: GraphBuilder, model: ModelSpec, name: str, q: str, k: str,
         ("batch", "seq", "kvhead", "group", "headdim"),
         ("batch", "seq", "kvhead", "group"),
         kernel=kernel,
-        sliding_window=model.sliding_window,
+        sliding_window=window,
         **drops,
         **empty,
     )

@@ -20,7 +20,7 @@ ROUTES = ("expert", "batch", "embed")
 
 def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
     prefix = f"model.layers.{layer}"
-    x = attention(b, model, x, prefix, kernel)
+    x = attention(b, model, x, layer, kernel)
     b.module = "mlp_norm"
     h = rms_norm(b, model, f"{prefix}.post_attention_layernorm", x)
     b.module = "mlp"
@@ -56,7 +56,7 @@ def mixture(
         ("batch", "seq"),
         top_k=model.num_experts_per_tok,
         normalized=model.norm_topk_prob,
-        aux_loss_coef=model.router_aux_loss_coef / model.num_hidden_layers,
+        aux_loss_coef=model.router_aux_loss_coef / model.num_sparse_layers,
     )
     slots = b.operator("dispatch", f"{name}.dispatch", (h, gates), (*SLOTS.split(), "embed"), ROUTES)
     gated, raised = (

@@ -13,10 +13,13 @@ __all__ = ["block", "embedding", "head"]
 
 def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
     prefix = f"model.layers.{layer}"
-    x = attention(b, model, x, prefix, kernel)
+    x = attention(b, model, x, layer, kernel)
     b.module = "mlp_norm"
     h = rms_norm(b, model, f"{prefix}.post_attention_layernorm", x)
     b.module = "mlp"
+    if not model.has_experts(layer):
+        dense = gated_mlp(b, model, h, f"{prefix}.mlp", "dense_ffn")
+        return residual(b, model, f"{prefix}.mlp_residual", x, (dense, f"{prefix}.mlp.dropout"))
     out = mixture(b, model, h, f"{prefix}.mlp", "gate_proj", "up_proj", "down_proj")
     branches = [(out, f"{prefix}.mlp.dropout")]
     if model.shared_expert_intermediate_size:

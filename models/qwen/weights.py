@@ -20,6 +20,9 @@ MATRICES = {"gate_proj": "ffn embed", "up_proj": "ffn embed", "down_proj": "embe
 def block(model: ModelSpec, layer: int) -> Iterator[Part]:
     prefix = f"model.layers.{layer}"
     yield from attention(model, prefix)
+    if not model.has_experts(layer):
+        yield from gated_mlp(model, f"{prefix}.mlp", "dense_ffn")
+        return
     yield from mixture(model, f"{prefix}.mlp", MATRICES)
     if model.shared_expert_intermediate_size:
         yield from gated_mlp(model, f"{prefix}.mlp.shared_expert", "shared_ffn")

@@ -92,6 +92,15 @@ MODELS = {
     "3 heads share": replace(LLAMA, model_type="qwen3", num_attention_heads=6, num_key_value_heads=2, head_dim=16),
     "one kv head for 3": replace(LLAMA, num_attention_heads=3, num_key_value_heads=1),
 }
+MODELS["windows on later blocks"] = replace(
+    MODELS["qwen2"], sliding_window=9, layer_types=("full_attention", *("sliding_attention",) * 3)
+)
+MODELS["a dense block"] = replace(
+    MODELS["qwen3 moe"], mlp_layer_types=("dense", "sparse", "sparse", "sparse"), dense_intermediate_size=80
+)
+MODELS["dense and sparse"] = replace(
+    MODELS["qwen2 moe"], mlp_layer_types=("dense", "sparse") * 2, dense_intermediate_size=80
+)
 MODELS["gpt2, dropping"] = replace(MODELS["gpt2"], dropout=Dropout(0.1, 0.2, 0.3))
 MODELS["mistral, dropping"] = replace(MODELS["mistral"], dropout=Dropout(embedding=0.1, residual=0.2))
 MODELS["mixtral, dropping"] = replace(MODELS["mixtral"], num_key_value_heads=2, dropout=Dropout(0.1, 0.2, 0.3))
@@ -228,6 +237,9 @@ CASES: dict[int, dict[str, tuple[str, Strategy, int]]] = {
             strategy(cp=2, attention="ulysses", kernel="plain", recompute="core_attention"),
             2,
         ),
+        "unequal blocks, pp": ("a dense block", strategy(pp=2, layers=(3, 1), recompute=("mlp", "none")), 3),
+        "unequal blocks, ring": ("windows on later blocks", strategy(cp=2, attention="zigzag_ring"), 2),
+        "unequal blocks, ep": ("a dense block", strategy(dp=2, ep=2, zero=3, recompute="full"), 2),
         "recompute all, mixtral": ("mixtral", strategy(dp=2, ep=2, recompute="full"), 2),
     },
     4: {
@@ -286,6 +298,12 @@ CASES: dict[int, dict[str, tuple[str, Strategy, int]]] = {
         "dropout, mixtral ep x interleaved": (
             "mixtral, dropping",
             strategy(dp=2, ep=2, pp=2, vpp=2, mbs=2, kernel="plain", recompute=("full", "none", "mlp", "none")),
+            4,
+        ),
+        "unequal blocks, ep x tp": ("dense and sparse", strategy(dp=2, ep=2, tp=2), 2),
+        "unequal blocks, interleaved, no block with the head": (
+            "a dense block",
+            strategy(pp=2, vpp=2, dp=2, zero=2, layers=(2, 1, 1, 0)),
             4,
         ),
         "mixtral ep x pp": ("mixtral", strategy(dp=2, ep=2, pp=2, recompute="full"), 4),

@@ -59,9 +59,24 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "sliding_window": 9,
         "max_window_layers": 0,
     },
+    "qwen2, windows on later blocks": {
+        **SMALL,
+        "model_type": "qwen2",
+        "use_sliding_window": True,
+        "sliding_window": 9,
+        "max_window_layers": 1,
+    },
     "qwen3": {**SMALL, "model_type": "qwen3", "head_dim": 16},
     "qwen2 moe": {**SMALL, **EXPERTS, "model_type": "qwen2_moe", "shared_expert_intermediate_size": 48},
     "qwen3 moe": {**SMALL, **EXPERTS, "model_type": "qwen3_moe", "head_dim": 16, "norm_topk_prob": True},
+    "qwen3 moe, a dense block": {**SMALL, **EXPERTS, "model_type": "qwen3_moe", "mlp_only_layers": [0]},
+    "qwen2 moe, experts in every other block": {
+        **SMALL,
+        **EXPERTS,
+        "model_type": "qwen2_moe",
+        "shared_expert_intermediate_size": 48,
+        "decoder_sparse_step": 2,
+    },
 }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from autoshard.conversion.convert import Conversion, convert, open_source
-from autoshard.models.huggingface_config import to_config
+from autoshard.models.huggingface import to_config
 from tests.nxd.cases import FP32, MASTERS, plan_of
 from tests.nxd.test_conformance import run
 

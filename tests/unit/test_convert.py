@@ -17,8 +17,7 @@ from autoshard.conversion import stream
 from autoshard.conversion.convert import Conversion, convert, open_source
 from autoshard.conversion.dtypes import BY_CONFIG_NAME
 from autoshard.models.families import FAMILIES
-from autoshard.models.huggingface import from_config
-from autoshard.models.huggingface_config import to_config
+from autoshard.models.huggingface import from_config, to_config
 from autoshard.models.registry import builtin_models, load_model
 from autoshard.plans.plan import Plan
 from autoshard.spec.dropout import Dropout

@@ -79,7 +79,7 @@ def test_a_stage_is_its_blocks_and_its_ends(model: ModelSpec, shape: LocalShape,
     cluster = _devices(8)
     parts = stage_parts(model, TRAINING, cluster, shape, recompute)
     block, ends = parts.block, (parts.embedding, parts.head) if parts.tied_ends is None else (parts.tied_ends,)
-    whole = stage_pricer(model, TRAINING, cluster, shape)(3, True, True).part(recompute)
+    whole = stage_pricer(model, TRAINING, cluster, shape)((0, 1, 2), True, True).part(recompute)
 
     def total(read: Callable[[Part], float]) -> float:
         return 3 * read(block) + sum(map(read, ends))

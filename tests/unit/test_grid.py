@@ -97,7 +97,7 @@ def test_the_work_of_a_pipeline_is_one_by_one_that_of_many(schedule: str, pp: in
     ends = End(first, unit, True, False), End(last, unit, False, True)
     layers = number.integers(1, 9, (pp, rows)) if vpp == 1 else number.integers(1, 9, (1, rows))
     hop_s, m = number.uniform(0, 1, rows), number.integers(1, 5, rows) * pp
-    found = stages_work(schedule, (pp, m, vpp), layers, [block], ends, unit, device, 0.01, hop_s)
+    found = stages_work(schedule, (pp, m, vpp), layers, [block], ends, [unit], device, 0.01, hop_s)
     for row in range(rows):
 
         def of_row(part: Waiting, row: int = row) -> Waiting:
@@ -112,7 +112,7 @@ def test_the_work_of_a_pipeline_is_one_by_one_that_of_many(schedule: str, pp: in
             counts.tolist(),
             [of_row(block)] * pp * vpp,
             ends_of_row,
-            unit_of_row,
+            [unit_of_row] * pp * vpp,
             device,
             0.01,
             float(hop_s[row]),
@@ -140,10 +140,10 @@ SHAPES = (
 def test_larger_microbatches_are_the_smallest_scaled(name: str, shape: LocalShape) -> None:
     model = load_model(name)
 
-    def work(sequences: int, part: tuple[int, bool, bool]) -> ProgramWork:
+    def work(sequences: int, part: tuple[tuple[int, ...], bool, bool]) -> ProgramWork:
         return stage_work(model, 4096, 2.0, "bfloat16", replace(shape, microbatch_size=sequences), True, *part)
 
-    for part in ((1, False, False), (1, True, False), (0, True, False), (0, False, True), (0, True, True)):
+    for part in UNITS.values():
         one, six = work(1, part), work(6, part)
         small, large = unit_columns([one]), unit_columns([six])
         assert np.array_equal(small.needs(np.array([6]))[0, :, OF_DEVICES], large.operators[:, OF_DEVICES].T)

@@ -13,7 +13,7 @@ from autoshard.errors import AutoshardError
 from autoshard.interop.export import export
 from autoshard.interop.written_layout import read_written_layout
 from autoshard.interop.written_model import models_with
-from autoshard.models.huggingface_config import to_config
+from autoshard.models.huggingface import to_config
 from autoshard.models.registry import builtin_models, load_model
 from autoshard.models.stage import parameter_count
 from autoshard.plans.plan_json import write_plan

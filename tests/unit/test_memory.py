@@ -229,7 +229,7 @@ def test_telling_ranks_hold_the_fullest(layers: tuple[int, ...]) -> None:
     precision, cluster = TRAINING.precision, cluster_of(s)
     state = parts_state(parts, 1, precision, mesh, cluster)
     totals = [sum(memory_values(rank_load(s, parts, 16, rank), state, precision, cluster.device)) for rank in range(4)]
-    assert max(totals[rank] for rank in telling_ranks(s, 16)) == max(totals)
+    assert max(totals[rank] for rank in telling_ranks(s, parts, 16)) == max(totals)
 
 
 def test_terms_are_named_once_and_end_with_the_reserve() -> None:

@@ -79,7 +79,7 @@ def test_one_layer_of_a_mixture_by_hand() -> None:
         memory_efficiency=1.0,
         operator_overhead_s=0.0,
     )
-    work = stage_work(MIXTRAL, 4096, 1.0, "bfloat16", LocalShape(1, 1, 8, 1, False, "flash"), True, 1, False, False)
+    work = stage_work(MIXTRAL, 4096, 1.0, "bfloat16", LocalShape(1, 1, 8, 1, False, "flash"), True, (0,), False, False)
     needs = {
         step.operator.name.removeprefix("model.layers.0.block_sparse_moe."): asked[0].needs
         for step, asked in zip(work.program.steps, work.operators, strict=True)
@@ -117,7 +117,7 @@ def test_a_rank_holds_other_experts_in_place_of_parts_of_all() -> None:
     """Expert tensor parallelism of 1 over tp=2: as many tokens and weights a rank, of half as many experts, whole."""
     shape = LocalShape(2, 1, 4, 1, True, "flash")
     whole = replace(shape, operators=experts_over_tensor_ranks(MIXTRAL))
-    parts, apart = (stage_work(MIXTRAL, 4096, 1.0, "bfloat16", one, True, 1, False, False) for one in (shape, whole))
+    parts, apart = (stage_work(MIXTRAL, 4096, 1.0, "bfloat16", one, True, (0,), False, False) for one in (shape, whole))
     products = [
         [asked.needs for several in work.operators for asked in several if asked.needs.n in (14336, 7168)]
         for work in (parts, apart)
@@ -163,7 +163,7 @@ def test_hosts_wait_for_dropless_routing_and_graphs_launch_at_once() -> None:
     def block(software: Software) -> Any:
         return stage_parts(MIXTRAL, TRAINING, H100, SHAPE, "none", software).block
 
-    work = stage_work(MIXTRAL, 4096, 1.0, "bfloat16", replace(SHAPE, ep=2), True, 1, False, False)
+    work = stage_work(MIXTRAL, 4096, 1.0, "bfloat16", replace(SHAPE, ep=2), True, (0,), False, False)
     operators = sum(map(len, work.operators))
     # three products of 4 experts each
     assert sum(launch_seconds(work, slow)) == pytest.approx(operators * 1e-3 + 3 * 4 * 1e-4)
@@ -210,7 +210,7 @@ def test_dense_blocks_count_by_their_share() -> None:
     assert times[0]["expert-parallel collectives"] > times[2]["expert-parallel collectives"] == 0.0
     waits = Software("s", cpu_s_per_operator=1e-4, reads_back=True)
     mixture, plain = (stage_parts(one, TRAINING, H100, SHAPE, "none", waits).block for one in (MIXTRAL, dense))
-    mean = mean_part(mixture, plain, 0.25)
+    mean = mean_part((mixture, plain), (3, 1))
     assert mean.forward_s == pytest.approx(0.75 * mixture.forward_s + 0.25 * plain.forward_s)
     assert mean.backward_s == pytest.approx(0.75 * mixture.backward_s + 0.25 * plain.backward_s)
     assert half.model_flops_per_step == pytest.approx((none.model_flops_per_step + every.model_flops_per_step) / 2)

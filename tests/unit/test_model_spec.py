@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import from_json, to_json
-from autoshard.spec.model import ModelSpec, RopeScaling
+from autoshard.spec.model import MODEL_TYPES, ModelSpec, RopeScaling
 
 SMALL = ModelSpec(
     name="small",
@@ -35,7 +35,7 @@ SMALL = ModelSpec(
 LLAMA3 = RopeScaling("llama3", 8.0, 1.0, 4.0, 8192)
 
 
-FAMILIES = "llama, mistral, mixtral, gpt2, gpt_neox, qwen2, qwen2_moe, qwen3, qwen3_moe"
+FAMILIES = ", ".join(MODEL_TYPES)
 
 
 def changed(**fields: Any) -> ModelSpec:

@@ -155,7 +155,7 @@ def test_rows_of_memory_count_state_as_the_cost_model_does(zero: int) -> None:
     load, precision = rank_load(strategy, parts, count, 1), problem.training.precision
     state = parts_state(parts, zero, precision, mesh, problem.cluster)
     of_state = memory_values(load, state, precision, problem.cluster.device)[:3]
-    assert found[telling_ranks(strategy, count).index(1)] == pytest.approx(sum(of_state), rel=1e-12)
+    assert found[telling_ranks(strategy, parts, count).index(1)] == pytest.approx(sum(of_state), rel=1e-12)
 
 
 @pytest.mark.parametrize("zero", range(2))

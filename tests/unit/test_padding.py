@@ -67,7 +67,7 @@ def test_the_work_of_empty_heads_is_priced() -> None:
     """A rank of 12 heads on tp=8 does the attention of one of 16: the same operators and parameters."""
     shape = LocalShape(8, 1, 1, 1, True, "flash")
     whole = replace(GPT2, num_attention_heads=16, num_key_value_heads=16)
-    priced = [stage_work(model, 1024, 1.0, "bfloat16", shape, True, 1, False, False) for model in (GPT2, whole)]
+    priced = [stage_work(model, 1024, 1.0, "bfloat16", shape, True, (0,), False, False) for model in (GPT2, whole)]
     assert priced[0].parameters == priced[1].parameters
     sizes = [dim_sizes(model, 1, 1024, 8) for model in (GPT2, whole)]
     assert sizes[0] == sizes[1]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from autoshard.models.huggingface_config import to_config
+from autoshard.models.huggingface import to_config
 from autoshard.models.weights import checkpoint_parts, parameter_dims
 from autoshard.plans.plan import Plan
 from autoshard.spec.model import ModelSpec

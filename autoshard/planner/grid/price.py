@@ -133,7 +133,7 @@ def _pipeline_work(problem: Problem, family: Family, layouts: Layouts) -> Work:
         layouts.cuts.layers(pp) if vpp == 1 else layouts.cuts.base[None],
         [layouts.block],
         layouts_ends(family, layouts.first, layouts.last, layouts.state),
-        layouts.state.block,
+        [layouts.state.block],
         device,
         accumulation_s_per_parameter(problem.training.precision, device),
         layouts.hop_s if pp > 1 else 0.0,

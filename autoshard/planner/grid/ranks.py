@@ -14,12 +14,18 @@ from autoshard.cost.after import AfterLastMicrobatch
 from autoshard.cost.collectives import CollectiveLaw
 from autoshard.cost.stage import LocalShape, hidden_bytes
 from autoshard.cost.step import hop_law
-from autoshard.cost.zero_sharding import STAYS, Contents, State, Travelling, Turns, Unit, mesh_state, model_contents
+from autoshard.cost.zero_sharding import (
+    STAYS,
+    ModelContents,
+    State,
+    Travelling,
+    Turns,
+    Unit,
+    mesh_state,
+    model_contents,
+)
 from autoshard.layout.mesh import Mesh
 from autoshard.planner.grid.unit_costs import unit_programs
-
-Model = tuple[Contents, Contents, Contents]
-"""A block and the ends."""
 
 
 class RankState:
@@ -31,9 +37,9 @@ class RankState:
         self._after = AfterLastMicrobatch(self._contents, zero, self._precision, mesh, self._cluster)
         self.state = self._state(hidden_bytes(problem.model, problem.training, replace(shape, microbatch_size=1)))
 
-    def _contents_of(self, problem: Problem, mesh: Mesh, shape: LocalShape) -> Model:
+    def _contents_of(self, problem: Problem, mesh: Mesh, shape: LocalShape) -> ModelContents:
         units = unit_programs(problem, shape)
-        return model_contents(units.block, units.embedding, units.head, units.tied if mesh.pp == 1 else None)
+        return model_contents({0: units.block}, units.embedding, units.head, units.tied if mesh.pp == 1 else None)
 
     def _state(self, hidden_bytes: float) -> State:
         """hidden_bytes: of a microbatch of one sequence."""
@@ -59,7 +65,8 @@ class RankState:
 
 def stacked(states: Sequence[State]) -> State:
     """The states of several meshes as one, a row each."""
-    block, first, last = (_held([state[place] for state in states]) for place in range(3))
+    units = zip(*((state.block, state.first, state.last) for state in states), strict=True)
+    block, first, last = map(_held, units)
     shares, travels = (
         np.array(flags) for flags in zip(*((state.shares, state.travels) for state in states), strict=True)
     )

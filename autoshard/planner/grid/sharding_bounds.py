@@ -19,12 +19,12 @@ from autoshard.backends.rules import Draft, Problem
 from autoshard.cost.collectives import CollectiveLaw
 from autoshard.cost.stage import LocalShape, local_shape
 from autoshard.cost.step import accumulation_s_per_parameter
-from autoshard.cost.zero_sharding import Contents, State, Travelling, Unit
+from autoshard.cost.zero_sharding import Contents, ModelContents, State, Travelling, Unit
 from autoshard.layout.mesh import Mesh
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.bounds import after_at_least_s, busiest_rank_at_least_s, work_at_most_s
 from autoshard.planner.grid.interleaved_bounds import MixedLeast
-from autoshard.planner.grid.ranks import Model, RankState
+from autoshard.planner.grid.ranks import RankState
 from autoshard.planner.grid.refine import interleaved_promises, promises
 from autoshard.planner.grid.table import Table, Whole
 from autoshard.planner.grid.unit_costs import PARTS, PartColumns, StageColumns, as_columns, part_numbers, unit_programs
@@ -49,9 +49,10 @@ class Least(NamedTuple):
 class LeastState(RankState):
     """The state of a rank if all tensor-parallel ranks share parameters evenly."""
 
-    def _contents_of(self, problem: Problem, mesh: Mesh, shape: LocalShape) -> Model:
-        block, first, last = super()._contents_of(problem, mesh, _unshared(shape))
-        return _among(shape.tp, block), _among(shape.tp, first), _among(shape.tp, last)
+    def _contents_of(self, problem: Problem, mesh: Mesh, shape: LocalShape) -> ModelContents:
+        blocks, first, last = super()._contents_of(problem, mesh, _unshared(shape))
+        shared = {kind: _among(shape.tp, block) for kind, block in blocks.items()}
+        return ModelContents(shared, _among(shape.tp, first), _among(shape.tp, last))
 
     def _state(self, hidden_bytes: float) -> State:
         """A bound: all that travels may hide behind work, and no gradient comes before all activations are gone."""

@@ -20,7 +20,7 @@ from autoshard.cost.rank_load import RankLoad, rank_load, telling_ranks
 from autoshard.cost.stacks import COMPILED
 from autoshard.cost.stage import LocalShape, mesh_order, quantized, strategy_mesh, strategy_parts
 from autoshard.cost.step import accumulation_s_per_parameter
-from autoshard.cost.zero_sharding import Contents, State, mesh_state, parts_state
+from autoshard.cost.zero_sharding import Contents, ModelContents, State, mesh_state, parts_state
 from autoshard.graph.ir import Graph
 from autoshard.graph.partition import Choice, OperatorStep, Program
 from autoshard.graph.quantize import with_quantized_products
@@ -215,7 +215,7 @@ def layout_prices(problem: Problem, strategy: Strategy, mesh: Mesh) -> Prices:
 
 def _loads(problem: Problem, strategy: Strategy) -> tuple[RankLoad, ...]:
     count, parts = strategy.num_microbatches(problem.training.global_batch_size), strategy_parts(*problem[:3], strategy)
-    return tuple(rank_load(strategy, parts, count, rank) for rank in telling_ranks(strategy, count))
+    return tuple(rank_load(strategy, parts, count, rank) for rank in telling_ranks(strategy, parts, count))
 
 
 def _state(problem: Problem, strategy: Strategy, mesh: Mesh) -> State:
@@ -231,8 +231,8 @@ def _rows(problem: Problem, strategy: Strategy, mesh: Mesh) -> tuple[MemoryRow, 
 def _row(problem: Problem, strategy: Strategy, mesh: Mesh, load: RankLoad) -> MemoryRow:
     @cache
     def state_bytes(axes: Axes, matrix: bool) -> float:
-        element, precision, nothing = {axes: 1}, problem.training.precision, Contents()
-        contents = (Contents(element, element if matrix else {}), nothing, nothing)
+        element, precision = {axes: 1}, problem.training.precision
+        contents = ModelContents({0: Contents(element, element if matrix else {})}, Contents())
         block = mesh_state(contents, 1.0, strategy.zero, precision, mesh, problem.cluster).block
         return float(sum(living_bytes(load.num_blocks, load.most_blocks, block, (), precision)[:3]))
 

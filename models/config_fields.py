@@ -1,0 +1,145 @@
+"""Look-ups in a config.json, and the keys that most families read and write alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from autoshard.errors import AutoshardError
+from autoshard.files.fields import LARGEST, check_choice, check_integer, check_positive, is_finite, show
+from autoshard.spec.model import MOST_REPEATED, ROPE_TYPES, ModelSpec, RopeScaling
+
+
+class Config:
+    """Look-ups in one config. null counts as absent; a key that is absent and has no default is an error."""
+
+    def __init__(self, config: Mapping[str, Any], name: str) -> None:
+        self.name = name
+        self._config = config
+
+    def gives(self, key: str) -> bool:
+        return self._config.get(key) is not None
+
+    def value(self, key: str, default: object = None) -> Any:
+        """The value of a key, unchecked: for keys that ModelSpec checks under the same name."""
+        value = self._config.get(key)
+        if value is not None:
+            return value
+        if default is None:
+            raise AutoshardError(f"{key} is missing from the config of {self.name}")
+        return default
+
+    def integer(self, key: str, default: int | None = None, at_most: int = LARGEST, at_least: int = 1) -> int:
+        value = self.value(key, default)
+        check_integer(self.name, key, value, at_least=at_least, at_most=at_most)
+        return int(value)
+
+    def words(self, key: str, count: int, known: tuple[str, ...]) -> tuple[str, ...]:
+        """A list of `count` words, one for each block."""
+        value = self.value(key)
+        if not isinstance(value, list) or len(value) != count:
+            raise AutoshardError(f"{key}={show(value)} of {self.name} must be a list of {count} words, one a block")
+        for word in value:
+            check_choice(self.name, key, word, known)
+        return tuple(value)
+
+    def window(self, default: int | None) -> Any:
+        """The sliding_window: null means none, and only an absent key the default."""
+        return self._config.get("sliding_window", default)
+
+    def positive(self, key: str, default: float) -> float:
+        value = self.value(key, default)
+        check_positive(self.name, key, value)
+        return float(value)
+
+    def rope(self) -> Mapping[str, Any]:
+        """The mapping rope_parameters (transformers 5) or rope_scaling (before); empty if there is neither."""
+        for key in ("rope_parameters", "rope_scaling"):
+            rope = self._config.get(key)
+            if rope is not None:
+                if not isinstance(rope, Mapping) or any(isinstance(value, Mapping) for value in rope.values()):
+                    raise AutoshardError(f"{key}={show(rope)} of {self.name} must be null or one object for all layers")
+                return rope
+        return {}
+
+
+def head_dim(config: Config, size_key: str, heads_key: str, default: int | None = None) -> int:
+    """The head_dim that the config gives, else the family's default, else the hidden size shared out over the heads."""
+    size, heads = config.integer(size_key), config.integer(heads_key, at_most=MOST_REPEATED)
+    if config.gives("head_dim"):
+        return config.integer("head_dim")
+    if default is not None:
+        return default
+    if size % heads:
+        fitting = ", ".join([str(count) for count in range(1, 2 * heads) if size % count == 0][-4:])
+        raise AutoshardError(
+            f"{heads_key}={heads} must divide {size_key}={size} of {config.name}; near it fit: {fitting}"
+        )
+    return size // heads
+
+
+def rope(config: Config, default_theta: float, partial_is_known: bool = False) -> tuple[float, RopeScaling | None]:
+    """(rope_theta, how it is stretched); both have moved between versions of transformers."""
+    rope = config.rope()
+    theta = rope.get("rope_theta")
+    if theta is None:
+        theta = config.value("rope_theta", default_theta)
+    check_positive(config.name, "rope_theta", theta)
+    partial = rope.get("partial_rotary_factor")
+    if partial is None:
+        partial = config.value("partial_rotary_factor", 1.0)
+    if partial != 1 and not partial_is_known:
+        raise AutoshardError(f"partial_rotary_factor={show(partial)} of {config.name} is not supported; 1.0 is")
+    rope_type = rope.get("rope_type", rope.get("type", "default"))
+    if rope_type == "default":
+        return float(theta), None
+    if rope_type not in ROPE_TYPES:
+        supported = ", ".join(("default", *ROPE_TYPES))
+        raise AutoshardError(f"rope_type={show(rope_type)} of {config.name} is not supported; supported: {supported}")
+    if rope_type == "linear":
+        return float(theta), RopeScaling("linear", as_float(rope.get("factor")))
+    return float(theta), RopeScaling(
+        rope_type,
+        factor=as_float(rope.get("factor")),
+        low_freq_factor=as_float(rope.get("low_freq_factor")),
+        high_freq_factor=as_float(rope.get("high_freq_factor")),
+        original_max_position_embeddings=rope.get("original_max_position_embeddings"),
+    )
+
+
+def as_float(value: Any) -> Any:
+    """The value as a float, since configs write 8 and 8.0 for the same factor; RopeScaling refuses what is no
+    number.
+    """
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    return float(value) if is_whole and is_finite(value) else value
+
+
+def sizes(model: ModelSpec) -> dict[str, Any]:
+    """The keys of a model's sizes, as all families but GPT-2 write them."""
+    return {
+        "hidden_size": model.hidden_size,
+        "intermediate_size": model.intermediate_size,
+        "num_hidden_layers": model.num_hidden_layers,
+        "num_attention_heads": model.num_attention_heads,
+        "head_dim": model.head_dim,
+        "max_position_embeddings": model.max_position_embeddings,
+        "hidden_act": model.hidden_act,
+    }
+
+
+def rope_keys(model: ModelSpec) -> dict[str, Any]:
+    """The keys of a model's rotary positions."""
+    scaling = model.rope_scaling
+    return {"rope_theta": model.rope_theta, "rope_scaling": None if scaling is None else _scaling(scaling)}
+
+
+def _scaling(scaling: RopeScaling) -> dict[str, Any]:
+    values = {
+        "rope_type": scaling.rope_type,
+        "factor": scaling.factor,
+        "low_freq_factor": scaling.low_freq_factor,
+        "high_freq_factor": scaling.high_freq_factor,
+        "original_max_position_embeddings": scaling.original_max_position_embeddings,
+    }
+    return {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,87 @@
+"""The config.json of the mixtures of Qwen 2 and 3."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autoshard.errors import AutoshardError
+from autoshard.files.fields import show
+from autoshard.models.config_fields import Config
+from autoshard.models.llama.config import (
+    Defaults,
+    qwen_window_keys,
+    qwen_windows,
+    read_as_llama,
+    written_as_llama,
+)
+from autoshard.models.mixtral.config import routers_loss, routers_loss_keys
+from autoshard.spec.model import DENSE, MOST_REPEATED, SPARSE, ModelSpec
+
+ARCHITECTURES = {"qwen2_moe": "Qwen2MoeForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
+DEFAULTS = {
+    "qwen2_moe": Defaults(norm_eps=1e-6, rope_theta=10_000.0, num_key_value_heads=16, sliding_window=4096),
+    "qwen3_moe": Defaults(norm_eps=1e-6, rope_theta=10_000.0, num_key_value_heads=4, sliding_window=4096),
+}
+
+
+def read(config: Config, model_type: str) -> ModelSpec:
+    defaults = DEFAULTS[model_type]
+    if model_type == "qwen2_moe":
+        if config.value("use_sliding_window", False) is not False:
+            raise AutoshardError(f"use_sliding_window=True of {config.name} is not supported for qwen2_moe; False is")
+        more = {
+            "attention_bias": config.value("qkv_bias", True),
+            "shared_expert_intermediate_size": config.value("shared_expert_intermediate_size"),
+        }
+    else:
+        more = {
+            "attention_bias": config.value("attention_bias", False),
+            **qwen_windows(config, defaults.sliding_window, first=0),
+        }
+    # transformers 5 writes Qwen 3's as num_local_experts
+    experts = "num_local_experts" if config.gives("num_local_experts") else "num_experts"
+    more |= {
+        "num_local_experts": config.value(experts),
+        "num_experts_per_tok": config.value("num_experts_per_tok"),
+        "norm_topk_prob": config.value("norm_topk_prob", False),
+        **routers_loss(config),
+        **_dense_blocks(config),
+    }
+    return read_as_llama(config, model_type, defaults, width="moe_intermediate_size", **more)
+
+
+def _dense_blocks(config: Config) -> dict[str, Any]:
+    """Which blocks of Qwen's mixtures have an MLP in place of experts: those of mlp_only_layers, and all but every
+    decoder_sparse_step-th one."""
+    layers = config.integer("num_hidden_layers", at_most=MOST_REPEATED)
+    sparse_step, dense = config.integer("decoder_sparse_step", 1), config.value("mlp_only_layers", [])
+    if not isinstance(dense, list) or any(type(layer) is not int or not 0 <= layer < layers for layer in dense):
+        raise AutoshardError(
+            f"mlp_only_layers={show(dense)} of {config.name} must be a list of blocks from 0 to {layers - 1}"
+        )
+    types = tuple(DENSE if layer in dense or (layer + 1) % sparse_step else SPARSE for layer in range(layers))
+    if DENSE not in types:
+        return {}
+    return {"mlp_layer_types": types, "dense_intermediate_size": config.value("intermediate_size")}
+
+
+def write(model: ModelSpec) -> dict[str, Any]:
+    config = written_as_llama(model) | qwen_window_keys(model) | routers_loss_keys(model)
+    if model.model_type == "qwen2_moe":
+        config |= {
+            "qkv_bias": model.attention_bias,
+            "shared_expert_intermediate_size": model.shared_expert_intermediate_size,
+        }
+    else:
+        config["attention_bias"] = model.attention_bias
+    config |= {
+        "moe_intermediate_size": model.intermediate_size,
+        "num_experts": model.num_local_experts,
+        "num_experts_per_tok": model.num_experts_per_tok,
+        "norm_topk_prob": model.norm_topk_prob,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [layer for layer, kind in enumerate(model.mlp_layer_types) if kind == DENSE],
+    }
+    if model.dense_intermediate_size:
+        config["intermediate_size"] = model.dense_intermediate_size
+    return config

@@ -1,0 +1,142 @@
+"""Models whose blocks are of several kinds: each stage costs what its own blocks cost."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from autoshard.cost.estimate import Estimate, estimate, model_flops_per_step
+from autoshard.cost.stage import block_part, local_shape
+from autoshard.errors import AutoshardError
+from autoshard.files.codec import to_json
+from autoshard.models.registry import load_model
+from autoshard.models.stage import parameter_count
+from autoshard.spec.cluster import load_cluster
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.training import TrainingSpec, load_precision
+from tests.multiprocess.plans import LLAMA, MODELS, strategy
+
+MIXED = load_precision("mixed_precision")
+TRAINING = TrainingSpec(4096, 16, MIXED)
+CLUSTER = load_cluster("trn1.32xlarge", nodes=1)
+QWEN = replace(load_model("qwen3-8b"), num_hidden_layers=8)
+MIXTURE = replace(load_model("qwen3-30b-a3b"), num_hidden_layers=8)
+DENSE_FIRST = replace(MIXTURE, mlp_layer_types=("dense",) * 3 + ("sparse",) * 5, dense_intermediate_size=6144)
+
+
+def windows(model: ModelSpec, window: int, *types: str) -> ModelSpec:
+    return replace(model, sliding_window=window, layer_types=tuple(f"{word}_attention" for word in types))
+
+
+def of(model: ModelSpec, **layout: Any) -> Estimate:
+    layers = layout.pop("layers", (2, 2, 2, 2))
+    return estimate(model, TRAINING, CLUSTER, strategy(tp=8, pp=4, layers=layers, **layout))
+
+
+def test_kinds_are_named_by_their_first_block() -> None:
+    assert QWEN.kinds == (0,)
+    assert QWEN.block_kinds == (0,) * 8
+    assert DENSE_FIRST.kinds == (0, 3)
+    assert DENSE_FIRST.kind_counts(2, 6) == ((0, 1), (3, 3))
+    both = replace(DENSE_FIRST, sliding_window=128, layer_types=("sliding_attention", "full_attention") * 4)
+    assert both.block_kinds == (0, 1, 0, 3, 4, 3, 4, 3)
+    assert [both.window_of(layer) for layer in range(3)] == [128, None, 128]
+    assert [both.has_experts(layer) for layer in (2, 3)] == [False, True]
+
+
+def test_parameters_are_counted_kind_by_kind() -> None:
+    sparse = MODELS["qwen3 moe"]
+    dense = replace(MODELS["a dense block"], mlp_layer_types=("dense",) * 4)
+    mlp = 3 * 64 * 80
+    experts = 64 * 8 + 3 * 64 * 96 * 8
+    assert parameter_count(MODELS["a dense block"]) == parameter_count(sparse) - experts + mlp
+    assert parameter_count(dense) == parameter_count(sparse) - 4 * (experts - mlp)
+
+
+@pytest.mark.parametrize(
+    "layout", [{}, {"recompute": "full"}, {"zero": 3}, {"recompute": ("full", "mlp", "none", "none")}]
+)
+def test_kinds_that_cost_the_same_cost_what_equal_blocks_do(layout: dict[str, Any]) -> None:
+    """A window as long as the sequence is none."""
+    mixed = windows(QWEN, 4096, *("full", "sliding") * 4)
+    assert len(mixed.kinds) == 2
+    mine, theirs = of(mixed, **layout), of(QWEN, **layout)
+    assert mine.step_time_s == pytest.approx(theirs.step_time_s, rel=1e-12)
+    for stage, other in zip(mine.memory, theirs.memory, strict=True):
+        assert stage.total_bytes == pytest.approx(other.total_bytes, rel=1e-12)
+
+
+def test_a_stage_costs_what_its_own_blocks_cost() -> None:
+    """Blocks with a short window are faster; the last stage, which has the head, had better have those."""
+    half = windows(QWEN, 128, *("full",) * 4, *("sliding",) * 4)
+    none, every = QWEN, replace(QWEN, sliding_window=128)
+    assert of(every).step_time_s < of(half).step_time_s < of(none).step_time_s
+    late = windows(QWEN, 128, *("sliding",) * 4, *("full",) * 4)
+    assert of(half).step_time_s < of(late).step_time_s
+    assert of(late, layers=(3, 2, 2, 1)).step_time_s < of(late).step_time_s
+
+
+def test_memory_is_that_of_the_ranks_own_blocks() -> None:
+    layout = strategy(tp=8, pp=4, layers=(2, 2, 2, 2), zero=0)
+    found = estimate(DENSE_FIRST, TRAINING, CLUSTER, layout)
+    dense, sparse = (block_part(DENSE_FIRST, TRAINING, CLUSTER, local_shape(layout), kind, "none") for kind in (0, 3))
+    by_rank = [{term.name: term.value for term in stage.terms} for stage in found.memory]
+    assert by_rank[1]["parameters"] == 2 * (dense.num_parameters + sparse.num_parameters)  # 2 bytes an element
+    assert by_rank[2]["parameters"] == 2 * 2 * sparse.num_parameters
+    assert by_rank[1]["kept activations"] == 3 * (dense.kept_bytes + sparse.kept_bytes)
+    assert by_rank[2]["kept activations"] == 2 * 2 * sparse.kept_bytes
+    assert by_rank[1]["working buffers"] == max(dense.working_bytes, sparse.working_bytes)
+
+
+def test_flops_are_counted_kind_by_kind() -> None:
+    dense = replace(LLAMA, model_type="qwen3", intermediate_size=80)
+    sparse = MODELS["qwen3 moe"]
+    training = TrainingSpec(64, 4, MIXED)
+    ends = model_flops_per_step(replace(sparse, num_hidden_layers=1), training) * 2 - model_flops_per_step(
+        replace(sparse, num_hidden_layers=2), training
+    )
+    dense_block = model_flops_per_step(replace(dense, num_hidden_layers=1), training) - ends
+    sparse_block = model_flops_per_step(replace(sparse, num_hidden_layers=1), training) - ends
+    assert model_flops_per_step(MODELS["a dense block"], training) == pytest.approx(
+        ends + dense_block + 3 * sparse_block, rel=1e-12
+    )
+
+
+def test_fields_of_equal_blocks_are_not_written() -> None:
+    written = to_json(QWEN)
+    assert not {"layer_types", "mlp_layer_types", "dense_intermediate_size"} & set(written)
+    assert to_json(DENSE_FIRST)["mlp_layer_types"] == ["dense"] * 3 + ["sparse"] * 5
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        (
+            {"layer_types": ("full_attention",)},
+            "layer_types of tiny-llama has 1 entries; num_hidden_layers=4 needs one for each block",
+        ),
+        (
+            {"layer_types": ("mamba",) * 4},
+            "layer_types='mamba' of tiny-llama must be one of: full_attention, sliding_attention",
+        ),
+        (
+            {"layer_types": ("sliding_attention",) * 4},
+            "layer_types of tiny-llama has sliding_attention: sliding_window must be given",
+        ),
+        (
+            {"mlp_layer_types": ("sparse",) * 4},
+            "mlp_layer_types of tiny-llama has sparse, but num_local_experts=0",
+        ),
+        (
+            {"dense_intermediate_size": 64},
+            (
+                "dense_intermediate_size=64 of tiny-llama must be the width of the blocks that are dense in "
+                "mlp_layer_types, and 0 without such blocks"
+            ),
+        ),
+    ],
+)
+def test_what_blocks_cannot_be_is_said(fields: dict[str, Any], text: str) -> None:
+    with pytest.raises(AutoshardError) as raised:
+        replace(LLAMA, **fields)
+    assert str(raised.value) == text
