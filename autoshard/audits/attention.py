@@ -40,14 +40,20 @@ class AttentionWork:
         return forward if name == _FORWARD else 2.5 * forward
 
 
-def attention_work(plan: Plan, position: int) -> AttentionWork:
-    """By the runtime's own masks and tiles for this position along cp. Outside of fake tensors, which have no values.
+def attention_work(plan: Plan, position: int) -> dict[int | None, AttentionWork]:
+    """The work of each window that blocks have, by the runtime's own masks and tiles for this position along cp.
+    Outside of fake tensors, which have no values."""
+    windows = {plan.model.sliding_window, *map(plan.model.window_of, plan.model.kinds)}
+    if plan.model.graph is not None:
+        windows |= {dict(op.attributes).get("sliding_window") for op in plan.model.graph.operators}
+    return {window: _work_of_window(plan, position, window) for window in windows}
 
-    A query's own place counts half, as in seq / 2 keys.
-    """
-    seq, count, window = plan.training.sequence_length, plan.mesh.size(("cp",)), plan.model.sliding_window
+
+def _work_of_window(plan: Plan, position: int, window: int | None) -> AttentionWork:
+    """A query's own place counts half, as in seq / 2 keys."""
+    seq, count = plan.training.sequence_length, plan.mesh.size(("cp",))
     if count > 1 and plan.strategy.context_parallel in RINGS:
-        return AttentionWork(0.0, _tile_share(plan, position))
+        return AttentionWork(0.0, _tile_share(plan, position, window))
     if plan.strategy.context_parallel == "ulysses":
         position, count = 0, 1
     mask = _attention_mask(seq, position, count, window)
@@ -59,12 +65,12 @@ def attention_work(plan: Plan, position: int) -> AttentionWork:
     return AttentionWork(float((seen - 0.5 * grows).mean()))
 
 
-def _tile_share(plan: Plan, position: int) -> float:
+def _tile_share(plan: Plan, position: int, window: int | None) -> float:
     """Share (0 to 1) of the scores in one rank's ring tiles that the mask lets through, all hops together.
 
-    position: index of the rank along cp.
+    position: index of the rank along cp. window: keys that a query sees, itself included; None is all before it.
     """
-    strategy, seq, window = plan.strategy, plan.training.sequence_length, plan.model.sliding_window
+    strategy, seq = plan.strategy, plan.training.sequence_length
     pieces = sequence_pieces(strategy.context_parallel, strategy.cp)
     neighbours: Any = SimpleNamespace(size=strategy.cp, index=position)
     ring = Ring(neighbours, pieces, seq // len(pieces), seq if window is None else window)

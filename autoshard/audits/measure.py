@@ -20,10 +20,11 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from autoshard.audits.attention import attention_work
 from autoshard.audits.expected import label, shortened, telling_microbatches
 from autoshard.audits.memory import peak, state_allocations
-from autoshard.audits.recorder import SYNC, Recorder
+from autoshard.audits.recorder import SYNC, Recorder, Running
 from autoshard.audits.steady import irregular
 from autoshard.audits.values import Flops, Measurement, Role
-from autoshard.graph.count import Collective
+from autoshard.graph.count import Collective, operator_steps
+from autoshard.graph.partition import Step
 from autoshard.layout.mesh import Mesh
 from autoshard.plans.plan import Plan
 from autoshard.runtime.session import Probe
@@ -104,7 +105,13 @@ def runtime_orders(plan: Plan) -> tuple[tuple[str, ...], ...]:
 
 def _watch(probe: Probe, recorder: Recorder) -> None:
     """Let the recorder know which operator each step of the session's programs is."""
-    probe.watch(lambda step, run: recorder.running(*label(step), run))
+    probe.watch(lambda step, run: recorder.running(Running(*label(step), _window(step)), run))
+
+
+def _window(step: Step) -> int | None:
+    """The window of attention's keys; None for every other operator."""
+    windows = [one.operator.attributes.get("sliding_window") for one in operator_steps(step)]
+    return next((window for window in windows if isinstance(window, int)), None)
 
 
 def _axes_of_group(mesh: Mesh, name: str) -> tuple[str, ...]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed import ProcessGroup
@@ -19,7 +19,7 @@ from autoshard.audits.values import Flops, Transfer
 from autoshard.graph.count import Collective
 
 TAG = "autoshard"
-"""Key under which an autograd node knows (operator, kind) of the forward that made it."""
+"""Key under which an autograd node knows the operator whose forward made it."""
 SYNC = "sync"
 """Text of the log after the last action: gradients are summed, parameters updated."""
 _FUNCTIONAL, _C10D = "_c10d_functional", "c10d"
@@ -31,6 +31,17 @@ _MATMULS: dict[Any, Callable[..., float]] = {
     _aten.baddbmm.default: lambda c, a, b: 2.0 * a.numel() * b.shape[2],
     _aten.baddbmm_.default: lambda c, a, b: 2.0 * a.numel() * b.shape[2],
 }
+
+
+class Running(NamedTuple):
+    """An operator at work: its name and kind; of attention, the window of its keys."""
+
+    operator: str
+    kind: str
+    window: int | None = None
+
+
+NOTHING = Running("", "")
 
 
 @dataclass
@@ -47,26 +58,31 @@ class ActionLog:
 
 
 class Recorder(TorchDispatchMode):
-    """Enter inside FakeTensorMode. axes_of_group: mesh axes along which the ranks of a named group differ."""
+    """Enter inside FakeTensorMode.
 
-    def __init__(self, attention: AttentionWork, axes_of_group: Callable[[str], tuple[str, ...]]) -> None:
+    attention: the work of each window. axes_of_group: mesh axes along which the ranks of a named group differ.
+    """
+
+    def __init__(
+        self, attention: Mapping[int | None, AttentionWork], axes_of_group: Callable[[str], tuple[str, ...]]
+    ) -> None:
         super().__init__()
         self.memory = MemoryLog()
         self._axes = cache(axes_of_group)
         self.actions: list[ActionLog] = []
         self.transfers: Counter[Transfer] = Counter()
         self._attention = attention
-        self._running: tuple[str, str] | None = None
+        self._running: Running | None = None
 
     def begin(self, text: str) -> None:
         """An action, or the end of the step, begins."""
         self.actions.append(ActionLog(text, self.memory.events + 1))
 
-    def running(self, operator: str, kind: str, run: Callable[..., Any]) -> Callable[..., Any]:
+    def running(self, one: Running, run: Callable[..., Any]) -> Callable[..., Any]:
         """`run` with everything that it does, and its backward, known to be this operator's."""
 
         def watched(*values: torch.Tensor) -> Any:
-            self._running = (operator, kind)
+            self._running = one
             for value in values:
                 self.memory.read(value)
             try:
@@ -74,7 +90,7 @@ class Recorder(TorchDispatchMode):
             finally:  # a replay stops in the middle of its last operator
                 self._running = None
             if torch._C._current_graph_task_id() == -1:
-                _tag(result, (operator, kind))
+                _tag(result, one)
             return result
 
         return watched
@@ -89,18 +105,18 @@ class Recorder(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         if kwargs and "out" in kwargs:  # here too
             out = kwargs["out"]
-        operator, kind = self._current()
-        self._count(func, args, kwargs or {}, out, operator, kind)
+        running = self._current()
+        self._count(func, args, kwargs or {}, out, running)
         for tensor in _tensors(out):
-            self.memory.see(tensor, len(self.actions) - 1, operator)
+            self.memory.see(tensor, len(self.actions) - 1, running.operator)
         return out
 
-    def _current(self) -> tuple[str, str]:
-        """(operator, kind) at work."""
+    def _current(self) -> Running:
+        """The operator at work."""
         if self._running is not None or torch._C._current_graph_task_id() == -1:
-            return self._running or ("", "einsum" if self._weights_apart() else "")
+            return self._running or (Running("", "einsum") if self._weights_apart() else NOTHING)
         node: Any = torch._C._current_autograd_node()
-        tag: tuple[str, str] = ("", "") if node is None else node.metadata.get(TAG, ("", ""))
+        tag: Running = NOTHING if node is None else node.metadata.get(TAG, NOTHING)
         return tag
 
     def _weights_apart(self) -> bool:
@@ -116,7 +132,8 @@ class Recorder(TorchDispatchMode):
         replays = torch._C._autograd._top_saved_tensors_default_hooks(True)
         return "recompute" if replays else "backward"
 
-    def _count(self, func: Any, args: Any, kwargs: Any, out: Any, operator: str, kind: str) -> None:
+    def _count(self, func: Any, args: Any, kwargs: Any, out: Any, running: Running) -> None:
+        operator, kind, window = running
         if func.namespace == _FUNCTIONAL:
             name = func._schema.name.partition("::")[2]
             collective = re.sub("_into_tensor|_tensor|_single|_out", "", name)
@@ -126,9 +143,9 @@ class Recorder(TorchDispatchMode):
         elif func.namespace == _C10D:
             self._c10d(func._schema.name.partition("::")[2], args)
         elif func in _MATMULS:
-            share = self._attention.tile_share if kind == "attention" else 1.0
+            share = self._attention[window].tile_share if kind == "attention" else 1.0
             self._flops(kind, operator, share * _MATMULS[func](*args))
-        elif flops := self._attention.flops(func, args, kwargs):
+        elif kind == "attention" and (flops := self._attention[window].flops(func, args, kwargs)):
             self._flops(kind, operator, flops)
 
     def _c10d(self, name: str, args: Any) -> None:
@@ -153,7 +170,7 @@ class Recorder(TorchDispatchMode):
             self.actions[-1].flops[Flops(self._phase(), kind, operator)] += count  # type: ignore[assignment]
 
 
-def _tag(result: Any, tag: tuple[str, str]) -> None:
+def _tag(result: Any, tag: Running) -> None:
     """Write the operator on the autograd nodes that it made: those that no earlier operator wrote on."""
     outputs = result if isinstance(result, tuple) else (result,)
     nodes: list[Any] = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]

@@ -31,6 +31,8 @@ def export(plan: Plan, form: str) -> Exported:
     """
     if plan.model.graph is not None:
         raise AutoshardError(f"{plan.model.name} was traced from its own module, which {form} has no form for")
+    if (kinds := len(plan.model.kinds)) > 1:
+        raise AutoshardError(f"{plan.model.name} has blocks of {kinds} kinds, which {form} has no form for")
     padding = padding_notes(plan.model, plan.strategy.tp)
     if padding:
         raise AutoshardError(f"{form} has no form for padding: {padding[0]}")

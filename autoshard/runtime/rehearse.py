@@ -8,6 +8,7 @@ k, sliding window, rope scaling, tied embeddings. Shrunk: degrees, layers, width
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import groupby
 from math import prod
 
 from autoshard.backends.registry import ANYWHERE
@@ -152,14 +153,14 @@ def _strategy(original: Plan, kept: dict[str, int]) -> Strategy:
         microbatch_size=min(strategy.microbatch_size, 2),
         sequence_parallel=strategy.sequence_parallel and size["tp"] > 1,
         recompute=_recompute(strategy.recompute, size["pp"] * chunks),
-        stage_layers=_stage_layers(strategy.stage_layers, size["pp"] * chunks),
+        stage_layers=_stage_layers(strategy.stage_layers, size["pp"] * chunks, len(original.model.kinds)),
     )
 
 
-def _stage_layers(original: tuple[int, ...], stages: int) -> tuple[int, ...]:
-    """Blocks of each stage: two (one where stages are many); where the plan cuts unevenly, its lighter end gets
-    fewer."""
-    each = 2 if stages <= 2 else 1
+def _stage_layers(original: tuple[int, ...], stages: int, kinds: int) -> tuple[int, ...]:
+    """Blocks of each stage: two (one where stages are many), or as many as show each kind of the model's blocks; where
+    the plan cuts unevenly, its lighter end gets fewer."""
+    each = max(2 if stages <= 2 else 1, -(-kinds // stages))
     layers = [each] * stages
     if len(set(original)) > 1 and stages > 1:
         light = 0 if original[0] <= original[-1] else stages - 1
@@ -170,6 +171,17 @@ def _stage_layers(original: tuple[int, ...], stages: int) -> tuple[int, ...]:
 def _recompute(original: tuple[str, ...], stages: int) -> tuple[str, ...]:
     """Recompute sets of `stages` stages, taken from the original's at even distances from the first to the last."""
     return tuple(original[stage * (len(original) - 1) // max(1, stages - 1)] for stage in range(stages))
+
+
+def _blocks(model: ModelSpec, count: int) -> list[int]:
+    """Places of `count` blocks of the model, in its order: the first block of each run of one kind, then of the runs
+    that are long a second one, and so on; where there is no room for each run, every kind, then the first runs."""
+    kinds = model.block_kinds
+    runs = [list(run) for _, run in groupby(range(len(kinds)), key=kinds.__getitem__)]
+    firsts = {kinds[run[0]]: run[0] for run in reversed(runs)}
+    ranked = [*firsts.values(), *(run[0] for run in runs)]
+    ranked += [run[turn] for turn in range(1, max(map(len, runs))) for run in runs if turn < len(run)]
+    return sorted([*dict.fromkeys(ranked)][:count])
 
 
 def _microbatches(original: Plan, pp: int) -> int:
@@ -218,9 +230,8 @@ def _model(original: Plan, strategy: Strategy, vocab_size: int, more_heads: int)
     experts, window = min(model.num_experts_per_tok, 2), SEQUENCE_LENGTH // 2
     graph = None if model.graph is None else shrunk(model.graph, hidden / model.hidden_size, window, experts)
     return replace(
-        model,
+        model.some_blocks(_blocks(model, sum(strategy.stage_layers))),
         name=f"{model.name} (shrunk)",
-        num_hidden_layers=sum(strategy.stage_layers),
         hidden_size=hidden,
         intermediate_size=ffn,
         num_attention_heads=heads,
@@ -229,6 +240,7 @@ def _model(original: Plan, strategy: Strategy, vocab_size: int, more_heads: int)
         vocab_size=vocab_size,
         max_position_embeddings=max(SEQUENCE_LENGTH, min(model.max_position_embeddings, 4 * SEQUENCE_LENGTH)),
         sliding_window=None if model.sliding_window is None else window,
+        dense_intermediate_size=2 * ffn if model.dense_intermediate_size else 0,
         shared_expert_intermediate_size=2 * ffn if model.shared_expert_intermediate_size else 0,
         num_local_experts=multiple_of(min(model.num_local_experts, 4), strategy.ep),
         num_experts_per_tok=experts,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, Any
 
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import Absence, Count, Limit, NotNegative, Positive, Whole
@@ -158,7 +159,7 @@ class ModelSpec:
     @cached_property
     def block_kinds(self) -> tuple[int, ...]:
         """For each block, the first one that is of its kind: 0 everywhere where blocks are alike."""
-        said = [types for types in (self.layer_types, self.mlp_layer_types) if types]
+        said = [types for types in self._types.values() if types]
         if not said:
             return (0,) * self.num_hidden_layers
         firsts: dict[tuple[str, ...], int] = {}
@@ -174,6 +175,18 @@ class ModelSpec:
         of `kinds`."""
         counts = Counter(self.block_kinds[first:stop])
         return tuple((kind, counts[kind]) for kind in self.kinds if kind in counts)
+
+    def some_blocks(self, places: Sequence[int]) -> ModelSpec:
+        """The model with these of its blocks alone, in this order."""
+        picked: dict[str, Any] = {
+            name: tuple(types[place] for place in places) for name, types in self._types.items() if types
+        }
+        return replace(self, num_hidden_layers=len(places), **picked)
+
+    @property
+    def _types(self) -> dict[str, tuple[str, ...]]:
+        """By field, a word for each block; empty where all blocks are alike."""
+        return {"layer_types": self.layer_types, "mlp_layer_types": self.mlp_layer_types}
 
     def window_of(self, layer: int) -> int | None:
         """Keys that a query of a block sees, itself included; None is all before it."""

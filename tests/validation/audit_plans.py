@@ -41,6 +41,10 @@ PLANS: dict[str, tuple[str, int, dict[str, Any]]] = {
         2,
         {"tp": 2, "attention_kernel": "plain", "recompute": "attention_norm+attention+core_attention"},
     ),
+    "unequal blocks": ("dense first", 8, {"tp": 2, "pp": 2, "dp": 4, "ep": 4, "recompute": "mlp_norm+mlp"}),
+    "unequal blocks, ZeRO-3": ("dense first", 4, {"pp": 2, "dp": 16, "ep": 4, "zero": 3, "recompute": "full"}),
+    "unequal windows": ("windows", 8, {"tp": 4, "pp": 2, "num_virtual_stages": 2, "recompute": "core_attention"}),
+    "unequal windows, ring": ("windows", 2, {"tp": 2, "cp": 2, "context_parallel": "zigzag_ring"}),
     "tied tables": ("tied", 3, {"tp": 4, "pp": 2, "dp": 8, "recompute": "full"}),
 }
 """Name -> (model, microbatches of a step, what the strategy has other than 1)."""
@@ -52,6 +56,17 @@ def plan(name: str) -> Plan:
         model = replace(load_model("llama3-8b"), vocab_size=50257, num_hidden_layers=NUM_LAYERS)
     elif model_name == "tied":
         model = replace(load_model("llama3-8b"), tie_word_embeddings=True, num_hidden_layers=NUM_LAYERS)
+    elif model_name == "dense first":
+        types = ("dense", *("sparse",) * (NUM_LAYERS - 1))
+        model = replace(
+            load_model("qwen3-30b-a3b"),
+            num_hidden_layers=NUM_LAYERS,
+            mlp_layer_types=types,
+            dense_intermediate_size=6144,
+        )
+    elif model_name == "windows":
+        types = ("sliding_attention", "full_attention") * (NUM_LAYERS // 2)
+        model = replace(load_model("qwen3-8b"), num_hidden_layers=NUM_LAYERS, sliding_window=512, layer_types=types)
     else:
         model = replace(load_model(model_name), num_hidden_layers=NUM_LAYERS)
     fields: dict[str, Any] = dict.fromkeys(("tp", "pp", "dp", "cp", "ep", "num_virtual_stages", "microbatch_size"), 1)
