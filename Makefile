@@ -1,5 +1,6 @@
 # make demo    from nothing to a plan, an audit of two of its stages and a rehearsal of it
 # make test    lint, types and every test, as continuous integration runs them
+# make neuron  the torch backend on a twin of native PyTorch for Neuron, which needs no chip
 # make benchmark  every recipe, published and as planned, audited: plan against audit
 # make calibrate  the packaged constants, fitted anew to benchmarks/data
 # make clean   remove the environment and what was built
@@ -16,7 +17,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 CREATE_VENV = $(VENV)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 INSTALL = $(VENV)/bin/python -m pip install -qq --constraint constraints.txt --editable
 
-.PHONY: help demo test benchmark calibrate lint types clean
+.PHONY: help demo test neuron benchmark calibrate lint types clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -29,6 +30,9 @@ demo: $(VENV)/.demo
 test: lint types
 	python -m pytest -n 2 --dist loadfile tests/unit tests/golden tests/validation
 	python -m pytest tests/multiprocess
+
+neuron: $(VENV)/.test
+	python -m pytest tests/neuron
 
 lint: $(VENV)/.test
 	ruff check

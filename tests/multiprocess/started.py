@@ -22,10 +22,13 @@ def _outcome(function: str, world_size: int, hang_timeout_s: float) -> RunOutcom
     return start(function, world_size, {}, hang_timeout_s)
 
 
-def start(function: str, world_size: int, arguments: dict[str, Any], hang_timeout_s: float) -> RunOutcome:
+def start(
+    function: str, world_size: int, arguments: dict[str, Any], hang_timeout_s: float, package: str = "multiprocess"
+) -> RunOutcome:
+    """The outcome of a function ("module:name" in tests.<package>) in processes."""
     with TemporaryDirectory(prefix="autoshard-test-") as logs:
         return run_processes(
-            f"tests.multiprocess.{function}",
+            f"tests.{package}.{function}",
             arguments,
             world_size,
             on_message=lambda message: None,
