@@ -1,7 +1,17 @@
-"""The backend that runs the plan's graph on torch itself, on any device, without limits of its own."""
+"""The backend that runs the plan's graph on torch itself, on any device; on Neuron's native device under its rules."""
 
 from __future__ import annotations
 
 from autoshard.backends.backend import Backend
+from autoshard.backends.native_neuron import NATIVE_KERNEL_RULES, NATIVE_MESH_RULES, native_warnings
 
-TORCH = Backend("torch", "torch", "autoshard.runtime.torch_backend.runtime", pads=True)
+TORCH = Backend(
+    "torch",
+    "torch",
+    "autoshard.runtime.torch_backend.runtime",
+    pads=True,
+    mesh_rules=NATIVE_MESH_RULES,
+    kernel_rules=NATIVE_KERNEL_RULES,
+    warnings=native_warnings,
+    runs_stacks=True,
+)

@@ -84,18 +84,16 @@ def _warned(written: Written) -> tuple[str, ...]:
 def _with_backend(problem: Problem, asked: str, strategy: Any) -> tuple[Problem, tuple[str, ...]]:
     """The problem with its backend, and notes on that. The backend is the one that was asked for; else the platform's
     usual one where its rules allow the layout; else the one that runs anywhere, with a note that says why."""
-    from autoshard.backends.registry import ANYWHERE
+    from autoshard.backends.registry import ANYWHERE, as_run_by
     from autoshard.backends.rules import check_strategy, warnings
 
     notes: tuple[str, ...] = ()
-    backend = problem.backend
     try:
-        check_strategy(problem.model, problem.training, problem.cluster, backend, strategy)
+        check_strategy(*problem, strategy)
     except AutoshardError as error:
-        if asked != "auto" or backend == ANYWHERE.name:
+        if asked != "auto" or problem.backend == ANYWHERE.name:
             raise
-        notes = (f"backend {ANYWHERE.name}, because {backend} does not allow the layout: {error}",)
-        backend = ANYWHERE.name
-        check_strategy(problem.model, problem.training, problem.cluster, backend, strategy)
-    problem = problem._replace(backend=backend)
+        notes = (f"backend {ANYWHERE.name}, because {problem.backend} does not allow the layout: {error}",)
+        problem = problem._replace(cluster=as_run_by(problem.cluster, ANYWHERE.name), backend=ANYWHERE.name)
+        check_strategy(*problem, strategy)
     return problem, (*notes, *warnings(problem, strategy))

@@ -30,9 +30,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("plan", type=path, metavar="PLAN", help="plan.json, at a path that all nodes share")
     parser.add_argument("--slurm", action="store_true", help="an sbatch script")
     parser.add_argument("--kubernetes", action="store_true", help="a PyTorchJob of the Kubeflow training operator")
-    parser.add_argument(
-        "--precompile", action="store_true", help="only compile the graphs of a few steps (neuron_parallel_compile)"
-    )
+    parser.add_argument("--precompile", action="store_true", help="only compile the graphs of a few steps")
     parser.add_argument(
         "--compiled-for", type=path, metavar="PLAN", help="warn of what makes graphs of this plan's cache useless"
     )

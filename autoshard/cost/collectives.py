@@ -233,7 +233,15 @@ def _rings_on_a_chip(group: GroupShape, cluster: Cluster) -> int:
 
 def _send_recv_law(group: GroupShape, cluster: Cluster) -> CollectiveLaw:
     """Every rank sends to the next one of its group; the slowest pair counts, one that crosses nodes or domains if any
-    does."""
+    does. Where ranks cannot send, a broadcast in a group of two does, which is an all-reduce on such devices: as many
+    bytes each way, and each hop twice."""
+    law = _sent_law(group, cluster)
+    return (
+        law if cluster.has_p2p else CollectiveLaw(2 * law.latency_s - cluster.collective_launch_s, law.seconds_per_byte)
+    )
+
+
+def _sent_law(group: GroupShape, cluster: Cluster) -> CollectiveLaw:
     launch_s = cluster.collective_launch_s
     if group.nodes > 1:
         crossing = max(1, group.senders_per_node // group.ranks_per_node)  # one rank of each group in a node

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import log2
 
+from autoshard.backends.registry import as_run_by
 from autoshard.backends.rules import Problem, check_strategy
 from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError, NoLayoutFits
@@ -246,7 +247,7 @@ def price_row(searches: Searches, plan: Plan, instance: str) -> PriceRow | None:
     other = load_cluster(instance, 1)
     if price is None or not other.platform.is_trainium:
         return None
-    other = load_cluster(instance, 1, sdk=cluster.sdk)
+    other = as_run_by(load_cluster(instance, 1, sdk=cluster.sdk), plan.backend)
     dtype = plan.training.precision.fastest_dtype
     if dtype not in dict(other.device.flops_per_s):
         return None

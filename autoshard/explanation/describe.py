@@ -301,8 +301,7 @@ def _optimizer(plan: Plan) -> str:
     axes = plan.zero_axes
     shards = plan.mesh.size(axes)
     zero = plan.strategy.zero
-    state = (
-        f"ZeRO-{zero}: {_SHARDED[zero]} sharded {shards} ways over {' x '.join(axes)}" if axes else "state not sharded"
-    )
+    name = f"ZeRO-{zero}" + (", called FSDP there" if zero == 3 and plan.cluster.stack is not None else "")
+    state = f"{name}: {_SHARDED[zero]} sharded {shards} ways over {' x '.join(axes)}" if axes else "state not sharded"
     master = f"{precision.master_dtype} master weights" if precision.master_dtype else "no master weights"
     return f"AdamW, {state}; {master}, {precision.optimizer_dtype} moments"

@@ -63,7 +63,14 @@ def graph_changes(old: Plan, new: Plan) -> tuple[str, ...]:
     The schedule and the global batch only order the same graphs; one microbatch instead of several does change them.
     """
     before, after = dict(_compiled(old)), dict(_compiled(new))
-    return tuple(f"{name}: {before[name]} -> {after[name]}" for name in after if before[name] != after[name])
+    free = NOT_IN_REGIONS if old.cluster.stack == new.cluster.stack is not None else ()
+    return tuple(
+        f"{name}: {before[name]} -> {after[name]}" for name in after if name not in free and before[name] != after[name]
+    )
+
+
+NOT_IN_REGIONS = ("pp", "dp", "num_virtual_stages", "zero", "stage_layers", "axis_order", "microbatches", "nodes")
+"""Names of `_compiled` that graphs of what ranks compute between collectives do not depend on."""
 
 
 def _compiled(plan: Plan) -> Iterator[tuple[str, Any]]:
@@ -80,6 +87,7 @@ def _compiled(plan: Plan) -> Iterator[tuple[str, Any]]:
     yield "nodes", plan.cluster.nodes
     yield "instance", plan.cluster.instance
     yield "lnc", plan.cluster.lnc
+    yield "stack", plan.cluster.stack or "one graph a pass"
     yield "model", plan.model.name
     yield "operators", _short_name(plan)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from autoshard.errors import AutoshardError
+from autoshard.jobs.native import ON_NUMA_NODE
 from autoshard.jobs.options import LaunchOptions, quoted
-from autoshard.jobs.slurm import comment, compilation, describe, neighbours
+from autoshard.jobs.slurm import comment, compilation, describe, neighbours, starter
 from autoshard.jobs.variables import SHARED, variables
 from autoshard.plans.plan import Plan
 
@@ -43,11 +44,12 @@ def pytorch_job(plan: Plan, options: LaunchOptions) -> str:
 
 def node_script(plan: Plan, options: LaunchOptions) -> str:
     """The shell commands that a pod runs."""
-    compiler = "neuron_parallel_compile " if options.precompile else ""
+    compiler, program = starter(plan, options)
+    numa = f"{ON_NUMA_NODE}\nexport -f on_numa_node\n" if program else ""
     return (
-        f"ulimit -n 65535 2>/dev/null || true\nexec {compiler}torchrun --nnodes {plan.cluster.nodes} "
+        f"ulimit -n 65535 2>/dev/null || true\n{numa}exec {compiler}torchrun --nnodes {plan.cluster.nodes} "
         f'--nproc-per-node {plan.cluster.devices_per_node} --node-rank "$RANK" '
-        f'--master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" {quoted(options.words)}\n'
+        f'--master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" {program}{quoted(options.words)}\n'
     )
 
 

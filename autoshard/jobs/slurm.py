@@ -6,6 +6,7 @@ import shlex
 from textwrap import wrap
 
 from autoshard.jobs.graphs import num_distinct_graphs, stage_graphs
+from autoshard.jobs.native import ON_NUMA_NODE, WHY_NUMA, native_compilation
 from autoshard.jobs.options import MASTER_PORT, LaunchOptions, quoted
 from autoshard.jobs.variables import variables
 from autoshard.plans.plan import Plan
@@ -58,6 +59,8 @@ def compilation(plan: Plan) -> str:
     """Sentences that tell how many graphs the compiler will see, and which changes make it start anew."""
     if not plan.cluster.platform.is_trainium:
         return "Nothing is compiled ahead: the processes run on the host."
+    if plan.cluster.stack is not None:
+        return native_compilation(plan)
     each = stage_graphs(plan)[0].graphs
     return (
         f"To compile: {num_distinct_graphs(plan)} distinct graphs of a step ({each} for each distinct stage, and the "
@@ -87,11 +90,20 @@ def _environment(plan: Plan, options: LaunchOptions) -> list[str]:
     for variable in variables(plan, options, CACHE):
         value = f'"{CACHE}"' if variable.value == CACHE else shlex.quote(variable.value)
         lines += [*comment(f"{variable.reason}."), f"export {variable.name}={value}"]
+    if plan.cluster.stack is not None:
+        lines += [*comment(f"{WHY_NUMA}."), ON_NUMA_NODE, "export -f on_numa_node"]
     return [*lines, ""]
 
 
+def starter(plan: Plan, options: LaunchOptions) -> tuple[str, str]:
+    """(what stands before torchrun, what stands before the program that it starts): compilers and a NUMA node."""
+    if plan.cluster.stack is not None:
+        return "", '--no-python bash -c "on_numa_node \\"\\$@\\"" autoshard python '
+    return ("neuron_parallel_compile " if options.precompile else ""), ""
+
+
 def _start(plan: Plan, options: LaunchOptions) -> list[str]:
-    compiler = "neuron_parallel_compile " if options.precompile else ""
+    compiler, program = starter(plan, options)
     size = f"--nnodes {plan.cluster.nodes} --nproc-per-node {plan.cluster.devices_per_node}"
     return [
         *comment("Rendezvous: the first node of the job; the port depends on the job, so that two rarely collide."),
@@ -106,6 +118,6 @@ def _start(plan: Plan, options: LaunchOptions) -> list[str]:
         "# shellcheck disable=SC2016",
         "srun --kill-on-bad-exit=1 bash -c '",
         f"    exec {compiler}torchrun {size} \\",
-        '        --node-rank "$SLURM_NODEID" --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" "$@"',
+        f'        --node-rank "$SLURM_NODEID" --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" {program}"$@"',
         f"' autoshard {quoted(options.words)}",
     ]

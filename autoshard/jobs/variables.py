@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from autoshard.jobs.native import native_compiler, native_runtime
 from autoshard.jobs.options import LaunchOptions
 from autoshard.plans.plan import Plan
 from autoshard.spec.platform import Variable
+from autoshard.spec.sdk import RELEASES
 
 TYPES_STAY = "each tensor has the format that the plan says: with 1, FP32 masters would be bf16 on the device"
 """NxD Training sets them to 1 and holds everything in FP32; a plan's weights are bf16 where it says so."""
@@ -20,8 +22,12 @@ def variables(plan: Plan, options: LaunchOptions, cache: str) -> tuple[Variable,
     """
     if not plan.cluster.platform.is_trainium:
         return ()
-    network = _network(plan) if plan.cluster.nodes > 1 else iter(())
-    return (*network, *_runtime(plan), *_compiler(plan, options.cache or cache), *plan.cluster.platform.variables)
+    network, cache = _network(plan) if plan.cluster.nodes > 1 else iter(()), options.cache or cache
+    if plan.cluster.stack is not None:
+        own = (*native_runtime(plan), *native_compiler(plan, cache, options.precompile))
+    else:
+        own = (*_runtime(plan), *_compiler(plan, cache))
+    return (*network, *own, *plan.cluster.platform.variables)
 
 
 def _network(plan: Plan) -> Iterator[Variable]:
@@ -41,7 +47,15 @@ def _runtime(plan: Plan) -> Iterator[Variable]:
     yield Variable("XLA_USE_BF16", "0", TYPES_STAY)
     yield Variable("XLA_DOWNCAST_BF16", "0", TYPES_STAY)
     yield Variable("NEURON_RT_STOCHASTIC_ROUNDING_EN", rounding, f"precision {name}: rounding to bf16 is random iff 1")
-    yield Variable("NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS", "5", "the host runs ahead of the device, a few graphs")
+    if _is_before(plan, "2.32"):  # which removed it [release notes, components/runtime]
+        yield Variable(
+            "NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS", "5", "the host runs ahead of the device, a few graphs"
+        )
+
+
+def _is_before(plan: Plan, sdk: str) -> bool:
+    """Whether the plan's release of the Neuron SDK is older; a plan that names none was made before releases were."""
+    return plan.cluster.sdk is None or RELEASES.index(plan.cluster.sdk) < RELEASES.index(sdk)
 
 
 def _compiler(plan: Plan, cache: str) -> Iterator[Variable]:

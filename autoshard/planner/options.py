@@ -19,6 +19,7 @@ from autoshard.spec.dropout import PUBLISHED, parse_dropout
 from autoshard.spec.hardware_file import packaged_instances
 from autoshard.spec.product_format import PRODUCT_FORMATS
 from autoshard.spec.sdk import NEWEST, release
+from autoshard.spec.stack import STACKS
 from autoshard.spec.training import PRECISIONS
 
 MOST_NODES, MOST_SEQUENCES, MOST_TOKENS = 65_536, 1_048_576, 100_000_000
@@ -161,7 +162,14 @@ WHAT = (
         "device",
         one_of("auto", "neuron"),
         "NAME",
-        "neuron: for --backend torch on the native Neuron device, which has no pipeline parallelism yet",
+        "neuron: refuse devices that native PyTorch on Neuron does not run on (--backend torch takes it where it does)",
+        "auto",
+    ),
+    Option(
+        "stack",
+        one_of("auto", *STACKS),
+        "NAME",
+        f"software of --backend torch on trn2 and trn3: {' or '.join(STACKS)} (default: {next(iter(STACKS))})",
         "auto",
     ),
     Option(

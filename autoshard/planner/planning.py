@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from math import inf
 
 from autoshard.backends.products import unrunnable
-from autoshard.backends.registry import ANYWHERE, BACKENDS, usual_backend
+from autoshard.backends.registry import ANYWHERE, BACKENDS, as_run_by, usual_backend
 from autoshard.backends.rules import Problem, check_strategy, warnings
 from autoshard.cost.compute import quantized_products
 from autoshard.cost.fit_probability import levels
@@ -23,6 +23,7 @@ from autoshard.layout.sharding import OperatorChoices
 from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import is_user_module, load_model, published_dropout
 from autoshard.models.stage import dim_sizes, stage_graph
+from autoshard.planner.best_practice import best_practice
 from autoshard.planner.request import INSTANCE, PIN_FIELDS, SEARCHED, SEQUENCE_LENGTH, PlanRequest
 from autoshard.planner.search import search
 from autoshard.plans.plan import Plan, SearchSummary, make_plan, operator_choices
@@ -34,8 +35,6 @@ from autoshard.spec.product_format import PRODUCT_FORMATS
 from autoshard.spec.traced import LONGEST_TRACE
 from autoshard.spec.training import TrainingSpec, load_precision
 from autoshard.units import format_seconds
-
-NO_PIPELINE = "native PyTorch on Neuron has no pipeline parallelism yet"
 
 
 @dataclass(frozen=True)
@@ -62,10 +61,9 @@ def plan_for(request: PlanRequest) -> Plan:
 def answer(request: PlanRequest) -> Answer:
     """The fastest layouts on exactly the cluster of the request."""
     model, training, cluster, notes = inputs_of(request)
-    if request.device != "auto":
-        notes += (f"pp 1: {NO_PIPELINE} (device {request.device})",)
-    backend, result, backend_notes = search_backends(model, training, cluster, pins_of(request), request)
-    return Answer(Problem(model, training, cluster, backend), result, (*notes, *backend_notes, *result.notes))
+    problem, result, backend_notes = search_backends(model, training, cluster, pins_of(request), request)
+    advice = best_practice(problem, result.best, request.fit_probability)
+    return Answer(problem, result, (*notes, *backend_notes, *result.notes, *advice))
 
 
 def plan_of(request: PlanRequest, found: Answer) -> Plan:
@@ -116,6 +114,16 @@ def inputs_of(
     training = _keeping_wide(TrainingSpec(length, request.global_batch, precision), request, model, cluster)
     name = request.backend if request.backend != "auto" else usual_backend(cluster).name
     check_choice("the request", "backend", name, BACKENDS)
+    if request.device != "auto" and name != ANYWHERE.name:
+        raise AutoshardError(
+            f"device={request.device} with backend={request.backend}: the native device is torch's; use backend=torch"
+        )
+    cluster = as_run_by(cluster, name, request.stack)
+    if request.device != "auto" and cluster.stack is None:
+        raise AutoshardError(
+            f"device={request.device}: native PyTorch on Neuron runs on trn2 and trn3, not on {cluster.instance}; "
+            "leave device out"
+        )
     refused = unrunnable(BACKENDS[name], precision)
     return model, training, cluster, notes if refused is None else (*notes, refused)
 
@@ -196,21 +204,9 @@ def _traced(model: str, seq_len: int | None) -> ModelSpec:
 
 
 def pins_of(request: PlanRequest) -> Pins:
-    """The choices that the user fixed and those that the device leaves no choice of. Raises AutoshardError where they
-    contradict each other."""
+    """The choices that the user fixed."""
     named = {PIN_FIELDS.get(name, name): value for name, value in request.pins.items()}
-    pins = Pins(**named, beaten_path=request.beaten_path)
-    if request.device == "auto":
-        return pins
-    if request.backend != ANYWHERE.name:
-        raise AutoshardError(
-            f"device={request.device} with backend={request.backend}: the native device is torch's; use backend=torch"
-        )
-    if pins.pp not in (None, 1):
-        raise AutoshardError(
-            f"pp={pins.pp} with device={request.device}: {NO_PIPELINE}; use pp=1 or backend=nxd without a device"
-        )
-    return replace(pins, pp=1)
+    return Pins(**named, beaten_path=request.beaten_path)
 
 
 def _solved(
@@ -276,25 +272,27 @@ def _sequence_length(request: PlanRequest, model: ModelSpec) -> tuple[int, tuple
 
 def search_backends(
     model: ModelSpec, training: TrainingSpec, cluster: Cluster, pins: Pins, request: PlanRequest
-) -> tuple[str, SearchResult, tuple[str, ...]]:
-    """(backend, result, notes). With backend auto, the one that runs anywhere steps in where the
-    rules of the usual one leave nothing."""
+) -> tuple[Problem, SearchResult, tuple[str, ...]]:
+    """(problem, result, notes). With backend auto, the one that runs anywhere steps in where the rules of the usual one
+    leave nothing; the cluster of the problem then has the stack that it runs on."""
     limit_s = inf if request.time_limit is None else request.time_limit
     how = (request.top, request.exhaustive, request.fit_probability, limit_s)
     backend = request.backend if request.backend != "auto" else usual_backend(cluster).name
+    usual = Problem(model, training, cluster, backend)
     try:
-        return backend, search(model, training, cluster, pins, backend, *how), ()
+        return usual, search(model, training, cluster, pins, backend, *how), ()
     except AutoshardError as error:
         if request.backend != "auto" or backend == ANYWHERE.name:
             raise
         refused = error
+    other = usual._replace(cluster=as_run_by(cluster, ANYWHERE.name), backend=ANYWHERE.name)
     try:
-        result = search(model, training, cluster, pins, ANYWHERE.name, *how)
+        result = search(model, training, other.cluster, pins, other.backend, *how)
     except AutoshardError as error:
         if isinstance(error, NoLayoutFits) and not isinstance(refused, NoLayoutFits):
             raise NoLayoutFits(f"{refused}; with backend {ANYWHERE.name} {error}") from None
         raise refused from None
-    return ANYWHERE.name, result, (_why_not(Problem(model, training, cluster, backend), result, refused),)
+    return other, result, (_why_not(usual, result, refused),)
 
 
 def _why_not(problem: Problem, result: SearchResult, refused: AutoshardError) -> str:

@@ -37,6 +37,7 @@ class PlanRequest:
     dropout: str | None = None
     backend: str = "auto"
     device: str = "auto"
+    stack: str = "auto"
     operators: str = "megatron"
     objective: str = "time"
     fit_probability: float = FIT_PROBABILITY

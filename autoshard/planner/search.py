@@ -19,6 +19,7 @@ from autoshard.planner.beaten_path import Precedent, best_on_path, path_notes, p
 from autoshard.planner.candidates import check_pins
 from autoshard.planner.choose import COMPARED, simplest_of_equals
 from autoshard.planner.collector import uncollected
+from autoshard.planner.compiling import Compiling, compile_notes, compiling, fastest_that_compiles
 from autoshard.planner.layouts import MeshDrafts, legal_layouts
 from autoshard.planner.ranking import Timed, best_of_each_kind, describe, in_order
 from autoshard.planner.rejections import MEMORY, UNPRICED, Tally
@@ -103,7 +104,8 @@ class Choice(NamedTuple):
     """The layouts that a search found. level: how surely they fit. fastest: one of each kind. place: of the one that is
     taken. gap: how much faster another one may be than the first, as a share of its step. other_orders: layouts in
     other orders of their axes, as far as those may be among the fastest. path, on_path: what is known to have run, and
-    the best layout of that; None where there is none. left: what would be taken, were its features known."""
+    the best layout of that; None where there is none. left: what would be taken, were its features known. graphs: the
+    verdicts on compiled graphs, None where there are none. not_compiling: what would be taken, did it compile."""
 
     level: Level
     fastest: list[Timed]
@@ -113,6 +115,8 @@ class Choice(NamedTuple):
     path: Precedent | None = None
     on_path: Timed | None = None
     left: Timed | None = None
+    graphs: Compiling | None = None
+    not_compiling: Timed | None = None
 
 
 def choose(
@@ -139,9 +143,25 @@ def choose(
             gap = max(0.0, 1 - at_least_s / fastest[0].step_time_s)
             place = simplest_of_equals(priced.problem.cluster, fastest)
             choice = Choice(level, fastest, place, gap, others)
+            if (graphs := compiling(priced.problem)) is not None:
+                choice = _by_the_compiler(choice, graphs, priced.and_in(others))
             path = precedent(priced.problem, pins)
             return choice if path is None else _by_the_path(choice, path, priced.and_in(others))
     return None
+
+
+def _by_the_compiler(choice: Choice, graphs: Compiling, priced: PricedLayouts) -> Choice:
+    """The choice with the fastest layout of which no graph is expected to be refused, where there is one."""
+    chosen = choice.fastest[choice.place]
+    choice = choice._replace(graphs=graphs)
+    if not graphs.refuses(chosen.strategy):
+        return choice
+    rest = in_order(priced.fastest_first(choice.level.memory_bytes, such=graphs.rows))
+    best = fastest_that_compiles(graphs, choice.fastest, rest)
+    if best is None:
+        return choice
+    fastest = sorted([*choice.fastest, best], key=_step_time_s) if best not in choice.fastest else choice.fastest
+    return choice._replace(fastest=fastest, place=fastest.index(best), not_compiling=chosen)
 
 
 def _by_the_path(choice: Choice, path: Precedent, priced: PricedLayouts) -> Choice:
@@ -347,7 +367,9 @@ def _choice_notes(choice: Choice) -> Iterator[str]:
     ranked, place = choice.fastest, choice.place
     if choice.path is not None:
         yield from path_notes(choice.path, ranked[place], choice.on_path, choice.left)
-    if place and choice.left is None:
+    if choice.graphs is not None:
+        yield from compile_notes(choice.graphs, ranked[place], choice.not_compiling)
+    if place and choice.left is None and choice.not_compiling is None:
         slower = 100 * (ranked[place].step_time_s / ranked[0].step_time_s - 1)
         yield (
             f"toss-up: {describe(ranked[0].strategy)} is predicted {slower:.1f} % faster, less than the model can "

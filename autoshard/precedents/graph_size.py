@@ -6,13 +6,16 @@ are one graph.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from autoshard.cost.stage import UNITS, LocalShape, local_shape, stage_work
+from autoshard.cost.stage import UNITS, LocalChoices, LocalShape, local_shape, stage_work
 from autoshard.files.codec import NotNegative
 from autoshard.graph.count import operator_steps, operator_work
+from autoshard.graph.partition import OperatorStep
+from autoshard.graph.recompute import name_in_block
 from autoshard.layout.strategy import Strategy
 from autoshard.models.stage import padded_vocab_size
 from autoshard.spec.cluster import Cluster
@@ -80,8 +83,7 @@ def size_of(
     """The largest graph of a layout by its local shape. stage_layers: blocks of each virtual stage."""
     shape = replace(shape, placement=())  # where ranks are makes no graph larger
     block, head, embedding = (_unit(model, training, cluster, shape, name) for name in ("block", "head", "embedding"))
-    rows = shape.microbatch_size * training.sequence_length / shape.cp
-    logits = rows * padded_vocab_size(model.vocab_size, shape.tp) / shape.tp
+    logits = _logits(model, training, shape)
     if pp == 1:
         layers = sum(stage_layers)
         both = (layers * block.forward_tiles + head.forward_tiles, layers * block.backward_tiles + head.backward_tiles)
@@ -101,9 +103,80 @@ def forward_size(
     return GraphSize(layers * block.operators, layers * block.forward_tiles, 0.0)
 
 
+@dataclass(frozen=True)
+class Region:
+    """A graph that holds what a rank computes between two collectives.
+
+    name: its first and its last operator, and whether it is the forward or the backward.
+    """
+
+    name: str
+    graph: GraphSize
+
+
+def regions(model: ModelSpec, training: TrainingSpec, cluster: Cluster, layout: LocalChoices) -> tuple[Region, ...]:
+    """The distinct graphs of a layout where what ranks compute between collectives is compiled, forward and backward
+    apart, the largest first. Under an eager stack each operator is a graph by itself.
+
+    Attention ends a region, as a kernel of its own. Left out: optimizer and norms of gradients, which are small.
+    """
+    return _regions(model, training, cluster, replace(local_shape(layout), placement=()))
+
+
 @lru_cache(maxsize=1024)
-def _unit(model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: LocalShape, unit: str) -> _UnitSize:
-    """A block or an end of the model. unit: a name of UNITS."""
+def _regions(model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: LocalShape) -> tuple[Region, ...]:
+    is_eager = cluster.stack is not None and "eager" in cluster.stack
+    logits = _logits(model, training, shape)
+    found: dict[str, GraphSize] = {}
+    run: list[tuple[str, _StepSize]] = []
+
+    def close() -> None:
+        if not run:
+            return
+        name = run[0][0] if len(run) == 1 else f"{run[0][0]} to {run[-1][0]}"
+        count = sum(one.operators for _, one in run)
+        own = logits if any(one.has_logits for _, one in run) else 0.0
+        found[f"{name}, forward"] = GraphSize(count, sum(one.forward_tiles for _, one in run), own)
+        found[f"{name}, backward"] = GraphSize(count, sum(one.backward_tiles for _, one in run), own)
+        run.clear()
+
+    for unit in ("embedding", "block", "block", "head"):
+        for name, size in _steps(model, training, cluster, shape, unit):
+            if size.ends_region:
+                close()
+            if name != COLLECTIVE:
+                run.append((name, size))
+            if size.ends_region or is_eager:
+                close()
+    close()
+    largest_first = sorted(found.items(), key=lambda one: (-one[1].tiles, -one[1].logits, one[0]))
+    return tuple(Region(name, size) for name, size in largest_first)
+
+
+def _logits(model: ModelSpec, training: TrainingSpec, shape: LocalShape) -> float:
+    """Elements of the logits of one microbatch on a rank."""
+    rows = shape.microbatch_size * training.sequence_length / shape.cp
+    return rows * padded_vocab_size(model.vocab_size, shape.tp) / shape.tp
+
+
+COLLECTIVE = "a collective"
+
+
+class _StepSize(NamedTuple):
+    """A step of a program. operators: 0 for a gather that is a part of the products behind it. ends_region: whether it
+    is a collective, or a kernel by itself."""
+
+    operators: int
+    forward_tiles: float
+    backward_tiles: float
+    ends_region: bool
+    has_logits: bool
+
+
+def _steps(
+    model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: LocalShape, unit: str
+) -> Iterator[tuple[str, _StepSize]]:
+    """Yields (name, size) of each step of a block or an end of the model. unit: a name of UNITS."""
     work = stage_work(
         model,
         training.sequence_length,
@@ -113,16 +186,29 @@ def _unit(model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: Loc
         cluster.platform.kv_heads_innermost,
         *UNITS[unit],
     )
-    operators, forward, backward = 0, 0.0, 0.0
     for step in work.program.steps:
         found = operator_steps(step)
-        operators += max(1, len(found))
+        if not isinstance(step, OperatorStep):
+            yield COLLECTIVE, _StepSize(int(not found), 0.0, 0.0, True, False)
         for one in found:
-            done = operator_work(work.program, one)
-            if done.matmul is None and done.kind != "attention":
-                continue
-            masked = done.kind == "attention" and shape.attention_kernel == "plain"
-            tiles = done.flops * (MASKED if masked else 1.0) / TILE_FLOPS
-            forward += tiles
-            backward += tiles * done.backward_flops_ratio
-    return _UnitSize(operators, forward, backward)
+            done, forward, backward = operator_work(work.program, one), 0.0, 0.0
+            is_attention = done.kind == "attention"
+            if done.matmul is not None or is_attention:
+                masked = is_attention and shape.attention_kernel == "plain"
+                forward = done.flops * (MASKED if masked else 1.0) / TILE_FLOPS
+                backward = forward * done.backward_flops_ratio
+            yield (
+                name_in_block(one.operator.name) or one.operator.name,
+                _StepSize(1, forward, backward, is_attention, unit == "head" and done.kind != "norm"),
+            )
+
+
+@lru_cache(maxsize=1024)
+def _unit(model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: LocalShape, unit: str) -> _UnitSize:
+    """A block or an end of the model. unit: a name of UNITS."""
+    steps = [size for _, size in _steps(model, training, cluster, shape, unit)]
+    return _UnitSize(
+        sum(one.operators for one in steps),
+        sum(one.forward_tiles for one in steps),
+        sum(one.backward_tiles for one in steps),
+    )

@@ -84,6 +84,11 @@ def edited(before: Plan, edits: Sequence[str]) -> Edited:
             f"--edit inputs.cluster.sdk: the speeds in the plan are those under {before.cluster.sdk}; "
             "make a plan of another release with autoshard plan --sdk"
         )
+    if problem.cluster.stack != before.cluster.stack:
+        raise AutoshardError(
+            f"--edit inputs.cluster.stack: the constants in the plan are those of {before.cluster.stack}; "
+            "make a plan of another stack with autoshard plan --stack"
+        )
     new["strategy"] = to_json(strategy)
     changes = tuple(change for name in GIVEN for change in _differences(old[name], new[name], name))
     if not changes:

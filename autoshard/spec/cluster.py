@@ -14,6 +14,7 @@ from autoshard.files.codec import Absence, Count, Form, Limit, NotNegative, Posi
 from autoshard.files.fields import check_choice, check_integer, check_positive, show
 from autoshard.spec.platform import PLATFORMS, Fold, Platform
 from autoshard.spec.sdk import RELEASES
+from autoshard.spec.stack import FRAGMENTATION, P2P_RELEASE, STACKS
 
 
 def _check_text(of: str, field: str, value: object) -> None:
@@ -187,6 +188,8 @@ class Cluster:
     layout_rules: Whose rules on degrees and groups apply.
     most_nodes: Instances that can work together; left out where any number can.
     sdk: Release of the Neuron SDK that all speeds are those of; left out where it is not known, and on other devices.
+    stack: Software stack of native PyTorch on Neuron that all constants are those of; left out where each pass is one
+        compiled graph, and on other devices.
     """
 
     instance: str
@@ -206,6 +209,7 @@ class Cluster:
     layout_rules: Annotated[str, Limit(choices=tuple(PLATFORMS))]
     most_nodes: Annotated[Count | None, Absence.WRITTEN] = None
     sdk: Annotated[str | None, Limit(choices=RELEASES), Absence.WRITTEN] = None
+    stack: Annotated[str | None, Limit(choices=tuple(STACKS)), Absence.WRITTEN] = None
 
     def __post_init__(self) -> None:
         _check_text("a cluster", "instance", self.instance)
@@ -219,6 +223,8 @@ class Cluster:
             raise AutoshardError(f"nodes={self.nodes} of {of} must be at most {self.most_nodes}: {alone}")
         if self.sdk is not None:
             check_choice(of, "sdk", self.sdk, RELEASES)
+        if self.stack is not None:
+            check_choice(of, "stack", self.stack, self.platform.stacks or ("null",))
         if self.price_per_node_hour_usd is not None:
             _check_not_negative(of, "price_per_node_hour_usd", self.price_per_node_hour_usd)
         check_choice(of, "layout_rules", self.layout_rules, tuple(PLATFORMS))
@@ -267,6 +273,38 @@ class Cluster:
             inter_node=slower(self.inter_node),
             collective_launch_s=self.collective_launch_s * factor,
         )
+
+    def under_stack(self, name: str) -> "Cluster":
+        """The cluster with the constants of a software stack of native PyTorch: its fixed times, and less memory, of
+        which its allocator cannot hand out a part. A cluster that has a stack keeps it.
+
+        name: in STACKS. Raises AutoshardError for a stack that these devices do not have, or another one than theirs.
+        """
+        if self.stack == name:
+            return self
+        if name not in self.platform.stacks:
+            raise AutoshardError(
+                f"stack={name}: native PyTorch on Neuron runs on trn2 and trn3, not on {self.instance}; leave it out"
+            )
+        if self.stack is not None:
+            raise AutoshardError(f"stack={name} but the constants of {self.instance} are those of {self.stack}")
+        stack, device = STACKS[name], self.device
+        operator_s = device.operator_overhead_s if stack.operator_s is None else stack.operator_s
+        pass_s = device.pass_launch_s if stack.pass_launch_s is None else stack.pass_launch_s
+        device = replace(
+            device,
+            operator_overhead_s=operator_s,
+            pass_launch_s=pass_s,
+            reserved_memory_bytes=device.reserved_memory_bytes + FRAGMENTATION * device.memory_bytes,
+        )
+        launch_s = self.collective_launch_s + stack.region_launch_s
+        return replace(self, device=device, collective_launch_s=launch_s, stack=name)
+
+    @property
+    def has_p2p(self) -> bool:
+        """Whether a rank can send to another one; native PyTorch of older releases cannot, and a broadcast in a group
+        of two stands in."""
+        return self.stack is None or self.sdk is None or RELEASES.index(self.sdk) >= RELEASES.index(P2P_RELEASE)
 
     @property
     def world_size(self) -> int:

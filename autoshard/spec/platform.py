@@ -8,6 +8,8 @@ Sources are in brackets as in backends/rules.py.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from autoshard.spec.stack import STACKS
+
 
 @dataclass(frozen=True)
 class Variable:
@@ -77,6 +79,8 @@ class Platform:
     flash_sequence_multiple, ring_sequence_multiple: tokens that the sequence must be a multiple of for the kernel of
         flash attention, and a rank's part of the sequence for that of ring attention; None: of any length.
     variables: set at every launch, beside those that follow from the plan (jobs/variables.py).
+    stacks: software stacks of native PyTorch that run there (spec/stack.py), the default first; empty where native
+        PyTorch has no device of its own. Plans of backend torch take the first.
     """
 
     name: str
@@ -91,6 +95,7 @@ class Platform:
     flash_sequence_multiple: int | None = None
     ring_sequence_multiple: int | None = None
     variables: tuple[Variable, ...] = ()
+    stacks: tuple[str, ...] = ()
 
     @property
     def has_lnc_choice(self) -> bool:
@@ -145,6 +150,7 @@ TRN2 = Platform(
     flash_sequence_multiple=TRN1.flash_sequence_multiple,
     ring_sequence_multiple=TRN1.ring_sequence_multiple,
     variables=TRN1.variables,
+    stacks=tuple(STACKS),  # [Neuron release notes 2.33, components/torchneuron] Trn2 and Trn3 only
 )
 TRN3 = replace(TRN2, name="trn3", torus=None)
 """Degrees and kernels are those of trn2, a guess. Chips talk through switches: no group is folded along a torus

@@ -252,7 +252,7 @@ def test_options_of_plan() -> None:
     """The names that recipes, scripts and the issue rely on."""
     assert [option.flag for option in OPTIONS.values()] == [
         "--model", "--instance", "--nodes", "--lnc", "--hardware", "--sdk", "--seq-len", "--global-batch",
-        "--precision", "--keep-bf16", "--dropout", "--backend", "--device", "--operators", "--objective",
+        "--precision", "--keep-bf16", "--dropout", "--backend", "--device", "--stack", "--operators", "--objective",
         "--fit-probability",
         "--time-limit", "--price-per-node-hour", "--tokens", "--days",
         "--tp", "--pp", "--dp", "--cp", "--ep", "--vpp", "--micro-batch", "--schedule",
@@ -407,17 +407,25 @@ def test_garbage_is_collected_again_after_a_plan(capsys: pytest.CaptureFixture[s
     assert main(["plan", "--model", "none"]) == 2 and gc.isenabled()
 
 
-def test_the_native_device_leaves_out_the_pipeline(capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["plan", "--model", "llama3-8b", "--nodes", "4", "--device", "neuron"]
-    assert error_of(capsys, *command) == (
+def test_the_native_device_is_a_stack_of_trn2_and_has_pipelines(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["plan", "--model", "llama3-8b", "--device", "neuron", "--instance"]
+    assert error_of(capsys, *command, "trn2.48xlarge") == (
         "device=neuron with backend=auto: the native device is torch's; use backend=torch"
     )
-    assert error_of(capsys, *command, "--backend", "torch", "--pp", "2") == (
-        "pp=2 with device=neuron: native PyTorch on Neuron has no pipeline parallelism yet; use pp=1 or backend=nxd "
-        "without a device"
+    assert error_of(capsys, *command, "trn1.32xlarge", "--backend", "torch") == (
+        "device=neuron: native PyTorch on Neuron runs on trn2 and trn3, not on trn1.32xlarge; leave device out"
     )
-    assert main([*command, "--backend", "torch"]) == 0
+    assert main([*command, "trn2.48xlarge", "--backend", "torch", "--pp", "2", "--tp", "4", "--top", "0"]) == 0
     capsys.readouterr()
     plan = read_plan("plan.json")
-    assert (plan.backend, plan.strategy.pp) == ("torch", 1)
-    assert "pp 1: native PyTorch on Neuron has no pipeline parallelism yet (device neuron)" in plan.notes
+    assert (plan.backend, plan.strategy.pp, plan.cluster.stack) == ("torch", 2, "neuron-compiled")
+
+
+def test_a_stack_needs_its_backend_and_its_device(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["plan", "--model", "llama3-8b", "--stack", "neuron-eager", "--instance"]
+    assert error_of(capsys, *command, "trn2.48xlarge") == (
+        "stack=neuron-eager with backend=nxd, which compiles each pass; use backend=torch"
+    )
+    assert error_of(capsys, *command, "trn1.32xlarge", "--backend", "torch") == (
+        "stack=neuron-eager: native PyTorch on Neuron runs on trn2 and trn3, not on trn1.32xlarge; leave it out"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -16,12 +17,16 @@ from autoshard.cli import main
 from autoshard.errors import AutoshardError
 from autoshard.jobs.graphs import StageGraphs, graph_changes, num_distinct_graphs, stage_graphs
 from autoshard.jobs.kubernetes import node_script, pytorch_job
+from autoshard.jobs.native import first_start_s
 from autoshard.jobs.options import LaunchOptions
 from autoshard.jobs.slurm import sbatch_script
 from autoshard.jobs.variables import variables
+from autoshard.planner.planning import plan_for
+from autoshard.planner.request import PlanRequest
 from autoshard.plans.plan import Plan
 from autoshard.plans.plan_json import write_plan
 from autoshard.plans.prices import priced
+from autoshard.precedents.graph_size import GraphSize, Region
 from tests.unit.plan_examples import plan_70b, plan_mixtral, plan_one_device
 from tests.unit.published_plans import published_plans
 from tests.unit.test_nxd_configuration import changed
@@ -103,6 +108,65 @@ def test_variables_follow_the_plan() -> None:
     assert "FI_PROVIDER" not in one_node, "one node needs no network"
     assert of(plan_one_device()) == {}
     assert variables(plan_70b(), replace(OPTIONS, cache="/fsx/c"), "cache")[-2].value == "/fsx/c"
+
+
+def native_plan(nodes: int = 2) -> Plan:
+    """Llama-3-8B on native PyTorch."""
+    pins = {"tp": 4, "pp": 1, "cp": 1, "zero": 3}
+    return plan_for(PlanRequest("llama3-8b", "trn2.48xlarge", nodes, backend="torch", top=0, pins=pins))
+
+
+def test_a_job_on_native_pytorch() -> None:
+    plan = native_plan()
+    found = {one.name: one.value for one in variables(plan, OPTIONS, "cache")}
+    assert list(found) == [
+        "FI_PROVIDER", "FI_EFA_USE_DEVICE_RDMA", "FI_EFA_FORK_SAFE", "NEURON_LOGICAL_NC_CONFIG",
+        "NEURON_RT_STOCHASTIC_ROUNDING_EN", "OMP_NUM_THREADS", "NEURON_CC_FLAGS", "TORCH_NEURONX_NEFF_CACHE_DIR",
+        "MALLOC_ARENA_MAX",
+    ]  # fmt: skip
+    assert (found["NEURON_CC_FLAGS"], found["TORCH_NEURONX_NEFF_CACHE_DIR"]) == ("--lnc=2", "cache")
+    compiles = {one.name: one.value for one in variables(plan, replace(OPTIONS, precompile=True), "cache")}
+    assert {name: compiles[name] for name in compiles if name not in found} == {
+        "TORCH_NEURONX_COMPILE_ONLY": "1", "NEURON_PLATFORM_TARGET_OVERRIDE": "trn2",
+    }  # fmt: skip
+    for options in (OPTIONS, replace(OPTIONS, precompile=True)):
+        script = sbatch_script(plan, options)
+        shellcheck(script)
+        shellcheck(node_script(plan, options), "--shell=bash")
+        assert "neuron_parallel_compile" not in script and "XLA_" not in script
+        assert '--no-python bash -c "on_numa_node \\"\\$@\\"" autoshard python "$@"\n' in script
+    assert "A first start takes 1 to " in sbatch_script(plan, OPTIONS).replace("\n# ", " ")
+
+
+def test_a_rank_on_native_pytorch_runs_its_program() -> None:
+    """The shell's part of the job, with torchrun played by a line that hands its command on."""
+    script = node_script(native_plan(1), replace(OPTIONS, program="-c 'import sys; print(sys.argv)' a 'b c'"))
+    ran = subprocess.run(
+        ["bash", "-c", 'torchrun() { while [ "$1" != "--no-python" ]; do shift; done; shift; "$@"; }\n'
+         + script.replace("exec torchrun", "torchrun")],
+        capture_output=True, text=True, timeout=60,
+        env={**os.environ, "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4", "RANK": "0"}
+        | {"MASTER_ADDR": "", "MASTER_PORT": ""},
+    )  # fmt: skip
+    assert ran.stdout == "['-c', 'a', 'b c']\n", ran.stderr
+
+
+def test_the_first_start_by_the_public_cases() -> None:
+    small, large = Region("s", GraphSize(2, 1e4, 0)), Region("l", GraphSize(720, 839_520, 0))
+    assert first_start_s((small, small)) == pytest.approx((11 + 2.8, 11 + 10.2))
+    assert first_start_s((large,)) == pytest.approx((11 + 1.4, 11 + 5.1 + 51 * 60))
+
+
+def test_graphs_of_regions_do_not_depend_on_nodes() -> None:
+    assert graph_changes(native_plan(1), native_plan(2)) == ()
+
+
+def test_the_variable_that_2_32_removed() -> None:
+    gone = "NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS"
+    for sdk, is_set in (("2.31", True), ("2.32", False), ("2.33", False), (None, True)):
+        plan = plan_70b()
+        plan = replace(plan, cluster=replace(plan.cluster, sdk=sdk))
+        assert (gone in {one.name for one in variables(plan, OPTIONS, "cache")}) == is_set
 
 
 def test_the_manifest() -> None:

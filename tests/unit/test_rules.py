@@ -43,7 +43,36 @@ def on(cluster: str, nodes: int, lnc: int | None = None) -> dict[str, Any]:
     return {"cluster": load_cluster(cluster, nodes, lnc)}
 
 
+MIXTRAL_TRN2 = {"model": load_model("mixtral-8x7b"), "cluster": TRN2.under_stack("neuron-compiled"), "backend": "torch"}
 BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    (
+        MIXTRAL_TRN2,
+        {"tp": 4, "pp": 1, "dp": 64, "ep": 2, "layers": 32},
+        (
+            "ep=2: an all-to-all of native PyTorch on Neuron takes 4, 8, 16 or a multiple of 32 ranks; degrees that "
+            "divide the experts: 1, 4, 8"
+        ),
+    ),
+    (
+        {"model": LLAMA_8B, "cluster": TRN2.under_stack("neuron-compiled"), "backend": "torch"},
+        {"tp": 4, "pp": 1, "dp": 32, "cp": 2, "layers": 32, "context_parallel": "ulysses"},
+        (
+            "context_parallel=ulysses with cp=2: an all-to-all of native PyTorch on Neuron takes 4, 8, 16 or a "
+            "multiple of 32 ranks; use all_gather"
+        ),
+    ),
+    (
+        {
+            "model": LLAMA_8B,
+            "cluster": load_cluster("trn2.48xlarge", 4, sdk="2.32").under_stack("neuron-compiled"),
+            "backend": "torch",
+        },
+        {"tp": 4, "pp": 1, "dp": 32, "cp": 2, "layers": 32, "context_parallel": "ring"},
+        (
+            "context_parallel=ring sends from rank to rank, which native PyTorch on Neuron does from SDK 2.33 "
+            "(torch-neuronx 2.13.3) on, not under sdk=2.32; use all_gather"
+        ),
+    ),
     ({}, {"dp": 4}, "tp=32 x pp=8 x dp=4 x cp=1 is 1,024 devices; 16 x trn1.32xlarge has 512"),
     ({}, {"tp": 4, "dp": 16}, "tp=4 is not a group of trn1.32xlarge at lnc 1; degrees that are: 1, 2, 8, 32"),
     ({}, {"tp": 64, "dp": 1}, "tp=64 is not a group of trn1.32xlarge at lnc 1; degrees that are: 1, 2, 8, 32"),

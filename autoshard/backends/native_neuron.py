@@ -1,0 +1,93 @@
+"""Rules of native PyTorch on Neuron, and what a person should know about a layout there.
+
+They hold where the cluster has a stack of it (spec/stack.py). Sources are in brackets: ProcessGroupNeuron is
+torch-neuronx's process group, read before release 2.33; "Beta 3" is torch-neuronx 2.11.3 as third parties found it.
+"""
+
+from __future__ import annotations
+
+from autoshard.backends.problem import Draft, Problem, Rule, divisors
+from autoshard.layout.context_parallel import RINGS
+from autoshard.layout.mesh import replicas_of_experts
+from autoshard.layout.strategy import Strategy
+from autoshard.spec.cluster import Cluster
+from autoshard.spec.stack import FRAGMENTATION, P2P_RELEASE, STACKS
+from autoshard.units import format_bytes
+
+ALL_TO_ALL_SIZES = "4, 8, 16 or a multiple of 32"
+
+
+def takes_all_to_all(size: int) -> bool:
+    """Whether groups of so many ranks have an all-to-all.
+
+    [Beta 3: "supported sizes: 4, 8, 16, or multiples of 32"; release 2.33 says nothing of it]
+    """
+    return size in (1, 4, 8, 16) or size % 32 == 0
+
+
+def experts_have_an_all_to_all(problem: Problem, draft: Draft) -> str | None:
+    if problem.cluster.stack is None or not draft.ep > 1 or _can_exchange(draft.ep, draft.cp):
+        return None
+    known = (ep for ep in divisors(problem.model.num_local_experts) if _can_exchange(ep, draft.cp))
+    shared = f" over {replicas_of_experts(draft.ep, draft.cp)} replicas" if draft.cp > 1 else ""
+    return (
+        f"ep={draft.ep}{shared}: an all-to-all of native PyTorch on Neuron takes {ALL_TO_ALL_SIZES} ranks; "
+        f"degrees that divide the experts: {', '.join(map(str, known)) or 'none'}"
+    )
+
+
+def _can_exchange(ep: int, cp: int) -> bool:
+    """Whether the replicas that experts are spread over have an all-to-all; ranks that share a sequence gather it."""
+    return (ep % cp == 0 or ep == 1) and takes_all_to_all(replicas_of_experts(ep, cp))
+
+
+def context_parallelism_has_its_collectives(problem: Problem, draft: Draft) -> str | None:
+    """Ulysses is an all-to-all, a ring sends from rank to rank; gathering keys and values needs neither."""
+    cluster, kind, cp = problem.cluster, draft.context_parallel, draft.cp
+    if cluster.stack is None or cp == 1:
+        return None
+    if kind == "ulysses" and not takes_all_to_all(cp):
+        return (
+            f"context_parallel=ulysses with cp={cp}: an all-to-all of native PyTorch on Neuron takes "
+            f"{ALL_TO_ALL_SIZES} ranks; use all_gather"
+        )
+    if kind in RINGS and not cluster.has_p2p:
+        return (
+            f"context_parallel={kind} sends from rank to rank, which native PyTorch on Neuron does from SDK "
+            f"{P2P_RELEASE} (torch-neuronx 2.13.3) on, not under sdk={cluster.sdk}; use all_gather"
+        )
+    return None
+
+
+NATIVE_MESH_RULES = (Rule("experts without an all-to-all", experts_have_an_all_to_all),)
+NATIVE_KERNEL_RULES = (Rule("context parallelism without its collectives", context_parallelism_has_its_collectives),)
+
+
+def native_warnings(problem: Problem, strategy: Strategy) -> tuple[str, ...]:
+    """Sentences on what native PyTorch does with a layout; none where the cluster has no stack of it."""
+    cluster = problem.cluster
+    if cluster.stack is None:
+        return ()
+    stack, lost = STACKS[cluster.stack], FRAGMENTATION * cluster.device.memory_bytes
+    margin = (
+        f"fragmentation: {format_bytes(lost)} of each rank are left free: an out-of-memory at 23.5 of 25.77 GB was "
+        "seen (third party, tp=4, 27B); a guess for other layouts"
+    )
+    found = [f"stack {stack.name}: {stack.label}; {stack.sources}", margin]
+    if strategy.pp > 1 and not cluster.has_p2p:
+        found.append(
+            f"pp={strategy.pp}: native PyTorch sends from rank to rank from SDK {P2P_RELEASE} (torch-neuronx 2.13.3) "
+            f"on; under sdk={cluster.sdk} each transfer is planned and priced as a broadcast in a group of two, which "
+            "is an all-reduce there"
+        )
+    if strategy.ep > 1 and _leaves_the_node(cluster, strategy):
+        found.append(
+            f"ep={strategy.ep} leaves the node: Beta 3 of torch-neuronx refused an all-to-all there; whether release "
+            "2.33 takes it is not published"
+        )
+    return tuple(found)
+
+
+def _leaves_the_node(cluster: Cluster, strategy: Strategy) -> bool:
+    """Whether the ranks from a group's first to its last are more than a node has, in the usual order of axes."""
+    return strategy.ep * strategy.tp > cluster.devices_per_node

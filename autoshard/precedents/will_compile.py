@@ -1,0 +1,79 @@
+"""How near a graph comes to the limits of neuronx-cc, by what is public of graphs that it took and that it refused.
+
+`known.json` has those graphs (benchmarks/data/compiler_graphs.csv) and the law that was fitted to them. A graph that is
+no larger in any number than one that compiled is taken to compile, one that is no smaller in any number than a refused
+one to be refused; between those the law speaks, and beyond its data nothing does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+
+from autoshard.precedents.graph_size import GraphSize, Region
+from autoshard.precedents.runs import Known, packaged
+
+LIMIT = 10e6
+"""Instructions of a graph: neuronx-cc 2.24 and 2.27 refused graphs above, "NCC_EVRF007" and "NCC_EXTP004" [third
+parties, trn2]. Older ones refused above 5 million; a flag raises either."""
+
+
+class Verdict(Enum):
+    """Whether a graph compiles, with the word that a page has for it."""
+
+    COMPILES = "compiles"
+    NEAR = "near the limit"
+    REFUSED = "refused"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A graph and what is expected of it. instructions: by the law, None beyond its data. because: a clause."""
+
+    region: Region
+    verdict: Verdict
+    instructions: float | None
+    because: str
+
+
+def judge(region: Region, known: Known | None = None) -> Judged:
+    """The verdict on a graph. known: of other data than the packaged."""
+    found = packaged() if known is None else known
+    graph, count = region.graph, found.instructions.instructions(region.graph)
+    for one in found.compiled:
+        if one.compiles and not graph.beyond(one.graph):
+            return Judged(region, Verdict.COMPILES, count, f"smaller than {one.name}, which compiles")
+        if not one.compiles and not one.graph.beyond(graph):
+            return Judged(region, Verdict.REFUSED, count, f"larger than {one.name}, which is refused")
+    most = max(one.graph.logits for one in found.compiled if one.compiles)
+    if count is not None and count > LIMIT * (1 + margin(found)):
+        return Judged(region, Verdict.REFUSED, count, "above the limit")
+    if graph.logits > most:
+        words = f"{graph.logits / 1e6:,.0f} M logits, and none above {most / 1e6:,.0f} M are known to compile"
+        return Judged(region, Verdict.UNKNOWN, count, words)
+    if count is None:
+        return Judged(region, Verdict.UNKNOWN, count, f"no public graph has {graph.tiles:,.0f} matrix tiles")
+    if count > LIMIT * (1 - margin(found)):
+        return Judged(region, Verdict.NEAR, count, "within the law's own error of the limit")
+    return Judged(region, Verdict.COMPILES, count, "below the limit")
+
+
+@lru_cache(maxsize=4)
+def margin(known: Known) -> float:
+    """The share by which the law may be off: the larger of its error on counts that are left out and of what it is
+    above the limit of a graph that compiled."""
+    law = known.instructions
+    above = [law.per_tile * one.graph.tiles / one.limit - 1 for one in known.compiled if one.compiles]
+    return max(law.left_out_error, *above)
+
+
+def worst(judged: tuple[Judged, ...]) -> Judged:
+    """The graph that is the least likely to compile; of equals the largest."""
+    order = (Verdict.REFUSED, Verdict.NEAR, Verdict.UNKNOWN, Verdict.COMPILES)
+    return min(judged, key=lambda one: (order.index(one.verdict), -_size(one.region.graph)))
+
+
+def _size(graph: GraphSize) -> float:
+    return graph.tiles

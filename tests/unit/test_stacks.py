@@ -1,0 +1,103 @@
+"""Software stacks of native PyTorch on Neuron: constants, fallbacks, what a plan says of them."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from autoshard.backends.problem import Problem
+from autoshard.backends.registry import as_run_by
+from autoshard.backends.rules import warnings
+from autoshard.cost.collectives import GroupShape, collective_law
+from autoshard.errors import AutoshardError
+from autoshard.planner.planning import plan_for
+from autoshard.planner.request import PlanRequest
+from autoshard.plans.plan_json import plan_to_json
+from autoshard.plans.validate import plan_from_dict
+from autoshard.spec.cluster import Cluster, load_cluster
+from autoshard.spec.stack import FRAGMENTATION, STACKS
+
+TRN2 = load_cluster("trn2.48xlarge", 1)
+PAIR = GroupShape(size=2, ranks_per_node=2, nodes=1, stride=4, span=5, senders_per_node=4)
+
+
+def request(**changes: object) -> PlanRequest:
+    asked = {"model": "llama3-8b", "instance": "trn2.48xlarge", "backend": "torch", "top": 0, **changes}
+    return PlanRequest(**asked)  # type: ignore[arg-type]
+
+
+def test_constants_of_each_stack() -> None:
+    compiled, eager = (TRN2.under_stack(name) for name in STACKS)
+    assert compiled.collective_launch_s == pytest.approx(TRN2.collective_launch_s + 1e-4)
+    assert compiled.device.operator_overhead_s == TRN2.device.operator_overhead_s
+    assert eager.collective_launch_s == TRN2.collective_launch_s
+    assert (eager.device.operator_overhead_s, eager.device.pass_launch_s) == (1.9e-4, 0.0)
+    assert 37 * eager.device.operator_overhead_s == pytest.approx(7e-3, rel=0.01)
+    for one in (compiled, eager):
+        margin = one.device.reserved_memory_bytes - TRN2.device.reserved_memory_bytes
+        assert margin == pytest.approx(FRAGMENTATION * 25_769_803_776)
+        assert pytest.approx(1 - 23.5 / 25.77, abs=5e-4) == FRAGMENTATION
+
+
+def test_a_stack_is_taken_once_and_not_changed() -> None:
+    compiled = TRN2.under_stack("neuron-compiled")
+    assert compiled.under_stack("neuron-compiled") is compiled
+    assert as_run_by(compiled, "torch") is compiled and as_run_by(TRN2, "nxd") is TRN2
+    with pytest.raises(AutoshardError) as error:
+        compiled.under_stack("neuron-eager")
+    assert str(error.value) == ("stack=neuron-eager but the constants of trn2.48xlarge are those of neuron-compiled")
+    with pytest.raises(AutoshardError, match=r"^stack='neuron-eager' of cluster trn1.32xlarge must be .*null"):
+        replace(load_cluster("trn1.32xlarge", 1), stack="neuron-eager")
+
+
+@pytest.mark.parametrize("instance", ["trn2.3xlarge", "trn2.48xlarge", "trn2u.48xlarge", "trn3-gen1", "trn3-gen2"])
+def test_torch_on_trn2_and_trn3_is_native(instance: str) -> None:
+    for lnc in (1, 2):
+        assert as_run_by(load_cluster(instance, 1, lnc), "torch").stack == "neuron-compiled"
+
+
+@pytest.mark.parametrize("instance", ["trn1.32xlarge", "cpu", "h100-80gb"])
+def test_torch_elsewhere_has_no_stack(instance: str) -> None:
+    cluster = load_cluster(instance, 1)
+    assert as_run_by(cluster, "torch") is cluster
+
+
+def transfer(cluster: Cluster, payload_bytes: float) -> float:
+    seconds: float = collective_law("send_recv", PAIR, cluster).time_s(payload_bytes)
+    return seconds
+
+
+def test_before_2_33_a_transfer_is_a_broadcast_in_a_group_of_two() -> None:
+    """A broadcast is an all-reduce: launched once, each hop twice, of two ranks each byte once each way."""
+    old = load_cluster("trn2.48xlarge", 1, sdk="2.32").under_stack("neuron-compiled")
+    new = load_cluster("trn2.48xlarge", 1, sdk="2.33").under_stack("neuron-compiled")
+    assert not old.has_p2p and new.has_p2p and load_cluster("trn2.48xlarge", 1, sdk="2.32").has_p2p
+    hop_s = old.intra_node_link(5).latency_s
+    for payload_bytes in (1e3, 1e9):
+        assert transfer(old, payload_bytes) == pytest.approx(transfer(new, payload_bytes) + hop_s)
+
+
+def test_a_plan_says_what_it_runs_on() -> None:
+    plan = plan_for(request(pins={"tp": 4, "pp": 2}, sdk="2.32"))
+    said = warnings(Problem(plan.model, plan.training, plan.cluster, plan.backend), plan.strategy)
+    said = tuple(note for note in plan.notes if note in said)
+    assert [note.partition(":")[0] for note in said] == ["stack neuron-compiled", "fragmentation", "pp=2"]
+    assert "guess" in said[0] and "2.27 GB" in said[1]
+    assert said[2] == (
+        "pp=2: native PyTorch sends from rank to rank from SDK 2.33 (torch-neuronx 2.13.3) on; under sdk=2.32 each "
+        "transfer is planned and priced as a broadcast in a group of two, which is an all-reduce there"
+    )
+    assert plan_from_dict(json.loads(plan_to_json(plan))) == plan
+
+
+def test_the_best_practice_stands_beside_the_choice() -> None:
+    here = plan_for(request())
+    note = next(one for one in here.notes if one.startswith("best practice"))
+    assert "tp=4 inside a chip and FSDP over the torus" in note and "--tp 4 --pp 1 --cp 1 --zero 3 takes it" in note
+    pinned = plan_for(request(pins={"tp": 4, "pp": 1, "cp": 1, "zero": 3}))
+    assert any(one.startswith("best practice") and one.endswith("the chosen layout is that") for one in pinned.notes)
+    alone = plan_for(
+        request(model="llama3-8b", instance="trn2.3xlarge", global_batch=64, seq_len=2048, precision="bf16_sr")
+    )
+    assert not any(one.startswith("best practice") for one in alone.notes)
+    assert not any(one.startswith("best practice") for one in plan_for(request(backend="nxd")).notes)

@@ -1,0 +1,128 @@
+"""Which graphs neuronx-cc is expected to take, and that the planner prefers layouts that compile."""
+
+from dataclasses import replace
+
+import pytest
+
+from autoshard.backends.problem import Problem
+from autoshard.layout.strategy import Strategy
+from autoshard.models.registry import load_model
+from autoshard.planner.compiling import Compiling
+from autoshard.planner.planning import plan_for
+from autoshard.planner.request import PlanRequest
+from autoshard.precedents.graph_size import GraphSize, Region, graph_size, regions
+from autoshard.precedents.runs import packaged
+from autoshard.precedents.will_compile import LIMIT, Verdict, judge, margin, worst
+from autoshard.spec.cluster import load_cluster
+from autoshard.spec.training import TrainingSpec, load_precision
+
+LLAMA = load_model("llama3-8b")
+TRN2 = load_cluster("trn2.48xlarge", 1).under_stack("neuron-compiled")
+TRAINING = TrainingSpec(8192, 64, load_precision("mixed_precision"))
+
+
+def layout(tp: int) -> Strategy:
+    return Strategy(
+        tp=tp,
+        pp=1,
+        dp=64 // tp,
+        cp=1,
+        ep=1,
+        num_virtual_stages=1,
+        microbatch_size=1,
+        schedule="1f1b",
+        recompute=("none",),
+        sequence_parallel=tp > 1,
+        zero=1,
+        attention_kernel="flash",
+        stage_layers=(32,),
+    )
+
+
+def verdict(operators: float, tiles: float, logits: float = 0.0) -> Verdict:
+    return judge(Region("it", GraphSize(operators, tiles, logits))).verdict
+
+
+def test_the_public_graphs_are_judged_as_they_were() -> None:
+    """All that the data says, of graphs with a limit of 10 million and of one that is far beyond."""
+    for one in packaged().compiled:
+        found = judge(Region(one.name, one.graph)).verdict
+        assert found is (Verdict.COMPILES if one.compiles else Verdict.REFUSED), one.name
+
+
+def test_verdicts_at_the_edges_of_the_data() -> None:
+    known = packaged()
+    per_tile, off = known.instructions.per_tile, margin(known)
+    assert off == pytest.approx(12.86 * 839_520 / 10e6 - 1, rel=1e-3)
+    assert off > known.instructions.left_out_error
+    at_limit = LIMIT / per_tile
+    assert verdict(5_000, 0.9 * at_limit) is Verdict.COMPILES  # more operators than any known graph: by the law
+    assert verdict(5_000, at_limit) is Verdict.NEAR
+    assert verdict(5_000, 1.1 * at_limit) is Verdict.REFUSED
+    assert verdict(5_000, 1e5) is Verdict.UNKNOWN and verdict(5_000, 3e6) is Verdict.REFUSED
+    assert verdict(5, 3e6) is Verdict.UNKNOWN  # beyond the law, with fewer operators than any that was refused
+    assert verdict(5, 2e5, 2e8) is Verdict.UNKNOWN and verdict(5, 2e5, 1e8) is Verdict.COMPILES
+    assert verdict(1, 0) is Verdict.COMPILES
+
+
+def test_regions_of_a_tensor_parallel_block() -> None:
+    """tp=4 of Llama-3-8B: between collectives are q, k, v; attention; its output; the MLP; norms; the head."""
+    found = {one.name: one.graph for one in regions(LLAMA, TRAINING, TRN2, layout(4))}
+    mlp = found["mlp.gate_proj to mlp.down_proj, forward"]
+    flops = 3 * 2 * 8192 * 4096 * 14336 / 4
+    assert mlp == GraphSize(4, flops / (2 * 128 * 128 * 512), 0.0)
+    assert found["mlp.gate_proj to mlp.down_proj, backward"].tiles == 2 * mlp.tiles
+    head = found["lm_head to loss, backward"]
+    assert (head.operators, head.logits) == (2, 8192 * 128_256 / 4)
+    assert head.tiles == 2 * 2 * 8192 * 4096 * 128_256 / 4 / (2 * 128 * 128 * 512)
+    assert found["self_attn.core_attention, forward"].operators == 1
+    assert list(found.values()) == sorted(found.values(), key=lambda one: -one.tiles)
+
+
+def test_without_collectives_a_region_spans_blocks() -> None:
+    names = [one.name for one in regions(LLAMA, TRAINING, TRN2, layout(1))]
+    assert (
+        names[0] == "self_attn.o_proj to loss, backward" and "model.embed_tokens to self_attn.k_rope, forward" in names
+    )
+
+
+def test_eager_operators_are_graphs_by_themselves() -> None:
+    eager = load_cluster("trn2.48xlarge", 1).under_stack("neuron-eager")
+    found = regions(LLAMA, TRAINING, eager, layout(4))
+    assert all(one.graph.operators == 1 and " to " not in one.name for one in found)
+
+
+def test_regions_add_up_to_the_pass() -> None:
+    """Forward and backward of two blocks and both ends are the tiles of one graph of two blocks without a pipeline."""
+    small = replace(LLAMA, num_hidden_layers=2)
+    whole = graph_size(small, TRAINING, TRN2, replace(layout(4), stage_layers=(2,)))
+    found = {one.name: one.graph.tiles for one in regions(LLAMA, TRAINING, TRN2, layout(4))}
+    head = sum(tiles for name, tiles in found.items() if name.startswith("lm_head"))
+    assert whole.tiles == pytest.approx(head + 2 * (sum(found.values()) - head))
+
+
+def test_a_layout_is_refused_for_its_logits_and_more_tp_is_the_repair() -> None:
+    judged = Compiling(Problem(LLAMA, TRAINING, TRN2, "torch"))
+    assert judged.refuses(layout(1)) and not judged.refuses(layout(4))
+    hardest = worst(judged.judged(layout(1)))
+    assert hardest.verdict is Verdict.REFUSED and hardest.because == "above the limit"
+
+
+def test_the_search_prefers_what_compiles() -> None:
+    request = PlanRequest("llama3-8b", "trn2.48xlarge", backend="torch", top=1, pins={"cp": 1})
+    plan = plan_for(request)
+    note = next(one for one in plan.notes if one.startswith("compile:"))
+    assert plan.strategy.tp > 1 and "is predicted to be faster, the chosen layout takes" in note
+    assert note.endswith("is expected to be refused; pins take it all the same")
+    assert next(one for one in plan.notes if one.startswith("will it compile: unknown. "))
+    assert any(
+        one.endswith("more tensor parallelism, or logits in chunks (fewer rows at a time)") for one in plan.notes
+    )
+    pinned = plan_for(replace(request, pins={"cp": 1, "tp": 1}))
+    assert pinned.strategy.tp == 1 and not any(one.startswith("compile:") for one in pinned.notes)
+    assert any(one.startswith("will it compile: refused. ") for one in pinned.notes)
+
+
+def test_other_stacks_say_nothing_of_regions() -> None:
+    plan = plan_for(PlanRequest("llama3-8b", "trn2.48xlarge", backend="nxd", top=0))
+    assert not any("will it compile" in one for one in plan.notes)
