@@ -107,7 +107,7 @@ def _unit(model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: Loc
     work = stage_work(
         model,
         training.sequence_length,
-        training.expert_capacity_factor,
+        training.expert_slots(shape.ep),
         training.precision.compute_dtype,
         shape,
         cluster.platform.kv_heads_innermost,
