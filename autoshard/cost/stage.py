@@ -289,7 +289,7 @@ def stage_pricer(
         work = stage_work(
             model,
             training.sequence_length,
-            training.expert_capacity_factor,
+            training.expert_slots(shape.ep),
             dtype,
             anywhere,
             kv_inner,

@@ -230,6 +230,7 @@ def _facts(plan: Plan) -> tuple[tuple[str, str], ...]:
         ("recompute", _recompute(strategy)),
         ("optimizer", _optimizer(plan)),
         ("attention", _attention(strategy)),
+        *((("experts", _experts(plan)),) if plan.model.is_moe else ()),
     )
 
 
@@ -290,6 +291,21 @@ def _schedule(strategy: Strategy) -> str:
 def _attention(strategy: Strategy) -> str:
     kernel = _ATTENTION[strategy.attention_kernel]
     return f"{kernel}; {_CONTEXT_PARALLEL[strategy.context_parallel]}" if strategy.cp > 1 else kernel
+
+
+def _experts(plan: Plan) -> str:
+    """How many tokens an expert takes, by the capacity factor or by what the busiest rank gets."""
+    training, ep = plan.training, plan.strategy.ep
+    uneven, slots = training.imbalance(ep), plan.expert_slots
+    per_slot = f"slots for {slots:.4g} times an even share of each sequence's tokens"
+    if not training.expert_tokens and training.expert_imbalance == 1:
+        return f"{per_slot}, the capacity factor; what is over it is dropped; priced as routed evenly"
+    of = "the tokens of each expert" if training.expert_tokens else f"imbalance {training.expert_imbalance:g}"
+    if ep == 1:
+        return f"{per_slot}, the capacity factor; {of} makes no rank busier: each has all experts (ep=1)"
+    busiest = f"the experts of the busiest of {ep} ranks get {uneven:.4g} times the mean ({of})"
+    enough = "" if slots == uneven else ", which the capacity factor covers"
+    return f"{per_slot} and time for them, as dropless routing needs: {busiest}{enough}"
 
 
 _SHARDED = {1: "state", 2: "state and gradients", 3: "state, gradients and weights"}

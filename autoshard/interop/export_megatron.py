@@ -60,7 +60,7 @@ def _model(plan: Plan) -> Iterator[str]:
     if model.normalizes_heads:
         yield "--qk-layernorm"
     if model.is_moe:
-        factor = plan.training.expert_capacity_factor
+        factor = plan.expert_slots
         yield f"--num-experts {model.num_local_experts} --moe-router-topk {model.num_experts_per_tok}"
         yield f"--moe-ffn-hidden-size {model.intermediate_size} --moe-expert-capacity-factor {factor:g}"
         if not model.norm_topk_prob:

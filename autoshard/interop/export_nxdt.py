@@ -98,7 +98,7 @@ def _model(plan: Plan) -> dict[str, Any]:
             "num_experts": model.num_local_experts,
             "top_k": model.num_experts_per_tok,
             "frequency": 1,
-            "capacity_factor": plan.training.expert_capacity_factor,
+            "capacity_factor": plan.expert_slots,
             "dropless": False,
             "normalize_top_k_affinities": model.norm_topk_prob,
         }

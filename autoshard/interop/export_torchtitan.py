@@ -105,7 +105,5 @@ def _left_out(plan: Plan) -> tuple[str, ...]:
             "is its gate"
         )
     if plan.model.is_moe:
-        left_out.append(
-            f"expert_capacity_factor={plan.training.expert_capacity_factor:g}: torchtitan drops no tokens of an expert"
-        )
+        left_out.append(f"expert_capacity_factor={plan.expert_slots:g}: torchtitan drops no tokens of an expert")
     return tuple(left_out)

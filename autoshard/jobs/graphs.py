@@ -83,7 +83,7 @@ def _compiled(plan: Plan) -> Iterator[tuple[str, Any]]:
     yield "microbatches", "one" if plan.num_microbatches == 1 else "several"
     yield "sequence_length", training.sequence_length
     yield "precision", training.precision.name
-    yield "expert_capacity_factor", training.expert_capacity_factor
+    yield "expert_capacity_factor", plan.expert_slots
     yield "nodes", plan.cluster.nodes
     yield "instance", plan.cluster.instance
     yield "lnc", plan.cluster.lnc

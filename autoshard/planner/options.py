@@ -70,6 +70,19 @@ def _linear_layers(value: Any) -> str:
     return name
 
 
+def _imbalance(value: Any) -> float | str:
+    """A number of at least 1, or the path of a file with the tokens of each expert."""
+    try:
+        found = number(value)
+    except WrongValueError:
+        if isinstance(value, str) and not re.fullmatch(r"[-+.\d\s]*|[-+]?(nan|inf)", value):
+            return path(value)
+        raise
+    if found < 1:
+        raise WrongValueError(f"{shortened(str(value))} must be at least 1, the mean, or a JSON file")
+    return found
+
+
 def _axis_order(value: Any) -> str:
     name = text(value)
     return name if name == SEARCHED else "-".join(parse_axis_order(name))
@@ -143,6 +156,13 @@ WHAT = (
         "SET",
         "linear layers that stay in bf16 where the others are in 8 or 4 bits: attention, mlp, operators of a block, "
         "first=N or last=N blocks, joined by +",
+    ),
+    Option(
+        "expert_imbalance",
+        _imbalance,
+        "TIMES",
+        "tokens that the experts of the busiest rank get over the mean, such as 1.2, or a JSON file: a list of the "
+        "tokens of each expert (default: 1)",
     ),
     Option(
         "dropout",

@@ -32,6 +32,7 @@ from autoshard.spec.cluster import Cluster, load_cluster
 from autoshard.spec.dropout import NO_DROPOUT, PUBLISHED, Dropout, parse_dropout
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.product_format import PRODUCT_FORMATS
+from autoshard.spec.routing import check_routing, with_imbalance
 from autoshard.spec.traced import LONGEST_TRACE
 from autoshard.spec.training import TrainingSpec, load_precision
 from autoshard.units import format_seconds
@@ -112,6 +113,9 @@ def inputs_of(
     precision = load_precision(_names(request, cluster)[0])
     quantized_products(cluster.device, precision)  # raises where the device has none
     training = _keeping_wide(TrainingSpec(length, request.global_batch, precision), request, model, cluster)
+    if request.expert_imbalance is not None:
+        training = with_imbalance(training, request.expert_imbalance)
+        check_routing(model, training)
     name = request.backend if request.backend != "auto" else usual_backend(cluster).name
     check_choice("the request", "backend", name, BACKENDS)
     if request.device != "auto" and name != ANYWHERE.name:

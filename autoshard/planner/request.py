@@ -34,6 +34,7 @@ class PlanRequest:
     global_batch: int = GLOBAL_BATCH
     precision: str = "mixed_precision"
     keep_bf16: str | None = None
+    expert_imbalance: float | str | None = None
     dropout: str | None = None
     backend: str = "auto"
     device: str = "auto"

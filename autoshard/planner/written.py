@@ -25,10 +25,9 @@ UNSAID = ("context_parallel", "zero", "axis_order")
 OF_THE_COMMAND = ("out", "top", "format")
 """Options of a recipe that say nothing of what is trained."""
 
-NO_LIMIT = (
-    "experts without a capacity factor (dropless): priced as if each got its even share of tokens (capacity factor 1); "
-    "a plan drops what is over it"
-)
+NO_LIMIT = "experts without a capacity factor (dropless): priced as if {priced}; a plan drops what is over it"
+EVEN_SHARE = "each got its even share of tokens (capacity factor 1)"
+UNEVEN = "each got what the busiest rank's get by --expert-imbalance"
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
     problem, notes = _problem(file, request, written, model)
     warnings = written.warnings
     if problem.model.is_moe and written.complete and not written.training_fields:
-        warnings += (NO_LIMIT,)
+        warnings += (NO_LIMIT.format(priced=EVEN_SHARE if request.expert_imbalance is None else UNEVEN),)
     if written.drops and request.dropout is None:
         warnings += (f"{written.drops}: dropout is not in the price; --dropout puts it there, with backend torch",)
 

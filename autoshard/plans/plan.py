@@ -124,6 +124,11 @@ class Plan:
         return self.strategy.num_microbatches(self.training.global_batch_size)
 
     @property
+    def expert_slots(self) -> float:
+        """Slots of each expert over the even share of a sequence's tokens, see TrainingSpec.expert_slots."""
+        return self.training.expert_slots(self.strategy.ep)
+
+    @property
     def zero_axes(self) -> tuple[str, ...]:
         """Axes over which the optimizer state is sharded."""
         return tuple(axis for axis in self.mesh.stage_axes if axis in ZERO_AXES) if self.strategy.zero else ()
@@ -133,7 +138,7 @@ class Plan:
         """Global size of every dim for one microbatch of all data-parallel ranks."""
         strategy, training = self.strategy, self.training
         batch = strategy.microbatch_size * strategy.dp
-        return dim_sizes(self.model, batch, training.sequence_length, strategy.tp, training.expert_capacity_factor)
+        return dim_sizes(self.model, batch, training.sequence_length, strategy.tp, self.expert_slots)
 
     def choices(self, graph: Graph) -> dict[str, Choice]:
         """Operator name -> its choice, looked up by template; nothing is decided here."""

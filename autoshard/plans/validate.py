@@ -25,6 +25,7 @@ from autoshard.plans.prices import is_cheap, other_prices, priced
 from autoshard.plans.search_result import Candidate, Pins
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.model import ModelSpec
+from autoshard.spec.routing import check_routing
 from autoshard.spec.training import TrainingSpec
 from autoshard.units import MB, format_seconds
 
@@ -160,6 +161,7 @@ def problem_from_dict(data: Mapping[str, Any]) -> tuple[Problem, object]:
     inputs = Reader(data["inputs"], "inputs")
     model = from_json(ModelSpec, inputs.any("model"), "inputs.model")
     training = from_json(TrainingSpec, inputs.any("training"), "inputs.training")
+    check_routing(model, training)
     cluster = from_json(Cluster, inputs.any("cluster"), "inputs.cluster")
     pins = inputs.any("pins")
     inputs.finish()

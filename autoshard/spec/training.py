@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, fields, replace
+from math import inf
 from typing import Annotated
 
 from autoshard.errors import AutoshardError
-from autoshard.files.codec import Absence, Count, Limit, Positive, Whole
-from autoshard.files.fields import check_choice, check_integer, check_positive, show
+from autoshard.files.codec import Absence, Count, Limit, NotNegative, Positive, Whole
+from autoshard.files.fields import check_choice, check_integer, check_not_negative, check_positive, show
 from autoshard.spec.product_format import PRODUCT_FORMATS, ProductFormat
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8, "int32": 4, "int64": 8}
 """Bytes of one element."""
 FLOATING_DTYPES = ("bfloat16", "float16", "float32", "float64")
 FloatingDtype = Annotated[str, Limit(choices=FLOATING_DTYPES)]
+MOST_EXPERTS = 4096
+TokensOfExperts = Annotated[tuple[NotNegative, ...], Limit(items=1, most_items=MOST_EXPERTS)]
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,10 @@ class TrainingSpec:
         are, sorted; left out where there are none.
     unquantized_first: Blocks at the beginning of the model that do so whole; left out where it is 0.
     unquantized_last: Blocks at its end that do; left out where it is 0.
+    expert_imbalance: Tokens that the experts of the busiest expert-parallel rank get over the mean of ranks; left out
+        where it is 1.
+    expert_tokens: Tokens that each expert gets, in any unit, in place of expert_imbalance, which then follows from them
+        for each degree of expert parallelism; left out where they are not known.
     """
 
     sequence_length: Count
@@ -106,6 +113,8 @@ class TrainingSpec:
     unquantized: Annotated[tuple[str, ...], Absence.WRITTEN] = ()
     unquantized_first: Annotated[Whole, Absence.WRITTEN] = 0
     unquantized_last: Annotated[Whole, Absence.WRITTEN] = 0
+    expert_imbalance: Annotated[float, Limit(at_least=1), Absence.WRITTEN] = 1.0
+    expert_tokens: Annotated[tuple[NotNegative, ...], Limit(most_items=MOST_EXPERTS), Absence.WRITTEN] = ()
 
     def __post_init__(self) -> None:
         check_integer("the training", "sequence_length", self.sequence_length)
@@ -130,6 +139,43 @@ class TrainingSpec:
                 f"keep_bf16={self.kept_wide} of the training: precision {self.precision.name} quantises "
                 f"nothing; {', '.join(PRODUCT_FORMATS)} do"
             )
+        self._check_routing()
+
+    def _check_routing(self) -> None:
+        check_positive("the training", "expert_imbalance", self.expert_imbalance)
+        if self.expert_imbalance < 1:
+            raise AutoshardError(
+                f"expert_imbalance={show(self.expert_imbalance)} of the training must be at least 1: the busiest rank "
+                "gets no less than the mean"
+            )
+        for place, count in enumerate(self.expert_tokens):
+            check_not_negative("the training", f"expert_tokens[{place}]", count)
+        if self.expert_tokens and not 0 < sum(self.expert_tokens) < inf:
+            raise AutoshardError(
+                f"expert_tokens of the training add up to {sum(self.expert_tokens):g}; some are needed"
+            )
+        if self.expert_tokens and self.expert_imbalance != 1:
+            raise AutoshardError(
+                f"expert_imbalance={show(self.expert_imbalance)} of the training follows from its expert_tokens; "
+                "give one of them"
+            )
+
+    def imbalance(self, ep: int) -> float:
+        """Tokens of the busiest of ep expert-parallel ranks over their mean; each holds as many neighbouring experts.
+
+        A rank of few gets no more than all tokens, so that a number for more ranks is cut to ep. 1 where every rank has
+        all experts.
+        """
+        if not self.expert_tokens:
+            return min(self.expert_imbalance, float(ep))
+        each = len(self.expert_tokens) // ep
+        ranks = [sum(self.expert_tokens[first : first + each]) for first in range(0, each * ep, each)]
+        return max(ranks) * ep / sum(ranks)
+
+    def expert_slots(self, ep: int) -> float:
+        """Slots of each expert over the even share of a sequence's tokens in a layout of so many expert-parallel ranks:
+        the capacity factor, or what the busiest rank's experts need where that is more."""
+        return max(self.expert_capacity_factor, self.imbalance(ep))
 
     @property
     def kept_wide(self) -> str:

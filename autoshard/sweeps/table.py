@@ -19,7 +19,7 @@ from autoshard.sweeps.grid import Point
 from autoshard.version import program_version
 
 OK, DOES_NOT_FIT, INVALID = "ok", "does not fit", "invalid"
-FILE_OPTIONS = ("model", "hardware")
+FILE_OPTIONS = ("model", "hardware", "expert_imbalance")
 """Options that may name a file; a row is reused only while the contents of those files stay the same."""
 
 Key = tuple[str, ...]

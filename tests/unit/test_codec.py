@@ -55,6 +55,7 @@ class Outer:
     words: Annotated[tuple[str, ...], Form(" ".join, lambda data, where: tuple(data.split()), {"type": "string"})]
     old: Annotated[int, Absence.READ] = 7
     rare: Annotated[tuple[int, ...], Absence.WRITTEN] = ()
+    usual: Annotated[float, Absence.WRITTEN] = 1.0
 
 
 VALUE = Outer("x", 2, 0.5, True, (0, 1), (3, "z"), Inner("a"), (Inner("b", 0.5),), Pair(1, "y"), {"q": 1.0}, ("u", "v"))
@@ -83,6 +84,8 @@ def test_there_and_back() -> None:
 def test_a_key_that_may_be_missing_is_its_default() -> None:
     assert from_json(Outer, {name: value for name, value in JSON.items() if name != "old"}, "file") == VALUE
     assert from_json(Outer, {**JSON, "rare": [1]}, "file").rare == (1,)
+    unusual = from_json(Outer, {**JSON, "usual": 0.0}, "file")
+    assert to_json(unusual) == {**JSON, "usual": 0.0}
 
 
 @pytest.mark.parametrize(

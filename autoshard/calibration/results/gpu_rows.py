@@ -43,8 +43,7 @@ other way) and those of ranks in FP32, as AA-Scaling's published code does."""
 LOW_PRECISIONS = ("nvfp4", "mxfp8", "fp8")
 """Formats of products in a row's precision; the first that is found counts."""
 EXPERT_IMBALANCE = 1.0
-"""Tokens of the fullest expert over the mean: slots of all of them, in time and memory. Published benchmarks route
-evenly by force."""
+"""Tokens of the busiest rank's experts over the mean: published benchmarks route evenly by force."""
 GRADIENTS_AS_THEY_COME = ("nemo", "megatron-bridge")
 """Stacks that sum and send gradients in bfloat16: grad_reduce_in_fp32=False of the performance recipes of NeMo 2 and
 Megatron-Bridge (scripts/performance), grad_sync_dtype=bf16 of NeMo 1's."""
@@ -111,7 +110,9 @@ def gpu_case(row: Row) -> Case:
         experts = spread(row, strategy.tp, strategy.dp, strategy.cp)
         operators = experts_over_tensor_ranks(model) if model.is_moe and experts.over_tensor_ranks else ()
         half = "float16" if "fp16" in row.get("precision", "").lower() else "bfloat16"
-        training = TrainingSpec(integer(row, "seq_len"), integer(row, "gbs"), precision(row, half), EXPERT_IMBALANCE)
+        training = TrainingSpec(
+            integer(row, "seq_len"), integer(row, "gbs"), precision(row, half), expert_imbalance=EXPERT_IMBALANCE
+        )
         if model.is_moe and strategy.cp > 1:
             training, strategy = _without_context_parallel(training, strategy, experts.ep)
     except AutoshardError as error:

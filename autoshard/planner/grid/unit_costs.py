@@ -117,7 +117,7 @@ def _of_any_batch(training: TrainingSpec) -> TrainingSpec:
 
 @lru_cache(maxsize=1024)
 def _unit_programs(model: ModelSpec, training: TrainingSpec, kv_inner: bool, shape: LocalShape) -> Units:
-    sizes = (training.sequence_length, training.expert_capacity_factor, training.precision.compute_dtype)
+    sizes = (training.sequence_length, training.expert_slots(shape.ep), training.precision.compute_dtype)
 
     def unit(name: str) -> ProgramWork:
         return stage_work(model, *sizes, shape, kv_inner, *UNITS[name], quantized(training))
