@@ -263,6 +263,24 @@ def test_latent_attention_is_priced_by_its_flops() -> None:
 
 
 @pytest.mark.parametrize(
+    ("gpu", "release", "notes", "kernel"),
+    [
+        ("GB200-186GB", "25.04", "MLA", "plain"),
+        ("B200-180GB-SXM", "25.02", "MLA", "plain"),
+        ("GB200-186GB", "25.07", "MLA", "flash"),
+        ("H100-80GB-SXM", "25.04", "MLA", "flash"),
+        ("GB200-186GB", "25.04", "", "flash"),
+    ],
+)
+def test_latent_attention_had_no_flash_kernel_on_blackwell_at_first(
+    gpu: str, release: str, notes: str, kernel: str
+) -> None:
+    columns = {"gpu": gpu, "framework": f"NeMo {release} Megatron-Core", "notes": notes}
+    case = gpu_case({**ROW, **columns, "attn_kernel": "cuDNN fused/flash"})
+    assert (case.strategy.attention_kernel, case.kernel) == (kernel, "cudnn" if kernel == "flash" else "fused_softmax")
+
+
+@pytest.mark.parametrize(
     ("columns", "expected"),
     [
         ({"ep": "8"}, Spread(8, False)),

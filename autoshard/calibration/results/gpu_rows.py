@@ -50,6 +50,11 @@ Megatron-Bridge (scripts/performance), grad_sync_dtype=bf16 of NeMo 1's."""
 ENDS_HOLD_LESS = ("embedding counted as layer", "first and last stage hold one layer less")
 """Notes of rows whose first and last stage hold a layer less than the others."""
 PLAIN_KERNELS = ("fused_softmax", "torch")
+LATENT_ON_BLACKWELL = 25.07
+"""The first of NeMo's containers with a flash kernel that trains latent attention on Blackwell: cuDNN has one for heads
+of 192 and 128 columns from 9.11 on, and before Transformer Engine takes its plain attention (recalled, not read, of its
+nvte_get_fused_attn_backend). The rows agree: DeepSeek-V3's recipe of NeMo 25.04 recomputes the core of attention on
+GB200, which frees nothing where a flash kernel runs, and does not on H100, with less than half the memory."""
 OTHER_RELEASE = "NOT the release of this row"
 """What a note says where a setting was read in another release of the software than that which was measured."""
 
@@ -287,7 +292,10 @@ def recompute(text: str) -> str:
 
 def _kernel_text(row: Row) -> str:
     """The words of a row on its attention kernel; of NeMo 2, which has Transformer Engine's, that takes cuDNN's kernels
-    on Hopper and Blackwell, where it says nothing."""
+    on Hopper and Blackwell, where it says nothing; "unfused" where no release of those had one yet."""
+    release = re.search(r"NeMo (2\d\.\d\d)\b", row.get("framework", ""))
+    if release and float(release[1]) < LATENT_ON_BLACKWELL and re.match(r"G?B\d", row["gpu"]) and extras(row).latent:
+        return "unfused"
     silent = "cudnn" if row.get("framework", "").lower().startswith("nemo 2") else ""
     return row.get("attn_kernel") or silent
 
