@@ -1,0 +1,117 @@
+"""One model of each family at full size: planned as a whole process, its first and last stage audited.
+
+    python -m benchmarks.families                # every family; some minutes each
+    python -m benchmarks.families qwen3 gpt_oss  # these model_types; the others keep their row
+
+Results go to results/families.json and as a table to results/families.md. Parity with transformers and of sharded runs
+is the test suite's: the table says which tests hold it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from autoshard.audits.run import audit
+from autoshard.models.registry import load_model
+from autoshard.models.stage import parameter_count
+from autoshard.plans.names import layout_name
+from autoshard.plans.validate import read_plan
+from autoshard.units import GB
+from benchmarks.audit_plans import off, peak
+
+RESULTS = Path(__file__).parent / "results"
+MODELS: dict[str, tuple[str, str, int]] = {
+    "llama": ("llama3-70b", "trn2.48xlarge", 16),
+    "mistral": ("mistral-7b", "trn2.48xlarge", 2),
+    "mixtral": ("mixtral-8x22b", "trn2.48xlarge", 16),
+    "gpt2": ("gpt3-175b", "trn2.48xlarge", 32),
+    "gpt_neox": ("gpt-neox-20b", "trn2.48xlarge", 4),
+    "qwen2": ("qwen2.5-72b", "trn2.48xlarge", 16),
+    "qwen3": ("qwen3-32b", "trn2.48xlarge", 8),
+    "qwen2_moe": ("qwen2-57b-a14b", "trn2.48xlarge", 8),
+    "qwen3_moe": ("qwen3-30b-a3b", "trn2.48xlarge", 4),
+}
+"""model_type -> (model, instance, nodes)."""
+BACKEND = "torch"
+HEADER = (
+    "family", "model", "parameters", "kinds of blocks", "plan", "step", "proof", "planned in", "stage", "planned GB",
+    "audited GB", "off",
+)  # fmt: skip
+
+
+def result(model: str, instance: str, nodes: int) -> dict[str, Any]:
+    """The plan and the audit of one model as JSON values."""
+    spec = load_model(model)
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "plan.json"
+        command = [sys.executable, "-m", "autoshard", "plan", "--model", model, "--instance", instance]
+        command += ["--nodes", str(nodes), "--backend", BACKEND, "--out", str(file)]
+        start = time.perf_counter()
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        seconds = time.perf_counter() - start
+        plan = read_plan(file)
+    ends = tuple(sorted({0, plan.strategy.pp - 1}))
+    audits = audit(plan, ends, lambda done, total, one: None)
+    worst = max(audits, key=lambda one: abs(off(peak(one))))
+    row = peak(worst)
+    return {
+        "model": f"{model} on {nodes} {instance}",
+        "parameters": parameter_count(spec),
+        "kinds": len(spec.kinds),
+        "layout": layout_name(plan.strategy),
+        "step_time_s": plan.estimate.step_time_s,
+        "proof": "" if plan.search is None else plan.search.optimality,
+        "planning_s": seconds,
+        "stage": worst.role.pipeline_rank,
+        "planned_bytes": row.planned,
+        "audited_bytes": row.measured,
+        "differs": sorted({one.what for found in audits for one in found.differences}),
+        "off": off(row),
+    }
+
+
+def cells(family: str, one: dict[str, Any]) -> tuple[str, ...]:
+    """The cells of a family's row, under HEADER."""
+    counts = ", ".join(one["differs"])
+    return (
+        family,
+        one["model"],
+        f"{one['parameters']:,}",
+        str(one["kinds"]),
+        one["layout"],
+        f"{one['step_time_s']:.3g} s",
+        one["proof"],
+        f"{one['planning_s']:.1f} s",
+        str(one["stage"]),
+        f"{one['planned_bytes'] / GB:.2f}",
+        f"{one['audited_bytes'] / GB:.2f}",
+        f"{one['off']:+.1%}" + (f" (differ: {counts})" if counts else ""),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("families", nargs="*", choices=[[], *MODELS], help="model_types; all without any")
+    chosen = parser.parse_args().families or list(MODELS)
+    file = RESULTS / "families.json"
+    known: dict[str, dict[str, Any]] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    print(" | ".join(HEADER))
+    for family in chosen:
+        known[family] = result(*MODELS[family])
+        print(" | ".join(cells(family, known[family])), flush=True)
+        kept = {name: known[name] for name in MODELS if name in known}
+        file.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+        rows = [HEADER, ("---",) * len(HEADER), *(cells(*item) for item in kept.items())]
+        text = "".join("| " + " | ".join(row) + " |\n" for row in rows)
+        (RESULTS / "families.md").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
