@@ -62,7 +62,7 @@ def native(**pins: object) -> Plan:
 
 def test_a_function_is_read() -> None:
     assert parse_registry(REGISTRY, "r.py", "llama3_70b") == {
-        "model": {"flavor": "70B"},
+        "model": {"flavor": "70B", "name": "llama3"},
         "training": {"steps": 1000, "seq_len": 8192, "local_batch_size": 2},
         "parallelism": {
             "tensor_parallel_degree": 8,
@@ -91,14 +91,14 @@ def test_a_function_on_top_of_another_one() -> None:
             REGISTRY,
             None,
             (
-                "r.py has 4 functions that return a Trainer.Config: llama3_70b, llama3_70b_long, older, round_and_round; "
-                "name one as r.py:FUNCTION"
+                "r.py has 4 functions that return a Trainer.Config: llama3_70b, llama3_70b_long, older, "
+                "round_and_round; name one as r.py:FUNCTION"
             ),
         ),
         (
             REGISTRY,
             "llama3_7b",
-            "r.py has no function 'llama3_7b' that returns a Trainer.Config; did you mean llama3_70b?",
+            "r.py has no function 'llama3_7b' that returns a Trainer.Config; did you mean llama3_70b or llama3_70b_long?",
         ),
         (REGISTRY, "round_and_round", "r.py: round_and_round starts from round_and_round, which never ends"),
         ("def f(:", None, "r.py is no Python that can be read in line 1"),
@@ -119,7 +119,7 @@ def test_errors(text: str, name: str | None, error: str) -> None:
 
 def test_the_command_reads_one_function() -> None:
     Path("registry.py").write_text(REGISTRY)
-    given = {"model": "llama3-70b", "instance": "trn1.32xlarge", "nodes": 16, "backend": "torch"}
+    given = {"instance": "trn1.32xlarge", "nodes": 16, "backend": "torch"}
     found = plan_of("registry.py", read_written("registry.py:llama3_70b_long", given))
     s = found.strategy
     assert (s.tp, s.cp, s.microbatch_size, s.zero, s.recompute) == (8, 2, 2, 3, ("none",))
