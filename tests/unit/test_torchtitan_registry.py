@@ -98,7 +98,10 @@ def test_a_function_on_top_of_another_one() -> None:
         (
             REGISTRY,
             "llama3_7b",
-            "r.py has no function 'llama3_7b' that returns a Trainer.Config; did you mean llama3_70b or llama3_70b_long?",
+            (
+                "r.py has no function 'llama3_7b' that returns a Trainer.Config; did you mean llama3_70b or "
+                "llama3_70b_long?"
+            ),
         ),
         (REGISTRY, "round_and_round", "r.py: round_and_round starts from round_and_round, which never ends"),
         ("def f(:", None, "r.py is no Python that can be read in line 1"),
