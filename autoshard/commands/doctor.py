@@ -12,7 +12,7 @@ from autoshard.commands.parser import Parser, add_format
 from autoshard.files.option_values import path
 
 if TYPE_CHECKING:
-    from autoshard.doctor.findings import Finding
+    from autoshard.doctor.finding import Finding
 
 SUMMARY = "what this machine has, and what would stop a plan here"
 USAGE = "autoshard doctor [PLAN] [--format text|json]"
@@ -31,7 +31,8 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(values: Mapping[str, Any]) -> int:
-    from autoshard.doctor.findings import STOPS, findings
+    from autoshard.doctor.finding import STOPS
+    from autoshard.doctor.findings import findings
     from autoshard.doctor.machine import look
 
     plan = load_plan(values["plan"]) if values["plan"] is not None else None
@@ -50,7 +51,7 @@ def run(values: Mapping[str, Any]) -> int:
 
 def page(found: Sequence[Finding]) -> list[str]:
     """The lines of the page: for each finding a line such as 'stops    Neuron driver   none', with advice below it."""
-    from autoshard.doctor.findings import OK
+    from autoshard.doctor.finding import OK
 
     width = max(len(one.what) for one in found)
     lines = []

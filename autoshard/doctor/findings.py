@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from autoshard.backends.registry import BACKENDS
+from autoshard.doctor.finding import OK, STOPS, WARNING, Finding
 from autoshard.doctor.machine import Machine
+from autoshard.doctor.native import around_it, package
 from autoshard.models.stage import parameter_count
 from autoshard.plans.plan import Plan
 from autoshard.units import GB, format_bytes
 
-OK, WARNING, STOPS = "ok", "warning", "stops"
 NXD_TORCH, NXD_VERSION = "2.9", "0.18"
 """The last release of NxD for training, and its torch [Neuron SDK 2.28]."""
 NXD_TRANSFORMERS = 4
@@ -22,19 +22,6 @@ COMPILE_CACHE_BYTES = 20 * GB
 """Guess."""
 BYTES_PER_PARAMETER = {True: 14, False: 6}
 """In a checkpoint: bf16 weights and two moments, in FP32 with FP32 master weights (2 + 12) or in bf16 (2 + 4)."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A line of the report.
-
-    level: ok, warning (the plan will not go as planned) or stops (it will not run). advice: empty if all is well.
-    """
-
-    what: str
-    found: str
-    level: str = OK
-    advice: str = ""
 
 
 def findings(machine: Machine, plan: Plan | None) -> tuple[Finding, ...]:
@@ -56,6 +43,8 @@ def _instance(machine: Machine, plan: Plan | None) -> Finding:
     found = machine.instance or "unknown"
     if plan is None or not _for_trainium(plan) or found == plan.cluster.instance:
         return Finding("instance", found)
+    if plan.cluster.stack is not None and found.startswith(("trn1", "inf")):
+        return Finding("instance", found, STOPS, "native PyTorch on Neuron runs on trn2 and trn3 alone")
     advice = f"the plan is for {plan.cluster.nodes} x {plan.cluster.instance}; here autoshard run rehearses it"
     return Finding("instance", found, WARNING, advice)
 
@@ -116,8 +105,10 @@ def _software(machine: Machine, plan: Plan | None) -> Iterator[Finding]:
         yield Finding("NxD", nxd, WARNING, f"the rules of the plan are those of {NXD_VERSION}")
     else:
         yield Finding("NxD", nxd or "none")
-    for name in ("torch-neuronx", "torch-xla", "neuronx-cc"):
+    yield package(machine, plan)
+    for name in ("torch-xla", "neuronx-cc"):
         yield Finding(name, packages.get(name, "none"))
+    yield from around_it(machine, plan)
     yield from _imported_by_nxd(packages, _uses_nxd(plan) and nxd is not None)
 
 

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import resource
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 PACKAGES = (
     *("torch", "torch-neuronx", "torch-xla", "neuronx-distributed", "neuronx-cc", "numpy", "safetensors"),
     *("boto3", "tenacity", "transformers"),
 )
+SYSTEM = {"runtime library": "aws-neuronx-runtime-lib", "collectives": "aws-neuronx-collectives"}
+"""Debian packages of the Neuron runtime."""
+NATIVE_MODULE = ("neuron_dynamo_backend", "neuron_dynamo_backend.py")
+"""Only native PyTorch's torch-neuronx has it; the XLA package has the same name."""
 SHARED_TYPES = (
     "nfs",
     "nfs4",
@@ -38,6 +44,9 @@ class Machine:
     driver: version of the Neuron kernel module. chips: Neuron devices. cores: physical NeuronCores, 0 where the driver
     does not say. lnc: what NEURON_LOGICAL_NC_CONFIG asks for. adapters: EFA. gpus: with NVIDIA's driver.
     packages: version by name, of those that are installed. folder: the present one; file_system: its type.
+    python: version. system: versions of the Neuron runtime's parts, by 'runtime library' and 'collectives', of those
+    that are installed. held: (Neuron device, process that has it open). has_native_compiler: whether torch-neuronx has
+    the module that only native PyTorch's has.
     """
 
     instance: str | None
@@ -54,6 +63,10 @@ class Machine:
     file_system: str | None
     free_disk_bytes: int
     open_files: int
+    python: str = ""
+    system: Mapping[str, str] = field(default_factory=dict)
+    held: tuple[tuple[str, int], ...] = ()
+    has_native_compiler: bool = False
 
     @property
     def has_shared_folder(self) -> bool:
@@ -83,6 +96,10 @@ def look(
         file_system=_file_system(root, folder),
         free_disk_bytes=_free_bytes(folder),
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        python=platform.python_version(),
+        system=_system(root),
+        held=_held(root),
+        has_native_compiler=_has_native_compiler(),
     )
 
 
@@ -154,3 +171,42 @@ def _free_bytes(folder: str) -> int:
         return shutil.disk_usage(folder).free
     except OSError:
         return 0
+
+
+def _system(root: Path) -> dict[str, str]:
+    """Versions of installed Debian packages of SYSTEM, without a Debian revision."""
+    status = _text(root / "var/lib/dpkg/status") or ""
+    found = {}
+    for name, package in SYSTEM.items():
+        entry = re.search(rf"^Package: {package}\n(?:.+\n)*?Version: ([^\n]+)", status, re.MULTILINE)
+        if entry:
+            found[name] = entry[1].partition("-")[0][:40]
+    return found
+
+
+def _held(root: Path) -> tuple[tuple[str, int], ...]:
+    """(Neuron device, the first process that has it open), as far as this user may see."""
+    found: dict[str, int] = {}
+    for process in sorted(_names(root / "proc", r"\d{1,8}"), key=int):
+        try:
+            files = list((root / "proc" / process / "fd").iterdir())
+        except OSError:
+            continue
+        for file in files:
+            try:
+                device = os.path.basename(os.readlink(file))  # noqa: PTH115, PTH119
+            except OSError:
+                continue
+            if re.fullmatch(r"neuron\d+", device):
+                found.setdefault(device, int(process))
+    return tuple(sorted(found.items(), key=lambda one: int(one[0].removeprefix("neuron"))))
+
+
+def _has_native_compiler() -> bool:
+    """Whether native PyTorch's torch-neuronx is installed, without importing it."""
+    try:
+        spec = find_spec("torch_neuronx")
+    except (ImportError, ValueError):
+        return False
+    folders = (spec.submodule_search_locations or ()) if spec is not None else ()
+    return any((Path(folder) / name).exists() for folder in folders for name in NATIVE_MODULE)

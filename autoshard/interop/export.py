@@ -11,7 +11,7 @@ from autoshard.models.padding import padding_notes
 if TYPE_CHECKING:
     from autoshard.plans.plan import Plan
 
-FORMS = {"nxdt": "YAML", "torchtitan": "TOML", "megatron": "arguments"}
+FORMS = {"nxdt": "YAML", "torchtitan": "Python", "torchtitan-toml": "TOML", "megatron": "arguments"}
 """Framework -> what its layouts are written in."""
 
 
@@ -42,6 +42,10 @@ def export(plan: Plan, form: str) -> Exported:
 
             return nxdt_yaml(plan)
         case "torchtitan":
+            from autoshard.interop.export_torchtitan import torchtitan_registry
+
+            return torchtitan_registry(plan)
+        case "torchtitan-toml":
             from autoshard.interop.export_torchtitan import torchtitan_toml
 
             return torchtitan_toml(plan)

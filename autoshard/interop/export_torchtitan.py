@@ -1,10 +1,11 @@
-"""Write a plan as a torchtitan configuration (TOML)."""
+"""Write a plan as a torchtitan configuration: a function of its Python registry, or TOML for releases until 0.2.2."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+from autoshard.errors import AutoshardError
 from autoshard.interop.export import Exported, common_left_out, title
 from autoshard.interop.torchtitan import MODELS
 from autoshard.layout.mesh import AXIS_ORDER
@@ -17,28 +18,123 @@ RECOMPUTE = {"none": "none", "full": "full", "core_attention": "selective", "cor
 ROTATE = {"all_gather": "allgather", "zigzag_ring": "alltoall"}
 
 
+BASES = {
+    "llama3-8b": "llama3_8b",
+    "llama3-70b": "llama3_70b",
+    "llama3.1-8b": "llama3_8b",
+    "llama3.1-70b": "llama3_70b",
+    "llama3.1-405b": "llama3_405b",
+    "qwen3-8b": "qwen3_14b",
+    "qwen3-32b": "qwen3_32b",
+    "qwen3-30b-a3b": "qwen3_30b_a3b",
+}
+"""By model, the function of torchtitan's registry that data, optimizer and loss are taken from."""
+LOAD_BALANCERS = {"all_gather": None, "zigzag_ring": "headtail"}
+
+
 def torchtitan_toml(plan: Plan) -> Exported:
-    """The plan as a torchtitan configuration (TOML). Every plan has one; what torchtitan does otherwise is in
-    left_out.
+    """The plan as a torchtitan configuration (TOML), as releases until 0.2.2 read it. Every plan has one; what
+    torchtitan does otherwise is in left_out.
     """
-    strategy, training = plan.strategy, plan.training
-    local_batch = strategy.microbatch_size * (plan.num_microbatches if strategy.pp > 1 else 1)
+    strategy = plan.strategy
     sections: dict[str, dict[str, Any]] = {
         "model": dict(zip(("name", "flavor"), FLAVORS.get(plan.model.name, ()), strict=False)),
-        "training": {
-            "local_batch_size": local_batch,
-            "global_batch_size": training.global_batch_size,
-            "seq_len": training.sequence_length,
-            "mixed_precision_param": training.precision.parameter_dtype,
-            "mixed_precision_reduce": "float32",
-        },
-        "parallelism": _parallelism(plan),
+        "training": {**_batch(plan), **_training(plan)},
+        "parallelism": _parallelism(plan, "output"),
         "activation_checkpoint": {"mode": RECOMPUTE.get(strategy.uniform_recompute or "", "full")},
     }
     return Exported(title(plan, "#") + "".join(map(_section, sections.items())), _left_out(plan))
 
 
-def _parallelism(plan: Plan) -> dict[str, Any]:
+def torchtitan_registry(plan: Plan) -> Exported:
+    """The plan as a function of a Python registry: as torchtitan's main branch of August 2026 reads it, or for a plan
+    for native PyTorch on Neuron as TorchTitan Neuron does, whose release 0.2.2 counts sequences, not tokens.
+
+    Raises AutoshardError for a model that neither has.
+    """
+    if plan.model.name not in BASES:
+        known = ", ".join(BASES)
+        raise AutoshardError(
+            f"torchtitan's registries have no {plan.model.name}; known: {known}, or --to torchtitan-toml"
+        )
+    (module, flavor), base = FLAVORS[plan.model.name], BASES[plan.model.name]
+    is_neuron, name = plan.cluster.stack is not None, f"{base}_{_short(plan)}"
+    package = f"{'torchtitan_neuron' if is_neuron else 'torchtitan'}.models.{module}"
+    mode = RECOMPUTE.get(plan.strategy.uniform_recompute or "", "full")
+    values, imports = _registry_values(plan, is_neuron), []
+    if is_neuron:
+        values["activation_checkpoint.mode"] = repr(mode)
+        values["compile.enable"] = repr(plan.cluster.stack == "neuron-compiled")
+        values["compile.backend"] = repr("neuron")
+    else:
+        kind = {"full": "FullAC", "selective": "SelectiveAC"}.get(mode)
+        values["activation_checkpoint"] = f"{kind}.Config()" if kind else "None"
+        imports = [f"from torchtitan.distributed.activation_checkpoint import {kind}"] if kind else []
+    lines = [
+        f"# torchrun --nproc-per-node {plan.cluster.devices_per_node} -m torchtitan.train --module FILE \\",
+        f"#     --config {name}",
+        "# where FILE is this file's name without .py, in a folder that Python finds.",
+        *imports,
+        f"from {package} import model_registry",
+        f"from {package}.config_registry import {base}",
+        "from torchtitan.trainer import Trainer",
+        "",
+        "",
+        f"def {name}() -> Trainer.Config:",
+        f"    config = {base}()",
+        f'    config.model_spec = model_registry("{flavor}")',
+        *(f"    config.{key} = {value}" for key, value in values.items()),
+        "    return config",
+    ]
+    left_out = _left_out(plan)
+    if is_neuron:
+        unread = "its sources could not be read: change names where they differ"
+        left_out += (f"TorchTitan Neuron: {package} and {base} are torchtitan's names in its package; {unread}",)
+    return Exported(title(plan, "#") + "\n".join(lines) + "\n", left_out)
+
+
+def _short(plan: Plan) -> str:
+    """Degrees as names of torchtitan's functions have them: 'tp4_fsdp16_sac'."""
+    s, mode = plan.strategy, RECOMPUTE.get(plan.strategy.uniform_recompute or "", "full")
+    degrees = {"tp": s.tp, "pp": s.pp, "cp": s.cp, "ep": s.ep, "fsdp" if s.zero else "ddp": s.dp}
+    words = [f"{name}{degree}" for name, degree in degrees.items() if degree > 1]
+    return "_".join([*words, {"none": "noac", "selective": "sac", "full": "fac"}[mode]])
+
+
+def _registry_values(plan: Plan, is_neuron: bool) -> dict[str, str]:
+    """Fields of the configuration and their values as Python."""
+    training, strategy = plan.training, plan.strategy
+    values = {f"training.{key}": repr(value) for key, value in _training(plan).items()}
+    parallelism = _parallelism(plan, "output" if is_neuron else "lm_head")
+    if is_neuron:
+        values |= {f"training.{key}": repr(value) for key, value in _batch(plan).items()}
+    else:
+        length = training.sequence_length
+        values["training.max_context_length"] = repr(length)
+        values["training.num_tokens_per_microbatch_per_dp_rank"] = f"{strategy.microbatch_size} * {length}"
+        values["training.num_tokens_per_train_step"] = f"{training.global_batch_size} * {length}"
+        if parallelism.pop("pipeline_parallel_microbatch_size", None) is not None:
+            parallelism["num_pp_microbatches"] = plan.num_microbatches
+        if parallelism.pop("context_parallel_rotate_method", None) is not None:
+            parallelism["context_parallel_load_balancer"] = LOAD_BALANCERS.get(strategy.context_parallel, "headtail")
+    return values | {f"parallelism.{key}": repr(value) for key, value in parallelism.items()}
+
+
+def _batch(plan: Plan) -> dict[str, Any]:
+    strategy, training = plan.strategy, plan.training
+    return {
+        "local_batch_size": strategy.microbatch_size * (plan.num_microbatches if strategy.pp > 1 else 1),
+        "global_batch_size": training.global_batch_size,
+        "seq_len": training.sequence_length,
+    }
+
+
+def _training(plan: Plan) -> dict[str, Any]:
+    return {"mixed_precision_param": plan.training.precision.parameter_dtype, "mixed_precision_reduce": "float32"}
+
+
+def _parallelism(plan: Plan, head: str) -> dict[str, Any]:
+    """Fields of ParallelismConfig. head: the name of the output projection."""
     strategy = plan.strategy
     values: dict[str, Any] = {
         "data_parallel_replicate_degree": 1 if strategy.zero else strategy.dp,
@@ -59,7 +155,7 @@ def _parallelism(plan: Plan) -> dict[str, Any]:
             [
                 *(["tok_embeddings"] if stage.has_embedding else []),
                 *(f"layers.{layer}" for layer in stage.layers),
-                *(["norm", "output"] if stage.has_head else []),
+                *(["norm", head] if stage.has_head else []),
             ]
             for stage in plan.stages
         ]

@@ -1,4 +1,4 @@
-"""Read torchtitan's configurations (TOML) as layouts."""
+"""Read torchtitan's configurations as layouts: TOML until release 0.2.2, Python registries after it."""
 
 from __future__ import annotations
 
@@ -24,6 +24,9 @@ MODELS = {
     ("llama3", "8B"): "llama3-8b",
     ("llama3", "70B"): "llama3-70b",
     ("llama3", "405B"): "llama3.1-405b",
+    ("qwen3", "8B"): "qwen3-8b",
+    ("qwen3", "32B"): "qwen3-32b",
+    ("qwen3", "30B-A3B"): "qwen3-30b-a3b",
 }
 RECOMPUTE = {"none": "none", "full": "full", "selective": "core_attention+mlp"}
 
@@ -113,6 +116,9 @@ def torchtitan_layout(data: Mapping[str, Any]) -> WrittenLayout:
     if known:
         options["model"] = known
     notes = [NOTES[fields["zero"]]] if fields["zero"] else []
+    copies = parallelism.get("data_parallel_replicate_degree", 1)
+    if fields["zero"] and copies != 1:
+        notes.append(f"HSDP with data_parallel_replicate_degree={show(copies)} is priced as FSDP over all its replicas")
     if mode == "selective":
         notes.append("activation_checkpoint.mode=selective is priced as core_attention+mlp")
     left_out = tuple(

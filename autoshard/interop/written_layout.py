@@ -43,12 +43,22 @@ class WrittenLayout:
 
 
 def read_written_layout(path: str) -> WrittenLayout:
-    """The layout in a recipe or NxDT configuration (YAML), a torchtitan configuration (TOML) or Megatron's arguments
-    (text).
+    """The layout in a recipe or NxDT configuration (YAML), a torchtitan configuration (TOML, or a Python registry as
+    file.py:function) or Megatron's arguments (text).
 
     Raises AutoshardError, naming the file, for anything else.
     """
     where = printable(path)
+    file, _, function = path.partition(".py:")
+    if function or path.endswith(".py"):
+        from autoshard.interop.torchtitan import torchtitan_layout
+        from autoshard.interop.torchtitan_registry import parse_registry
+
+        file = f"{file}.py" if function else path
+        found = parse_registry(
+            read_text(file, f"layout {printable(file)}", MOST_BYTES), printable(file), function or None
+        )
+        return _in_file(where, torchtitan_layout, found)
     text = read_text(path, f"layout {where}", MOST_BYTES)
     if path.endswith(".toml"):
         from autoshard.interop.torchtitan import torchtitan_layout
@@ -62,7 +72,7 @@ def read_written_layout(path: str) -> WrittenLayout:
         return _in_file(where, megatron_layout, text)
     raise AutoshardError(
         f"{where} is no layout: a plan (.json), a recipe or an NxDT configuration (.yaml), a torchtitan configuration "
-        "(.toml) or Megatron's arguments (text with --tensor-model-parallel-size) would be"
+        "(.toml or .py:function) or Megatron's arguments (text with --tensor-model-parallel-size) would be"
     )
 
 

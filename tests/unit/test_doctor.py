@@ -11,8 +11,13 @@ import pytest
 
 from autoshard.cli import main
 from autoshard.commands.doctor import page
-from autoshard.doctor.findings import Finding, checkpoint_bytes, findings
+from autoshard.doctor.finding import Finding
+from autoshard.doctor.findings import checkpoint_bytes, findings
 from autoshard.doctor.machine import Machine, look
+from autoshard.doctor.native import numbers
+from autoshard.planner.planning import plan_for
+from autoshard.planner.request import PlanRequest
+from autoshard.plans.plan import Plan
 from autoshard.plans.plan_json import write_plan
 from autoshard.units import GB
 from tests.unit.plan_examples import plan_70b, plan_one_device
@@ -174,6 +179,111 @@ def test_lnc_of_trn2() -> None:
     advice = "NEURON_LOGICAL_NC_CONFIG=2 is what the plan needs; autoshard launch sets it"
     assert wrong(node, plan) == {"LNC": ("warning", advice)}
     assert wrong(replace(node, lnc="2"), plan) == {}
+
+
+def native_plan(**pins: object) -> Plan:
+    asked = {"tp": 4, "cp": 1, **pins}
+    return plan_for(PlanRequest("llama3-8b", "trn2.48xlarge", backend="torch", top=0, pins=asked))
+
+
+TRN2 = replace(
+    TRN1,
+    instance="trn2.48xlarge",
+    driver="2.31.7.0",
+    adapters=16,
+    lnc="2",
+    packages={"torch": "2.14.0", "torch-neuronx": "2.14.3.0.55"},
+    python="3.12.4",
+    system={"runtime library": "2.35.30.0", "collectives": "2.35.43.0"},
+)
+"""A node that has all that a plan for native PyTorch needs."""
+INSTALL = "pip install torch==2.14.* torch-neuronx==2.14.3.* from Neuron's package index"
+
+
+def test_nothing_stops_a_native_plan_on_its_own_node() -> None:
+    assert wrong(TRN2, native_plan(pp=2)) == {}
+
+
+def test_two_packages_of_one_name() -> None:
+    plan = native_plan(pp=2)
+
+    def said(machine: Machine = TRN2, plan: Plan = plan, **packages: str | None) -> dict[str, tuple[str, str]]:
+        named = {name.replace("_", "-"): version for name, version in packages.items()}
+        every = {**machine.packages, **named}
+        return wrong(replace(machine, packages={name: one for name, one in every.items() if one is not None}), plan)
+
+    assert said(torch_neuronx=None) == {"torch-neuronx": ("stops", INSTALL)}
+    assert said(torch_neuronx="2.9.0.2.13") == {
+        "torch-neuronx": ("stops", f"2.9.0.2.13 is the XLA package of the same name; in a new environment: {INSTALL}")
+    }
+    assert said(torch_xla="2.9.0", neuronx_distributed="0.18.1") == {
+        "torch-neuronx": (
+            "stops",
+            f"torch-xla and neuronx-distributed of the XLA stack share its environment; in a new one: {INSTALL}",
+        )
+    }
+    assert said(torch="2.13.0") == {"torch-neuronx": ("stops", "2.14.3.0.55 needs torch 2.14, and torch is 2.13.0")}
+    assert said(torch="2.11.0", torch_neuronx="2.11.3.1") == {
+        "torch-neuronx": ("stops", "2.11.3.1 cannot send from rank to rank, which pp=2 needs; 2.13.3 can")
+    }
+    old = plan_for(
+        PlanRequest("llama3-8b", "trn2.48xlarge", backend="torch", sdk="2.32", top=0, pins={"tp": 4, "pp": 2})
+    )
+    assert said(plan=old, torch="2.11.0", torch_neuronx="2.11.3.1") == {}, "planned with its fallback"
+    assert said(TRN1, plan_70b(), torch_neuronx="2.14.3.0.55") == {
+        "torch-neuronx": (
+            "stops",
+            (
+                "2.14.3.0.55 is native PyTorch's; backend nxd needs the XLA package of the same name, 2.9, in another "
+                "environment"
+            ),
+        )
+    }
+    found = {one.what: one.found for one in findings(TRN2, None)}
+    assert found["torch-neuronx"] == "2.14.3.0.55 (native PyTorch)"
+    assert {one.what: one.found for one in findings(TRN1, None)}["torch-neuronx"] == "2.9.0.2.11 (XLA)"
+
+
+def test_what_else_stops_or_hinders_a_native_plan() -> None:
+    plan = native_plan()
+    pairs = "SDK 2.33 pairs driver 2.31.7, runtime library 2.35.30, collectives 2.35.43"
+    assert wrong(replace(TRN2, driver="2.28.0.0"), plan) == {"Neuron driver's release": ("warning", pairs)}
+    assert wrong(replace(TRN2, system={"runtime library": "2.31.1"}), plan) == {
+        "Neuron runtime library": ("warning", pairs)
+    }
+    assert wrong(replace(TRN2, python="3.10.12"), plan) == {
+        "Python": ("stops", "torch-neuronx for native PyTorch is there for 3.12 to 3.14")
+    }
+    assert wrong(replace(TRN2, held=(("neuron0", 71), ("neuron3", 72))), plan) == {
+        "devices in use": ("stops", "a core belongs to one process until that exits: end it or wait")
+    }
+    assert wrong(replace(TRN2, instance="trn1.32xlarge"), plan) == {
+        "instance": ("stops", "native PyTorch on Neuron runs on trn2 and trn3 alone")
+    }
+
+
+def test_a_machine_says_who_holds_its_devices_and_which_runtime_it_has(tmp_path: Path) -> None:
+    put(tmp_path, "dev/neuron0")
+    for process, target in (("71", "/dev/neuron2"), ("8", "/dev/neuron2"), ("9", "/dev/neuron0"), ("10", "/dev/null")):
+        (tmp_path / f"proc/{process}/fd").mkdir(parents=True)
+        (tmp_path / f"proc/{process}/fd/3").symlink_to(target)
+    put(
+        tmp_path,
+        "var/lib/dpkg/status",
+        "Package: other\nVersion: 1.0\n\nPackage: aws-neuronx-runtime-lib\nStatus: install ok installed\n"
+        "Version: 2.35.30.0-1a2b\n\nPackage: aws-neuronx-collectives\nStatus: x\n\nPackage: z\nVersion: 9\n",
+    )
+    found = look(tmp_path, {}, not_installed)
+    assert found.held == (("neuron0", 9), ("neuron2", 8))
+    assert found.system == {"runtime library": "2.35.30.0"}
+
+
+@pytest.mark.parametrize(
+    ("version", "wanted"),
+    [("2.13.3.0.1", (2, 13, 3, 0, 1)), ("2.14.0+cpu", (2, 14, 0)), ("2.9.0a1", (2, 9)), ("none", ()), ("", ())],
+)
+def test_numbers_of_versions(version: str, wanted: tuple[int, ...]) -> None:
+    assert numbers(version) == wanted
 
 
 def test_a_plan_for_cpu_needs_torch_alone() -> None:

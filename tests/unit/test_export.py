@@ -32,9 +32,9 @@ def test_orders_of_axes_in_other_words() -> None:
     assert imported(text, "train.sh", **given).strategy.axis_order == ("dp", "pp", "cp", "tp")
     assert imported(export(plan, "megatron").text, "train.sh", **given).strategy.axis_order == ("pp", "dp", "cp", "tp")
     inside = replace(plan, strategy=replace(outside, axis_order=("cp", "pp", "dp", "tp")))
-    told = {form: export(inside, form).left_out for form in ("megatron", "torchtitan", "nxdt")}
+    told = {form: export(inside, form).left_out for form in ("megatron", "torchtitan-toml", "nxdt")}
     assert "axis_order=cp-pp-dp-tp: Megatron's is pp-dp-cp-tp or dp-pp-cp-tp" in told["megatron"]
-    assert "axis_order=cp-pp-dp-tp: torchtitan's is pp-dp-cp-tp" in told["torchtitan"]
+    assert "axis_order=cp-pp-dp-tp: torchtitan's is pp-dp-cp-tp" in told["torchtitan-toml"]
     assert any("NxD builds its groups in the order pp-dp-cp-tp alone" in one for one in told["nxdt"])
 
 
@@ -85,7 +85,7 @@ def test_what_cannot_be_carried_over_is_listed() -> None:
     found = " ".join(export(plain, "nxdt").left_out)
     assert "recompute=none: without flash attention NxD Training recomputes core attention all the same" in found
     assert "schedule=gpipe: NxD runs 1f1b instead" in found
-    assert any("expert_capacity_factor=1" in one for one in export(plan_mixtral(), "torchtitan").left_out)
+    assert any("expert_capacity_factor=1" in one for one in export(plan_mixtral(), "torchtitan-toml").left_out)
     assert "instance=trn1.32xlarge: Megatron-LM runs on GPUs" in export(plan_mixtral(), "megatron").left_out
     assert export(plan_interleaved(), "nxdt").left_out[-1] == "instance=cpu: NxD Training runs on Trainium"
 

@@ -14,7 +14,7 @@ from autoshard.planner.written import read_written
 from autoshard.plans.plan import Plan, make_plan
 from tests.unit.plan_examples import by_hand, plan_mixtral
 
-SUFFIX = {"nxdt": "yaml", "torchtitan": "toml", "megatron": "sh"}
+SUFFIX = {"nxdt": "yaml", "torchtitan": "py", "torchtitan-toml": "toml", "megatron": "sh"}
 
 
 def public(
