@@ -14,6 +14,9 @@ from autoshard.spec.cluster import Cluster
 from autoshard.spec.stack import FRAGMENTATION, P2P_RELEASE, STACKS
 from autoshard.units import format_bytes
 
+PACKAGE = "torch-neuronx"
+POINT_TO_POINT_SINCE = (2, 13, 3)
+"""The version of torch-neuronx of release P2P_RELEASE: the first with send and receive."""
 ALL_TO_ALL_SIZES = "4, 8, 16 or a multiple of 32"
 
 
@@ -23,6 +26,11 @@ def takes_all_to_all(size: int) -> bool:
     [Beta 3: "supported sizes: 4, 8, 16, or multiples of 32"; release 2.33 says nothing of it]
     """
     return size in (1, 4, 8, 16) or size % 32 == 0
+
+
+def has_point_to_point(version: tuple[int, ...] | None) -> bool:
+    """Whether this version of torch-neuronx sends and receives; one that is not known does."""
+    return version is None or version >= POINT_TO_POINT_SINCE
 
 
 def experts_have_an_all_to_all(problem: Problem, draft: Draft) -> str | None:

@@ -27,6 +27,7 @@ LEARNING_RATE = 1e-2
 NEGLIGIBLE = 1e-6
 """A gradient this much smaller than the largest is rounding: that of a key's bias is zero in exact arithmetic."""
 TIMEOUT_S = 300.0
+CPU = torch.device("cpu")
 
 Outcomes = list[tuple[float, float]]
 """Loss and gradient norm of each step."""
@@ -35,8 +36,8 @@ Arrays = dict[int, dict[str, tuple[Array, Array]]]
 """Stage -> name -> gradient and master parameter. Tensors would take the whole buffer that they are views of along."""
 
 
-def connect(reporter: Reporter) -> None:
-    devices.connect(torch.device("cpu"), timedelta(seconds=TIMEOUT_S), reporter)
+def connect(reporter: Reporter, device: torch.device = CPU) -> None:
+    devices.connect(device, timedelta(seconds=TIMEOUT_S), reporter)
 
 
 class CollectiveCounter(TorchDispatchMode):
@@ -82,6 +83,7 @@ def train(
     learning_rate: float = LEARNING_RATE,
     documents: bool = False,
     compiler: Compiler | None = None,
+    device: torch.device = CPU,
 ) -> tuple[Session, Outcomes, CollectiveCounter]:
     """Steps on random tokens. counted: the first step's collectives are, which takes longer than the step itself.
 
@@ -91,7 +93,7 @@ def train(
     session = Session(
         plan,
         rank,
-        torch.device("cpu"),
+        device,
         settings,
         seed=0,
         on_action=lambda action: counter.on_action(action),
@@ -120,9 +122,10 @@ def random_starts(shape: tuple[int, int], seed: int) -> npt.NDArray[np.int64]:
 
 
 def local_arrays(session: Session) -> Arrays:
-    gradients, masters = session.optimizer.gradients(), session.optimizer.masters()
+    values = session.optimizer.gradients(), session.optimizer.masters()
+    gradients, masters = ({name: one.cpu().numpy() for name, one in found.items()} for found in values)
     return {
-        stage: {t.name: (gradients[t.name].numpy(), masters[t.name].numpy()) for t in module.program.graph.parameters()}
+        stage: {t.name: (gradients[t.name], masters[t.name]) for t in module.program.graph.parameters()}
         for stage, module in session.modules.items()
     }
 

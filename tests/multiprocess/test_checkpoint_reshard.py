@@ -24,6 +24,7 @@ from autoshard.runtime.torch_backend.optimizer import ShardedAdamW
 from autoshard.runtime.torch_backend.optimizer_settings import OptimizerSettings
 from autoshard.runtime.torch_backend.parameters import local_piece, padded
 from autoshard.runtime.torch_backend.sharded_weights import ShardedWeights
+from autoshard.runtime.torch_backend.sums import Sums
 from autoshard.runtime.trainer.shard_files import read_rank, write_rank
 from tests.multiprocess.plans import FP32, MODELS, plan_of, strategy
 
@@ -150,13 +151,13 @@ def state_of(plan: Plan, rank: int) -> list[tuple[torch.Tensor, ...]]:
     if plan.model.tie_word_embeddings and plan.strategy.pp > 1 and pipeline_rank in (0, plan.strategy.pp - 1):
         tied = {name: groups["pp",] for name in whole if "embed" in name or "wte" in name}
     settings = OptimizerSettings(1e-3, zero=plan.strategy.zero)
+    place = (torch.float32, torch.device("cpu"))
     for program, local in held:
-        place = (torch.float32, torch.device("cpu"))
         sharded = ShardedWeights(program, plan.mesh, groups, settings, frozenset(tied), *place)
         for name, bucket in sharded.bucket_of.items():
             bucket.fill(name, local.pop(name))
         modules.append(Held(program, {name: nn.Parameter(value) for name, value in local.items()}, sharded))
-    optimizer = ShardedAdamW(modules, plan.mesh, groups, None, settings, tied)
+    optimizer = ShardedAdamW(modules, plan.mesh, groups, Sums.on(place[1], None, None), settings, tied)
     return [(b.master.detach(), 2 * b.master.detach(), b.master.detach() ** 2) for b in optimizer.buckets]
 
 

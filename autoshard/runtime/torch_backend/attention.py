@@ -78,7 +78,11 @@ def _core(context: Context, step: OperatorStep) -> Kernel:
     pieces: Any = op.attributes["sequence_pieces"]
     ring = Ring(group, pieces, seq // len(pieces), seq if window is None else window)
     mine = context.positions(step)
-    return lambda q, k, v, starts: ring_attention(q, k, v, ring, None if starts is None else starts[:, mine])
+
+    def around(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor | None) -> torch.Tensor:
+        return ring_attention(q, k, v, ring, None if starts is None else starts[:, mine.to(starts.device)])
+
+    return around
 
 
 def _inside_documents(

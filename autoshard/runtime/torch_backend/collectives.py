@@ -12,9 +12,12 @@ from math import prod
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
+from autoshard.backends.native_neuron import has_point_to_point, takes_all_to_all
 from autoshard.graph.redistribute import Transition
 from autoshard.runtime.torch_backend import shm_collectives as direct
+from autoshard.runtime.torch_backend.devices import neuron_version
 from autoshard.runtime.torch_backend.groups import Group, MeshGroups
 from autoshard.runtime.torch_backend.shared_memory import PLACE_BYTES
 
@@ -110,8 +113,7 @@ def all_to_all(x: torch.Tensor, group: Group, gather_dim: int, split_dim: int) -
         pieces = x.contiguous().view(size, *shape)  # they lie one after the other as it is
     else:
         pieces = torch.stack(x.chunk(size, split_dim))
-    ones = [1] * size
-    received = _wait(_operators(group).all_to_all_single(pieces, ones, ones, group.name), group)
+    received = _exchanged(pieces, group)
     del pieces
     if prod(shape[:gather_dim]) == 1:
         shape[gather_dim] *= size
@@ -119,16 +121,49 @@ def all_to_all(x: torch.Tensor, group: Group, gather_dim: int, split_dim: int) -
     return torch.cat(received.unbind(0), gather_dim)
 
 
+def _exchanged(pieces: torch.Tensor, group: Group) -> torch.Tensor:
+    """Pieces [size, ...] after each rank has sent its piece r to rank r."""
+    if group.is_neuron and not takes_all_to_all(group.size):  # everyone gets all, and takes what is its own
+        return all_gather(pieces.unsqueeze(0), group, 0)[:, group.index].contiguous()
+    ones = [1] * group.size
+    return _wait(_operators(group).all_to_all_single(pieces, ones, ones, group.name), group)
+
+
 def pass_on(x: torch.Tensor, group: Group) -> Callable[[], torch.Tensor]:
     """Sends x to the next rank of the group and receives from the one before. Call the result when the received tensor
     is needed.
 
     It is an all-to-all with one destination: on NCCL a send and a receive, and seen where other collectives are.
+    Neuron's all-to-all is of equal pieces alone: there it is a send and a receive, or in versions that have none an
+    all-gather.
     """
+    if group.is_neuron:
+        return _sent_on(x.contiguous(), group)
     sent, received = [0] * group.size, [0] * group.size
     sent[(group.index + 1) % group.size] = received[group.index - 1] = x.numel()
     arriving = _operators(group).all_to_all_single(x.contiguous().flatten(), received, sent, group.name)
     return lambda: _wait(arriving, group).view(x.shape)
+
+
+def _sent_on(x: torch.Tensor, group: Group) -> Callable[[], torch.Tensor]:
+    before, behind = (group.index - 1) % group.size, (group.index + 1) % group.size
+    if not has_point_to_point(neuron_version()):
+        gathering = start_all_gather(x.unsqueeze(0), group, 0)
+        return lambda: gathering()[before].contiguous()
+    received = torch.empty_like(x)
+    works = dist.batch_isend_irecv(
+        [
+            dist.P2POp(dist.isend, x, group.ranks[behind], group.handle),
+            dist.P2POp(dist.irecv, received, group.ranks[before], group.handle),
+        ]
+    )
+
+    def arrived() -> torch.Tensor:
+        for work in works:
+            work.wait()
+        return received
+
+    return arrived
 
 
 def take_piece(x: torch.Tensor, position: int, count: int, dim: int) -> torch.Tensor:

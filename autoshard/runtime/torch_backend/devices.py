@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import asdict
 from datetime import timedelta
+from functools import cache
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from itertools import takewhile
+from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
 
+from autoshard.backends.native_neuron import PACKAGE, POINT_TO_POINT_SINCE, has_point_to_point
 from autoshard.errors import AutoshardError
 from autoshard.plans.plan import Plan
 from autoshard.runtime.worker import Reporter, peak_memory_bytes
@@ -52,6 +60,8 @@ def connect(device: torch.device, timeout: timedelta, reporter: Reporter) -> Non
 def join(device: torch.device, timeout: timedelta, reporter: Reporter) -> None:
     """Make the process group of all ranks, of a rank alone too."""
     torch.set_num_threads(1)
+    if device.type == "neuron":  # whose groups publish an address of their own beside ours
+        os.environ.setdefault("MASTER_ADDR", urlsplit(reporter.init_method).hostname or "127.0.0.1")
     dist.init_process_group(
         backend=COLLECTIVES[device.type],
         init_method=reporter.init_method,
@@ -66,26 +76,74 @@ def group_timeout(timeout_s: float | None) -> timedelta:
     return timedelta(seconds=_GROUP_TIMEOUT_S if timeout_s is None else timeout_s)
 
 
-def host_group(timeout: timedelta) -> dist.ProcessGroup | None:
-    """All ranks, for what is not on the device: XLA would compile a graph for it. None: the group that exists."""
-    return dist.new_group(timeout=timeout, backend="gloo") if dist.get_backend() == "xla" else None
+def host_group(timeout: timedelta | None) -> dist.ProcessGroup | None:
+    """All ranks, for what is not on the device: XLA would compile a graph for it, and Neuron's groups take nothing of
+    the host. None: the group that exists (collective)."""
+    return dist.new_group(timeout=timeout, backend="gloo") if dist.get_backend() in ("xla", "neuron") else None
 
 
 def peak_memory(device: torch.device) -> int:
-    """Device memory on a GPU; elsewhere the process's own high-water mark on the host, libraries included."""
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_memory_bytes()
+    """Device memory by the device's own counter; on a CPU the process's high-water mark, libraries included."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if device.type == "neuron":
+        return int(import_module("torch_neuronx").max_memory_allocated())
+    return peak_memory_bytes()
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done what it was given. Neuron's events do not tell times; this and a clock do."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "neuron":
+        torch.get_device_module(device).synchronize()
+
+
+def has_64_bits(device: torch.device) -> bool:
+    """Whether the device computes in FP64 and in 64-bit integers. Neuron takes 32 bits for them, without a word
+    (backends/native_neuron.py: 3p 71301028270)."""
+    return device.type != "neuron"
+
+
+@cache
+def neuron_version() -> tuple[int, ...] | None:
+    """The version of torch-neuronx that is installed, such as (2, 13, 3, 0); None without any."""
+    try:
+        parts = version(PACKAGE).split(".")
+    except PackageNotFoundError:
+        return None
+    return tuple(int(part) for part in takewhile(str.isdecimal, parts))
 
 
 def _native_neuron(plan: Plan, local_rank: int) -> torch.device:
-    if plan.strategy.pp > 1:
-        raise AutoshardError(
-            f"device=neuron: native PyTorch on Neuron has no pipeline parallelism yet, the plan has "
-            f"pp={plan.strategy.pp}; plan with --backend torch --device neuron, or run with --backend nxd"
-        )
+    """The device of native PyTorch, by its bare name: a process has one. Its groups read the variables set here."""
     try:
-        return torch.device("neuron", local_rank)
+        device = torch.device("neuron")
     except RuntimeError:
         raise AutoshardError(
             f"device=neuron: torch {torch.__version__} knows no such device; install native PyTorch for Neuron "
             "(TorchNeuron), or run with --backend nxd; --device cpu computes on the host"
         ) from None
+    _check_plan(plan)
+    ranks_per_machine = min(plan.mesh.world_size, plan.cluster.devices_per_node)
+    for name, value in (("LOCAL_RANK", local_rank), ("LOCAL_WORLD_SIZE", ranks_per_machine)):
+        os.environ.setdefault(name, str(value))
+    os.environ.setdefault("NEURON_RT_VISIBLE_CORES", os.environ["LOCAL_RANK"])  # else a rank alone takes all cores
+    return device
+
+
+def _check_plan(plan: Plan) -> None:
+    """Raises AutoshardError where the device, or the version that is installed, cannot compute the plan."""
+    if "float64" in asdict(plan.training.precision).values():
+        raise AutoshardError(
+            f"device=neuron: precision={plan.training.precision.name} has float64, which the device computes as "
+            "float32; plan with another precision, or run with --device cpu"
+        )
+    found = neuron_version()
+    if plan.strategy.pp > 1 and not has_point_to_point(found):
+        assert found is not None
+        least, have = (".".join(map(str, one)) for one in (POINT_TO_POINT_SINCE, found))
+        raise AutoshardError(
+            f"device=neuron: pp={plan.strategy.pp} sends between pipeline ranks, which {PACKAGE} does from {least} on; "
+            f"installed is {have}: install a newer one, or plan with --pp 1"
+        )

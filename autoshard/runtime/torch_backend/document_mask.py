@@ -33,9 +33,10 @@ def document_mask(starts: torch.Tensor, positions: torch.Tensor, window: int | N
 
     starts [batch, row]: where the document of each place begins. positions [queries]: places of the queries.
     """
-    query = positions.to(starts.device).unsqueeze(1)
+    here = positions.to(starts.device)
+    query = here.unsqueeze(1)
     key = torch.arange(starts.shape[1], device=starts.device)
-    seen = (key <= query) & (key >= starts[:, positions].unsqueeze(-1))
+    seen = (key <= query) & (key >= starts[:, here].unsqueeze(-1))
     if window is not None:
         seen &= key > query - window
     return seen.unsqueeze(1)

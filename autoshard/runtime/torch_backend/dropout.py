@@ -13,10 +13,12 @@ from typing import Any
 import torch
 
 from autoshard.graph.partition import OperatorStep
+from autoshard.runtime.torch_backend import devices
 from autoshard.runtime.torch_backend.context import Context, Kernel
+from autoshard.runtime.torch_backend.halves import Halves
 from autoshard.runtime.torch_backend.heads import heads_of_rows, rows_of_keys
 from autoshard.runtime.torch_backend.keep import Kept, keep
-from autoshard.runtime.torch_backend.stochastic_rounding import mixed, random_key
+from autoshard.runtime.torch_backend.stochastic_rounding import Wide, mixed, random_key
 
 _FIRST, _SECOND = -0x7A143595, -0x3D4D51CB
 """Odd multipliers of murmur3's finalizer (Appleby 2011), as signed numbers of 32 bits."""
@@ -29,8 +31,13 @@ def sequence_keys(seed: int, step: int, sequences: int) -> torch.Tensor:
     return _key(torch.arange(sequences), random_key(seed, step, "dropout"))
 
 
-def _key(places: torch.Tensor, key: int | torch.Tensor) -> torch.Tensor:
-    """The key of places under a key: a hash that uses both of its halves. places: int64 [n]."""
+def on_device(keys: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Keys of sequences as the device takes them: int64 [n], or their halves, int32 [n, 2], where it has 32 bits."""
+    return keys if devices.has_64_bits(device) else keys.view(torch.int32).view(-1, 2)
+
+
+def _key(places: Wide, key: int | Wide) -> Wide:
+    """The key of places under a key: a hash that uses both of its halves. places: 64 bits [n]."""
     found = mixed(places, key)
     return found ^ (found >> 31)
 
@@ -45,27 +52,30 @@ class Mask:
     operator: str
     places: tuple[torch.Tensor, ...]
     rate: float
-    _here: dict[torch.device, tuple[torch.Tensor, ...]] = field(default_factory=dict)
+    _here: dict[torch.device, tuple[Any, ...]] = field(default_factory=dict)
 
     @property
     def scale(self) -> float:
         """The factor 1 / (1 - rate) by which kept elements are multiplied."""
         return 1 / (1 - self.rate)
 
-    def rows(self, keys: torch.Tensor) -> torch.Tensor:
-        """Keys of all rows along the last dim, from the keys of sequences: int64 [batch] -> [batch, *places but the
-        last]."""
+    def rows(self, keys: torch.Tensor) -> Halves:
+        """Keys of all rows along the last dim, [batch, *places but the last], from the keys of sequences: int64
+        [batch], or int32 [batch, 2] as `on_device` gives them."""
+        is_wide = keys.dtype == torch.int64
         if keys.device not in self._here:
-            self._here[keys.device] = tuple(place.to(keys.device) for place in self.places)
-        found = keys ^ random_key(0, 0, self.operator)
+            *outer, columns = (place.to(keys.device, torch.int64 if is_wide else torch.int32) for place in self.places)
+            wide = outer if is_wide else [Halves(place, torch.zeros_like(place)) for place in outer]
+            self._here[keys.device] = (*wide, columns.to(torch.int32))
+        found: Any = (keys if is_wide else Halves.paired(keys)) ^ random_key(0, 0, self.operator)
         for place in self._here[keys.device][:-1]:
             found = _key(place, found.unsqueeze(-1))
-        return found
+        return Halves(_signed_half(found), _signed_half(found >> 32)) if is_wide else found
 
-    def kept(self, rows: torch.Tensor) -> torch.Tensor:
+    def kept(self, rows: Halves) -> torch.Tensor:
         """Boolean [*rows, elements], True where an element is kept, from the keys of some rows."""
-        columns = self._here[rows.device][-1].to(torch.int32)
-        low, high = _signed_half(rows), _signed_half(rows >> 32)
+        low, high = rows.low, rows.high
+        columns = self._here[low.device][-1]
         found = low.unsqueeze(-1) + columns * _STEP
         shifted = found >> 16
         found.bitwise_xor_(shifted).mul_(_FIRST)
@@ -154,7 +164,8 @@ class _DroppedProduct(torch.autograd.Function):
 def _without_dropped(x: torch.Tensor, keys: torch.Tensor, mask: Mask) -> torch.Tensor:
     """x with dropped elements set to zero, one head at a time: random numbers of all heads would be as large as the
     scores."""
-    out, rows = torch.empty_like(x), mask.rows(keys).view(x.shape[:-1])
-    for own, one, row in zip(*(t.flatten(0, 1).unbind(0) for t in (out, x, rows)), strict=True):
-        torch.mul(one, mask.kept(row), out=own)
+    out, rows = torch.empty_like(x), mask.rows(keys)
+    low, high = (half.view(x.shape[:-1]) for half in (rows.low, rows.high))
+    for own, one, *row in zip(*(t.flatten(0, 1).unbind(0) for t in (out, x, low, high)), strict=True):
+        torch.mul(one, mask.kept(Halves(*row)), out=own)
     return out

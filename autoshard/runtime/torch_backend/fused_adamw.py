@@ -1,4 +1,4 @@
-"""Runs AdamW in the dtype of its weights, FP32 as a rule, with torch's fused kernel."""
+"""Runs AdamW in the dtype of its weights, FP32 as a rule, with torch's fused kernel where the device has it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from torch.optim.adamw import adamw  # the function: torch.optim.AdamW imports t
 
 
 class FusedAdamW:
-    """AdamW and its state for one shard, bit for bit that of torch.optim.AdamW(fused=True)."""
+    """AdamW and its state for one shard, bit for bit that of torch.optim.AdamW(fused=True).
+
+    Neuron would leave the fused kernel to the host: there it is torch's plain functions, with nothing read back.
+    """
 
     def __init__(self, weights: torch.Tensor):
         self.weights = weights
         self.first_moment, self.second_moment = torch.zeros_like(weights), torch.zeros_like(weights)
         self._steps = torch.zeros((), dtype=torch.float32, device=weights.device)
+        self._is_fused = weights.device.type != "neuron"
 
     def load(self, first_moment: torch.Tensor, second_moment: torch.Tensor, steps: int) -> None:
         """Sets the moments and the number of steps taken; the caller loads the weights."""
@@ -32,7 +36,9 @@ class FusedAdamW:
             [self.second_moment],
             [],
             [self._steps],
-            fused=True,
+            fused=self._is_fused,
+            foreach=not self._is_fused,
+            capturable=not self._is_fused,
             amsgrad=False,
             beta1=betas[0],
             beta2=betas[1],

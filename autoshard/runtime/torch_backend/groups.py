@@ -37,6 +37,11 @@ class Group:
         time)."""
         return connect(self.handle, self.index)
 
+    @cached_property
+    def is_neuron(self) -> bool:
+        """Whether the group is native Neuron's, which lacks some collectives (backends/native_neuron.py)."""
+        return dist.get_backend(self.handle) == "neuron"
+
     @property
     def size(self) -> int:
         """Number of ranks in the group."""

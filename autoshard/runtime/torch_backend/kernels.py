@@ -213,7 +213,12 @@ def _position_embedding(context: Context, step: OperatorStep) -> Kernel:
     rows = context.positions(step)
     if not step.operator.attributes.get("documents"):
         return lambda x, table: x + table[rows.to(table.device)]
-    return lambda x, table, starts: x + table[rows.to(starts.device) - starts[:, rows]]
+
+    def look_up(x: torch.Tensor, table: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+        here = rows.to(starts.device)
+        return x + table[here - starts[:, here]]
+
+    return look_up
 
 
 class _CrossEntropy(torch.autograd.Function):

@@ -11,7 +11,6 @@ from math import isfinite
 from types import MappingProxyType
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from autoshard.errors import AutoshardError
@@ -26,9 +25,7 @@ from autoshard.runtime.torch_backend.optimizer_settings import OptimizerSettings
 from autoshard.runtime.torch_backend.parameters import piece_of
 from autoshard.runtime.torch_backend.rounded_adamw import RoundedAdamW
 from autoshard.runtime.torch_backend.stage_module import StageModule
-
-NORM_ELEMENTS = 2**20
-"""How many elements the norm is taken of at a time: on CPU torch converts them to FP64 first."""
+from autoshard.runtime.torch_backend.sums import Sums
 
 
 def gradient_axes(program: Program, mesh: Mesh) -> set[tuple[str, ...]]:
@@ -64,12 +61,12 @@ class ShardedAdamW:
         modules: Iterable[StageModule],
         mesh: Mesh,
         groups: MeshGroups | None,
-        world: Group | None,
+        sums: Sums,
         settings: OptimizerSettings,
         tied: dict[str, Group],
         published: Mapping[str, int] = MappingProxyType({}),
     ):
-        self._settings, self._world = settings, world
+        self._settings, self._sums = settings, sums
         named: dict[BucketKey, list[tuple[str, nn.Parameter]]] = {}
         modules = tuple(modules)
         for module in modules:
@@ -146,13 +143,10 @@ class ShardedAdamW:
             bucket.publish()
 
     def _norm(self, shards: list[torch.Tensor]) -> float:
-        total = torch.zeros((), dtype=torch.float64, device=shards[0].device if shards else None)
+        total = self._sums.zero()
         for bucket, shard in zip(self.buckets, shards, strict=True):
             copies = bucket.key.copies
             if bucket.data_group is not None and bucket.shards == 1:
                 copies *= bucket.data_group.size
-            norms = torch._foreach_norm(shard.split(NORM_ELEMENTS), dtype=torch.float64)
-            total += torch.stack(norms).square().sum() / copies
-        if self._world is not None:
-            dist.all_reduce(total, group=self._world.handle)
-        return float(total.sqrt())
+            total += self._sums.squares(shard) / copies
+        return float(self._sums.over_ranks(total).sqrt())

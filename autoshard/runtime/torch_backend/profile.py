@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from autoshard.runtime.torch_backend.devices import synchronize
 from autoshard.runtime.torch_backend.session import Session
 from autoshard.runtime.torch_backend.shm_collectives import NAMESPACE
 
@@ -21,7 +22,7 @@ class StepProfiler:
     """Records spans of the steps that run inside `step`. Attached to a session for good: outside it costs nothing much.
 
     zero_s: the moment on this machine's monotonic clock that counts as 0.
-    On a GPU every span waits for the device, so that what would overlap is shown one after the other.
+    On a device every span waits for the device, so that what would overlap is shown one after the other.
     """
 
     def __init__(self, session: Session, zero_s: float) -> None:
@@ -52,8 +53,7 @@ class StepProfiler:
         self.spans.append((category, name, start, self._now_s()))
 
     def _now_s(self) -> float:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        synchronize(self._device)
         return time.monotonic() - self._zero_s
 
     def _attach(self, session: Session) -> None:

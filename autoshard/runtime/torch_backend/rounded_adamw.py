@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from autoshard.runtime.torch_backend import devices
+from autoshard.runtime.torch_backend.halves import Halves
 from autoshard.runtime.torch_backend.stochastic_rounding import places, random_bits, random_key, rounded
 
 
@@ -25,10 +27,13 @@ class Piece:
     starts: tuple[int, ...]
     lengths: tuple[int, ...]
 
-    def places(self, device: torch.device) -> torch.Tensor:
-        """Flat places of the piece's elements in the whole parameter, int64 [stop - start]."""
-        whole = places(self.shape, self.starts, self.lengths, device)
-        return whole[self.skipped : self.skipped + self.stop - self.start]
+    def places(self, device: torch.device) -> torch.Tensor | Halves:
+        """Flat places of the piece's elements in the whole parameter, 64 bits [stop - start]."""
+        mine = slice(self.skipped, self.skipped + self.stop - self.start)
+        if not devices.has_64_bits(device):
+            zero = torch.zeros((), dtype=torch.int32, device=device)
+            return places(self.shape, self.starts, self.lengths, Halves(zero, zero))[mine]
+        return places(self.shape, self.starts, self.lengths, torch.zeros((), dtype=torch.int64, device=device))[mine]
 
 
 class RoundedAdamW:

@@ -20,7 +20,8 @@ from autoshard.plans.plan import Plan
 from autoshard.runtime.session import StepResult, Tokens
 from autoshard.runtime.torch_backend.compiled import Compiler
 from autoshard.runtime.torch_backend.context import in_pieces
-from autoshard.runtime.torch_backend.dropout import sequence_keys
+from autoshard.runtime.torch_backend.devices import host_group
+from autoshard.runtime.torch_backend.dropout import on_device, sequence_keys
 from autoshard.runtime.torch_backend.evaluation import Evaluation
 from autoshard.runtime.torch_backend.groups import Group, MeshGroups, communicating_axes
 from autoshard.runtime.torch_backend.optimizer import ShardedAdamW, gradient_axes
@@ -30,6 +31,7 @@ from autoshard.runtime.torch_backend.pipeline import Pipeline, StepInputs
 from autoshard.runtime.torch_backend.probe import SessionProbe
 from autoshard.runtime.torch_backend.sharded_weights import ShardedWeights
 from autoshard.runtime.torch_backend.stage_module import StageModule
+from autoshard.runtime.torch_backend.sums import Sums
 from autoshard.schedules import SCHEDULES
 
 
@@ -74,6 +76,8 @@ class Session:
         strategy = plan.strategy
         self._order = in_pieces(plan.training.sequence_length, sequence_pieces(strategy.context_parallel, strategy.cp))
         self._groups, self._world, tied = self._connect(programs)
+        self._host = None if self._world is None else host_group(timeout)
+        self._sums = Sums.on(device, self._world, self._host)
         self.modules: dict[int, StageModule] = {}
         for stage in self.stages:
             program = programs[stage.index]
@@ -97,7 +101,7 @@ class Session:
         for module in self.modules.values():
             module.router_losses.scale = 1 / plan.num_microbatches
         self.optimizer = ShardedAdamW(
-            self.modules.values(), mesh, self._groups, self._world, settings, tied, published_sizes(plan.model)
+            self.modules.values(), mesh, self._groups, self._sums, settings, tied, published_sizes(plan.model)
         )
         self._pipeline = Pipeline(plan, self.stages, self.modules, programs, self._groups, device, dtype, on_action)
         stage_group = self._groups[("pp",)] if self._groups is not None else None
@@ -135,7 +139,7 @@ class Session:
     @property
     def control(self) -> tuple[torch.device, dist.ProcessGroup | None]:
         """Where, and among whom, ranks tell each other small things beside training; None: all of them."""
-        return self.device, None
+        return (self.device, None) if self._host is None else (torch.device("cpu"), self._host)
 
     def probe(self) -> SessionProbe:
         """The session's view for an audit."""
@@ -179,7 +183,8 @@ class Session:
         """This rank's pieces of what its stages read of a step, besides each other's output."""
         values = {"input_ids": torch.from_numpy(inputs), "labels": torch.from_numpy(labels)}
         if self.plan.model.dropout:
-            values[SEQUENCE_KEYS] = sequence_keys(self._seed, self.steps_done, len(inputs))
+            keys = sequence_keys(self._seed, self.steps_done, len(inputs))
+            values[SEQUENCE_KEYS] = on_device(keys, self.device)
         if starts is not None:
             values[DOCUMENT_STARTS] = torch.from_numpy(starts)
         found: StepInputs = {}
@@ -202,19 +207,18 @@ class Session:
     def _total_loss(self, losses: list[torch.Tensor], weight: float) -> float:
         """Mean over microbatches, known to every rank: of the last stage's losses, summed over its ranks, times weight,
         and of all routers' losses."""
-        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        total = self._sums.zero()
         if losses:
             program = self.modules[len(self.plan.stages) - 1].program
             copies = self.plan.mesh.size(
                 axis for axis, entry in zip(program.axes, program.states["loss"], strict=True) if entry != "P"
             )
-            total += weight * torch.stack(losses).double().sum() / copies / len(losses)
+            total += weight * self._sums.wide(torch.stack(losses)).sum() / copies / len(losses)
         routing = [loss for module in self.modules.values() for loss in module.router_losses.take()]
         if routing:  # every rank of a stage knows all of them
-            total += torch.stack(routing).double().sum() / self.plan.mesh.stage_size / self.plan.num_microbatches
-        if self._world is not None:
-            dist.all_reduce(total, group=self._world.handle)
-        return float(total)
+            routed = self._sums.wide(torch.stack(routing)).sum()
+            total += routed / self.plan.mesh.stage_size / self.plan.num_microbatches
+        return float(self._sums.over_ranks(total))
 
 
 def _weight(labels: Tokens) -> float:

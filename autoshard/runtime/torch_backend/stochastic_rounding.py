@@ -8,8 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
+
+from autoshard.runtime.torch_backend.halves import Halves
+
+Wide = TypeVar("Wide", torch.Tensor, Halves)
+"""64-bit integers: an int64 tensor, or halves where the device computes 32 bits."""
 
 _DROPPED = 16
 """Number of bits of an FP32 mantissa that bf16 does not have."""
@@ -23,20 +29,22 @@ def random_key(seed: int, step: int, name: str) -> int:
     return int.from_bytes(digest[:8], "little", signed=True)
 
 
-def random_bits(places: torch.Tensor, key: int) -> torch.Tensor:
-    """Random bits, int32 in [0, 2^16), for int64 places: the upper bits of splitmix64 of each place."""
+def random_bits(places: torch.Tensor | Halves, key: int) -> torch.Tensor:
+    """Random bits, int32 in [0, 2^16), for 64-bit places: the upper bits of splitmix64 of each place."""
+    if isinstance(places, Halves):
+        return _shifted(mixed(places, key), 64 - _DROPPED).low
     return _shifted(mixed(places, key), 64 - _DROPPED).to(torch.int32)
 
 
-def mixed(places: torch.Tensor, key: int | torch.Tensor) -> torch.Tensor:
-    """splitmix64 of each place under a key, int64, without its last shift, which leaves the upper half as it is."""
+def mixed(places: Wide, key: int | Wide) -> Wide:
+    """splitmix64 of each place under a key, without its last shift, which leaves the upper half as it is."""
     found = places * -0x61C8864680B583EB + key
     for shift, multiplier in _STEPS:
         found = (found ^ _shifted(found, shift)) * multiplier
     return found
 
 
-def _shifted(x: torch.Tensor, bits: int) -> torch.Tensor:
+def _shifted(x: Wide, bits: int) -> Wide:
     """x shifted logically to the right."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
@@ -48,9 +56,11 @@ def rounded(x: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
     return whole.view(torch.float32).to(torch.bfloat16)
 
 
-def places(shape: Sequence[int], starts: Sequence[int], lengths: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Flat places, int64, in a parameter of this shape, of the piece with these starts and lengths along each dim."""
-    found = torch.zeros((), dtype=torch.int64, device=device)
+def places(shape: Sequence[int], starts: Sequence[int], lengths: Sequence[int], zero: Wide) -> Wide:
+    """Flat places in a parameter of this shape, of the piece with these starts and lengths along each dim. zero: a
+    number of the device, of the kind that places shall have."""
+    dtype, device = (zero.low.dtype, zero.low.device) if isinstance(zero, Halves) else (zero.dtype, zero.device)
+    found = zero
     for size, start, length in zip(shape, starts, lengths, strict=True):
-        found = found.unsqueeze(-1) * size + torch.arange(start, start + length, device=device)
+        found = found.unsqueeze(-1) * size + torch.arange(start, start + length, dtype=dtype, device=device)
     return found.flatten()

@@ -38,7 +38,7 @@ def backend(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: 
 
 
 def _compiled(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    from torch._functorch.aot_autograd import make_boxed_func  # type: ignore[attr-defined]
+    from torch._functorch._aot_autograd.utils import make_boxed_func
 
     groups = set()
     for node in gm.graph.nodes:
