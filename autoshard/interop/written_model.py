@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autoshard.errors import AutoshardError
@@ -108,7 +108,7 @@ def models_with(written: WrittenModel) -> tuple[ModelSpec, ...]:
     nothing.
 
     Of several, those with the wanted number of blocks, if there are any; then those with the wanted number of
-    positions.
+    positions. Models that are the same but for their names count once.
     """
     wanted = written.wanted
     if not written.said:
@@ -122,7 +122,7 @@ def models_with(written: WrittenModel) -> tuple[ModelSpec, ...]:
     ]
     for name in ("num_hidden_layers", "max_position_embeddings"):
         models = [model for model in models if getattr(model, name) == wanted.get(name)] or models
-    return tuple(models)
+    return tuple({replace(model, name="same"): model for model in reversed(models)}.values())[::-1]
 
 
 _Form = dict[str, tuple[str, ...]]

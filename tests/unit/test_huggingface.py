@@ -86,6 +86,26 @@ def parameters(model: ModelSpec) -> int:
         ("qwen3-8b", 8_190_735_360),
         ("qwen3-32b", 32_762_123_264),
         ("qwen3-30b-a3b", 30_532_122_624),
+        ("llama3.2-1b", 1_235_814_400),
+        ("llama3.2-3b", 3_212_749_824),
+        ("tinyllama-1.1b", 1_100_048_384),
+        ("smollm2-135m", 134_515_008),
+        ("smollm2-360m", 361_821_120),
+        ("smollm2-1.7b", 1_711_376_384),
+        ("mistral-7b-v0.3", 7_248_023_552),
+        ("mistral-nemo-12b", 12_247_782_400),
+        ("mistral-small-24b", 23_572_403_200),
+        ("qwen2.5-0.5b", 494_032_768),
+        ("qwen2.5-1.5b", 1_543_714_304),
+        ("qwen2.5-3b", 3_085_938_688),
+        ("qwen2.5-7b", 7_615_616_512),
+        ("qwen2.5-14b", 14_770_033_664),
+        ("qwen2.5-32b", 32_763_876_352),
+        ("qwen3-0.6b", 596_049_920),
+        ("qwen3-1.7b", 1_720_574_976),
+        ("qwen3-4b", 4_022_468_096),
+        ("qwen3-14b", 14_768_307_200),
+        ("qwen3-235b-a22b", 235_093_634_560),
     ],
 )
 def test_builtin_model_has_the_published_number_of_parameters(name: str, count: int) -> None:
@@ -93,7 +113,6 @@ def test_builtin_model_has_the_published_number_of_parameters(name: str, count: 
 
 
 def test_every_builtin_model_loads_under_its_own_name() -> None:
-    assert len(builtin_models()) == 19
     assert [load_model(name).name for name in builtin_models()] == sorted(builtin_models())
 
 
