@@ -164,7 +164,7 @@ def exposed_ring_s(ring_s: Number, work_s: Number, hops: Number) -> Number:
 
 
 @lru_cache(maxsize=4096)
-def collective_law(kind: str, group: GroupShape, cluster: Cluster, copies: int = 0) -> CollectiveLaw:
+def collective_law(kind: str, group: GroupShape, cluster: Cluster, copies: int = 0, in_order: int = 0) -> CollectiveLaw:
     """The straight line of one kind of collective over groups of one shape.
 
     Ring algorithms, hierarchical, for L members in each of P nodes of each of Q domains (without domains P is 1, and Q
@@ -174,7 +174,7 @@ def collective_law(kind: str, group: GroupShape, cluster: Cluster, copies: int =
     along trees. An all_reduce is a reduce_scatter and an all_gather, launched once. In an all_to_all each member sends
     1 / size of the payload to each other member. copies: of that all_to_all, where its payload are so many copies of
     each token for as many experts: a token then goes to a member once, and once to all members in another domain, that
-    hand it on; 0 where every copy travels.
+    hand it on; 0 where every copy travels. in_order: as in `sent_once`.
     """
     assert kind in KINDS, f"unknown collective {kind}"
     size, local, near = group.size, group.ranks_per_node, group.nodes_per_domain
@@ -191,8 +191,8 @@ def collective_law(kind: str, group: GroupShape, cluster: Cluster, copies: int =
     if kind == "all_to_all":
         share = cluster.all_to_all_efficiency
         if copies:
-            outer_s_per_byte *= sent_once(far, copies)
-            share /= sent_once(size, copies)
+            outer_s_per_byte *= sent_once(far, copies, in_order)
+            share /= sent_once(size, copies, in_order)
         inner_s_per_byte *= (local - 1) / size / share
         near_s_per_byte = _domain_s_per_byte(senders, group, cluster, share) * local * (near - 1) / size
         s_per_byte = inner_s_per_byte + near_s_per_byte + outer_s_per_byte * (size - local * near) / size
@@ -204,9 +204,13 @@ def collective_law(kind: str, group: GroupShape, cluster: Cluster, copies: int =
     return CollectiveLaw(cluster.collective_launch_s + passes * hops_s, passes * s_per_byte)
 
 
-def sent_once(places: int, copies: int) -> float:
-    """The share of a token's copies that travel if one goes to each place that any of them is for. Experts are chosen
-    at random."""
+def sent_once(places: int, copies: int, in_order: int = 0) -> float:
+    """The share of a token's copies that travel if one goes to each place that any of them is for.
+
+    in_order: of how many experts each token takes neighbours; 0 where it takes any at random.
+    """
+    if in_order:
+        return max(1.0, copies * places / in_order) / copies
     return places * (1 - (1 - 1 / places) ** copies) / copies
 
 

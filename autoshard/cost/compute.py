@@ -60,7 +60,8 @@ class OperatorNeeds(NamedTuple):
     """Sizes of one operator on one rank for one microbatch, whatever the device; or of many of one kind, a row each.
 
     kind: "matmul" (m x k by k x n), "flash" or "plain" attention (m query rows, n keys, k the head dim), "norm",
-    "loss" (n ranks share the vocabulary), "route" (copies of tokens on their way to experts and inside) or "vector".
+    "loss" (n ranks share the vocabulary), "route" (copies of tokens on their way to and from experts), "activation"
+    (inside experts) or "vector".
     scores_bytes: of one pass over all attention scores. backward_ratio: of its backward FLOPs or bytes to forward.
     groups: products that the m rows belong to, one for each expert; each has a k by n matrix of its own.
     quantized: 1 for a product that may read quantised operands, else 0. casts: 1 where it casts its input, too.
@@ -117,9 +118,10 @@ def operator_needs(program: Program, step: OperatorStep) -> OperatorNeeds:
     if op.kind == "cross_entropy":
         shards = program.graph.sizes["vocab"] / sizes["vocab"]
         return OperatorNeeds("loss", m, shards, k, work.bytes_moved + extra, 0.0, work.flops, work.backward_flops_ratio)
-    routed = "capacity" in op.loop_dims or op.kind in ("dispatch", "combine")
-    kind = "norm" if op.kind == "norm" else "route" if routed else "vector"
-    kind = kind if work.matmul is None else "matmul"
+    kind = "matmul" if work.matmul is not None else "norm" if op.kind == "norm" else "vector"
+    if kind == "vector":
+        routed = op.kind in ("dispatch", "combine")
+        kind = "route" if routed else "activation" if "capacity" in op.loop_dims else "vector"
     marks = (float(OPERAND_BYTES in op.attributes), float(bool(op.attributes.get(CASTS_INPUT))))
     groups = KINDS[op.kind].groups(op, program.graph, sizes)
     traffic = (work.bytes_moved + extra, 0.0, work.flops, work.backward_flops_ratio)
@@ -160,7 +162,9 @@ def seconds_of(
         moving = moving * software.loss_passes * (needs.n if software.whole_logits else 1.0)
     if needs.kind == "route":
         moving = moving * software.route_passes
-    if needs.kind in ("norm", "loss", "route", "vector"):
+    if needs.kind == "activation":
+        moving = moving * software.activation_passes
+    if needs.kind in ("norm", "loss", "route", "activation", "vector"):
         return OperatorSeconds(moving + launch, needs.backward_ratio * moving + launch)
     m, n, k, groups = needs.m, needs.n, needs.k, needs.groups
     casting: Number = 0.0

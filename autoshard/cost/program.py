@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from autoshard.cost.backward_release import Moments, moments
 from autoshard.cost.collectives import CollectiveLaw, exposed_ring_s
-from autoshard.cost.compute import OperatorNeeds, QuantizedProducts, operator_needs, seconds_of
+from autoshard.cost.compute import OperatorNeeds, QuantizedProducts, memory_s, operator_needs, seconds_of
 from autoshard.cost.stacks import COMPILED, Software
 from autoshard.graph.count import (
     backward_collectives,
@@ -363,6 +363,7 @@ def price_program(
             Sent(spent_on(kind, axes), kind == "send_recv", law_of(kind, axes), size) for kind, axes, size in issued
         ]
 
+    sorts = software.sorts_copies and any(one.needs.groups > 1 for step in work.operators for one in step)
     steps = []
     for step, operators, issued, issued_back in zip(
         work.program.steps, work.operators, work.forward, work.backward, strict=True
@@ -370,8 +371,24 @@ def price_program(
         if software.whole_logits and operators and operators[0].needs.kind == "loss":
             issued = (*issued, *_gathered_logits(work.program))
         asked = StepWork(operators, sent(issued), sent(issued_back), isinstance(step, GatherEinsumStep))
-        steps.append(step_seconds(asked, device, peak, software, products))
+        priced = step_seconds(asked, device, peak, software, products)
+        if sorts:
+            priced = priced._replace(
+                forward=_with_sorting(priced.forward, issued, device, software),
+                backward=_with_sorting(priced.backward, issued_back, device, software),
+            )
+        steps.append(priced)
     return PricedProgram(work, tuple(steps), software)
+
+
+def _with_sorting(seconds: Seconds, issued: Issued, device: Device, software: Software) -> Seconds:
+    """The same pass where what is exchanged with experts is sorted by them on the way: read and written once more.
+
+    issued: (kind, axes, bytes) of the step's collectives.
+    """
+    moved = 2 * sum(size for kind, axes, size in issued if kind == "all_to_all" and "ep" in axes)
+    more_s = memory_s(moved, device) * software.compute_slowdown * software.route_passes
+    return replace(seconds, compute=seconds.compute + more_s)
 
 
 def step_seconds(

@@ -27,8 +27,9 @@ class Software:
       misaligned_slowdown: of that attention's products where the head dim is no multiple of 8.
       norm_passes: times that a norm moves its input and output; more than 1 where it is not one kernel.
       loss_passes: times that the loss moves the logits.
-      route_passes: times that tokens move, against once each way, while they are copied for their experts, sorted,
-      activated there and added up; more than 1 where that is not one kernel each.
+      route_passes: times that tokens move, against once each way, while they are copied for their experts, sorted and
+      added up; more than 1 where that is not one kernel each.
+      activation_passes: times that an expert's activation moves its inputs and output; more than 1 as for norms.
       transfer_share: of a transfer between stages, what each pass waits for; None: transfers run beside the work and
       delay only what needs them.
       quantized_efficiency: of products in 8 or 4 bits, against what those in the compute dtype reach of their peak.
@@ -48,7 +49,9 @@ class Software:
       splits_dispatch: the ranks of tensor parallelism send a part of their tokens to the experts each, and gather what
       arrives, in place of sending all of them.
       sends_once: tokens go to each rank once that has experts of theirs, and over the network once to each node; else
-      once for each expert.
+      once for each expert. neighbours: a token's experts are neighbours, as a gate that only spreads them evenly makes
+      them. sorts_copies: where a rank has several experts, what has arrived is sorted by them before their products,
+      and back after.
       expert_overlap: share of the work behind which exchanges with experts hide.
       reads_back: the host learns from the device how many tokens the experts have: in a forward, its launches and the
       device's work come one after the other. graphs: what is launched at once: none, router, attention besides, all.
@@ -78,12 +81,15 @@ class Software:
     norm_passes: float = 1.0
     loss_passes: float = 1.0
     route_passes: float = 1.0
+    activation_passes: float = 1.0
     whole_logits: bool = False
     replays_head: bool = False
     copy_launch_s: float = 0.0
     stall_s: float = 0.0
     splits_dispatch: bool = False
     sends_once: bool = False
+    neighbours: bool = False
+    sorts_copies: bool = False
     expert_overlap: float = 0.0
     reads_back: bool = False
     graphs: str = "none"

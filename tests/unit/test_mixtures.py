@@ -14,6 +14,7 @@ from autoshard.calibration.results.gpu_rows import gpu_case
 from autoshard.calibration.results.mixtures import DEEPSEEK_V3, Extras, Latent, Spread, extras, spread
 from autoshard.calibration.results.rows import Unscored
 from autoshard.cost.collectives import GroupShape, collective_law, sent_once
+from autoshard.cost.compute import memory_s
 from autoshard.cost.estimate import estimate
 from autoshard.cost.program import launch_seconds
 from autoshard.cost.stacks import COMPILED, Software
@@ -95,7 +96,11 @@ def test_one_layer_of_a_mixture_by_hand() -> None:
             1,
         )
     copies = 8192 * 4096 * 2
-    assert needs["dispatch"].kind == needs["combine"].kind == needs["experts.act_fn"].kind == "route"
+    assert (needs["dispatch"].kind, needs["combine"].kind, needs["experts.act_fn"].kind) == (
+        "route",
+        "route",
+        "activation",
+    )
     # tokens, their 8 gates and two numbers for the place of each copy, then the copies
     assert needs["dispatch"].moving_bytes == copies // 2 + 4096 * 8 * 2 + copies + 8 * 8192
     assert needs["experts.act_fn"].moving_bytes == 3 * 8192 * 14336 * 2
@@ -147,7 +152,42 @@ def test_no_copy_travels_twice_and_one_travels_whole(places: int, copies: int) -
     assert sent_once(places, 1) == pytest.approx(1)
 
 
+def test_experts_that_are_neighbours_lie_in_few_places() -> None:
+    """8 of 128 experts in a row: on one of 8 ranks that have 16 each, on four of 64 that have 2 each."""
+    assert [sent_once(places, 8, 128) for places in (1, 8, 16, 64, 128)] == [1 / 8, 1 / 8, 1 / 8, 4 / 8, 1.0]
+    group = GroupShape(8, 8, 1, 1, 8, 8)
+    whole, once = (collective_law("all_to_all", group, H100, copies, 128) for copies in (0, 8))
+    assert once.seconds_per_byte == pytest.approx(whole.seconds_per_byte / 8)
+    ones = Software("s", sends_once=True), Software("s", sends_once=True, neighbours=True)
+    apart, alike = (expert_s(H100, SHAPE, one)[0] for one in ones)
+    latency_s = 2 * collective_law("all_to_all", group, H100).latency_s
+    # Mixtral's 2 of 8 experts over 8 ranks are always on two; at random both may be the same
+    assert (alike - latency_s) * sent_once(8, 2) == pytest.approx(apart - latency_s)
+
+
 SHAPE = LocalShape(1, 1, 8, 1, False, "flash")
+
+
+def test_copies_are_sorted_where_a_rank_has_several_experts() -> None:
+    def block(ep: int, software: Software) -> Any:
+        return stage_parts(MIXTRAL, TRAINING, H100, replace(SHAPE, ep=ep), "none", software).block
+
+    once, sorting = Software("s", route_passes=1.5), Software("s", route_passes=1.5, sorts_copies=True)
+    copies = 8192 * 4096 * 2
+    # what arrives and what goes back are each read and written
+    for name in ("forward", "backward"):
+        more = [getattr(block(2, one), name).compute for one in (once, sorting)]
+        assert more[1] - more[0] == pytest.approx(2 * 1.5 * memory_s(2 * copies, H100.device))
+    assert block(8, once).forward_s == block(8, sorting).forward_s  # one expert each
+    assert block(1, once).forward_s == block(1, sorting).forward_s  # nothing arrives
+
+
+def test_a_clamped_activation_moves_its_tensors_more_often() -> None:
+    plain, clamped = (
+        stage_parts(MIXTRAL, TRAINING, H100, SHAPE, "none", one).block.forward.compute
+        for one in (Software("s", route_passes=3.0), Software("s", route_passes=3.0, activation_passes=8.0))
+    )
+    assert clamped - plain == pytest.approx(7 * memory_s(3 * 8192 * 14336 * 2, H100.device))
 
 
 def test_exchanges_hide_behind_work() -> None:
@@ -314,7 +354,8 @@ def test_experts_lie_over_ranks_that_share_a_sequence() -> None:
         ({"framework": "Megatron-LM", "notes": "MoE: capacity factor 1 pad-to-capacity, alltoall"}, USUAL),
         ({}, USUAL),  # NeMo 25.02
         ({"framework": "Megatron-LM"}, Dispatch(dropless=True, reads_back=True)),
-        ({"framework": "NeMo AutoModel (+DeepEP for MoE)"}, Dispatch(True, dropless=True, reads_back=True)),
+        ({"framework": "Megatron-LM (+DeepEP)"}, Dispatch(True, dropless=True, reads_back=True)),
+        ({"framework": "NeMo AutoModel FSDP2+EP"}, Dispatch(True, dropless=True, reads_back=True, neighbours=True)),
         (
             {"framework": "Megatron-Bridge, NeMo 26.06", "gpu": "GB200-186GB", "precision": "mxfp8"},
             Dispatch(True, True, True, False, "all"),

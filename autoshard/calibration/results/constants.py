@@ -31,7 +31,7 @@ FAMILY = {
     "misaligned_slowdown": Constant(4.0, 0.5, "of plain attention's products where the head dim is no multiple of 8"),
     "norm_passes": Constant(8.0, 0.4, "times that a norm which is not one kernel moves its input and output"),
     "route_passes": Constant(
-        3.0, 0.4, "times that tokens move on their way through a mixture, against one kernel each"
+        1.0, 0.4, "times that tokens move on their way to and from experts, against one kernel each"
     ),
     "transfer_share": Constant(0.5, 0.5, "of the transfers between pipeline stages, what is exposed", 1.0),
     "fp8_efficiency": Constant(0.95, 0.1, "of products in FP8, against those in bfloat16"),
@@ -49,11 +49,12 @@ MEMORY = {
     "logits_bytes": Constant(6.0, 0.7, "a logit beyond the loss of the programs"),
     "reserved_bytes": Constant(3e9, 0.7, "of each device: buffers of the stack, and what its allocator loses"),
 }
-EXPERTS = {"group_launch_s": 1.5e-5, "expert_overlap": 1.0, "clamped_passes": 3.0}
+EXPERTS = {"group_launch_s": 1.5e-5, "expert_overlap": 1.0, "clamped_passes": 8.0}
 """Of mixtures, not fitted: seconds that the host takes to launch one expert's product besides (of 5, 15 and 30
 microseconds the one with the smallest error of left-out groups in 8 bits); share of the work behind which exchanges
-hide where a release overlaps them (0.7 does as well); times that tokens move more often where an activation is clamped
-(of 1, 2, 3 and 5 the best). The first and the last are guesses that rows chose among."""
+hide where a release overlaps them (0.7 does as well); times that a clamped activation with biases moves its inputs and
+output, where each step of it is a kernel (biases, two clamps, sigmoid, three products, a sum: 24 tensors read or
+written for 3; of 5, 6 and 8 the best). The first is a guess that rows chose among."""
 FIXED = {
     "link_efficiency": 0.8,
     "pass_launch_s": 1e-4,

@@ -18,6 +18,7 @@ class Dispatch:
     dropless: an expert takes as many tokens as come, in place of a capacity that all are padded to. reads_back: the
     host then reads how many came before it launches their experts. graphs: what CUDA graphs launch at once, of GRAPHS.
     clamped: experts clamp both halves of their activation and have biases (GPT-OSS), which takes kernels of their own.
+    neighbours: a token's experts are neighbours.
     """
 
     sends_once: bool = False
@@ -26,6 +27,7 @@ class Dispatch:
     reads_back: bool = False
     graphs: str = "none"
     clamped: bool = False
+    neighbours: bool = False
 
 
 USUAL = Dispatch()
@@ -83,6 +85,12 @@ DROPS = "nemo 2"
 dropless, as Megatron-Core is unless it is asked."""
 
 
+FAKE_GATES = ("AutoModel",)
+"""What frameworks say whose benchmarks replace the router by one that hands out experts in turn: token i takes the k
+experts from i k on, modulo all of them, which lie on one rank or few (FakeBalancedGate of NeMo AutoModel, named in the
+notes of its results; what it does is recalled, not read)."""
+
+
 def dispatch_of(row: Row) -> Dispatch:
     """How the tokens of a row's mixture travel: as its release ships it, or as its framework and notes say."""
     framework, notes = row.get("framework", ""), row.get("notes", "")
@@ -90,8 +98,9 @@ def dispatch_of(row: Row) -> Dispatch:
     clamped = "clamped" in row.get("act", "")
     found = re.search(r"Megatron-Bridge, NeMo (\d+\.\d+)", framework)
     if found is None:
-        once = "DeepEP" in framework or "AutoModel" in framework
-        return Dispatch(once, dropless=dropless, reads_back=dropless, clamped=clamped)
+        fake = any(name in framework for name in FAKE_GATES)
+        once = "DeepEP" in framework or fake
+        return Dispatch(once, dropless=dropless, reads_back=dropless, clamped=clamped, neighbours=fake)
     release, gpu, in_mxfp8 = float(found[1]), row["gpu"], row.get("precision", "").lower() == "mxfp8"
     shipped = next(
         one

@@ -17,7 +17,7 @@ from autoshard.graph.count import operator_steps
 from autoshard.graph.partition import OperatorStep, Program, RedistributeStep, Step
 from autoshard.planner.grid.arrays import Array
 
-OPERATORS = ("matmul", "flash", "plain", "norm", "loss", "route", "vector")
+OPERATORS = ("matmul", "flash", "plain", "norm", "loss", "route", "activation", "vector")
 
 
 class SentColumns(NamedTuple):
