@@ -6,12 +6,19 @@ torch-neuronx's process group, read before release 2.33; "Beta 3" is torch-neuro
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from itertools import takewhile
+
 from autoshard.backends.problem import Draft, Problem, Rule, divisors
+from autoshard.errors import AutoshardError
 from autoshard.layout.context_parallel import RINGS
 from autoshard.layout.mesh import replicas_of_experts
 from autoshard.layout.strategy import Strategy
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.stack import FRAGMENTATION, P2P_RELEASE, STACKS
+from autoshard.spec.training import Precision
 from autoshard.units import format_bytes
 
 PACKAGE = "torch-neuronx"
@@ -28,9 +35,36 @@ def takes_all_to_all(size: int) -> bool:
     return size in (1, 4, 8, 16) or size % 32 == 0
 
 
-def has_point_to_point(version: tuple[int, ...] | None) -> bool:
+def has_point_to_point(found: tuple[int, ...] | None) -> bool:
     """Whether this version of torch-neuronx sends and receives; one that is not known does."""
-    return version is None or version >= POINT_TO_POINT_SINCE
+    return found is None or found >= POINT_TO_POINT_SINCE
+
+
+@cache
+def installed_version() -> tuple[int, ...] | None:
+    """The version of torch-neuronx that is installed, such as (2, 13, 3, 0); None without any."""
+    try:
+        parts = version(PACKAGE).split(".")
+    except PackageNotFoundError:
+        return None
+    return tuple(int(part) for part in takewhile(str.isdecimal, parts))
+
+
+def check_native(precision: Precision, pp: int) -> None:
+    """Raises AutoshardError where the device, or the version that is installed, cannot compute such a plan."""
+    if "float64" in asdict(precision).values():
+        raise AutoshardError(
+            f"device=neuron: precision={precision.name} has float64, which the device computes as float32; plan with "
+            "another precision, or run with --device cpu"
+        )
+    found = installed_version()
+    if pp > 1 and not has_point_to_point(found):
+        assert found is not None
+        least, have = (".".join(map(str, one)) for one in (POINT_TO_POINT_SINCE, found))
+        raise AutoshardError(
+            f"device=neuron: pp={pp} sends between pipeline ranks, which {PACKAGE} does from {least} on; installed is "
+            f"{have}: install a newer one, or plan with --pp 1"
+        )
 
 
 def experts_have_an_all_to_all(problem: Problem, draft: Draft) -> str | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autoshard.errors import AutoshardError
+from autoshard.runtime.neuron_errors import advice
 
 _TAIL_LINES, _TAIL_BYTES, _LINE_LENGTH = 20, 16_384, 300
 
@@ -32,10 +33,11 @@ class RankFailure:
 
     @property
     def headline(self) -> str:
-        """One line: the rank, what it was doing, the cause."""
+        """One line: the rank, what it was doing, the cause, and what to do where the cause does not say it."""
         doing = f"in {self.last_action}" if self.last_action else "before its first action"
         if self.error_type:
-            return f"rank {self.rank} failed {doing}: {self.error_type}: {self.error_text}"
+            said = advice(self.error_text)
+            return f"rank {self.rank} failed {doing}: {self.error_type}: {self.error_text}" + (said and f" ({said})")
         if self.silent_s is not None:
             return f"rank {self.rank} hung {doing}: nothing heard from it for {self.silent_s:.0f} s"
         if self.exit_code is not None and self.exit_code < 0:

@@ -12,9 +12,10 @@ _WAITING_FILES = (
     "torch_backend/collectives.py",
     "torch_backend/direct.py",
     "torch_backend/shared_memory.py",
+    "torch_backend/sums.py",
 )
 """Files whose frames mean waiting for another rank: collectives are operators of torch, other waits are methods of
-groups."""
+groups, and sums are read from a device, which may wait in a collective."""
 _WAITING_FUNCTIONS = ("_wait_batch_p2p", "wait")
 
 

@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from autoshard.backends.backend import imported
+from autoshard.backends.native_neuron import check_native
 from autoshard.backends.products import check_runs
 from autoshard.backends.registry import ANYWHERE, BACKENDS
 from autoshard.checkpoint.place import is_remote
@@ -52,7 +53,9 @@ def run_plan(plan: Plan, options: RunOptions) -> int:
     options = replace(options, backend=_backend(plan, options, environment is not None))
     if find_spec("torch") is None:
         raise AutoshardError("autoshard run needs torch: pip install 'autoshard[torch]'")
-    if options.compile and options.device != "cuda":
+    if options.device == "neuron":  # at once; where the device is found out, the ranks say it
+        check_native(plan.training.precision, plan.strategy.pp)
+    if options.compile and options.device not in ("cuda", "neuron"):
         require_cpp_compiler()
     if environment is not None:
         return _run_in_cluster(plan, options, environment)

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from autoshard.backends import native_neuron
+from autoshard.backends.native_neuron import check_native
 from autoshard.errors import AutoshardError
 from autoshard.runtime.torch_backend.devices import connect, device_of
 from autoshard.spec.cluster import load_cluster
-from tests.multiprocess.plans import FP32, MODELS, plan_of, strategy
+from tests.multiprocess.plans import FP32, FP64, MODELS, plan_of, strategy
 
 
 def test_the_native_device_meets_the_others_through_neuron(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,6 +43,22 @@ print(device_of(plan(), "neuron", False, 5))
 def test_a_torch_without_the_device() -> None:
     with pytest.raises(AutoshardError, match=r"^device=neuron: torch \S+ knows no such device; install native PyTorch"):
         device_of(plan(), "neuron", False, 0)
+
+
+def test_the_native_device_takes_no_float64() -> None:
+    finer = replace(plan(), training=replace(plan().training, precision=FP64))
+    with pytest.raises(AutoshardError, match=r"^device=neuron: precision=fp64 has float64, which the device computes "):
+        check_native(finer.training.precision, 1)
+
+
+def test_a_pipeline_needs_a_version_that_sends(monkeypatch: pytest.MonkeyPatch) -> None:
+    precision = plan().training.precision
+    monkeypatch.setattr(native_neuron, "installed_version", lambda: (2, 12, 3))
+    check_native(precision, 1)
+    with pytest.raises(AutoshardError, match=r"^device=neuron: pp=2 sends .* from 2.13.3 on; installed is 2.12.3: "):
+        check_native(precision, 2)
+    monkeypatch.setattr(native_neuron, "installed_version", lambda: (2, 13, 3, 0))
+    check_native(precision, 2)
 
 
 def test_auto_computes_a_plan_for_trainium_on_the_host_only_in_a_rehearsal() -> None:

@@ -5,15 +5,21 @@ from typing import Any
 
 import pytest
 
+from autoshard.runtime.launch import RunOutcome
 from tests.multiprocess.plans import BF16, CASES, IN_BF16
 from tests.multiprocess.started import first_rank, start
 from tests.neuron.conftest import Installed
 
 
 @cache
-def _found(installed: Installed, world_size: int) -> dict[str, Any]:
+def _outcome(installed: Installed, world_size: int) -> RunOutcome:
+    """The processes run once, even where that fails."""
     with installed():
-        return first_rank(start("parity_workers:parity", world_size, {}, 400, package="neuron"))
+        return start("parity_workers:parity", world_size, {}, 400, package="neuron")
+
+
+def _found(installed: Installed, world_size: int) -> dict[str, Any]:
+    return first_rank(_outcome(installed, world_size))
 
 
 @pytest.mark.parametrize(("world_size", "name"), [(n, name) for n, cases in CASES.items() for name in cases])

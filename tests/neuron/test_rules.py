@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from autoshard.runtime.launch import RunOutcome
 from tests.multiprocess.started import first_rank, start
 from tests.neuron.conftest import Installed
 from tests.neuron.installed import BETA, RELEASE
@@ -12,14 +13,17 @@ from tests.neuron.twin.neuron_rules import RULES, in_force
 
 
 @cache
-def _found(installed: Installed, version: str, strict: bool) -> dict[str, Any]:
+def _outcomes(installed: Installed, version: str, strict: bool) -> tuple[RunOutcome, RunOutcome]:
     with installed(version, strict):
-        before = _started("before", 2)
-        found = {**first_rank(_started("broken", 4)), **first_rank(before)}
-        return {**found, **(before.results[1] or {})}
+        return _started("broken", 4), _started("before", 2)
 
 
-def _started(function: str, world_size: int) -> Any:
+def _found(installed: Installed, version: str, strict: bool) -> dict[str, Any]:
+    broken, before = _outcomes(installed, version, strict)
+    return {**first_rank(broken), **first_rank(before), **(before.results[1] or {})}
+
+
+def _started(function: str, world_size: int) -> RunOutcome:
     return start(f"rule_workers:{function}", world_size, {}, 200, package="neuron")
 
 

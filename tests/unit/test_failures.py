@@ -44,6 +44,20 @@ def test_headlines(failure: RankFailure, headline: str) -> None:
     assert failure.headline == headline
 
 
+@pytest.mark.parametrize(
+    ("text", "does"),
+    [
+        ("Requested:1 Available:0, cores busy", "another process has the NeuronCore: neuron-ls shows which"),
+        ("NRT model scheduling failed", "the device's memory is full, or has no piece that is large enough: plan with"),
+        ("[NCC_EVRF007] 10746838 instructions", "the graph has more instructions than the compiler takes: plan with"),
+        ("Neuron runtime should not be initialized before the init_process_group.", "something touched the device"),
+    ],
+)
+def test_what_to_do_about_an_error_of_neuron(text: str, does: str) -> None:
+    headline = RankFailure(2, "F0.0", 0.0, "RuntimeError", text).headline
+    assert headline.startswith(f"rank 2 failed in F0.0: RuntimeError: {text} ({does}")
+
+
 def test_one_rank_has_no_others(tmp_path: Path) -> None:
     message = failure_message(RankFailure(0, "F0.0", 0.0, exit_code=-11), 1, tmp_path / "rank-00.log")
     assert message == "rank 0 was killed by signal 11 (SIGSEGV) in F0.0"

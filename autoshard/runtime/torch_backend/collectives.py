@@ -14,10 +14,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from autoshard.backends.native_neuron import has_point_to_point, takes_all_to_all
+from autoshard.backends.native_neuron import has_point_to_point, installed_version, takes_all_to_all
 from autoshard.graph.redistribute import Transition
 from autoshard.runtime.torch_backend import shm_collectives as direct
-from autoshard.runtime.torch_backend.devices import neuron_version
 from autoshard.runtime.torch_backend.groups import Group, MeshGroups
 from autoshard.runtime.torch_backend.shared_memory import PLACE_BYTES
 
@@ -147,7 +146,7 @@ def pass_on(x: torch.Tensor, group: Group) -> Callable[[], torch.Tensor]:
 
 def _sent_on(x: torch.Tensor, group: Group) -> Callable[[], torch.Tensor]:
     before, behind = (group.index - 1) % group.size, (group.index + 1) % group.size
-    if not has_point_to_point(neuron_version()):
+    if not has_point_to_point(installed_version()):
         gathering = start_all_gather(x.unsqueeze(0), group, 0)
         return lambda: gathering()[before].contiguous()
     received = torch.empty_like(x)

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
 from datetime import timedelta
-from functools import cache
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
-from itertools import takewhile
 from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
 
-from autoshard.backends.native_neuron import PACKAGE, POINT_TO_POINT_SINCE, has_point_to_point
+from autoshard.backends.native_neuron import check_native
 from autoshard.errors import AutoshardError
 from autoshard.plans.plan import Plan
 from autoshard.runtime.worker import Reporter, peak_memory_bytes
@@ -105,16 +101,6 @@ def has_64_bits(device: torch.device) -> bool:
     return device.type != "neuron"
 
 
-@cache
-def neuron_version() -> tuple[int, ...] | None:
-    """The version of torch-neuronx that is installed, such as (2, 13, 3, 0); None without any."""
-    try:
-        parts = version(PACKAGE).split(".")
-    except PackageNotFoundError:
-        return None
-    return tuple(int(part) for part in takewhile(str.isdecimal, parts))
-
-
 def _native_neuron(plan: Plan, local_rank: int) -> torch.device:
     """The device of native PyTorch, by its bare name: a process has one. Its groups read the variables set here."""
     try:
@@ -124,26 +110,9 @@ def _native_neuron(plan: Plan, local_rank: int) -> torch.device:
             f"device=neuron: torch {torch.__version__} knows no such device; install native PyTorch for Neuron "
             "(TorchNeuron), or run with --backend nxd; --device cpu computes on the host"
         ) from None
-    _check_plan(plan)
+    check_native(plan.training.precision, plan.strategy.pp)
     ranks_per_machine = min(plan.mesh.world_size, plan.cluster.devices_per_node)
     for name, value in (("LOCAL_RANK", local_rank), ("LOCAL_WORLD_SIZE", ranks_per_machine)):
         os.environ.setdefault(name, str(value))
     os.environ.setdefault("NEURON_RT_VISIBLE_CORES", os.environ["LOCAL_RANK"])  # else a rank alone takes all cores
     return device
-
-
-def _check_plan(plan: Plan) -> None:
-    """Raises AutoshardError where the device, or the version that is installed, cannot compute the plan."""
-    if "float64" in asdict(plan.training.precision).values():
-        raise AutoshardError(
-            f"device=neuron: precision={plan.training.precision.name} has float64, which the device computes as "
-            "float32; plan with another precision, or run with --device cpu"
-        )
-    found = neuron_version()
-    if plan.strategy.pp > 1 and not has_point_to_point(found):
-        assert found is not None
-        least, have = (".".join(map(str, one)) for one in (POINT_TO_POINT_SINCE, found))
-        raise AutoshardError(
-            f"device=neuron: pp={plan.strategy.pp} sends between pipeline ranks, which {PACKAGE} does from {least} on; "
-            f"installed is {have}: install a newer one, or plan with --pp 1"
-        )

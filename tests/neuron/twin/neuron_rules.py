@@ -81,8 +81,17 @@ def in_force(version: Version, strict: bool) -> frozenset[str]:
     )
 
 
-FALLS_BACK = ("aten::normal_", "aten::uniform_", "aten::random_", "aten::bernoulli_", "aten::randperm")
-"""Operators that are computed on the host [3p 61474609800, 71301028270]: torch.neuron.get_fallback_ops lists them."""
+FALLS_BACK = (
+    "aten::normal_",
+    "aten::uniform_",
+    "aten::random_",
+    "aten::bernoulli_",
+    "aten::randperm",
+    "aten::_fused_adamw_",
+    "aten::_fused_adam_",
+)
+"""Operators that are computed on the host, which torch.neuron.get_fallback_ops lists: random numbers [3p 61474609800,
+71301028270]; the fused optimizers are a guess, no source has them among the device's own."""
 COMPILED_COLLECTIVES = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
 """Collectives that the compiler rewrites to explicit groups [src 52318200412]."""
 MOST_GROUPS = 16

@@ -340,15 +340,16 @@ c10::IValue returned(const c10::IValue& value, const std::string& name, const Pa
 }
 
 // An out= without elements gets its memory from the kernel, on the host: hand in a fresh one, take its memory over.
-void open_empty_outputs(Pairs& pairs, torch::jit::Stack* stack, size_t begin, size_t count) {
-  for (auto& one : pairs) {
-    if (one.device.numel() || one.device.storage().nbytes()) continue;
-    auto fresh = at::empty({0}, one.device.options().device(at::kCPU));
-    for (size_t i = begin; i < begin + count; i++) {
-      auto& value = (*stack)[i];
-      if (value.isTensor() && value.toTensor().is_same(one.host)) value = fresh;
+void open_empty_outputs(const c10::FunctionSchema& schema, Pairs& pairs, torch::jit::Stack* stack, size_t begin) {
+  for (size_t i = 0; i < schema.arguments().size(); i++) {
+    auto& value = (*stack)[begin + i];
+    if (!schema.arguments()[i].is_out() || !value.isTensor()) continue;
+    for (auto& one : pairs) {
+      if (!value.toTensor().is_same(one.host) || one.device.numel() || one.device.storage().nbytes()) continue;
+      one.host = at::empty({0}, one.device.options().device(at::kCPU));
+      value = one.host;
+      break;
     }
-    one.host = fresh;
   }
 }
 
@@ -370,7 +371,7 @@ void run_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   count(name);
   Pairs pairs;
   for (size_t i = 0; i < inputs; i++) (*stack)[begin + i] = given((*stack)[begin + i], schema.arguments()[i], name, pairs);
-  open_empty_outputs(pairs, stack, begin, inputs);
+  open_empty_outputs(schema, pairs, stack, begin);
   {
     at::AutoDispatchBelowADInplaceOrView below;
     op.callBoxed(stack);

@@ -1,0 +1,164 @@
+"""What test_mutations.py runs in its processes: autoshard without one of its guards, and what the twin says to that."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from autoshard.plans.plan import Plan
+from autoshard.runtime.session import Session
+from autoshard.runtime.torch_backend import collectives, devices, dropout, rounded_adamw, session, sums
+from autoshard.runtime.torch_backend.compiled import Compiler
+from autoshard.runtime.torch_backend.fused_adamw import FusedAdamW
+from autoshard.runtime.torch_backend.groups import Group
+from autoshard.runtime.trainer.checkpoint import Checkpoints
+from autoshard.runtime.worker import Reporter
+from autoshard.runtime.worker_arguments import CheckpointOptions
+from tests.multiprocess.compared import connect, train
+from tests.multiprocess.plans import BF16, FP32, MODELS, case, plan_of, strategy
+from tests.neuron.parity_workers import in_precision
+
+
+class Wide64:
+    """The module `devices` as a mutated module sees it: every device computes 64 bits."""
+
+    @staticmethod
+    def has_64_bits(device: torch.device) -> bool:
+        return True
+
+
+def _named(name: str) -> Plan:
+    return in_precision(case(2, name), FP32)
+
+
+MUTATIONS: dict[str, tuple[str, Plan, tuple[tuple[Any, str, Any], ...]]] = {
+    "sums on the host": ("float64", _named("dp"), ((sums, "devices", Wide64),)),
+    "dropout's keys in halves": (
+        "int64",
+        _named("dropout, gpt2 tp, recompute all"),
+        ((session, "on_device", lambda keys, device: keys),),
+    ),
+    "dropout's rows in halves": (
+        "int64",
+        _named("dropout, gpt2 tp, recompute all"),
+        ((dropout.Halves, "paired", staticmethod(lambda pairs: pairs[..., 0].long() << 32)),),
+    ),
+    "places of rounding in halves": (
+        "int64",
+        plan_of(MODELS["llama"], strategy(dp=2), 2, BF16[1]),
+        ((rounded_adamw, "devices", Wide64),),
+    ),
+    "a ring by send and receive": ("even splits", _named("ring"), ((Group, "is_neuron", False),)),
+    "an all-to-all of two, gathered": ("all-to-all sizes", _named("ulysses"), ((collectives, "has_all_to_all", bool),)),
+    "experts of two ranks, gathered": (
+        "all-to-all sizes",
+        _named("mixtral ep"),
+        ((collectives, "has_all_to_all", bool),),
+    ),
+    "contiguous tensors": ("contiguous", _named("tp"), ((torch.Tensor, "contiguous", lambda x, **_: x),)),
+}
+"""Guard -> the rule behind it, a plan that needs it, and what is patched to be without."""
+
+
+def trained(_: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
+    """Guard -> the error without it, "" where there was none."""
+    device = devices.device_of(_named("dp"), "neuron", False, reporter.local_rank)
+    connect(reporter, device)
+    found = {}
+    for guard, (_rule, plan, patches) in MUTATIONS.items():
+        reporter.last_action = guard
+        with _patched(patches):
+            found[guard] = _said(lambda plan=plan: train(plan, reporter.rank, 1, device=device))
+    found["control over gloo"] = _said(lambda: _resume(device, reporter.rank))
+    found["static shapes"] = _said(lambda: _dynamic(device, reporter.rank))
+    with _patched(((FusedAdamW, "__init__", _fused_everywhere),)):
+        train(_named("dp"), reporter.rank, 1, device=device)
+    found["plain AdamW"] = ", ".join(torch.get_device_module(device).get_fallback_ops())
+    return found
+
+
+def _resume(device: torch.device, rank: int) -> None:
+    """Looks for a checkpoint, and tells it on the default group."""
+    opened, _, _ = train(_named("dp"), rank, 1, device=device)
+    with _patched(((session.Session, "control", (torch.device("cpu"), None)),)):
+        options = CheckpointOptions("nowhere", None, 1, None, "auto", True)
+        Checkpoints(_as_session(opened), options, 0, print).resume()
+
+
+def _as_session(opened: Any) -> Session:
+    found: Session = opened
+    return found
+
+
+def _dynamic(device: torch.device, rank: int) -> None:
+    known = torch.compile
+
+    def dynamic(*given: Any, **named: Any) -> Any:
+        return known(*given, **{**named, "dynamic": True, "options": None})
+
+    with _patched(((torch, "compile", dynamic),)):
+        train(_named("dp"), rank, 1, device=device, compiler=Compiler(backend="neuron"))
+
+
+_initialized = FusedAdamW.__init__
+
+
+def _fused_everywhere(self: FusedAdamW, weights: torch.Tensor) -> None:
+    _initialized(self, weights)
+    self._is_fused = True
+
+
+def started(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
+    """The error of meeting the others without one of the guards of `device_of` and `join`."""
+    plan, device = _named("dp"), torch.device("neuron")
+    without = arguments["without"]
+    if without == "LOCAL_RANK":
+        del os.environ["LOCAL_RANK"]
+    else:
+        devices.device_of(plan, "neuron", False, reporter.local_rank)
+    if without == "touching nothing":
+        torch.ones(1, device=device)
+    if without == "a core of its own":
+        os.environ["NEURON_RT_VISIBLE_CORES"] = "0"
+    if without == "MASTER_ADDR":
+        with patch.object(devices.os, "environ", dict(os.environ)):  # what is set there comes to nobody
+            return {"said": _said(lambda: connect(reporter, device))}
+    if without != "a bare name":
+        return {"said": _said(lambda: connect(reporter, device))}
+    connect(reporter, device)
+    other = torch.device("neuron", 1 - reporter.local_rank)
+    return {"said": _said(lambda: train(plan, reporter.rank, 1, device=other))}
+
+
+def sent(_: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
+    """What a version without send and receive says to a pipeline and to a ring, and a ring with its guard."""
+    device = devices.device_of(_named("dp"), "neuron", False, reporter.local_rank)
+    connect(reporter, device)
+    found = {"gathered": _said(lambda: train(_named("ring"), reporter.rank, 1, device=device))}
+    with _patched(((collectives, "has_point_to_point", lambda version: True),)):
+        found["ring"] = _said(lambda: train(_named("ring"), reporter.rank, 1, device=device))
+    found["pipeline"] = _said(lambda: train(_named("pp"), reporter.rank, 1, device=device))
+    return found
+
+
+@contextmanager
+def _patched(patches: tuple[tuple[Any, str, Any], ...]) -> Iterator[None]:
+    if not patches:
+        yield
+        return
+    (owner, name, stand_in), *others = patches
+    with patch.object(owner, name, stand_in), _patched(tuple(others)):
+        yield
+
+
+def _said(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
