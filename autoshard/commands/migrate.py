@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autoshard.commands.output import say
 from autoshard.commands.parser import Parser
@@ -13,6 +13,9 @@ from autoshard.files.option_values import one_of, path, whole
 from autoshard.planner.options import MOST_NODES
 from autoshard.spec.sdk import release
 from autoshard.spec.stack import STACKS
+
+if TYPE_CHECKING:
+    from autoshard.migration.migrate import Migration
 
 SUMMARY = "from NxD Training and its checkpoint to native PyTorch"
 USAGE = "autoshard migrate CONF [--checkpoint DIR] [options]"
@@ -73,10 +76,11 @@ def run(values: Mapping[str, Any]) -> int:
     check_free(folder)
     found = migrate(values["conf"], given, target)
     with new_folder(folder) as written:
-        position = ""
+        position, begins = "", None
         if checkpoint is not None:
-            position = _converted(Path(checkpoint), written / CHECKPOINT, found.before, found.after, values)
-        program = quoted(run_words(found, folder, checkpoint is not None))
+            weights_only = values["weights_only"]
+            position, begins = _converted(Path(checkpoint), written / CHECKPOINT, found, weights_only)
+        program = quoted(run_words(found, folder, begins))
         write_plan(found.after, written / PLAN)
         write_text(written / JOB, sbatch_script(found.after, LaunchOptions(str(folder / PLAN), program)), "job")
         write_text(written / PAGE, page(found, folder, position), "page")
@@ -87,25 +91,28 @@ def run(values: Mapping[str, Any]) -> int:
     return 0
 
 
-def _converted(source: Path, target: Path, before: Any, after: Any, values: Mapping[str, Any]) -> str:
-    """Writes the checkpoint for the plan `after`. Returns sentences on what it holds and where in the data it is."""
+def _converted(source: Path, target: Path, migration: Migration, weights_only: bool) -> tuple[str, str]:
+    """Writes the checkpoint for the new plan. Returns sentences on what it holds and where in the data it is, and the
+    option of `autoshard run` that takes it."""
     from autoshard.conversion.convert import Conversion, convert, open_source
     from autoshard.migration.migrate import consumed_samples
 
     def silent(count: int) -> None:
         """Shows nothing."""
 
-    weights = open_source(source, before.model, training=not values["weights_only"])
-    done = convert(weights, target, Conversion("plan", after), silent, silent)
+    weights = open_source(source, migration.before.model, training=not weights_only)
+    done = convert(weights, target, Conversion("plan", migration.after), silent, silent)
     if done.step is None:
-        return f"Weights of {done.model} alone: no optimizer's state was saved there, or --weights-only left it out."
-    batch, seen = before.training.global_batch_size, consumed_samples(source)
+        told = f"Weights of {done.model} alone: no optimizer's state was saved there, or --weights-only left it out."
+        return told, "--weights"
+    batch, seen = migration.before.training.global_batch_size, consumed_samples(source)
     told = (
         f"{seen:,}, as its folder's name says"
         if seen is not None
         else f"{done.step * batch:,}, {done.step:,} x {batch:,}"
     )
-    return (
+    sentences = (
         f"Weights of {done.model} and AdamW's state after step {done.step:,}: training goes on with the next one. "
         f"Sequences that it has seen: {told}."
     )
+    return sentences, "--resume"

@@ -37,8 +37,8 @@ _CONSUMED = re.compile(r"consumed_samples=(\d{1,15})")
 
 @dataclass(frozen=True)
 class Target:
-    """The machine that training goes on on. nodes: None: the power of two that comes nearest to the peak FLOP/s of those before.
-    lnc, sdk: None: the usual."""
+    """The machines that training goes on with. nodes: None: the power of two that comes nearest to the peak FLOP/s of
+    those before. lnc, sdk: None: the usual."""
 
     instance: str = INSTANCE
     nodes: int | None = None

@@ -16,12 +16,12 @@ from autoshard.units import format_bytes, format_seconds
 PLAN, CHECKPOINT, JOB, PAGE = "plan.json", "checkpoint", "job.sh", "MIGRATION.md"
 
 
-def run_words(migration: Migration, folder: Path, resumes: bool) -> tuple[str, ...]:
+def run_words(migration: Migration, folder: Path, begins: str | None) -> tuple[str, ...]:
     """The words of `python` that go on with the training: a program and its arguments.
 
-    folder: of the migration. resumes: whether there is a checkpoint in it.
+    folder: of the migration. begins: the option that takes its checkpoint, --resume or --weights; None without one.
     """
-    resume = ("--resume", str(folder / CHECKPOINT)) if resumes else ()
+    resume = () if begins is None else (begins, str(folder / CHECKPOINT))
     options = (word for option in migration.learning.options for word in option)
     return ("-m", "autoshard", "run", str(folder / PLAN), *resume, *options)
 
