@@ -38,6 +38,7 @@ COMMANDS = (
     "export",
     "import",
     "convert",
+    "migrate",
     "launch",
     "doctor",
     "calibrate",

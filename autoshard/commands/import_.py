@@ -5,26 +5,22 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from autoshard.commands.output import say
 from autoshard.commands.parser import Parser
-from autoshard.errors import AutoshardError
 from autoshard.files.option_values import path
+from autoshard.planner.imported import plan_of, warned
 from autoshard.planner.options import WHAT
-from autoshard.planner.written import Written, read_written
-
-if TYPE_CHECKING:
-    from autoshard.backends.rules import Problem
-    from autoshard.plans.plan import Plan
+from autoshard.planner.written import read_written
 
 SUMMARY = "read another framework's configuration into a plan"
 USAGE = "autoshard import FILE [options]"
 DESCRIPTION = """\
 Read a configuration of NxD Training (YAML) or torchtitan (TOML, or file.py:function of a registry, which is parsed and
-never executed), or Megatron-LM's arguments, into a plan that can be
-explained, audited and run. What a plan does not hold is listed on stderr, not dropped, with a warning for what changes
-the step. The model is the one that the file describes; one that --model names must have the file's sizes.
+never executed), or Megatron-LM's arguments, into a plan that can be explained, audited and run. What a plan does not
+hold is listed on stderr, not dropped, with a warning for what changes the step. The model is the one that the file
+describes; one that --model names must have the file's sizes.
 
   autoshard import hf_llama3_70B_config.yaml
   autoshard import train.sh --model llama3-8b --instance trn1.32xlarge --nodes 4
@@ -59,44 +55,7 @@ def run(values: Mapping[str, Any]) -> int:
         listed = ", ".join(key.removeprefix(f"{name}.") for key in keys)
         sys.stderr.write(f"not in a plan: {f'{name}: ' if name else ''}{listed}\n")
     for note in plan.notes:
-        sys.stderr.write(f"{'' if note in _warned(written) else 'note: '}{note}\n")
+        sys.stderr.write(f"{'' if note in warned(written) else 'note: '}{note}\n")
     where = f"{plan.model.name} on {plan.cluster.nodes} x {plan.cluster.instance}"
     say(f"wrote {values['out']}: {where}, {layout_name(plan.strategy)}", f"next: autoshard explain {values['out']}")
     return 0
-
-
-def plan_of(file: str, written: Written) -> Plan:
-    """The plan for a configuration that was read from `file`. Raises AutoshardError where the layout breaks a rule."""
-    from autoshard.cost.estimate import estimate
-    from autoshard.plans.plan import make_plan
-
-    problem, strategy = written.problem, written.strategy
-    problem, backend_notes = _with_backend(problem, written.asked, strategy)
-    cost = estimate(problem.model, problem.training, problem.cluster, strategy)
-    notes = (f"imported: {written.form}", *written.notes, *_warned(written), *backend_notes)
-    if not cost.fits:
-        notes += ("by the estimate it does not fit into memory",)
-    return make_plan(problem.model, problem.training, problem.cluster, problem.backend, strategy, cost, notes=notes)
-
-
-def _warned(written: Written) -> tuple[str, ...]:
-    """The reader's warnings, as notes of a plan."""
-    return tuple(f"warning: {text}" for text in written.warnings)
-
-
-def _with_backend(problem: Problem, asked: str, strategy: Any) -> tuple[Problem, tuple[str, ...]]:
-    """The problem with its backend, and notes on that. The backend is the one that was asked for; else the platform's
-    usual one where its rules allow the layout; else the one that runs anywhere, with a note that says why."""
-    from autoshard.backends.registry import ANYWHERE, as_run_by
-    from autoshard.backends.rules import check_strategy, warnings
-
-    notes: tuple[str, ...] = ()
-    try:
-        check_strategy(*problem, strategy)
-    except AutoshardError as error:
-        if asked != "auto" or problem.backend == ANYWHERE.name:
-            raise
-        notes = (f"backend {ANYWHERE.name}, because {problem.backend} does not allow the layout: {error}",)
-        problem = problem._replace(cluster=as_run_by(problem.cluster, ANYWHERE.name), backend=ANYWHERE.name)
-        check_strategy(*problem, strategy)
-    return problem, (*notes, *warnings(problem, strategy))

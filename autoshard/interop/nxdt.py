@@ -100,7 +100,7 @@ def nxdt_layout(data: Mapping[str, Any]) -> WrittenLayout:
 
     Degrees default to 1, as in NxDT. Raises AutoshardError for values that make no layout.
     """
-    values = _Values(data)
+    values = Values(data)
     options = _sizes(values)
     ring = bool(values.get("model.fusions.ring_attention"))
     flash = bool(values.get("model.fusions.flash_attention")) or ring
@@ -141,7 +141,7 @@ def nxdt_layout(data: Mapping[str, Any]) -> WrittenLayout:
     )
 
 
-def _model(found: _Values) -> WrittenModel:
+def _model(found: Values) -> WrittenModel:
     """The model in the file: a GPT that the file describes whole, or a few sizes of the config.json that the file
     names.
     """
@@ -174,7 +174,7 @@ def _model(found: _Values) -> WrittenModel:
     return WrittenModel(said, assumed, whole=True, notes=notes)
 
 
-def _capacity(found: _Values) -> float | None:
+def _capacity(found: Values) -> float | None:
     """The slots of an expert over its even share; None without experts or without a limit."""
     capacity, dropless = found.number("model.moe.capacity_factor"), found.flag("model.moe.dropless") or False
     if found.get("model.moe.num_experts") is None or capacity is None or dropless:
@@ -186,7 +186,7 @@ def _capacity(found: _Values) -> float | None:
     return capacity
 
 
-def _warnings(found: _Values) -> Iterator[str]:
+def _warnings(found: Values) -> Iterator[str]:
     """Sentences about fields that change a step and are not in the price."""
     alignment = "model_alignment_strategy"
     if peft := found.get(f"{alignment}.peft"):
@@ -217,7 +217,7 @@ def _warnings(found: _Values) -> Iterator[str]:
         yield f"precision.parallel_layers_reduce_dtype={reduced}: tensor-parallel sums are priced in bf16"
 
 
-def _sizes(found: _Values) -> dict[str, Any]:
+def _sizes(found: Values) -> dict[str, Any]:
     """Degrees, batch, sequence and machine, as options of `autoshard plan`."""
     options: dict[str, Any] = {name: found.whole(f"distributed_strategy.{key}") or 1 for name, key in DEGREES.items()}
     options["micro_batch"] = found.whole("data.micro_batch_size") or 1
@@ -253,7 +253,7 @@ FOLLOWS = (
 """Keys that follow from the rest of a layout."""
 
 
-class _Values:
+class Values:
     """The fields of a configuration by dotted path; it notes which of them were asked for."""
 
     def __init__(self, data: Mapping[str, Any]):
@@ -308,7 +308,7 @@ def _paths(node: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{name}"
 
 
-def _recompute(found: _Values, flash: bool) -> tuple[str, tuple[str, ...]]:
+def _recompute(found: Values, flash: bool) -> tuple[str, tuple[str, ...]]:
     """NxDT's Llama recomputes core attention where nothing is said and there is no flash attention."""
     granularity = found.get("model.activations_checkpoint_granularity")
     modules = found.get("model.activations_checkpoint_recompute")

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from autoshard.commands.import_ import plan_of
 from autoshard.errors import AutoshardError
 from autoshard.interop.export import export
 from autoshard.interop.torchtitan_registry import parse_registry
+from autoshard.planner.imported import plan_of
 from autoshard.planner.planning import plan_for
 from autoshard.planner.request import PlanRequest
 from autoshard.planner.written import read_written

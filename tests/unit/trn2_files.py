@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from autoshard.commands.import_ import plan_of
+from autoshard.planner.imported import plan_of
 from autoshard.planner.written import read_written
 from autoshard.plans.plan import Plan, make_plan
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from autoshard.commands.import_ import plan_of
 from autoshard.models.registry import load_model
+from autoshard.planner.imported import plan_of
 from autoshard.planner.written import read_written
 from autoshard.plans.plan import Plan, make_plan
 from tests.unit.plan_examples import by_hand, plan_mixtral

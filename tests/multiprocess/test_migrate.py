@@ -1,0 +1,70 @@
+"""`autoshard migrate` with a checkpoint: weights and AdamW's state are where the new plan's ranks read them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from autoshard.checkpoint.manifest import QUANTITIES, read_manifest
+from autoshard.cli import main
+from autoshard.interop.nxdt_training import BETAS, FIXED
+from autoshard.plans.validate import read_plan
+from autoshard.runtime.torch_backend.optimizer_settings import OptimizerSettings
+from tests.multiprocess.plans import MODELS
+from tests.multiprocess.test_convert_nxd_optimizer import nxd_checkpoint
+from tests.multiprocess.test_convert_nxd_optimizer import run as converted
+from tests.unit.weight_folders import bytes_of
+
+CONF: dict[str, Any] = {
+    "name": "hf_llama",
+    "model_source": "hf",
+    "trainer": {"devices": 32, "num_nodes": 1, "max_steps": 100},
+    "distributed_strategy": {"tensor_model_parallel_size": 2, "zero1": True, "sequence_parallel": True},
+    "data": {"micro_batch_size": 1, "global_batch_size": 64},
+    "model": {"model_config": "config.json", "encoder_seq_length": 32, "fusions": {"flash_attention": False}},
+    "precision": {"type": "fp32"},
+}
+
+
+def test_what_autoshard_run_updates_with() -> None:
+    """The numbers of interop/nxdt_training.py are those of the runtime."""
+    settings = OptimizerSettings(1e-3)
+    assert settings.betas == BETAS
+    assert {"weight_decay": settings.weight_decay, "clip": settings.max_gradient_norm} == FIXED
+
+
+@pytest.mark.parametrize("weights_only", [False, True])
+def test_the_checkpoint_goes_along(
+    weights_only: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nxd_checkpoint(tmp_path, replace(MODELS["llama"], vocab_size=256), "one group")
+    (tmp_path / "config.json").write_bytes((tmp_path / "master" / "config.json").read_bytes())
+    (tmp_path / "nxd").rename(tmp_path / "llama--step=7-consumed_samples=448.0.ckpt")
+    monkeypatch.chdir(tmp_path)
+    Path("conf.yaml").write_text(yaml.safe_dump(CONF))
+    more = ("--weights-only",) if weights_only else ()
+    folder = "llama--step=7-consumed_samples=448.0.ckpt"
+    command = ("migrate", "conf.yaml", "--checkpoint", folder, "--instance", "trn2.3xlarge", "-o", "there", *more)
+    assert main(list(command)) == 0
+    told = (
+        "Weights of llama alone: no optimizer's state was saved there, or --weights-only left it out."
+        if weights_only
+        else "Weights of llama and AdamW's state after step 7: training goes on with the next one. Sequences that it "
+        "has seen: 448, as its folder's name says."
+    ).replace("llama ", f"{read_plan('there/plan.json').model.name} ")
+    assert f"\n{told}\nnext: read " in capsys.readouterr().out
+    page, job = Path("there/MIGRATION.md").read_text(), Path("there/job.sh").read_text()
+    assert f"## Checkpoint\n\n{told}\n" in page
+    manifest = read_manifest(Path("there/checkpoint"))
+    plan = read_plan("there/plan.json")
+    converted(Path(folder), Path("direct"), "plan", plan, training=not weights_only)
+    assert bytes_of(Path("there/checkpoint")) == bytes_of(Path("direct"))
+    if not weights_only:
+        assert (manifest.step, manifest.quantities) == (7, QUANTITIES)
+        assert " run there/plan.json --resume there/checkpoint --steps 100\n" in job
+    else:
+        assert " run there/plan.json --weights there/checkpoint --steps 100\n" in job

@@ -1,0 +1,142 @@
+"""`autoshard migrate`: a configuration of NxD Training becomes a plan for native PyTorch, a job and a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from autoshard.cli import main
+from autoshard.interop.nxdt_training import read_learning
+from autoshard.migration.migrate import Target, consumed_samples, migrate
+from autoshard.plans.validate import read_plan
+from tests.unit.written_files import PUBLIC, UNNAMED, imported
+
+OPTIMIZER = {
+    "name": "adamw_fp32OptState",
+    "lr": "1.5e-4",  # YAML 1.1 reads 1.5e-4 as a text
+    "weight_decay": 0.01,
+    "betas": [0.9, 0.999],
+    "sched": {"name": "CosineAnnealing", "warmup_steps": 2000, "min_lr": 3e-5, "max_steps": "${trainer.max_steps}"},
+}
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def written(data: dict[str, Any], name: str = "conf.yaml") -> str:
+    Path(name).write_text(yaml.safe_dump(data))
+    return name
+
+
+def with_optimizer(data: dict[str, Any]) -> dict[str, Any]:
+    return {**data, "model": {**data["model"], "optim": OPTIMIZER}}
+
+
+@pytest.mark.parametrize("name", [*PUBLIC, "megatron_mistral"])
+def test_the_published_configurations(name: str) -> None:
+    """Model, batch, sequences and precision stay; the layout is another one, for native PyTorch."""
+    data = {**PUBLIC, **UNNAMED}[name]
+    given = {"model": "llama2-7b"} if name == "hf_llama_7B" else {}
+    before = imported(data, **given)
+    found = migrate(written(data), given, Target())
+    assert found.before == before
+    after = found.after
+    assert (after.model, after.training) == (before.model, before.training)
+    assert (after.backend, after.cluster.instance, after.cluster.stack) == ("torch", "trn2.48xlarge", "neuron-compiled")
+    peaks = [
+        plan.cluster.world_size * plan.cluster.device.peak_flops_per_s("bfloat16") for plan in (found.before, after)
+    ]
+    assert 0.7 < peaks[1] / peaks[0] < 1.5 or after.cluster.nodes == 1
+
+
+def test_how_it_learns() -> None:
+    found = read_learning(written(with_optimizer(PUBLIC["hf_llama3_70B"])))
+    assert found.options == (
+        ("--steps", "30000"),
+        ("--learning-rate", "0.00015"),
+        ("--warmup-steps", "2000"),
+        ("--lr-schedule", "cosine"),
+    )
+    assert found.differs == (
+        "model.optim.sched.min_lr=3e-05: our schedules fall to zero and have no such part",
+        "model.optim.weight_decay=0.01: autoshard run decays by 0.1",
+        "model.optim.betas=[0.9, 0.999]: autoshard run has [0.9, 0.95]",
+    )
+    assert "model.optim.lr" not in found.left_out and "seed" in found.left_out
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    conf = written(with_optimizer(PUBLIC["hf_llama3_70B"]))
+    assert main(["migrate", conf, "-o", "there"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("wrote there: llama3-70b on 4 x trn2.48xlarge, tp=")
+    assert shown.endswith(" times the step time\nnext: read there/MIGRATION.md, then sbatch there/job.sh\n")
+    assert sorted(path.name for path in Path("there").iterdir()) == ["MIGRATION.md", "job.sh", "plan.json"]
+    plan = read_plan("there/plan.json")
+    assert (plan.model.name, plan.cluster.nodes) == ("llama3-70b", 4)
+    job = Path("there/job.sh").read_text()
+    assert job.endswith(
+        "autoshard -m autoshard run there/plan.json --steps 30000 --learning-rate 0.00015 --warmup-steps 2000 "
+        "--lr-schedule cosine\n"
+    )
+    page = Path("there/MIGRATION.md").read_text()
+    for text in (
+        "# llama3-70b: from NxD to native PyTorch\n",
+        "| cluster | 16 x trn1.32xlarge | 4 x trn2.48xlarge |\n",
+        "| step | ~",
+        "- precision: mixed_precision, as before\n",
+        "- model.optim.weight_decay=0.01: autoshard run decays by 0.1\n",
+        "None was given: training starts from random weights",
+        "- best practice: AWS advises tp=4 inside a chip",
+    ):
+        assert text in page
+
+
+def test_trn1_keeps_its_torch_backend(capsys: pytest.CaptureFixture[str]) -> None:
+    conf = written(PUBLIC["hf_llama3_8B"])
+    assert main(["migrate", conf, "--instance", "trn1.32xlarge"]) == 0
+    plan = read_plan("migrated/plan.json")
+    assert (plan.backend, plan.cluster.nodes, plan.cluster.stack) == ("torch", 4, None)
+    assert Path("migrated/MIGRATION.md").read_text().startswith("# llama3-8b: from NxD to torch\n")
+
+
+def error_of(capsys: pytest.CaptureFixture[str], *command: str) -> str:
+    assert main(list(command)) == 2
+    assert not Path("migrated").exists()
+    return capsys.readouterr().err.removeprefix("autoshard: error: ").rstrip("\n")
+
+
+def test_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    conf = written(PUBLIC["hf_llama3_8B"])
+    written({"model": "llama3-8b"}, "recipe.yaml")
+    assert error_of(capsys, "migrate", "recipe.yaml") == (
+        "recipe.yaml is no configuration of NxD Training: it has no distributed_strategy"
+    )
+    assert error_of(capsys, "migrate", conf, "--checkpoint", "nowhere") == (
+        "checkpoint=nowhere is not a folder; NxD's has model/ and optim/ in it"
+    )
+    Path("empty").mkdir()
+    assert error_of(capsys, "migrate", conf, "--checkpoint", "empty").startswith("empty has no weights that are read: ")
+    assert error_of(capsys, "migrate", conf, "--instance", "trn1.32xlarge", "--stack", "neuron-eager") == (
+        "stack=neuron-eager: native PyTorch on Neuron runs on trn2 and trn3, not on trn1.32xlarge; leave it out"
+    )
+    assert error_of(capsys, "migrate", conf, "--nodes", "1", "--instance", "trn2.3xlarge").startswith(
+        "no layout fits llama3-8b on 1 x trn2.3xlarge: the smallest needs "
+    )
+
+
+@pytest.mark.parametrize(
+    ("folder", "seen"),
+    [
+        ("a/hf_llama--step=100-consumed_samples=102400.0.ckpt", 102_400),
+        ("a/step=3-consumed_samples=96.ckpt/model", 96),
+        ("a/step_2", None),
+    ],
+)
+def test_sequences_that_a_checkpoint_has_seen(folder: str, seen: int | None) -> None:
+    assert consumed_samples(Path(folder)) == seen
