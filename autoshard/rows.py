@@ -101,6 +101,27 @@ def added_up(values: Number, places: Any, count: int) -> Number:
     return np.bincount(places, np.broadcast_to(values, places.shape), count)
 
 
+def shares(counts: Sequence[Number]) -> list[Number]:
+    """The share of each kind in all things, row by row. counts: of each kind; where there are none, the first kind is
+    all."""
+    every = sum(counts)
+    some = every > 0
+    return [where(some, count / where(some, every, 1.0), 1.0 * (not place)) for place, count in enumerate(counts)]
+
+
+def mean(shares_of: Sequence[Number], values: Sequence[Number]) -> Number:
+    """The mean over kinds, row by row. shares_of: as `shares` gives them. values: one of each kind."""
+    return sum(share * value for share, value in zip(shares_of, values, strict=True))
+
+
+def most(shares_of: Sequence[Number], values: Sequence[Number]) -> Number:
+    """The largest value of the kinds that are there, row by row; 0 at least. Arguments as of `mean`."""
+    of_all: Number = 0.0
+    for share, value in zip(shares_of, values, strict=True):
+        of_all = largest(of_all, where(share > 0, value, 0.0))
+    return of_all
+
+
 def total(seconds: Any) -> Number:
     """The sum over stages. seconds: by stage along the first axis."""
     return seconds.sum(0) if is_rows(seconds) else sum(seconds)

@@ -234,8 +234,8 @@ def _in_work(rank: Rank, software: Software) -> tuple[Number, Number, Number]:
     """
     best, *others = (_in_work_with(rank, block, software) for block in rank.kinds)
     for other in others:
-        if other[0] + other[1] - other[2] > best[0] + best[1] - best[2]:
-            best = other
+        more = other[0] + other[1] - other[2] > best[0] + best[1] - best[2]
+        best = where(more, other[0], best[0]), where(more, other[1], best[1]), where(more, other[2], best[2])
     return best
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache, reduce
+from functools import cache, lru_cache
 from typing import Protocol
 
 from autoshard.cost.collectives import CollectiveLaw, collective_law, group_shape
@@ -34,7 +34,7 @@ from autoshard.layout.strategy import Strategy
 from autoshard.layout.template import template_of
 from autoshard.models.padding import padded_heads
 from autoshard.models.stage import dim_sizes, padded_vocab_size, stage_graph
-from autoshard.rows import Number, largest
+from autoshard.rows import Number, largest, mean, most, shares
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import DTYPE_BYTES, TrainingSpec
@@ -428,42 +428,40 @@ class DenseBlocks:
 def mean_part(parts: Sequence[Part], weights: Sequence[float]) -> Part:
     """A block that costs as much as the weighted mean of blocks of several kinds. What one of them needs at a time, it
     needs as well. weights: at least one is above 0, else the first block stands for all."""
-    total = sum(weights)
-    if not total or len(parts) == 1:
+    if not sum(weights) or len(parts) == 1:
         return parts[0]
-    shares = [weight / total for weight in weights]
-
-    def mean(*values: Number) -> Number:
-        return sum(share * value for share, value in zip(shares, values, strict=True))
+    share = shares(weights)
 
     def counts(of: Callable[[Part], Mapping[tuple[str, ...], float]]) -> dict[tuple[str, ...], float]:
         every = [of(part) for part in parts]
-        return {
-            axes: mean(*(one.get(axes, 0.0) for one in every)) for axes in {axes: 0 for one in every for axes in one}
-        }
+        known = {axes: 0 for one in every for axes in one}
+        return {axes: mean(share, [one.get(axes, 0.0) for one in every]) for axes in known}
 
     def seconds(of: Callable[[Part], Seconds]) -> Seconds:
-        return Seconds(*map(mean, *(of(part).values for part in parts)))
+        return Seconds(*(mean(share, values) for values in zip(*(of(part).values for part in parts), strict=True)))
 
-    def most(of: Callable[[Part], Number]) -> Number:
-        return reduce(largest, map(of, parts))
+    def number(name: str) -> Number:
+        return mean(share, [getattr(part, name) for part in parts])
+
+    def largest_of(name: str) -> Number:
+        return most(share, [getattr(part, name) for part in parts])
 
     return replace(
         parts[0],
         forward=seconds(lambda part: part.forward),
         recompute=seconds(lambda part: part.recompute),
         backward=seconds(lambda part: part.backward),
-        kept_bytes=mean(*(part.kept_bytes for part in parts)),
-        replay_bytes=most(lambda part: part.replay_bytes),
-        working_bytes=most(lambda part: part.working_bytes),
+        kept_bytes=number("kept_bytes"),
+        replay_bytes=largest_of("replay_bytes"),
+        working_bytes=largest_of("working_bytes"),
         parameters=counts(lambda part: part.parameters),
         matrices=counts(lambda part: part.matrices),
         quantized=counts(lambda part: part.quantized),
-        num_tensors=mean(*(part.num_tensors for part in parts)),
-        host_s=(mean(*(part.forward_s for part in parts)), mean(*(part.backward_s for part in parts))),
-        scores_bytes=most(lambda part: part.scores_bytes),
-        weight_gradients_s=mean(*(part.weight_gradients_s for part in parts)),
-        weights_waiting_bytes=mean(*(part.weights_waiting_bytes for part in parts)),
+        num_tensors=number("num_tensors"),
+        host_s=(number("forward_s"), number("backward_s")),
+        scores_bytes=largest_of("scores_bytes"),
+        weight_gradients_s=number("weight_gradients_s"),
+        weights_waiting_bytes=number("weights_waiting_bytes"),
     )
 
 

@@ -8,7 +8,7 @@ hides behind work: cost/passes.py.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache, reduce
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from autoshard.cost.backward_release import Moments
@@ -16,7 +16,7 @@ from autoshard.cost.collectives import collective_time_s, group_shape
 from autoshard.cost.program import Part, ProgramWork
 from autoshard.cost.stage import Parts, mesh_order
 from autoshard.layout.mesh import ZERO_AXES, Mesh
-from autoshard.rows import Number, anywhere, largest
+from autoshard.rows import Number, anywhere, largest, mean, most, shares
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.training import DTYPE_BYTES, Precision
 
@@ -177,7 +177,7 @@ class State(NamedTuple):
     travels: Any
     kinds: Mapping[int, Unit] = {}
 
-    def of(self, kinds: Iterable[tuple[int, int]]) -> State:
+    def of(self, kinds: Iterable[tuple[int, Number]]) -> State:
         """The state of one layout as a stage or a rank with these blocks has it, (kind, how many): `block` is their
         mean."""
         if not self.kinds:
@@ -187,12 +187,16 @@ class State(NamedTuple):
 
     def take(self, rows: Any) -> State:
         """These rows alone, in their order."""
-        shares, travels = self.shares[rows], False if self.travels is False else self.travels[rows]
+        others, travels = self.shares[rows], False if self.travels is False else self.travels[rows]
+
+        def taken(unit: Unit) -> Unit:
+            return unit.take(rows) if anywhere(travels) else unit._replace(travelling=STAYS).take(rows)
+
+        block, first, last = map(taken, self[:3])
+        kinds = {kind: taken(unit) for kind, unit in self.kinds.items()}
         if not anywhere(travels):
-            block, first, last = (unit._replace(travelling=STAYS).take(rows) for unit in self[:3])
-            return State(block, first, last, shares, 1, 0, False)
-        block, first, last = (unit.take(rows) for unit in self[:3])
-        return State(block, first, last, shares, self.owners[rows], self.gathers[rows], travels)
+            return State(block, first, last, others, 1, 0, False, kinds)
+        return State(block, first, last, others, self.owners[rows], self.gathers[rows], travels, kinds)
 
 
 class Contents(NamedTuple):
@@ -276,24 +280,20 @@ def mesh_state(
     return State(next(iter(kinds.values())), *ends, owners > 1, owners, int(zero == 3), zero >= 2, several)
 
 
-def mean_unit(units: Sequence[Unit], counts: Sequence[int]) -> Unit:
-    """A block as the mean of blocks of several kinds on one stage or rank. What one of them needs at a time, it needs
-    as well. counts: how many are of each kind; where there are none, the first one stands for all."""
-    total = sum(counts)
-    if not total or len(units) == 1:
+def mean_unit(units: Sequence[Unit], counts: Sequence[Number]) -> Unit:
+    """A block as the mean of blocks of several kinds on one stage or rank, over rows. What one of them needs at a time,
+    it needs as well. counts: how many are of each kind; where there are none, the first one stands for all."""
+    if len(units) == 1:
         return units[0]
-
-    def mean(*values: Number) -> Number:
-        return sum(count * value for count, value in zip(counts, values, strict=True)) / total
-
-    parameters, owned = mean(*(unit.parameters for unit in units)), mean(*(unit.owned for unit in units))
-    quantized = mean(*(unit.quantized for unit in units))
+    share = shares(counts)
+    parameters, owned = mean(share, [unit.parameters for unit in units]), mean(share, [unit.owned for unit in units])
+    quantized = mean(share, [unit.quantized for unit in units])
     travelling = [unit.travelling for unit in units]
     if travelling[0] is STAYS:
         return Unit(parameters, owned, quantized=quantized)
-    turns = Turns(*(reduce(largest, values) for values in zip(*(moved.turns for moved in travelling), strict=True)))
+    turns = Turns(*(most(share, values) for values in zip(*(moved.turns for moved in travelling), strict=True)))
     *numbers, _ = zip(*travelling, strict=True)
-    weights, sums, gather_s, again_s, scatter_s = (mean(*values) for values in numbers)
+    weights, sums, gather_s, again_s, scatter_s = (mean(share, values) for values in numbers)
     return Unit(parameters, owned, Travelling(weights, sums, gather_s, again_s, scatter_s, turns), quantized)
 
 

@@ -216,7 +216,15 @@ def pins_of(request: PlanRequest) -> Pins:
 def _solved(
     problem: Problem, result: SearchResult, request: PlanRequest
 ) -> tuple[SearchResult, Mapping[str, Choice] | None, tuple[str, ...]]:
-    """The result with the solver's operators where they pay, those operators, and a note of what they bring."""
+    """The result with the solver's operators where they pay, those operators, and a note of what they bring.
+
+    Raises AutoshardError for a model whose blocks are of several kinds.
+    """
+    if len(problem.model.kinds) > 1:
+        raise AutoshardError(
+            f"operators=solver: the integer program shards blocks that are alike; {problem.model.name} has "
+            f"{len(problem.model.kinds)} kinds of blocks; use operators=megatron"
+        )
     from autoshard.planner.operators.combine import WORTH, combine
 
     layouts = (result.best, *result.runners_up)

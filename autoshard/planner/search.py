@@ -73,10 +73,6 @@ def search(
     """
     problem, clock = Problem(model, training, cluster, backend), Clock(time_limit_s)
     check_pins(problem, pins)
-    if len(model.kinds) > 1:
-        raise AutoshardError(
-            f"{model.name} has blocks of {len(model.kinds)} kinds, which cannot be searched yet; score can"
-        )
     tally = Tally()
     priced = price_layouts(problem, pins, tally, clock, exhaustive)
     choice = choose(priced, pins, levels(cluster, fit_probability), clock, max(top + 1, COMPARED))

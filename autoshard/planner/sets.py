@@ -60,25 +60,37 @@ def _examples(problem: Problem, pins: Pins) -> list[LocalShape]:
 
 
 class _Price(NamedTuple):
-    backward_s: float
-    kept_bytes: float
-    replay_bytes: float
+    """Seconds and bytes of a block of each kind under a recompute set, and how much the set names."""
+
+    backward_s: tuple[float, ...]
+    kept_bytes: tuple[float, ...]
+    replay_bytes: tuple[float, ...]
     size: int
 
 
 def _useful(problem: Problem, shape: LocalShape) -> list[str]:
-    """Names of the recompute sets of a block of which no other is at most as slow and keeps less: of equal ones the one
-    that replays least at once, then the smallest."""
-    from autoshard.planner.grid.unit_costs import part_numbers
+    """Names of the recompute sets of which no other is at most as slow and keeps less, for blocks of every kind: of
+    equal ones the one that replays least at once, then the smallest."""
+    from autoshard.planner.grid.unit_costs import PARTS, part_numbers
 
-    blocks = part_numbers(problem, [shape], EVERY_SET)[0, :, 0].tolist()
+    numbers = part_numbers(problem, [shape], EVERY_SET)[0]
+    blocks = [0, *range(len(PARTS), numbers.shape[1])]
     prices = [
-        _Price(float(f"{block[1]:.9g}"), block[2], block[3], len(members(name)))
-        for name, block in zip(EVERY_SET, blocks, strict=True)
+        _Price(
+            tuple(float(f"{seconds:.9g}") for seconds in of_set[:, 1].tolist()),
+            tuple(of_set[:, 2].tolist()),
+            tuple(of_set[:, 3].tolist()),
+            len(members(name)),
+        )
+        for name, of_set in zip(EVERY_SET, numbers[:, blocks], strict=True)
     ]
-    useful, least_kept = [], float("inf")
+    useful: list[tuple[_Price, str]] = []
     for price, name in sorted(zip(prices, EVERY_SET, strict=True)):
-        if price.kept_bytes < least_kept:
-            useful.append(name)
-            least_kept = price.kept_bytes
-    return useful
+        if not any(_is_no_worse(other, price) for other, _ in useful):
+            useful.append((price, name))
+    return [name for _, name in useful]
+
+
+def _is_no_worse(one: _Price, other: _Price) -> bool:
+    no_slower = all(a <= b for a, b in zip(one.backward_s, other.backward_s, strict=True))
+    return no_slower and all(a <= b for a, b in zip(one.kept_bytes, other.kept_bytes, strict=True))

@@ -18,7 +18,7 @@ from autoshard.planner.grid.best_choice import best_choice
 class Toy:
     """Three numbers from 0 to 3; random step times, some of them without room, and random bounds below them."""
 
-    rounds, turns = 4, 3
+    rounds, turns, lists_all = 4, 3, True
 
     def __init__(self, seed: int, most: int, all_are_listed: bool):
         rng = random.Random(seed)

@@ -24,18 +24,20 @@ GROWTH = 256
 class Choices(Protocol):
     """Everything that one layout leaves open. An array of choices is (choice, number); seconds are by choice.
 
-    rounds: how often single numbers of a choice are changed, at most. turns: parts of such a round.
+    rounds: how often single numbers of a choice are changed, at most. turns: parts of such a round. lists_all: whether
+    no choice fits in memory where none is there to begin with.
     """
 
     rounds: int
     turns: int
+    lists_all: bool
 
     @property
     def at_least_s(self) -> float:
         """Seconds that no choice takes less than."""
 
     def starts(self) -> list[Array]:
-        """Good choices to begin with, (number,) each; none if no choice fits in memory."""
+        """Good choices to begin with, (number,) each; none if none of them fits in memory."""
 
     def neighbours(self, choice: Array, turn: int) -> Array:
         """Choices that differ a little from one, (choice, number)."""
@@ -77,7 +79,7 @@ def best_choice(choices: Choices, limit_s: float) -> Found:
         return Found(inf, at_least_s, None)
     starts = choices.starts()
     if not starts:
-        return Found(inf, inf, None)
+        return Found(inf, inf if choices.lists_all else at_least_s, None)
     bound_s, choice = min((_descended(choices, start, _lowest_bound) for start in starts), key=lambda timed: timed[0])
     best: TimedChoice = (float(choices.simulated_s(choice[None])[0]), choice)
     if best[0] > at_least_s * (1 + SAME):

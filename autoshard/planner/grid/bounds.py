@@ -342,3 +342,43 @@ def after_at_least_s(pp: int, vpp: int, layers: int, states: Sequence[RankState]
     """
     fewest = fewest_blocks(pp, vpp, layers)
     return np.array([states[place].after_s(*fewest) for place in places.tolist()])
+
+
+def after_any_cut_at_least_s(blocks: tuple[int, ...], states: Sequence[RankState], places: Array) -> Array:
+    """`after_at_least_s` where blocks are of several kinds. blocks: how many the model has of each kind.
+
+    Why: see `RankState.after_any_cut_s`.
+
+    >>> from types import SimpleNamespace
+    >>> slow, fast = (SimpleNamespace(after_any_cut_s=lambda blocks, s=s: s * sum(blocks)) for s in (0.5, 0.25))
+    >>> after_any_cut_at_least_s((2, 6), states=(slow, fast), places=np.array([0, 1, 1])).tolist()
+    [4.0, 2.0, 2.0]
+    """
+    return np.array([states[place].after_any_cut_s(blocks) for place in places.tolist()])
+
+
+def unlike_stages_at_least_s(
+    pp: int,
+    vpp: int,
+    m: Number,
+    work_s: Number,
+    transfer_s: Number,
+    waits: Number | bool,
+    at_once: Number | bool,
+    apart: bool,
+) -> Number:
+    """Seconds of a step, whatever the cut, where stages need not be alike, by their work alone.
+
+    Why: with one chunk a rank the slowest stage has its share of all work at least. With several, or where weight
+    gradients are put off (`apart`), a rank has its share, and one microbatch goes through all stages and back.
+
+    >>> unlike_stages_at_least_s(4, 1, m=8, work_s=12, transfer_s=0, waits=True, at_once=False, apart=False)
+    33.0
+    >>> unlike_stages_at_least_s(4, 2, m=8, work_s=24, transfer_s=0, waits=True, at_once=False, apart=False)
+    48.0
+    """
+    if apart:
+        return share_at_least_s(pp, m, work_s)
+    if vpp > 1:
+        return largest(share_at_least_s(pp, m, work_s), through_at_least_s(pp * vpp, work_s, transfer_s))
+    return slowest_stage_at_least_s(pp, m, work_s, work_s / pp, transfer_s, waits, at_once)

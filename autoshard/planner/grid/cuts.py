@@ -34,6 +34,10 @@ class Cuts(NamedTuple):
         layers[0] = self.first
         return layers
 
+    def of_stages(self, pp: int, vpp: int) -> Array:
+        """Blocks by (virtual stage, layout); (1, layout) with several chunks a rank, which all have as many."""
+        return self.layers(pp) if vpp == 1 else self.base[None]
+
     def written_once(self, pp: int) -> Cuts:
         """The same cuts, with equal numbers where two are equal."""
         begin, end = np.maximum(self.begin, 1), np.minimum(self.begin + self.extra, pp - 1)

@@ -22,10 +22,12 @@ from autoshard.planner.grid.bounds import (
     equal_chunks_at_least_s,
     share_at_least_s,
     slowest_stage_at_least_s,
+    unlike_stages_at_least_s,
 )
+from autoshard.planner.grid.kind_choices import kinds_at_least_s
 from autoshard.planner.grid.steps import Law
 from autoshard.planner.grid.table import Table, Whole, shape_key
-from autoshard.planner.grid.unit_costs import PartColumns, as_columns, part_numbers, stage_law
+from autoshard.planner.grid.unit_costs import PartColumns, as_columns, mean_columns, part_numbers, stage_law
 from autoshard.plans.search_result import Pins
 
 
@@ -87,8 +89,13 @@ class _Orders:
     def at_least_s(self, whole: Whole) -> Array:
         """Seconds of a step, by draft, that it takes at least in any of its other orders."""
         rows = np.array([self._places[shape_key(draft)] for draft in whole.drafts.drafts])
-        ends = self._parts.ends(rows, whole.family.pp == 1)
-        return _at_least_s(whole, (self._parts.block.take(rows), *ends), whole.state_columns, 0.0)
+        ends, state = self._parts.ends(rows, whole.family.pp == 1), whole.state_columns
+        block, *others = (block.take(rows) for block in self._parts.blocks)
+        if others:
+            counts = [np.full(1, count) for count in whole.kind_counts]
+            block = mean_columns([block, *others], counts)
+            state = state.of(zip(self._problem.model.kinds, counts, strict=True))
+        return _at_least_s(whole, (block, *ends), state, 0.0)
 
 
 def _with_degrees(draft: Draft) -> LocalShape:
@@ -100,6 +107,8 @@ def _with_degrees(draft: Draft) -> LocalShape:
 def in_this_order_at_least_s(whole: Whole) -> Array:
     """Seconds of a step, by draft, in the order of axes that it has. whole: its first recompute set is `none`."""
     drafts, pp = np.arange(len(whole.drafts.drafts)), whole.family.pp
+    if whole.has_kinds:
+        return kinds_at_least_s(whole, drafts)
     *parts, state = whole.parts_of(drafts, np.zeros_like(drafts))
     sizes = pp, whole.family.num_virtual_stages, whole.problem.model.num_hidden_layers
     after_s = after_at_least_s(*sizes, whole.states, whole.state)
@@ -120,11 +129,14 @@ def _at_least_s(whole: Whole, parts: Sequence[PartColumns], state: State, after_
     stages_s = problem.model.num_hidden_layers * block_s + 2 * stages * problem.cluster.device.pass_launch_s
     work_s = stages_s + first_s + last_s
     seconds: Array
-    if whole.family.rules.weights_apart:
+    waits, at_once = (whole.family.waits_for_all(m), whole.family.is_at_once(m)) if vpp == 1 else (False, False)
+    if whole.has_kinds:
+        apart = whole.family.rules.weights_apart
+        seconds = unlike_stages_at_least_s(pp, vpp, m, work_s, 0.0, waits, at_once, apart)
+    elif whole.family.rules.weights_apart:
         seconds = share_at_least_s(pp, m, work_s)
     elif vpp > 1:
         seconds = equal_chunks_at_least_s(pp, vpp, m, stages_s / stages, first_s, last_s)
     else:
-        waits, at_once = whole.family.waits_for_all(m), whole.family.is_at_once(m)
         seconds = slowest_stage_at_least_s(pp, m, work_s, work_s / pp, 0.0, waits, at_once)
     return seconds + after_s

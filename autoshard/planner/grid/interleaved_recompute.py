@@ -55,7 +55,7 @@ class Mixes(NamedTuple):
 class InterleavedSets:
     """Recompute sets by virtual stage of one draft with several chunks a rank, (mix of each rank)."""
 
-    rounds = MOST_ROUNDS
+    rounds, lists_all = MOST_ROUNDS, True
 
     def __init__(self, whole: Whole, draft: int, sets: Sequence[int], limit_bytes: float):
         self._whole, self._draft, self._limit_bytes = whole, draft, limit_bytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,9 +15,10 @@ from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.cost.zero_sharding import State
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.cuts import Cuts
+from autoshard.planner.grid.kind_cuts import KindCuts, kinds_of_stages
 from autoshard.planner.grid.unit_costs import PartColumns
-from autoshard.rows import by_count
-from autoshard.schedules import SCHEDULES, Schedule, Work, at_least_s, rank_holds, step_time_s
+from autoshard.rows import by_count, different
+from autoshard.schedules import SCHEDULES, Schedule, Work, at_least_s, held_together, rank_holds, step_time_s
 from autoshard.schedules.held import RankHolds, warm_ups
 
 
@@ -87,8 +88,9 @@ class Family(NamedTuple):
 
 
 class Layouts(NamedTuple):
-    """Layouts of one family, an entry each. first, last: the ends of the model. hop_s: of one microbatch to the next
-    stage. after_s: once a step, behind the pipeline."""
+    """Layouts of one family, an entry each. block: by layout; where the model's blocks are of several kinds, the mean
+    block of each stage, (virtual stage, layout), and so is the one in state. first, last: the ends of the model. hop_s:
+    of one microbatch to the next stage. after_s: once a step, behind the pipeline."""
 
     num_microbatches: Array
     block: PartColumns
@@ -98,7 +100,7 @@ class Layouts(NamedTuple):
     state: State
     hop_s: Array
     after_s: Array
-    cuts: Cuts
+    cuts: Cuts | KindCuts
 
 
 def waiting(
@@ -130,7 +132,7 @@ def _pipeline_work(problem: Problem, family: Family, layouts: Layouts) -> Work:
     return stages_work(
         family.schedule,
         (pp, layouts.num_microbatches, vpp),
-        layouts.cuts.layers(pp) if vpp == 1 else layouts.cuts.base[None],
+        layouts.cuts.of_stages(pp, vpp),
         [layouts.block],
         layouts_ends(family, layouts.first, layouts.last, layouts.state),
         [layouts.state.block],
@@ -143,6 +145,8 @@ def _pipeline_work(problem: Problem, family: Family, layouts: Layouts) -> Work:
 def memory_bytes(problem: Problem, family: Family, layouts: Layouts) -> Array:
     """Bytes on the fullest rank of each layout. Of ranks with the same blocks those that hold no more than the one
     before are left out."""
+    if not isinstance(layouts.cuts, Cuts):
+        return _memory_of_kinds(problem, family, layouts)
     pp, vpp = family.pp, family.num_virtual_stages
     layers = layouts.cuts.layers(pp) if vpp == 1 else np.repeat(layouts.cuts.base[None], pp, axis=0)
     ends = layouts_ends(family, layouts.first, layouts.last, layouts.state)
@@ -155,6 +159,42 @@ def memory_bytes(problem: Problem, family: Family, layouts: Layouts) -> Array:
         needed = rank_memory(rows, layouts.state, problem.training.precision).total
         np.maximum(fullest, needed, out=fullest)
     return fullest + problem.cluster.device.reserved_memory_bytes
+
+
+def _memory_of_kinds(problem: Problem, family: Family, layouts: Layouts) -> Array:
+    """Bytes on the fullest rank, by layout, where blocks are of several kinds."""
+    model, pp, m = problem.model, family.pp, layouts.num_microbatches
+    layers = layouts.cuts.of_stages(pp, family.num_virtual_stages)
+    counts = kinds_of_stages(model, layers)
+    ends = layouts_ends(family, layouts.first, layouts.last, layouts.state)
+    fullest: Array = np.zeros_like(layouts.hidden_bytes)
+    holds = family.holds(m)
+    for rank in range(pp):
+        blocks = [PartColumns(*(column[stage] for column in layouts.block)) for stage in range(rank, len(layers), pp)]
+        rows = rank_rows(family, holds[rank], layers[rank], rank, blocks[0], ends, layouts.hidden_bytes)
+        if len(blocks) > 1:
+            rows = with_unlike_chunks(rows, family, m, rank, layers[rank::pp], blocks)
+        state = layouts.state.of(zip(model.kinds, (count[rank::pp].sum(0) for count in counts), strict=True))
+        np.maximum(fullest, rank_memory(rows, state, problem.training.precision).total, out=fullest)
+    return fullest + problem.cluster.device.reserved_memory_bytes
+
+
+def with_unlike_chunks(
+    rows: Rank, family: Family, m: Array, rank: int, layers: Array, blocks: Sequence[PartColumns]
+) -> Rank:
+    """One pipeline rank of many layouts whose chunks differ. rows: the rank as if all were alike. m: microbatches.
+    layers: of each chunk, (chunk, layout). blocks: a block of each chunk."""
+
+    def kept_bytes(of: Callable[[PartColumns], Array]) -> Array:
+        sizes = np.stack([count * of(block) for count, block in zip(layers, blocks, strict=True)])
+        kept = np.empty(sizes.shape[1])
+        for count in different(m):
+            alike = m == count
+            held = np.array(held_together(family.schedule, family.pp, count, family.num_virtual_stages)[rank])
+            kept[alike] = (held @ sizes[:, alike]).max(0)
+        return kept
+
+    return rows._replace(blocks=layers.sum(0), most_blocks=layers.max(0), kinds=tuple(blocks), kept_bytes=kept_bytes)
 
 
 def _holds_no_more(holds: RankHolds, before: RankHolds, layers: Array, layers_before: Array) -> bool:

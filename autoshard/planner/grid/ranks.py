@@ -27,6 +27,11 @@ from autoshard.cost.zero_sharding import (
 from autoshard.layout.mesh import Mesh
 from autoshard.planner.grid.unit_costs import unit_programs
 
+MANY_BLOCKS = 1 << 20
+"""So many fill thousands of buckets."""
+OF_LAST_BUCKET = 1e-3
+"""More than the share of the last bucket, which need not be full, in the seconds of MANY_BLOCKS."""
+
 
 class RankState:
     """The meshes with the same degrees."""
@@ -39,7 +44,8 @@ class RankState:
 
     def _contents_of(self, problem: Problem, mesh: Mesh, shape: LocalShape) -> ModelContents:
         units = unit_programs(problem, shape)
-        return model_contents({0: units.block}, units.embedding, units.head, units.tied if mesh.pp == 1 else None)
+        blocks = dict(zip(problem.model.kinds, units.blocks, strict=True))
+        return model_contents(blocks, units.embedding, units.head, units.tied if mesh.pp == 1 else None)
 
     def _state(self, hidden_bytes: float) -> State:
         """hidden_bytes: of a microbatch of one sequence."""
@@ -62,18 +68,41 @@ class RankState:
         between_s = of_rank(middle_blocks, False, False).total_s if middle_blocks else 0.0
         return max(of_rank(first_blocks, True, False).total_s, between_s, of_rank(last_blocks, False, True).total_s)
 
+    @cache  # noqa: B019  as short-lived as the search that asks
+    def after_kinds_s(self, blocks: tuple[int, ...], first: bool, last: bool) -> float:
+        """Seconds of gradient sums, update and gathering on one rank. blocks: how many it has of each kind. first,
+        last: whether it has the first, the last rank's end."""
+        of_rank = self._after.of_kinds(dict(zip(self._contents.blocks, blocks, strict=True)), first, last)
+        return float(of_rank.total_s)
+
+    @cache  # noqa: B019
+    def after_any_cut_s(self, blocks: tuple[int, ...]) -> float:
+        """Seconds that follow the pipeline at least, however a model with so many blocks of each kind is cut.
+
+        Why: some rank has an end of the model, and some rank at least its share of all blocks' seconds in full buckets,
+        of which smaller ones take no less.
+        """
+        if self._mesh.pp == 1:
+            return self.after_kinds_s(blocks, True, True)
+        none = (0,) * len(blocks)
+        alone_s = max(self.after_kinds_s(none, True, False), self.after_kinds_s(none, False, True))
+        of_each = (tuple(MANY_BLOCKS * (kind == other) for other in range(len(blocks))) for kind in range(len(blocks)))
+        rates_s = ((1 - OF_LAST_BUCKET) * self.after_kinds_s(many, False, False) / MANY_BLOCKS for many in of_each)
+        return max(alone_s, sum(count * rate for count, rate in zip(blocks, rates_s, strict=True)) / self._mesh.pp)
+
 
 def stacked(states: Sequence[State]) -> State:
     """The states of several meshes as one, a row each."""
     units = zip(*((state.block, state.first, state.last) for state in states), strict=True)
     block, first, last = map(_held, units)
+    kinds = {kind: _held([state.kinds[kind] for state in states]) for kind in states[0].kinds}
     shares, travels = (
         np.array(flags) for flags in zip(*((state.shares, state.travels) for state in states), strict=True)
     )
     if not travels.any():
-        return State(block, first, last, shares, 1, 0, False)
+        return State(block, first, last, shares, 1, 0, False, kinds)
     owners, gathers = np.array([(state.owners, state.gathers) for state in states], dtype=float).T
-    return State(block, first, last, shares, owners, gathers, travels)
+    return State(block, first, last, shares, owners, gathers, travels, kinds)
 
 
 def _held(units: Sequence[Unit]) -> Unit:

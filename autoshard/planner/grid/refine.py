@@ -15,7 +15,7 @@ from autoshard.cost.passes import unit_work_s
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.cost.zero_sharding import FEW_BLOCKS, State, Unit
 from autoshard.planner.grid.arrays import Array
-from autoshard.planner.grid.best_choice import best_choice
+from autoshard.planner.grid.best_choice import Choices, best_choice
 from autoshard.planner.grid.bounds import (
     after_at_least_s,
     equal_chunks_at_least_s,
@@ -24,6 +24,7 @@ from autoshard.planner.grid.bounds import (
 )
 from autoshard.planner.grid.interleaved_bounds import MixedLeast
 from autoshard.planner.grid.interleaved_recompute import InterleavedSets
+from autoshard.planner.grid.kind_choices import KindChoices, kinds_at_least_s
 from autoshard.planner.grid.price import layouts_ends, rank_rows
 from autoshard.planner.grid.stage_cuts import StageCuts
 from autoshard.planner.grid.table import Whole
@@ -73,8 +74,7 @@ def refine(
         if not in_time():
             left = [promise.at_least_s for promise in ranked[place:]]
             return Refined(better, min(at_least_s, *left), len(left))
-        choices = (StageCuts if whole.family.cuts_are_free else InterleavedSets)(whole, draft, sets, limit_bytes)
-        fastest = best_choice(choices, best_s * (1 - ROUNDING))
+        fastest = best_choice(_choices(whole, draft, sets, limit_bytes), best_s * (1 - ROUNDING))
         if fastest.at_least_s < best_s * (1 - ROUNDING):
             at_least_s = min(at_least_s, fastest.at_least_s)
         if fastest.strategy is not None:
@@ -83,11 +83,29 @@ def refine(
     return Refined(better, min(at_least_s, best_s), 0)
 
 
+def _choices(whole: Whole, draft: int, sets: tuple[int, ...], limit_bytes: float) -> Choices:
+    if whole.has_kinds:
+        return KindChoices(whole, draft, sets, limit_bytes)
+    return (StageCuts if whole.family.cuts_are_free else InterleavedSets)(whole, draft, sets, limit_bytes)
+
+
 def _promises(whole: Whole, by_stage: bool, limit_bytes: float, known_s: float) -> Iterator[Promise]:
-    if whole.family.cuts_are_free:
+    if whole.has_kinds:
+        yield from _kind_promises(whole, known_s)
+    elif whole.family.cuts_are_free:
         yield from promises(whole, by_stage, limit_bytes, known_s)
     elif by_stage and whole.family.sets_are_free:
         yield from _mixed_promises(whole, limit_bytes, known_s)
+
+
+def _kind_promises(whole: Whole, known_s: float) -> Iterator[Promise]:
+    """The drafts of models with several kinds of blocks of which some layout may take less than known_s."""
+    if whole.family.pp == 1:
+        return
+    drafts, every = np.arange(len(whole.drafts.drafts)), tuple(range(len(whole.sets)))
+    for draft, seconds in enumerate(kinds_at_least_s(whole, drafts).tolist()):
+        if seconds < known_s * (1 - ROUNDING):
+            yield Promise(seconds, whole, draft, every)
 
 
 def _mixed_promises(whole: Whole, limit_bytes: float, known_s: float) -> Iterator[Promise]:
@@ -105,7 +123,7 @@ def _mixed_promises(whole: Whole, limit_bytes: float, known_s: float) -> Iterato
 def interleaved_promises(whole: Whole, limit_bytes: float, known_s: float) -> Iterator[Promise]:
     """The drafts of an interleaved family of which some layout may fit and take less than known_s."""
     count, sets = len(whole.drafts.drafts), len(whole.sets)
-    parts = _least_parts(whole, np.arange(count))
+    parts = whole.least_parts_of(np.arange(count))
     at_least_s = _interleaved_at_least_s(whole, *parts)
     rows = np.flatnonzero(at_least_s < known_s * (1 - ROUNDING))
     if not len(rows):
@@ -124,18 +142,10 @@ def interleaved_promises(whole: Whole, limit_bytes: float, known_s: float) -> It
         yield Promise(float(at_least_s[row]), whole, row, tuple(range(sets)))
 
 
-def _least_parts(whole: Whole, draft: Array) -> tuple[PartColumns, PartColumns, PartColumns, State]:
-    """Block, ends and state as `Whole.parts_of` has them, by draft: of each column the least of all recompute sets."""
-    count, sets = len(draft), len(whole.sets)
-    *parts, _ = whole.parts_of(np.repeat(draft, sets), np.tile(np.arange(sets), count))
-    block, first, last = (PartColumns(*(column.reshape(count, sets).min(1) for column in part)) for part in parts)
-    return block, first, last, whole.parts_of(draft, np.zeros_like(draft))[3]
-
-
 def _interleaved_at_least_s(
     whole: Whole, block: PartColumns, first: PartColumns, last: PartColumns, state: State
 ) -> Array:
-    """Seconds of a step, at least, by draft; parts as `_least_parts` has them."""
+    """Seconds of a step, at least, by draft; parts as `Whole.least_parts_of` has them."""
     pp, vpp, problem, m = whole.family.pp, whole.family.num_virtual_stages, whole.problem, whole.count
     per_parameter = accumulation_s_per_parameter(problem.training.precision, problem.cluster.device)
     layers = problem.model.num_hidden_layers

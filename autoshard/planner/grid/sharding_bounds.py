@@ -213,7 +213,7 @@ def _fixed_promises(whole: Whole, limit_bytes: float, known_s: float) -> Iterato
     block, first, last, state = whole.parts_of(priced.draft, priced.recompute)
     problem, family = whole.problem, whole.family
     per_parameter = accumulation_s_per_parameter(problem.training.precision, problem.cluster.device)
-    layers = priced.cuts.layers(family.pp) if family.num_virtual_stages == 1 else priced.cuts.base[None]
+    layers = priced.cuts.of_stages(family.pp, family.num_virtual_stages)
     launch_s = problem.cluster.device.pass_launch_s
     forward_s = launch_s + layers * block.forward_s
     both_s = 2 * launch_s + layers * (block.forward_s + block.backward_s + per_parameter * state.block.parameters)

@@ -48,7 +48,7 @@ class Options(NamedTuple):
 class StageCuts:
     """Cuts of one draft with one chunk a rank, (blocks of each stage); stages choose from some recompute sets."""
 
-    rounds, turns = MOST_ROUNDS, 1
+    rounds, turns, lists_all = MOST_ROUNDS, 1, True
 
     def __init__(self, whole: Whole, draft: int, sets: Sequence[int], limit_bytes: float):
         self._whole, self._draft, self._sets = whole, draft, list(sets)

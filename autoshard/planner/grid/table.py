@@ -14,16 +14,23 @@ from autoshard.cost.collectives import CollectiveLaw
 from autoshard.cost.passes import unit_work_s
 from autoshard.cost.stage import LocalShape, local_shape, strategy_mesh
 from autoshard.cost.step import accumulation_s_per_parameter
-from autoshard.cost.zero_sharding import State
+from autoshard.cost.zero_sharding import State, Unit
 from autoshard.graph.recompute import COMMON_SETS
 from autoshard.layout.sharding import OperatorChoices
 from autoshard.layout.strategy import Strategy
 from autoshard.planner.axis_orders import Laws, stage_laws
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.cuts import Cuts, balanced_cuts, even_cuts
+from autoshard.planner.grid.kind_cuts import KindCuts, candidate_cuts, chunks_are_alike, kinds_of_stages
 from autoshard.planner.grid.price import Family, Layouts, memory_bytes, step_times_s, waiting
 from autoshard.planner.grid.ranks import RankState, stacked
-from autoshard.planner.grid.unit_costs import PartColumns, StageColumns, stage_columns, unit_programs
+from autoshard.planner.grid.unit_costs import (
+    PartColumns,
+    StageColumns,
+    mean_columns,
+    stage_columns,
+    unit_programs,
+)
 from autoshard.rows import different
 from autoshard.spec.training import DTYPE_BYTES
 
@@ -59,7 +66,7 @@ class Priced:
     whole: Whole
     draft: Array
     recompute: Array
-    cuts: Cuts
+    cuts: Cuts | KindCuts
     step_time_s: Array
     memory_bytes: Array
 
@@ -75,7 +82,7 @@ class Priced:
     def strategy(self, row: int) -> Strategy:
         family, cut = self.whole.family, self.cuts.take(np.array([row]))
         stages = family.pp * family.num_virtual_stages
-        layers = cut.layers(family.pp)[:, 0] if family.num_virtual_stages == 1 else [cut.base[0]] * stages
+        layers = np.broadcast_to(cut.of_stages(family.pp, family.num_virtual_stages)[:, 0], stages).tolist()
         return self.whole.strategy(int(self.draft[row]), [self.whole.sets[self.recompute[row]]] * stages, layers)
 
     def pairs(self, capacity_bytes: float) -> tuple[int, int]:
@@ -114,8 +121,8 @@ class Table:
         self._shape_places: dict[tuple[object, ...], int] = {}
         self._states: dict[tuple[object, ...], int] = {}
         self._held: list[RankState] = []
-        self._working: dict[tuple[object, ...], float] = {}
-        self._staying: dict[int, float] = {}
+        self._working: dict[tuple[object, ...], tuple[float, ...]] = {}
+        self._staying: dict[int, tuple[float, ...]] = {}
         self._laws: dict[tuple[int, ...], dict[Laws, tuple[tuple[str, int], ...]]] = {}
         self._placements: dict[tuple[object, ...], tuple[tuple[str, int], ...]] = {}
 
@@ -133,25 +140,32 @@ class Table:
         """Whether the rank with the head could hold one block, the head, and what works on them at one time. A bound
         that needs no prices: it leaves out large microbatches."""
         device = self._problem.cluster.device
-        needed = self._working_bytes(draft) + self._staying_bytes(self._state(draft))
+        working, staying = self._working_bytes(draft), self._staying_bytes(self._state(draft))
+        needed = max(work + stay for work, stay in zip(working, staying, strict=True))
         return needed + device.reserved_memory_bytes <= device.memory_bytes
 
-    def _working_bytes(self, draft: Draft) -> float:
-        """Bytes that a block or the head works on."""
+    def _working_bytes(self, draft: Draft) -> tuple[float, ...]:
+        """Bytes that a block or the head works on; of blocks of several kinds, what each works on, then the head."""
         key = shape_key(draft)
         if key not in self._working:
-            columns = unit_programs(self._problem, self._shape_of(draft)).columns
-            block, _, _, head, *_ = columns.working_bytes_of(draft.microbatch_size)
-            self._working[key] = max(block, head)
+            units = unit_programs(self._problem, self._shape_of(draft))
+            bytes_of = units.columns.working_bytes_of(draft.microbatch_size)
+            blocks, head = bytes_of[: len(units.blocks)], bytes_of[len(units.recomputed) + 1]
+            self._working[key] = (max(blocks[0], head),) if len(blocks) == 1 else (*blocks, head)
         return self._working[key]
 
-    def _staying_bytes(self, place: int) -> float:
-        """Parameters and sums of gradients of one block and the head."""
+    def _staying_bytes(self, place: int) -> tuple[float, ...]:
+        """Parameters and sums of gradients of one block and the head; of blocks of several kinds each alone, as some
+        rank has one of each, then the head."""
         if place not in self._staying:
-            (block, _, head, *_), precision = self._held[place].state, self._problem.training.precision
-            held = (block.weights + head.weights) * DTYPE_BYTES[precision.parameter_dtype]
-            held += (block.sums + head.sums) * DTYPE_BYTES[precision.gradient_accumulation_dtype]
-            self._staying[place] = held
+            (block, _, head, *_, kinds), precision = self._held[place].state, self._problem.training.precision
+
+            def held(*units: Unit) -> float:
+                weights = sum(unit.weights for unit in units) * DTYPE_BYTES[precision.parameter_dtype]
+                sums = sum(unit.sums for unit in units) * DTYPE_BYTES[precision.gradient_accumulation_dtype]
+                return float(weights + sums)
+
+            self._staying[place] = (*map(held, kinds.values()), held(head)) if kinds else (held(block, head),)
         return self._staying[place]
 
     def add(self, draft: Draft) -> None:
@@ -256,26 +270,29 @@ class Whole:
     def price(self, begin: int, end: int) -> Priced:
         draft = np.repeat(np.arange(begin, end), len(self._places))
         recompute = np.tile(self._places, end - begin)
-        cuts, which = self._cuts(draft, recompute)
+        cuts, which = self.cuts(draft, recompute)
         draft, recompute = draft[which], recompute[which]
-        layouts = self._layouts(draft, recompute, cuts)
+        layouts = self.layouts(draft, recompute, cuts)
         times = step_times_s(self.problem, self.family, layouts)
         needed = memory_bytes(self.problem, self.family, layouts)
         return Priced(self, draft, recompute, cuts, times, needed)
 
-    def exact_s(self, draft: Array, recompute: Array, cuts: Cuts) -> Array:
+    def exact_s(self, draft: Array, recompute: Array, cuts: Cuts | KindCuts) -> Array:
         """Seconds of a step, as `cost.estimate` has them. draft, recompute, cuts: an entry for each layout."""
-        return step_times_s(self.problem, self.family, self._layouts(draft, recompute, cuts), exact=True)
+        return step_times_s(self.problem, self.family, self.layouts(draft, recompute, cuts), exact=True)
 
     def strategy(self, draft: int, recompute: Sequence[str], layers: Sequence[int]) -> Strategy:
         """One of the drafts with a set and a number of blocks for each virtual stage."""
         choices = {"recompute": tuple(recompute), "stage_layers": tuple(int(count) for count in layers)}
         return Strategy(**{**self.drafts.drafts[draft]._asdict(), **choices})
 
-    def _cuts(self, draft: Array, recompute: Array) -> tuple[Cuts, Array]:
+    def cuts(self, draft: Array, recompute: Array) -> tuple[Cuts | KindCuts, Array]:
         """(cuts, the entry of draft and recompute that each belongs to)."""
         pp, layers = self.family.pp, self.problem.model.num_hidden_layers
         everything = np.arange(len(draft))
+        if self.has_kinds:
+            vpp = self.family.num_virtual_stages
+            return candidate_cuts(self.problem, pp, vpp, self._work_of_parts(draft, recompute))
         if pp == 1 or self.family.num_virtual_stages > 1:
             each = np.full(len(draft), layers // (pp * self.family.num_virtual_stages))
             return Cuts(each, each, each, np.ones_like(each), np.zeros_like(each)), everything
@@ -301,11 +318,51 @@ class Whole:
         chosen = [cuts.take(rows) for cuts, rows in zip(several, which, strict=True)]
         return Cuts(*(np.concatenate(columns) for columns in zip(*chosen, strict=True))), np.concatenate(which)
 
-    def parts_of(self, draft: Array, recompute: Array) -> tuple[PartColumns, PartColumns, PartColumns, State]:
+    @property
+    def moves_blocks(self) -> bool:
+        """Whether stages may have any number of blocks, where these are of several kinds."""
+        return self.family.num_virtual_stages == 1 or not chunks_are_alike(self.problem)
+
+    @property
+    def has_kinds(self) -> bool:
+        """Whether the model's blocks are of several kinds."""
+        return len(self._columns.blocks) > 1
+
+    def parts_of(
+        self, draft: Array, recompute: Array, counts: Sequence[Array] | None = None
+    ) -> tuple[PartColumns, PartColumns, PartColumns, State]:
+        """(a block, the end on the first rank, that on the last one, the state), with their waits.
+
+        recompute: the set of each row; where blocks are of several kinds also that of each stage, (stage, row).
+        counts: of blocks of several kinds, how many are of each, in rows that go with those of draft and recompute:
+        the block is their mean, by default that of all of the model's. As what waits is no faster apart than together,
+        no cut of the model takes less than if all of its blocks were that mean.
+        """
         rows = self._shape[draft] * len(self.sets) + recompute
-        first, last = self._columns.ends(rows, self.family.pp == 1)
+        of_first, of_last = (rows[0], rows[-1]) if rows.ndim > 1 else (rows, rows)
+        first, last = self._columns.ends(of_first, self.family.pp == 1)
+        if of_last is not of_first:
+            last = self._columns.ends(of_last, self.family.pp == 1)[1]
         state = self._held.take(self.state[draft])
-        return *waiting((self._columns.block.take(rows), first, last), state), state
+        blocks = [block.take(rows) for block in self._columns.blocks]
+        if not self.has_kinds:
+            return *waiting((blocks[0], first, last), state), state
+        model = self.problem.model
+        if counts is None:
+            counts = [np.full(1, count) for count in self.kind_counts]
+        state = state.of(zip(model.kinds, counts, strict=True))
+        return *waiting((mean_columns(blocks, counts), first, last), state), state
+
+    def _work_of_parts(self, draft: Array, recompute: Array) -> tuple[list[Array], Array, Array]:
+        """Forward and backward of one microbatch, gradients added up: (of a block of each kind, of the end on the first
+        rank, of that on the last one)."""
+        s_per_parameter = accumulation_s_per_parameter(self.problem.training.precision, self.problem.cluster.device)
+        kinds, blocks_s = np.eye(len(self._columns.blocks)), []
+        for kind in kinds:
+            block, first, last, state = self.parts_of(draft, recompute, list(kind))
+            blocks_s.append(unit_work_s(block, state.block, s_per_parameter))
+        ends_s = (unit_work_s(end, unit, s_per_parameter) for end, unit in ((first, state.first), (last, state.last)))
+        return blocks_s, *ends_s
 
     @property
     def state_columns(self) -> State:
@@ -316,10 +373,40 @@ class Whole:
         """Bytes that one microbatch sends from stage to stage, for each draft."""
         return self._columns.hidden_bytes[self._shape[draft] * len(self.sets)]
 
-    def _layouts(self, draft: Array, recompute: Array, cuts: Cuts) -> Layouts:
-        block, first, last, state = self.parts_of(draft, recompute)
+    def least_parts_of(self, draft: Array) -> tuple[PartColumns, PartColumns, PartColumns, State]:
+        """Block, ends and state as `parts_of` has them, by draft: of each column, and of each kind of blocks, the least
+        of all recompute sets."""
+        count, sets = len(draft), len(self.sets)
+        rows = (self._shape[draft] * sets)[:, None] + np.arange(sets)
+
+        def least(columns: PartColumns) -> PartColumns:
+            return PartColumns(*(column.reshape(count, sets).min(1) for column in columns))
+
+        first, last = map(least, self._columns.ends(rows.ravel(), self.family.pp == 1))
+        blocks, state = [least(block.take(rows)) for block in self._columns.blocks], self._held.take(self.state[draft])
+        if not self.has_kinds:
+            return *waiting((blocks[0], first, last), state), state
+        counts = [np.full(1, number) for number in self.kind_counts]
+        state = state.of(zip(self.problem.model.kinds, counts, strict=True))
+        return *waiting((mean_columns(blocks, counts), first, last), state), state
+
+    @property
+    def kind_counts(self) -> tuple[int, ...]:
+        """How many blocks the model has of each kind."""
+        model = self.problem.model
+        return tuple(count for _, count in model.kind_counts(0, model.num_hidden_layers))
+
+    def layouts(self, draft: Array, recompute: Array, cuts: Cuts | KindCuts) -> Layouts:
+        """All that their prices follow from. draft, recompute, cuts: as `parts_of` has them."""
         hidden = self.hidden_bytes(draft)
-        after_s = self._after_s(self.state[draft], cuts)
+        if isinstance(cuts, KindCuts):
+            layers = cuts.of_stages(self.family.pp, self.family.num_virtual_stages)
+            counts = kinds_of_stages(self.problem.model, layers)
+            block, first, last, state = self.parts_of(draft, recompute, counts)
+            after_s = cuts.after_s(self.problem.model, self.family.pp, self.states, self.state[draft])
+        else:
+            block, first, last, state = self.parts_of(draft, recompute)
+            after_s = self._after_s(self.state[draft], cuts)
         return Layouts(self.count[draft], block, first, last, hidden, state, self.hop_s[draft], after_s, cuts)
 
     def _after_s(self, state: Array, cuts: Cuts) -> Array:

@@ -16,16 +16,28 @@ import numpy as np
 from autoshard.backends.rules import Problem
 from autoshard.cost.compute import quantized_products
 from autoshard.cost.program import LawOf, Part, ProgramWork, Seconds
-from autoshard.cost.stage import UNITS, LocalShape, assembled, collective_laws, hidden_bytes, quantized, stage_work
+from autoshard.cost.stage import (
+    UNITS,
+    LocalShape,
+    Unit,
+    assembled,
+    block_unit,
+    collective_laws,
+    hidden_bytes,
+    quantized,
+    stage_work,
+)
 from autoshard.graph.recompute import NO_RECOMPUTE, is_recomputed
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.microbatch import UnitColumns, unit_columns
 from autoshard.planner.grid.steps import Asked, priced_steps
+from autoshard.rows import mean, most, shares
 from autoshard.spec.cluster import Device
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec
 
 PARTS = ("block", "embedding", "head", "tied")
+"""The parts of a model whose blocks are alike. Behind them come blocks of its other kinds."""
 
 
 class PartColumns(NamedTuple):
@@ -45,11 +57,28 @@ class PartColumns(NamedTuple):
         return PartColumns(*(column[rows] for column in self))
 
 
-class StageColumns(NamedTuple):
-    """The parts of stages in columns, as cost.stage.Parts has them. tied: embedding and head on one rank that share
-    their table, else zeros."""
+AT_A_TIME = ("replay_bytes", "working_bytes")
+"""Columns that say what a block needs while it is at work: of several kinds the largest counts."""
 
-    block: PartColumns
+
+def mean_columns(blocks: Sequence[PartColumns], counts: Sequence[Array]) -> PartColumns:
+    """A block as the mean of blocks of several kinds, as cost.stage.mean_part has it. blocks: one of each kind. counts:
+    how many are of each kind, in rows that go with those of the blocks; where there are none, the first kind stands for
+    all."""
+    share = shares(counts)
+    return PartColumns(
+        *(
+            (most if name in AT_A_TIME else mean)(share, columns)
+            for name, columns in zip(PartColumns._fields, zip(*blocks, strict=True), strict=True)
+        )
+    )
+
+
+class StageColumns(NamedTuple):
+    """The parts of stages in columns, as cost.stage.Parts has them. blocks: one of each kind (ModelSpec.kinds). tied:
+    embedding and head on one rank that share their table, else zeros."""
+
+    blocks: tuple[PartColumns, ...]
     embedding: PartColumns
     head: PartColumns
     tied: PartColumns
@@ -72,27 +101,38 @@ def stage_columns(problem: Problem, shapes: Sequence[LocalShape], recompute: tup
 def as_columns(problem: Problem, shapes: Sequence[LocalShape], numbers: Array) -> StageColumns:
     """The parts of stages in columns, in the order of `stage_columns`. numbers: as `part_numbers` gives them."""
     rows = numbers.shape[0] * numbers.shape[1]
-    columns = np.ascontiguousarray(numbers.reshape(rows, len(PARTS), -1).transpose(1, 2, 0))
+    columns = np.ascontiguousarray(numbers.reshape(rows, numbers.shape[2], -1).transpose(1, 2, 0))
     hidden = np.array([hidden_bytes(problem.model, problem.training, shape) for shape in shapes], dtype=float)
-    block, embedding, head, tied = (PartColumns(*part) for part in columns)
-    return StageColumns(block, embedding, head, tied, np.repeat(hidden, numbers.shape[1]))
+    block, embedding, head, tied, *others = (PartColumns(*part) for part in columns)
+    return StageColumns((block, *others), embedding, head, tied, np.repeat(hidden, numbers.shape[1]))
 
 
 @dataclass(frozen=True, eq=False)
 class Units:
-    """The programs of one local shape, for one sequence a microbatch, as cost.stage.UNITS names them."""
+    """The programs of one local shape, for one sequence a microbatch, as cost.stage.UNITS names them. blocks: one of
+    each kind."""
 
-    block: ProgramWork
+    blocks: tuple[ProgramWork, ...]
     first: ProgramWork
     embedding: ProgramWork
     head: ProgramWork
     tied: ProgramWork | None
 
     @property
+    def block(self) -> ProgramWork:
+        """A block of the first kind."""
+        return self.blocks[0]
+
+    @property
+    def recomputed(self) -> tuple[ProgramWork, ...]:
+        """Programs with blocks: what recompute sets change."""
+        return (*self.blocks, self.first)
+
+    @property
     def works(self) -> tuple[ProgramWork, ...]:
-        """All programs, in the order of UNITS; without tied where there is none."""
-        works = (self.block, self.first, self.embedding, self.head, self.tied)
-        return tuple(work for work in works if work is not None)
+        """All programs: those with blocks, embedding, head, and tied where there is one."""
+        ends = (self.embedding, self.head, self.tied)
+        return (*self.recomputed, *(work for work in ends if work is not None))
 
     @cached_property
     def columns(self) -> UnitColumns:
@@ -119,11 +159,12 @@ def _of_any_batch(training: TrainingSpec) -> TrainingSpec:
 def _unit_programs(model: ModelSpec, training: TrainingSpec, kv_inner: bool, shape: LocalShape) -> Units:
     sizes = (training.sequence_length, training.expert_slots(shape.ep), training.precision.compute_dtype)
 
-    def unit(name: str) -> ProgramWork:
-        return stage_work(model, *sizes, shape, kv_inner, *UNITS[name], quantized(training))
+    def work(unit: Unit) -> ProgramWork:
+        return stage_work(model, *sizes, shape, kv_inner, *unit, quantized(training))
 
-    tied = unit("tied") if model.tie_word_embeddings else None
-    return Units(unit("block"), unit("first"), unit("embedding"), unit("head"), tied)
+    first, embedding, head = (work(UNITS[name]) for name in ("first", "embedding", "head"))
+    tied = work(UNITS["tied"]) if model.tie_word_embeddings else None
+    return Units(tuple(work(block_unit(kind)) for kind in model.kinds), first, embedding, head, tied)
 
 
 def part_numbers(
@@ -133,7 +174,8 @@ def part_numbers(
     device: Device | None = None,
     laws: Callable[[LocalShape], LawOf] | None = None,
 ) -> Array:
-    """Seconds and bytes, (shape, set, PARTS, field of PartColumns). device, laws: the cluster's, unless given."""
+    """Seconds and bytes, (shape, set, part, field of PartColumns). The parts are PARTS, then blocks of other kinds than
+    the first. device, laws: the cluster's, unless given."""
     places: dict[LocalShape, list[int]] = {}
     for place, shape in enumerate(shapes):
         places.setdefault(replace(shape, microbatch_size=1), []).append(place)
@@ -154,11 +196,12 @@ def part_numbers(
     ]
     order = np.argsort(np.concatenate([*places.values()]))
     sums = _Sums(*(np.concatenate(numbers)[order] for numbers in zip(*of_shapes, strict=True)))
-    opening = units[0].block.program.graph.operators[0]  # of every local shape
+    opening = units[0].blocks[0].program.graph.operators[0]  # of every local shape
     opens = np.array([is_recomputed(opening, name) for name in recompute], dtype=float)
-    numbers: Array = np.zeros((len(shapes), len(recompute), len(PARTS), len(PartColumns._fields)))
-    for place, part in enumerate(_parts(sums, len(recompute), opens)):
-        for field, name in enumerate(PartColumns._fields):
+    kinds = len(units[0].blocks)
+    numbers: Array = np.zeros((len(shapes), len(recompute), len(PARTS) + kinds - 1, len(PartColumns._fields)))
+    for place, part in enumerate(_parts(sums, len(recompute), kinds, opens)):
+        for field, name in enumerate(PartColumns._fields if part is not None else ()):
             numbers[:, :, place, field] = getattr(part, name)
     if problem.training.unquantized_first or problem.training.unquantized_last:
         all_wide = problem._replace(training=problem.training.all_wide)
@@ -187,10 +230,10 @@ def stage_law(problem: Problem, shape: LocalShape) -> LawOf:
 class SetColumns(NamedTuple):
     """Effects of recompute sets on the n programs of one local shape, for one sequence a microbatch.
 
-    in_program: (step, n), 1 where it is one of its steps. in_sums: (step, n + 2 sets), the same, then 1 where a block
-    repeats it under each set, then where a first block does. slope_bytes: what one sequence more adds to the bytes that
-    programs keep and that they replay, (n x set,) each, that wait for gradients of weights and that they work with,
-    (n,) each. fixed_bytes: what is there without any.
+    in_program: (step, n), 1 where it is one of its steps. in_sums: (step, n + r sets), the same, then for each of the r
+    programs with blocks 1 where it repeats the step under each set. slope_bytes: what one sequence more adds to the
+    bytes that programs keep and that they replay, (n x set,) each, that wait for gradients of weights and that they
+    work with, (n,) each. fixed_bytes: what is there without any.
     """
 
     in_program: Array
@@ -203,13 +246,14 @@ class SetColumns(NamedTuple):
 def _sets_columns(units: Units, recompute: tuple[str, ...]) -> SetColumns:
     works, columns = units.works, units.columns
     starts, programs, sets = columns.first_step, len(works), len(recompute)
-    in_sums = np.zeros((starts[-1], programs + 2 * sets))
+    recomputed = len(units.recomputed)
+    in_sums = np.zeros((starts[-1], programs + recomputed * sets))
     for place in range(programs):
         in_sums[starts[place] : starts[place + 1], place] = 1.0
     kept_bytes, replay_bytes = np.zeros((2, programs, sets))
     for program, work in enumerate(works):
         for place, name in enumerate(recompute):
-            of_set = work.recompute(name if program < 2 else NO_RECOMPUTE)  # only blocks are ever recomputed
+            of_set = work.recompute(name if program < recomputed else NO_RECOMPUTE)  # only blocks ever are
             kept_bytes[program, place], replay_bytes[program, place] = of_set.kept_bytes, of_set.replay_bytes
             for start, stop in of_set.repeated:
                 in_sums[starts[program] + start : starts[program] + stop, programs + program * sets + place] = 1.0
@@ -222,7 +266,7 @@ def _sets_columns(units: Units, recompute: tuple[str, ...]) -> SetColumns:
 class _Sums(NamedTuple):
     """Numbers of programs: (microbatch, ...), for a local shape or for all of them.
 
-    forward_s: (microbatch, n + 2 sets, 5), of Seconds.values, as SetColumns.in_sums adds steps up. backward_s:
+    forward_s: (microbatch, n + r sets, 5), of Seconds.values, as SetColumns.in_sums adds steps up. backward_s:
     (microbatch, n, 6), the same and what may be put off. bytes: as SetColumns.slope_bytes.
     """
 
@@ -241,8 +285,9 @@ def _sums(sequences: Array, forward_s: Array, backward_s: Array, sets: SetColumn
     return _Sums(of_forward, of_backward, sets.fixed_bytes + sequences[:, None] * sets.slope_bytes)
 
 
-def _parts(sums: _Sums, sets: int, opens: Array) -> list[Part]:
-    """The PARTS over (microbatch, set). opens: (set,), whether a set repeats the first operator of a block."""
+def _parts(sums: _Sums, sets: int, kinds: int, opens: Array) -> list[Part | None]:
+    """The parts of `part_numbers` over (microbatch, set); None where no table is shared. kinds: of blocks. opens:
+    (set,), whether a set repeats the first operator of a block."""
     programs = sums.backward_s.shape[1]
     by_set, by_program = np.split(sums.bytes, [2 * programs * sets], axis=1)
     kept_bytes, replay_bytes = by_set.reshape(-1, 2, programs, sets).transpose(1, 2, 0, 3)
@@ -251,7 +296,7 @@ def _parts(sums: _Sums, sets: int, opens: Array) -> list[Part]:
     parts = []
     for program in range(programs):
         again = Seconds()
-        if program < 2:
+        if program <= kinds:
             first = programs + program * sets
             again = Seconds(*(kind[first : first + sets, :, 0].T for kind in forward_s))
         parts.append(
@@ -267,7 +312,6 @@ def _parts(sums: _Sums, sets: int, opens: Array) -> list[Part]:
                 weights_waiting_bytes=waiting_bytes[program],
             )
         )
-    tied = parts.pop() if programs == len(UNITS) else None
-    block, first_block, embedding, head = parts
-    stage = assembled(block, first_block, embedding, head, tied, opens)
-    return [part for part in (stage.block, stage.embedding, stage.head, stage.tied_ends) if part is not None]
+    (block, *others, first_block), (embedding, head, *tied) = parts[: kinds + 1], parts[kinds + 1 :]
+    stage = assembled(block, first_block, embedding, head, tied[0] if tied else None, opens)
+    return [stage.block, stage.embedding, stage.head, stage.tied_ends, *others]

@@ -1,0 +1,103 @@
+"""Cuts and recompute sets of one layout whose blocks are of several kinds, whatever its schedule: priced as all layouts
+are, so that whatever the cost model counts counts here. Steps lead down from good choices; only a bound is proven."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+
+from autoshard.cost.passes import unit_work_s
+from autoshard.cost.step import accumulation_s_per_parameter
+from autoshard.layout.strategy import Strategy
+from autoshard.planner.grid.arrays import Array
+from autoshard.planner.grid.bounds import after_any_cut_at_least_s, unlike_stages_at_least_s
+from autoshard.planner.grid.kind_cuts import KindCuts
+from autoshard.planner.grid.price import Layouts, memory_bytes, step_times_s
+from autoshard.planner.grid.table import Whole
+
+MOST_ROUNDS = 40
+"""Rounds in which a block is moved or a set changed."""
+
+
+def kinds_at_least_s(whole: Whole, draft: Array) -> Array:
+    """Seconds of a step, at least, by draft, whatever its cut and the sets of its stages are."""
+    problem, family, m = whole.problem, whole.family, whole.count[draft]
+    device = problem.cluster.device
+    per_parameter = accumulation_s_per_parameter(problem.training.precision, device)
+    block, first, last, state = whole.least_parts_of(draft)
+    block_s, first_s, last_s = (
+        unit_work_s(part, unit, per_parameter)
+        for part, unit in ((block, state.block), (first, state.first), (last, state.last))
+    )
+    pp, vpp = family.pp, family.num_virtual_stages
+    work_s = 2 * pp * vpp * device.pass_launch_s + problem.model.num_hidden_layers * block_s + first_s + last_s
+    waits, at_once = (family.waits_for_all(m), family.is_at_once(m)) if vpp == 1 else (False, False)
+    seconds = unlike_stages_at_least_s(
+        pp, vpp, m, work_s, whole.hop_s[draft], waits, at_once, family.rules.weights_apart
+    )
+    after_s = after_any_cut_at_least_s(whole.kind_counts, whole.states, whole.state[draft])
+    found: Array = seconds + after_s
+    return found
+
+
+class KindChoices:
+    """All cuts and sets of one draft: (blocks of each virtual stage, then the place of its set)."""
+
+    rounds, turns, lists_all = MOST_ROUNDS, 1, False
+
+    def __init__(self, whole: Whole, draft: int, sets: Sequence[int], limit_bytes: float):
+        self._whole, self._draft, self._sets, self._limit_bytes = whole, draft, np.array(sets), limit_bytes
+        self._stages = whole.family.pp * whole.family.num_virtual_stages
+
+    @cached_property
+    def at_least_s(self) -> float:
+        """Seconds that no choice takes less than."""
+        return float(kinds_at_least_s(self._whole, np.array([self._draft]))[0])
+
+    def starts(self) -> list[Array]:
+        """The fastest of the choices that are priced anyway, with one set for all stages; none if none fits."""
+        cuts, which = self._whole.cuts(np.full(len(self._sets), self._draft), self._sets)
+        layers = cuts.of_stages(self._whole.family.pp, self._whole.family.num_virtual_stages).T
+        choices = np.hstack([layers, np.repeat(which[:, None], self._stages, axis=1)])
+        bounds_s = self.bounds_s(choices)
+        return [choices[bounds_s.argmin()]] if np.isfinite(bounds_s).any() else []
+
+    def neighbours(self, choice: Array, turn: int) -> Array:
+        """Choices with another set in one stage, or with one block moved from one stage to another."""
+        stages, found = self._stages, []
+        for stage in range(stages):
+            for place in range(len(self._sets)):
+                found.append(choice.copy())
+                found[-1][stages + stage] = place
+        for source in range(stages) if self._whole.moves_blocks else ():
+            for target in range(stages) if choice[source] > 1 else ():
+                found.append(choice.copy())
+                found[-1][source] -= 1
+                found[-1][target] += 1
+        return np.array(found)
+
+    def all_below(self, limit_s: float) -> tuple[Array, bool] | None:
+        """Too many to look at."""
+        return None
+
+    def _layouts(self, choices: Array) -> Layouts:
+        layers, places = choices[:, : self._stages], choices[:, self._stages :]
+        cuts = KindCuts(layers, np.arange(len(layers)))
+        return self._whole.layouts(np.full(len(layers), self._draft), self._sets[places.T], cuts)
+
+    def bounds_s(self, choices: Array) -> Array:
+        """Seconds that steps take at least, by choice; infinite where a choice does not fit."""
+        whole, layouts = self._whole, self._layouts(choices)
+        fits = memory_bytes(whole.problem, whole.family, layouts) <= self._limit_bytes
+        return np.where(fits, step_times_s(whole.problem, whole.family, layouts), np.inf)
+
+    def simulated_s(self, choices: Array) -> Array:
+        """Seconds of a step, by choice; all of them fit."""
+        return step_times_s(self._whole.problem, self._whole.family, self._layouts(choices), exact=True)
+
+    def strategy(self, choice: Array) -> Strategy:
+        """The layout with this choice."""
+        names = [self._whole.sets[self._sets[place]] for place in choice[self._stages :]]
+        return self._whole.strategy(self._draft, names, choice[: self._stages].tolist())

@@ -1,0 +1,133 @@
+"""Cuts of models whose blocks are of several kinds: a stage is what its own range of blocks is.
+
+Candidates for pricing by the thousand are the even cut and one that balances the work of stages; which of all cuts is
+best is for the refinement to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from autoshard.backends.rules import Problem
+from autoshard.layout.strategy import even_stage_layers
+from autoshard.planner.grid.arrays import Array
+from autoshard.planner.grid.ranks import RankState
+from autoshard.spec.model import ModelSpec
+
+STEPS = 16
+"""Parts of the mean block: layouts whose parts of the model agree to such a part get the same balanced cut."""
+
+
+class KindCuts(NamedTuple):
+    """The cuts of many layouts. different: blocks, (cut, virtual stage). which: by layout, its cut."""
+
+    different: Array
+    which: Array
+
+    def of_stages(self, pp: int, vpp: int) -> Array:
+        """Blocks by (virtual stage, layout)."""
+        return self.different[self.which].T
+
+    def take(self, rows: Array) -> KindCuts:
+        return self._replace(which=self.which[rows])
+
+    def after_s(self, model: ModelSpec, pp: int, states: Sequence[RankState], places: Array) -> Array:
+        """Seconds that follow the pipeline, by layout. states: of all meshes. places: by layout, that of its mesh."""
+        codes, inverse = np.unique(places * len(self.different) + self.which, return_inverse=True)
+        contents = [ranks_contents(model, tuple(cut), pp) for cut in self.different.tolist()]
+        seconds = [
+            max(
+                states[code // len(contents)].after_kinds_s(blocks, rank == 0, rank == pp - 1)
+                for blocks, rank in contents[code % len(contents)]
+            )
+            for code in codes.tolist()
+        ]
+        return np.array(seconds)[inverse]
+
+
+def kinds_of_stages(model: ModelSpec, layers: Array) -> list[Array]:
+    """How many blocks of each kind stages have, as layers by itself. layers: of all stages, (stage, ...)."""
+    ends = layers.cumsum(0)
+    return [before[ends] - before[ends - layers] for before in blocks_before(model)]
+
+
+@lru_cache(maxsize=32)
+def blocks_before(model: ModelSpec) -> Array:
+    """How many blocks of each kind come before each block, (kind, block); the last entry counts all."""
+    is_kind = np.array(model.block_kinds)[None] == np.array(model.kinds)[:, None]
+    return np.hstack([np.zeros((len(model.kinds), 1), dtype=int), is_kind.cumsum(1)])
+
+
+@lru_cache(maxsize=4096)
+def ranks_contents(model: ModelSpec, cut: tuple[int, ...], pp: int) -> tuple[tuple[tuple[int, ...], int], ...]:
+    """(blocks of each kind, rank) of each pipeline rank; of ranks between the ends that are alike the first one. cut:
+    blocks of each virtual stage."""
+    of_stages = np.array(kinds_of_stages(model, np.array(cut))).reshape(len(model.kinds), -1, pp)
+    of_ranks = map(tuple, of_stages.sum(1).T.tolist())
+    alike: dict[object, tuple[tuple[int, ...], int]] = {}
+    for rank, blocks in enumerate(of_ranks):
+        alike.setdefault((blocks, rank == 0, rank == pp - 1), (blocks, rank))
+    return tuple(alike.values())
+
+
+def candidate_cuts(
+    problem: Problem, pp: int, vpp: int, work_s: tuple[Sequence[Array], Array, Array]
+) -> tuple[KindCuts, Array]:
+    """(cuts, the layout that each belongs to): the even cut of all layouts, then of each a balanced one.
+
+    work_s: by layout, of a block of each kind, of the end on the first rank, of that on the last one.
+    """
+    model, stages, (blocks_s, first_s, last_s) = problem.model, pp * vpp, work_s
+    count = len(first_s)
+    even = even_stage_layers(model.num_hidden_layers, stages)
+    everything = np.arange(count)
+    if stages == 1 or (vpp > 1 and chunks_are_alike(problem)):
+        return KindCuts(np.array([even]), np.zeros(count, dtype=int)), everything
+    of_kinds = np.array([number for _, number in model.kind_counts(0, model.num_hidden_layers)])
+    mean_s = of_kinds @ np.stack(blocks_s) / model.num_hidden_layers
+    shares = np.rint(STEPS * np.stack([*blocks_s, first_s, last_s]) / mean_s).astype(int)
+    different, which = np.unique(shares, axis=1, return_inverse=True)
+    balanced = [balanced_cut(model, stages, tuple(column)) for column in different.T.tolist()]
+    cuts, place = np.unique([even, *balanced], axis=0, return_inverse=True)
+    place = place.ravel()
+    of_each = place[1:][which.ravel()]
+    differs = np.flatnonzero(of_each != place[0])
+    both = np.concatenate([np.full(count, place[0]), of_each[differs]])
+    return KindCuts(cuts, both), np.concatenate([everything, differs])
+
+
+def chunks_are_alike(problem: Problem) -> bool:
+    """Whether the backend wants as many blocks in each of several chunks a rank."""
+    return True
+
+
+@lru_cache(maxsize=4096)
+def balanced_cut(model: ModelSpec, stages: int, work: tuple[int, ...]) -> tuple[int, ...]:
+    """Blocks of each stage, so that the slowest one is fastest; those behind are filled first, as they hold fewer
+    microbatches. work: of a block of each kind, of the end on the first stage, of that on the last one."""
+    *kinds, first, last = work
+    of_kind = dict(zip(model.kinds, kinds, strict=True))
+    blocks = [of_kind[kind] for kind in model.block_kinds][::-1]
+    low, high = max(blocks) - 1, sum(blocks) + first + last
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _filled(blocks, stages, middle, first, last) else (middle, high)
+    cut = _filled(blocks, stages, high, first, last)
+    assert cut is not None, "all blocks fit the last limit"
+    return cut
+
+
+def _filled(blocks: Sequence[int], stages: int, most: int, first: int, last: int) -> tuple[int, ...] | None:
+    """Blocks of each stage, one at least, where no stage of several works more than `most`; None where there is no such
+    cut. blocks: work of each, the last one first."""
+    cut, place = [], 0
+    for stage in range(stages - 1, -1, -1):
+        room, begin = most - last * (stage == stages - 1) - first * (stage == 0), place
+        while place < len(blocks) - stage and (place == begin or blocks[place] <= room):
+            room, place = room - blocks[place], place + 1
+        cut.append(place - begin)
+    return tuple(reversed(cut)) if place == len(blocks) else None

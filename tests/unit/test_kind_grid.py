@@ -1,0 +1,104 @@
+"""Models whose blocks are of several kinds, priced by the thousand: the estimate says the same of each layout."""
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from autoshard.backends.rules import check_strategy
+from autoshard.cost.estimate import estimate
+from autoshard.errors import AutoshardError
+from autoshard.models.registry import load_model
+from autoshard.planner.grid.kind_choices import KindChoices, kinds_at_least_s
+from autoshard.planner.grid.kind_cuts import balanced_cut
+from autoshard.planner.planning import plan_for
+from autoshard.planner.request import PlanRequest
+from tests.unit.kind_models import SETS, random_layout, table_of
+
+EVERY_SCHEDULE = ("1f1b", "gpipe", "zero_bubble", "interleaved")
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_layouts_are_priced_as_estimated(seed: int) -> None:
+    problem, draft = random_layout(seed, EVERY_SCHEDULE)
+    (priced,) = table_of(problem, draft).price()
+    exact_s = priced.exact_s(range(len(priced.draft)))
+    for row in range(len(priced.draft)):
+        cost = estimate(*problem[:3], priced.strategy(row))
+        assert cost.step_time_s == pytest.approx(exact_s[row], rel=1e-12)
+        assert cost.fullest.total_bytes == pytest.approx(priced.memory_bytes[row], rel=1e-12)
+        assert priced.step_time_s[row] <= cost.step_time_s * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_stages_may_differ_in_blocks_and_sets(seed: int) -> None:
+    """Any cut with any set in each virtual stage; none takes less than the bound."""
+    problem, draft = random_layout(seed, EVERY_SCHEDULE)
+    (priced,) = table_of(problem, draft).price()
+    choose, stages = random.Random(seed), draft.pp * draft.num_virtual_stages
+    rows = []
+    for _ in range(5):
+        cuts = sorted(choose.sample(range(1, problem.model.num_hidden_layers), stages - 1))
+        layers = np.diff([0, *cuts, problem.model.num_hidden_layers])
+        rows.append([*layers, *choose.choices(range(len(SETS)), k=stages)])
+    choices = KindChoices(priced.whole, 0, range(len(SETS)), np.inf)
+    bounds_s, exact_s = choices.bounds_s(np.array(rows)), choices.simulated_s(np.array(rows))
+    least_s = kinds_at_least_s(priced.whole, np.array([0]))[0]
+    for row, bound_s, seconds in zip(rows, bounds_s, exact_s, strict=True):
+        layout = choices.strategy(np.array(row))
+        assert layout.stage_layers == tuple(row[:stages])
+        cost = estimate(*problem[:3], layout)
+        assert cost.step_time_s == pytest.approx(seconds, rel=1e-12)
+        assert least_s <= bound_s * (1 + 1e-9) <= seconds * (1 + 2e-9)
+        for most in (cost.fullest.total_bytes * (1 - 1e-9), cost.fullest.total_bytes * (1 + 1e-9)):
+            of_limit = KindChoices(priced.whole, 0, range(len(SETS)), most)
+            assert np.isfinite(of_limit.bounds_s(np.array([row]))[0]) == (most >= cost.fullest.total_bytes)
+
+
+def test_a_balanced_cut_gives_the_slowest_stage_least() -> None:
+    """4 dense blocks of 1, then 4 mixtures of 3; a head of 2."""
+    model = replace(
+        load_model("qwen3-30b-a3b"),
+        num_hidden_layers=8,
+        mlp_layer_types=("dense",) * 4 + ("sparse",) * 4,
+        dense_intermediate_size=512,
+    )
+    assert balanced_cut(model, 4, (1, 3, 0, 2)) == (1, 4, 2, 1)  # 1, 6, 6, 5: the last ones are filled first
+    assert balanced_cut(model, 2, (1, 3, 0, 0)) == (5, 3)  # 7, 9
+
+
+def write_config(folder: Path, layers: int = 8) -> Path:
+    """A small mixture whose first two blocks are dense."""
+    sizes = {"hidden_size": 512, "intermediate_size": 1024, "moe_intermediate_size": 256, "vocab_size": 4096}
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "mlp_only_layers": [0, 1], "num_hidden_layers": layers}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 64, "tie_word_embeddings": False}
+    others = {"model_type": "qwen3_moe", "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "rope_theta": 1e4}
+    path = folder / "two_kinds.json"
+    path.write_text(json.dumps({**sizes, **experts, **heads, **others}))
+    return path
+
+
+@pytest.mark.parametrize("backend", ["nxd", "torch"])
+def test_a_model_of_two_kinds_is_planned(backend: str, tmp_path: Path) -> None:
+    request = PlanRequest(str(write_config(tmp_path)), nodes=1, backend=backend, global_batch=64, seq_len=2048)
+    plan = plan_for(request)
+    check_strategy(plan.model, plan.training, plan.cluster, backend, plan.strategy)
+    cost = estimate(plan.model, plan.training, plan.cluster, plan.strategy)
+    assert cost.step_time_s == pytest.approx(plan.estimate.step_time_s, rel=1e-5)  # as plans are written
+    others = [one.estimate.step_time_s for one in plan.runners_up]
+    assert others and cost.step_time_s <= min(others) * 1.01
+
+
+def test_the_solver_is_refused_in_words(tmp_path: Path) -> None:
+    request = PlanRequest(
+        str(write_config(tmp_path)), backend="torch", operators="solver", global_batch=64, seq_len=2048
+    )
+    with pytest.raises(AutoshardError) as raised:
+        plan_for(request)
+    assert str(raised.value) == (
+        "operators=solver: the integer program shards blocks that are alike; two_kinds has 2 kinds of blocks; "
+        "use operators=megatron"
+    )
