@@ -38,6 +38,8 @@ MODEL_TYPES = tuple(name for name in ACTIVATIONS if name != TRACED)
 LATENT_MODEL_TYPES = ("deepseek_v2", "deepseek_v3", "kimi_k2")
 MOE_MODEL_TYPES = ("mixtral", "qwen2_moe", "qwen3_moe", *LATENT_MODEL_TYPES)
 SHARED_EXPERT_MODEL_TYPES = ("qwen2_moe", *LATENT_MODEL_TYPES)
+COUNTED_SHARED_EXPERTS = LATENT_MODEL_TYPES
+"""Those whose config gives a number of shared experts, each as wide as a routed one."""
 ROPE_TYPES = ("linear", "llama3", "yarn")
 MOST_REPEATED = 10_000
 """Layers, heads or experts."""
@@ -391,6 +393,12 @@ def _check_experts(model: ModelSpec) -> None:
         raise AutoshardError(
             f"shared_expert_intermediate_size={model.shared_expert_intermediate_size} of {model.name} must be 0: "
             f"model_type={model.model_type} has no shared expert; {', '.join(SHARED_EXPERT_MODEL_TYPES)} has"
+        )
+    if model.model_type in COUNTED_SHARED_EXPERTS and model.shared_expert_intermediate_size % model.intermediate_size:
+        raise AutoshardError(
+            f"shared_expert_intermediate_size={model.shared_expert_intermediate_size} of {model.name} must be a "
+            f"multiple of intermediate_size={model.intermediate_size}: model_type={model.model_type} counts shared "
+            "experts"
         )
     if model.use_parallel_residual and model.model_type != "gpt_neox":
         raise AutoshardError(

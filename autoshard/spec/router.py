@@ -59,9 +59,7 @@ class Router:
             return f"n_group={self.n_group} of router must divide num_local_experts={experts}"
         held = experts // self.n_group
         if (best := GROUPS_BEST.get(self.topk_method, 1)) > held:
-            return (
-                f"topk_method={self.topk_method} needs {best} or more experts in each of n_group={self.n_group} groups"
-            )
+            return f"topk_method={self.topk_method} needs {best} experts in each of n_group={self.n_group} groups"
         if chosen > held * self.topk_group:
             return (
                 f"num_experts_per_tok={chosen} must be at most {held * self.topk_group}: topk_group={self.topk_group} "

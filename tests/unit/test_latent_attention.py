@@ -145,7 +145,7 @@ SECOND = to_config(MODELS["deepseek v2 of 6 heads"])
         ),
         (
             {**CONFIG, "n_group": 8},
-            "topk_method=noaux_tc needs 2 or more experts in each of n_group=8 groups of m",
+            "topk_method=noaux_tc needs 2 experts in each of n_group=8 groups of m",
         ),
         (
             {**CONFIG, "num_key_value_heads": 4},
@@ -172,6 +172,12 @@ def test_latent_attention_goes_with_its_families() -> None:
     )
     with pytest.raises(AutoshardError, match=r"^model_type=llama of tiny-llama has no latent_attention; "):
         replace(MODELS["llama"], latent_attention=TINY.latent_attention)
+    with pytest.raises(AutoshardError) as raised:
+        replace(TINY, shared_expert_intermediate_size=100)
+    assert str(raised.value) == (
+        "shared_expert_intermediate_size=100 of tiny-llama must be a multiple of intermediate_size=96: "
+        "model_type=deepseek_v3 counts shared experts"
+    )
     with pytest.raises(AutoshardError) as raised:
         LatentAttention(None, 0, 8, 10)
     assert str(raised.value) == "kv_lora_rank=0 of latent_attention must be a whole number from 1 to 1,000,000,000"
