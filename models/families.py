@@ -38,7 +38,7 @@ class Family:
         return import_module(f"autoshard.models.{self.folder}.weights") if self.is_published else None
 
 
-LLAMA, QWEN_MOE = Family("llama"), Family("qwen")
+LLAMA, QWEN_MOE, DEEPSEEK = Family("llama"), Family("qwen"), Family("deepseek")
 FAMILIES = {
     "llama": LLAMA,
     "mistral": LLAMA,
@@ -49,6 +49,9 @@ FAMILIES = {
     "qwen3": LLAMA,
     "qwen2_moe": QWEN_MOE,
     "qwen3_moe": QWEN_MOE,
+    "deepseek_v2": DEEPSEEK,
+    "deepseek_v3": DEEPSEEK,
+    "kimi_k2": DEEPSEEK,
     "traced": Family("traced", is_published=False),
 }
 """By model_type."""

@@ -9,6 +9,7 @@ from autoshard.errors import AutoshardError
 from autoshard.graph.ir import Graph, GraphBuilder
 from autoshard.models.families import FAMILIES
 from autoshard.models.padding import multiple_of, padded_heads, padded_width
+from autoshard.spec.latent_attention import LatentAttention
 from autoshard.spec.model import ModelSpec
 
 VOCABULARY_MULTIPLE = 8
@@ -50,9 +51,25 @@ def dim_sizes(model: ModelSpec, batch: int, seq: int, tp: int = 1, capacity_fact
         sizes["shared_ffn"] = padded_width(model, model.shared_expert_intermediate_size, tp)
     if model.dense_intermediate_size:
         sizes["dense_ffn"] = padded_width(model, model.dense_intermediate_size, tp)
+    if model.latent_attention is not None:
+        sizes.update(_latent_sizes(model, model.latent_attention))
     if model.graph is not None:
         sizes.update(model.graph.sizes)
     return sizes
+
+
+def _latent_sizes(model: ModelSpec, latent: LatentAttention) -> dict[str, int]:
+    """Sizes of the dims that latent attention has besides: compressed vectors, and the parts of heads."""
+    unturned = model.head_dim - latent.qk_rope_head_dim
+    sizes = {
+        "kv_rank": latent.kv_lora_rank,
+        "kv_a": latent.kv_lora_rank + latent.qk_rope_head_dim,
+        "kv_b": unturned + latent.v_head_dim,
+        "nopedim": unturned,
+        "ropedim": latent.qk_rope_head_dim,
+        "valuedim": latent.v_head_dim,
+    }
+    return sizes if latent.q_lora_rank is None else {**sizes, "q_rank": latent.q_lora_rank}
 
 
 def published_sizes(model: ModelSpec) -> dict[str, int]:

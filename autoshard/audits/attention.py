@@ -21,10 +21,12 @@ _BACKWARD = _FORWARD + "_backward"
 @dataclass(frozen=True)
 class AttentionWork:
     """mean_keys: that a query of this rank sees, where a mask says so. tile_share: of the scores that a ring computes
-    in whole tiles, those that the mask lets through; 1 without a ring."""
+    in whole tiles, those that the mask lets through; 1 without a ring. value_share: width of a value over that of a
+    query; values are padded to it while CPU's kernel runs."""
 
     mean_keys: float
     tile_share: float = 1.0
+    value_share: float = 1.0
 
     def flops(self, func: Any, args: Any, kwargs: Any) -> float:
         """0 for what is not attention. Backward: 5 matrix products against 2 forward (Dao et al. 2022)."""
@@ -36,7 +38,7 @@ class AttentionWork:
         keys = key.shape[-2] / 2 if given.get("is_causal") else float(key.shape[-2])
         if given.get("attn_mask") is not None:
             keys = self.mean_keys
-        forward: float = 4.0 * query.numel() * keys
+        forward: float = 2.0 * (1 + self.value_share) * query.numel() * keys
         return forward if name == _FORWARD else 2.5 * forward
 
 
@@ -51,6 +53,8 @@ def attention_work(plan: Plan, position: int) -> dict[int | None, AttentionWork]
 
 def _work_of_window(plan: Plan, position: int, window: int | None) -> AttentionWork:
     """A query's own place counts half, as in seq / 2 keys."""
+    latent = plan.model.latent_attention
+    values = 1.0 if latent is None else latent.v_head_dim / plan.model.head_dim
     seq, count = plan.training.sequence_length, plan.mesh.size(("cp",))
     if count > 1 and plan.strategy.context_parallel in RINGS:
         return AttentionWork(0.0, _tile_share(plan, position, window))
@@ -58,11 +62,11 @@ def _work_of_window(plan: Plan, position: int, window: int | None) -> AttentionW
         position, count = 0, 1
     mask = _attention_mask(seq, position, count, window)
     if mask is None:
-        return AttentionWork(seq / 2)
+        return AttentionWork(seq / 2, value_share=values)
     seen = mask.sum(1)
     first = position * len(seen)
     grows = seen == torch.arange(first, first + len(seen)) + 1
-    return AttentionWork(float((seen - 0.5 * grows).mean()))
+    return AttentionWork(float((seen - 0.5 * grows).mean()), value_share=values)
 
 
 def _tile_share(plan: Plan, position: int, window: int | None) -> float:

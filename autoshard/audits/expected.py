@@ -155,7 +155,8 @@ def _operator_flops(program: Program, step: OperatorStep) -> tuple[float, float]
     if op.kind == "attention" and op.attributes["kernel"] == "plain":
         sizes = loop_sizes(program, step)
         queries = sizes["batch"] * sizes["seq"] * sizes["kvhead"] * sizes["group"]
-        forward = 4.0 * queries * program.graph.sizes["headdim"] * program.graph.sizes["seq"]
+        columns = sum(program.graph.sizes[program.graph.tensors[name].dims[-1]] for name in (op.inputs[0], op.output))
+        forward = 2.0 * queries * columns * program.graph.sizes["seq"]
     return forward, forward * KINDS[op.kind].backward_flops_ratio(op)
 
 

@@ -72,6 +72,16 @@ def traced_models_run_on_torch(problem: Problem, draft: Draft) -> str | None:
     return None
 
 
+def compressed_vectors_run_on_torch(problem: Problem, draft: Draft) -> str | None:
+    """NxD 0.18.0 has no layers of latent attention, and routers that choose by a softmax or sigmoid alone."""
+    model = problem.model
+    if model.latent_attention is not None:
+        return f"backend=nxd has no layers for the latent attention of {model.name}; use backend torch"
+    if model.router is not None:
+        return f"backend=nxd has no router with topk_method={model.router.topk_method} of {model.name}; use torch"
+    return None
+
+
 def router_losses_run_on_torch(problem: Problem, draft: Draft) -> str | None:
     """NxD's layers of experts are built here without a load-balancing loss."""
     coefficient = problem.model.router_aux_loss_coef
@@ -152,6 +162,7 @@ NXD = Backend(
         Rule("NxD refuses dp with a pipeline", data_parallel_groups_of_pipelines),
         Rule("tied embeddings with a pipeline", tied_embeddings_stay_together),
         Rule("NxD does not know a traced model", traced_models_run_on_torch),
+        Rule("NxD has no latent attention", compressed_vectors_run_on_torch),
         Rule("NxD adds no loss of routers", router_losses_run_on_torch),
         Rule("NxD drops nothing", dropout_runs_on_torch),
     ),

@@ -112,7 +112,8 @@ def _attention(shape: tuple[int, int, int], heads: int, dtype: str, clock: Clock
     backward_s = clock.typical_s(lambda: torch.autograd.grad(out, (q, k, v), gradient, retain_graph=True))
     rows, keys = float(batch * heads * seq), seq / 2
     moved = 4 * rows * head_dim * DTYPE_BYTES[dtype]
-    needs = OperatorNeeds("flash", rows, keys, float(head_dim), moved, 0.0, 4 * rows * keys * head_dim, 2.5)
+    traffic = (moved, 0.0, 4 * rows * keys * head_dim, 2.5)
+    needs = OperatorNeeds("flash", rows, keys, float(head_dim), *traffic, value_dim=float(head_dim))
     name = f"{batch} x {seq} tokens, {heads} heads x {head_dim} of {ATTENTION_CURVE}"
     return OperatorTime(name, dtype, needs, forward_s, backward_s)
 

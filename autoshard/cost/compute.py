@@ -65,6 +65,7 @@ class OperatorNeeds(NamedTuple):
     scores_bytes: of one pass over all attention scores. backward_ratio: of its backward FLOPs or bytes to forward.
     groups: products that the m rows belong to, one for each expert; each has a k by n matrix of its own.
     quantized: 1 for a product that may read quantised operands, else 0. casts: 1 where it casts its input, too.
+    value_dim: of attention, the width of a head's value.
     """
 
     kind: str
@@ -78,6 +79,7 @@ class OperatorNeeds(NamedTuple):
     groups: Number = 1.0
     quantized: Number = 0.0
     casts: Number = 0.0
+    value_dim: Number = 0.0
 
 
 class QuantizedProducts(NamedTuple):
@@ -106,13 +108,15 @@ def operator_needs(program: Program, step: OperatorStep) -> OperatorNeeds:
     """The needs of an operator on one rank: products, and bytes through memory."""
     op, work, sizes = step.operator, operator_work(program, step), loop_sizes(program, step)
     if op.kind == "attention":
-        head_dim = float(program.graph.sizes["headdim"])
+        graph = program.graph
+        head_dim, value_dim = (float(graph.sizes[graph.tensors[name].dims[-1]]) for name in (op.inputs[0], op.output))
         rows = sizes["batch"] * sizes["seq"] * sizes["kvhead"] * sizes["group"]
         plain = op.attributes["kernel"] == "plain"
-        keys = float(program.graph.sizes["seq"]) if plain else work.flops / (4.0 * rows * head_dim)
+        keys = float(program.graph.sizes["seq"]) if plain else work.flops / (2.0 * rows * (head_dim + value_dim))
         scores = rows * keys * program.graph.tensors[op.output].element_bytes
         kind = "plain" if plain else "flash"
-        return OperatorNeeds(kind, rows, keys, head_dim, work.bytes_moved, scores, work.flops, 2.5)
+        traffic = (work.bytes_moved, scores, work.flops, 2.5)
+        return OperatorNeeds(kind, rows, keys, head_dim, *traffic, value_dim=value_dim)
     extra = sum(e.bytes for e in KINDS[op.kind].extra_saved(op, program.graph, sizes))
     m, n, k = work.matmul or (0.0, 0.0, 0.0)
     if op.kind == "cross_entropy":
@@ -191,7 +195,7 @@ def _attention_seconds(needs: OperatorNeeds, device: Device, peak: float, softwa
     'plain' computes the whole square and moves it through memory; backward is 1 like scores and 3 like values.
     """
     slow, launch = software.compute_slowdown, device.operator_overhead_s
-    rows, keys, head_dim = needs.m, needs.n, needs.k
+    rows, keys, head_dim, value_dim = needs.m, needs.n, needs.k, needs.value_dim
     moving = memory_s(needs.moving_bytes, device) * slow
     share = device.attention_efficiency if software.attention_efficiency is None else software.attention_efficiency
     if needs.kind == "flash" and share is not None:
@@ -199,7 +203,7 @@ def _attention_seconds(needs: OperatorNeeds, device: Device, peak: float, softwa
         backward = largest(needs.backward_ratio * kernel, 2 * moving)
         return OperatorSeconds(largest(kernel, moving) + launch, backward + launch)
     scores = matmul_s(rows, keys, head_dim, device, peak / slow)
-    values = matmul_s(rows, head_dim, keys, device, peak / slow)
+    values = matmul_s(rows, value_dim, keys, device, peak / slow)
     if software is not COMPILED:
         slower = where(head_dim % ALIGNMENT > 0, software.misaligned_slowdown, 1.0)
         scores, values = scores * slower, values * slower

@@ -67,12 +67,12 @@ def loop_sizes(program: Program, step: OperatorStep) -> dict[str, float]:
 def operator_work(program: Program, step: OperatorStep) -> OperatorWork:
     """The work of one rank when the operator of this step runs forward once, on local tensors.
 
-    Bytes moved are inputs read and output written once; an embedding reads the rows that it looks up, not the table.
+    Bytes moved are inputs read and output written once; an embedding and a slice read what they give, no more.
     """
     op, graph = step.operator, program.graph
     kind, sizes = KINDS[op.kind], loop_sizes(program, step)
     moved = sum(program.local_bytes[view] for view in step.inputs)
-    if op.kind == "embedding":  # reads the rows it looks up, not the table
+    if op.kind in ("embedding", "slice"):
         moved = program.local_bytes[op.output]
     moved += program.local_bytes[op.output]
     return OperatorWork(

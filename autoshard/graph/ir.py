@@ -72,8 +72,8 @@ class Graph:
         return prod(self.sizes[dim] for dim in self.tensors[tensor].dims)
 
     def num_parameters(self) -> int:
-        """Number of elements of all parameters; a parameter that two operators share counts once."""
-        return sum(self.num_elements(tensor.name) for tensor in self.parameters())
+        """Number of elements of all parameters that are learned; one that two operators share counts once."""
+        return sum(self.num_elements(tensor.name) for tensor in self.parameters() if tensor.differentiable)
 
 
 class GraphBuilder:
@@ -102,12 +102,13 @@ class GraphBuilder:
         """Global size of a dim."""
         return self._sizes[dim]
 
-    def parameter(self, name: str, dims: str) -> str:
+    def parameter(self, name: str, dims: str, learned: bool = True) -> str:
         """Add a parameter with these dims (names with spaces between), and return its name.
 
-        Asking twice for one name gives the same parameter: that is how embeddings are tied.
+        Asking twice for one name gives the same parameter: that is how embeddings are tied. learned: whether it has a
+        gradient; without one it stays as it was loaded.
         """
-        return self._add(Tensor(name, tuple(dims.split()), "parameter", self._element_bytes))
+        return self._add(Tensor(name, tuple(dims.split()), "parameter", self._element_bytes, differentiable=learned))
 
     def index_input(self, name: str, dims: str) -> str:
         """Add an input of integers, such as token ids, and return its name. It has no gradient.

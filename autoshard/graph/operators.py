@@ -170,10 +170,28 @@ class Norm(OperatorKind):
 
 
 class Rope(OperatorKind):
-    """Rotary positions: linear with a constant table, so nothing is kept."""
+    """Rotary positions: linear with a constant table, so nothing is kept.
+
+    rotary_dim numbers of the last dim turn, from attribute first_rotary on (the default is 0).
+    """
 
     def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
         return 6.0 * _elements(graph, op.inputs[0], sizes)
+
+    def backward_flops_ratio(self, op: Operator) -> float:
+        return 1.0
+
+
+class Slice(OperatorKind):
+    """A range of the last dim, of attribute `first` on, as long as the output's last dim, copied: nothing keeps the
+    rest alive."""
+
+    def backward_flops_ratio(self, op: Operator) -> float:
+        return 1.0
+
+
+class Concat(OperatorKind):
+    """Two tensors behind one another along the last dim; the second may lack dims of the first, and is repeated."""
 
     def backward_flops_ratio(self, op: Operator) -> float:
         return 1.0
@@ -208,6 +226,9 @@ class Dropout(OperatorKind):
 class Attention(OperatorKind):
     """softmax(q k^T) v, causal, grouped-query. q: batch seq kvhead group headdim; k, v: batch seq kvhead headdim.
 
+    The last dim of v and of the output may be another one than that of q and k. Attribute scale: the factor of the
+    scores, None for 1/sqrt(headdim).
+
     With the attribute dropout, SEQUENCE_KEYS is one more input, by which probabilities are dropped; all are kept.
 
     kernel 'flash' keeps q, k, v, the output and one FP32 log-sum-exp a row, and its backward computes the scores again
@@ -238,7 +259,7 @@ class Attention(OperatorKind):
                 keys = max(early + late for early, late in zip(pieces, reversed(pieces), strict=True)) / 2
             case _:
                 keys = _mean_keys(whole - local, local, width)
-        return 4.0 * _elements(graph, op.inputs[0], sizes) * keys
+        return 2.0 * (_elements(graph, op.inputs[0], sizes) + _elements(graph, op.output, sizes)) * keys
 
     def backward_flops_ratio(self, op: Operator) -> float:
         return 2.5 if op.attributes["kernel"] == "flash" else 2.0
@@ -260,14 +281,14 @@ class Attention(OperatorKind):
         return (statistics,)
 
     def internal_collectives(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Internal, ...]:
-        query, key = (
-            graph.tensors[name].element_bytes * _elements(graph, name, sizes) for name in (op.inputs[0], op.inputs[1])
+        query, key, value, out = (
+            graph.tensors[name].element_bytes * _elements(graph, name, sizes) for name in (*op.inputs[:3], op.output)
         )
         match _context_parallel(op):
             case "ulysses":
-                return tuple(("all_to_all", "seq", size) for size in (query, key, key, query))
+                return tuple(("all_to_all", "seq", size) for size in (query, key, value, out))
             case "ring" | "zigzag_ring":
-                return (("send_recv", "seq", 2 * key),) * (_ring_size(graph, sizes) - 1)
+                return (("send_recv", "seq", key + value),) * (_ring_size(graph, sizes) - 1)
         return ()
 
     def internal_backward_collectives(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Internal, ...]:
@@ -277,7 +298,8 @@ class Attention(OperatorKind):
         """
         if _context_parallel(op) not in ("ring", "zigzag_ring"):
             return self.internal_collectives(op, graph, sizes)
-        elements, element_bytes = 2 * _elements(graph, op.inputs[1], sizes), graph.tensors[op.inputs[1]].element_bytes
+        elements = sum(_elements(graph, name, sizes) for name in op.inputs[1:3])
+        element_bytes = graph.tensors[op.inputs[1]].element_bytes
         values = ("send_recv", "seq", element_bytes * elements)
         gradients = ("send_recv", "seq", max(FLOAT32_BYTES, element_bytes) * elements)
         ranks = _ring_size(graph, sizes)
@@ -344,6 +366,9 @@ class CrossEntropy(OperatorKind):
 class TopKGate(OperatorKind):
     """Softmax over the experts in FP32, the top k kept and normalised, zero elsewhere. Works on whole expert rows.
 
+    Attribute router: a Router (spec/router.py) that scores and chooses otherwise; its correction bias [expert] is one
+    more input, and only says which experts are chosen.
+
     aux_loss_coef: of its load-balancing loss, which is of the means over all tokens: two numbers an expert are summed
     over whatever axes the tokens are split.
     """
@@ -359,6 +384,9 @@ class TopKGate(OperatorKind):
 
     def saved_inputs(self, op: Operator, graph: Graph) -> tuple[int, ...]:
         return (0,)
+
+    def passes_gradient(self, op: Operator, index: int) -> bool:
+        return index == 0
 
 
 class Dispatch(OperatorKind):
@@ -396,6 +424,8 @@ KINDS: dict[str, OperatorKind] = {
     "elementwise": Elementwise(),
     "norm": Norm(),
     "rope": Rope(),
+    "slice": Slice(),
+    "concat": Concat(),
     "dropout": Dropout(),
     "attention": Attention(),
     "embedding": Embedding(),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autoshard.graph.ir import CASTS_INPUT, OPERAND_BYTES, Graph, Operator
-from autoshard.graph.recompute import BLOCK_MODULES, is_recomputed
+from autoshard.graph.recompute import in_block, is_recomputed
 
 
 def with_quantized_products(graph: Graph, operand_bytes: float | None, unquantized: tuple[str, ...] = ()) -> Graph:
@@ -32,4 +32,4 @@ def with_quantized_products(graph: Graph, operand_bytes: float | None, unquantiz
 
 def _is_linear(graph: Graph, op: Operator) -> bool:
     """Whether the operator multiplies an activation by a parameter of a block, or by those of its experts."""
-    return op.kind == "einsum" and op.module in BLOCK_MODULES and graph.tensors[op.inputs[1]].role == "parameter"
+    return op.kind == "einsum" and in_block(op) and graph.tensors[op.inputs[1]].role == "parameter"

@@ -16,6 +16,11 @@ from autoshard.graph.partition import GatherEinsumStep, Program, RedistributeSte
 BLOCK_MODULES = ("attention_norm", "attention", "core_attention", "mlp_norm", "mlp", "residual")
 """Modules of a transformer block; embedding and head lie outside of every recompute set."""
 
+ATTENTION_UP = "attention_up"
+PART_OF = {ATTENTION_UP: "attention"}
+"""Module -> the one that it is a part of: the products behind latent attention's compressed vectors, and what turns and
+joins their results. A set that names the whole names the part."""
+
 NO_RECOMPUTE, FULL_RECOMPUTE = "none", "full"
 SELECTIVE, SELECTED = "selective", "core_attention"
 """Megatron and NxD Training call core attention alone selective."""
@@ -48,15 +53,19 @@ def canonical(recompute: str) -> str:
         raise AutoshardError(f"recompute={recompute!r} must be {FORM}")
     if named >= set(BLOCK_MODULES):
         return FULL_RECOMPUTE
-    return "+".join([name for name in BLOCK_MODULES if name in named] + sorted(named.difference(BLOCK_MODULES)))
+    named -= {part for part, whole in PART_OF.items() if whole in named}
+    order = [one for name in BLOCK_MODULES for one in (name, *(part for part in PART_OF if PART_OF[part] == name))]
+    return "+".join([name for name in order if name in named] + sorted(named.difference(order)))
 
 
 def check_members(recompute: str, block: Iterable[Operator]) -> None:
     """Raise AutoshardError where a recompute set names something that is neither an operator nor a module of
     the block.
     """
+    block = tuple(block)
     known = [name_in_block(op.name) for op in block]
-    for name in sorted(members(recompute).difference(BLOCK_MODULES, known)):
+    parts = {op.module for op in block if op.module in PART_OF}
+    for name in sorted(members(recompute).difference(BLOCK_MODULES, parts, known)):
         raise AutoshardError(
             f"recompute={recompute}: a block has no {name}; a set is {FORM}; operators here: {', '.join(known)}"
         )
@@ -65,7 +74,12 @@ def check_members(recompute: str, block: Iterable[Operator]) -> None:
 def is_recomputed(op: Operator, recompute: str) -> bool:
     """Whether a recompute set names the operator or its module."""
     chosen = members(recompute)
-    return op.module in BLOCK_MODULES and (op.module in chosen or name_in_block(op.name) in chosen)
+    return in_block(op) and not chosen.isdisjoint((op.module, PART_OF.get(op.module), name_in_block(op.name)))
+
+
+def in_block(op: Operator) -> bool:
+    """Whether the operator belongs to a block, not to embedding or head."""
+    return op.module in BLOCK_MODULES or op.module in PART_OF
 
 
 @dataclass(frozen=True)
@@ -122,7 +136,7 @@ def _owners(program: Program) -> tuple[Operator | None, ...]:
     A redistribution runs again with the operator behind it. The one that brings the embedding's output into the first
     block's state does not: its replay would keep that output, unsummed, for every microbatch in flight.
     """
-    outside = {op.output for op in program.graph.operators if op.module not in BLOCK_MODULES}
+    outside = {op.output for op in program.graph.operators if not in_block(op)}
     owners: list[Operator | None] = []
     following: Operator | None = None
     for step in reversed(program.steps):

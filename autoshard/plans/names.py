@@ -12,7 +12,12 @@ from autoshard.schedules import NXD_SCHEDULES
 
 BY_STAGE = "by-stage"
 """Stands for recompute sets that differ from stage to stage: `recompute_by_stage` says which."""
-_MODULES = {"attention": "attention projections", "core_attention": "core attention", "mlp": "MLP"}
+_MODULES = {
+    "attention": "attention projections",
+    "attention_up": "attention up-projections",
+    "core_attention": "core attention",
+    "mlp": "MLP",
+}
 _NORMS = {"attention_norm": "attention norm", "mlp_norm": "MLP norm"}
 
 

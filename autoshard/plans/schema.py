@@ -30,14 +30,18 @@ from autoshard.plans.plan_json import compact_json
 from autoshard.plans.search_result import PathSummary, Pins, Rejection
 from autoshard.spec.cluster import Cluster, Device, Link
 from autoshard.spec.dropout import Dropout
+from autoshard.spec.latent_attention import LatentAttention
 from autoshard.spec.model import ModelSpec, RopeScaling
 from autoshard.spec.product_format import ProductFormat
+from autoshard.spec.router import Router
 from autoshard.spec.traced import TracedGraph, TracedOperator, TracedParameter
 from autoshard.spec.training import Precision, TrainingSpec
 
 TYPES = {
     "model": ModelSpec,
     "rope_scaling": RopeScaling,
+    "latent_attention": LatentAttention,
+    "router": Router,
     "traced_graph": TracedGraph,
     "traced_operator": TracedOperator,
     "traced_parameter": TracedParameter,

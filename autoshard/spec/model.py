@@ -6,12 +6,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import log
 from typing import Annotated, Any
 
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import Absence, Count, Limit, NotNegative, Positive, Whole
-from autoshard.files.fields import check_choice, check_flag, check_integer, check_positive, show
+from autoshard.files.fields import check_choice, check_flag, check_integer, check_not_negative, check_positive, show
 from autoshard.spec.dropout import NO_DROPOUT, Dropout
+from autoshard.spec.latent_attention import LatentAttention
+from autoshard.spec.router import Router
 from autoshard.spec.traced import TracedGraph
 
 TRACED = "traced"
@@ -26,13 +29,19 @@ ACTIVATIONS = {
     "qwen2_moe": ("silu",),
     "qwen3": ("silu",),
     "qwen3_moe": ("silu",),
+    "deepseek_v2": ("silu",),
+    "deepseek_v3": ("silu",),
+    "kimi_k2": ("silu",),
     TRACED: (TRACED,),
 }
 """Per model_type, the values of hidden_act: silu stands in a gated MLP (three matrices), gelu in a plain one (two)."""
 MODEL_TYPES = tuple(name for name in ACTIVATIONS if name != TRACED)
-MOE_MODEL_TYPES = ("mixtral", "qwen2_moe", "qwen3_moe")
-SHARED_EXPERT_MODEL_TYPES = ("qwen2_moe",)
-ROPE_TYPES = ("linear", "llama3")
+LATENT_MODEL_TYPES = ("deepseek_v2", "deepseek_v3", "kimi_k2")
+MOE_MODEL_TYPES = ("mixtral", "qwen2_moe", "qwen3_moe", *LATENT_MODEL_TYPES)
+SHARED_EXPERT_MODEL_TYPES = ("qwen2_moe", *LATENT_MODEL_TYPES)
+COUNTED_SHARED_EXPERTS = LATENT_MODEL_TYPES
+"""Those whose config gives a number of shared experts, each as wide as a routed one."""
+ROPE_TYPES = ("linear", "llama3", "yarn")
 MOST_REPEATED = 10_000
 """Layers, heads or experts."""
 LONGEST_NAME = 200
@@ -46,11 +55,19 @@ MLP_LAYER_TYPES = (DENSE, SPARSE)
 class RopeScaling:
     """How rotary frequencies are stretched beyond the length of pre-training.
 
-    rope_type: linear or llama3.
+    rope_type: linear, llama3 or yarn.
     factor: By how much.
     low_freq_factor: llama3: wavelengths above original_max_position_embeddings over this are stretched in full.
     high_freq_factor: llama3: wavelengths below original_max_position_embeddings over this are kept.
-    original_max_position_embeddings: llama3: positions, tokens, of the pre-training.
+    original_max_position_embeddings: llama3, yarn: positions, tokens, of the pre-training.
+    beta_fast: yarn: frequencies that turn at least so often over the pre-training's positions are kept.
+    beta_slow: yarn: frequencies that turn at most so often are divided by the factor.
+    truncate: yarn: whether the range of frequencies between the two ends at whole ones; absent is yes.
+    attention_factor: yarn: by which rotated queries and keys are multiplied; absent where it follows from the factor,
+        or from both numbers below.
+    mscale: yarn: weight of the factor's logarithm in what rotated queries and keys are multiplied by.
+    mscale_all_dim: yarn: weight of the factor's logarithm in what they are divided by; latent attention multiplies its
+        scores by the square of that.
     """
 
     rope_type: str
@@ -58,10 +75,19 @@ class RopeScaling:
     low_freq_factor: float | None = None
     high_freq_factor: float | None = None
     original_max_position_embeddings: Count | None = None
+    beta_fast: Annotated[float | None, Absence.WRITTEN] = None
+    beta_slow: Annotated[float | None, Absence.WRITTEN] = None
+    truncate: Annotated[bool | None, Absence.WRITTEN] = None
+    attention_factor: Annotated[float | None, Absence.WRITTEN] = None
+    mscale: Annotated[float | None, Absence.WRITTEN] = None
+    mscale_all_dim: Annotated[float | None, Absence.WRITTEN] = None
 
     def __post_init__(self) -> None:
         check_choice("rope_scaling", "rope_type", self.rope_type, ROPE_TYPES)
         check_positive("rope_scaling", "factor", self.factor)
+        self._check_yarn()
+        if self.rope_type == "yarn":
+            return
         low, high, original = self.low_freq_factor, self.high_freq_factor, self.original_max_position_embeddings
         if self.rope_type == "linear":
             if (low, high, original) != (None, None, None):
@@ -73,6 +99,48 @@ class RopeScaling:
         if low is not None and high is not None and low >= high:
             raise AutoshardError(f"low_freq_factor={low} of rope_scaling must be below high_freq_factor={high}")
 
+    def _check_yarn(self) -> None:
+        """The fields that yarn needs, that it may have, and that others have not."""
+        more = ("beta_fast", "beta_slow", "truncate", "attention_factor", "mscale", "mscale_all_dim")
+        if self.rope_type != "yarn":
+            for field in more:
+                if getattr(self, field) is not None:
+                    raise AutoshardError(f"{field} of rope_scaling goes with rope_type='yarn', not {self.rope_type!r}")
+            return
+        check_integer("rope_scaling", "original_max_position_embeddings", self.original_max_position_embeddings)
+        for field in ("beta_fast", "beta_slow"):
+            check_positive("rope_scaling", field, getattr(self, field))
+        for field in ("attention_factor", "mscale", "mscale_all_dim"):
+            if getattr(self, field) is not None:
+                check_not_negative("rope_scaling", field, getattr(self, field))
+        if self.truncate is not None:
+            check_flag("rope_scaling", "truncate", self.truncate)
+        if (self.low_freq_factor, self.high_freq_factor) != (None, None):
+            raise AutoshardError("low_freq_factor and high_freq_factor of rope_scaling go with rope_type='llama3'")
+        if self.beta_fast < self.beta_slow:  # type: ignore[operator]  # both are numbers
+            raise AutoshardError(
+                f"beta_slow={self.beta_slow} of rope_scaling must be at most beta_fast={self.beta_fast}"
+            )
+
+    @property
+    def rotation_factor(self) -> float:
+        """By which rotated queries and keys are multiplied: 1 without yarn."""
+        if self.rope_type != "yarn":
+            return 1.0
+        if self.attention_factor is not None:
+            return self.attention_factor
+        if self.mscale and self.mscale_all_dim:
+            return self._weighed(self.mscale) / self._weighed(self.mscale_all_dim)
+        return self._weighed(1.0)
+
+    @property
+    def latent_scores_factor(self) -> float:
+        """By which latent attention multiplies its scores besides 1/sqrt(head_dim): 1 without mscale_all_dim."""
+        return self._weighed(self.mscale_all_dim) ** 2 if self.mscale_all_dim else 1.0
+
+    def _weighed(self, weight: float) -> float:
+        return 0.1 * weight * log(self.factor) + 1.0 if self.factor > 1 else 1.0
+
 
 @dataclass(frozen=True)
 class ModelSpec:
@@ -80,8 +148,9 @@ class ModelSpec:
 
     name: What plans call it.
     model_type: llama | mistral | mixtral | qwen2 | qwen2_moe | qwen3 | qwen3_moe (RMSNorm, rotary positions, gated
-        MLP) | gpt2 (LayerNorm, learned positions) | gpt_neox (LayerNorm, rotary positions on part of each head) |
-        traced (a user's own module).
+        MLP) | deepseek_v2 | deepseek_v3 | kimi_k2 (the same with latent attention) | gpt2
+        (LayerNorm, learned positions) | gpt_neox (LayerNorm, rotary positions on part of each head) | traced (a user's
+        own module).
     hidden_size: Width of the residual stream.
     intermediate_size: Width of the MLP; of one expert where there are experts.
     num_hidden_layers: Transformer blocks.
@@ -110,6 +179,8 @@ class ModelSpec:
     mlp_layer_types: Of each block of a mixture, dense (an MLP of dense_intermediate_size) | sparse (experts); absent
         where all blocks are alike.
     dense_intermediate_size: Width of the MLP of a mixture's blocks without experts; absent without such blocks.
+    latent_attention: Widths of multi-head latent attention; absent where a block has none.
+    router: How the experts of a token are chosen; absent where they are the largest of a softmax.
     dropout: What training drops; absent where it drops nothing, which it does, whatever a config says, unless it
         was asked to.
     graph: Of model_type traced alone: the operators of a user's own module over named dims, read as data; the other
@@ -146,12 +217,15 @@ class ModelSpec:
     layer_types: Annotated[tuple[str, ...], Absence.WRITTEN, Limit(most_items=MOST_REPEATED)] = ()
     mlp_layer_types: Annotated[tuple[str, ...], Absence.WRITTEN, Limit(most_items=MOST_REPEATED)] = ()
     dense_intermediate_size: Annotated[Whole, Absence.WRITTEN] = 0
+    latent_attention: Annotated[LatentAttention | None, Absence.WRITTEN] = None
+    router: Annotated[Router | None, Absence.WRITTEN] = None
     dropout: Annotated[Dropout, Absence.WRITTEN] = NO_DROPOUT
     graph: Annotated[TracedGraph | None, Absence.WRITTEN] = None
 
     def __post_init__(self) -> None:
         _check_fields(self)
         _check_attention(self)
+        _check_latent_attention(self)
         _check_experts(self)
         _check_kinds(self)
         _check_graph(self)
@@ -226,7 +300,16 @@ class ModelSpec:
     @property
     def rotary_dim(self) -> int:
         """Numbers of each head that rotary positions turn."""
+        if self.latent_attention is not None:
+            return self.latent_attention.qk_rope_head_dim
         return int(self.head_dim * self.partial_rotary_factor)
+
+    @property
+    def scores_scale(self) -> float | None:
+        """By which attention multiplies its scores; None is 1/sqrt(head_dim)."""
+        scaling = self.rope_scaling
+        factor = 1.0 if scaling is None or self.latent_attention is None else scaling.latent_scores_factor
+        return None if factor == 1 else float(factor * self.head_dim**-0.5)
 
     @property
     def num_query_groups(self) -> int:
@@ -280,11 +363,40 @@ def _check_attention(model: ModelSpec) -> None:
         return
     if model.rope_theta is None:
         raise AutoshardError(f"model_type={model.model_type} of {model.name} needs a rope_theta, such as 10000.0")
+    if model.latent_attention is not None:
+        return
     if model.partial_rotary_factor > 1 or model.rotary_dim % 2 or model.rotary_dim == 0:
         part = "" if model.partial_rotary_factor == 1 else f" times partial_rotary_factor={model.partial_rotary_factor}"
         raise AutoshardError(
             f"head_dim={model.head_dim}{part} of {model.name} must be even: rotary positions turn pairs of numbers"
         )
+
+
+def _check_latent_attention(model: ModelSpec) -> None:
+    """Latent attention exactly where the model_type has it, with heads of its own for all keys."""
+    latent, of = model.latent_attention, model.name
+    if not isinstance(latent, (LatentAttention, type(None))):
+        raise AutoshardError(f"latent_attention={show(latent)} of {of} must be an object with a kv_lora_rank")
+    if (latent is not None) != (model.model_type in LATENT_MODEL_TYPES):
+        needs = "needs" if latent is None else "has no"
+        raise AutoshardError(
+            f"model_type={model.model_type} of {of} {needs} latent_attention; {', '.join(LATENT_MODEL_TYPES)} have it"
+        )
+    if latent is None:
+        return
+    if model.num_query_groups > 1:
+        raise AutoshardError(
+            f"num_key_value_heads={model.num_key_value_heads} of {of} must be num_attention_heads="
+            f"{model.num_attention_heads}: latent attention makes keys of every head"
+        )
+    if latent.qk_rope_head_dim % 2 or latent.qk_rope_head_dim >= model.head_dim:
+        raise AutoshardError(
+            f"qk_rope_head_dim={latent.qk_rope_head_dim} of {of} must be even and below head_dim={model.head_dim}, "
+            "the width of queries and keys"
+        )
+    for field, right in (("sliding_window", None), ("attention_bias", False), ("partial_rotary_factor", 1.0)):
+        if (value := getattr(model, field)) != right:
+            raise AutoshardError(f"{field}={show(value)} of {of} is not supported with latent attention; {right} is")
 
 
 def _check_experts(model: ModelSpec) -> None:
@@ -294,6 +406,12 @@ def _check_experts(model: ModelSpec) -> None:
         raise AutoshardError(
             f"shared_expert_intermediate_size={model.shared_expert_intermediate_size} of {model.name} must be 0: "
             f"model_type={model.model_type} has no shared expert; {', '.join(SHARED_EXPERT_MODEL_TYPES)} has"
+        )
+    if model.model_type in COUNTED_SHARED_EXPERTS and model.shared_expert_intermediate_size % model.intermediate_size:
+        raise AutoshardError(
+            f"shared_expert_intermediate_size={model.shared_expert_intermediate_size} of {model.name} must be a "
+            f"multiple of intermediate_size={model.intermediate_size}: model_type={model.model_type} counts shared "
+            "experts"
         )
     if model.use_parallel_residual and model.model_type != "gpt_neox":
         raise AutoshardError(
@@ -305,6 +423,10 @@ def _check_experts(model: ModelSpec) -> None:
             raise AutoshardError(
                 f"num_experts_per_tok={chosen} of {model.name} must be from 1 to num_local_experts={experts}"
             )
+        if not isinstance(model.router, (Router, type(None))):
+            raise AutoshardError(f"router={show(model.router)} of {model.name} must be an object with a scoring_func")
+        if model.router is not None and (wrong := model.router.experts_objection(experts, chosen)) is not None:
+            raise AutoshardError(f"{wrong} of {model.name}")
     elif experts or chosen:
         raise AutoshardError(
             f"num_local_experts={experts} and num_experts_per_tok={chosen} of {model.name} must be 0: "

@@ -114,26 +114,28 @@ def rms_norm(b: GraphBuilder, model: ModelSpec, name: str, x: str) -> str:
 def core_attention(
     b: GraphBuilder, model: ModelSpec, name: str, q: str, k: str, v: str, kernel: str, window: int | None = None
 ) -> str:
-    """Append attention itself, and return its output [batch, seq, kvhead, group, headdim].
+    """Append attention itself, and return its output [batch, seq, kvhead, group, last dim of v].
 
-    q: of this shape; k, v: [batch, seq, kvhead, headdim]. kernel: 'flash' or 'plain'. window: keys that a query
-    sees, itself included; None is all before it.
+    q: [batch, seq, kvhead, group, headdim]; k, v: [batch, seq, kvhead, headdim]. kernel: 'flash' or 'plain'. window:
+    keys that a query sees, itself included; None is all before it.
     The operator's attribute valid_group: query heads of each key-value head from there on are empty, and give nothing.
     """
     padded = b.size("group") > model.num_query_groups
     empty: dict[str, Any] = {"valid_group": model.num_query_groups} if padded else {}
     rate = model.dropout.attention
     drops: dict[str, Any] = {"dropout": rate} if rate else {}
+    scaled: dict[str, Any] = {} if model.scores_scale is None else {"scale": model.scores_scale}
     return b.operator(
         "attention",
         name,
         (q, k, v, *((sequence_keys(b),) if rate else ())),
-        ("batch", "seq", "kvhead", "group", "headdim"),
+        ("batch", "seq", "kvhead", "group", b.dims(v)[-1]),
         ("batch", "seq", "kvhead", "group"),
         kernel=kernel,
         sliding_window=window,
         **drops,
         **empty,
+        **scaled,
     )
 
 

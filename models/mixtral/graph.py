@@ -5,6 +5,8 @@ Tokens are routed, dispatched to slots, go through experts as batched matrix pro
 
 from __future__ import annotations
 
+from typing import Any
+
 from autoshard.graph.ir import GraphBuilder
 from autoshard.models.dropping import residual
 from autoshard.models.llama.graph import attention, embedding, head, rms_norm
@@ -48,15 +50,21 @@ def mixture(
         h,
         b.parameter(f"{name}.gate.weight", "expert embed"),
     )
+    router = model.router
+    bias = []
+    if router is not None and router.has_correction_bias:
+        bias = [b.parameter(f"{name}.gate.e_score_correction_bias", "expert", learned=False)]
+    chooses: dict[str, Any] = {} if router is None else {"router": router}
     gates = b.operator(
         "top_k_gate",
         f"{name}.top_k",
-        (logits,),
+        (logits, *bias),
         ("batch", "seq", "expert"),
         ("batch", "seq"),
         top_k=model.num_experts_per_tok,
         normalized=model.norm_topk_prob,
         aux_loss_coef=model.router_aux_loss_coef / model.num_sparse_layers,
+        **chooses,
     )
     slots = b.operator("dispatch", f"{name}.dispatch", (h, gates), (*SLOTS.split(), "embed"), ROUTES)
     gated, raised = (

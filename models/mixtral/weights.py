@@ -22,6 +22,8 @@ def mixture(model: ModelSpec, name: str, matrices: dict[str, str]) -> Iterator[P
     expert.
     """
     yield Part.same(f"{name}.gate.weight", "expert embed")
+    if model.router is not None and model.router.has_correction_bias:
+        yield Part.same(f"{name}.gate.e_score_correction_bias", "expert")
     for matrix, layout in matrices.items():
         for expert in range(model.num_local_experts):
             hub = f"{name}.experts.{expert}.{matrix}.weight"

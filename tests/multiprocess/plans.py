@@ -8,7 +8,9 @@ from autoshard.layout.strategy import Strategy
 from autoshard.plans.plan import Plan, make_plan
 from autoshard.runtime.rehearse import local_cluster
 from autoshard.spec.dropout import Dropout
+from autoshard.spec.latent_attention import LatentAttention
 from autoshard.spec.model import ModelSpec, RopeScaling
+from autoshard.spec.router import Router
 from autoshard.spec.training import Precision, TrainingSpec, load_precision
 from tests.traced_models import ODD
 
@@ -100,6 +102,30 @@ MODELS["a dense block"] = replace(
 )
 MODELS["dense and sparse"] = replace(
     MODELS["qwen2 moe"], mlp_layer_types=("dense", "sparse") * 2, dense_intermediate_size=80
+)
+MODELS["deepseek v3"] = replace(
+    LLAMA,
+    model_type="deepseek_v3",
+    num_key_value_heads=8,
+    head_dim=20,
+    rope_scaling=RopeScaling("yarn", 4.0, None, None, 8, beta_fast=4.0, beta_slow=1.0, mscale=1.0, mscale_all_dim=0.7),
+    num_local_experts=8,
+    num_experts_per_tok=3,
+    shared_expert_intermediate_size=192,
+    mlp_layer_types=("dense", "sparse", "sparse", "sparse"),
+    dense_intermediate_size=80,
+    latent_attention=LatentAttention(q_lora_rank=24, kv_lora_rank=12, qk_rope_head_dim=8, v_head_dim=10),
+    router=Router("sigmoid", "noaux_tc", n_group=4, topk_group=2, routed_scaling_factor=1.5),
+)
+# 6 heads: tp=4 pads them
+MODELS["deepseek v2 of 6 heads"] = replace(
+    MODELS["deepseek v3"],
+    model_type="deepseek_v2",
+    num_attention_heads=6,
+    num_key_value_heads=6,
+    latent_attention=LatentAttention(q_lora_rank=None, kv_lora_rank=12, qk_rope_head_dim=8, v_head_dim=10),
+    router=Router("softmax", "group_limited_greedy", n_group=4, topk_group=2),
+    norm_topk_prob=False,
 )
 MODELS["gpt2, dropping"] = replace(MODELS["gpt2"], dropout=Dropout(0.1, 0.2, 0.3))
 MODELS["mistral, dropping"] = replace(MODELS["mistral"], dropout=Dropout(embedding=0.1, residual=0.2))
@@ -241,6 +267,24 @@ CASES: dict[int, dict[str, tuple[str, Strategy, int]]] = {
         "unequal blocks, ring": ("windows on later blocks", strategy(cp=2, attention="zigzag_ring"), 2),
         "unequal blocks, ep": ("a dense block", strategy(dp=2, ep=2, zero=3, recompute="full"), 2),
         "recompute all, mixtral": ("mixtral", strategy(dp=2, ep=2, recompute="full"), 2),
+        "deepseek tp": ("deepseek v3", strategy(tp=2), 2),
+        "deepseek tp, no sequence parallel, plain": ("deepseek v3", strategy(tp=2, sp=False, kernel="plain"), 2),
+        "deepseek ep, ZeRO-3, recompute all": ("deepseek v3", strategy(dp=2, ep=2, zero=3, recompute="full"), 2),
+        "deepseek ep over cp, zigzag ring, recompute up-projections": (
+            "deepseek v3",
+            strategy(cp=2, ep=2, attention="zigzag_ring", recompute="attention_up+core_attention"),
+            2,
+        ),
+        "deepseek ep over cp, ulysses, plain": (
+            "deepseek v2 of 6 heads",
+            strategy(cp=2, ep=2, attention="ulysses", kernel="plain"),
+            2,
+        ),
+        "deepseek pp, uneven, zero bubble": (
+            "deepseek v3",
+            strategy(pp=2, layers=(3, 1), schedule="zero_bubble", recompute=("attention_up", "mlp")),
+            3,
+        ),
     },
     4: {
         "tp 4": ("llama", strategy(tp=4), 2),
@@ -306,6 +350,13 @@ CASES: dict[int, dict[str, tuple[str, Strategy, int]]] = {
             strategy(pp=2, vpp=2, dp=2, zero=2, layers=(2, 1, 1, 0)),
             4,
         ),
+        "deepseek, padded heads": ("deepseek v2 of 6 heads", strategy(tp=4), 2),
+        "deepseek ep x interleaved, ZeRO-2": (
+            "deepseek v3",
+            strategy(dp=2, ep=2, pp=2, vpp=2, zero=2, layers=(2, 1, 1, 0), recompute=("full", "none", "mlp", "none")),
+            4,
+        ),
+        "deepseek ep x tp": ("deepseek v3", strategy(dp=2, ep=2, tp=2, recompute="attention_up+core_attention"), 2),
         "mixtral ep x pp": ("mixtral", strategy(dp=2, ep=2, pp=2, recompute="full"), 4),
         "mixtral ep, pp innermost": ("mixtral", strategy(dp=2, ep=2, pp=2, order="dp-cp-tp-pp"), 2),
         "zigzag ring inside tp": ("llama", strategy(tp=2, cp=2, attention="zigzag_ring", order="pp-dp-tp-cp"), 2),

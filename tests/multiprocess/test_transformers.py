@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -39,6 +40,31 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8,
 }
+LATENT = {
+    **SMALL,
+    "num_key_value_heads": 8,
+    "num_hidden_layers": 3,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "routed_scaling_factor": 1.5,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 4.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.7,
+}
 GPT2 = {"n_embd": 64, "n_layer": 2, "n_head": 8, "n_positions": 64, "vocab_size": 96}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {**SMALL, "model_type": "llama"},
@@ -70,6 +96,25 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen2 moe": {**SMALL, **EXPERTS, "model_type": "qwen2_moe", "shared_expert_intermediate_size": 48},
     "qwen3 moe": {**SMALL, **EXPERTS, "model_type": "qwen3_moe", "head_dim": 16, "norm_topk_prob": True},
     "qwen3 moe, a dense block": {**SMALL, **EXPERTS, "model_type": "qwen3_moe", "mlp_only_layers": [0]},
+    "deepseek v3": {**LATENT, "model_type": "deepseek_v3", "n_group": 4, "topk_group": 2, "rope_parameters": YARN},
+    "deepseek v3, halves turn, one group": {
+        **LATENT,
+        "model_type": "deepseek_v3",
+        "q_lora_rank": None,
+        "rope_interleave": False,
+        "n_group": 1,
+        "topk_group": 1,
+        "norm_topk_prob": False,
+    },
+    "deepseek v2": {
+        **LATENT,
+        "model_type": "deepseek_v2",
+        "topk_method": "group_limited_greedy",
+        "n_group": 4,
+        "topk_group": 2,
+        "rope_parameters": {**YARN, "mscale": 0.7},
+    },
+    "deepseek v2 lite": {**LATENT, "model_type": "deepseek_v2", "q_lora_rank": None, "rope_parameters": YARN},
     "qwen2 moe, experts in every other block": {
         **SMALL,
         **EXPERTS,
@@ -89,6 +134,9 @@ def published(config: dict[str, Any], folder: Path) -> torch.nn.Module:
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.copy_(noise * 0.1 + (parameter if parameter.dim() == 1 else 0))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.2)
     model.save_pretrained(folder)
     return model
 
@@ -124,6 +172,37 @@ def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     ids = torch.randint(model.vocab_size, (3, 24), generator=torch.Generator().manual_seed(1))
     expected = reference(ids).logits.detach()
     torch.testing.assert_close(logits(model, parameters, ids), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_gradients_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
+    reference = published(CONFIGS[name], tmp_path)
+    model = read_config(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    dims, sizes = parameter_dims(model)
+    parts = checkpoint_parts(model)
+    loaded = from_checkpoint(parts, dims, sizes, tensors, lambda tensor: tensors[tensor].numpy())
+    module = whole_module(model, {name: torch.from_numpy(value.copy()) for name, value in loaded}, (3, 24))
+    ids, labels = torch.randint(model.vocab_size, (2, 3, 24), generator=torch.Generator().manual_seed(1))
+    torch.nn.functional.cross_entropy(reference(ids).logits.flatten(0, 1), labels.flatten()).backward()
+    module(*({"input_ids": ids, "labels": labels}[name] for name in module.input_names)).backward()
+    with torch.no_grad():
+        for parameter in reference.parameters():
+            assert parameter.grad is not None
+            parameter.copy_(parameter.grad)
+    reference.save_pretrained(tmp_path / "gradients")  # type: ignore[operator]  # by the checkpoint's names
+    expected = load_file(tmp_path / "gradients" / "model.safetensors")
+
+    def gradient(parameter: str) -> np.ndarray:
+        found = module.parameter(parameter)
+        return (torch.zeros_like(found) if found.grad is None else found.grad).detach().numpy()
+
+    learned = {part.tensor for part in parts if module.parameter(part.parameter).grad is not None}
+    assert all(tensor.endswith("e_score_correction_bias") for tensor in tensors.keys() - learned)
+    for tensor, value in to_checkpoint(parts, dims, sizes, gradient):
+        if tensor in learned:
+            largest = expected[tensor].abs().max()
+            assert (torch.from_numpy(value) - expected[tensor]).abs().max() <= 1e-5 * largest, tensor
 
 
 def test_the_routers_loss_is_that_of_transformers(tmp_path: Path) -> None:
@@ -173,6 +252,7 @@ def test_parameters_of_built_in_models_are_as_many_as_those_of_transformers(name
     (file,) = FOLDER.glob(f"*/configs/{name}.json")
     config = json.loads(file.read_text())
     values = {key: value for key, value in config.items() if key not in ("model_type", "architectures")}
+    model_type = {"kimi_k2": "deepseek_v3"}.get(config["model_type"], config["model_type"])  # of the same form
     with torch.device("meta"):
-        reference = AutoModelForCausalLM.from_config(AutoConfig.for_model(config["model_type"], **values))
+        reference = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **values))
     assert parameter_count(read_config(file)) == sum(parameter.numel() for parameter in reference.parameters())

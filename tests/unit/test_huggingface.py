@@ -39,8 +39,27 @@ GPT2: dict[str, Any] = {
 FAMILIES = ", ".join(MODEL_TYPES)
 
 
+def latent_parameters(model: ModelSpec) -> int:
+    """The same of a model with latent attention."""
+    latent, hidden, heads = model.latent_attention, model.hidden_size, model.num_attention_heads
+    assert latent is not None and model.router is not None
+    queries = heads * model.head_dim
+    rank = latent.q_lora_rank
+    up = hidden * queries if rank is None else hidden * rank + rank + rank * queries
+    down = hidden * (latent.kv_lora_rank + latent.qk_rope_head_dim) + latent.kv_lora_rank
+    pairs = latent.kv_lora_rank * heads * (model.head_dim - latent.qk_rope_head_dim + latent.v_head_dim)
+    block = up + down + pairs + heads * latent.v_head_dim * hidden + 2 * hidden
+    width = model.num_local_experts * model.intermediate_size + model.shared_expert_intermediate_size
+    sparse, layers = model.num_sparse_layers, model.num_hidden_layers
+    mlps = sparse * (hidden * model.num_local_experts + 3 * hidden * width)
+    dense = (layers - sparse) * 3 * hidden * model.dense_intermediate_size
+    return 2 * model.vocab_size * hidden + layers * block + mlps + dense + hidden
+
+
 def parameters(model: ModelSpec) -> int:
     """Closed formula, independent of the graph."""
+    if model.latent_attention is not None:
+        return latent_parameters(model)
     hidden, ffn, layers = model.hidden_size, model.intermediate_size, model.num_hidden_layers
     vocabulary = model.vocab_size * hidden * (1 if model.tie_word_embeddings else 2)
     if model.model_type == "gpt2":
@@ -106,6 +125,10 @@ def parameters(model: ModelSpec) -> int:
         ("qwen3-4b", 4_022_468_096),
         ("qwen3-14b", 14_768_307_200),
         ("qwen3-235b-a22b", 235_093_634_560),
+        ("deepseek-v2-lite", 15_706_484_224),
+        ("deepseek-v2", 235_741_434_880),
+        ("deepseek-v3", 671_026_404_352),
+        ("kimi-k2", 1_026_408_209_408),
     ],
 )
 def test_builtin_model_has_the_published_number_of_parameters(name: str, count: int) -> None:
@@ -279,8 +302,8 @@ def test_other_rope() -> None:
         ({"rope_theta": float("inf")}, "rope_theta=inf of m must be a finite number above 0"),
         ({"rope_scaling": "linear"}, "rope_scaling='linear' of m must be null or one object for all layers"),
         (
-            {"rope_scaling": {"type": "yarn", "factor": 4.0}},
-            "rope_type='yarn' of m is not supported; supported: default, linear, llama3",
+            {"rope_scaling": {"type": "dynamic", "factor": 4.0}},
+            "rope_type='dynamic' of m is not supported; supported: default, linear, llama3, yarn",
         ),
         (
             {"rope_scaling": {"type": "linear"}},
@@ -366,7 +389,7 @@ def test_an_unknown_name_suggests_close_ones() -> None:
     )
     with pytest.raises(AutoshardError) as raised:
         load_model("\0")
-    assert str(raised.value).startswith("model='\\x00' is not known (known: gpt-neox-20b, ")
+    assert str(raised.value).startswith(f"model='\\x00' is not known (known: {builtin_models()[0]}, ")
 
 
 def test_a_wrong_field_in_a_file_is_named_with_the_file(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from autoshard.runtime.torch_backend.ring_attention import Ring, ring_attention
 
 def attention(context: Context, step: OperatorStep) -> Kernel:
     """The kernel of attention: q [batch seq kvhead group headdim], k and v [batch seq kvhead headdim], in the graph's
-    dim order -> a tensor like q."""
+    dim order -> a tensor like q, with heads as wide as those of v."""
     op = step.operator
     query_dims, key_dims = context.dims(op.inputs[0]), context.dims(op.inputs[1])
     to_heads = [query_dims.index(dim) for dim in ("batch", "kvhead", "group", "seq", "headdim")]
@@ -63,12 +63,13 @@ def _core(context: Context, step: OperatorStep) -> Kernel:
     op = step.operator
     seq = context.graph.sizes["seq"]
     window: Any = op.attributes["sliding_window"]
+    scale: Any = op.attributes.get("scale")
     position, count = context.piece(step, "seq")
     kind, group = op.attributes.get("context_parallel"), context.group(step, "seq")
-    attend = _fused_attention
-    if op.attributes["kernel"] == "plain":
-        attend = partial(_plain_attention, weigh=weighing(context, step))
-    fused = attend is _fused_attention
+    fused = op.attributes["kernel"] != "plain"
+    attend: Kernel = partial(_fused_attention, scale=scale)
+    if not fused:
+        attend = partial(_plain_attention, weigh=weighing(context, step), scale=scale)
     if group is None or kind is None:
         inside = _inside_documents(context, context.positions(step), window, fused)
         return _grouped(attend, _shared_mask(context, (seq, position, count, window), fused), inside)
@@ -76,7 +77,7 @@ def _core(context: Context, step: OperatorStep) -> Kernel:
         inside = _inside_documents(context, torch.arange(seq), window, fused)
         return _over_heads(_grouped(attend, _shared_mask(context, (seq, 0, 1, window), fused), inside), group)
     pieces: Any = op.attributes["sequence_pieces"]
-    ring = Ring(group, pieces, seq // len(pieces), seq if window is None else window)
+    ring = Ring(group, pieces, seq // len(pieces), seq if window is None else window, scale)
     mine = context.positions(step)
 
     def around(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor | None) -> torch.Tensor:
@@ -192,9 +193,43 @@ def _added(mask: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     return mask.to(scores)
 
 
-def _fused_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+def _fused_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float | None = None
+) -> torch.Tensor:
+    if v.shape[-1] < q.shape[-1] and q.device.type == "cpu":
+        out: torch.Tensor = _NarrowValues.apply(q, k, v, mask, scale)
+        return out
     shared = q.shape[1] > k.shape[1]
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=shared)
+    causal = mask is None
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=shared, scale=scale)
+
+
+class _NarrowValues(torch.autograd.Function):
+    """Fused attention with values narrower than keys, on CPU, whose kernel wants them alike: they are padded with zeros
+    while it runs, and kept as they are. q, k [batch heads rows headdim], v [batch heads rows valuedim]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float | None
+    ) -> torch.Tensor:
+        missing = q.shape[-1] - v.shape[-1]
+        wide, log_sum_exp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, F.pad(v, (0, missing)), 0.0, mask is None, attn_mask=mask, scale=scale
+        )
+        # by rows, as the projection behind it reads it
+        out = wide.transpose(1, 2)[..., : v.shape[-1]].contiguous().transpose(1, 2)
+        ctx.save_for_backward(q, k, v, out, log_sum_exp)
+        ctx.mask, ctx.scale = mask, scale
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        q, k, v, out, log_sum_exp = ctx.saved_tensors
+        grad, values, result = (F.pad(x, (0, q.shape[-1] - v.shape[-1])) for x in (grads[0], v, out))
+        grad_q, grad_k, grad_v = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad, q, k, values, result, log_sum_exp, 0.0, ctx.mask is None, attn_mask=ctx.mask, scale=ctx.scale
+        )
+        return grad_q, grad_k, grad_v[..., : v.shape[-1]], None, None
 
 
 def weighing(context: Context, step: OperatorStep) -> Kernel:
@@ -223,12 +258,18 @@ def _product(weights: torch.Tensor, v: torch.Tensor, *unused: torch.Tensor) -> t
 
 
 def _plain_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, *more: torch.Tensor, weigh: Kernel
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    *more: torch.Tensor,
+    weigh: Kernel,
+    scale: float | None = None,
 ) -> torch.Tensor:
     """Attention with scores written out and the softmax in FP32 (or FP64). Query heads that share keys are more rows of
     one matrix product."""
     length, head_dim = q.shape[2:]
-    scores = rows_of_keys(q, k.shape[1]) @ k.transpose(-1, -2) * head_dim**-0.5
+    scores = rows_of_keys(q, k.shape[1]) @ k.transpose(-1, -2) * (head_dim**-0.5 if scale is None else scale)
     if mask is None:
         mask = torch.ones(length, k.shape[-2], dtype=torch.bool, device=q.device).tril()
     weights = MaskedSoftmax.apply(heads_of_rows(scores, length), mask)

@@ -25,8 +25,11 @@ from autoshard.runtime.torch_backend.context import Context
 from autoshard.runtime.torch_backend.kernels import Rotation
 
 Tensors = tuple[torch.Tensor, ...]
-_KINDS = ("einsum", "elementwise", "norm", "rope", "embedding", "cross_entropy", "top_k_gate", "dispatch", "combine")
-_ONE_FUNCTION = ("einsum", "embedding", "add", "gelu", "gelu_erf")
+_KINDS = (
+    *("einsum", "elementwise", "norm", "rope", "slice", "concat"),
+    *("embedding", "cross_entropy", "top_k_gate", "dispatch", "combine"),
+)
+_ONE_FUNCTION = ("einsum", "embedding", "add", "gelu", "gelu_erf", "slice", "concat")
 """Operators for which torch has one function: alone, there is nothing to fuse them with."""
 
 

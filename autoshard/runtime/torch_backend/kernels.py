@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
+from math import ceil, floor, log, pi
 from typing import Any
 
 import torch
@@ -118,12 +119,14 @@ def _norm(context: Context, step: OperatorStep) -> Kernel:
 
 
 def rope_frequencies(rotary_dim: int, theta: float, scaling: Any) -> torch.Tensor:
-    """Inverse frequencies [rotary_dim / 2]; 'linear' and 'llama3' scaling as in transformers' rope utilities."""
+    """Inverse frequencies [rotary_dim / 2]; scaled ones as in transformers' rope utilities."""
     frequencies = 1.0 / theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim)
     if scaling is None:
         return frequencies
     if scaling.rope_type == "linear":
         return frequencies / scaling.factor
+    if scaling.rope_type == "yarn":
+        return _yarn_frequencies(frequencies, rotary_dim, theta, scaling)
     assert scaling.rope_type == "llama3", scaling
     wavelengths = 2 * torch.pi / frequencies
     turns = scaling.original_max_position_embeddings / wavelengths
@@ -132,14 +135,33 @@ def rope_frequencies(rotary_dim: int, theta: float, scaling: Any) -> torch.Tenso
     return smooth * frequencies + (1 - smooth) * frequencies / scaling.factor
 
 
+def _yarn_frequencies(frequencies: torch.Tensor, rotary_dim: int, theta: float, scaling: Any) -> torch.Tensor:
+    """Frequencies that turn often over the pre-training's positions as they are, slow ones divided by the factor, and
+    those between blended (Peng et al. 2023, YaRN)."""
+
+    def place(turns: float) -> float:
+        """The index of the frequency that turns so often over the pre-training's positions."""
+        wavelength = scaling.original_max_position_embeddings / turns
+        return rotary_dim * log(wavelength / (2 * pi)) / (2 * log(theta))
+
+    first, last = place(scaling.beta_fast), place(scaling.beta_slow)
+    if scaling.truncate is None or scaling.truncate:
+        first, last = floor(first), ceil(last)
+    first, last = max(first, 0), min(last, rotary_dim - 1)
+    last = first + 0.001 if first == last else last
+    slow = ((torch.arange(len(frequencies), dtype=torch.float64) - first) / (last - first)).clamp(0, 1)
+    return slow * frequencies / scaling.factor + (1 - slow) * frequencies
+
+
 @dataclass(frozen=True)
 class Rotation:
-    """Rotates the first `turned` numbers of each head, or all. tables: a function to the cosine and sine for a tensor
-    like the given one."""
+    """Rotates `turned` numbers of each head from number `first` on, or all. tables: a function to the cosine and
+    sine for a tensor like the given one."""
 
     tables: Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
     turned: int | None
     interleaved: bool
+    first: int = 0
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.turn(x, *self.tables(x))
@@ -147,7 +169,9 @@ class Rotation:
     def turn(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """x rotated with the given tables."""
         if self.turned is not None:
-            return torch.cat((self._all(x[..., : self.turned], cos, sin), x[..., self.turned :]), -1)
+            stop = self.first + self.turned
+            turned = self._all(x[..., self.first : stop], cos, sin)
+            return torch.cat((x[..., : self.first], turned, x[..., stop:]), -1)
         return self._all(x, cos, sin)
 
     def _all(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -171,7 +195,8 @@ def _rope(context: Context, step: OperatorStep) -> Kernel:
     shape = [1] * len(dims)
     shape[dims.index("seq")], shape[-1] = len(positions), turned
     shape[-1:] = [turned // 2, 2] if interleaved else [turned]
-    named = ("rotary_dim", "theta", "scaling", "frequencies", "interleaved")
+    named, scaling = ("rotary_dim", "theta", "scaling", "frequencies", "interleaved"), op.attributes.get("scaling")
+    factor: float = 1.0 if scaling is None else scaling.rotation_factor  # type: ignore[attr-defined]
     key = ("rope", context.piece(step, "seq"), *map(op.attributes.get, named))
     own: dict[Any, tuple[torch.Tensor, ...]] = {}
 
@@ -179,7 +204,7 @@ def _rope(context: Context, step: OperatorStep) -> Kernel:
         place = (key, x.dtype, x.device)
         if place not in context.tables:  # one for all blocks
             angles = torch.outer(positions, frequencies)
-            cos, sin = angles.cos(), angles.sin()
+            cos, sin = angles.cos() * factor, angles.sin() * factor
             join = torch.stack if interleaved else torch.cat
             table = torch.stack((join((cos, cos), -1), join((-sin, sin), -1)))
             context.tables[place] = table.to(device=x.device, dtype=x.dtype)
@@ -191,7 +216,25 @@ def _rope(context: Context, step: OperatorStep) -> Kernel:
             own[kind] = tables(x)
         return own[kind]
 
-    return Rotation(own_tables, None if turned == context.graph.sizes["headdim"] else turned, interleaved)
+    first: Any = op.attributes.get("first_rotary", 0)
+    return Rotation(own_tables, None if turned == context.graph.sizes[dims[-1]] else turned, interleaved, first)
+
+
+def _slice(context: Context, step: OperatorStep) -> Kernel:
+    first: Any = step.operator.attributes["first"]
+    length = context.graph.sizes[context.dims(step.operator.output)[-1]]
+    return lambda x: x.narrow(-1, first, length).contiguous()
+
+
+def _concat(context: Context, step: OperatorStep) -> Kernel:
+    left, right = (context.dims(name) for name in step.operator.inputs)
+    assert right[:-1] == tuple(dim for dim in left[:-1] if dim in right), step.operator
+    index = tuple(slice(None) if dim in right else None for dim in left[:-1])
+
+    def run(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.cat((x, y[index].expand(*x.shape[:-1], y.shape[-1])), -1)
+
+    return run
 
 
 def _embedding(context: Context, step: OperatorStep) -> Kernel:
@@ -277,6 +320,8 @@ FACTORIES: dict[str, Callable[[Context, OperatorStep], Kernel]] = {
     "elementwise": _elementwise,
     "norm": _norm,
     "rope": _rope,
+    "slice": _slice,
+    "concat": _concat,
     "dropout": dropout,
     "attention": attention,
     "embedding": _embedding,

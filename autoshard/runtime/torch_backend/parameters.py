@@ -58,7 +58,7 @@ def _initial(model: ModelSpec, name: str) -> str:
     it."""
     if model.graph is not None:
         return model.graph.parameter_named(name).initial
-    if name.endswith(".bias"):
+    if name.endswith((".bias", "_bias")):
         return "zeros"
     if _is_norm(name):
         return "ones"

@@ -27,12 +27,14 @@ operators."""
 @dataclass(frozen=True)
 class Ring:
     """A ring of ranks that share a sequence. pieces: the sequence's equal pieces, of piece_length tokens, in the order
-    in which ranks hold them. window: the most keys that a query sees, itself included."""
+    in which ranks hold them. window: the most keys that a query sees, itself included. scale: factor of the scores,
+    None for 1/sqrt(headdim)."""
 
     group: Group
     pieces: tuple[int, ...]
     piece_length: int
     window: int
+    scale: float | None = None
 
     def held_by(self, rank: int) -> tuple[int, ...]:
         """First positions of the pieces of one rank, rising."""
@@ -106,7 +108,7 @@ def ring_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ring: Ring, starts: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Attention of this rank's rows: q [batch kvhead group rows headdim], k and v [batch kvhead rows headdim] -> a
-    tensor like q.
+    tensor like q, with heads as wide as those of v, which may differ from those of k.
 
     starts [batch rows]: place in the sequence of the first key that a row sees; None: rows see all keys up to
     themselves.
@@ -123,9 +125,24 @@ def _by_rows(x: torch.Tensor) -> torch.Tensor:
     return rearrange(x, "batch kvhead group rows headdim -> (batch kvhead) (rows group) headdim")
 
 
-def _by_heads(pair: torch.Tensor) -> torch.Tensor:
-    """Keys and values, or their gradients, [2 batch kvhead rows headdim] as a view [2 batch*kvhead rows headdim]."""
-    return rearrange(pair, "pair batch kvhead rows headdim -> pair (batch kvhead) rows headdim")
+def _packed(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Keys and values [batch kvhead rows headdim] behind one another in one flat buffer, which travels as one."""
+    pair = k.new_empty(k.numel() + v.numel())
+    for place, one in zip(_split(pair, k, v), (k, v), strict=True):
+        place.copy_(one)
+    return pair
+
+
+def _split(pair: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Views of keys and values, or their gradients, in a flat buffer, each shaped as k and v."""
+    keys, values = pair.split((k.numel(), v.numel()))
+    return keys.view(k.shape), values.view(v.shape)
+
+
+def _by_heads(pair: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same as views [batch*kvhead rows headdim]."""
+    keys, values = _split(pair, k, v)
+    return keys.flatten(0, 1), values.flatten(0, 1)
 
 
 class _RingAttention(torch.autograd.Function):
@@ -143,14 +160,14 @@ class _RingAttention(torch.autograd.Function):
         batch, kv_heads, group = q.shape[:3]
         queries = _by_rows(q)
         top = queries.new_full(queries.shape[:-1], float("-inf"), dtype=accurate)
-        total, sums = torch.zeros_like(top), torch.zeros_like(queries, dtype=accurate)
-        pair = torch.stack((k, v))
+        total, sums = torch.zeros_like(top), top.new_zeros(*top.shape, v.shape[-1])
+        pair = _packed(k, v)
         for hop in range(ring.group.size):
             arriving = pass_on(pair, ring.group) if hop < ring.group.size - 1 else None
             source = (ring.group.index - hop) % ring.group.size
-            keys = _by_heads(pair)
+            keys = _by_heads(pair, k, v)
             for tile in _tiles(ring, source, batch * kv_heads * group, q.device, starts):
-                _attend(queries, keys, tile, group, top, total, sums)
+                _attend(queries, keys, tile, group, ring.scale, top, total, sums)
             if arriving is not None:
                 pair = arriving()
         sums = sums.div_(total.unsqueeze(-1))
@@ -171,14 +188,14 @@ class _RingAttention(torch.autograd.Function):
         through_sum = _by_rows((grad.to(log_sum_exp.dtype) * out).sum(-1, keepdim=True)).squeeze(-1)
         queries, grad_out = _by_rows(q), _by_rows(grad)
         grad_q = torch.zeros_like(queries, dtype=log_sum_exp.dtype)
-        pair = torch.stack((k, v))
+        pair = _packed(k, v)
         returning = None
         for hop in range(ring.group.size):
             arriving = pass_on(pair, ring.group) if hop < ring.group.size - 1 else None
             grad_pair = torch.zeros_like(pair, dtype=log_sum_exp.dtype)
-            rows = _Rows(queries, grad_out, log_sum_exp, through_sum, grad_q)
+            rows = _Rows(queries, grad_out, log_sum_exp, through_sum, grad_q, ring.scale)
             source = (ring.group.index - hop) % ring.group.size
-            keys, grad_keys = _by_heads(pair), _by_heads(grad_pair)
+            keys, grad_keys = _by_heads(pair, k, v), _by_heads(grad_pair, k, v)
             for tile in _tiles(ring, source, batch * kv_heads * group, q.device, ctx.starts):
                 _attend_backward(rows, keys, tile, group, grad_keys)
             if returning is not None:
@@ -187,7 +204,7 @@ class _RingAttention(torch.autograd.Function):
             if arriving is not None:
                 pair = arriving()
         assert returning is not None
-        grad_k, grad_v = returning().to(k.dtype).unbind(0)
+        grad_k, grad_v = _split(returning().to(k.dtype), k, v)
         by_queries = rearrange(
             grad_q.to(q.dtype),
             "(batch kvhead) (rows group) headdim -> batch kvhead group rows headdim",
@@ -197,11 +214,15 @@ class _RingAttention(torch.autograd.Function):
         return by_queries, grad_k, grad_v, None, None
 
 
-def _scores(q: torch.Tensor, k: torch.Tensor, tile: _Tile, accurate: torch.dtype) -> torch.Tensor:
+def _scale(k: torch.Tensor, scale: float | None) -> float:
+    return float(k.shape[-1] ** -0.5) if scale is None else scale
+
+
+def _scores(q: torch.Tensor, k: torch.Tensor, tile: _Tile, accurate: torch.dtype, scale: float | None) -> torch.Tensor:
     """Scaled scores [heads rows*group columns] of q [heads rows*group headdim] and k [heads columns headdim]; minus
     infinity where the mask hides."""
     scores = q.new_empty(*q.shape[:2], k.shape[1])
-    scores = scores.baddbmm_(q, k.transpose(1, 2), beta=0, alpha=q.shape[-1] ** -0.5).to(accurate)
+    scores = scores.baddbmm_(q, k.transpose(1, 2), beta=0, alpha=_scale(k, scale)).to(accurate)
     if tile.mask is not None:
         rows, columns = tile.mask.shape[-2:]
         hidden = ~tile.mask.view(-1, 1, rows, 1, columns)  # for every batch row, or one for all
@@ -219,9 +240,10 @@ def _add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: f
 
 def _attend(
     q: torch.Tensor,
-    pair: torch.Tensor,
+    pair: tuple[torch.Tensor, torch.Tensor],
     tile: _Tile,
     group: int,
+    scale: float | None,
     top: torch.Tensor,
     total: torch.Tensor,
     sums: torch.Tensor,
@@ -230,10 +252,10 @@ def _attend(
 
     A row's first tile must show it something: `_tiles` yields the diagonal first.
     """
-    k, v = pair[:, :, tile.columns]
+    k, v = (one[:, tile.columns] for one in pair)
     at = slice(tile.rows.start * group, tile.rows.stop * group)
     top, total, sums = top[:, at], total[:, at], sums[:, at]
-    scores = _scores(q[:, at], k, tile, top.dtype)
+    scores = _scores(q[:, at], k, tile, top.dtype, scale)
     new_top = torch.maximum(top, scores.amax(-1))
     fading = (top - new_top).exp_()
     weights = scores.sub_(new_top.unsqueeze(-1)).exp_()
@@ -251,20 +273,28 @@ class _Rows:
     log_sum_exp: torch.Tensor
     through_sum: torch.Tensor
     grad_q: torch.Tensor
+    scale: float | None = None
 
     def of(self, tile: _Tile, group: int) -> _Rows:
         """The rows of one tile, as views."""
         at = slice(tile.rows.start * group, tile.rows.stop * group)
         each = (self.q, self.grad_out, self.log_sum_exp, self.through_sum, self.grad_q)
-        return _Rows(*(x[:, at] for x in each))
+        q, grad_out, log_sum_exp, through_sum, grad_q = (x[:, at] for x in each)
+        return _Rows(q, grad_out, log_sum_exp, through_sum, grad_q, self.scale)
 
 
-def _attend_backward(rows: _Rows, pair: torch.Tensor, tile: _Tile, group: int, grad_pair: torch.Tensor) -> None:
+def _attend_backward(
+    rows: _Rows,
+    pair: tuple[torch.Tensor, torch.Tensor],
+    tile: _Tile,
+    group: int,
+    grad_pair: tuple[torch.Tensor, torch.Tensor],
+) -> None:
     """Adds a tile's gradients in place: the probabilities follow from the scores and the rows' log-sum-exp."""
-    k, v = pair[:, :, tile.columns]
-    grad_k, grad_v = grad_pair[:, :, tile.columns]
-    own, scale = rows.of(tile, group), k.shape[-1] ** -0.5
-    weights = _scores(own.q, k, tile, own.log_sum_exp.dtype).sub_(own.log_sum_exp.unsqueeze(-1)).exp_()
+    k, v = (one[:, tile.columns] for one in pair)
+    grad_k, grad_v = (one[:, tile.columns] for one in grad_pair)
+    own, scale = rows.of(tile, group), _scale(k, rows.scale)
+    weights = _scores(own.q, k, tile, own.log_sum_exp.dtype, scale).sub_(own.log_sum_exp.unsqueeze(-1)).exp_()
     _add_product(grad_v, weights.to(v.dtype).transpose(1, 2), own.grad_out)
     grad_scores = torch.bmm(own.grad_out, v.transpose(1, 2)).to(weights.dtype)
     grad_scores = grad_scores.sub_(own.through_sum.unsqueeze(-1)).mul_(weights).to(k.dtype)

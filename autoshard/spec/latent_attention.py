@@ -1,0 +1,38 @@
+"""Multi-head latent attention: queries, keys and values are made of compressed vectors (DeepSeek-V2, 2405.04434)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autoshard.files.codec import Count
+from autoshard.files.fields import check_flag, check_integer
+
+
+@dataclass(frozen=True)
+class LatentAttention:
+    """Widths of multi-head latent attention, under the names of DeepSeek's config. ModelSpec.head_dim is the width of a
+    head's query and key, both parts together.
+
+    q_lora_rank: Width of the vector that a token's queries are made of; null where they are made of the hidden state.
+    kv_lora_rank: Width of the vector that all keys and values of a token are made of.
+    qk_rope_head_dim: Numbers at the end of each head's query and key that rotary positions turn; all heads share those
+        of the key.
+    v_head_dim: Width of a head's value.
+    rope_interleave: Whether positions turn neighbours, 0 with 1, in place of numbers that are half the width apart.
+
+    Raises AutoshardError for a width that is no positive whole number.
+    """
+
+    q_lora_rank: Count | None
+    kv_lora_rank: Count
+    qk_rope_head_dim: Count
+    v_head_dim: Count
+    rope_interleave: bool = True
+
+    def __post_init__(self) -> None:
+        of = "latent_attention"
+        for field in ("kv_lora_rank", "qk_rope_head_dim", "v_head_dim"):
+            check_integer(of, field, getattr(self, field))
+        if self.q_lora_rank is not None:
+            check_integer(of, "q_lora_rank", self.q_lora_rank)
+        check_flag(of, "rope_interleave", self.rope_interleave)

@@ -1,0 +1,94 @@
+"""Multi-head latent attention as operators over named dims.
+
+    q = rope(up(norm(down(h))))             or up(h) where queries are not compressed
+    c, r = down(h)                          one vector for all keys and values, and the part of keys that positions turn
+    k = [up(norm(c)), rope(r) for all heads]    v = up(norm(c))
+
+The products that make compressed vectors have no dim of heads: each tensor-parallel rank has them whole, works on its
+part of the sequence where that is split, and the gradients are summed. The products behind them split heads, and gather
+the compressed vectors, which are narrow. They are the module `attention_up`: run again in backward, only compressed
+vectors stay.
+"""
+
+from __future__ import annotations
+
+from autoshard.graph.ir import GraphBuilder
+from autoshard.models.dropping import residual
+from autoshard.models.llama.graph import HIDDEN, core_attention, linear, rms_norm
+from autoshard.spec.model import ModelSpec
+
+NORM_EPS = 1e-6
+"""Of the norms of compressed vectors, whatever the model's: transformers' default, and DeepSeek's own code."""
+QUERIES, KEYS = "kvhead group headdim", "kvhead kv_b"
+
+
+def latent_attention(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
+    """Append norm, latent attention and residual; returns the sum's name.
+
+    x: [batch, seq, embed]. layer: place of the block. kernel: of attention, 'flash' or 'plain'.
+    """
+    latent = model.latent_attention
+    assert latent is not None, model
+    prefix = f"model.layers.{layer}"
+    name = f"{prefix}.self_attn"
+    b.module = "attention_norm"
+    h = rms_norm(b, model, f"{prefix}.input_layernorm", x)
+    b.module = "attention"
+    compressed = f"{name}.kv_a_proj_with_mqa"
+    if latent.q_lora_rank is None:
+        made_of, source, up = h, "embed", "q_proj"
+    else:
+        down = linear(b, f"{name}.q_a_proj", h, f"{HIDDEN}, q_rank embed -> batch seq q_rank", bias=False)
+        made_of, source, up = down, "q_rank", "q_b_proj"
+    both = linear(b, compressed, h, f"{HIDDEN}, kv_a embed -> batch seq kv_a", bias=False)
+    c = _slice(b, f"{compressed}.compressed", both, "kv_rank", 0)
+    turned = _rope(b, model, f"{name}.k_rope", _slice(b, f"{compressed}.rotary", both, "ropedim", latent.kv_lora_rank))
+    if latent.q_lora_rank is not None:
+        made_of = _norm(b, f"{name}.q_a_layernorm", made_of)
+    c = _norm(b, f"{name}.kv_a_layernorm", c)
+    b.module = "attention_up"
+    q = linear(b, f"{name}.{up}", made_of, f"batch seq {source}, {QUERIES} {source} -> batch seq {QUERIES}", bias=False)
+    q = _rope(b, model, f"{name}.q_rope", q, b.size("nopedim"))
+    kv = linear(b, f"{name}.kv_b_proj", c, f"batch seq kv_rank, {KEYS} kv_rank -> batch seq {KEYS}", bias=False)
+    v = _slice(b, f"{name}.kv_b_proj.values", kv, "valuedim", b.size("nopedim"))
+    unturned = _slice(b, f"{name}.kv_b_proj.keys", kv, "nopedim", 0)
+    rows = ("batch", "seq", "kvhead")
+    k = b.operator("concat", f"{name}.keys", (unturned, turned), (*rows, "headdim"), rows)
+    b.module = "core_attention"
+    context = core_attention(b, model, f"{name}.core_attention", q, k, v, kernel)
+    b.module = "attention"
+    expression = "batch seq kvhead group valuedim, embed kvhead group valuedim -> batch seq embed"
+    out = linear(b, f"{name}.o_proj", context, expression, bias=False)
+    return residual(b, model, f"{prefix}.attention_residual", x, (out, f"{name}.dropout"))
+
+
+def _norm(b: GraphBuilder, name: str, x: str) -> str:
+    """Append the RMS norm of a compressed vector, and return its output."""
+    dims = b.dims(x)
+    weight = b.parameter(f"{name}.weight", dims[-1])
+    return b.operator("norm", name, (x, weight), dims, dims[:-1], function="rms", eps=NORM_EPS)
+
+
+def _slice(b: GraphBuilder, name: str, x: str, dim: str, first: int) -> str:
+    """Append a copy of a range of x's last dim as the dim `dim`, and return its name. first: where it begins."""
+    rows = b.dims(x)[:-1]
+    return b.operator("slice", name, (x,), (*rows, dim), rows, first=first)
+
+
+def _rope(b: GraphBuilder, model: ModelSpec, name: str, x: str, first: int = 0) -> str:
+    """Append rotary positions of queries, or of the part of keys that they turn. first: the first number that turns."""
+    latent = model.latent_attention
+    assert latent is not None, model
+    dims = b.dims(x)
+    return b.operator(
+        "rope",
+        name,
+        (x,),
+        dims,
+        dims[:-1],
+        theta=model.rope_theta,
+        scaling=model.rope_scaling,
+        rotary_dim=latent.qk_rope_head_dim,
+        interleaved=latent.rope_interleave,
+        first_rotary=first,
+    )

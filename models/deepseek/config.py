@@ -1,0 +1,148 @@
+"""The config.json of DeepSeek-V2, V3, R1 and Kimi-K2."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autoshard.errors import AutoshardError
+from autoshard.files.fields import show
+from autoshard.models.config_fields import Config, rope, rope_keys, sizes
+from autoshard.spec.latent_attention import LatentAttention
+from autoshard.spec.model import DENSE, MOST_REPEATED, SPARSE, ModelSpec
+from autoshard.spec.router import CORRECTED, GREEDY, GROUP_LIMITED, Router
+
+ARCHITECTURES = {
+    "deepseek_v2": "DeepseekV2ForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
+    "kimi_k2": "DeepseekV3ForCausalLM",
+}
+UNSUPPORTED = (("attention_bias", True), ("mlp_bias", True))
+
+
+def read(config: Config, model_type: str) -> ModelSpec:
+    nope, turned = config.integer("qk_nope_head_dim", 128), config.integer("qk_rope_head_dim", 64)
+    heads = config.integer("num_attention_heads", at_most=MOST_REPEATED)
+    rope_theta, rope_scaling = rope(config, 10_000.0)
+    second = model_type == "deepseek_v2"
+    latent = LatentAttention(
+        q_lora_rank=config.nullable_integer("q_lora_rank", 1536),
+        kv_lora_rank=config.integer("kv_lora_rank", 512),
+        qk_rope_head_dim=turned,
+        v_head_dim=config.integer("v_head_dim", 128),
+        rope_interleave=True if second else config.value("rope_interleave", True),
+    )
+    return ModelSpec(
+        name=config.name,
+        model_type=model_type,
+        hidden_size=config.value("hidden_size"),
+        num_hidden_layers=config.value("num_hidden_layers"),
+        num_attention_heads=heads,
+        num_key_value_heads=config.value("num_key_value_heads", heads),
+        head_dim=nope + turned,
+        vocab_size=config.value("vocab_size"),
+        max_position_embeddings=config.value("max_position_embeddings"),
+        hidden_act=config.value("hidden_act", "silu"),
+        norm_eps=config.positive("rms_norm_eps", 1e-6),
+        rope_theta=rope_theta,
+        rope_scaling=rope_scaling,
+        tie_word_embeddings=config.value("tie_word_embeddings", False),
+        sliding_window=None,
+        attention_bias=False,
+        mlp_bias=False,
+        latent_attention=latent,
+        **(_second_router(config) if second else corrected_router(config, n_group=8, topk_group=4, scaling=2.5)),
+        **experts(config, first_dense=0 if second else 3, shared=2 if second else 1),
+    )
+
+
+def experts(config: Config, first_dense: int, shared: int) -> dict[str, Any]:
+    """The fields of routed and shared experts, and of the first blocks, which have none. first_dense, shared: how many
+    blocks and shared experts there are without their keys."""
+    layers = config.integer("num_hidden_layers", at_most=MOST_REPEATED)
+    width = config.integer("moe_intermediate_size")
+    if (every := config.integer("moe_layer_freq", 1)) != 1:
+        raise AutoshardError(f"moe_layer_freq={every} of {config.name} is not supported; 1 is")
+    dense = min(config.integer("first_k_dense_replace", first_dense, at_least=0), layers)
+    fields = {
+        "intermediate_size": width,
+        "num_local_experts": config.value("n_routed_experts"),
+        "num_experts_per_tok": config.value("num_experts_per_tok"),
+        "shared_expert_intermediate_size": width * config.integer("n_shared_experts", shared, at_least=0),
+    }
+    if dense:
+        fields["mlp_layer_types"] = (DENSE,) * dense + (SPARSE,) * (layers - dense)
+        fields["dense_intermediate_size"] = config.value("intermediate_size")
+    return fields
+
+
+def corrected_router(config: Config, n_group: int, topk_group: int, scaling: float) -> dict[str, Any]:
+    """The fields of DeepSeek-V3's router, with the values that its keys have where they are absent."""
+    for key, known in (("scoring_func", "sigmoid"), ("topk_method", CORRECTED)):
+        if (value := config.value(key, known)) != known:
+            raise AutoshardError(f"{key}={show(value)} of {config.name} is not supported; {known} is")
+    router = Router(
+        scoring_func="sigmoid",
+        topk_method=CORRECTED,
+        n_group=config.integer("n_group", n_group),
+        topk_group=config.integer("topk_group", topk_group),
+        routed_scaling_factor=config.positive("routed_scaling_factor", scaling),
+    )
+    return {"router": router, "norm_topk_prob": config.value("norm_topk_prob", True)}
+
+
+def _second_router(config: Config) -> dict[str, Any]:
+    """The fields of DeepSeek-V2's router; transformers never makes the weights of its experts add up to 1."""
+    method = config.value("topk_method", GREEDY)
+    known = (GREEDY, GROUP_LIMITED)
+    if method not in known:
+        raise AutoshardError(f"topk_method={show(method)} of {config.name} must be one of: {', '.join(known)}")
+    if config.value("norm_topk_prob", False) is not False:
+        raise AutoshardError(f"norm_topk_prob=True of {config.name} is not supported for deepseek_v2; False is")
+    if (scoring := config.value("scoring_func", "softmax")) != "softmax":
+        raise AutoshardError(f"scoring_func={show(scoring)} of {config.name} is not supported; softmax is")
+    grouped = method == GROUP_LIMITED
+    router = Router(
+        scoring_func="softmax",
+        topk_method=method,
+        n_group=config.integer("n_group") if grouped else 1,
+        topk_group=config.integer("topk_group") if grouped else 1,
+        routed_scaling_factor=config.positive("routed_scaling_factor", 1.0),
+    )
+    return {"router": router, "norm_topk_prob": False}
+
+
+def write(model: ModelSpec) -> dict[str, Any]:
+    latent = model.latent_attention
+    assert latent is not None, model
+    config = sizes(model) | rope_keys(model) | expert_keys(model)
+    del config["head_dim"]  # transformers has that of the part that turns there
+    config |= {
+        "num_key_value_heads": model.num_key_value_heads,
+        "rms_norm_eps": model.norm_eps,
+        "q_lora_rank": latent.q_lora_rank,
+        "kv_lora_rank": latent.kv_lora_rank,
+        "qk_nope_head_dim": model.head_dim - latent.qk_rope_head_dim,
+        "qk_rope_head_dim": latent.qk_rope_head_dim,
+        "v_head_dim": latent.v_head_dim,
+    }
+    return config if model.model_type == "deepseek_v2" else config | {"rope_interleave": latent.rope_interleave}
+
+
+def expert_keys(model: ModelSpec) -> dict[str, Any]:
+    """The keys that `experts` and the readers of routers read."""
+    router = model.router
+    assert router is not None, model
+    return {
+        "intermediate_size": model.dense_intermediate_size or model.intermediate_size,
+        "moe_intermediate_size": model.intermediate_size,
+        "n_routed_experts": model.num_local_experts,
+        "num_experts_per_tok": model.num_experts_per_tok,
+        "n_shared_experts": model.shared_expert_intermediate_size // model.intermediate_size,
+        "first_k_dense_replace": model.mlp_layer_types.count(DENSE),
+        "norm_topk_prob": model.norm_topk_prob,
+        "scoring_func": router.scoring_func,
+        "topk_method": router.topk_method,
+        "n_group": router.n_group,
+        "topk_group": router.topk_group,
+        "routed_scaling_factor": router.routed_scaling_factor,
+    }

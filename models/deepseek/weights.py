@@ -1,0 +1,44 @@
+"""The names and the form of our parameters in Hugging Face checkpoints of DeepSeek-V2, V3 and Kimi-K2."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autoshard.models.llama.weights import ends, gated_mlp
+from autoshard.models.mixtral.weights import mixture
+from autoshard.models.qwen.weights import MATRICES
+from autoshard.models.weight_names import Part
+from autoshard.spec.model import ModelSpec
+
+__all__ = ["block", "ends", "mlp"]
+
+
+def block(model: ModelSpec, layer: int) -> Iterator[Part]:
+    latent, prefix = model.latent_attention, f"model.layers.{layer}"
+    assert latent is not None, model
+    name = f"{prefix}.self_attn"
+    queries = "(kvhead group headdim)"
+    if latent.q_lora_rank is None:
+        yield Part.same(f"{name}.q_proj.weight", f"{queries} embed")
+    else:
+        yield Part.same(f"{name}.q_a_proj.weight", "q_rank embed")
+        yield Part.same(f"{name}.q_a_layernorm.weight", "q_rank")
+        yield Part.same(f"{name}.q_b_proj.weight", f"{queries} q_rank")
+    yield Part.same(f"{name}.kv_a_proj_with_mqa.weight", "kv_a embed")
+    yield Part.same(f"{name}.kv_a_layernorm.weight", "kv_rank")
+    yield Part.same(f"{name}.kv_b_proj.weight", "(kvhead kv_b) kv_rank")
+    yield Part.same(f"{name}.o_proj.weight", "embed (kvhead group valuedim)")
+    yield Part.same(f"{prefix}.input_layernorm.weight", "embed")
+    yield Part.same(f"{prefix}.post_attention_layernorm.weight", "embed")
+    yield from mlp(model, layer)
+
+
+def mlp(model: ModelSpec, layer: int) -> Iterator[Part]:
+    """The parts of the checkpoint for a block's MLP, or for its routed and shared experts."""
+    name = f"model.layers.{layer}.mlp"
+    if not model.has_experts(layer):
+        yield from gated_mlp(model, name, "dense_ffn")
+        return
+    yield from mixture(model, name, MATRICES)
+    if model.shared_expert_intermediate_size:
+        yield from gated_mlp(model, f"{name}.shared_experts", "shared_ffn")

@@ -1,0 +1,205 @@
+"""Latent attention, the routers of DeepSeek's models, and YaRN: hand-computed numbers and exact refusals."""
+
+from dataclasses import replace
+from math import log
+from typing import Any
+
+import pytest
+
+from autoshard.backends.problem import Problem
+from autoshard.backends.rules import check_recompute, check_strategy
+from autoshard.errors import AutoshardError
+from autoshard.files.codec import from_json, to_json
+from autoshard.graph.count import total_flops
+from autoshard.graph.partition import OperatorStep
+from autoshard.graph.recompute import canonical, kept_activations
+from autoshard.layout.sharding import stage_program
+from autoshard.models.huggingface import from_config, to_config
+from autoshard.models.registry import load_model
+from autoshard.models.stage import dim_sizes, stage_graph
+from autoshard.spec.cluster import load_cluster
+from autoshard.spec.latent_attention import LatentAttention
+from autoshard.spec.model import ModelSpec, RopeScaling
+from autoshard.spec.router import Router
+from autoshard.spec.training import TrainingSpec, load_precision
+from tests.multiprocess.plans import MODELS, strategy
+
+V3 = load_model("deepseek-v3")
+TINY = MODELS["deepseek v3"]
+TRAINING = TrainingSpec(4096, 16, load_precision("mixed_precision"))
+
+
+def block_program(model: ModelSpec, tp: int, layer: int = 0) -> Any:
+    sizes = dim_sizes(model, 1, 64, tp)
+    return stage_program(stage_graph(model, sizes, (layer,), False, False), {"tp0": tp}, sequence_parallel=True)
+
+
+def kept(model: ModelSpec, recompute: str, tp: int = 1) -> dict[str, float]:
+    """Bytes by name in the first block's attention."""
+    found = kept_activations(block_program(model, tp), recompute)
+    return {name.removeprefix("model.layers.0.self_attn."): size for name, size in found.items() if "self_attn" in name}
+
+
+def test_what_flash_keeps_of_latent_attention_by_hand() -> None:
+    """64 tokens, 8 heads of 20 and 10 numbers, vectors of 24 and 12, 8 numbers that turn; 2 bytes each."""
+    rows = 2 * 64
+    assert kept(TINY, "none") == {
+        "q_a_proj": rows * 24,
+        "kv_a_proj_with_mqa.compressed": rows * 12,
+        "q_a_layernorm:statistics": 4 * 64,
+        "kv_a_layernorm:statistics": 4 * 64,
+        "q_a_layernorm": rows * 24,
+        "kv_a_layernorm": rows * 12,
+        "q_rope": rows * 8 * 20,
+        "keys": rows * 8 * 20,
+        "kv_b_proj.values": rows * 8 * 10,
+        "core_attention": rows * 8 * 10,
+        "core_attention:log_sum_exp": 4 * 64 * 8,
+    }
+
+
+def test_up_projections_that_run_again_leave_compressed_vectors() -> None:
+    usual, again = kept(TINY, "none"), kept(TINY, "attention_up+core_attention")
+    heads = {"q_rope", "keys", "kv_b_proj.values", "core_attention:log_sum_exp"}
+    assert again == {name: size for name, size in usual.items() if name not in heads} | {"k_rope": 2 * 64 * 8}
+
+
+def test_tensor_parallel_ranks_split_heads_and_share_compressed_vectors() -> None:
+    program = block_program(TINY, 2)
+    names = {"q_a_proj": "I", "kv_a_proj_with_mqa": "I", "q_b_proj": "kvhead", "kv_b_proj": "kvhead"}
+    for name, state in names.items():
+        assert program.states[f"model.layers.0.self_attn.{name}.weight"] == (state,), name
+    summed = {name for name, axes in program.gradient_sync.items() if axes == ("tp0",)}
+    assert {f"model.layers.0.self_attn.{name}.weight" for name in ("q_a_proj", "kv_a_proj_with_mqa")} < summed
+    steps = [step for step in program.steps if not isinstance(step, OperatorStep)]
+    gathered = {getattr(step, "gather", step).source for step in steps}
+    assert {f"model.layers.0.self_attn.{name}" for name in ("q_a_layernorm", "kv_a_layernorm", "k_rope")} < gathered
+
+
+def test_dense_blocks_of_a_mixture_split_their_width() -> None:
+    program = block_program(TINY, 2)
+    assert program.states["model.layers.0.mlp.up_proj.weight"] == ("dense_ffn",)
+
+
+def test_flops_of_a_block_by_hand() -> None:
+    sizes = dim_sizes(V3, 1, 4096)
+    found = total_flops(stage_graph(V3, sizes, (0,), False, False))
+    projections = 7168 * 1536 + 1536 * 128 * 192 + 7168 * 576 + 512 * 128 * 256 + 128 * 128 * 7168
+    attention = 4096 * 4096 * 128 * (192 + 128)  # half of the square, two FLOPs a multiply-add
+    assert found == 2 * 4096 * (projections + 3 * 7168 * 18432) + attention
+
+
+def test_yarn_multiplies_scores_as_published() -> None:
+    scaling = V3.rope_scaling
+    assert scaling is not None and scaling.rotation_factor == 1.0
+    assert V3.scores_scale == pytest.approx(192**-0.5 * (0.1 * log(40) + 1) ** 2, rel=1e-15)
+    assert RopeScaling("yarn", 4.0, None, None, 64, 32.0, 1.0).rotation_factor == 0.1 * log(4) + 1
+    both = RopeScaling("yarn", 4.0, None, None, 64, 32.0, 1.0, mscale=1.0, mscale_all_dim=0.5)
+    assert both.rotation_factor == (0.1 * log(4) + 1) / (0.05 * log(4) + 1)
+    assert replace(both, attention_factor=1.5).rotation_factor == 1.5
+    assert MODELS["llama"].scores_scale is None
+
+
+def test_a_bias_of_the_choice_is_no_parameter_that_is_learned() -> None:
+    graph = stage_graph(TINY, dim_sizes(TINY, 1, 64), (1,), False, False)
+    name = "model.layers.1.mlp.gate.e_score_correction_bias"
+    assert not graph.tensors[name].differentiable
+    assert graph.num_parameters() + 8 == sum(graph.num_elements(tensor.name) for tensor in graph.parameters())
+
+
+@pytest.mark.parametrize("name", ["deepseek v3", "deepseek v2 of 6 heads"])
+def test_configs_and_plans_give_the_same_model_back(name: str) -> None:
+    model = MODELS[name]
+    assert from_config(to_config(model), model.name) == model
+    assert from_json(ModelSpec, to_json(model), "model") == model
+
+
+def test_kimi_k2_is_deepseek_v3_under_another_name() -> None:
+    config = to_config(load_model("kimi-k2"))
+    assert config["architectures"] == ["DeepseekV3ForCausalLM"]
+    other = from_config({**config, "model_type": "deepseek_v3"}, "kimi-k2")
+    assert replace(other, model_type="kimi_k2") == load_model("moonshotai/Kimi-K2-Instruct")
+
+
+CONFIG = to_config(TINY)
+SECOND = to_config(MODELS["deepseek v2 of 6 heads"])
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        ({**CONFIG, "attention_bias": True}, "attention_bias=True of m is not supported; False is"),
+        ({**CONFIG, "moe_layer_freq": 2}, "moe_layer_freq=2 of m is not supported; 1 is"),
+        ({**CONFIG, "scoring_func": "softmax"}, "scoring_func='softmax' of m is not supported; sigmoid is"),
+        ({**CONFIG, "topk_method": "greedy"}, "topk_method='greedy' of m is not supported; noaux_tc is"),
+        (
+            {**SECOND, "topk_method": "noaux_tc"},
+            "topk_method='noaux_tc' of m must be one of: greedy, group_limited_greedy",
+        ),
+        ({**SECOND, "norm_topk_prob": True}, "norm_topk_prob=True of m is not supported for deepseek_v2; False is"),
+        ({**CONFIG, "n_group": 3}, "n_group=3 of router must divide num_local_experts=8 of m"),
+        ({**CONFIG, "topk_group": 5}, "topk_group=5 of router must be at most n_group=4"),
+        (
+            {**CONFIG, "num_experts_per_tok": 5},
+            "num_experts_per_tok=5 must be at most 4: topk_group=2 groups of 2 experts of m",
+        ),
+        (
+            {**CONFIG, "n_group": 8},
+            "topk_method=noaux_tc needs 2 experts in each of n_group=8 groups of m",
+        ),
+        (
+            {**CONFIG, "num_key_value_heads": 4},
+            ("num_key_value_heads=4 of m must be num_attention_heads=8: latent attention makes keys of every head"),
+        ),
+        (
+            {**CONFIG, "qk_rope_head_dim": 7},
+            "qk_rope_head_dim=7 of m must be even and below head_dim=19, the width of queries and keys",
+        ),
+        ({**CONFIG, "kv_lora_rank": 0}, "kv_lora_rank=0 of m must be a whole number from 1 to 1,000,000,000"),
+    ],
+)
+def test_what_a_config_cannot_have_is_named(config: dict[str, Any], text: str) -> None:
+    with pytest.raises(AutoshardError) as raised:
+        from_config(config, "m")
+    assert str(raised.value) == text
+
+
+def test_latent_attention_goes_with_its_families() -> None:
+    with pytest.raises(AutoshardError) as raised:
+        replace(TINY, latent_attention=None)
+    assert str(raised.value) == (
+        "model_type=deepseek_v3 of tiny-llama needs latent_attention; deepseek_v2, deepseek_v3, kimi_k2 have it"
+    )
+    with pytest.raises(AutoshardError, match=r"^model_type=llama of tiny-llama has no latent_attention; "):
+        replace(MODELS["llama"], latent_attention=TINY.latent_attention)
+    with pytest.raises(AutoshardError) as raised:
+        replace(TINY, shared_expert_intermediate_size=100)
+    assert str(raised.value) == (
+        "shared_expert_intermediate_size=100 of tiny-llama must be a multiple of intermediate_size=96: "
+        "model_type=deepseek_v3 counts shared experts"
+    )
+    with pytest.raises(AutoshardError) as raised:
+        LatentAttention(None, 0, 8, 10)
+    assert str(raised.value) == "kv_lora_rank=0 of latent_attention must be a whole number from 1 to 1,000,000,000"
+    with pytest.raises(AutoshardError) as raised:
+        Router("softmax", "greedy", n_group=2)
+    assert str(raised.value) == "n_group=2 of router must be 1 with topk_method=greedy"
+
+
+def test_nxd_refuses_latent_attention_and_names_torch() -> None:
+    cluster = load_cluster("trn1.32xlarge", nodes=1)
+    layout = strategy(tp=8, pp=4, layers=(1,) * 4)
+    model = replace(TINY, num_hidden_layers=4, max_position_embeddings=4096)
+    with pytest.raises(AutoshardError) as raised:
+        check_strategy(model, TRAINING, cluster, "nxd", layout)
+    assert str(raised.value) == ("backend=nxd has no layers for the latent attention of tiny-llama; use backend torch")
+
+
+def test_a_set_names_a_part_of_attention_where_a_block_has_it() -> None:
+    assert canonical("core_attention+attention_up") == "attention_up+core_attention"
+    assert canonical("attention_up+attention") == "attention"
+    assert canonical("full") == canonical("attention_norm+attention+attention_up+core_attention+mlp_norm+mlp+residual")
+    cluster = load_cluster("trn1.32xlarge", nodes=1)
+    check_recompute(Problem(TINY, TRAINING, cluster, "torch"), ("attention_up",))
+    with pytest.raises(AutoshardError, match="recompute=attention_up: a block has no attention_up; a set is none, "):
+        check_recompute(Problem(MODELS["llama"], TRAINING, cluster, "torch"), ("attention_up",))
