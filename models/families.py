@@ -39,6 +39,7 @@ class Family:
 
 
 LLAMA, QWEN_MOE = Family("llama"), Family("qwen")
+GEMMA = Family("gemma")
 FAMILIES = {
     "llama": LLAMA,
     "mistral": LLAMA,
@@ -49,6 +50,8 @@ FAMILIES = {
     "qwen3": LLAMA,
     "qwen2_moe": QWEN_MOE,
     "qwen3_moe": QWEN_MOE,
+    "gemma2": GEMMA,
+    "gemma3_text": GEMMA,
     "traced": Family("traced", is_published=False),
 }
 """By model_type."""

@@ -10,6 +10,7 @@ from typing import Annotated
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import Absence, Count, Limit, NotNegative, Positive, Whole
 from autoshard.files.fields import check_choice, check_flag, check_integer, check_positive, show
+from autoshard.spec.attention_scores import USUAL_SCORES, AttentionScores
 from autoshard.spec.dropout import NO_DROPOUT, Dropout
 from autoshard.spec.traced import TracedGraph
 
@@ -25,9 +26,13 @@ ACTIVATIONS = {
     "qwen2_moe": ("silu",),
     "qwen3": ("silu",),
     "qwen3_moe": ("silu",),
+    "gemma2": ("gelu_pytorch_tanh",),
+    "gemma3_text": ("gelu_pytorch_tanh",),
     TRACED: (TRACED,),
 }
-"""Per model_type, the values of hidden_act: silu stands in a gated MLP (three matrices), gelu in a plain one (two)."""
+"""Per model_type, the values of hidden_act: silu stands in a gated MLP (three matrices), gelu in a plain one (two),
+but for Gemma, whose gate is a gelu."""
+GEMMA_MODEL_TYPES = ("gemma2", "gemma3_text")
 MODEL_TYPES = tuple(name for name in ACTIVATIONS if name != TRACED)
 MOE_MODEL_TYPES = ("mixtral", "qwen2_moe", "qwen3_moe")
 SHARED_EXPERT_MODEL_TYPES = ("qwen2_moe",)
@@ -80,7 +85,7 @@ class ModelSpec:
     name: What plans call it.
     model_type: llama | mistral | mixtral | qwen2 | qwen2_moe | qwen3 | qwen3_moe (RMSNorm, rotary positions, gated
         MLP) | gpt2 (LayerNorm, learned positions) | gpt_neox (LayerNorm, rotary positions on part of each head) |
-        traced (a user's own module).
+        gemma2 | gemma3_text (RMSNorm around attention and MLP, scaled embeddings) | traced (a user's own module).
     hidden_size: Width of the residual stream.
     intermediate_size: Width of the MLP; of one expert where there are experts.
     num_hidden_layers: Transformer blocks.
@@ -109,6 +114,10 @@ class ModelSpec:
     mlp_layer_types: Of each block of a mixture, dense (an MLP of dense_intermediate_size) | sparse (experts); absent
         where all blocks are alike.
     dense_intermediate_size: Width of the MLP of a mixture's blocks without experts; absent without such blocks.
+    attention_scores: What attention does otherwise than softmax(q k^T / sqrt(head_dim)); absent where that is nothing.
+    final_logit_softcapping: A logit z becomes c * tanh(z / c), where c is this; absent where it stays.
+    rope_local_base_freq: Base of the rotary positions of blocks with a sliding window, which are not stretched; absent
+        where they are as in the others.
     dropout: What training drops; absent where it drops nothing, which it does, whatever a config says, unless it
         was asked to.
     graph: Of model_type traced alone: the operators of a user's own module over named dims, read as data; the other
@@ -145,6 +154,9 @@ class ModelSpec:
     layer_types: Annotated[tuple[str, ...], Absence.WRITTEN, Limit(most_items=MOST_REPEATED)] = ()
     mlp_layer_types: Annotated[tuple[str, ...], Absence.WRITTEN, Limit(most_items=MOST_REPEATED)] = ()
     dense_intermediate_size: Annotated[Whole, Absence.WRITTEN] = 0
+    attention_scores: Annotated[AttentionScores, Absence.WRITTEN] = USUAL_SCORES
+    final_logit_softcapping: Annotated[Positive | None, Absence.WRITTEN] = None
+    rope_local_base_freq: Annotated[Positive | None, Absence.WRITTEN] = None
     dropout: Annotated[Dropout, Absence.WRITTEN] = NO_DROPOUT
     graph: Annotated[TracedGraph | None, Absence.WRITTEN] = None
 
@@ -208,7 +220,19 @@ class ModelSpec:
     @property
     def normalizes_heads(self) -> bool:
         """Whether each head's query and key have an RMSNorm of their own."""
-        return self.model_type in ("qwen3", "qwen3_moe")
+        return self.model_type in ("qwen3", "qwen3_moe", "gemma3_text")
+
+    @property
+    def is_gemma(self) -> bool:
+        """Whether norms have weights 1 + w and stand around attention and MLP, and embeddings are scaled by the root of
+        their width."""
+        return self.model_type in GEMMA_MODEL_TYPES
+
+    def rope_of(self, layer: int) -> tuple[float | None, RopeScaling | None]:
+        """(base of the rotary positions of a block, how they are stretched)."""
+        if self.rope_local_base_freq is not None and self.window_of(layer) is not None:
+            return self.rope_local_base_freq, None
+        return self.rope_theta, self.rope_scaling
 
     @property
     def rotary_dim(self) -> int:
@@ -245,6 +269,11 @@ def _check_fields(model: ModelSpec) -> None:
         check_positive(of, "rope_theta", model.rope_theta)
     if model.sliding_window is not None:
         check_integer(of, "sliding_window", model.sliding_window)
+    for field in ("final_logit_softcapping", "rope_local_base_freq"):
+        if getattr(model, field) is not None:
+            check_positive(of, field, getattr(model, field))
+    if not isinstance(model.attention_scores, AttentionScores):
+        raise AutoshardError(f"attention_scores={show(model.attention_scores)} of {of} must be an object")
     if not isinstance(model.rope_scaling, (RopeScaling, type(None))):
         raise AutoshardError(
             f"rope_scaling={show(model.rope_scaling)} of {of} must be null or an object with a rope_type"

@@ -78,6 +78,36 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "decoder_sparse_step": 2,
     },
 }
+CONFIGS["gemma2"] = {
+    **SMALL,
+    "model_type": "gemma2",
+    "head_dim": 16,
+    "query_pre_attn_scalar": 24,
+    "sliding_window": 9,
+    "attn_logit_softcapping": 0.5,
+    "final_logit_softcapping": 0.7,
+}
+CONFIGS["gemma2, no caps"] = {
+    **SMALL,
+    "model_type": "gemma2",
+    "head_dim": 8,
+    "sliding_window": 9,
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+    "attention_bias": True,
+}
+CONFIGS["gemma3"] = {
+    **SMALL,
+    "model_type": "gemma3_text",
+    "num_hidden_layers": 7,
+    "head_dim": 16,
+    "query_pre_attn_scalar": 24,
+    "sliding_window": 9,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    },
+}
 
 
 def published(config: dict[str, Any], folder: Path) -> torch.nn.Module:
@@ -124,6 +154,32 @@ def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     ids = torch.randint(model.vocab_size, (3, 24), generator=torch.Generator().manual_seed(1))
     expected = reference(ids).logits.detach()
     torch.testing.assert_close(logits(model, parameters, ids), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_gradients_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
+    reference = published(CONFIGS[name], tmp_path)
+    model = read_config(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    dims, sizes = parameter_dims(model)
+    parts = checkpoint_parts(model)
+    loaded = from_checkpoint(parts, dims, sizes, tensors, lambda tensor: tensors[tensor].numpy())
+    module = whole_module(model, {name: torch.from_numpy(value.copy()) for name, value in loaded}, (3, 24))
+    # not token 0: where it pads, transformers gives its embedding no gradient
+    ids, labels = torch.randint(1, model.vocab_size, (2, 3, 24), generator=torch.Generator().manual_seed(1))
+    loss: Any = torch.nn.functional.cross_entropy(reference(ids).logits.flatten(0, 1), labels.flatten())
+    loss.backward()
+    loss = module(*({"input_ids": ids, "labels": labels}[name] for name in module.input_names))
+    loss.backward()
+    found: dict[str, Any] = {name: module.parameter(name).grad for name in dims}
+    ours = to_checkpoint(parts, dims, sizes, lambda name: found[name].numpy())
+    for parameter in reference.parameters():
+        parameter.data.copy_(parameter.grad if parameter.grad is not None else torch.zeros(()))
+    reference.save_pretrained(tmp_path / "gradients")  # under the names and in the forms of the checkpoint
+    theirs = load_file(tmp_path / "gradients" / "model.safetensors")
+    largest = max(float(gradient.abs().max()) for gradient in theirs.values())
+    for tensor, gradient in ours:
+        torch.testing.assert_close(torch.from_numpy(gradient), theirs[tensor], rtol=1e-5, atol=1e-5 * largest)
 
 
 def test_the_routers_loss_is_that_of_transformers(tmp_path: Path) -> None:
