@@ -51,6 +51,12 @@ class Config:
         """The sliding_window: null means none, and only an absent key the default."""
         return self._config.get("sliding_window", default)
 
+    def optional(self, key: str, default: float | None) -> float | None:
+        """A number above 0, or null, which means none; only an absent key the default."""
+        if key in self._config and self._config[key] is None:
+            return None
+        return None if default is None and not self.gives(key) else self.positive(key, default or 1.0)
+
     def positive(self, key: str, default: float) -> float:
         value = self.value(key, default)
         check_positive(self.name, key, value)
@@ -94,17 +100,22 @@ def rope(config: Config, default_theta: float, partial_is_known: bool = False) -
         partial = config.value("partial_rotary_factor", 1.0)
     if partial != 1 and not partial_is_known:
         raise AutoshardError(f"partial_rotary_factor={show(partial)} of {config.name} is not supported; 1.0 is")
+    return float(theta), stretched(config, rope)
+
+
+def stretched(config: Config, rope: Mapping[str, Any]) -> RopeScaling | None:
+    """How rotary frequencies are stretched, by the mapping that says it; None where they are not."""
     rope_type = rope.get("rope_type", rope.get("type", "default"))
     if rope_type == "default":
-        return float(theta), None
+        return None
     if rope_type not in ROPE_TYPES:
         supported = ", ".join(("default", *ROPE_TYPES))
         raise AutoshardError(f"rope_type={show(rope_type)} of {config.name} is not supported; supported: {supported}")
     if rope_type == "linear":
-        return float(theta), RopeScaling("linear", as_float(rope.get("factor")))
+        return RopeScaling("linear", as_float(rope.get("factor")))
     if rope_type == "yarn":
-        return float(theta), _yarn(config, rope)
-    return float(theta), RopeScaling(
+        return _yarn(config, rope)
+    return RopeScaling(
         rope_type,
         factor=as_float(rope.get("factor")),
         low_freq_factor=as_float(rope.get("low_freq_factor")),

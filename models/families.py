@@ -39,6 +39,7 @@ class Family:
 
 
 LLAMA, QWEN_MOE, DEEPSEEK = Family("llama"), Family("qwen"), Family("deepseek")
+GEMMA = Family("gemma")
 FAMILIES = {
     "llama": LLAMA,
     "mistral": LLAMA,
@@ -52,6 +53,8 @@ FAMILIES = {
     "deepseek_v2": DEEPSEEK,
     "deepseek_v3": DEEPSEEK,
     "kimi_k2": DEEPSEEK,
+    "gemma2": GEMMA,
+    "gemma3_text": GEMMA,
     "traced": Family("traced", is_published=False),
 }
 """By model_type."""

@@ -19,6 +19,8 @@ NXD_SETS = (
 )
 """NxD Training's own, and those of the others that are useful for every family of models: pricing fewer keeps a plan
 within a second."""
+MODEL_TYPES = ("llama", "mistral", "mixtral", "gpt2", "gpt_neox", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
+"""Families that NxD has layers for."""
 NO_DOCUMENT_MASK = "document_mask: NxD's attention is causal over whole rows, documents or not: use backend=torch"
 
 
@@ -79,6 +81,17 @@ def compressed_vectors_run_on_torch(problem: Problem, draft: Draft) -> str | Non
         return f"backend=nxd has no layers for the latent attention of {model.name}; use backend torch"
     if model.router is not None:
         return f"backend=nxd has no router with topk_method={model.router.topk_method} of {model.name}; use torch"
+    return None
+
+
+def other_families_run_on_torch(problem: Problem, draft: Draft) -> str | None:
+    """[NxD 0.18.0 has layers and kernels for these families; none for sinks, capped scores or norms behind a block]"""
+    model = problem.model
+    if model.graph is None and model.latent_attention is None and model.model_type not in MODEL_TYPES:
+        return (
+            f"backend=nxd has no layers for model_type={model.model_type} of {model.name}; use backend torch, "
+            f"or a model of: {', '.join(MODEL_TYPES)}"
+        )
     return None
 
 
@@ -163,6 +176,7 @@ NXD = Backend(
         Rule("tied embeddings with a pipeline", tied_embeddings_stay_together),
         Rule("NxD does not know a traced model", traced_models_run_on_torch),
         Rule("NxD has no latent attention", compressed_vectors_run_on_torch),
+        Rule("NxD has no layers for the family", other_families_run_on_torch),
         Rule("NxD adds no loss of routers", router_losses_run_on_torch),
         Rule("NxD drops nothing", dropout_runs_on_torch),
     ),

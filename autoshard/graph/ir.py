@@ -159,11 +159,19 @@ class GraphBuilder:
 
         The first input has all dims. The others may lack some: a bias lacks the leading ones, a gate the last.
         """
+        return self._elementwise(name, inputs, function=function)
+
+    def pointwise(self, name: str, expression: str, *inputs: str) -> str:
+        """Append an expression of single elements (graph/pointwise.py), and return the name of its output. inputs: x0,
+        x1, ... of the expression, as in `elementwise`."""
+        return self._elementwise(name, inputs, function="pointwise", expression=expression)
+
+    def _elementwise(self, name: str, inputs: tuple[str, ...], **attributes: str) -> str:
         dims = self.dims(inputs[0])
         for tensor in inputs[1:]:
             have = self.dims(tensor)
             assert tuple(dim for dim in dims if dim in have) == have, (name, dims, have)
-        return self.operator("elementwise", name, inputs, dims, dims, function=function)
+        return self.operator("elementwise", name, inputs, dims, dims, None, **attributes)
 
     def _add(self, tensor: Tensor) -> str:
         known = self._tensors.setdefault(tensor.name, tensor)

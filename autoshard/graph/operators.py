@@ -231,6 +231,10 @@ class Attention(OperatorKind):
 
     With the attribute dropout, SEQUENCE_KEYS is one more input, by which probabilities are dropped; all are kept.
 
+    More attributes: scale, the factor of the scores, None for 1/sqrt(headdim); softcap: a score s becomes
+    softcap * tanh(s / softcap); sinks: the fourth input, [kvhead group], is one more score in each row's softmax, which
+    weighs no value; chunk: a query sees keys of its own chunk of so many tokens alone.
+
     kernel 'flash' keeps q, k, v, the output and one FP32 log-sum-exp a row, and its backward computes the scores again
     (5 matrix products against 2 forward, Dao et al. 2022); 'plain' keeps the probabilities as well.
 
@@ -248,7 +252,7 @@ class Attention(OperatorKind):
     def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
         """FLOPs of the fullest rank: where causal queries are split contiguously, the last rank sees most keys."""
         whole, local = float(graph.sizes["seq"]), sizes["seq"]
-        window = op.attributes.get("sliding_window")
+        window, chunk = op.attributes.get("sliding_window"), op.attributes.get("chunk")
         width = whole if window is None else min(whole, float(str(window)))
         match _context_parallel(op):
             case "ulysses":
@@ -259,6 +263,8 @@ class Attention(OperatorKind):
                 keys = max(early + late for early, late in zip(pieces, reversed(pieces), strict=True)) / 2
             case _:
                 keys = _mean_keys(whole - local, local, width)
+        if chunk is not None and float(str(chunk)) < whole:
+            keys = _keys_in_chunks(op, whole, local, float(str(chunk)))
         return 2.0 * (_elements(graph, op.inputs[0], sizes) + _elements(graph, op.output, sizes)) * keys
 
     def backward_flops_ratio(self, op: Operator) -> float:
@@ -274,7 +280,12 @@ class Attention(OperatorKind):
         rows = prod(sizes[dim] for dim in ("batch", "kvhead", "group", "seq"))
         element_bytes = graph.tensors[op.output].element_bytes
         if op.attributes["kernel"] != "flash":
-            return (Extra("probabilities", element_bytes * rows * graph.sizes["seq"]),)
+            written = [Extra("probabilities", element_bytes * rows * graph.sizes["seq"])]
+            if op.attributes.get("softcap") is not None:
+                written.append(Extra("capped_scores", element_bytes * rows * graph.sizes["seq"]))
+            if op.attributes.get("sinks"):
+                written.append(Extra("weights_of_sinks", FLOAT32_BYTES * rows))
+            return tuple(written)
         statistics = Extra("log_sum_exp", FLOAT32_BYTES * rows)
         if _context_parallel(op) == "ulysses" and sizes["seq"] < graph.sizes["seq"]:
             return (statistics, Extra("output_by_heads", element_bytes * _elements(graph, op.output, sizes)))
@@ -318,6 +329,29 @@ def _mean_keys(start: float, length: float, window: float) -> float:
     """Mean number of keys that a query of the positions [start, start + length) sees, causal, at most `window`."""
     ramp = min(max(window - start, 0.0), length)  # queries whose window still reaches the first position
     return ((start + ramp / 2) * ramp + window * (length - ramp)) / length
+
+
+def _keys_in_chunks(op: Operator, whole: float, local: float, chunk: float) -> float:
+    """Mean number of keys that a query of the fullest rank sees in its chunk, causal.
+
+    whole, local: length of the sequence and of a rank's part of it.
+    """
+
+    def mean(start: float, length: float) -> float:
+        def until(end: float) -> float:  # keys that all queries before `end` see
+            full, rest = divmod(end, chunk)
+            return full * chunk**2 / 2 + rest**2 / 2
+
+        return (until(start + length) - until(start)) / length
+
+    ranks = round(whole / local)
+    match _context_parallel(op):
+        case "ulysses":
+            return mean(0.0, whole)
+        case "zigzag_ring":
+            pieces = [mean(index * local / 2, local / 2) for index in range(2 * ranks)]
+            return max(early + late for early, late in zip(pieces, reversed(pieces), strict=True)) / 2
+    return max(mean(index * local, local) for index in range(ranks))
 
 
 class Embedding(OperatorKind):

@@ -28,6 +28,7 @@ from autoshard.plans.derived_sections import (
 from autoshard.plans.plan import SearchSummary, Stage
 from autoshard.plans.plan_json import compact_json
 from autoshard.plans.search_result import PathSummary, Pins, Rejection
+from autoshard.spec.attention_scores import AttentionScores
 from autoshard.spec.cluster import Cluster, Device, Link
 from autoshard.spec.dropout import Dropout
 from autoshard.spec.latent_attention import LatentAttention
@@ -46,6 +47,7 @@ TYPES = {
     "traced_operator": TracedOperator,
     "traced_parameter": TracedParameter,
     "dropout": Dropout,
+    "attention_scores": AttentionScores,
     "training": TrainingSpec,
     "precision": Precision,
     "product_format": ProductFormat,

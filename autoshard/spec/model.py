@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import Absence, Count, Limit, NotNegative, Positive, Whole
 from autoshard.files.fields import check_choice, check_flag, check_integer, check_not_negative, check_positive, show
+from autoshard.spec.attention_scores import USUAL_SCORES, AttentionScores
 from autoshard.spec.dropout import NO_DROPOUT, Dropout
 from autoshard.spec.latent_attention import LatentAttention
 from autoshard.spec.router import Router
@@ -32,9 +33,13 @@ ACTIVATIONS = {
     "deepseek_v2": ("silu",),
     "deepseek_v3": ("silu",),
     "kimi_k2": ("silu",),
+    "gemma2": ("gelu_pytorch_tanh",),
+    "gemma3_text": ("gelu_pytorch_tanh",),
     TRACED: (TRACED,),
 }
-"""Per model_type, the values of hidden_act: silu stands in a gated MLP (three matrices), gelu in a plain one (two)."""
+"""Per model_type, the values of hidden_act: silu stands in a gated MLP (three matrices), gelu in a plain one (two),
+but for Gemma, whose gate is a gelu."""
+GEMMA_MODEL_TYPES = ("gemma2", "gemma3_text")
 MODEL_TYPES = tuple(name for name in ACTIVATIONS if name != TRACED)
 LATENT_MODEL_TYPES = ("deepseek_v2", "deepseek_v3", "kimi_k2")
 MOE_MODEL_TYPES = ("mixtral", "qwen2_moe", "qwen3_moe", *LATENT_MODEL_TYPES)
@@ -149,8 +154,8 @@ class ModelSpec:
     name: What plans call it.
     model_type: llama | mistral | mixtral | qwen2 | qwen2_moe | qwen3 | qwen3_moe (RMSNorm, rotary positions, gated
         MLP) | deepseek_v2 | deepseek_v3 | kimi_k2 (the same with latent attention) | gpt2
-        (LayerNorm, learned positions) | gpt_neox (LayerNorm, rotary positions on part of each head) | traced (a user's
-        own module).
+        (LayerNorm, learned positions) | gpt_neox (LayerNorm, rotary positions on part of each head) | gemma2 |
+        gemma3_text (RMSNorm around attention and MLP, scaled embeddings) | traced (a user's own module).
     hidden_size: Width of the residual stream.
     intermediate_size: Width of the MLP; of one expert where there are experts.
     num_hidden_layers: Transformer blocks.
@@ -181,6 +186,10 @@ class ModelSpec:
     dense_intermediate_size: Width of the MLP of a mixture's blocks without experts; absent without such blocks.
     latent_attention: Widths of multi-head latent attention; absent where a block has none.
     router: How the experts of a token are chosen; absent where they are the largest of a softmax.
+    attention_scores: What attention does otherwise than softmax(q k^T / sqrt(head_dim)); absent where that is nothing.
+    final_logit_softcapping: A logit z becomes c * tanh(z / c), where c is this; absent where it stays.
+    rope_local_base_freq: Base of the rotary positions of blocks with a sliding window, which are not stretched; absent
+        where they are as in the others.
     dropout: What training drops; absent where it drops nothing, which it does, whatever a config says, unless it
         was asked to.
     graph: Of model_type traced alone: the operators of a user's own module over named dims, read as data; the other
@@ -219,6 +228,9 @@ class ModelSpec:
     dense_intermediate_size: Annotated[Whole, Absence.WRITTEN] = 0
     latent_attention: Annotated[LatentAttention | None, Absence.WRITTEN] = None
     router: Annotated[Router | None, Absence.WRITTEN] = None
+    attention_scores: Annotated[AttentionScores, Absence.WRITTEN] = USUAL_SCORES
+    final_logit_softcapping: Annotated[Positive | None, Absence.WRITTEN] = None
+    rope_local_base_freq: Annotated[Positive | None, Absence.WRITTEN] = None
     dropout: Annotated[Dropout, Absence.WRITTEN] = NO_DROPOUT
     graph: Annotated[TracedGraph | None, Absence.WRITTEN] = None
 
@@ -295,7 +307,19 @@ class ModelSpec:
     @property
     def normalizes_heads(self) -> bool:
         """Whether each head's query and key have an RMSNorm of their own."""
-        return self.model_type in ("qwen3", "qwen3_moe")
+        return self.model_type in ("qwen3", "qwen3_moe", "gemma3_text")
+
+    @property
+    def is_gemma(self) -> bool:
+        """Whether norms have weights 1 + w and stand around attention and MLP, and embeddings are scaled by the root of
+        their width."""
+        return self.model_type in GEMMA_MODEL_TYPES
+
+    def rope_of(self, layer: int) -> tuple[float | None, RopeScaling | None]:
+        """(base of the rotary positions of a block, how they are stretched)."""
+        if self.rope_local_base_freq is not None and self.window_of(layer) is not None:
+            return self.rope_local_base_freq, None
+        return self.rope_theta, self.rope_scaling
 
     @property
     def rotary_dim(self) -> int:
@@ -341,6 +365,11 @@ def _check_fields(model: ModelSpec) -> None:
         check_positive(of, "rope_theta", model.rope_theta)
     if model.sliding_window is not None:
         check_integer(of, "sliding_window", model.sliding_window)
+    for field in ("final_logit_softcapping", "rope_local_base_freq"):
+        if getattr(model, field) is not None:
+            check_positive(of, field, getattr(model, field))
+    if not isinstance(model.attention_scores, AttentionScores):
+        raise AutoshardError(f"attention_scores={show(model.attention_scores)} of {of} must be an object")
     if not isinstance(model.rope_scaling, (RopeScaling, type(None))):
         raise AutoshardError(
             f"rope_scaling={show(model.rope_scaling)} of {of} must be null or an object with a rope_type"

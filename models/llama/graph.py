@@ -18,6 +18,8 @@ def embedding(b: GraphBuilder, model: ModelSpec) -> str:
     tokens = b.operator(
         "embedding", "model.embed_tokens", (ids, table), ("batch", "seq", "embed"), ("batch", "seq", "vocab", "embed")
     )
+    if model.is_gemma:
+        tokens = b.pointwise("model.embed_scale", f"(mul {model.hidden_size**0.5!r} x0)", tokens)
     return dropped_embedding(b, model, "model.embed_dropout", tokens)
 
 
@@ -37,6 +39,13 @@ def attention(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str
     x: [batch, seq, embed]. layer: place of the block. kernel: of attention, 'flash' or 'plain'.
     """
     prefix = f"model.layers.{layer}"
+    out = attended(b, model, x, layer, kernel)
+    return residual(b, model, f"{prefix}.attention_residual", x, (out, f"{prefix}.self_attn.dropout"))
+
+
+def attended(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
+    """Append what `attention` does but for the residual, and return the output projection's output."""
+    prefix = f"model.layers.{layer}"
     name = f"{prefix}.self_attn"
     b.module = "attention_norm"
     h = rms_norm(b, model, f"{prefix}.input_layernorm", x)
@@ -52,20 +61,20 @@ def attention(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str
     )
     if model.normalizes_heads:
         q, k = (_head_norm(b, model, f"{name}.{part}", x) for part, x in (("q_norm", q), ("k_norm", k)))
-    q = rope(b, model, f"{name}.q_rope", q)
-    k = rope(b, model, f"{name}.k_rope", k)
+    q = rope(b, model, f"{name}.q_rope", q, layer)
+    k = rope(b, model, f"{name}.k_rope", k, layer)
     b.module = "core_attention"
-    context = core_attention(b, model, f"{name}.core_attention", q, k, v, kernel, model.window_of(layer))
+    sinks = b.parameter(f"{name}.sinks", "kvhead group") if model.attention_scores.sinks else None
+    context = core_attention(b, model, f"{name}.core_attention", q, k, v, kernel, model.window_of(layer), sinks)
     b.module = "attention"
     expression = "batch seq kvhead group headdim, embed kvhead group headdim -> batch seq embed"
     out = linear(b, f"{name}.o_proj", context, expression, model.output_projection_bias)
-    out = with_bias(b, f"{name}.o_proj", out, "embed", model.output_projection_bias)
-    return residual(b, model, f"{prefix}.attention_residual", x, (out, f"{name}.dropout"))
+    return with_bias(b, f"{name}.o_proj", out, "embed", model.output_projection_bias)
 
 
 def gated_mlp(b: GraphBuilder, model: ModelSpec, h: str, name: str, ffn: str = "ffn") -> str:
-    """Append down(silu(gate(h)) * up(h)), and return its output. h: [batch, seq, embed]. ffn: the dim of gate
-    and up.
+    """Append down(silu(gate(h)) * up(h)), or Gemma's with gelu, and return its output. h: [batch, seq, embed]. ffn: the
+    dim of gate and up.
     """
     bias = model.mlp_bias
     products = {
@@ -73,7 +82,10 @@ def gated_mlp(b: GraphBuilder, model: ModelSpec, h: str, name: str, ffn: str = "
         for part in ("gate_proj", "up_proj")
     }
     gate, up = (with_bias(b, f"{name}.{part}", product, ffn, bias) for part, product in products.items())
-    act = b.elementwise("silu_mul", f"{name}.act_fn", gate, up)
+    if model.hidden_act == "silu":
+        act = b.elementwise("silu_mul", f"{name}.act_fn", gate, up)
+    else:
+        act = b.pointwise(f"{name}.act_fn", "(mul (gelu x0) x1)", gate, up)
     down = linear(b, f"{name}.down_proj", act, f"batch seq {ffn}, embed {ffn} -> batch seq embed", bias)
     return with_bias(b, f"{name}.down_proj", down, "embed", bias)
 
@@ -101,41 +113,64 @@ def head(b: GraphBuilder, model: ModelSpec, x: str) -> str:
     h = rms_norm(b, model, "model.norm", x)
     table = "model.embed_tokens.weight" if model.tie_word_embeddings else "lm_head.weight"
     logits = b.einsum("lm_head", f"{HIDDEN}, vocab embed -> batch seq vocab", h, b.parameter(table, "vocab embed"))
+    if (cap := model.final_logit_softcapping) is not None:
+        logits = b.pointwise("lm_head.softcap", f"(mul {cap!r} (tanh (div x0 {cap!r})))", logits)
     return cross_entropy(b, model, logits)
 
 
 def rms_norm(b: GraphBuilder, model: ModelSpec, name: str, x: str) -> str:
-    weight = b.parameter(f"{name}.weight", "embed")
-    return b.operator(
-        "norm", name, (x, weight), ("batch", "seq", "embed"), ("batch", "seq"), function="rms", eps=model.norm_eps
-    )
+    """Append an RMS norm, and return its output. x: [batch, seq, embed].
+
+    The operator's attribute unit_offset, of Gemma: the weights are 1 + those of the checkpoint.
+    """
+    return _rms_norm(b, model, name, x, "embed", ("batch", "seq"))
+
+
+def _rms_norm(b: GraphBuilder, model: ModelSpec, name: str, x: str, dim: str, loops: tuple[str, ...]) -> str:
+    weight, offset = b.parameter(f"{name}.weight", dim), {"unit_offset": True} if model.is_gemma else {}
+    return b.operator("norm", name, (x, weight), b.dims(x), loops, None, function="rms", eps=model.norm_eps, **offset)
 
 
 def core_attention(
-    b: GraphBuilder, model: ModelSpec, name: str, q: str, k: str, v: str, kernel: str, window: int | None = None
+    b: GraphBuilder,
+    model: ModelSpec,
+    name: str,
+    q: str,
+    k: str,
+    v: str,
+    kernel: str,
+    window: int | None = None,
+    sinks: str | None = None,
 ) -> str:
     """Append attention itself, and return its output [batch, seq, kvhead, group, last dim of v].
 
     q: [batch, seq, kvhead, group, headdim]; k, v: [batch, seq, kvhead, headdim]. kernel: 'flash' or 'plain'. window:
-    keys that a query sees, itself included; None is all before it.
+    keys that a query sees, itself included; None is all before it. sinks: [kvhead, group], a score more in each row's
+    softmax.
     The operator's attribute valid_group: query heads of each key-value head from there on are empty, and give nothing.
     """
+    form: dict[str, Any] = {"sinks": True} if sinks else {}
+    if (scalar := model.attention_scores.query_pre_attn_scalar) is not None:
+        form["scale"] = scalar**-0.5
+    elif model.scores_scale is not None:
+        form["scale"] = model.scores_scale
+    if (cap := model.attention_scores.attn_logit_softcapping) is not None:
+        form["softcap"] = cap
     padded = b.size("group") > model.num_query_groups
     empty: dict[str, Any] = {"valid_group": model.num_query_groups} if padded else {}
     rate = model.dropout.attention
     drops: dict[str, Any] = {"dropout": rate} if rate else {}
-    scaled: dict[str, Any] = {} if model.scores_scale is None else {"scale": model.scores_scale}
     return b.operator(
         "attention",
         name,
-        (q, k, v, *((sequence_keys(b),) if rate else ())),
+        (q, k, v, *((sinks,) if sinks else ()), *((sequence_keys(b),) if rate else ())),
         ("batch", "seq", "kvhead", "group", b.dims(v)[-1]),
         ("batch", "seq", "kvhead", "group"),
         kernel=kernel,
         sliding_window=window,
+        **form,
         **drops,
         **empty,
-        **scaled,
     )
 
 
@@ -158,25 +193,24 @@ def cross_entropy(b: GraphBuilder, model: ModelSpec, logits: str) -> str:
 
 def _head_norm(b: GraphBuilder, model: ModelSpec, name: str, x: str) -> str:
     """Append an RMS norm of each head by itself, with one weight for all heads, and return its output."""
-    dims = b.dims(x)
-    weight = b.parameter(f"{name}.weight", "headdim")
-    return b.operator("norm", name, (x, weight), dims, dims[:-1], function="rms", eps=model.norm_eps)
+    return _rms_norm(b, model, name, x, "headdim", b.dims(x)[:-1])
 
 
-def rope(b: GraphBuilder, model: ModelSpec, name: str, x: str) -> str:
-    """Append rotary positions of queries or keys, and return the output.
+def rope(b: GraphBuilder, model: ModelSpec, name: str, x: str, layer: int = 0) -> str:
+    """Append rotary positions of queries or keys of a block, and return the output.
 
     The operator's attribute rotary_dim: how many numbers of each head turn, from its start; the others pass unchanged.
     """
     dims = b.dims(x)
     loops = tuple(dim for dim in dims if dim != "headdim")
+    theta, scaling = model.rope_of(layer)
     return b.operator(
         "rope",
         name,
         (x,),
         dims,
         loops,
-        theta=model.rope_theta,
-        scaling=model.rope_scaling,
+        theta=theta,
+        scaling=scaling,
         rotary_dim=model.rotary_dim,
     )

@@ -7,6 +7,7 @@ from autoshard.layout.mesh import parse_axis_order
 from autoshard.layout.strategy import Strategy
 from autoshard.plans.plan import Plan, make_plan
 from autoshard.runtime.rehearse import local_cluster
+from autoshard.spec.attention_scores import AttentionScores
 from autoshard.spec.dropout import Dropout
 from autoshard.spec.latent_attention import LatentAttention
 from autoshard.spec.model import ModelSpec, RopeScaling
@@ -136,6 +137,26 @@ MODELS["gpt2 of 6 heads"] = replace(
 MODELS["mixtral of 3 kv heads"] = replace(
     MODELS["mixtral"], num_attention_heads=6, num_key_value_heads=3, intermediate_size=91
 )
+MODELS["gemma2"] = replace(
+    LLAMA,
+    model_type="gemma2",
+    hidden_act="gelu_pytorch_tanh",
+    tie_word_embeddings=True,
+    sliding_window=5,
+    layer_types=("sliding_attention", "full_attention") * 2,
+    attention_scores=AttentionScores(query_pre_attn_scalar=6, attn_logit_softcapping=0.5),
+    final_logit_softcapping=0.7,
+)
+MODELS["gemma3"] = replace(
+    MODELS["gemma2"],
+    model_type="gemma3_text",
+    layer_types=(*("sliding_attention",) * 3, "full_attention"),
+    attention_scores=AttentionScores(query_pre_attn_scalar=6),
+    final_logit_softcapping=None,
+    rope_scaling=RopeScaling("linear", 8.0),
+    rope_local_base_freq=1e3,
+)
+MODELS["gemma2, one kv head"] = replace(MODELS["gemma2"], num_key_value_heads=1)
 
 
 def strategy(
@@ -382,6 +403,21 @@ CASES: dict[int, dict[str, tuple[str, Strategy, int]]] = {
     },
 }
 """World size -> name -> (model, strategy, microbatches a step)."""
+CASES[2] |= {
+    "gemma2 tp": ("gemma2", strategy(tp=2), 2),
+    "gemma2 tp, plain attention, recompute": ("gemma2", strategy(tp=2, kernel="plain", recompute="core_attention"), 2),
+    "gemma2 pp, uneven": ("gemma2", strategy(pp=2, layers=(3, 1), recompute=("full", "none")), 3),
+    "gemma2 dp, ZeRO-3": ("gemma2", strategy(dp=2, zero=3, recompute="mlp"), 2),
+    "gemma2 cp": ("gemma2", strategy(cp=2), 2),
+    "gemma2 zigzag ring": ("gemma2", strategy(cp=2, attention="zigzag_ring"), 2),
+    "gemma2 ulysses": ("gemma2", strategy(cp=2, attention="ulysses", recompute="core_attention"), 2),
+    "packed documents, gemma2": ("gemma2", strategy(cp=2, attention="ulysses", recompute="full"), 2),
+    "gemma3 ring": ("gemma3", strategy(cp=2, attention="ring"), 2),
+}
+CASES[4] |= {
+    "gemma2 kv replicated x cp": ("gemma2, one kv head", strategy(tp=2, cp=2), 2),
+    "gemma3 tp x pp": ("gemma3", strategy(tp=2, pp=2, layers=(1, 3), recompute="attention_norm+attention"), 4),
+}
 
 DROPLESS = ("mixtral ep, dropless",)
 """Cases in which every token has a slot with each of its experts, whatever the routers do."""

@@ -390,6 +390,7 @@ def test_an_unknown_name_suggests_close_ones() -> None:
     with pytest.raises(AutoshardError) as raised:
         load_model("\0")
     assert str(raised.value).startswith(f"model='\\x00' is not known (known: {builtin_models()[0]}, ")
+    assert str(raised.value).startswith("model='\\x00' is not known (known: ")
 
 
 def test_a_wrong_field_in_a_file_is_named_with_the_file(tmp_path: Path) -> None:

@@ -274,6 +274,14 @@ BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         "backend=nxd has no layers for mine, which was traced; use backend torch",
     ),
     (
+        {"model": replace(LLAMA_70B, model_type="gemma2", hidden_act="gelu_pytorch_tanh")},
+        {},
+        (
+            "backend=nxd has no layers for model_type=gemma2 of llama3-70b; use backend torch, or a model of: llama, "
+            "mistral, mixtral, gpt2, gpt_neox, qwen2, qwen2_moe, qwen3, qwen3_moe"
+        ),
+    ),
+    (
         {"model": replace(LLAMA_70B, router_aux_loss_coef=0.01)},
         {},
         "backend=nxd trains without router_aux_loss_coef=0.01 of llama3-70b; 0 works",

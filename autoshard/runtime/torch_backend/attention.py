@@ -10,13 +10,14 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # the name that torch's own documentation uses
 
 from autoshard.graph.partition import OperatorStep
+from autoshard.layout.context_parallel import RINGS
 from autoshard.runtime.torch_backend.collectives import all_to_all, differentiable
 from autoshard.runtime.torch_backend.context import Context, Kernel
 from autoshard.runtime.torch_backend.document_mask import document_mask
 from autoshard.runtime.torch_backend.dropout import Mask, dropped_product, places
 from autoshard.runtime.torch_backend.groups import Group
 from autoshard.runtime.torch_backend.heads import heads_of_rows, rows_of_keys
-from autoshard.runtime.torch_backend.recomputing_ops import MaskedSoftmax
+from autoshard.runtime.torch_backend.recomputing_ops import MaskedSoftmax, SoftCap
 from autoshard.runtime.torch_backend.ring_attention import Ring, ring_attention
 
 
@@ -28,14 +29,17 @@ def attention(context: Context, step: OperatorStep) -> Kernel:
     to_heads = [query_dims.index(dim) for dim in ("batch", "kvhead", "group", "seq", "headdim")]
     keys_to_heads = [key_dims.index(dim) for dim in ("batch", "kvhead", "seq", "headdim")]
     back = [to_heads.index(i) for i in range(len(to_heads))]
-    documents = bool(op.attributes.get("documents"))
+    documents, has_sinks = bool(op.attributes.get("documents")), bool(op.attributes.get("sinks"))
     core = _without_empty_heads(context, step, _core(context, step))
 
     def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
         starts = more[-1] if documents else None
         # permute and flatten, not einops: its six patterns a block take a small step 1.5 % longer
         inputs = q.permute(to_heads), k.permute(keys_to_heads), v.permute(keys_to_heads)
-        return core(*inputs, *(more[:-1] if documents else more), starts=starts).permute(back)
+        more = more[:-1] if documents else more
+        if has_sinks:
+            return core(*inputs, *more[1:], starts=starts, sinks=more[0]).permute(back)
+        return core(*inputs, *more, starts=starts).permute(back)
 
     return run
 
@@ -50,9 +54,9 @@ def _without_empty_heads(context: Context, step: OperatorStep, core: Kernel) -> 
     if own >= held:
         return core
 
-    def run(q: torch.Tensor, *more: torch.Tensor, starts: torch.Tensor | None) -> torch.Tensor:
+    def run(q: torch.Tensor, *more: torch.Tensor, **named: torch.Tensor | None) -> torch.Tensor:
         full = torch.arange(held, device=q.device) < own
-        return core(q, *more, starts=starts) * full.view(held, 1, 1).to(q.dtype)
+        return core(q, *more, **named) * full.view(held, 1, 1).to(q.dtype)
 
     return run
 
@@ -64,36 +68,54 @@ def _core(context: Context, step: OperatorStep) -> Kernel:
     seq = context.graph.sizes["seq"]
     window: Any = op.attributes["sliding_window"]
     scale: Any = op.attributes.get("scale")
+    softcap: Any = op.attributes.get("softcap")
+    chunk: Any = op.attributes.get("chunk")
     position, count = context.piece(step, "seq")
     kind, group = op.attributes.get("context_parallel"), context.group(step, "seq")
-    fused = op.attributes["kernel"] != "plain"
-    attend: Kernel = partial(_fused_attention, scale=scale)
-    if not fused:
-        attend = partial(_plain_attention, weigh=weighing(context, step), scale=scale)
-    if group is None or kind is None:
-        inside = _inside_documents(context, context.positions(step), window, fused)
-        return _grouped(attend, _shared_mask(context, (seq, position, count, window), fused), inside)
-    if kind == "ulysses":
-        inside = _inside_documents(context, torch.arange(seq), window, fused)
-        return _over_heads(_grouped(attend, _shared_mask(context, (seq, 0, 1, window), fused), inside), group)
-    pieces: Any = op.attributes["sequence_pieces"]
-    ring = Ring(group, pieces, seq // len(pieces), seq if window is None else window, scale)
+    plain = op.attributes["kernel"] == "plain"
+    reach = seq if window is None else window
     mine = context.positions(step)
+    if group is not None and kind in RINGS:
+        pieces: Any = op.attributes["sequence_pieces"]
+        return _in_tiles(Ring(group, pieces, seq // len(pieces), reach, scale, softcap, chunk), mine)
+    over_heads = group is not None and kind == "ulysses"
+    if over_heads:
+        position, count, mine = 0, 1, torch.arange(seq)
+    if not plain and (softcap is not None or op.attributes.get("sinks")):
+        # torch's fused attention knows neither
+        whole = _in_tiles(Ring(None, tuple(range(count)), seq // count, reach, scale, softcap, chunk, position), mine)
+    else:
+        attend: Kernel = partial(_fused_attention, scale=scale)
+        if plain:
+            attend = partial(_plain_attention, weigh=weighing(context, step), scale=scale, softcap=softcap)
+        inside = _inside_documents(context, mine, window, chunk, not plain)
+        whole = _grouped(attend, _shared_mask(context, (seq, position, count, window, chunk), not plain), inside)
+    return _over_heads(whole, group) if group is not None and over_heads else whole
 
-    def around(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor | None) -> torch.Tensor:
-        return ring_attention(q, k, v, ring, None if starts is None else starts[:, mine.to(starts.device)])
 
-    return around
+def _in_tiles(ring: Ring, mine: torch.Tensor) -> Kernel:
+    """The kernel that computes scores tile by tile. mine: places of this rank's queries in the sequence."""
+
+    def run(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        starts: torch.Tensor | None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        return ring_attention(q, k, v, ring, None if starts is None else starts[:, mine], sinks)
+
+    return run
 
 
 def _inside_documents(
-    context: Context, positions: torch.Tensor, window: int | None, added: bool
+    context: Context, positions: torch.Tensor, window: int | None, chunk: int | None, added: bool
 ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     """A function (where documents start [batch row], queries) -> the mask of a microbatch. added: the mask is numbers
     to add to scores, and is kept."""
     if added:
-        return lambda starts, q: context.document_masks.added(starts, positions, window, q)
-    return lambda starts, q: document_mask(starts, positions, window)
+        return lambda starts, q: context.document_masks.added(starts, positions, window, chunk, q)
+    return lambda starts, q: document_mask(starts, positions, window, chunk)
 
 
 def _grouped(
@@ -105,16 +127,21 @@ def _grouped(
     piece of the sequence."""
 
     def run(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *more: torch.Tensor, starts: torch.Tensor | None
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *more: torch.Tensor,
+        starts: torch.Tensor | None,
+        **sinks: torch.Tensor,
     ) -> torch.Tensor:
         seen = mask(q) if starts is None else inside(starts, q)
-        return attend(q.flatten(1, 2), k, v, seen, *more).unflatten(1, q.shape[1:3])
+        return attend(q.flatten(1, 2), k, v, seen, *more, **sinks).unflatten(1, q.shape[1:3])
 
     return run
 
 
 def _shared_mask(
-    context: Context, place: tuple[int, int, int, Any], added: bool
+    context: Context, place: tuple[int, int, int, Any, Any], added: bool
 ) -> Callable[[torch.Tensor], torch.Tensor | None]:
     """A function from queries to their mask, which is made once for all blocks of the stage. place: arguments of
     `_attention_mask`. added: the mask is numbers to add to scores."""
@@ -145,9 +172,15 @@ def _over_heads(whole: Kernel, group: Group) -> Kernel:
     queries, keys, back = exchange(query_rows, heads), exchange(key_rows, heads), exchange(heads, query_rows)
 
     def run(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *more: torch.Tensor, starts: torch.Tensor | None
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *more: torch.Tensor,
+        starts: torch.Tensor | None,
+        **sinks: torch.Tensor,
     ) -> torch.Tensor:
-        out: torch.Tensor = _ReplayMark.apply(back(whole(queries(q), keys(k), keys(v), *more, starts=starts)))
+        own = {name: x.chunk(group.size)[group.index] for name, x in sinks.items()}
+        out: torch.Tensor = _ReplayMark.apply(back(whole(queries(q), keys(k), keys(v), *more, starts=starts, **own)))
         return out
 
     return run
@@ -168,21 +201,22 @@ class _ReplayMark(torch.autograd.Function):
         return grads[0]
 
 
-def _sees_all_before(seq: int, position: int, count: int, window: Any) -> bool:
+def _sees_all_before(seq: int, position: int, count: int, window: Any, chunk: Any = None) -> bool:
     """Whether the mask is plain causality over the whole sequence."""
-    return count == 1 and (window is None or window >= seq)
+    return count == 1 and all(limit is None or limit >= seq for limit in (window, chunk))
 
 
-def _attention_mask(seq: int, position: int, count: int, window: Any) -> torch.Tensor | None:
+def _attention_mask(seq: int, position: int, count: int, window: Any, chunk: Any = None) -> torch.Tensor | None:
     """Boolean mask [queries, keys], True where a query sees a key; None where plain causality over the whole sequence
     says it all."""
-    if _sees_all_before(seq, position, count, window):
+    if _sees_all_before(seq, position, count, window, chunk):
         return None
     length = seq // count
     query = torch.arange(position * length, (position + 1) * length).unsqueeze(1)
     key = torch.arange(seq).unsqueeze(0)
     seen = key <= query
-    return seen if window is None else seen & (key > query - window)
+    seen = seen if window is None else seen & (key > query - window)
+    return seen if chunk is None else seen & (key >= query // chunk * chunk)
 
 
 def _added(mask: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -199,9 +233,8 @@ def _fused_attention(
     if v.shape[-1] < q.shape[-1] and q.device.type == "cpu":
         out: torch.Tensor = _NarrowValues.apply(q, k, v, mask, scale)
         return out
-    shared = q.shape[1] > k.shape[1]
-    causal = mask is None
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=shared, scale=scale)
+    shared, causal = q.shape[1] > k.shape[1], mask is None
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=shared)
 
 
 class _NarrowValues(torch.autograd.Function):
@@ -265,12 +298,16 @@ def _plain_attention(
     *more: torch.Tensor,
     weigh: Kernel,
     scale: float | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention with scores written out and the softmax in FP32 (or FP64). Query heads that share keys are more rows of
     one matrix product."""
     length, head_dim = q.shape[2:]
     scores = rows_of_keys(q, k.shape[1]) @ k.transpose(-1, -2) * (head_dim**-0.5 if scale is None else scale)
+    if softcap is not None:
+        scores = SoftCap.apply(scores, softcap)
     if mask is None:
         mask = torch.ones(length, k.shape[-2], dtype=torch.bool, device=q.device).tril()
-    weights = MaskedSoftmax.apply(heads_of_rows(scores, length), mask)
+    weights = MaskedSoftmax.apply(heads_of_rows(scores, length), mask, sinks)
     return heads_of_rows(weigh(weights, v, *more), length)

@@ -26,7 +26,7 @@ from autoshard.runtime.torch_backend.dropout import dropout
 from autoshard.runtime.torch_backend.experts import combine, dispatch, top_k_gate
 from autoshard.runtime.torch_backend.groups import Group
 from autoshard.runtime.torch_backend.pointwise import pointwise
-from autoshard.runtime.torch_backend.recomputing_ops import RmsNorm, Rotate, SiluMul, WholeCrossEntropy
+from autoshard.runtime.torch_backend.recomputing_ops import OffsetRmsNorm, RmsNorm, Rotate, SiluMul, WholeCrossEntropy
 from autoshard.runtime.torch_backend.weight_gradients import WeightGradients, later_linear
 
 
@@ -113,6 +113,8 @@ def _norm(context: Context, step: OperatorStep) -> Kernel:
     op = step.operator
     size = (context.graph.sizes[context.dims(op.inputs[0])[-1]],)
     eps: Any = op.attributes["eps"]
+    if op.attributes.get("unit_offset"):
+        return lambda x, weight: OffsetRmsNorm.apply(x, weight, eps)
     if op.attributes["function"] == "rms":
         return lambda x, weight=None: RmsNorm.apply(x, x.new_ones(size) if weight is None else weight, eps)
     return lambda x, weight=None, bias=None: F.layer_norm(x, size, weight, bias, eps)

@@ -61,7 +61,7 @@ def _initial(model: ModelSpec, name: str) -> str:
     if name.endswith((".bias", "_bias")):
         return "zeros"
     if _is_norm(name):
-        return "ones"
+        return "zeros" if model.is_gemma else "ones"
     return "residual" if name.endswith(_RESIDUAL_PROJECTIONS) else "normal"
 
 

@@ -54,11 +54,36 @@ class RmsNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
         x, weight, scale = ctx.saved_tensors
-        normal, grad, factors = x * scale, _as(grads[0], scale.dtype), _as(weight, scale.dtype)
-        products = (grad * normal).flatten(0, -2)
-        along = products.mv(factors).view_as(scale)
-        grad_x = (grad * factors).addcmul_(normal, along, value=-1 / x.shape[-1]).mul_(scale)
-        return _as(grad_x, x.dtype), _as(products.sum(0), weight.dtype), None
+        return *_rms_norm_backward(x, _as(weight, scale.dtype), scale, grads[0], weight.dtype), None
+
+
+class OffsetRmsNorm(torch.autograd.Function):
+    """x / sqrt(mean(x^2) + eps) * (1 + weight) over the last dim, computed in FP32 (or FP64), in which 1 + weight loses
+    nothing. Keeps x and one number a row."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        accurate = _accurate(x)
+        scale = accurate.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+        ctx.save_for_backward(x, weight, scale)
+        return _as((accurate * scale).mul_(1 + _as(weight, scale.dtype)), x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        x, weight, scale = ctx.saved_tensors
+        return *_rms_norm_backward(x, 1 + _as(weight, scale.dtype), scale, grads[0], weight.dtype), None
+
+
+def _rms_norm_backward(
+    x: torch.Tensor, factors: torch.Tensor, scale: torch.Tensor, grad: torch.Tensor, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients of x and of the factors by which its columns are multiplied. scale: of each row. dtype: of the
+    second."""
+    normal, grad = x * scale, _as(grad, scale.dtype)
+    products = (grad * normal).flatten(0, -2)
+    along = products.mv(factors).view_as(scale)
+    grad_x = (grad * factors).addcmul_(normal, along, value=-1 / x.shape[-1]).mul_(scale)
+    return _as(grad_x, x.dtype), _as(products.sum(0), dtype)
 
 
 class Rotate(torch.autograd.Function):
@@ -130,26 +155,60 @@ class MaskedSoftmax(torch.autograd.Function):
 
     scores: [batch heads queries keys]; mask: [queries keys], or [batch 1 queries keys]. One head at a time: all of them
     in FP32 would be twice the scores and more. Backward writes the gradients of scores over the result, which nobody
-    reads after it.
+    reads after it. sinks [kvhead group]: one more score for each row of a head; its weight is left out of the result,
+    and one number a row is kept.
     """
 
     @staticmethod
-    def forward(ctx: Any, scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, scores: torch.Tensor, mask: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
         weights, hidden = torch.empty_like(scores), (~mask).expand(scores.shape[0], 1, *scores.shape[2:])
+        lost = []
         for position, (score, weight) in enumerate(_heads(scores, weights)):
-            here = hidden[position // scores.shape[1], 0]
-            weight.copy_(torch.softmax(_accurate(score).masked_fill(here, float("-inf")), -1))
-        ctx.save_for_backward(weights)
+            batch, head = divmod(position, scores.shape[1])
+            seen = _accurate(score).masked_fill(hidden[batch, 0], float("-inf"))
+            if sinks is None:
+                weight.copy_(torch.softmax(seen, -1))
+                continue
+            more = _as(sinks.flatten()[head], seen.dtype).expand(len(seen), 1)
+            found = torch.softmax(torch.cat((seen, more), -1), -1)
+            weight.copy_(found[:, :-1])
+            lost.append(found[:, -1].clone())
+        ctx.save_for_backward(weights, *(() if sinks is None else (sinks, torch.stack(lost))))
         return weights
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        (weights,) = ctx.saved_tensors
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        weights, *more = ctx.saved_tensors
+        through = []
         for weight, grad in _heads(weights, grads[0]):
             accurate = _accurate(weight)
             products = grad * accurate
-            weight.copy_(products.addcmul_(accurate, products.sum(-1, keepdim=True), value=-1))
-        return weights, None
+            along = products.sum(-1, keepdim=True)
+            if more:
+                through.append(along.squeeze(-1))
+            weight.copy_(products.addcmul_(accurate, along, value=-1))
+        if not more:
+            return weights, None, None
+        sinks, lost = more
+        by_head = (torch.stack(through) * lost).view(weights.shape[0], *sinks.shape, -1).sum((0, -1))
+        return weights, None, _as(by_head.neg_(), sinks.dtype)
+
+
+class SoftCap(torch.autograd.Function):
+    """cap * tanh(x / cap). Keeps its output."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, cap: float) -> torch.Tensor:
+        out = torch.tanh(x / cap).mul_(cap)
+        ctx.save_for_backward(out)
+        ctx.cap = cap
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (out,) = ctx.saved_tensors
+        slopes = (out / ctx.cap).square_().neg_().add_(1)
+        return slopes.mul_(grads[0]), None
 
 
 def _heads(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:

@@ -1,5 +1,7 @@
 """Ring attention: queries stay, pieces of keys and values go from rank to rank, the softmax is computed on the way.
 
+Where every rank has all keys it is FlashAttention in tiles, for scores that torch's fused attention does not know.
+
 Liu et al. 2023 (ring attention) with FlashAttention's online softmax. With pieces in zigzag order every rank has the
 same work under a causal mask. Backward passes keys and values around once more, with their gradients, which end where
 they belong. Transfers are hidden behind computing with the piece at hand.
@@ -7,7 +9,7 @@ they belong. Transfers are hidden behind computing with the piece at hand.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,18 +30,43 @@ operators."""
 class Ring:
     """A ring of ranks that share a sequence. pieces: the sequence's equal pieces, of piece_length tokens, in the order
     in which ranks hold them. window: the most keys that a query sees, itself included. scale: factor of the scores,
-    None for 1/sqrt(headdim)."""
+    None for 1/sqrt(headdim). softcap: a score s becomes softcap * tanh(s / softcap); None leaves it as it is. chunk: a
+    query sees keys of its own chunk of so many places alone; None: no chunks.
 
-    group: Group
+    group: the ranks; None where all keys are here, and then `position` is the place of the one piece of queries.
+    """
+
+    group: Group | None
     pieces: tuple[int, ...]
     piece_length: int
     window: int
     scale: float | None = None
+    softcap: float | None = None
+    chunk: int | None = None
+    position: int = 0
+
+    @property
+    def size(self) -> int:
+        """Times that keys and values come by."""
+        return 1 if self.group is None else self.group.size
+
+    @property
+    def index(self) -> int:
+        return 0 if self.group is None else self.group.index
+
+    @property
+    def queries(self) -> tuple[int, ...]:
+        """First positions of the pieces of this rank's queries, rising."""
+        return (self.position * self.piece_length,) if self.group is None else self.held_by(self.index)
 
     def held_by(self, rank: int) -> tuple[int, ...]:
-        """First positions of the pieces of one rank, rising."""
-        each = len(self.pieces) // self.group.size
+        """First positions of the pieces of one rank's keys, rising."""
+        each = len(self.pieces) // self.size
         return tuple(piece * self.piece_length for piece in self.pieces[rank * each : (rank + 1) * each])
+
+    def first_key(self, query: int) -> int:
+        """The first place that a query's chunk has."""
+        return 0 if self.chunk is None else query // self.chunk * self.chunk
 
 
 @dataclass(frozen=True)
@@ -65,20 +92,33 @@ def _tiles(
     length = ring.piece_length
     at_once = max(1, min(length, SCORES_AT_ONCE // (heads * length)))
     few = min(at_once, max(FEWEST_ROWS, length // 4))
-    for i, query_start in enumerate(ring.held_by(ring.group.index)):
+    for i, query_start in enumerate(ring.queries):
         for j, key_start in sorted(enumerate(ring.held_by(source)), key=lambda one: -one[1]):
             distance = query_start - key_start
             sees_all = length <= distance <= ring.window - length
             step = at_once if sees_all else few
             for first in range(0, length, step):
                 rows = min(step, length - first)
-                tile = _visible(distance + first, rows, length, ring.window, device)
+                hidden = max(0, ring.first_key(query_start + first) - key_start)
+                tile = _visible(distance + first, rows, length, ring.window, device, hidden)
                 if tile is not None:
                     low, high, mask = tile
                     start = i * length + first
                     own = slice(start, start + rows)
-                    mask = _inside(mask, starts, own, range(key_start + low, key_start + high))
+                    keys = range(key_start + low, key_start + high)
+                    mask = _inside(_of_chunks(mask, ring, query_start + first, rows, keys, device), starts, own, keys)
                     yield _Tile(own, slice(j * length + low, j * length + high), mask)
+
+
+def _of_chunks(
+    mask: torch.Tensor | None, ring: Ring, first: int, rows: int, keys: range, device: torch.device
+) -> torch.Tensor | None:
+    """The mask of the queries from place `first` on so that they see keys of their own chunk alone."""
+    if ring.chunk is None or ring.first_key(first) == ring.first_key(first + rows - 1):
+        return mask  # of one chunk, before which the tile does not begin
+    begins = torch.arange(first, first + rows, device=device) // ring.chunk * ring.chunk
+    inside = torch.arange(keys.start, keys.stop, device=device) >= begins.unsqueeze(1)
+    return inside if mask is None else inside & mask
 
 
 def _inside(mask: torch.Tensor | None, starts: torch.Tensor | None, rows: slice, keys: range) -> torch.Tensor | None:
@@ -91,10 +131,13 @@ def _inside(mask: torch.Tensor | None, starts: torch.Tensor | None, rows: slice,
 
 
 def _visible(
-    offset: int, rows: int, length: int, window: int, device: torch.device
+    offset: int, rows: int, length: int, window: int, device: torch.device, hidden: int = 0
 ) -> tuple[int, int, torch.Tensor | None] | None:
-    """Columns [low, high) of `length` keys that some of `rows` queries see, the first query `offset` behind key 0."""
-    low, high = max(0, offset - window + 1), min(length, offset + rows)
+    """Columns [low, high) of `length` keys that some of `rows` queries see, the first query `offset` behind key 0.
+
+    hidden: keys at the start that no query sees.
+    """
+    low, high = max(hidden, offset - window + 1), min(length, offset + rows)
     if low >= high:
         return None
     last = offset + rows - 1
@@ -105,15 +148,20 @@ def _visible(
 
 
 def ring_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ring: Ring, starts: torch.Tensor | None = None
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    ring: Ring,
+    starts: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of this rank's rows: q [batch kvhead group rows headdim], k and v [batch kvhead rows headdim] -> a
     tensor like q, with heads as wide as those of v, which may differ from those of k.
 
     starts [batch rows]: place in the sequence of the first key that a row sees; None: rows see all keys up to
-    themselves.
+    themselves. sinks [kvhead group]: a score more in each row's softmax, which weighs no value.
     """
-    out: torch.Tensor = _RingAttention.apply(q, k, v, ring, starts)
+    out: torch.Tensor = _RingAttention.apply(q, k, v, sinks, ring, starts)
     return out
 
 
@@ -154,7 +202,13 @@ class _RingAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ring: Ring, starts: torch.Tensor | None
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        sinks: torch.Tensor | None,
+        ring: Ring,
+        starts: torch.Tensor | None,
     ) -> torch.Tensor:
         accurate = torch.promote_types(q.dtype, torch.float32)
         batch, kv_heads, group = q.shape[:3]
@@ -162,26 +216,28 @@ class _RingAttention(torch.autograd.Function):
         top = queries.new_full(queries.shape[:-1], float("-inf"), dtype=accurate)
         total, sums = torch.zeros_like(top), top.new_zeros(*top.shape, v.shape[-1])
         pair = _packed(k, v)
-        for hop in range(ring.group.size):
-            arriving = pass_on(pair, ring.group) if hop < ring.group.size - 1 else None
-            source = (ring.group.index - hop) % ring.group.size
+        for hop in range(ring.size):
+            arriving = _next(pair, ring) if hop < ring.size - 1 else None
+            source = (ring.index - hop) % ring.size
             keys = _by_heads(pair, k, v)
             for tile in _tiles(ring, source, batch * kv_heads * group, q.device, starts):
-                _attend(queries, keys, tile, group, ring.scale, top, total, sums)
+                _attend(queries, keys, tile, group, ring, top, total, sums)
             if arriving is not None:
                 pair = arriving()
+        if sinks is not None:
+            _attend_to_nothing(_of_rows(sinks, batch, q.shape[3]).to(accurate), top, total, sums)
         sums = sums.div_(total.unsqueeze(-1))
         by_rows = rearrange(
             sums, "(batch kvhead) (rows group) headdim -> batch rows kvhead group headdim", batch=batch, group=group
         ).to(q.dtype, memory_format=torch.contiguous_format)
         out = rearrange(by_rows, "batch rows kvhead group headdim -> batch kvhead group rows headdim")
-        ctx.save_for_backward(q, k, v, out, top.add_(total.log_()))
+        ctx.save_for_backward(q, k, v, out, top.add_(total.log_()), *(() if sinks is None else (sinks,)))
         ctx.ring, ctx.starts = ring, starts
         return out
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None, None]:
-        q, k, v, out, log_sum_exp = ctx.saved_tensors
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        q, k, v, out, log_sum_exp, *sinks = ctx.saved_tensors
         ring: Ring = ctx.ring
         batch, kv_heads, group = q.shape[:3]
         grad = grads[0].to(q.dtype)
@@ -190,17 +246,17 @@ class _RingAttention(torch.autograd.Function):
         grad_q = torch.zeros_like(queries, dtype=log_sum_exp.dtype)
         pair = _packed(k, v)
         returning = None
-        for hop in range(ring.group.size):
-            arriving = pass_on(pair, ring.group) if hop < ring.group.size - 1 else None
+        for hop in range(ring.size):
+            arriving = _next(pair, ring) if hop < ring.size - 1 else None
             grad_pair = torch.zeros_like(pair, dtype=log_sum_exp.dtype)
-            rows = _Rows(queries, grad_out, log_sum_exp, through_sum, grad_q, ring.scale)
-            source = (ring.group.index - hop) % ring.group.size
+            rows = _Rows(queries, grad_out, log_sum_exp, through_sum, grad_q)
+            source = (ring.index - hop) % ring.size
             keys, grad_keys = _by_heads(pair, k, v), _by_heads(grad_pair, k, v)
             for tile in _tiles(ring, source, batch * kv_heads * group, q.device, ctx.starts):
-                _attend_backward(rows, keys, tile, group, grad_keys)
+                _attend_backward(rows, keys, tile, group, ring, grad_keys)
             if returning is not None:
                 grad_pair += returning()
-            returning = pass_on(grad_pair, ring.group)
+            returning = _next(grad_pair, ring)
             if arriving is not None:
                 pair = arriving()
         assert returning is not None
@@ -211,22 +267,42 @@ class _RingAttention(torch.autograd.Function):
             batch=batch,
             group=group,
         )
-        return by_queries, grad_k, grad_v, None, None
+        grad_sinks = None
+        if sinks:
+            weights = (_of_rows(sinks[0], batch, q.shape[3]).to(log_sum_exp.dtype) - log_sum_exp).exp_()
+            by_head = (weights * through_sum).view(batch, kv_heads, -1, group).sum((0, 2))
+            grad_sinks = by_head.neg_().to(sinks[0].dtype)
+        return by_queries, grad_k, grad_v, grad_sinks, None, None
+
+
+def _next(pair: torch.Tensor, ring: Ring) -> Callable[[], torch.Tensor]:
+    """Sends to the next rank, and returns what waits for what the one before has sent; without others, the same."""
+    return (lambda: pair) if ring.group is None else pass_on(pair, ring.group)
+
+
+def _of_rows(sinks: torch.Tensor, batch: int, rows: int) -> torch.Tensor:
+    """sinks [kvhead group] for every row, [batch*kvhead rows*group]."""
+    kv_heads, group = sinks.shape
+    return sinks.view(1, kv_heads, 1, group).expand(batch, kv_heads, rows, group).reshape(batch * kv_heads, -1)
 
 
 def _scale(k: torch.Tensor, scale: float | None) -> float:
     return float(k.shape[-1] ** -0.5) if scale is None else scale
 
 
-def _scores(q: torch.Tensor, k: torch.Tensor, tile: _Tile, accurate: torch.dtype, scale: float | None) -> torch.Tensor:
-    """Scaled scores [heads rows*group columns] of q [heads rows*group headdim] and k [heads columns headdim]; minus
-    infinity where the mask hides."""
+def _scores(q: torch.Tensor, k: torch.Tensor, ring: Ring, accurate: torch.dtype) -> torch.Tensor:
+    """Scores [heads rows*group columns] of q [heads rows*group headdim] and k [heads columns headdim], unmasked."""
     scores = q.new_empty(*q.shape[:2], k.shape[1])
-    scores = scores.baddbmm_(q, k.transpose(1, 2), beta=0, alpha=_scale(k, scale)).to(accurate)
+    scores = scores.baddbmm_(q, k.transpose(1, 2), beta=0, alpha=_scale(k, ring.scale)).to(accurate)
+    return scores if ring.softcap is None else scores.div_(ring.softcap).tanh_().mul_(ring.softcap)
+
+
+def _hide(scores: torch.Tensor, tile: _Tile) -> torch.Tensor:
+    """The scores with minus infinity where the mask hides, in place."""
     if tile.mask is not None:
         rows, columns = tile.mask.shape[-2:]
         hidden = ~tile.mask.view(-1, 1, rows, 1, columns)  # for every batch row, or one for all
-        scores.view(len(hidden), -1, rows, q.shape[1] // rows, columns).masked_fill_(hidden, float("-inf"))
+        scores.view(len(hidden), -1, rows, scores.shape[1] // rows, columns).masked_fill_(hidden, float("-inf"))
     return scores
 
 
@@ -243,7 +319,7 @@ def _attend(
     pair: tuple[torch.Tensor, torch.Tensor],
     tile: _Tile,
     group: int,
-    scale: float | None,
+    ring: Ring,
     top: torch.Tensor,
     total: torch.Tensor,
     sums: torch.Tensor,
@@ -255,12 +331,21 @@ def _attend(
     k, v = (one[:, tile.columns] for one in pair)
     at = slice(tile.rows.start * group, tile.rows.stop * group)
     top, total, sums = top[:, at], total[:, at], sums[:, at]
-    scores = _scores(q[:, at], k, tile, top.dtype, scale)
+    scores = _hide(_scores(q[:, at], k, ring, top.dtype), tile)
     new_top = torch.maximum(top, scores.amax(-1))
     fading = (top - new_top).exp_()
     weights = scores.sub_(new_top.unsqueeze(-1)).exp_()
     total.mul_(fading).add_(weights.sum(-1))
     _add_product(sums.mul_(fading.unsqueeze(-1)), weights.to(v.dtype), v)
+    top.copy_(new_top)
+
+
+def _attend_to_nothing(sinks: torch.Tensor, top: torch.Tensor, total: torch.Tensor, sums: torch.Tensor) -> None:
+    """Adds a score to each row's maximum and sum of exponentials that weighs no value, in place. sinks: like top."""
+    new_top = torch.maximum(top, sinks)
+    fading = (top - new_top).exp_()
+    total.mul_(fading).add_((sinks - new_top).exp_())
+    sums.mul_(fading.unsqueeze(-1))
     top.copy_(new_top)
 
 
@@ -288,15 +373,19 @@ def _attend_backward(
     pair: tuple[torch.Tensor, torch.Tensor],
     tile: _Tile,
     group: int,
+    ring: Ring,
     grad_pair: tuple[torch.Tensor, torch.Tensor],
 ) -> None:
     """Adds a tile's gradients in place: the probabilities follow from the scores and the rows' log-sum-exp."""
     k, v = (one[:, tile.columns] for one in pair)
     grad_k, grad_v = (one[:, tile.columns] for one in grad_pair)
-    own, scale = rows.of(tile, group), _scale(k, rows.scale)
-    weights = _scores(own.q, k, tile, own.log_sum_exp.dtype, scale).sub_(own.log_sum_exp.unsqueeze(-1)).exp_()
+    own, scale = rows.of(tile, group), _scale(k, ring.scale)
+    scores = _scores(own.q, k, ring, own.log_sum_exp.dtype)
+    slopes = None if ring.softcap is None else 1 - (scores / ring.softcap).square_()
+    weights = _hide(scores, tile).sub_(own.log_sum_exp.unsqueeze(-1)).exp_()
     _add_product(grad_v, weights.to(v.dtype).transpose(1, 2), own.grad_out)
     grad_scores = torch.bmm(own.grad_out, v.transpose(1, 2)).to(weights.dtype)
-    grad_scores = grad_scores.sub_(own.through_sum.unsqueeze(-1)).mul_(weights).to(k.dtype)
+    grad_scores = grad_scores.sub_(own.through_sum.unsqueeze(-1)).mul_(weights)
+    grad_scores = (grad_scores if slopes is None else grad_scores.mul_(slopes)).to(k.dtype)
     _add_product(own.grad_q, grad_scores, k, scale)
     _add_product(grad_k, grad_scores.transpose(1, 2), own.q, scale)

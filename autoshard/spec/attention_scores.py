@@ -1,0 +1,40 @@
+"""How attention makes and weighs its scores, in models where that is not softmax(q k^T / sqrt(head_dim))."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from autoshard.files.codec import Absence, Positive
+from autoshard.files.fields import check_flag, check_positive
+
+
+@dataclass(frozen=True)
+class AttentionScores:
+    """Differences of a model's attention from softmax(q k^T / sqrt(head_dim)), under Hugging Face's names.
+
+    query_pre_attn_scalar: Scores are divided by its root; absent: by that of head_dim.
+    attn_logit_softcapping: A score s becomes c * tanh(s / c), where c is this; absent: it stays.
+    sinks: Whether each query head has a learned score that joins each softmax and weighs no value.
+    clip_qkv: Queries, keys and values are cut off at plus and minus this; absent: at nothing.
+
+    Raises AutoshardError for a number that is not above 0.
+    """
+
+    query_pre_attn_scalar: Annotated[Positive | None, Absence.WRITTEN] = None
+    attn_logit_softcapping: Annotated[Positive | None, Absence.WRITTEN] = None
+    sinks: Annotated[bool, Absence.WRITTEN] = False
+    clip_qkv: Annotated[Positive | None, Absence.WRITTEN] = None
+
+    def __post_init__(self) -> None:
+        for field in ("query_pre_attn_scalar", "attn_logit_softcapping", "clip_qkv"):
+            if (value := getattr(self, field)) is not None:
+                check_positive("attention_scores", field, value)
+        check_flag("attention_scores", "sinks", self.sinks)
+
+    def __bool__(self) -> bool:
+        """Whether anything is otherwise."""
+        return self != USUAL_SCORES
+
+
+USUAL_SCORES = AttentionScores()

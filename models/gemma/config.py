@@ -1,0 +1,105 @@
+"""The config.json of Gemma 2, and of the text models of Gemma 3."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from autoshard.errors import AutoshardError
+from autoshard.files.fields import check_positive, show
+from autoshard.models.config_fields import Config, stretched
+from autoshard.models.llama.config import Defaults, read_as_llama, written_as_llama
+from autoshard.spec.attention_scores import AttentionScores
+from autoshard.spec.model import FULL_ATTENTION, LAYER_TYPES, MOST_REPEATED, SLIDING_ATTENTION, ModelSpec, RopeScaling
+
+ARCHITECTURES = {"gemma2": "Gemma2ForCausalLM", "gemma3_text": "Gemma3ForCausalLM"}
+UNSUPPORTED = (("use_bidirectional_attention", True),)
+DEFAULTS = Defaults(norm_eps=1e-6, rope_theta=10_000.0, num_key_value_heads=4, head_dim=256)
+WINDOW = 4096
+SCORES_CAP, LOGITS_CAP = 50.0, 30.0
+"""Of Gemma 2 where its config does not say; Gemma 3 has none."""
+GLOBAL_THETA, LOCAL_THETA = 1_000_000.0, 10_000.0
+PATTERN = {"gemma2": 2, "gemma3_text": 6}
+"""Every so many blocks there is one without a window."""
+
+
+def read(config: Config, model_type: str) -> ModelSpec:
+    layers = config.integer("num_hidden_layers", at_most=MOST_REPEATED)
+    more: dict[str, Any] = _windows(config, layers, config.integer("sliding_window_pattern", PATTERN[model_type]))
+    caps: tuple[float | None, float | None] = (None, None)
+    if model_type == "gemma2":
+        caps = (SCORES_CAP, LOGITS_CAP)
+    else:
+        theta, scaling, local = _ropes(config)
+        more |= {"rope_theta": theta, "rope_scaling": scaling, "rope_local_base_freq": local}
+    return read_as_llama(
+        config,
+        model_type,
+        DEFAULTS,
+        hidden_act=config.value("hidden_activation", "gelu_pytorch_tanh"),
+        tie_word_embeddings=config.value("tie_word_embeddings", True),
+        attention_bias=config.value("attention_bias", False),
+        attention_scores=AttentionScores(
+            query_pre_attn_scalar=config.positive("query_pre_attn_scalar", 256),
+            attn_logit_softcapping=config.optional("attn_logit_softcapping", caps[0]),
+        ),
+        final_logit_softcapping=config.optional("final_logit_softcapping", caps[1]),
+        **more,
+    )
+
+
+def _windows(config: Config, layers: int, pattern: int) -> dict[str, Any]:
+    window = config.window(WINDOW)
+    if config.gives("layer_types"):
+        types = config.words("layer_types", layers, LAYER_TYPES)
+    else:
+        types = tuple(SLIDING_ATTENTION if (layer + 1) % pattern else FULL_ATTENTION for layer in range(layers))
+    if window is None or SLIDING_ATTENTION not in types:
+        return {"sliding_window": None}
+    return {"sliding_window": window, "layer_types": types if FULL_ATTENTION in types else ()}
+
+
+def _ropes(config: Config) -> tuple[float, RopeScaling | None, float]:
+    """(rope_theta, how it is stretched, base of blocks with a window); transformers 5 writes an object for each of
+    LAYER_TYPES."""
+    ropes = config.value("rope_parameters", {})
+    if not isinstance(ropes, Mapping) or not all(isinstance(one, Mapping) for one in ropes.values()):
+        raise AutoshardError(
+            f"rope_parameters={show(ropes)} of {config.name} must be an object with an object for each of: "
+            f"{', '.join(LAYER_TYPES)}"
+        )
+    wide, narrow = ropes.get(FULL_ATTENTION, {}), ropes.get(SLIDING_ATTENTION, {})
+    if narrow.get("rope_type", "default") != "default":
+        raise AutoshardError(
+            f"rope_type={show(narrow['rope_type'])} of {SLIDING_ATTENTION} of {config.name} is not supported; "
+            "default is"
+        )
+    theta = wide.get("rope_theta", config.value("rope_theta", GLOBAL_THETA))
+    local = narrow.get("rope_theta", config.value("rope_local_base_freq", LOCAL_THETA))
+    for field, value in (("rope_theta", theta), ("rope_local_base_freq", local)):
+        check_positive(config.name, field, value)
+    scaling = wide if "rope_type" in wide else config.value("rope_scaling", {})
+    if not isinstance(scaling, Mapping):
+        raise AutoshardError(f"rope_scaling={show(scaling)} of {config.name} must be null or an object")
+    return float(theta), stretched(config, scaling), float(local)
+
+
+def write(model: ModelSpec) -> dict[str, Any]:
+    written = written_as_llama(model)
+    written["hidden_activation"] = written.pop("hidden_act")
+    scores = model.attention_scores
+    written |= {
+        "sliding_window": model.sliding_window,
+        "layer_types": list(model.layer_types or _one_kind(model)),
+        "attention_bias": model.attention_bias,
+        "query_pre_attn_scalar": scores.query_pre_attn_scalar,
+        "attn_logit_softcapping": scores.attn_logit_softcapping,
+        "final_logit_softcapping": model.final_logit_softcapping,
+    }
+    if model.rope_local_base_freq is not None:
+        written["rope_local_base_freq"] = model.rope_local_base_freq
+    return written
+
+
+def _one_kind(model: ModelSpec) -> tuple[str, ...]:
+    return (FULL_ATTENTION if model.sliding_window is None else SLIDING_ATTENTION,) * model.num_hidden_layers

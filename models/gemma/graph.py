@@ -1,0 +1,26 @@
+"""The graph of Gemma 2 and 3 as operators over named dims: Llama's, with a norm behind attention and MLP as well."""
+
+from __future__ import annotations
+
+from autoshard.graph.ir import GraphBuilder
+from autoshard.models.dropping import residual
+from autoshard.models.llama.graph import attended, embedding, gated_mlp, head, rms_norm
+from autoshard.spec.model import ModelSpec
+
+__all__ = ["block", "embedding", "head"]
+
+
+def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
+    """Append x + norm(attention(norm(x))), then the same with the MLP; returns its output. x: [batch, seq, embed]."""
+    prefix = f"model.layers.{layer}"
+    out = attended(b, model, x, layer, kernel)
+    b.module = "attention_norm"
+    out = rms_norm(b, model, f"{prefix}.post_attention_layernorm", out)
+    x = residual(b, model, f"{prefix}.attention_residual", x, (out, f"{prefix}.self_attn.dropout"))
+    b.module = "mlp_norm"
+    h = rms_norm(b, model, f"{prefix}.pre_feedforward_layernorm", x)
+    b.module = "mlp"
+    down = gated_mlp(b, model, h, f"{prefix}.mlp")
+    b.module = "mlp_norm"
+    down = rms_norm(b, model, f"{prefix}.post_feedforward_layernorm", down)
+    return residual(b, model, f"{prefix}.mlp_residual", x, (down, f"{prefix}.mlp.dropout"))

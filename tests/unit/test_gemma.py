@@ -1,0 +1,131 @@
+"""Gemma 2 and 3: what their configs say, and which blocks have a window, a rotary base and a cap."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from autoshard.errors import AutoshardError
+from autoshard.files.codec import from_json, to_json
+from autoshard.graph.ir import Graph
+from autoshard.models.huggingface import from_config, to_config
+from autoshard.models.registry import load_model
+from autoshard.models.stage import dim_sizes, parameter_count, stage_graph
+from autoshard.spec.attention_scores import AttentionScores
+from autoshard.spec.model import ModelSpec, RopeScaling
+from tests.multiprocess.plans import LLAMA, MODELS
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 7,
+    "num_attention_heads": 8,
+    "vocab_size": 96,
+    "max_position_embeddings": 64,
+}
+GEMMA2, GEMMA3 = {**SIZES, "model_type": "gemma2"}, {**SIZES, "model_type": "gemma3_text"}
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("gemma2-2b", 2_614_341_888),
+        ("gemma2-9b", 9_241_705_984),
+        ("gemma2-27b", 27_227_128_320),
+        ("gemma3-1b", 999_885_952),
+        ("gemma3-4b", 3_880_263_168),
+        ("gemma3-12b", 11_766_034_176),
+        ("gemma3-27b", 27_009_346_304),
+    ],
+)
+def test_models_have_the_published_number_of_parameters(name: str, count: int) -> None:
+    assert parameter_count(load_model(name)) == count
+
+
+def whole(model: ModelSpec, kernel: str = "flash") -> Graph:
+    sizes = dim_sizes(model, 1, 16)
+    return stage_graph(model, sizes, range(model.num_hidden_layers), first=True, last=True, attention_kernel=kernel)
+
+
+def test_what_a_gemma_2_config_leaves_out() -> None:
+    model = from_config(GEMMA2, "bare")
+    assert model.attention_scores == AttentionScores(query_pre_attn_scalar=256, attn_logit_softcapping=50.0)
+    assert (model.final_logit_softcapping, model.sliding_window, model.head_dim) == (30.0, 4096, 256)
+    assert model.layer_types == (*("sliding_attention", "full_attention") * 3, "sliding_attention")
+    assert (model.hidden_act, model.tie_word_embeddings, model.num_key_value_heads) == ("gelu_pytorch_tanh", True, 4)
+    assert (model.rope_theta, model.rope_local_base_freq, model.normalizes_heads) == (10_000.0, None, False)
+    uncapped = from_config({**GEMMA2, "attn_logit_softcapping": None, "final_logit_softcapping": None}, "bare")
+    assert uncapped.attention_scores.attn_logit_softcapping is None
+    assert uncapped.final_logit_softcapping is None
+    assert from_config({**GEMMA2, "sliding_window": None}, "bare").layer_types == ()
+
+
+def test_what_a_gemma_3_config_leaves_out() -> None:
+    model = from_config(GEMMA3, "bare")
+    assert model.layer_types == (*("sliding_attention",) * 5, "full_attention", "sliding_attention")
+    assert (model.rope_theta, model.rope_local_base_freq) == (1_000_000.0, 10_000.0)
+    assert model.final_logit_softcapping is None
+    assert model.normalizes_heads
+    assert from_config({**GEMMA3, "sliding_window_pattern": 2}, "bare").layer_types[1] == "full_attention"
+
+
+def test_only_blocks_without_a_window_have_stretched_positions() -> None:
+    model = load_model("gemma3-4b")
+    assert model.rope_of(0) == (10_000.0, None)
+    assert model.rope_of(5) == (1_000_000.0, RopeScaling("linear", 8.0))
+    ropes = [op for op in whole(replace(MODELS["gemma3"], vocab_size=96)).operators if op.kind == "rope"]
+    assert [op.attributes["theta"] for op in ropes[::2]] == [1e3, 1e3, 1e3, 1e4]
+    assert [op.attributes["scaling"] is None for op in ropes[::2]] == [True, True, True, False]
+
+
+def test_the_graph_has_windows_caps_and_a_norm_behind_each_branch() -> None:
+    graph = whole(MODELS["gemma2"])
+    attention = [op for op in graph.operators if op.kind == "attention"]
+    assert [op.attributes["sliding_window"] for op in attention] == [5, None, 5, None]
+    assert {(op.attributes["softcap"], op.attributes["scale"]) for op in attention} == {(0.5, 6**-0.5)}
+    norms = [op for op in graph.operators if op.kind == "norm"]
+    assert len(norms) == 4 * 4 + 1
+    assert all(op.attributes["unit_offset"] for op in norms)
+    assert graph.operators[1].attributes["expression"] == "(mul 8.0 x0)"
+    assert graph.operators[-2].attributes["expression"] == "(mul 0.7 (tanh (div x0 0.7)))"
+
+
+@pytest.mark.parametrize("name", ["gemma2-9b", "gemma2-27b", "gemma3-1b", "gemma3-27b"])
+def test_a_config_and_a_plans_model_say_the_same_again(name: str) -> None:
+    model = load_model(name)
+    assert from_config(to_config(model), name) == model
+    assert from_json(ModelSpec, to_json(model), "model") == model
+
+
+def test_other_models_say_nothing_of_scores() -> None:
+    written = to_json(LLAMA)
+    assert not {"attention_scores", "final_logit_softcapping", "rope_local_base_freq"} & set(written)
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        (
+            {"use_bidirectional_attention": True},
+            "use_bidirectional_attention=True of mine is not supported; False is",
+        ),
+        ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar=0 of mine must be a finite number above 0"),
+        (
+            {"rope_parameters": {"full_attention": 1e6}},
+            (
+                "rope_parameters=an object of 1 of mine must be an object with an object for each of: "
+                "full_attention, sliding_attention"
+            ),
+        ),
+        (
+            {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2}}},
+            "rope_type='linear' of sliding_attention of mine is not supported; default is",
+        ),
+        ({"hidden_activation": "relu"}, "hidden_act='relu' of mine must be one of: gelu_pytorch_tanh"),
+        ({"layer_types": ["full_attention"]}, "layer_types=a list of 1 of mine must be a list of 7 words, one a block"),
+    ],
+)
+def test_what_a_config_cannot_say(config: dict[str, Any], text: str) -> None:
+    with pytest.raises(AutoshardError) as raised:
+        from_config({**GEMMA3, **config}, "mine")
+    assert str(raised.value) == text
