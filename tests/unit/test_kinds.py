@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from autoshard.cost.estimate import Estimate, estimate, model_flops_per_step
-from autoshard.cost.stage import block_part, local_shape
+from autoshard.cost.stage import block_part, local_shape, strategy_mesh
+from autoshard.cost.zero_sharding import held_elements, zero_axes
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import to_json
 from autoshard.models.registry import load_model
@@ -140,3 +141,21 @@ def test_what_blocks_cannot_be_is_said(fields: dict[str, Any], text: str) -> Non
     with pytest.raises(AutoshardError) as raised:
         replace(LLAMA, **fields)
     assert str(raised.value) == text
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+def test_what_travels_is_counted_for_each_kind(zero: int) -> None:
+    """A dense block has a tenth of the elements of one with experts: what stays of each is its own."""
+    layout = strategy(pp=4, dp=8, ep=8, layers=(2, 2, 2, 2), zero=zero)
+    found = estimate(DENSE_FIRST, TRAINING, CLUSTER, layout)
+    by_rank = [{term.name: term.value for term in stage.terms} for stage in found.memory]
+    blocks = [block_part(DENSE_FIRST, TRAINING, CLUSTER, local_shape(layout), kind, "none") for kind in (0, 3)]
+    mesh = strategy_mesh(DENSE_FIRST, CLUSTER, layout)
+    held = [held_elements(part.parameters, part.matrices, mesh, sharded=True) for part in blocks]
+    going = [sum(part.matrices[axes] for axes in part.matrices if mesh.size(zero_axes(axes)) > 1) for part in blocks]
+    staying = [part.num_parameters - count for part, count in zip(blocks, going, strict=True)]
+    for rank, (dense, sparse) in {1: (1, 1), 2: (0, 2)}.items():
+        sums = 4 * (dense * held[0] + sparse * held[1])
+        handed_over = 2 * (dense * staying[0] + sparse * staying[1])
+        assert by_rank[rank]["gradients"] == pytest.approx(sums + handed_over)
+        assert min(by_rank[rank].values()) >= 0
