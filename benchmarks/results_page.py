@@ -70,8 +70,10 @@ COVERAGE = (0.85, 0.95)
 UNSEEN = 0.20
 WORST_ROWS = 6
 EXPERTS = """\
-Latent attention, shared experts, dense first layers and groups of experts over tensor-parallel ranks are not modelled,
-nor that small experts' products reach less of the peak. Groups of experts inside a rack do not touch the network."""
+Latent attention is priced as usual attention of equal FLOPs. DeepSeek-V3 in NeMo 25.04 runs it without a flash kernel on
+GB200 (the container's cuDNN has none for it there), on H100 with one. AutoModel's benchmark hands out experts in turn:
+those of a token lie on one rank. An all-to-all dispatcher sorts what arrives by expert; DeepEP and HybridEP do not. What
+is clamped (GPT-OSS) has eight kernels where others have one. Left out: that a slower host (Grace) launches later."""
 NOTES = {
     "ultrascale-ok/tp<=8 and pp=1": """\
 The mean is that of runs several times slower than predicted: four with steps of 4096 sequences on 32 nodes (26.0 ms a

@@ -115,10 +115,10 @@ TRACED = Software("traced", cpu_s_per_operator=1.9e-4)
 """A host that traces every pass anew with torch-xla, as optimum-neuron's trainer does, while the device works on the
 pass before. From fine-tuning on one chip: TinyLlama-1.1B and Qwen3-1.7B take 12 to 13 ms a block and microbatch on trn1
 and on trn2 alike, far above what their work takes. The seconds of an operator are a hand fit to the two."""
-XLA_FSDP = Software("xla-fsdp", sharded_parameters=True)
-"""JAX through XLA on trn2, as AXLearn shards weights: one graph gathers them for forward and for backward, and nothing
-hides behind work: a collective in the graph of a matrix product makes it 19 to 42 % longer (yahavb/trn2-matmul-bench).
-"""
+XLA_FSDP = Software("xla-fsdp", sharded_parameters=True, sharded_gradients=True, hands_over_gradients=False)
+"""JAX through XLA on trn2, as AXLearn shards weights: one graph gathers them for forward and for backward, and scatters
+the gradients of a block as they come. Nothing hides behind work: a collective in the graph of a matrix product makes it
+19 to 42 % longer (yahavb/trn2-matmul-bench)."""
 EAGER = Software("eager", cpu_s_per_operator=6e-5)
 """Native torch on Neuron without a compiler: 55 to 65 us an operator, whatever it computes (torch-neuronx 2.12)."""
 COMPILED = Software("compiled")

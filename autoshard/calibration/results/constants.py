@@ -58,6 +58,7 @@ written for 3; of 5, 6 and 8 the best). The first is a guess that rows chose amo
 FIXED = {
     "link_efficiency": 0.8,
     "pass_launch_s": 1e-4,
+    "sync_s": 2e-4,
     "wave_elements": 9e5,
     "flash_attention_1": 0.35,
     "loss_passes": 1.5,
@@ -119,6 +120,11 @@ DistributedDataParallel while the last backward runs; with ZeRO-1 they are scatt
 COPIES_SHARES = ("nanotron",)
 """Stacks that copy each replica's share of each parameter separately: nanotron's reduce_scatter_coalesced joins the
 shares before the one collective of a step, and its all_gather_coalesced splits them again after it."""
+SYNCS = ("Megatron-LM", "Megatron-LM 2021")
+"""Stacks whose host waits for the device after each transfer between stages, so that a pass begins with an empty queue:
+Megatron's torch.cuda.synchronize after batch_isend_irecv, where transfers do not run beside the work. sync_s is guessed
+at 2e-4: each pass more of the zero-bubble rows' interleaved schedule takes 0.36 to 0.43 milliseconds, in four models,
+whatever it sends, and a pass of other stacks has pass_launch_s."""
 STALLS = ("nanotron",)
 """Stacks whose collectives inside a microbatch stall: a layer of nanotron's runs with a pipeline on 2 to 32 nodes takes
 4.8 + 2.4 tp milliseconds, whatever its width and microbatch, where without one it takes 4.8; on 64 nodes it does so

@@ -12,6 +12,7 @@ from autoshard.calibration.results.constants import (
     FUSED_ACCUMULATION,
     OVERLAPS_WITHOUT_ZERO,
     STALLS,
+    SYNCS,
     stack_of,
 )
 from autoshard.calibration.results.gpu_rows import Case
@@ -87,7 +88,7 @@ def _cluster(case: Case, family: Constants, sheet: Cluster) -> Cluster:
         matmul_k0=family["matmul_k0"],
         memory_efficiency=family["memory_efficiency"],
         operator_overhead_s=0.0,
-        pass_launch_s=family["pass_launch_s"],
+        pass_launch_s=family["pass_launch_s"] + (family["sync_s"] if syncs(case) else 0.0),
         memory_bytes=memory_bytes(case, sheet),
         reserved_memory_bytes=0.0 if case.allocated_only else sheet.device.reserved_memory_bytes,
     )
@@ -170,6 +171,11 @@ def _software(case: Case, family: Constants, stack: Constants) -> Software:
         sharded_gradients=case.zero >= 2,
         step_overhead_s=family["step_overhead_s"],
     )
+
+
+def syncs(case: Case) -> bool:
+    """Whether the host waits for each transfer between stages: see SYNCS."""
+    return stack_of(case.stack)[0] in SYNCS and case.strategy.pp > 1
 
 
 def stalls(case: Case) -> bool:
