@@ -21,6 +21,7 @@ import torch
 
 from autoshard.errors import AutoshardError
 from autoshard.graph.partition import OperatorStep, is_projection
+from autoshard.runtime.torch_backend.attention import is_plainly_causal
 from autoshard.runtime.torch_backend.context import Context
 from autoshard.runtime.torch_backend.kernels import Rotation
 
@@ -45,12 +46,12 @@ class Operation(Protocol):
     def signature(self) -> tuple[Hashable, ...]: ...
 
 
-def signature(context: Context, step: OperatorStep) -> tuple[Hashable, ...]:
+def signature(context: Context, step: OperatorStep, attends: bool = False) -> tuple[Hashable, ...]:
     """Everything that decides what the operator computes from its inputs on this rank; empty where it is not
-    compiled."""
+    compiled. attends: attention that nothing but causality masks is compiled, too."""
     op, graph = step.operator, context.graph
     if (
-        op.kind not in _KINDS
+        not (op.kind in _KINDS or (attends and op.kind == "attention" and is_plainly_causal(context, step)))
         or (op.kind == "einsum" and context.later is not None and is_projection(graph, op))
         or (op.kind == "cross_entropy" and context.group(step, "vocab") is not None)
         or op.attributes.get("aux_loss_coef")
@@ -70,14 +71,26 @@ class Compiler:
     """The compiler of one rank, for all of its stages.
 
     on_action: called with what is about to be compiled. backend: of torch.compile. segments: how many there are, of
-    which `distinct` are compiled. compile_time_s: seconds that their first calls took.
+    which `distinct` are compiled. functions: how many others are compiled. compile_time_s: seconds that their first
+    calls took.
     """
 
     def __init__(self, on_action: Callable[[str], None] = lambda action: None, backend: str = "inductor"):
         self._on_action, self._backend = on_action, backend
         self._functions: dict[Hashable, _Function] = {}
-        self.segments, self.compile_time_s = 0, 0.0
+        self.segments, self.functions, self.compile_time_s = 0, 0, 0.0
         _configure()
+
+    @property
+    def compiles_all(self) -> bool:
+        """Whether attention, the gradient's norm and the optimizer are compiled, too: on a GPU or a CPU they are
+        kernels of torch's own."""
+        return self._backend == "neuron"
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Who compiles, and how to run without."""
+        return ("neuron", "run with --no-compile") if self.compiles_all else ("inductor", "run without --compile")
 
     @property
     def distinct(self) -> int:
@@ -89,7 +102,8 @@ class Compiler:
         return f"{self.segments} segments between collectives, {self.distinct} of them distinct"
 
     def to_dict(self) -> dict[str, float]:
-        return {"segments": self.segments, "distinct": self.distinct, "compile_time_s": self.compile_time_s}
+        counts = {"segments": self.segments, "distinct": self.distinct, "functions": self.functions}
+        return {**counts, "compile_time_s": self.compile_time_s}
 
     def segment(self, run: Sequence[Operation], inputs: tuple[str, ...], outputs: tuple[str, ...]) -> _Function:
         """A run of operators as one function from the tensors named `inputs` to those named `outputs`."""
@@ -115,10 +129,31 @@ class Compiler:
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, which is compiled when it is first called, in training and in evaluation."""
         # Opaque to Dynamo, which knows little of autograd functions; they are traced where autograd itself runs them.
-        traced = torch._dynamo.nonstrict_trace(function)
+        return self._own(torch._dynamo.nonstrict_trace(function))
 
+    def function(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that has no gradient and may write into its arguments, compiled when it is first called.
+
+        The compiler leaves it as it is where it does not compile all.
+        """
+        if not self.compiles_all:
+            return function
+        self.functions += 1
+        compiled, known = self._own(function), False
+
+        def run(*values: Any) -> Any:
+            nonlocal known
+            if known:
+                return compiled(*values)
+            known = True
+            with self.at_work(name):
+                return compiled(*values)
+
+        return run
+
+    def _own(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*values: torch.Tensor) -> Any:
-            return traced(*values)
+            return function(*values)
 
         # torch keeps what it compiled by code object, and a few versions of each: every function needs code of its own
         own = FunctionType(call.__code__.replace(), call.__globals__, "segment", None, call.__closure__)
@@ -176,9 +211,10 @@ class _Function:
             try:
                 found: Tensors = self._compiled(*values)
             except torch._dynamo.exc.TorchDynamoException as error:
+                backend, instead = self._compiler.names
                 raise AutoshardError(
-                    f"compile: inductor cannot compile {self._culprit(values) or ' to '.join(names)}: "
-                    f"{_first_line(error)}; run without --compile"
+                    f"compile: {backend} cannot compile {self._culprit(values) or ' to '.join(names)}: "
+                    f"{_first_line(error)}; {instead}"
                 ) from error
         self._known.add(torch.is_grad_enabled())
         return found

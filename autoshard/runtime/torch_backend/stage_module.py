@@ -98,7 +98,8 @@ class StageModule(nn.Module):
         self._names = {name: _registered(name) for name in parameters}
         context = Context(program, groups, self.later)
         self.router_losses = context.router_losses
-        self._sections = _sections(context, recompute, debug_nan, sharded)
+        attends = compiler is not None and compiler.compiles_all
+        self._sections = _sections(context, recompute, debug_nan, sharded, attends)
         if compiler is not None:
             self._sections = tuple(_compiled(section, compiler) for section in self._sections)
 
@@ -158,7 +159,7 @@ def _replayable(section: _Section, parameters: Environment) -> Callable[..., tup
 
 
 def _sections(
-    context: Context, recompute: str, debug_nan: bool, sharded: ShardedWeights | None
+    context: Context, recompute: str, debug_nan: bool, sharded: ShardedWeights | None, attends: bool
 ) -> tuple[_Section, ...]:
     """The recompute segments and what lies between them; every view is released after its last reader."""
     program = context.program
@@ -175,7 +176,7 @@ def _sections(
     for segment in segments(program, recompute):
         chunk: list[_Instruction] = []
         for index in range(segment.start, segment.stop):
-            one = _instruction(context, program.steps[index])
+            one = _instruction(context, program.steps[index], attends)
             if segment.recomputed and index >= segment.replay_stop:  # compiled, it would be part of what is replayed
                 one = replace(one, signature=())
             for bringing in _bringing(one, sharded, bucket_of):
@@ -253,11 +254,13 @@ def _checked(one: _Instruction) -> _Instruction:
     return replace(one, run=run)
 
 
-def _instruction(context: Context, step: Step) -> _Instruction:
+def _instruction(context: Context, step: Step, attends: bool) -> _Instruction:
     program = context.program
     if isinstance(step, OperatorStep):
         output, run = step.operator.output, kernel(context, step)
-        return _Instruction(step.operator.name, step.inputs, (output,), run, signature=signature(context, step))
+        return _Instruction(
+            step.operator.name, step.inputs, (output,), run, signature=signature(context, step, attends)
+        )
     if isinstance(step, RedistributeStep):
         assert context.groups is not None
         dims = program.tensor(step.source).dims
