@@ -1,13 +1,15 @@
-"""What test_compiled.py runs in its processes: plans on the twin, compiled, against one process that compiles nothing."""
+"""What test_compiled.py runs in its processes: plans on the twin, compiled, against one process without a compiler."""
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from importlib import import_module
 from typing import Any
 
 import torch
 
 from autoshard.plans.plan import Plan
+from autoshard.plans.stage_sections import rank_graphs
 from autoshard.runtime.torch_backend.compiled import Compiler
 from autoshard.runtime.torch_backend.devices import device_of
 from autoshard.runtime.worker import Reporter
@@ -31,7 +33,9 @@ def _compared(name: str, plan: Plan, device: torch.device, reporter: Reporter) -
     graphs, module = import_module("torch_neuronx").neuron_dynamo_backend.graphs, torch.get_device_module(device)
     before, compiler = len(graphs), Compiler(on_action, "neuron")
     session, outcomes, _ = train(plan, reporter.rank, 1, device=device, compiler=compiler)
-    own = local_arrays(session), compiler.to_dict(), len(graphs) - before
+    planned, counts = rank_graphs(plan, reporter.rank), compiler.to_dict()
+    compiled = [counts[name] for name in ("segments", "distinct", "functions")]
+    own = local_arrays(session), list(astuple(planned)), compiled, planned.graphs, len(graphs) - before
     ranks = at_rank_0(own, reporter)
     found = against_one_process(plan, outcomes, [one[0] for one in ranks]) if ranks else {}
-    return {**found, "compiled": [one[1:] for one in ranks], "fallbacks": module.get_fallback_ops()}
+    return {**found, "graphs": [one[1:] for one in ranks], "fallbacks": module.get_fallback_ops()}

@@ -167,15 +167,6 @@ class _ReplayMark(torch.autograd.Function):
         return grads[0]
 
 
-def is_plainly_causal(context: Context, step: OperatorStep) -> bool:
-    """Whether attention is a function of q, k and v alone: nothing is communicated, dropped, or masked but by
-    causality."""
-    op, seq = step.operator, context.graph.sizes["seq"]
-    if op.attributes.get("documents") or op.attributes.get("dropout") is not None or context.group(step, "seq"):
-        return False
-    return _sees_all_before(seq, *context.piece(step, "seq"), op.attributes["sliding_window"])
-
-
 def _sees_all_before(seq: int, position: int, count: int, window: Any) -> bool:
     """Whether the mask is plain causality over the whole sequence."""
     return count == 1 and (window is None or window >= seq)

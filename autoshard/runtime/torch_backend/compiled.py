@@ -15,56 +15,15 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 from types import FunctionType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from autoshard.errors import AutoshardError
-from autoshard.graph.partition import OperatorStep, is_projection
-from autoshard.runtime.torch_backend.attention import is_plainly_causal
-from autoshard.runtime.torch_backend.context import Context
+from autoshard.plans.stage_sections import Instruction, Wiring, is_rotation
 from autoshard.runtime.torch_backend.kernels import Rotation
 
 Tensors = tuple[torch.Tensor, ...]
-_KINDS = ("einsum", "elementwise", "norm", "rope", "embedding", "cross_entropy", "top_k_gate", "dispatch", "combine")
-_ONE_FUNCTION = ("einsum", "embedding", "add", "gelu", "gelu_erf")
-"""Operators for which torch has one function: alone, there is nothing to fuse them with."""
-
-
-class Operation(Protocol):
-    """One operator as a stage runs it. signature: the result of the function `signature` for it."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def inputs(self) -> tuple[str, ...]: ...
-    @property
-    def outputs(self) -> tuple[str, ...]: ...
-    @property
-    def run(self) -> Callable[..., Any]: ...
-    @property
-    def signature(self) -> tuple[Hashable, ...]: ...
-
-
-def signature(context: Context, step: OperatorStep, attends: bool = False) -> tuple[Hashable, ...]:
-    """Everything that decides what the operator computes from its inputs on this rank; empty where it is not
-    compiled. attends: attention that nothing but causality masks is compiled, too."""
-    op, graph = step.operator, context.graph
-    if (
-        not (op.kind in _KINDS or (attends and op.kind == "attention" and is_plainly_causal(context, step)))
-        or (op.kind == "einsum" and context.later is not None and is_projection(graph, op))
-        or (op.kind == "cross_entropy" and context.group(step, "vocab") is not None)
-        or op.attributes.get("aux_loss_coef")
-    ):
-        return ()
-    dims = tuple(context.dims(name) for name in (*op.inputs, op.output))
-    pieces = tuple((dim, graph.sizes[dim], *context.piece(step, dim)) for dim in op.loop_dims)
-    return op.attributes.get("function", op.kind), op.kind, dims, pieces, repr(sorted(op.attributes.items()))
-
-
-def is_compiled(run: Sequence[Operation]) -> bool:
-    """Whether a run of operators is compiled, because it can be and gains by it."""
-    return bool(run[0].signature) and (len(run) > 1 or run[0].signature[0] not in _ONE_FUNCTION)
 
 
 class Compiler:
@@ -83,8 +42,8 @@ class Compiler:
 
     @property
     def compiles_all(self) -> bool:
-        """Whether attention, the gradient's norm and the optimizer are compiled, too: on a GPU or a CPU they are
-        kernels of torch's own."""
+        """Whether attention, the gradient's norm and the optimizer are compiled, too, each block by itself: on a GPU or
+        a CPU they are kernels of torch's own, and the compiler takes graphs of any size."""
         return self._backend == "neuron"
 
     @property
@@ -105,26 +64,15 @@ class Compiler:
         counts = {"segments": self.segments, "distinct": self.distinct, "functions": self.functions}
         return {**counts, "compile_time_s": self.compile_time_s}
 
-    def segment(self, run: Sequence[Operation], inputs: tuple[str, ...], outputs: tuple[str, ...]) -> _Function:
-        """A run of operators as one function from the tensors named `inputs` to those named `outputs`."""
+    def segment(self, run: Sequence[Instruction], wiring: Wiring) -> _Function:
+        """A run of operators as one function from the tensors named in its wiring as inputs to the outputs."""
         self.segments += 1
-        rotations = [one.run for one in run if isinstance(one.run, Rotation)]
-        tables = iter(range(len(inputs), len(inputs) + 2 * len(rotations)))
-        places = {view: place for place, view in enumerate(inputs)}
-        steps, key = [], []
-        for number, one in enumerate(run):
-            reads, compute = tuple(places[view] for view in one.inputs), one.run
-            if isinstance(compute, Rotation):
-                reads, compute = (*reads, next(tables), next(tables)), compute.turn
-            (view,) = one.outputs
-            places[view] = len(inputs) + 2 * len(rotations) + number
-            steps.append((one.name, compute, reads))
-            key.append((one.signature, reads))
-        leaving = tuple(places[view] for view in outputs)
-        kind = (tuple(key), leaving)
-        if kind not in self._functions:
-            self._functions[kind] = _Function(self, steps, rotations, leaving)
-        return self._functions[kind]
+        if wiring.kind not in self._functions:
+            rotations = [one.run for one in run if is_rotation(one)]
+            computes = [one.run.turn if is_rotation(one) else one.run for one in run]
+            steps = [(one.name, *pair) for one, *pair in zip(run, computes, wiring.reads, strict=True)]
+            self._functions[wiring.kind] = _Function(self, steps, rotations, wiring.leaving)
+        return self._functions[wiring.kind]
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, which is compiled when it is first called, in training and in evaluation."""
