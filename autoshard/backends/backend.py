@@ -15,8 +15,8 @@ from autoshard.layout.strategy import ZERO_STAGES, Strategy
 
 AXIS_ORDERS: tuple[tuple[str, ...], ...] = tuple(permutations(AXIS_ORDER))
 """All of them, the default first."""
-NO_COMPILE = "compile: Neuron compiles by itself: leave --compile out, or use backend=torch on CPU or GPU"
-"""The sentence of every backend against --compile on a Neuron device."""
+NO_COMPILE = "compile: Neuron compiles by itself: leave --compile out, or use backend=torch"
+"""The sentence of a backend that runs on XLA against --compile."""
 
 
 def no_warnings(problem: Problem, strategy: Strategy) -> tuple[str, ...]:

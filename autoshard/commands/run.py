@@ -152,8 +152,11 @@ def _add_machine(machine: Group) -> None:
     machine.add_argument(
         "--compile",
         action="store_true",
-        help="compile what ranks compute between collectives (torch.compile): the first step takes longer, others less",
+        default=None,
+        help="compile what ranks compute between collectives (torch.compile): the first step takes longer, others less "
+        "(default: on device neuron)",
     )
+    machine.add_argument("--no-compile", dest="compile", action="store_false", help="compile nothing")
     machine.add_argument(
         "--debug-nan",
         action="store_true",

@@ -100,6 +100,14 @@ class Mesh:
             rank, index[axis.name] = divmod(rank, axis.size)
         return index["pp"], {axis.name: index[axis.name] for axis in self.axes}
 
+    def position(self, index: Mapping[str, int], names: Iterable[str]) -> int:
+        """The place along several axes taken together, the last one varying fastest. index: the place along each."""
+        wanted, position = set(names), 0
+        for axis in self.axes:
+            if axis.name in wanted:
+                position = position * axis.size + index[axis.name]
+        return position
+
     def rank(self, pp: int, index: Mapping[str, int]) -> int:
         """The rank at these coordinates.
 

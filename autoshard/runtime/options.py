@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from autoshard.backends.backend import NO_COMPILE
 from autoshard.backends.registry import ANYWHERE, BACKENDS
 from autoshard.checkpoint.place import is_remote
 from autoshard.errors import AutoshardError
@@ -27,7 +26,8 @@ class RunOptions:
 
     steps: optimizer steps. warmup_steps: steps over which the learning rate rises to learning_rate. lr_schedule: how it
     goes on: constant, or linear or cosine to zero. debug_nan: name the first operator whose result is not finite.
-    compile: what ranks compute between collectives, by torch.compile.
+    compile: what ranks compute between collectives, by torch.compile; None: on native Neuron alone, where an operator
+    that is not compiled costs more than most operators take.
     processes: at most so many in a rehearsal. data: files of text, JSONL, Parquet or Arrow; None takes English text
     that is on this machine. text_field: the column that holds the text; None is "text", or what the rows are plainly
     made of. packing: several conversations share a row. document_mask: documents that share a row do not see each
@@ -77,7 +77,7 @@ class RunOptions:
     backend: str = "auto"
     timeout_s: float | None = None
     debug_nan: bool = False
-    compile: bool = False
+    compile: bool | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("warmup_steps", 0), ("seed", 0), ("processes", 1), ("eval_batches", 1)):
@@ -95,8 +95,6 @@ class RunOptions:
         if self.backend not in backend_names():
             raise AutoshardError(f"backend={self.backend!r} is not one of: {', '.join(backend_names())}")
         self._check_backend()
-        if self.compile and self.device == "neuron":
-            raise AutoshardError(NO_COMPILE)
         if self.compile and self.debug_nan:
             raise AutoshardError(
                 "compile and debug_nan: one makes a function of many operators, the other looks at each"

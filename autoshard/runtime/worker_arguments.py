@@ -56,7 +56,7 @@ class TrainArguments:
     eval_every: int | None = None
     eval_batches: int = 8
     debug_nan: bool = False
-    compile: bool = False
+    compile: bool | None = None
     document_mask: bool = False
     profile: bool = False
     rehearsal: bool = False

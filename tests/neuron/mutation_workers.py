@@ -5,17 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 
 from autoshard.plans.plan import Plan
 from autoshard.runtime.session import Session
-from autoshard.runtime.torch_backend import collectives, devices, dropout, rounded_adamw, session, sums
+from autoshard.runtime.torch_backend import collectives, devices, rounded_adamw, session, sums
 from autoshard.runtime.torch_backend.compiled import Compiler
 from autoshard.runtime.torch_backend.fused_adamw import FusedAdamW
 from autoshard.runtime.torch_backend.groups import Group
+from autoshard.runtime.torch_backend.halves import Halves
 from autoshard.runtime.trainer.checkpoint import Checkpoints
 from autoshard.runtime.worker import Reporter
 from autoshard.runtime.worker_arguments import CheckpointOptions
@@ -46,7 +50,7 @@ MUTATIONS: dict[str, tuple[str, Plan, tuple[tuple[Any, str, Any], ...]]] = {
     "dropout's rows in halves": (
         "int64",
         _named("dropout, gpt2 tp, recompute all"),
-        ((dropout.Halves, "paired", staticmethod(lambda pairs: pairs[..., 0].long() << 32)),),
+        ((Halves, "paired", staticmethod(lambda pairs: pairs[..., 0].long() << 32)),),
     ),
     "places of rounding in halves": (
         "int64",
@@ -60,7 +64,6 @@ MUTATIONS: dict[str, tuple[str, Plan, tuple[tuple[Any, str, Any], ...]]] = {
         _named("mixtral ep"),
         ((collectives, "has_all_to_all", bool),),
     ),
-    "contiguous tensors": ("contiguous", _named("tp"), ((torch.Tensor, "contiguous", lambda x, **_: x),)),
 }
 """Guard -> the rule behind it, a plan that needs it, and what is patched to be without."""
 
@@ -73,13 +76,20 @@ def trained(_: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     for guard, (_rule, plan, patches) in MUTATIONS.items():
         reporter.last_action = guard
         with _patched(patches):
-            found[guard] = _said(lambda plan=plan: train(plan, reporter.rank, 1, device=device))
+            found[guard] = _said(partial(train, plan, reporter.rank, 1, device=device))
+    found["contiguous tensors"] = _said(lambda: _strided(device, reporter.rank))
     found["control over gloo"] = _said(lambda: _resume(device, reporter.rank))
     found["static shapes"] = _said(lambda: _dynamic(device, reporter.rank))
     with _patched(((FusedAdamW, "__init__", _fused_everywhere),)):
         train(_named("dp"), reporter.rank, 1, device=device)
     found["plain AdamW"] = ", ".join(torch.get_device_module(device).get_fallback_ops())
     return found
+
+
+def _strided(device: torch.device, rank: int) -> None:
+    both = Group.of(dist.new_group([0, 1]), [0, 1], rank)
+    with _patched(((torch.Tensor, "contiguous", lambda x: x),)):
+        collectives.pass_on(torch.ones(2, 3, device=device).t(), both)
 
 
 def _resume(device: torch.device, rank: int) -> None:
@@ -114,9 +124,8 @@ def _fused_everywhere(self: FusedAdamW, weights: torch.Tensor) -> None:
 
 
 def started(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
-    """The error of meeting the others without one of the guards of `device_of` and `join`."""
-    plan, device = _named("dp"), torch.device("neuron")
-    without = arguments["without"]
+    """Meets the others, and trains, without one of the guards of `device_of` and `join`."""
+    plan, device, without = _named("dp"), torch.device("neuron"), arguments["without"]
     if without == "LOCAL_RANK":
         del os.environ["LOCAL_RANK"]
     else:
@@ -126,13 +135,14 @@ def started(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     if without == "a core of its own":
         os.environ["NEURON_RT_VISIBLE_CORES"] = "0"
     if without == "MASTER_ADDR":
-        with patch.object(devices.os, "environ", dict(os.environ)):  # what is set there comes to nobody
-            return {"said": _said(lambda: connect(reporter, device))}
-    if without != "a bare name":
-        return {"said": _said(lambda: connect(reporter, device))}
-    connect(reporter, device)
-    other = torch.device("neuron", 1 - reporter.local_rank)
-    return {"said": _said(lambda: train(plan, reporter.rank, 1, device=other))}
+        with _patched(((devices, "os", SimpleNamespace(environ={})),)):  # what is set there comes to nobody
+            connect(reporter, device)
+    else:
+        connect(reporter, device)
+    if without == "a bare name":
+        device = torch.device("neuron", 1 - reporter.local_rank)
+    train(plan, reporter.rank, 1, device=device)
+    return {}
 
 
 def sent(_: dict[str, Any], reporter: Reporter) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from autoshard.runtime.options import RunOptions
         ),
         (
             {"compile": True, "backend": "nxd"},
-            "compile: Neuron compiles by itself: leave --compile out, or use backend=torch on CPU or GPU",
+            "compile: Neuron compiles by itself: leave --compile out, or use backend=torch",
         ),
         (
             {"compile": True, "debug_nan": True},

@@ -36,7 +36,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"steps": "5"}, "arguments.steps is '5'; it must be int"),
     ({"steps": True}, "arguments.steps is True; it must be int"),
     ({"eval_every": 2.5}, "arguments.eval_every is 2.5; it must be int or null"),
-    ({"compile": None}, "arguments.compile is None; it must be bool"),
+    ({"compile": 1}, "arguments.compile is 1; it must be bool or null"),
     ({"checkpoints": {**vars(CHECKPOINTS), "keep": None}}, "checkpoints.keep is None; it must be int"),
     ({"checkpoints": {"location": "here"}}, "arguments.checkpoints lacks every"),
     ({"checkpoints": "here"}, "arguments.checkpoints must be an object with named fields, not 'here'"),

@@ -15,72 +15,41 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 from types import FunctionType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from autoshard.errors import AutoshardError
-from autoshard.graph.partition import OperatorStep, is_projection
-from autoshard.runtime.torch_backend.context import Context
+from autoshard.plans.stage_sections import Instruction, Wiring, is_rotation
 from autoshard.runtime.torch_backend.kernels import Rotation
 
 Tensors = tuple[torch.Tensor, ...]
-_KINDS = (
-    *("einsum", "elementwise", "norm", "rope", "slice", "concat"),
-    *("embedding", "cross_entropy", "top_k_gate", "dispatch", "combine"),
-)
-_ONE_FUNCTION = ("einsum", "embedding", "add", "gelu", "gelu_erf", "slice", "concat")
-"""Operators for which torch has one function: alone, there is nothing to fuse them with."""
-
-
-class Operation(Protocol):
-    """One operator as a stage runs it. signature: the result of the function `signature` for it."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def inputs(self) -> tuple[str, ...]: ...
-    @property
-    def outputs(self) -> tuple[str, ...]: ...
-    @property
-    def run(self) -> Callable[..., Any]: ...
-    @property
-    def signature(self) -> tuple[Hashable, ...]: ...
-
-
-def signature(context: Context, step: OperatorStep) -> tuple[Hashable, ...]:
-    """Everything that decides what the operator computes from its inputs on this rank; empty where it is not
-    compiled."""
-    op, graph = step.operator, context.graph
-    if (
-        op.kind not in _KINDS
-        or (op.kind == "einsum" and context.later is not None and is_projection(graph, op))
-        or (op.kind == "cross_entropy" and context.group(step, "vocab") is not None)
-        or op.attributes.get("aux_loss_coef")
-    ):
-        return ()
-    dims = tuple(context.dims(name) for name in (*op.inputs, op.output))
-    pieces = tuple((dim, graph.sizes[dim], *context.piece(step, dim)) for dim in op.loop_dims)
-    return op.attributes.get("function", op.kind), op.kind, dims, pieces, repr(sorted(op.attributes.items()))
-
-
-def is_compiled(run: Sequence[Operation]) -> bool:
-    """Whether a run of operators is compiled, because it can be and gains by it."""
-    return bool(run[0].signature) and (len(run) > 1 or run[0].signature[0] not in _ONE_FUNCTION)
 
 
 class Compiler:
     """The compiler of one rank, for all of its stages.
 
     on_action: called with what is about to be compiled. backend: of torch.compile. segments: how many there are, of
-    which `distinct` are compiled. compile_time_s: seconds that their first calls took.
+    which `distinct` are compiled. functions: how many others are compiled. compile_time_s: seconds that their first
+    calls took.
     """
 
     def __init__(self, on_action: Callable[[str], None] = lambda action: None, backend: str = "inductor"):
         self._on_action, self._backend = on_action, backend
         self._functions: dict[Hashable, _Function] = {}
-        self.segments, self.compile_time_s = 0, 0.0
+        self.segments, self.functions, self.compile_time_s = 0, 0, 0.0
         _configure()
+
+    @property
+    def compiles_all(self) -> bool:
+        """Whether attention, the gradient's norm and the optimizer are compiled, too, each block by itself: on a GPU or
+        a CPU they are kernels of torch's own, and the compiler takes graphs of any size."""
+        return self._backend == "neuron"
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Who compiles, and how to run without."""
+        return ("neuron", "run with --no-compile") if self.compiles_all else ("inductor", "run without --compile")
 
     @property
     def distinct(self) -> int:
@@ -92,36 +61,47 @@ class Compiler:
         return f"{self.segments} segments between collectives, {self.distinct} of them distinct"
 
     def to_dict(self) -> dict[str, float]:
-        return {"segments": self.segments, "distinct": self.distinct, "compile_time_s": self.compile_time_s}
+        counts = {"segments": self.segments, "distinct": self.distinct, "functions": self.functions}
+        return {**counts, "compile_time_s": self.compile_time_s}
 
-    def segment(self, run: Sequence[Operation], inputs: tuple[str, ...], outputs: tuple[str, ...]) -> _Function:
-        """A run of operators as one function from the tensors named `inputs` to those named `outputs`."""
+    def segment(self, run: Sequence[Instruction], wiring: Wiring) -> _Function:
+        """A run of operators as one function from the tensors named in its wiring as inputs to the outputs."""
         self.segments += 1
-        rotations = [one.run for one in run if isinstance(one.run, Rotation)]
-        tables = iter(range(len(inputs), len(inputs) + 2 * len(rotations)))
-        places = {view: place for place, view in enumerate(inputs)}
-        steps, key = [], []
-        for number, one in enumerate(run):
-            reads, compute = tuple(places[view] for view in one.inputs), one.run
-            if isinstance(compute, Rotation):
-                reads, compute = (*reads, next(tables), next(tables)), compute.turn
-            (view,) = one.outputs
-            places[view] = len(inputs) + 2 * len(rotations) + number
-            steps.append((one.name, compute, reads))
-            key.append((one.signature, reads))
-        leaving = tuple(places[view] for view in outputs)
-        kind = (tuple(key), leaving)
-        if kind not in self._functions:
-            self._functions[kind] = _Function(self, steps, rotations, leaving)
-        return self._functions[kind]
+        if wiring.kind not in self._functions:
+            rotations = [one.run for one in run if is_rotation(one)]
+            computes = [one.run.turn if is_rotation(one) else one.run for one in run]
+            steps = [(one.name, *pair) for one, *pair in zip(run, computes, wiring.reads, strict=True)]
+            self._functions[wiring.kind] = _Function(self, steps, rotations, wiring.leaving)
+        return self._functions[wiring.kind]
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, which is compiled when it is first called, in training and in evaluation."""
         # Opaque to Dynamo, which knows little of autograd functions; they are traced where autograd itself runs them.
-        traced = torch._dynamo.nonstrict_trace(function)
+        return self._own(torch._dynamo.nonstrict_trace(function))
 
+    def function(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that has no gradient and may write into its arguments, compiled when it is first called.
+
+        The compiler leaves it as it is where it does not compile all.
+        """
+        if not self.compiles_all:
+            return function
+        self.functions += 1
+        compiled, known = self._own(function), False
+
+        def run(*values: Any) -> Any:
+            nonlocal known
+            if known:
+                return compiled(*values)
+            known = True
+            with self.at_work(name):
+                return compiled(*values)
+
+        return run
+
+    def _own(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*values: torch.Tensor) -> Any:
-            return traced(*values)
+            return function(*values)
 
         # torch keeps what it compiled by code object, and a few versions of each: every function needs code of its own
         own = FunctionType(call.__code__.replace(), call.__globals__, "segment", None, call.__closure__)
@@ -179,9 +159,10 @@ class _Function:
             try:
                 found: Tensors = self._compiled(*values)
             except torch._dynamo.exc.TorchDynamoException as error:
+                backend, instead = self._compiler.names
                 raise AutoshardError(
-                    f"compile: inductor cannot compile {self._culprit(values) or ' to '.join(names)}: "
-                    f"{_first_line(error)}; run without --compile"
+                    f"compile: {backend} cannot compile {self._culprit(values) or ' to '.join(names)}: "
+                    f"{_first_line(error)}; {instead}"
                 ) from error
         self._known.add(torch.is_grad_enabled())
         return found

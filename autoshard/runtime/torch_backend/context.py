@@ -38,6 +38,11 @@ class Context:
     def graph(self) -> Graph:
         return self.program.graph
 
+    @property
+    def weights_apart(self) -> bool:
+        """Whether backward leaves gradients of weights for the schedule."""
+        return self.later is not None
+
     def piece(self, step: OperatorStep, dim: str) -> tuple[int, int]:
         """(position, count) of this rank's piece of a loop dim while the operator runs."""
         axes = tuple(axis for axis in self.program.axes if step.choice.get(axis) == dim)

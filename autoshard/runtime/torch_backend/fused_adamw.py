@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import torch
 from torch.optim.adamw import adamw  # the function: torch.optim.AdamW imports torch's compiler, which takes a second
+
+from autoshard.runtime.torch_backend.compiled import Compiler
 
 
 class FusedAdamW:
     """AdamW and its state for one shard, bit for bit that of torch.optim.AdamW(fused=True).
 
-    Neuron would leave the fused kernel to the host: there it is torch's plain functions, with nothing read back.
+    Neuron would leave the fused kernel to the host: there it is torch's plain functions, with nothing read back, as one
+    graph where there is a compiler.
     """
 
-    def __init__(self, weights: torch.Tensor):
+    def __init__(self, weights: torch.Tensor, compiler: Compiler | None = None):
         self.weights = weights
         self.first_moment, self.second_moment = torch.zeros_like(weights), torch.zeros_like(weights)
         self._steps = torch.zeros((), dtype=torch.float32, device=weights.device)
         self._is_fused = weights.device.type != "neuron"
+        self._compiler = None if self._is_fused else compiler
+        self._compiled: Any = None
 
     def load(self, first_moment: torch.Tensor, second_moment: torch.Tensor, steps: int) -> None:
         """Sets the moments and the number of steps taken; the caller loads the weights."""
@@ -29,21 +37,44 @@ class FusedAdamW:
         self, gradient: torch.Tensor, learning_rate: float, betas: tuple[float, float], eps: float, weight_decay: float
     ) -> None:
         """Updates the weights in place. gradient: of the shard, summed and clipped."""
-        adamw(
-            [self.weights],
-            [gradient],
-            [self.first_moment],
-            [self.second_moment],
-            [],
-            [self._steps],
-            fused=self._is_fused,
-            foreach=not self._is_fused,
-            capturable=not self._is_fused,
-            amsgrad=False,
-            beta1=betas[0],
-            beta2=betas[1],
-            lr=learning_rate,
-            weight_decay=weight_decay,
-            eps=eps,
-            maximize=False,
-        )
+        update = partial(_update, self._is_fused, betas, eps, weight_decay)
+        state = self.weights, gradient, self.first_moment, self.second_moment, self._steps
+        if self._compiler is None:
+            update(*state, learning_rate)
+            return
+        if self._compiled is None:
+            self._compiled = self._compiler.function("AdamW", update)
+        # a number would be a constant of the graph, and the next step's another graph
+        self._compiled(*state, torch.tensor(learning_rate, device=self.weights.device))
+
+
+def _update(
+    fused: bool,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+    weights: torch.Tensor,
+    gradient: torch.Tensor,
+    first_moment: torch.Tensor,
+    second_moment: torch.Tensor,
+    steps: torch.Tensor,
+    learning_rate: float | torch.Tensor,
+) -> None:
+    adamw(
+        [weights],
+        [gradient],
+        [first_moment],
+        [second_moment],
+        [],
+        [steps],
+        fused=fused,
+        foreach=not fused,
+        capturable=not fused,
+        amsgrad=False,
+        beta1=betas[0],
+        beta2=betas[1],
+        lr=learning_rate,
+        weight_decay=weight_decay,
+        eps=eps,
+        maximize=False,
+    )

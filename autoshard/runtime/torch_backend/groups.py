@@ -67,11 +67,7 @@ class MeshGroups:
 
     def position(self, axes: AxisNames) -> int:
         """This rank's place along several axes taken together, the last one varying fastest."""
-        position = 0
-        for axis in self.mesh.axes:
-            if axis.name in axes:
-                position = position * axis.size + self.index[axis.name]
-        return position
+        return self.mesh.position(self.index, axes)
 
     def _create(self, members: list[list[int]]) -> Group:
         mine: Group | None = None

@@ -6,7 +6,7 @@ weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import isfinite
 from types import MappingProxyType
 
@@ -18,6 +18,7 @@ from autoshard.graph.partition import Program
 from autoshard.layout.buckets import BucketKey, bucket_key
 from autoshard.layout.mesh import Mesh
 from autoshard.runtime.torch_backend.collectives import all_reduce
+from autoshard.runtime.torch_backend.compiled import Compiler
 from autoshard.runtime.torch_backend.flat_buffers import Bucket, Common, PieceShape, ShardedBucket
 from autoshard.runtime.torch_backend.fused_adamw import FusedAdamW
 from autoshard.runtime.torch_backend.groups import Group, MeshGroups
@@ -25,7 +26,7 @@ from autoshard.runtime.torch_backend.optimizer_settings import OptimizerSettings
 from autoshard.runtime.torch_backend.parameters import piece_of
 from autoshard.runtime.torch_backend.rounded_adamw import RoundedAdamW
 from autoshard.runtime.torch_backend.stage_module import StageModule
-from autoshard.runtime.torch_backend.sums import Sums
+from autoshard.runtime.torch_backend.sums import Sums, row_squares
 
 
 def gradient_axes(program: Program, mesh: Mesh) -> set[tuple[str, ...]]:
@@ -53,7 +54,8 @@ class ShardedAdamW:
     """AdamW on this rank's shards, with clipping by the norm of the whole model's gradient.
 
     tied: for a parameter that lives on two pipeline stages, the group of the ranks that hold the same piece of it.
-    published: size of each dim without padding, where it may have some.
+    published: size of each dim without padding, where it may have some. compiler: compiles norms and updates where the
+    device has no kernels for them; None leaves them as they are.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class ShardedAdamW:
         settings: OptimizerSettings,
         tied: dict[str, Group],
         published: Mapping[str, int] = MappingProxyType({}),
+        compiler: Compiler | None = None,
     ):
         self._settings, self._sums = settings, sums
         named: dict[BucketKey, list[tuple[str, nn.Parameter]]] = {}
@@ -89,7 +92,11 @@ class ShardedAdamW:
             shapes = _piece_shapes(modules, mesh, groups, published)
             self._updates = [RoundedAdamW(b.master.detach(), b.pieces(shapes), settings.seed) for b in self.buckets]
         else:
-            self._updates = [FusedAdamW(b.master.detach()) for b in self.buckets]
+            self._updates = [FusedAdamW(b.master.detach(), compiler) for b in self.buckets]
+        self._squares: list[Callable[[torch.Tensor], torch.Tensor]] = [
+            row_squares if compiler is None else compiler.function("the gradient's norm", row_squares)
+            for _ in self.buckets
+        ]
 
     def step(self, learning_rate: float, keep_gradients: bool = False) -> float:
         """Sums and clips gradients, updates and publishes weights, clears gradients; returns the gradient norm before
@@ -144,9 +151,9 @@ class ShardedAdamW:
 
     def _norm(self, shards: list[torch.Tensor]) -> float:
         total = self._sums.zero()
-        for bucket, shard in zip(self.buckets, shards, strict=True):
+        for bucket, shard, squares in zip(self.buckets, shards, self._squares, strict=True):
             copies = bucket.key.copies
             if bucket.data_group is not None and bucket.shards == 1:
                 copies *= bucket.data_group.size
-            total += self._sums.squares(shard) / copies
+            total += self._sums.squares(shard, squares) / copies
         return float(self._sums.over_ranks(total).sqrt())

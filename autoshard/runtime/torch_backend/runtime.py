@@ -8,8 +8,6 @@ from importlib import import_module
 
 import torch
 
-from autoshard.backends.backend import NO_COMPILE
-from autoshard.errors import AutoshardError
 from autoshard.plans.plan import Plan
 from autoshard.runtime.session import Profiler
 from autoshard.runtime.torch_backend.compiled import Compiler
@@ -39,8 +37,6 @@ def open_session(
     on_action: Callable[[str], None],
 ) -> Session:
     """The session of the rank, which compiles and keeps documents apart where that is asked for."""
-    if arguments.compile and device.type == "neuron":
-        raise AutoshardError(NO_COMPILE)
     return Session(
         plan,
         rank,
@@ -50,9 +46,14 @@ def open_session(
         on_action,
         debug_nan=arguments.debug_nan,
         documents=arguments.document_mask,
-        compiler=Compiler(on_action) if arguments.compile else None,
+        compiler=Compiler(on_action, _compiler_of(device)) if arguments.compile else None,
         timeout=timeout,
     )
+
+
+def _compiler_of(device: torch.device) -> str:
+    """Name of the backend of torch.compile."""
+    return "neuron" if device.type == "neuron" else "inductor"
 
 
 def profiler(session: Session, zero_s: float) -> Profiler:

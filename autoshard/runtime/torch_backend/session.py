@@ -101,7 +101,7 @@ class Session:
         for module in self.modules.values():
             module.router_losses.scale = 1 / plan.num_microbatches
         self.optimizer = ShardedAdamW(
-            self.modules.values(), mesh, self._groups, self._sums, settings, tied, published_sizes(plan.model)
+            self.modules.values(), mesh, self._groups, self._sums, settings, tied, published_sizes(plan.model), compiler
         )
         self._pipeline = Pipeline(plan, self.stages, self.modules, programs, self._groups, device, dtype, on_action)
         stage_group = self._groups[("pp",)] if self._groups is not None else None

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import groupby
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,9 +12,9 @@ from torch.utils.checkpoint import checkpoint
 
 from autoshard.errors import AutoshardError
 from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, RedistributeStep, Step
-from autoshard.graph.recompute import segments
+from autoshard.plans.stage_sections import Instruction, Section, Wiring, compiled_runs, sections, signature
 from autoshard.runtime.torch_backend.collectives import Lent, Started, gather_starts, redistribution, transition_moves
-from autoshard.runtime.torch_backend.compiled import Compiler, is_compiled, signature
+from autoshard.runtime.torch_backend.compiled import Compiler
 from autoshard.runtime.torch_backend.context import Context
 from autoshard.runtime.torch_backend.flat_buffers import ShardedBucket
 from autoshard.runtime.torch_backend.groups import MeshGroups
@@ -31,40 +29,7 @@ Environment = dict[str, Any]
 
 Gather = Callable[[torch.Tensor], Lent]
 Scatter = Callable[[torch.Tensor], Started]
-_Steps = tuple[tuple[Callable[..., Any], tuple[str, ...], tuple[str, ...], tuple[str, ...]], ...]
-"""Instructions as plain tuples (run, inputs, outputs, released): the loop over these is all that a step costs beside
-its operators."""
-
-
-@dataclass(frozen=True)
-class _Instruction:
-    """An instruction: read views, compute, write views. released: views that nothing reads later. brings_weights:
-    whether it is no step of the program, but gathers parameters that are whole only while they are read. signature: of
-    an operator that may be compiled."""
-
-    name: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    run: Callable[..., Any]
-    released: tuple[str, ...] = ()
-    brings_weights: bool = False
-    signature: tuple[Hashable, ...] = ()
-
-
-@dataclass(frozen=True)
-class _Section:
-    """Instructions that run together; a recomputed section keeps only `inputs`, and releases those that are read last
-    here."""
-
-    instructions: tuple[_Instruction, ...]
-    recomputed: bool
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    released: tuple[str, ...]
-
-    @cached_property
-    def steps(self) -> _Steps:
-        return tuple((one.run, one.inputs, one.outputs, one.released) for one in self.instructions)
+Steps = Sequence[tuple[Callable[..., Any], tuple[str, ...], tuple[str, ...], tuple[str, ...]]]
 
 
 class StageModule(nn.Module):
@@ -98,7 +63,19 @@ class StageModule(nn.Module):
         self._names = {name: _registered(name) for name in parameters}
         context = Context(program, groups, self.later)
         self.router_losses = context.router_losses
-        self._sections = _sections(context, recompute, debug_nan, sharded)
+        attends = compiler is not None and compiler.compiles_all
+
+        def make(step: Step) -> Instruction:
+            one = _instruction(context, step, attends)
+            return _checked(one) if debug_nan else one
+
+        def bring(bucket: ShardedBucket) -> Instruction:
+            assert sharded is not None
+            run = sharded.weights(bucket)
+            return Instruction(f"weights of {bucket.key.unit}", (), tuple(bucket.names), run, brings_weights=True)
+
+        bucket_of = {} if sharded is None else sharded.bucket_of
+        self._sections = sections(program, recompute, make, bucket_of, bring)
         if compiler is not None:
             self._sections = tuple(_compiled(section, compiler) for section in self._sections)
 
@@ -137,7 +114,7 @@ def _registered(name: str) -> str:
     return name.replace(".", "/")
 
 
-def _run(steps: _Steps, env: Environment) -> None:
+def _run(steps: Steps, env: Environment) -> None:
     for compute, inputs, outputs, released in steps:
         result = compute(*[env[view] for view in inputs])
         if isinstance(result, tuple):
@@ -148,7 +125,7 @@ def _run(steps: _Steps, env: Environment) -> None:
             del env[view]
 
 
-def _replayable(section: _Section, parameters: Environment) -> Callable[..., tuple[torch.Tensor, ...]]:
+def _replayable(section: Section, parameters: Environment) -> Callable[..., tuple[torch.Tensor, ...]]:
     def run(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         env = {**parameters, **dict(zip(section.inputs, inputs, strict=True))}
         _run(section.steps, env)
@@ -157,89 +134,21 @@ def _replayable(section: _Section, parameters: Environment) -> Callable[..., tup
     return run
 
 
-def _sections(
-    context: Context, recompute: str, debug_nan: bool, sharded: ShardedWeights | None
-) -> tuple[_Section, ...]:
-    """The recompute segments and what lies between them; every view is released after its last reader."""
-    program = context.program
-    bucket_of = {} if sharded is None else dict(sharded.bucket_of)
-    parameters = {tensor.name for tensor in program.graph.parameters()} - bucket_of.keys()
-    runs: list[tuple[list[_Instruction], bool]] = []
-
-    def append(chunk: list[_Instruction], recomputed: bool) -> None:
-        if runs and not recomputed and not runs[-1][1]:
-            runs[-1][0].extend(chunk)
-        elif chunk:
-            runs.append((chunk, recomputed))
-
-    for segment in segments(program, recompute):
-        chunk: list[_Instruction] = []
-        for index in range(segment.start, segment.stop):
-            one = _instruction(context, program.steps[index])
-            if segment.recomputed and index >= segment.replay_stop:  # compiled, it would be part of what is replayed
-                one = replace(one, signature=())
-            for bringing in _bringing(one, sharded, bucket_of):
-                if segment.recomputed:  # what a replay reads is given to it
-                    append([bringing], False)
-                else:
-                    chunk.append(bringing)
-            chunk.append(_checked(one) if debug_nan else one)
-        append(chunk, segment.recomputed)
-    sections: list[_Section] = []
-    needed = set(program.outputs) | parameters
-    for chunk, recomputed in reversed(runs):
-        written = {view for one in chunk for view in one.outputs}
-        read = dict.fromkeys(view for one in chunk for view in one.inputs if view not in written)
-        inputs = tuple(view for view in read if view not in parameters)
-        outputs = tuple(view for one in chunk for view in one.outputs if view in needed)
-        released = tuple(view for view in inputs if view not in needed)
-        sections.append(_Section(_releasing(chunk, needed), recomputed, inputs, outputs, released))
-        needed |= set(inputs)
-    return tuple(reversed(sections))
-
-
-def _bringing(
-    one: _Instruction, sharded: ShardedWeights | None, bucket_of: dict[str, ShardedBucket]
-) -> Iterator[_Instruction]:
-    """Yields instructions that gather parameters which this instruction is the first to read; removes these from
-    bucket_of."""
-    while sharded is not None and (found := next((bucket_of[name] for name in one.inputs if name in bucket_of), None)):
-        for name in found.names:
-            del bucket_of[name]
-        run = sharded.weights(found)
-        yield _Instruction(f"weights of {found.key.unit}", (), tuple(found.names), run, brings_weights=True)
-
-
-def _releasing(chunk: Sequence[_Instruction], needed_later: set[str]) -> tuple[_Instruction, ...]:
-    """The same instructions, each of which releases views that it is the last to read or that nobody reads."""
-    needed, found = set(needed_later), []
-    for one in reversed(chunk):
-        released = dict.fromkeys(view for view in (*one.inputs, *one.outputs) if view not in needed)
-        found.append(replace(one, released=tuple(released)))
-        needed |= set(one.inputs)
-    return tuple(reversed(found))
-
-
-def _compiled(section: _Section, compiler: Compiler) -> _Section:
+def _compiled(section: Section, compiler: Compiler) -> Section:
     """The section with each run of operators that do not communicate compiled into one instruction."""
-    found: list[_Instruction] = []
-    for _, run in groupby(section.instructions, key=lambda one: bool(one.signature)):
-        chunk = list(run)
-        found += [_segment(chunk, compiler)] if is_compiled(chunk) else chunk
+    found: list[Instruction] = []
+    for run, is_compiled in compiled_runs(section, compiler.compiles_all):
+        found += [_segment(run, compiler)] if is_compiled else run
     return replace(section, instructions=tuple(found))
 
 
-def _segment(chunk: Sequence[_Instruction], compiler: Compiler) -> _Instruction:
-    released = {view for one in chunk for view in one.released}
-    written = [view for one in chunk for view in one.outputs]
-    inputs = tuple(dict.fromkeys(view for one in chunk for view in one.inputs if view not in written))
-    outputs = tuple(view for view in written if view not in released)
-    run = compiler.segment(chunk, inputs, outputs)
-    name = f"{chunk[0].name} to {chunk[-1].name}"
-    return _Instruction(name, inputs, outputs, run, tuple(view for view in inputs if view in released))
+def _segment(run: Sequence[Instruction], compiler: Compiler) -> Instruction:
+    wiring = Wiring.of(run)
+    name = f"{run[0].name} to {run[-1].name}"
+    return Instruction(name, wiring.inputs, wiring.outputs, compiler.segment(run, wiring), wiring.released)
 
 
-def _checked(one: _Instruction) -> _Instruction:
+def _checked(one: Instruction) -> Instruction:
     """The instruction, which raises where its result is not finite."""
 
     def run(*values: torch.Tensor) -> Any:
@@ -253,20 +162,20 @@ def _checked(one: _Instruction) -> _Instruction:
     return replace(one, run=run)
 
 
-def _instruction(context: Context, step: Step) -> _Instruction:
+def _instruction(context: Context, step: Step, attends: bool) -> Instruction:
     program = context.program
     if isinstance(step, OperatorStep):
         output, run = step.operator.output, kernel(context, step)
-        return _Instruction(step.operator.name, step.inputs, (output,), run, signature=signature(context, step))
+        return Instruction(step.operator.name, step.inputs, (output,), run, signature=signature(context, step, attends))
     if isinstance(step, RedistributeStep):
         assert context.groups is not None
         dims = program.tensor(step.source).dims
         move = redistribution(step.transitions, dims, context.groups)
-        return _Instruction(f"redistribute {step.source}", (step.source,), (step.target,), move)
+        return Instruction(f"redistribute {step.source}", (step.source,), (step.target,), move)
     return _gather_instruction(context, step)
 
 
-def _gather_instruction(context: Context, step: GatherEinsumStep) -> _Instruction:
+def _gather_instruction(context: Context, step: GatherEinsumStep) -> Instruction:
     assert context.groups is not None
     source = step.gather.source
     transition, dims = step.gather.transitions[0], context.program.tensor(source).dims
@@ -291,7 +200,7 @@ def _gather_instruction(context: Context, step: GatherEinsumStep) -> _Instructio
             products = _GatherLinear.apply(x, kept, start_gather, start_scatter, *flat)
         return tuple(p.unflatten(y, w) for p, y, w in zip(projections, products, weights, strict=True))
 
-    return _Instruction(f"gather {source}", (source, *weights), outputs, run)
+    return Instruction(f"gather {source}", (source, *weights), outputs, run)
 
 
 class _GatherLinear(torch.autograd.Function):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,13 @@ NORM_ELEMENTS = 2**20
 """How many elements a norm is taken of at a time: on CPU torch converts them to FP64 first."""
 _ROW = 2**12
 """How many squares are summed up in FP32, where the device has no FP64, before the host goes on in FP64."""
+
+
+def row_squares(x: torch.Tensor) -> torch.Tensor:
+    """The sums of the squares of 4,096 elements each, and of those that are left, in FP32."""
+    whole = x.numel() // _ROW * _ROW
+    squares = x.float().square()
+    return torch.cat((squares[:whole].view(-1, _ROW).sum(1), squares[whole:].sum().view(1)))
 
 
 @dataclass(frozen=True)
@@ -37,14 +45,13 @@ class Sums:
         """x in FP64, where sums are made."""
         return x.to(self.place).double()
 
-    def squares(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum of the squares of a flat tensor."""
+    def squares(self, x: torch.Tensor, by_rows: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        """The sum of the squares of a flat tensor. by_rows: `row_squares`, compiled or not, for a device without
+        FP64."""
         if devices.has_64_bits(x.device):
             norms = torch._foreach_norm(x.split(NORM_ELEMENTS), dtype=torch.float64)
             return torch.stack(norms).square().sum()
-        whole = x.numel() // _ROW * _ROW
-        rows = x[:whole].view(-1, _ROW), x[whole:].view(1, -1)
-        return torch.stack([self.wide(one.float().square().sum(1)).sum() for one in rows]).sum()
+        return self.wide(by_rows(x)).sum()
 
     def over_ranks(self, total: torch.Tensor) -> torch.Tensor:
         """The total of all ranks, in place; collective."""

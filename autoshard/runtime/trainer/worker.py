@@ -34,7 +34,11 @@ def train(values: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     plan = read_plan(Path(arguments.plan))
     runtime = runtime_of(arguments.backend)
     device = runtime.device_of(plan, arguments.device, arguments.rehearsal, reporter.local_rank)
-    runtime.import_early(plan, arguments.compile)  # before the first action: until then silence is no hang
+    compiles = arguments.compile
+    if compiles is None:
+        compiles = device.type == "neuron" and not arguments.debug_nan
+    arguments = replace(arguments, compile=compiles)
+    runtime.import_early(plan, compiles)  # before the first action: until then silence is no hang
     reporter.last_action = "connecting"
     runtime.connect(device, group_timeout(arguments.collective_timeout_s), reporter)
     data = open_data(arguments, plan)

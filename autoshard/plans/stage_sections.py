@@ -1,0 +1,305 @@
+"""A rank's work for a pipeline stage as instructions in order: the runtime runs them, a plan counts their graphs.
+
+Instructions are in sections, some of which backward runs again. Within a section a run of operators that compute on
+local tensors alone can be compiled into one function; collectives lie between such runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import groupby
+from typing import Any, Protocol, TypeVar
+
+from autoshard.graph.ir import Graph
+from autoshard.graph.partition import OperatorStep, Program, RedistributeStep, Step, is_projection
+from autoshard.graph.recompute import block_of, segments
+from autoshard.layout.buckets import bucket_elements, tied_parameters, units
+from autoshard.layout.mesh import Mesh
+from autoshard.plans.plan import Plan
+from autoshard.schedules import SCHEDULES
+
+_KINDS = (
+    *("einsum", "elementwise", "norm", "rope", "slice", "concat"),
+    *("embedding", "cross_entropy", "top_k_gate", "dispatch", "combine"),
+)
+_ONE_FUNCTION = ("einsum", "embedding", "add", "gelu", "gelu_erf", "slice", "concat")
+"""Operators for which torch has one function: alone, there is nothing to fuse them with."""
+Unit = TypeVar("Unit")
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """An instruction: read views, compute, write views. released: views that nothing reads later. brings_weights:
+    whether it is no step of the program, but gathers parameters that are whole only while they are read. signature: of
+    an operator that may be compiled. run: None where nobody runs it."""
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    run: Any = None
+    released: tuple[str, ...] = ()
+    brings_weights: bool = False
+    signature: tuple[Hashable, ...] = ()
+
+
+@dataclass(frozen=True)
+class Section:
+    """Instructions that run together; a recomputed section keeps only `inputs`, and releases those that are read last
+    here."""
+
+    instructions: tuple[Instruction, ...]
+    recomputed: bool
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    released: tuple[str, ...]
+
+    @cached_property
+    def steps(self) -> tuple[tuple[Any, tuple[str, ...], tuple[str, ...], tuple[str, ...]], ...]:
+        """Instructions as plain tuples (run, inputs, outputs, released): the loop over these is all that a step costs
+        beside its operators."""
+        return tuple((one.run, one.inputs, one.outputs, one.released) for one in self.instructions)
+
+
+def sections(
+    program: Program,
+    recompute: str,
+    make: Callable[[Step], Instruction],
+    unit_of: Mapping[str, Unit],
+    bring: Callable[[Unit], Instruction],
+) -> tuple[Section, ...]:
+    """The recompute segments and what lies between them; every view is released after its last reader.
+
+    make: from a step to its instruction. unit_of: parameters that are whole only while they are read, by name -> those
+    that are gathered together. bring: from these to the instruction that gathers them.
+    """
+    apart = dict(unit_of)
+    parameters = {tensor.name for tensor in program.graph.parameters()} - apart.keys()
+    runs: list[tuple[list[Instruction], bool]] = []
+
+    def append(chunk: list[Instruction], recomputed: bool) -> None:
+        if runs and not recomputed and not runs[-1][1]:
+            runs[-1][0].extend(chunk)
+        elif chunk:
+            runs.append((chunk, recomputed))
+
+    for segment in segments(program, recompute):
+        chunk: list[Instruction] = []
+        for index in range(segment.start, segment.stop):
+            one = make(program.steps[index])
+            if segment.recomputed and index >= segment.replay_stop:  # compiled, it would be part of what is replayed
+                one = replace(one, signature=())
+            for bringing in _bringing(one, apart, bring):
+                if segment.recomputed:  # what a replay reads is given to it
+                    append([bringing], False)
+                else:
+                    chunk.append(bringing)
+            chunk.append(one)
+        append(chunk, segment.recomputed)
+    found: list[Section] = []
+    needed = set(program.outputs) | parameters
+    for chunk, recomputed in reversed(runs):
+        written = {view for one in chunk for view in one.outputs}
+        read = dict.fromkeys(view for one in chunk for view in one.inputs if view not in written)
+        inputs = tuple(view for view in read if view not in parameters)
+        outputs = tuple(view for one in chunk for view in one.outputs if view in needed)
+        released = tuple(view for view in inputs if view not in needed)
+        found.append(Section(_releasing(chunk, needed), recomputed, inputs, outputs, released))
+        needed |= set(inputs)
+    return tuple(reversed(found))
+
+
+def _bringing(one: Instruction, apart: dict[str, Unit], bring: Callable[[Unit], Instruction]) -> Iterator[Instruction]:
+    """Yields instructions that gather parameters which this instruction is the first to read; removes these from
+    apart."""
+    while (found := next((apart[name] for name in one.inputs if name in apart), None)) is not None:
+        bringing = bring(found)
+        for name in bringing.outputs:
+            del apart[name]
+        yield bringing
+
+
+def _releasing(chunk: Sequence[Instruction], needed_later: set[str]) -> tuple[Instruction, ...]:
+    """The same instructions, each of which releases views that it is the last to read or that nobody reads."""
+    needed, found = set(needed_later), []
+    for one in reversed(chunk):
+        released = dict.fromkeys(view for view in (*one.inputs, *one.outputs) if view not in needed)
+        found.append(replace(one, released=tuple(released)))
+        needed |= set(one.inputs)
+    return tuple(reversed(found))
+
+
+class Place(Protocol):
+    """A rank's place in the mesh of a program. weights_apart: whether the schedule computes gradients of weights by
+    themselves. piece: (position, count) of its piece of a loop dim while an operator runs. dims: of a tensor."""
+
+    @property
+    def graph(self) -> Graph: ...
+    @property
+    def weights_apart(self) -> bool: ...
+    def piece(self, step: OperatorStep, dim: str) -> tuple[int, int]: ...
+    def dims(self, tensor: str) -> tuple[str, ...]: ...
+
+
+def signature(place: Place, step: OperatorStep, attends: bool = False) -> tuple[Hashable, ...]:
+    """Everything that decides what the operator computes from its inputs on this rank; empty where it is not
+    compiled. attends: attention that nothing but causality masks is compiled, too."""
+    op, graph = step.operator, place.graph
+    if (
+        not (op.kind in _KINDS or (attends and op.kind == "attention" and _is_plainly_causal(place, step)))
+        or (op.kind == "einsum" and place.weights_apart and is_projection(graph, op))
+        or (op.kind == "cross_entropy" and place.piece(step, "vocab")[1] > 1)
+        or op.attributes.get("aux_loss_coef")
+    ):
+        return ()
+    dims = tuple(place.dims(name) for name in (*op.inputs, op.output))
+    pieces = tuple((dim, graph.sizes[dim], *place.piece(step, dim)) for dim in op.loop_dims)
+    return op.attributes.get("function", op.kind), op.kind, dims, pieces, repr(sorted(op.attributes.items()))
+
+
+def _is_plainly_causal(place: Place, step: OperatorStep) -> bool:
+    """Whether attention is a function of q, k and v alone: nothing is communicated, dropped, or masked but by
+    causality."""
+    attributes, seq = step.operator.attributes, place.graph.sizes["seq"]
+    window: Any = attributes["sliding_window"]
+    is_whole = place.piece(step, "seq")[1] == 1 and (window is None or window >= seq)
+    return is_whole and not attributes.get("documents") and attributes.get("dropout") is None
+
+
+def compiled_runs(section: Section, by_block: bool = False) -> Iterator[tuple[list[Instruction], bool]]:
+    """Yields the section's instructions in runs, each with whether it is compiled into one function.
+
+    by_block: a run ends with its block, so that graphs do not grow with the stage, and equal blocks share them.
+    """
+
+    def together(one: Instruction) -> tuple[bool, str]:
+        block = block_of(one.name)  # its own name, outside of blocks
+        return bool(one.signature), block if by_block and block != one.name else ""
+
+    for _, run in groupby(section.instructions, key=together):
+        chunk = list(run)
+        first = chunk[0].signature
+        yield chunk, bool(first) and (len(chunk) > 1 or first[0] not in _ONE_FUNCTION)
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """A run of operators as one function.
+
+    inputs, outputs, released: views that it reads, writes and releases. reads: for each operator the places of its
+    inputs among all values: inputs, two tables for each rotation, results so far. leaving: the places of the outputs.
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    released: tuple[str, ...]
+    reads: tuple[tuple[int, ...], ...]
+    leaving: tuple[int, ...]
+    signatures: tuple[tuple[Hashable, ...], ...]
+
+    @property
+    def kind(self) -> Hashable:
+        """A value that is the same for equal functions, whatever their views are called."""
+        return self.signatures, self.reads, self.leaving
+
+    @staticmethod
+    def of(run: Sequence[Instruction]) -> Wiring:
+        released = {view for one in run for view in one.released}
+        written = [view for one in run for view in one.outputs]
+        inputs = tuple(dict.fromkeys(view for one in run for view in one.inputs if view not in written))
+        outputs = tuple(view for view in written if view not in released)
+        count = len(inputs) + 2 * sum(map(is_rotation, run))
+        tables = iter(range(len(inputs), count))
+        places = {view: place for place, view in enumerate(inputs)}
+        reads = []
+        for number, one in enumerate(run):
+            own = tuple(places[view] for view in one.inputs)
+            reads.append((*own, next(tables), next(tables)) if is_rotation(one) else own)
+            (view,) = one.outputs
+            places[view] = count + number
+        leaving = tuple(places[view] for view in outputs)
+        signatures = tuple(one.signature for one in run)
+        return Wiring(
+            inputs, outputs, tuple(view for view in inputs if view in released), tuple(reads), leaving, signatures
+        )
+
+
+def is_rotation(one: Instruction) -> bool:
+    """Whether the instruction rotates, and so takes two tables beside its inputs."""
+    return bool(one.signature) and one.signature[1] == "rope"
+
+
+@dataclass(frozen=True)
+class RankGraphs:
+    """The graphs that one rank compiles for a step.
+
+    segments: runs of operators between collectives. distinct: different ones among them; each is a graph forward and
+    one backward. functions: graphs of the gradient's norm and of the optimizer, by bucket.
+    """
+
+    segments: int
+    distinct: int
+    functions: int
+
+    @property
+    def graphs(self) -> int:
+        return 2 * self.distinct + self.functions
+
+
+def rank_graphs(plan: Plan, rank: int) -> RankGraphs:
+    """The graphs of a rank where all is compiled that the runtime compiles on native Neuron."""
+    pipeline_rank, index = plan.mesh.coordinates(rank)
+    programs = {stage.index: plan.program(stage.layers, stage.has_embedding, stage.has_head) for stage in plan.stages}
+    tied = tied_parameters(programs[0], programs[len(programs) - 1])
+    mine = [stage.index for stage in plan.stages if stage.pipeline_rank == pipeline_rank]
+    kinds = []
+    for stage in mine:
+        for section in _held(plan, programs[stage], index, tied, plan.strategy.recompute[stage]):
+            kinds += [Wiring.of(run).kind for run, compiled in compiled_runs(section, by_block=True) if compiled]
+    buckets = len(bucket_elements([programs[stage] for stage in mine], plan.mesh, tied, plan.strategy.zero))
+    precision = plan.training.precision
+    is_rounded = precision.master_dtype is None and precision.parameter_dtype == "bfloat16"
+    return RankGraphs(len(kinds), len(set(kinds)), buckets if is_rounded else 2 * buckets)
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """A rank's place, as `Place` has it."""
+
+    program: Program
+    mesh: Mesh
+    index: Mapping[str, int]
+    weights_apart: bool
+
+    @property
+    def graph(self) -> Graph:
+        return self.program.graph
+
+    def piece(self, step: OperatorStep, dim: str) -> tuple[int, int]:
+        axes = tuple(axis for axis in self.program.axes if step.choice.get(axis) == dim)
+        return self.mesh.position(self.index, axes), self.mesh.size(axes)
+
+    def dims(self, tensor: str) -> tuple[str, ...]:
+        return self.graph.tensors[tensor].dims
+
+
+def _held(
+    plan: Plan, program: Program, index: Mapping[str, int], tied: frozenset[str], recompute: str
+) -> tuple[Section, ...]:
+    """The sections of a stage, with nothing that runs."""
+    place = _Planned(program, plan.mesh, index, SCHEDULES[plan.strategy.schedule].weights_apart)
+
+    def make(step: Step) -> Instruction:
+        if isinstance(step, OperatorStep):
+            return Instruction(
+                step.operator.name, step.inputs, (step.operator.output,), signature=signature(place, step, attends=True)
+            )
+        if isinstance(step, RedistributeStep):
+            return Instruction("", (step.source,), (step.target,))
+        weights = tuple(one.inputs[1] for one in step.einsums)
+        return Instruction("", (step.gather.source, *weights), tuple(one.operator.output for one in step.einsums))
+
+    together = units(program, plan.mesh, tied, plan.strategy.zero).values()
+    unit_of = {name: names for names in together for name in names}
+    return sections(program, recompute, make, unit_of, lambda names: Instruction("", (), names, brings_weights=True))

@@ -1,0 +1,41 @@
+"""What test_compiled.py runs in its processes: plans on the twin, compiled, against one process without a compiler."""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from autoshard.plans.plan import Plan
+from autoshard.plans.stage_sections import rank_graphs
+from autoshard.runtime.torch_backend.compiled import Compiler
+from autoshard.runtime.torch_backend.devices import device_of
+from autoshard.runtime.worker import Reporter
+from tests.multiprocess.compared import against_one_process, at_rank_0, connect, local_arrays, train
+from tests.multiprocess.plans import FP32, case
+from tests.neuron.parity_workers import in_precision
+
+
+def parity(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
+    """Rank 0 returns, for each layout, how far two steps are from one process, and of each rank the graphs."""
+    plans = {name: in_precision(case(reporter.world_size, name), FP32) for name in arguments["names"]}
+    device = device_of(next(iter(plans.values())), "neuron", False, reporter.local_rank)
+    connect(reporter, device)
+    return {name: _compared(name, plan, device, reporter) for name, plan in plans.items()}
+
+
+def _compared(name: str, plan: Plan, device: torch.device, reporter: Reporter) -> dict[str, Any]:
+    def on_action(action: str) -> None:
+        reporter.last_action = f"{name}, {action}"
+
+    graphs, module = import_module("torch_neuronx").neuron_dynamo_backend.graphs, torch.get_device_module(device)
+    before, compiler = len(graphs), Compiler(on_action, "neuron")
+    session, outcomes, _ = train(plan, reporter.rank, 1, device=device, compiler=compiler)
+    planned, counts = rank_graphs(plan, reporter.rank), compiler.to_dict()
+    compiled = [counts[name] for name in ("segments", "distinct", "functions")]
+    own = local_arrays(session), list(astuple(planned)), compiled, planned.graphs, len(graphs) - before
+    ranks = at_rank_0(own, reporter)
+    found = against_one_process(plan, outcomes, [one[0] for one in ranks]) if ranks else {}
+    return {**found, "graphs": [one[1:] for one in ranks], "fallbacks": module.get_fallback_ops()}

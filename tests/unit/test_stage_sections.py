@@ -1,0 +1,41 @@
+"""The graphs that a rank compiles, counted by hand; tests/neuron counts those that are compiled."""
+
+from dataclasses import replace
+
+import pytest
+
+from autoshard.plans.stage_sections import rank_graphs
+from autoshard.spec.training import load_precision
+from tests.multiprocess.plans import MODELS, case, plan_of, strategy
+
+
+@pytest.mark.parametrize(
+    ("name", "rank", "expected"),
+    [
+        # each of four blocks is one run, equal to the others; behind them norm, head and loss
+        ("dp", 0, (5, 2, 4)),
+        # without the head, and with it
+        ("pp", 0, (2, 1, 4)),
+        ("pp", 1, (3, 2, 4)),
+        # collectives cut a block into norm, attention, norm, MLP; the residual sums belong to the norms behind them
+        ("tp", 0, (17, 4, 4)),
+        # matrices of each block, the embedding and the head have buckets of their own beside that of the norms
+        ("dp, ZeRO-3", 0, (10, 3, 14)),
+    ],
+)
+def test_runs_between_collectives(name: str, rank: int, expected: tuple[int, int, int]) -> None:
+    found = rank_graphs(case(2, name), rank)
+    assert (found.segments, found.distinct, found.functions) == expected
+    assert found.graphs == 2 * expected[1] + expected[2]
+
+
+def test_graphs_do_not_grow_with_the_number_of_blocks() -> None:
+    deep = replace(MODELS["llama"], num_hidden_layers=8)
+    found = rank_graphs(plan_of(deep, strategy(dp=2, layers=(8,)), 2), 0)
+    assert (found.segments, found.distinct) == (9, 2)
+
+
+def test_weights_that_are_rounded_at_random_are_updated_outside_of_graphs() -> None:
+    plan = case(2, "dp")
+    rounded = replace(plan, training=replace(plan.training, precision=load_precision("bf16_sr")))
+    assert rank_graphs(rounded, 0).functions == 2
