@@ -95,7 +95,7 @@ def _saved(store: LocalStore, step: int, plan: Any, session: Any, reporter: Repo
     if reporter.rank == 0:
         saved(store, step, plan, everyone)
     dist.barrier()
-    return store.folders()[-1]
+    return store.folders()[0]  # the newest
 
 
 def _read(session: Any, folder: Any) -> Any:
