@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from autoshard.commands.output import say
 from autoshard.commands.parser import Parser
@@ -13,9 +13,6 @@ from autoshard.files.option_values import one_of, path, whole
 from autoshard.planner.options import MOST_NODES
 from autoshard.spec.sdk import release
 from autoshard.spec.stack import STACKS
-
-if TYPE_CHECKING:
-    from autoshard.migration.migrate import Migration
 
 SUMMARY = "from NxD Training and its checkpoint to native PyTorch"
 USAGE = "autoshard migrate CONF [--checkpoint DIR] [options]"
@@ -58,61 +55,23 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(values: Mapping[str, Any]) -> int:
-    from autoshard.files.atomic_file import write_text
-    from autoshard.jobs.options import LaunchOptions, quoted
-    from autoshard.jobs.slurm import sbatch_script
+    from autoshard.conversion.folder import check_free
     from autoshard.migration.migrate import Target, migrate
-    from autoshard.migration.page import CHECKPOINT, JOB, PAGE, PLAN, page, run_words
+    from autoshard.migration.page import JOB, PAGE
+    from autoshard.migration.write import write_migration
     from autoshard.plans.names import layout_name
-    from autoshard.plans.plan_json import write_plan
 
+    folder = Path(values["out"])
+    checkpoint = None if values["checkpoint"] is None else Path(values["checkpoint"])
+    if checkpoint is not None and not checkpoint.is_dir():
+        raise AutoshardError(f"checkpoint={checkpoint} is not a folder; NxD's has model/ and optim/ in it")
+    check_free(folder)
     target = Target(values["instance"], values["nodes"], values["lnc"], values["sdk"], values["stack"])
     given = {} if values["model"] is None else {"model": values["model"]}
-    folder, checkpoint = Path(values["out"]), values["checkpoint"]
-    if checkpoint is not None and not Path(checkpoint).is_dir():
-        raise AutoshardError(f"checkpoint={checkpoint} is not a folder; NxD's has model/ and optim/ in it")
-    from autoshard.conversion.folder import check_free, new_folder
-
-    check_free(folder)
     found = migrate(values["conf"], given, target)
-    with new_folder(folder) as written:
-        position, begins = "", None
-        if checkpoint is not None:
-            weights_only = values["weights_only"]
-            position, begins = _converted(Path(checkpoint), written / CHECKPOINT, found, weights_only)
-        program = quoted(run_words(found, folder, begins))
-        write_plan(found.after, written / PLAN)
-        write_text(written / JOB, sbatch_script(found.after, LaunchOptions(str(folder / PLAN), program)), "job")
-        write_text(written / PAGE, page(found, folder, position), "page")
+    position = write_migration(found, folder, checkpoint, values["weights_only"])
     after, ratio = found.after, found.after.estimate.step_time_s / found.before.estimate.step_time_s
     where = f"{after.model.name} on {after.cluster.nodes} x {after.cluster.instance}"
     say(f"wrote {folder}: {where}, {layout_name(after.strategy)}, {ratio:.2f} times the step time")
     say(*([position] if position else []), f"next: read {folder / PAGE}, then sbatch {folder / JOB}")
     return 0
-
-
-def _converted(source: Path, target: Path, migration: Migration, weights_only: bool) -> tuple[str, str]:
-    """Writes the checkpoint for the new plan. Returns sentences on what it holds and where in the data it is, and the
-    option of `autoshard run` that takes it."""
-    from autoshard.conversion.convert import Conversion, convert, open_source
-    from autoshard.migration.migrate import consumed_samples
-
-    def silent(count: int) -> None:
-        """Shows nothing."""
-
-    weights = open_source(source, migration.before.model, training=not weights_only)
-    done = convert(weights, target, Conversion("plan", migration.after), silent, silent)
-    if done.step is None:
-        told = f"Weights of {done.model} alone: no optimizer's state was saved there, or --weights-only left it out."
-        return told, "--weights"
-    batch, seen = migration.before.training.global_batch_size, consumed_samples(source)
-    told = (
-        f"{seen:,}, as its folder's name says"
-        if seen is not None
-        else f"{done.step * batch:,}, {done.step:,} x {batch:,}"
-    )
-    sentences = (
-        f"Weights of {done.model} and AdamW's state after step {done.step:,}: training goes on with the next one. "
-        f"Sequences that it has seen: {told}."
-    )
-    return sentences, "--resume"

@@ -82,7 +82,7 @@ def look(
     found = os.environ if environment is None else environment
     folder = str(Path.cwd())
     return Machine(
-        instance=_text(root / "sys/devices/virtual/dmi/id/product_name"),
+        instance=instance_name(root),
         driver=_driver(root),
         chips=len(_names(root / "dev", r"neuron\d+")),
         cores=_cores(root),
@@ -91,7 +91,7 @@ def look(
         gpus=len(_names(root / "proc/driver/nvidia/gpus", r".+")),
         cpus=os.cpu_count() or 1,
         memory_bytes=_memory_bytes(root),
-        packages=_packages(version),
+        packages=installed_packages(version),
         folder=folder,
         file_system=_file_system(root, folder),
         free_disk_bytes=_free_bytes(folder),
@@ -99,7 +99,7 @@ def look(
         python=platform.python_version(),
         system=_system(root),
         held=_held(root),
-        has_native_compiler=_has_native_compiler(),
+        has_native_compiler=has_native_compiler(),
     )
 
 
@@ -140,7 +140,13 @@ def _memory_bytes(root: Path) -> int:
     return int(total[1]) * 1024 if total else 0
 
 
-def _packages(version: Callable[[str], str]) -> dict[str, str]:
+def instance_name(root: Path = Path("/")) -> str | None:
+    """EC2's name of this machine, from its firmware; None where it has none. root: stands for /."""
+    return _text(root / "sys/devices/virtual/dmi/id/product_name")
+
+
+def installed_packages(version: Callable[[str], str] = metadata.version) -> dict[str, str]:
+    """Versions of PACKAGES by name, of those that are installed. version: a package's, which raises without it."""
     found = {}
     for name in PACKAGES:
         try:
@@ -202,7 +208,7 @@ def _held(root: Path) -> tuple[tuple[str, int], ...]:
     return tuple(sorted(found.items(), key=lambda one: int(one[0].removeprefix("neuron"))))
 
 
-def _has_native_compiler() -> bool:
+def has_native_compiler() -> bool:
     """Whether native PyTorch's torch-neuronx is installed, without importing it."""
     try:
         spec = find_spec("torch_neuronx")

@@ -5,7 +5,7 @@ Sources: Neuron release notes 2.33 (components/torchneuron, components/index) of
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from autoshard.doctor.finding import STOPS, WARNING, Finding
 from autoshard.doctor.machine import Machine
@@ -27,10 +27,14 @@ XLA_ONLY = ("torch-xla", "neuronx-distributed")
 
 def is_native(machine: Machine) -> bool | None:
     """Whether torch-neuronx is native PyTorch's; None where it is not installed."""
-    version = machine.packages.get(PACKAGE)
-    if version is None:
-        return None
-    return machine.has_native_compiler or numbers(version) >= NATIVE_SINCE
+    return _is_native(machine.packages, machine.has_native_compiler)
+
+
+def _is_native(packages: Mapping[str, str], has_compiler: bool) -> bool | None:
+    version = packages.get(PACKAGE)
+    if version is None:  # on the path, but installed by nobody: there is nothing to compare
+        return True if has_compiler else None
+    return has_compiler or numbers(version) >= NATIVE_SINCE
 
 
 def package(machine: Machine, plan: Plan | None) -> Finding:
@@ -42,19 +46,26 @@ def package(machine: Machine, plan: Plan | None) -> Finding:
     if plan.cluster.stack is None:
         advice = f"{version} is native PyTorch's; backend {plan.backend} needs the XLA package of the same name, 2.9"
         return Finding(PACKAGE, kind, STOPS, f"{advice}, in another environment") if native else Finding(PACKAGE, kind)
-    advice = _unusable(machine, plan, version, native)
+    advice = unusable(machine.packages, machine.has_native_compiler, plan)
     return Finding(PACKAGE, kind, STOPS, advice) if advice else Finding(PACKAGE, kind)
 
 
-def _unusable(machine: Machine, plan: Plan, version: str, native: bool | None) -> str:
-    """Why a plan for native PyTorch cannot use the package; empty where it can."""
+def unusable(packages: Mapping[str, str], has_compiler: bool, plan: Plan) -> str:
+    """The reason why a plan for native PyTorch cannot use the installed packages, or what to install; empty where it
+    can.
+
+    packages: version by name. has_compiler: whether torch-neuronx has the module that only native PyTorch's has.
+    """
+    version, native = packages.get(PACKAGE, "none"), _is_native(packages, has_compiler)
     if native is None:
         return INSTALL
     if not native:
         return f"{version} is the XLA package of the same name; in a new environment: {INSTALL}"
-    if mixed := [name for name in XLA_ONLY if name in machine.packages]:
+    if mixed := [name for name in XLA_ONLY if name in packages]:
         return f"{' and '.join(mixed)} of the XLA stack share its environment; in a new one: {INSTALL}"
-    torch = machine.packages.get("torch", "none")
+    if version == "none":
+        return ""
+    torch = packages.get("torch", "none")
     if numbers(torch)[:2] != numbers(version)[:2]:
         return f"{version} needs torch {'.'.join(map(str, numbers(version)[:2]))}, and torch is {torch}"
     if plan.cluster.has_p2p and (use := _sends(plan)) and numbers(version) < P2P_SINCE:

@@ -19,6 +19,7 @@ from autoshard.backends.native_neuron import check_native
 from autoshard.backends.products import check_runs
 from autoshard.backends.registry import ANYWHERE, BACKENDS
 from autoshard.checkpoint.place import is_remote
+from autoshard.doctor.here import check_here
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import to_json
 from autoshard.plans.plan import Plan
@@ -73,6 +74,8 @@ def _backend(plan: Plan, options: RunOptions, in_cluster: bool) -> str:
     if chosen == "auto":
         on_trainium = in_cluster and plan.cluster.platform.is_trainium and options.device == "auto"
         chosen = plan.backend if on_trainium else ANYWHERE.name
+        if on_trainium:
+            check_here(plan)
     check_runs(BACKENDS[chosen], plan.training.precision)
     requirement = BACKENDS[chosen].requirement
     if requirement is not None:

@@ -54,7 +54,7 @@ def test_the_checkpoint_goes_along(
         "Weights of llama alone: no optimizer's state was saved there, or --weights-only left it out."
         if weights_only
         else "Weights of llama and AdamW's state after step 7: training goes on with the next one. Sequences that it "
-        "has seen: 448, as its folder's name says."
+        "has seen: 448, as its folder says in its name."
     ).replace("llama ", f"{read_plan('there/plan.json').model.name} ")
     assert f"\n{told}\nnext: read " in capsys.readouterr().out
     page, job = Path("there/MIGRATION.md").read_text(), Path("there/job.sh").read_text()

@@ -76,7 +76,7 @@ def reshard(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
         generator = torch.Generator().manual_seed(SEED)
         shards = rank_shards(alone, 0)
         state = [tuple(torch.rand(one.elements, generator=generator) for _ in range(3)) for one in shards]
-        _saved(store, 0, alone, [(shards, state)])
+        saved(store, 0, alone, [(shards, state)])
     dist.barrier()
     held = {}
     for step, (backend, layout) in enumerate(RESHARDED, start=1):
@@ -89,7 +89,7 @@ def reshard(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
         everyone: list[Any] = [None] * reporter.world_size
         dist.all_gather_object(everyone, held[step])
         if reporter.rank == 0:
-            _saved(store, step, plan, everyone)
+            saved(store, step, plan, everyone)
         dist.barrier()
     wrong = []
     for folder in store.folders():
@@ -102,7 +102,7 @@ def reshard(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     return {"read": len(store.folders()) * len(held), "wrong": wrong}
 
 
-def _saved(store: Any, step: int, plan: Plan, ranks: list[Any]) -> None:
+def saved(store: Any, step: int, plan: Plan, ranks: list[Any]) -> None:
     """What all ranks hold, as a checkpoint."""
     files = tuple(write_rank(store, step, rank, shards, state) for rank, (shards, state) in enumerate(ranks))
     model = json.loads(json.dumps(to_json(plan.model)))

@@ -13,8 +13,10 @@ from autoshard.cli import main
 from autoshard.commands.doctor import page
 from autoshard.doctor.finding import Finding
 from autoshard.doctor.findings import checkpoint_bytes, findings
+from autoshard.doctor.here import check_here
 from autoshard.doctor.machine import Machine, look
 from autoshard.doctor.native import numbers
+from autoshard.errors import AutoshardError
 from autoshard.planner.planning import plan_for
 from autoshard.planner.request import PlanRequest
 from autoshard.plans.plan import Plan
@@ -308,3 +310,45 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "plan.json", "--format", "json"]) == 1
     values = json.loads(capsys.readouterr().out)
     assert {"what": "instance", "level": "warning"}.items() <= values[0].items()
+
+
+def put_instance(root: Path, name: str) -> Path:
+    put(root, "sys/devices/virtual/dmi/id/product_name", f"{name}\n")
+    return root
+
+
+def test_a_run_does_not_start_on_another_generation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = native_plan()
+    with pytest.raises(AutoshardError) as error:
+        check_here(plan, put_instance(tmp_path, "trn1.32xlarge"))
+    assert str(error.value) == (
+        "the plan is for trn2.48xlarge (trn2), this machine is trn1.32xlarge (trn1): plan for it with --instance "
+        "trn1.32xlarge"
+    )
+    monkeypatch.setattr("autoshard.doctor.here.installed_packages", lambda: dict(TRN2.packages))
+    check_here(plan, put_instance(tmp_path, "trn2u.48xlarge"))
+    check_here(plan, put_instance(tmp_path, "a machine of one's own"))
+    check_here(plan_70b(), put_instance(tmp_path, "trn1n.32xlarge"))
+
+
+@pytest.mark.parametrize(
+    ("packages", "text"),
+    [
+        ({}, f"torch-neuronx: {INSTALL}"),
+        (
+            {"torch": "2.9.0", "torch-neuronx": "2.9.0.2.13"},
+            f"torch-neuronx: 2.9.0.2.13 is the XLA package of the same name; in a new environment: {INSTALL}",
+        ),
+        (
+            {"torch": "2.11.0", "torch-neuronx": "2.11.3.1"},
+            "torch-neuronx: 2.11.3.1 cannot send from rank to rank, which pp=2 needs; 2.13.3 can",
+        ),
+    ],
+)
+def test_a_run_does_not_start_with_other_packages(
+    packages: dict[str, str], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autoshard.doctor.here.installed_packages", lambda: packages)
+    with pytest.raises(AutoshardError) as error:
+        check_here(native_plan(pp=2), tmp_path)
+    assert str(error.value) == text
