@@ -5,28 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from autoshard.cost.collectives import collective_time_s, group_shape
+from autoshard.cost.collectives import collective_law, group_shape
 from autoshard.cost.compute import memory_s
 from autoshard.cost.memory import BUCKET_BYTES
 from autoshard.cost.stacks import COMPILED, Software
 from autoshard.cost.stage import mesh_order
 from autoshard.cost.zero_sharding import Contents, ModelContents, gathered_difference_bytes, zero_axes
 from autoshard.layout.mesh import Mesh
+from autoshard.rows import Number, anywhere
 from autoshard.spec.cluster import Cluster, Device
 from autoshard.spec.training import DTYPE_BYTES, Precision
 
 
 class After(NamedTuple):
     """Seconds in which gradients are reduced and scattered and parameters gathered; of other sums of gradients; of the
-    optimizer's update."""
+    optimizer's update. Over rows."""
 
-    scatter_s: float
-    gather_s: float
-    other_s: float
-    update_s: float
+    scatter_s: Number
+    gather_s: Number
+    other_s: Number
+    update_s: Number
 
     @property
-    def total_s(self) -> float:
+    def total_s(self) -> Number:
         """One after the other."""
         return self.scatter_s + self.gather_s + self.other_s + self.update_s
 
@@ -87,21 +88,21 @@ class AfterLastMicrobatch:
         """
         return self.of_kinds({self._kinds[0]: blocks}, first, last)
 
-    def of_kinds(self, blocks: Mapping[int, int], first: bool, last: bool) -> After:
-        """Seconds of one rank, as `of_rank` has them. blocks: how many it has of each kind."""
+    def of_kinds(self, blocks: Mapping[int, Number], first: bool, last: bool) -> After:
+        """Seconds of one rank, as `of_rank` has them, over rows. blocks: how many it has of each kind."""
         times = (*(blocks.get(kind, 0) for kind in self._kinds), first, last)
 
-        def on_rank(counts: Sequence[float]) -> float:
-            return sum(time * count for time, count in zip(times, counts, strict=True))
+        def on_rank(counts: Sequence[float]) -> Number:
+            return sum(time * count for time, count in zip(times, counts, strict=True) if count)
 
         scatter_s = gather_s = other_s = owned = cast = 0.0
-        scattered: dict[tuple[str, ...], float] = {}
-        gathered: dict[tuple[str, ...], float] = {}
+        scattered: dict[tuple[str, ...], Number] = {}
+        gathered: dict[tuple[str, ...], Number] = {}
         owners_of: dict[tuple[str, ...], int] = {}
-        smaller: dict[tuple[str, ...], float] = {}
+        smaller: dict[tuple[str, ...], Number] = {}
         for shared, within, owners, elements, matrices, quantized in self._summed:
             count = on_rank(elements)
-            if not count:
+            if not anywhere(count):
                 continue
             travels = on_rank(matrices)
             owners_of[shared] = owners
@@ -113,28 +114,23 @@ class AfterLastMicrobatch:
                 cast += casts / owners if self._zero == 3 else casts  # ZeRO-3 casts what it sends
                 smaller[shared] = smaller.get(shared, 0.0) + self._gathered_more * casts * (self._zero < 3)
             if within:
-                other_s += self._buckets_s(
-                    "all_reduce", within, (count - travels + travels / owners) * self._reduce_bytes
-                )
+                size = (count - travels + travels / owners) * self._reduce_bytes
+                other_s = other_s + self._buckets_s("all_reduce", within, size)
         for axes, count in scattered.items():
-            scatter_s += self._buckets_s(
-                "reduce_scatter" if self._zero else "all_reduce", axes, count * self._reduce_bytes
-            )
+            kind = "reduce_scatter" if self._zero else "all_reduce"
+            scatter_s = scatter_s + self._buckets_s(kind, axes, count * self._reduce_bytes)
             if self._zero:
                 size = gathered[axes] * self._parameter_bytes + smaller.get(axes, 0.0)
-                gather_s += self._buckets_s("all_gather", axes, size)
+                gather_s = gather_s + self._buckets_s("all_gather", axes, size)
                 if self._software is not COMPILED:
                     copies = on_rank(self._num_tensors) * owners_of[axes]
                     gather_s += self._software.copy_launch_s * copies
         return After(scatter_s, gather_s, other_s, owned * self._update_s + cast * self._cast_s)
 
-    def _buckets_s(self, kind: str, axes: tuple[str, ...], size: float) -> float:
-        shape = group_shape(self._order, tuple(sorted(axes)), self._cluster)
+    def _buckets_s(self, kind: str, axes: tuple[str, ...], size: Number) -> Number:
+        law = collective_law(kind, group_shape(self._order, tuple(sorted(axes)), self._cluster), self._cluster)
         full, rest = divmod(size, BUCKET_BYTES)
-        seconds = collective_time_s(kind, rest, shape, self._cluster)
-        if full:
-            seconds += full * collective_time_s(kind, BUCKET_BYTES, shape, self._cluster)
-        return self._software.link_slowdown * seconds
+        return self._software.link_slowdown * (law.time_s(rest) + full * law.time_s(BUCKET_BYTES))
 
 
 def after_s_per_parameter(
@@ -144,7 +140,7 @@ def after_s_per_parameter(
     what one more of them adds to a rank."""
     block = Contents({axes: int(BUCKET_BYTES)})
     afterwards = AfterLastMicrobatch(ModelContents({0: block}, Contents()), zero, precision, mesh, cluster)
-    return afterwards.of_rank(1, False, False).total_s / BUCKET_BYTES
+    return float(afterwards.of_rank(1, False, False).total_s) / BUCKET_BYTES
 
 
 def cast_s_per_weight(precision: Precision, device: Device) -> float:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from autoshard.cost.rank import Rank, rank_of
 from autoshard.cost.rank_load import RankLoad
 from autoshard.cost.stacks import COMPILED, Software
-from autoshard.cost.zero_sharding import STAYS, State, Unit, in_work_bytes
+from autoshard.cost.zero_sharding import STAYS, State, Turns, Unit, in_work_bytes
 from autoshard.rows import Number, added, anywhere, largest, smallest, where
 from autoshard.spec.cluster import Device
 from autoshard.spec.training import DTYPE_BYTES, Precision
@@ -187,17 +187,23 @@ def _travelling_bytes(rank: Rank, state: State, dtypes: tuple[int, int], kept: N
     first, last = (
         sum(end.unit.going for end in rank.ends if end.has_table is has_table) for has_table in (True, False)
     )
-    return in_work_bytes(
-        state.gathers,
-        dtypes,
-        state.owners,
-        (state.block.travelling.turns, first, last),
-        int(any(end.has_table and end.has_loss for end in rank.ends)),
-        (block_work, at_ends if rank.has_loss else 0.0),
-        (kept / rank.in_flight, rank.ends[-1].part.kept_bytes if rank.has_loss else 0.0),
-        rank.most_blocks,
-        rank.hidden_bytes,
-    )
+
+    def needed(turns: Turns) -> Number:
+        return in_work_bytes(
+            state.gathers,
+            dtypes,
+            state.owners,
+            (turns, first, last),
+            int(any(end.has_table and end.has_loss for end in rank.ends)),
+            (block_work, at_ends if rank.has_loss else 0.0),
+            (kept / rank.in_flight, rank.ends[-1].part.kept_bytes if rank.has_loss else 0.0),
+            rank.most_blocks,
+            rank.hidden_bytes,
+        )
+
+    if not state.turns:
+        return needed(state.block.travelling.turns)
+    return reduce(largest, (where(there, needed(turns), 0.0) for there, turns in state.turns))
 
 
 def _keeps_only_inputs(rank: Rank, block: Any) -> bool:

@@ -16,7 +16,7 @@ from autoshard.cost.collectives import collective_time_s, group_shape
 from autoshard.cost.program import Part, ProgramWork
 from autoshard.cost.stage import Parts, mesh_order
 from autoshard.layout.mesh import ZERO_AXES, Mesh
-from autoshard.rows import Number, anywhere, largest, mean, most, shares
+from autoshard.rows import Number, anywhere, largest, mean, shares
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.training import DTYPE_BYTES, Precision
 
@@ -164,7 +164,8 @@ class State(NamedTuple):
     """Parameters of the model on the ranks of a mesh, over rows: a block, the end on the first rank and that on the
     last one; where these are one rank and share their table, both are in `first`.
 
-    kinds: the units of the model's kinds of blocks, where it has several; `block` is then of its first one.
+    kinds: the units of the model's kinds of blocks, where it has several; `block` is then of its first one, or the mean
+    of those that `of` was asked for. turns: of each of these, whether it is there, and what of it travels.
     shares: whether other ranks keep the rest of a rank's optimizer state, so that gradients and parameters travel in
     buckets. owners: how many ranks share a table. gathers: 1 under ZeRO-3, else 0. travels: which rows are under ZeRO-2
     or -3; False where none is.
@@ -178,14 +179,15 @@ class State(NamedTuple):
     gathers: Number
     travels: Any
     kinds: Mapping[int, Unit] = {}
+    turns: Sequence[tuple[Any, Turns]] = ()
 
     def of(self, kinds: Iterable[tuple[int, Number]]) -> State:
-        """The state of one layout as a stage or a rank with these blocks has it, (kind, how many): `block` is their
-        mean."""
+        """The state as a stage or a rank with these blocks has it, (kind, how many): `block` is their mean."""
         if not self.kinds:
             return self
         units, counts = zip(*((self.kinds[kind], count) for kind, count in kinds), strict=True)
-        return self._replace(block=mean_unit(units, counts))
+        turns = tuple((share > 0, unit.travelling.turns) for share, unit in zip(shares(counts), units, strict=True))
+        return self._replace(block=mean_unit(units, counts), turns=turns)
 
     def take(self, rows: Any) -> State:
         """These rows alone, in their order."""
@@ -284,8 +286,8 @@ def mesh_state(
 
 
 def mean_unit(units: Sequence[Unit], counts: Sequence[Number]) -> Unit:
-    """A block as the mean of blocks of several kinds on one stage or rank, over rows. What one of them needs at a time,
-    it needs as well. counts: how many are of each kind; where there are none, the first one stands for all."""
+    """A block as the mean of blocks of several kinds on one stage or rank, over rows. counts: how many are of each
+    kind; where there are none, the first one stands for all."""
     if len(units) == 1:
         return units[0]
     share = shares(counts)

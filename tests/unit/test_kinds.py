@@ -89,6 +89,22 @@ def test_memory_is_that_of_the_ranks_own_blocks() -> None:
     assert by_rank[1]["working buffers"] == max(dense.working_bytes, sparse.working_bytes)
 
 
+@pytest.mark.parametrize("zero", [2, 3])
+def test_what_travels_is_counted_kind_by_kind(zero: int) -> None:
+    """Of two blocks on rank 1: both dense, one dense, none. Half of each is there of the rank in between."""
+
+    def on_rank_1(*types: str) -> dict[str, float]:
+        model = replace(DENSE_FIRST, mlp_layer_types=("dense", "sparse", *types, "sparse", "sparse", "dense", "sparse"))
+        memory = of(model, zero=zero, recompute="full").memory[1]
+        return {term.name: term.value for term in memory.terms}
+
+    dense, both, sparse = on_rank_1("dense", "dense"), on_rank_1("dense", "sparse"), on_rank_1("sparse", "sparse")
+    for name in ("parameters", "gradients", "optimizer state"):
+        assert both[name] == pytest.approx((dense[name] + sparse[name]) / 2, rel=1e-12)
+        assert both[name] > 0
+    assert both["working buffers"] == max(dense["working buffers"], sparse["working buffers"])
+
+
 def test_flops_are_counted_kind_by_kind() -> None:
     dense = replace(LLAMA, model_type="qwen3", intermediate_size=80)
     sparse = MODELS["qwen3 moe"]

@@ -21,7 +21,17 @@ GROWTH = 256
 """Times as many choices are simulated together as before them: rows of a simulation cost little."""
 
 
-class Choices(Protocol):
+class Priced(Protocol):
+    """Choices with bounds and step times. An array of choices is (choice, number); seconds are by choice."""
+
+    def bounds_s(self, choices: Array) -> Array:
+        """Seconds that steps take at least; infinite where a choice does not fit in memory."""
+
+    def simulated_s(self, choices: Array) -> Array:
+        """Seconds of the steps of choices that fit in memory."""
+
+
+class Choices(Priced, Protocol):
     """Everything that one layout leaves open. An array of choices is (choice, number); seconds are by choice.
 
     rounds: how often single numbers of a choice are changed, at most. turns: parts of such a round. lists_all: whether
@@ -44,12 +54,6 @@ class Choices(Protocol):
 
     def all_below(self, limit_s: float) -> tuple[Array, bool] | None:
         """(choices, whether no other one takes less than limit_s); None where these are too many to look at."""
-
-    def bounds_s(self, choices: Array) -> Array:
-        """Seconds that steps take at least; infinite where a choice does not fit in memory."""
-
-    def simulated_s(self, choices: Array) -> Array:
-        """Seconds of the steps of choices that fit in memory."""
 
     def strategy(self, choice: Array) -> Strategy:
         """The layout with this choice."""
@@ -86,17 +90,17 @@ def best_choice(choices: Choices, limit_s: float) -> Found:
         listed = choices.all_below(min(best[0], limit_s))
         if listed is not None:
             tried, are_all = listed
-            best = _fastest(choices, tried, best)
+            best = fastest(choices, tried, best)
             at_least_s = min(best[0], limit_s) if are_all else at_least_s
         elif best[0] > bound_s * (1 + SAME):
-            best = _descended(choices, choice, _fastest)
+            best = _descended(choices, choice, fastest)
     step_time_s, choice = best
     if step_time_s >= limit_s:
         return Found(inf, at_least_s, None)
     return Found(step_time_s, min(step_time_s, at_least_s), choices.strategy(choice))
 
 
-def _fastest(choices: Choices, tried: Array, best: TimedChoice) -> TimedChoice:
+def fastest(choices: Priced, tried: Array, best: TimedChoice) -> TimedChoice:
     """The fastest of some choices and of the best known one, which stays if none is faster."""
     bounds_s = choices.bounds_s(tried) if len(tried) else np.zeros(0)
     order = np.argsort(bounds_s, kind="stable")

@@ -25,6 +25,7 @@ from autoshard.cost.zero_sharding import (
     model_contents,
 )
 from autoshard.layout.mesh import Mesh
+from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.unit_costs import unit_programs
 
 MANY_BLOCKS = 1 << 20
@@ -62,11 +63,14 @@ class RankState:
 
         middle_blocks: the most of a rank without ends, 0 for none.
         """
-        of_rank = self._after.of_rank
+
+        def of_rank(blocks: int, first: bool, last: bool) -> float:
+            return float(self._after.of_rank(blocks, first, last).total_s)
+
         if self._mesh.pp == 1:
-            return of_rank(first_blocks, True, True).total_s
-        between_s = of_rank(middle_blocks, False, False).total_s if middle_blocks else 0.0
-        return max(of_rank(first_blocks, True, False).total_s, between_s, of_rank(last_blocks, False, True).total_s)
+            return of_rank(first_blocks, True, True)
+        between_s = of_rank(middle_blocks, False, False) if middle_blocks else 0.0
+        return max(of_rank(first_blocks, True, False), between_s, of_rank(last_blocks, False, True))
 
     @cache  # noqa: B019  as short-lived as the search that asks
     def after_kinds_s(self, blocks: tuple[int, ...], first: bool, last: bool) -> float:
@@ -74,6 +78,11 @@ class RankState:
         last: whether it has the first, the last rank's end."""
         of_rank = self._after.of_kinds(dict(zip(self._contents.blocks, blocks, strict=True)), first, last)
         return float(of_rank.total_s)
+
+    def after_rows_s(self, counts: Sequence[Array], first: bool, last: bool) -> Array:
+        """`after_kinds_s` of many ranks. counts: of blocks of each kind, an entry for each rank."""
+        rows = self._after.of_kinds(dict(zip(self._contents.blocks, counts, strict=True)), first, last)
+        return np.broadcast_to(rows.total_s, counts[0].shape)
 
     @cache  # noqa: B019
     def after_any_cut_s(self, blocks: tuple[int, ...]) -> float:
@@ -88,7 +97,8 @@ class RankState:
         alone_s = max(self.after_kinds_s(none, True, False), self.after_kinds_s(none, False, True))
         of_each = (tuple(MANY_BLOCKS * (kind == other) for other in range(len(blocks))) for kind in range(len(blocks)))
         rates_s = ((1 - OF_LAST_BUCKET) * self.after_kinds_s(many, False, False) / MANY_BLOCKS for many in of_each)
-        return max(alone_s, sum(count * rate for count, rate in zip(blocks, rates_s, strict=True)) / self._mesh.pp)
+        shared_s = sum(count * rate for count, rate in zip(blocks, rates_s, strict=True)) / self._mesh.pp
+        return max(alone_s, shared_s)
 
 
 def stacked(states: Sequence[State]) -> State:

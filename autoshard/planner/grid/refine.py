@@ -15,7 +15,7 @@ from autoshard.cost.passes import unit_work_s
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.cost.zero_sharding import FEW_BLOCKS, State, Unit
 from autoshard.planner.grid.arrays import Array
-from autoshard.planner.grid.best_choice import Choices, best_choice
+from autoshard.planner.grid.best_choice import Choices, Found, best_choice
 from autoshard.planner.grid.bounds import (
     after_at_least_s,
     equal_chunks_at_least_s,
@@ -25,6 +25,7 @@ from autoshard.planner.grid.bounds import (
 from autoshard.planner.grid.interleaved_bounds import MixedLeast
 from autoshard.planner.grid.interleaved_recompute import InterleavedSets
 from autoshard.planner.grid.kind_choices import KindChoices, kinds_at_least_s
+from autoshard.planner.grid.kind_stage_cuts import KindStageCuts
 from autoshard.planner.grid.price import layouts_ends, rank_rows
 from autoshard.planner.grid.stage_cuts import StageCuts
 from autoshard.planner.grid.table import Whole
@@ -74,7 +75,7 @@ def refine(
         if not in_time():
             left = [promise.at_least_s for promise in ranked[place:]]
             return Refined(better, min(at_least_s, *left), len(left))
-        fastest = best_choice(_choices(whole, draft, sets, limit_bytes), best_s * (1 - ROUNDING))
+        fastest = _fastest(whole, draft, sets, limit_bytes, best_s * (1 - ROUNDING))
         if fastest.at_least_s < best_s * (1 - ROUNDING):
             at_least_s = min(at_least_s, fastest.at_least_s)
         if fastest.strategy is not None:
@@ -83,10 +84,16 @@ def refine(
     return Refined(better, min(at_least_s, best_s), 0)
 
 
-def _choices(whole: Whole, draft: int, sets: tuple[int, ...], limit_bytes: float) -> Choices:
+def _fastest(whole: Whole, draft: int, sets: tuple[int, ...], limit_bytes: float, limit_s: float) -> Found:
+    """The fastest cut and sets of one draft that take less than limit_s."""
+    if whole.has_kinds and whole.family.cuts_are_free:
+        return KindStageCuts(whole, draft, sets, limit_bytes, limit_s).best()
+    choices: Choices
     if whole.has_kinds:
-        return KindChoices(whole, draft, sets, limit_bytes)
-    return (StageCuts if whole.family.cuts_are_free else InterleavedSets)(whole, draft, sets, limit_bytes)
+        choices = KindChoices(whole, draft, sets, limit_bytes)
+    else:
+        choices = (StageCuts if whole.family.cuts_are_free else InterleavedSets)(whole, draft, sets, limit_bytes)
+    return best_choice(choices, limit_s)
 
 
 def _promises(whole: Whole, by_stage: bool, limit_bytes: float, known_s: float) -> Iterator[Promise]:

@@ -158,14 +158,16 @@ class Table:
         """Parameters and sums of gradients of one block and the head; of blocks of several kinds each alone, as some
         rank has one of each, then the head."""
         if place not in self._staying:
-            (block, _, head, *_, kinds), precision = self._held[place].state, self._problem.training.precision
+            state, precision = self._held[place].state, self._problem.training.precision
 
             def held(*units: Unit) -> float:
                 weights = sum(unit.weights for unit in units) * DTYPE_BYTES[precision.parameter_dtype]
                 sums = sum(unit.sums for unit in units) * DTYPE_BYTES[precision.gradient_accumulation_dtype]
                 return float(weights + sums)
 
-            self._staying[place] = (*map(held, kinds.values()), held(head)) if kinds else (held(block, head),)
+            self._staying[place] = (held(state.block, state.last),)
+            if state.kinds:
+                self._staying[place] = (*map(held, state.kinds.values()), held(state.last))
         return self._staying[place]
 
     def add(self, draft: Draft) -> None:

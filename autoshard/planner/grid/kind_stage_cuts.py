@@ -1,0 +1,366 @@
+"""The best cut of one layout whose blocks are of several kinds, with one chunk a rank: proven.
+
+Every step takes the work W of one microbatch in all stages and something beside it that grows with the work behind a
+rank (`Terms`). So the least W of all cuts with no more than M beside it is found by one pass from the last rank to the
+first, and the least sum of both by halving an interval of M. What that leaves between bound and simulation is settled
+by listing, rank by rank, the beginnings of all cuts that may still be faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from typing import NamedTuple
+
+import numpy as np
+
+from autoshard.layout.strategy import Strategy
+from autoshard.planner.grid.arrays import Array
+from autoshard.planner.grid.best_choice import SAME, Found, TimedChoice, fastest
+from autoshard.planner.grid.kind_stages import ranges, stages_of
+from autoshard.planner.grid.table import Whole
+from autoshard.schedules import Work, at_least_s, step_time_s
+from autoshard.schedules.held import warm_ups
+
+MOST_BEGINNINGS = 100_000
+"""With more beginnings of cuts at once, the listing stops, and what is proven is a bound."""
+MOST_HALVINGS = 60
+"""Passes of the halving."""
+CLOSE = 1e-9
+"""Share of a step by which a bound meets it."""
+
+
+NEVER_S = -1e30
+"""A term that never counts: finite, so that its sum with what does not fit is infinite."""
+
+
+class Terms(NamedTuple):
+    """What a step takes at least beside the work W of one microbatch, transfers included, by (rank, first block,
+    blocks), infinite where a stage does not fit.
+
+    own_s: whatever is behind. around_s: with the work behind the rank. trips, rest_s: round trips to the last rank and
+    what is left of the rank's own work, with 1f1b's warm-ups. alone_s: of the whole step.
+    """
+
+    own_s: Array
+    around_s: Array
+    trips: Array
+    rest_s: Array
+    alone_s: Array
+
+
+class Beginnings(NamedTuple):
+    """Beginnings of cuts, an entry each, as far as bounds need them.
+
+    forward_s, backward_s: of one microbatch in all stages so far; most_forward_s, most_backward_s: in the slowest one.
+    beside_s: the largest of `Terms` of these ranks. The others are ways through the step that stay at one rank for all
+    its microbatches between warm-up and end. Before, they wait for a first backward: they go up to this rank or one
+    behind, wait there for its warm-up, and come back; at the end the same in reverse. open_s: both turns are behind;
+    up_s: the first one is, the last one is known; down_s: the last one is; turned_s: neither is. after_s: behind the
+    pipeline. last_s: of the last stage.
+    """
+
+    forward_s: Array
+    backward_s: Array
+    most_forward_s: Array
+    most_backward_s: Array
+    beside_s: Array
+    open_s: Array
+    up_s: Array
+    down_s: Array
+    turned_s: Array
+    after_s: Array
+    last_s: Array
+
+    def take(self, rows: Array) -> Beginnings:
+        """These alone, in their order."""
+        return Beginnings(*(column[rows] for column in self))
+
+
+class KindStageCuts:
+    """Cuts of one draft with one chunk a rank: (blocks of each stage,)."""
+
+    def __init__(self, whole: Whole, draft: int, sets: Sequence[int], limit_bytes: float, limit_s: float):
+        """limit_s: only steps that take less are of interest."""
+        self._whole, self._draft, self._sets, self._limit_s = whole, draft, list(sets), limit_s
+        family, model = whole.family, whole.problem.model
+        self._pp, self._layers = family.pp, model.num_hidden_layers
+        self._m, self._hop_s = int(whole.count[draft]), float(whole.hop_s[draft])
+        self._ranges = ranges(model, self._layers - self._pp + 1)
+        self._stages = stages_of(whole, draft, sets, limit_bytes, self._ranges.counts)
+        self._shorten()
+        pad = [(0, 0), (0, 1)]
+        content = self._ranges.content
+        forward_s, backward_s, self._after_s = (
+            np.pad(seconds, pad, constant_values=inf)[:, content]
+            for seconds in (self._stages.forward_s, self._stages.backward_s, self._stages.after_s)
+        )
+        self._ok = np.isfinite(backward_s)
+        self._ok[:, :, 0] = False
+        self._forward_s, self._backward_s = (np.where(self._ok, seconds, inf) for seconds in (forward_s, backward_s))
+        self._both_s = self._forward_s + self._backward_s
+        self._warm = np.array(warm_ups(family.rules, self._pp, self._m, 1))
+        self._terms = self._all_terms()
+        nothing = np.ones(self._ok.shape, dtype=bool)
+        self._after_behind_s = self._least(self._after_s, nothing, np.maximum)
+        self._after_least_s = float(self._after_behind_s[0][0])
+
+    def _shorten(self) -> None:
+        """Leave out ranges that are so long that a rank would work on them longer than the limit."""
+        least_s = (self._stages.forward_s + self._stages.backward_s).min(0, initial=inf)
+        of_ranges = np.where(self._ranges.content >= 0, np.append(least_s, inf)[self._ranges.content], inf)
+        worth = np.flatnonzero((self._m * of_ranges < self._limit_s).any(0))
+        most = int(worth.max(initial=1))
+        counts, content, end = self._ranges
+        self._ranges = type(self._ranges)(counts, content[:, : most + 1], end[:, : most + 1])
+
+    def _least(self, seconds: Array, allowed: Array, joined: np.ufunc) -> list[Array]:
+        """By rank, then first block: the least of what this rank and those behind it take together, by sum or by the
+        largest. seconds, allowed: (rank, first block, blocks)."""
+        end, behind = self._ranges.end, np.full(self._layers + 2, inf)
+        behind[self._layers] = 0.0 if joined is np.add else -inf
+        least = [behind]
+        for rank in range(self._pp - 1, -1, -1):
+            of_stage = np.where(allowed[rank] & self._ok[rank], joined(seconds[rank], least[-1][end]), inf)
+            least.append(np.append(of_stage.min(1), inf))
+        return least[::-1]
+
+    def _all_terms(self) -> Terms:
+        pp, m, hop_s, warm = self._pp, self._m, self._hop_s, self._warm[:, None, None]
+        rank = np.arange(pp)[:, None, None]
+        both_s = np.where(self._ok, self._both_s, 0.0)
+        longer_s = np.where(self._ok, np.maximum(self._forward_s, self._backward_s), 0.0)
+        own_s = (warm - 1) * longer_s + (m - warm) * both_s
+        if self._whole.family.is_at_once(m):
+            own_s = (m - 1) * both_s
+        around_s = np.where(warm < m, (m - warm) * both_s + 2 * (pp - 1 - rank) * hop_s, NEVER_S)
+        trips = np.zeros((pp, 1, 1), dtype=int)
+        rest_s = np.zeros_like(own_s)
+        if hop_s and self._in_turns:
+            trips, rest = np.divmod(m - 1, pp - rank)
+            rest_s = rest * both_s
+        before_s = np.full((pp, self._layers + 1, 1), inf)
+        least_s = np.full(self._layers + 2, inf)
+        least_s[0] = 0.0
+        for place in range(pp):
+            before_s[place, :, 0] = least_s[:-1]
+            after_s = np.full(self._layers + 2, inf)
+            np.minimum.at(after_s, self._ranges.end, least_s[:-1, None] + self._both_s[place])
+            least_s = np.append(after_s[:-1], inf)
+        alone_s = before_s + m * self._both_s + 2 * rank * hop_s
+        return Terms(own_s, around_s, trips, rest_s, alone_s)
+
+    @property
+    def _in_turns(self) -> bool:
+        """Whether warm-ups are those of 1f1b."""
+        return bool((self._warm == np.minimum(self._pp - np.arange(self._pp), self._m)).all())
+
+    @property
+    def _ways_s(self) -> float:
+        """Transfers of one microbatch up and down."""
+        return 2 * (self._pp - 1) * self._hop_s
+
+    def _beside_s(self, rank: int, behind_s: Array) -> Array:
+        """What a step takes beside W by the terms of a rank. behind_s: work behind it, as the stages of the rank."""
+        terms = self._terms
+        beside_s = np.maximum(terms.own_s[rank], terms.around_s[rank] + behind_s)
+        trips = int(terms.trips[rank, 0, 0])
+        if trips:
+            there_s = 2 * (self._pp - 1 - rank) * self._hop_s
+            trip_s = trips * (self._both_s[rank] + behind_s + there_s) + terms.rest_s[rank]
+            beside_s = np.maximum(beside_s, trip_s)
+        return beside_s
+
+    def _within(self, most_s: float, below_s: float) -> tuple[float, Array | None, list[Array]]:
+        """(the least W of a cut with no more than most_s beside it, such a cut, work behind the first block of each
+        rank, at least); None where there is none. below_s: cuts of which a rank alone takes so long are left out."""
+        end, behind = self._ranges.end, np.full(self._layers + 2, inf)
+        behind[self._layers] = 0.0
+        least, chosen = [behind], []
+        for rank in range(self._pp - 1, -1, -1):
+            behind_s = least[-1][end]
+            may = (self._beside_s(rank, behind_s) <= most_s) & (self._terms.alone_s[rank] < below_s)
+            of_stage = np.where(may & self._ok[rank], self._both_s[rank] + behind_s, inf)
+            chosen.append(of_stage.argmin(1))
+            least.append(np.append(of_stage.min(1), inf))
+        if not np.isfinite(least[-1][0]):
+            return inf, None, least[::-1]
+        cut, first = [], 0
+        for blocks in reversed(chosen):
+            cut.append(int(blocks[first]))
+            first += cut[-1]
+        return float(least[-1][0]) + self._ways_s, np.array(cut), least[::-1]
+
+    def _most_beside_s(self, cut: Array) -> float:
+        """The largest term beside W of a cut."""
+        first, behind_s, most_s = self._layers, 0.0, 0.0
+        for rank in range(self._pp - 1, -1, -1):
+            first -= int(cut[rank])
+            place = np.full(self._ok.shape[1:], inf)
+            place[first, cut[rank]] = behind_s
+            most_s = max(most_s, float(self._beside_s(rank, place)[first, cut[rank]]))
+            behind_s += float(self._both_s[rank, first, cut[rank]])
+        return most_s
+
+    def best(self) -> Found:
+        """The fastest cut that takes less than the limit."""
+        best: TimedChoice = (self._limit_s, np.zeros(0, dtype=int))
+        work_s, cut, _ = self._within(inf, self._limit_s - self._after_least_s)
+        if cut is None:
+            return Found(inf, self._limit_s, None)
+        best = fastest(self, cut[None], best)
+        low_s = 0.0  # where ranks wait for those behind, some rank has its share of all work beside W
+        if self._in_turns and self._m > self._pp:
+            low_s = (1 - CLOSE) * (self._m - 1) / self._pp * (work_s - self._ways_s)
+        open_, at_least_s, left = [(low_s, self._most_beside_s(cut), work_s)], inf, MOST_HALVINGS
+        while open_:
+            low_s, high_s, work_s = open_.pop()
+            pipeline_s = best[0] - self._after_least_s
+            high_s = min(high_s, pipeline_s - work_s)
+            if high_s <= low_s or high_s - low_s <= CLOSE * pipeline_s or not left:
+                at_least_s = min(at_least_s, max(low_s, 0.0) + work_s)
+                continue
+            left -= 1
+            middle_s = (low_s + high_s) / 2
+            least_s, cut, _ = self._within(middle_s, pipeline_s)
+            if cut is None:
+                open_.append((middle_s, high_s, work_s))
+                continue
+            best = fastest(self, cut[None], best)
+            top_s = self._most_beside_s(cut)
+            at_least_s = min(at_least_s, least_s + top_s)
+            if least_s > work_s:
+                open_.append((middle_s, high_s, work_s))
+            open_.append((low_s, top_s * (1 - SAME), least_s))
+        at_least_s = min(at_least_s + self._after_least_s, best[0])
+        if at_least_s < best[0] * (1 - CLOSE):
+            best, at_least_s = self._listed(best, at_least_s)
+        if not len(best[1]):
+            return Found(inf, at_least_s, None)
+        return Found(best[0], min(best[0], at_least_s), self.strategy(best[1]))
+
+    def _listed(self, best: TimedChoice, at_least_s: float) -> tuple[TimedChoice, float]:
+        """(the fastest cut, what no cut takes less than), by listing all beginnings of cuts that may be faster."""
+        pp, hop_s, ways_s = self._pp, self._hop_s, self._ways_s
+        pipeline_s = best[0] - self._after_least_s
+        work_s, _, behind = self._within(inf, pipeline_s)
+        *_, behind = self._within(pipeline_s - work_s, pipeline_s)
+        may = np.stack([self._terms.alone_s[rank] < pipeline_s for rank in range(pp)])
+        forward_behind_s, backward_behind_s = (
+            self._least(seconds, may, np.add) for seconds in (self._forward_s, self._backward_s)
+        )
+        worst_behind_s = self._worst_behind_s(behind)
+        first = np.zeros(1, dtype=int)
+        cuts = np.zeros((1, 0), dtype=int)
+        nothing, never = np.zeros(1), np.full(1, -inf)
+        known = Beginnings(nothing, nothing, nothing, nothing, never, never, never, never, never, never, nothing)
+        for rank in range(pp):
+            end = self._ranges.end[first]
+            old, blocks = np.nonzero(may[rank][first] & self._ok[rank][first] & np.isfinite(behind[rank + 1][end]))
+            begin, stop = first[old], end[old, blocks]
+            forward_s, backward_s = self._forward_s[rank, begin, blocks], self._backward_s[rank, begin, blocks]
+            behind_s, beside_s = behind[rank + 1][stop], self._beside_s(rank, behind[rank + 1][self._ranges.end])
+            known = self._with_stage(known.take(old), rank, forward_s, backward_s, beside_s[begin, blocks])
+            known = known._replace(after_s=np.maximum(known.after_s, self._after_s[rank, begin, blocks]))
+            all_s = known.forward_s + known.backward_s + behind_s + ways_s
+            up_s, down_s = forward_behind_s[rank + 1][stop], backward_behind_s[rank + 1][stop]
+            back_s = (pp - 1 - rank) * hop_s
+            ahead_s, astern_s = known.forward_s + up_s + ways_s / 2, known.backward_s + down_s + ways_s / 2
+            bounds = (
+                known.turned_s,
+                all_s + np.maximum(known.beside_s, worst_behind_s[rank + 1][stop]),
+                known.open_s + behind_s + 2 * back_s + all_s,
+                known.up_s + down_s + back_s + ahead_s,
+                known.down_s + up_s + back_s + astern_s,
+            )
+            after_s = np.maximum(known.after_s, self._after_behind_s[rank + 1][stop])
+            keep = np.flatnonzero(np.maximum.reduce(bounds) + after_s < best[0] * (1 - CLOSE))
+            if len(keep) > MOST_BEGINNINGS:
+                return best, at_least_s
+            first, known = stop[keep], known.take(keep)
+            cuts = np.hstack([cuts[old[keep]], blocks[keep, None]])
+        if len(cuts):
+            best = fastest(self, cuts, best)
+        return best, best[0]
+
+    def _worst_behind_s(self, behind: list[Array]) -> list[Array]:
+        """By rank, then first block: what a step takes beside W by the worst rank from there on, at least."""
+        worst = [np.append(np.full(self._layers, inf), [-inf, inf])]
+        for rank in range(self._pp - 1, -1, -1):
+            beside_s = self._beside_s(rank, behind[rank + 1][self._ranges.end])
+            of_stage = np.where(self._ok[rank], np.maximum(beside_s, worst[-1][self._ranges.end]), inf)
+            worst.append(np.append(of_stage.min(1), inf))
+        return worst[::-1]
+
+    def _with_stage(
+        self, known: Beginnings, rank: int, forward_s: Array, backward_s: Array, beside_s: Array
+    ) -> Beginnings:
+        """The beginnings with one stage more. beside_s: what a step takes beside W by this rank, at least."""
+        m, hop_s, warm = self._m, self._hop_s, int(self._warm[rank])
+        most_forward_s, most_backward_s = (
+            np.maximum(most, own)
+            for most, own in ((known.most_forward_s, forward_s), (known.most_backward_s, backward_s))
+        )
+        beside_s = np.maximum(known.beside_s, beside_s)
+        if rank and hop_s and self._in_turns:
+            trips, rest = divmod(m - 1 - (self._pp - 1 - rank), 2)
+            if trips >= 1:
+                before_s = known.last_s
+                trip_s = trips * (before_s + forward_s + backward_s + 2 * hop_s) + rest * before_s
+                beside_s = np.maximum(beside_s, trip_s + (self._pp - 1 - rank) * known.most_forward_s)
+        all_forward_s, all_backward_s = known.forward_s + forward_s, known.backward_s + backward_s
+        fill_s = all_forward_s + (warm - 1) * most_forward_s + rank * hop_s
+        drain_s = all_backward_s + (warm - 1) * most_backward_s + rank * hop_s
+        open_s = known.open_s + forward_s + backward_s + 2 * hop_s
+        up_s, down_s = known.up_s + backward_s + hop_s, known.down_s + forward_s + hop_s
+        if warm < m:
+            open_s = np.maximum(open_s, (m - warm) * (forward_s + backward_s))
+        else:  # all forwards come before all backwards: one of the two waits counts
+            up_s = np.maximum(up_s, known.backward_s + m * backward_s + rank * hop_s)
+            down_s = np.maximum(down_s, known.forward_s + m * forward_s + rank * hop_s)
+        up_s, down_s = np.maximum(up_s, open_s + drain_s), np.maximum(down_s, open_s + fill_s)
+        turned_s = np.maximum(known.turned_s, np.maximum(up_s + fill_s, down_s + drain_s))
+        return Beginnings(
+            all_forward_s,
+            all_backward_s,
+            most_forward_s,
+            most_backward_s,
+            beside_s,
+            open_s,
+            up_s,
+            down_s,
+            turned_s,
+            known.after_s,
+            forward_s + backward_s,
+        )
+
+    def bounds_s(self, choices: Array) -> Array:
+        """Seconds that steps take at least, by cut; all of them fit."""
+        seconds: Array = at_least_s(self._whole.family.schedule, self._work(choices)) + self._after(choices)
+        return seconds
+
+    def simulated_s(self, choices: Array) -> Array:
+        """Seconds of a step, by cut; all of them fit."""
+        pp, m, vpp, *numbers = self._work(choices)
+        seconds: Array = step_time_s(self._whole.family.schedule, pp, m, vpp, *numbers) + self._after(choices)
+        return seconds
+
+    def _places(self, choices: Array) -> tuple[Array, Array, Array]:
+        """The places of the stages of cuts, (rank, cut) each."""
+        cuts = choices.T
+        return np.arange(self._pp)[:, None], cuts.cumsum(0) - cuts, cuts
+
+    def _work(self, choices: Array) -> Work:
+        places = self._places(choices)
+        m = np.full(len(choices), self._m)
+        return Work(self._pp, m, 1, self._forward_s[places], self._backward_s[places], self._hop_s)
+
+    def _after(self, choices: Array) -> Array:
+        return self._after_s[self._places(choices)].max(0)
+
+    def strategy(self, choice: Array) -> Strategy:
+        """The layout with this cut and the fastest sets that fit."""
+        rank, first, blocks = self._places(choice[None])
+        sets = self._stages.chosen[rank, self._ranges.content[first, blocks]][:, 0]
+        names = [self._whole.sets[self._sets[place]] for place in sets]
+        return self._whole.strategy(self._draft, names, choice.tolist())

@@ -1,0 +1,95 @@
+"""What every range of a model's blocks takes as the stage of each rank of one layout, with its best recompute set.
+
+With one chunk a rank a stage's memory depends on its own blocks and set alone, and no layout is faster for a slower
+stage: so a stage takes the fastest set that fits. Ranges with as many blocks of each kind are alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from autoshard.cost.memory import rank_memory
+from autoshard.cost.passes import stage_passes
+from autoshard.cost.step import accumulation_s_per_parameter
+from autoshard.planner.grid.arrays import Array
+from autoshard.planner.grid.kind_cuts import blocks_before
+from autoshard.planner.grid.price import layouts_ends, rank_rows
+from autoshard.planner.grid.table import Whole
+from autoshard.schedules.held import RankHolds
+from autoshard.spec.model import ModelSpec
+
+
+class Ranges(NamedTuple):
+    """Ranges of blocks: from each place, those of 0, 1, ... blocks.
+
+    counts: blocks of each kind, (kind, content), of contents that differ. content: by (first block, blocks), the place
+    of its content; -1 behind the model's end. end: alike, where it ends; behind the model's end one more than there are
+    blocks.
+    """
+
+    counts: Array
+    content: Array
+    end: Array
+
+
+def ranges(model: ModelSpec, most: int) -> Ranges:
+    """All ranges of at most `most` blocks."""
+    before = blocks_before(model)
+    first, count = np.arange(model.num_hidden_layers + 1)[:, None], np.arange(most + 1)
+    inside = first + count <= model.num_hidden_layers
+    end = np.where(inside, first + count, model.num_hidden_layers + 1)
+    counts = before[:, np.minimum(end, model.num_hidden_layers)] - before[:, first]
+    codes = np.ravel_multi_index(tuple(counts), (model.num_hidden_layers + 1,) * len(counts))
+    _, places, content = np.unique(codes[inside], return_index=True, return_inverse=True)
+    table = np.full(inside.shape, -1)
+    table[inside] = content.ravel()
+    return Ranges(counts[:, inside][:, places], table, end)
+
+
+class Stages(NamedTuple):
+    """Stages by (rank, content): seconds forward and backward, infinite where no set fits; the place of the set; the
+    seconds that follow the pipeline on such a rank."""
+
+    forward_s: Array
+    backward_s: Array
+    chosen: Array
+    after_s: Array
+
+
+def stages_of(whole: Whole, draft: int, sets: Sequence[int], limit_bytes: float, counts: Array) -> Stages:
+    """The stages of one draft with one chunk a rank. sets: places of those that stages choose from. counts: blocks of
+    each kind, (kind, content)."""
+    problem, family, m = whole.problem, whole.family, int(whole.count[draft])
+    device, contents = problem.cluster.device, counts.shape[1]
+    rows = np.full(contents * len(sets), draft)
+    of_kinds = [np.repeat(count, len(sets)) for count in counts]
+    block, first, last, state = whole.parts_of(rows, np.tile(sets, contents), of_kinds)
+    blocks, hidden_bytes = np.repeat(counts.sum(0), len(sets)), whole.hidden_bytes(rows)
+    accumulation_s = accumulation_s_per_parameter(problem.training.precision, device)
+    passes = stage_passes(blocks, block, state.block, device, accumulation_s)
+    ends, holds = layouts_ends(family, first, last, state), family.holds(m)
+
+    def of_ranks(ranks: range) -> tuple[Array, Array, Array]:
+        """Forward, backward and the place of its set, (rank, content), of ranks with the same ends."""
+        numbers: Array = np.array([holds[rank] for rank in ranks]).T[..., None]
+        held = RankHolds(*numbers)
+        of_rank = rank_rows(family, held, blocks, ranks[0], block, ends, hidden_bytes)
+        needed = rank_memory(of_rank, state, problem.training.precision).total + device.reserved_memory_bytes
+        ahead_s, back_s = passes
+        for end in of_rank.ends:
+            ahead_s = ahead_s + end.part.forward_s
+            back_s = back_s + end.part.backward_s + accumulation_s * end.unit.parameters
+        back_s = np.where(needed <= limit_bytes, back_s, np.inf).reshape(len(ranks), contents, len(sets))
+        chosen = back_s.argmin(2)
+        ahead_s = np.broadcast_to(ahead_s.reshape(contents, len(sets))[:, 0], chosen.shape)
+        return ahead_s, np.take_along_axis(back_s, chosen[..., None], 2)[..., 0], chosen
+
+    pp, held_by = family.pp, whole.states[whole.state[draft]]
+    groups = [ranks for ranks in (range(1), range(1, pp - 1), range(pp - 1, pp)) if len(ranks)]
+    forward_s, backward_s, chosen = (np.concatenate(column) for column in zip(*map(of_ranks, groups), strict=True))
+    after_s = [held_by.after_rows_s(list(counts), rank == 0, rank == pp - 1) for rank in (0, min(1, pp - 1), pp - 1)]
+    of_middle = [after_s[1]] * (pp - 2)
+    return Stages(forward_s, backward_s, chosen, np.stack([after_s[0], *of_middle, after_s[2]]))

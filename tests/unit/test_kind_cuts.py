@@ -1,0 +1,87 @@
+"""Cuts and sets by stage of blocks of several kinds, against all of them.
+
+`AUTOSHARD_INSTANCES=5000 python -m pytest -q tests/unit/test_kind_cuts.py` tries so many of each.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from itertools import product
+from math import inf
+
+import numpy as np
+import pytest
+
+from autoshard.backends.rules import Draft, Problem
+from autoshard.planner.grid import kind_stage_cuts
+from autoshard.planner.grid.arrays import Array
+from autoshard.planner.grid.best_choice import fastest
+from autoshard.planner.grid.kind_choices import KindChoices
+from autoshard.planner.grid.refine import refine
+from autoshard.planner.grid.table import Priced
+from tests.unit.as_estimated import check_as_estimated
+from tests.unit.kind_models import SETS, random_layout, table_of
+
+INSTANCES = int(os.environ.get("AUTOSHARD_INSTANCES", "120"))
+MOST_TRIED = 20_000
+"""Of more choices, so many are drawn."""
+
+
+def partitions(total: int, parts: int) -> list[tuple[int, ...]]:
+    if parts == 1:
+        return [(total,)]
+    return [(first, *rest) for first in range(1, total - parts + 2) for rest in partitions(total - first, parts - 1)]
+
+
+def limit_of(priced: Priced, seed: int) -> float:
+    return random.Random(seed).uniform(0.97 * priced.memory_bytes.min(), 1.02 * priced.memory_bytes.max())
+
+
+def every_choice(problem: Problem, draft: Draft, seed: int) -> Array:
+    """All cuts with all sets by stage."""
+    stages = draft.pp * draft.num_virtual_stages
+    cuts = np.array(partitions(problem.model.num_hidden_layers, stages))
+    sets = np.array([*product(range(len(SETS)), repeat=stages)])
+    few = max(1, MOST_TRIED // len(sets))
+    if len(cuts) > few:
+        cuts = cuts[random.Random(seed).sample(range(len(cuts)), few)]
+    return np.hstack([np.repeat(cuts, len(sets), axis=0), np.tile(sets, (len(cuts), 1))])
+
+
+def best_of_all(problem: Problem, draft: Draft, priced: Priced, limit_bytes: float, seed: int) -> float:
+    every = every_choice(problem, draft, seed)
+    return fastest(KindChoices(priced.whole, 0, range(len(SETS)), limit_bytes), every, (inf, every[0]))[0]
+
+
+@pytest.mark.parametrize("seed", range(INSTANCES))
+def test_one_chunk_a_rank_is_proven(seed: int) -> None:
+    problem, draft = random_layout(seed, ("1f1b", "1f1b", "gpipe"))
+    (priced,) = table_of(problem, draft).price()
+    limit = limit_of(priced, seed)
+    best_s = best_of_all(problem, draft, priced, limit, seed)
+    refined = refine([priced.whole], True, limit, inf, lambda: True)
+    if not refined.found:
+        assert best_s == inf
+        return
+    best = refined.found[-1]
+    check_as_estimated(problem, best.strategy, best.step_time_s, limit)
+    assert best.step_time_s <= best_s * (1 + 1e-9)
+    assert refined.at_least_s == pytest.approx(best.step_time_s, rel=1e-8)
+    again = refine([priced.whole], True, limit, best.step_time_s, lambda: True)
+    assert not again.found and again.at_least_s == pytest.approx(best.step_time_s, rel=1e-8)
+
+
+@pytest.mark.parametrize("most", ["MOST_BEGINNINGS", "MOST_HALVINGS"])
+@pytest.mark.parametrize("seed", range(40))
+def test_what_is_not_tried_is_a_proven_gap(seed: int, most: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, draft = random_layout(seed, ("1f1b", "gpipe"))
+    (priced,) = table_of(problem, draft).price()
+    limit = limit_of(priced, seed)
+    best_s = best_of_all(problem, draft, priced, limit, seed)
+    monkeypatch.setattr(kind_stage_cuts, most, 0)
+    monkeypatch.setattr(kind_stage_cuts, "MOST_BEGINNINGS", 0)
+    refined = refine([priced.whole], True, limit, inf, lambda: True)
+    assert refined.at_least_s <= best_s * (1 + 1e-9)
+    for one in refined.found:
+        check_as_estimated(problem, one.strategy, one.step_time_s, limit)
