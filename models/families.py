@@ -52,6 +52,7 @@ FAMILIES = {
     "deepseek_v2": DEEPSEEK,
     "deepseek_v3": DEEPSEEK,
     "kimi_k2": DEEPSEEK,
+    "glm4_moe": Family("glm4_moe"),
     "traced": Family("traced", is_published=False),
 }
 """By model_type."""

@@ -62,7 +62,8 @@ def read_as_llama(
     """The model of a config of the Llama form. width: the key of the MLP's inner width. more: further fields of
     ModelSpec."""
     heads = config.integer("num_attention_heads", at_most=MOST_REPEATED)
-    rope_theta, rope_scaling = rope(config, defaults.rope_theta)
+    if "rope_theta" not in more:
+        more["rope_theta"], more["rope_scaling"] = rope(config, defaults.rope_theta)
     fields: dict[str, Any] = {"attention_bias": False, "mlp_bias": False, "sliding_window": None, **more}
     return ModelSpec(
         name=config.name,
@@ -77,8 +78,6 @@ def read_as_llama(
         max_position_embeddings=config.value("max_position_embeddings"),
         hidden_act=config.value("hidden_act", "silu"),
         norm_eps=config.positive("rms_norm_eps", defaults.norm_eps),
-        rope_theta=rope_theta,
-        rope_scaling=rope_scaling,
         tie_word_embeddings=config.value("tie_word_embeddings", False),
         **fields,
     )

@@ -13,6 +13,7 @@ from autoshard.files.codec import from_json, to_json
 from autoshard.graph.count import total_flops
 from autoshard.graph.partition import OperatorStep
 from autoshard.graph.recompute import canonical, kept_activations
+from autoshard.interop.export import FORMS, export
 from autoshard.layout.sharding import stage_program
 from autoshard.models.huggingface import from_config, to_config
 from autoshard.models.registry import load_model
@@ -23,6 +24,7 @@ from autoshard.spec.model import ModelSpec, RopeScaling
 from autoshard.spec.router import Router
 from autoshard.spec.training import TrainingSpec, load_precision
 from tests.multiprocess.plans import MODELS, strategy
+from tests.unit.plan_examples import plan_70b
 
 V3 = load_model("deepseek-v3")
 TINY = MODELS["deepseek v3"]
@@ -193,6 +195,33 @@ def test_nxd_refuses_latent_attention_and_names_torch() -> None:
     with pytest.raises(AutoshardError) as raised:
         check_strategy(model, TRAINING, cluster, "nxd", layout)
     assert str(raised.value) == ("backend=nxd has no layers for the latent attention of tiny-llama; use backend torch")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_no_framework_gets_a_file_that_leaves_latent_attention_out(form: str) -> None:
+    plan = replace(plan_70b(), model=V3, operators={})
+    with pytest.raises(AutoshardError) as raised:
+        export(plan, form)
+    assert str(raised.value) == f"latent_attention of deepseek-v3 has no form that a plan is written in for {form}"
+
+
+def test_glm_turns_half_of_each_head_and_says_itself_whether_heads_have_norms() -> None:
+    air, full = load_model("glm-4.5-air"), load_model("zai-org/GLM-4.5")
+    assert (air.rotary_dim, air.head_dim, air.output_projection_bias, air.attention_bias) == (64, 128, False, True)
+    assert (air.normalizes_heads, full.normalizes_heads) == (False, True)
+    assert (air.kinds, full.kinds) == ((0, 1), (0, 3))
+    for model in (air, full):
+        assert from_config(to_config(model), model.name) == model
+    with pytest.raises(AutoshardError) as raised:
+        replace(MODELS["llama"], use_qk_norm=True)
+    assert str(raised.value) == (
+        "use_qk_norm=True of tiny-llama must be False: model_type=llama says itself whether heads have norms; glm4_moe "
+        "does not"
+    )
+    layout = strategy(tp=8, pp=4, layers=(12, 12, 11, 11))
+    with pytest.raises(AutoshardError) as raised:
+        check_strategy(air, TRAINING, load_cluster("trn1.32xlarge", nodes=1), "nxd", layout)
+    assert str(raised.value) == "backend=nxd has no router with topk_method=noaux_tc of glm-4.5-air; use torch"
 
 
 def test_a_set_names_a_part_of_attention_where_a_block_has_it() -> None:
