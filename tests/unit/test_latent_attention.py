@@ -2,12 +2,15 @@
 
 from dataclasses import replace
 from math import log
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from autoshard.backends.problem import Problem
 from autoshard.backends.rules import check_recompute, check_strategy
+from autoshard.conversion.huggingface import huggingface_source
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import from_json, to_json
 from autoshard.graph.count import total_flops
@@ -25,6 +28,7 @@ from autoshard.spec.router import Router
 from autoshard.spec.training import TrainingSpec, load_precision
 from tests.multiprocess.plans import MODELS, strategy
 from tests.unit.plan_examples import plan_70b
+from tests.unit.weight_folders import huggingface_folder, weights, write_safetensors
 
 V3 = load_model("deepseek-v3")
 TINY = MODELS["deepseek v3"]
@@ -222,6 +226,18 @@ def test_glm_turns_half_of_each_head_and_says_itself_whether_heads_have_norms() 
     with pytest.raises(AutoshardError) as raised:
         check_strategy(air, TRAINING, load_cluster("trn1.32xlarge", nodes=1), "nxd", layout)
     assert str(raised.value) == "backend=nxd has no router with topk_method=noaux_tc of glm-4.5-air; use torch"
+
+
+def test_tensors_of_a_prediction_module_behind_the_last_block_are_left_out(tmp_path: Path) -> None:
+    folder = huggingface_folder(tmp_path / "hf", TINY)
+    own, more = huggingface_source(folder).regions, np.zeros(3, dtype=np.float32)
+    module = {f"model.layers.4.{name}.weight": more for name in ("eh_proj", "enorm", "shared_head.norm")}
+    write_safetensors(folder / "model.safetensors", {**weights(TINY, "F32"), **module}, "F32")
+    assert huggingface_source(folder).regions.keys() == own.keys()
+    other = {"model.layers.5.enorm.weight": more}
+    write_safetensors(folder / "model.safetensors", {**weights(TINY, "F32"), **other}, "F32")
+    with pytest.raises(AutoshardError, match=r"has tensor model\.layers\.5\.enorm\.weight, which the model of "):
+        huggingface_source(folder)
 
 
 def test_a_set_names_a_part_of_attention_where_a_block_has_it() -> None:
