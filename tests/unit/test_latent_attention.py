@@ -21,6 +21,8 @@ from autoshard.layout.sharding import stage_program
 from autoshard.models.huggingface import from_config, to_config
 from autoshard.models.registry import load_model
 from autoshard.models.stage import dim_sizes, stage_graph
+from autoshard.planner.sets import every_set, recompute_sets
+from autoshard.plans.search_result import Pins
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.latent_attention import LatentAttention
 from autoshard.spec.model import ModelSpec, RopeScaling
@@ -238,6 +240,15 @@ def test_tensors_of_a_prediction_module_behind_the_last_block_are_left_out(tmp_p
     write_safetensors(folder / "model.safetensors", {**weights(TINY, "F32"), **other}, "F32")
     with pytest.raises(AutoshardError, match=r"has tensor model\.layers\.5\.enorm\.weight, which the model of "):
         huggingface_source(folder)
+
+
+def test_the_planner_tries_sets_that_keep_compressed_vectors() -> None:
+    problem = Problem(V3, TRAINING, load_cluster("h800-80gb", nodes=256), "torch")
+    found = recompute_sets(problem, Pins(tp=1, pp=16))
+    assert len(every_set(V3)) == 64 + 16 and len(every_set(MODELS["llama"])) == 64
+    assert any("attention_up" in name for name in found)
+    # they are no alternative where all projections of attention run again
+    assert all(("attention_up+core_attention" in name) or "attention_up" not in name for name in found)
 
 
 def test_a_set_names_a_part_of_attention_where_a_block_has_it() -> None:
