@@ -33,8 +33,9 @@ class Family:
 
     @cached_property
     def weights(self) -> ModuleType | None:
-        """Module with `block(model, layer)` and `ends(model)`, which list parts of the Hugging Face checkpoint; None if
-        no such checkpoint is known."""
+        """Module with `block(model, layer)` and `ends(model)`, which list parts of the Hugging Face checkpoint, and
+        where it has tensors that the model does not, `ignored(model)`, a regular expression for their names; None if no
+        such checkpoint is known."""
         return import_module(f"autoshard.models.{self.folder}.weights") if self.is_published else None
 
 
@@ -55,6 +56,7 @@ FAMILIES = {
     "kimi_k2": DEEPSEEK,
     "gemma2": GEMMA,
     "gemma3_text": GEMMA,
+    "glm4_moe": Family("glm4_moe"),
     "traced": Family("traced", is_published=False),
 }
 """By model_type."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from autoshard.spec.model import ModelSpec
+
 
 @dataclass(frozen=True)
 class Part:
@@ -42,3 +44,9 @@ class Part:
             else:
                 groups.append([word])
         return tuple(map(tuple, groups))
+
+
+def prediction_modules(model: ModelSpec) -> str:
+    """A regular expression for the tensors of multi-token prediction modules, which checkpoints number as if they were
+    blocks behind the last one. The model is read without them, as transformers does."""
+    return rf"model\.layers\.{model.num_hidden_layers}\..*"

@@ -74,9 +74,11 @@ def huggingface_source(folder: Path) -> Source:
         region = Region.of(place, path, name, stored.offset, WIDTHS[stored.dtype])
         regions.setdefault(part.parameter, []).append(region)
         used.add(name)
+    ignored = getattr(FAMILIES[model.model_type].weights, "ignored", None)
+    left_out = _CONSTANTS if ignored is None else re.compile(f"{_CONSTANTS.pattern}|{ignored(model)}")
     for name in sorted(tensors.keys() - used):
         tied = model.tie_word_embeddings and name in ("lm_head.weight", "embed_out.weight")
-        if not tied and not _CONSTANTS.fullmatch(name):
+        if not tied and not left_out.fullmatch(name):
             raise AutoshardError(
                 f"{tensors[name][0]} has tensor {name[:200]}, which the model of {folder / CONFIG} does not have"
             )

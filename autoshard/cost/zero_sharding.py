@@ -108,19 +108,17 @@ def _by_sharers(matrices: Counts, mesh: Mesh) -> dict[tuple[str, ...], float]:
 class Travelling(NamedTuple):
     """One unit on one rank under ZeRO-2 or -3, over rows. weights, sums: elements of weights and of sums of
     gradients that it holds. gather_s, again_s: seconds to gather its weights for forward and for backward. scatter_s:
-    to scatter its gradients. going: elements that travel. turns: the same in turns; where units stand for their mean,
-    of each number what needs most room."""
+    to scatter its gradients. turns: its elements that travel."""
 
     weights: Number
     sums: Number
     gather_s: Number
     again_s: Number
     scatter_s: Number
-    going: Number
     turns: Turns
 
 
-STAYS = Travelling(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, NO_TURNS)
+STAYS = Travelling(0.0, 0.0, 0.0, 0.0, 0.0, NO_TURNS)
 """Marks a unit that is held whole: nothing of it travels."""
 
 
@@ -147,7 +145,7 @@ class Unit(NamedTuple):
     @property
     def going(self) -> Number:
         """Elements that travel in every microbatch."""
-        return self.travelling.going
+        return self.travelling.turns.all
 
     def take(self, rows: Any) -> Unit:
         """These rows alone, in their order."""
@@ -155,9 +153,9 @@ class Unit(NamedTuple):
         held = Unit(self.parameters[rows], self.owned[rows], quantized=quantized)
         if self.travelling is STAYS:
             return held
-        numbers = (column[rows] for column in self.travelling[:-1])
+        weights, sums, gather_s, again_s, scatter_s = (column[rows] for column in self.travelling[:-1])
         turns = Turns(*(column[rows] for column in self.travelling.turns))
-        return held._replace(travelling=Travelling._make([*numbers, turns]))
+        return held._replace(travelling=Travelling(weights, sums, gather_s, again_s, scatter_s, turns))
 
 
 class State(NamedTuple):
@@ -274,8 +272,7 @@ def mesh_state(
         again_s = 0.0 if reads_table_once else gather_s
         weights, sums = (held_elements(counts, matrices, mesh, zero >= stage) for stage in (3, 2))
         turns = in_turns(matrices, mesh, times, hidden_bytes) if is_block else in_turns(matrices, mesh)
-        moves = Travelling(weights, sums, gather_s, again_s, scatter_s, turns.all, turns)
-        return Unit(parameters, owned, moves, held)
+        return Unit(parameters, owned, Travelling(weights, sums, gather_s, again_s, scatter_s, turns), held)
 
     owners = mesh.size(ZERO_AXES)
     kinds = {kind: unit(block, is_block=True) for kind, block in contents.blocks.items()}
@@ -296,13 +293,10 @@ def mean_unit(units: Sequence[Unit], counts: Sequence[Number]) -> Unit:
     travelling = [unit.travelling for unit in units]
     if travelling[0] is STAYS:
         return Unit(parameters, owned, quantized=quantized)
-    *elements, back_late, back_after, back_leaving = zip(*(moved.turns for moved in travelling), strict=True)
-    given_back = (-most(share, [-value for value in values]) for values in (back_late, back_after, back_leaving))
-    # what is given back makes room: the least of it
-    turns = Turns(*(most(share, values) for values in elements), *given_back)
+    turns = Turns(*(mean(share, values) for values in zip(*(moved.turns for moved in travelling), strict=True)))
     *numbers, _ = zip(*travelling, strict=True)
-    moves = Travelling._make([*(mean(share, values) for values in numbers), turns])
-    return Unit(parameters, owned, moves, quantized)
+    weights, sums, gather_s, again_s, scatter_s = (mean(share, values) for values in numbers)
+    return Unit(parameters, owned, Travelling(weights, sums, gather_s, again_s, scatter_s, turns), quantized)
 
 
 def moved(matrices: Counts, zero: int, precision: Precision, mesh: Mesh, cluster: Cluster, quantized: Counts) -> Moved:

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 FORMS = {"nxdt": "YAML", "torchtitan": "Python", "torchtitan-toml": "TOML", "megatron": "arguments"}
 """Framework -> what its layouts are written in."""
 
+UNWRITTEN = ("latent_attention", "router", "layer_types", "mlp_layer_types")
+"""Fields of ModelSpec that no framework's file is written with here."""
+
 
 @dataclass(frozen=True)
 class Exported:
@@ -31,8 +34,9 @@ def export(plan: Plan, form: str) -> Exported:
     """
     if plan.model.graph is not None:
         raise AutoshardError(f"{plan.model.name} was traced from its own module, which {form} has no form for")
-    if (kinds := len(plan.model.kinds)) > 1:
-        raise AutoshardError(f"{plan.model.name} has blocks of {kinds} kinds, which {form} has no form for")
+    for field in UNWRITTEN:
+        if getattr(plan.model, field):
+            raise AutoshardError(f"{field} of {plan.model.name} has no form that a plan is written in for {form}")
     padding = padding_notes(plan.model, plan.strategy.tp)
     if padding:
         raise AutoshardError(f"{form} has no form for padding: {padding[0]}")

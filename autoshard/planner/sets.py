@@ -9,16 +9,39 @@ from typing import NamedTuple
 from autoshard.backends.registry import BACKENDS
 from autoshard.backends.rules import Problem
 from autoshard.cost.stage import LocalShape
-from autoshard.graph.recompute import BLOCK_MODULES, COMMON_SETS, NO_RECOMPUTE, canonical, members
+from autoshard.graph.recompute import (
+    ATTENTION_UP,
+    BLOCK_MODULES,
+    COMMON_SETS,
+    NO_RECOMPUTE,
+    SELECTED,
+    canonical,
+    members,
+)
 from autoshard.planner.beaten_path import precedent
 from autoshard.planner.candidates import meshes, variants
 from autoshard.plans.search_result import Pins
+from autoshard.spec.model import ModelSpec
 
 EVERY_SET = (
     NO_RECOMPUTE,
     *(canonical("+".join(names)) for count in range(1, 7) for names in combinations(BLOCK_MODULES, count)),
 )
 """All subsets of the modules of a block."""
+LATENT_SETS = tuple(
+    canonical(f"{name}+{ATTENTION_UP}")
+    for name in EVERY_SET
+    if SELECTED in members(name) and "attention" not in members(name)
+)
+"""More subsets for blocks with latent attention: compressed vectors stay, and what they are brought up to runs again
+with core attention, which would keep it."""
+
+
+def every_set(model: ModelSpec) -> tuple[str, ...]:
+    """All recompute sets that may be useful for a model's blocks, least recompute first."""
+    if model.latent_attention is None:
+        return EVERY_SET
+    return tuple(sorted((*EVERY_SET, *LATENT_SETS), key=lambda name: len(members(name))))
 
 
 @lru_cache(maxsize=16)
@@ -36,7 +59,7 @@ def recompute_sets(problem: Problem, pins: Pins) -> tuple[str, ...]:
 
 def _useful_sets(problem: Problem, pins: Pins) -> tuple[str, ...]:
     useful = {name for shape in _examples(problem, pins) for name in _useful(problem, shape)}
-    return tuple(name for name in EVERY_SET if name in useful or name in COMMON_SETS)
+    return tuple(name for name in every_set(problem.model) if name in useful or name in COMMON_SETS)
 
 
 def sets_by_stage(pins: Pins) -> bool:
@@ -73,7 +96,8 @@ def _useful(problem: Problem, shape: LocalShape) -> list[str]:
     equal ones the one that replays least at once, then the smallest."""
     from autoshard.planner.grid.unit_costs import PARTS, part_numbers
 
-    numbers = part_numbers(problem, [shape], EVERY_SET)[0]
+    sets = every_set(problem.model)
+    numbers = part_numbers(problem, [shape], sets)[0]
     blocks = [0, *range(len(PARTS), numbers.shape[1])]
     prices = [
         _Price(
@@ -82,10 +106,10 @@ def _useful(problem: Problem, shape: LocalShape) -> list[str]:
             tuple(of_set[:, 3].tolist()),
             len(members(name)),
         )
-        for name, of_set in zip(EVERY_SET, numbers[:, blocks], strict=True)
+        for name, of_set in zip(sets, numbers[:, blocks], strict=True)
     ]
     useful: list[tuple[_Price, str]] = []
-    for price, name in sorted(zip(prices, EVERY_SET, strict=True)):
+    for price, name in sorted(zip(prices, sets, strict=True)):
         if not any(_is_no_worse(other, price) for other, _ in useful):
             useful.append((price, name))
     return [name for _, name in useful]

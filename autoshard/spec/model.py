@@ -35,6 +35,7 @@ ACTIVATIONS = {
     "kimi_k2": ("silu",),
     "gemma2": ("gelu_pytorch_tanh",),
     "gemma3_text": ("gelu_pytorch_tanh",),
+    "glm4_moe": ("silu",),
     TRACED: (TRACED,),
 }
 """Per model_type, the values of hidden_act: silu stands in a gated MLP (three matrices), gelu in a plain one (two),
@@ -42,9 +43,9 @@ but for Gemma, whose gate is a gelu."""
 GEMMA_MODEL_TYPES = ("gemma2", "gemma3_text")
 MODEL_TYPES = tuple(name for name in ACTIVATIONS if name != TRACED)
 LATENT_MODEL_TYPES = ("deepseek_v2", "deepseek_v3", "kimi_k2")
-MOE_MODEL_TYPES = ("mixtral", "qwen2_moe", "qwen3_moe", *LATENT_MODEL_TYPES)
-SHARED_EXPERT_MODEL_TYPES = ("qwen2_moe", *LATENT_MODEL_TYPES)
-COUNTED_SHARED_EXPERTS = LATENT_MODEL_TYPES
+MOE_MODEL_TYPES = ("mixtral", "qwen2_moe", "qwen3_moe", *LATENT_MODEL_TYPES, "glm4_moe")
+SHARED_EXPERT_MODEL_TYPES = ("qwen2_moe", *LATENT_MODEL_TYPES, "glm4_moe")
+COUNTED_SHARED_EXPERTS = (*LATENT_MODEL_TYPES, "glm4_moe")
 """Those whose config gives a number of shared experts, each as wide as a routed one."""
 ROPE_TYPES = ("linear", "llama3", "yarn")
 MOST_REPEATED = 10_000
@@ -153,7 +154,7 @@ class ModelSpec:
 
     name: What plans call it.
     model_type: llama | mistral | mixtral | qwen2 | qwen2_moe | qwen3 | qwen3_moe (RMSNorm, rotary positions, gated
-        MLP) | deepseek_v2 | deepseek_v3 | kimi_k2 (the same with latent attention) | gpt2
+        MLP) | deepseek_v2 | deepseek_v3 | kimi_k2 (the same with latent attention) | glm4_moe | gpt2
         (LayerNorm, learned positions) | gpt_neox (LayerNorm, rotary positions on part of each head) | gemma2 |
         gemma3_text (RMSNorm around attention and MLP, scaled embeddings) | traced (a user's own module).
     hidden_size: Width of the residual stream.
@@ -185,6 +186,7 @@ class ModelSpec:
         where all blocks are alike.
     dense_intermediate_size: Width of the MLP of a mixture's blocks without experts; absent without such blocks.
     latent_attention: Widths of multi-head latent attention; absent where a block has none.
+    use_qk_norm: Of glm4_moe: whether each head's query and key have an RMSNorm of their own; absent where not.
     router: How the experts of a token are chosen; absent where they are the largest of a softmax.
     attention_scores: What attention does otherwise than softmax(q k^T / sqrt(head_dim)); absent where that is nothing.
     final_logit_softcapping: A logit z becomes c * tanh(z / c), where c is this; absent where it stays.
@@ -227,6 +229,7 @@ class ModelSpec:
     mlp_layer_types: Annotated[tuple[str, ...], Absence.WRITTEN, Limit(most_items=MOST_REPEATED)] = ()
     dense_intermediate_size: Annotated[Whole, Absence.WRITTEN] = 0
     latent_attention: Annotated[LatentAttention | None, Absence.WRITTEN] = None
+    use_qk_norm: Annotated[bool, Absence.WRITTEN] = False
     router: Annotated[Router | None, Absence.WRITTEN] = None
     attention_scores: Annotated[AttentionScores, Absence.WRITTEN] = USUAL_SCORES
     final_logit_softcapping: Annotated[Positive | None, Absence.WRITTEN] = None
@@ -302,12 +305,12 @@ class ModelSpec:
     @property
     def output_projection_bias(self) -> bool:
         """Whether attention's output projection has a bias, as the others do where attention_bias is set."""
-        return self.attention_bias and self.model_type not in ("qwen2", "qwen2_moe")
+        return self.attention_bias and self.model_type not in ("qwen2", "qwen2_moe", "glm4_moe")
 
     @property
     def normalizes_heads(self) -> bool:
         """Whether each head's query and key have an RMSNorm of their own."""
-        return self.model_type in ("qwen3", "qwen3_moe", "gemma3_text")
+        return self.model_type in ("qwen3", "qwen3_moe", "gemma3_text") or self.use_qk_norm
 
     @property
     def is_gemma(self) -> bool:
@@ -358,7 +361,8 @@ def _check_fields(model: ModelSpec) -> None:
     check_positive(of, "partial_rotary_factor", model.partial_rotary_factor)
     if model.router_aux_loss_coef != 0:
         check_positive(of, "router_aux_loss_coef", model.router_aux_loss_coef)
-    for field in ("tie_word_embeddings", "attention_bias", "mlp_bias", "norm_topk_prob", "use_parallel_residual"):
+    flags = ("tie_word_embeddings", "attention_bias", "mlp_bias", "norm_topk_prob", "use_parallel_residual")
+    for field in (*flags, "use_qk_norm"):
         check_flag(of, field, getattr(model, field))
     check_positive(of, "norm_eps", model.norm_eps)
     if model.rope_theta is not None:
@@ -441,6 +445,11 @@ def _check_experts(model: ModelSpec) -> None:
             f"shared_expert_intermediate_size={model.shared_expert_intermediate_size} of {model.name} must be a "
             f"multiple of intermediate_size={model.intermediate_size}: model_type={model.model_type} counts shared "
             "experts"
+        )
+    if model.use_qk_norm and model.model_type != "glm4_moe":
+        raise AutoshardError(
+            f"use_qk_norm=True of {model.name} must be False: model_type={model.model_type} says itself whether heads "
+            "have norms; glm4_moe does not"
         )
     if model.use_parallel_residual and model.model_type != "gpt_neox":
         raise AutoshardError(

@@ -35,6 +35,7 @@ def read(config: Config, model_type: str) -> ModelSpec:
         name=config.name,
         model_type=model_type,
         hidden_size=config.value("hidden_size"),
+        intermediate_size=config.value("moe_intermediate_size"),
         num_hidden_layers=config.value("num_hidden_layers"),
         num_attention_heads=heads,
         num_key_value_heads=config.value("num_key_value_heads", heads),
@@ -64,7 +65,6 @@ def experts(config: Config, first_dense: int, shared: int) -> dict[str, Any]:
         raise AutoshardError(f"moe_layer_freq={every} of {config.name} is not supported; 1 is")
     dense = min(config.integer("first_k_dense_replace", first_dense, at_least=0), layers)
     fields = {
-        "intermediate_size": width,
         "num_local_experts": config.value("n_routed_experts"),
         "num_experts_per_tok": config.value("num_experts_per_tok"),
         "shared_expert_intermediate_size": width * config.integer("n_shared_experts", shared, at_least=0),

@@ -128,6 +128,17 @@ MODELS["deepseek v2 of 6 heads"] = replace(
     router=Router("softmax", "group_limited_greedy", n_group=4, topk_group=2),
     norm_topk_prob=False,
 )
+MODELS["glm4 moe"] = replace(
+    MODELS["deepseek v3"],
+    model_type="glm4_moe",
+    num_key_value_heads=2,
+    head_dim=8,
+    partial_rotary_factor=0.5,
+    rope_scaling=None,
+    attention_bias=True,
+    use_qk_norm=True,
+    latent_attention=None,
+)
 MODELS["gpt2, dropping"] = replace(MODELS["gpt2"], dropout=Dropout(0.1, 0.2, 0.3))
 MODELS["mistral, dropping"] = replace(MODELS["mistral"], dropout=Dropout(embedding=0.1, residual=0.2))
 MODELS["mixtral, dropping"] = replace(MODELS["mixtral"], num_key_value_heads=2, dropout=Dropout(0.1, 0.2, 0.3))
@@ -301,6 +312,13 @@ CASES: dict[int, dict[str, tuple[str, Strategy, int]]] = {
             strategy(cp=2, ep=2, attention="ulysses", kernel="plain"),
             2,
         ),
+        "glm4 moe tp": ("glm4 moe", strategy(tp=2), 2),
+        "glm4 moe pp, uneven": ("glm4 moe", strategy(pp=2, layers=(3, 1), recompute=("mlp", "none")), 3),
+        "glm4 moe ep over cp, zigzag ring, ZeRO-3": (
+            "glm4 moe",
+            strategy(cp=2, ep=2, zero=3, attention="zigzag_ring", recompute="full"),
+            2,
+        ),
         "deepseek pp, uneven, zero bubble": (
             "deepseek v3",
             strategy(pp=2, layers=(3, 1), schedule="zero_bubble", recompute=("attention_up", "mlp")),
@@ -371,6 +389,7 @@ CASES: dict[int, dict[str, tuple[str, Strategy, int]]] = {
             strategy(pp=2, vpp=2, dp=2, zero=2, layers=(2, 1, 1, 0)),
             4,
         ),
+        "glm4 moe ep x kv replicated": ("glm4 moe", strategy(dp=2, ep=2, tp=2), 2),
         "deepseek, padded heads": ("deepseek v2 of 6 heads", strategy(tp=4), 2),
         "deepseek ep x interleaved, ZeRO-2": (
             "deepseek v3",

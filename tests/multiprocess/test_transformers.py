@@ -115,6 +115,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "rope_parameters": {**YARN, "mscale": 0.7},
     },
     "deepseek v2 lite": {**LATENT, "model_type": "deepseek_v2", "q_lora_rank": None, "rope_parameters": YARN},
+    "glm4 moe": {**LATENT, "model_type": "glm4_moe", "num_key_value_heads": 4, "attention_bias": True},
+    "glm4 moe, norms of heads": {
+        **LATENT,
+        "model_type": "glm4_moe",
+        "head_dim": 16,
+        "partial_rotary_factor": 0.25,
+        "n_group": 4,
+        "topk_group": 2,
+        "use_qk_norm": True,
+        "first_k_dense_replace": 2,
+    },
     "qwen2 moe, experts in every other block": {
         **SMALL,
         **EXPERTS,

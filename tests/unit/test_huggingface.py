@@ -49,11 +49,15 @@ def latent_parameters(model: ModelSpec) -> int:
     down = hidden * (latent.kv_lora_rank + latent.qk_rope_head_dim) + latent.kv_lora_rank
     pairs = latent.kv_lora_rank * heads * (model.head_dim - latent.qk_rope_head_dim + latent.v_head_dim)
     block = up + down + pairs + heads * latent.v_head_dim * hidden + 2 * hidden
+    return 2 * model.vocab_size * hidden + model.num_hidden_layers * block + mlp_parameters(model) + hidden
+
+
+def mlp_parameters(model: ModelSpec) -> int:
+    """The MLPs and experts of all blocks, of which the first are dense; shared experts have no gate."""
+    hidden, sparse = model.hidden_size, model.num_sparse_layers
     width = model.num_local_experts * model.intermediate_size + model.shared_expert_intermediate_size
-    sparse, layers = model.num_sparse_layers, model.num_hidden_layers
     mlps = sparse * (hidden * model.num_local_experts + 3 * hidden * width)
-    dense = (layers - sparse) * 3 * hidden * model.dense_intermediate_size
-    return 2 * model.vocab_size * hidden + layers * block + mlps + dense + hidden
+    return mlps + (model.num_hidden_layers - sparse) * 3 * hidden * model.dense_intermediate_size
 
 
 def parameters(model: ModelSpec) -> int:
@@ -73,6 +77,9 @@ def parameters(model: ModelSpec) -> int:
         return vocabulary + layers * block + 2 * hidden
     if model.model_type in ("qwen2", "qwen2_moe"):  # biases of q, k and v
         attention += queries + 2 * keys
+    if model.model_type == "glm4_moe":
+        attention += queries + 2 * keys + (2 * model.head_dim if model.use_qk_norm else 0)
+        return vocabulary + layers * (attention + 2 * hidden) + mlp_parameters(model) + hidden
     if model.model_type in ("qwen3", "qwen3_moe"):  # a norm of a head's queries and one of its keys
         attention += 2 * model.head_dim
     experts = max(1, model.num_local_experts)
@@ -129,6 +136,8 @@ def parameters(model: ModelSpec) -> int:
         ("deepseek-v2", 235_741_434_880),
         ("deepseek-v3", 671_026_404_352),
         ("kimi-k2", 1_026_408_209_408),
+        ("glm-4.5-air", 106_852_245_504),
+        ("glm-4.5", 352_797_814_784),
     ],
 )
 def test_builtin_model_has_the_published_number_of_parameters(name: str, count: int) -> None:

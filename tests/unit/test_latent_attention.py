@@ -2,27 +2,35 @@
 
 from dataclasses import replace
 from math import log
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from autoshard.backends.problem import Problem
 from autoshard.backends.rules import check_recompute, check_strategy
+from autoshard.conversion.huggingface import huggingface_source
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import from_json, to_json
 from autoshard.graph.count import total_flops
 from autoshard.graph.partition import OperatorStep
 from autoshard.graph.recompute import canonical, kept_activations
+from autoshard.interop.export import FORMS, export
 from autoshard.layout.sharding import stage_program
 from autoshard.models.huggingface import from_config, to_config
 from autoshard.models.registry import load_model
 from autoshard.models.stage import dim_sizes, stage_graph
+from autoshard.planner.sets import every_set, recompute_sets
+from autoshard.plans.search_result import Pins
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.latent_attention import LatentAttention
 from autoshard.spec.model import ModelSpec, RopeScaling
 from autoshard.spec.router import Router
 from autoshard.spec.training import TrainingSpec, load_precision
 from tests.multiprocess.plans import MODELS, strategy
+from tests.unit.plan_examples import plan_70b
+from tests.unit.weight_folders import huggingface_folder, weights, write_safetensors
 
 V3 = load_model("deepseek-v3")
 TINY = MODELS["deepseek v3"]
@@ -193,6 +201,54 @@ def test_nxd_refuses_latent_attention_and_names_torch() -> None:
     with pytest.raises(AutoshardError) as raised:
         check_strategy(model, TRAINING, cluster, "nxd", layout)
     assert str(raised.value) == ("backend=nxd has no layers for the latent attention of tiny-llama; use backend torch")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_no_framework_gets_a_file_that_leaves_latent_attention_out(form: str) -> None:
+    plan = replace(plan_70b(), model=V3, operators={})
+    with pytest.raises(AutoshardError) as raised:
+        export(plan, form)
+    assert str(raised.value) == f"latent_attention of deepseek-v3 has no form that a plan is written in for {form}"
+
+
+def test_glm_turns_half_of_each_head_and_says_itself_whether_heads_have_norms() -> None:
+    air, full = load_model("glm-4.5-air"), load_model("zai-org/GLM-4.5")
+    assert (air.rotary_dim, air.head_dim, air.output_projection_bias, air.attention_bias) == (64, 128, False, True)
+    assert (air.normalizes_heads, full.normalizes_heads) == (False, True)
+    assert (air.kinds, full.kinds) == ((0, 1), (0, 3))
+    for model in (air, full):
+        assert from_config(to_config(model), model.name) == model
+    with pytest.raises(AutoshardError) as raised:
+        replace(MODELS["llama"], use_qk_norm=True)
+    assert str(raised.value) == (
+        "use_qk_norm=True of tiny-llama must be False: model_type=llama says itself whether heads have norms; glm4_moe "
+        "does not"
+    )
+    layout = strategy(tp=8, pp=4, layers=(12, 12, 11, 11))
+    with pytest.raises(AutoshardError) as raised:
+        check_strategy(air, TRAINING, load_cluster("trn1.32xlarge", nodes=1), "nxd", layout)
+    assert str(raised.value) == "backend=nxd has no router with topk_method=noaux_tc of glm-4.5-air; use torch"
+
+
+def test_tensors_of_a_prediction_module_behind_the_last_block_are_left_out(tmp_path: Path) -> None:
+    folder = huggingface_folder(tmp_path / "hf", TINY)
+    own, more = huggingface_source(folder).regions, np.zeros(3, dtype=np.float32)
+    module = {f"model.layers.4.{name}.weight": more for name in ("eh_proj", "enorm", "shared_head.norm")}
+    write_safetensors(folder / "model.safetensors", {**weights(TINY, "F32"), **module}, "F32")
+    assert huggingface_source(folder).regions.keys() == own.keys()
+    other = {"model.layers.5.enorm.weight": more}
+    write_safetensors(folder / "model.safetensors", {**weights(TINY, "F32"), **other}, "F32")
+    with pytest.raises(AutoshardError, match=r"has tensor model\.layers\.5\.enorm\.weight, which the model of "):
+        huggingface_source(folder)
+
+
+def test_the_planner_tries_sets_that_keep_compressed_vectors() -> None:
+    problem = Problem(V3, TRAINING, load_cluster("h800-80gb", nodes=256), "torch")
+    found = recompute_sets(problem, Pins(tp=1, pp=16))
+    assert len(every_set(V3)) == 64 + 16 and len(every_set(MODELS["llama"])) == 64
+    assert any("attention_up" in name for name in found)
+    # they are no alternative where all projections of attention run again
+    assert all(("attention_up+core_attention" in name) or "attention_up" not in name for name in found)
 
 
 def test_a_set_names_a_part_of_attention_where_a_block_has_it() -> None:

@@ -145,11 +145,11 @@ def test_what_hides_behind_a_block() -> None:
 
     def waits(part: Part, gather_s: float, again_s: float, scatter_s: float) -> tuple[Passes, Passes]:
         """(as a block, as an end)."""
-        unit = Unit(8.0, 1.0, Travelling(1.0, 1.0, gather_s, again_s, scatter_s, 8, turns(8, 8, 8)))
+        unit = Unit(8.0, 1.0, Travelling(1.0, 1.0, gather_s, again_s, scatter_s, turns(8, 8, 8)))
         return block_passes(part, unit), end_passes(part, unit)
 
     def unhidden(gather_s: float, scatter_s: float) -> tuple[float, float]:
-        unit = Unit(8.0, 1.0, Travelling(1.0, 1.0, gather_s, gather_s, scatter_s, 8, turns(8, 8, 8)))
+        unit = Unit(8.0, 1.0, Travelling(1.0, 1.0, gather_s, gather_s, scatter_s, turns(8, 8, 8)))
         return exposed(block, unit, block_passes(block, unit))
 
     assert waits(block, 0.5 * ahead, 0.5 * ahead, 0.0)[0] == (ahead, back)

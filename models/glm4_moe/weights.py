@@ -1,0 +1,19 @@
+"""The names and the form of our parameters in Hugging Face checkpoints of GLM-4.5."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autoshard.models.deepseek.weights import mlp
+from autoshard.models.llama.weights import attention, ends
+from autoshard.models.weight_names import Part, prediction_modules
+from autoshard.spec.model import ModelSpec
+
+__all__ = ["block", "ends", "ignored"]
+
+ignored = prediction_modules
+
+
+def block(model: ModelSpec, layer: int) -> Iterator[Part]:
+    yield from attention(model, f"model.layers.{layer}")
+    yield from mlp(model, layer)
