@@ -109,12 +109,36 @@ def stretched(config: Config, rope: Mapping[str, Any]) -> RopeScaling | None:
         raise AutoshardError(f"rope_type={show(rope_type)} of {config.name} is not supported; supported: {supported}")
     if rope_type == "linear":
         return RopeScaling("linear", as_float(rope.get("factor")))
+    if rope_type == "yarn":
+        return _yarn(config, rope)
     return RopeScaling(
         rope_type,
         factor=as_float(rope.get("factor")),
         low_freq_factor=as_float(rope.get("low_freq_factor")),
         high_freq_factor=as_float(rope.get("high_freq_factor")),
         original_max_position_embeddings=rope.get("original_max_position_embeddings"),
+    )
+
+
+def _yarn(config: Config, rope: Mapping[str, Any]) -> RopeScaling:
+    """YaRN, with what transformers takes for keys that are absent: the model's positions for those of the pre-training,
+    and their ratio for the factor."""
+    original, positions = rope.get("original_max_position_embeddings"), config.integer("max_position_embeddings")
+    original = positions if original is None else original
+    factor = rope.get("factor")
+    if factor is None:
+        check_integer("rope_scaling", "original_max_position_embeddings", original)
+        factor = positions / original
+    return RopeScaling(
+        "yarn",
+        factor=as_float(factor),
+        original_max_position_embeddings=original,
+        beta_fast=as_float(rope.get("beta_fast") or 32.0),
+        beta_slow=as_float(rope.get("beta_slow") or 1.0),
+        truncate=rope.get("truncate"),
+        attention_factor=as_float(rope.get("attention_factor")),
+        mscale=as_float(rope.get("mscale")),
+        mscale_all_dim=as_float(rope.get("mscale_all_dim")),
     )
 
 
@@ -152,5 +176,11 @@ def _scaling(scaling: RopeScaling) -> dict[str, Any]:
         "low_freq_factor": scaling.low_freq_factor,
         "high_freq_factor": scaling.high_freq_factor,
         "original_max_position_embeddings": scaling.original_max_position_embeddings,
+        "beta_fast": scaling.beta_fast,
+        "beta_slow": scaling.beta_slow,
+        "truncate": scaling.truncate,
+        "attention_factor": scaling.attention_factor,
+        "mscale": scaling.mscale,
+        "mscale_all_dim": scaling.mscale_all_dim,
     }
     return {name: value for name, value in values.items() if value is not None}

@@ -69,7 +69,7 @@ class Absence(Enum):
     """A key that may be missing; the field then has its default."""
 
     READ = "old files lack it"
-    WRITTEN = "left out where the value is empty or None"
+    WRITTEN = "left out where the value is the default"
 
 
 Positive = Annotated[float, Limit(above=0)]
@@ -135,7 +135,7 @@ def to_json(value: object) -> Any:
     found = {}
     for name, write, left_out in _writers(kind):
         one = getattr(value, name)
-        if not left_out or one:
+        if left_out is _LACKING or one != left_out:
             found[name] = one if type(one) in _PLAIN else write(one)
     return found
 
@@ -144,10 +144,15 @@ _PLAIN = frozenset((str, int, float, bool, types.NoneType))
 
 
 @cache
-def _writers(kind: Any) -> tuple[tuple[str, Callable[[Any], Any], bool], ...]:
-    """(field, how it is written where it is no plain value, whether it is left out where it is empty)."""
+def _writers(kind: Any) -> tuple[tuple[str, Callable[[Any], Any], Any], ...]:
+    """(field, how it is written where it is no plain value, the value that is left out or _LACKING)."""
+    defaults = {one.name: one.default for one in fields(kind)} if is_dataclass(kind) else kind._field_defaults
     return tuple(
-        (name, one.form.write if one.form else to_json, one.absence is Absence.WRITTEN)
+        (
+            name,
+            one.form.write if one.form else to_json,
+            defaults[name] if one.absence is Absence.WRITTEN else _LACKING,
+        )
         for name, one in hints(kind).items()
     )
 

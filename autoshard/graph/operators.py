@@ -414,7 +414,11 @@ class Dispatch(OperatorKind):
 
 
 class Combine(OperatorKind):
-    """Weighted sum of the experts' answers per token: linear in them, so it can run on partial sums."""
+    """Weighted sum of the experts' answers per token: linear in them, so it can run on partial sums.
+
+    A third input is a bias [expert, embed] of each answer, added once: where the answers are partial sums, by the first
+    of the ranks that hold them.
+    """
 
     linear_input = 0
 

@@ -46,7 +46,7 @@ def _along(op: Operator, axis: str, sequence_parallel: bool) -> str:
             return "group" if "group" in op.loop_dims else REPLICATED
         return "kvhead"
     for dim in op.loop_dims:
-        if dim in ("shared_ffn", "vocab") or dim.startswith("ffn"):  # ffn2, ...: a traced model's
+        if dim in ("shared_ffn", "dense_ffn", "vocab") or dim.startswith("ffn"):  # ffn2, ...: a traced model's
             return dim
     return "seq" if sequence_parallel else INVARIANT
 

@@ -29,6 +29,7 @@ from autoshard.plans.plan import SearchSummary, Stage
 from autoshard.plans.plan_json import compact_json
 from autoshard.plans.search_result import PathSummary, Pins, Rejection
 from autoshard.spec.attention_scores import AttentionScores
+from autoshard.spec.clamped_gate import ClampedGate
 from autoshard.spec.cluster import Cluster, Device, Link
 from autoshard.spec.dropout import Dropout
 from autoshard.spec.model import ModelSpec, RopeScaling
@@ -44,6 +45,7 @@ TYPES = {
     "traced_parameter": TracedParameter,
     "dropout": Dropout,
     "attention_scores": AttentionScores,
+    "clamped_gate": ClampedGate,
     "training": TrainingSpec,
     "precision": Precision,
     "product_format": ProductFormat,

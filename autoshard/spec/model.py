@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
+from math import log
 from typing import Annotated
 
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import Absence, Count, Limit, NotNegative, Positive, Whole
-from autoshard.files.fields import check_choice, check_flag, check_integer, check_positive, show
+from autoshard.files.fields import check_choice, check_flag, check_integer, check_not_negative, check_positive, show
 from autoshard.spec.attention_scores import USUAL_SCORES, AttentionScores
+from autoshard.spec.clamped_gate import ClampedGate
 from autoshard.spec.dropout import NO_DROPOUT, Dropout
 from autoshard.spec.traced import TracedGraph
 
@@ -28,15 +30,16 @@ ACTIVATIONS = {
     "qwen3_moe": ("silu",),
     "gemma2": ("gelu_pytorch_tanh",),
     "gemma3_text": ("gelu_pytorch_tanh",),
+    "gpt_oss": ("silu",),
     TRACED: (TRACED,),
 }
 """Per model_type, the values of hidden_act: silu stands in a gated MLP (three matrices), gelu in a plain one (two),
 but for Gemma, whose gate is a gelu."""
 GEMMA_MODEL_TYPES = ("gemma2", "gemma3_text")
 MODEL_TYPES = tuple(name for name in ACTIVATIONS if name != TRACED)
-MOE_MODEL_TYPES = ("mixtral", "qwen2_moe", "qwen3_moe")
+MOE_MODEL_TYPES = ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss")
 SHARED_EXPERT_MODEL_TYPES = ("qwen2_moe",)
-ROPE_TYPES = ("linear", "llama3")
+ROPE_TYPES = ("linear", "llama3", "yarn")
 MOST_REPEATED = 10_000
 """Layers, heads or experts."""
 LONGEST_NAME = 200
@@ -50,11 +53,19 @@ MLP_LAYER_TYPES = (DENSE, SPARSE)
 class RopeScaling:
     """How rotary frequencies are stretched beyond the length of pre-training.
 
-    rope_type: linear or llama3.
+    rope_type: linear, llama3 or yarn.
     factor: By how much.
     low_freq_factor: llama3: wavelengths above original_max_position_embeddings over this are stretched in full.
     high_freq_factor: llama3: wavelengths below original_max_position_embeddings over this are kept.
-    original_max_position_embeddings: llama3: positions, tokens, of the pre-training.
+    original_max_position_embeddings: llama3, yarn: positions, tokens, of the pre-training.
+    beta_fast: yarn: frequencies that turn at least so often over the pre-training's positions are kept.
+    beta_slow: yarn: frequencies that turn at most so often are divided by the factor.
+    truncate: yarn: whether the range of frequencies between the two ends at whole ones; absent is yes.
+    attention_factor: yarn: by which rotated queries and keys are multiplied; absent where it follows from the factor,
+        or from both numbers below.
+    mscale: yarn: weight of the factor's logarithm in what rotated queries and keys are multiplied by.
+    mscale_all_dim: yarn: weight of the factor's logarithm in what they are divided by; latent attention multiplies its
+        scores by the square of that.
     """
 
     rope_type: str
@@ -62,10 +73,19 @@ class RopeScaling:
     low_freq_factor: float | None = None
     high_freq_factor: float | None = None
     original_max_position_embeddings: Count | None = None
+    beta_fast: Annotated[float | None, Absence.WRITTEN] = None
+    beta_slow: Annotated[float | None, Absence.WRITTEN] = None
+    truncate: Annotated[bool | None, Absence.WRITTEN] = None
+    attention_factor: Annotated[float | None, Absence.WRITTEN] = None
+    mscale: Annotated[float | None, Absence.WRITTEN] = None
+    mscale_all_dim: Annotated[float | None, Absence.WRITTEN] = None
 
     def __post_init__(self) -> None:
         check_choice("rope_scaling", "rope_type", self.rope_type, ROPE_TYPES)
         check_positive("rope_scaling", "factor", self.factor)
+        self._check_yarn()
+        if self.rope_type == "yarn":
+            return
         low, high, original = self.low_freq_factor, self.high_freq_factor, self.original_max_position_embeddings
         if self.rope_type == "linear":
             if (low, high, original) != (None, None, None):
@@ -77,6 +97,48 @@ class RopeScaling:
         if low is not None and high is not None and low >= high:
             raise AutoshardError(f"low_freq_factor={low} of rope_scaling must be below high_freq_factor={high}")
 
+    def _check_yarn(self) -> None:
+        """The fields that yarn needs, that it may have, and that others have not."""
+        more = ("beta_fast", "beta_slow", "truncate", "attention_factor", "mscale", "mscale_all_dim")
+        if self.rope_type != "yarn":
+            for field in more:
+                if getattr(self, field) is not None:
+                    raise AutoshardError(f"{field} of rope_scaling goes with rope_type='yarn', not {self.rope_type!r}")
+            return
+        check_integer("rope_scaling", "original_max_position_embeddings", self.original_max_position_embeddings)
+        for field in ("beta_fast", "beta_slow"):
+            check_positive("rope_scaling", field, getattr(self, field))
+        for field in ("attention_factor", "mscale", "mscale_all_dim"):
+            if getattr(self, field) is not None:
+                check_not_negative("rope_scaling", field, getattr(self, field))
+        if self.truncate is not None:
+            check_flag("rope_scaling", "truncate", self.truncate)
+        if (self.low_freq_factor, self.high_freq_factor) != (None, None):
+            raise AutoshardError("low_freq_factor and high_freq_factor of rope_scaling go with rope_type='llama3'")
+        if self.beta_fast < self.beta_slow:  # type: ignore[operator]  # both are numbers
+            raise AutoshardError(
+                f"beta_slow={self.beta_slow} of rope_scaling must be at most beta_fast={self.beta_fast}"
+            )
+
+    @property
+    def rotation_factor(self) -> float:
+        """By which rotated queries and keys are multiplied: 1 without yarn."""
+        if self.rope_type != "yarn":
+            return 1.0
+        if self.attention_factor is not None:
+            return self.attention_factor
+        if self.mscale and self.mscale_all_dim:
+            return self._weighed(self.mscale) / self._weighed(self.mscale_all_dim)
+        return self._weighed(1.0)
+
+    @property
+    def latent_scores_factor(self) -> float:
+        """By which latent attention multiplies its scores besides 1/sqrt(head_dim): 1 without mscale_all_dim."""
+        return self._weighed(self.mscale_all_dim) ** 2 if self.mscale_all_dim else 1.0
+
+    def _weighed(self, weight: float) -> float:
+        return 0.1 * weight * log(self.factor) + 1.0 if self.factor > 1 else 1.0
+
 
 @dataclass(frozen=True)
 class ModelSpec:
@@ -85,7 +147,8 @@ class ModelSpec:
     name: What plans call it.
     model_type: llama | mistral | mixtral | qwen2 | qwen2_moe | qwen3 | qwen3_moe (RMSNorm, rotary positions, gated
         MLP) | gpt2 (LayerNorm, learned positions) | gpt_neox (LayerNorm, rotary positions on part of each head) |
-        gemma2 | gemma3_text (RMSNorm around attention and MLP, scaled embeddings) | traced (a user's own module).
+        gemma2 | gemma3_text (RMSNorm around attention and MLP, scaled embeddings) | gpt_oss (a mixture with sinks) |
+        traced (a user's own module).
     hidden_size: Width of the residual stream.
     intermediate_size: Width of the MLP; of one expert where there are experts.
     num_hidden_layers: Transformer blocks.
@@ -101,7 +164,7 @@ class ModelSpec:
     tie_word_embeddings: Whether embedding and head share one table.
     sliding_window: Keys that a query sees, itself included; null means all before it.
     attention_bias: Whether the projections of attention have biases; Qwen2's output projection never has one.
-    mlp_bias: Whether the matrices of the MLP have biases.
+    mlp_bias: Whether the matrices of the MLP, or of the router and the experts, have biases.
     num_local_experts: Experts of a block; 0 without.
     num_experts_per_tok: Experts that each token goes to; 0 without.
     shared_expert_intermediate_size: Width of the expert that every token goes to besides; 0 without.
@@ -118,6 +181,7 @@ class ModelSpec:
     final_logit_softcapping: A logit z becomes c * tanh(z / c), where c is this; absent where it stays.
     rope_local_base_freq: Base of the rotary positions of blocks with a sliding window, which are not stretched; absent
         where they are as in the others.
+    clamped_gate: Activation of the experts with a gate that is cut off; absent where it is hidden_act's.
     dropout: What training drops; absent where it drops nothing, which it does, whatever a config says, unless it
         was asked to.
     graph: Of model_type traced alone: the operators of a user's own module over named dims, read as data; the other
@@ -157,6 +221,7 @@ class ModelSpec:
     attention_scores: Annotated[AttentionScores, Absence.WRITTEN] = USUAL_SCORES
     final_logit_softcapping: Annotated[Positive | None, Absence.WRITTEN] = None
     rope_local_base_freq: Annotated[Positive | None, Absence.WRITTEN] = None
+    clamped_gate: Annotated[ClampedGate | None, Absence.WRITTEN] = None
     dropout: Annotated[Dropout, Absence.WRITTEN] = NO_DROPOUT
     graph: Annotated[TracedGraph | None, Absence.WRITTEN] = None
 
@@ -272,6 +337,8 @@ def _check_fields(model: ModelSpec) -> None:
     for field in ("final_logit_softcapping", "rope_local_base_freq"):
         if getattr(model, field) is not None:
             check_positive(of, field, getattr(model, field))
+    if not isinstance(model.clamped_gate, (ClampedGate, type(None))):
+        raise AutoshardError(f"clamped_gate={show(model.clamped_gate)} of {of} must be null or an object")
     if not isinstance(model.attention_scores, AttentionScores):
         raise AutoshardError(f"attention_scores={show(model.attention_scores)} of {of} must be an object")
     if not isinstance(model.rope_scaling, (RopeScaling, type(None))):

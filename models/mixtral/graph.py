@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from autoshard.graph.ir import GraphBuilder
 from autoshard.models.dropping import residual
-from autoshard.models.llama.graph import attention, embedding, head, rms_norm
+from autoshard.models.llama.graph import attention, embedding, head, linear, rms_norm, with_bias
 from autoshard.spec.model import ModelSpec
 
 __all__ = ["block", "embedding", "head"]
@@ -36,18 +36,17 @@ def mixture(
     gate: str = "w1",
     up: str = "w3",
     down: str = "w2",
+    router: str = "gate",
 ) -> str:
     """Append the sum over the top k experts of weight * down(silu(gate(h)) * up(h)), and return its output.
 
     h: [batch, seq, embed]. Each expert has `capacity` slots for each sequence.
-    gate, up, down: the family's names of an expert's matrices. The load-balancing loss is the mean of the layers'.
+    gate, up, down, router: the family's names of an expert's matrices and of the router. The load-balancing loss is the
+    mean of the layers'. The biases that some models have are each token's once for each expert that has a slot for it.
     """
-    logits = b.einsum(
-        f"{name}.gate",
-        "batch seq embed, expert embed -> batch seq expert",
-        h,
-        b.parameter(f"{name}.gate.weight", "expert embed"),
-    )
+    bias = model.mlp_bias
+    routed = linear(b, f"{name}.{router}", h, "batch seq embed, expert embed -> batch seq expert", bias)
+    logits = with_bias(b, f"{name}.{router}", routed, "expert", bias)
     gates = b.operator(
         "top_k_gate",
         f"{name}.top_k",
@@ -59,19 +58,18 @@ def mixture(
         aux_loss_coef=model.router_aux_loss_coef / model.num_sparse_layers,
     )
     slots = b.operator("dispatch", f"{name}.dispatch", (h, gates), (*SLOTS.split(), "embed"), ROUTES)
-    gated, raised = (
-        b.einsum(
-            f"{name}.experts.{part}",
-            f"{SLOTS} embed, expert ffn embed -> {SLOTS} ffn",
-            slots,
-            b.parameter(f"{name}.experts.{part}.weight", "expert ffn embed"),
-        )
+    experts = f"{name}.experts"
+    products = {
+        part: linear(b, f"{experts}.{part}", slots, f"{SLOTS} embed, expert ffn embed -> {SLOTS} ffn", bias)
         for part in (gate, up)
+    }
+    gated, raised = (
+        with_bias(b, f"{experts}.{part}", product, "expert ffn", bias) for part, product in products.items()
     )
-    answers = b.einsum(
-        f"{name}.experts.{down}",
-        f"{SLOTS} ffn, expert embed ffn -> {SLOTS} embed",
-        b.elementwise("silu_mul", f"{name}.experts.act_fn", gated, raised),
-        b.parameter(f"{name}.experts.{down}.weight", "expert embed ffn"),
-    )
-    return b.operator("combine", f"{name}.combine", (answers, gates), ("batch", "seq", "embed"), ROUTES)
+    if model.clamped_gate is None:
+        act = b.elementwise("silu_mul", f"{experts}.act_fn", gated, raised)
+    else:
+        act = b.pointwise(f"{experts}.act_fn", model.clamped_gate.expression, gated, raised)
+    answers = linear(b, f"{experts}.{down}", act, f"{SLOTS} ffn, expert embed ffn -> {SLOTS} embed", False)
+    added = (b.parameter(f"{experts}.{down}.bias", "expert embed"),) if bias else ()
+    return b.operator("combine", f"{name}.combine", (answers, gates, *added), ("batch", "seq", "embed"), ROUTES)

@@ -108,6 +108,14 @@ CONFIGS["gemma3"] = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     },
 }
+GPT_OSS = {**SMALL, "model_type": "gpt_oss", "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2}
+CONFIGS["gpt oss"] = {**GPT_OSS, "num_hidden_layers": 3, "sliding_window": 9, "swiglu_limit": 0.3}
+CONFIGS["gpt oss, default positions"] = {
+    **GPT_OSS,
+    "sliding_window": 9,
+    "attention_bias": False,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+}
 
 
 def published(config: dict[str, Any], folder: Path) -> torch.nn.Module:
@@ -164,18 +172,18 @@ def test_gradients_equal_those_of_transformers(name: str, tmp_path: Path) -> Non
     dims, sizes = parameter_dims(model)
     parts = checkpoint_parts(model)
     loaded = from_checkpoint(parts, dims, sizes, tensors, lambda tensor: tensors[tensor].numpy())
-    module = whole_module(model, {name: torch.from_numpy(value.copy()) for name, value in loaded}, (3, 24))
+    module: Any = whole_module(model, {name: torch.from_numpy(value.copy()) for name, value in loaded}, (3, 24))
     # not token 0: where it pads, transformers gives its embedding no gradient
     ids, labels = torch.randint(1, model.vocab_size, (2, 3, 24), generator=torch.Generator().manual_seed(1))
     loss: Any = torch.nn.functional.cross_entropy(reference(ids).logits.flatten(0, 1), labels.flatten())
-    loss.backward()
-    loss = module(*({"input_ids": ids, "labels": labels}[name] for name in module.input_names))
-    loss.backward()
+    torch.autograd.backward(loss)
+    torch.autograd.backward(module(*({"input_ids": ids, "labels": labels}[name] for name in module.input_names)))
     found: dict[str, Any] = {name: module.parameter(name).grad for name in dims}
     ours = to_checkpoint(parts, dims, sizes, lambda name: found[name].numpy())
     for parameter in reference.parameters():
         parameter.data.copy_(parameter.grad if parameter.grad is not None else torch.zeros(()))
-    reference.save_pretrained(tmp_path / "gradients")  # under the names and in the forms of the checkpoint
+    saving: Any = reference
+    saving.save_pretrained(tmp_path / "gradients")  # under the names and in the forms of the checkpoint
     theirs = load_file(tmp_path / "gradients" / "model.safetensors")
     largest = max(float(gradient.abs().max()) for gradient in theirs.values())
     for tensor, gradient in ours:
@@ -191,7 +199,7 @@ def test_the_routers_loss_is_that_of_transformers(tmp_path: Path) -> None:
     tensors = load_file(tmp_path / "model.safetensors")
     dims, sizes = parameter_dims(model)
     loaded = from_checkpoint(checkpoint_parts(model), dims, sizes, tensors, lambda tensor: tensors[tensor].numpy())
-    module = whole_module(model, {name: torch.from_numpy(value.copy()) for name, value in loaded}, (3, 24))
+    module: Any = whole_module(model, {name: torch.from_numpy(value.copy()) for name, value in loaded}, (3, 24))
     ids, labels = torch.randint(model.vocab_size, (2, 3, 24), generator=torch.Generator().manual_seed(1))
     found = reference(ids)
     expected = torch.nn.functional.cross_entropy(found.logits.flatten(0, 1), labels.flatten()) + 0.5 * found.aux_loss

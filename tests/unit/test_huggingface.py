@@ -259,8 +259,8 @@ def test_other_rope() -> None:
         ({"rope_theta": float("inf")}, "rope_theta=inf of m must be a finite number above 0"),
         ({"rope_scaling": "linear"}, "rope_scaling='linear' of m must be null or one object for all layers"),
         (
-            {"rope_scaling": {"type": "yarn", "factor": 4.0}},
-            "rope_type='yarn' of m is not supported; supported: default, linear, llama3",
+            {"rope_scaling": {"type": "dynamic", "factor": 4.0}},
+            "rope_type='dynamic' of m is not supported; supported: default, linear, llama3, yarn",
         ),
         (
             {"rope_scaling": {"type": "linear"}},

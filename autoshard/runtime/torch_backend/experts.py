@@ -9,6 +9,7 @@ import torch.nn.functional as F  # noqa: N812  # the name that torch's own docum
 from einops import rearrange, repeat
 
 from autoshard.graph.partition import OperatorStep
+from autoshard.graph.states import PARTIAL
 from autoshard.runtime.torch_backend.context import Context, Kernel, in_pieces
 from autoshard.runtime.torch_backend.recomputing_ops import WeighedSums
 from autoshard.runtime.torch_backend.router_loss import balance
@@ -51,17 +52,23 @@ def dispatch(context: Context, step: OperatorStep) -> Kernel:
 
 def combine(context: Context, step: OperatorStep) -> Kernel:
     """The kernel that sums answers: answers [expert, batch, capacity, embed], gates [batch, seq, expert] -> [batch,
-    seq, embed]."""
+    seq, embed]. A bias [expert, embed] is part of each answer."""
     tokens = _tokens_in_slots(context, step)
+    adds_bias = float(context.is_first(step, PARTIAL))
 
-    def run(answers: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+    def run(answers: torch.Tensor, gates: torch.Tensor, *bias: torch.Tensor) -> torch.Tensor:
         batch, seq, _ = gates.shape
         token = tokens(gates.detach())
         # a free slot weighs nothing and goes to a row behind the last token's
         weight = rearrange(F.pad(gates, (0, 0, 0, 1)), "batch seq expert -> expert batch seq").gather(2, token)
         rows = token + _first_rows(batch, seq + 1, answers.device)
         sums = WeighedSums.apply(answers, weight.unsqueeze(-1), rows, batch * (seq + 1))
-        return rearrange(sums, "(batch seq) embed -> batch seq embed", batch=batch)[:, :seq]
+        out = rearrange(sums, "(batch seq) embed -> batch seq embed", batch=batch)[:, :seq]
+        for one in bias:
+            has_slot = torch.zeros(*token.shape[:2], seq + 1, dtype=gates.dtype, device=gates.device)
+            has_slot = rearrange(has_slot.scatter_(2, token, 1.0)[:, :, :seq], "expert batch seq -> batch seq expert")
+            out = out + (gates * has_slot * adds_bias) @ one
+        return out
 
     return run
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
+from math import ceil, floor, log, pi
 from typing import Any
 
 import torch
@@ -120,18 +121,38 @@ def _norm(context: Context, step: OperatorStep) -> Kernel:
 
 
 def rope_frequencies(rotary_dim: int, theta: float, scaling: Any) -> torch.Tensor:
-    """Inverse frequencies [rotary_dim / 2]; 'linear' and 'llama3' scaling as in transformers' rope utilities."""
+    """Inverse frequencies [rotary_dim / 2]; scaled ones as in transformers' rope utilities."""
     frequencies = 1.0 / theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim)
     if scaling is None:
         return frequencies
     if scaling.rope_type == "linear":
         return frequencies / scaling.factor
+    if scaling.rope_type == "yarn":
+        return _yarn_frequencies(frequencies, rotary_dim, theta, scaling)
     assert scaling.rope_type == "llama3", scaling
     wavelengths = 2 * torch.pi / frequencies
     turns = scaling.original_max_position_embeddings / wavelengths
     blend = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     smooth = blend.clamp(0, 1)  # 0: long waves, divided by the factor; 1: short waves, kept
     return smooth * frequencies + (1 - smooth) * frequencies / scaling.factor
+
+
+def _yarn_frequencies(frequencies: torch.Tensor, rotary_dim: int, theta: float, scaling: Any) -> torch.Tensor:
+    """Frequencies that turn often over the pre-training's positions as they are, slow ones divided by the factor, and
+    those between blended (Peng et al. 2023, YaRN)."""
+
+    def place(turns: float) -> float:
+        """The index of the frequency that turns so often over the pre-training's positions."""
+        wavelength = scaling.original_max_position_embeddings / turns
+        return rotary_dim * log(wavelength / (2 * pi)) / (2 * log(theta))
+
+    first, last = place(scaling.beta_fast), place(scaling.beta_slow)
+    if scaling.truncate is None or scaling.truncate:
+        first, last = floor(first), ceil(last)
+    first, last = max(first, 0), min(last, rotary_dim - 1)
+    last = first + 0.001 if first == last else last
+    slow = ((torch.arange(len(frequencies), dtype=torch.float64) - first) / (last - first)).clamp(0, 1)
+    return slow * frequencies / scaling.factor + (1 - slow) * frequencies
 
 
 @dataclass(frozen=True)
@@ -173,7 +194,8 @@ def _rope(context: Context, step: OperatorStep) -> Kernel:
     shape = [1] * len(dims)
     shape[dims.index("seq")], shape[-1] = len(positions), turned
     shape[-1:] = [turned // 2, 2] if interleaved else [turned]
-    named = ("rotary_dim", "theta", "scaling", "frequencies", "interleaved")
+    named, scaling = ("rotary_dim", "theta", "scaling", "frequencies", "interleaved"), op.attributes.get("scaling")
+    factor: float = 1.0 if scaling is None else scaling.rotation_factor  # type: ignore[attr-defined]
     key = ("rope", context.piece(step, "seq"), *map(op.attributes.get, named))
     own: dict[Any, tuple[torch.Tensor, ...]] = {}
 
@@ -181,7 +203,7 @@ def _rope(context: Context, step: OperatorStep) -> Kernel:
         place = (key, x.dtype, x.device)
         if place not in context.tables:  # one for all blocks
             angles = torch.outer(positions, frequencies)
-            cos, sin = angles.cos(), angles.sin()
+            cos, sin = angles.cos() * factor, angles.sin() * factor
             join = torch.stack if interleaved else torch.cat
             table = torch.stack((join((cos, cos), -1), join((-sin, sin), -1)))
             context.tables[place] = table.to(device=x.device, dtype=x.dtype)
