@@ -53,6 +53,7 @@ FAMILIES = {
     "gemma2": GEMMA,
     "gemma3_text": GEMMA,
     "gpt_oss": Family("gpt_oss"),
+    "llama4_text": Family("llama4"),
     "traced": Family("traced", is_published=False),
 }
 """By model_type."""

@@ -179,6 +179,17 @@ class Rope(OperatorKind):
         return 1.0
 
 
+class PositionScale(OperatorKind):
+    """x times a number of each place: 1 + attn_scale log(1 + floor((place + 1) / floor_scale)), of attributes of these
+    names. Linear with a constant table, so nothing is kept."""
+
+    def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        return _elements(graph, op.inputs[0], sizes)
+
+    def backward_flops_ratio(self, op: Operator) -> float:
+        return 1.0
+
+
 SEQUENCE_KEYS = "sequence_keys"
 """The input that tells what drops elements which random numbers are each sequence's: int64 [batch]."""
 
@@ -378,6 +389,9 @@ class CrossEntropy(OperatorKind):
 class TopKGate(OperatorKind):
     """Softmax over the experts in FP32, the top k kept and normalised, zero elsewhere. Works on whole expert rows.
 
+    Attribute router: a Router (spec/router.py) that scores and chooses otherwise; its correction bias [expert] is one
+    more input, and only says which experts are chosen.
+
     aux_loss_coef: of its load-balancing loss, which is of the means over all tokens: two numbers an expert are summed
     over whatever axes the tokens are split.
     """
@@ -394,16 +408,22 @@ class TopKGate(OperatorKind):
     def saved_inputs(self, op: Operator, graph: Graph) -> tuple[int, ...]:
         return (0,)
 
+    def passes_gradient(self, op: Operator, index: int) -> bool:
+        return index == 0
+
 
 class Dispatch(OperatorKind):
     """Copies each token into a slot of its experts: batch seq embed -> expert batch capacity embed.
 
     Slots are given in sequence order, so it needs the whole sequence; tokens beyond the capacity are dropped.
-    The gates only say which: they are weighed in `combine`.
+    The gates only say which: they are weighed in `combine`, or here with the attribute weighs.
     """
 
     def passes_gradient(self, op: Operator, index: int) -> bool:
-        return index == 0
+        return index == 0 or bool(op.attributes.get("weighs"))
+
+    def saved_inputs(self, op: Operator, graph: Graph) -> tuple[int, ...]:
+        return (0, 1) if op.attributes.get("weighs") else ()
 
     def backward_flops_ratio(self, op: Operator) -> float:
         return 1.0
@@ -417,16 +437,19 @@ class Combine(OperatorKind):
     """Weighted sum of the experts' answers per token: linear in them, so it can run on partial sums.
 
     A third input is a bias [expert, embed] of each answer, added once: where the answers are partial sums, by the first
-    of the ranks that hold them.
+    of the ranks that hold them. With weighs=False the gates only say whose answers are summed.
     """
 
     linear_input = 0
+
+    def passes_gradient(self, op: Operator, index: int) -> bool:
+        return index != 1 or bool(op.attributes.get("weighs", True))
 
     def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
         return 2.0 * _elements(graph, op.inputs[0], sizes)
 
     def saved_inputs(self, op: Operator, graph: Graph) -> tuple[int, ...]:
-        return (0, 1)
+        return (0, 1) if op.attributes.get("weighs", True) else ()
 
 
 KINDS: dict[str, OperatorKind] = {
@@ -442,4 +465,5 @@ KINDS: dict[str, OperatorKind] = {
     "top_k_gate": TopKGate(),
     "dispatch": Dispatch(),
     "combine": Combine(),
+    "position_scale": PositionScale(),
 }

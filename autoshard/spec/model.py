@@ -12,6 +12,7 @@ from autoshard.errors import AutoshardError
 from autoshard.files.codec import Absence, Count, Limit, NotNegative, Positive, Whole
 from autoshard.files.fields import check_choice, check_flag, check_integer, check_not_negative, check_positive, show
 from autoshard.spec.attention_scores import USUAL_SCORES, AttentionScores
+from autoshard.spec.chunked_attention import ChunkedAttention
 from autoshard.spec.clamped_gate import ClampedGate
 from autoshard.spec.dropout import NO_DROPOUT, Dropout
 from autoshard.spec.traced import TracedGraph
@@ -31,20 +32,22 @@ ACTIVATIONS = {
     "gemma2": ("gelu_pytorch_tanh",),
     "gemma3_text": ("gelu_pytorch_tanh",),
     "gpt_oss": ("silu",),
+    "llama4_text": ("silu",),
     TRACED: (TRACED,),
 }
 """Per model_type, the values of hidden_act: silu stands in a gated MLP (three matrices), gelu in a plain one (two),
 but for Gemma, whose gate is a gelu."""
 GEMMA_MODEL_TYPES = ("gemma2", "gemma3_text")
 MODEL_TYPES = tuple(name for name in ACTIVATIONS if name != TRACED)
-MOE_MODEL_TYPES = ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss")
-SHARED_EXPERT_MODEL_TYPES = ("qwen2_moe",)
+MOE_MODEL_TYPES = ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "llama4_text")
+SHARED_EXPERT_MODEL_TYPES = ("qwen2_moe", "llama4_text")
 ROPE_TYPES = ("linear", "llama3", "yarn")
 MOST_REPEATED = 10_000
 """Layers, heads or experts."""
 LONGEST_NAME = 200
 FULL_ATTENTION, SLIDING_ATTENTION = "full_attention", "sliding_attention"
 LAYER_TYPES = (FULL_ATTENTION, SLIDING_ATTENTION)
+CHUNKED_ATTENTION = "chunked_attention"
 DENSE, SPARSE = "dense", "sparse"
 MLP_LAYER_TYPES = (DENSE, SPARSE)
 
@@ -94,8 +97,8 @@ class RopeScaling:
         check_positive("rope_scaling", "low_freq_factor", low)
         check_positive("rope_scaling", "high_freq_factor", high)
         check_integer("rope_scaling", "original_max_position_embeddings", original)
-        if low is not None and high is not None and low >= high:
-            raise AutoshardError(f"low_freq_factor={low} of rope_scaling must be below high_freq_factor={high}")
+        if low is not None and high is not None and low > high:
+            raise AutoshardError(f"low_freq_factor={low} of rope_scaling must be at most high_freq_factor={high}")
 
     def _check_yarn(self) -> None:
         """The fields that yarn needs, that it may have, and that others have not."""
@@ -148,7 +151,7 @@ class ModelSpec:
     model_type: llama | mistral | mixtral | qwen2 | qwen2_moe | qwen3 | qwen3_moe (RMSNorm, rotary positions, gated
         MLP) | gpt2 (LayerNorm, learned positions) | gpt_neox (LayerNorm, rotary positions on part of each head) |
         gemma2 | gemma3_text (RMSNorm around attention and MLP, scaled embeddings) | gpt_oss (a mixture with sinks) |
-        traced (a user's own module).
+        llama4_text (chunks, blocks without positions, a shared expert) | traced (a user's own module).
     hidden_size: Width of the residual stream.
     intermediate_size: Width of the MLP; of one expert where there are experts.
     num_hidden_layers: Transformer blocks.
@@ -172,8 +175,8 @@ class ModelSpec:
     router_aux_loss_coef: Weight of the routers' load-balancing loss, the mean of the layers'; 0 without.
     partial_rotary_factor: Part of each head, from its start, that rotary positions turn.
     use_parallel_residual: Whether attention and MLP both read the block's input.
-    layer_types: Of each block, what mixes its tokens: full_attention | sliding_attention; absent where all blocks are
-        alike.
+    layer_types: Of each block, what mixes its tokens: full_attention | sliding_attention | chunked_attention; absent
+        where all blocks are alike.
     mlp_layer_types: Of each block of a mixture, dense (an MLP of dense_intermediate_size) | sparse (experts); absent
         where all blocks are alike.
     dense_intermediate_size: Width of the MLP of a mixture's blocks without experts; absent without such blocks.
@@ -181,6 +184,7 @@ class ModelSpec:
     final_logit_softcapping: A logit z becomes c * tanh(z / c), where c is this; absent where it stays.
     rope_local_base_freq: Base of the rotary positions of blocks with a sliding window, which are not stretched; absent
         where they are as in the others.
+    chunked_attention: Chunks of Llama 4; absent in other models.
     clamped_gate: Activation of the experts with a gate that is cut off; absent where it is hidden_act's.
     dropout: What training drops; absent where it drops nothing, which it does, whatever a config says, unless it
         was asked to.
@@ -221,6 +225,7 @@ class ModelSpec:
     attention_scores: Annotated[AttentionScores, Absence.WRITTEN] = USUAL_SCORES
     final_logit_softcapping: Annotated[Positive | None, Absence.WRITTEN] = None
     rope_local_base_freq: Annotated[Positive | None, Absence.WRITTEN] = None
+    chunked_attention: Annotated[ChunkedAttention | None, Absence.WRITTEN] = None
     clamped_gate: Annotated[ClampedGate | None, Absence.WRITTEN] = None
     dropout: Annotated[Dropout, Absence.WRITTEN] = NO_DROPOUT
     graph: Annotated[TracedGraph | None, Absence.WRITTEN] = None
@@ -255,6 +260,11 @@ class ModelSpec:
     def window_of(self, layer: int) -> int | None:
         """Keys that a query of a block sees, itself included; None is all before it."""
         return None if self.layer_types and self.layer_types[layer] != SLIDING_ATTENTION else self.sliding_window
+
+    def chunk_of(self, layer: int) -> int | None:
+        """Tokens of the chunk that a query of a block sees; None where it sees more than its chunk."""
+        chunked = self.layer_types and self.layer_types[layer] == CHUNKED_ATTENTION
+        return self.chunked_attention.attention_chunk_size if chunked and self.chunked_attention else None
 
     def has_experts(self, layer: int) -> bool:
         """Whether the MLP of a block is a mixture of experts."""
@@ -397,7 +407,11 @@ def _check_experts(model: ModelSpec) -> None:
 
 def _check_kinds(model: ModelSpec) -> None:
     """A word for each block, where blocks differ."""
-    for field, known in (("layer_types", LAYER_TYPES), ("mlp_layer_types", MLP_LAYER_TYPES)):
+    if (model.chunked_attention is None) == (model.model_type == "llama4_text"):
+        needs = "needs" if model.chunked_attention is None else "has no"
+        raise AutoshardError(f"model_type={model.model_type} of {model.name} {needs} chunked_attention")
+    layer_types = LAYER_TYPES if model.chunked_attention is None else (FULL_ATTENTION, CHUNKED_ATTENTION)
+    for field, known in (("layer_types", layer_types), ("mlp_layer_types", MLP_LAYER_TYPES)):
         types = getattr(model, field)
         if not types:
             continue

@@ -5,10 +5,13 @@ Tokens are routed, dispatched to slots, go through experts as batched matrix pro
 
 from __future__ import annotations
 
+from typing import Any
+
 from autoshard.graph.ir import GraphBuilder
 from autoshard.models.dropping import residual
 from autoshard.models.llama.graph import attention, embedding, head, linear, rms_norm, with_bias
 from autoshard.spec.model import ModelSpec
+from autoshard.spec.router import GREEDY, Router
 
 __all__ = ["block", "embedding", "head"]
 
@@ -36,17 +39,22 @@ def mixture(
     gate: str = "w1",
     up: str = "w3",
     down: str = "w2",
-    router: str = "gate",
+    router_name: str = "gate",
+    weighs_tokens: bool = False,
 ) -> str:
     """Append the sum over the top k experts of weight * down(silu(gate(h)) * up(h)), and return its output.
 
     h: [batch, seq, embed]. Each expert has `capacity` slots for each sequence.
-    gate, up, down, router: the family's names of an expert's matrices and of the router. The load-balancing loss is the
-    mean of the layers'. The biases that some models have are each token's once for each expert that has a slot for it.
+    gate, up, down, router_name: the family's names of an expert's matrices and of the router. weighs_tokens: what goes
+    to an expert is multiplied by the sigmoid of its logit, and answers are only added up (Llama 4). The load-balancing
+    loss is the mean of the layers'. A bias behind `down` counts once for each expert that has a slot for the token.
     """
     bias = model.mlp_bias
-    routed = linear(b, f"{name}.{router}", h, "batch seq embed, expert embed -> batch seq expert", bias)
-    logits = with_bias(b, f"{name}.{router}", routed, "expert", bias)
+    routed = linear(b, f"{name}.{router_name}", h, "batch seq embed, expert embed -> batch seq expert", bias)
+    logits = with_bias(b, f"{name}.{router_name}", routed, "expert", bias)
+    scored: dict[str, Any] = {"router": Router("sigmoid", GREEDY)} if weighs_tokens else {}
+    weighs: dict[str, Any] = {"weighs": True} if weighs_tokens else {}
+    sums: dict[str, Any] = {"weighs": False} if weighs_tokens else {}
     gates = b.operator(
         "top_k_gate",
         f"{name}.top_k",
@@ -56,8 +64,9 @@ def mixture(
         top_k=model.num_experts_per_tok,
         normalized=model.norm_topk_prob,
         aux_loss_coef=model.router_aux_loss_coef / model.num_sparse_layers,
+        **scored,
     )
-    slots = b.operator("dispatch", f"{name}.dispatch", (h, gates), (*SLOTS.split(), "embed"), ROUTES)
+    slots = b.operator("dispatch", f"{name}.dispatch", (h, gates), (*SLOTS.split(), "embed"), ROUTES, None, **weighs)
     experts = f"{name}.experts"
     products = {
         part: linear(b, f"{experts}.{part}", slots, f"{SLOTS} embed, expert ffn embed -> {SLOTS} ffn", bias)
@@ -72,4 +81,6 @@ def mixture(
         act = b.pointwise(f"{experts}.act_fn", model.clamped_gate.expression, gated, raised)
     answers = linear(b, f"{experts}.{down}", act, f"{SLOTS} ffn, expert embed ffn -> {SLOTS} embed", False)
     added = (b.parameter(f"{experts}.{down}.bias", "expert embed"),) if bias else ()
-    return b.operator("combine", f"{name}.combine", (answers, gates, *added), ("batch", "seq", "embed"), ROUTES)
+    return b.operator(
+        "combine", f"{name}.combine", (answers, gates, *added), ("batch", "seq", "embed"), ROUTES, None, **sums
+    )

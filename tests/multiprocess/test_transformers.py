@@ -116,6 +116,25 @@ CONFIGS["gpt oss, default positions"] = {
     "attention_bias": False,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
 }
+LLAMA4 = {
+    **SMALL,
+    "model_type": "llama4_text",
+    "head_dim": 16,
+    "num_hidden_layers": 4,
+    "num_local_experts": 4,
+    "intermediate_size_mlp": 80,
+    "attention_chunk_size": 7,
+    "floor_scale": 5,
+}
+CONFIGS["llama4, scout"] = {**LLAMA4, "rope_parameters": {**LLAMA3_ROPE, "high_freq_factor": 1.0}}
+CONFIGS["llama4, maverick"] = {
+    **LLAMA4,
+    "interleave_moe_layer_step": 2,
+    "use_qk_norm": False,
+    "attn_temperature_tuning": False,
+    "attention_bias": True,
+    "num_experts_per_tok": 2,
+}
 
 
 def published(config: dict[str, Any], folder: Path) -> torch.nn.Module:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import from_json, to_json
-from autoshard.spec.model import MODEL_TYPES, ModelSpec, RopeScaling
+from autoshard.spec.model import MODEL_TYPES, MOE_MODEL_TYPES, SHARED_EXPERT_MODEL_TYPES, ModelSpec, RopeScaling
 
 SMALL = ModelSpec(
     name="small",
@@ -59,7 +59,7 @@ def test_eight_query_heads_on_two_key_value_heads_are_groups_of_four() -> None:
             {"shared_expert_intermediate_size": 8},
             (
                 "shared_expert_intermediate_size=8 of small must be 0: "
-                "model_type=llama has no shared expert; qwen2_moe has"
+                f"model_type=llama has no shared expert; {', '.join(SHARED_EXPERT_MODEL_TYPES)} has"
             ),
         ),
         (
@@ -116,7 +116,7 @@ def test_eight_query_heads_on_two_key_value_heads_are_groups_of_four() -> None:
             {"num_local_experts": 8, "num_experts_per_tok": 2},
             (
                 "num_local_experts=8 and num_experts_per_tok=2 of small must be 0: "
-                "model_type=llama has no experts; mixtral, qwen2_moe, qwen3_moe has"
+                f"model_type=llama has no experts; {', '.join(MOE_MODEL_TYPES)} has"
             ),
         ),
         (
@@ -134,11 +134,28 @@ def test_error_names_the_field_its_value_and_what_works(fields: dict[str, Any], 
 @pytest.mark.parametrize(
     ("values", "text"),
     [
-        (("yarn", 8.0), "rope_type='yarn' of rope_scaling must be one of: linear, llama3"),
+        (("dynamic", 8.0), "rope_type='dynamic' of rope_scaling must be one of: linear, llama3, yarn"),
+        (
+            ("yarn", 8.0),
+            ("original_max_position_embeddings=None of rope_scaling must be a whole number from 1 to 1,000,000,000"),
+        ),
+        (("yarn", 8.0, None, None, 4096), "beta_fast=None of rope_scaling must be a finite number above 0"),
+        (
+            ("yarn", 8.0, None, None, 4096, 1.0, 32.0),
+            "beta_slow=32.0 of rope_scaling must be at most beta_fast=1.0",
+        ),
+        (
+            ("yarn", 8.0, 1.0, None, 4096, 32.0, 1.0),
+            "low_freq_factor and high_freq_factor of rope_scaling go with rope_type='llama3'",
+        ),
+        (
+            ("linear", 8.0, None, None, None, 32.0),
+            "beta_fast of rope_scaling goes with rope_type='yarn', not 'linear'",
+        ),
         (("linear", 0.0), "factor=0.0 of rope_scaling must be a finite number above 0"),
         (("linear", 2.0, 1.0), "rope_scaling of rope_type='linear' has a factor and nothing else"),
         (("llama3", 8.0), "low_freq_factor=None of rope_scaling must be a finite number above 0"),
-        (("llama3", 8.0, 4.0, 1.0, 8192), "low_freq_factor=4.0 of rope_scaling must be below high_freq_factor=1.0"),
+        (("llama3", 8.0, 4.0, 1.0, 8192), "low_freq_factor=4.0 of rope_scaling must be at most high_freq_factor=1.0"),
     ],
 )
 def test_rope_scaling_error(values: tuple[Any, ...], text: str) -> None:

@@ -11,33 +11,60 @@ from einops import rearrange, repeat
 from autoshard.graph.partition import OperatorStep
 from autoshard.graph.states import PARTIAL
 from autoshard.runtime.torch_backend.context import Context, Kernel, in_pieces
-from autoshard.runtime.torch_backend.recomputing_ops import WeighedSums
+from autoshard.runtime.torch_backend.recomputing_ops import WeighedRows, WeighedSums
 from autoshard.runtime.torch_backend.router_loss import balance
+from autoshard.spec.router import GROUPS_BEST
 
 
 def top_k_gate(context: Context, step: OperatorStep) -> Kernel:
     """The kernel of a router's gate: logits [batch, seq, expert] -> the weight of each expert's answer, zero for all
     but the top k."""
     top_k: Any = step.operator.attributes["top_k"]
+    router: Any = step.operator.attributes.get("router")
     balanced = balance(context, step)
 
-    def gate(logits: torch.Tensor) -> torch.Tensor:
-        weights = torch.softmax(logits, -1, dtype=torch.promote_types(logits.dtype, torch.float32))
-        best, experts = weights.topk(top_k, -1)
+    def gate(logits: torch.Tensor, *bias: torch.Tensor) -> torch.Tensor:
+        accurate = torch.promote_types(logits.dtype, torch.float32)
+        if router is None or router.scoring_func == "softmax":
+            weights = torch.softmax(logits, -1, dtype=accurate)
+        else:
+            weights = torch.sigmoid(logits.to(accurate))
+        if router is None:
+            best, experts = weights.topk(top_k, -1)
+        else:
+            experts = _chosen(weights.detach(), router, top_k, *bias)
+            best = weights.gather(-1, experts)
         if balanced is not None:
             weights = balanced(weights, experts)
             best = weights.gather(-1, experts)
         if step.operator.attributes["normalized"]:
             best = best / best.sum(-1, keepdim=True)
+        if router is not None and router.routed_scaling_factor != 1:
+            best = best * router.routed_scaling_factor
         return torch.zeros_like(weights).scatter(-1, experts, best).to(logits.dtype)
 
     return gate
+
+
+def _chosen(scores: torch.Tensor, router: Any, top_k: int, *bias: torch.Tensor) -> torch.Tensor:
+    """The experts of each token, [batch, seq, top_k]: the best of the best groups. bias: [expert], added to the scores
+    [batch, seq, expert] where there is one."""
+    if bias:
+        scores = scores + bias[0].detach()
+    if router.topk_group < router.n_group:
+        groups = scores.unflatten(-1, (router.n_group, -1))
+        best = groups.topk(GROUPS_BEST[router.topk_method], -1).values.sum(-1)
+        kept = torch.zeros_like(best, dtype=torch.bool).scatter(-1, best.topk(router.topk_group, -1).indices, True)
+        scores = groups.masked_fill(~kept.unsqueeze(-1), float("-inf")).flatten(-2)
+    return scores.topk(top_k, -1).indices
 
 
 def dispatch(context: Context, step: OperatorStep) -> Kernel:
     """The kernel that sends tokens to experts: x [batch, seq, embed], gates [batch, seq, expert] -> [expert, batch,
     capacity, embed], free slots zero."""
     tokens = _tokens_in_slots(context, step)
+    if step.operator.attributes.get("weighs"):
+        return lambda x, gates: _weighed_tokens(x, gates, tokens(gates.detach()))
 
     def run(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
         token = tokens(gates.detach())
@@ -50,17 +77,32 @@ def dispatch(context: Context, step: OperatorStep) -> Kernel:
     return run
 
 
+def _weighed_tokens(x: torch.Tensor, gates: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
+    """What `dispatch` gives, each token times its gate for the expert. token: in each slot."""
+    batch, seq = x.shape[:2]
+    rows = (token.clamp(max=seq - 1) + _first_rows(batch, seq, x.device)).flatten()
+    weight = _weights_in_slots(gates, token).unsqueeze(-1)
+    out: torch.Tensor = WeighedRows.apply(rearrange(x, "batch seq embed -> (batch seq) embed"), weight, rows)
+    return out
+
+
+def _weights_in_slots(gates: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
+    """The gate of the token in each slot, [expert, batch, capacity]; a free slot weighs nothing."""
+    return rearrange(F.pad(gates, (0, 0, 0, 1)), "batch seq expert -> expert batch seq").gather(2, token)
+
+
 def combine(context: Context, step: OperatorStep) -> Kernel:
     """The kernel that sums answers: answers [expert, batch, capacity, embed], gates [batch, seq, expert] -> [batch,
     seq, embed]. A bias [expert, embed] is part of each answer."""
     tokens = _tokens_in_slots(context, step)
     adds_bias = float(context.is_first(step, PARTIAL))
+    weighs = step.operator.attributes.get("weighs", True)
 
     def run(answers: torch.Tensor, gates: torch.Tensor, *bias: torch.Tensor) -> torch.Tensor:
         batch, seq, _ = gates.shape
         token = tokens(gates.detach())
         # a free slot weighs nothing and goes to a row behind the last token's
-        weight = rearrange(F.pad(gates, (0, 0, 0, 1)), "batch seq expert -> expert batch seq").gather(2, token)
+        weight = _weights_in_slots(gates, token) if weighs else (token < seq).to(answers.dtype)
         rows = token + _first_rows(batch, seq + 1, answers.device)
         sums = WeighedSums.apply(answers, weight.unsqueeze(-1), rows, batch * (seq + 1))
         out = rearrange(sums, "(batch seq) embed -> batch seq embed", batch=batch)[:, :seq]

@@ -1,0 +1,68 @@
+"""How a router chooses the experts of a token, where it is more than the largest of a softmax."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autoshard.errors import AutoshardError
+from autoshard.files.codec import Count, Positive
+from autoshard.files.fields import check_choice, check_integer, check_positive
+
+SCORING_FUNCTIONS = ("softmax", "sigmoid")
+GREEDY, GROUP_LIMITED, CORRECTED = "greedy", "group_limited_greedy", "noaux_tc"
+TOP_K_METHODS = (GREEDY, GROUP_LIMITED, CORRECTED)
+GROUPS_BEST = {GROUP_LIMITED: 1, CORRECTED: 2}
+"""Method -> how many of a group's best experts its score is the sum of."""
+
+
+@dataclass(frozen=True)
+class Router:
+    """A router's choice, under the names of DeepSeek's config.
+
+    scoring_func: softmax | sigmoid: what makes scores of the logits.
+    topk_method: greedy (the best scores) | group_limited_greedy (of the groups with the best expert) | noaux_tc (of the
+        groups whose two best experts score most, where a correction bias is added to each score for the choice alone;
+        it has no gradient, and a load-balancing rule outside of the model may change it).
+    n_group: Groups of experts, equal in size.
+    topk_group: Groups that a token's experts are chosen from.
+    routed_scaling_factor: By which the weights of a token's experts are multiplied.
+
+    Raises AutoshardError for a word that is not one of these, or for numbers that do not fit each other.
+    """
+
+    scoring_func: str
+    topk_method: str
+    n_group: Count = 1
+    topk_group: Count = 1
+    routed_scaling_factor: Positive = 1.0
+
+    def __post_init__(self) -> None:
+        of = "router"
+        check_choice(of, "scoring_func", self.scoring_func, SCORING_FUNCTIONS)
+        check_choice(of, "topk_method", self.topk_method, TOP_K_METHODS)
+        check_integer(of, "n_group", self.n_group)
+        check_integer(of, "topk_group", self.topk_group)
+        check_positive(of, "routed_scaling_factor", self.routed_scaling_factor)
+        if self.topk_group > self.n_group:
+            raise AutoshardError(f"topk_group={self.topk_group} of router must be at most n_group={self.n_group}")
+        if self.topk_method == GREEDY and self.n_group > 1:
+            raise AutoshardError(f"n_group={self.n_group} of router must be 1 with topk_method={GREEDY}")
+
+    @property
+    def has_correction_bias(self) -> bool:
+        """Whether a bias is added to the scores for the choice."""
+        return self.topk_method == CORRECTED
+
+    def experts_objection(self, experts: int, chosen: int) -> str | None:
+        """What is wrong with so many experts, of which a token goes to `chosen`; None where nothing is."""
+        if experts % self.n_group:
+            return f"n_group={self.n_group} of router must divide num_local_experts={experts}"
+        held = experts // self.n_group
+        if (best := GROUPS_BEST.get(self.topk_method, 1)) > held:
+            return f"topk_method={self.topk_method} needs {best} experts in each of n_group={self.n_group} groups"
+        if chosen > held * self.topk_group:
+            return (
+                f"num_experts_per_tok={chosen} must be at most {held * self.topk_group}: topk_group={self.topk_group} "
+                f"groups of {held} experts"
+            )
+        return None
