@@ -27,7 +27,7 @@ class Family:
     @cached_property
     def config(self) -> ModuleType:
         """Module with `read(config, model_type)` to a ModelSpec, `write(model)` back, ARCHITECTURES (model_type -> the
-        class of transformers), and where they differ from others' DROPOUT and UNSUPPORTED."""
+        class of transformers), and where they differ from others' DROPOUT, UNSUPPORTED and QUANTIZATIONS."""
         assert self.is_published, self.folder
         return import_module(f"autoshard.models.{self.folder}.config")
 
@@ -57,6 +57,8 @@ FAMILIES = {
     "gemma2": GEMMA,
     "gemma3_text": GEMMA,
     "glm4_moe": Family("glm4_moe"),
+    "gpt_oss": Family("gpt_oss"),
+    "llama4_text": Family("llama4"),
     "traced": Family("traced", is_published=False),
 }
 """By model_type."""

@@ -59,7 +59,9 @@ def from_config(config: object, name: str) -> ModelSpec:
     for key, value in getattr(family, "UNSUPPORTED", ()):
         if config.get(key) is value:
             raise AutoshardError(f"{key}={show(value)} of {name} is not supported; {show(not value)} is")
-    if config.get("quantization_config") is not None:
+    quantized = config.get("quantization_config")
+    known = getattr(family, "QUANTIZATIONS", ())
+    if quantized is not None and not (isinstance(quantized, Mapping) and quantized.get("quant_method") in known):
         raise AutoshardError(
             f"quantization_config of {name} is not supported: give the config of the unquantised model"
         )

@@ -189,6 +189,11 @@ def _name_in_file(tensor: str, found: Mapping[str, Any], folder: Path) -> str:
     for name in (tensor, tensor.removeprefix("transformer.")):
         if name in found:
             return name
+    if f"{tensor}_blocks" in found:
+        raise AutoshardError(
+            f"{folder} has {tensor} quantised, as {tensor}_blocks: save the model dequantised first, in transformers "
+            "with from_pretrained(..., quantization_config=Mxfp4Config(dequantize=True))"
+        )
     raise AutoshardError(f"{folder} has no tensor {tensor}, which the model of its config.json needs")
 
 

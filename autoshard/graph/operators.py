@@ -182,6 +182,17 @@ class Rope(OperatorKind):
         return 1.0
 
 
+class PositionScale(OperatorKind):
+    """x times a number of each place: 1 + attn_scale log(1 + floor((place + 1) / floor_scale)), of attributes of these
+    names. Linear with a constant table, so nothing is kept."""
+
+    def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        return _elements(graph, op.inputs[0], sizes)
+
+    def backward_flops_ratio(self, op: Operator) -> float:
+        return 1.0
+
+
 class Slice(OperatorKind):
     """A range of the last dim, of attribute `first` on, as long as the output's last dim, copied: nothing keeps the
     rest alive."""
@@ -427,11 +438,14 @@ class Dispatch(OperatorKind):
     """Copies each token into a slot of its experts: batch seq embed -> expert batch capacity embed.
 
     Slots are given in sequence order, so it needs the whole sequence; tokens beyond the capacity are dropped.
-    The gates only say which: they are weighed in `combine`.
+    The gates only say which: they are weighed in `combine`, or here with the attribute weighs.
     """
 
     def passes_gradient(self, op: Operator, index: int) -> bool:
-        return index == 0
+        return index == 0 or bool(op.attributes.get("weighs"))
+
+    def saved_inputs(self, op: Operator, graph: Graph) -> tuple[int, ...]:
+        return (0, 1) if op.attributes.get("weighs") else ()
 
     def backward_flops_ratio(self, op: Operator) -> float:
         return 1.0
@@ -442,15 +456,22 @@ class Dispatch(OperatorKind):
 
 
 class Combine(OperatorKind):
-    """Weighted sum of the experts' answers per token: linear in them, so it can run on partial sums."""
+    """Weighted sum of the experts' answers per token: linear in them, so it can run on partial sums.
+
+    A third input is a bias [expert, embed] of each answer, added once: where the answers are partial sums, by the first
+    of the ranks that hold them. With weighs=False the gates only say whose answers are summed.
+    """
 
     linear_input = 0
+
+    def passes_gradient(self, op: Operator, index: int) -> bool:
+        return index != 1 or bool(op.attributes.get("weighs", True))
 
     def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
         return 2.0 * _elements(graph, op.inputs[0], sizes)
 
     def saved_inputs(self, op: Operator, graph: Graph) -> tuple[int, ...]:
-        return (0, 1)
+        return (0, 1) if op.attributes.get("weighs", True) else ()
 
 
 KINDS: dict[str, OperatorKind] = {
@@ -468,4 +489,5 @@ KINDS: dict[str, OperatorKind] = {
     "top_k_gate": TopKGate(),
     "dispatch": Dispatch(),
     "combine": Combine(),
+    "position_scale": PositionScale(),
 }

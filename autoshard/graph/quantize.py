@@ -18,7 +18,10 @@ def with_quantized_products(graph: Graph, operand_bytes: float | None, unquantiz
     """
     if operand_bytes is None:
         return graph
-    routers = {op.inputs[0] for op in graph.operators if op.kind == "top_k_gate"}
+    by_output = {op.output: op for op in graph.operators}
+    logits = {op.inputs[0] for op in graph.operators if op.kind == "top_k_gate"}
+    # with a bias, the product is one operator further back
+    routers = logits | {by_output[name].inputs[0] for name in logits if by_output[name].kind == "elementwise"}
     cast: set[str] = set()
     operators = []
     for op in graph.operators:

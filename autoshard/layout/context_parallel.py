@@ -24,7 +24,7 @@ RINGS = ("zigzag_ring", "ring")
 UNUSED = "all_gather"
 """The kind of a layout with cp=1: nothing is gathered."""
 
-_POSITIONED = ("rope", "position_embedding", "attention", "dropout", "dispatch", "combine")
+_POSITIONED = ("rope", "position_embedding", "attention", "dropout", "dispatch", "combine", "position_scale")
 
 
 def sequence_pieces(kind: str, cp: int) -> tuple[int, ...]:

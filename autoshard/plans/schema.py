@@ -29,6 +29,8 @@ from autoshard.plans.plan import SearchSummary, Stage
 from autoshard.plans.plan_json import compact_json
 from autoshard.plans.search_result import PathSummary, Pins, Rejection
 from autoshard.spec.attention_scores import AttentionScores
+from autoshard.spec.chunked_attention import ChunkedAttention
+from autoshard.spec.clamped_gate import ClampedGate
 from autoshard.spec.cluster import Cluster, Device, Link
 from autoshard.spec.dropout import Dropout
 from autoshard.spec.latent_attention import LatentAttention
@@ -48,6 +50,8 @@ TYPES = {
     "traced_parameter": TracedParameter,
     "dropout": Dropout,
     "attention_scores": AttentionScores,
+    "clamped_gate": ClampedGate,
+    "chunked_attention": ChunkedAttention,
     "training": TrainingSpec,
     "precision": Precision,
     "product_format": ProductFormat,

@@ -13,6 +13,8 @@ from autoshard.errors import AutoshardError
 from autoshard.files.codec import Absence, Count, Limit, NotNegative, Positive, Whole
 from autoshard.files.fields import check_choice, check_flag, check_integer, check_not_negative, check_positive, show
 from autoshard.spec.attention_scores import USUAL_SCORES, AttentionScores
+from autoshard.spec.chunked_attention import ChunkedAttention
+from autoshard.spec.clamped_gate import ClampedGate
 from autoshard.spec.dropout import NO_DROPOUT, Dropout
 from autoshard.spec.latent_attention import LatentAttention
 from autoshard.spec.router import Router
@@ -36,6 +38,8 @@ ACTIVATIONS = {
     "gemma2": ("gelu_pytorch_tanh",),
     "gemma3_text": ("gelu_pytorch_tanh",),
     "glm4_moe": ("silu",),
+    "gpt_oss": ("silu",),
+    "llama4_text": ("silu",),
     TRACED: (TRACED,),
 }
 """Per model_type, the values of hidden_act: silu stands in a gated MLP (three matrices), gelu in a plain one (two),
@@ -43,8 +47,11 @@ but for Gemma, whose gate is a gelu."""
 GEMMA_MODEL_TYPES = ("gemma2", "gemma3_text")
 MODEL_TYPES = tuple(name for name in ACTIVATIONS if name != TRACED)
 LATENT_MODEL_TYPES = ("deepseek_v2", "deepseek_v3", "kimi_k2")
-MOE_MODEL_TYPES = ("mixtral", "qwen2_moe", "qwen3_moe", *LATENT_MODEL_TYPES, "glm4_moe")
-SHARED_EXPERT_MODEL_TYPES = ("qwen2_moe", *LATENT_MODEL_TYPES, "glm4_moe")
+MOE_MODEL_TYPES = (
+    *("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "llama4_text", "glm4_moe"),
+    *LATENT_MODEL_TYPES,
+)
+SHARED_EXPERT_MODEL_TYPES = ("qwen2_moe", "llama4_text", *LATENT_MODEL_TYPES, "glm4_moe")
 COUNTED_SHARED_EXPERTS = (*LATENT_MODEL_TYPES, "glm4_moe")
 """Those whose config gives a number of shared experts, each as wide as a routed one."""
 ROPE_TYPES = ("linear", "llama3", "yarn")
@@ -53,6 +60,7 @@ MOST_REPEATED = 10_000
 LONGEST_NAME = 200
 FULL_ATTENTION, SLIDING_ATTENTION = "full_attention", "sliding_attention"
 LAYER_TYPES = (FULL_ATTENTION, SLIDING_ATTENTION)
+CHUNKED_ATTENTION = "chunked_attention"
 DENSE, SPARSE = "dense", "sparse"
 MLP_LAYER_TYPES = (DENSE, SPARSE)
 
@@ -102,8 +110,8 @@ class RopeScaling:
         check_positive("rope_scaling", "low_freq_factor", low)
         check_positive("rope_scaling", "high_freq_factor", high)
         check_integer("rope_scaling", "original_max_position_embeddings", original)
-        if low is not None and high is not None and low >= high:
-            raise AutoshardError(f"low_freq_factor={low} of rope_scaling must be below high_freq_factor={high}")
+        if low is not None and high is not None and low > high:
+            raise AutoshardError(f"low_freq_factor={low} of rope_scaling must be at most high_freq_factor={high}")
 
     def _check_yarn(self) -> None:
         """The fields that yarn needs, that it may have, and that others have not."""
@@ -156,7 +164,8 @@ class ModelSpec:
     model_type: llama | mistral | mixtral | qwen2 | qwen2_moe | qwen3 | qwen3_moe (RMSNorm, rotary positions, gated
         MLP) | deepseek_v2 | deepseek_v3 | kimi_k2 (the same with latent attention) | glm4_moe | gpt2
         (LayerNorm, learned positions) | gpt_neox (LayerNorm, rotary positions on part of each head) | gemma2 |
-        gemma3_text (RMSNorm around attention and MLP, scaled embeddings) | traced (a user's own module).
+        gemma3_text (RMSNorm around attention and MLP, scaled embeddings) | gpt_oss (a mixture with sinks) |
+        llama4_text (chunks, blocks without positions, a shared expert) | traced (a user's own module).
     hidden_size: Width of the residual stream.
     intermediate_size: Width of the MLP; of one expert where there are experts.
     num_hidden_layers: Transformer blocks.
@@ -172,7 +181,7 @@ class ModelSpec:
     tie_word_embeddings: Whether embedding and head share one table.
     sliding_window: Keys that a query sees, itself included; null means all before it.
     attention_bias: Whether the projections of attention have biases; Qwen2's output projection never has one.
-    mlp_bias: Whether the matrices of the MLP have biases.
+    mlp_bias: Whether the matrices of the MLP, or of the router and the experts, have biases.
     num_local_experts: Experts of a block; 0 without.
     num_experts_per_tok: Experts that each token goes to; 0 without.
     shared_expert_intermediate_size: Width of the expert that every token goes to besides; 0 without.
@@ -180,8 +189,8 @@ class ModelSpec:
     router_aux_loss_coef: Weight of the routers' load-balancing loss, the mean of the layers'; 0 without.
     partial_rotary_factor: Part of each head, from its start, that rotary positions turn.
     use_parallel_residual: Whether attention and MLP both read the block's input.
-    layer_types: Of each block, what mixes its tokens: full_attention | sliding_attention; absent where all blocks are
-        alike.
+    layer_types: Of each block, what mixes its tokens: full_attention | sliding_attention | chunked_attention; absent
+        where all blocks are alike.
     mlp_layer_types: Of each block of a mixture, dense (an MLP of dense_intermediate_size) | sparse (experts); absent
         where all blocks are alike.
     dense_intermediate_size: Width of the MLP of a mixture's blocks without experts; absent without such blocks.
@@ -192,6 +201,8 @@ class ModelSpec:
     final_logit_softcapping: A logit z becomes c * tanh(z / c), where c is this; absent where it stays.
     rope_local_base_freq: Base of the rotary positions of blocks with a sliding window, which are not stretched; absent
         where they are as in the others.
+    chunked_attention: Chunks of Llama 4; absent in other models.
+    clamped_gate: Activation of the experts with a gate that is cut off; absent where it is hidden_act's.
     dropout: What training drops; absent where it drops nothing, which it does, whatever a config says, unless it
         was asked to.
     graph: Of model_type traced alone: the operators of a user's own module over named dims, read as data; the other
@@ -234,6 +245,8 @@ class ModelSpec:
     attention_scores: Annotated[AttentionScores, Absence.WRITTEN] = USUAL_SCORES
     final_logit_softcapping: Annotated[Positive | None, Absence.WRITTEN] = None
     rope_local_base_freq: Annotated[Positive | None, Absence.WRITTEN] = None
+    chunked_attention: Annotated[ChunkedAttention | None, Absence.WRITTEN] = None
+    clamped_gate: Annotated[ClampedGate | None, Absence.WRITTEN] = None
     dropout: Annotated[Dropout, Absence.WRITTEN] = NO_DROPOUT
     graph: Annotated[TracedGraph | None, Absence.WRITTEN] = None
 
@@ -280,6 +293,11 @@ class ModelSpec:
     def window_of(self, layer: int) -> int | None:
         """Keys that a query of a block sees, itself included; None is all before it."""
         return None if self.layer_types and self.layer_types[layer] != SLIDING_ATTENTION else self.sliding_window
+
+    def chunk_of(self, layer: int) -> int | None:
+        """Tokens of the chunk that a query of a block sees; None where it sees more than its chunk."""
+        chunked = self.layer_types and self.layer_types[layer] == CHUNKED_ATTENTION
+        return self.chunked_attention.attention_chunk_size if chunked and self.chunked_attention else None
 
     def has_experts(self, layer: int) -> bool:
         """Whether the MLP of a block is a mixture of experts."""
@@ -372,6 +390,8 @@ def _check_fields(model: ModelSpec) -> None:
     for field in ("final_logit_softcapping", "rope_local_base_freq"):
         if getattr(model, field) is not None:
             check_positive(of, field, getattr(model, field))
+    if not isinstance(model.clamped_gate, (ClampedGate, type(None))):
+        raise AutoshardError(f"clamped_gate={show(model.clamped_gate)} of {of} must be null or an object")
     if not isinstance(model.attention_scores, AttentionScores):
         raise AutoshardError(f"attention_scores={show(model.attention_scores)} of {of} must be an object")
     if not isinstance(model.rope_scaling, (RopeScaling, type(None))):
@@ -474,7 +494,11 @@ def _check_experts(model: ModelSpec) -> None:
 
 def _check_kinds(model: ModelSpec) -> None:
     """A word for each block, where blocks differ."""
-    for field, known in (("layer_types", LAYER_TYPES), ("mlp_layer_types", MLP_LAYER_TYPES)):
+    if (model.chunked_attention is None) == (model.model_type == "llama4_text"):
+        needs = "needs" if model.chunked_attention is None else "has no"
+        raise AutoshardError(f"model_type={model.model_type} of {model.name} {needs} chunked_attention")
+    layer_types = LAYER_TYPES if model.chunked_attention is None else (FULL_ATTENTION, CHUNKED_ATTENTION)
+    for field, known in (("layer_types", layer_types), ("mlp_layer_types", MLP_LAYER_TYPES)):
         types = getattr(model, field)
         if not types:
             continue

@@ -11,7 +11,7 @@ __all__ = ["block", "embedding", "head"]
 
 
 def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
-    """Append x + norm(attention(norm(x))), then the same with the MLP; returns its output. x: [batch, seq, embed]."""
+    """Append x + norm(attention(norm(x))), then the same with the MLP, and return it. x: [batch, seq, embed]."""
     prefix = f"model.layers.{layer}"
     out = attended(b, model, x, layer, kernel)
     b.module = "attention_norm"

@@ -141,15 +141,18 @@ def core_attention(
     kernel: str,
     window: int | None = None,
     sinks: str | None = None,
+    chunk: int | None = None,
 ) -> str:
     """Append attention itself, and return its output [batch, seq, kvhead, group, last dim of v].
 
     q: [batch, seq, kvhead, group, headdim]; k, v: [batch, seq, kvhead, headdim]. kernel: 'flash' or 'plain'. window:
     keys that a query sees, itself included; None is all before it. sinks: [kvhead, group], a score more in each row's
-    softmax.
+    softmax. chunk: a query sees keys of its own chunk of so many tokens alone.
     The operator's attribute valid_group: query heads of each key-value head from there on are empty, and give nothing.
     """
     form: dict[str, Any] = {"sinks": True} if sinks else {}
+    if chunk is not None:
+        form["chunk"] = chunk
     if (scalar := model.attention_scores.query_pre_attn_scalar) is not None:
         form["scale"] = scalar**-0.5
     elif model.scores_scale is not None:

@@ -9,8 +9,9 @@ from typing import Any
 
 from autoshard.graph.ir import GraphBuilder
 from autoshard.models.dropping import residual
-from autoshard.models.llama.graph import attention, embedding, head, rms_norm
+from autoshard.models.llama.graph import attention, embedding, head, linear, rms_norm, with_bias
 from autoshard.spec.model import ModelSpec
+from autoshard.spec.router import GREEDY, Router
 
 __all__ = ["block", "embedding", "head"]
 
@@ -38,27 +39,30 @@ def mixture(
     gate: str = "w1",
     up: str = "w3",
     down: str = "w2",
+    router_name: str = "gate",
+    weighs_tokens: bool = False,
 ) -> str:
     """Append the sum over the top k experts of weight * down(silu(gate(h)) * up(h)), and return its output.
 
     h: [batch, seq, embed]. Each expert has `capacity` slots for each sequence.
-    gate, up, down: the family's names of an expert's matrices. The load-balancing loss is the mean of the layers'.
+    gate, up, down, router_name: the family's names of an expert's matrices and of the router. weighs_tokens: what goes
+    to an expert is multiplied by the sigmoid of its logit, and answers are only added up (Llama 4). The load-balancing
+    loss is the mean of the layers'. A bias behind `down` counts once for each expert that has a slot for the token.
     """
-    logits = b.einsum(
-        f"{name}.gate",
-        "batch seq embed, expert embed -> batch seq expert",
-        h,
-        b.parameter(f"{name}.gate.weight", "expert embed"),
-    )
-    router = model.router
-    bias = []
+    bias = model.mlp_bias
+    routed = linear(b, f"{name}.{router_name}", h, "batch seq embed, expert embed -> batch seq expert", bias)
+    logits = with_bias(b, f"{name}.{router_name}", routed, "expert", bias)
+    router = Router("sigmoid", GREEDY) if weighs_tokens else model.router
+    correction = []
     if router is not None and router.has_correction_bias:
-        bias = [b.parameter(f"{name}.gate.e_score_correction_bias", "expert", learned=False)]
+        correction = [b.parameter(f"{name}.gate.e_score_correction_bias", "expert", learned=False)]
     chooses: dict[str, Any] = {} if router is None else {"router": router}
+    weighs: dict[str, Any] = {"weighs": True} if weighs_tokens else {}
+    sums: dict[str, Any] = {"weighs": False} if weighs_tokens else {}
     gates = b.operator(
         "top_k_gate",
         f"{name}.top_k",
-        (logits, *bias),
+        (logits, *correction),
         ("batch", "seq", "expert"),
         ("batch", "seq"),
         top_k=model.num_experts_per_tok,
@@ -66,20 +70,21 @@ def mixture(
         aux_loss_coef=model.router_aux_loss_coef / model.num_sparse_layers,
         **chooses,
     )
-    slots = b.operator("dispatch", f"{name}.dispatch", (h, gates), (*SLOTS.split(), "embed"), ROUTES)
-    gated, raised = (
-        b.einsum(
-            f"{name}.experts.{part}",
-            f"{SLOTS} embed, expert ffn embed -> {SLOTS} ffn",
-            slots,
-            b.parameter(f"{name}.experts.{part}.weight", "expert ffn embed"),
-        )
+    slots = b.operator("dispatch", f"{name}.dispatch", (h, gates), (*SLOTS.split(), "embed"), ROUTES, None, **weighs)
+    experts = f"{name}.experts"
+    products = {
+        part: linear(b, f"{experts}.{part}", slots, f"{SLOTS} embed, expert ffn embed -> {SLOTS} ffn", bias)
         for part in (gate, up)
+    }
+    gated, raised = (
+        with_bias(b, f"{experts}.{part}", product, "expert ffn", bias) for part, product in products.items()
     )
-    answers = b.einsum(
-        f"{name}.experts.{down}",
-        f"{SLOTS} ffn, expert embed ffn -> {SLOTS} embed",
-        b.elementwise("silu_mul", f"{name}.experts.act_fn", gated, raised),
-        b.parameter(f"{name}.experts.{down}.weight", "expert embed ffn"),
+    if model.clamped_gate is None:
+        act = b.elementwise("silu_mul", f"{experts}.act_fn", gated, raised)
+    else:
+        act = b.pointwise(f"{experts}.act_fn", model.clamped_gate.expression, gated, raised)
+    answers = linear(b, f"{experts}.{down}", act, f"{SLOTS} ffn, expert embed ffn -> {SLOTS} embed", False)
+    added = (b.parameter(f"{experts}.{down}.bias", "expert embed"),) if bias else ()
+    return b.operator(
+        "combine", f"{name}.combine", (answers, gates, *added), ("batch", "seq", "embed"), ROUTES, None, **sums
     )
-    return b.operator("combine", f"{name}.combine", (answers, gates), ("batch", "seq", "embed"), ROUTES)

@@ -8,6 +8,8 @@ from autoshard.layout.strategy import Strategy
 from autoshard.plans.plan import Plan, make_plan
 from autoshard.runtime.rehearse import local_cluster
 from autoshard.spec.attention_scores import AttentionScores
+from autoshard.spec.chunked_attention import ChunkedAttention
+from autoshard.spec.clamped_gate import ClampedGate
 from autoshard.spec.dropout import Dropout
 from autoshard.spec.latent_attention import LatentAttention
 from autoshard.spec.model import ModelSpec, RopeScaling
@@ -168,6 +170,36 @@ MODELS["gemma3"] = replace(
     rope_local_base_freq=1e3,
 )
 MODELS["gemma2, one kv head"] = replace(MODELS["gemma2"], num_key_value_heads=1)
+MODELS["gpt oss"] = replace(
+    LLAMA,
+    model_type="gpt_oss",
+    sliding_window=5,
+    layer_types=("sliding_attention", "full_attention") * 2,
+    attention_bias=True,
+    mlp_bias=True,
+    num_local_experts=4,
+    num_experts_per_tok=2,
+    rope_scaling=RopeScaling("yarn", 4.0, original_max_position_embeddings=8, beta_fast=32.0, beta_slow=1.0),
+    attention_scores=AttentionScores(sinks=True),
+    clamped_gate=ClampedGate(0.02, 1.702),
+)
+MODELS["gpt oss of 3 kv heads"] = replace(
+    MODELS["gpt oss"], num_attention_heads=6, num_key_value_heads=3, intermediate_size=91
+)
+MODELS["gpt oss, one kv head"] = replace(MODELS["gpt oss"], num_key_value_heads=1)
+MODELS["gpt oss, one kv head for 3"] = replace(MODELS["gpt oss"], num_attention_heads=3, num_key_value_heads=1)
+MODELS["llama4"] = replace(
+    LLAMA,
+    model_type="llama4_text",
+    layer_types=(*("chunked_attention",) * 3, "full_attention"),
+    mlp_layer_types=("dense", "sparse") * 2,
+    dense_intermediate_size=80,
+    shared_expert_intermediate_size=96,
+    num_local_experts=4,
+    num_experts_per_tok=2,
+    norm_topk_prob=False,
+    chunked_attention=ChunkedAttention(6, True, 3, 0.1),
+)
 
 
 def strategy(
@@ -436,6 +468,45 @@ CASES[2] |= {
 CASES[4] |= {
     "gemma2 kv replicated x cp": ("gemma2, one kv head", strategy(tp=2, cp=2), 2),
     "gemma3 tp x pp": ("gemma3", strategy(tp=2, pp=2, layers=(1, 3), recompute="attention_norm+attention"), 4),
+}
+CASES[2] |= {
+    "gpt oss tp": ("gpt oss", strategy(tp=2), 2),
+    "gpt oss tp, plain attention, recompute": (
+        "gpt oss",
+        strategy(tp=2, sp=False, kernel="plain", recompute="full"),
+        2,
+    ),
+    "gpt oss pp, uneven, zero bubble": ("gpt oss", strategy(pp=2, layers=(3, 1), schedule="zero_bubble"), 3),
+    "gpt oss ep, ZeRO-3": ("gpt oss", strategy(dp=2, ep=2, zero=3, recompute="core_attention+mlp"), 2),
+    "gpt oss zigzag ring, ep": ("gpt oss", strategy(cp=2, ep=2, attention="zigzag_ring"), 2),
+    "gpt oss ulysses": ("gpt oss", strategy(cp=2, ep=2, attention="ulysses"), 2),
+    "gpt oss ulysses, plain": ("gpt oss", strategy(cp=2, ep=2, attention="ulysses", kernel="plain"), 2),
+    "gpt oss cp, plain": ("gpt oss", strategy(cp=2, ep=2, kernel="plain"), 2),
+    "gpt oss, padded heads": ("gpt oss of 3 kv heads", strategy(tp=2), 2),
+    "gpt oss, padded heads that share": ("gpt oss, one kv head for 3", strategy(tp=2), 2),
+    "packed documents, gpt oss, ring": (
+        "gpt oss",
+        strategy(cp=2, ep=2, attention="ring", recompute="core_attention"),
+        2,
+    ),
+}
+CASES[4] |= {
+    "gpt oss kv replicated, ep": ("gpt oss, one kv head", strategy(tp=2, dp=2, ep=2), 2),
+    "gpt oss tp x pp": ("gpt oss", strategy(tp=2, pp=2, recompute=("full", "mlp")), 4),
+}
+CASES[2] |= {
+    "llama4 tp": ("llama4", strategy(tp=2), 2),
+    "llama4 tp, plain, recompute": ("llama4", strategy(tp=2, sp=False, kernel="plain", recompute="full"), 2),
+    "llama4 pp, uneven": ("llama4", strategy(pp=2, layers=(1, 3), recompute=("mlp", "none")), 3),
+    "llama4 ep, ZeRO-3": ("llama4", strategy(dp=2, ep=2, zero=3, recompute="core_attention+mlp"), 2),
+    "llama4 zigzag ring, ep": ("llama4", strategy(cp=2, ep=2, attention="zigzag_ring"), 2),
+    "llama4 ring, ep": ("llama4", strategy(cp=2, ep=2, attention="ring", recompute="full"), 2),
+    "llama4 ulysses, ep": ("llama4", strategy(cp=2, ep=2, attention="ulysses"), 2),
+    "packed documents, llama4, cp": ("llama4", strategy(cp=2, ep=2), 2),
+}
+CASES[4] |= {
+    "llama4 ep x tp": ("llama4", strategy(tp=2, dp=2, ep=2), 2),
+    "packed documents, llama4, zigzag ring of 4": ("llama4", strategy(cp=4, ep=4, attention="zigzag_ring"), 2),
 }
 
 DROPLESS = ("mixtral ep, dropless",)

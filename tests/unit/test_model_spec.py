@@ -155,7 +155,7 @@ def test_error_names_the_field_its_value_and_what_works(fields: dict[str, Any], 
         (("linear", 0.0), "factor=0.0 of rope_scaling must be a finite number above 0"),
         (("linear", 2.0, 1.0), "rope_scaling of rope_type='linear' has a factor and nothing else"),
         (("llama3", 8.0), "low_freq_factor=None of rope_scaling must be a finite number above 0"),
-        (("llama3", 8.0, 4.0, 1.0, 8192), "low_freq_factor=4.0 of rope_scaling must be below high_freq_factor=1.0"),
+        (("llama3", 8.0, 4.0, 1.0, 8192), "low_freq_factor=4.0 of rope_scaling must be at most high_freq_factor=1.0"),
     ],
 )
 def test_rope_scaling_error(values: tuple[Any, ...], text: str) -> None:

@@ -55,6 +55,10 @@ class Context:
         axes = tuple(axis for axis in self.program.axes if step.choice.get(axis) == dim)
         return self.groups[axes] if axes and self.groups is not None else None
 
+    def is_first(self, step: OperatorStep, choice: str) -> bool:
+        """Whether this rank is the first of those that the operator runs on with this choice; true without such."""
+        return self.piece(step, choice)[0] == 0
+
     def positions(self, step: OperatorStep) -> torch.Tensor:
         """Positions in the original sequence of this rank's part of the dim `seq`, [seq]."""
         position, count = self.piece(step, "seq")

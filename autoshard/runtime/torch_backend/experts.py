@@ -9,8 +9,9 @@ import torch.nn.functional as F  # noqa: N812  # the name that torch's own docum
 from einops import rearrange, repeat
 
 from autoshard.graph.partition import OperatorStep
+from autoshard.graph.states import PARTIAL
 from autoshard.runtime.torch_backend.context import Context, Kernel, in_pieces
-from autoshard.runtime.torch_backend.recomputing_ops import WeighedSums
+from autoshard.runtime.torch_backend.recomputing_ops import WeighedRows, WeighedSums
 from autoshard.runtime.torch_backend.router_loss import balance
 from autoshard.spec.router import GROUPS_BEST
 
@@ -62,6 +63,8 @@ def dispatch(context: Context, step: OperatorStep) -> Kernel:
     """The kernel that sends tokens to experts: x [batch, seq, embed], gates [batch, seq, expert] -> [expert, batch,
     capacity, embed], free slots zero."""
     tokens = _tokens_in_slots(context, step)
+    if step.operator.attributes.get("weighs"):
+        return lambda x, gates: _weighed_tokens(x, gates, tokens(gates.detach()))
 
     def run(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
         token = tokens(gates.detach())
@@ -74,19 +77,40 @@ def dispatch(context: Context, step: OperatorStep) -> Kernel:
     return run
 
 
+def _weighed_tokens(x: torch.Tensor, gates: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
+    """What `dispatch` gives, each token times its gate for the expert. token: in each slot."""
+    batch, seq = x.shape[:2]
+    rows = (token.clamp(max=seq - 1) + _first_rows(batch, seq, x.device)).flatten()
+    weight = _weights_in_slots(gates, token).unsqueeze(-1)
+    out: torch.Tensor = WeighedRows.apply(rearrange(x, "batch seq embed -> (batch seq) embed"), weight, rows)
+    return out
+
+
+def _weights_in_slots(gates: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
+    """The gate of the token in each slot, [expert, batch, capacity]; a free slot weighs nothing."""
+    return rearrange(F.pad(gates, (0, 0, 0, 1)), "batch seq expert -> expert batch seq").gather(2, token)
+
+
 def combine(context: Context, step: OperatorStep) -> Kernel:
     """The kernel that sums answers: answers [expert, batch, capacity, embed], gates [batch, seq, expert] -> [batch,
-    seq, embed]."""
+    seq, embed]. A bias [expert, embed] is part of each answer."""
     tokens = _tokens_in_slots(context, step)
+    adds_bias = float(context.is_first(step, PARTIAL))
+    weighs = step.operator.attributes.get("weighs", True)
 
-    def run(answers: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+    def run(answers: torch.Tensor, gates: torch.Tensor, *bias: torch.Tensor) -> torch.Tensor:
         batch, seq, _ = gates.shape
         token = tokens(gates.detach())
         # a free slot weighs nothing and goes to a row behind the last token's
-        weight = rearrange(F.pad(gates, (0, 0, 0, 1)), "batch seq expert -> expert batch seq").gather(2, token)
+        weight = _weights_in_slots(gates, token) if weighs else (token < seq).to(answers.dtype)
         rows = token + _first_rows(batch, seq + 1, answers.device)
         sums = WeighedSums.apply(answers, weight.unsqueeze(-1), rows, batch * (seq + 1))
-        return rearrange(sums, "(batch seq) embed -> batch seq embed", batch=batch)[:, :seq]
+        out = rearrange(sums, "(batch seq) embed -> batch seq embed", batch=batch)[:, :seq]
+        for one in bias:
+            has_slot = torch.zeros(*token.shape[:2], seq + 1, dtype=gates.dtype, device=gates.device)
+            has_slot = rearrange(has_slot.scatter_(2, token, 1.0)[:, :, :seq], "expert batch seq -> batch seq expert")
+            out = out + (gates * has_slot * adds_bias) @ one
+        return out
 
     return run
 

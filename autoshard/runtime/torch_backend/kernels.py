@@ -133,7 +133,9 @@ def rope_frequencies(rotary_dim: int, theta: float, scaling: Any) -> torch.Tenso
     wavelengths = 2 * torch.pi / frequencies
     turns = scaling.original_max_position_embeddings / wavelengths
     blend = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    smooth = blend.clamp(0, 1)  # 0: long waves, divided by the factor; 1: short waves, kept
+    smooth = blend.nan_to_num(1.0).clamp(
+        0, 1
+    )  # both ends alike leave nothing between; 0: long waves, divided by the factor; 1: short waves, kept
     return smooth * frequencies + (1 - smooth) * frequencies / scaling.factor
 
 
@@ -239,6 +241,23 @@ def _concat(context: Context, step: OperatorStep) -> Kernel:
     return run
 
 
+def _position_scale(context: Context, step: OperatorStep) -> Kernel:
+    op, dims = step.operator, context.dims(step.operator.output)
+    floor_scale: Any = op.attributes["floor_scale"]
+    attn_scale: Any = op.attributes["attn_scale"]
+    places = context.positions(step).double()
+    factors = 1 + attn_scale * torch.log1p(torch.floor((places + 1) / floor_scale))
+    shape = [len(factors) if dim == "seq" else 1 for dim in dims]
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        key = ("position_scale", context.piece(step, "seq"), floor_scale, attn_scale, x.dtype, x.device)
+        if key not in context.tables:
+            context.tables[key] = factors.to(x)
+        return x * context.tables[key].view(shape)
+
+    return run
+
+
 def _embedding(context: Context, step: OperatorStep) -> Kernel:
     position, count = context.piece(step, "vocab")
     if count == 1:
@@ -332,5 +351,6 @@ FACTORIES: dict[str, Callable[[Context, OperatorStep], Kernel]] = {
     "top_k_gate": top_k_gate,
     "dispatch": dispatch,
     "combine": combine,
+    "position_scale": _position_scale,
 }
 assert FACTORIES.keys() == KINDS.keys()

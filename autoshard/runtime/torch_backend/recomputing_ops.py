@@ -113,19 +113,39 @@ class WeighedSums(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, answers: torch.Tensor, weight: torch.Tensor, rows: torch.Tensor, count: int) -> torch.Tensor:
-        ctx.save_for_backward(answers, weight, rows)
+        ctx.save_for_backward(answers if ctx.needs_input_grad[1] else None, weight, rows)
         out = answers.new_zeros(count, answers.shape[-1])
         places = rows.flatten().unsqueeze(-1).expand(-1, out.shape[1])
         return out.scatter_add_(0, places, (answers * weight).flatten(0, 2))
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, None, None]:
         answers, weight, rows = ctx.saved_tensors
-        pulled = grads[0].index_select(0, rows.flatten()).view_as(answers)
+        pulled = grads[0].index_select(0, rows.flatten()).view(*weight.shape[:-1], -1)
+        if not ctx.needs_input_grad[1]:
+            return pulled.mul_(weight), None, None, None
         to_weight = torch.stack(
             [(one * answer).sum(-1, keepdim=True) for one, answer in zip(pulled, answers, strict=True)]
         )
         return pulled.mul_(weight), to_weight, None, None
+
+
+class WeighedRows(torch.autograd.Function):
+    """weight [expert, batch, capacity, 1] times the rows [expert * batch * capacity] of x [tokens, embed]. Keeps x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight, rows)
+        return x.index_select(0, rows).view(*weight.shape[:-1], x.shape[-1]).mul_(weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        x, weight, rows = ctx.saved_tensors
+        (grad,) = grads
+        each = zip(rows.view(weight.shape[0], -1), grad, strict=True)  # by expert
+        to_weight = torch.stack([(x.index_select(0, own) * one.flatten(0, -2)).sum(-1) for own, one in each])
+        to_x = torch.zeros_like(x).index_add_(0, rows, (grad * weight).flatten(0, -2))
+        return to_x, to_weight.view_as(weight), None
 
 
 class WholeCrossEntropy(torch.autograd.Function):

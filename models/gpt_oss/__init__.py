@@ -1,0 +1,1 @@
+"""gpt-oss: a mixture with biases and a clamped gate, attention sinks, a window on every other block."""

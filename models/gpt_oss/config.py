@@ -1,0 +1,75 @@
+"""The config.json of gpt-oss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autoshard.models.config_fields import Config, rope, stretched
+from autoshard.models.llama.config import Defaults, read_as_llama, written_as_llama
+from autoshard.models.mixtral.config import routers_loss, routers_loss_keys
+from autoshard.spec.attention_scores import AttentionScores
+from autoshard.spec.clamped_gate import ClampedGate
+from autoshard.spec.model import FULL_ATTENTION, LAYER_TYPES, MOST_REPEATED, SLIDING_ATTENTION, ModelSpec
+
+ARCHITECTURES = {"gpt_oss": "GptOssForCausalLM"}
+DEFAULTS = Defaults(norm_eps=1e-5, rope_theta=150_000.0, num_key_value_heads=8, head_dim=64)
+WINDOW = 128
+YARN = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+"""How positions are stretched where a config does not say."""
+QUANTIZATIONS = ("mxfp4",)
+"""quant_method of checkpoints whose model is read as the one that was quantised."""
+
+
+def read(config: Config, model_type: str) -> ModelSpec:
+    theta, scaling = rope(config, DEFAULTS.rope_theta)
+    layers, window = config.integer("num_hidden_layers", at_most=MOST_REPEATED), config.window(WINDOW)
+    if config.gives("layer_types"):
+        types = config.words("layer_types", layers, LAYER_TYPES)
+    else:
+        types = tuple(FULL_ATTENTION if layer % 2 else SLIDING_ATTENTION for layer in range(layers))
+    sliding = window is not None and SLIDING_ATTENTION in types
+    return read_as_llama(
+        config,
+        model_type,
+        DEFAULTS,
+        rope_theta=theta,
+        rope_scaling=scaling if config.rope() else stretched(config, YARN),
+        sliding_window=window if sliding else None,
+        layer_types=types if sliding and FULL_ATTENTION in types else (),
+        attention_bias=config.value("attention_bias", True),
+        mlp_bias=True,
+        num_local_experts=config.value("num_local_experts", 128),
+        num_experts_per_tok=config.value("num_experts_per_tok", 4),
+        attention_scores=AttentionScores(sinks=True),
+        clamped_gate=ClampedGate(config.positive("swiglu_limit", 7.0), config.positive("swiglu_alpha", 1.702)),
+        **routers_loss(config),
+    )
+
+
+def write(model: ModelSpec) -> dict[str, Any]:
+    gate = model.clamped_gate
+    assert gate is not None, model.name
+    written = written_as_llama(model)
+    if written["rope_scaling"] is None:
+        written["rope_scaling"] = {"rope_type": "default"}
+    one_kind = (FULL_ATTENTION if model.sliding_window is None else SLIDING_ATTENTION,) * model.num_hidden_layers
+    return (
+        written
+        | routers_loss_keys(model)
+        | {
+            "sliding_window": model.sliding_window,
+            "layer_types": list(model.layer_types or one_kind),
+            "attention_bias": model.attention_bias,
+            "num_local_experts": model.num_local_experts,
+            "num_experts_per_tok": model.num_experts_per_tok,
+            "swiglu_limit": gate.swiglu_limit,
+            "swiglu_alpha": gate.swiglu_alpha,
+        }
+    )
