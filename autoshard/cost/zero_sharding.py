@@ -125,12 +125,13 @@ STAYS = Travelling(0.0, 0.0, 0.0, 0.0, 0.0, NO_TURNS)
 class Unit(NamedTuple):
     """Elements of a block or an end of the model on one rank, over rows. owned: those whose optimizer state it keeps.
     travelling: STAYS where no row is under ZeRO-2 or -3. quantized: of the parameters, those that are held as products
-    read them; 0.0 where no row has any."""
+    read them; 0.0 where no row has any. frozen: further elements, which are not trained and not shared."""
 
     parameters: Number
     owned: Number
     travelling: Travelling = STAYS
     quantized: Number = 0.0
+    frozen: float = 0.0
 
     @property
     def weights(self) -> Number:
@@ -188,18 +189,20 @@ class State(NamedTuple):
 class Contents(NamedTuple):
     """A block or an end of the model on one rank: elements by the axes over which their gradient is summed once a step;
     of these, matrices, which ZeRO-2 and -3 share; how many parameters these are; moments of its backward; of the
-    matrices, those that products read quantised."""
+    matrices, those that products read quantised; further elements, which are not trained."""
 
     parameters: Counts = {}
     matrices: Counts = {}
     num_tensors: int = 0
     moments: Moments = NO_MOMENTS
     quantized: Counts = {}
+    frozen: int = 0
 
 
 def contents_of(part: Part | ProgramWork) -> Contents:
     """Contents of a part of a stage, or of its program."""
-    return Contents(part.parameters, part.matrices, part.num_tensors, part.moments, part.quantized)
+    frozen = part.frozen if isinstance(part, Part) else 0
+    return Contents(part.parameters, part.matrices, part.num_tensors, part.moments, part.quantized, frozen)
 
 
 def model_contents(
@@ -234,11 +237,11 @@ def mesh_state(
     tied = not contents[2].parameters
 
     def unit(place: int) -> Unit:
-        counts, matrices, _, times, quantized = contents[place]
+        counts, matrices, _, times, quantized, frozen = contents[place]
         parameters, owned = float(sum(counts.values())), owned_elements(counts, mesh, zero)
         held = 0.0 if zero == 3 else float(sum(quantized.values()))
         if zero < 2:
-            return Unit(parameters, owned, quantized=held)
+            return Unit(parameters, owned, quantized=held, frozen=float(frozen))
         gather_s, scatter_s = moved(matrices, zero, precision, mesh, cluster, quantized)
         again_s = 0.0 if place == 1 and not tied else gather_s  # an embedding's backward does not read its table
         weights, sums = (held_elements(counts, matrices, mesh, zero >= stage) for stage in (3, 2))
