@@ -164,7 +164,7 @@ def lines(found: Mapping[str, Surprise]) -> list[str]:
 def keeping_lines(found: Mapping[str, Keeping]) -> list[str]:
     """A table in Markdown."""
     table = [
-        "| given away at most | picks that move | measured time of all | regret | regret of the fastest by prediction |",
+        "| given away at most | picks that move | measured time of all | regret | that of the fastest by prediction |",
         "|---|---|---|---|---|",
     ]
     for share, one in found.items():
