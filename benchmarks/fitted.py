@@ -13,7 +13,7 @@ from autoshard.calibration.results.picks import Pick
 from autoshard.calibration.results.published import CONSTANTS_FILE, LEFT_OUT_FILE
 from autoshard.calibration.results.regimes import Interval
 from autoshard.calibration.results.stack_fit import Values
-from autoshard.cost.known import UNKNOWN, Measured, Width
+from autoshard.cost.known import UNKNOWN, Measured, Width, model_kind
 
 DATA = Path(__file__).parent / "data"
 
@@ -49,12 +49,12 @@ class Fitted:
         own = self.left_out_intervals.get(f"{case.group} {regime}") or self.intervals.get(regime)
         known = self.without_source[""]
         missing = () if case.gpu == "cpu" else unknown(case, known.measured)  # each cpu is measured before
-        return known.never.of(missing, own)
+        return known.never.of(missing, model_kind(case.model), own)
 
     def unseen_interval_for(self, case: Case) -> Interval:
         """The interval of a case as if nothing of its source had been measured."""
         known = self.without_source[case.source]
-        return known.never.of(unknown(case, known.measured))
+        return known.never.of(unknown(case, known.measured), model_kind(case.model))
 
 
 def load() -> Fitted:
@@ -77,7 +77,8 @@ def _known(entries: dict[str, Any]) -> Known:
         device: Measured(tuple(one["models"]), tuple(one["precisions"])) for device, one in entries["measured"].items()
     }
     widths = {name: Width(**entries[name]) for name in UNKNOWN}
-    return Known(measured, NeverMeasured(Interval(**entries["software"]), entries["expected"], widths))
+    software = {kind: Interval(**one) for kind, one in entries["software"].items()}
+    return Known(measured, NeverMeasured(software, entries["expected"], widths))
 
 
 def _values(entries: dict[str, dict[str, float]]) -> Values:

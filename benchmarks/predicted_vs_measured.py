@@ -24,6 +24,7 @@ from autoshard.calibration.results.collective_rows import CollectiveCase
 from autoshard.calibration.results.gpu_rows import Case, gpu_case
 from autoshard.calibration.results.instance_rows import InstanceCase, instance_case, row_doubt
 from autoshard.calibration.results.machine import hardware
+from autoshard.calibration.results.never_measured import Missed, interval_of_sources
 from autoshard.calibration.results.pages import collectives_table
 from autoshard.calibration.results.published import left_out_of_published
 from autoshard.calibration.results.regimes import UNMEASURED, at_least, fitted_layout, interval, regime
@@ -46,10 +47,17 @@ the SDK differ by 6 to 27 % on the same layout."""
 
 
 def gpu_scores(rows: Sequence[Row], fitted: Fitted) -> Iterator[Scored | Missing]:
-    """Yields every row, scored or with the reason why not."""
-    for row in rows:
-        source = row.get("source_id") or "unknown"
-        yield _gpu_score(row, source, fitted)
+    """Yields every row, scored or with the reason why not. Rows whose layout is not all stated get no less than the
+    interval that such rows of other sources show, as nothing is fitted to any of them."""
+    found = [_gpu_score(row, row.get("source_id") or "unknown", fitted) for row in rows]
+    guessed = [one for one in found if isinstance(one, Scored) and not one.is_stated]
+    missed = [Missed(one.sources[0], (), log(one.measured_s / one.predicted_s)) for one in guessed if one.measured_s]
+    for one in found:
+        if isinstance(one, Scored) and not one.is_stated:
+            others = interval_of_sources([other for other in missed if other.source != one.sources[0]])
+            low_s, high_s = (one.predicted_s * exp(end) for end in (others.low, others.high))
+            one = replace(one, low_s=min(one.low_s, low_s), high_s=max(one.high_s, high_s))
+        yield one
 
 
 def unseen_scores(rows: Sequence[Row], fitted: Fitted) -> Iterator[Scored | Missing]:
@@ -83,6 +91,7 @@ def _gpu_score(row: Row, source: str, fitted: Fitted, unseen: bool = False) -> S
             case.fits,
             _cluster(case),
             case.strategy,
+            case.trusted,
         )
     except Exception as error:  # a row may hold anything; what goes wrong with it is its reason
         return row.get("row_id") or "?", source, _reason(error)
@@ -153,7 +162,7 @@ def trainium_scores(rows: Sequence[Row]) -> Iterator[Scored | Missing]:
     published = [_instance_case(row) for row in read_rows(TRAINIUM)]
     found = left_out_of_published(cases, [one for one in published if isinstance(one, InstanceCase)])
     residuals = [log(case.time_s / seconds) for case, seconds in zip(cases, found, strict=True)]
-    known = [(one, residual) for one, residual in zip(cases, residuals, strict=True) if not one.doubt]
+    known = [(one, residual) for one, residual in zip(cases, residuals, strict=True) if one.is_whole]
     for case, seconds in zip(cases, found, strict=True):
         others = [abs(residual) for one, residual in known if one.group != case.group]
         width = quantiles(others, n=20)[17] if len(others) >= 8 else TRAINIUM_SPREAD
@@ -169,8 +178,11 @@ def doubtful(rows: Sequence[Row]) -> list[tuple[str, str]]:
 
 
 def trainium_sources(case: InstanceCase) -> tuple[str, ...]:
-    """The sources that a case counts for: Trainium and its generation, or the rows that nothing is fitted to."""
-    return ("trainium/doubtful",) if case.doubt else ("trainium", f"trainium/{case.cluster.layout_rules}")
+    """The sources that a case counts for: Trainium and its generation, or the rows that nothing is fitted to; those
+    that train adapters alone by themselves."""
+    if case.is_whole:
+        return "trainium", f"trainium/{case.cluster.layout_rules}"
+    return ("trainium/doubtful",) if case.doubt else ("trainium/LoRA",)
 
 
 def _instance_case(row: Row) -> InstanceCase | Missing:

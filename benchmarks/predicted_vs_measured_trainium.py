@@ -1,7 +1,7 @@
 """Compares predicted with measured step times on Trainium: `python -m benchmarks.predicted_vs_measured_trainium`.
 
 The rows are published results, benchmarks/data/measured_trainium.csv; each names its source. Those that cannot be
-priced, and those that are doubted, are left out here; `benchmarks.predicted_vs_measured` lists them.
+priced, that are doubted, or that train adapters alone are left out here; `benchmarks.predicted_vs_measured` lists them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def predictions(path: Path = DATA) -> Iterator[tuple[Row, Estimate]]:
                 case = instance_case(row)
             except Unscored:
                 continue
-            if not case.doubt:
+            if case.is_whole:
                 yield row, estimate(case.model, case.training, case.cluster, case.strategy, case.software)
 
 

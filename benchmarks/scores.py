@@ -35,7 +35,7 @@ KEYS = (
 @dataclass(frozen=True)
 class Scored:
     """One row with its prediction. predicted_share: of the device's memory; None where the row says nothing of memory.
-    cluster, strategy: the layout and what it ran on."""
+    cluster, strategy: the layout and what it ran on. is_stated: whether all of the layout is known."""
 
     key: str
     sources: tuple[str, ...]
@@ -50,6 +50,7 @@ class Scored:
     fits: bool
     cluster: Cluster
     strategy: Strategy
+    is_stated: bool = True
 
     @property
     def error(self) -> float | None:

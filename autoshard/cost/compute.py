@@ -152,7 +152,8 @@ def seconds_of(
     of those that are quantised.
 
     A matrix product's backward is two products of the same size, contracted over n and over the rows of one group: the
-    fewer tokens an expert has, the shorter is the contraction of its weights' gradient. Where it is quantised its input
+    fewer tokens an expert has, the shorter is the contraction of its weights' gradient; that one is left out where
+    weights are not trained. Where it is quantised its input
     is cast before forward, the gradient of its output before backward. Attention: see below.
     Everything else moves its bytes, `backward_ratio` times as many backward.
     """
@@ -182,8 +183,10 @@ def seconds_of(
     wave = software.wave_elements
     forward = matmul_s(m, n, k, device, peak, wave, groups)
     to_input = matmul_s(m, k, n, device, peak, wave, groups)
-    to_weight = matmul_s(groups * k, n, m / groups, device, peak, wave, groups)
-    backward = largest(to_input, moving) + largest(to_weight, moving) + casting_back + 2 * launch
+    backward = largest(to_input, moving) + casting_back + launch
+    if not software.adapts:
+        to_weight = matmul_s(groups * k, n, m / groups, device, peak, wave, groups)
+        backward = largest(to_input, moving) + largest(to_weight, moving) + casting_back + 2 * launch
     return OperatorSeconds(largest(forward, moving) + casting + launch, backward)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autoshard.cost.interval import fits_probability, step_time_factors, unknown_of
+from autoshard.cost.interval import base_regime, fits_probability, step_time_factors, unknown_of
 from autoshard.cost.memory import MEMORY_TERMS, memory_values
 from autoshard.cost.rank_load import rank_load, telling_ranks
 from autoshard.cost.stacks import COMPILED, Software
@@ -47,7 +47,8 @@ def estimate(
     if dense is not None:
         flops = (1 - dense.share) * flops + dense.share * model_flops_per_step(dense.model, training)
     peak = cluster.world_size * cluster.device.peak_flops_per_s(training.precision.fastest_dtype)
-    low, high = step_time_factors(cluster, strategy, unknown_of(cluster, model, training))
+    base = base_regime(cluster, model, training)
+    low, high = step_time_factors(cluster, strategy, unknown_of(cluster, model, training), base)
     held = (state, training.precision, cluster.device, software)
     memory = tuple(StageMemory(load.rank, tuple(map(Term, MEMORY_TERMS, memory_values(load, *held)))) for load in loads)
     fullest_bytes = max(stage.total_bytes for stage in memory)

@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import erf, exp, log, log2, sqrt
 from pathlib import Path
 from typing import Any
 
 from autoshard.cost.known import (
+    DENSE,
     DEVICE,
     EXPERTS,
     MODEL,
     PRECISION,
     Measured,
     Width,
+    kind_of_results,
     model_kind,
     never_measured,
     number_format,
@@ -37,6 +39,8 @@ from autoshard.spec.training import TrainingSpec
 
 FILE = Path(__file__).parent / "intervals.json"
 UNMEASURED = "unmeasured"
+UNMEASURED_KINDS = {DENSE: UNMEASURED, EXPERTS: "unmeasured, experts"}
+"""By kind of model, the regime of software that was never measured."""
 FIT_PROBABILITY = 0.9
 """How surely a layout must fit into memory, unless something else is said."""
 BEYOND = 1.5
@@ -49,6 +53,9 @@ DEGREES = {"communication": ("tp", "cp", "ep"), "pipeline": ("pp",), "microbatch
 CHANGES = (*DEGREES, "recompute", "kernel", "other")
 """What two layouts may differ in; dp follows from the others. No pair of results differs in cp or ep: they count as tp
 does, a guess."""
+KIND_WORDS = {DENSE: "dense models", EXPERTS: "mixtures of experts"}
+CHOICE_WORDS = {"tp": "tp", "cp": "cp", "ep": "ep", "num_virtual_stages": "vpp", "microbatch_size": "microbatch"}
+"""By field of a layout whose values results have or have not, what pages call it."""
 OTHER_CHOICES = ("num_virtual_stages", "schedule", "sequence_parallel", "zero")
 
 
@@ -57,6 +64,7 @@ class Regime:
     """low, high: of log(measured / predicted) of step times, the middle 90 %. memory_spread: standard deviation of the
     logarithm of memory. results, groups: how many they come from. fitted: whether constants were fitted to them; else
     they were too few, and all but these are those of `unmeasured`. expected: log of the mean of measured / predicted.
+    choices: by field of CHOICE_WORDS and `recompute`, the values that the results' layouts have.
     """
 
     low: float
@@ -66,16 +74,21 @@ class Regime:
     groups: int
     fitted: bool = True
     expected: float = 0.0
+    choices: Mapping[str, Sequence[int | str]] = field(default_factory=dict)
 
 
 @lru_cache(maxsize=1)
 def regimes() -> dict[str, Regime]:
-    """By name: device families with results of their own, and `unmeasured`, which is no surer than any of them."""
+    """By name: device families with results of their own, and those of `unmeasured` software, which are no surer than
+    any of these."""
     known = {name: Regime(**values) for name, values in _content("regimes").items()}
-    low, high = min(regime.low for regime in known.values()), max(regime.high for regime in known.values())
-    expected = known[UNMEASURED].expected
+    fitted = [one for name, one in known.items() if one.fitted and name not in UNMEASURED_KINDS.values()]
+    for name in UNMEASURED_KINDS.values():
+        every = (known[name], *fitted)
+        known[name] = replace(known[name], low=min(one.low for one in every), high=max(one.high for one in every))
+    like = known[UNMEASURED]
     return {
-        name: regime if regime.fitted and name != UNMEASURED else replace(regime, low=low, high=high, expected=expected)
+        name: regime if regime.fitted else replace(regime, low=like.low, high=like.high, expected=like.expected)
         for name, regime in known.items()
     }
 
@@ -121,6 +134,13 @@ def regime_of(cluster: Cluster) -> str:
     return family if family in regimes() else UNMEASURED
 
 
+def base_regime(cluster: Cluster, model: ModelSpec, training: TrainingSpec) -> Regime:
+    """The regime whose results a case is held against; what of it was never measured adds to that."""
+    if _is_fitted(cluster):
+        return regimes()[regime_of(cluster)]
+    return regimes()[UNMEASURED_KINDS[kind_of_results(model_kind(model), unknown_of(cluster, model, training))]]
+
+
 def _is_fitted(cluster: Cluster) -> bool:
     """Whether constants were fitted to results on such a device."""
     name = regime_of(cluster)
@@ -136,34 +156,31 @@ def unknown_of(cluster: Cluster, model: ModelSpec, training: TrainingSpec) -> tu
     return never_measured(measured(), _family(cluster), model_kind(model), number_format(training.precision))
 
 
-def unlike_measured(strategy: Strategy) -> tuple[str, ...]:
-    """The choices of a layout that no measured result on Trainium has, such as "cp=2".
+def unlike_measured(cluster: Cluster, strategy: Strategy) -> tuple[str, ...]:
+    """The choices of a layout that no measured result on such a device has, such as "cp=2": none where the device was
+    not measured at all, as that is said of the whole case.
 
     On GPUs, layouts with a choice that was left out of the fit are missed by 1.4 times as much as others
     (`benchmarks.path_surprise`): BEYOND is a guess near that.
     """
-    s = strategy
-    degrees = (("cp", s.cp), ("ep", s.ep), ("vpp", s.num_virtual_stages))
-    beyond = [f"{name}={value}" for name, value in degrees if value > 1]
-    if FULL_RECOMPUTE in s.recompute:
-        beyond.append("recompute=full")
-    if s.tp not in (8, 32):
-        beyond.append(f"tp={s.tp}")
+    if not _is_fitted(cluster):
+        return ()
+    known = regimes()[regime_of(cluster)].choices
+    words = {name: f"{word}={getattr(strategy, name)}" for name, word in CHOICE_WORDS.items()}
+    beyond = [words[name] for name in words if getattr(strategy, name) not in known[name]]
+    if FULL_RECOMPUTE in strategy.recompute and FULL_RECOMPUTE not in known["recompute"]:
+        beyond.append(f"recompute={FULL_RECOMPUTE}")
     return tuple(beyond)
 
 
-def _choices_beyond(cluster: Cluster, strategy: Strategy) -> tuple[str, ...]:
-    """The choices of a layout behind which no constant of its device was fitted: none where the device was not measured
-    at all, as that is said of the whole case."""
-    return unlike_measured(strategy) if _is_fitted(cluster) else ()
-
-
-def step_time_factors(cluster: Cluster, strategy: Strategy, unknown: Sequence[str] = ()) -> tuple[float, float]:
+def step_time_factors(
+    cluster: Cluster, strategy: Strategy, unknown: Sequence[str] = (), base: Regime | None = None
+) -> tuple[float, float]:
     """(low, high): a step takes between so many times its prediction with 90 % probability. unknown: what was never
     measured, see unknown_of. It and what is not known of the release add to what is not known of the layout, as
-    independent errors do."""
-    regime = regimes()[regime_of(cluster)]
-    wider = BEYOND if _choices_beyond(cluster, strategy) else 1.0
+    independent errors do. base: the case's, see base_regime; None: that of dense models on the device."""
+    regime = base or regimes()[regime_of(cluster)]
+    wider = BEYOND if unlike_measured(cluster, strategy) else 1.0
     of_release = NINETY_PERCENT * release_spread(cluster.layout_rules, cluster.sdk)
     widths = [*(unknown_widths()[name] for name in unknown), Width(-of_release, of_release, 0, 0)]
     low, high = widened(wider * regime.low, wider * regime.high, widths)
@@ -214,34 +231,37 @@ def picks() -> dict[str, float]:
     return {name: value for name, value in content.items() if name != "from"}
 
 
-def new_features(cluster: Cluster, strategy: Strategy, model: ModelSpec, training: TrainingSpec) -> tuple[str, ...]:
-    """Everything that a layout and its case have that no constant of the device was fitted to, in words."""
-    choices = _choices_beyond(cluster, strategy)
+def new_features(cluster: Cluster, choices: Sequence[str], model: ModelSpec, training: TrainingSpec) -> tuple[str, ...]:
+    """Everything that a layout and its case have that no constant of the device was fitted to, in words. choices: those
+    of the layout."""
     unknown = unknown_of(cluster, model, training)
     return (*choices, *(_unknown_words(one, cluster, model, training) for one in unknown))
 
 
-def expected_factor(new: Sequence[str], cluster: Cluster, picked: bool) -> float:
-    """The step time to expect over the predicted one. new: see new_features. picked: whether the layout was taken for
-    its prediction."""
-    return exp(regimes()[regime_of(cluster)].expected + picked * surprise(new))
+def expected_factor(new: Sequence[str], base: Regime, picked: bool) -> float:
+    """The step time to expect over the predicted one. new: see new_features. base: see base_regime. picked: whether the
+    layout was taken for its prediction."""
+    return exp(base.expected + picked * surprise(new))
 
 
 def surprise(new: Sequence[str]) -> float:
-    """Log of how much longer a pick takes than others with equal predictions. new: see new_features."""
-    return picks()["new_features" if new else "measured_features"]
+    """Log of how much longer a pick takes than others with equal predictions, each new feature counted the same; two
+    together surprised no less. new: see new_features."""
+    known = picks()["measured_features"]
+    return known + len(new) * (picks()["new_features"] - known)
 
 
-def expected_note(new: Sequence[str], cluster: Cluster, picked: bool) -> str:
+def expected_note(new: Sequence[str], base: Regime, picked: bool) -> str:
     """The reason why the step time to expect differs from the predicted one, as the end of a sentence; empty where
     there is none. Arguments as of expected_factor."""
-    reasons, more = [], exp(surprise(new)) - 1
-    if of_software := regimes()[regime_of(cluster)].expected:
-        reasons.append(f"software that was left out of the fit took {exp(of_software) - 1:.1%} longer on average")
-    if picked and more and new:
+    reasons = []
+    if of_software := exp(base.expected) - 1:
+        than = "longer" if of_software > 0 else "less"
+        reasons.append(f"software that was left out of the fit took {abs(of_software):.1%} {than} on average")
+    if picked and new and surprise(new):
         reasons.append(
-            f"no result has {', '.join(new)}; layouts picked with something that the fit had not seen were slower "
-            f"than predicted by {more:.1%} more than others"
+            f"no result has {', '.join(new)}; layouts picked with something that the fit had not seen took "
+            f"{exp(surprise(new[:1])) - 1:.1%} longer than others with equal predictions, for each such thing"
         )
     if picked and not reasons:
         groups = picks()["groups"]
@@ -263,14 +283,15 @@ def interval_note(cluster: Cluster, strategy: Strategy, model: ModelSpec, traini
     if not _is_fitted(cluster):
         besides = f", {missing}" if missing else ""
         few = "" if name == UNMEASURED else f"; {name} has too few published results to fit to ({regime.results})"
-        apart = regimes()[UNMEASURED]
+        apart, kind = base_regime(cluster, model, training), kind_of_results(model_kind(model), unknown)
         return (
-            f"never measured on this: the software{besides}{few}; the 90 % interval is that of published results "
-            f"({apart.results} of {apart.groups} software stacks) that were predicted without such results"
+            f"never measured on this: the software{besides}{few}; the 90 % interval is that of published results of "
+            f"{KIND_WORDS[kind]} ({apart.results} of {apart.groups} software stacks) that were predicted without such "
+            "results"
         )
     source = f"{regime.results} published results on {name}, {regime.groups} layouts each left out in turn"
     wider = f"; never measured on this: {missing}, which makes it wider" if missing else ""
-    if beyond := unlike_measured(strategy):
+    if beyond := unlike_measured(cluster, strategy):
         return f"the 90 % interval is {BEYOND:g} times that of {source}: none of them has {', '.join(beyond)}{wider}"
     return f"the 90 % interval comes from {source}{wider}"
 
@@ -287,9 +308,8 @@ def release_note(cluster: Cluster) -> str | None:
 
 
 def _unknown_words(name: str, cluster: Cluster, model: ModelSpec, training: TrainingSpec) -> str:
-    kind = "mixtures of experts" if model_kind(model) == EXPERTS else "dense models"
     return {
         DEVICE: f"the device ({cluster.instance})",
-        MODEL: kind,
+        MODEL: KIND_WORDS[model_kind(model)],
         PRECISION: f"{training.precision.name} precision",
     }[name]

@@ -13,6 +13,7 @@ DEVICE, MODEL, PRECISION = "device", "model", "precision"
 UNKNOWN = (DEVICE, MODEL, PRECISION)
 """What may never have been measured, beside the software."""
 DENSE, EXPERTS = "dense", "experts"
+KINDS = (DENSE, EXPERTS)
 HALF, SINGLE = "half", "fp32"
 
 
@@ -37,6 +38,13 @@ class Width:
 
 def model_kind(model: ModelSpec) -> str:
     return EXPERTS if model.is_moe else DENSE
+
+
+def kind_of_results(kind: str, unknown: Iterable[str]) -> str:
+    """The kind of model whose results tell how far software that was never measured is missed. kind: of the case's own
+    model. unknown: what was never measured of it; where that is its kind, dense models tell, and the kind adds to it.
+    """
+    return DENSE if MODEL in unknown else kind
 
 
 def number_format(precision: Precision) -> str:

@@ -160,6 +160,8 @@ def living_bytes(
     if software.hands_over_gradients and precision.gradient_accumulation_dtype != precision.parameter_dtype:
         of_blocks = most_blocks * (block.parameters - block.going)
         gradients = gradients + sum((unit.parameters - unit.going for unit in ends), of_blocks) * parameter
+    if software.adapts:
+        weights = weights + sum((unit.frozen for unit in ends), blocks * block.frozen)
     held = weights * (parameter * share)
     if precision.products is not None:
         copies = share * (precision.products.weight_bytes - parameter)

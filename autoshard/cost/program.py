@@ -33,6 +33,8 @@ from autoshard.spec.cluster import Device
 
 BACKWARD_OPERATORS = 2
 """Launches of backward for each one of forward."""
+ADAPTER_OPERATORS = 2
+"""Launches of forward for the adapter of a linear layer: its two products."""
 
 LawOf = Callable[[str, tuple[str, ...]], CollectiveLaw]
 """(kind, axes) -> seconds over bytes of the larger buffer."""
@@ -92,7 +94,8 @@ class Part:
     waits with it.
     host_s: of forward and of backward with recompute, what the host needs to launch their operators: neither is faster.
     scores_bytes: one copy of all attention scores, where a kernel writes them.
-    moments: of a block's backward. quantized: parameters that products read quantised.
+    moments: of a block's backward. quantized: parameters that products read quantised. frozen: further elements, which
+    are not trained.
     """
 
     forward: Seconds
@@ -111,6 +114,7 @@ class Part:
     num_tensors: float = 0
     moments: Moments = field(default_factory=Moments)
     quantized: Mapping[tuple[str, ...], float] = field(default_factory=dict)
+    frozen: float = 0
 
     @cached_property
     def forward_s(self) -> Number:
@@ -254,11 +258,12 @@ class PricedProgram:
         ahead, backward = (add_up(getattr(step, name) for step in self.steps) for name in ("forward", "backward"))
         launches, reads_back = launch_seconds(work, software), software.reads_back and _routes(work.program)
         launch_s, replay_s = sum(launches), sum(sum(launches[start:stop]) for start, stop in recompute.repeated)
+        back_s = BACKWARD_OPERATORS * launch_s - (_frozen(work) * software.cpu_s_per_operator if software.adapts else 0)
         if software.expert_overlap:
             ahead = _beside_work(ahead, launch_s if reads_back else 0.0, software.expert_overlap)
             again, backward = (_beside_work(one, 0.0, software.expert_overlap) for one in (again, backward))
         waits_s = ahead.total if reads_back else 0.0
-        return Part(
+        part = Part(
             ahead,
             again,
             backward,
@@ -266,7 +271,7 @@ class PricedProgram:
             recompute.replay_bytes,
             work.working_bytes,
             work.parameters,
-            (launch_s + waits_s, replay_s + BACKWARD_OPERATORS * launch_s),
+            (launch_s + waits_s, replay_s + back_s),
             sum(needs.scores_bytes for step in work.operators for needs, *_ in step if needs.kind == "plain"),
             weight_gradients_s=sum(step.put_off_s for step in self.steps),
             weights_waiting_bytes=work.weights_waiting_bytes,
@@ -275,6 +280,15 @@ class PricedProgram:
             moments=work.moments,
             quantized=work.quantized,
         )
+        if not software.adapts:
+            return part
+        frozen = part.num_parameters
+        return replace(part, parameters={}, matrices={}, num_tensors=0, weight_gradients_s=0.0, frozen=frozen)
+
+
+def _frozen(work: ProgramWork) -> int:
+    """The number of products with a weight."""
+    return sum(asked.put_off > 0 for step in work.operators for asked in step)
 
 
 def _routes(program: Program) -> bool:
@@ -293,7 +307,7 @@ def launch_seconds(work: ProgramWork, software: Software) -> list[Number]:
         return [0.0] * len(work.operators)
     return [
         sum(
-            software.cpu_s_per_operator
+            software.cpu_s_per_operator * (1 + ADAPTER_OPERATORS * (software.adapts and asked.put_off > 0))
             + software.group_launch_s * (asked.needs.groups if asked.needs.groups > 1 else 0)
             for single, asked in zip(operator_steps(step), operators, strict=True)
             if not _is_graphed(single.operator, software.graphs)

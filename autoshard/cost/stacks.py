@@ -6,7 +6,7 @@ time and three of memory. The planner's own runtimes are `COMPILED`: neutral con
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +63,8 @@ class Software:
       hands_over_gradients: a backward hands its gradients over at its end, beside their sum.
       whole_logits: every tensor-parallel rank gathers all logits and works on them.
       replays_head: full recompute repeats the head as well.
+      adapts: only low-rank adapters of linear layers are trained (LoRA). Weights have neither gradients, nor products
+      that make them, nor optimizer state; of the adapters nothing counts but the launches of their two narrow products.
       sharded_parameters: FSDP (ZeRO-3): each microbatch gathers parameters for forward and for backward and scatters
       gradients. sharded_gradients: ZeRO-2, which scatters them in each microbatch.
     """
@@ -106,6 +108,7 @@ class Software:
     accumulation_share: float = 1.0
     keeps_loss: bool = False
     hands_over_gradients: bool = True
+    adapts: bool = False
     sharded_parameters: bool = False
     sharded_gradients: bool = False
     step_overhead_s: float = 0.0
@@ -115,6 +118,8 @@ TRACED = Software("traced", cpu_s_per_operator=1.9e-4)
 """A host that traces every pass anew with torch-xla, as optimum-neuron's trainer does, while the device works on the
 pass before. From fine-tuning on one chip: TinyLlama-1.1B and Qwen3-1.7B take 12 to 13 ms a block and microbatch on trn1
 and on trn2 alike, far above what their work takes. The seconds of an operator are a hand fit to the two."""
+TRACED_LORA = replace(TRACED, name="traced LoRA", adapts=True)
+"""The same host with adapters of low rank beside all linear layers, which it traces too."""
 XLA_FSDP = Software("xla-fsdp", sharded_parameters=True, sharded_gradients=True, hands_over_gradients=False)
 """JAX through XLA on trn2, as AXLearn shards weights: one graph gathers them for forward and for backward, and scatters
 the gradients of a block as they come. Nothing hides behind work: a collective in the graph of a matrix product makes it

@@ -458,6 +458,7 @@ def mean_part(parts: Sequence[Part], weights: Sequence[float]) -> Part:
         matrices=counts(lambda part: part.matrices),
         quantized=counts(lambda part: part.quantized),
         num_tensors=number("num_tensors"),
+        frozen=number("frozen"),
         host_s=(number("forward_s"), number("backward_s")),
         scores_bytes=largest_of("scores_bytes"),
         weight_gradients_s=number("weight_gradients_s"),

@@ -125,12 +125,13 @@ STAYS = Travelling(0.0, 0.0, 0.0, 0.0, 0.0, NO_TURNS)
 class Unit(NamedTuple):
     """Elements of a block or an end of the model on one rank, over rows. owned: those whose optimizer state it keeps.
     travelling: STAYS where no row is under ZeRO-2 or -3. quantized: of the parameters, those that are held as products
-    read them; 0.0 where no row has any."""
+    read them; 0.0 where no row has any. frozen: further elements, which are not trained and not shared."""
 
     parameters: Number
     owned: Number
     travelling: Travelling = STAYS
     quantized: Number = 0.0
+    frozen: float = 0.0
 
     @property
     def weights(self) -> Number:
@@ -204,18 +205,20 @@ class State(NamedTuple):
 class Contents(NamedTuple):
     """A block or an end of the model on one rank: elements by the axes over which their gradient is summed once a step;
     of these, matrices, which ZeRO-2 and -3 share; how many parameters these are; moments of its backward; of the
-    matrices, those that products read quantised."""
+    matrices, those that products read quantised; further elements, which are not trained."""
 
     parameters: Counts = {}
     matrices: Counts = {}
     num_tensors: float = 0
     moments: Moments = NO_MOMENTS
     quantized: Counts = {}
+    frozen: float = 0
 
 
 def contents_of(part: Part | ProgramWork) -> Contents:
     """Contents of a part of a stage, or of its program."""
-    return Contents(part.parameters, part.matrices, part.num_tensors, part.moments, part.quantized)
+    frozen = part.frozen if isinstance(part, Part) else 0
+    return Contents(part.parameters, part.matrices, part.num_tensors, part.moments, part.quantized, frozen)
 
 
 class ModelContents(NamedTuple):
@@ -263,11 +266,11 @@ def mesh_state(
     tied = not contents.last.parameters
 
     def unit(of: Contents, is_block: bool = False, reads_table_once: bool = False) -> Unit:
-        counts, matrices, _, times, quantized = of
+        counts, matrices, _, times, quantized, frozen = of
         parameters, owned = float(sum(counts.values())), owned_elements(counts, mesh, zero)
         held = 0.0 if zero == 3 else float(sum(quantized.values()))
         if zero < 2:
-            return Unit(parameters, owned, quantized=held)
+            return Unit(parameters, owned, quantized=held, frozen=float(frozen))
         gather_s, scatter_s = moved(matrices, zero, precision, mesh, cluster, quantized)
         again_s = 0.0 if reads_table_once else gather_s
         weights, sums = (held_elements(counts, matrices, mesh, zero >= stage) for stage in (3, 2))
@@ -289,10 +292,10 @@ def mean_unit(units: Sequence[Unit], counts: Sequence[Number]) -> Unit:
         return units[0]
     share = shares(counts)
     parameters, owned = mean(share, [unit.parameters for unit in units]), mean(share, [unit.owned for unit in units])
-    quantized = mean(share, [unit.quantized for unit in units])
+    quantized, frozen = (mean(share, [getattr(unit, name) for unit in units]) for name in ("quantized", "frozen"))
     travelling = [unit.travelling for unit in units]
     if travelling[0] is STAYS:
-        return Unit(parameters, owned, quantized=quantized)
+        return Unit(parameters, owned, quantized=quantized, frozen=frozen)
     turns = Turns(*(mean(share, values) for values in zip(*(moved.turns for moved in travelling), strict=True)))
     *numbers, _ = zip(*travelling, strict=True)
     weights, sums, gather_s, again_s, scatter_s = (mean(share, values) for values in numbers)

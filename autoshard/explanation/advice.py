@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autoshard.cost.interval import expected_factor, expected_note, interval_note, new_features, release_note
+from autoshard.backends.problem import Problem
+from autoshard.cost.interval import (
+    Regime,
+    base_regime,
+    expected_factor,
+    expected_note,
+    interval_note,
+    new_features,
+    release_note,
+)
 from autoshard.explanation.doubt import doubt
 from autoshard.explanation.page import percent, span
+from autoshard.planner.beaten_path import new_choices
 from autoshard.plans.names import short_name
 from autoshard.plans.plan import Plan, operator_choices
 from autoshard.plans.search_result import Candidate
@@ -21,11 +31,16 @@ SAME = 5e-4
 def expected_step_time_s(plan: Plan) -> float:
     """The step time to expect. It is more than the predicted one where left-out results were on average, and where a
     search picked choices that no result has: the fastest of many predictions is more often too fast than too slow."""
-    return plan.estimate.step_time_s * expected_factor(_new(plan), plan.cluster, picked=plan.search is not None)
+    return plan.estimate.step_time_s * expected_factor(_new(plan), _base(plan), picked=plan.search is not None)
+
+
+def _base(plan: Plan) -> Regime:
+    return base_regime(plan.cluster, plan.model, plan.training)
 
 
 def _new(plan: Plan) -> tuple[str, ...]:
-    return new_features(plan.cluster, plan.strategy, plan.model, plan.training)
+    problem = Problem(plan.model, plan.training, plan.cluster, plan.backend)
+    return new_features(plan.cluster, new_choices(problem, plan.strategy), plan.model, plan.training)
 
 
 def advice(plan: Plan) -> tuple[str, ...]:
@@ -37,7 +52,7 @@ def advice(plan: Plan) -> tuple[str, ...]:
     expected_s = expected_step_time_s(plan)
     more = expected_s / plan.estimate.step_time_s - 1
     than = "as predicted" if abs(more) < SAME else f"{more:.1%} more than predicted"
-    why = expected_note(_new(plan), plan.cluster, picked=plan.search is not None)
+    why = expected_note(_new(plan), _base(plan), picked=plan.search is not None)
     expected = f"expected step time: {format_seconds(expected_s)}, {than}{': ' if why else ''}{why}"
     release = release_note(plan.cluster)
     notes = (interval_note(plan.cluster, plan.strategy, plan.model, plan.training), *([release] if release else []))

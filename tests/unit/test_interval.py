@@ -12,6 +12,8 @@ from autoshard.cost.interval import (
     BEYOND,
     NINETY_PERCENT,
     UNMEASURED,
+    UNMEASURED_KINDS,
+    base_regime,
     difference_factors,
     differences,
     expected_factor,
@@ -25,6 +27,7 @@ from autoshard.cost.interval import (
     toss_up,
     unknown_of,
     unknown_widths,
+    unlike_measured,
 )
 from autoshard.cost.known import DEVICE, MODEL, Measured
 from autoshard.layout.strategy import Strategy
@@ -70,7 +73,7 @@ def test_an_ultraserver_is_of_its_devices_regime(monkeypatch: pytest.MonkeyPatch
 
 def test_what_nobody_measured_is_less_sure() -> None:
     low, high = step_time_factors(TRN1, MEASURED)
-    further = step_time_factors(TRN1, replace(MEASURED, recompute=("full",), tp=16, dp=4))
+    further = step_time_factors(TRN1, replace(MEASURED, tp=16, dp=4))
     of_release = NINETY_PERCENT * release_spread("trn1", NEWEST)
     ends = [sqrt((BEYOND * end) ** 2 + of_release**2) for end in (regimes()["trn1"].low, regimes()["trn1"].high)]
     assert [log(one) for one in further] == pytest.approx([-ends[0], ends[1]])
@@ -82,8 +85,20 @@ def test_notes_say_why() -> None:
     case = load_model("llama3-70b"), TRAINING
     known = interval_note(TRN1, MEASURED, *case)
     assert known == "the 90 % interval comes from 50 published results on trn1, 9 layouts each left out in turn"
-    beyond = interval_note(TRN1, replace(MEASURED, recompute=("full",), tp=16, dp=4), *case)
-    assert beyond.endswith("none of them has recompute=full, tp=16")
+    beyond = interval_note(TRN1, replace(MEASURED, microbatch_size=4, tp=16, dp=4), *case)
+    assert beyond.endswith("none of them has tp=16, microbatch=4")
+
+
+def test_results_say_which_choices_they_have() -> None:
+    """GPT-3 46B, 7B and 13B were measured with full recompute."""
+    assert unlike_measured(TRN1, replace(MEASURED, recompute=("full",))) == ()
+    other = replace(MEASURED, cp=2, num_virtual_stages=2, stage_layers=(5,) * 16, recompute=("none",) * 16)
+    assert unlike_measured(TRN1, other) == ("cp=2", "vpp=2")
+    assert unlike_measured(TRN2, replace(MEASURED, cp=2)) == (), "that is said of the whole case"
+    rows = [row for row, _ in predictions()]
+    assert {int(row["tp"]) for row in rows if row["instance"].startswith("trn1.32")} == set(
+        regimes()["trn1"].choices["tp"]
+    )
 
 
 def test_notes_say_what_was_never_measured() -> None:
@@ -121,16 +136,31 @@ def test_what_is_expected_of_a_pick() -> None:
     """A layout that a person chose is expected to take what is predicted; a pick with a choice that no result has,
     longer, by what left-out features were missed by."""
     dense, experts = load_model("llama3-70b"), load_model("mixtral-8x7b")
-    beyond = replace(MEASURED, recompute=("full",), tp=16, dp=4)
-    new = new_features(TRN1, beyond, dense, TRAINING)
-    assert new == ("recompute=full", "tp=16") and new_features(TRN1, MEASURED, dense, TRAINING) == ()
-    assert new_features(TRN1, MEASURED, experts, TRAINING) == ("mixtures of experts",)
-    assert new_features(TRN2, beyond, dense, TRAINING) == ("the device (trn2.48xlarge)",)
-    assert expected_factor(new, TRN1, picked=False) == 1.0
-    assert log(expected_factor(new, TRN1, picked=True)) == pytest.approx(picks()["new_features"])
-    assert log(expected_factor((), TRN1, picked=True)) == pytest.approx(picks()["measured_features"])
-    assert log(expected_factor(new, TRN2, picked=False)) == pytest.approx(regimes()[UNMEASURED].expected)
+    new = new_features(TRN1, ("tp=16",), dense, TRAINING)
+    assert new == ("tp=16",) and new_features(TRN1, (), dense, TRAINING) == ()
+    assert new_features(TRN1, (), experts, TRAINING) == ("mixtures of experts",)
+    assert new_features(TRN2, (), dense, TRAINING) == ("the device (trn2.48xlarge)",)
+    known, apart = (base_regime(cluster, dense, TRAINING) for cluster in (TRN1, TRN2))
+    assert expected_factor(new, known, picked=False) == 1.0
+    one, two = (log(expected_factor(things, known, picked=True)) for things in (new, (*new, "cp=2")))
+    assert one == pytest.approx(picks()["new_features"]) and two == pytest.approx(2 * one), "each counts once"
+    assert log(expected_factor((), known, picked=True)) == pytest.approx(picks()["measured_features"])
+    assert log(expected_factor(new, apart, picked=False)) == pytest.approx(regimes()[UNMEASURED].expected)
     assert 0 <= picks()["measured_features"] <= picks()["new_features"]
+
+
+def test_mixtures_of_experts_by_unknown_software_have_an_interval_of_their_own() -> None:
+    dense, experts = load_model("llama3-8b"), load_model("mixtral-8x7b")
+    h100 = load_cluster("h100-80gb", 1)
+    assert base_regime(h100, dense, TRAINING) == regimes()[UNMEASURED]
+    assert base_regime(h100, experts, TRAINING) == regimes()[UNMEASURED_KINDS["experts"]]
+    assert base_regime(TRN1, experts, TRAINING) == regimes()["trn1"], "what experts add is added there"
+    a100 = load_cluster("a100-80gb", 1)  # had no mixtures
+    assert base_regime(a100, experts, TRAINING) == regimes()[UNMEASURED] and MODEL in unknown_of(
+        a100, experts, TRAINING
+    )
+    low, high = (step_time_factors(h100, MEASURED, (), base_regime(h100, one, TRAINING)) for one in (dense, experts))
+    assert high[0] < low[0] and low[1] < high[1]
 
 
 def test_probability_to_fit() -> None:

@@ -82,9 +82,9 @@ def test_the_page_of_targets() -> None:
     empty = dict.fromkeys(KEYS)
     board = {"trainium/trn1": {**empty, "rows": 1, "mape": 0.2, "worst_ape": 0.2, "coverage90": 0.9}}
     picks = [
-        Pick(NOTHING, "s", False, 0.05, 0.03),
-        Pick("pp > 1", "s", True, 0.06, 0.02),
-        Pick("ZeRO", "s", True, 0.01, 0),
+        Pick(NOTHING, "s", 0, 0.05, 0.03),
+        Pick("pp > 1", "s", 1, 0.06, 0.02),
+        Pick("ZeRO", "s", 1, 0.01, 0),
     ]
     page = results_page(board, {"unseen/s": {**empty, "mape": 0.1, "rows": 2, "coverage90": 0.5}}, [row], picks)
     assert "| trainium/trn1 | step time | <= 9 % | 20 % | missed |" in page

@@ -16,6 +16,7 @@ from autoshard.calibration.results.held_out import unseen_stacks
 from autoshard.calibration.results.never_measured import FEW_SOURCES, Missed, measured, missed, unknown, widths
 from autoshard.calibration.results.stack_fit import Linearised, predictions
 from autoshard.cost.known import (
+    DENSE,
     DEVICE,
     EXPERTS,
     HALF,
@@ -45,27 +46,35 @@ def _world(sources: int, seed: int) -> list[Missed]:
         for unknown_things in ((), *((name,) for name in UNKNOWN)):
             more = sum(random.normal(0, SPREADS[name]) for name in unknown_things)
             residuals = of_stack + more + random.normal(0, 0.02, 5)
-            found += [Missed(str(source), unknown_things, float(one)) for one in residuals]
+            kind = EXPERTS if MODEL in unknown_things else DENSE
+            found += [Missed(str(source), unknown_things, float(one), kind) for one in residuals]
+        of_experts = random.normal(0, 2 * SOFTWARE) + random.normal(0, 0.02, 5)
+        found += [Missed(str(source), (), float(one), EXPERTS) for one in of_experts]
     return found
 
 
 def test_widths_are_those_of_the_world() -> None:
     found = widths(_world(400, seed=1), 0.08)
-    assert -found.software.low == pytest.approx(NINETY * hypot(SOFTWARE, 0.02), rel=0.15)
-    assert found.software.high == pytest.approx(NINETY * hypot(SOFTWARE, 0.02), rel=0.15)
+    assert -found.software[DENSE].low == pytest.approx(NINETY * hypot(SOFTWARE, 0.02), rel=0.15)
+    assert found.software[DENSE].high == pytest.approx(NINETY * hypot(SOFTWARE, 0.02), rel=0.15)
+    assert -found.software[EXPERTS].low == pytest.approx(NINETY * hypot(2 * SOFTWARE, 0.02), rel=0.15)
     for name, spread in SPREADS.items():
         assert -found.widths[name].low == pytest.approx(NINETY * spread, rel=0.15, abs=0.06)
         assert found.widths[name].sources == 400 and found.widths[name].results == 2000
-    assert abs(found.expected) < 0.02
+    assert abs(found.expected[DENSE]) < 0.02
 
 
-@pytest.mark.parametrize("things", [(), (DEVICE,), (MODEL,)], ids=["software", "device", "model"])
-def test_nine_in_ten_of_new_sources_lie_inside(things: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("things", "kind"),
+    [((), DENSE), ((), EXPERTS), ((DEVICE,), DENSE), ((MODEL,), EXPERTS)],
+    ids=["software", "software, experts", "device", "model"],
+)
+def test_nine_in_ten_of_new_sources_lie_inside(things: tuple[str, ...], kind: str) -> None:
     """From twelve sources, as there are; many such worlds, each asked about sources that it has not seen."""
     inside = []
     for seed in range(40):
-        interval = widths(_world(12, seed), 0.08).of(things)
-        asked = [one.residual for one in _world(40, seed + 1000) if one.unknown == things]
+        interval = widths(_world(12, seed), 0.08).of(things, kind)
+        asked = [one.residual for one in _world(40, seed + 1000) if (one.unknown, one.kind) == (things, kind)]
         inside.append(np.mean([interval.low <= one <= interval.high for one in asked]))
     assert 0.85 <= np.mean(inside) <= 0.95
 
@@ -75,6 +84,13 @@ def test_few_sources_are_no_surer_than_other_unknown_things() -> None:
     assert found.widths[PRECISION].sources < FEW_SOURCES
     assert found.widths[PRECISION].low <= found.widths[DEVICE].low
     assert found.widths[PRECISION].high >= found.widths[DEVICE].high
+
+
+def test_mixtures_that_few_sources_have_are_no_surer_than_dense_models() -> None:
+    found = widths([one for one in _world(20, seed=3) if one.source in ("1", "2") or one.kind == DENSE], 0.08)
+    dense, experts = found.software[DENSE], found.software[EXPERTS]
+    assert experts.low <= dense.low and dense.high <= experts.high
+    assert found.of((MODEL,), EXPERTS).low == -hypot(dense.low, found.widths[MODEL].low), "what the kind adds"
 
 
 @given(st.floats(-1, 0), st.floats(0, 1), st.lists(st.tuples(st.floats(-1, 0), st.floats(0, 1)), max_size=3))

@@ -24,8 +24,8 @@ from autoshard.calibration.results.stack_fit import Linearised, predictions
 from benchmarks.fitted import DATA, load
 
 
-def _pick(left_out: str, pick: float, has_it: bool = True, all_: float = 0.02) -> Pick:
-    return Pick(left_out, "s", has_it, pick, all_)
+def _pick(left_out: str, pick: float, new: int = 1, all_: float = 0.02) -> Pick:
+    return Pick(left_out, "s", new, pick, all_)
 
 
 def test_a_surprise_is_what_the_pick_is_missed_by_more_than_all() -> None:
@@ -35,11 +35,11 @@ def test_a_surprise_is_what_the_pick_is_missed_by_more_than_all() -> None:
 
 def test_a_feature_counts_by_the_root_of_its_picks_and_only_where_they_have_it() -> None:
     found = [
-        _pick(NOTHING, 0.03, has_it=False),
+        _pick(NOTHING, 0.03, new=0),
         _pick("tp > 1", 0.12),
         _pick("tp > 1", 0.12),
         _pick("pp > 1", 0.06),
-        _pick("pp > 1", 0.50, has_it=False),
+        _pick("pp > 1", 0.50, new=0),
         _pick(EVERYTHING, 0.90),
     ]
     assert of_measured_features(found) == pytest.approx(0.01)
@@ -52,7 +52,7 @@ def test_the_best_of_many_guesses_is_optimistic_and_the_measure_finds_by_how_muc
     the mean of the largest of 30 normal errors."""
     random = np.random.default_rng(0)
     errors = random.normal(0, 0.05, (400, 30))  # log(predicted / measured)
-    found = [Pick(NOTHING, "s", False, float(-own.min()), float(-own.mean())) for own in errors]
+    found = [Pick(NOTHING, "s", 0, float(-own.min()), float(-own.mean())) for own in errors]
     assert surprise(found) == pytest.approx(2.04 * 0.05, rel=0.05)
     corrected = [replace(one, pick=one.pick - surprise(found)) for one in found]
     assert np.mean([one.surprise for one in corrected]) == pytest.approx(0, abs=0.02)

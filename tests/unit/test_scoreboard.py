@@ -18,6 +18,7 @@ from autoshard.calibration.results.rows import Unscored
 from autoshard.calibration.results.stack_fit import estimates
 from autoshard.layout.strategy import Strategy
 from autoshard.spec.cluster import load_cluster
+from benchmarks import predicted_vs_measured
 from benchmarks.fitted import DATA, load
 from benchmarks.predicted_vs_measured import main
 from benchmarks.scores import KEYS, Scored, pick, score, spearman
@@ -333,3 +334,22 @@ def test_few_results_say_little_of_an_interval() -> None:
     own, unmeasured = Interval(-0.05, 0.6, 0.05), Interval(-0.2, 0.5, 0.08)
     assert at_least(own, FEW_RESULTS, unmeasured) == own
     assert at_least(own, FEW_RESULTS - 1, unmeasured) == Interval(-0.2, 0.6, 0.05)
+
+
+def test_rows_whose_layout_is_not_all_stated_are_as_unsure_as_such_rows_of_others_were(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rows of four sources are missed by factors of 2 and 1/2: each row's interval holds what the others show, however
+    narrow its own; a row that is whole keeps its own."""
+
+    def one_of(row: dict[str, str], source: str, fitted: object) -> Scored:
+        one = replace(scored(row["row_id"], 1.0, float(row["time"])), sources=(source,), low_s=0.95, high_s=1.05)
+        return replace(one, is_stated=row["stated"] == "yes")
+
+    monkeypatch.setattr(predicted_vs_measured, "_gpu_score", one_of)
+    times = [("a", 2.0), ("a", 2.0), ("b", 0.5), ("c", 2.0), ("d", 0.5)]
+    rows = [{"row_id": of, "source_id": of, "time": str(time), "stated": "no"} for of, time in times]
+    whole = {"row_id": "w", "source_id": "a", "time": "1", "stated": "yes"}
+    *found, last = predicted_vs_measured.gpu_scores([*rows, whole], load())
+    assert all(isinstance(one, Scored) and one.low_s <= 0.5 and one.high_s >= 2.0 for one in found)
+    assert isinstance(last, Scored) and (last.low_s, last.high_s) == (0.95, 1.05)

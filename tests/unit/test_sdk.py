@@ -12,7 +12,7 @@ import pytest
 
 from autoshard.calibration.results.effects import LAYOUT_SPREAD, RELEASE_SPREAD, ROW_SPREAD, effects_of, steps_of
 from autoshard.calibration.results.instance_rows import InstanceCase, instance_case, row_doubt, row_sdk, row_stack
-from autoshard.calibration.results.rows import read_rows
+from autoshard.calibration.results.rows import Unscored, read_rows
 from autoshard.cli import main
 from autoshard.cost.estimate import estimate
 from autoshard.cost.interval import release_note
@@ -151,3 +151,11 @@ def test_rows_say_stack_release_and_doubt() -> None:
         assert row_doubt(ROWS[name]).startswith("its layout is not all stated (config_complete=")
     assert stack_slowdown("trn1", "neuronx-nemo-megatron") > 1.05
     assert stack_slowdown("trn1", "a stack that nobody compared") == 1.0
+
+
+def test_rows_that_train_adapters_freeze_the_weights() -> None:
+    case = instance_case(ROWS["F011"])
+    assert case.software.adapts and not case.doubt and not case.is_whole
+    assert instance_case(ROWS["F006"]).is_whole and not instance_case(ROWS["F006"]).software.adapts
+    with pytest.raises(Unscored, match=r"^LoRA of neuronx-distributed: only that of optimum-neuron was measured$"):
+        instance_case({**ROWS["T135"], "model": "Llama2-7B LoRA"})

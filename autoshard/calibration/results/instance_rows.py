@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autoshard.calibration.results.rows import Row, Unscored, integer, number
-from autoshard.cost.stacks import COMPILED, EAGER, TRACED, XLA_FSDP, Software
+from autoshard.cost.stacks import COMPILED, EAGER, TRACED, TRACED_LORA, XLA_FSDP, Software
 from autoshard.errors import AutoshardError
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.schedules import usual_schedule
@@ -57,14 +57,17 @@ class InstanceCase:
     sdk: str | None = None
     doubt: str = ""
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the row trains all weights and nothing about it is in doubt."""
+        return not (self.doubt or self.software.adapts)
+
 
 def instance_case(row: Row, hardware_file: Path | None = None) -> InstanceCase:
     """The case of one row. hardware_file: describes the row's instance, in place of the packaged file.
 
     Raises Unscored where something that the model needs is missing.
     """
-    if "lora" in row["model"].lower():
-        raise Unscored("LoRA: most weights are not trained, which the cost model cannot say")
     time_s = number(row, "step_time_s")
     if time_s is None:
         rate, batch = number(row, "seq_per_s"), number(row, "global_batch")
@@ -79,6 +82,10 @@ def instance_case(row: Row, hardware_file: Path | None = None) -> InstanceCase:
         cluster = alike if sdk is None else load_cluster(alike.instance, alike.nodes, lnc, hardware_file, sdk)
         cluster = cluster.slowed(stack_slowdown(cluster.layout_rules, stack))
         model, strategy, software = row_model(row), row_strategy(row), SOFTWARE.get(stack, COMPILED)
+        if "lora" in row["model"].lower():
+            if software is not TRACED:
+                raise Unscored(f"LoRA of {stack}: only that of optimum-neuron was measured")
+            software = TRACED_LORA
         if software.sharded_parameters:
             strategy = replace(strategy, zero=1)
     except AutoshardError as error:

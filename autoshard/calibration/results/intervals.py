@@ -12,7 +12,7 @@ from autoshard.calibration.results.gpu_rows import Case
 from autoshard.calibration.results.instance_rows import InstanceCase
 from autoshard.calibration.results.never_measured import Missed, NeverMeasured, measured, widths
 from autoshard.calibration.results.picks import (
-    EVERYTHING,
+    FEATURES,
     NOTHING,
     Pick,
     of_measured_features,
@@ -20,6 +20,7 @@ from autoshard.calibration.results.picks import (
 )
 from autoshard.calibration.results.regimes import (
     MEMORY_SPREAD,
+    OF_EXPERTS,
     UNMEASURED,
     HeldOut,
     Interval,
@@ -27,16 +28,18 @@ from autoshard.calibration.results.regimes import (
     interval_of,
     regime,
 )
-from autoshard.cost.known import Measured
+from autoshard.cost.interval import CHOICE_WORDS
+from autoshard.cost.known import DENSE, EXPERTS, Measured, model_kind
 
 
 def regime_intervals(
-    cases: Sequence[Case], known: HeldOut, unmeasured: Interval
+    cases: Sequence[Case], known: HeldOut, never: NeverMeasured
 ) -> tuple[dict[str, Interval], dict[str, Interval]]:
     """(interval by regime, interval by "group regime" computed without that group)."""
-    found, without = {UNMEASURED: unmeasured}, {}
-    for name in sorted({regime(case) for case in cases} - {UNMEASURED}):
+    found, without = {UNMEASURED: never.software[DENSE], UNMEASURED + OF_EXPERTS: never.software[EXPERTS]}, {}
+    for name in sorted({regime(case) for case in cases} - found.keys()):
         rows = [i for i, case in enumerate(cases) if regime(case) == name]
+        unmeasured = never.software[EXPERTS if name.endswith(OF_EXPERTS) else DENSE]
         found[name] = interval_of(cases, known, rows, unmeasured)
         for group in sorted({cases[i].group for i in rows}):
             if others := [i for i in rows if cases[i].group != group]:
@@ -50,14 +53,19 @@ def of_instance(cases: Sequence[InstanceCase], left_out_s: Sequence[float]) -> d
     groups = [case.group for case in cases]
     found = interval(groups, ratios, [None] * len(groups))
     width = max(-found.low, found.high)
-    return {"low": -width, "high": width, "results": len(groups), "groups": len(set(groups))}
+    choices: dict[str, list[Any]] = {
+        name: sorted({getattr(case.strategy, name) for case in cases}) for name in CHOICE_WORDS
+    }
+    choices["recompute"] = sorted({one for case in cases for one in case.strategy.recompute})
+    return {"low": -width, "high": width, "results": len(groups), "groups": len(set(groups)), "choices": choices}
 
 
-def of_unseen(cases: Sequence[Case], never: NeverMeasured) -> dict[str, Any]:
-    """The interval for software that was never measured, as JSON values."""
-    stacks = len({stack_of(case.stack)[0] for case in cases})
-    low, high = never.software.low, never.software.high
-    return {"low": low, "high": high, "expected": never.expected, "results": len(cases), "groups": stacks}
+def of_unseen(cases: Sequence[Case], never: NeverMeasured, kind: str) -> dict[str, Any]:
+    """The interval of one kind of model for software that was never measured, as JSON values."""
+    own = [case for case in cases if model_kind(case.model) == kind]
+    stacks = len({stack_of(case.stack)[0] for case in own})
+    ends = {"low": never.software[kind].low, "high": never.software[kind].high}
+    return {**ends, "expected": never.expected[kind], "results": len(own), "groups": stacks}
 
 
 def of_widths(never: NeverMeasured) -> dict[str, Any]:
@@ -77,7 +85,7 @@ def of_picks(found: Sequence[Pick]) -> dict[str, Any]:
         "measured_features": round(of_measured_features(found), 4),
         "new_features": round(of_new_features(found), 4),
         "groups": len(nothing),
-        "features": len({one.left_out for one in found if one.has_it} - {EVERYTHING}),
+        "features": len({one.left_out for one in found if one.new and one.left_out in FEATURES}),
     }
 
 
@@ -87,7 +95,7 @@ def without_source(cases: Sequence[Case], found: Sequence[Missed]) -> dict[str, 
     for source in ("", *sorted({one.source for one in found})):
         never = widths([one for one in found if one.source != source], MEMORY_SPREAD)
         known = measured(case for case in cases if case.source != source)
-        software = {"software": vars(never.software), "expected": never.expected}
+        software = {"software": {kind: vars(one) for kind, one in never.software.items()}, "expected": never.expected}
         entries[source] = {"measured": of_measured(known), **software, **of_widths(never)}
     return entries
 

@@ -6,7 +6,7 @@ device family, until nothing of that kind is left. Stacks are at their priors, a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 from math import exp, log, sqrt
@@ -23,10 +23,14 @@ from autoshard.calibration.results.stack_fit import Linearised, Values, predicti
 from autoshard.cost.known import (
     DENSE,
     DEVICE,
+    EXPERTS,
     HALF,
+    KINDS,
+    MODEL,
     UNKNOWN,
     Measured,
     Width,
+    kind_of_results,
     measured_by,
     model_kind,
     never_measured,
@@ -42,25 +46,27 @@ so few (by 1.19 with nine). Without it new sources of simulated worlds lie insid
 
 
 class Missed(NamedTuple):
-    """One result, predicted without what is unknown. residual: log(measured / predicted)."""
+    """One result, predicted without what is unknown. residual: log(measured / predicted). kind: of its model."""
 
     source: str
     unknown: tuple[str, ...]
     residual: float
+    kind: str = DENSE
 
 
 @dataclass(frozen=True)
 class NeverMeasured:
-    """Intervals of cases that were never measured. software: where only the stack is unknown. expected: log of the mean
-    of measured / predicted there. widths: what each further unknown thing adds."""
+    """Intervals of cases that were never measured. software: by kind of model, where only the stack is unknown, as
+    mixtures of experts are missed by more than dense models. expected: log of the mean of measured / predicted there.
+    widths: what each further unknown thing adds."""
 
-    software: Interval
-    expected: float
+    software: dict[str, Interval]
+    expected: dict[str, float]
     widths: dict[str, Width]
 
-    def of(self, unknown: Iterable[str], known: Interval | None = None) -> Interval:
-        """The interval of a case. known: that of its stack, where the stack was measured."""
-        base = known or self.software
+    def of(self, unknown: Collection[str], kind: str = DENSE, known: Interval | None = None) -> Interval:
+        """The interval of a case. kind: of its model. known: that of its stack, where the stack was measured."""
+        base = known or self.software[kind_of_results(kind, unknown)]
         low, high = widened(base.low, base.high, (self.widths[name] for name in unknown))
         return Interval(low, high, base.memory_spread)
 
@@ -132,7 +138,7 @@ def _fitted(line: Linearised, cases: Sequence[Case]) -> Values:
 def _missed(rows: Sequence[Case], values: Values, others: Sequence[Case]) -> list[Missed]:
     known = measured(others)
     return [
-        Missed(case.source, unknown(case, known), log((case.time_s or 0.0) / seconds))
+        Missed(case.source, unknown(case, known), log((case.time_s or 0.0) / seconds), model_kind(case.model))
         for case, seconds in zip(rows, predictions(rows, values), strict=True)
     ]
 
@@ -140,13 +146,20 @@ def _missed(rows: Sequence[Case], values: Values, others: Sequence[Case]) -> lis
 def widths(found: Sequence[Missed], memory_spread: float) -> NeverMeasured:
     """The intervals that cover nine in ten of these, sources counting the same as groups do elsewhere.
 
-    What one unknown thing adds is the square of its interval less that of unknown software alone, never below zero.
+    What one unknown thing adds to that of unknown software is the square of its interval less that of dense models by
+    unknown software, never below zero; of dense models, but for what an unknown kind of model adds.
     """
-    base = _interval(found, ())
+    software = {
+        kind: interval_of_sources([one for one in found if not one.unknown and one.kind == kind]) for kind in KINDS
+    }
+    base, few = software[DENSE], {one.source for one in found if not one.unknown and one.kind == EXPERTS}
+    if len(few) < FEW_SOURCES:
+        own = software[EXPERTS]
+        software[EXPERTS] = Interval(min(own.low, base.low), max(own.high, base.high), own.memory_spread)
     added = {}
     for name in UNKNOWN:
-        rows = [one for one in found if one.unknown == (name,)]
-        whole = _interval(found, (name,))
+        rows = [one for one in found if one.unknown == (name,) and (name == MODEL or one.kind == DENSE)]
+        whole = interval_of_sources(rows)
         low, high = (sqrt(max(0.0, a * a - b * b)) for a, b in ((whole.low, base.low), (whole.high, base.high)))
         added[name] = Width(round(-low, 4), round(high, 4), len(rows), len({one.source for one in rows}))
     telling = [width for width in added.values() if width.sources >= FEW_SOURCES] or [*added.values()]
@@ -154,21 +167,22 @@ def widths(found: Sequence[Missed], memory_spread: float) -> NeverMeasured:
     for name, width in added.items():
         if width.sources < FEW_SOURCES:
             added[name] = replace(width, low=min(low, width.low), high=max(high, width.high))
-    return NeverMeasured(Interval(base.low, base.high, memory_spread), round(_expected(found), 4), added)
+    software = {kind: replace(own, memory_spread=memory_spread) for kind, own in software.items()}
+    return NeverMeasured(software, {kind: round(_expected(found, kind), 4) for kind in KINDS}, added)
 
 
-def _interval(found: Sequence[Missed], unknown: tuple[str, ...]) -> Interval:
-    rows = [one for one in found if one.unknown == unknown]
+def interval_of_sources(rows: Sequence[Missed]) -> Interval:
+    """The interval that covers nine in ten of such results of a source that is not among them."""
     own = interval([one.source for one in rows], [one.residual for one in rows], [None] * len(rows))
     sources = len({one.source for one in rows})
     wider = 1 + STUDENT / sources if sources >= FEW_SOURCES else 1.0
     return Interval(round(wider * own.low, 4), round(wider * own.high, 4), own.memory_spread)
 
 
-def _expected(found: Sequence[Missed]) -> float:
+def _expected(found: Sequence[Missed], kind: str) -> float:
     """Log of the mean of measured / predicted over sources with unknown software; large errors count as LARGEST."""
     ratios: dict[str, list[float]] = {}
     for one in found:
-        if not one.unknown:
+        if not one.unknown and one.kind == kind:
             ratios.setdefault(one.source, []).append(exp(float(np.clip(one.residual, -LARGEST, LARGEST))))
     return log(float(np.mean([np.mean(of) for of in ratios.values()]))) if ratios else 0.0

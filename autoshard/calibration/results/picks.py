@@ -8,19 +8,21 @@ fitted; what nothing was fitted to surprises more.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations
+from typing import NamedTuple
 
 import numpy as np
 
 from autoshard.calibration.results.differences import LARGEST
 from autoshard.calibration.results.gpu_rows import Case
-from autoshard.calibration.results.stack_fit import Linearised, Values, predictions, row_weights
+from autoshard.calibration.results.stack_fit import Linearised, predictions, row_weights
 from autoshard.layout.strategy import Strategy
 
 LAYOUTS = 8
 """Groups of fewer layouts are left out: there is little to pick from."""
-NOTHING, EVERYTHING = "nothing", "everything"
+NOTHING, EVERYTHING, AND = "nothing", "everything", " and "
 FEATURES: dict[str, Callable[[Strategy], bool]] = {
     "tp > 1": lambda one: one.tp > 1,
     "pp > 1": lambda one: one.pp > 1,
@@ -38,12 +40,12 @@ FEATURES: dict[str, Callable[[Strategy], bool]] = {
 
 @dataclass(frozen=True)
 class Pick:
-    """The pick of one group. left_out: what its constants had not seen beside the group. has_it: whether the pick has
-    that feature. pick, all: log(measured / predicted) of the pick, and the mean over the group."""
+    """The pick of one group. left_out: what its constants had not seen beside the group. new: how many of the features
+    left out the pick has. pick, all: log(measured / predicted) of the pick, and the mean over the group."""
 
     left_out: str
     source: str
-    has_it: bool
+    new: int
     pick: float
     all: float
 
@@ -51,6 +53,17 @@ class Pick:
     def surprise(self) -> float:
         """How much more the pick was missed by than all."""
         return self.pick - self.all
+
+
+class Guesses(NamedTuple):
+    """The layouts of one group with predictions by constants that had not seen it. left_out: what else they had not
+    seen. new: how many of the features left out each layout has. predicted, measured: logs of step times."""
+
+    left_out: tuple[str, ...]
+    source: str
+    new: np.ndarray
+    predicted: np.ndarray
+    measured: np.ndarray
 
 
 def groups_of(cases: Sequence[Case]) -> list[list[int]]:
@@ -61,31 +74,33 @@ def groups_of(cases: Sequence[Case]) -> list[list[int]]:
     return [places for places in found.values() if len(places) >= LAYOUTS]
 
 
-def picks(line: Linearised) -> list[Pick]:
-    """The picks of all groups with nothing but the group left out; with each feature left out of the fit as well, where
-    a group has layouts with and without it; and with no constant fitted to anything."""
+def guesses(line: Linearised) -> Iterator[Guesses]:
+    """Predictions of all groups with nothing but the group left out; with each feature, and each two of them, left out
+    of the fit as well, where a group has layouts with and without; and with no constant fitted to anything."""
     has = {name: np.array([of(case.strategy) for case in line.cases]) for name, of in FEATURES.items()}
-    return [one for rows in groups_of(line.cases) for one in _of_group(line, np.array(rows), has)]
-
-
-def _of_group(line: Linearised, rows: np.ndarray, has: Mapping[str, np.ndarray]) -> Iterator[Pick]:
-    others = np.array([case.group != line.cases[rows[0]].group for case in line.cases])
     weights = row_weights(line.cases)
-    none = np.zeros(len(line.cases), dtype=bool)
-    yield _pick(line, rows, NOTHING, none, line.solve(others, weights))
-    for name, with_it in has.items():
-        if with_it[rows].any() and not with_it[rows].all():
-            yield _pick(line, rows, name, with_it, line.solve(others & ~with_it, weights))
-    yield _pick(line, rows, EVERYTHING, ~none, {})
+    for rows in map(np.array, groups_of(line.cases)):
+        cases = [line.cases[row] for row in rows]
+        measured = np.log([case.time_s or 0.0 for case in cases])
+        others = np.array([case.group != cases[0].group for case in line.cases])
+        telling = [name for name, with_it in has.items() if with_it[rows].any() and not with_it[rows].all()]
+        for left_out in (*((name,) for name in (NOTHING, *telling, EVERYTHING)), *combinations(telling, 2)):
+            count = sum((has[name].astype(int) for name in left_out if name in has), np.zeros(len(line.cases), int))
+            values = {} if left_out == (EVERYTHING,) else line.solve(others & (count == 0), weights)
+            predicted = np.log(predictions(cases, values))
+            yield Guesses(left_out, cases[0].source, count[rows], predicted, measured)
 
 
-def _pick(line: Linearised, rows: np.ndarray, left_out: str, has: np.ndarray, values: Values) -> Pick:
-    cases = [line.cases[row] for row in rows]
-    predicted = np.log(predictions(cases, values))
-    measured = np.log([case.time_s or 0.0 for case in cases])
-    place = int(np.argmin(predicted))
-    residuals = np.clip(measured - predicted, -LARGEST, LARGEST)
-    return Pick(left_out, cases[0].source, bool(has[rows[place]]), float(residuals[place]), float(residuals.mean()))
+def picks(line: Linearised) -> list[Pick]:
+    """The fastest by prediction of each of `guesses`."""
+    return [_pick(guess) for guess in guesses(line)]
+
+
+def _pick(guess: Guesses) -> Pick:
+    place = int(np.argmin(guess.predicted))
+    residuals = np.clip(guess.measured - guess.predicted, -LARGEST, LARGEST)
+    left_out = AND.join(guess.left_out)
+    return Pick(left_out, guess.source, int(guess.new[place]), float(residuals[place]), float(residuals.mean()))
 
 
 def surprise(found: Sequence[Pick]) -> float:
@@ -99,9 +114,9 @@ def of_measured_features(found: Sequence[Pick]) -> float:
 
 
 def of_new_features(found: Sequence[Pick]) -> float:
-    """The surprise of picks with a feature that nothing was fitted to, each feature weighted by the square root of its
-    picks; no less than that of picks without one."""
-    own = [[one.surprise for one in found if one.left_out == name and one.has_it] for name in FEATURES]
+    """The surprise of picks with one feature that nothing was fitted to, each feature weighted by the square root of
+    its picks; no less than that of picks without one."""
+    own = [[one.surprise for one in found if one.left_out == name and one.new] for name in FEATURES]
     told = [surprises for surprises in own if surprises]
     if not told:
         return of_measured_features(found)

@@ -38,7 +38,7 @@ from autoshard.calibration.results.regimes import MEMORY_SPREAD
 from autoshard.calibration.results.usable import AnyCase, Usable, read_results
 from autoshard.cost.estimate import estimate
 from autoshard.cost.interval import FILE as INTERVALS
-from autoshard.cost.interval import UNMEASURED
+from autoshard.cost.interval import UNMEASURED, UNMEASURED_KINDS
 from autoshard.cost.known import Measured, measured_by, model_kind, number_format
 from autoshard.spec.hardware_file import FOLDER
 from autoshard.spec.sdk import FILE as SDK
@@ -165,10 +165,12 @@ def _instance_facts(cases: Sequence[InstanceCase]) -> Measured:
 
 
 def _count_unfitted(found: Usable[InstanceCase], out: Published) -> None:
-    """Notes the generations that nothing is fitted to, with their results."""
+    """Notes the generations that nothing is fitted to, with their results of training all weights."""
     fitted = {name.partition(".")[0] for name in instance_fit.PUBLISHED}
     by_generation: dict[str, list[InstanceCase]] = {}
     for case in found.cases:
+        if case.software.adapts:
+            continue
         by_generation.setdefault(case.cluster.instance.partition(".")[0], []).append(case)
     regimes = out.intervals["regimes"]
     for name, cases in by_generation.items():
@@ -191,14 +193,15 @@ def _fit_gpus(found: Usable[Case], out: Published) -> None:
     unseen = unseen_stacks(cases, fit.values)
     found_missed = missed(fit.line, unseen)
     never = widths(found_missed, MEMORY_SPREAD)
-    by_regime, without = regime_intervals(cases, fit.held_out, never.software)
+    by_regime, without = regime_intervals(cases, fit.held_out, never)
     for name, family in FILES.items():
         if family in fit.counts:
             of = set_family(out.content(name), family, fit, found)
             out.page.append(evidence_line(name, of))
     origin = _origin(found)
     regimes = out.intervals["regimes"]
-    regimes[UNMEASURED] = {**of_unseen(cases, never), "memory_spread": MEMORY_SPREAD, "from": origin}
+    for kind, name in UNMEASURED_KINDS.items():
+        regimes[name] = {**of_unseen(cases, never, kind), "memory_spread": MEMORY_SPREAD, "from": origin}
     known = measured(fit.line.cases)
     devices = {file: known[one] for file, one in sorted({(hardware(case)[0], chip(case)) for case in fit.line.cases})}
     others = out.intervals.get("measured", {})

@@ -13,6 +13,7 @@ from autoshard.calibration.results.gpu_rows import Case
 
 COVERAGE = 0.9
 UNMEASURED = "unmeasured"
+OF_EXPERTS = ", experts"
 FEW_GROUPS = 0.3
 """An interval is widened by this much over the number of groups: few groups resemble each other more than the next
 one."""
@@ -47,12 +48,12 @@ class HeldOut:
 
 def regime(case: Case) -> str:
     """The regime of a case: its stack, and whether its layout lies where that stack was fitted."""
-    stack = stack_of(case.stack)[0]
-    if stack is None:
-        return UNMEASURED
+    stack = stack_of(case.stack)[0] or UNMEASURED
     stack = stack.removesuffix(" compiled")  # what it is missed by, a stack is with or without compilation
     if case.model.is_moe:
-        return f"{stack}, experts"
+        return f"{stack}{OF_EXPERTS}"
+    if stack == UNMEASURED:
+        return stack
     if stack in FP8_APART and case.low_precision:
         return f"{stack}, FP8"
     return f"{stack}, far from the fit" if not fitted_layout(case) else stack
