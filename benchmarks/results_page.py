@@ -74,10 +74,12 @@ UNSEEN = 0.20
 WORST_ROWS = 6
 TWO = "two of these"
 EXPERTS = """\
-Latent attention is priced as usual attention of equal FLOPs. DeepSeek-V3 in NeMo 25.04 runs it without a flash kernel on
-GB200 (the container's cuDNN has none for it there), on H100 with one. AutoModel's benchmark hands out experts in turn:
-those of a token lie on one rank. An all-to-all dispatcher sorts what arrives by expert; DeepEP and HybridEP do not. What
-is clamped (GPT-OSS) has eight kernels where others have one. Left out: that a slower host (Grace) launches later."""
+Latent attention is priced as usual attention of equal FLOPs. NeMo 25.04 is taken to run DeepSeek-V3's without a flash
+kernel on GB200: its recipe recomputes the core of attention there, and its cuDNN has no kernel for such heads
+(recalled, not read). AutoModel's benchmark hands out experts in turn, so that those of a token lie on one rank. An
+all-to-all dispatcher sorts what arrives by expert, DeepEP and HybridEP do not. A clamped activation (GPT-OSS) takes a
+kernel for each of its steps. Left out: that hosts differ in how fast they launch, and that small experts'
+products reach less."""
 NOTES = {
     "ultrascale-ok/tp<=8 and pp=1": """\
 The mean is that of runs several times slower than predicted: four with steps of 4096 sequences on 32 nodes (26.0 ms a
