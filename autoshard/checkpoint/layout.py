@@ -105,7 +105,7 @@ def _shard(
     axes = key.shard_axes if zero else ()
     padded = padded_elements(key, sum(sizes), mesh, zero)
     elements = padded // mesh.size(axes)
-    begin = _position(mesh, axes, index) * elements
+    begin = mesh.position(index, axes) * elements
     pieces: list[Piece] = []
     offset = -begin  # of the tensor, in the shard
     for (program, tensor, again), size in zip(held, sizes, strict=True):
@@ -133,15 +133,6 @@ def _local_box(program: Program, tensor: Tensor, index: dict[str, int]) -> Box:
             sizes[dim] //= count
             offsets[dim] += index[axis] * sizes[dim]
     return Box(tuple(offsets), tuple(sizes))
-
-
-def _position(mesh: Mesh, axes: tuple[str, ...], index: dict[str, int]) -> int:
-    """The rank's place among the ranks that differ along these axes, in mesh order."""
-    position = 0
-    for axis in mesh.axes:
-        if axis.name in axes:
-            position = position * axis.size + index[axis.name]
-    return position
 
 
 def _is_first(program: Program, tensor: Tensor, index: dict[str, int], sharded: tuple[str, ...]) -> bool:
