@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from autoshard.conversion.convert import Conversion, convert, open_source
+from autoshard.conversion.dtypes import CONFIG_NAMES
 from autoshard.conversion.folder import check_free, new_folder
 from autoshard.files.atomic_file import write_text
 from autoshard.jobs.options import LaunchOptions, quoted
@@ -46,4 +47,7 @@ def _converted(source: Path, target: Path, migration: Migration, weights_only: b
         f"Weights of {done.model} and AdamW's state after step {done.step:,}: training goes on with the next one. "
         f"Sequences that it has seen: {counted if seen is None else f'{seen:,}, as its folder says in its name'}."
     )
+    narrow = sorted({CONFIG_NAMES[dtype] for dtype in weights.dtypes.values()} - {"float32"})
+    if narrow and migration.after.training.precision.master_dtype == "float32":
+        sentences += f" Its master weights were not saved: they begin as the weights, in {' and '.join(narrow)}."
     return sentences, "--resume"

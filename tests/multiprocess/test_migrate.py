@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from autoshard.checkpoint.manifest import QUANTITIES, read_manifest
@@ -68,3 +69,20 @@ def test_the_checkpoint_goes_along(
         assert " run there/plan.json --resume there/checkpoint --steps 100\n" in job
     else:
         assert " run there/plan.json --weights there/checkpoint --steps 100\n" in job
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_masters_that_were_not_saved_are_told(
+    saved: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nxd_checkpoint(tmp_path, replace(MODELS["few kv heads"], vocab_size=256), "kv heads twice, masters", masters=True)
+    (tmp_path / "config.json").write_bytes((tmp_path / "master" / "config.json").read_bytes())
+    for file in (tmp_path / "nxd" / "optim").iterdir() if not saved else ():
+        state = torch.load(file, weights_only=True)
+        del state["sharded_master_weights"]
+        torch.save(state, file)
+    monkeypatch.chdir(tmp_path)
+    Path("conf.yaml").write_text(yaml.safe_dump({**CONF, "precision": {"type": "mixed_precision"}}))
+    assert main(["migrate", "conf.yaml", "--checkpoint", "nxd", "--instance", "trn2.3xlarge"]) == 0
+    told = "Its master weights were not saved: they begin as the weights, in bfloat16.\n"
+    assert (told in capsys.readouterr().out) is not saved
