@@ -38,6 +38,8 @@ class Backend:
     solves_operators: whether an operator may be sharded otherwise than by the rule of layout/sharding.py, with or
     without sequence parallelism.
     shares_sequences_of_experts: whether a model with experts may have cp of 2 or more.
+    unlike_stages: whether several chunks a rank may differ in their blocks, and an end of the model may be a stage
+    without any.
 
     Rules beyond everybody's, by the group that they are checked with: mesh_rules, kernel_rules, state_rules.
     warnings: what a person should know about a legal layout.
@@ -60,6 +62,7 @@ class Backend:
     pads: bool = False
     solves_operators: bool = True
     shares_sequences_of_experts: bool = True
+    unlike_stages: bool = False
     mesh_rules: tuple[Rule, ...] = ()
     kernel_rules: tuple[Rule, ...] = ()
     state_rules: tuple[Rule, ...] = ()
