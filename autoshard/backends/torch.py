@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from autoshard.backends.backend import Backend
 
-TORCH = Backend("torch", "torch", "autoshard.runtime.torch_backend.runtime", pads=True)
+TORCH = Backend("torch", "torch", "autoshard.runtime.torch_backend.runtime", pads=True, unlike_stages=True)
