@@ -39,6 +39,8 @@ class Backend:
     without sequence parallelism.
     shares_sequences_of_experts: whether a model with experts may have cp of 2 or more.
     runs_stacks: whether it runs on native PyTorch where a platform has stacks of that (spec/stack.py).
+    unlike_stages: whether several chunks a rank may differ in their blocks, and an end of the model may be a stage
+    without any.
 
     Rules beyond everybody's, by the group that they are checked with: mesh_rules, kernel_rules, state_rules.
     warnings: what a person should know about a legal layout.
@@ -62,6 +64,7 @@ class Backend:
     solves_operators: bool = True
     shares_sequences_of_experts: bool = True
     runs_stacks: bool = False
+    unlike_stages: bool = False
     mesh_rules: tuple[Rule, ...] = ()
     kernel_rules: tuple[Rule, ...] = ()
     state_rules: tuple[Rule, ...] = ()

@@ -147,20 +147,25 @@ def every_stage_has_blocks(problem: Problem, draft: Draft) -> str | None:
 
 
 def virtual_stages_are_alike(problem: Problem, draft: Draft) -> str | None:
-    """[NxDT: layers / pp % vpp == 0]"""
+    """[NxDT: layers / pp % vpp == 0] Where blocks are alike, chunks of as many are the best ones."""
     layers, stages = problem.model.num_hidden_layers, draft.pp * draft.num_virtual_stages
-    if draft.num_virtual_stages == 1 or layers % stages == 0:
+    if draft.num_virtual_stages == 1 or layers % stages == 0 or not chunks_are_alike(problem):
         return None
     return f"pp={draft.pp} x vpp={draft.num_virtual_stages} must divide the {layers} blocks of {problem.model.name}"
+
+
+def chunks_are_alike(problem: Problem) -> bool:
+    """Whether all of several chunks a rank have as many blocks: the backend wants it, or all blocks are of one kind."""
+    return len(problem.model.kinds) == 1 or not BACKENDS[problem.backend].unlike_stages
 
 
 def stages_hold_the_model(problem: Problem, draft: Draft) -> str | None:
     model, stages = problem.model, draft.stage_layers
     if sum(stages) != model.num_hidden_layers:
         return f"stage_layers={list(stages)} is {sum(stages)} blocks; {model.name} has {model.num_hidden_layers}"
-    if 0 in stages:
+    if 0 in (stages[1:-1] if len(stages) > 1 and BACKENDS[problem.backend].unlike_stages else stages):
         return f"stage_layers={list(stages)} leaves a stage without blocks"
-    if draft.num_virtual_stages > 1 and len(set(stages)) > 1:
+    if draft.num_virtual_stages > 1 and len(set(stages)) > 1 and chunks_are_alike(problem):
         return f"stage_layers={list(stages)} must be alike with vpp={draft.num_virtual_stages}"
     return None
 

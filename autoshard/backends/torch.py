@@ -10,6 +10,7 @@ TORCH = Backend(
     "torch",
     "autoshard.runtime.torch_backend.runtime",
     pads=True,
+    unlike_stages=True,
     mesh_rules=NATIVE_MESH_RULES,
     kernel_rules=NATIVE_KERNEL_RULES,
     warnings=native_warnings,

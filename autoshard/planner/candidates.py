@@ -12,6 +12,7 @@ from autoshard.backends.rules import (
     Draft,
     Problem,
     check_recompute,
+    chunks_are_alike,
     divisors,
     first_broken,
     kernel_rules,
@@ -30,6 +31,8 @@ from autoshard.planner.beaten_path import check_path
 from autoshard.plans.search_result import Pins
 from autoshard.schedules import SCHEDULES, usual_schedule
 
+MOST_UNLIKE_CHUNKS = 2
+"""Chunks a rank that are tried where these need not have as many blocks: more leave less of a bubble, and no bound."""
 DEGREES = ("tp", "pp", "dp", "cp", "ep")
 NAMES = {"num_virtual_stages": "vpp"}
 """What errors call a choice, where it is not the field's name."""
@@ -240,11 +243,14 @@ def microbatch_sizes(problem: Problem, pins: Pins, mesh: Draft) -> Sequence[int]
 
 def virtual_stages(problem: Problem, pins: Pins, mesh: Draft) -> list[tuple[str, int]]:
     """(schedule, vpp): every schedule that the backend has, with one chunk a rank and with each number that divides a
-    rank's blocks. Where what is pinned leaves none, one that a rule says more about."""
+    rank's blocks, and up to MOST_UNLIKE_CHUNKS where chunks may differ. Where what is pinned leaves none, one that a
+    rule says more about."""
     layers = problem.model.num_hidden_layers
     chunks: Sequence[int] = (1,)
     if mesh.pp > 1 and layers % mesh.pp == 0:
         chunks = divisors(layers // mesh.pp)
+    if mesh.pp > 1 and not chunks_are_alike(problem):
+        chunks = sorted({*chunks, *range(1, min(MOST_UNLIKE_CHUNKS, layers // mesh.pp) + 1)})
     if pins.num_virtual_stages is not None:
         chunks = (pins.num_virtual_stages,)
     if pins.schedule is not None:

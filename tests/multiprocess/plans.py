@@ -253,6 +253,8 @@ CASES: dict[int, dict[str, tuple[str, Strategy, int]]] = {
         "dp, microbatches of 2": ("llama", strategy(dp=2, mbs=2), 2),
         "pp": ("llama", strategy(pp=2), 4),
         "pp, interleaved": ("llama", strategy(pp=2, vpp=2), 4),
+        "pp, interleaved, unlike stages": ("a dense block", strategy(pp=2, vpp=2, layers=(0, 1, 2, 1)), 4),
+        "pp, ends alone": ("tied", strategy(pp=2, layers=(4, 0), recompute=("full", "none")), 4),
         "pp, interleaved, m == pp": ("llama", strategy(pp=2, vpp=2), 2),
         "pp, one microbatch": ("llama", strategy(pp=2), 1),
         "pp, uneven": ("llama", strategy(pp=2, layers=(3, 1)), 3),

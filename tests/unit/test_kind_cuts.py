@@ -54,9 +54,10 @@ def best_of_all(problem: Problem, draft: Draft, priced: Priced, limit_bytes: flo
     return fastest(KindChoices(priced.whole, 0, range(len(SETS)), limit_bytes), every, (inf, every[0]))[0]
 
 
+@pytest.mark.parametrize("schedules", [("1f1b", "1f1b", "gpipe"), ("zero_bubble",)])
 @pytest.mark.parametrize("seed", range(INSTANCES))
-def test_one_chunk_a_rank_is_proven(seed: int) -> None:
-    problem, draft = random_layout(seed, ("1f1b", "1f1b", "gpipe"))
+def test_one_chunk_a_rank_is_proven(seed: int, schedules: tuple[str, ...]) -> None:
+    problem, draft = random_layout(seed, schedules)
     (priced,) = table_of(problem, draft).price()
     limit = limit_of(priced, seed)
     best_s = best_of_all(problem, draft, priced, limit, seed)
@@ -72,15 +73,17 @@ def test_one_chunk_a_rank_is_proven(seed: int) -> None:
     assert not again.found and again.at_least_s == pytest.approx(best.step_time_s, rel=1e-8)
 
 
-@pytest.mark.parametrize("most", ["MOST_BEGINNINGS", "MOST_HALVINGS"])
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("most", ["MOST_BEGINNINGS", "MOST_HALVINGS", "MOST_LISTED", "MOST_ROUNDS"])
+@pytest.mark.parametrize("seed", range(30))
 def test_what_is_not_tried_is_a_proven_gap(seed: int, most: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    problem, draft = random_layout(seed, ("1f1b", "gpipe"))
+    one_by_one = most in ("MOST_LISTED", "MOST_ROUNDS")
+    problem, draft = random_layout(seed, ("zero_bubble",) if one_by_one else ("1f1b", "gpipe"))
     (priced,) = table_of(problem, draft).price()
     limit = limit_of(priced, seed)
     best_s = best_of_all(problem, draft, priced, limit, seed)
     monkeypatch.setattr(kind_stage_cuts, most, 0)
-    monkeypatch.setattr(kind_stage_cuts, "MOST_BEGINNINGS", 0)
+    for name in ("MOST_BEGINNINGS", "MOST_LISTED"):
+        monkeypatch.setattr(kind_stage_cuts, name, 0)
     refined = refine([priced.whole], True, limit, inf, lambda: True)
     assert refined.at_least_s <= best_s * (1 + 1e-9)
     for one in refined.found:

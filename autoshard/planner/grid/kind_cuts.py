@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autoshard.backends.rules import Problem
+from autoshard.backends.rules import Problem, chunks_are_alike
 from autoshard.layout.strategy import even_stage_layers
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.ranks import RankState
@@ -98,11 +98,6 @@ def candidate_cuts(
     differs = np.flatnonzero(of_each != place[0])
     both = np.concatenate([np.full(count, place[0]), of_each[differs]])
     return KindCuts(cuts, both), np.concatenate([everything, differs])
-
-
-def chunks_are_alike(problem: Problem) -> bool:
-    """Whether the backend wants as many blocks in each of several chunks a rank."""
-    return True
 
 
 @lru_cache(maxsize=4096)

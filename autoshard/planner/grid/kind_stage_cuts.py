@@ -18,14 +18,19 @@ from autoshard.layout.strategy import Strategy
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.best_choice import SAME, Found, TimedChoice, fastest
 from autoshard.planner.grid.kind_stages import ranges, stages_of
+from autoshard.planner.grid.stage_cuts import moves
 from autoshard.planner.grid.table import Whole
 from autoshard.schedules import Work, at_least_s, step_time_s
 from autoshard.schedules.held import warm_ups
 
 MOST_BEGINNINGS = 100_000
 """With more beginnings of cuts at once, the listing stops, and what is proven is a bound."""
+MOST_LISTED = 3_000
+"""With more cuts that may be the best where weight gradients are put off, these are not listed."""
 MOST_HALVINGS = 60
 """Passes of the halving."""
+MOST_ROUNDS = 30
+"""Rounds in which a block is moved from one stage to another, where nothing is listed."""
 CLOSE = 1e-9
 """Share of a step by which a bound meets it."""
 
@@ -77,8 +82,8 @@ class Beginnings(NamedTuple):
         return Beginnings(*(column[rows] for column in self))
 
 
-class KindStageCuts:
-    """Cuts of one draft with one chunk a rank: (blocks of each stage,)."""
+class OneChunkCuts:
+    """Cuts of one draft with one chunk a rank, (blocks of each stage,), with bounds and step times."""
 
     def __init__(self, whole: Whole, draft: int, sets: Sequence[int], limit_bytes: float, limit_s: float):
         """limit_s: only steps that take less are of interest."""
@@ -99,10 +104,9 @@ class KindStageCuts:
         self._ok[:, :, 0] = False
         self._forward_s, self._backward_s = (np.where(self._ok, seconds, inf) for seconds in (forward_s, backward_s))
         self._both_s = self._forward_s + self._backward_s
+        self._weights_s = np.pad(self._stages.weights_s, pad)[:, content] if family.rules.weights_apart else None
         self._warm = np.array(warm_ups(family.rules, self._pp, self._m, 1))
-        self._terms = self._all_terms()
-        nothing = np.ones(self._ok.shape, dtype=bool)
-        self._after_behind_s = self._least(self._after_s, nothing, np.maximum)
+        self._after_behind_s = self._least(self._after_s, self._ok, np.maximum)
         self._after_least_s = float(self._after_behind_s[0][0])
 
     def _shorten(self) -> None:
@@ -125,6 +129,62 @@ class KindStageCuts:
             least.append(np.append(of_stage.min(1), inf))
         return least[::-1]
 
+    def _before(self, seconds: Array) -> list[Array]:
+        """By rank, then first block: the least of what the ranks in front take together; last, of all ranks. seconds:
+        (rank, first block, blocks), infinite where a stage does not fit."""
+        least = [np.append([0.0], np.full(self._layers + 1, inf))]
+        for of_stage in seconds:
+            after = np.full(self._layers + 2, inf)
+            np.minimum.at(after, self._ranges.end, least[-1][:-1, None] + of_stage)
+            least.append(np.append(after[:-1], inf))
+        return least
+
+    def bounds_s(self, choices: Array) -> Array:
+        """Seconds that steps take at least, by cut; infinite where a stage does not fit."""
+        found = np.full(len(choices), inf)
+        rank, first, blocks = self._places(choices)
+        inside = (blocks < self._ok.shape[2]).all(0)
+        fits = np.flatnonzero(inside)[self._ok[rank, first[:, inside], blocks[:, inside]].all(0)]
+        if len(fits):
+            work = self._work(choices[fits])
+            found[fits] = at_least_s(self._whole.family.schedule, work) + self._after(choices[fits])
+        return found
+
+    def simulated_s(self, choices: Array) -> Array:
+        """Seconds of a step, by cut; all of them fit."""
+        pp, m, vpp, *numbers = self._work(choices)
+        seconds: Array = step_time_s(self._whole.family.schedule, pp, m, vpp, *numbers) + self._after(choices)
+        return seconds
+
+    def _places(self, choices: Array) -> tuple[Array, Array, Array]:
+        """The places of the stages of cuts, (rank, cut) each."""
+        cuts = choices.T
+        return np.arange(self._pp)[:, None], cuts.cumsum(0) - cuts, cuts
+
+    def _work(self, choices: Array) -> Work:
+        places = self._places(choices)
+        weights_s = None if self._weights_s is None else self._weights_s[places]
+        m = np.full(len(choices), self._m)
+        return Work(self._pp, m, 1, self._forward_s[places], self._backward_s[places], self._hop_s, weights_s)
+
+    def _after(self, choices: Array) -> Array:
+        return self._after_s[self._places(choices)].max(0)
+
+    def strategy(self, choice: Array) -> Strategy:
+        """The layout with this cut and the fastest sets that fit."""
+        rank, first, blocks = self._places(choice[None])
+        sets = self._stages.chosen[rank, self._ranges.content[first, blocks]][:, 0]
+        names = [self._whole.sets[self._sets[place]] for place in sets]
+        return self._whole.strategy(self._draft, names, choice.tolist())
+
+
+class KindStageCuts(OneChunkCuts):
+    """The best cut of schedules that alternate forwards and backwards."""
+
+    def __init__(self, whole: Whole, draft: int, sets: Sequence[int], limit_bytes: float, limit_s: float):
+        super().__init__(whole, draft, sets, limit_bytes, limit_s)
+        self._terms = self._all_terms()
+
     def _all_terms(self) -> Terms:
         pp, m, hop_s, warm = self._pp, self._m, self._hop_s, self._warm[:, None, None]
         rank = np.arange(pp)[:, None, None]
@@ -139,14 +199,7 @@ class KindStageCuts:
         if hop_s and self._in_turns:
             trips, rest = np.divmod(m - 1, pp - rank)
             rest_s = rest * both_s
-        before_s = np.full((pp, self._layers + 1, 1), inf)
-        least_s = np.full(self._layers + 2, inf)
-        least_s[0] = 0.0
-        for place in range(pp):
-            before_s[place, :, 0] = least_s[:-1]
-            after_s = np.full(self._layers + 2, inf)
-            np.minimum.at(after_s, self._ranges.end, least_s[:-1, None] + self._both_s[place])
-            least_s = np.append(after_s[:-1], inf)
+        before_s = np.array(self._before(self._both_s)[:-1])[:, :-1, None]
         alone_s = before_s + m * self._both_s + 2 * rank * hop_s
         return Terms(own_s, around_s, trips, rest_s, alone_s)
 
@@ -334,33 +387,71 @@ class KindStageCuts:
             forward_s + backward_s,
         )
 
-    def bounds_s(self, choices: Array) -> Array:
-        """Seconds that steps take at least, by cut; all of them fit."""
-        seconds: Array = at_least_s(self._whole.family.schedule, self._work(choices)) + self._after(choices)
-        return seconds
 
-    def simulated_s(self, choices: Array) -> Array:
-        """Seconds of a step, by cut; all of them fit."""
-        pp, m, vpp, *numbers = self._work(choices)
-        seconds: Array = step_time_s(self._whole.family.schedule, pp, m, vpp, *numbers) + self._after(choices)
-        return seconds
+class WeightsApartCuts(OneChunkCuts):
+    """A good cut of schedules that put off gradients of weights, and what no cut takes less than."""
 
-    def _places(self, choices: Array) -> tuple[Array, Array, Array]:
-        """The places of the stages of cuts, (rank, cut) each."""
-        cuts = choices.T
-        return np.arange(self._pp)[:, None], cuts.cumsum(0) - cuts, cuts
+    def best(self) -> Found:
+        """The fastest cut that is found, from one that keeps the slowest rank fastest, by moving blocks."""
+        at_least_s, cut = self._bound()
+        if cut is None:
+            return Found(inf, self._limit_s, None)
+        best: TimedChoice = fastest(self, cut[None], (self._limit_s, np.zeros(0, dtype=int)))
+        for _ in range(MOST_ROUNDS):
+            before = best
+            around = best[1] if len(best[1]) else cut
+            best = fastest(self, np.array([*moves(around, self._ok.shape[2] - 1)]), best)
+            if best is before:
+                break
+        listed = self._listed(best[0])
+        if listed is not None:
+            best = fastest(self, listed, best) if len(listed) else best
+            at_least_s = best[0]
+        if not len(best[1]):
+            return Found(inf, min(at_least_s, self._limit_s), None)
+        return Found(best[0], min(best[0], at_least_s), self.strategy(best[1]))
 
-    def _work(self, choices: Array) -> Work:
-        places = self._places(choices)
-        m = np.full(len(choices), self._m)
-        return Work(self._pp, m, 1, self._forward_s[places], self._backward_s[places], self._hop_s)
+    def _listed(self, below_s: float) -> Array | None:
+        """All cuts that may take less than below_s; None where these are too many."""
+        first, cuts = np.zeros(1, dtype=int), np.zeros((1, 0), dtype=int)
+        for rank in range(self._pp):
+            end = self._ranges.end[first]
+            after_s = np.maximum(self._after_s[rank, first], self._after_behind_s[rank + 1][end])
+            least_s = np.maximum(self._of_ranks[rank][first], self._worst[rank + 1][end]) + after_s
+            old, blocks = np.nonzero(least_s < below_s * (1 - CLOSE))
+            if len(old) > MOST_LISTED:
+                return None
+            first, cuts = end[old, blocks], np.hstack([cuts[old], blocks[:, None]])
+        return cuts
 
-    def _after(self, choices: Array) -> Array:
-        return self._after_s[self._places(choices)].max(0)
+    def _bound(self) -> tuple[float, Array | None]:
+        """(seconds that no cut takes less than, the cut of which the slowest rank takes no more).
 
-    def strategy(self, choice: Array) -> Strategy:
-        """The layout with this cut and the fastest sets that fit."""
-        rank, first, blocks = self._places(choice[None])
-        sets = self._stages.chosen[rank, self._ranges.content[first, blocks]][:, 0]
-        names = [self._whole.sets[self._sets[place]] for place in sets]
-        return self._whole.strategy(self._draft, names, choice.tolist())
+        Why: a rank waits for its first forward, and before its first backward for microbatch 0 to go through all stages
+        and back. Then it has work for all microbatches. What others take at least follows from where its stage begins
+        and ends.
+        """
+        pp, m, hop_s, end = self._pp, self._m, self._hop_s, self._ranges.end
+        assert self._weights_s is not None
+        behind_s = self._least(self._backward_s - self._weights_s, self._ok, np.add)
+        before_s = self._before(self._forward_s)
+        all_forward_s = before_s[pp][self._layers] + (pp - 1) * hop_s
+        worst, chosen, of_ranks = [np.append(np.full(self._layers, inf), [-inf, inf])], [], []
+        for rank in range(pp - 1, -1, -1):
+            forward_s, backward_s = m * self._forward_s[rank], m * self._backward_s[rank]
+            filled_s = before_s[rank][:-1, None] + rank * hop_s + forward_s
+            turned_s = all_forward_s + behind_s[rank + 1][end] + (pp - 1 - rank) * hop_s
+            turned_s = turned_s + (m - self._warm[rank]) * np.where(self._ok[rank], self._forward_s[rank], 0.0)
+            of_ranks.append(np.where(self._ok[rank], np.maximum(filled_s, turned_s) + backward_s, inf))
+            of_stage = np.maximum(of_ranks[-1], worst[-1][end])
+            chosen.append(of_stage.argmin(1))
+            worst.append(np.append(of_stage.min(1), inf))
+        self._of_ranks, self._worst = of_ranks[::-1], worst[::-1]
+        at_least_s = float(worst[-1][0]) + self._after_least_s
+        if not np.isfinite(at_least_s):
+            return inf, None
+        cut, first = [], 0
+        for blocks in reversed(chosen):
+            cut.append(int(blocks[first]))
+            first += cut[-1]
+        return at_least_s, np.array(cut)

@@ -50,11 +50,12 @@ def ranges(model: ModelSpec, most: int) -> Ranges:
 
 
 class Stages(NamedTuple):
-    """Stages by (rank, content): seconds forward and backward, infinite where no set fits; the place of the set; the
-    seconds that follow the pipeline on such a rank."""
+    """Stages by (rank, content): seconds forward and backward, infinite where no set fits; of backward, what a schedule
+    may put off; the place of the set; the seconds that follow the pipeline on such a rank."""
 
     forward_s: Array
     backward_s: Array
+    weights_s: Array
     chosen: Array
     after_s: Array
 
@@ -72,24 +73,29 @@ def stages_of(whole: Whole, draft: int, sets: Sequence[int], limit_bytes: float,
     passes = stage_passes(blocks, block, state.block, device, accumulation_s)
     ends, holds = layouts_ends(family, first, last, state), family.holds(m)
 
-    def of_ranks(ranks: range) -> tuple[Array, Array, Array]:
-        """Forward, backward and the place of its set, (rank, content), of ranks with the same ends."""
+    def of_ranks(ranks: range) -> tuple[Array, Array, Array, Array]:
+        """The first four of Stages, of ranks with the same ends."""
         numbers: Array = np.array([holds[rank] for rank in ranks]).T[..., None]
         held = RankHolds(*numbers)
         of_rank = rank_rows(family, held, blocks, ranks[0], block, ends, hidden_bytes)
         needed = rank_memory(of_rank, state, problem.training.precision).total + device.reserved_memory_bytes
-        ahead_s, back_s = passes
+        (ahead_s, back_s), weights_s = passes, blocks * block.weight_gradients_s
         for end in of_rank.ends:
+            weights_s = weights_s + end.part.weight_gradients_s
             ahead_s = ahead_s + end.part.forward_s
             back_s = back_s + end.part.backward_s + accumulation_s * end.unit.parameters
         back_s = np.where(needed <= limit_bytes, back_s, np.inf).reshape(len(ranks), contents, len(sets))
         chosen = back_s.argmin(2)
-        ahead_s = np.broadcast_to(ahead_s.reshape(contents, len(sets))[:, 0], chosen.shape)
-        return ahead_s, np.take_along_axis(back_s, chosen[..., None], 2)[..., 0], chosen
+        ahead_s, weights_s = (
+            np.broadcast_to(seconds.reshape(contents, len(sets))[:, 0], chosen.shape)
+            for seconds in (ahead_s, weights_s)
+        )
+        return ahead_s, np.take_along_axis(back_s, chosen[..., None], 2)[..., 0], weights_s, chosen
 
     pp, held_by = family.pp, whole.states[whole.state[draft]]
     groups = [ranks for ranks in (range(1), range(1, pp - 1), range(pp - 1, pp)) if len(ranks)]
-    forward_s, backward_s, chosen = (np.concatenate(column) for column in zip(*map(of_ranks, groups), strict=True))
+    columns = [np.concatenate(column) for column in zip(*map(of_ranks, groups), strict=True)]
+    forward_s, backward_s, weights_s, chosen = columns
     after_s = [held_by.after_rows_s(list(counts), rank == 0, rank == pp - 1) for rank in (0, min(1, pp - 1), pp - 1)]
     of_middle = [after_s[1]] * (pp - 2)
-    return Stages(forward_s, backward_s, chosen, np.stack([after_s[0], *of_middle, after_s[2]]))
+    return Stages(forward_s, backward_s, weights_s, chosen, np.stack([after_s[0], *of_middle, after_s[2]]))

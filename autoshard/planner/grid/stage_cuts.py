@@ -98,7 +98,7 @@ class StageCuts:
 
     def neighbours(self, choice: Array, turn: int) -> Array:
         """Cuts with one block moved from one stage to another."""
-        return np.array([*_moves(choice, self._work_s.shape[1])])
+        return np.array([*moves(choice, self._work_s.shape[1])])
 
     def all_below(self, limit_s: float) -> tuple[Array, bool] | None:
         """(all cuts that may take less than limit_s, True); None if there are too many."""
@@ -177,7 +177,7 @@ class StageCuts:
         return np.array([self._state.after_s(*of_cut) for of_cut in blocks])
 
 
-def _moves(cut: Array, most: int) -> Iterator[Array]:
+def moves(cut: Array, most: int) -> Iterator[Array]:
     """Cuts with one block moved from one stage to another, which then has at most `most`."""
     for source in range(len(cut)):
         for target in range(len(cut)):

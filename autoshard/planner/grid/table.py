@@ -9,7 +9,7 @@ from operator import itemgetter
 
 import numpy as np
 
-from autoshard.backends.rules import Draft, Problem
+from autoshard.backends.rules import Draft, Problem, chunks_are_alike
 from autoshard.cost.collectives import CollectiveLaw
 from autoshard.cost.passes import unit_work_s
 from autoshard.cost.stage import LocalShape, local_shape, strategy_mesh
@@ -21,7 +21,7 @@ from autoshard.layout.strategy import Strategy
 from autoshard.planner.axis_orders import Laws, stage_laws
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.cuts import Cuts, balanced_cuts, even_cuts
-from autoshard.planner.grid.kind_cuts import KindCuts, candidate_cuts, chunks_are_alike, kinds_of_stages
+from autoshard.planner.grid.kind_cuts import KindCuts, candidate_cuts, kinds_of_stages
 from autoshard.planner.grid.price import Family, Layouts, memory_bytes, step_times_s, waiting
 from autoshard.planner.grid.ranks import RankState, stacked
 from autoshard.planner.grid.unit_costs import (
