@@ -70,6 +70,8 @@ class Router:
     def shrunk(self, experts: int, chosen: int) -> Router:
         """The same choice among so few experts, of which a token goes to `chosen`: one of two groups, where there were
         groups and these hold enough."""
+        alone = replace(self, n_group=1, topk_group=1)
+        if self.n_group == 1:
+            return alone
         halves = replace(self, n_group=2, topk_group=1)
-        fits = self.n_group > 1 and halves.experts_objection(experts, chosen) is None
-        return halves if fits else replace(self, n_group=1, topk_group=1)
+        return halves if halves.experts_objection(experts, chosen) is None else alone
