@@ -36,6 +36,7 @@ from autoshard.models import load_model
 from autoshard.models.stage import dim_sizes, stage_graph
 from autoshard.runtime.torch_backend.parameters import initial_parameter
 from autoshard.runtime.torch_backend.stage_module import StageModule
+from autoshard.spec.latent_attention import LatentAttention
 from autoshard.spec.model import ModelSpec
 
 BATCH, SEQ = 2, 256
@@ -48,6 +49,8 @@ FAMILIES = (
     "qwen2-7b",
     "qwen3-8b",
     "qwen2-57b-a14b",
+    "deepseek-v3",
+    "glm-4.5",
 )
 TOLERANCE = 0.01
 
@@ -98,7 +101,10 @@ def _storages(values: Any) -> list[torch.UntypedStorage]:
 def small(name: str) -> ModelSpec:
     """A model with the family's structure, at sizes that a CPU runs in a second."""
     model = load_model(name)
-    heads = 8
+    heads, experts = 8, min(4, model.num_local_experts)
+    latent = None if model.latent_attention is None else LatentAttention(96, 48, 8, 16)
+    router = None if model.router is None else replace(model.router, n_group=2, topk_group=1)
+    shared = 448 if router is None else 320
     return replace(
         model,
         hidden_size=192,
@@ -111,9 +117,13 @@ def small(name: str) -> ModelSpec:
         max_position_embeddings=SEQ,
         sliding_window=None if model.sliding_window is None else SEQ // 4,
         partial_rotary_factor=0.25 if model.partial_rotary_factor < 1 else 1.0,
-        num_local_experts=min(4, model.num_local_experts),
+        num_local_experts=experts,
         num_experts_per_tok=min(2, model.num_experts_per_tok),
-        shared_expert_intermediate_size=448 if model.shared_expert_intermediate_size else 0,
+        shared_expert_intermediate_size=shared if model.shared_expert_intermediate_size else 0,
+        mlp_layer_types=("dense", "sparse") if model.mlp_layer_types else (),
+        dense_intermediate_size=256 if model.mlp_layer_types else 0,
+        latent_attention=latent,
+        router=router,
     )
 
 
@@ -133,9 +143,13 @@ def counted_flops(program: Program, recompute: str) -> float:
                 flops = work.flops if work.kind == "einsum" else 0.0
                 again = 1.0 if segment.recomputed and position < segment.replay_stop else 0.0
                 if work.kind == "attention":
-                    flops = 4.0 * program.graph.num_elements(one.operator.inputs[0]) * program.graph.sizes["seq"]
+                    graph = program.graph
+                    scores, values = (
+                        graph.num_elements(name) for name in (one.operator.inputs[0], one.operator.output)
+                    )
+                    flops = 2.0 * (scores + values) * graph.sizes["seq"]
                     is_last = position == segment.replay_stop - 1
-                    again *= 0.5 if is_last else 1.0
+                    again *= scores / (scores + values) if is_last else 1.0
                 total += flops * (1 + work.backward_flops_ratio + again)
     return total
 

@@ -231,6 +231,7 @@ def _model(original: Plan, strategy: Strategy, vocab_size: int, more_heads: int)
     hidden = HEAD_DIM * heads
     ffn = max(32, round(hidden * model.intermediate_size / model.hidden_size / 32) * 32)
     experts, window = min(model.num_experts_per_tok, 2), SEQUENCE_LENGTH // 2
+    held = multiple_of(min(model.num_local_experts, 4), strategy.ep)
     graph = None if model.graph is None else shrunk(model.graph, hidden / model.hidden_size, window, experts)
     return replace(
         model.some_blocks(_blocks(model, sum(strategy.stage_layers))),
@@ -245,7 +246,9 @@ def _model(original: Plan, strategy: Strategy, vocab_size: int, more_heads: int)
         sliding_window=None if model.sliding_window is None else window,
         dense_intermediate_size=2 * ffn if model.dense_intermediate_size else 0,
         shared_expert_intermediate_size=2 * ffn if model.shared_expert_intermediate_size else 0,
-        num_local_experts=multiple_of(min(model.num_local_experts, 4), strategy.ep),
+        num_local_experts=held,
         num_experts_per_tok=experts,
+        latent_attention=None if model.latent_attention is None else model.latent_attention.shrunk(HEAD_DIM),
+        router=None if model.router is None else model.router.shrunk(held, experts),
         graph=graph,
     )

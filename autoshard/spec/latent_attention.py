@@ -36,3 +36,14 @@ class LatentAttention:
         if self.q_lora_rank is not None:
             check_integer(of, "q_lora_rank", self.q_lora_rank)
         check_flag(of, "rope_interleave", self.rope_interleave)
+
+    def shrunk(self, head_dim: int) -> LatentAttention:
+        """The same parts at a width of queries and keys that is a multiple of 4: half of a head turns, values are
+        narrower."""
+        return LatentAttention(
+            q_lora_rank=None if self.q_lora_rank is None else 3 * head_dim,
+            kv_lora_rank=2 * head_dim,
+            qk_rope_head_dim=head_dim // 2,
+            v_head_dim=3 * head_dim // 4,
+            rope_interleave=self.rope_interleave,
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import Count, Positive
@@ -66,3 +66,12 @@ class Router:
                 f"groups of {held} experts"
             )
         return None
+
+    def shrunk(self, experts: int, chosen: int) -> Router:
+        """The same choice among so few experts, of which a token goes to `chosen`: one of two groups, where there were
+        groups and these hold enough."""
+        alone = replace(self, n_group=1, topk_group=1)
+        if self.n_group == 1:
+            return alone
+        halves = replace(self, n_group=2, topk_group=1)
+        return halves if halves.experts_objection(experts, chosen) is None else alone

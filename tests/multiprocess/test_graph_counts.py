@@ -8,7 +8,7 @@ from benchmarks.graph_counts import TOLERANCE, measure, small
 
 
 @pytest.mark.parametrize("recompute", COMMON_SETS)
-@pytest.mark.parametrize("name", ["gpt3-175b", "qwen3-8b", "qwen2-57b-a14b"])
+@pytest.mark.parametrize("name", ["gpt3-175b", "qwen3-8b", "qwen2-57b-a14b", "deepseek-v3", "glm-4.5"])
 def test_counts_are_torchs(name: str, recompute: str) -> None:
     torch.set_num_threads(1)
     for row in measure(small(name), name, recompute):

@@ -251,6 +251,17 @@ def test_the_planner_tries_sets_that_keep_compressed_vectors() -> None:
     assert all(("attention_up+core_attention" in name) or "attention_up" not in name for name in found)
 
 
+def test_a_rehearsal_has_the_same_parts_narrow() -> None:
+    assert V3.latent_attention is not None and V3.router is not None
+    assert V3.latent_attention.shrunk(8) == LatentAttention(24, 16, 4, 6)
+    lite = load_model("deepseek-v2-lite").latent_attention
+    assert lite is not None and lite.shrunk(8) == LatentAttention(None, 16, 4, 6)
+    assert V3.router.shrunk(4, 2) == replace(V3.router, n_group=2, topk_group=1)
+    for experts in (3, 5):  # no two equal groups
+        assert V3.router.shrunk(experts, 2) == replace(V3.router, n_group=1, topk_group=1)
+    assert Router("softmax", "greedy").shrunk(4, 2) == Router("softmax", "greedy")
+
+
 def test_a_set_names_a_part_of_attention_where_a_block_has_it() -> None:
     assert canonical("core_attention+attention_up") == "attention_up+core_attention"
     assert canonical("attention_up+attention") == "attention"
