@@ -54,6 +54,7 @@ FAMILIES = {
     "gemma3_text": GEMMA,
     "gpt_oss": Family("gpt_oss"),
     "llama4_text": Family("llama4"),
+    "dbrx": Family("dbrx"),
     "traced": Family("traced", is_published=False),
 }
 """By model_type."""

@@ -33,13 +33,14 @@ ACTIVATIONS = {
     "gemma3_text": ("gelu_pytorch_tanh",),
     "gpt_oss": ("silu",),
     "llama4_text": ("silu",),
+    "dbrx": ("silu",),
     TRACED: (TRACED,),
 }
 """Per model_type, the values of hidden_act: silu stands in a gated MLP (three matrices), gelu in a plain one (two),
 but for Gemma, whose gate is a gelu."""
 GEMMA_MODEL_TYPES = ("gemma2", "gemma3_text")
 MODEL_TYPES = tuple(name for name in ACTIVATIONS if name != TRACED)
-MOE_MODEL_TYPES = ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "llama4_text")
+MOE_MODEL_TYPES = ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "llama4_text", "dbrx")
 SHARED_EXPERT_MODEL_TYPES = ("qwen2_moe", "llama4_text")
 ROPE_TYPES = ("linear", "llama3", "yarn")
 MOST_REPEATED = 10_000
@@ -151,7 +152,8 @@ class ModelSpec:
     model_type: llama | mistral | mixtral | qwen2 | qwen2_moe | qwen3 | qwen3_moe (RMSNorm, rotary positions, gated
         MLP) | gpt2 (LayerNorm, learned positions) | gpt_neox (LayerNorm, rotary positions on part of each head) |
         gemma2 | gemma3_text (RMSNorm around attention and MLP, scaled embeddings) | gpt_oss (a mixture with sinks) |
-        llama4_text (chunks, blocks without positions, a shared expert) | traced (a user's own module).
+        llama4_text (chunks, blocks without positions, a shared expert) | dbrx (a mixture with
+        LayerNorm) | traced (a user's own module).
     hidden_size: Width of the residual stream.
     intermediate_size: Width of the MLP; of one expert where there are experts.
     num_hidden_layers: Transformer blocks.
