@@ -59,6 +59,7 @@ FAMILIES = {
     "glm4_moe": Family("glm4_moe"),
     "gpt_oss": Family("gpt_oss"),
     "llama4_text": Family("llama4"),
+    "dbrx": Family("dbrx"),
     "traced": Family("traced", is_published=False),
 }
 """By model_type."""

@@ -65,8 +65,10 @@ def property_of(model: ModelSpec, name: str) -> Any:
         return UNKNOWN
     match name:
         case "normalization":
-            return "layernorm" if model.model_type in ("gpt2", "gpt_neox") else "rmsnorm"
+            return "layernorm" if model.model_type in ("gpt2", "gpt_neox", "dbrx") else "rmsnorm"
         case "activation":
+            if model.clamped_gate is not None or model.is_gemma:
+                return "clamped_swiglu" if model.clamped_gate else "geglu"
             return "swiglu" if model.hidden_act == "silu" else "gelu"
         case "positions":
             return "learned_absolute" if model.rope_theta is None else "rope"

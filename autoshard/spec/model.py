@@ -40,6 +40,7 @@ ACTIVATIONS = {
     "glm4_moe": ("silu",),
     "gpt_oss": ("silu",),
     "llama4_text": ("silu",),
+    "dbrx": ("silu",),
     TRACED: (TRACED,),
 }
 """Per model_type, the values of hidden_act: silu stands in a gated MLP (three matrices), gelu in a plain one (two),
@@ -48,7 +49,7 @@ GEMMA_MODEL_TYPES = ("gemma2", "gemma3_text")
 MODEL_TYPES = tuple(name for name in ACTIVATIONS if name != TRACED)
 LATENT_MODEL_TYPES = ("deepseek_v2", "deepseek_v3", "kimi_k2")
 MOE_MODEL_TYPES = (
-    *("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "llama4_text", "glm4_moe"),
+    *("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "llama4_text", "glm4_moe", "dbrx"),
     *LATENT_MODEL_TYPES,
 )
 SHARED_EXPERT_MODEL_TYPES = ("qwen2_moe", "llama4_text", *LATENT_MODEL_TYPES, "glm4_moe")
@@ -165,7 +166,8 @@ class ModelSpec:
         MLP) | deepseek_v2 | deepseek_v3 | kimi_k2 (the same with latent attention) | glm4_moe | gpt2
         (LayerNorm, learned positions) | gpt_neox (LayerNorm, rotary positions on part of each head) | gemma2 |
         gemma3_text (RMSNorm around attention and MLP, scaled embeddings) | gpt_oss (a mixture with sinks) |
-        llama4_text (chunks, blocks without positions, a shared expert) | traced (a user's own module).
+        llama4_text (chunks, blocks without positions, a shared expert) | dbrx (a mixture with LayerNorm) | traced (a
+        user's own module).
     hidden_size: Width of the residual stream.
     intermediate_size: Width of the MLP; of one expert where there are experts.
     num_hidden_layers: Transformer blocks.

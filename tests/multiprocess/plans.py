@@ -200,6 +200,16 @@ MODELS["llama4"] = replace(
     norm_topk_prob=False,
     chunked_attention=ChunkedAttention(6, True, 3, 0.1),
 )
+MODELS["dbrx"] = replace(
+    LLAMA,
+    model_type="dbrx",
+    num_local_experts=4,
+    num_experts_per_tok=2,
+    attention_scores=AttentionScores(clip_qkv=0.05),
+)
+MODELS["dbrx of 3 kv heads"] = replace(
+    MODELS["dbrx"], num_attention_heads=6, num_key_value_heads=3, intermediate_size=91
+)
 
 
 def strategy(
@@ -510,6 +520,14 @@ CASES[4] |= {
     "llama4 ep x tp": ("llama4", strategy(tp=2, dp=2, ep=2), 2),
     "packed documents, llama4, zigzag ring of 4": ("llama4", strategy(cp=4, ep=4, attention="zigzag_ring"), 2),
 }
+CASES[2] |= {
+    "dbrx tp": ("dbrx", strategy(tp=2), 2),
+    "dbrx, padded heads, no sequence parallel": ("dbrx of 3 kv heads", strategy(tp=2, sp=False), 2),
+    "dbrx pp, uneven": ("dbrx", strategy(pp=2, layers=(3, 1), recompute=("full", "none")), 3),
+    "dbrx ep, ZeRO-3": ("dbrx", strategy(dp=2, ep=2, zero=3, recompute="attention+mlp"), 2),
+    "dbrx zigzag ring, ep": ("dbrx", strategy(cp=2, ep=2, attention="zigzag_ring"), 2),
+}
+CASES[4] |= {"dbrx ep x tp": ("dbrx", strategy(tp=2, dp=2, ep=2), 2)}
 
 DROPLESS = ("mixtral ep, dropless",)
 """Cases in which every token has a slot with each of its experts, whatever the routers do."""

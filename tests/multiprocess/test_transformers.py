@@ -191,6 +191,22 @@ CONFIGS["llama4, maverick"] = {
     "attention_bias": True,
     "num_experts_per_tok": 2,
 }
+CONFIGS["dbrx"] = {
+    "model_type": "dbrx",
+    "d_model": 64,
+    "n_heads": 8,
+    "n_layers": 2,
+    "max_seq_len": 64,
+    "vocab_size": 96,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e3},
+    "attn_config": {"clip_qkv": 0.1, "kv_n_heads": 2, "rope_theta": 1e3},
+    "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2},
+}
+CONFIGS["dbrx, a wide clip, weights as they are"] = {
+    **CONFIGS["dbrx"],
+    "attn_config": {"clip_qkv": 100, "kv_n_heads": 8, "rope_theta": 1e3},
+    "ffn_config": {**CONFIGS["dbrx"]["ffn_config"], "moe_normalize_expert_weights": None},
+}
 
 
 def published(config: dict[str, Any], folder: Path) -> torch.nn.Module:

@@ -16,7 +16,7 @@ from autoshard.spec.model import ModelSpec
 INIT_STD = 0.02
 """Standard deviation of initial weights: GPT-2's and Llama's initializer_range."""
 _RESIDUAL_PROJECTIONS = tuple(
-    f"{name}.weight" for name in ("o_proj", "down_proj", "c_proj", "w2", "attention.dense", "dense_4h_to_h")
+    f"{name}.weight" for name in ("o_proj", "out_proj", "down_proj", "c_proj", "w2", "attention.dense", "dense_4h_to_h")
 )
 
 
@@ -69,7 +69,7 @@ def _is_norm(name: str) -> bool:
     """Whether the parameter is a norm's weight, by names such as 'model.layers.3.self_attn.q_norm.weight' or
     'transformer.h.0.ln_1.weight'."""
     module = name.split(".")[-2]
-    return module.endswith("norm") or module.startswith("ln_")
+    return module.endswith("norm") or module.startswith(("ln_", "norm_"))
 
 
 def local_piece(
