@@ -107,6 +107,14 @@ def rope(config: Config, default_theta: float, partial_is_known: bool = False) -
     )
 
 
+def partial_rotary(config: Config, default: float) -> float:
+    """The part of each head that rotary positions turn; transformers 5 writes it beside rope_theta."""
+    part = config.rope().get("partial_rotary_factor")
+    part = config.value("partial_rotary_factor", default) if part is None else part
+    check_positive(config.name, "partial_rotary_factor", part)
+    return float(part)
+
+
 def as_float(value: Any) -> Any:
     """The value as a float, since configs write 8 and 8.0 for the same factor; RopeScaling refuses what is no
     number.

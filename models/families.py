@@ -49,6 +49,10 @@ FAMILIES = {
     "qwen3": LLAMA,
     "qwen2_moe": QWEN_MOE,
     "qwen3_moe": QWEN_MOE,
+    "smollm3": LLAMA,
+    "phi3": Family("phi3"),
+    "olmo2": Family("olmo2"),
+    "granite": LLAMA,
     "traced": Family("traced", is_published=False),
 }
 """By model_type."""

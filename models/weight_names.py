@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 
@@ -13,6 +14,8 @@ class Part:
     "(kvhead headdim) embed".
     `part` is a dim over the `parts` parameters that the tensor holds, of which this is number `index`; `1` a dim of
     size 1. expert: the index in our parameter's dim of that name, if the checkpoint has a tensor for each expert.
+    Dims in brackets are rows from `first` on of the `rows` that the tensor has there, where parameters of several sizes
+    lie one behind the other: "([kvhead headdim]) embed".
     """
 
     tensor: str
@@ -21,6 +24,8 @@ class Part:
     index: int = 0
     parts: int = 1
     expert: int | None = None
+    first: int = 0
+    rows: int = 1
 
     @staticmethod
     def same(name: str, layout: str) -> Part:
@@ -32,7 +37,7 @@ class Part:
         """The layout parsed: for each dim of the tensor, our dims that are flattened into it."""
         groups: list[list[str]] = []
         inside = False
-        for word in self.layout.replace("(", " ( ").replace(")", " ) ").split():
+        for word in re.sub(r"[\[\]]", "", self.layout).replace("(", " ( ").replace(")", " ) ").split():
             if word in "()":
                 inside = word == "("
                 if inside:
@@ -42,3 +47,9 @@ class Part:
             else:
                 groups.append([word])
         return tuple(map(tuple, groups))
+
+    @property
+    def span(self) -> tuple[str, ...]:
+        """The dims in brackets; empty where the parameter is whole in its place."""
+        found = re.search(r"\[([^\]]*)\]", self.layout)
+        return tuple(found[1].split()) if found else ()

@@ -44,8 +44,14 @@ def to_checkpoint(
     """The checkpoint's tensors one by one: (name, whole array). read: one of our parameters, whole, by name."""
     for tensor, own in _by(parts, lambda part: part.tensor).items():
         slices = [_to_tensor(part, dims[part.parameter], sizes, read(part.parameter)) for part in own]
-        shape = tuple(prod(_sizes(own[0], sizes, group)) for group in own[0].groups)
-        if own[0].parts == 1:
+        shape = _shape(own[0], sizes)
+        if own[0].span:
+            firsts = [part.first for part in own]
+            lengths = [prod(_sizes(part, sizes, part.span)) for part in own]
+            assert firsts == [sum(lengths[:place]) for place in range(len(own))], tensor
+            assert sum(lengths) == own[0].rows, tensor
+            whole = np.concatenate([_around_span(part, sizes, one) for part, one in zip(own, slices, strict=True)], 1)
+        elif own[0].parts == 1:
             (whole,) = slices
         else:
             assert [part.index for part in own] == list(range(own[0].parts)), tensor
@@ -67,9 +73,12 @@ def _found(tensor: str, names: Collection[str]) -> str:
 
 
 def _to_parameter(part: Part, dims: tuple[str, ...], sizes: Sizes, tensor: Array) -> Array:
-    expected = tuple(prod(_sizes(part, sizes, group)) for group in part.groups)
-    assert tensor.shape == expected, (part, tensor.shape)
+    assert tensor.shape == _shape(part, sizes), (part, tensor.shape)
     flat = _flat(part)
+    if part.span:
+        before = prod(_sizes(part, sizes, flat[: flat.index(part.span[0])]))
+        length = prod(_sizes(part, sizes, part.span))
+        tensor = tensor.reshape(before, part.rows, -1)[:, part.first : part.first + length]
     index = tuple({_PART: part.index, _ONE: 0}.get(dim, slice(None)) for dim in flat)
     own = [dim for dim in flat if dim not in (_PART, _ONE)]
     held: Array = tensor.reshape(_sizes(part, sizes, flat))[index]
@@ -84,6 +93,21 @@ def _to_tensor(part: Part, dims: tuple[str, ...], sizes: Sizes, parameter: Array
     moved: Array = whole.transpose([kept.index(dim) for dim in flat if dim != _ONE])
     unflattened: Array = moved.reshape(_sizes(part, sizes, flat))
     return unflattened
+
+
+def _shape(part: Part, sizes: Sizes) -> tuple[int, ...]:
+    def length(group: tuple[str, ...]) -> int:
+        outside = prod(_sizes(part, sizes, [dim for dim in group if dim not in part.span]))
+        return outside * (part.rows if set(part.span) & set(group) else 1)
+
+    return tuple(map(length, part.groups))
+
+
+def _around_span(part: Part, sizes: Sizes, values: Array) -> Array:
+    """The values with three dims: all before the dims in brackets, these, and all behind them."""
+    flat = _flat(part)
+    before = prod(_sizes(part, sizes, flat[: flat.index(part.span[0])]))
+    return values.reshape(before, prod(_sizes(part, sizes, part.span)), -1)
 
 
 def _flat(part: Part) -> tuple[str, ...]:

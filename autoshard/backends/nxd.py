@@ -72,6 +72,16 @@ def traced_models_run_on_torch(problem: Problem, draft: Draft) -> str | None:
     return None
 
 
+def blocks_run_on_torch(problem: Problem, draft: Draft) -> str | None:
+    """NxD's norms are of what a rank holds [parallel_layers/layer_norm.py]."""
+    if problem.model.normalizes_all_heads and draft.tp > 1:
+        return (
+            f"tp={draft.tp}: NxD has no norm over the heads of several ranks, which {problem.model.name} needs; use "
+            "tp=1 or backend torch"
+        )
+    return None
+
+
 def router_losses_run_on_torch(problem: Problem, draft: Draft) -> str | None:
     """NxD's layers of experts are built here without a load-balancing loss."""
     coefficient = problem.model.router_aux_loss_coef
@@ -152,6 +162,7 @@ NXD = Backend(
         Rule("NxD refuses dp with a pipeline", data_parallel_groups_of_pipelines),
         Rule("tied embeddings with a pipeline", tied_embeddings_stay_together),
         Rule("NxD does not know a traced model", traced_models_run_on_torch),
+        Rule("NxD has no layers for the blocks", blocks_run_on_torch),
         Rule("NxD adds no loss of routers", router_losses_run_on_torch),
         Rule("NxD drops nothing", dropout_runs_on_torch),
     ),

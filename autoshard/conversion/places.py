@@ -64,10 +64,15 @@ def place_of(
     """
     box = whole_box(dims, sizes) if box is None else box
     dim_sizes = {**sizes, _PART: part.parts, _ONE: 1}
-    stride, strides = 1, {}
+    stride = behind = 1
+    strides: dict[str, int] = {}
     for dim in reversed([dim for group in part.groups for dim in group]):
+        if dim in part.span[-1:]:
+            start, behind = start + part.first * stride, stride
         strides[dim] = stride
         stride *= dim_sizes[dim]
+        if dim in part.span[:1]:
+            stride = part.rows * behind
     start += part.index * strides.get(_PART, 0)
     if part.expert is not None:
         index = dims.index(_EXPERT)
@@ -137,5 +142,9 @@ def _within(sizes: Sequence[int], steps: Sequence[int], at: int, first: int, sto
 
 def part_shape(part: Part, sizes: Mapping[str, int]) -> tuple[int, ...]:
     """Shape of the tensor that `part` is in, with all its parts. sizes: of each dim."""
-    dim_sizes = {**sizes, _PART: part.parts, _ONE: 1}
-    return tuple(prod(dim_sizes[dim] for dim in group) for group in part.groups)
+    dim_sizes = {**sizes, _PART: part.parts, _ONE: 1, **dict.fromkeys(part.span, 1)}
+    lengths = [prod(dim_sizes[dim] for dim in group) for group in part.groups]
+    return tuple(
+        length * (part.rows if part.span and part.span[0] in group else 1)
+        for length, group in zip(lengths, part.groups, strict=True)
+    )

@@ -153,16 +153,21 @@ class GraphBuilder:
         assert set(output) <= set(loops), (name, output, loops)
         return self.operator("einsum", name, inputs, output, loops)
 
-    def elementwise(self, function: str, name: str, *inputs: str) -> str:
+    def elementwise(self, function: str, name: str, *inputs: str, **attributes: object) -> str:
         """Append a function of single elements, and return the name of its output.
 
         The first input has all dims. The others may lack some: a bias lacks the leading ones, a gate the last.
+        attributes: what else the function needs.
         """
         dims = self.dims(inputs[0])
         for tensor in inputs[1:]:
             have = self.dims(tensor)
             assert tuple(dim for dim in dims if dim in have) == have, (name, dims, have)
-        return self.operator("elementwise", name, inputs, dims, dims, function=function)
+        return self.operator("elementwise", name, inputs, dims, dims, None, function=function, **attributes)
+
+    def scaled(self, name: str, x: str, factor: float) -> str:
+        """Append x times a constant, and return the name of its output."""
+        return self.elementwise("scale", name, x, factor=factor)
 
     def _add(self, tensor: Tensor) -> str:
         known = self._tensors.setdefault(tensor.name, tensor)

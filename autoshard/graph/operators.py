@@ -138,13 +138,16 @@ class Einsum(OperatorKind):
 
 
 class Elementwise(OperatorKind):
-    """add keeps nothing; silu_mul(gate, up) keeps both; gelu its input.
+    """add and scale keep nothing; silu_mul(gate, up) keeps both; gelu its input.
+
+    add is the first input plus the others, these times the attribute alpha if there is one; scale is times the
+    attribute factor.
 
     gelu is the tanh approximation, gelu_erf the exact one; sigmoid_mul(x, gate) is x sigmoid(gate); pointwise is the
     attribute expression, of the functions in graph/pointwise.py.
     """
 
-    FLOPS = {"add": 1.0, "silu_mul": 5.0, "gelu": 8.0, "gelu_erf": 8.0, "sigmoid_mul": 5.0}
+    FLOPS = {"add": 1.0, "silu_mul": 5.0, "gelu": 8.0, "gelu_erf": 8.0, "sigmoid_mul": 5.0, "scale": 1.0}
 
     def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
         function = str(op.attributes["function"])
@@ -152,11 +155,15 @@ class Elementwise(OperatorKind):
         return each * prod(sizes[dim] for dim in op.loop_dims)
 
     def saved_inputs(self, op: Operator, graph: Graph) -> tuple[int, ...]:
-        return () if op.attributes["function"] == "add" else tuple(range(len(op.inputs)))
+        return () if op.attributes["function"] in ("add", "scale") else tuple(range(len(op.inputs)))
 
 
 class Norm(OperatorKind):
-    """RMS or layer norm over the last dim: keeps its input and FP32 statistics of each row."""
+    """RMS or layer norm over the last dim: keeps its input and FP32 statistics of each row.
+
+    The attribute over: names of the last dims, where a norm is over several; it may be split over all but the last of
+    them. The ranks then sum one number a row, forward and backward. width: elements of a row, without padding.
+    """
 
     def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
         return 6.0 * _elements(graph, op.inputs[0], sizes)
@@ -165,8 +172,24 @@ class Norm(OperatorKind):
         return (0,)
 
     def extra_saved(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Extra, ...]:
-        rows = prod(sizes[dim] for dim in op.loop_dims)
-        return (Extra("statistics", FLOAT32_BYTES * rows),)
+        return (Extra("statistics", FLOAT32_BYTES * _norm_rows(op, sizes)),)
+
+    def internal_collectives(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Internal, ...]:
+        size = FLOAT32_BYTES * _norm_rows(op, sizes)
+        return tuple(("all_reduce", dim, size) for dim in split_norm_dims(op))
+
+    def internal_backward_collectives(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Internal, ...]:
+        return self.internal_collectives(op, graph, sizes)
+
+
+def split_norm_dims(op: Operator) -> tuple[str, ...]:
+    """The dims over which a norm is and over which it may be split: none for a norm over the last dim alone."""
+    over: tuple[str, ...] = op.attributes.get("over", ())  # type: ignore[assignment]
+    return over[:-1]
+
+
+def _norm_rows(op: Operator, sizes: Sizes) -> float:
+    return prod(sizes[dim] for dim in op.loop_dims if dim not in split_norm_dims(op))
 
 
 class Rope(OperatorKind):
@@ -208,6 +231,7 @@ class Dropout(OperatorKind):
 class Attention(OperatorKind):
     """softmax(q k^T) v, causal, grouped-query. q: batch seq kvhead group headdim; k, v: batch seq kvhead headdim.
 
+    The attribute scale multiplies the scores, in place of 1 / sqrt(headdim).
     With the attribute dropout, SEQUENCE_KEYS is one more input, by which probabilities are dropped; all are kept.
 
     kernel 'flash' keeps q, k, v, the output and one FP32 log-sum-exp a row, and its backward computes the scores again

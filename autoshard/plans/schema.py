@@ -31,6 +31,7 @@ from autoshard.plans.search_result import PathSummary, Pins, Rejection
 from autoshard.spec.cluster import Cluster, Device, Link
 from autoshard.spec.dropout import Dropout
 from autoshard.spec.model import ModelSpec, RopeScaling
+from autoshard.spec.multipliers import Multipliers
 from autoshard.spec.product_format import ProductFormat
 from autoshard.spec.traced import TracedGraph, TracedOperator, TracedParameter
 from autoshard.spec.training import Precision, TrainingSpec
@@ -42,6 +43,7 @@ TYPES = {
     "traced_operator": TracedOperator,
     "traced_parameter": TracedParameter,
     "dropout": Dropout,
+    "multipliers": Multipliers,
     "training": TrainingSpec,
     "precision": Precision,
     "product_format": ProductFormat,

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, Any
 
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import Absence, Count, Limit, NotNegative, Positive, Whole
 from autoshard.files.fields import check_choice, check_flag, check_integer, check_positive, show
 from autoshard.spec.dropout import NO_DROPOUT, Dropout
+from autoshard.spec.multipliers import Multipliers
 from autoshard.spec.traced import TracedGraph
 
 TRACED = "traced"
@@ -25,6 +27,10 @@ ACTIVATIONS = {
     "qwen2_moe": ("silu",),
     "qwen3": ("silu",),
     "qwen3_moe": ("silu",),
+    "smollm3": ("silu",),
+    "phi3": ("silu",),
+    "olmo2": ("silu",),
+    "granite": ("silu",),
     TRACED: (TRACED,),
 }
 """Per model_type, the values of hidden_act: silu stands in a gated MLP (three matrices), gelu in a plain one (two)."""
@@ -39,6 +45,8 @@ FULL_ATTENTION, SLIDING_ATTENTION = "full_attention", "sliding_attention"
 LAYER_TYPES = (FULL_ATTENTION, SLIDING_ATTENTION)
 DENSE, SPARSE = "dense", "sparse"
 MLP_LAYER_TYPES = (DENSE, SPARSE)
+ROPE, NOPE = "rope", "nope"
+POSITION_TYPES = (ROPE, NOPE)
 
 
 @dataclass(frozen=True)
@@ -78,9 +86,9 @@ class ModelSpec:
     """A decoder-only transformer. Sizes are counts of elements.
 
     name: What plans call it.
-    model_type: llama | mistral | mixtral | qwen2 | qwen2_moe | qwen3 | qwen3_moe (RMSNorm, rotary positions, gated
-        MLP) | gpt2 (LayerNorm, learned positions) | gpt_neox (LayerNorm, rotary positions on part of each head) |
-        traced (a user's own module).
+    model_type: llama | mistral | mixtral | qwen2 | qwen2_moe | qwen3 | qwen3_moe | smollm3 | phi3 | granite (RMSNorm,
+        rotary positions, gated MLP) | olmo2 (the same with norms behind attention and MLP) | gpt2 (LayerNorm, learned
+        positions) | gpt_neox (LayerNorm, rotary positions on part of each head) | traced (a user's own module).
     hidden_size: Width of the residual stream.
     intermediate_size: Width of the MLP; of one expert where there are experts.
     num_hidden_layers: Transformer blocks.
@@ -109,6 +117,8 @@ class ModelSpec:
     mlp_layer_types: Of each block of a mixture, dense (an MLP of dense_intermediate_size) | sparse (experts); absent
         where all blocks are alike.
     dense_intermediate_size: Width of the MLP of a mixture's blocks without experts; absent without such blocks.
+    position_types: Of each block, rope (rotary positions) | nope (no positions); absent where all blocks have them.
+    multipliers: Constants by which embeddings, scores, residuals and logits are scaled; absent where none is.
     dropout: What training drops; absent where it drops nothing, which it does, whatever a config says, unless it
         was asked to.
     graph: Of model_type traced alone: the operators of a user's own module over named dims, read as data; the other
@@ -145,6 +155,8 @@ class ModelSpec:
     layer_types: Annotated[tuple[str, ...], Absence.WRITTEN, Limit(most_items=MOST_REPEATED)] = ()
     mlp_layer_types: Annotated[tuple[str, ...], Absence.WRITTEN, Limit(most_items=MOST_REPEATED)] = ()
     dense_intermediate_size: Annotated[Whole, Absence.WRITTEN] = 0
+    position_types: Annotated[tuple[str, ...], Absence.WRITTEN, Limit(most_items=MOST_REPEATED)] = ()
+    multipliers: Annotated[Multipliers | None, Absence.WRITTEN] = None
     dropout: Annotated[Dropout, Absence.WRITTEN] = NO_DROPOUT
     graph: Annotated[TracedGraph | None, Absence.WRITTEN] = None
 
@@ -158,7 +170,7 @@ class ModelSpec:
     @cached_property
     def block_kinds(self) -> tuple[int, ...]:
         """For each block, the first one that is of its kind: 0 everywhere where blocks are alike."""
-        said = [types for types in (self.layer_types, self.mlp_layer_types) if types]
+        said = [types for types in self._types.values() if types]
         if not said:
             return (0,) * self.num_hidden_layers
         firsts: dict[tuple[str, ...], int] = {}
@@ -175,9 +187,25 @@ class ModelSpec:
         counts = Counter(self.block_kinds[first:stop])
         return tuple((kind, counts[kind]) for kind in self.kinds if kind in counts)
 
+    def some_blocks(self, places: Sequence[int]) -> ModelSpec:
+        """The model with these of its blocks alone, in this order."""
+        picked: dict[str, Any] = {
+            name: tuple(types[place] for place in places) for name, types in self._types.items() if types
+        }
+        return replace(self, num_hidden_layers=len(places), **picked)
+
+    @property
+    def _types(self) -> dict[str, tuple[str, ...]]:
+        """By field, a word for each block; empty where all blocks are alike."""
+        return {field: getattr(self, field) for field in ("layer_types", "mlp_layer_types", "position_types")}
+
     def window_of(self, layer: int) -> int | None:
         """Keys that a query of a block sees, itself included; None is all before it."""
         return None if self.layer_types and self.layer_types[layer] != SLIDING_ATTENTION else self.sliding_window
+
+    def has_rope(self, layer: int) -> bool:
+        """Whether rotary positions turn the queries and keys of a block."""
+        return not self.position_types or self.position_types[layer] == ROPE
 
     def has_experts(self, layer: int) -> bool:
         """Whether the MLP of a block is a mixture of experts."""
@@ -211,9 +239,19 @@ class ModelSpec:
         return self.model_type in ("qwen3", "qwen3_moe")
 
     @property
+    def normalizes_all_heads(self) -> bool:
+        """Whether the queries of all heads have one RMSNorm together, and so have their keys."""
+        return self.model_type == "olmo2"
+
+    @property
     def rotary_dim(self) -> int:
         """Numbers of each head that rotary positions turn."""
         return int(self.head_dim * self.partial_rotary_factor)
+
+    @property
+    def scores_scale(self) -> float | None:
+        """By which attention multiplies its scores; None is 1/sqrt(head_dim)."""
+        return None if self.multipliers is None else self.multipliers.attention_multiplier
 
     @property
     def num_query_groups(self) -> int:
@@ -301,7 +339,8 @@ def _check_experts(model: ModelSpec) -> None:
 
 def _check_kinds(model: ModelSpec) -> None:
     """A word for each block, where blocks differ."""
-    for field, known in (("layer_types", LAYER_TYPES), ("mlp_layer_types", MLP_LAYER_TYPES)):
+    words = {"layer_types": LAYER_TYPES, "mlp_layer_types": MLP_LAYER_TYPES, "position_types": POSITION_TYPES}
+    for field, known in words.items():
         types = getattr(model, field)
         if not types:
             continue
@@ -316,6 +355,8 @@ def _check_kinds(model: ModelSpec) -> None:
         raise AutoshardError(f"layer_types of {model.name} has {SLIDING_ATTENTION}: sliding_window must be given")
     if SPARSE in model.mlp_layer_types and not model.is_moe:
         raise AutoshardError(f"mlp_layer_types of {model.name} has {SPARSE}, but num_local_experts=0")
+    if not isinstance(model.multipliers, (Multipliers, type(None))):
+        raise AutoshardError(f"multipliers={show(model.multipliers)} of {model.name} must be an object with constants")
     check_integer(model.name, "dense_intermediate_size", model.dense_intermediate_size, at_least=0)
     if (DENSE in model.mlp_layer_types) != (model.dense_intermediate_size > 0):
         raise AutoshardError(

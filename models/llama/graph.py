@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from autoshard.graph.ir import GraphBuilder
@@ -9,6 +10,7 @@ from autoshard.models.dropping import dropped_embedding, residual, sequence_keys
 from autoshard.spec.model import ModelSpec
 
 HIDDEN = "batch seq embed"
+HEADS = {"q_proj": "kvhead group headdim", "k_proj": "kvhead headdim", "v_proj": "kvhead headdim"}
 
 
 def embedding(b: GraphBuilder, model: ModelSpec) -> str:
@@ -41,26 +43,39 @@ def attention(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str
     b.module = "attention_norm"
     h = rms_norm(b, model, f"{prefix}.input_layernorm", x)
     b.module = "attention"
-    heads = {"q_proj": "kvhead group headdim", "k_proj": "kvhead headdim", "v_proj": "kvhead headdim"}
+    q, k, v = projections(b, model, name, h, HEADS)
+    if model.normalizes_heads:
+        q, k = (_head_norm(b, model, f"{name}.{part}", x) for part, x in (("q_norm", q), ("k_norm", k)))
+    if model.has_rope(layer):
+        q = rope(b, model, f"{name}.q_rope", q)
+        k = rope(b, model, f"{name}.k_rope", k)
+    b.module = "core_attention"
+    context = core_attention(b, model, f"{name}.core_attention", q, k, v, kernel, model.window_of(layer))
+    out = output_projection(b, model, name, context)
+    return residual(b, model, f"{prefix}.attention_residual", x, (out, f"{name}.dropout"))
+
+
+def projections(b: GraphBuilder, model: ModelSpec, name: str, h: str, heads: Mapping[str, str]) -> tuple[str, ...]:
+    """Append the projections of h [batch, seq, embed] to heads, with their biases, and return their outputs.
+
+    name: of the attention. heads: name of each projection -> dims that its output has besides batch and seq.
+    """
     # the products first: behind one another, they share one gathered input
     products = {
         part: linear(b, f"{name}.{part}", h, f"{HIDDEN}, {dims} embed -> batch seq {dims}", model.attention_bias)
         for part, dims in heads.items()
     }
-    q, k, v = (
+    return tuple(
         with_bias(b, f"{name}.{part}", products[part], dims, model.attention_bias) for part, dims in heads.items()
     )
-    if model.normalizes_heads:
-        q, k = (_head_norm(b, model, f"{name}.{part}", x) for part, x in (("q_norm", q), ("k_norm", k)))
-    q = rope(b, model, f"{name}.q_rope", q)
-    k = rope(b, model, f"{name}.k_rope", k)
-    b.module = "core_attention"
-    context = core_attention(b, model, f"{name}.core_attention", q, k, v, kernel, model.window_of(layer))
+
+
+def output_projection(b: GraphBuilder, model: ModelSpec, name: str, context: str) -> str:
+    """Append the projection of attention's output [batch, seq, kvhead, group, headdim] to [batch, seq, embed]."""
     b.module = "attention"
     expression = "batch seq kvhead group headdim, embed kvhead group headdim -> batch seq embed"
     out = linear(b, f"{name}.o_proj", context, expression, model.output_projection_bias)
-    out = with_bias(b, f"{name}.o_proj", out, "embed", model.output_projection_bias)
-    return residual(b, model, f"{prefix}.attention_residual", x, (out, f"{name}.dropout"))
+    return with_bias(b, f"{name}.o_proj", out, "embed", model.output_projection_bias)
 
 
 def gated_mlp(b: GraphBuilder, model: ModelSpec, h: str, name: str, ffn: str = "ffn") -> str:
@@ -99,6 +114,8 @@ def head(b: GraphBuilder, model: ModelSpec, x: str) -> str:
     """Append final norm, vocabulary projection and mean cross-entropy; returns the loss. x: [batch, seq, embed]."""
     b.module = "head"
     h = rms_norm(b, model, "model.norm", x)
+    if model.multipliers is not None:  # here and not behind the product, where there are more numbers
+        h = b.scaled("model.logits_scaling", h, 1 / model.multipliers.logits_scaling)
     table = "model.embed_tokens.weight" if model.tie_word_embeddings else "lm_head.weight"
     logits = b.einsum("lm_head", f"{HIDDEN}, vocab embed -> batch seq vocab", h, b.parameter(table, "vocab embed"))
     return cross_entropy(b, model, logits)
@@ -124,6 +141,7 @@ def core_attention(
     empty: dict[str, Any] = {"valid_group": model.num_query_groups} if padded else {}
     rate = model.dropout.attention
     drops: dict[str, Any] = {"dropout": rate} if rate else {}
+    scaled: dict[str, Any] = {} if model.scores_scale is None else {"scale": model.scores_scale}
     return b.operator(
         "attention",
         name,
@@ -134,6 +152,7 @@ def core_attention(
         sliding_window=window,
         **drops,
         **empty,
+        **scaled,
     )
 
 

@@ -9,6 +9,7 @@ from autoshard.plans.plan import Plan, make_plan
 from autoshard.runtime.rehearse import local_cluster
 from autoshard.spec.dropout import Dropout
 from autoshard.spec.model import ModelSpec, RopeScaling
+from autoshard.spec.multipliers import Multipliers
 from autoshard.spec.training import Precision, TrainingSpec, load_precision
 from tests.traced_models import ODD
 
@@ -100,6 +101,15 @@ MODELS["a dense block"] = replace(
 )
 MODELS["dense and sparse"] = replace(
     MODELS["qwen2 moe"], mlp_layer_types=("dense", "sparse") * 2, dense_intermediate_size=80
+)
+MODELS["smollm3"] = replace(
+    LLAMA, model_type="smollm3", tie_word_embeddings=True, position_types=("rope", "nope", "rope", "nope")
+)
+MODELS["phi3"] = replace(LLAMA, model_type="phi3", sliding_window=9, partial_rotary_factor=0.75)
+MODELS["olmo2"] = replace(LLAMA, model_type="olmo2", num_key_value_heads=8)
+MODELS["olmo2, shared heads"] = replace(LLAMA, model_type="olmo2", num_attention_heads=6, num_key_value_heads=2)
+MODELS["granite"] = replace(
+    LLAMA, model_type="granite", tie_word_embeddings=True, multipliers=Multipliers(12.0, 0.25, 0.22, 8.0)
 )
 MODELS["gpt2, dropping"] = replace(MODELS["gpt2"], dropout=Dropout(0.1, 0.2, 0.3))
 MODELS["mistral, dropping"] = replace(MODELS["mistral"], dropout=Dropout(embedding=0.1, residual=0.2))
@@ -240,6 +250,16 @@ CASES: dict[int, dict[str, tuple[str, Strategy, int]]] = {
         "unequal blocks, pp": ("a dense block", strategy(pp=2, layers=(3, 1), recompute=("mlp", "none")), 3),
         "unequal blocks, ring": ("windows on later blocks", strategy(cp=2, attention="zigzag_ring"), 2),
         "unequal blocks, ep": ("a dense block", strategy(dp=2, ep=2, zero=3, recompute="full"), 2),
+        "blocks without positions, pp": ("smollm3", strategy(pp=2, layers=(3, 1)), 3),
+        "blocks without positions, ring": ("smollm3", strategy(cp=2, attention="ring", recompute="full"), 2),
+        "phi3 tp": ("phi3", strategy(tp=2, recompute="attention"), 2),
+        "norm over heads, tp": ("olmo2", strategy(tp=2, recompute="attention+mlp"), 2),
+        "norm over heads, tp, no sequence parallel": ("olmo2, shared heads", strategy(tp=2, sp=False), 2),
+        "norm over heads, cp": ("olmo2", strategy(cp=2), 2),
+        "norm over heads, dp, ZeRO-3, recompute all": ("olmo2", strategy(dp=2, zero=3, recompute="full"), 2),
+        "multipliers, tp": ("granite", strategy(tp=2), 2),
+        "multipliers, zigzag ring": ("granite", strategy(cp=2, attention="zigzag_ring", zero=3), 2),
+        "multipliers, pp, plain attention": ("granite", strategy(pp=2, kernel="plain", recompute="full"), 3),
         "recompute all, mixtral": ("mixtral", strategy(dp=2, ep=2, recompute="full"), 2),
     },
     4: {
@@ -306,6 +326,9 @@ CASES: dict[int, dict[str, tuple[str, Strategy, int]]] = {
             strategy(pp=2, vpp=2, dp=2, zero=2, layers=(2, 1, 1, 0)),
             4,
         ),
+        "norm over padded and replicated heads": ("olmo2, shared heads", strategy(tp=4, recompute="full"), 2),
+        "norm over heads, tp x pp": ("olmo2", strategy(tp=2, pp=2, schedule="zero_bubble"), 4),
+        "multipliers, tp x cp": ("granite", strategy(tp=2, cp=2, attention="ulysses", recompute="mlp"), 2),
         "mixtral ep x pp": ("mixtral", strategy(dp=2, ep=2, pp=2, recompute="full"), 4),
         "mixtral ep, pp innermost": ("mixtral", strategy(dp=2, ep=2, pp=2, order="dp-cp-tp-pp"), 2),
         "zigzag ring inside tp": ("llama", strategy(tp=2, cp=2, attention="zigzag_ring", order="pp-dp-tp-cp"), 2),

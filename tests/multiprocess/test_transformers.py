@@ -39,6 +39,13 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8,
 }
+NO_TOKENS = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+MULTIPLIERS = {
+    "embedding_multiplier": 12.0,
+    "attention_multiplier": 0.25,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 8.0,
+}
 GPT2 = {"n_embd": 64, "n_layer": 2, "n_head": 8, "n_positions": 64, "vocab_size": 96}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {**SMALL, "model_type": "llama"},
@@ -77,6 +84,21 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "shared_expert_intermediate_size": 48,
         "decoder_sparse_step": 2,
     },
+    "smollm3": {**SMALL, "model_type": "smollm3", "num_hidden_layers": 4, **NO_TOKENS},
+    "smollm3, windows": {
+        **SMALL,
+        "model_type": "smollm3",
+        "no_rope_layers": [0, 1],
+        "use_sliding_window": True,
+        "sliding_window": 9,
+        "attention_bias": True,
+        **NO_TOKENS,
+    },
+    "phi3": {**SMALL, "model_type": "phi3", "sliding_window": 9, "partial_rotary_factor": 0.75, **NO_TOKENS},
+    "phi3, a key for each query": {**SMALL, "model_type": "phi3", "num_key_value_heads": 8, **NO_TOKENS},
+    "olmo2": {**SMALL, "model_type": "olmo2"},
+    "olmo2, biases": {**SMALL, "model_type": "olmo2", "attention_bias": True, "num_key_value_heads": 8},
+    "granite": {**SMALL, "model_type": "granite", **MULTIPLIERS},
 }
 
 

@@ -56,6 +56,8 @@ def parameters(model: ModelSpec) -> int:
         attention += queries + 2 * keys
     if model.model_type in ("qwen3", "qwen3_moe"):  # a norm of a head's queries and one of its keys
         attention += 2 * model.head_dim
+    if model.model_type == "olmo2":  # a norm of all heads' queries and one of their keys
+        attention += queries + keys
     experts = max(1, model.num_local_experts)
     router = hidden * model.num_local_experts
     shared = 3 * hidden * model.shared_expert_intermediate_size
@@ -106,6 +108,16 @@ def parameters(model: ModelSpec) -> int:
         ("qwen3-4b", 4_022_468_096),
         ("qwen3-14b", 14_768_307_200),
         ("qwen3-235b-a22b", 235_093_634_560),
+        ("smollm3-3b", 3_075_098_624),
+        ("granite-3.1-2b", 2_533_531_648),
+        ("granite-3.1-8b", 8_170_848_256),
+        ("phi3-mini-4k", 3_821_079_552),
+        ("phi3-medium-4k", 13_960_238_080),
+        ("phi4", 14_659_507_200),
+        ("olmo2-1b", 1_484_916_736),
+        ("olmo2-7b", 7_298_617_344),
+        ("olmo2-13b", 13_716_198_400),
+        ("olmo2-32b", 32_234_279_936),
     ],
 )
 def test_builtin_model_has_the_published_number_of_parameters(name: str, count: int) -> None:

@@ -29,10 +29,13 @@ def attention(context: Context, step: OperatorStep) -> Kernel:
     keys_to_heads = [key_dims.index(dim) for dim in ("batch", "kvhead", "seq", "headdim")]
     back = [to_heads.index(i) for i in range(len(to_heads))]
     documents = bool(op.attributes.get("documents"))
+    scale: Any = op.attributes.get("scale")
+    scaled = None if scale is None else scale * context.graph.sizes["headdim"] ** 0.5
     core = _without_empty_heads(context, step, _core(context, step))
 
     def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
         starts = more[-1] if documents else None
+        q = q if scaled is None else q * scaled
         # permute and flatten, not einops: its six patterns a block take a small step 1.5 % longer
         inputs = q.permute(to_heads), k.permute(keys_to_heads), v.permute(keys_to_heads)
         return core(*inputs, *(more[:-1] if documents else more), starts=starts).permute(back)

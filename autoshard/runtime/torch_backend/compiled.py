@@ -20,13 +20,14 @@ from typing import Any, Protocol
 import torch
 
 from autoshard.errors import AutoshardError
+from autoshard.graph.operators import split_norm_dims
 from autoshard.graph.partition import OperatorStep, is_projection
 from autoshard.runtime.torch_backend.context import Context
 from autoshard.runtime.torch_backend.kernels import Rotation
 
 Tensors = tuple[torch.Tensor, ...]
 _KINDS = ("einsum", "elementwise", "norm", "rope", "embedding", "cross_entropy", "top_k_gate", "dispatch", "combine")
-_ONE_FUNCTION = ("einsum", "embedding", "add", "gelu", "gelu_erf")
+_ONE_FUNCTION = ("einsum", "embedding", "add", "scale", "gelu", "gelu_erf")
 """Operators for which torch has one function: alone, there is nothing to fuse them with."""
 
 
@@ -52,6 +53,7 @@ def signature(context: Context, step: OperatorStep) -> tuple[Hashable, ...]:
     if (
         op.kind not in _KINDS
         or (op.kind == "einsum" and context.later is not None and is_projection(graph, op))
+        or (op.kind == "norm" and any(context.group(step, dim) is not None for dim in split_norm_dims(op)))
         or (op.kind == "cross_entropy" and context.group(step, "vocab") is not None)
         or op.attributes.get("aux_loss_coef")
     ):
