@@ -53,6 +53,8 @@ FAMILIES = {
     "phi3": Family("phi3"),
     "olmo2": Family("olmo2"),
     "granite": LLAMA,
+    "qwen3_next": Family("qwen3_next"),
+    "granitemoehybrid": Family("granite_hybrid"),
     "traced": Family("traced", is_published=False),
 }
 """By model_type."""

@@ -30,6 +30,7 @@ from autoshard.plans.plan_json import compact_json
 from autoshard.plans.search_result import PathSummary, Pins, Rejection
 from autoshard.spec.cluster import Cluster, Device, Link
 from autoshard.spec.dropout import Dropout
+from autoshard.spec.linear_attention import LinearAttention, Mamba
 from autoshard.spec.model import ModelSpec, RopeScaling
 from autoshard.spec.multipliers import Multipliers
 from autoshard.spec.product_format import ProductFormat
@@ -44,6 +45,8 @@ TYPES = {
     "traced_parameter": TracedParameter,
     "dropout": Dropout,
     "multipliers": Multipliers,
+    "linear_attention": LinearAttention,
+    "mamba": Mamba,
     "training": TrainingSpec,
     "precision": Precision,
     "product_format": ProductFormat,

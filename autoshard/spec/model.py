@@ -12,6 +12,7 @@ from autoshard.errors import AutoshardError
 from autoshard.files.codec import Absence, Count, Limit, NotNegative, Positive, Whole
 from autoshard.files.fields import check_choice, check_flag, check_integer, check_positive, show
 from autoshard.spec.dropout import NO_DROPOUT, Dropout
+from autoshard.spec.linear_attention import LinearAttention, Mamba
 from autoshard.spec.multipliers import Multipliers
 from autoshard.spec.traced import TracedGraph
 
@@ -31,18 +32,23 @@ ACTIVATIONS = {
     "phi3": ("silu",),
     "olmo2": ("silu",),
     "granite": ("silu",),
+    "qwen3_next": ("silu",),
+    "granitemoehybrid": ("silu",),
     TRACED: (TRACED,),
 }
 """Per model_type, the values of hidden_act: silu stands in a gated MLP (three matrices), gelu in a plain one (two)."""
 MODEL_TYPES = tuple(name for name in ACTIVATIONS if name != TRACED)
-MOE_MODEL_TYPES = ("mixtral", "qwen2_moe", "qwen3_moe")
-SHARED_EXPERT_MODEL_TYPES = ("qwen2_moe",)
+MOE_MODEL_TYPES = ("mixtral", "qwen2_moe", "qwen3_moe", "qwen3_next", "granitemoehybrid")
+SHARED_EXPERT_MODEL_TYPES = ("qwen2_moe", "qwen3_next", "granitemoehybrid")
 ROPE_TYPES = ("linear", "llama3")
 MOST_REPEATED = 10_000
 """Layers, heads or experts."""
 LONGEST_NAME = 200
 FULL_ATTENTION, SLIDING_ATTENTION = "full_attention", "sliding_attention"
-LAYER_TYPES = (FULL_ATTENTION, SLIDING_ATTENTION)
+LINEAR_ATTENTION, MAMBA = "linear_attention", "mamba"
+RECURRENT = (LINEAR_ATTENTION, MAMBA)
+"""Words of layer_types for blocks that mix tokens by a recurrence: each needs the sizes in the field of its name."""
+LAYER_TYPES = (FULL_ATTENTION, SLIDING_ATTENTION, *RECURRENT)
 DENSE, SPARSE = "dense", "sparse"
 MLP_LAYER_TYPES = (DENSE, SPARSE)
 ROPE, NOPE = "rope", "nope"
@@ -112,12 +118,14 @@ class ModelSpec:
     router_aux_loss_coef: Weight of the routers' load-balancing loss, the mean of the layers'; 0 without.
     partial_rotary_factor: Part of each head, from its start, that rotary positions turn.
     use_parallel_residual: Whether attention and MLP both read the block's input.
-    layer_types: Of each block, what mixes its tokens: full_attention | sliding_attention; absent where all blocks are
-        alike.
+    layer_types: Of each block, what mixes its tokens: full_attention | sliding_attention | linear_attention | mamba;
+        absent where all blocks have the same attention.
     mlp_layer_types: Of each block of a mixture, dense (an MLP of dense_intermediate_size) | sparse (experts); absent
         where all blocks are alike.
     dense_intermediate_size: Width of the MLP of a mixture's blocks without experts; absent without such blocks.
     position_types: Of each block, rope (rotary positions) | nope (no positions); absent where all blocks have them.
+    linear_attention: Sizes of the blocks that are linear_attention in layer_types; absent without such blocks.
+    mamba: Sizes of the blocks that are mamba in layer_types; absent without such blocks.
     multipliers: Constants by which embeddings, scores, residuals and logits are scaled; absent where none is.
     dropout: What training drops; absent where it drops nothing, which it does, whatever a config says, unless it
         was asked to.
@@ -156,6 +164,8 @@ class ModelSpec:
     mlp_layer_types: Annotated[tuple[str, ...], Absence.WRITTEN, Limit(most_items=MOST_REPEATED)] = ()
     dense_intermediate_size: Annotated[Whole, Absence.WRITTEN] = 0
     position_types: Annotated[tuple[str, ...], Absence.WRITTEN, Limit(most_items=MOST_REPEATED)] = ()
+    linear_attention: Annotated[LinearAttention | None, Absence.WRITTEN] = None
+    mamba: Annotated[Mamba | None, Absence.WRITTEN] = None
     multipliers: Annotated[Multipliers | None, Absence.WRITTEN] = None
     dropout: Annotated[Dropout, Absence.WRITTEN] = NO_DROPOUT
     graph: Annotated[TracedGraph | None, Absence.WRITTEN] = None
@@ -199,6 +209,17 @@ class ModelSpec:
         """By field, a word for each block; empty where all blocks are alike."""
         return {field: getattr(self, field) for field in ("layer_types", "mlp_layer_types", "position_types")}
 
+    def mixer_of(self, layer: int) -> str:
+        """What mixes the tokens of a block, a word of LAYER_TYPES."""
+        if self.layer_types:
+            return self.layer_types[layer]
+        return FULL_ATTENTION if self.sliding_window is None else SLIDING_ATTENTION
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether some blocks mix their tokens by a recurrence over the sequence."""
+        return any(word in RECURRENT for word in self.layer_types)
+
     def window_of(self, layer: int) -> int | None:
         """Keys that a query of a block sees, itself included; None is all before it."""
         return None if self.layer_types and self.layer_types[layer] != SLIDING_ATTENTION else self.sliding_window
@@ -236,7 +257,12 @@ class ModelSpec:
     @property
     def normalizes_heads(self) -> bool:
         """Whether each head's query and key have an RMSNorm of their own."""
-        return self.model_type in ("qwen3", "qwen3_moe")
+        return self.model_type in ("qwen3", "qwen3_moe", "qwen3_next")
+
+    @property
+    def has_unit_offset(self) -> bool:
+        """Whether RMS norms multiply by 1 plus their weight."""
+        return self.model_type == "qwen3_next"
 
     @property
     def normalizes_all_heads(self) -> bool:
@@ -325,12 +351,13 @@ def _check_experts(model: ModelSpec) -> None:
             f"use_parallel_residual=True of {model.name} must be False: model_type={model.model_type} "
             "runs attention and MLP one after the other; gpt_neox can run them side by side"
         )
-    if model.model_type in MOE_MODEL_TYPES or (model.model_type == TRACED and experts):
+    optional = model.model_type in (TRACED, "granitemoehybrid")
+    if (model.model_type in MOE_MODEL_TYPES and not optional) or (optional and experts):
         if not 1 <= chosen <= experts:
             raise AutoshardError(
                 f"num_experts_per_tok={chosen} of {model.name} must be from 1 to num_local_experts={experts}"
             )
-    elif experts or chosen:
+    elif experts or (chosen and model.model_type != "granitemoehybrid"):
         raise AutoshardError(
             f"num_local_experts={experts} and num_experts_per_tok={chosen} of {model.name} must be 0: "
             f"model_type={model.model_type} has no experts; {', '.join(MOE_MODEL_TYPES)} has"
@@ -355,6 +382,15 @@ def _check_kinds(model: ModelSpec) -> None:
         raise AutoshardError(f"layer_types of {model.name} has {SLIDING_ATTENTION}: sliding_window must be given")
     if SPARSE in model.mlp_layer_types and not model.is_moe:
         raise AutoshardError(f"mlp_layer_types of {model.name} has {SPARSE}, but num_local_experts=0")
+    for field, kind in (("linear_attention", LinearAttention), ("mamba", Mamba)):
+        value = getattr(model, field)
+        if not isinstance(value, (kind, type(None))):
+            raise AutoshardError(f"{field}={show(value)} of {model.name} must be an object with sizes")
+        if (field in model.layer_types) != (value is not None):
+            raise AutoshardError(
+                f"{field} of {model.name} must be the sizes of the blocks that are {field} in layer_types, and absent "
+                "without such blocks"
+            )
     if not isinstance(model.multipliers, (Multipliers, type(None))):
         raise AutoshardError(f"multipliers={show(model.multipliers)} of {model.name} must be an object with constants")
     check_integer(model.name, "dense_intermediate_size", model.dense_intermediate_size, at_least=0)

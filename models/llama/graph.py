@@ -45,7 +45,7 @@ def attention(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str
     b.module = "attention"
     q, k, v = projections(b, model, name, h, HEADS)
     if model.normalizes_heads:
-        q, k = (_head_norm(b, model, f"{name}.{part}", x) for part, x in (("q_norm", q), ("k_norm", k)))
+        q, k = (rms_norm(b, model, f"{name}.{part}", x) for part, x in (("q_norm", q), ("k_norm", k)))
     if model.has_rope(layer):
         q = rope(b, model, f"{name}.q_rope", q)
         k = rope(b, model, f"{name}.k_rope", k)
@@ -122,10 +122,13 @@ def head(b: GraphBuilder, model: ModelSpec, x: str) -> str:
 
 
 def rms_norm(b: GraphBuilder, model: ModelSpec, name: str, x: str) -> str:
-    weight = b.parameter(f"{name}.weight", "embed")
-    return b.operator(
-        "norm", name, (x, weight), ("batch", "seq", "embed"), ("batch", "seq"), function="rms", eps=model.norm_eps
-    )
+    """Append an RMS norm of x over its last dim, with one weight for all else, and return its output.
+
+    The operator's attribute unit_offset: it multiplies by 1 plus the weight.
+    """
+    dims = b.dims(x)
+    weight, offset = b.parameter(f"{name}.weight", dims[-1]), {"unit_offset": True} if model.has_unit_offset else {}
+    return b.operator("norm", name, (x, weight), dims, dims[:-1], None, function="rms", eps=model.norm_eps, **offset)
 
 
 def core_attention(
@@ -171,13 +174,6 @@ def cross_entropy(b: GraphBuilder, model: ModelSpec, logits: str) -> str:
         element_bytes=4,
         valid_vocab=model.vocab_size,
     )
-
-
-def _head_norm(b: GraphBuilder, model: ModelSpec, name: str, x: str) -> str:
-    """Append an RMS norm of each head by itself, with one weight for all heads, and return its output."""
-    dims = b.dims(x)
-    weight = b.parameter(f"{name}.weight", "headdim")
-    return b.operator("norm", name, (x, weight), dims, dims[:-1], function="rms", eps=model.norm_eps)
 
 
 def rope(b: GraphBuilder, model: ModelSpec, name: str, x: str) -> str:

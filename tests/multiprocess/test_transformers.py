@@ -46,6 +46,15 @@ MULTIPLIERS = {
     "residual_multiplier": 0.22,
     "logits_scaling": 8.0,
 }
+LINEAR = {
+    "head_dim": 16,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "full_attention_interval": 2,
+    "shared_expert_intermediate_size": 48,
+}
 GPT2 = {"n_embd": 64, "n_layer": 2, "n_head": 8, "n_positions": 64, "vocab_size": 96}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {**SMALL, "model_type": "llama"},
@@ -99,6 +108,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "olmo2": {**SMALL, "model_type": "olmo2"},
     "olmo2, biases": {**SMALL, "model_type": "olmo2", "attention_bias": True, "num_key_value_heads": 8},
     "granite": {**SMALL, "model_type": "granite", **MULTIPLIERS},
+    "qwen3 next": {**SMALL, **EXPERTS, **LINEAR, "model_type": "qwen3_next"},
+    "qwen3 next, a dense block": {
+        **SMALL,
+        **EXPERTS,
+        **LINEAR,
+        "model_type": "qwen3_next",
+        "layer_types": ["full_attention", "linear_attention"],
+        "mlp_only_layers": [1],
+        "linear_num_value_heads": 4,
+    },
 }
 
 

@@ -25,7 +25,8 @@ from autoshard.runtime.torch_backend.dropout import dropout
 from autoshard.runtime.torch_backend.experts import combine, dispatch, top_k_gate
 from autoshard.runtime.torch_backend.groups import Group
 from autoshard.runtime.torch_backend.pointwise import pointwise
-from autoshard.runtime.torch_backend.recomputing_ops import RmsNorm, Rotate, SiluMul, WholeCrossEntropy
+from autoshard.runtime.torch_backend.recomputing_ops import OffsetRmsNorm, RmsNorm, Rotate, SiluMul, WholeCrossEntropy
+from autoshard.runtime.torch_backend.recurrences import causal_conv, gated_delta_rule, state_space_scan
 from autoshard.runtime.torch_backend.weight_gradients import WeightGradients, later_linear
 
 
@@ -124,6 +125,8 @@ def _norm(context: Context, step: OperatorStep) -> Kernel:
     op = step.operator
     size = (context.graph.sizes[context.dims(op.inputs[0])[-1]],)
     eps: Any = op.attributes["eps"]
+    if op.attributes.get("unit_offset"):
+        return lambda x, weight: OffsetRmsNorm.apply(x, weight, eps)
     if op.attributes.get("over"):
         return _norm_over_several(context, step)
     if op.attributes["function"] == "rms":
@@ -339,5 +342,8 @@ FACTORIES: dict[str, Callable[[Context, OperatorStep], Kernel]] = {
     "top_k_gate": top_k_gate,
     "dispatch": dispatch,
     "combine": combine,
+    "causal_conv": causal_conv,
+    "gated_delta_rule": gated_delta_rule,
+    "state_space_scan": state_space_scan,
 }
 assert FACTORIES.keys() == KINDS.keys()

@@ -54,11 +54,36 @@ class RmsNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
         x, weight, scale = ctx.saved_tensors
-        normal, grad, factors = x * scale, _as(grads[0], scale.dtype), _as(weight, scale.dtype)
-        products = (grad * normal).flatten(0, -2)
-        along = products.mv(factors).view_as(scale)
-        grad_x = (grad * factors).addcmul_(normal, along, value=-1 / x.shape[-1]).mul_(scale)
-        return _as(grad_x, x.dtype), _as(products.sum(0), weight.dtype), None
+        return *_rms_norm_backward(x, _as(weight, scale.dtype), scale, grads[0], weight.dtype), None
+
+
+class OffsetRmsNorm(torch.autograd.Function):
+    """x / sqrt(mean(x^2) + eps) * (1 + weight) over the last dim, computed in FP32 (or FP64), in which 1 + weight loses
+    nothing. Keeps x and one number a row."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        accurate = _accurate(x)
+        scale = accurate.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+        ctx.save_for_backward(x, weight, scale)
+        return _as((accurate * scale).mul_(1 + _as(weight, scale.dtype)), x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        x, weight, scale = ctx.saved_tensors
+        return *_rms_norm_backward(x, 1 + _as(weight, scale.dtype), scale, grads[0], weight.dtype), None
+
+
+def _rms_norm_backward(
+    x: torch.Tensor, factors: torch.Tensor, scale: torch.Tensor, grad: torch.Tensor, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients of x and of the factors by which its columns are multiplied. scale: of each row. dtype: of the
+    second."""
+    normal, grad = x * scale, _as(grad, scale.dtype)
+    products = (grad * normal).flatten(0, -2)
+    along = products.mv(factors).view_as(scale)
+    grad_x = (grad * factors).addcmul_(normal, along, value=-1 / x.shape[-1]).mul_(scale)
+    return _as(grad_x, x.dtype), _as(products.sum(0), dtype)
 
 
 class Rotate(torch.autograd.Function):
