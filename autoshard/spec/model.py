@@ -357,7 +357,7 @@ def _check_experts(model: ModelSpec) -> None:
             raise AutoshardError(
                 f"num_experts_per_tok={chosen} of {model.name} must be from 1 to num_local_experts={experts}"
             )
-    elif experts or (chosen and model.model_type != "granitemoehybrid"):
+    elif experts or chosen:
         raise AutoshardError(
             f"num_local_experts={experts} and num_experts_per_tok={chosen} of {model.name} must be 0: "
             f"model_type={model.model_type} has no experts; {', '.join(MOE_MODEL_TYPES)} has"

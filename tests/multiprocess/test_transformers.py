@@ -55,6 +55,17 @@ LINEAR = {
     "full_attention_interval": 2,
     "shared_expert_intermediate_size": 48,
 }
+STATE_SPACE = {
+    **MULTIPLIERS,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "shared_intermediate_size": 48,
+    "layer_types": ["mamba", "attention"],
+    "mamba_n_heads": 16,
+    "mamba_d_head": 8,
+    "mamba_d_state": 12,
+    "mamba_chunk_size": 10,
+}
 GPT2 = {"n_embd": 64, "n_layer": 2, "n_head": 8, "n_positions": 64, "vocab_size": 96}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {**SMALL, "model_type": "llama"},
@@ -117,6 +128,22 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "layer_types": ["full_attention", "linear_attention"],
         "mlp_only_layers": [1],
         "linear_num_value_heads": 4,
+    },
+    "granite hybrid": {**SMALL, **STATE_SPACE, "model_type": "granitemoehybrid"},
+    "granite hybrid, no experts": {
+        **SMALL,
+        **STATE_SPACE,
+        "model_type": "granitemoehybrid",
+        "num_local_experts": 0,
+        "mamba_conv_bias": False,
+        "position_embedding_type": "rope",
+    },
+    "granite hybrid, attention alone": {
+        **SMALL,
+        **STATE_SPACE,
+        "model_type": "granitemoehybrid",
+        "layer_types": ["attention", "attention"],
+        "tie_word_embeddings": True,
     },
 }
 

@@ -18,6 +18,7 @@ from tests.spmd.dropping import mask
 from tests.spmd.experts import combine, dispatch, top_k_gate
 from tests.spmd.place import Gradients, Place, Report, Result
 from tests.spmd.pointwise import pointwise
+from tests.spmd.recurrences import causal_conv, gated_delta_rule, state_space_scan
 
 
 def run(place: Place, inputs: tuple[Array, ...]) -> Result:
@@ -128,6 +129,7 @@ def _norm(place: Place, x: Array, weight: Array, *bias: Array) -> Result:
     scale = (np.square(centred).mean(-1, keepdims=True) + place.attributes["eps"]) ** -0.5
     normal = centred * scale
     affine = [_spread(one, place, place.dims(1), place.output_dims) for one in (weight, *bias)]
+    affine[0] = affine[0] + bool(place.attributes.get("unit_offset"))
 
     def backward(grad: Array) -> Gradients:
         weighted = grad * affine[0]
@@ -361,4 +363,7 @@ KERNELS: dict[str, Callable[..., Result]] = {
     "top_k_gate": top_k_gate,
     "dispatch": dispatch,
     "combine": combine,
+    "causal_conv": causal_conv,
+    "gated_delta_rule": gated_delta_rule,
+    "state_space_scan": state_space_scan,
 }

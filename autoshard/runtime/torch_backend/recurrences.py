@@ -98,17 +98,15 @@ def _delta_rule(
     v = _chunks(v, chunk).permute(0, 3, 4, 1, 2, 5)
     beta, decay = (_chunks(x, chunk).permute(0, 3, 4, 1, 2) for x in (b.sigmoid(), decay))
     q = q * q.shape[-1] ** -0.5
-    total = decay.cumsum(-1)
-    causal = torch.ones(chunk, chunk, dtype=torch.bool, device=v.device).tril()
-    between = (total.unsqueeze(-1) - total.unsqueeze(-2)).masked_fill(~causal, float("-inf")).exp()
+    since, between = decay.cumsum(-1).exp(), _kept_between(decay)
     weighed = k * beta.unsqueeze(-1)
     system = (weighed @ k.transpose(-1, -2)) * between  # its diagonal counts as ones
     new = torch.linalg.solve_triangular(system, v * beta.unsqueeze(-1), upper=False, unitriangular=True)
-    known = torch.linalg.solve_triangular(system, weighed * total.exp().unsqueeze(-1), upper=False, unitriangular=True)
+    known = torch.linalg.solve_triangular(system, weighed * since.unsqueeze(-1), upper=False, unitriangular=True)
     inside = (q @ k.transpose(-1, -2)) * between
-    asked = q * total.exp().unsqueeze(-1)
-    told = k * (total[..., -1:] - total).exp().unsqueeze(-1)
-    fading = total[..., -1].exp()[..., None, None]
+    asked = q * since.unsqueeze(-1)
+    told = k * between[..., -1, :].unsqueeze(-1)
+    fading = since[..., -1, None, None]
     state = v.new_zeros(*v.shape[:3], k.shape[-1], v.shape[-1])
     answers = []
     for index in range(v.shape[3]):
@@ -120,8 +118,8 @@ def _delta_rule(
 
 
 def state_space_scan(context: Context, step: OperatorStep) -> Kernel:
-    """The kernel of Mamba-2's state space: x [batch, seq, head, width], dt [batch, seq, head], B, C [batch, seq, state],
-    A_log, D, dt_bias [head] -> a tensor like x."""
+    """The kernel of Mamba-2's state space: x [batch, seq, head, width], dt [batch, seq, head], B, C [batch, seq,
+    state], A_log, D, dt_bias [head] -> a tensor like x."""
     chunk: Any = step.operator.attributes["chunk_size"]
     return _in_order(context, step, lambda *values: _scan(*values, chunk=chunk), 4)
 
@@ -146,17 +144,15 @@ def _scan(
     decay = _chunks(-a_log.exp() * dt, chunk).permute(0, 3, 1, 2)
     values = _chunks(x * dt.unsqueeze(-1), chunk).permute(0, 3, 1, 2, 4)
     b, c = (_chunks(one, chunk).unsqueeze(1) for one in (b, c))
-    total = decay.cumsum(-1)
-    causal = torch.ones(chunk, chunk, dtype=torch.bool, device=x.device).tril()
-    between = (total.unsqueeze(-1) - total.unsqueeze(-2)).masked_fill(~causal, float("-inf")).exp()
+    since, between = decay.cumsum(-1).exp(), _kept_between(decay)
     inside = ((c @ b.transpose(-1, -2)) * between) @ values
-    told = values.transpose(-1, -2) @ (b * (total[..., -1:] - total).exp().unsqueeze(-1))
-    fading = total[..., -1].exp()[..., None, None]
+    told = values.transpose(-1, -2) @ (b * between[..., -1, :].unsqueeze(-1))
+    fading = since[..., -1, None, None]
     state, starts = torch.zeros_like(told[:, :, 0]), []
     for index in range(told.shape[2]):
         starts.append(state)
         state = state * fading[:, :, index] + told[:, :, index]
-    before = (c @ torch.stack(starts, 2).transpose(-1, -2)) * total.exp().unsqueeze(-1)
+    before = (c @ torch.stack(starts, 2).transpose(-1, -2)) * since.unsqueeze(-1)
     out = (inside + before).permute(0, 2, 3, 1, 4).flatten(1, 2)[:, :seq]
     return (out + _accurate(given) * d.unsqueeze(-1)).to(dtype)
 
@@ -164,6 +160,17 @@ def _scan(
 def _accurate(x: torch.Tensor) -> torch.Tensor:
     """x in FP32, or in FP64 if it is that."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _kept_between(decay: torch.Tensor) -> torch.Tensor:
+    """[..., chunk, chunk]: which part of what token j told is left at token i of its chunk; zero before j.
+
+    decay [..., chunk]: logarithms. Summed from j on: differences of sums from the first token would lose their digits.
+    """
+    chunk = decay.shape[-1]
+    causal = torch.ones(chunk, chunk, dtype=torch.bool, device=decay.device).tril()
+    steps = decay.unsqueeze(-1).expand(*decay.shape, chunk).masked_fill(~causal.tril(-1), 0)
+    return steps.cumsum(-2).masked_fill(~causal, float("-inf")).exp()
 
 
 def _unit(x: torch.Tensor) -> torch.Tensor:
