@@ -9,6 +9,7 @@ from autoshard.graph.recompute import COMMON_SETS
 from autoshard.layout.mesh import AXIS_ORDER
 from autoshard.layout.strategy import Strategy
 from autoshard.schedules import SCHEDULES
+from autoshard.spec.model import RECURRENT
 
 MEGATRON_MIN_RANKS = 32
 """dp * tp with pp > 1 [NxDT models/megatron/megatron_init.py]"""
@@ -73,7 +74,12 @@ def traced_models_run_on_torch(problem: Problem, draft: Draft) -> str | None:
 
 
 def blocks_run_on_torch(problem: Problem, draft: Draft) -> str | None:
-    """NxD's norms are of what a rank holds [parallel_layers/layer_norm.py]."""
+    """NxD's norms are of what a rank holds [parallel_layers/layer_norm.py]; it has no layers for recurrences."""
+    if problem.model.is_recurrent:
+        return (
+            f"backend=nxd has no layers for the {' and '.join(sorted({*problem.model.layer_types} & {*RECURRENT}))} "
+            f"blocks of {problem.model.name}; use backend torch"
+        )
     if problem.model.normalizes_all_heads and draft.tp > 1:
         return (
             f"tp={draft.tp}: NxD has no norm over the heads of several ranks, which {problem.model.name} needs; use "

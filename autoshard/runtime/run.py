@@ -71,6 +71,11 @@ def _backend(plan: Plan, options: RunOptions, in_cluster: bool) -> str:
         on_trainium = in_cluster and plan.cluster.platform.is_trainium and options.device == "auto"
         chosen = plan.backend if on_trainium else ANYWHERE.name
     check_runs(BACKENDS[chosen], plan.training.precision)
+    if options.document_mask and plan.model.is_recurrent:
+        raise AutoshardError(
+            f"document_mask: {plan.model.name} has blocks whose state goes on from document to document; leave it out, "
+            "or give each document a row"
+        )
     requirement = BACKENDS[chosen].requirement
     if requirement is not None:
         imported(requirement)()

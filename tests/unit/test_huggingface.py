@@ -58,12 +58,33 @@ def parameters(model: ModelSpec) -> int:
         attention += 2 * model.head_dim
     if model.model_type == "olmo2":  # a norm of all heads' queries and one of their keys
         attention += queries + keys
+    if model.model_type == "qwen3_next":  # a gate beside each query, and the norms of a head
+        attention += hidden * queries + 2 * model.head_dim
     experts = max(1, model.num_local_experts)
     router = hidden * model.num_local_experts
     shared = 3 * hidden * model.shared_expert_intermediate_size
-    shared_gate = hidden if shared else 0
+    shared_gate = hidden if shared and model.mamba is None else 0
     mixture = router + experts * 3 * hidden * ffn + shared + shared_gate
-    return vocabulary + layers * (attention + mixture + 2 * hidden) + hidden
+    recurrent = sum(word in ("linear_attention", "mamba") for word in model.layer_types)
+    mixers = (layers - recurrent) * attention + recurrent * recurrence(model)
+    return vocabulary + mixers + layers * (mixture + 2 * hidden) + hidden
+
+
+def recurrence(model: ModelSpec) -> int:
+    """Parameters that a block has in place of attention; by the closed formula, too."""
+    if (linear := model.linear_attention) is not None:
+        keys = linear.linear_num_key_heads * linear.linear_key_head_dim
+        values = linear.linear_num_value_heads * linear.linear_value_head_dim
+        # q, k, v and gate; two numbers of each value head; output; taps; A_log and dt_bias; a norm
+        products = model.hidden_size * (2 * keys + 2 * values + 2 * linear.linear_num_value_heads + values)
+        taps = linear.linear_conv_kernel_dim * (2 * keys + values)
+        return products + taps + 2 * linear.linear_num_value_heads + linear.linear_value_head_dim
+    if (mamba := model.mamba) is not None:
+        inner, state = mamba.mamba_n_heads * mamba.mamba_d_head, mamba.mamba_d_state
+        # gate, x, B, C, a step of each head; output; taps and their bias; A_log, D and dt_bias; a norm
+        products = model.hidden_size * (2 * inner + 2 * state + mamba.mamba_n_heads + inner)
+        return products + (mamba.mamba_d_conv + 1) * (inner + 2 * state) + 3 * mamba.mamba_n_heads + inner
+    return 0
 
 
 @pytest.mark.parametrize(
@@ -118,6 +139,10 @@ def parameters(model: ModelSpec) -> int:
         ("olmo2-7b", 7_298_617_344),
         ("olmo2-13b", 13_716_198_400),
         ("olmo2-32b", 32_234_279_936),
+        ("qwen3-next-80b-a3b", 79_674_391_296),
+        ("granite-4.0-h-micro", 3_191_396_096),
+        ("granite-4.0-h-tiny", 6_939_037_248),
+        ("granite-4.0-h-small", 32_207_337_984),
     ],
 )
 def test_builtin_model_has_the_published_number_of_parameters(name: str, count: int) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from autoshard.backends.nxd import blocks_run_on_torch
+from autoshard.backends.problem import Draft, Problem
 from autoshard.cli import main
 from autoshard.errors import AutoshardError
 from autoshard.layout.template import template_of
@@ -61,7 +63,7 @@ def test_a_llama_block_is_four_layers_of_nxd(sp: bool) -> None:
 LAYOUTS: list[dict[str, Any]] = [{}, {"tp": 2}, {"tp": 2, "sp": False}, {"tp": 4}, {"dp": 2}]
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", [name for name, model in MODELS.items() if not model.is_recurrent])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_family_has_a_lowering_that_writes_each_view_once(model: str, layout: dict[str, Any]) -> None:
     """Whatever a step reads was written before it, and the stage's output is written."""
@@ -174,6 +176,15 @@ def test_norms_over_the_heads_of_several_ranks_are_refused() -> None:
     assert str(raised.value).endswith(
         "tp=8: NxD has no norm over the heads of several ranks, which olmo2-7b needs; use tp=1 or backend torch"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks"), [("qwen3-next-80b-a3b", "linear_attention"), ("granite-4.0-h-tiny", "mamba")]
+)
+def test_recurrences_are_refused(name: str, blocks: str) -> None:
+    training, cluster = TrainingSpec(4096, 1024, PRECISIONS["mixed_precision"]), load_cluster("trn1.32xlarge", 16)
+    wrong = blocks_run_on_torch(Problem(load_model(name), training, cluster, "nxd"), Draft(1, 1, 512, 1, 1))
+    assert wrong == f"backend=nxd has no layers for the {blocks} blocks of {name}; use backend torch"
 
 
 def test_without_the_library_one_line_says_how_to_install_it(tmp_path: Path) -> None:
