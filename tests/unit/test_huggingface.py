@@ -300,8 +300,62 @@ def test_other_rope() -> None:
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"model_type": "bert"}, f"model_type='bert' of m is not supported; supported: {FAMILIES}"),
-        ({"model_type": None}, f"model_type=None of m is not supported; supported: {FAMILIES}"),
+        (
+            {"model_type": "bert"},
+            f"model_type='bert' of m is not supported; the nearest that is: llama; supported: {FAMILIES}",
+        ),
+        (
+            {"model_type": None},
+            f"model_type=None of m is not supported; the nearest that is: llama; supported: {FAMILIES}",
+        ),
+        (
+            {"model_type": "qwen3_5_moe", "num_experts": 4, "linear_num_key_heads": 4, "mtp_layers": 1},
+            (
+                "model_type='qwen3_5_moe' of m is not supported; the nearest that is: qwen3_next, which does not know "
+                f"mtp_layers; supported: {FAMILIES}"
+            ),
+        ),
+        (
+            {"model_type": "qwen3_vl", "text_config": {"model_type": "qwen3"}},
+            (
+                "model_type='qwen3_vl' of m is not supported; its text_config may be a config that is: give that "
+                f"alone; supported: {FAMILIES}"
+            ),
+        ),
+        (
+            {"mamba_n_heads": 8},
+            (
+                "mamba_n_heads=8 of m is not a key of model_type=llama, which would be another model without it; "
+                "granitemoehybrid has it"
+            ),
+        ),
+        (
+            {"model_type": "phi3", "rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}},
+            "rope_type='longrope' of m is not supported; supported: default, linear, llama3",
+        ),
+        (
+            {"model_type": "smollm3", "no_rope_layers": [1, 0]},
+            (
+                "no_rope_layers=a list of 2 of m must be a list of 32 numbers, one a block: 1 with rotary positions, 0 "
+                "without"
+            ),
+        ),
+        (
+            {"model_type": "granite", "residual_multiplier": 0},
+            "residual_multiplier=0 of m must be a finite number above 0",
+        ),
+        (
+            {"model_type": "granitemoehybrid", "mamba_n_groups": 8},
+            "mamba_n_groups=8 of m is not supported; 1 is",
+        ),
+        (
+            {"model_type": "granitemoehybrid", "mamba_n_heads": 100},
+            "mamba_n_heads=100 x mamba_d_head=81 of m must be mamba_expand x hidden_size=8192",
+        ),
+        (
+            {"model_type": "granitemoehybrid", "time_step_limit": [0.0, 1.0]},
+            "time_step_limit=a list of 2 of m is not supported; 0 to infinity is",
+        ),
         ({"hidden_size": None}, "hidden_size is missing from the config of m"),
         (
             {"hidden_size": "4096"},
