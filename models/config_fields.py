@@ -9,13 +9,34 @@ from autoshard.errors import AutoshardError
 from autoshard.files.fields import LARGEST, check_choice, check_integer, check_positive, is_finite, show
 from autoshard.spec.model import MOST_REPEATED, ROPE_TYPES, ModelSpec, RopeScaling
 
+_NOTHING: tuple[Any, ...] = (None, 0, 1, [], {})
+"""What a key says of something that is not there, or scales nothing; True and False are 1 and 0."""
+
+
+class _Remembering(dict[str, Any]):
+    """A config that remembers which keys were looked up with `get`."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__(config)
+        self.read: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.read.add(key)
+        return super().get(key, default)
+
 
 class Config:
     """Look-ups in one config. null counts as absent; a key that is absent and has no default is an error."""
 
     def __init__(self, config: Mapping[str, Any], name: str) -> None:
         self.name = name
-        self._config = config
+        self._config = _Remembering(config)
+
+    def unread(self) -> frozenset[str]:
+        """Keys that nobody has looked up, and whose value is neither null nor nothing, such as 0 or 1.0."""
+        return frozenset(
+            key for key, value in self._config.items() if key not in self._config.read and value not in _NOTHING
+        )
 
     def gives(self, key: str) -> bool:
         return self._config.get(key) is not None

@@ -8,20 +8,26 @@ from autoshard.spec.model import ModelSpec
 
 
 def dropped_embedding(b: GraphBuilder, model: ModelSpec, name: str, x: str) -> str:
-    """Append the dropout of the embedding x, and return its output; x itself if the model drops nothing there.
+    """Append what the model does to the embedding x, and return the output: it may scale and drop it.
 
     name: of the dropout operator.
     """
+    if model.multipliers is not None:
+        x = b.scaled("model.embedding_multiplier", x, model.multipliers.embedding_multiplier)
     return _dropped(b, name, x, model.dropout.embedding)
 
 
 def residual(b: GraphBuilder, model: ModelSpec, name: str, x: str, *branches: tuple[str, str]) -> str:
-    """Append x + every branch, of which some is dropped, and return the sum's name. x: [batch, seq, embed].
+    """Append x + every branch, of which some is dropped and which some models scale, and return the sum's name. x:
+    [batch, seq, embed].
 
     branches: (the tensor that is added, the name of its dropout operator).
     """
     b.module = "residual"
-    return b.elementwise("add", name, x, *(_dropped(b, drop, one, model.dropout.residual) for one, drop in branches))
+    added = [_dropped(b, drop, one, model.dropout.residual) for one, drop in branches]
+    if model.multipliers is None:
+        return b.elementwise("add", name, x, *added)
+    return b.elementwise("add", name, x, *added, alpha=model.multipliers.residual_multiplier)
 
 
 def sequence_keys(b: GraphBuilder) -> str:

@@ -60,6 +60,12 @@ FAMILIES = {
     "gpt_oss": Family("gpt_oss"),
     "llama4_text": Family("llama4"),
     "dbrx": Family("dbrx"),
+    "smollm3": LLAMA,
+    "phi3": Family("phi3"),
+    "olmo2": Family("olmo2"),
+    "granite": LLAMA,
+    "qwen3_next": Family("qwen3_next"),
+    "granitemoehybrid": Family("granite_hybrid"),
     "traced": Family("traced", is_published=False),
 }
 """By model_type."""

@@ -14,6 +14,7 @@ from autoshard.files.fields import show
 from autoshard.files.json_file import read_json
 from autoshard.models.config_fields import Config
 from autoshard.models.families import FAMILIES
+from autoshard.models.nearest import MOST_NAMED, STRUCTURE, nearest_family, published_keys, unknown_keys
 from autoshard.spec.dropout import Dropout
 from autoshard.spec.model import MODEL_TYPES, ModelSpec
 
@@ -53,7 +54,8 @@ def from_config(config: object, name: str) -> ModelSpec:
     model_type = config.get("model_type")
     if model_type not in MODEL_TYPES:
         raise AutoshardError(
-            f"model_type={show(model_type)} of {name} is not supported; supported: {', '.join(MODEL_TYPES)}"
+            f"model_type={show(model_type)} of {name} is not supported; {_nearest(config)}; "
+            f"supported: {', '.join(MODEL_TYPES)}"
         )
     family = FAMILIES[model_type].config
     for key, value in getattr(family, "UNSUPPORTED", ()):
@@ -65,8 +67,27 @@ def from_config(config: object, name: str) -> ModelSpec:
         raise AutoshardError(
             f"quantization_config of {name} is not supported: give the config of the unquantised model"
         )
-    model: ModelSpec = family.read(Config(config, name), model_type)
+    fields = Config(config, name)
+    model: ModelSpec = family.read(fields, model_type)
+    for key in sorted(STRUCTURE & fields.unread()):
+        others = [other for other, keys in published_keys().items() if key in keys]
+        instead = f"; {' or '.join(others)} has it" if others else ""
+        raise AutoshardError(
+            f"{key}={show(config[key])} of {name} is not a key of model_type={model_type}, which would be another "
+            f"model without it{instead}"
+        )
     return model
+
+
+def _nearest(config: Mapping[str, Any]) -> str:
+    """The known family that is nearest to a config of an unknown one, and what that does not know, in words."""
+    if isinstance(config.get("text_config"), Mapping):
+        return "its text_config may be a config that is: give that alone"
+    nearest = nearest_family(config)
+    keys = unknown_keys(config, nearest)
+    more = "" if len(keys) <= MOST_NAMED else f" and {len(keys) - MOST_NAMED} more"
+    named = ", ".join(show(key)[1:-1] for key in keys[:MOST_NAMED])
+    return f"the nearest that is: {nearest}" + (f", which does not know {named}{more}" if keys else "")
 
 
 def to_config(model: ModelSpec) -> dict[str, Any]:

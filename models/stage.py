@@ -53,6 +53,21 @@ def dim_sizes(model: ModelSpec, batch: int, seq: int, tp: int = 1, capacity_fact
         sizes["dense_ffn"] = padded_width(model, model.dense_intermediate_size, tp)
     if model.latent_attention is not None:
         sizes.update(_latent_sizes(model, model.latent_attention))
+    if (linear := model.linear_attention) is not None:
+        sizes |= {
+            "linear_key_head": padded_width(model, linear.linear_num_key_heads, tp),
+            "linear_group": linear.values_per_key,
+            "linear_keydim": linear.linear_key_head_dim,
+            "linear_valuedim": linear.linear_value_head_dim,
+            "linear_tap": linear.linear_conv_kernel_dim,
+        }
+    if (mamba := model.mamba) is not None:
+        sizes |= {
+            "mamba_head": padded_width(model, mamba.mamba_n_heads, tp),
+            "mamba_headdim": mamba.mamba_d_head,
+            "mamba_state": mamba.mamba_d_state,
+            "mamba_tap": mamba.mamba_d_conv,
+        }
     if model.graph is not None:
         sizes.update(model.graph.sizes)
     return sizes

@@ -9,6 +9,7 @@ from autoshard.graph.recompute import COMMON_SETS
 from autoshard.layout.mesh import AXIS_ORDER
 from autoshard.layout.strategy import Strategy
 from autoshard.schedules import SCHEDULES
+from autoshard.spec.model import RECURRENT
 
 MEGATRON_MIN_RANKS = 32
 """dp * tp with pp > 1 [NxDT models/megatron/megatron_init.py]"""
@@ -19,7 +20,10 @@ NXD_SETS = (
 )
 """NxD Training's own, and those of the others that are useful for every family of models: pricing fewer keeps a plan
 within a second."""
-MODEL_TYPES = ("llama", "mistral", "mixtral", "gpt2", "gpt_neox", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
+MODEL_TYPES = (
+    *("llama", "mistral", "mixtral", "gpt2", "gpt_neox", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
+    *("smollm3", "phi3", "olmo2", "granite"),
+)
 """Families that NxD has layers for."""
 NO_DOCUMENT_MASK = "document_mask: NxD's attention is causal over whole rows, documents or not: use backend=torch"
 
@@ -81,6 +85,21 @@ def compressed_vectors_run_on_torch(problem: Problem, draft: Draft) -> str | Non
         return f"backend=nxd has no layers for the latent attention of {model.name}; use backend torch"
     if model.router is not None:
         return f"backend=nxd has no router with topk_method={model.router.topk_method} of {model.name}; use torch"
+    return None
+
+
+def blocks_run_on_torch(problem: Problem, draft: Draft) -> str | None:
+    """NxD's norms are of what a rank holds [parallel_layers/layer_norm.py]; it has no layers for recurrences."""
+    if problem.model.is_recurrent:
+        return (
+            f"backend=nxd has no layers for the {' and '.join(sorted({*problem.model.layer_types} & {*RECURRENT}))} "
+            f"blocks of {problem.model.name}; use backend torch"
+        )
+    if problem.model.normalizes_all_heads and draft.tp > 1:
+        return (
+            f"tp={draft.tp}: NxD has no norm over the heads of several ranks, which {problem.model.name} needs; use "
+            "tp=1 or backend torch"
+        )
     return None
 
 
@@ -176,6 +195,7 @@ NXD = Backend(
         Rule("tied embeddings with a pipeline", tied_embeddings_stay_together),
         Rule("NxD does not know a traced model", traced_models_run_on_torch),
         Rule("NxD has no latent attention", compressed_vectors_run_on_torch),
+        Rule("NxD has no layers for the blocks", blocks_run_on_torch),
         Rule("NxD has no layers for the family", other_families_run_on_torch),
         Rule("NxD adds no loss of routers", router_losses_run_on_torch),
         Rule("NxD drops nothing", dropout_runs_on_torch),

@@ -166,7 +166,9 @@ def parameter_elements(program: Program) -> dict[str, int]:
 
 
 def total_flops(graph: Graph) -> float:
-    """Forward FLOPs of the whole unsharded graph, matrix products and attention only (what MFU counts)."""
-    work = [op for op in graph.operators if op.kind in ("einsum", "attention")]
+    """Forward FLOPs of the whole unsharded graph: matrix products, attention and what stands in its place (what MFU
+    counts)."""
+    counted = ("einsum", "attention", "gated_delta_rule", "state_space_scan")
+    work = [op for op in graph.operators if op.kind in counted]
     sizes: dict[str, float] = dict(graph.sizes)
     return sum(KINDS[op.kind].flops(op, graph, sizes) for op in work)

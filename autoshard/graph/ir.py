@@ -154,24 +154,29 @@ class GraphBuilder:
         assert set(output) <= set(loops), (name, output, loops)
         return self.operator("einsum", name, inputs, output, loops)
 
-    def elementwise(self, function: str, name: str, *inputs: str) -> str:
+    def elementwise(self, function: str, name: str, *inputs: str, **attributes: object) -> str:
         """Append a function of single elements, and return the name of its output.
 
         The first input has all dims. The others may lack some: a bias lacks the leading ones, a gate the last.
+        attributes: what else the function needs.
         """
-        return self._elementwise(name, inputs, function=function)
+        return self._elementwise(name, inputs, function=function, **attributes)
 
     def pointwise(self, name: str, expression: str, *inputs: str) -> str:
         """Append an expression of single elements (graph/pointwise.py), and return the name of its output. inputs: x0,
         x1, ... of the expression, as in `elementwise`."""
         return self._elementwise(name, inputs, function="pointwise", expression=expression)
 
-    def _elementwise(self, name: str, inputs: tuple[str, ...], **attributes: str) -> str:
+    def _elementwise(self, name: str, inputs: tuple[str, ...], **attributes: object) -> str:
         dims = self.dims(inputs[0])
         for tensor in inputs[1:]:
             have = self.dims(tensor)
             assert tuple(dim for dim in dims if dim in have) == have, (name, dims, have)
         return self.operator("elementwise", name, inputs, dims, dims, None, **attributes)
+
+    def scaled(self, name: str, x: str, factor: float) -> str:
+        """Append x times a constant, and return the name of its output."""
+        return self.elementwise("scale", name, x, factor=factor)
 
     def _add(self, tensor: Tensor) -> str:
         known = self._tensors.setdefault(tensor.name, tensor)

@@ -138,13 +138,16 @@ class Einsum(OperatorKind):
 
 
 class Elementwise(OperatorKind):
-    """add keeps nothing; silu_mul(gate, up) keeps both; gelu its input.
+    """add and scale keep nothing; silu_mul(gate, up) keeps both; gelu its input.
+
+    add is the first input plus the others, these times the attribute alpha if there is one; scale is times the
+    attribute factor.
 
     gelu is the tanh approximation, gelu_erf the exact one; sigmoid_mul(x, gate) is x sigmoid(gate); pointwise is the
     attribute expression, of the functions in graph/pointwise.py.
     """
 
-    FLOPS = {"add": 1.0, "silu_mul": 5.0, "gelu": 8.0, "gelu_erf": 8.0, "sigmoid_mul": 5.0}
+    FLOPS = {"add": 1.0, "silu_mul": 5.0, "gelu": 8.0, "gelu_erf": 8.0, "sigmoid_mul": 5.0, "scale": 1.0}
 
     def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
         function = str(op.attributes["function"])
@@ -152,11 +155,15 @@ class Elementwise(OperatorKind):
         return each * prod(sizes[dim] for dim in op.loop_dims)
 
     def saved_inputs(self, op: Operator, graph: Graph) -> tuple[int, ...]:
-        return () if op.attributes["function"] == "add" else tuple(range(len(op.inputs)))
+        return () if op.attributes["function"] in ("add", "scale") else tuple(range(len(op.inputs)))
 
 
 class Norm(OperatorKind):
-    """RMS or layer norm over the last dim: keeps its input and FP32 statistics of each row."""
+    """RMS or layer norm over the last dim: keeps its input and FP32 statistics of each row.
+
+    The attribute over: names of the last dims, where a norm is over several; it may be split over all but the last of
+    them. The ranks then sum one number a row, forward and backward. width: elements of a row, without padding.
+    """
 
     def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
         return 6.0 * _elements(graph, op.inputs[0], sizes)
@@ -165,8 +172,24 @@ class Norm(OperatorKind):
         return (0,)
 
     def extra_saved(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Extra, ...]:
-        rows = prod(sizes[dim] for dim in op.loop_dims)
-        return (Extra("statistics", FLOAT32_BYTES * rows),)
+        return (Extra("statistics", FLOAT32_BYTES * _norm_rows(op, sizes)),)
+
+    def internal_collectives(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Internal, ...]:
+        size = FLOAT32_BYTES * _norm_rows(op, sizes)
+        return tuple(("all_reduce", dim, size) for dim in split_norm_dims(op))
+
+    def internal_backward_collectives(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Internal, ...]:
+        return self.internal_collectives(op, graph, sizes)
+
+
+def split_norm_dims(op: Operator) -> tuple[str, ...]:
+    """The dims over which a norm is and over which it may be split: none for a norm over the last dim alone."""
+    over: tuple[str, ...] = op.attributes.get("over", ())  # type: ignore[assignment]
+    return over[:-1]
+
+
+def _norm_rows(op: Operator, sizes: Sizes) -> float:
+    return prod(sizes[dim] for dim in op.loop_dims if dim not in split_norm_dims(op))
 
 
 class Rope(OperatorKind):
@@ -237,8 +260,7 @@ class Dropout(OperatorKind):
 class Attention(OperatorKind):
     """softmax(q k^T) v, causal, grouped-query. q: batch seq kvhead group headdim; k, v: batch seq kvhead headdim.
 
-    The last dim of v and of the output may be another one than that of q and k. Attribute scale: the factor of the
-    scores, None for 1/sqrt(headdim).
+    The last dim of v and of the output may be another one than that of q and k.
 
     With the attribute dropout, SEQUENCE_KEYS is one more input, by which probabilities are dropped; all are kept.
 
@@ -474,6 +496,75 @@ class Combine(OperatorKind):
         return (0, 1) if op.attributes.get("weighs", True) else ()
 
 
+class CausalConv(OperatorKind):
+    """silu of a convolution over the sequence, each channel by itself, of the last `tap` tokens.
+
+    x: batch seq and the channels; weight: the channels and tap; perhaps a bias: the channels. Not split over the
+    sequence. Keeps x; backward convolves again.
+    """
+
+    def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        taps = sizes[graph.tensors[op.inputs[1]].dims[-1]]
+        return (2.0 * taps + 4.0) * _elements(graph, op.inputs[0], sizes)
+
+    def backward_flops_ratio(self, op: Operator) -> float:
+        return 3.0
+
+    def saved_inputs(self, op: Operator, graph: Graph) -> tuple[int, ...]:
+        return (0,)
+
+
+class GatedDeltaRule(OperatorKind):
+    """Linear attention by the gated delta rule (Yang et al. 2024, arXiv 2412.06464), in chunks of DELTA_CHUNK tokens.
+
+    q, k: batch seq linear_key_head linear_keydim, which it brings to length 1; v: batch seq linear_key_head
+    linear_group linear_valuedim; b, a: batch seq linear_key_head linear_group; A_log, dt_bias: linear_key_head
+    linear_group. The state of a value head, [linear_keydim, linear_valuedim], is multiplied by exp(-exp(A_log)
+    softplus(a + dt_bias)) at each token, and then moved towards answering k with v, by the part sigmoid(b). Its answer
+    to q / sqrt(linear_keydim) is the output, like v. Not split over the sequence. Computed in FP32; keeps its inputs,
+    backward computes the states again.
+    """
+
+    def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        keys, values = sizes["linear_keydim"], sizes["linear_valuedim"]
+        chunk = min(float(DELTA_CHUNK), sizes["seq"])
+        token = 5 * chunk * keys + 3 * chunk * values + 6 * keys * values
+        return token * _elements(graph, op.inputs[3], sizes)
+
+    def backward_flops_ratio(self, op: Operator) -> float:
+        return 3.0
+
+    def saved_inputs(self, op: Operator, graph: Graph) -> tuple[int, ...]:
+        return (0, 1, 2, 3, 4)
+
+
+class StateSpaceScan(OperatorKind):
+    """Mamba-2's state space (Dao and Gu 2024, arXiv 2405.21060), in chunks of the attribute chunk_size tokens.
+
+    x: batch seq mamba_head mamba_headdim; dt: batch seq mamba_head; B, C: batch seq mamba_state, one for all heads;
+    A_log, D, dt_bias: mamba_head. With t = softplus(dt + dt_bias), the state of a head, [mamba_headdim, mamba_state],
+    is multiplied by exp(-t exp(A_log)) at each token, and t x B^T is added. The output, like x, is the state times C,
+    plus D x. Not split over the sequence. Computed in FP32; keeps its inputs, backward computes the states again.
+    """
+
+    def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        width, state, seq = sizes["mamba_headdim"], sizes["mamba_state"], sizes["seq"]
+        chunk = min(float(str(op.attributes["chunk_size"])), seq)
+        head = 2 * chunk * width + 4 * width * state + 2 * chunk
+        return head * _elements(graph, op.inputs[1], sizes) + 2 * chunk * state * sizes["batch"] * seq
+
+    def backward_flops_ratio(self, op: Operator) -> float:
+        return 3.0
+
+    def saved_inputs(self, op: Operator, graph: Graph) -> tuple[int, ...]:
+        return (0, 1, 2, 3)
+
+
+DELTA_CHUNK = 64
+"""Tokens of a chunk of the gated delta rule: flash-linear-attention's and transformers'."""
+RECURRENCES = ("causal_conv", "gated_delta_rule", "state_space_scan")
+"""Kinds that go through the sequence in its order, and need the whole of it."""
+
 KINDS: dict[str, OperatorKind] = {
     "einsum": Einsum(),
     "elementwise": Elementwise(),
@@ -490,4 +581,7 @@ KINDS: dict[str, OperatorKind] = {
     "dispatch": Dispatch(),
     "combine": Combine(),
     "position_scale": PositionScale(),
+    "causal_conv": CausalConv(),
+    "gated_delta_rule": GatedDeltaRule(),
+    "state_space_scan": StateSpaceScan(),
 }

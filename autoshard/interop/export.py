@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from autoshard.errors import AutoshardError
 from autoshard.models.padding import padding_notes
+from autoshard.spec.model import TRACED
 
 if TYPE_CHECKING:
     from autoshard.plans.plan import Plan
@@ -71,13 +72,18 @@ def title(plan: Plan, comment: str) -> str:
 
 
 def common_left_out(plan: Plan) -> tuple[str, ...]:
-    """Sentences about the parts of a plan that no other framework's configuration says: dropout, and choices by
-    operator.
+    """Sentences about the parts of a plan that no other framework's configuration says: dropout, blocks that are not
+    Llama's or another common family's, and choices by operator.
     """
+    from autoshard.interop import written_model
     from autoshard.plans.plan import operator_choices
 
-    dropout = plan.model.dropout
-    drops = (f"dropout {dropout}: set it there; elements will be others than here",) if dropout else ()
+    dropout, model_type = plan.model.dropout, plan.model.model_type
+    drops: tuple[str, ...] = ()
+    if dropout:
+        drops += (f"dropout {dropout}: set it there; elements will be others than here",)
+    if model_type not in (*written_model.FORMS, "phi3", TRACED):  # Phi-3 is a Llama
+        drops += (f"model_type={model_type}: the sizes are written, what its blocks have beside Llama's is not",)
 
     rule = operator_choices(plan.model, plan.cluster, plan.strategy)
     others = [name for name, choice in plan.operators.items() if dict(choice) != dict(rule[name])]

@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autoshard.graph.ir import Graph, Operator
+from autoshard.graph.operators import RECURRENCES
 
 CONTEXT_PARALLEL = ("zigzag_ring", "ring", "ulysses", "all_gather")
 """The kinds, the planner's first choice first; a backend may lack some."""
@@ -24,7 +25,10 @@ RINGS = ("zigzag_ring", "ring")
 UNUSED = "all_gather"
 """The kind of a layout with cp=1: nothing is gathered."""
 
-_POSITIONED = ("rope", "position_embedding", "attention", "dropout", "dispatch", "combine", "position_scale")
+_POSITIONED = (
+    *("rope", "position_embedding", "attention", "dropout", "dispatch", "combine", "position_scale"),
+    *RECURRENCES,
+)
 
 
 def sequence_pieces(kind: str, cp: int) -> tuple[int, ...]:

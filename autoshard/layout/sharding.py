@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autoshard.graph.ir import Graph, Operator
-from autoshard.graph.operators import DOCUMENT_STARTS, KINDS, SEQUENCE_KEYS
+from autoshard.graph.operators import DOCUMENT_STARTS, KINDS, RECURRENCES, SEQUENCE_KEYS
 from autoshard.graph.partition import Choice, Program, partition
 from autoshard.graph.redistribute import Axes
 from autoshard.graph.states import INVARIANT, PARTIAL, REPLICATED, State
@@ -35,6 +35,8 @@ def _along(op: Operator, axis: str, sequence_parallel: bool) -> str:
     if axis in DATA_AXES:
         return "expert" if axis == "ep" and _is_expert_work(op) else "batch"
     if axis == "cp":
+        if "seq" not in op.loop_dims and op.kind in RECURRENCES:  # each rank goes through the whole sequence
+            return REPLICATED
         return "expert" if _is_expert_work(op) or op.kind in _AROUND_EXPERTS else "seq"
     assert axis in TENSOR_PARALLEL_AXES, axis
     if op.kind == "dispatch":
@@ -46,11 +48,14 @@ def _along(op: Operator, axis: str, sequence_parallel: bool) -> str:
             return "group" if "group" in op.loop_dims else REPLICATED
         return "kvhead"
     for dim in op.loop_dims:
-        if dim in ("shared_ffn", "dense_ffn", "vocab") or dim.startswith("ffn"):  # ffn2, ...: a traced model's
+        if dim in _TENSOR_PARALLEL_DIMS or dim.startswith("ffn"):  # ffn2, ...: a traced model's
             return dim
+    if "mamba_state" in op.loop_dims:  # what all heads share
+        return REPLICATED
     return "seq" if sequence_parallel else INVARIANT
 
 
+_TENSOR_PARALLEL_DIMS = ("shared_ffn", "dense_ffn", "vocab", "linear_key_head", "mamba_head")
 _AROUND_EXPERTS = ("dispatch", "combine")
 """They see whole sequences: of ranks that share one, each gives its own experts their tokens."""
 

@@ -34,7 +34,9 @@ from autoshard.spec.clamped_gate import ClampedGate
 from autoshard.spec.cluster import Cluster, Device, Link
 from autoshard.spec.dropout import Dropout
 from autoshard.spec.latent_attention import LatentAttention
+from autoshard.spec.linear_attention import LinearAttention, Mamba
 from autoshard.spec.model import ModelSpec, RopeScaling
+from autoshard.spec.multipliers import Multipliers
 from autoshard.spec.product_format import ProductFormat
 from autoshard.spec.router import Router
 from autoshard.spec.traced import TracedGraph, TracedOperator, TracedParameter
@@ -52,6 +54,9 @@ TYPES = {
     "attention_scores": AttentionScores,
     "clamped_gate": ClampedGate,
     "chunked_attention": ChunkedAttention,
+    "multipliers": Multipliers,
+    "linear_attention": LinearAttention,
+    "mamba": Mamba,
     "training": TrainingSpec,
     "precision": Precision,
     "product_format": ProductFormat,

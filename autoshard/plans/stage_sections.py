@@ -13,6 +13,7 @@ from itertools import groupby
 from typing import Any, Protocol, TypeVar
 
 from autoshard.graph.ir import Graph
+from autoshard.graph.operators import split_norm_dims
 from autoshard.graph.partition import OperatorStep, Program, RedistributeStep, Step, is_projection
 from autoshard.graph.recompute import block_of, segments
 from autoshard.layout.buckets import bucket_elements, tied_parameters, units
@@ -24,7 +25,7 @@ _KINDS = (
     *("einsum", "elementwise", "norm", "rope", "slice", "concat"),
     *("embedding", "cross_entropy", "top_k_gate", "dispatch", "combine"),
 )
-_ONE_FUNCTION = ("einsum", "embedding", "add", "gelu", "gelu_erf", "slice", "concat")
+_ONE_FUNCTION = ("einsum", "embedding", "add", "scale", "gelu", "gelu_erf", "slice", "concat")
 """Operators for which torch has one function: alone, there is nothing to fuse them with."""
 Unit = TypeVar("Unit")
 
@@ -149,6 +150,7 @@ def signature(place: Place, step: OperatorStep, attends: bool = False) -> tuple[
     if (
         not (op.kind in _KINDS or (attends and op.kind == "attention" and _is_plainly_causal(place, step)))
         or (op.kind == "einsum" and place.weights_apart and is_projection(graph, op))
+        or (op.kind == "norm" and any(place.piece(step, dim)[1] > 1 for dim in split_norm_dims(op)))
         or (op.kind == "cross_entropy" and place.piece(step, "vocab")[1] > 1)
         or op.attributes.get("aux_loss_coef")
     ):

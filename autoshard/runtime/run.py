@@ -77,6 +77,11 @@ def _backend(plan: Plan, options: RunOptions, in_cluster: bool) -> str:
         if on_trainium:
             check_here(plan)
     check_runs(BACKENDS[chosen], plan.training.precision)
+    if options.document_mask and plan.model.is_recurrent:
+        raise AutoshardError(
+            f"document_mask: {plan.model.name} has blocks whose state goes on from document to document; leave it out, "
+            "or give each document a row"
+        )
     requirement = BACKENDS[chosen].requirement
     if requirement is not None:
         imported(requirement)()

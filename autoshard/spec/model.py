@@ -17,6 +17,8 @@ from autoshard.spec.chunked_attention import ChunkedAttention
 from autoshard.spec.clamped_gate import ClampedGate
 from autoshard.spec.dropout import NO_DROPOUT, Dropout
 from autoshard.spec.latent_attention import LatentAttention
+from autoshard.spec.linear_attention import LinearAttention, Mamba
+from autoshard.spec.multipliers import Multipliers
 from autoshard.spec.router import Router
 from autoshard.spec.traced import TracedGraph
 
@@ -41,6 +43,12 @@ ACTIVATIONS = {
     "gpt_oss": ("silu",),
     "llama4_text": ("silu",),
     "dbrx": ("silu",),
+    "smollm3": ("silu",),
+    "phi3": ("silu",),
+    "olmo2": ("silu",),
+    "granite": ("silu",),
+    "qwen3_next": ("silu",),
+    "granitemoehybrid": ("silu",),
     TRACED: (TRACED,),
 }
 """Per model_type, the values of hidden_act: silu stands in a gated MLP (three matrices), gelu in a plain one (two),
@@ -50,9 +58,11 @@ MODEL_TYPES = tuple(name for name in ACTIVATIONS if name != TRACED)
 LATENT_MODEL_TYPES = ("deepseek_v2", "deepseek_v3", "kimi_k2")
 MOE_MODEL_TYPES = (
     *("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "llama4_text", "glm4_moe", "dbrx"),
-    *LATENT_MODEL_TYPES,
+    *("qwen3_next", "granitemoehybrid", *LATENT_MODEL_TYPES),
 )
-SHARED_EXPERT_MODEL_TYPES = ("qwen2_moe", "llama4_text", *LATENT_MODEL_TYPES, "glm4_moe")
+SHARED_EXPERT_MODEL_TYPES = (
+    *("qwen2_moe", "llama4_text", *LATENT_MODEL_TYPES, "glm4_moe", "qwen3_next", "granitemoehybrid"),
+)
 COUNTED_SHARED_EXPERTS = (*LATENT_MODEL_TYPES, "glm4_moe")
 """Those whose config gives a number of shared experts, each as wide as a routed one."""
 ROPE_TYPES = ("linear", "llama3", "yarn")
@@ -60,10 +70,15 @@ MOST_REPEATED = 10_000
 """Layers, heads or experts."""
 LONGEST_NAME = 200
 FULL_ATTENTION, SLIDING_ATTENTION = "full_attention", "sliding_attention"
-LAYER_TYPES = (FULL_ATTENTION, SLIDING_ATTENTION)
+LINEAR_ATTENTION, MAMBA = "linear_attention", "mamba"
+RECURRENT = (LINEAR_ATTENTION, MAMBA)
+"""Words of layer_types for blocks that mix tokens by a recurrence: each needs the sizes in the field of its name."""
+LAYER_TYPES = (FULL_ATTENTION, SLIDING_ATTENTION, *RECURRENT)
 CHUNKED_ATTENTION = "chunked_attention"
 DENSE, SPARSE = "dense", "sparse"
 MLP_LAYER_TYPES = (DENSE, SPARSE)
+ROPE, NOPE = "rope", "nope"
+POSITION_TYPES = (ROPE, NOPE)
 
 
 @dataclass(frozen=True)
@@ -162,12 +177,13 @@ class ModelSpec:
     """A decoder-only transformer. Sizes are counts of elements.
 
     name: What plans call it.
-    model_type: llama | mistral | mixtral | qwen2 | qwen2_moe | qwen3 | qwen3_moe (RMSNorm, rotary positions, gated
-        MLP) | deepseek_v2 | deepseek_v3 | kimi_k2 (the same with latent attention) | glm4_moe | gpt2
-        (LayerNorm, learned positions) | gpt_neox (LayerNorm, rotary positions on part of each head) | gemma2 |
-        gemma3_text (RMSNorm around attention and MLP, scaled embeddings) | gpt_oss (a mixture with sinks) |
-        llama4_text (chunks, blocks without positions, a shared expert) | dbrx (a mixture with LayerNorm) | traced (a
-        user's own module).
+    model_type: llama | mistral | mixtral | qwen2 | qwen2_moe | qwen3 | qwen3_moe | smollm3 | phi3 | granite (RMSNorm,
+        rotary positions, gated MLP) | olmo2 (the same with norms behind attention and MLP) | deepseek_v2 | deepseek_v3
+        | kimi_k2 (latent attention) | glm4_moe | gpt2 (LayerNorm, learned positions) | gpt_neox (LayerNorm, rotary
+        positions on part of each head) | gemma2 | gemma3_text (RMSNorm around attention and MLP, scaled embeddings) |
+        gpt_oss (a mixture with sinks) | llama4_text (chunks, blocks without positions, a shared expert) | dbrx (a
+        mixture with LayerNorm) | qwen3_next (gated delta rule) | granitemoehybrid (Mamba-2) | traced (a user's own
+        module).
     hidden_size: Width of the residual stream.
     intermediate_size: Width of the MLP; of one expert where there are experts.
     num_hidden_layers: Transformer blocks.
@@ -191,11 +207,15 @@ class ModelSpec:
     router_aux_loss_coef: Weight of the routers' load-balancing loss, the mean of the layers'; 0 without.
     partial_rotary_factor: Part of each head, from its start, that rotary positions turn.
     use_parallel_residual: Whether attention and MLP both read the block's input.
-    layer_types: Of each block, what mixes its tokens: full_attention | sliding_attention | chunked_attention; absent
-        where all blocks are alike.
+    layer_types: Of each block, what mixes its tokens: full_attention | sliding_attention | chunked_attention |
+        linear_attention | mamba; absent where all blocks have the same attention.
     mlp_layer_types: Of each block of a mixture, dense (an MLP of dense_intermediate_size) | sparse (experts); absent
         where all blocks are alike.
     dense_intermediate_size: Width of the MLP of a mixture's blocks without experts; absent without such blocks.
+    position_types: Of each block, rope (rotary positions) | nope (no positions); absent where all blocks have them.
+    linear_attention: Sizes of the blocks that are linear_attention in layer_types; absent without such blocks.
+    mamba: Sizes of the blocks that are mamba in layer_types; absent without such blocks.
+    multipliers: Constants by which embeddings, scores, residuals and logits are scaled; absent where none is.
     latent_attention: Widths of multi-head latent attention; absent where a block has none.
     use_qk_norm: Of glm4_moe: whether each head's query and key have an RMSNorm of their own; absent where not.
     router: How the experts of a token are chosen; absent where they are the largest of a softmax.
@@ -241,6 +261,10 @@ class ModelSpec:
     layer_types: Annotated[tuple[str, ...], Absence.WRITTEN, Limit(most_items=MOST_REPEATED)] = ()
     mlp_layer_types: Annotated[tuple[str, ...], Absence.WRITTEN, Limit(most_items=MOST_REPEATED)] = ()
     dense_intermediate_size: Annotated[Whole, Absence.WRITTEN] = 0
+    position_types: Annotated[tuple[str, ...], Absence.WRITTEN, Limit(most_items=MOST_REPEATED)] = ()
+    linear_attention: Annotated[LinearAttention | None, Absence.WRITTEN] = None
+    mamba: Annotated[Mamba | None, Absence.WRITTEN] = None
+    multipliers: Annotated[Multipliers | None, Absence.WRITTEN] = None
     latent_attention: Annotated[LatentAttention | None, Absence.WRITTEN] = None
     use_qk_norm: Annotated[bool, Absence.WRITTEN] = False
     router: Annotated[Router | None, Absence.WRITTEN] = None
@@ -290,7 +314,18 @@ class ModelSpec:
     @property
     def _types(self) -> dict[str, tuple[str, ...]]:
         """By field, a word for each block; empty where all blocks are alike."""
-        return {"layer_types": self.layer_types, "mlp_layer_types": self.mlp_layer_types}
+        return {field: getattr(self, field) for field in ("layer_types", "mlp_layer_types", "position_types")}
+
+    def mixer_of(self, layer: int) -> str:
+        """What mixes the tokens of a block, a word of LAYER_TYPES."""
+        if self.layer_types:
+            return self.layer_types[layer]
+        return FULL_ATTENTION if self.sliding_window is None else SLIDING_ATTENTION
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether some blocks mix their tokens by a recurrence over the sequence."""
+        return any(word in RECURRENT for word in self.layer_types)
 
     def window_of(self, layer: int) -> int | None:
         """Keys that a query of a block sees, itself included; None is all before it."""
@@ -300,6 +335,10 @@ class ModelSpec:
         """Tokens of the chunk that a query of a block sees; None where it sees more than its chunk."""
         chunked = self.layer_types and self.layer_types[layer] == CHUNKED_ATTENTION
         return self.chunked_attention.attention_chunk_size if chunked and self.chunked_attention else None
+
+    def has_rope(self, layer: int) -> bool:
+        """Whether rotary positions turn the queries and keys of a block."""
+        return not self.position_types or self.position_types[layer] == ROPE
 
     def has_experts(self, layer: int) -> bool:
         """Whether the MLP of a block is a mixture of experts."""
@@ -330,12 +369,21 @@ class ModelSpec:
     @property
     def normalizes_heads(self) -> bool:
         """Whether each head's query and key have an RMSNorm of their own."""
-        return self.model_type in ("qwen3", "qwen3_moe", "gemma3_text") or self.use_qk_norm
+        return self.model_type in ("qwen3", "qwen3_moe", "qwen3_next", "gemma3_text") or self.use_qk_norm
+
+    @property
+    def has_unit_offset(self) -> bool:
+        """Whether RMS norms multiply by 1 plus their weight."""
+        return self.model_type == "qwen3_next" or self.is_gemma
+
+    @property
+    def normalizes_all_heads(self) -> bool:
+        """Whether the queries of all heads have one RMSNorm together, and so have their keys."""
+        return self.model_type == "olmo2"
 
     @property
     def is_gemma(self) -> bool:
-        """Whether norms have weights 1 + w and stand around attention and MLP, and embeddings are scaled by the root of
-        their width."""
+        """Whether norms stand around attention and MLP, and embeddings are scaled by the root of their width."""
         return self.model_type in GEMMA_MODEL_TYPES
 
     def rope_of(self, layer: int) -> tuple[float | None, RopeScaling | None]:
@@ -354,6 +402,8 @@ class ModelSpec:
     @property
     def scores_scale(self) -> float | None:
         """By which attention multiplies its scores; None is 1/sqrt(head_dim)."""
+        if self.multipliers is not None:
+            return self.multipliers.attention_multiplier
         scaling = self.rope_scaling
         factor = 1.0 if scaling is None or self.latent_attention is None else scaling.latent_scores_factor
         return None if factor == 1 else float(factor * self.head_dim**-0.5)
@@ -478,7 +528,8 @@ def _check_experts(model: ModelSpec) -> None:
             f"use_parallel_residual=True of {model.name} must be False: model_type={model.model_type} "
             "runs attention and MLP one after the other; gpt_neox can run them side by side"
         )
-    if model.model_type in MOE_MODEL_TYPES or (model.model_type == TRACED and experts):
+    optional = model.model_type in (TRACED, "granitemoehybrid")
+    if (model.model_type in MOE_MODEL_TYPES and not optional) or (optional and experts):
         if not 1 <= chosen <= experts:
             raise AutoshardError(
                 f"num_experts_per_tok={chosen} of {model.name} must be from 1 to num_local_experts={experts}"
@@ -500,7 +551,8 @@ def _check_kinds(model: ModelSpec) -> None:
         needs = "needs" if model.chunked_attention is None else "has no"
         raise AutoshardError(f"model_type={model.model_type} of {model.name} {needs} chunked_attention")
     layer_types = LAYER_TYPES if model.chunked_attention is None else (FULL_ATTENTION, CHUNKED_ATTENTION)
-    for field, known in (("layer_types", layer_types), ("mlp_layer_types", MLP_LAYER_TYPES)):
+    words = {"layer_types": layer_types, "mlp_layer_types": MLP_LAYER_TYPES, "position_types": POSITION_TYPES}
+    for field, known in words.items():
         types = getattr(model, field)
         if not types:
             continue
@@ -515,6 +567,17 @@ def _check_kinds(model: ModelSpec) -> None:
         raise AutoshardError(f"layer_types of {model.name} has {SLIDING_ATTENTION}: sliding_window must be given")
     if SPARSE in model.mlp_layer_types and not model.is_moe:
         raise AutoshardError(f"mlp_layer_types of {model.name} has {SPARSE}, but num_local_experts=0")
+    for field, kind in (("linear_attention", LinearAttention), ("mamba", Mamba)):
+        value = getattr(model, field)
+        if not isinstance(value, (kind, type(None))):
+            raise AutoshardError(f"{field}={show(value)} of {model.name} must be an object with sizes")
+        if (field in model.layer_types) != (value is not None):
+            raise AutoshardError(
+                f"{field} of {model.name} must be the sizes of the blocks that are {field} in layer_types, and absent "
+                "without such blocks"
+            )
+    if not isinstance(model.multipliers, (Multipliers, type(None))):
+        raise AutoshardError(f"multipliers={show(model.multipliers)} of {model.name} must be an object with constants")
     check_integer(model.name, "dense_intermediate_size", model.dense_intermediate_size, at_least=0)
     if (DENSE in model.mlp_layer_types) != (model.dense_intermediate_size > 0):
         raise AutoshardError(

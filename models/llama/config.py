@@ -1,18 +1,23 @@
-"""The config.json of models of the Llama form: Llama, Mistral, and the dense ones of Qwen."""
+"""The config.json of models of the Llama form: Llama, Mistral, the dense ones of Qwen, SmolLM3 and Granite."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
+from autoshard.errors import AutoshardError
+from autoshard.files.fields import show
 from autoshard.models.config_fields import Config, head_dim, rope, rope_keys, sizes
-from autoshard.spec.model import FULL_ATTENTION, LAYER_TYPES, MOST_REPEATED, SLIDING_ATTENTION, ModelSpec
+from autoshard.spec.model import FULL_ATTENTION, LAYER_TYPES, MOST_REPEATED, NOPE, ROPE, SLIDING_ATTENTION, ModelSpec
+from autoshard.spec.multipliers import Multipliers
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "granite": "GraniteForCausalLM",
 }
 
 
@@ -32,6 +37,8 @@ DEFAULTS = {
     "mistral": Defaults(norm_eps=1e-6, rope_theta=10_000.0, num_key_value_heads=8, sliding_window=4096),
     "qwen2": Defaults(norm_eps=1e-6, rope_theta=10_000.0, num_key_value_heads=32, sliding_window=4096),
     "qwen3": Defaults(norm_eps=1e-6, rope_theta=10_000.0, num_key_value_heads=32, sliding_window=4096, head_dim=128),
+    "smollm3": Defaults(norm_eps=1e-6, rope_theta=2_000_000.0, num_key_value_heads=4),
+    "granite": Defaults(norm_eps=1e-6, rope_theta=10_000.0),
 }
 
 
@@ -46,6 +53,10 @@ def read(config: Config, model_type: str) -> ModelSpec:
             }
         case "mistral":
             more = {"sliding_window": config.window(defaults.sliding_window)}
+        case "smollm3" | "granite":
+            biases = ("attention_bias", "mlp_bias")
+            more = {name: config.value(name, False) for name in biases}
+            more |= smollm3_blocks(config) if model_type == "smollm3" else {"multipliers": multipliers(config)}
         case "qwen2":
             more = {"attention_bias": True, **qwen_windows(config, defaults.sliding_window)}
         case _:
@@ -83,24 +94,54 @@ def read_as_llama(
     )
 
 
-def qwen_windows(config: Config, default: int | None, first: int | None = None) -> dict[str, Any]:
+def qwen_windows(
+    config: Config, default: int | None, first: int | None = None, types: tuple[str, ...] = ()
+) -> dict[str, Any]:
     """The sliding window of Qwen's models, and which blocks have it where not all have.
 
     There is one only if use_sliding_window says so, and then on the blocks from max_window_layers on, or where
     layer_types says so. default: the window without the key. first: the first block with a window, whatever the config
-    says.
+    says. types: the layer_types without the key, in place of these.
     """
     if config.value("use_sliding_window", False) is False:
         return {"sliding_window": None}
     window, layers = config.window(default), config.integer("num_hidden_layers", at_most=MOST_REPEATED)
     if config.gives("layer_types"):
         types = config.words("layer_types", layers, LAYER_TYPES)
-    else:
+    elif not types:
         first = config.integer("max_window_layers", 28, at_least=0) if first is None else first
         types = tuple(SLIDING_ATTENTION if layer >= first else FULL_ATTENTION for layer in range(layers))
     if window is None or SLIDING_ATTENTION not in types:
         return {"sliding_window": None}
     return {"sliding_window": window, "layer_types": types if FULL_ATTENTION in types else ()}
+
+
+def smollm3_blocks(config: Config) -> dict[str, Any]:
+    """Which blocks of SmolLM3 have no positions: every no_rope_layer_interval-th one, or those with a 0 in
+    no_rope_layers. With a sliding window, these have it."""
+    layers = config.integer("num_hidden_layers", at_most=MOST_REPEATED)
+    interval = config.integer("no_rope_layer_interval", 4)
+    turned = config.value("no_rope_layers", [int((layer + 1) % interval != 0) for layer in range(layers)])
+    if not isinstance(turned, list) or len(turned) != layers or any(flag not in (0, 1) for flag in turned):
+        raise AutoshardError(
+            f"no_rope_layers={show(turned)} of {config.name} must be a list of {layers} numbers, one a block: 1 with "
+            "rotary positions, 0 without"
+        )
+    types = tuple(ROPE if flag else NOPE for flag in turned)
+    windows = tuple(SLIDING_ATTENTION if word == NOPE else FULL_ATTENTION for word in types)
+    tied = {"tie_word_embeddings": config.value("tie_word_embeddings", True)}
+    found = qwen_windows(config, None, types=windows)
+    return tied | found | ({"position_types": types} if NOPE in types else {})
+
+
+def multipliers(config: Config) -> Multipliers:
+    """The constants by which Granite scales embeddings, scores, residuals and logits."""
+    return Multipliers(
+        embedding_multiplier=config.positive("embedding_multiplier", 1.0),
+        attention_multiplier=config.positive("attention_multiplier", 1.0),
+        residual_multiplier=config.positive("residual_multiplier", 1.0),
+        logits_scaling=config.positive("logits_scaling", 1.0),
+    )
 
 
 def write(model: ModelSpec) -> dict[str, Any]:
@@ -110,6 +151,13 @@ def write(model: ModelSpec) -> dict[str, Any]:
             more = {"attention_bias": model.attention_bias, "mlp_bias": model.mlp_bias}
         case "mistral":
             more = {"sliding_window": model.sliding_window}
+        case "smollm3":
+            types = model.position_types or (ROPE,) * model.num_hidden_layers
+            more = {"attention_bias": model.attention_bias, "mlp_bias": model.mlp_bias, **qwen_window_keys(model)}
+            more["no_rope_layers"] = [int(word == ROPE) for word in types]
+        case "granite":
+            assert model.multipliers is not None
+            more = {"attention_bias": model.attention_bias, "mlp_bias": model.mlp_bias, **vars(model.multipliers)}
         case "qwen2":
             more = qwen_window_keys(model)
         case _:

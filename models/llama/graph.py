@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from autoshard.graph.ir import GraphBuilder
@@ -9,6 +10,7 @@ from autoshard.models.dropping import dropped_embedding, residual, sequence_keys
 from autoshard.spec.model import ModelSpec
 
 HIDDEN = "batch seq embed"
+HEADS = {"q_proj": "kvhead group headdim", "k_proj": "kvhead headdim", "v_proj": "kvhead headdim"}
 
 
 def embedding(b: GraphBuilder, model: ModelSpec) -> str:
@@ -50,22 +52,35 @@ def attended(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str)
     b.module = "attention_norm"
     h = rms_norm(b, model, f"{prefix}.input_layernorm", x)
     b.module = "attention"
-    heads = {"q_proj": "kvhead group headdim", "k_proj": "kvhead headdim", "v_proj": "kvhead headdim"}
+    q, k, v = projections(b, model, name, h, HEADS)
+    if model.normalizes_heads:
+        q, k = (rms_norm(b, model, f"{name}.{part}", x) for part, x in (("q_norm", q), ("k_norm", k)))
+    if model.has_rope(layer):
+        q = rope(b, model, f"{name}.q_rope", q, layer)
+        k = rope(b, model, f"{name}.k_rope", k, layer)
+    b.module = "core_attention"
+    sinks = b.parameter(f"{name}.sinks", "kvhead group") if model.attention_scores.sinks else None
+    context = core_attention(b, model, f"{name}.core_attention", q, k, v, kernel, model.window_of(layer), sinks)
+    return output_projection(b, model, name, context)
+
+
+def projections(b: GraphBuilder, model: ModelSpec, name: str, h: str, heads: Mapping[str, str]) -> tuple[str, ...]:
+    """Append the projections of h [batch, seq, embed] to heads, with their biases, and return their outputs.
+
+    name: of the attention. heads: name of each projection -> dims that its output has besides batch and seq.
+    """
     # the products first: behind one another, they share one gathered input
     products = {
         part: linear(b, f"{name}.{part}", h, f"{HIDDEN}, {dims} embed -> batch seq {dims}", model.attention_bias)
         for part, dims in heads.items()
     }
-    q, k, v = (
+    return tuple(
         with_bias(b, f"{name}.{part}", products[part], dims, model.attention_bias) for part, dims in heads.items()
     )
-    if model.normalizes_heads:
-        q, k = (_head_norm(b, model, f"{name}.{part}", x) for part, x in (("q_norm", q), ("k_norm", k)))
-    q = rope(b, model, f"{name}.q_rope", q, layer)
-    k = rope(b, model, f"{name}.k_rope", k, layer)
-    b.module = "core_attention"
-    sinks = b.parameter(f"{name}.sinks", "kvhead group") if model.attention_scores.sinks else None
-    context = core_attention(b, model, f"{name}.core_attention", q, k, v, kernel, model.window_of(layer), sinks)
+
+
+def output_projection(b: GraphBuilder, model: ModelSpec, name: str, context: str) -> str:
+    """Append the projection of attention's output [batch, seq, kvhead, group, headdim] to [batch, seq, embed]."""
     b.module = "attention"
     expression = "batch seq kvhead group headdim, embed kvhead group headdim -> batch seq embed"
     out = linear(b, f"{name}.o_proj", context, expression, model.output_projection_bias)
@@ -111,6 +126,8 @@ def head(b: GraphBuilder, model: ModelSpec, x: str) -> str:
     """Append final norm, vocabulary projection and mean cross-entropy; returns the loss. x: [batch, seq, embed]."""
     b.module = "head"
     h = rms_norm(b, model, "model.norm", x)
+    if model.multipliers is not None:  # here and not behind the product, where there are more numbers
+        h = b.scaled("model.logits_scaling", h, 1 / model.multipliers.logits_scaling)
     table = "model.embed_tokens.weight" if model.tie_word_embeddings else "lm_head.weight"
     logits = b.einsum("lm_head", f"{HIDDEN}, vocab embed -> batch seq vocab", h, b.parameter(table, "vocab embed"))
     if (cap := model.final_logit_softcapping) is not None:
@@ -119,16 +136,13 @@ def head(b: GraphBuilder, model: ModelSpec, x: str) -> str:
 
 
 def rms_norm(b: GraphBuilder, model: ModelSpec, name: str, x: str) -> str:
-    """Append an RMS norm, and return its output. x: [batch, seq, embed].
+    """Append an RMS norm of x over its last dim, with one weight for all else, and return its output.
 
-    The operator's attribute unit_offset, of Gemma: the weights are 1 + those of the checkpoint.
+    The operator's attribute unit_offset: it multiplies by 1 plus the weight.
     """
-    return _rms_norm(b, model, name, x, "embed", ("batch", "seq"))
-
-
-def _rms_norm(b: GraphBuilder, model: ModelSpec, name: str, x: str, dim: str, loops: tuple[str, ...]) -> str:
-    weight, offset = b.parameter(f"{name}.weight", dim), {"unit_offset": True} if model.is_gemma else {}
-    return b.operator("norm", name, (x, weight), b.dims(x), loops, None, function="rms", eps=model.norm_eps, **offset)
+    dims = b.dims(x)
+    weight, offset = b.parameter(f"{name}.weight", dims[-1]), {"unit_offset": True} if model.has_unit_offset else {}
+    return b.operator("norm", name, (x, weight), dims, dims[:-1], None, function="rms", eps=model.norm_eps, **offset)
 
 
 def core_attention(
@@ -192,11 +206,6 @@ def cross_entropy(b: GraphBuilder, model: ModelSpec, logits: str) -> str:
         element_bytes=4,
         valid_vocab=model.vocab_size,
     )
-
-
-def _head_norm(b: GraphBuilder, model: ModelSpec, name: str, x: str) -> str:
-    """Append an RMS norm of each head by itself, with one weight for all heads, and return its output."""
-    return _rms_norm(b, model, name, x, "headdim", b.dims(x)[:-1])
 
 
 def rope(b: GraphBuilder, model: ModelSpec, name: str, x: str, layer: int = 0) -> str:

@@ -28,7 +28,16 @@ def ends(model: ModelSpec) -> Iterator[Part]:
 
 def attention(model: ModelSpec, prefix: str) -> Iterator[Part]:
     """The parts of the checkpoint for a block's attention and for both of its norms. prefix: of the block's names."""
-    name = f"{prefix}.self_attn"
+    yield from projections(model, f"{prefix}.self_attn")
+    if model.normalizes_heads:
+        yield Part.same(f"{prefix}.self_attn.q_norm.weight", "headdim")
+        yield Part.same(f"{prefix}.self_attn.k_norm.weight", "headdim")
+    yield Part.same(f"{prefix}.input_layernorm.weight", "embed")
+    yield Part.same(f"{prefix}.post_attention_layernorm.weight", "embed")
+
+
+def projections(model: ModelSpec, name: str) -> Iterator[Part]:
+    """The parts of the checkpoint for the projections of an attention. name: of the attention."""
     for part, rows in PROJECTIONS.items():
         yield Part.same(f"{name}.{part}.weight", f"{rows} embed")
         if model.attention_bias:
@@ -36,11 +45,6 @@ def attention(model: ModelSpec, prefix: str) -> Iterator[Part]:
     yield Part.same(f"{name}.o_proj.weight", "embed (kvhead group headdim)")
     if model.output_projection_bias:
         yield Part.same(f"{name}.o_proj.bias", "embed")
-    if model.normalizes_heads:
-        yield Part.same(f"{name}.q_norm.weight", "headdim")
-        yield Part.same(f"{name}.k_norm.weight", "headdim")
-    yield Part.same(f"{prefix}.input_layernorm.weight", "embed")
-    yield Part.same(f"{prefix}.post_attention_layernorm.weight", "embed")
 
 
 def gated_mlp(model: ModelSpec, name: str, ffn: str) -> Iterator[Part]:

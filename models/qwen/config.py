@@ -38,16 +38,21 @@ def read(config: Config, model_type: str) -> ModelSpec:
             "attention_bias": config.value("attention_bias", False),
             **qwen_windows(config, defaults.sliding_window, first=0),
         }
+    more |= mixture(config, norm_topk_prob=False)
+    return read_as_llama(config, model_type, defaults, width="moe_intermediate_size", **more)
+
+
+def mixture(config: Config, norm_topk_prob: bool) -> dict[str, Any]:
+    """The experts and which blocks have them. norm_topk_prob: without the key."""
     # transformers 5 writes Qwen 3's as num_local_experts
     experts = "num_local_experts" if config.gives("num_local_experts") else "num_experts"
-    more |= {
+    return {
         "num_local_experts": config.value(experts),
         "num_experts_per_tok": config.value("num_experts_per_tok"),
-        "norm_topk_prob": config.value("norm_topk_prob", False),
+        "norm_topk_prob": config.value("norm_topk_prob", norm_topk_prob),
         **routers_loss(config),
         **_dense_blocks(config),
     }
-    return read_as_llama(config, model_type, defaults, width="moe_intermediate_size", **more)
 
 
 def _dense_blocks(config: Config) -> dict[str, Any]:
@@ -66,7 +71,7 @@ def _dense_blocks(config: Config) -> dict[str, Any]:
 
 
 def write(model: ModelSpec) -> dict[str, Any]:
-    config = written_as_llama(model) | qwen_window_keys(model) | routers_loss_keys(model)
+    config = mixture_keys(model) | qwen_window_keys(model)
     if model.model_type == "qwen2_moe":
         config |= {
             "qkv_bias": model.attention_bias,
@@ -74,6 +79,12 @@ def write(model: ModelSpec) -> dict[str, Any]:
         }
     else:
         config["attention_bias"] = model.attention_bias
+    return config
+
+
+def mixture_keys(model: ModelSpec) -> dict[str, Any]:
+    """The keys of the Llama form and those that `mixture` reads."""
+    config = written_as_llama(model) | routers_loss_keys(model)
     config |= {
         "moe_intermediate_size": model.intermediate_size,
         "num_experts": model.num_local_experts,

@@ -12,8 +12,16 @@ __all__ = ["block", "embedding", "head"]
 
 
 def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
+    return mlp(b, model, attention(b, model, x, layer, kernel), layer)
+
+
+def mlp(b: GraphBuilder, model: ModelSpec, x: str, layer: int) -> str:
+    """Append norm, experts with the shared one, or an MLP where a block has no experts, and residual; returns the sum's
+    name.
+
+    x: [batch, seq, embed]. layer: place of the block.
+    """
     prefix = f"model.layers.{layer}"
-    x = attention(b, model, x, layer, kernel)
     b.module = "mlp_norm"
     h = rms_norm(b, model, f"{prefix}.post_attention_layernorm", x)
     b.module = "mlp"

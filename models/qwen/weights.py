@@ -20,6 +20,12 @@ MATRICES = {"gate_proj": "ffn embed", "up_proj": "ffn embed", "down_proj": "embe
 def block(model: ModelSpec, layer: int) -> Iterator[Part]:
     prefix = f"model.layers.{layer}"
     yield from attention(model, prefix)
+    yield from mlp(model, layer)
+
+
+def mlp(model: ModelSpec, layer: int) -> Iterator[Part]:
+    """The parts of the checkpoint for a block's experts, or for its MLP where it has none."""
+    prefix = f"model.layers.{layer}"
     if not model.has_experts(layer):
         yield from gated_mlp(model, f"{prefix}.mlp", "dense_ffn")
         return

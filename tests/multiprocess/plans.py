@@ -12,7 +12,9 @@ from autoshard.spec.chunked_attention import ChunkedAttention
 from autoshard.spec.clamped_gate import ClampedGate
 from autoshard.spec.dropout import Dropout
 from autoshard.spec.latent_attention import LatentAttention
+from autoshard.spec.linear_attention import LinearAttention, Mamba
 from autoshard.spec.model import ModelSpec, RopeScaling
+from autoshard.spec.multipliers import Multipliers
 from autoshard.spec.router import Router
 from autoshard.spec.training import Precision, TrainingSpec, load_precision
 from tests.traced_models import ODD
@@ -140,6 +142,40 @@ MODELS["glm4 moe"] = replace(
     attention_bias=True,
     use_qk_norm=True,
     latent_attention=None,
+)
+MODELS["smollm3"] = replace(
+    LLAMA, model_type="smollm3", tie_word_embeddings=True, position_types=("rope", "nope", "rope", "nope")
+)
+MODELS["phi3"] = replace(LLAMA, model_type="phi3", sliding_window=9, partial_rotary_factor=0.75)
+MODELS["olmo2"] = replace(LLAMA, model_type="olmo2", num_key_value_heads=8)
+MODELS["olmo2, shared heads"] = replace(LLAMA, model_type="olmo2", num_attention_heads=6, num_key_value_heads=2)
+MODELS["granite"] = replace(
+    LLAMA, model_type="granite", tie_word_embeddings=True, multipliers=Multipliers(12.0, 0.25, 0.22, 8.0)
+)
+LINEAR = LinearAttention(4, 8, 8, 12, 4)
+MODELS["qwen3 next"] = replace(
+    MODELS["qwen2 moe"],
+    model_type="qwen3_next",
+    attention_bias=False,
+    head_dim=16,
+    partial_rotary_factor=0.25,
+    layer_types=("linear_attention", "full_attention") * 2,
+    linear_attention=LINEAR,
+)
+MODELS["linear attention, 3 heads"] = replace(MODELS["qwen3 next"], linear_attention=LinearAttention(3, 6, 8, 12, 4))
+MODELS["granite hybrid"] = replace(
+    MODELS["granite"],
+    model_type="granitemoehybrid",
+    layer_types=("mamba", "full_attention", "mamba", "mamba"),
+    mamba=Mamba(16, 8, 12, 4, 8, True),
+    position_types=("nope",) * 4,
+)
+MODELS["granite hybrid, experts"] = replace(
+    MODELS["granite hybrid"],
+    num_local_experts=4,
+    num_experts_per_tok=2,
+    shared_expert_intermediate_size=48,
+    mamba=Mamba(6, 8, 12, 4, 256, False),
 )
 MODELS["gpt2, dropping"] = replace(MODELS["gpt2"], dropout=Dropout(0.1, 0.2, 0.3))
 MODELS["mistral, dropping"] = replace(MODELS["mistral"], dropout=Dropout(embedding=0.1, residual=0.2))
@@ -342,6 +378,26 @@ CASES: dict[int, dict[str, tuple[str, Strategy, int]]] = {
         "unequal blocks, pp": ("a dense block", strategy(pp=2, layers=(3, 1), recompute=("mlp", "none")), 3),
         "unequal blocks, ring": ("windows on later blocks", strategy(cp=2, attention="zigzag_ring"), 2),
         "unequal blocks, ep": ("a dense block", strategy(dp=2, ep=2, zero=3, recompute="full"), 2),
+        "blocks without positions, pp": ("smollm3", strategy(pp=2, layers=(3, 1)), 3),
+        "blocks without positions, ring": ("smollm3", strategy(cp=2, attention="ring", recompute="full"), 2),
+        "phi3 tp": ("phi3", strategy(tp=2, recompute="attention"), 2),
+        "norm over heads, tp": ("olmo2", strategy(tp=2, recompute="attention+mlp"), 2),
+        "norm over heads, tp, no sequence parallel": ("olmo2, shared heads", strategy(tp=2, sp=False), 2),
+        "norm over heads, cp": ("olmo2", strategy(cp=2), 2),
+        "norm over heads, dp, ZeRO-3, recompute all": ("olmo2", strategy(dp=2, zero=3, recompute="full"), 2),
+        "multipliers, tp": ("granite", strategy(tp=2), 2),
+        "multipliers, zigzag ring": ("granite", strategy(cp=2, attention="zigzag_ring", zero=3), 2),
+        "multipliers, pp, plain attention": ("granite", strategy(pp=2, kernel="plain", recompute="full"), 3),
+        "linear attention, tp": ("qwen3 next", strategy(tp=2, recompute="attention+mlp"), 2),
+        "linear attention, padded heads": ("linear attention, 3 heads", strategy(tp=2, sp=False), 2),
+        "linear attention, pp": ("qwen3 next", strategy(pp=2, layers=(3, 1), recompute=("full", "none")), 3),
+        "linear attention, ep, ZeRO-3": ("qwen3 next", strategy(dp=2, ep=2, zero=3, recompute="full"), 2),
+        "linear attention, zigzag ring": ("qwen3 next", strategy(cp=2, ep=2, attention="zigzag_ring"), 2),
+        "state space, tp": ("granite hybrid", strategy(tp=2), 2),
+        "state space, tp, no sequence parallel": ("granite hybrid", strategy(tp=2, sp=False, recompute="full"), 2),
+        "state space, pp": ("granite hybrid, experts", strategy(pp=2, layers=(1, 3), schedule="zero_bubble"), 3),
+        "state space, dp, ZeRO-3": ("granite hybrid", strategy(dp=2, zero=3, recompute="core_attention"), 2),
+        "state space, ring": ("granite hybrid", strategy(cp=2, attention="ring", recompute="full"), 2),
         "recompute all, mixtral": ("mixtral", strategy(dp=2, ep=2, recompute="full"), 2),
         "deepseek tp": ("deepseek v3", strategy(tp=2), 2),
         "deepseek tp, no sequence parallel, plain": ("deepseek v3", strategy(tp=2, sp=False, kernel="plain"), 2),
@@ -441,6 +497,14 @@ CASES: dict[int, dict[str, tuple[str, Strategy, int]]] = {
             4,
         ),
         "deepseek ep x tp": ("deepseek v3", strategy(dp=2, ep=2, tp=2, recompute="attention_up+core_attention"), 2),
+        "norm over padded and replicated heads": ("olmo2, shared heads", strategy(tp=4, recompute="full"), 2),
+        "norm over heads, tp x pp": ("olmo2", strategy(tp=2, pp=2, schedule="zero_bubble"), 4),
+        "multipliers, tp x cp": ("granite", strategy(tp=2, cp=2, attention="ulysses", recompute="mlp"), 2),
+        "linear attention, tp x pp": ("qwen3 next", strategy(tp=2, pp=2, recompute="mlp"), 4),
+        "linear attention, tp x cp": ("qwen3 next", strategy(tp=2, cp=2, ep=2, attention="ring"), 2),
+        "state space, padded heads and ep": ("granite hybrid, experts", strategy(tp=2, dp=2, ep=2), 2),
+        "state space, tp 4": ("granite hybrid", strategy(tp=4, recompute="attention"), 2),
+        "state space, tp x zigzag ring": ("granite hybrid", strategy(tp=2, cp=2, attention="zigzag_ring"), 2),
         "mixtral ep x pp": ("mixtral", strategy(dp=2, ep=2, pp=2, recompute="full"), 4),
         "mixtral ep, pp innermost": ("mixtral", strategy(dp=2, ep=2, pp=2, order="dp-cp-tp-pp"), 2),
         "zigzag ring inside tp": ("llama", strategy(tp=2, cp=2, attention="zigzag_ring", order="pp-dp-tp-cp"), 2),

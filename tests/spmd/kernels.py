@@ -5,7 +5,7 @@ Arrays and gradients are as place.py says.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import erf
 from typing import Any
 
@@ -18,6 +18,7 @@ from tests.spmd.dropping import mask
 from tests.spmd.experts import combine, dispatch, top_k_gate
 from tests.spmd.place import Gradients, Place, Report, Result
 from tests.spmd.pointwise import pointwise
+from tests.spmd.recurrences import causal_conv, gated_delta_rule, state_space_scan
 
 
 def run(place: Place, inputs: tuple[Array, ...]) -> Result:
@@ -65,7 +66,12 @@ def _elementwise(place: Place, *inputs: Array) -> Result:
     spread = [_spread(x, place, own, dims) for x, own in zip(inputs, have, strict=True)]
     function = str(place.attributes["function"])
     expression = place.attributes.get("expression")
-    value, slopes = ELEMENTWISE[function](*spread) if expression is None else pointwise(expression, tuple(spread))
+    if expression is not None:
+        value, slopes = pointwise(expression, tuple(spread))
+    elif function in ("scale", "add"):
+        value, slopes = _linear(place.attributes, *spread)
+    else:
+        value, slopes = ELEMENTWISE[function](*spread)
 
     def backward(grad: Array) -> Gradients:
         found = []
@@ -77,8 +83,11 @@ def _elementwise(place: Place, *inputs: Array) -> Result:
     return value, backward
 
 
-def _add(*inputs: Array) -> tuple[Array, tuple[Any, ...]]:
-    return sum(inputs[1:], inputs[0]), (1.0,) * len(inputs)
+def _linear(attributes: Mapping[str, Any], *inputs: Array) -> tuple[Array, tuple[Any, ...]]:
+    """The first input times its factor, plus the others times alpha."""
+    factors = (attributes.get("factor", 1.0), *[attributes.get("alpha", 1.0)] * (len(inputs) - 1))
+    terms = [factor * x for factor, x in zip(factors, inputs, strict=True)]
+    return sum(terms[1:], terms[0]), factors
 
 
 def _silu_mul(gate: Array, up: Array) -> tuple[Array, tuple[Any, ...]]:
@@ -104,7 +113,6 @@ def _sigmoid_mul(x: Array, gate: Array) -> tuple[Array, tuple[Any, ...]]:
 
 
 ELEMENTWISE: dict[str, Callable[..., tuple[Array, tuple[Any, ...]]]] = {
-    "add": _add,
     "silu_mul": _silu_mul,
     "gelu": _gelu,
     "gelu_erf": _gelu_erf,
@@ -114,11 +122,14 @@ ELEMENTWISE: dict[str, Callable[..., tuple[Array, tuple[Any, ...]]]] = {
 
 
 def _norm(place: Place, x: Array, weight: Array, *bias: Array) -> Result:
+    if place.attributes.get("over"):
+        return _norm_over_several(place, x, weight)
     rows = tuple(range(len(place.axes), x.ndim - 1))
     centred = x - x.mean(-1, keepdims=True) if place.attributes["function"] == "layer" else x
     scale = (np.square(centred).mean(-1, keepdims=True) + place.attributes["eps"]) ** -0.5
     normal = centred * scale
     affine = [_spread(one, place, place.dims(1), place.output_dims) for one in (weight, *bias)]
+    affine[0] = affine[0] + bool(place.attributes.get("unit_offset"))
 
     def backward(grad: Array) -> Gradients:
         weighted = grad * affine[0]
@@ -128,6 +139,31 @@ def _norm(place: Place, x: Array, weight: Array, *bias: Array) -> Result:
         return (grad_x * scale, (grad * normal).sum(rows), *(grad.sum(rows) for _ in bias))
 
     return normal * affine[0] + sum(affine[1:]), backward
+
+
+def _norm_over_several(place: Place, x: Array, weight: Array) -> Result:
+    """An RMS norm over dims that ranks may share, all but the last of them."""
+    over, width = place.attributes["over"], place.attributes["width"]
+    last = tuple(range(x.ndim - len(over), x.ndim))
+    rows = tuple(range(len(place.axes), x.ndim - len(over)))
+
+    def total(values: Array, report: Report) -> Array:
+        found: Array = values.sum(last, keepdims=True)
+        for dim in over[:-1]:
+            if axes := place.over(dim):
+                report("all_reduce", axes, FLOAT32_BYTES * int(np.prod(x.shape[len(place.axes) : -len(over)])))
+                found = all_reduce(found, place.axes, axes, "sum")
+        return found
+
+    scale = (total(np.square(x), place.report) / width + place.attributes["eps"]) ** -0.5
+    normal, factors = x * scale, _spread(weight, place, place.dims(1), place.output_dims)
+
+    def backward(grad: Array) -> Gradients:
+        weighted = grad * factors
+        grad_x = (weighted - normal * total(weighted * normal, place.report_backward) / width) * scale
+        return grad_x, (grad * normal).sum(rows)
+
+    return normal * factors, backward
 
 
 def _frequencies(half: int, theta: float, scaling: RopeScaling | None) -> Array:
@@ -226,7 +262,7 @@ def _attend(place: Place, q: Array, k: Array, v: Array, positions: Array, *seque
     seen = key_at <= query_at
     if place.attributes["sliding_window"] is not None:
         seen = seen & (key_at > query_at - place.attributes["sliding_window"])
-    scale = q.shape[-1] ** -0.5
+    scale = place.attributes.get("scale", q.shape[-1] ** -0.5)
     scores = np.where(_spread(seen, place, ("seq", "key"), grid), contract((q, qd), (k, keys), out=grid) * scale, -1e30)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     weights = weights / weights.sum(-1, keepdims=True)
@@ -327,4 +363,7 @@ KERNELS: dict[str, Callable[..., Result]] = {
     "top_k_gate": top_k_gate,
     "dispatch": dispatch,
     "combine": combine,
+    "causal_conv": causal_conv,
+    "gated_delta_rule": gated_delta_rule,
+    "state_space_scan": state_space_scan,
 }

@@ -99,3 +99,11 @@ def test_models_that_nxdt_has_not() -> None:
         AutoshardError, match=r"^precision mine is unknown to NxD Training; mixed_precision, bf16_sr, fp"
     ):
         export(replace(plan, training=own), "nxdt")
+
+
+def test_blocks_that_no_framework_is_told_of_are_named() -> None:
+    plan = replace(plan_70b(), model=replace(plan_70b().model, model_type="granite"))
+    assert (
+        "model_type=granite: the sizes are written, what its blocks have beside Llama's is not"
+        in export(plan, "megatron").left_out
+    )

@@ -82,12 +82,35 @@ def parameters(model: ModelSpec) -> int:
         return vocabulary + layers * (attention + 2 * hidden) + mlp_parameters(model) + hidden
     if model.model_type in ("qwen3", "qwen3_moe"):  # a norm of a head's queries and one of its keys
         attention += 2 * model.head_dim
+    if model.model_type == "olmo2":  # a norm of all heads' queries and one of their keys
+        attention += queries + keys
+    if model.model_type == "qwen3_next":  # a gate beside each query, and the norms of a head
+        attention += hidden * queries + 2 * model.head_dim
     experts = max(1, model.num_local_experts)
     router = hidden * model.num_local_experts
     shared = 3 * hidden * model.shared_expert_intermediate_size
-    shared_gate = hidden if shared else 0
+    shared_gate = hidden if shared and model.mamba is None else 0
     mixture = router + experts * 3 * hidden * ffn + shared + shared_gate
-    return vocabulary + layers * (attention + mixture + 2 * hidden) + hidden
+    recurrent = sum(word in ("linear_attention", "mamba") for word in model.layer_types)
+    mixers = (layers - recurrent) * attention + recurrent * recurrence(model)
+    return vocabulary + mixers + layers * (mixture + 2 * hidden) + hidden
+
+
+def recurrence(model: ModelSpec) -> int:
+    """Parameters that a block has in place of attention; by the closed formula, too."""
+    if (linear := model.linear_attention) is not None:
+        keys = linear.linear_num_key_heads * linear.linear_key_head_dim
+        values = linear.linear_num_value_heads * linear.linear_value_head_dim
+        # q, k, v and gate; two numbers of each value head; output; taps; A_log and dt_bias; a norm
+        products = model.hidden_size * (2 * keys + 2 * values + 2 * linear.linear_num_value_heads + values)
+        taps = linear.linear_conv_kernel_dim * (2 * keys + values)
+        return products + taps + 2 * linear.linear_num_value_heads + linear.linear_value_head_dim
+    if (mamba := model.mamba) is not None:
+        inner, state = mamba.mamba_n_heads * mamba.mamba_d_head, mamba.mamba_d_state
+        # gate, x, B, C, a step of each head; output; taps and their bias; A_log, D and dt_bias; a norm
+        products = model.hidden_size * (2 * inner + 2 * state + mamba.mamba_n_heads + inner)
+        return products + (mamba.mamba_d_conv + 1) * (inner + 2 * state) + 3 * mamba.mamba_n_heads + inner
+    return 0
 
 
 @pytest.mark.parametrize(
@@ -138,6 +161,20 @@ def parameters(model: ModelSpec) -> int:
         ("kimi-k2", 1_026_408_209_408),
         ("glm-4.5-air", 106_852_245_504),
         ("glm-4.5", 352_797_814_784),
+        ("smollm3-3b", 3_075_098_624),
+        ("granite-3.1-2b", 2_533_531_648),
+        ("granite-3.1-8b", 8_170_848_256),
+        ("phi3-mini-4k", 3_821_079_552),
+        ("phi3-medium-4k", 13_960_238_080),
+        ("phi4", 14_659_507_200),
+        ("olmo2-1b", 1_484_916_736),
+        ("olmo2-7b", 7_298_617_344),
+        ("olmo2-13b", 13_716_198_400),
+        ("olmo2-32b", 32_234_279_936),
+        ("qwen3-next-80b-a3b", 79_674_391_296),
+        ("granite-4.0-h-micro", 3_191_396_096),
+        ("granite-4.0-h-tiny", 6_939_037_248),
+        ("granite-4.0-h-small", 32_207_337_984),
     ],
 )
 def test_builtin_model_has_the_published_number_of_parameters(name: str, count: int) -> None:
@@ -295,8 +332,62 @@ def test_other_rope() -> None:
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"model_type": "bert"}, f"model_type='bert' of m is not supported; supported: {FAMILIES}"),
-        ({"model_type": None}, f"model_type=None of m is not supported; supported: {FAMILIES}"),
+        (
+            {"model_type": "bert"},
+            f"model_type='bert' of m is not supported; the nearest that is: llama; supported: {FAMILIES}",
+        ),
+        (
+            {"model_type": None},
+            f"model_type=None of m is not supported; the nearest that is: llama; supported: {FAMILIES}",
+        ),
+        (
+            {"model_type": "qwen3_5_moe", "num_experts": 4, "linear_num_key_heads": 4, "mtp_layers": 1},
+            (
+                "model_type='qwen3_5_moe' of m is not supported; the nearest that is: qwen3_next, which does not know "
+                f"mtp_layers; supported: {FAMILIES}"
+            ),
+        ),
+        (
+            {"model_type": "qwen3_vl", "text_config": {"model_type": "qwen3"}},
+            (
+                "model_type='qwen3_vl' of m is not supported; its text_config may be a config that is: give that "
+                f"alone; supported: {FAMILIES}"
+            ),
+        ),
+        (
+            {"mamba_n_heads": 8},
+            (
+                "mamba_n_heads=8 of m is not a key of model_type=llama, which would be another model without it; "
+                "granitemoehybrid has it"
+            ),
+        ),
+        (
+            {"model_type": "phi3", "rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}},
+            "rope_type='longrope' of m is not supported; supported: default, linear, llama3, yarn",
+        ),
+        (
+            {"model_type": "smollm3", "no_rope_layers": [1, 0]},
+            (
+                "no_rope_layers=a list of 2 of m must be a list of 32 numbers, one a block: 1 with rotary positions, 0 "
+                "without"
+            ),
+        ),
+        (
+            {"model_type": "granite", "residual_multiplier": 0},
+            "residual_multiplier=0 of m must be a finite number above 0",
+        ),
+        (
+            {"model_type": "granitemoehybrid", "mamba_n_groups": 8},
+            "mamba_n_groups=8 of m is not supported; 1 is",
+        ),
+        (
+            {"model_type": "granitemoehybrid", "mamba_n_heads": 100},
+            "mamba_n_heads=100 x mamba_d_head=81 of m must be mamba_expand x hidden_size=8192",
+        ),
+        (
+            {"model_type": "granitemoehybrid", "time_step_limit": [0.0, 1.0]},
+            "time_step_limit=a list of 2 of m is not supported; 0 to infinity is",
+        ),
         ({"hidden_size": None}, "hidden_size is missing from the config of m"),
         (
             {"hidden_size": "4096"},

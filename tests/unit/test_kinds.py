@@ -133,8 +133,11 @@ def test_fields_of_equal_blocks_are_not_written() -> None:
             "layer_types of tiny-llama has 1 entries; num_hidden_layers=4 needs one for each block",
         ),
         (
-            {"layer_types": ("mamba",) * 4},
-            "layer_types='mamba' of tiny-llama must be one of: full_attention, sliding_attention",
+            {"layer_types": ("windows",) * 4},
+            (
+                "layer_types='windows' of tiny-llama must be one of: full_attention, sliding_attention, "
+                "linear_attention, mamba"
+            ),
         ),
         (
             {"layer_types": ("sliding_attention",) * 4},

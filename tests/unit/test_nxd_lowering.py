@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from autoshard.backends.nxd import blocks_run_on_torch
+from autoshard.backends.problem import Draft, Problem
 from autoshard.cli import main
 from autoshard.errors import AutoshardError
 from autoshard.layout.template import template_of
@@ -61,7 +63,7 @@ def test_a_llama_block_is_four_layers_of_nxd(sp: bool) -> None:
 LAYOUTS: list[dict[str, Any]] = [{}, {"tp": 2}, {"tp": 2, "sp": False}, {"tp": 4}, {"dp": 2}]
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", [name for name, model in MODELS.items() if not model.is_recurrent])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_family_has_a_lowering_that_writes_each_view_once(model: str, layout: dict[str, Any]) -> None:
     """Whatever a step reads was written before it, and the stage's output is written."""
@@ -149,7 +151,7 @@ def test_what_the_solver_may_choose_for_nxd_is_expressible(model: str, layout: d
             assert lower(other.program(range(1), True, True))
 
 
-@pytest.mark.parametrize("name", builtin_models())
+@pytest.mark.parametrize("name", [name for name in builtin_models() if len(load_model(name).kinds) == 1])
 def test_plans_for_nxd_are_expressible(name: str) -> None:
     """What the planner answers for each built-in model, on a cluster that holds it."""
     model = load_model(name)
@@ -158,10 +160,31 @@ def test_plans_for_nxd_are_expressible(name: str) -> None:
     model = replace(model, num_hidden_layers=layers, tie_word_embeddings=False)
     training = TrainingSpec(min(4096, model.max_position_embeddings), 1024, PRECISIONS["mixed_precision"])
     cluster = load_cluster("trn1.32xlarge", nodes)
-    pins = Pins(tp=8 if model.num_attention_heads % 8 == 0 else 1, microbatch_size=1, recompute="full")
+    fits = model.num_key_value_heads % 8 == 0 or 8 % model.num_key_value_heads == 0
+    tp = 8 if fits and model.num_attention_heads % 8 == 0 and not model.normalizes_all_heads else 1
+    pins = Pins(tp=tp, microbatch_size=1, recompute="full")
     best = search(model, training, cluster, pins, "nxd", top=1).best
     plan = make_plan(model, training, cluster, "nxd", best.strategy, best.estimate)
     assert all(lower(program) for program in plan.sample_programs)
+
+
+def test_norms_over_the_heads_of_several_ranks_are_refused() -> None:
+    model = load_model("olmo2-7b")
+    training = TrainingSpec(4096, 1024, PRECISIONS["mixed_precision"])
+    with pytest.raises(AutoshardError) as raised:
+        search(model, training, load_cluster("trn1.32xlarge", 16), Pins(tp=8), "nxd", top=1)
+    assert str(raised.value).endswith(
+        "tp=8: NxD has no norm over the heads of several ranks, which olmo2-7b needs; use tp=1 or backend torch"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks"), [("qwen3-next-80b-a3b", "linear_attention"), ("granite-4.0-h-tiny", "mamba")]
+)
+def test_recurrences_are_refused(name: str, blocks: str) -> None:
+    training, cluster = TrainingSpec(4096, 1024, PRECISIONS["mixed_precision"]), load_cluster("trn1.32xlarge", 16)
+    wrong = blocks_run_on_torch(Problem(load_model(name), training, cluster, "nxd"), Draft(1, 1, 512, 1, 1))
+    assert wrong == f"backend=nxd has no layers for the {blocks} blocks of {name}; use backend torch"
 
 
 def test_without_the_library_one_line_says_how_to_install_it(tmp_path: Path) -> None:

@@ -278,8 +278,18 @@ BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {},
         (
             "backend=nxd has no layers for model_type=gemma2 of llama3-70b; use backend torch, or a model of: llama, "
-            "mistral, mixtral, gpt2, gpt_neox, qwen2, qwen2_moe, qwen3, qwen3_moe"
+            "mistral, mixtral, gpt2, gpt_neox, qwen2, qwen2_moe, qwen3, qwen3_moe, smollm3, phi3, olmo2, granite"
         ),
+    ),
+    (
+        {"model": replace(load_model("glm-4.5-air"), num_attention_heads=64, num_key_value_heads=64)},
+        {"layers": 46},
+        "backend=nxd has no router with topk_method=noaux_tc of glm-4.5-air; use torch",
+    ),
+    (
+        {"model": replace(LLAMA_70B, model_type="olmo2")},
+        {},
+        "tp=32: NxD has no norm over the heads of several ranks, which llama3-70b needs; use tp=1 or backend torch",
     ),
     (
         {"model": replace(LLAMA_70B, router_aux_loss_coef=0.01)},

@@ -37,10 +37,13 @@ def _on_heads(context: Context, step: OperatorStep, core: Callable[..., torch.Te
     keys and values repeated for the heads that share them."""
     op = step.operator
     query, key = context.dims(op.inputs[0]), context.dims(op.inputs[1])
+    scale: Any = op.attributes.get("scale")
+    scaled = None if scale is None else scale * context.graph.sizes[query[-1]] ** 0.5
     queries, keys, group_dim = " ".join(query), " ".join(key), query.index("group")
 
     def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         group = q.shape[group_dim]
+        q = q if scaled is None else q * scaled
         k, v = (repeat(x, f"{keys} -> {HEADS}", group=group) for x in (k, v))
         return rearrange(core(rearrange(q, f"{queries} -> {HEADS}"), k, v), f"{HEADS} -> {queries}", group=group)
 

@@ -6,7 +6,7 @@ cross-entropy and attention over shared sequences, with the collectives that the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from math import ceil, floor, log, pi
@@ -17,7 +17,7 @@ import torch.nn.functional as F  # noqa: N812  # the name that torch's own docum
 from einops import rearrange
 from torch import nn
 
-from autoshard.graph.operators import KINDS
+from autoshard.graph.operators import KINDS, split_norm_dims
 from autoshard.graph.partition import OperatorStep
 from autoshard.runtime.torch_backend.attention import attention
 from autoshard.runtime.torch_backend.collectives import all_reduce
@@ -27,6 +27,7 @@ from autoshard.runtime.torch_backend.experts import combine, dispatch, top_k_gat
 from autoshard.runtime.torch_backend.groups import Group
 from autoshard.runtime.torch_backend.pointwise import pointwise
 from autoshard.runtime.torch_backend.recomputing_ops import OffsetRmsNorm, RmsNorm, Rotate, SiluMul, WholeCrossEntropy
+from autoshard.runtime.torch_backend.recurrences import causal_conv, gated_delta_rule, state_space_scan
 from autoshard.runtime.torch_backend.weight_gradients import WeightGradients, later_linear
 
 
@@ -98,10 +99,22 @@ _ELEMENTWISE: dict[str, Kernel] = {
 }
 
 
+def _function(name: str, attributes: Mapping[str, Any]) -> Kernel:
+    if name == "pointwise":
+        return pointwise(attributes["expression"])
+    if name == "scale":
+        factor: float = attributes["factor"]
+        return lambda x: x * factor
+    if name == "add" and "alpha" in attributes:
+        alpha: float = attributes["alpha"]
+        return lambda x, *branches: reduce(lambda total, branch: total.add(branch, alpha=alpha), branches, x)
+    return _ELEMENTWISE[name]
+
+
 def _elementwise(context: Context, step: OperatorStep) -> Kernel:
     op = step.operator
     name, dims = str(op.attributes["function"]), context.dims(op.output)
-    function = pointwise(str(op.attributes["expression"])) if name == "pointwise" else _ELEMENTWISE[name]
+    function = _function(name, op.attributes)
     inputs = [context.dims(name) for name in op.inputs]
     if all(dims[len(dims) - len(have) :] == have for have in inputs):
         return function
@@ -115,9 +128,56 @@ def _norm(context: Context, step: OperatorStep) -> Kernel:
     eps: Any = op.attributes["eps"]
     if op.attributes.get("unit_offset"):
         return lambda x, weight: OffsetRmsNorm.apply(x, weight, eps)
+    if op.attributes.get("over"):
+        return _norm_over_several(context, step)
     if op.attributes["function"] == "rms":
         return lambda x, weight=None: RmsNorm.apply(x, x.new_ones(size) if weight is None else weight, eps)
     return lambda x, weight=None, bias=None: F.layer_norm(x, size, weight, bias, eps)
+
+
+def _norm_over_several(context: Context, step: OperatorStep) -> Kernel:
+    """The kernel of an RMS norm over several dims, some of which ranks may share."""
+    op = step.operator
+    eps: Any = op.attributes["eps"]
+    width: Any = op.attributes["width"]
+    count = len(split_norm_dims(op)) + 1
+    groups = [group for dim in split_norm_dims(op) if (group := context.group(step, dim)) is not None]
+    return lambda x, weight: SharedRmsNorm.apply(x, weight, eps, count, width, groups)
+
+
+class SharedRmsNorm(torch.autograd.Function):
+    """x / sqrt(sum(x^2) / width + eps) * weight over the last `count` dims, computed in FP32 (or FP64).
+
+    groups: of ranks that hold the other parts of a row. Keeps x and one number a row.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float, count: int, width: int, groups: list[Group]
+    ) -> torch.Tensor:
+        ctx.dims, ctx.width, ctx.groups = tuple(range(-count, 0)), width, groups
+        accurate = x.to(torch.promote_types(x.dtype, torch.float32))
+        scale = SharedRmsNorm._sum(accurate.square(), ctx).div_(width).add_(eps).rsqrt_()
+        ctx.save_for_backward(x, weight, scale)
+        return (accurate * scale * weight).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight, scale = ctx.saved_tensors
+        normal, grad = x * scale, grads[0].to(scale.dtype)
+        products = grad * normal
+        along = SharedRmsNorm._sum(products * weight, ctx)
+        grad_x = (grad * weight).addcmul_(normal, along, value=-1 / ctx.width).mul_(scale)
+        rows = tuple(range(x.dim() - weight.dim()))
+        return grad_x.to(x.dtype), products.sum(rows).to(weight.dtype), None, None, None, None
+
+    @staticmethod
+    def _sum(values: torch.Tensor, ctx: Any) -> torch.Tensor:
+        """The sum of each row, with that of the other ranks."""
+        total = values.sum(ctx.dims, keepdim=True)
+        for group in ctx.groups:
+            total = all_reduce(total, group)
+        return total
 
 
 def rope_frequencies(rotary_dim: int, theta: float, scaling: Any) -> torch.Tensor:
@@ -352,5 +412,8 @@ FACTORIES: dict[str, Callable[[Context, OperatorStep], Kernel]] = {
     "dispatch": dispatch,
     "combine": combine,
     "position_scale": _position_scale,
+    "causal_conv": causal_conv,
+    "gated_delta_rule": gated_delta_rule,
+    "state_space_scan": state_space_scan,
 }
 assert FACTORIES.keys() == KINDS.keys()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 
 import torch
 
@@ -15,6 +16,8 @@ from autoshard.spec.model import ModelSpec
 
 INIT_STD = 0.02
 """Standard deviation of initial weights: GPT-2's and Llama's initializer_range."""
+SLOWEST_AND_FASTEST = (1.0, 16.0)
+"""Rates at which the heads of a recurrence forget, a token: Mamba-2's A, here at even distances."""
 _RESIDUAL_PROJECTIONS = tuple(
     f"{name}.weight" for name in ("o_proj", "out_proj", "down_proj", "c_proj", "w2", "attention.dense", "dense_4h_to_h")
 )
@@ -45,6 +48,8 @@ def _published_parameter(model: ModelSpec, tensor: Tensor, shape: list[int], see
         return torch.zeros(shape)
     if initial == "ones":
         return torch.ones(shape)
+    if initial == "rates":
+        return torch.linspace(*SLOWEST_AND_FASTEST, prod(shape)).log().view(shape)
     std = INIT_STD
     if initial == "residual":
         std /= (2 * model.num_hidden_layers) ** 0.5
@@ -54,14 +59,18 @@ def _published_parameter(model: ModelSpec, tensor: Tensor, shape: list[int], see
 
 
 def _initial(model: ModelSpec, name: str) -> str:
-    """How a parameter is initialised: 'zeros', 'ones', 'residual' or 'normal'. Its name decides; a traced model states
-    it."""
+    """How a parameter is initialised: 'zeros', 'ones', 'rates', 'residual' or 'normal'. Its name decides; a traced
+    model states it."""
     if model.graph is not None:
         return model.graph.parameter_named(name).initial
+    if name.endswith((".dt_bias", ".D")):
+        return "ones"
     if name.endswith((".bias", "_bias")):
         return "zeros"
+    if name.endswith(".A_log"):
+        return "rates"
     if _is_norm(name):
-        return "zeros" if model.is_gemma else "ones"
+        return "zeros" if model.has_unit_offset and not name.endswith("linear_attn.norm.weight") else "ones"
     return "residual" if name.endswith(_RESIDUAL_PROJECTIONS) else "normal"
 
 

@@ -1,0 +1,184 @@
+"""Computes blocks that mix tokens by a recurrence: causal convolution, gated delta rule, Mamba-2's state space.
+
+In FP32 (or FP64), in chunks: within a chunk matrix products, from chunk to chunk the recurrence. They keep their inputs
+alone; backward computes forward again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812  # the name that torch's own documentation uses
+
+from autoshard.graph.operators import DELTA_CHUNK
+from autoshard.graph.partition import OperatorStep
+from autoshard.runtime.torch_backend.context import Context, Kernel, in_pieces
+
+L2_EPS = 1e-6
+"""Added to the squared length of queries and keys of the delta rule: flash-linear-attention's and transformers'."""
+
+
+class _Again(torch.autograd.Function):
+    """A function of tensors that keeps its inputs and runs again in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Callable[..., torch.Tensor], *values: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(*values)
+        ctx.function = function
+        return function(*values)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        needed = ctx.needs_input_grad[1:]
+        with torch.enable_grad():
+            values = tuple(x.detach().requires_grad_(use) for x, use in zip(ctx.saved_tensors, needed, strict=True))
+            result = ctx.function(*values)
+        found = iter(torch.autograd.grad(result, [x for x in values if x.requires_grad], grads[0]))
+        return None, *(next(found) if use else None for use in needed)
+
+
+def _in_order(context: Context, step: OperatorStep, function: Callable[..., torch.Tensor], sequences: int) -> Kernel:
+    """The kernel of a function whose first `sequences` inputs, and its output, are [batch, seq, ...] in the order of
+    the original sequence; the graph's may lie in other pieces."""
+    pieces: Any = step.operator.attributes.get("sequence_pieces")
+    if pieces is None or pieces == tuple(sorted(pieces)):
+        return lambda *values: _Again.apply(function, *values)
+    places = in_pieces(context.graph.sizes["seq"], pieces)
+    original = places.argsort()
+
+    def ordered(*values: torch.Tensor) -> torch.Tensor:
+        mixed = function(*(x[:, original] for x in values[:sequences]), *values[sequences:])
+        return mixed[:, places]
+
+    return lambda *values: _Again.apply(ordered, *values)
+
+
+def causal_conv(context: Context, step: OperatorStep) -> Kernel:
+    """The kernel of a causal convolution: x [batch, seq, channels...], weight [channels..., tap] and perhaps a bias
+    [channels...] -> a tensor like x."""
+    return _in_order(context, step, _convolved, 1)
+
+
+def _convolved(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    flat, taps = x.flatten(2).transpose(1, 2), weight.shape[-1]
+    out = F.conv1d(
+        F.pad(flat, (taps - 1, 0)),
+        weight.flatten(0, -2).unsqueeze(1),
+        None if bias is None else bias.flatten(),
+        groups=flat.shape[1],
+    )
+    return F.silu(out).transpose(1, 2).reshape(x.shape)
+
+
+def gated_delta_rule(context: Context, step: OperatorStep) -> Kernel:
+    """The kernel of the gated delta rule: q, k [batch, seq, head, width], v [batch, seq, head, group, width], b, a
+    [batch, seq, head, group], A_log, dt_bias [head, group] -> a tensor like v."""
+    return _in_order(context, step, _delta_rule, 5)
+
+
+def _delta_rule(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    b: torch.Tensor,
+    a: torch.Tensor,
+    a_log: torch.Tensor,
+    dt_bias: torch.Tensor,
+) -> torch.Tensor:
+    """As in arXiv 2412.06464, section 3.3: within a chunk, values that the state of its start already answers are taken
+    off by the inverse of a triangular matrix."""
+    dtype, seq = v.dtype, v.shape[1]
+    q, k, v, b, a, a_log, dt_bias = map(_accurate, (q, k, v, b, a, a_log, dt_bias))
+    decay = -a_log.exp() * F.softplus(a + dt_bias)
+    chunk = min(DELTA_CHUNK, seq)
+    # [batch, head, group, chunk, token, width]; queries and keys are those of all value heads in their group
+    q, k = (_chunks(_unit(x), chunk).permute(0, 3, 1, 2, 4).unsqueeze(2) for x in (q, k))
+    v = _chunks(v, chunk).permute(0, 3, 4, 1, 2, 5)
+    beta, decay = (_chunks(x, chunk).permute(0, 3, 4, 1, 2) for x in (b.sigmoid(), decay))
+    q = q * q.shape[-1] ** -0.5
+    since, between = decay.cumsum(-1).exp(), _kept_between(decay)
+    weighed = k * beta.unsqueeze(-1)
+    system = (weighed @ k.transpose(-1, -2)) * between  # its diagonal counts as ones
+    new = torch.linalg.solve_triangular(system, v * beta.unsqueeze(-1), upper=False, unitriangular=True)
+    known = torch.linalg.solve_triangular(system, weighed * since.unsqueeze(-1), upper=False, unitriangular=True)
+    inside = (q @ k.transpose(-1, -2)) * between
+    asked = q * since.unsqueeze(-1)
+    told = k * between[..., -1, :].unsqueeze(-1)
+    fading = since[..., -1, None, None]
+    state = v.new_zeros(*v.shape[:3], k.shape[-1], v.shape[-1])
+    answers = []
+    for index in range(v.shape[3]):
+        moved = new[:, :, :, index] - known[:, :, :, index] @ state
+        answers.append(asked[:, :, :, index] @ state + inside[:, :, :, index] @ moved)
+        state = state * fading[:, :, :, index] + told[:, :, :, index].transpose(-1, -2) @ moved
+    out = torch.stack(answers, 3).permute(0, 3, 4, 1, 2, 5).flatten(1, 2)
+    return out[:, :seq].to(dtype)
+
+
+def state_space_scan(context: Context, step: OperatorStep) -> Kernel:
+    """The kernel of Mamba-2's state space: x [batch, seq, head, width], dt [batch, seq, head], B, C [batch, seq,
+    state], A_log, D, dt_bias [head] -> a tensor like x."""
+    chunk: Any = step.operator.attributes["chunk_size"]
+    return _in_order(context, step, lambda *values: _scan(*values, chunk=chunk), 4)
+
+
+def _scan(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    a_log: torch.Tensor,
+    d: torch.Tensor,
+    dt_bias: torch.Tensor,
+    *,
+    chunk: int,
+) -> torch.Tensor:
+    """As in arXiv 2405.21060, section 6."""
+    dtype, seq, given = x.dtype, x.shape[1], x
+    x, dt, b, c, a_log, d, dt_bias = map(_accurate, (x, dt, b, c, a_log, d, dt_bias))
+    dt = F.softplus(dt + dt_bias)
+    chunk = min(chunk, seq)
+    # [batch, head, chunk, token, width]; B and C are those of all heads
+    decay = _chunks(-a_log.exp() * dt, chunk).permute(0, 3, 1, 2)
+    values = _chunks(x * dt.unsqueeze(-1), chunk).permute(0, 3, 1, 2, 4)
+    b, c = (_chunks(one, chunk).unsqueeze(1) for one in (b, c))
+    since, between = decay.cumsum(-1).exp(), _kept_between(decay)
+    inside = ((c @ b.transpose(-1, -2)) * between) @ values
+    told = values.transpose(-1, -2) @ (b * between[..., -1, :].unsqueeze(-1))
+    fading = since[..., -1, None, None]
+    state, starts = torch.zeros_like(told[:, :, 0]), []
+    for index in range(told.shape[2]):
+        starts.append(state)
+        state = state * fading[:, :, index] + told[:, :, index]
+    before = (c @ torch.stack(starts, 2).transpose(-1, -2)) * since.unsqueeze(-1)
+    out = (inside + before).permute(0, 2, 3, 1, 4).flatten(1, 2)[:, :seq]
+    return (out + _accurate(given) * d.unsqueeze(-1)).to(dtype)
+
+
+def _accurate(x: torch.Tensor) -> torch.Tensor:
+    """x in FP32, or in FP64 if it is that."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _kept_between(decay: torch.Tensor) -> torch.Tensor:
+    """[..., chunk, chunk]: which part of what token j told is left at token i of its chunk; zero before j.
+
+    decay [..., chunk]: logarithms. Summed from j on: differences of sums from the first token would lose their digits.
+    """
+    chunk = decay.shape[-1]
+    causal = torch.ones(chunk, chunk, dtype=torch.bool, device=decay.device).tril()
+    steps = decay.unsqueeze(-1).expand(*decay.shape, chunk).masked_fill(~causal.tril(-1), 0)
+    return steps.cumsum(-2).masked_fill(~causal, float("-inf")).exp()
+
+
+def _unit(x: torch.Tensor) -> torch.Tensor:
+    return x * (x.square().sum(-1, keepdim=True) + L2_EPS).rsqrt()
+
+
+def _chunks(x: torch.Tensor, chunk: int) -> torch.Tensor:
+    """[batch, chunks, chunk, ...] of x [batch, seq, ...], with zeros behind the end."""
+    more = -x.shape[1] % chunk
+    padded = F.pad(x, (*(0,) * 2 * (x.dim() - 2), 0, more)) if more else x
+    return padded.unflatten(1, (-1, chunk))

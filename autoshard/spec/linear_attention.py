@@ -1,0 +1,70 @@
+"""Sizes of blocks that mix their tokens by a recurrence, in place of attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from autoshard.errors import AutoshardError
+from autoshard.files.codec import Count
+from autoshard.files.fields import check_flag, check_integer
+
+
+@dataclass(frozen=True)
+class LinearAttention:
+    """Sizes of linear attention by the gated delta rule, under the names of Qwen3-Next's Hugging Face config.
+
+    linear_num_key_heads: Heads of queries and keys.
+    linear_num_value_heads: Heads of values; each key head serves linear_num_value_heads / linear_num_key_heads of them.
+    linear_key_head_dim: Width of a query and of a key.
+    linear_value_head_dim: Width of a value.
+    linear_conv_kernel_dim: Tokens that the convolution before it sees, the own one included.
+
+    Raises AutoshardError for sizes that are no counts or do not divide.
+    """
+
+    linear_num_key_heads: Count
+    linear_num_value_heads: Count
+    linear_key_head_dim: Count
+    linear_value_head_dim: Count
+    linear_conv_kernel_dim: Count
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            check_integer("linear_attention", one.name, getattr(self, one.name))
+        if self.linear_num_value_heads % self.linear_num_key_heads:
+            raise AutoshardError(
+                f"linear_num_key_heads={self.linear_num_key_heads} of linear_attention must divide "
+                f"linear_num_value_heads={self.linear_num_value_heads}"
+            )
+
+    @property
+    def values_per_key(self) -> int:
+        """Value heads that share a key head."""
+        return self.linear_num_value_heads // self.linear_num_key_heads
+
+
+@dataclass(frozen=True)
+class Mamba:
+    """Sizes of Mamba-2's state space, under the names of Granite's Hugging Face config. All heads share one B and C.
+
+    mamba_n_heads: Heads.
+    mamba_d_head: Width of a head.
+    mamba_d_state: Numbers of state for each number of a head.
+    mamba_d_conv: Tokens that the convolution before it sees, the own one included.
+    mamba_chunk_size: Tokens of a chunk, within which the recurrence is a matrix product.
+    mamba_conv_bias: Whether the convolution has a bias.
+
+    Raises AutoshardError for sizes that are no counts.
+    """
+
+    mamba_n_heads: Count
+    mamba_d_head: Count
+    mamba_d_state: Count
+    mamba_d_conv: Count
+    mamba_chunk_size: Count
+    mamba_conv_bias: bool
+
+    def __post_init__(self) -> None:
+        for name in ("mamba_n_heads", "mamba_d_head", "mamba_d_state", "mamba_d_conv", "mamba_chunk_size"):
+            check_integer("mamba", name, getattr(self, name))
+        check_flag("mamba", "mamba_conv_bias", self.mamba_conv_bias)

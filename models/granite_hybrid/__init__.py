@@ -1,0 +1,1 @@
+"""Granite 4: most blocks mix tokens by Mamba-2's state space, the others by attention; experts or a plain gated MLP."""

@@ -1,0 +1,91 @@
+"""The config.json of Granite 4, granitemoehybrid."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from autoshard.errors import AutoshardError
+from autoshard.files.fields import show
+from autoshard.models.config_fields import Config
+from autoshard.models.llama.config import Defaults, multipliers, read_as_llama, written_as_llama
+from autoshard.models.mixtral.config import routers_loss, routers_loss_keys
+from autoshard.spec.linear_attention import Mamba
+from autoshard.spec.model import FULL_ATTENTION, MAMBA, MOST_REPEATED, NOPE, ModelSpec
+
+ARCHITECTURES = {"granitemoehybrid": "GraniteMoeHybridForCausalLM"}
+DEFAULTS = Defaults(norm_eps=1e-6, rope_theta=10_000.0)
+UNSUPPORTED: tuple[tuple[str, object], ...] = (("mamba_proj_bias", True),)
+WORDS = {"mamba": MAMBA, "linear_attention": MAMBA, "attention": FULL_ATTENTION, "full_attention": FULL_ATTENTION}
+"""Word of layer_types -> ours; transformers 5 writes other words than the published configs have."""
+UNLIMITED = ([0.0, float("inf")], [0.0, {"__float__": "Infinity"}])
+
+
+def read(config: Config, model_type: str) -> ModelSpec:
+    """The model of a config of Granite 4. Without experts its shared MLP is its only one."""
+    layers = config.integer("num_hidden_layers", at_most=MOST_REPEATED)
+    words = ("mamba",) * layers
+    if config.gives("layer_types") or config.gives("layers_block_type"):
+        key = "layer_types" if config.gives("layer_types") else "layers_block_type"
+        words = config.words(key, layers, tuple(WORDS))
+    types = tuple(WORDS[word] for word in words)
+    experts = config.integer("num_local_experts", 8, at_most=MOST_REPEATED, at_least=0)
+    more: dict[str, Any] = {"multipliers": multipliers(config)}
+    if MAMBA in types:
+        more |= {"layer_types": types, "mamba": _mamba(config)}
+    else:
+        _ = [config.gives(key) for key in ("mamba_n_heads", "mamba_d_state")]  # sizes of blocks that are not there
+    if experts:
+        more |= {
+            "num_local_experts": experts,
+            "num_experts_per_tok": config.value("num_experts_per_tok", 2),
+            "shared_expert_intermediate_size": config.value("shared_intermediate_size", 1024),
+            **routers_loss(config),
+        }
+    if config.value("position_embedding_type", NOPE) != "rope":
+        more["position_types"] = (NOPE,) * layers
+    width = "intermediate_size" if experts else "shared_intermediate_size"
+    bias = config.value("attention_bias", False)
+    return read_as_llama(config, model_type, DEFAULTS, width=width, attention_bias=bias, **more)
+
+
+def _mamba(config: Config) -> Mamba:
+    heads, hidden = config.integer("mamba_n_heads", 128, at_most=MOST_REPEATED), config.integer("hidden_size")
+    inner = config.integer("mamba_expand", 2) * hidden
+    width = config.value("mamba_d_head", "auto")
+    width = inner // heads if width == "auto" else config.integer("mamba_d_head")
+    if heads * width != inner:
+        raise AutoshardError(
+            f"mamba_n_heads={heads} x mamba_d_head={width} of {config.name} must be mamba_expand x hidden_size={inner}"
+        )
+    groups, limit = config.integer("mamba_n_groups", 1), config.value("time_step_limit", UNLIMITED[0])
+    if groups != 1:
+        raise AutoshardError(f"mamba_n_groups={groups} of {config.name} is not supported; 1 is")
+    if limit not in UNLIMITED:
+        raise AutoshardError(f"time_step_limit={show(limit)} of {config.name} is not supported; 0 to infinity is")
+    return Mamba(
+        mamba_n_heads=heads,
+        mamba_d_head=width,
+        mamba_d_state=config.integer("mamba_d_state", 256),
+        mamba_d_conv=config.integer("mamba_d_conv", 4),
+        mamba_chunk_size=config.integer("mamba_chunk_size", 256),
+        mamba_conv_bias=config.value("mamba_conv_bias", True),
+    )
+
+
+def write(model: ModelSpec) -> dict[str, Any]:
+    names = {word: name for name, word in reversed(WORDS.items())}
+    assert model.multipliers is not None, model.name
+    config = written_as_llama(model) | vars(model.multipliers) | routers_loss_keys(model)
+    config |= {
+        "attention_bias": model.attention_bias,
+        "position_embedding_type": "nope" if model.position_types else "rope",
+        "layer_types": [names[word] for word in model.layer_types or (FULL_ATTENTION,) * model.num_hidden_layers],
+        "num_local_experts": model.num_local_experts,
+        "num_experts_per_tok": model.num_experts_per_tok,
+        "shared_intermediate_size": model.shared_expert_intermediate_size or model.intermediate_size,
+    }
+    if model.mamba is not None:
+        config |= {one.name: getattr(model.mamba, one.name) for one in fields(model.mamba)}
+        config["mamba_expand"] = model.mamba.mamba_n_heads * model.mamba.mamba_d_head // model.hidden_size
+    return config

@@ -1,0 +1,67 @@
+"""Name the known family that is nearest to a config of an unknown one, by its keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from autoshard.files.fields import near
+from autoshard.files.json_file import read_json
+from autoshard.models.families import FAMILIES
+
+FOLDER = Path(__file__).parent
+MOST_BYTES = 1_000_000
+MOST_NAMED = 6
+"""Unknown keys that an error names."""
+BOOKKEEPING = frozenset({"architectures", "model_type", "auto_map", "dtype", "torch_dtype", "transformers_version"})
+BOOKKEEPING |= frozenset({"_name_or_path", "use_cache", "initializer_range", "pretraining_tp", "tokenizer_class"})
+"""Keys that say nothing of a model's graph, as those that end in _token_id and _dropout."""
+STRUCTURE = frozenset(
+    (
+        *("num_experts", "num_local_experts", "n_routed_experts", "n_shared_experts", "kv_lora_rank", "q_lora_rank"),
+        *("attn_logit_softcapping", "final_logit_softcapping", "clip_qkv", "attention_chunk_size", "no_rope_layers"),
+        *("embedding_multiplier", "residual_multiplier", "logits_scaling", "linear_num_key_heads"),
+        *("linear_num_value_heads", "mamba_n_heads", "mamba_d_state", "ssm_state_size"),
+    )
+)
+"""Keys of blocks that some families have: a family that does not read one of them would be another model without it."""
+
+
+@cache
+def published_keys() -> dict[str, frozenset[str]]:
+    """By model_type, the keys that its published configs here have, but for BOOKKEEPING."""
+    found: dict[str, set[str]] = {}
+    for file in FOLDER.glob("*/configs/*.json"):
+        config = read_json(file, "model config", MOST_BYTES)
+        assert isinstance(config, dict), file
+        found.setdefault(config["model_type"], set()).update(structural(config))
+    return {model_type: frozenset(found[model_type]) for model_type in FAMILIES if model_type in found}
+
+
+def structural(config: Mapping[str, Any]) -> frozenset[str]:
+    """The config's keys that have a value and may say something of the graph."""
+    return frozenset(
+        key
+        for key, value in config.items()
+        if isinstance(key, str)
+        and value is not None
+        and key not in BOOKKEEPING
+        and not key.endswith(("_token_id", "_dropout"))
+    )
+
+
+def nearest_family(config: Mapping[str, Any]) -> str:
+    """The model_type whose published configs have the most of the config's keys; of several one that is spelled like
+    the config's, then the first."""
+    keys, known = structural(config), published_keys()
+    model_type = config.get("model_type")
+    named = near(model_type, known) if isinstance(model_type, str) else []
+    return min(known, key=lambda name: (len(keys - known[name]), name not in named))
+
+
+def unknown_keys(config: Mapping[str, Any], model_type: str) -> tuple[str, ...]:
+    """The config's keys that no published config of the model_type has, those that few families have first."""
+    keys = structural(config) - published_keys()[model_type]
+    return tuple(sorted(keys, key=lambda key: (key not in STRUCTURE, key)))

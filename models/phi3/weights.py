@@ -1,0 +1,31 @@
+"""The names and the form of our parameters in Hugging Face checkpoints of Phi-3.
+
+qkv_proj holds queries, keys and values behind one another, gate_up_proj both matrices of the gated MLP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autoshard.models.llama.weights import PROJECTIONS, ends
+from autoshard.models.weight_names import Part
+from autoshard.spec.model import ModelSpec
+
+__all__ = ["block", "ends"]
+
+
+def block(model: ModelSpec, layer: int) -> Iterator[Part]:
+    prefix = f"model.layers.{layer}"
+    name, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+    queries, keys = model.num_attention_heads * model.head_dim, model.num_key_value_heads * model.head_dim
+    firsts = (0, queries, queries + keys)
+    for (part, rows), first in zip(PROJECTIONS.items(), firsts, strict=True):
+        layout = f"([{rows.strip('()')}]) embed"
+        own = f"{name}.{part}.weight"
+        yield Part(f"{name}.qkv_proj.weight", layout, own, first=first, rows=queries + 2 * keys)
+    yield Part.same(f"{name}.o_proj.weight", "embed (kvhead group headdim)")
+    yield Part.same(f"{prefix}.input_layernorm.weight", "embed")
+    yield Part.same(f"{prefix}.post_attention_layernorm.weight", "embed")
+    for index, part in enumerate(("gate_proj", "up_proj")):
+        yield Part(f"{mlp}.gate_up_proj.weight", "(part ffn) embed", f"{mlp}.{part}.weight", index, 2)
+    yield Part.same(f"{mlp}.down_proj.weight", "embed ffn")

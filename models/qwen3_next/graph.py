@@ -1,0 +1,89 @@
+"""The graph of Qwen3-Next as operators over named dims."""
+
+from __future__ import annotations
+
+from autoshard.graph.ir import GraphBuilder
+from autoshard.models.dropping import residual
+from autoshard.models.llama.graph import (
+    HEADS,
+    HIDDEN,
+    core_attention,
+    embedding,
+    head,
+    linear,
+    output_projection,
+    projections,
+    rms_norm,
+    rope,
+)
+from autoshard.models.qwen.graph import mlp
+from autoshard.spec.model import LINEAR_ATTENTION, ModelSpec
+
+__all__ = ["block", "embedding", "head"]
+
+GATED_HEADS = {"q_proj": HEADS["q_proj"], "gate_proj": HEADS["q_proj"], **HEADS}
+KEYS, VALUES = "linear_key_head linear_keydim", "linear_key_head linear_group linear_valuedim"
+LINEAR_HEADS = {
+    "q_proj": KEYS,
+    "k_proj": KEYS,
+    "v_proj": VALUES,
+    "z_proj": VALUES,
+    "b_proj": "linear_key_head linear_group",
+    "a_proj": "linear_key_head linear_group",
+}
+"""The projections of linear attention. The checkpoint has two matrices for them: models/qwen3_next/weights.py."""
+
+
+def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
+    prefix = f"model.layers.{layer}"
+    b.module = "attention_norm"
+    h = rms_norm(b, model, f"{prefix}.input_layernorm", x)
+    if model.mixer_of(layer) == LINEAR_ATTENTION:
+        name = f"{prefix}.linear_attn"
+        out = _linear_attention(b, model, h, name)
+    else:
+        name = f"{prefix}.self_attn"
+        out = _gated_attention(b, model, h, name, kernel)
+    x = residual(b, model, f"{prefix}.attention_residual", x, (out, f"{name}.dropout"))
+    return mlp(b, model, x, layer)
+
+
+def _gated_attention(b: GraphBuilder, model: ModelSpec, h: str, name: str, kernel: str) -> str:
+    """Append attention whose output is multiplied by the sigmoid of a gate of the same shape."""
+    b.module = "attention"
+    q, gate, k, v = projections(b, model, name, h, GATED_HEADS)
+    q, k = (rms_norm(b, model, f"{name}.{part}", x) for part, x in (("q_norm", q), ("k_norm", k)))
+    q, k = rope(b, model, f"{name}.q_rope", q), rope(b, model, f"{name}.k_rope", k)
+    b.module = "core_attention"
+    context = core_attention(b, model, f"{name}.core_attention", q, k, v, kernel)
+    b.module = "attention"
+    gated = b.elementwise("sigmoid_mul", f"{name}.gated", context, gate)
+    return output_projection(b, model, name, gated)
+
+
+def _linear_attention(b: GraphBuilder, model: ModelSpec, h: str, name: str) -> str:
+    """Append projections, causal convolutions of queries, keys and values, the gated delta rule, and a norm of each
+    head that is multiplied by the silu of a gate; returns the output projection's output."""
+    b.module = "attention"
+    q, k, v, z, beta, a = (
+        linear(b, f"{name}.{part}", h, f"{HIDDEN}, {dims} embed -> batch seq {dims}", False)
+        for part, dims in LINEAR_HEADS.items()
+    )
+    q, k, v = (_convolved(b, f"{name}.{part}", x) for part, x in (("q_conv1d", q), ("k_conv1d", k), ("v_conv1d", v)))
+    b.module = "core_attention"
+    a_log, dt_bias = (b.parameter(f"{name}.{part}", "linear_key_head linear_group") for part in ("A_log", "dt_bias"))
+    inputs, dims = (q, k, v, beta, a, a_log, dt_bias), b.dims(v)
+    loops = ("batch", "linear_key_head", "linear_group")
+    mixed = b.operator("gated_delta_rule", f"{name}.delta_rule", inputs, dims, loops)
+    b.module = "attention"
+    weight = b.parameter(f"{name}.norm.weight", "linear_valuedim")
+    normal = b.operator("norm", f"{name}.norm", (mixed, weight), dims, dims[:-1], function="rms", eps=model.norm_eps)
+    gated = b.elementwise("silu_mul", f"{name}.gated", z, normal)
+    return linear(b, f"{name}.out_proj", gated, f"batch seq {VALUES}, embed {VALUES} -> batch seq embed", False)
+
+
+def _convolved(b: GraphBuilder, name: str, x: str) -> str:
+    """Append a causal convolution of each number of x [batch, seq, heads...] with its own last tokens, and silu."""
+    dims = b.dims(x)
+    weight = b.parameter(f"{name}.weight", " ".join((*dims[2:], "linear_tap")))
+    return b.operator("causal_conv", name, (x, weight), dims, ("batch", *dims[2:]))

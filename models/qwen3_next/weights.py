@@ -1,0 +1,64 @@
+"""The names and the form of our parameters in Hugging Face checkpoints of Qwen3-Next.
+
+in_proj_qkvz holds queries, keys, values and gates of a key head behind one another, in_proj_ba both numbers of each
+value head, q_proj a query and a gate of each head; conv1d has the channels of all queries, all keys and all values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autoshard.models.llama.weights import ends
+from autoshard.models.qwen.weights import mlp
+from autoshard.models.weight_names import Part
+from autoshard.spec.model import LINEAR_ATTENTION, ModelSpec
+
+__all__ = ["block", "ends"]
+
+KEYS, VALUES = "linear_keydim", "linear_group linear_valuedim"
+
+
+def block(model: ModelSpec, layer: int) -> Iterator[Part]:
+    prefix = f"model.layers.{layer}"
+    if model.mixer_of(layer) == LINEAR_ATTENTION:
+        yield from _linear_attention(model, f"{prefix}.linear_attn")
+    else:
+        yield from _gated_attention(f"{prefix}.self_attn")
+    yield Part.same(f"{prefix}.input_layernorm.weight", "embed")
+    yield Part.same(f"{prefix}.post_attention_layernorm.weight", "embed")
+    yield from mlp(model, layer)
+
+
+def _gated_attention(name: str) -> Iterator[Part]:
+    for index, part in enumerate(("q_proj", "gate_proj")):
+        yield Part(f"{name}.q_proj.weight", "(kvhead group part headdim) embed", f"{name}.{part}.weight", index, 2)
+    yield Part.same(f"{name}.k_proj.weight", "(kvhead headdim) embed")
+    yield Part.same(f"{name}.v_proj.weight", "(kvhead headdim) embed")
+    yield Part.same(f"{name}.o_proj.weight", "embed (kvhead group headdim)")
+    yield Part.same(f"{name}.q_norm.weight", "headdim")
+    yield Part.same(f"{name}.k_norm.weight", "headdim")
+
+
+def _linear_attention(model: ModelSpec, name: str) -> Iterator[Part]:
+    linear = model.linear_attention
+    assert linear is not None, model.name
+    key, value = linear.linear_key_head_dim, linear.values_per_key * linear.linear_value_head_dim
+    rows = {"q": (KEYS, key), "k": (KEYS, key), "v": (VALUES, value), "z": (VALUES, value)}
+    first = 0
+    for part, (dims, count) in rows.items():
+        layout, own = f"(linear_key_head [{dims}]) embed", f"{name}.{part}_proj.weight"
+        yield Part(f"{name}.in_proj_qkvz.weight", layout, own, first=first, rows=2 * (key + value))
+        first += count
+    for index, part in enumerate(("b_proj", "a_proj")):
+        layout = "(linear_key_head part linear_group) embed"
+        yield Part(f"{name}.in_proj_ba.weight", layout, f"{name}.{part}.weight", index, 2)
+    heads, first = linear.linear_num_key_heads, 0
+    for part in ("q", "k", "v"):
+        dims, count = rows[part]
+        layout, own = f"([linear_key_head {dims}]) 1 linear_tap", f"{name}.{part}_conv1d.weight"
+        yield Part(f"{name}.conv1d.weight", layout, own, first=first, rows=heads * (2 * key + value))
+        first += heads * count
+    for part in ("A_log", "dt_bias"):
+        yield Part.same(f"{name}.{part}", "(linear_key_head linear_group)")
+    yield Part.same(f"{name}.norm.weight", "linear_valuedim")
+    yield Part.same(f"{name}.out_proj.weight", "embed (linear_key_head linear_group linear_valuedim)")

@@ -1,0 +1,126 @@
+"""Recurrences in chunks: equal to going token by token and to transformers, and they keep their inputs alone."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812  # the name that torch's own documentation uses
+from transformers.models.granitemoehybrid.modeling_granitemoehybrid import mamba2_chunk_scan
+from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
+
+from autoshard.graph.operators import DELTA_CHUNK
+from autoshard.runtime.torch_backend.recurrences import _delta_rule, _scan
+from benchmarks.graph_counts import measure
+from tests.multiprocess.plans import MODELS
+
+BATCH, HEADS, GROUP, KEY, VALUE, STATE = 2, 3, 2, 8, 6, 5
+Values = tuple[torch.Tensor, ...]
+
+
+def numbers(dtype: torch.dtype, *shapes: tuple[int, ...]) -> Values:
+    generator = torch.Generator().manual_seed(0)
+    return tuple(
+        torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_() for shape in shapes
+    )
+
+
+def delta_inputs(dtype: torch.dtype, seq: int) -> Values:
+    token, heads = (BATCH, seq, HEADS), (HEADS, GROUP)
+    keys = (*token, KEY)
+    return numbers(dtype, keys, keys, (*token, GROUP, VALUE), (*token, GROUP), (*token, GROUP), heads, heads)
+
+
+def scan_inputs(dtype: torch.dtype, seq: int) -> Values:
+    token = (BATCH, seq)
+    heads = ((HEADS,),) * 3
+    return numbers(dtype, (*token, HEADS, KEY), (*token, HEADS), (*token, STATE), (*token, STATE), *heads)
+
+
+def delta_token_by_token(*values: torch.Tensor) -> torch.Tensor:
+    q, k, v, b, a, a_log, dt_bias = values
+    q, k = (x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q, k))
+    kept = torch.exp(-a_log.exp() * F.softplus(a + dt_bias))
+    state, out = v.new_zeros(BATCH, HEADS, GROUP, KEY, VALUE), []
+    for token in range(v.shape[1]):
+        key, query = k[:, token, :, None, :, None], q[:, token, :, None, :, None]
+        state = state * kept[:, token, ..., None, None]
+        error = v[:, token] - (state * key).sum(-2)
+        state = state + key * (b[:, token].sigmoid().unsqueeze(-1) * error).unsqueeze(-2)
+        out.append((state * query).sum(-2) * KEY**-0.5)
+    return torch.stack(out, 1)
+
+
+def scan_token_by_token(*values: torch.Tensor) -> torch.Tensor:
+    x, dt, b, c, a_log, d, dt_bias = values
+    dt = F.softplus(dt + dt_bias)
+    state, out = x.new_zeros(BATCH, HEADS, KEY, STATE), []
+    for token in range(x.shape[1]):
+        time = dt[:, token, :, None, None]
+        state = state * torch.exp(-a_log.exp()[:, None, None] * time)
+        state = state + time * x[:, token, ..., None] * b[:, token, None, None, :]
+        out.append((state * c[:, token, None, None, :]).sum(-1) + d[:, None] * x[:, token])
+    return torch.stack(out, 1)
+
+
+def delta_of_transformers(*values: torch.Tensor) -> torch.Tensor:
+    q, k, v, b, a, a_log, dt_bias = values
+    g = -a_log.exp() * F.softplus(a + dt_bias)
+    out, _ = torch_chunk_gated_delta_rule(
+        q, k, v.flatten(2, 3), g=g.flatten(2), beta=b.sigmoid().flatten(2), use_qk_l2norm_in_kernel=True
+    )
+    found: torch.Tensor = out
+    return found.view(v.shape)
+
+
+def scan_of_transformers(*values: torch.Tensor) -> torch.Tensor:
+    x, dt, b, c, a_log, d, dt_bias = values
+    given = (x, dt, -a_log.exp(), b.unsqueeze(2), c.unsqueeze(2))
+    found: torch.Tensor = mamba2_chunk_scan(*given, chunk_size=16, D=d, dt_bias=dt_bias, dt_softplus=True)
+    return found
+
+
+def scan_in_chunks(*values: torch.Tensor) -> torch.Tensor:
+    return _scan(*values, chunk=16)
+
+
+Function = Callable[..., torch.Tensor]
+EVERY = pytest.mark.parametrize(
+    ("chunked", "by_token", "theirs", "inputs"),
+    [
+        (_delta_rule, delta_token_by_token, delta_of_transformers, delta_inputs),
+        (scan_in_chunks, scan_token_by_token, scan_of_transformers, scan_inputs),
+    ],
+)
+Inputs = Callable[[torch.dtype, int], Values]
+
+
+def with_gradients(function: Function, values: Values) -> Values:
+    out = function(*values)
+    weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape)
+    return out.detach(), *torch.autograd.grad((out * weights).sum(), values)
+
+
+@EVERY
+@pytest.mark.parametrize("seq", [1, 40, DELTA_CHUNK, 2 * DELTA_CHUNK + 5])
+def test_chunks_are_the_recurrence(
+    chunked: Function, by_token: Function, theirs: Function, inputs: Inputs, seq: int
+) -> None:
+    values = inputs(torch.float64, seq)
+    for found, expected in zip(with_gradients(chunked, values), with_gradients(by_token, values), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
+
+
+@EVERY
+def test_they_are_those_of_transformers_in_fp32(
+    chunked: Function, by_token: Function, theirs: Function, inputs: Inputs
+) -> None:
+    values = inputs(torch.float32, 150)
+    torch.testing.assert_close(chunked(*values), theirs(*values), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["granite hybrid", "olmo2", "granite"])
+@pytest.mark.parametrize("recompute", ["none", "core_attention+mlp", "full"])
+def test_what_is_kept_is_what_the_graph_counts(name: str, recompute: str) -> None:
+    for row in measure(MODELS[name], name, recompute):
+        if row.quantity != "flops":
+            assert row.measured == pytest.approx(row.counted, abs=8192), row
