@@ -148,6 +148,7 @@ def seconds_of(
     A matrix product's backward is two products of the same size, contracted over n and over the rows of one group: the
     fewer tokens an expert has, the shorter is the contraction of its weights' gradient. Where it is quantised its input
     is cast before forward, the gradient of its output before backward. Attention: see below.
+    A recurrence counts as one product of its FLOPs, as wide as a head: a guess, no kernel of one was measured.
     Everything else moves its bytes, `backward_ratio` times as many backward.
     """
     if needs.kind in ("flash", "plain"):
@@ -176,7 +177,8 @@ def seconds_of(
     to_input = matmul_s(m, k, n, device, peak, wave, groups)
     to_weight = matmul_s(groups * k, n, m / groups, device, peak, wave, groups)
     backward = largest(to_input, moving) + largest(to_weight, moving) + casting_back + 2 * launch
-    return OperatorSeconds(largest(forward, moving) + casting + launch, backward)
+    again = (needs.backward_ratio - 2.0) * largest(forward, moving)  # a recurrence computes its states again
+    return OperatorSeconds(largest(forward, moving) + casting + launch, backward + again)
 
 
 def _attention_seconds(needs: OperatorNeeds, device: Device, peak: float, software: Software) -> OperatorSeconds:
