@@ -232,5 +232,7 @@ def _model(original: Plan, strategy: Strategy, vocab_size: int, more_heads: int)
         shared_expert_intermediate_size=2 * ffn if model.shared_expert_intermediate_size else 0,
         num_local_experts=multiple_of(min(model.num_local_experts, 4), strategy.ep),
         num_experts_per_tok=experts,
+        linear_attention=None if model.linear_attention is None else model.linear_attention.shrunk(strategy.tp),
+        mamba=None if model.mamba is None else model.mamba.shrunk(strategy.tp),
         graph=graph,
     )

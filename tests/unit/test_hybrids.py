@@ -130,6 +130,13 @@ def test_what_does_not_fit_the_blocks_is_said(fields: dict[str, Any], text: str)
     assert str(raised.value) == text
 
 
+def test_made_small_they_keep_their_form() -> None:
+    assert NEXT.linear_attention is not None
+    assert NEXT.linear_attention.shrunk(4) == LinearAttention(4, 8, 8, 8, 4)
+    assert GRANITE.mamba is not None
+    assert GRANITE.mamba.shrunk(2) == Mamba(4, 8, 8, 4, 8, True)
+
+
 def test_value_heads_come_in_whole_groups() -> None:
     with pytest.raises(AutoshardError) as raised:
         LinearAttention(3, 4, 8, 8, 4)
