@@ -155,6 +155,7 @@ def seconds_of(
     fewer tokens an expert has, the shorter is the contraction of its weights' gradient; that one is left out where
     weights are not trained. Where it is quantised its input
     is cast before forward, the gradient of its output before backward. Attention: see below.
+    A recurrence counts as one product of its FLOPs, as wide as a head: a guess, no kernel of one was measured.
     Everything else moves its bytes, `backward_ratio` times as many backward.
     """
     if needs.kind in ("flash", "plain"):
@@ -187,7 +188,8 @@ def seconds_of(
     if not software.adapts:
         to_weight = matmul_s(groups * k, n, m / groups, device, peak, wave, groups)
         backward = largest(to_input, moving) + largest(to_weight, moving) + casting_back + 2 * launch
-    return OperatorSeconds(largest(forward, moving) + casting + launch, backward)
+    again = (needs.backward_ratio - 2.0) * largest(forward, moving)  # a recurrence computes its states again
+    return OperatorSeconds(largest(forward, moving) + casting + launch, backward + again)
 
 
 def _attention_seconds(needs: OperatorNeeds, device: Device, peak: float, software: Software) -> OperatorSeconds:

@@ -70,7 +70,8 @@ class OperatorKind:
         return True
 
     def matmul_shape(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[float, float, float] | None:
-        """(M, N, K) of the matrix product that dominates; None for kinds that are no matrix product. sizes: local."""
+        """(M, N, K) of the matrix product that dominates, or of one with as many FLOPs as all; None for kinds that are
+        no matrix product. sizes: local."""
         return None
 
     def groups(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
@@ -531,6 +532,11 @@ class GatedDeltaRule(OperatorKind):
         token = 5 * chunk * keys + 3 * chunk * values + 6 * keys * values
         return token * _elements(graph, op.inputs[3], sizes)
 
+    def matmul_shape(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[float, float, float]:
+        return _as_product(
+            self.flops(op, graph, sizes), _elements(graph, op.inputs[3], sizes), sizes["linear_valuedim"]
+        )
+
     def backward_flops_ratio(self, op: Operator) -> float:
         return 3.0
 
@@ -553,11 +559,19 @@ class StateSpaceScan(OperatorKind):
         head = 2 * chunk * width + 4 * width * state + 2 * chunk
         return head * _elements(graph, op.inputs[1], sizes) + 2 * chunk * state * sizes["batch"] * seq
 
+    def matmul_shape(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[float, float, float]:
+        return _as_product(self.flops(op, graph, sizes), _elements(graph, op.inputs[1], sizes), sizes["mamba_headdim"])
+
     def backward_flops_ratio(self, op: Operator) -> float:
         return 3.0
 
     def saved_inputs(self, op: Operator, graph: Graph) -> tuple[int, ...]:
         return (0, 1, 2, 3)
+
+
+def _as_product(flops: float, rows: float, columns: float) -> tuple[float, float, float]:
+    """(M, N, K) of one matrix product with so many FLOPs."""
+    return rows, columns, flops / (2 * rows * columns)
 
 
 DELTA_CHUNK = 64

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import Count
 from autoshard.files.fields import check_flag, check_integer
+
+SMALL = 8
+"""Numbers of a head, a state and a chunk where a model is made small."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,17 @@ class LinearAttention:
                 f"linear_num_key_heads={self.linear_num_key_heads} of linear_attention must divide "
                 f"linear_num_value_heads={self.linear_num_value_heads}"
             )
+
+    def shrunk(self, tp: int) -> LinearAttention:
+        """The same with few and narrow heads, of which each of tp ranks has some."""
+        heads, values = tp * (1 if tp > 1 else 2), min(self.values_per_key, 2)
+        return replace(
+            self,
+            linear_num_key_heads=heads,
+            linear_num_value_heads=heads * values,
+            linear_key_head_dim=SMALL,
+            linear_value_head_dim=SMALL,
+        )
 
     @property
     def values_per_key(self) -> int:
@@ -68,3 +82,7 @@ class Mamba:
         for name in ("mamba_n_heads", "mamba_d_head", "mamba_d_state", "mamba_d_conv", "mamba_chunk_size"):
             check_integer("mamba", name, getattr(self, name))
         check_flag("mamba", "mamba_conv_bias", self.mamba_conv_bias)
+
+    def shrunk(self, tp: int) -> Mamba:
+        """The same with few and narrow heads, of which each of tp ranks has some."""
+        return replace(self, mamba_n_heads=2 * tp, mamba_d_head=SMALL, mamba_d_state=SMALL, mamba_chunk_size=SMALL)

@@ -317,7 +317,7 @@ class ModelSpec:
         return {field: getattr(self, field) for field in ("layer_types", "mlp_layer_types", "position_types")}
 
     def mixer_of(self, layer: int) -> str:
-        """What mixes the tokens of a block, a word of LAYER_TYPES."""
+        """The word of LAYER_TYPES for what mixes the tokens of a block."""
         if self.layer_types:
             return self.layer_types[layer]
         return FULL_ATTENTION if self.sliding_window is None else SLIDING_ATTENTION

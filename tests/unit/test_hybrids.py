@@ -1,0 +1,143 @@
+"""Models with recurrences: what these compute, keep and communicate, and what a stage of them costs."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from autoshard.cost.estimate import model_flops_per_step
+from autoshard.cost.stage import block_part, local_shape
+from autoshard.errors import AutoshardError
+from autoshard.graph.count import operator_steps, operator_work, saved_activations
+from autoshard.graph.partition import OperatorStep, Program
+from autoshard.layout.context_parallel import with_context_parallel
+from autoshard.layout.mesh import build_mesh
+from autoshard.layout.sharding import stage_program
+from autoshard.models.registry import load_model
+from autoshard.models.stage import dim_sizes, stage_graph
+from autoshard.spec.cluster import load_cluster
+from autoshard.spec.linear_attention import LinearAttention, Mamba
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.training import TrainingSpec, load_precision
+from tests.multiprocess.plans import MODELS, strategy
+
+NEXT, GRANITE = load_model("qwen3-next-80b-a3b"), load_model("granite-4.0-h-micro")
+SEQ = 4096
+TRAINING = TrainingSpec(SEQ, 16, load_precision("mixed_precision"))
+CLUSTER = load_cluster("trn2.48xlarge", nodes=1)
+
+
+def program(model: ModelSpec, layer: int, tp: int = 1, cp: int = 1) -> Program:
+    mesh = build_mesh(tp, 1, cp, cp, cp if model.is_moe else 1, model.num_key_value_heads, False)
+    graph = stage_graph(model, dim_sizes(model, cp, SEQ, tp), (layer,), False, False)
+    return stage_program(with_context_parallel(graph, "zigzag_ring", cp), mesh.stage_axes, tp > 1)
+
+
+def step_of(found: Program, kind: str) -> OperatorStep:
+    steps = (one for step in found.steps for one in operator_steps(step) if one.operator.kind == kind)
+    return next(steps)
+
+
+def test_kinds_of_blocks_are_those_of_the_config() -> None:
+    assert NEXT.kinds == (0, 3)
+    assert NEXT.kind_counts(0, 48) == ((0, 36), (3, 12))
+    assert [GRANITE.mixer_of(layer) for layer in (4, 5, 6)] == ["mamba", "full_attention", "mamba"]
+    assert GRANITE.kind_counts(0, 40) == ((0, 36), (5, 4))
+    assert not GRANITE.has_rope(5)
+
+
+def test_flops_of_the_gated_delta_rule() -> None:
+    """32 value heads of 128 by 128; in chunks of 64: two squares of keys, two triangular systems, one of values, three
+    products with the state."""
+    squares, systems, inside, states = 4 * 64 * 128, 64 * (128 + 128), 2 * 64 * 128, 6 * 128 * 128
+    whole, half = program(NEXT, 0), program(NEXT, 0, tp=2)
+    work = operator_work(whole, step_of(whole, "gated_delta_rule"))
+    assert work.flops == SEQ * 32 * (squares + systems + inside + states)
+    assert operator_work(half, step_of(half, "gated_delta_rule")).flops == work.flops / 2
+
+
+def test_flops_of_the_state_space_scan() -> None:
+    """64 heads of 64 with a state of 128; in chunks of 256, of which all heads share the square of B and C."""
+    each = 2 * 256 * 64 + 2 * 2 * 64 * 128 + 2 * 256
+    whole = program(GRANITE, 0)
+    work = operator_work(whole, step_of(whole, "state_space_scan"))
+    assert work.flops == SEQ * (64 * each + 2 * 256 * 128)
+    assert work.matmul is not None
+    assert 2 * work.matmul[0] * work.matmul[1] * work.matmul[2] == pytest.approx(work.flops, rel=1e-12)
+
+
+@pytest.mark.parametrize(("model", "kind"), [(NEXT, "gated_delta_rule"), (GRANITE, "state_space_scan")])
+def test_a_recurrence_keeps_its_inputs_and_no_state(model: ModelSpec, kind: str) -> None:
+    found = program(model, 0)
+    step = step_of(found, kind)
+    kept = saved_activations(found, step)
+    activations = [name for name in step.inputs if found.tensor(name).role != "parameter"]
+    assert kept == {name: found.local_bytes[name] for name in activations}
+
+
+@pytest.mark.parametrize(("model", "kind"), [(NEXT, "gated_delta_rule"), (GRANITE, "state_space_scan")])
+def test_ranks_that_share_a_sequence_each_go_through_all_of_it(model: ModelSpec, kind: str) -> None:
+    whole, shared = (program(model, 0, cp=cp) for cp in (1, 2))
+    flops = [operator_work(one, step_of(one, kind)).flops for one in (whole, shared)]
+    assert flops[0] == flops[1]
+
+
+def test_model_flops_count_recurrences() -> None:
+    model = MODELS["granite hybrid"]
+    assert model.mamba is not None
+    wider = replace(model, mamba=replace(model.mamba, mamba_chunk_size=16))
+    each = SEQ * 16 * 16 * 2 * (8 + 1) + SEQ * 16 * 2 * 12 - SEQ * 16 * 8 * 2 * (8 + 1) - SEQ * 8 * 2 * 12
+    longer = model_flops_per_step(wider, TRAINING) - model_flops_per_step(model, TRAINING)
+    assert longer == pytest.approx(3 * 3 * 16 * each, rel=1e-9)
+
+
+@pytest.mark.parametrize(("model", "kind"), [(NEXT, 0), (GRANITE, 0)])
+def test_a_block_with_a_recurrence_splits_over_tensor_parallel_ranks(model: ModelSpec, kind: int) -> None:
+    one, eight = (
+        block_part(model, TRAINING, CLUSTER, local_shape(strategy(tp=tp, dp=64 // tp, layers=(48,))), kind, "none")
+        for tp in (1, 8)
+    )
+    assert one.forward.compute / 8 < eight.forward.compute < one.forward.compute / 3
+    assert one.backward.compute > 2 * one.forward.compute
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        (
+            {"linear_attention": None},
+            (
+                "linear_attention of qwen3-next-80b-a3b must be the sizes of the blocks that are linear_attention in "
+                "layer_types, and absent without such blocks"
+            ),
+        ),
+        (
+            {"mamba": Mamba(4, 8, 8, 4, 8, True)},
+            (
+                "mamba of qwen3-next-80b-a3b must be the sizes of the blocks that are mamba in layer_types, and absent "
+                "without such blocks"
+            ),
+        ),
+        (
+            {"position_types": ("rope",) * 3},
+            "position_types of qwen3-next-80b-a3b has 3 entries; num_hidden_layers=48 needs one for each block",
+        ),
+    ],
+)
+def test_what_does_not_fit_the_blocks_is_said(fields: dict[str, Any], text: str) -> None:
+    with pytest.raises(AutoshardError) as raised:
+        replace(NEXT, **fields)
+    assert str(raised.value) == text
+
+
+def test_made_small_they_keep_their_form() -> None:
+    assert NEXT.linear_attention is not None
+    assert NEXT.linear_attention.shrunk(4) == LinearAttention(4, 8, 8, 8, 4)
+    assert GRANITE.mamba is not None
+    assert GRANITE.mamba.shrunk(2) == Mamba(4, 8, 8, 4, 8, True)
+
+
+def test_value_heads_come_in_whole_groups() -> None:
+    with pytest.raises(AutoshardError) as raised:
+        LinearAttention(3, 4, 8, 8, 4)
+    assert str(raised.value) == "linear_num_key_heads=3 of linear_attention must divide linear_num_value_heads=4"
