@@ -179,7 +179,7 @@ def test_any_row_is_scored_or_listed(tmp_path: Path, capsys: pytest.CaptureFixtu
     lines = capsys.readouterr().out.splitlines()
     board = json.loads(lines[-1])
     classes = {"fsdp/dense", "experts/bf16 in nodes of 8", "blackwell/dense, bf16"}
-    trainium = {"trainium", "trainium/trn1", "trainium/trn2", "trainium/doubtful"}
+    trainium = {"trainium", "trainium/trn1", "trainium/trn2", "trainium/doubtful", "trainium/LoRA"}
     assert set(board) == {"new", "cpu", *trainium, *classes}
     assert tuple(board["new"]) == KEYS
     assert board["new"]["rows"] == len(CHANGES) - 3 and board["new"]["unscored"] == 3
