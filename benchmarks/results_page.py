@@ -232,7 +232,7 @@ def _coverage(board: Mapping[str, Scores]) -> Iterator[str]:
     yield ""
     for source, scores in board.items():
         value = scores["coverage90"]
-        if value is not None and source != "trainium/doubtful":
+        if value is not None and source not in ("trainium/doubtful", "trainium/LoRA"):
             line = f"* {source}: {value:.0%}"
             if not COVERAGE[0] <= value <= COVERAGE[1]:
                 low, high = right_coverage(int(scores["rows"] or 0))
