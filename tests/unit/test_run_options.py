@@ -56,7 +56,12 @@ def test_the_device_decides_what_is_compiled_unless_somebody_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], compiles: bool | None
 ) -> None:
     asked: list[RunOptions] = []
-    monkeypatch.setattr("autoshard.runtime.run.run_plan", lambda plan, options: asked.append(options) or 0)
+
+    def run_plan(plan: object, options: RunOptions) -> int:
+        asked.append(options)
+        return 0
+
+    monkeypatch.setattr("autoshard.runtime.run.run_plan", run_plan)
     write_plan(plan_of(MODELS["llama"], strategy(), 1, FP32), tmp_path / "plan.json")
     assert main(["run", str(tmp_path / "plan.json"), *flags]) == 0
     assert [one.compile for one in asked] == [compiles]
