@@ -40,5 +40,6 @@ def _compared(name: str, plan: Plan, device: torch.device, reporter: Reporter) -
     compiled = [counts[name] for name in ("segments", "distinct", "functions")]
     own = local_arrays(session), list(astuple(planned)), compiled, planned.graphs, len(graphs) - before
     ranks = at_rank_0(own, reporter)
+    assert not any(one.groups for one in graphs), "collectives lie between graphs"
     found = against_one_process(plan, outcomes, [one[0] for one in ranks]) if ranks else {}
     return {**found, "graphs": [one[1:] for one in ranks], "fallbacks": module.get_fallback_ops()}
