@@ -135,8 +135,8 @@ def _dynamic(device: torch.device, rank: int) -> None:
 _initialized = FusedAdamW.__init__
 
 
-def _fused_everywhere(self: FusedAdamW, weights: torch.Tensor) -> None:
-    _initialized(self, weights)
+def _fused_everywhere(self: FusedAdamW, weights: torch.Tensor, compiler: Compiler | None = None) -> None:
+    _initialized(self, weights, compiler)
     self._is_fused = True
 
 
