@@ -10,7 +10,7 @@ from typing import Any
 from autoshard.checkpoint.boxes import Box, boxes_of_run
 from autoshard.graph.ir import Tensor
 from autoshard.graph.partition import Program
-from autoshard.layout.buckets import BucketKey, bucket_key, padded_elements, tied_parameters
+from autoshard.layout.buckets import BucketKey, bucket_key, padded_elements, runs_of_shard, tied_parameters
 from autoshard.layout.mesh import Mesh
 from autoshard.models.weights import parameter_dims
 from autoshard.plans.plan import Plan
@@ -101,25 +101,24 @@ def _shard(
     zero: int,
     shapes: dict[str, tuple[int, ...]],
 ) -> Shard:
-    sizes = [prod(_local_box(program, tensor, index).sizes) for program, tensor, _ in held]
+    by_name = {tensor.name: (program, tensor, again) for program, tensor, again in held}
+    sizes = {name: prod(_local_box(program, tensor, index).sizes) for name, (program, tensor, _) in by_name.items()}
     axes = key.shard_axes if zero else ()
-    padded = padded_elements(key, sum(sizes), mesh, zero)
+    padded = padded_elements(key, sum(sizes.values()), mesh, zero)
     elements = padded // mesh.size(axes)
     begin = mesh.position(index, axes) * elements
     pieces: list[Piece] = []
-    offset = -begin  # of the tensor, in the shard
-    for (program, tensor, again), size in zip(held, sizes, strict=True):
+    for run in runs_of_shard(sizes, begin, elements):
+        program, tensor, again = by_name[run.name]
         local = _local_box(program, tensor, index)
         writes = not again and _is_first(program, tensor, index, axes)
-        start, stop = max(0, -offset), min(size, elements - offset)
-        at = offset + start
-        for box in boxes_of_run(local.sizes, start, stop):
+        at = run.start
+        for box in boxes_of_run(local.sizes, run.skipped, run.skipped + run.elements):
             whole = box.within(local.offsets)
             published = whole.common(Box((0,) * len(whole.sizes), shapes[tensor.name]))
             if published is not None:  # padding lies at the end of a dim
                 pieces.append(Piece(tensor.name, published, at, writes, None if published == whole else whole.sizes))
             at += box.elements
-        offset += size
     return Shard(elements, tuple(pieces))
 
 

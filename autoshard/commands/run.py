@@ -156,7 +156,9 @@ def _add_machine(machine: Group) -> None:
         help="compile what ranks compute between collectives (torch.compile): the first step takes longer, others less "
         "(default: on device neuron)",
     )
-    machine.add_argument("--no-compile", dest="compile", action="store_false", help="compile nothing")
+    machine.add_argument(
+        "--no-compile", dest="compile", action="store_false", default=None, help="compile nothing, on no device"
+    )
     machine.add_argument(
         "--debug-nan",
         action="store_true",

@@ -7,7 +7,7 @@ buckets from this; the cost model counts and prices their collectives.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import ceil
 
@@ -81,6 +81,33 @@ def padded_elements(key: BucketKey, count: int, mesh: Mesh, zero: int) -> int:
     """
     shards = mesh.size(key.shard_axes) if zero else 1
     return ceil(count / shards) * shards
+
+
+@dataclass(frozen=True)
+class Run:
+    """Consecutive elements of a parameter in a rank's shard of a bucket.
+
+    name: of the parameter. start: their place in the shard. skipped: elements of the rank's own part of the parameter
+    that lie before them. elements: how many there are.
+    """
+
+    name: str
+    start: int
+    skipped: int
+    elements: int
+
+
+def runs_of_shard(sizes: Mapping[str, int], begin: int, elements: int) -> Iterator[Run]:
+    """Yields the runs of parameters in a shard; what lies between the last one and its end is padding.
+
+    sizes: elements of each parameter of the bucket, in order. begin, elements: the shard's place in the bucket.
+    """
+    offset = -begin
+    for name, size in sizes.items():
+        start, stop = max(0, -offset), min(size, elements - offset)
+        if start < stop:
+            yield Run(name, offset + start, start, stop - start)
+        offset += size
 
 
 def units(program: Program, mesh: Mesh, tied: frozenset[str], zero: int) -> dict[BucketKey, tuple[str, ...]]:

@@ -12,12 +12,22 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any, Protocol, TypeVar
 
+from autoshard.graph.count import parameter_elements
 from autoshard.graph.ir import Graph
 from autoshard.graph.operators import split_norm_dims
 from autoshard.graph.partition import OperatorStep, Program, RedistributeStep, Step, is_projection
 from autoshard.graph.recompute import block_of, segments
-from autoshard.layout.buckets import bucket_elements, tied_parameters, units
+from autoshard.layout.buckets import (
+    BucketKey,
+    bucket_elements,
+    bucket_key,
+    padded_elements,
+    runs_of_shard,
+    tied_parameters,
+    units,
+)
 from autoshard.layout.mesh import Mesh
+from autoshard.models.stage import published_sizes
 from autoshard.plans.plan import Plan
 from autoshard.schedules import SCHEDULES
 
@@ -237,7 +247,8 @@ class RankGraphs:
     """The graphs that one rank compiles for a step.
 
     segments: runs of operators between collectives. distinct: different ones among them; each is a graph forward and
-    one backward. functions: graphs of the gradient's norm and of the optimizer, by bucket.
+    one backward. functions: graphs of the gradient's norm, one a bucket, and of the optimizer: one a bucket, or where
+    weights are rounded at random one for each kind of parameter.
     """
 
     segments: int
@@ -259,10 +270,35 @@ def rank_graphs(plan: Plan, rank: int) -> RankGraphs:
     for stage in mine:
         for section in _held(plan, programs[stage], index, tied, plan.strategy.recompute[stage]):
             kinds += [Wiring.of(run).kind for run, compiled in compiled_runs(section, by_block=True) if compiled]
-    buckets = len(bucket_elements([programs[stage] for stage in mine], plan.mesh, tied, plan.strategy.zero))
-    precision = plan.training.precision
-    is_rounded = precision.master_dtype is None and precision.parameter_dtype == "bfloat16"
-    return RankGraphs(len(kinds), len(set(kinds)), buckets if is_rounded else 2 * buckets)
+    held = [programs[stage] for stage in mine]
+    buckets = bucket_elements(held, plan.mesh, tied, plan.strategy.zero)
+    precision, updates = plan.training.precision, len(buckets)
+    if precision.master_dtype is None and precision.parameter_dtype == "bfloat16":
+        updates = len(set(_rounded(plan, held, index, tied)))
+    return RankGraphs(len(kinds), len(set(kinds)), len(buckets) + updates)
+
+
+def _rounded(
+    plan: Plan, programs: Sequence[Program], index: Mapping[str, int], tied: frozenset[str]
+) -> Iterator[Hashable]:
+    """Yields what the update of each run of a parameter depends on, where weights are rounded at random by place."""
+    mesh, zero, published = plan.mesh, plan.strategy.zero, published_sizes(plan.model)
+    known: dict[str, Hashable] = {}
+    buckets: dict[BucketKey, dict[str, int]] = {}
+    for program in programs:
+        elements = parameter_elements(program)
+        for tensor in program.graph.parameters():
+            key = bucket_key(program, tensor.name, mesh, tied, zero)
+            buckets.setdefault(key, {})[tensor.name] = elements[tensor.name]
+            sizes = [(published.get(dim, program.graph.sizes[dim]), program.graph.sizes[dim]) for dim in tensor.dims]
+            split = [tensor.dims.index(one) if one in tensor.dims else None for one in program.states[tensor.name]]
+            known[tensor.name] = (tuple(sizes), tuple(split))
+    for key, names in buckets.items():
+        axes = key.shard_axes if zero else ()
+        elements_of_shard = padded_elements(key, sum(names.values()), mesh, zero) // mesh.size(axes)
+        begin = mesh.position(index, axes) * elements_of_shard
+        for run in runs_of_shard(names, begin, elements_of_shard):
+            yield known[run.name], run.skipped, run.elements
 
 
 @dataclass(frozen=True)

@@ -123,11 +123,15 @@ def random_starts(shape: tuple[int, int], seed: int) -> npt.NDArray[np.int64]:
 
 def local_arrays(session: Session) -> Arrays:
     values = session.optimizer.gradients(), session.optimizer.masters()
-    gradients, masters = ({name: one.cpu().numpy() for name, one in found.items()} for found in values)
+    gradients, masters = ({name: _array(one) for name, one in found.items()} for found in values)
     return {
         stage: {t.name: (gradients[t.name], masters[t.name]) for t in module.program.graph.parameters()}
         for stage, module in session.modules.items()
     }
+
+
+def _array(x: torch.Tensor) -> Array:
+    return (x.float() if x.dtype == torch.bfloat16 else x).cpu().numpy()
 
 
 def at_rank_0(value: Any, reporter: Reporter) -> list[Any]:

@@ -14,13 +14,16 @@ from autoshard.runtime.torch_backend.compiled import Compiler
 from autoshard.runtime.torch_backend.devices import device_of
 from autoshard.runtime.worker import Reporter
 from tests.multiprocess.compared import against_one_process, at_rank_0, connect, local_arrays, train
-from tests.multiprocess.plans import FP32, case
+from tests.multiprocess.plans import BF16, FP32, case
 from tests.neuron.parity_workers import in_precision
+
+ROUNDED = "dp, rounded at random"
 
 
 def parity(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     """Rank 0 returns, for each layout, how far two steps are from one process, and of each rank the graphs."""
     plans = {name: in_precision(case(reporter.world_size, name), FP32) for name in arguments["names"]}
+    plans[ROUNDED] = in_precision(case(reporter.world_size, "dp"), BF16[1])
     device = device_of(next(iter(plans.values())), "neuron", False, reporter.local_rank)
     connect(reporter, device)
     return {name: _compared(name, plan, device, reporter) for name, plan in plans.items()}
@@ -37,5 +40,6 @@ def _compared(name: str, plan: Plan, device: torch.device, reporter: Reporter) -
     compiled = [counts[name] for name in ("segments", "distinct", "functions")]
     own = local_arrays(session), list(astuple(planned)), compiled, planned.graphs, len(graphs) - before
     ranks = at_rank_0(own, reporter)
+    assert not any(one.groups for one in graphs), "collectives lie between graphs"
     found = against_one_process(plan, outcomes, [one[0] for one in ranks]) if ranks else {}
     return {**found, "graphs": [one[1:] for one in ranks], "fallbacks": module.get_fallback_ops()}

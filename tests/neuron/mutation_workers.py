@@ -6,16 +6,18 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from autoshard.plans.plan import Plan
 from autoshard.runtime.session import Session
-from autoshard.runtime.torch_backend import collectives, devices, rounded_adamw, session, sums
+from autoshard.runtime.torch_backend import collectives, devices, profile, rounded_adamw, session, sums
 from autoshard.runtime.torch_backend.compiled import Compiler
 from autoshard.runtime.torch_backend.fused_adamw import FusedAdamW
 from autoshard.runtime.torch_backend.groups import Group
@@ -77,6 +79,7 @@ def trained(_: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
         reporter.last_action = guard
         with _patched(patches):
             found[guard] = _said(partial(train, plan, reporter.rank, 1, device=device))
+    found["timing by synchronize"] = _times(device, reporter.rank)
     found["contiguous tensors"] = _said(lambda: _strided(device, reporter.rank))
     found["control over gloo"] = _said(lambda: _resume(device, reporter.rank))
     found["static shapes"] = _said(lambda: _dynamic(device, reporter.rank))
@@ -84,6 +87,20 @@ def trained(_: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
         train(_named("dp"), reporter.rank, 1, device=device)
     found["plain AdamW"] = ", ".join(torch.get_device_module(device).get_fallback_ops())
     return found
+
+
+def _times(device: torch.device, rank: int) -> str:
+    """How often a profiled step waits for the device without the guard, and with it."""
+    twin = import_module("torch_neuronx").twin
+    opened, _, _ = train(_named("dp"), rank, 1, device=device)
+    profiler, counts = profile.StepProfiler(opened, 0.0), []
+    tokens = np.zeros((opened.plan.training.global_batch_size, opened.plan.training.sequence_length), dtype=np.int64)
+    for patches in (((profile, "synchronize", lambda device: None),), ()):
+        before = twin.synchronized()
+        with _patched(patches), profiler.step():
+            opened.step(tokens, tokens, 1e-4)
+        counts.append(twin.synchronized() - before)
+    return f"{counts[0]}, and {'more' if counts[1] > len(profiler.spans) / 2 else 'too few'} with it"
 
 
 def _strided(device: torch.device, rank: int) -> None:
@@ -118,8 +135,8 @@ def _dynamic(device: torch.device, rank: int) -> None:
 _initialized = FusedAdamW.__init__
 
 
-def _fused_everywhere(self: FusedAdamW, weights: torch.Tensor) -> None:
-    _initialized(self, weights)
+def _fused_everywhere(self: FusedAdamW, weights: torch.Tensor, compiler: Compiler | None = None) -> None:
+    _initialized(self, weights, compiler)
     self._is_fused = True
 
 

@@ -8,6 +8,7 @@ from autoshard.runtime.launch import RunOutcome
 from tests.multiprocess.started import first_rank, start
 from tests.neuron.conftest import Installed
 
+ROUNDED = "dp, rounded at random"
 NAMES = (
     "tp",
     "tp, plain attention",
@@ -36,7 +37,11 @@ def test_it_equals_one_process(installed: Installed, name: str) -> None:
     assert found["fallbacks"] == []
 
 
-@pytest.mark.parametrize("name", NAMES)
+def test_weights_rounded_at_random_follow_one_process(installed: Installed) -> None:
+    assert first_rank(_outcome(installed))[ROUNDED]["loss"] < 1e-3
+
+
+@pytest.mark.parametrize("name", [*NAMES, ROUNDED])
 def test_the_graphs_are_the_planned_ones(installed: Installed, name: str) -> None:
     for planned, compiled, planned_graphs, counted in first_rank(_outcome(installed))[name]["graphs"]:
         assert planned == compiled, "segments, distinct ones, functions"

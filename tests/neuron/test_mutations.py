@@ -17,6 +17,7 @@ RULES = {
     "a ring by send and receive": "[rule even splits]",
     "an all-to-all of two, gathered": "[rule all-to-all sizes]",
     "experts of two ranks, gathered": "[rule all-to-all sizes]",
+    "timing by synchronize": "0, and more with it",
     "contiguous tensors": "[rule contiguous]",
     "control over gloo": "No backend type associated with device type cpu",
     "static shapes": "[rule dynamic shapes]",

@@ -17,7 +17,7 @@ from tests.neuron.conftest import Installed
 from tests.neuron.installed import BETA, RELEASE
 
 SAVING = ("--checkpoint-every", "2", "--checkpoint-dir", "saved", "--document-mask", "--lr-schedule", "linear")
-EVALUATING = ("--eval-fraction", "0.1", "--eval-every", "2", "--eval-batches", "2", "--timeout", "100")
+EVALUATING = ("--eval-fraction", "0.1", "--eval-every", "2", "--eval-batches", "2", "--timeout", "1000")
 
 
 def plan(precision: Precision = FP32, **layout: int) -> Plan:
@@ -26,7 +26,7 @@ def plan(precision: Precision = FP32, **layout: int) -> Plan:
 
 def run(folder: Path, device: str, *options: str) -> subprocess.CompletedProcess[str]:
     folder.mkdir(exist_ok=True)
-    return autoshard(folder, "run", str(folder.parent / "plan.json"), "--device", device, *options, seconds=300)
+    return autoshard(folder, "run", str(folder.parent / "plan.json"), "--device", device, *options, seconds=900)
 
 
 def measured(folder: Path, name: str) -> list[float]:
@@ -77,7 +77,7 @@ def test_torchrun(installed: Installed, tmp_path: Path) -> None:
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=900,
             check=False,
         )
     assert ran.returncode == 0, ran.stderr

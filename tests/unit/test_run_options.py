@@ -5,8 +5,11 @@ from typing import Any
 
 import pytest
 
+from autoshard.cli import main
 from autoshard.errors import AutoshardError
+from autoshard.plans.plan_json import write_plan
 from autoshard.runtime.options import RunOptions
+from tests.multiprocess.plans import FP32, MODELS, plan_of, strategy
 
 
 @pytest.mark.parametrize(
@@ -46,3 +49,19 @@ def test_options_that_will_not_do(values: dict[str, Any], message: str) -> None:
     with pytest.raises(AutoshardError) as error:
         RunOptions(**values)
     assert str(error.value) == message
+
+
+@pytest.mark.parametrize(("flags", "compiles"), [([], None), (["--compile"], True), (["--no-compile"], False)])
+def test_the_device_decides_what_is_compiled_unless_somebody_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], compiles: bool | None
+) -> None:
+    asked: list[RunOptions] = []
+
+    def run_plan(plan: object, options: RunOptions) -> int:
+        asked.append(options)
+        return 0
+
+    monkeypatch.setattr("autoshard.runtime.run.run_plan", run_plan)
+    write_plan(plan_of(MODELS["llama"], strategy(), 1, FP32), tmp_path / "plan.json")
+    assert main(["run", str(tmp_path / "plan.json"), *flags]) == 0
+    assert [one.compile for one in asked] == [compiles]

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from autoshard.layout.buckets import Run, runs_of_shard
 from autoshard.plans.stage_sections import rank_graphs
 from autoshard.spec.training import load_precision
 from tests.multiprocess.plans import MODELS, case, plan_of, strategy
@@ -35,7 +36,15 @@ def test_graphs_do_not_grow_with_the_number_of_blocks() -> None:
     assert (found.segments, found.distinct) == (9, 2)
 
 
-def test_weights_that_are_rounded_at_random_are_updated_outside_of_graphs() -> None:
-    plan = case(2, "dp")
+def test_weights_that_are_rounded_at_random_have_a_graph_for_each_kind_of_parameter() -> None:
+    plan = case(2, "dp, no ZeRO-1")
     rounded = replace(plan, training=replace(plan.training, precision=load_precision("bf16_sr")))
-    assert rank_graphs(rounded, 0).functions == 2
+    # [96, 64]: embedding, head, gate and up; q; k and v; o; down; norms; beside the norms of two buckets' gradients
+    assert rank_graphs(rounded, 0).functions == 2 + 6
+
+
+def test_runs_of_a_shard() -> None:
+    sizes = {"a": 5, "b": 3, "c": 4}
+    first, second = (list(runs_of_shard(sizes, begin, 7)) for begin in (0, 7))
+    assert first == [Run("a", 0, 0, 5), Run("b", 5, 0, 2)]
+    assert second == [Run("b", 0, 2, 1), Run("c", 1, 0, 4)]  # the last two elements are padding

@@ -37,6 +37,7 @@ class Compiler:
     def __init__(self, on_action: Callable[[str], None] = lambda action: None, backend: str = "inductor"):
         self._on_action, self._backend = on_action, backend
         self._functions: dict[Hashable, _Function] = {}
+        self._shared: dict[Hashable, Callable[..., Any]] = {}
         self.segments, self.functions, self.compile_time_s = 0, 0, 0.0
         _configure()
 
@@ -79,14 +80,20 @@ class Compiler:
         # Opaque to Dynamo, which knows little of autograd functions; they are traced where autograd itself runs them.
         return self._own(torch._dynamo.nonstrict_trace(function))
 
-    def function(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def function(self, name: str, function: Callable[..., Any], kind: Hashable = None) -> Callable[..., Any]:
         """A function that has no gradient and may write into its arguments, compiled when it is first called.
 
-        The compiler leaves it as it is where it does not compile all.
+        kind: the same for functions that compute the same, which share one; None: of this one alone. The compiler
+        leaves it as it is where it does not compile all.
         """
         if not self.compiles_all:
             return function
-        self.functions += 1
+        if kind not in self._shared:
+            self.functions += 1
+            self._shared[kind] = self._at_first(name, function)
+        return self._shared[kind] if kind is not None else self._shared.pop(kind)
+
+    def _at_first(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         compiled, known = self._own(function), False
 
         def run(*values: Any) -> Any:

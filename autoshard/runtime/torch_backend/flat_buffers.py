@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from autoshard.layout.buckets import BucketKey, padded_elements
+from autoshard.layout.buckets import BucketKey, padded_elements, runs_of_shard
 from autoshard.layout.mesh import Mesh
 from autoshard.runtime.torch_backend.collectives import (
     Started,
@@ -78,13 +78,9 @@ class _Flat:
 
     def pieces(self, shapes: Mapping[str, PieceShape]) -> list[Piece]:
         """The parts of parameters that this rank's shard holds."""
-        found = []
-        for name, (first, shape) in self._places.items():
-            start, stop = max(first, self._mine.start), min(first + shape.numel(), self._mine.stop)
-            if start < stop:
-                shard = self._mine.start
-                found.append(Piece(name, start - shard, stop - shard, start - first, *shapes[name]))
-        return found
+        sizes = {name: shape.numel() for name, (_, shape) in self._places.items()}
+        runs = runs_of_shard(sizes, self._mine.start, self._mine.stop - self._mine.start)
+        return [Piece(one.name, one.start, one.start + one.elements, one.skipped, *shapes[one.name]) for one in runs]
 
 
 class Bucket(_Flat):

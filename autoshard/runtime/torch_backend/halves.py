@@ -29,8 +29,13 @@ class Halves:
         """The numbers of an int32 tensor [..., 2]: lower half, upper half."""
         return Halves(pairs[..., 0], pairs[..., 1])
 
-    def __add__(self, other: Halves | torch.Tensor | int) -> Halves:
-        """The sum with other halves, a number, or an int32 tensor, none of it negative."""
+    @staticmethod
+    def counted(start: int, stop: int, device: torch.device) -> Halves:
+        """The numbers from start up to stop, all below 2^31."""
+        low = torch.arange(start, stop, dtype=torch.int32, device=device)
+        return Halves(low, torch.zeros_like(low))
+
+    def __add__(self, other: Halves | int) -> Halves:
         low, high = _halves(other)
         total = self.low + low
         carry = (total ^ _SIGN) < (self.low ^ _SIGN)  # compared without their sign
@@ -66,10 +71,8 @@ class Halves:
         return Halves(low.flatten(), high.flatten())
 
 
-def _halves(x: Halves | torch.Tensor | int) -> tuple[torch.Tensor | int, torch.Tensor | int]:
-    if isinstance(x, Halves):
-        return x.low, x.high
-    return _of_number(x) if isinstance(x, int) else (x, 0)
+def _halves(x: Halves | int) -> tuple[torch.Tensor, torch.Tensor] | tuple[int, int]:
+    return (x.low, x.high) if isinstance(x, Halves) else _of_number(x)
 
 
 def _of_number(x: int) -> tuple[int, int]:

@@ -90,7 +90,9 @@ class ShardedAdamW:
         self._updates: list[FusedAdamW | RoundedAdamW]
         if settings.stochastic_rounding:
             shapes = _piece_shapes(modules, mesh, groups, published)
-            self._updates = [RoundedAdamW(b.master.detach(), b.pieces(shapes), settings.seed) for b in self.buckets]
+            self._updates = [
+                RoundedAdamW(b.master.detach(), b.pieces(shapes), settings.seed, compiler) for b in self.buckets
+            ]
         else:
             self._updates = [FusedAdamW(b.master.detach(), compiler) for b in self.buckets]
         self._squares: list[Callable[[torch.Tensor], torch.Tensor]] = [

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 
 from autoshard.runtime.torch_backend import devices
+from autoshard.runtime.torch_backend.compiled import Compiler
 from autoshard.runtime.torch_backend.halves import Halves
 from autoshard.runtime.torch_backend.stochastic_rounding import places, random_bits, random_key, rounded
+
+_KEPT = ("weight", "first moment", "second moment")
+"""Tensors that are rounded, as their random numbers know them."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +33,11 @@ class Piece:
     starts: tuple[int, ...]
     lengths: tuple[int, ...]
 
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """A value that is the same for pieces whose elements have the same places."""
+        return self.stop - self.start, self.skipped, self.shape, self.starts, self.lengths
+
     def places(self, device: torch.device) -> torch.Tensor | Halves:
         """Flat places of the piece's elements in the whole parameter, 64 bits [stop - start]."""
         mine = slice(self.skipped, self.skipped + self.stop - self.start)
@@ -38,14 +49,15 @@ class Piece:
 
 class RoundedAdamW:
     """AdamW and its state for one shard. pieces: the parts of parameters that it holds; what lies between them is
-    padding.
+    padding. compiler: compiles the update of each piece where the device has no 64 bits; None leaves it as it is.
 
     Two runs with different layouts round an element the same way if its exact value is the same.
     """
 
-    def __init__(self, weights: torch.Tensor, pieces: Sequence[Piece], seed: int):
+    def __init__(self, weights: torch.Tensor, pieces: Sequence[Piece], seed: int, compiler: Compiler | None = None):
         self.weights, self._pieces, self._seed = weights, tuple(pieces), seed
         self.first_moment, self.second_moment = torch.zeros_like(weights), torch.zeros_like(weights)
+        self._compiler = compiler if compiler is not None and compiler.compiles_all else None
         self._step = 0
 
     def load(self, first_moment: torch.Tensor, second_moment: torch.Tensor, steps: int) -> None:
@@ -61,19 +73,51 @@ class RoundedAdamW:
         """Updates the weights in place. gradient: of the shard, summed and clipped."""
         self._step += 1
         corrections = tuple(1 - beta**self._step for beta in betas)
-        for piece in self._pieces:
-            part = slice(piece.start, piece.stop)
-            grad = gradient[part].float()
-            first = self.first_moment[part].float().lerp_(grad, 1 - betas[0])
-            second = self.second_moment[part].float().lerp_(grad.square(), 1 - betas[1])
-            weights = self.weights[part].float().mul_(1 - learning_rate * weight_decay)
-            denominator = (second / corrections[1]).sqrt_().add_(eps)
-            weights.addcdiv_(first, denominator, value=-learning_rate / corrections[0])
-            where = piece.places(grad.device)
-            for what, exact, kept in (
-                ("weight", weights, self.weights),
-                ("first moment", first, self.first_moment),
-                ("second moment", second, self.second_moment),
-            ):
-                bits = random_bits(where, random_key(self._seed, self._step, f"{what} of {piece.name}"))
-                kept[part] = rounded(exact, bits)
+        numbers = 1 - learning_rate * weight_decay, corrections[1], -learning_rate / corrections[0]
+        keys = [[random_key(self._seed, self._step, f"{what} of {one.name}") for what in _KEPT] for one in self._pieces]
+        state = gradient, self.weights, self.first_moment, self.second_moment
+        updates = [(piece, [one[piece.start : piece.stop] for one in state]) for piece in self._pieces]
+        if self._compiler is None:
+            for (piece, parts), own in zip(updates, keys, strict=True):
+                _update(piece, betas, eps, parts, numbers, own)
+            return
+        given = torch.tensor(numbers, device=gradient.device)
+        halves = torch.tensor(keys).view(torch.int32).view(len(keys), len(_KEPT), 2).to(gradient.device)
+        for (piece, parts), pairs in zip(updates, halves.unbind(0), strict=True):
+            update = partial(_update_with_tensors, piece, betas, eps)
+            self._compiler.function("AdamW", update, ("rounded", piece.kind, betas, eps))(*parts, given, pairs)
+
+
+def _update_with_tensors(piece: Piece, betas: tuple[float, float], eps: float, *values: torch.Tensor) -> None:
+    """The update with its numbers and keys as tensors: as constants they would make another graph in every step."""
+    *parts, numbers, keys = values
+    _update(piece, betas, eps, parts, numbers.unbind(0), [Halves.paired(key) for key in keys.unbind(0)])
+
+
+def _update(
+    piece: Piece,
+    betas: tuple[float, float],
+    eps: float,
+    parts: Sequence[torch.Tensor],
+    numbers: Sequence[float] | Sequence[torch.Tensor],
+    keys: Sequence[int] | Sequence[Halves],
+) -> None:
+    """Updates the piece in place.
+
+    parts: its gradient, weights and moments. numbers: factor of the weights, correction of the second moment, step.
+    keys: of the random bits of weights and moments.
+    """
+    gradient, weights, first_moment, second_moment = parts
+    decayed, correction, step = numbers
+    grad = gradient.float()
+    first = first_moment.float().lerp_(grad, 1 - betas[0])
+    second = second_moment.float().lerp_(grad.square(), 1 - betas[1])
+    exact = weights.float().mul_(decayed)
+    denominator = (second / correction).sqrt_().add_(eps)
+    if isinstance(step, torch.Tensor):
+        exact.addcdiv_(first * step, denominator)
+    else:
+        exact.addcdiv_(first, denominator, value=step)
+    where: Any = piece.places(grad.device)
+    for value, kept, key in zip((exact, first, second), (weights, first_moment, second_moment), keys, strict=True):
+        kept.copy_(rounded(value, random_bits(where, key)))

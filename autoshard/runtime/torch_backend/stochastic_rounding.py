@@ -29,11 +29,10 @@ def random_key(seed: int, step: int, name: str) -> int:
     return int.from_bytes(digest[:8], "little", signed=True)
 
 
-def random_bits(places: torch.Tensor | Halves, key: int) -> torch.Tensor:
+def random_bits(places: Wide, key: int | Wide) -> torch.Tensor:
     """Random bits, int32 in [0, 2^16), for 64-bit places: the upper bits of splitmix64 of each place."""
-    if isinstance(places, Halves):
-        return _shifted(mixed(places, key), 64 - _DROPPED).low
-    return _shifted(mixed(places, key), 64 - _DROPPED).to(torch.int32)
+    found = _shifted(mixed(places, key), 64 - _DROPPED)
+    return found.low if isinstance(found, Halves) else found.to(torch.int32)
 
 
 def mixed(places: Wide, key: int | Wide) -> Wide:
@@ -59,8 +58,11 @@ def rounded(x: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
 def places(shape: Sequence[int], starts: Sequence[int], lengths: Sequence[int], zero: Wide) -> Wide:
     """Flat places in a parameter of this shape, of the piece with these starts and lengths along each dim. zero: a
     number of the device, of the kind that places shall have."""
-    dtype, device = (zero.low.dtype, zero.low.device) if isinstance(zero, Halves) else (zero.dtype, zero.device)
     found = zero
     for size, start, length in zip(shape, starts, lengths, strict=True):
-        found = found.unsqueeze(-1) * size + torch.arange(start, start + length, dtype=dtype, device=device)
+        if isinstance(zero, Halves):
+            along: Wide = Halves.counted(start, start + length, zero.low.device)
+        else:
+            along = torch.arange(start, start + length, device=zero.device)
+        found = found.unsqueeze(-1) * size + along
     return found.flatten()
