@@ -69,8 +69,8 @@ def native_compilation(plan: Plan) -> str:
     low_s, high_s = first_start_s(found)
     minutes = f"{max(1, round(low_s / 60))} to {max(2, round(high_s / 60))} minutes"
     return (
-        f"To compile: {len(found)} distinct graphs of what ranks compute between collectives, besides those of the "
-        f"optimizer. A first start takes {minutes} (graphs of 8 to 323 nodes took 1.4 to 5.1 s each, whole models 11 "
+        "To compile: what ranks compute of a block between collectives, once for equal blocks, and the optimizer. A "
+        f"first start takes {minutes} (graphs of 8 to 323 nodes took 1.4 to 5.1 s each, whole models 11 "
         "to 51 minutes; third parties), later ones read the cache. Another tp, cp, ep, microbatch, sequence length, "
         "recompute set or precision compiles anew; another number of nodes, cut, schedule or global batch does not."
     )

@@ -78,10 +78,10 @@ def compile_notes(found: Compiling, taken: Timed, left: Timed | None) -> Iterato
     counts = sum(one.instructions is not None for one in known.compiled)
     listed = "; ".join(map(_said, judged[:SAID]))
     yield (
-        f"will it compile: {hardest.verdict.value}. {len(judged)} distinct graphs of what ranks compute between "
-        f"collectives; the largest: {listed}. Instructions by {counts} published counts and matrix tiles alone (the "
-        f"counts identify no more; each is missed by {known.instructions.left_out_error:.0%} by the others, the "
-        f"verdicts by up to {margin(known):.0%}), against neuronx-cc's {LIMIT / 1e6:.0f} M a graph"
+        f"will it compile: {hardest.verdict.value}. A graph is what a rank computes of a block between collectives; "
+        f"the largest: {listed}. Instructions by {counts} published counts and matrix tiles alone (the counts identify "
+        f"no more; each is missed by {known.instructions.left_out_error:.0%} by the others, the verdicts by up to "
+        f"{margin(known):.0%}), against neuronx-cc's {LIMIT / 1e6:.0f} M a graph"
     )
     if hardest.verdict is not Verdict.COMPILES:
         yield f"if the compiler refuses {hardest.region.name}: {_repair(hardest, taken.strategy)}"

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from autoshard.cost.stage import UNITS, LocalChoices, LocalShape, local_shape, stage_work
 from autoshard.files.codec import NotNegative
 from autoshard.graph.count import operator_steps, operator_work
+from autoshard.graph.ir import Operator
 from autoshard.graph.partition import OperatorStep
 from autoshard.graph.recompute import name_in_block
 from autoshard.layout.strategy import Strategy
@@ -118,7 +119,8 @@ def regions(model: ModelSpec, training: TrainingSpec, cluster: Cluster, layout: 
     """The distinct graphs of a layout where what ranks compute between collectives is compiled, forward and backward
     apart, the largest first. Under an eager stack each operator is a graph by itself.
 
-    Attention ends a region, as a kernel of its own. Left out: optimizer and norms of gradients, which are small.
+    A region ends with its block. Attention that communicates, or masks more than the future, is none of it, and neither
+    is a loss over pieces of the vocabulary. Left out: optimizer and norms of gradients, which are small.
     """
     return _regions(model, training, cluster, replace(local_shape(layout), placement=()))
 
@@ -140,7 +142,7 @@ def _regions(model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: 
         found[f"{name}, backward"] = GraphSize(count, sum(one.backward_tiles for _, one in run), own)
         run.clear()
 
-    for unit in ("embedding", "block", "block", "head"):
+    for unit in ("embedding", "block", "head"):
         for name, size in _steps(model, training, cluster, shape, unit):
             if size.ends_region:
                 close()
@@ -148,7 +150,7 @@ def _regions(model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: 
                 run.append((name, size))
             if size.ends_region or is_eager:
                 close()
-    close()
+        close()
     largest_first = sorted(found.items(), key=lambda one: (-one[1].tiles, -one[1].logits, one[0]))
     return tuple(Region(name, size) for name, size in largest_first)
 
@@ -193,14 +195,23 @@ def _steps(
         for one in found:
             done, forward, backward = operator_work(work.program, one), 0.0, 0.0
             is_attention = done.kind == "attention"
+            is_apart = is_attention and (shape.cp > 1 or not _is_plainly_causal(one.operator, training))
+            is_apart = is_apart or (done.kind == "cross_entropy" and "vocab" in one.choice.values())
             if done.matmul is not None or is_attention:
                 masked = is_attention and shape.attention_kernel == "plain"
                 forward = done.flops * (MASKED if masked else 1.0) / TILE_FLOPS
                 backward = forward * done.backward_flops_ratio
             yield (
                 name_in_block(one.operator.name) or one.operator.name,
-                _StepSize(1, forward, backward, is_attention, unit == "head" and done.kind != "norm"),
+                _StepSize(1, forward, backward, is_apart, unit == "head" and done.kind != "norm"),
             )
+
+
+def _is_plainly_causal(attention: Operator, training: TrainingSpec) -> bool:
+    """Whether attention masks the future and nothing else, and drops nothing."""
+    window = attention.attributes.get("sliding_window")
+    covers = not isinstance(window, int) or window >= training.sequence_length
+    return covers and attention.attributes.get("dropout") is None
 
 
 @lru_cache(maxsize=1024)
