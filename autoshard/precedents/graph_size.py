@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import accumulate
 from typing import NamedTuple
 
-from autoshard.cost.stage import UNITS, LocalShape, local_shape, stage_work
+from autoshard.cost.stage import UNITS, LocalShape, Unit, block_unit, local_shape, stage_work
 from autoshard.files.codec import NotNegative
 from autoshard.graph.count import operator_steps, operator_work
 from autoshard.layout.strategy import Strategy
@@ -79,17 +80,28 @@ def size_of(
 ) -> GraphSize:
     """The largest graph of a layout by its local shape. stage_layers: blocks of each virtual stage."""
     shape = replace(shape, placement=())  # where ranks are makes no graph larger
-    block, head, embedding = (_unit(model, training, cluster, shape, name) for name in ("block", "head", "embedding"))
+    head, embedding = (_unit(model, training, cluster, shape, UNITS[name]) for name in ("head", "embedding"))
+    blocks = {kind: _unit(model, training, cluster, shape, block_unit(kind)) for kind in model.kinds}
+
+    def stage(first: int, stop: int) -> _UnitSize:
+        units = [(count, blocks[kind]) for kind, count in model.kind_counts(first, stop)]
+        return _UnitSize(
+            sum(count * unit.operators for count, unit in units),
+            sum(count * unit.forward_tiles for count, unit in units),
+            sum(count * unit.backward_tiles for count, unit in units),
+        )
+
     rows = shape.microbatch_size * training.sequence_length / shape.cp
     logits = rows * padded_vocab_size(model.vocab_size, shape.tp) / shape.tp
     if pp == 1:
-        layers = sum(stage_layers)
-        both = (layers * block.forward_tiles + head.forward_tiles, layers * block.backward_tiles + head.backward_tiles)
-        operators = layers * block.operators + head.operators + embedding.operators
+        every = stage(0, model.num_hidden_layers)
+        both = (every.forward_tiles + head.forward_tiles, every.backward_tiles + head.backward_tiles)
+        operators = every.operators + head.operators + embedding.operators
         return GraphSize(2 * operators, sum(both), logits)
-    most, last = max(stage_layers), stage_layers[-1]
-    inner = most * block.operators + embedding.operators, most * block.backward_tiles
-    outer = last * block.operators + head.operators, last * block.backward_tiles + head.backward_tiles
+    stages = [stage(end - layers, end) for end, layers in zip(accumulate(stage_layers), stage_layers, strict=True)]
+    last = stages[-1]
+    inner = max(one.operators for one in stages) + embedding.operators, max(one.backward_tiles for one in stages)
+    outer = last.operators + head.operators, last.backward_tiles + head.backward_tiles
     return GraphSize(max(inner[0], outer[0]), max(inner[1], outer[1]), logits)
 
 
@@ -97,13 +109,13 @@ def forward_size(
     model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: LocalShape, layers: int
 ) -> GraphSize:
     """The graph of so many blocks forward alone, with neither embedding nor head."""
-    block = _unit(model, training, cluster, shape, "block")
+    block = _unit(model, training, cluster, shape, UNITS["block"])
     return GraphSize(layers * block.operators, layers * block.forward_tiles, 0.0)
 
 
 @lru_cache(maxsize=1024)
-def _unit(model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: LocalShape, unit: str) -> _UnitSize:
-    """A block or an end of the model. unit: a name of UNITS."""
+def _unit(model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: LocalShape, unit: Unit) -> _UnitSize:
+    """A block or an end of the model. unit: as cost.stage.UNITS has it."""
     work = stage_work(
         model,
         training.sequence_length,
@@ -111,7 +123,7 @@ def _unit(model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: Loc
         training.precision.compute_dtype,
         shape,
         cluster.platform.kv_heads_innermost,
-        *UNITS[unit],
+        *unit,
     )
     operators, forward, backward = 0, 0.0, 0.0
     for step in work.program.steps:

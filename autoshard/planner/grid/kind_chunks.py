@@ -40,9 +40,10 @@ CLOSE = 1e-9
 
 
 class Pairs(NamedTuple):
-    """What one rank's two stages take, by their contents, (content, content): backward seconds of both, and as weighed
-    by what runs behind the warm-up, each the least of the sets that fit, infinite where none do; the place of the pair
-    of sets that takes least.
+    """Pairs of one rank's two stages by their contents, (content, content).
+
+    both_s: backward seconds of both; later_s: as weighed by what runs behind the warm-up; each the least of the sets
+    that fit, infinite where none do. chosen: the place of the pair of sets that takes least.
     """
 
     both_s: Array

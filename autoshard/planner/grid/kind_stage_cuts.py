@@ -40,7 +40,7 @@ NEVER_S = -1e30
 
 
 class Terms(NamedTuple):
-    """What a step takes at least beside the work W of one microbatch, transfers included, by (rank, first block,
+    """Seconds of a step at least beside the work W of one microbatch, transfers included, by (rank, first block,
     blocks), infinite where a stage does not fit.
 
     own_s: whatever is behind. around_s: with the work behind the rank. trips, rest_s: round trips to the last rank and
