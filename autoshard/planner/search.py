@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from autoshard.backends.nxd import NXD
 from autoshard.backends.registry import BACKENDS
-from autoshard.backends.rules import Problem
+from autoshard.backends.rules import Problem, chunks_are_alike
 from autoshard.cost.estimate import estimate, model_flops_per_step
 from autoshard.cost.fit_probability import Level, levels
 from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.errors import AutoshardError, NoLayoutFits
 from autoshard.planner.beaten_path import Precedent, best_on_path, path_notes, precedent, wins
-from autoshard.planner.candidates import check_pins
+from autoshard.planner.candidates import MOST_UNLIKE_CHUNKS, check_pins
 from autoshard.planner.choose import COMPARED, simplest_of_equals
 from autoshard.planner.collector import uncollected
 from autoshard.planner.compiling import Compiling, compile_notes, compiling, fastest_that_compiles
@@ -214,11 +214,18 @@ def _step_time_s(one: Timed) -> float:
 def _optimality(problem: Problem, fastest: list[Timed], place: int, gap: float, clock: Clock) -> str:
     """A sentence on what is proven about the chosen layout."""
     gap += fastest[place].step_time_s / fastest[0].step_time_s - 1
-    but = not_tried(problem.backend)
+    but = not_tried(problem.backend) if len(problem.model.kinds) == 1 else _chunks_tried(problem)
     if gap <= PROVEN:
         return OPTIMAL + but
     stopped = "" if clock.in_time() else f"stopped after {clock.limit_s:g} s: "
     return f"{stopped}within {100 * gap:.2g} % of the optimum within this model, proven{but}"
+
+
+def _chunks_tried(problem: Problem) -> str:
+    """The choices that a search over blocks of several kinds does not try, in words; cuts and sets by stage it does."""
+    if chunks_are_alike(problem):
+        return ""
+    return f" (pipelines have up to {MOST_UNLIKE_CHUNKS} chunks a rank, or a number that divides its blocks)"
 
 
 class PricedLayouts(NamedTuple):

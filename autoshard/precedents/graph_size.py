@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import accumulate
 from typing import NamedTuple
 
-from autoshard.cost.stage import UNITS, LocalChoices, LocalShape, local_shape, stage_work
+from autoshard.cost.stage import UNITS, LocalChoices, LocalShape, Unit, block_unit, local_shape, stage_work
 from autoshard.files.codec import NotNegative
 from autoshard.graph.count import operator_steps, operator_work
 from autoshard.graph.ir import Operator
@@ -83,16 +84,27 @@ def size_of(
 ) -> GraphSize:
     """The largest graph of a layout by its local shape. stage_layers: blocks of each virtual stage."""
     shape = replace(shape, placement=())  # where ranks are makes no graph larger
-    block, head, embedding = (_unit(model, training, cluster, shape, name) for name in ("block", "head", "embedding"))
+    head, embedding = (_unit(model, training, cluster, shape, UNITS[name]) for name in ("head", "embedding"))
+    blocks = {kind: _unit(model, training, cluster, shape, block_unit(kind)) for kind in model.kinds}
+
+    def stage(first: int, stop: int) -> _UnitSize:
+        units = [(count, blocks[kind]) for kind, count in model.kind_counts(first, stop)]
+        return _UnitSize(
+            sum(count * unit.operators for count, unit in units),
+            sum(count * unit.forward_tiles for count, unit in units),
+            sum(count * unit.backward_tiles for count, unit in units),
+        )
+
     logits = _logits(model, training, shape)
     if pp == 1:
-        layers = sum(stage_layers)
-        both = (layers * block.forward_tiles + head.forward_tiles, layers * block.backward_tiles + head.backward_tiles)
-        operators = layers * block.operators + head.operators + embedding.operators
+        every = stage(0, model.num_hidden_layers)
+        both = (every.forward_tiles + head.forward_tiles, every.backward_tiles + head.backward_tiles)
+        operators = every.operators + head.operators + embedding.operators
         return GraphSize(2 * operators, sum(both), logits)
-    most, last = max(stage_layers), stage_layers[-1]
-    inner = most * block.operators + embedding.operators, most * block.backward_tiles
-    outer = last * block.operators + head.operators, last * block.backward_tiles + head.backward_tiles
+    stages = [stage(end - layers, end) for end, layers in zip(accumulate(stage_layers), stage_layers, strict=True)]
+    last = stages[-1]
+    inner = max(one.operators for one in stages) + embedding.operators, max(one.backward_tiles for one in stages)
+    outer = last.operators + head.operators, last.backward_tiles + head.backward_tiles
     return GraphSize(max(inner[0], outer[0]), max(inner[1], outer[1]), logits)
 
 
@@ -100,7 +112,7 @@ def forward_size(
     model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: LocalShape, layers: int
 ) -> GraphSize:
     """The graph of so many blocks forward alone, with neither embedding nor head."""
-    block = _unit(model, training, cluster, shape, "block")
+    block = _unit(model, training, cluster, shape, UNITS["block"])
     return GraphSize(layers * block.operators, layers * block.forward_tiles, 0.0)
 
 
@@ -142,7 +154,7 @@ def _regions(model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: 
         found[f"{name}, backward"] = GraphSize(count, sum(one.backward_tiles for _, one in run), own)
         run.clear()
 
-    for unit in ("embedding", "block", "head"):
+    for unit in (UNITS["embedding"], *map(block_unit, model.kinds), UNITS["head"]):
         for name, size in _steps(model, training, cluster, shape, unit):
             if size.ends_region:
                 close()
@@ -176,9 +188,10 @@ class _StepSize(NamedTuple):
 
 
 def _steps(
-    model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: LocalShape, unit: str
+    model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: LocalShape, unit: Unit
 ) -> Iterator[tuple[str, _StepSize]]:
-    """Yields (name, size) of each step of a block or an end of the model. unit: a name of UNITS."""
+    """Yields (name, size) of each step of a block or an end of the model. unit: as cost.stage.UNITS
+    has it."""
     work = stage_work(
         model,
         training.sequence_length,
@@ -186,7 +199,7 @@ def _steps(
         training.precision.compute_dtype,
         shape,
         cluster.platform.kv_heads_innermost,
-        *UNITS[unit],
+        *unit,
     )
     for step in work.program.steps:
         found = operator_steps(step)
@@ -203,7 +216,7 @@ def _steps(
                 backward = forward * done.backward_flops_ratio
             yield (
                 name_in_block(one.operator.name) or one.operator.name,
-                _StepSize(1, forward, backward, is_apart, unit == "head" and done.kind != "norm"),
+                _StepSize(1, forward, backward, is_apart, unit == UNITS["head"] and done.kind != "norm"),
             )
 
 
@@ -215,8 +228,8 @@ def _is_plainly_causal(attention: Operator, training: TrainingSpec) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _unit(model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: LocalShape, unit: str) -> _UnitSize:
-    """A block or an end of the model. unit: a name of UNITS."""
+def _unit(model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: LocalShape, unit: Unit) -> _UnitSize:
+    """A block or an end of the model. unit: as cost.stage.UNITS has it."""
     steps = [size for _, size in _steps(model, training, cluster, shape, unit)]
     return _UnitSize(
         sum(one.operators for one in steps),

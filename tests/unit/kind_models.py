@@ -46,7 +46,8 @@ def random_layout(seed: int, schedules: tuple[str, ...], most_extra: int = 4) ->
     vpp = 2 if schedule == "interleaved" else 1
     layers = pp * vpp + choose.randint(1 if vpp == 1 else 0, most_extra)
     if vpp > 1:
-        layers = pp * vpp * choose.choice([1, 2])
+        pp = choose.choice([2, 2, 3, 4])
+        layers = min(12, pp * vpp + choose.choice([0, 1, 2, 4]))
     model = random_model(choose, max(3, layers))
     size = choose.choice([1, 2])
     m = pp * choose.choice([1, 2, 3, 8]) if vpp > 1 else choose.choice([1, 2, 3, 4, 8, 32])

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from autoshard.backends.rules import Draft, Problem
-from autoshard.planner.grid import kind_stage_cuts
+from autoshard.planner.grid import kind_chunks, kind_stage_cuts
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.best_choice import fastest
 from autoshard.planner.grid.kind_choices import KindChoices
@@ -28,10 +28,12 @@ MOST_TRIED = 20_000
 """Of more choices, so many are drawn."""
 
 
-def partitions(total: int, parts: int) -> list[tuple[int, ...]]:
+def partitions(total: int, parts: int, fewest: int = 0) -> list[tuple[int, ...]]:
+    """Blocks of stages of which the first and the last may have none."""
     if parts == 1:
         return [(total,)]
-    return [(first, *rest) for first in range(1, total - parts + 2) for rest in partitions(total - first, parts - 1)]
+    counts = range(fewest, total - (parts - 2) + 1)
+    return [(first, *rest) for first in counts for rest in partitions(total - first, parts - 1, 1)]
 
 
 def limit_of(priced: Priced, seed: int) -> float:
@@ -84,6 +86,37 @@ def test_what_is_not_tried_is_a_proven_gap(seed: int, most: str, monkeypatch: py
     monkeypatch.setattr(kind_stage_cuts, most, 0)
     for name in ("MOST_BEGINNINGS", "MOST_LISTED"):
         monkeypatch.setattr(kind_stage_cuts, name, 0)
+    refined = refine([priced.whole], True, limit, inf, lambda: True)
+    assert refined.at_least_s <= best_s * (1 + 1e-9)
+    for one in refined.found:
+        check_as_estimated(problem, one.strategy, one.step_time_s, limit)
+
+
+@pytest.mark.parametrize("seed", range(INSTANCES))
+def test_two_chunks_a_rank_are_proven_or_within_the_gap(seed: int) -> None:
+    problem, draft = random_layout(seed, ("interleaved",))
+    (priced,) = table_of(problem, draft, by_stage=True).price()
+    limit = limit_of(priced, seed)
+    best_s = best_of_all(problem, draft, priced, limit, seed)
+    refined = refine([priced.whole], True, limit, inf, lambda: True)
+    assert refined.at_least_s <= best_s * (1 + 1e-9)
+    if not refined.found:
+        assert best_s == inf
+        return
+    best = refined.found[-1]
+    check_as_estimated(problem, best.strategy, best.step_time_s, limit)
+    assert best.step_time_s <= best_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("most", ["MOST_CUTS", "MOST_TRIED", "MOST_ROUNDS"])
+@pytest.mark.parametrize("seed", range(30))
+def test_chunks_that_are_not_tried_are_a_proven_gap(seed: int, most: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, draft = random_layout(seed, ("interleaved",))
+    (priced,) = table_of(problem, draft, by_stage=True).price()
+    limit = limit_of(priced, seed)
+    best_s = best_of_all(problem, draft, priced, limit, seed)
+    monkeypatch.setattr(kind_chunks, "MOST_TRIED", -1)
+    monkeypatch.setattr(kind_chunks, most, -1)
     refined = refine([priced.whole], True, limit, inf, lambda: True)
     assert refined.at_least_s <= best_s * (1 + 1e-9)
     for one in refined.found:

@@ -40,7 +40,7 @@ NEVER_S = -1e30
 
 
 class Terms(NamedTuple):
-    """What a step takes at least beside the work W of one microbatch, transfers included, by (rank, first block,
+    """Seconds of a step at least beside the work W of one microbatch, transfers included, by (rank, first block,
     blocks), infinite where a stage does not fit.
 
     own_s: whatever is behind. around_s: with the work behind the rank. trips, rest_s: round trips to the last rank and
@@ -91,7 +91,7 @@ class OneChunkCuts:
         family, model = whole.family, whole.problem.model
         self._pp, self._layers = family.pp, model.num_hidden_layers
         self._m, self._hop_s = int(whole.count[draft]), float(whole.hop_s[draft])
-        self._ranges = ranges(model, self._layers - self._pp + 1)
+        self._ranges = ranges(model, min(self._layers, self._layers - self._pp + 1 + 2 * whole.bare_ends))
         self._stages = stages_of(whole, draft, sets, limit_bytes, self._ranges.counts)
         self._shorten()
         pad = [(0, 0), (0, 1)]
@@ -101,7 +101,7 @@ class OneChunkCuts:
             for seconds in (self._stages.forward_s, self._stages.backward_s, self._stages.after_s)
         )
         self._ok = np.isfinite(backward_s)
-        self._ok[:, :, 0] = False
+        self._ok[1 if whole.bare_ends else 0 : -1 if whole.bare_ends else None, :, 0] = False
         self._forward_s, self._backward_s = (np.where(self._ok, seconds, inf) for seconds in (forward_s, backward_s))
         self._both_s = self._forward_s + self._backward_s
         self._weights_s = np.pad(self._stages.weights_s, pad)[:, content] if family.rules.weights_apart else None

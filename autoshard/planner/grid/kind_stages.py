@@ -1,4 +1,4 @@
-"""What every range of a model's blocks takes as the stage of each rank of one layout, with its best recompute set.
+"""Every range of a model's blocks as the stage of each rank of one layout, with its best recompute set.
 
 With one chunk a rank a stage's memory depends on its own blocks and set alone, and no layout is faster for a slower
 stage: so a stage takes the fastest set that fits. Ranges with as many blocks of each kind are alike.

@@ -25,6 +25,7 @@ from autoshard.planner.grid.bounds import (
 from autoshard.planner.grid.interleaved_bounds import MixedLeast
 from autoshard.planner.grid.interleaved_recompute import InterleavedSets
 from autoshard.planner.grid.kind_choices import KindChoices, kinds_at_least_s
+from autoshard.planner.grid.kind_chunks import TwoChunkCuts
 from autoshard.planner.grid.kind_stage_cuts import KindStageCuts, WeightsApartCuts
 from autoshard.planner.grid.price import layouts_ends, rank_rows
 from autoshard.planner.grid.stage_cuts import StageCuts
@@ -89,6 +90,8 @@ def _fastest(whole: Whole, draft: int, sets: tuple[int, ...], limit_bytes: float
     if whole.has_kinds and whole.family.num_virtual_stages == 1 and whole.family.rules.warm_up is not None:
         cuts = WeightsApartCuts if whole.family.rules.weights_apart else KindStageCuts
         return cuts(whole, draft, sets, limit_bytes, limit_s).best()
+    if whole.has_kinds and whole.family.num_virtual_stages == 2 and whole.family.sets_are_free:
+        return TwoChunkCuts(whole, draft, sets, limit_bytes, limit_s).best()
     choices: Choices
     if whole.has_kinds:
         choices = KindChoices(whole, draft, sets, limit_bytes)

@@ -9,6 +9,7 @@ from operator import itemgetter
 
 import numpy as np
 
+from autoshard.backends.registry import BACKENDS
 from autoshard.backends.rules import Draft, Problem, chunks_are_alike
 from autoshard.cost.collectives import CollectiveLaw
 from autoshard.cost.passes import unit_work_s
@@ -326,6 +327,11 @@ class Whole:
         return self.family.num_virtual_stages == 1 or not chunks_are_alike(self.problem)
 
     @property
+    def bare_ends(self) -> bool:
+        """Whether the first and the last stage may have no blocks, but an end of the model alone."""
+        return self.moves_blocks and BACKENDS[self.problem.backend].unlike_stages
+
+    @property
     def has_kinds(self) -> bool:
         """Whether the model's blocks are of several kinds."""
         return len(self._columns.blocks) > 1
@@ -354,6 +360,11 @@ class Whole:
             counts = [np.full(1, count) for count in self.kind_counts]
         state = state.of(zip(model.kinds, counts, strict=True))
         return *waiting((mean_columns(blocks, counts), first, last), state), state
+
+    def blocks_of(self, draft: Array, recompute: Array) -> list[PartColumns]:
+        """A block of each kind, without waits, by row."""
+        rows = self._shape[draft] * len(self.sets) + recompute
+        return [block.take(rows) for block in self._columns.blocks]
 
     def _work_of_parts(self, draft: Array, recompute: Array) -> tuple[list[Array], Array, Array]:
         """Forward and backward of one microbatch, gradients added up: (of a block of each kind, of the end on the first
