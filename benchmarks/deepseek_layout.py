@@ -52,9 +52,9 @@ NOTES = """
 The published layout is priced as interleaved 1F1B; DualPipe is no schedule here. What differs:
 
 - **Experts' exchange.** A token's 8 experts lie in at most 4 of the 8 nodes that share them (the router's groups), and
-  DeepSeek's kernels send it to each node once, in FP8 on the way to experts, behind the computing of the other direction
-  (the report, 3.2 and 3.3). Here every copy travels by itself, in BF16, beside the computing. The plan keeps experts
-  inside nodes instead (ep=8), holds more of them on a device, and runs more again to make room.
+  DeepSeek's kernels send it to each node once, in FP8 on the way to experts, behind the computing of the other
+  direction (the report, 3.2 and 3.3). Here every copy travels by itself, in BF16, beside the computing. The plan keeps
+  experts inside nodes instead (ep=8), holds more of them on a device, and runs more again to make room.
 - **Memory.** As written, the published layout does not fit here. The report also keeps the inputs of SwiGLU in FP8,
   computes its output again, and has moments in BF16 (3.3.3); none of these is a choice here.
 - **The bubble.** DualPipe's is less than half of 1F1B's (table 2 of the report).
@@ -86,7 +86,7 @@ def _page() -> Iterator[str]:
     yield ""
     yield f"- published: {short_name(PUBLISHED)}, `Et*3|(tt|)*29,m|L`"
     yield f"- planned with tp=1 and pp=16 given: {short_name(found.strategy)}, layers {found.strategy.stage_layers}"
-    yield f"- measured: {GPU_HOURS:,} device hours for 1e12 tokens are {reported_s:.1f} s for these {tokens / 1e6:.1f} M"
+    yield f"- measured: {GPU_HOURS:,} device hours for 1e12 tokens: {reported_s:.1f} s for these {tokens / 1e6:.1f} M"
     yield ""
     yield f"| seconds | {' | '.join(columns)} |"
     yield f"|---|{'---|' * len(columns)}"
