@@ -21,6 +21,7 @@ from autoshard.graph.quantize import with_quantized_products
 from autoshard.graph.recompute import name_in_block
 from autoshard.layout.sharding import OperatorChoices
 from autoshard.layout.strategy import Strategy
+from autoshard.models.families import FAMILIES
 from autoshard.models.registry import is_user_module, load_model, published_dropout
 from autoshard.models.stage import dim_sizes, stage_graph
 from autoshard.planner.best_practice import best_practice
@@ -110,6 +111,10 @@ def inputs_of(
         notes += (f"dropout {model.dropout}: the same elements in every layout; evaluation drops nothing",)
     if model.graph is not None:
         notes += (f"{model.name} was traced with {min(length, LONGEST_TRACE):,} tokens, without dropout",)
+    if hasattr(FAMILIES[model.model_type].weights, "ignored"):
+        notes += (
+            f"{model.name}: a prediction module behind its last block is left out, as transformers leaves it out",
+        )
     precision = load_precision(_names(request, cluster)[0])
     quantized_products(cluster.device, precision)  # raises where the device has none
     training = _keeping_wide(TrainingSpec(length, request.global_batch, precision), request, model, cluster)

@@ -412,6 +412,12 @@ CASES: dict[int, dict[str, tuple[str, Strategy, int]]] = {
             strategy(cp=2, ep=2, attention="ulysses", kernel="plain"),
             2,
         ),
+        "packed documents, deepseek, ring, recompute": (
+            "deepseek v3",
+            strategy(cp=2, ep=2, attention="ring", recompute="attention_up+core_attention"),
+            2,
+        ),
+        "packed documents, deepseek, tp": ("deepseek v3", strategy(tp=2), 2),
         "glm4 moe tp": ("glm4 moe", strategy(tp=2), 2),
         "glm4 moe pp, uneven": ("glm4 moe", strategy(pp=2, layers=(3, 1), recompute=("mlp", "none")), 3),
         "glm4 moe ep over cp, zigzag ring, ZeRO-3": (

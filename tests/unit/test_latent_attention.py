@@ -21,6 +21,8 @@ from autoshard.layout.sharding import stage_program
 from autoshard.models.huggingface import from_config, to_config
 from autoshard.models.registry import load_model
 from autoshard.models.stage import dim_sizes, stage_graph
+from autoshard.planner.planning import inputs_of
+from autoshard.planner.request import PlanRequest
 from autoshard.planner.sets import every_set, recompute_sets
 from autoshard.plans.search_result import Pins
 from autoshard.spec.cluster import load_cluster
@@ -260,6 +262,14 @@ def test_a_rehearsal_has_the_same_parts_narrow() -> None:
     for experts in (3, 5):  # no two equal groups
         assert V3.router.shrunk(experts, 2) == replace(V3.router, n_group=1, topk_group=1)
     assert Router("softmax", "greedy").shrunk(4, 2) == Router("softmax", "greedy")
+
+
+def test_a_plan_says_that_the_prediction_module_is_left_out() -> None:
+    note = "deepseek-v3: a prediction module behind its last block is left out, as transformers leaves it out"
+    *_, notes = inputs_of(PlanRequest(model="deepseek-v3", nodes=256, instance="h800-80gb"))
+    assert note in notes
+    *_, notes = inputs_of(PlanRequest(model="llama3-70b", nodes=16))
+    assert not any("left out" in one for one in notes)
 
 
 def test_a_set_names_a_part_of_attention_where_a_block_has_it() -> None:
