@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 FORMS = {"nxdt": "YAML", "torchtitan": "TOML", "megatron": "arguments"}
 """Framework -> what its layouts are written in."""
 
+UNWRITTEN = ("layer_types", "mlp_layer_types", "attention_scores", "clamped_gate", "chunked_attention")
+"""Fields of ModelSpec that no framework's file is written with here."""
+
 
 @dataclass(frozen=True)
 class Exported:
@@ -31,6 +34,9 @@ def export(plan: Plan, form: str) -> Exported:
     """
     if plan.model.graph is not None:
         raise AutoshardError(f"{plan.model.name} was traced from its own module, which {form} has no form for")
+    for field in UNWRITTEN:
+        if getattr(plan.model, field):
+            raise AutoshardError(f"{field} of {plan.model.name} has no form that a plan is written in for {form}")
     padding = padding_notes(plan.model, plan.strategy.tp)
     if padding:
         raise AutoshardError(f"{form} has no form for padding: {padding[0]}")
