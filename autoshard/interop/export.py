@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 FORMS = {"nxdt": "YAML", "torchtitan": "Python", "torchtitan-toml": "TOML", "megatron": "arguments"}
 """Framework -> what its layouts are written in."""
 
-UNWRITTEN = ("latent_attention", "router", "layer_types", "mlp_layer_types")
+UNWRITTEN = (
+    *("latent_attention", "router", "layer_types", "mlp_layer_types", "position_types", "linear_attention", "mamba"),
+    *("attention_scores", "clamped_gate", "chunked_attention", "multipliers", "normalizes_all_heads"),
+)
 """Fields of ModelSpec that no framework's file is written with here."""
 
 

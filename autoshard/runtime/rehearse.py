@@ -27,6 +27,7 @@ from autoshard.models.traced.shrink import shrunk
 from autoshard.plans.plan import Plan, make_plan
 from autoshard.plans.prices import priced
 from autoshard.schedules import usual_schedule
+from autoshard.spec.chunked_attention import ChunkedAttention
 from autoshard.spec.cluster import Cluster, load_cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec
@@ -252,5 +253,14 @@ def _model(original: Plan, strategy: Strategy, vocab_size: int, more_heads: int)
         router=None if model.router is None else model.router.shrunk(held, experts),
         linear_attention=None if model.linear_attention is None else model.linear_attention.shrunk(strategy.tp),
         mamba=None if model.mamba is None else model.mamba.shrunk(strategy.tp),
+        chunked_attention=_chunks(model.chunked_attention, window),
         graph=graph,
     )
+
+
+def _chunks(original: ChunkedAttention | None, length: int) -> ChunkedAttention | None:
+    """The original with chunks, and steps of the temperature, that end within a rehearsal's sequences."""
+    if original is None:
+        return None
+    steps = None if original.floor_scale is None else length
+    return replace(original, attention_chunk_size=length, floor_scale=steps)

@@ -244,7 +244,7 @@ MODELS["dbrx"] = replace(
     attention_scores=AttentionScores(clip_qkv=0.05),
 )
 MODELS["dbrx of 3 kv heads"] = replace(
-    MODELS["dbrx"], num_attention_heads=6, num_key_value_heads=3, intermediate_size=91
+    MODELS["dbrx"], hidden_size=48, num_attention_heads=6, num_key_value_heads=3, intermediate_size=91
 )
 
 

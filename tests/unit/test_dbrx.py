@@ -7,12 +7,14 @@ import pytest
 
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import from_json, to_json
+from autoshard.interop.export import export
 from autoshard.models.huggingface import from_config, to_config
 from autoshard.models.registry import load_model, published_dropout
 from autoshard.models.stage import dim_sizes, parameter_count, stage_graph
 from autoshard.spec.attention_scores import AttentionScores
 from autoshard.spec.model import ModelSpec
 from tests.multiprocess.plans import MODELS
+from tests.unit.plan_examples import plan_70b
 
 BARE: dict[str, Any] = {
     "model_type": "dbrx",
@@ -29,6 +31,13 @@ def test_the_model_has_the_published_number_of_parameters() -> None:
     assert parameter_count(model) == 131_596_523_520
     assert (model.rope_theta, model.attention_scores.clip_qkv) == (500_000.0, 8)
     assert not published_dropout("dbrx")
+
+
+def test_no_other_frameworks_file_is_written_for_it() -> None:
+    plan = replace(plan_70b(), model=load_model("dbrx"))
+    with pytest.raises(AutoshardError) as raised:
+        export(plan, "megatron")
+    assert str(raised.value) == "attention_scores of dbrx has no form that a plan is written in for megatron"
 
 
 def test_what_a_config_leaves_out() -> None:
