@@ -245,6 +245,11 @@ BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         "backend=nxd has no layers for mine, which was traced; use backend torch",
     ),
     (
+        {"model": load_model("deepseek-v3")},
+        {},
+        "backend=nxd has no layers for the latent attention of deepseek-v3; use backend torch",
+    ),
+    (
         {"model": replace(LLAMA_70B, router_aux_loss_coef=0.01)},
         {},
         "backend=nxd trains without router_aux_loss_coef=0.01 of llama3-70b; 0 works",
