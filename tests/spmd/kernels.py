@@ -188,7 +188,9 @@ def _rope(place: Place, x: Array) -> Result:
         order = np.concatenate((own, order[:first], order[first + turned :]))
         value, backward = _rope_halves(place, x[..., order])
         back = np.argsort(order)
-        return value[..., back], lambda grad: tuple(one[..., back] for one in backward(grad[..., order]))
+        return value[..., back], lambda grad: tuple(
+            one[..., back] for one in backward(grad[..., order]) if one is not None
+        )
     return _rope_halves(place, x)
 
 
