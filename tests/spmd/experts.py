@@ -6,11 +6,14 @@ import numpy as np
 
 from autoshard.graph.ir import FLOAT32_BYTES
 from autoshard.graph.states import REPLICATED
+from autoshard.spec.router import GROUPS_BEST
 from tests.spmd.collectives import Array, all_reduce
 from tests.spmd.place import Gradients, Place, Result
 
 
-def top_k_gate(place: Place, logits: Array) -> Result:
+def top_k_gate(place: Place, logits: Array, *bias: Array) -> Result:
+    if place.attributes.get("router") is not None:
+        return _routed(place, logits, *bias)
     weights = np.exp(logits - logits.max(-1, keepdims=True))
     weights = weights / weights.sum(-1, keepdims=True)
     order = np.argsort(np.argsort(-weights, -1), -1)
@@ -26,6 +29,34 @@ def top_k_gate(place: Place, logits: Array) -> Result:
         return (weights * (by_weight - (by_weight * weights).sum(-1, keepdims=True)),)
 
     return gates, backward
+
+
+def _routed(place: Place, logits: Array, *bias: Array) -> Result:
+    """As a Router says. bias: of the choice, [*mesh, expert]."""
+    router = place.attributes["router"]
+    if router.scoring_func == "sigmoid":
+        scores = 1 / (1 + np.exp(-logits))
+    else:
+        scores = np.exp(logits - logits.max(-1, keepdims=True))
+        scores = scores / scores.sum(-1, keepdims=True)
+    ranked = scores + bias[0][..., None, None, :] if bias else scores
+    groups = ranked.reshape(*ranked.shape[:-1], router.n_group, -1)
+    best = -np.sort(-groups, -1)[..., : GROUPS_BEST.get(router.topk_method, 1)].sum(-1)
+    kept = np.argsort(np.argsort(-best, -1), -1) < router.topk_group
+    ranked = np.where(kept[..., None], groups, -np.inf).reshape(ranked.shape)
+    chosen = np.argsort(np.argsort(-ranked, -1), -1) < place.attributes["top_k"]
+    normalized, factor = place.attributes["normalized"], router.routed_scaling_factor
+    total = (scores * chosen).sum(-1, keepdims=True) if normalized else 1.0
+    gates = scores * chosen / total
+
+    def backward(grad: Array) -> Gradients:
+        common = (grad * gates).sum(-1, keepdims=True) if normalized else 0.0
+        by_score = factor * np.where(chosen, grad - common, 0) / total
+        if router.scoring_func == "sigmoid":
+            return (by_score * scores * (1 - scores), *(None for _ in bias))
+        return (scores * (by_score - (by_score * scores).sum(-1, keepdims=True)), *(None for _ in bias))
+
+    return factor * gates, backward
 
 
 def _balance_slope(place: Place, chosen: Array) -> Array | float:

@@ -171,6 +171,8 @@ def _frequencies(half: int, theta: float, scaling: RopeScaling | None) -> Array:
     frequencies: Array = theta ** (-np.arange(half) / half)
     if scaling is None:
         return frequencies
+    if scaling.rope_type == "yarn":
+        return frequencies * _yarn(half, theta, scaling)
     assert scaling.low_freq_factor and scaling.high_freq_factor and scaling.original_max_position_embeddings
     turns = scaling.original_max_position_embeddings * frequencies / (2 * np.pi)
     ramp = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
@@ -178,14 +180,66 @@ def _frequencies(half: int, theta: float, scaling: RopeScaling | None) -> Array:
     return frequencies * (kept + (1 - kept) / scaling.factor)
 
 
+def _yarn(half: int, theta: float, scaling: RopeScaling) -> Array:
+    """Of each frequency, its share that is left: from 1 for those that turn beta_fast times, to 1 / factor."""
+    assert scaling.original_max_position_embeddings and scaling.beta_fast and scaling.beta_slow
+    turns = np.array([scaling.beta_fast, scaling.beta_slow])
+    ends = half * np.log(scaling.original_max_position_embeddings / (2 * np.pi * turns)) / np.log(theta)
+    first, last = max(np.floor(ends[0]), 0), min(np.ceil(ends[1]), 2 * half - 1)
+    slow: Array = np.clip((np.arange(half) - first) / max(last - first, 0.001), 0, 1)
+    return slow / scaling.factor + 1 - slow
+
+
+def _slice(place: Place, x: Array) -> Result:
+    first, length = place.attributes["first"], place.graph.sizes[place.output_dims[-1]]
+
+    def backward(grad: Array) -> Gradients:
+        whole = np.zeros_like(x)
+        whole[..., first : first + length] = grad
+        return (whole,)
+
+    return x[..., first : first + length], backward
+
+
+def _concat(place: Place, x: Array, y: Array) -> Result:
+    dims, mesh = place.output_dims, len(place.axes)
+    spread = _spread(y, place, (*place.dims(1)[:-1], dims[-1]), dims)
+    repeated = np.broadcast_to(spread, (*x.shape[:-1], y.shape[-1]))
+    lacking = tuple(mesh + i for i, dim in enumerate(dims[:-1]) if dim not in place.dims(1))
+
+    def backward(grad: Array) -> Gradients:
+        return grad[..., : x.shape[-1]], grad[..., x.shape[-1] :].sum(lacking).reshape(y.shape)
+
+    return np.concatenate((x, repeated), -1), backward
+
+
 def _rope(place: Place, x: Array) -> Result:
+    """Numbers that are no pairs of neighbours in the graph are made so, and back."""
+    if place.attributes.get("interleaved") or place.attributes.get("first_rotary"):
+        first, turned = place.attributes.get("first_rotary", 0), place.attributes["rotary_dim"]
+        order = np.arange(x.shape[-1])
+        own = order[first : first + turned]
+        if place.attributes.get("interleaved"):
+            own = np.concatenate((own[::2], own[1::2]))
+        order = np.concatenate((own, order[:first], order[first + turned :]))
+        value, backward = _rope_halves(place, x[..., order])
+        back = np.argsort(order)
+        return value[..., back], lambda grad: tuple(
+            one[..., back] for one in backward(grad[..., order]) if one is not None
+        )
+    return _rope_halves(place, x)
+
+
+def _rope_halves(place: Place, x: Array) -> Result:
     dims = place.output_dims
     at = len(place.axes) + dims.index("seq")
     half = place.attributes["rotary_dim"] // 2
     frequencies = _frequencies(half, float(place.attributes["theta"]), place.attributes["scaling"])
     angles = place.positions(x.shape[at])[..., None] * frequencies
-    angles = _spread(np.concatenate((angles, angles), -1), place, ("seq", "headdim"), dims)
-    cos, sin = np.cos(angles), np.sin(angles)
+    angles = _spread(np.concatenate((angles, angles), -1), place, ("seq", dims[-1]), dims)
+    scaling = place.attributes["scaling"]
+    factor = 1.0 if scaling is None else scaling.rotation_factor
+    cos, sin = np.cos(angles) * factor, np.sin(angles) * factor
 
     def turn(x: Array, sin: Array) -> Array:
         first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
@@ -211,7 +265,7 @@ def _in_a_ring(place: Place, q: Array, k: Array, v: Array, over: tuple[str, ...]
     """Keys and values travel together, so do their gradients, in FP32 at least."""
     dim, count = place.dims(1).index("seq"), int(np.prod([place.axes[axis] for axis in over]))
     keys, values = (ring_gather(x, place.axes, over, dim) for x in (k, v))
-    elements = 2 * k.size // int(np.prod(tuple(place.axes.values())))
+    elements = (k.size + v.size) // int(np.prod(tuple(place.axes.values())))
     element_bytes = place.graph.tensors[place.step.operator.inputs[1]].element_bytes
     value, attended = _attend(place, q, keys, values, query_at)
     for _ in range(count - 1):
@@ -230,7 +284,7 @@ def _in_a_ring(place: Place, q: Array, k: Array, v: Array, over: tuple[str, ...]
 
 def _exchanging(place: Place, q: Array, k: Array, v: Array, over: tuple[str, ...]) -> Result:
     """Ulysses: the whole sequence for a part of the heads."""
-    query, key = place.dims(0), place.dims(1)
+    query, key, values, out = place.dims(0), place.dims(1), place.dims(2), place.output_dims
     ranks = int(np.prod(tuple(place.axes.values())))
 
     def exchange(x: Array, dims: tuple[str, ...], gather: str, split: str, report: Report) -> Array:
@@ -238,25 +292,25 @@ def _exchanging(place: Place, q: Array, k: Array, v: Array, over: tuple[str, ...
         report("all_to_all", over, x.size // ranks * element_bytes)
         return all_to_all(x, place.axes, over, dims.index(gather), dims.index(split))
 
-    heads = [exchange(x, dims, "seq", "kvhead", place.report) for x, dims in ((q, query), (k, key), (v, key))]
+    heads = [exchange(x, dims, "seq", "kvhead", place.report) for x, dims in ((q, query), (k, key), (v, values))]
     everywhere = np.broadcast_to(place.order, (*place.axes.values(), len(place.order)))
     value, attended = _attend(place, heads[0], heads[1], heads[2], everywhere)
 
     def backward(grad: Array) -> Gradients:
-        by_heads = attended(exchange(grad, query, "seq", "kvhead", place.report_backward))
+        by_heads = attended(exchange(grad, out, "seq", "kvhead", place.report_backward))
         return tuple(
             exchange(x, dims, "kvhead", "seq", place.report_backward)
-            for x, dims in zip(by_heads, (query, key, key), strict=True)
+            for x, dims in zip(by_heads, (query, key, values), strict=True)
             if x is not None
         )
 
-    return exchange(value, query, "kvhead", "seq", place.report), backward
+    return exchange(value, out, "kvhead", "seq", place.report), backward
 
 
 def _attend(place: Place, q: Array, k: Array, v: Array, positions: Array, *sequences: Array) -> Result:
     """positions: of the queries, [*mesh, length]; keys and values are whole."""
     qd, kd, od = place.dims(0), place.dims(1), place.output_dims
-    keys = tuple("key" if dim == "seq" else dim for dim in kd)
+    keys, values = (tuple("key" if dim == "seq" else dim for dim in dims) for dims in (kd, place.dims(2)))
     grid = ("batch", "kvhead", "group", "seq", "key")
     query_at, key_at = positions[..., :, None], place.order
     seen = key_at <= query_at
@@ -273,16 +327,16 @@ def _attend(place: Place, q: Array, k: Array, v: Array, positions: Array, *seque
         kept = _kept(place, one, [*heads, positions, np.broadcast_to(key_at, (*positions.shape[:-1], len(key_at)))])
 
     def backward(grad: Array) -> Gradients:
-        by_weight = contract((grad, od), (v, keys), out=grid) * kept
+        by_weight = contract((grad, od), (v, values), out=grid) * kept
         by_score = weights * (by_weight - (by_weight * weights).sum(-1, keepdims=True)) * scale
         return (
             contract((by_score, grid), (k, keys), out=qd),
             contract((by_score, grid), (q, qd), out=keys),
-            contract((weights * kept, grid), (grad, od), out=keys),
+            contract((weights * kept, grid), (grad, od), out=values),
             *(None for _ in sequences),
         )
 
-    return contract((weights * kept, grid), (v, keys), out=od), backward
+    return contract((weights * kept, grid), (v, values), out=od), backward
 
 
 def _embedding(place: Place, ids: Array, table: Array) -> Result:
@@ -355,6 +409,8 @@ KERNELS: dict[str, Callable[..., Result]] = {
     "elementwise": _elementwise,
     "norm": _norm,
     "rope": _rope,
+    "slice": _slice,
+    "concat": _concat,
     "dropout": _dropout,
     "attention": _attention,
     "embedding": _embedding,
