@@ -5,7 +5,7 @@ Arrays and gradients are as place.py says.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import erf
 from typing import Any
 
@@ -18,6 +18,7 @@ from tests.spmd.dropping import mask
 from tests.spmd.experts import combine, dispatch, top_k_gate
 from tests.spmd.place import Gradients, Place, Report, Result
 from tests.spmd.pointwise import pointwise
+from tests.spmd.recurrences import causal_conv, gated_delta_rule, state_space_scan
 
 
 def run(place: Place, inputs: tuple[Array, ...]) -> Result:
@@ -65,7 +66,12 @@ def _elementwise(place: Place, *inputs: Array) -> Result:
     spread = [_spread(x, place, own, dims) for x, own in zip(inputs, have, strict=True)]
     function = str(place.attributes["function"])
     expression = place.attributes.get("expression")
-    value, slopes = ELEMENTWISE[function](*spread) if expression is None else pointwise(expression, tuple(spread))
+    if expression is not None:
+        value, slopes = pointwise(expression, tuple(spread))
+    elif function in ("scale", "add"):
+        value, slopes = _linear(place.attributes, *spread)
+    else:
+        value, slopes = ELEMENTWISE[function](*spread)
 
     def backward(grad: Array) -> Gradients:
         found = []
@@ -77,8 +83,11 @@ def _elementwise(place: Place, *inputs: Array) -> Result:
     return value, backward
 
 
-def _add(*inputs: Array) -> tuple[Array, tuple[Any, ...]]:
-    return sum(inputs[1:], inputs[0]), (1.0,) * len(inputs)
+def _linear(attributes: Mapping[str, Any], *inputs: Array) -> tuple[Array, tuple[Any, ...]]:
+    """The first input times its factor, plus the others times alpha."""
+    factors = (attributes.get("factor", 1.0), *[attributes.get("alpha", 1.0)] * (len(inputs) - 1))
+    terms = [factor * x for factor, x in zip(factors, inputs, strict=True)]
+    return sum(terms[1:], terms[0]), factors
 
 
 def _silu_mul(gate: Array, up: Array) -> tuple[Array, tuple[Any, ...]]:
@@ -104,7 +113,6 @@ def _sigmoid_mul(x: Array, gate: Array) -> tuple[Array, tuple[Any, ...]]:
 
 
 ELEMENTWISE: dict[str, Callable[..., tuple[Array, tuple[Any, ...]]]] = {
-    "add": _add,
     "silu_mul": _silu_mul,
     "gelu": _gelu,
     "gelu_erf": _gelu_erf,
@@ -113,12 +121,18 @@ ELEMENTWISE: dict[str, Callable[..., tuple[Array, tuple[Any, ...]]]] = {
 """Value, and the derivative by each input."""
 
 
-def _norm(place: Place, x: Array, weight: Array, *bias: Array) -> Result:
+def _norm(place: Place, x: Array, weight: Array | None = None, *bias: Array) -> Result:
+    if weight is None:
+        scale = (np.square(x).mean(-1, keepdims=True) + place.attributes["eps"]) ** -0.5
+        return x * scale, lambda grad: (scale * (grad - x * scale**2 * (grad * x).mean(-1, keepdims=True)),)
+    if place.attributes.get("over"):
+        return _norm_over_several(place, x, weight)
     rows = tuple(range(len(place.axes), x.ndim - 1))
     centred = x - x.mean(-1, keepdims=True) if place.attributes["function"] == "layer" else x
     scale = (np.square(centred).mean(-1, keepdims=True) + place.attributes["eps"]) ** -0.5
     normal = centred * scale
     affine = [_spread(one, place, place.dims(1), place.output_dims) for one in (weight, *bias)]
+    affine[0] = affine[0] + bool(place.attributes.get("unit_offset"))
 
     def backward(grad: Array) -> Gradients:
         weighted = grad * affine[0]
@@ -130,11 +144,38 @@ def _norm(place: Place, x: Array, weight: Array, *bias: Array) -> Result:
     return normal * affine[0] + sum(affine[1:]), backward
 
 
+def _norm_over_several(place: Place, x: Array, weight: Array) -> Result:
+    """An RMS norm over dims that ranks may share, all but the last of them."""
+    over, width = place.attributes["over"], place.attributes["width"]
+    last = tuple(range(x.ndim - len(over), x.ndim))
+    rows = tuple(range(len(place.axes), x.ndim - len(over)))
+
+    def total(values: Array, report: Report) -> Array:
+        found: Array = values.sum(last, keepdims=True)
+        for dim in over[:-1]:
+            if axes := place.over(dim):
+                report("all_reduce", axes, FLOAT32_BYTES * int(np.prod(x.shape[len(place.axes) : -len(over)])))
+                found = all_reduce(found, place.axes, axes, "sum")
+        return found
+
+    scale = (total(np.square(x), place.report) / width + place.attributes["eps"]) ** -0.5
+    normal, factors = x * scale, _spread(weight, place, place.dims(1), place.output_dims)
+
+    def backward(grad: Array) -> Gradients:
+        weighted = grad * factors
+        grad_x = (weighted - normal * total(weighted * normal, place.report_backward) / width) * scale
+        return grad_x, (grad * normal).sum(rows)
+
+    return normal * factors, backward
+
+
 def _frequencies(half: int, theta: float, scaling: RopeScaling | None) -> Array:
     """Of each pair of numbers; 'llama3' divides those of long waves by the factor, with a ramp to short ones."""
     frequencies: Array = theta ** (-np.arange(half) / half)
     if scaling is None:
         return frequencies
+    if scaling.rope_type == "yarn":
+        return _yarn(frequencies, half, theta, scaling)
     assert scaling.low_freq_factor and scaling.high_freq_factor and scaling.original_max_position_embeddings
     turns = scaling.original_max_position_embeddings * frequencies / (2 * np.pi)
     ramp = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
@@ -142,14 +183,29 @@ def _frequencies(half: int, theta: float, scaling: RopeScaling | None) -> Array:
     return frequencies * (kept + (1 - kept) / scaling.factor)
 
 
+def _yarn(frequencies: Array, half: int, theta: float, scaling: RopeScaling) -> Array:
+    """Frequencies that turn often are kept, slow ones divided by the factor, with a ramp over their places between."""
+    assert scaling.original_max_position_embeddings and scaling.beta_fast and scaling.beta_slow
+    waves = [scaling.original_max_position_embeddings / beta for beta in (scaling.beta_fast, scaling.beta_slow)]
+    low, high = (half * np.log(wave / (2 * np.pi)) / np.log(theta) for wave in waves)
+    low, high = max(np.floor(low), 0), min(np.ceil(high), 2 * half - 1)
+    slow = np.clip((np.arange(half) - low) / max(high - low, 0.001), 0, 1)
+    found: Array = frequencies * (slow / scaling.factor + 1 - slow)
+    return found
+
+
 def _rope(place: Place, x: Array) -> Result:
+    if place.attributes.get("interleaved"):
+        return _rope_of_neighbours(place, x)
     dims = place.output_dims
     at = len(place.axes) + dims.index("seq")
     half = place.attributes["rotary_dim"] // 2
     frequencies = _frequencies(half, float(place.attributes["theta"]), place.attributes["scaling"])
     angles = place.positions(x.shape[at])[..., None] * frequencies
     angles = _spread(np.concatenate((angles, angles), -1), place, ("seq", "headdim"), dims)
-    cos, sin = np.cos(angles), np.sin(angles)
+    scaling = place.attributes["scaling"]
+    factor = 1.0 if scaling is None else scaling.rotation_factor
+    cos, sin = np.cos(angles) * factor, np.sin(angles) * factor
 
     def turn(x: Array, sin: Array) -> Array:
         first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
@@ -157,6 +213,29 @@ def _rope(place: Place, x: Array) -> Result:
         return np.concatenate((turned, rest), -1)
 
     return turn(x, sin), lambda grad: (turn(grad, -sin),)
+
+
+def _rope_of_neighbours(place: Place, x: Array) -> Result:
+    dims = place.output_dims
+    at, half = len(place.axes) + dims.index("seq"), place.attributes["rotary_dim"] // 2
+    frequencies = _frequencies(half, float(place.attributes["theta"]), place.attributes["scaling"])
+    angles = place.positions(x.shape[at])[..., None] * frequencies
+    turns = np.exp(1j * _spread(angles, place, ("seq", "headdim"), dims))
+
+    def turn(x: Array, turns: Array) -> Array:
+        pairs = (x[..., ::2] + 1j * x[..., 1::2]) * turns
+        found: Array = np.stack((pairs.real, pairs.imag), -1).reshape(x.shape)
+        return found
+
+    return turn(x, turns), lambda grad: (turn(grad, turns.conj()),)
+
+
+def _position_scale(place: Place, x: Array) -> Result:
+    dims = place.output_dims
+    places = place.positions(x.shape[len(place.axes) + dims.index("seq")])
+    steps = np.floor((places + 1) / place.attributes["floor_scale"])
+    factors = _spread(1 + place.attributes["attn_scale"] * np.log1p(steps), place, ("seq",), dims)
+    return x * factors, lambda grad: (grad * factors,)
 
 
 def _attention(place: Place, q: Array, k: Array, v: Array, *sequences: Array) -> Result:
@@ -218,7 +297,8 @@ def _exchanging(place: Place, q: Array, k: Array, v: Array, over: tuple[str, ...
 
 
 def _attend(place: Place, q: Array, k: Array, v: Array, positions: Array, *sequences: Array) -> Result:
-    """positions: of the queries, [*mesh, length]; keys and values are whole."""
+    """positions: of the queries, [*mesh, length]; keys and values are whole. Sinks come before sequences."""
+    sinks, sequences = (sequences[:1], sequences[1:]) if place.attributes.get("sinks") else ((), sequences)
     qd, kd, od = place.dims(0), place.dims(1), place.output_dims
     keys = tuple("key" if dim == "seq" else dim for dim in kd)
     grid = ("batch", "kvhead", "group", "seq", "key")
@@ -226,10 +306,21 @@ def _attend(place: Place, q: Array, k: Array, v: Array, positions: Array, *seque
     seen = key_at <= query_at
     if place.attributes["sliding_window"] is not None:
         seen = seen & (key_at > query_at - place.attributes["sliding_window"])
-    scale = q.shape[-1] ** -0.5
-    scores = np.where(_spread(seen, place, ("seq", "key"), grid), contract((q, qd), (k, keys), out=grid) * scale, -1e30)
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    weights = weights / weights.sum(-1, keepdims=True)
+    if (chunk := place.attributes.get("chunk")) is not None:
+        seen = seen & (key_at >= query_at // chunk * chunk)
+    scale = place.attributes.get("scale", q.shape[-1] ** -0.5)
+    raw, slope = contract((q, qd), (k, keys), out=grid) * scale, scale
+    if (cap := place.attributes.get("softcap")) is not None:
+        raw = cap * np.tanh(raw / cap)
+        slope = scale * (1 - (raw / cap) ** 2)
+    scores = np.where(_spread(seen, place, ("seq", "key"), grid), raw, -1e30)
+    top = scores.max(-1, keepdims=True)
+    lost = [_spread(one, place, place.dims(3), grid) for one in sinks]
+    for one in lost:
+        top = np.maximum(top, one)
+    weights, lost = np.exp(scores - top), [np.exp(one - top) for one in lost]
+    total = weights.sum(-1, keepdims=True) + sum(lost)
+    weights, lost = weights / total, [one / total for one in lost]
     kept: Any = 1.0
     for one in sequences:
         at = dict(zip(grid, weights.shape[len(place.axes) :], strict=True))
@@ -238,11 +329,14 @@ def _attend(place: Place, q: Array, k: Array, v: Array, positions: Array, *seque
 
     def backward(grad: Array) -> Gradients:
         by_weight = contract((grad, od), (v, keys), out=grid) * kept
-        by_score = weights * (by_weight - (by_weight * weights).sum(-1, keepdims=True)) * scale
+        along = (by_weight * weights).sum(-1, keepdims=True)
+        by_score = weights * (by_weight - along) * slope
+        by_sink = [(-along * one)[..., 0] for one in lost]
         return (
             contract((by_score, grid), (k, keys), out=qd),
             contract((by_score, grid), (q, qd), out=keys),
             contract((weights * kept, grid), (grad, od), out=keys),
+            *(one.sum((len(place.axes), -1)) for one in by_sink),
             *(None for _ in sequences),
         )
 
@@ -327,4 +421,8 @@ KERNELS: dict[str, Callable[..., Result]] = {
     "top_k_gate": top_k_gate,
     "dispatch": dispatch,
     "combine": combine,
+    "position_scale": _position_scale,
+    "causal_conv": causal_conv,
+    "gated_delta_rule": gated_delta_rule,
+    "state_space_scan": state_space_scan,
 }

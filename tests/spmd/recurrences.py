@@ -1,0 +1,169 @@
+"""Causal convolution, gated delta rule and Mamba-2's state space in numpy, token by token, with their gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tests.spmd.collectives import Array
+from tests.spmd.place import Gradients, Place, Result
+
+L2_EPS = 1e-6
+
+
+def _sigmoid(x: Array) -> Array:
+    found: Array = (1 + np.tanh(x / 2)) / 2
+    return found
+
+
+def _softplus(x: Array) -> Array:
+    found: Array = np.logaddexp(0, x)
+    return found
+
+
+def _silu(x: Array) -> tuple[Array, Array]:
+    """The value and its slope."""
+    sigmoid = _sigmoid(x)
+    return x * sigmoid, sigmoid * (1 + x * (1 - sigmoid))
+
+
+def _mesh_first(place: Place, x: Array) -> Array:
+    """[tokens in their original order, *mesh, batch, ...] of an array [*mesh, batch, seq, ...]."""
+    return np.moveaxis(x, len(place.axes) + 1, 0)[np.argsort(place.order)]
+
+
+def _back(place: Place, x: Array) -> Array:
+    return np.moveaxis(x[place.order], 0, len(place.axes) + 1)
+
+
+def _over_batch(place: Place, x: Array) -> Array:
+    """The sum over the batch of an array [*mesh, batch, ...]."""
+    total: Array = x.sum(len(place.axes))
+    return total
+
+
+def causal_conv(place: Place, x: Array, weight: Array, *bias: Array) -> Result:
+    tokens, taps, mesh = _mesh_first(place, x), weight.shape[-1], len(place.axes)
+    shape = (*weight.shape[:mesh], 1, *weight.shape[mesh:])
+    spread = weight.reshape(shape)  # a dim for the batch
+
+    def seen(tap: int) -> Array:
+        """The token that a tap sees, for each token; zero before the first."""
+        behind = taps - 1 - tap
+        return np.concatenate((np.zeros_like(tokens[:behind]), tokens[: len(tokens) - behind]))
+
+    total = sum(seen(tap) * spread[..., tap] for tap in range(taps))
+    for one in bias:
+        total = total + one.reshape(shape[:-1])
+    value, slope = _silu(np.asarray(total))
+
+    def backward(grad: Array) -> Gradients:
+        inner = _mesh_first(place, grad) * slope
+        by_x = np.zeros_like(tokens)
+        for tap in range(taps):
+            behind = taps - 1 - tap
+            by_x[: len(tokens) - behind] += (inner * spread[..., tap])[behind:]
+        by_weight = np.stack([(inner * seen(tap)).sum(0).sum(mesh) for tap in range(taps)], -1)
+        return _back(place, by_x), by_weight, *(inner.sum(0).sum(mesh) for _ in bias)
+
+    return _back(place, value), backward
+
+
+def gated_delta_rule(
+    place: Place, q: Array, k: Array, v: Array, b: Array, a: Array, a_log: Array, dt_bias: Array
+) -> Result:
+    queries, keys, values, raw_beta, raw = (_mesh_first(place, x) for x in (q, k, v, b, a))
+    units = [x / np.sqrt(np.square(x).sum(-1, keepdims=True) + L2_EPS) for x in (queries, keys)]
+    turned = [x[..., None, :] for x in units]  # [token, ..., head, 1, width]
+    scale, beta = q.shape[-1] ** -0.5, _sigmoid(raw_beta)
+    at = np.expand_dims(np.exp(a_log), len(place.axes)), np.expand_dims(dt_bias, len(place.axes))
+    time = _softplus(raw + at[1])
+    fading = np.exp(-at[0] * time)
+    state = np.zeros((*values.shape[1:-1], q.shape[-1], values.shape[-1]))
+    states, out = [], np.empty_like(values)
+    for token in range(len(values)):
+        states.append(state)
+        faded = state * fading[token][..., None, None]
+        told = np.einsum("...kv,...k->...v", faded, turned[1][token])
+        moved = beta[token][..., None] * (values[token] - told)
+        state = faded + turned[1][token][..., None] * moved[..., None, :]
+        out[token] = np.einsum("...kv,...k->...v", state, turned[0][token]) * scale
+
+    def backward(grad: Array) -> Gradients:
+        given, by_state = _mesh_first(place, grad) * scale, np.zeros_like(state)
+        by_q, by_k = (np.zeros((*values.shape[:-1], q.shape[-1])) for _ in range(2))
+        by_v, by_beta, by_fading = np.empty_like(values), np.empty_like(beta), np.empty_like(beta)
+        for token in reversed(range(len(values))):
+            query, key = turned[0][token], turned[1][token]
+            faded = states[token] * fading[token][..., None, None]
+            error = values[token] - np.einsum("...kv,...k->...v", faded, key)
+            moved = beta[token][..., None] * error
+            after = faded + key[..., None] * moved[..., None, :]
+            by_q[token] = np.einsum("...kv,...v->...k", after, given[token])
+            by_state = by_state + query[..., None] * given[token][..., None, :]
+            by_moved = np.einsum("...kv,...k->...v", by_state, key)
+            by_error = beta[token][..., None] * by_moved
+            by_k[token] = np.einsum("...kv,...v->...k", by_state, moved)
+            by_k[token] -= np.einsum("...kv,...v->...k", faded, by_error)
+            by_beta[token] = (by_moved * error).sum(-1)
+            by_v[token] = by_error
+            by_faded = by_state - key[..., None] * by_error[..., None, :]
+            by_fading[token] = (by_faded * states[token]).sum((-1, -2))
+            by_state = by_faded * fading[token][..., None, None]
+        of_inputs = []
+        for x, unit, by_unit in ((queries, units[0], by_q.sum(-2)), (keys, units[1], by_k.sum(-2))):
+            length = np.sqrt(np.square(x).sum(-1, keepdims=True) + L2_EPS)
+            of_inputs.append((by_unit - unit * (by_unit * unit).sum(-1, keepdims=True)) / length)
+        by_exponent = by_fading * fading
+        by_raw = -by_exponent * at[0] * _sigmoid(raw + at[1])
+        by_log = _over_batch(place, (-by_exponent * at[0] * time).sum(0))
+        return (
+            *(_back(place, x) for x in (*of_inputs, by_v, by_beta * beta * (1 - beta), by_raw)),
+            by_log,
+            _over_batch(place, by_raw.sum(0)),
+        )
+
+    return _back(place, out), backward
+
+
+def state_space_scan(
+    place: Place, x: Array, dt: Array, b: Array, c: Array, a_log: Array, d: Array, dt_bias: Array
+) -> Result:
+    values, raw, told, asked = (_mesh_first(place, one) for one in (x, dt, b, c))
+    mesh = len(place.axes)
+    rate, skip, shift = (np.expand_dims(one, mesh) for one in (np.exp(a_log), d, dt_bias))
+    time = _softplus(raw + shift)
+    fading = np.exp(-rate * time)
+    state: Any = np.zeros((*values.shape[1:], b.shape[-1]))
+    states, out = [], np.empty_like(values)
+    for token in range(len(values)):
+        states.append(state)
+        added = (values[token] * time[token][..., None])[..., None] * told[token][..., None, None, :]
+        state = state * fading[token][..., None, None] + added
+        out[token] = np.einsum("...hpn,...n->...hp", state, asked[token]) + skip[..., None] * values[token]
+
+    def backward(grad: Array) -> Gradients:
+        given, by_state = _mesh_first(place, grad), np.zeros_like(state)
+        by_x, by_time, by_fading = np.empty_like(values), np.empty_like(time), np.empty_like(time)
+        by_told, by_asked = np.empty_like(told), np.empty_like(asked)
+        for token in reversed(range(len(values))):
+            scaled = values[token] * time[token][..., None]
+            after = states[token] * fading[token][..., None, None] + scaled[..., None] * told[token][..., None, None, :]
+            by_asked[token] = np.einsum("...hpn,...hp->...n", after, given[token])
+            by_state = by_state + given[token][..., None] * asked[token][..., None, None, :]
+            by_scaled = np.einsum("...hpn,...n->...hp", by_state, told[token])
+            by_told[token] = np.einsum("...hpn,...hp->...n", by_state, scaled)
+            by_x[token] = by_scaled * time[token][..., None] + skip[..., None] * given[token]
+            by_time[token] = (by_scaled * values[token]).sum(-1)
+            by_fading[token] = (by_state * states[token]).sum((-1, -2))
+            by_state = by_state * fading[token][..., None, None]
+        by_exponent = by_fading * fading
+        by_raw = (by_time - by_exponent * rate) * _sigmoid(raw + shift)
+        of_heads = (-by_exponent * rate * time, (given * values).sum(-1), by_raw)
+        return (
+            *(_back(place, one) for one in (by_x, by_raw, by_told, by_asked)),
+            *(_over_batch(place, one.sum(0)) for one in of_heads),
+        )
+
+    return _back(place, out), backward
