@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from autoshard.graph.ir import FLOAT32_BYTES
-from autoshard.graph.states import REPLICATED
+from autoshard.graph.states import PARTIAL, REPLICATED
 from autoshard.spec.router import GROUPS_BEST
 from tests.spmd.collectives import Array, all_reduce
 from tests.spmd.place import Gradients, Place, Result
@@ -87,18 +87,44 @@ def _slots(place: Place, gates: Array) -> Array:
 
 def dispatch(place: Place, x: Array, gates: Array) -> Result:
     slots = _slots(place, gates)
+    if place.attributes.get("weighs"):
+        weighed = slots * gates[..., None]
+        return (
+            np.einsum("...bsec,...bsd->...ebcd", weighed, x),
+            lambda grad: (
+                np.einsum("...bsec,...ebcd->...bsd", weighed, grad),
+                np.einsum("...bsec,...ebcd,...bsd->...bse", slots, grad, x),
+            ),
+        )
     return (
         np.einsum("...bsec,...bsd->...ebcd", slots, x),
         lambda grad: (np.einsum("...bsec,...ebcd->...bsd", slots, grad), None),
     )
 
 
-def combine(place: Place, answers: Array, gates: Array) -> Result:
+def _first(place: Place) -> Array:
+    """[*mesh, 1, 1, 1]: 1 on the first of the ranks that hold partial sums, 0 on the others."""
+    found: Array = (place.indices(PARTIAL, 1) == 0).astype(float)[..., None, None]
+    return found
+
+
+def combine(place: Place, answers: Array, gates: Array, *bias: Array) -> Result:
+    """bias [expert, embed]: of each answer; the first of ranks that hold partial sums adds it."""
     slots = _slots(place, gates)
+    weighs = place.attributes.get("weighs", True)
+    weighed = slots * gates[..., None] if weighs else slots
+    shares = weighed.sum(-1) * _first(place) if bias else weighed.sum(-1)
 
     def backward(grad: Array) -> Gradients:
-        by_slot = np.einsum("...bsec,...bsd->...ebcd", slots * gates[..., None], grad)
+        by_slot = np.einsum("...bsec,...bsd->...ebcd", weighed, grad)
         by_gate = np.einsum("...bsec,...ebcd,...bsd->...bse", slots, answers, grad)
-        return by_slot, by_gate
+        for one in bias:
+            held = slots.sum(-1) * _first(place)
+            by_gate = by_gate + held * np.einsum("...ed,...bsd->...bse", one, grad)
+        by_bias = tuple(np.einsum("...bse,...bsd->...ed", shares, grad) for _ in bias)
+        return by_slot, by_gate if weighs else None, *by_bias
 
-    return np.einsum("...bsec,...ebcd->...bsd", slots * gates[..., None], answers), backward
+    value = np.einsum("...bsec,...ebcd->...bsd", weighed, answers)
+    for one in bias:
+        value = value + np.einsum("...bse,...ed->...bsd", shares, one)
+    return value, backward

@@ -121,7 +121,10 @@ ELEMENTWISE: dict[str, Callable[..., tuple[Array, tuple[Any, ...]]]] = {
 """Value, and the derivative by each input."""
 
 
-def _norm(place: Place, x: Array, weight: Array, *bias: Array) -> Result:
+def _norm(place: Place, x: Array, weight: Array | None = None, *bias: Array) -> Result:
+    if weight is None:
+        scale = (np.square(x).mean(-1, keepdims=True) + place.attributes["eps"]) ** -0.5
+        return x * scale, lambda grad: (scale * (grad - x * scale**2 * (grad * x).mean(-1, keepdims=True)),)
     if place.attributes.get("over"):
         return _norm_over_several(place, x, weight)
     rows = tuple(range(len(place.axes), x.ndim - 1))
@@ -173,6 +176,8 @@ def _frequencies(half: int, theta: float, scaling: RopeScaling | None) -> Array:
         return frequencies
     if scaling.rope_type == "yarn":
         return frequencies * _yarn(half, theta, scaling)
+    if scaling.rope_type == "linear":
+        return frequencies / scaling.factor
     assert scaling.low_freq_factor and scaling.high_freq_factor and scaling.original_max_position_embeddings
     turns = scaling.original_max_position_embeddings * frequencies / (2 * np.pi)
     ramp = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
@@ -249,6 +254,29 @@ def _rope_halves(place: Place, x: Array) -> Result:
     return turn(x, sin), lambda grad: (turn(grad, -sin),)
 
 
+def _rope_of_neighbours(place: Place, x: Array) -> Result:
+    dims = place.output_dims
+    at, half = len(place.axes) + dims.index("seq"), place.attributes["rotary_dim"] // 2
+    frequencies = _frequencies(half, float(place.attributes["theta"]), place.attributes["scaling"])
+    angles = place.positions(x.shape[at])[..., None] * frequencies
+    turns = np.exp(1j * _spread(angles, place, ("seq", "headdim"), dims))
+
+    def turn(x: Array, turns: Array) -> Array:
+        pairs = (x[..., ::2] + 1j * x[..., 1::2]) * turns
+        found: Array = np.stack((pairs.real, pairs.imag), -1).reshape(x.shape)
+        return found
+
+    return turn(x, turns), lambda grad: (turn(grad, turns.conj()),)
+
+
+def _position_scale(place: Place, x: Array) -> Result:
+    dims = place.output_dims
+    places = place.positions(x.shape[len(place.axes) + dims.index("seq")])
+    steps = np.floor((places + 1) / place.attributes["floor_scale"])
+    factors = _spread(1 + place.attributes["attn_scale"] * np.log1p(steps), place, ("seq",), dims)
+    return x * factors, lambda grad: (grad * factors,)
+
+
 def _attention(place: Place, q: Array, k: Array, v: Array, *sequences: Array) -> Result:
     """sequences: their keys, where probabilities are dropped; not where heads are exchanged."""
     over, kind = place.over("seq"), place.attributes.get("context_parallel", "all_gather")
@@ -308,7 +336,8 @@ def _exchanging(place: Place, q: Array, k: Array, v: Array, over: tuple[str, ...
 
 
 def _attend(place: Place, q: Array, k: Array, v: Array, positions: Array, *sequences: Array) -> Result:
-    """positions: of the queries, [*mesh, length]; keys and values are whole."""
+    """positions: of the queries, [*mesh, length]; keys and values are whole. Sinks come before sequences."""
+    sinks, sequences = (sequences[:1], sequences[1:]) if place.attributes.get("sinks") else ((), sequences)
     qd, kd, od = place.dims(0), place.dims(1), place.output_dims
     keys, values = (tuple("key" if dim == "seq" else dim for dim in dims) for dims in (kd, place.dims(2)))
     grid = ("batch", "kvhead", "group", "seq", "key")
@@ -316,10 +345,21 @@ def _attend(place: Place, q: Array, k: Array, v: Array, positions: Array, *seque
     seen = key_at <= query_at
     if place.attributes["sliding_window"] is not None:
         seen = seen & (key_at > query_at - place.attributes["sliding_window"])
+    if (chunk := place.attributes.get("chunk")) is not None:
+        seen = seen & (key_at >= query_at // chunk * chunk)
     scale = place.attributes.get("scale", q.shape[-1] ** -0.5)
-    scores = np.where(_spread(seen, place, ("seq", "key"), grid), contract((q, qd), (k, keys), out=grid) * scale, -1e30)
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    weights = weights / weights.sum(-1, keepdims=True)
+    raw, slope = contract((q, qd), (k, keys), out=grid) * scale, scale
+    if (cap := place.attributes.get("softcap")) is not None:
+        raw = cap * np.tanh(raw / cap)
+        slope = scale * (1 - (raw / cap) ** 2)
+    scores = np.where(_spread(seen, place, ("seq", "key"), grid), raw, -1e30)
+    top = scores.max(-1, keepdims=True)
+    lost = [_spread(one, place, place.dims(3), grid) for one in sinks]
+    for one in lost:
+        top = np.maximum(top, one)
+    weights, lost = np.exp(scores - top), [np.exp(one - top) for one in lost]
+    total = weights.sum(-1, keepdims=True) + sum(lost)
+    weights, lost = weights / total, [one / total for one in lost]
     kept: Any = 1.0
     for one in sequences:
         at = dict(zip(grid, weights.shape[len(place.axes) :], strict=True))
@@ -328,11 +368,14 @@ def _attend(place: Place, q: Array, k: Array, v: Array, positions: Array, *seque
 
     def backward(grad: Array) -> Gradients:
         by_weight = contract((grad, od), (v, values), out=grid) * kept
-        by_score = weights * (by_weight - (by_weight * weights).sum(-1, keepdims=True)) * scale
+        along = (by_weight * weights).sum(-1, keepdims=True)
+        by_score = weights * (by_weight - along) * slope
+        by_sink = [(-along * one)[..., 0] for one in lost]
         return (
             contract((by_score, grid), (k, keys), out=qd),
             contract((by_score, grid), (q, qd), out=keys),
             contract((weights * kept, grid), (grad, od), out=values),
+            *(one.sum((len(place.axes), -1)) for one in by_sink),
             *(None for _ in sequences),
         )
 
@@ -419,6 +462,7 @@ KERNELS: dict[str, Callable[..., Result]] = {
     "top_k_gate": top_k_gate,
     "dispatch": dispatch,
     "combine": combine,
+    "position_scale": _position_scale,
     "causal_conv": causal_conv,
     "gated_delta_rule": gated_delta_rule,
     "state_space_scan": state_space_scan,

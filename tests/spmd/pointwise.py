@@ -10,14 +10,33 @@ import numpy as np
 from autoshard.graph.pointwise import Expression, parse
 from tests.spmd.collectives import Array
 
+
+def _sigmoid(x: Array) -> Any:
+    return 1 / (1 + np.exp(-x))
+
+
+def _rise(x: Array) -> Any:
+    return np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3))
+
+
+def _slope_of_rise(x: Array) -> Any:
+    return (2 / np.pi) ** 0.5 * (1 + 3 * 0.044715 * x**2)
+
+
 _SLOPES: dict[str, Callable[..., tuple[Any, tuple[Any, ...]]]] = {
     "add": lambda x, y: (x + y, (1.0, 1.0)),
     "mul": lambda x, y: (x * y, (y, x)),
     "relu": lambda x: (np.maximum(x, 0), (x > 0,)),
     "square": lambda x: (x * x, (2 * x,)),
+    "div": lambda x, y: (x / y, (1 / y, -x / y**2)),
+    "sigmoid": lambda x: (_sigmoid(x), (_sigmoid(x) * (1 - _sigmoid(x)),)),
+    "gelu": lambda x: (x * (1 + _rise(x)) / 2, ((1 + _rise(x)) / 2 + x / 2 * (1 - _rise(x) ** 2) * _slope_of_rise(x),)),
+    "minimum": lambda x, y: (np.minimum(x, y), (x < y, x >= y)),
+    "maximum": lambda x, y: (np.maximum(x, y), (x > y, x <= y)),
     "tanh": lambda x: (np.tanh(x), (1 - np.tanh(x) ** 2,)),
 }
-"""Function -> its value and its slopes in its operands: those that traced models of the tests have."""
+"""Function -> its value and its slopes in its operands: those that models of the tests have. gelu is the tanh
+approximation."""
 
 
 def pointwise(text: str, inputs: tuple[Array, ...]) -> tuple[Array, tuple[Any, ...]]:

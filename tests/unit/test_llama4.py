@@ -12,6 +12,7 @@ from autoshard.graph.operators import KINDS
 from autoshard.models.huggingface import from_config, to_config
 from autoshard.models.registry import load_model
 from autoshard.models.stage import dim_sizes, parameter_count, stage_graph
+from autoshard.runtime.rehearse import _chunks
 from autoshard.spec.chunked_attention import ChunkedAttention
 from autoshard.spec.model import ModelSpec
 from tests.multiprocess.plans import LLAMA, MODELS
@@ -132,6 +133,12 @@ def test_what_a_config_cannot_say(config: dict[str, Any], text: str) -> None:
     with pytest.raises(AutoshardError) as raised:
         from_config({**BARE, **config}, "mine")
     assert str(raised.value) == text
+
+
+def test_a_rehearsals_chunks_end_within_its_sequences() -> None:
+    assert _chunks(ChunkedAttention(8192, True, 8192, 0.1), 64) == ChunkedAttention(64, True, 64, 0.1)
+    assert _chunks(ChunkedAttention(8192, False), 64) == ChunkedAttention(64, False)
+    assert _chunks(None, 64) is None
 
 
 def test_chunks_go_with_the_model_type() -> None:
