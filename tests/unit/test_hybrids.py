@@ -15,11 +15,13 @@ from autoshard.layout.mesh import build_mesh
 from autoshard.layout.sharding import stage_program
 from autoshard.models.registry import load_model
 from autoshard.models.stage import dim_sizes, stage_graph
+from autoshard.runtime.options import RunOptions
+from autoshard.runtime.run import _backend
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.linear_attention import LinearAttention, Mamba
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec, load_precision
-from tests.multiprocess.plans import MODELS, strategy
+from tests.multiprocess.plans import MODELS, plan_of, strategy
 
 NEXT, GRANITE = load_model("qwen3-next-80b-a3b"), load_model("granite-4.0-h-micro")
 SEQ = 4096
@@ -128,6 +130,16 @@ def test_what_does_not_fit_the_blocks_is_said(fields: dict[str, Any], text: str)
     with pytest.raises(AutoshardError) as raised:
         replace(NEXT, **fields)
     assert str(raised.value) == text
+
+
+def test_documents_of_a_row_cannot_be_kept_apart() -> None:
+    plan = plan_of(MODELS["qwen3 next"], strategy(), 1)
+    with pytest.raises(AutoshardError) as raised:
+        _backend(plan, RunOptions(document_mask=True), in_cluster=False)
+    assert str(raised.value) == (
+        "document_mask: tiny-llama has blocks whose state goes on from document to document; leave it out, or give "
+        "each document a row"
+    )
 
 
 def test_made_small_they_keep_their_form() -> None:
