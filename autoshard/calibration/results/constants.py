@@ -54,7 +54,7 @@ EXPERTS = {"group_launch_s": 1.5e-5, "expert_overlap": 1.0, "clamped_passes": 8.
 microseconds the one with the smallest error of left-out groups in 8 bits); share of the work behind which exchanges
 hide where a release overlaps them (0.7 does as well); times that a clamped activation with biases moves its inputs and
 output, where each step of it is a kernel (biases, two clamps, sigmoid, three products, a sum: 24 tensors read or
-written for 3; of 5, 6 and 8 the best). The first is a guess that rows chose among."""
+written for 3; of 5, 6 and 8 it misses mixtures in bf16 least). The first is a guess that rows chose among."""
 FIXED = {
     "link_efficiency": 0.8,
     "pass_launch_s": 1e-4,
