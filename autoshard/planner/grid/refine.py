@@ -37,6 +37,11 @@ ROUNDING = 1e-9
 """Share of a step by which a bound may be off for rounding."""
 
 
+MOST_CHUNKED = 12
+"""Layouts with several chunks a rank of several kinds of blocks that are solved, the lowest bounds first: each may take
+a second."""
+
+
 class Promise(NamedTuple):
     """A layout that may be faster than what is known.
 
@@ -70,12 +75,18 @@ def refine(
     ranked.sort(key=lambda promise: (not promise.whole.family.cuts_are_free, promise.at_least_s))
     better: list[Timed] = []
     at_least_s = best_s = known_s
+    chunked = 0
     for place, (bound_s, whole, draft, sets) in enumerate(ranked):
         if bound_s >= best_s * (1 - ROUNDING):
             continue
         if not in_time():
             left = [promise.at_least_s for promise in ranked[place:]]
             return Refined(better, min(at_least_s, *left), len(left))
+        if whole.has_kinds and whole.family.num_virtual_stages > 1:
+            chunked += 1
+            if chunked > MOST_CHUNKED:  # what is left is a part of the gap
+                at_least_s = min(at_least_s, bound_s)
+                continue
         fastest = _fastest(whole, draft, sets, limit_bytes, best_s * (1 - ROUNDING))
         if fastest.at_least_s < best_s * (1 - ROUNDING):
             at_least_s = min(at_least_s, fastest.at_least_s)
