@@ -281,7 +281,7 @@ class TwoChunkCuts:
 
     def best(self) -> Found:
         """The fastest cut that is found to take less than the limit."""
-        at_least_s = float(kinds_at_least_s(self._whole, np.array([self._draft]))[0])
+        at_least_s = float(kinds_at_least_s(self._whole, np.array([self._draft]), self._limit_bytes)[0])
         if at_least_s >= self._limit_s:
             return Found(inf, at_least_s, None)
         bound_s, cuts = self._bound()

@@ -113,19 +113,19 @@ def _fastest(whole: Whole, draft: int, sets: tuple[int, ...], limit_bytes: float
 
 def _promises(whole: Whole, by_stage: bool, limit_bytes: float, known_s: float) -> Iterator[Promise]:
     if whole.has_kinds:
-        yield from _kind_promises(whole, known_s)
+        yield from _kind_promises(whole, limit_bytes, known_s)
     elif whole.family.cuts_are_free:
         yield from promises(whole, by_stage, limit_bytes, known_s)
     elif by_stage and whole.family.sets_are_free:
         yield from _mixed_promises(whole, limit_bytes, known_s)
 
 
-def _kind_promises(whole: Whole, known_s: float) -> Iterator[Promise]:
+def _kind_promises(whole: Whole, limit_bytes: float, known_s: float) -> Iterator[Promise]:
     """The drafts of models with several kinds of blocks of which some layout may take less than known_s."""
     if whole.family.pp == 1:
         return
     drafts, every = np.arange(len(whole.drafts.drafts)), tuple(range(len(whole.sets)))
-    for draft, seconds in enumerate(kinds_at_least_s(whole, drafts).tolist()):
+    for draft, seconds in enumerate(kinds_at_least_s(whole, drafts, limit_bytes).tolist()):
         if seconds < known_s * (1 - ROUNDING):
             yield Promise(seconds, whole, draft, every)
 
