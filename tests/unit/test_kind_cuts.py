@@ -93,7 +93,7 @@ def test_what_is_not_tried_is_a_proven_gap(seed: int, most: str, monkeypatch: py
         check_as_estimated(problem, one.strategy, one.step_time_s, limit)
 
 
-@pytest.mark.parametrize("seed", (*range(INSTANCES), 222))  # 222: chunks of different kinds wait under ZeRO-3
+@pytest.mark.parametrize("seed", [*range(INSTANCES), 222])  # 222: chunks of different kinds wait under ZeRO-3
 def test_two_chunks_a_rank_are_proven_or_within_the_gap(seed: int) -> None:
     problem, draft = random_layout(seed, ("interleaved",))
     (priced,) = table_of(problem, draft, by_stage=True).price()
@@ -119,7 +119,7 @@ def test_layouts_with_chunks_that_are_not_solved_are_a_proven_gap(monkeypatch: p
     assert not left.found and left.at_least_s <= solved.found[-1].step_time_s
 
 
-@pytest.mark.parametrize("most", ["MOST_CUTS", "MOST_TRIED", "MOST_ROUNDS"])
+@pytest.mark.parametrize("most", ["MOST_CUTS", "MOST_TRIED", "MOST_ROUNDS", "MOST_PAIRS"])
 @pytest.mark.parametrize("seed", range(30))
 def test_chunks_that_are_not_tried_are_a_proven_gap(seed: int, most: str, monkeypatch: pytest.MonkeyPatch) -> None:
     problem, draft = random_layout(seed, ("interleaved",))
