@@ -139,10 +139,12 @@ def _exposed_s(load: RankLoad, state: State) -> tuple[float, float]:
     """(gathering, scattering) of one microbatch that nothing hides, on one rank."""
     if not state.travels:
         return 0.0, 0.0
-    state = state.of(load.block_kinds.items())
-    block, moved = state.block, state.block.travelling
-    waits = [(len(load.chunks), (moved.gather_s + moved.again_s, moved.scatter_s))]
-    waits += [(kind.count, exposed(kind.block, block, block_passes(kind.block, block))) for kind in load.kinds]
+    waits = []
+    for chunk in load.chunks:
+        block = state.of(chunk.kinds).block
+        moved = block.travelling
+        waits.append((1, (moved.gather_s + moved.again_s, moved.scatter_s)))
+        waits.append((chunk.count, exposed(chunk.block, block, block_passes(chunk.block, block))))
     waits += [(1, exposed(end.part, end.unit, end_passes(end.part, end.unit))) for end in rank_of(load, state).ends]
     gathering_s, scattering_s = (sum(count * seconds[way] for count, seconds in waits) for way in (0, 1))
     return gathering_s, scattering_s

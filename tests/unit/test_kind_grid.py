@@ -11,6 +11,7 @@ import pytest
 from autoshard.backends.rules import check_strategy
 from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError
+from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import load_model
 from autoshard.planner.grid.kind_choices import KindChoices, kinds_at_least_s
 from autoshard.planner.grid.kind_cuts import balanced_cut
@@ -56,6 +57,23 @@ def test_stages_may_differ_in_blocks_and_sets(seed: int) -> None:
         for most in (cost.fullest.total_bytes * (1 - 1e-9), cost.fullest.total_bytes * (1 + 1e-9)):
             of_limit = KindChoices(priced.whole, 0, range(len(SETS)), most)
             assert np.isfinite(of_limit.bounds_s(np.array([row]))[0]) == (most >= cost.fullest.total_bytes)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_chunks_that_must_be_alike_are_bounded_by_their_one_cut(seed: int) -> None:
+    problem, draft = random_layout(seed, ("interleaved",))
+    stages, choose = draft.pp * draft.num_virtual_stages, random.Random(seed)
+    if problem.model.num_hidden_layers % stages:
+        return
+    problem = problem._replace(backend="nxd")
+    (priced,) = table_of(problem, draft).price()
+    layers = (problem.model.num_hidden_layers // stages,) * stages
+    for _ in range(5):
+        sets = tuple(choose.choices(SETS, k=stages))
+        cost = estimate(*problem[:3], Strategy(**{**draft._asdict(), "recompute": sets, "stage_layers": layers}))
+        least_s = kinds_at_least_s(priced.whole, np.array([0]), cost.fullest.total_bytes)[0]
+        assert least_s <= cost.step_time_s * (1 + 1e-9)
+    assert kinds_at_least_s(priced.whole, np.array([0]), 0.5 * priced.memory_bytes.min())[0] == np.inf
 
 
 def test_a_balanced_cut_gives_the_slowest_stage_least() -> None:

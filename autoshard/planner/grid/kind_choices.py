@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from math import inf
 
 import numpy as np
 
 from autoshard.cost.passes import unit_work_s
 from autoshard.cost.step import accumulation_s_per_parameter
-from autoshard.layout.strategy import Strategy
+from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.bounds import after_any_cut_at_least_s, unlike_stages_at_least_s
 from autoshard.planner.grid.kind_cuts import KindCuts
@@ -21,8 +22,20 @@ MOST_ROUNDS = 40
 """Rounds in which a block is moved or a set changed."""
 
 
-def kinds_at_least_s(whole: Whole, draft: Array) -> Array:
-    """Seconds of a step, at least, by draft, whatever its cut and the sets of its stages are."""
+def kinds_at_least_s(whole: Whole, draft: Array, limit_bytes: float = inf) -> Array:
+    """Seconds of a step, at least, by draft, whatever its cut and the sets of its stages are. Where chunks must have as
+    many blocks, there is one cut: its time and its memory are priced as if each stage had the least of all sets."""
+    at_least_s = _by_work_at_least_s(whole, draft)
+    if whole.moves_blocks:
+        return at_least_s
+    family, layers = whole.family, whole.problem.model.num_hidden_layers
+    even = even_stage_layers(layers, family.pp * family.num_virtual_stages)
+    layouts = whole.layouts(draft, None, KindCuts(np.array([even]), np.zeros(len(draft), dtype=int)))
+    fits = memory_bytes(whole.problem, family, layouts) <= limit_bytes
+    return np.where(fits, np.maximum(at_least_s, step_times_s(whole.problem, family, layouts)), inf)
+
+
+def _by_work_at_least_s(whole: Whole, draft: Array) -> Array:
     problem, family, m = whole.problem, whole.family, whole.count[draft]
     device = problem.cluster.device
     per_parameter = accumulation_s_per_parameter(problem.training.precision, device)
@@ -54,7 +67,7 @@ class KindChoices:
     @cached_property
     def at_least_s(self) -> float:
         """Seconds that no choice takes less than."""
-        return float(kinds_at_least_s(self._whole, np.array([self._draft]))[0])
+        return float(kinds_at_least_s(self._whole, np.array([self._draft]), self._limit_bytes)[0])
 
     def starts(self) -> list[Array]:
         """The fastest of the choices that are priced anyway, with one set for all stages; none if none fits."""

@@ -33,6 +33,8 @@ MOST_ROUNDS = 12
 """Rounds in which a block is moved from one stage to another."""
 MOST_CUTS = 5_000
 """With more cuts that may be the best, these are not listed."""
+MOST_PAIRS = 200_000
+"""With more pairs of stages and sets on a rank, a layout is not solved: it has few ranks of many blocks."""
 MOST_TRIED = 200_000
 """So many choices of sets of the listed cuts are tried."""
 CLOSE = 1e-9
@@ -281,8 +283,10 @@ class TwoChunkCuts:
 
     def best(self) -> Found:
         """The fastest cut that is found to take less than the limit."""
-        at_least_s = float(kinds_at_least_s(self._whole, np.array([self._draft]))[0])
+        at_least_s = float(kinds_at_least_s(self._whole, np.array([self._draft]), self._limit_bytes)[0])
         if at_least_s >= self._limit_s:
+            return Found(inf, at_least_s, None)
+        if self._pairs_to_price() > MOST_PAIRS:
             return Found(inf, at_least_s, None)
         bound_s, cuts = self._bound()
         at_least_s = max(at_least_s, bound_s + self._after_least_s)
@@ -315,6 +319,11 @@ class TwoChunkCuts:
         names = [self._whole.sets[self._sets[place]] for place in sets]
         strategy = self._whole.strategy(self._draft, names, best[1].tolist())
         return Found(best[0], min(best[0], at_least_s), strategy)
+
+    def _pairs_to_price(self) -> int:
+        """The most pairs of contents and of sets that a rank may have."""
+        contents = ([len(self._contents(begin)) for begin in self._windows(rank)] for rank in range(self._pp))
+        return len(self._sets) ** 2 * max(map(prod, contents))
 
     def _listed(self, below_s: float) -> list[Array] | None:
         """All cuts that may take less than below_s; None where these are too many."""

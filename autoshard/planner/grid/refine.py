@@ -37,6 +37,11 @@ ROUNDING = 1e-9
 """Share of a step by which a bound may be off for rounding."""
 
 
+MOST_CHUNKED = 12
+"""Layouts with several chunks a rank of several kinds of blocks that are solved, the lowest bounds first: each may take
+a second."""
+
+
 class Promise(NamedTuple):
     """A layout that may be faster than what is known.
 
@@ -70,12 +75,18 @@ def refine(
     ranked.sort(key=lambda promise: (not promise.whole.family.cuts_are_free, promise.at_least_s))
     better: list[Timed] = []
     at_least_s = best_s = known_s
+    chunked = 0
     for place, (bound_s, whole, draft, sets) in enumerate(ranked):
         if bound_s >= best_s * (1 - ROUNDING):
             continue
         if not in_time():
             left = [promise.at_least_s for promise in ranked[place:]]
             return Refined(better, min(at_least_s, *left), len(left))
+        if whole.has_kinds and whole.family.num_virtual_stages > 1:
+            chunked += 1
+            if chunked > MOST_CHUNKED:  # what is left is a part of the gap
+                at_least_s = min(at_least_s, bound_s)
+                continue
         fastest = _fastest(whole, draft, sets, limit_bytes, best_s * (1 - ROUNDING))
         if fastest.at_least_s < best_s * (1 - ROUNDING):
             at_least_s = min(at_least_s, fastest.at_least_s)
@@ -102,19 +113,19 @@ def _fastest(whole: Whole, draft: int, sets: tuple[int, ...], limit_bytes: float
 
 def _promises(whole: Whole, by_stage: bool, limit_bytes: float, known_s: float) -> Iterator[Promise]:
     if whole.has_kinds:
-        yield from _kind_promises(whole, known_s)
+        yield from _kind_promises(whole, limit_bytes, known_s)
     elif whole.family.cuts_are_free:
         yield from promises(whole, by_stage, limit_bytes, known_s)
     elif by_stage and whole.family.sets_are_free:
         yield from _mixed_promises(whole, limit_bytes, known_s)
 
 
-def _kind_promises(whole: Whole, known_s: float) -> Iterator[Promise]:
+def _kind_promises(whole: Whole, limit_bytes: float, known_s: float) -> Iterator[Promise]:
     """The drafts of models with several kinds of blocks of which some layout may take less than known_s."""
     if whole.family.pp == 1:
         return
     drafts, every = np.arange(len(whole.drafts.drafts)), tuple(range(len(whole.sets)))
-    for draft, seconds in enumerate(kinds_at_least_s(whole, drafts).tolist()):
+    for draft, seconds in enumerate(kinds_at_least_s(whole, drafts, limit_bytes).tolist()):
         if seconds < known_s * (1 - ROUNDING):
             yield Promise(seconds, whole, draft, every)
 

@@ -386,7 +386,9 @@ class Whole:
         """Bytes that one microbatch sends from stage to stage, for each draft."""
         return self._columns.hidden_bytes[self._shape[draft] * len(self.sets)]
 
-    def least_parts_of(self, draft: Array) -> tuple[PartColumns, PartColumns, PartColumns, State]:
+    def least_parts_of(
+        self, draft: Array, counts: Sequence[Array] | None = None
+    ) -> tuple[PartColumns, PartColumns, PartColumns, State]:
         """Block, ends and state as `parts_of` has them, by draft: of each column, and of each kind of blocks, the least
         of all recompute sets."""
         count, sets = len(draft), len(self.sets)
@@ -399,7 +401,8 @@ class Whole:
         blocks, state = [least(block.take(rows)) for block in self._columns.blocks], self._held.take(self.state[draft])
         if not self.has_kinds:
             return *waiting((blocks[0], first, last), state), state
-        counts = [np.full(1, number) for number in self.kind_counts]
+        if counts is None:
+            counts = [np.full(1, number) for number in self.kind_counts]
         state = state.of(zip(self.problem.model.kinds, counts, strict=True))
         return *waiting((mean_columns(blocks, counts), first, last), state), state
 
@@ -409,15 +412,20 @@ class Whole:
         model = self.problem.model
         return tuple(count for _, count in model.kind_counts(0, model.num_hidden_layers))
 
-    def layouts(self, draft: Array, recompute: Array, cuts: Cuts | KindCuts) -> Layouts:
-        """All that their prices follow from. draft, recompute, cuts: as `parts_of` has them."""
+    def layouts(self, draft: Array, recompute: Array | None, cuts: Cuts | KindCuts) -> Layouts:
+        """All that their prices follow from. draft, recompute, cuts: as `parts_of` has them; for blocks of several
+        kinds recompute may be None: then nothing is above what it is with any sets."""
         hidden = self.hidden_bytes(draft)
         if isinstance(cuts, KindCuts):
             layers = cuts.of_stages(self.family.pp, self.family.num_virtual_stages)
             counts = kinds_of_stages(self.problem.model, layers)
-            block, first, last, state = self.parts_of(draft, recompute, counts)
+            if recompute is None:
+                block, first, last, state = self.least_parts_of(draft, counts)
+            else:
+                block, first, last, state = self.parts_of(draft, recompute, counts)
             after_s = cuts.after_s(self.problem.model, self.family.pp, self.states, self.state[draft])
         else:
+            assert recompute is not None
             block, first, last, state = self.parts_of(draft, recompute)
             after_s = self._after_s(self.state[draft], cuts)
         return Layouts(self.count[draft], block, first, last, hidden, state, self.hop_s[draft], after_s, cuts)
