@@ -14,8 +14,8 @@ from autoshard.interop.export import FORMS
 SUMMARY = "write a plan as another framework's configuration"
 USAGE = "autoshard export PLAN --to nxdt|torchtitan|torchtitan-toml|megatron [--out FILE]"
 DESCRIPTION = """\
-Write a plan as a configuration of NxD Training (YAML), of torchtitan (a function of its Python registry; TOML for
-releases until 0.2.2) or as arguments of Megatron-LM. What their words cannot say is listed on stderr, not dropped.
+Write a plan as a configuration of NxD Training (YAML), of torchtitan (a Python registry; TOML for releases until
+0.2.2) or as arguments of Megatron-LM. What their words cannot say is listed on stderr, not dropped.
 
   autoshard export plan.json --to nxdt --out conf/llama3_70b.yaml
   autoshard export plan.json --to megatron"""

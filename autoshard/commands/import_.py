@@ -17,7 +17,7 @@ from autoshard.planner.written import read_written
 SUMMARY = "read another framework's configuration into a plan"
 USAGE = "autoshard import FILE [options]"
 DESCRIPTION = """\
-Read a configuration of NxD Training (YAML) or torchtitan (TOML, or file.py:function of a registry, which is parsed and
+Read a configuration of NxD Training (YAML) or torchtitan (TOML, or file.py:name of a registry, which is parsed and
 never executed), or Megatron-LM's arguments, into a plan that can be explained, audited and run. What a plan does not
 hold is listed on stderr, not dropped, with a warning for what changes the step. The model is the one that the file
 describes; one that --model names must have the file's sizes.
@@ -31,9 +31,7 @@ OVERRULES = tuple(option for option in WHAT if option.name != "operators")
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument(
-        "layout", type=path, metavar="FILE", help="YAML, TOML, FILE.py:FUNCTION or a text with arguments"
-    )
+    parser.add_argument("layout", type=path, metavar="FILE", help="YAML, TOML, FILE.py:NAME or a text with arguments")
     group = parser.add_argument_group("what to train, on what")
     for option in OVERRULES:
         text = option.help.partition(" (default")[0].replace(" (required)", "")

@@ -72,7 +72,7 @@ def read_written_layout(path: str) -> WrittenLayout:
         return _in_file(where, megatron_layout, text)
     raise AutoshardError(
         f"{where} is no layout: a plan (.json), a recipe or an NxDT configuration (.yaml), a torchtitan configuration "
-        "(.toml or .py:function) or Megatron's arguments (text with --tensor-model-parallel-size) would be"
+        "(.toml or .py:name) or Megatron's arguments (text with --tensor-model-parallel-size) would be"
     )
 
 
