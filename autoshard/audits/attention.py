@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -42,25 +42,41 @@ class AttentionWork:
         return forward if name == _FORWARD else 2.5 * forward
 
 
-def attention_work(plan: Plan, position: int) -> dict[int | None, AttentionWork]:
-    """The work of each window that blocks have, by the runtime's own masks and tiles for this position along cp.
+class Reach(NamedTuple):
+    """The keys that a query sees at most: a window of so many, itself included; those of its own chunk of so many
+    places. None is no limit."""
+
+    window: int | None = None
+    chunk: int | None = None
+
+
+def attention_work(plan: Plan, position: int) -> dict[Reach, AttentionWork]:
+    """The work of each reach that blocks have, by the runtime's own masks and tiles for this position along cp.
     Outside of fake tensors, which have no values."""
-    windows = {plan.model.sliding_window, *map(plan.model.window_of, plan.model.kinds)}
-    if plan.model.graph is not None:
-        windows |= {dict(op.attributes).get("sliding_window") for op in plan.model.graph.operators}
-    return {window: _work_of_window(plan, position, window) for window in windows}
+    model = plan.model
+    reaches = {
+        Reach(model.sliding_window),
+        *(Reach(model.window_of(kind), model.chunk_of(kind)) for kind in model.kinds),
+    }
+    if model.graph is not None:
+        reaches |= {Reach(dict(op.attributes).get("sliding_window")) for op in model.graph.operators}
+    return {reach: _work(plan, position, reach) for reach in reaches}
 
 
-def _work_of_window(plan: Plan, position: int, window: int | None) -> AttentionWork:
+def _work(plan: Plan, position: int, reach: Reach) -> AttentionWork:
     """A query's own place counts half, as in seq / 2 keys."""
-    latent = plan.model.latent_attention
+    strategy, scores, latent = plan.strategy, plan.model.attention_scores, plan.model.latent_attention
     values = 1.0 if latent is None else latent.v_head_dim / plan.model.head_dim
     seq, count = plan.training.sequence_length, plan.mesh.size(("cp",))
-    if count > 1 and plan.strategy.context_parallel in RINGS:
-        return AttentionWork(0.0, _tile_share(plan, position, window))
-    if plan.strategy.context_parallel == "ulysses":
+    if count > 1 and strategy.context_parallel in RINGS:
+        pieces = sequence_pieces(strategy.context_parallel, strategy.cp)
+        neighbours: Any = SimpleNamespace(size=strategy.cp, index=position)
+        return AttentionWork(0.0, _tile_share(plan, neighbours, pieces, position, reach))
+    if strategy.context_parallel == "ulysses":
         position, count = 0, 1
-    mask = _attention_mask(seq, position, count, window)
+    if strategy.attention_kernel == "flash" and (scores.attn_logit_softcapping is not None or scores.sinks):
+        return AttentionWork(0.0, _tile_share(plan, None, tuple(range(count)), position, reach))
+    mask = _attention_mask(seq, position, count, *reach)
     if mask is None:
         return AttentionWork(seq / 2, value_share=values)
     seen = mask.sum(1)
@@ -69,18 +85,17 @@ def _work_of_window(plan: Plan, position: int, window: int | None) -> AttentionW
     return AttentionWork(float((seen - 0.5 * grows).mean()), value_share=values)
 
 
-def _tile_share(plan: Plan, position: int, window: int | None) -> float:
-    """Share (0 to 1) of the scores in one rank's ring tiles that the mask lets through, all hops together.
+def _tile_share(plan: Plan, neighbours: Any, pieces: tuple[int, ...], position: int, reach: Reach) -> float:
+    """Share (0 to 1) of the scores in the tiles that one rank computes that the mask lets through, all hops together.
 
-    position: index of the rank along cp. window: keys that a query sees, itself included; None is all before it.
+    neighbours: the ring's ranks; None where all keys are on the rank. pieces, position: as in Ring.
     """
     strategy, seq = plan.strategy, plan.training.sequence_length
-    pieces = sequence_pieces(strategy.context_parallel, strategy.cp)
-    neighbours: Any = SimpleNamespace(size=strategy.cp, index=position)
-    ring = Ring(neighbours, pieces, seq // len(pieces), seq if window is None else window)
+    window = seq if reach.window is None else reach.window
+    ring = Ring(neighbours, pieces, seq // len(pieces), window, chunk=reach.chunk, position=position)
     heads = strategy.microbatch_size * padded_heads(plan.model, strategy.tp).queries // strategy.tp
     computed = seen = 0
-    for source in range(strategy.cp):
+    for source in range(ring.size):
         for tile in _tiles(ring, source, heads, torch.device("cpu")):
             scores = (tile.rows.stop - tile.rows.start) * (tile.columns.stop - tile.columns.start)
             computed += scores

@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import _resolve_process_group
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from autoshard.audits.attention import attention_work
+from autoshard.audits.attention import Reach, attention_work
 from autoshard.audits.expected import label, shortened, telling_microbatches
 from autoshard.audits.memory import peak, state_allocations
 from autoshard.audits.recorder import SYNC, Recorder, Running
@@ -105,13 +105,14 @@ def runtime_orders(plan: Plan) -> tuple[tuple[str, ...], ...]:
 
 def _watch(probe: Probe, recorder: Recorder) -> None:
     """Let the recorder know which operator each step of the session's programs is."""
-    probe.watch(lambda step, run: recorder.running(Running(*label(step), _window(step)), run))
+    probe.watch(lambda step, run: recorder.running(Running(*label(step), _reach(step)), run))
 
 
-def _window(step: Step) -> int | None:
-    """The window of attention's keys; None for every other operator."""
-    windows = [one.operator.attributes.get("sliding_window") for one in operator_steps(step)]
-    return next((window for window in windows if isinstance(window, int)), None)
+def _reach(step: Step) -> Reach:
+    """The keys that an attention reaches; no limit for every other operator."""
+    limits = [one.operator.attributes for one in operator_steps(step) if one.operator.kind == "attention"]
+    numbers = [limits[0].get(name) for name in ("sliding_window", "chunk")] if limits else []
+    return Reach(*(number if isinstance(number, int) else None for number in numbers))
 
 
 def _axes_of_group(mesh: Mesh, name: str) -> tuple[str, ...]:

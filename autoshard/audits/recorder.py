@@ -13,15 +13,18 @@ import torch
 from torch.distributed import ProcessGroup
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autoshard.audits.attention import AttentionWork
+from autoshard.audits.attention import AttentionWork, Reach
 from autoshard.audits.memory_log import MemoryLog
 from autoshard.audits.values import Flops, Transfer
 from autoshard.graph.count import Collective
+from autoshard.graph.operators import RECURRENCES
 
 TAG = "autoshard"
 """Key under which an autograd node knows the operator whose forward made it."""
 SYNC = "sync"
 """Text of the log after the last action: gradients are summed, parameters updated."""
+UNCOUNTED = ("combine", *RECURRENCES)
+"""Kinds of operators whose products inside are not compared: a plan counts those of einsum and attention."""
 _FUNCTIONAL, _C10D = "_c10d_functional", "c10d"
 _aten = torch.ops.aten
 _MATMULS: dict[Any, Callable[..., float]] = {
@@ -34,11 +37,11 @@ _MATMULS: dict[Any, Callable[..., float]] = {
 
 
 class Running(NamedTuple):
-    """An operator at work: its name and kind; of attention, the window of its keys."""
+    """An operator at work: its name and kind; of attention, the keys that it reaches."""
 
     operator: str
     kind: str
-    window: int | None = None
+    reach: Reach = Reach()
 
 
 NOTHING = Running("", "")
@@ -60,11 +63,11 @@ class ActionLog:
 class Recorder(TorchDispatchMode):
     """Enter inside FakeTensorMode.
 
-    attention: the work of each window. axes_of_group: mesh axes along which the ranks of a named group differ.
+    attention: the work of each reach. axes_of_group: mesh axes along which the ranks of a named group differ.
     """
 
     def __init__(
-        self, attention: Mapping[int | None, AttentionWork], axes_of_group: Callable[[str], tuple[str, ...]]
+        self, attention: Mapping[Reach, AttentionWork], axes_of_group: Callable[[str], tuple[str, ...]]
     ) -> None:
         super().__init__()
         self.memory = MemoryLog()
@@ -73,6 +76,7 @@ class Recorder(TorchDispatchMode):
         self.transfers: Counter[Transfer] = Counter()
         self._attention = attention
         self._running: Running | None = None
+        self._backward = (-1, NOTHING)
 
     def begin(self, text: str) -> None:
         """An action, or the end of the step, begins."""
@@ -116,8 +120,13 @@ class Recorder(TorchDispatchMode):
         if self._running is not None or torch._C._current_graph_task_id() == -1:
             return self._running or (Running("", "einsum") if self._weights_apart() else NOTHING)
         node: Any = torch._C._current_autograd_node()
-        tag: Running = NOTHING if node is None else node.metadata.get(TAG, NOTHING)
-        return tag
+        tag: Running | None = None if node is None else node.metadata.get(TAG)
+        task = torch._C._current_graph_task_id()
+        if tag is not None:
+            self._backward = task, tag
+        elif self._backward[0] != task:  # a backward inside an operator's own
+            tag = self._backward[1]
+        return tag or NOTHING
 
     def _weights_apart(self) -> bool:
         """Whether gradients of weights, left by a backward, are computed now: matrix products, of no named operator."""
@@ -133,7 +142,7 @@ class Recorder(TorchDispatchMode):
         return "recompute" if replays else "backward"
 
     def _count(self, func: Any, args: Any, kwargs: Any, out: Any, running: Running) -> None:
-        operator, kind, window = running
+        operator, kind, reach = running
         if func.namespace == _FUNCTIONAL:
             name = func._schema.name.partition("::")[2]
             collective = re.sub("_into_tensor|_tensor|_single|_out", "", name)
@@ -142,10 +151,12 @@ class Recorder(TorchDispatchMode):
             self._collective(collective, args[-1], max(_bytes(args[0]), _bytes(out)))
         elif func.namespace == _C10D:
             self._c10d(func._schema.name.partition("::")[2], args)
+        elif kind in UNCOUNTED:
+            return
         elif func in _MATMULS:
-            share = self._attention[window].tile_share if kind == "attention" else 1.0
+            share = self._attention[reach].tile_share if kind == "attention" else 1.0
             self._flops(kind, operator, share * _MATMULS[func](*args))
-        elif kind == "attention" and (flops := self._attention[window].flops(func, args, kwargs)):
+        elif kind == "attention" and (flops := self._attention[reach].flops(func, args, kwargs)):
             self._flops(kind, operator, flops)
 
     def _c10d(self, name: str, args: Any) -> None:

@@ -9,6 +9,7 @@ from autoshard.cost.estimate import estimate
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.models.registry import load_model
 from autoshard.plans.plan import Plan, make_plan
+from autoshard.runtime.rehearse import _blocks as places
 from autoshard.runtime.rehearse import local_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
 
@@ -45,6 +46,12 @@ PLANS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "unequal blocks, ZeRO-3": ("dense first", 4, {"pp": 2, "dp": 16, "ep": 4, "zero": 3, "recompute": "full"}),
     "unequal windows": ("windows", 8, {"tp": 4, "pp": 2, "num_virtual_stages": 2, "recompute": "core_attention"}),
     "unequal windows, ring": ("windows", 2, {"tp": 2, "cp": 2, "context_parallel": "zigzag_ring"}),
+    "capped scores": ("gemma2-2b", 4, {"tp": 2, "pp": 2, "recompute": "core_attention"}),
+    "sinks": ("gpt-oss-20b", 4, {"tp": 2, "dp": 4, "ep": 4, "recompute": "mlp"}),
+    "chunks": ("llama4-scout", 2, {"tp": 4, "dp": 4, "ep": 4}),
+    "latent attention": ("deepseek-v2-lite", 4, {"tp": 2, "pp": 2, "dp": 4, "ep": 4, "recompute": "attention_up"}),
+    "linear attention": ("qwen3-next-80b-a3b", 4, {"tp": 2, "dp": 8, "ep": 8, "recompute": "mlp"}),
+    "state space": ("granite-4.0-h-tiny", 4, {"tp": 2, "pp": 2}),
     "tied tables": ("tied", 3, {"tp": 4, "pp": 2, "dp": 8, "recompute": "full"}),
 }
 """Name -> (model, microbatches of a step, what the strategy has other than 1)."""
@@ -68,7 +75,7 @@ def plan(name: str) -> Plan:
         types = ("sliding_attention", "full_attention") * (NUM_LAYERS // 2)
         model = replace(load_model("qwen3-8b"), num_hidden_layers=NUM_LAYERS, sliding_window=512, layer_types=types)
     else:
-        model = replace(load_model(model_name), num_hidden_layers=NUM_LAYERS)
+        model = load_model(model_name).some_blocks(places(load_model(model_name), NUM_LAYERS))
     fields: dict[str, Any] = dict.fromkeys(("tp", "pp", "dp", "cp", "ep", "num_virtual_stages", "microbatch_size"), 1)
     fields |= {"schedule": "1f1b", "recompute": "none", "zero": 1, "attention_kernel": "flash", **changes}
     fields["sequence_parallel"] = fields["tp"] > 1
