@@ -20,7 +20,7 @@ from autoshard.files.fields import show
 from autoshard.files.json_file import parse_json, read_json
 from autoshard.models.families import FAMILIES
 from autoshard.models.huggingface import MAX_CONFIG_BYTES, read_config, to_config
-from autoshard.models.weight_names import Part
+from autoshard.models.weight_names import Part, prediction_modules
 from autoshard.models.weights import checkpoint_parts, parameter_dims
 from autoshard.spec.model import ModelSpec
 
@@ -74,8 +74,9 @@ def huggingface_source(folder: Path) -> Source:
         region = Region.of(place, path, name, stored.offset, WIDTHS[stored.dtype])
         regions.setdefault(part.parameter, []).append(region)
         used.add(name)
-    ignored = getattr(FAMILIES[model.model_type].weights, "ignored", None)
-    left_out = _CONSTANTS if ignored is None else re.compile(f"{_CONSTANTS.pattern}|{ignored(model)}")
+    left_out = _CONSTANTS
+    if FAMILIES[model.model_type].predicts_ahead:
+        left_out = re.compile(f"{_CONSTANTS.pattern}|{prediction_modules(model)}")
     for name in sorted(tensors.keys() - used):
         tied = model.tie_word_embeddings and name in ("lm_head.weight", "embed_out.weight")
         if not tied and not left_out.fullmatch(name):

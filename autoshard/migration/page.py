@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
+from autoshard.backends.registry import BACKENDS
 from autoshard.explanation.compare import compare
 from autoshard.migration.migrate import Migration
 from autoshard.plans.differences import loses
@@ -82,7 +83,7 @@ def _software(plan: Plan) -> str:
     stack = plan.cluster.stack
     if stack is not None:
         return f"{STACKS[stack].label} ({stack})"
-    return "neuronx-distributed" if plan.backend == "nxd" else f"backend {plan.backend}"
+    return ", ".join(BACKENDS[plan.backend].packages) or f"backend {plan.backend}"
 
 
 def _step(plan: Plan) -> str:

@@ -111,7 +111,7 @@ def inputs_of(
         notes += (f"dropout {model.dropout}: the same elements in every layout; evaluation drops nothing",)
     if model.graph is not None:
         notes += (f"{model.name} was traced with {min(length, LONGEST_TRACE):,} tokens, without dropout",)
-    if hasattr(FAMILIES[model.model_type].weights, "ignored"):
+    if FAMILIES[model.model_type].predicts_ahead:
         notes += (
             f"{model.name}: a prediction module behind its last block is left out, as transformers leaves it out",
         )

@@ -185,7 +185,8 @@ def _blocks(model: ModelSpec, count: int) -> list[int]:
     firsts = {kinds[run[0]]: run[0] for run in reversed(runs)}
     ranked = [*firsts.values(), *(run[0] for run in runs)]
     ranked += [run[turn] for turn in range(1, max(map(len, runs))) for run in runs if turn < len(run)]
-    return sorted([*dict.fromkeys(ranked)][:count])
+    places = [*dict.fromkeys(ranked)]
+    return sorted((places * -(-count // len(places)))[:count])  # of few blocks some twice
 
 
 def _microbatches(original: Plan, pp: int) -> int:

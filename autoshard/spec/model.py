@@ -73,7 +73,8 @@ FULL_ATTENTION, SLIDING_ATTENTION = "full_attention", "sliding_attention"
 LINEAR_ATTENTION, MAMBA = "linear_attention", "mamba"
 RECURRENT = (LINEAR_ATTENTION, MAMBA)
 """Words of layer_types for blocks that mix tokens by a recurrence: each needs the sizes in the field of its name."""
-LAYER_TYPES = (FULL_ATTENTION, SLIDING_ATTENTION, *RECURRENT)
+ATTENTION_TYPES = (FULL_ATTENTION, SLIDING_ATTENTION)
+LAYER_TYPES = (*ATTENTION_TYPES, *RECURRENT)
 CHUNKED_ATTENTION = "chunked_attention"
 DENSE, SPARSE = "dense", "sparse"
 MLP_LAYER_TYPES = (DENSE, SPARSE)

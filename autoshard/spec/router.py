@@ -54,7 +54,7 @@ class Router:
         return self.topk_method == CORRECTED
 
     def experts_objection(self, experts: int, chosen: int) -> str | None:
-        """What is wrong with so many experts, of which a token goes to `chosen`; None where nothing is."""
+        """A sentence on what so many experts break, of which a token goes to `chosen`; None where that is nothing."""
         if experts % self.n_group:
             return f"n_group={self.n_group} of router must divide num_local_experts={experts}"
         held = experts // self.n_group

@@ -7,12 +7,10 @@ from collections.abc import Iterator
 from autoshard.models.llama.weights import ends, gated_mlp
 from autoshard.models.mixtral.weights import mixture
 from autoshard.models.qwen.weights import MATRICES
-from autoshard.models.weight_names import Part, prediction_modules
+from autoshard.models.weight_names import Part
 from autoshard.spec.model import ModelSpec
 
-__all__ = ["block", "ends", "ignored", "mlp"]
-
-ignored = prediction_modules
+__all__ = ["block", "ends", "mlp"]
 
 
 def block(model: ModelSpec, layer: int) -> Iterator[Part]:

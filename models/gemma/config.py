@@ -10,7 +10,14 @@ from autoshard.files.fields import check_positive, show
 from autoshard.models.config_fields import Config, stretched
 from autoshard.models.llama.config import Defaults, read_as_llama, written_as_llama
 from autoshard.spec.attention_scores import AttentionScores
-from autoshard.spec.model import FULL_ATTENTION, LAYER_TYPES, MOST_REPEATED, SLIDING_ATTENTION, ModelSpec, RopeScaling
+from autoshard.spec.model import (
+    ATTENTION_TYPES,
+    FULL_ATTENTION,
+    MOST_REPEATED,
+    SLIDING_ATTENTION,
+    ModelSpec,
+    RopeScaling,
+)
 
 ARCHITECTURES = {"gemma2": "Gemma2ForCausalLM", "gemma3_text": "Gemma3ForCausalLM"}
 UNSUPPORTED = (("use_bidirectional_attention", True),)
@@ -51,7 +58,7 @@ def read(config: Config, model_type: str) -> ModelSpec:
 def _windows(config: Config, layers: int, pattern: int) -> dict[str, Any]:
     window = config.window(WINDOW)
     if config.gives("layer_types"):
-        types = config.words("layer_types", layers, LAYER_TYPES)
+        types = config.words("layer_types", layers, ATTENTION_TYPES)
     else:
         types = tuple(SLIDING_ATTENTION if (layer + 1) % pattern else FULL_ATTENTION for layer in range(layers))
     if window is None or SLIDING_ATTENTION not in types:
@@ -61,12 +68,12 @@ def _windows(config: Config, layers: int, pattern: int) -> dict[str, Any]:
 
 def _ropes(config: Config) -> tuple[float, RopeScaling | None, float]:
     """(rope_theta, how it is stretched, base of blocks with a window); transformers 5 writes an object for each of
-    LAYER_TYPES."""
+    ATTENTION_TYPES."""
     ropes = config.value("rope_parameters", {})
     if not isinstance(ropes, Mapping) or not all(isinstance(one, Mapping) for one in ropes.values()):
         raise AutoshardError(
             f"rope_parameters={show(ropes)} of {config.name} must be an object with an object for each of: "
-            f"{', '.join(LAYER_TYPES)}"
+            f"{', '.join(ATTENTION_TYPES)}"
         )
     wide, narrow = ropes.get(FULL_ATTENTION, {}), ropes.get(SLIDING_ATTENTION, {})
     if narrow.get("rope_type", "default") != "default":

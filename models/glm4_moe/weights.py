@@ -6,12 +6,10 @@ from collections.abc import Iterator
 
 from autoshard.models.deepseek.weights import mlp
 from autoshard.models.llama.weights import attention, ends
-from autoshard.models.weight_names import Part, prediction_modules
+from autoshard.models.weight_names import Part
 from autoshard.spec.model import ModelSpec
 
-__all__ = ["block", "ends", "ignored"]
-
-ignored = prediction_modules
+__all__ = ["block", "ends"]
 
 
 def block(model: ModelSpec, layer: int) -> Iterator[Part]:

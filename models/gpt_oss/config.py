@@ -9,7 +9,7 @@ from autoshard.models.llama.config import Defaults, read_as_llama, written_as_ll
 from autoshard.models.mixtral.config import routers_loss, routers_loss_keys
 from autoshard.spec.attention_scores import AttentionScores
 from autoshard.spec.clamped_gate import ClampedGate
-from autoshard.spec.model import FULL_ATTENTION, LAYER_TYPES, MOST_REPEATED, SLIDING_ATTENTION, ModelSpec
+from autoshard.spec.model import ATTENTION_TYPES, FULL_ATTENTION, MOST_REPEATED, SLIDING_ATTENTION, ModelSpec
 
 ARCHITECTURES = {"gpt_oss": "GptOssForCausalLM"}
 DEFAULTS = Defaults(norm_eps=1e-5, rope_theta=150_000.0, num_key_value_heads=8, head_dim=64)
@@ -31,7 +31,7 @@ def read(config: Config, model_type: str) -> ModelSpec:
     theta, scaling = rope(config, DEFAULTS.rope_theta)
     layers, window = config.integer("num_hidden_layers", at_most=MOST_REPEATED), config.window(WINDOW)
     if config.gives("layer_types"):
-        types = config.words("layer_types", layers, LAYER_TYPES)
+        types = config.words("layer_types", layers, ATTENTION_TYPES)
     else:
         types = tuple(FULL_ATTENTION if layer % 2 else SLIDING_ATTENTION for layer in range(layers))
     sliding = window is not None and SLIDING_ATTENTION in types

@@ -8,7 +8,15 @@ from typing import Any
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import show
 from autoshard.models.config_fields import Config, head_dim, rope, rope_keys, sizes
-from autoshard.spec.model import FULL_ATTENTION, LAYER_TYPES, MOST_REPEATED, NOPE, ROPE, SLIDING_ATTENTION, ModelSpec
+from autoshard.spec.model import (
+    ATTENTION_TYPES,
+    FULL_ATTENTION,
+    MOST_REPEATED,
+    NOPE,
+    ROPE,
+    SLIDING_ATTENTION,
+    ModelSpec,
+)
 from autoshard.spec.multipliers import Multipliers
 
 ARCHITECTURES = {
@@ -107,7 +115,7 @@ def qwen_windows(
         return {"sliding_window": None}
     window, layers = config.window(default), config.integer("num_hidden_layers", at_most=MOST_REPEATED)
     if config.gives("layer_types"):
-        types = config.words("layer_types", layers, LAYER_TYPES)
+        types = config.words("layer_types", layers, ATTENTION_TYPES)
     elif not types:
         first = config.integer("max_window_layers", 28, at_least=0) if first is None else first
         types = tuple(SLIDING_ATTENTION if layer >= first else FULL_ATTENTION for layer in range(layers))

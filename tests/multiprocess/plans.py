@@ -175,7 +175,7 @@ MODELS["granite hybrid, experts"] = replace(
     num_local_experts=4,
     num_experts_per_tok=2,
     shared_expert_intermediate_size=48,
-    mamba=Mamba(6, 8, 12, 4, 256, False),
+    mamba=Mamba(3, 64, 12, 4, 256, False),
 )
 MODELS["gpt2, dropping"] = replace(MODELS["gpt2"], dropout=Dropout(0.1, 0.2, 0.3))
 MODELS["mistral, dropping"] = replace(MODELS["mistral"], dropout=Dropout(embedding=0.1, residual=0.2))

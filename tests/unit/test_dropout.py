@@ -128,7 +128,8 @@ def test_where_each_family_drops() -> None:
         f"{layer}.post_attention_dropout",
     ]
     counts = {name: len(one) for name, one in found.items()}
-    assert counts == {name: 5 if name == "qwen2 moe" else 4 for name in counts}
+    without_attention = {"granite hybrid"}  # its first block mixes tokens by a recurrence
+    assert counts == {name: 5 if name == "qwen2 moe" else 4 - (name in without_attention) for name in counts}
 
 
 def test_a_rate_of_zero_adds_nothing() -> None:

@@ -93,7 +93,7 @@ def test_an_imbalance_costs_what_as_many_slots_cost() -> None:
 def test_exchanges_of_the_busiest_rank_carry_so_many_times_the_bytes() -> None:
     def sent(training: TrainingSpec) -> int:
         work = stage_work(
-            MIXTRAL, 4096, training.expert_slots(8), "bfloat16", local_shape(layout(8)), True, 1, False, False
+            MIXTRAL, 4096, training.expert_slots(8), "bfloat16", local_shape(layout(8)), True, (0,), False, False
         )
         return sum(size for step in work.forward for kind, axes, size in step if kind == "all_to_all")
 
