@@ -1,5 +1,7 @@
 """Small models and layouts for the parity tests. Imported by the processes too, so no test code here."""
 
+import os
+from collections import Counter
 from dataclasses import replace
 
 from autoshard.cost.estimate import estimate
@@ -598,6 +600,29 @@ CASES[2] |= {
     "dbrx zigzag ring, ep": ("dbrx", strategy(cp=2, ep=2, attention="zigzag_ring"), 2),
 }
 CASES[4] |= {"dbrx ep x tp": ("dbrx", strategy(tp=2, dp=2, ep=2), 2)}
+
+MOST_OF_A_FAMILY = {2: 2, 4: 1, 8: 1}
+"""World size -> layouts of each of LATER_FAMILIES that are tried, the first ones; AUTOSHARD_CASES=all tries all."""
+LATER_FAMILIES = (
+    *("deepseek_v2", "deepseek_v3", "glm4_moe", "gemma2", "gemma3_text", "gpt_oss", "llama4_text", "dbrx"),
+    *("smollm3", "phi3", "olmo2", "granite", "qwen3_next", "granitemoehybrid"),
+)
+
+
+def _tried(world_size: int) -> dict[str, tuple[str, Strategy, int]]:
+    """The cases of a world size without those of a family beyond the first few."""
+    counts: Counter[str] = Counter()
+    found = {}
+    for name, one in CASES[world_size].items():
+        family = MODELS[one[0]].model_type
+        counts[family] += 1
+        if family not in LATER_FAMILIES or counts[family] <= MOST_OF_A_FAMILY[world_size]:
+            found[name] = one
+    return found
+
+
+if os.environ.get("AUTOSHARD_CASES") != "all":
+    CASES = {world_size: _tried(world_size) for world_size in CASES}
 
 DROPLESS = ("mixtral ep, dropless",)
 """Cases in which every token has a slot with each of its experts, whatever the routers do."""

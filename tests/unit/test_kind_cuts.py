@@ -24,7 +24,7 @@ from autoshard.planner.grid.table import Priced
 from tests.unit.as_estimated import check_as_estimated
 from tests.unit.kind_models import SETS, random_layout, table_of
 
-INSTANCES = int(os.environ.get("AUTOSHARD_INSTANCES", "120"))
+INSTANCES = int(os.environ.get("AUTOSHARD_INSTANCES", "60"))
 MOST_TRIED = 20_000
 """Of more choices, so many are drawn."""
 
