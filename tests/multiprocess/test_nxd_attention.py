@@ -15,7 +15,7 @@ QUERY, KEY = "seq batch kvhead group headdim", "seq batch kvhead headdim"
 
 def test_every_query_head_meets_the_keys_that_it_shares() -> None:
     dims = {"q": tuple(QUERY.split()), "k": tuple(KEY.split()), "v": tuple(KEY.split())}
-    step: Any = SimpleNamespace(operator=SimpleNamespace(inputs=("q", "k", "v")))
+    step: Any = SimpleNamespace(operator=SimpleNamespace(inputs=("q", "k", "v"), attributes={}))
     context: Any = SimpleNamespace(dims=dims.__getitem__)
     seen = []
 
