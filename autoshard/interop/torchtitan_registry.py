@@ -66,7 +66,7 @@ def _functions(text: str, where: str) -> dict[str, ast.FunctionDef]:
 
 
 def _of(functions: Mapping[str, ast.FunctionDef], name: str, where: str, seen: tuple[str, ...]) -> Sections:
-    """What a function sets. seen: functions that started from this one."""
+    """The settings of a function. seen: functions that started from this one."""
     if name in seen:
         raise AutoshardError(f"{where}: {' starts from '.join((*seen, name))}, which never ends")
     found: Sections = {}
@@ -88,7 +88,7 @@ def _of(functions: Mapping[str, ast.FunctionDef], name: str, where: str, seen: t
 
 
 def _model(called: str, call: ast.Call) -> dict[str, Any]:
-    """What a call says of the model: `model_registry("8B")` its flavor; a base function `llama3_8b()` both."""
+    """The model as a call says it: `model_registry("8B")` its flavor; a base function `llama3_8b()` both."""
     if called == "model_registry":
         flavor = _literal(call.args[0]) if call.args else None
         return {"flavor": flavor} if isinstance(flavor, str) else {}

@@ -78,7 +78,7 @@ def dispatch(context: Context, step: OperatorStep) -> Kernel:
 
 
 def _weighed_tokens(x: torch.Tensor, gates: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
-    """What `dispatch` gives, each token times its gate for the expert. token: in each slot."""
+    """The slots that `dispatch` gives, each token times its gate for the expert. token: in each slot."""
     batch, seq = x.shape[:2]
     rows = (token.clamp(max=seq - 1) + _first_rows(batch, seq, x.device)).flatten()
     weight = _weights_in_slots(gates, token).unsqueeze(-1)
