@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from autoshard.backends.native_neuron import PACKAGE, POINT_TO_POINT_SINCE
 from autoshard.doctor.finding import STOPS, WARNING, Finding
 from autoshard.doctor.machine import Machine
 from autoshard.layout.context_parallel import RINGS
 from autoshard.plans.plan import Plan
 
-PACKAGE = "torch-neuronx"
 NATIVE_SINCE = (2, 10)
 """Minor version of torch-neuronx from which the name is native PyTorch's; before it is the XLA package's."""
-P2P_SINCE = (2, 13, 3)
-"""Version of torch-neuronx from which ranks send to each other."""
 TRIO = {"driver": "2.31.7", "runtime library": "2.35.30", "collectives": "2.35.43"}
 """Versions that release 2.33 of the SDK pairs."""
 INSTALL = "pip install torch==2.14.* torch-neuronx==2.14.3.* from Neuron's package index"
@@ -68,8 +66,8 @@ def unusable(packages: Mapping[str, str], has_compiler: bool, plan: Plan) -> str
     torch = packages.get("torch", "none")
     if numbers(torch)[:2] != numbers(version)[:2]:
         return f"{version} needs torch {'.'.join(map(str, numbers(version)[:2]))}, and torch is {torch}"
-    if plan.cluster.has_p2p and (use := _sends(plan)) and numbers(version) < P2P_SINCE:
-        oldest = ".".join(map(str, P2P_SINCE))
+    if plan.cluster.has_p2p and (use := _sends(plan)) and numbers(version) < POINT_TO_POINT_SINCE:
+        oldest = ".".join(map(str, POINT_TO_POINT_SINCE))
         return f"{version} cannot send from rank to rank, which {use} needs; {oldest} can"
     return ""
 

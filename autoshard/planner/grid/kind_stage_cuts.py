@@ -214,7 +214,7 @@ class KindStageCuts(OneChunkCuts):
         return 2 * (self._pp - 1) * self._hop_s
 
     def _beside_s(self, rank: int, behind_s: Array) -> Array:
-        """What a step takes beside W by the terms of a rank. behind_s: work behind it, as the stages of the rank."""
+        """Seconds of a step beside W, by the terms of a rank. behind_s: work behind it, as the stages of the rank."""
         terms = self._terms
         beside_s = np.maximum(terms.own_s[rank], terms.around_s[rank] + behind_s)
         trips = int(terms.trips[rank, 0, 0])

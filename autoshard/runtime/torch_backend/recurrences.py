@@ -87,8 +87,8 @@ def _delta_rule(
     a_log: torch.Tensor,
     dt_bias: torch.Tensor,
 ) -> torch.Tensor:
-    """As in arXiv 2412.06464, section 3.3: within a chunk, values that the state of its start already answers are taken
-    off by the inverse of a triangular matrix."""
+    """The rule as in arXiv 2412.06464, section 3.3: within a chunk, values that the state of its start already
+    answers are taken off by the inverse of a triangular matrix."""
     dtype, seq = v.dtype, v.shape[1]
     q, k, v, b, a, a_log, dt_bias = map(_accurate, (q, k, v, b, a, a_log, dt_bias))
     decay = -a_log.exp() * F.softplus(a + dt_bias)
@@ -135,7 +135,7 @@ def _scan(
     *,
     chunk: int,
 ) -> torch.Tensor:
-    """As in arXiv 2405.21060, section 6."""
+    """The scan as in arXiv 2405.21060, section 6."""
     dtype, seq, given = x.dtype, x.shape[1], x
     x, dt, b, c, a_log, d, dt_bias = map(_accurate, (x, dt, b, c, a_log, d, dt_bias))
     dt = F.softplus(dt + dt_bias)
