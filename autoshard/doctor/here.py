@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from autoshard.backends.native_neuron import PACKAGE
 from autoshard.doctor.machine import has_native_compiler, installed_packages, instance_name
-from autoshard.doctor.native import PACKAGE, unusable
+from autoshard.doctor.native import unusable
 from autoshard.errors import AutoshardError
 from autoshard.plans.plan import Plan
 from autoshard.spec.cluster import load_cluster
